@@ -1,0 +1,22 @@
+# One static library per layer: traceap_add_layer(table SOURCES ... DEPENDS base PRIVATE_DEPENDS x).
+
+add_library(traceap_options INTERFACE)
+target_include_directories(traceap_options INTERFACE ${PROJECT_SOURCE_DIR}/cpp)
+target_compile_options(traceap_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wno-missing-field-initializers)
+if(TRACEAP_WERROR)
+  target_compile_options(traceap_options INTERFACE -Werror)
+endif()
+if(TRACEAP_SANITIZE)
+  target_compile_options(traceap_options INTERFACE -fsanitize=${TRACEAP_SANITIZE} -fno-omit-frame-pointer)
+  target_link_options(traceap_options INTERFACE -fsanitize=${TRACEAP_SANITIZE})
+endif()
+
+function(traceap_add_layer name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
+  add_library(traceap_${name} STATIC ${ARG_SOURCES})
+  add_library(traceap::${name} ALIAS traceap_${name})
+  target_link_libraries(traceap_${name} PUBLIC traceap_options PRIVATE ${ARG_PRIVATE_DEPENDS})
+  foreach(layer IN LISTS ARG_DEPENDS)
+    target_link_libraries(traceap_${name} PUBLIC traceap_${layer})
+  endforeach()
+endfunction()

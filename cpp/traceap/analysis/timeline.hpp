@@ -1,0 +1,39 @@
+#pragma once
+// GPU time split by INTERFACE's definitions, by interval union over sorted intervals.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "traceap/base/intervals.hpp"
+#include "traceap/table/event_table.hpp"
+#include "traceap/tree/event_tree.hpp"
+
+namespace traceap {
+
+/// All in ns. compute + exposed_communication + exposed_memcpy + idle = span, exactly.
+struct Timeline {
+  std::int64_t span_ns = 0, busy_ns = 0, idle_ns = 0, compute_ns = 0, communication_ns = 0,
+               memcpy_ns = 0, exposed_communication_ns = 0, exposed_memcpy_ns = 0;
+};
+
+/// Unions of GPU events by class; what a Timeline and every detector start from.
+struct GpuIntervals {
+  IntervalSet busy, compute, communication, memcpy;
+};
+
+struct TimelineOptions {
+  bool linked_only = false;   ///< leave orphans out
+  std::int32_t device = -1;   ///< only this device; -1 = all merged into one union
+};
+
+GpuIntervals build_gpu_intervals(const EventTable& table, const EventTree& tree,
+                                 const TimelineOptions& options = {});
+/// Over the span of `gpu` itself (first start to last end).
+Timeline compute_timeline(const GpuIntervals& gpu);
+/// Clipped to `bounds`; span is the length of `bounds`.
+Timeline compute_timeline(const GpuIntervals& gpu, Interval bounds);
+/// Sums every field.
+Timeline operator+(const Timeline& a, const Timeline& b);
+
+}  // namespace traceap

@@ -1,0 +1,87 @@
+#include "traceap/base/intervals.hpp"
+
+#include <algorithm>
+
+namespace traceap {
+
+IntervalSet make_union(std::vector<Interval> intervals) {
+  const auto by_start = [](const Interval& a, const Interval& b) { return a.start_ns < b.start_ns; };
+  if (!std::is_sorted(intervals.begin(), intervals.end(), by_start)) {
+    std::sort(intervals.begin(), intervals.end(), by_start);
+  }
+  std::size_t out = 0;
+  for (const Interval& next : intervals) {
+    if (next.end_ns <= next.start_ns) continue;
+    if (out > 0 && next.start_ns <= intervals[out - 1].end_ns) {
+      intervals[out - 1].end_ns = std::max(intervals[out - 1].end_ns, next.end_ns);
+    } else {
+      intervals[out++] = next;
+    }
+  }
+  intervals.resize(out);
+  return intervals;
+}
+
+IntervalSet set_union(std::span<const Interval> a, std::span<const Interval> b) {
+  std::vector<Interval> merged(a.size() + b.size());
+  std::merge(a.begin(), a.end(), b.begin(), b.end(), merged.begin(),
+             [](const Interval& x, const Interval& y) { return x.start_ns < y.start_ns; });
+  return make_union(std::move(merged));
+}
+
+IntervalSet set_intersection(std::span<const Interval> a, std::span<const Interval> b) {
+  IntervalSet out;
+  for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    const Interval overlap{std::max(a[i].start_ns, b[j].start_ns),
+                           std::min(a[i].end_ns, b[j].end_ns)};
+    if (overlap.start_ns < overlap.end_ns) out.push_back(overlap);
+    if (a[i].end_ns < b[j].end_ns) {
+      ++i;
+    } else {
+      ++j;
+    }
+  }
+  return out;
+}
+
+IntervalSet set_difference(std::span<const Interval> a, std::span<const Interval> b) {
+  IntervalSet out;
+  std::size_t j = 0;
+  for (Interval left : a) {
+    while (j < b.size() && b[j].end_ns <= left.start_ns) ++j;
+    for (std::size_t k = j; k < b.size() && b[k].start_ns < left.end_ns; ++k) {
+      if (b[k].start_ns > left.start_ns) out.push_back({left.start_ns, b[k].start_ns});
+      left.start_ns = std::max(left.start_ns, b[k].end_ns);
+    }
+    if (left.start_ns < left.end_ns) out.push_back(left);
+  }
+  return out;
+}
+
+IntervalSet set_complement(std::span<const Interval> a, Interval bounds) {
+  if (bounds.end_ns <= bounds.start_ns) return {};
+  return set_difference(std::span<const Interval>(&bounds, 1), a);
+}
+
+IntervalSet set_clip(std::span<const Interval> a, Interval bounds) {
+  if (bounds.end_ns <= bounds.start_ns) return {};
+  return set_intersection(a, std::span<const Interval>(&bounds, 1));
+}
+
+std::int64_t total_length_ns(std::span<const Interval> a) {
+  std::int64_t total = 0;
+  for (const Interval& i : a) total += i.length_ns();
+  return total;
+}
+
+std::int64_t covered_ns(std::span<const Interval> a, Interval bounds) {
+  auto it = std::partition_point(a.begin(), a.end(),
+                                 [&](const Interval& i) { return i.end_ns <= bounds.start_ns; });
+  std::int64_t total = 0;
+  for (; it != a.end() && it->start_ns < bounds.end_ns; ++it) {
+    total += std::min(it->end_ns, bounds.end_ns) - std::max(it->start_ns, bounds.start_ns);
+  }
+  return total;
+}
+
+}  // namespace traceap

@@ -1,0 +1,33 @@
+#pragma once
+// Algebra on sets of half-open time intervals [start, end), the common currency of timelines,
+// idle causes and findings. A set is sorted by start and its members neither overlap nor touch.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace traceap {
+
+struct Interval {
+  std::int64_t start_ns;
+  std::int64_t end_ns;
+  std::int64_t length_ns() const { return end_ns - start_ns; }
+  friend bool operator==(const Interval&, const Interval&) = default;
+};
+
+using IntervalSet = std::vector<Interval>;
+
+/// Union of arbitrary intervals; empty ones vanish. O(n log n), O(n) when already sorted by start.
+IntervalSet make_union(std::vector<Interval> intervals);
+IntervalSet set_union(std::span<const Interval> a, std::span<const Interval> b);
+IntervalSet set_intersection(std::span<const Interval> a, std::span<const Interval> b);
+/// a without b.
+IntervalSet set_difference(std::span<const Interval> a, std::span<const Interval> b);
+/// Gaps of `a` inside `bounds`.
+IntervalSet set_complement(std::span<const Interval> a, Interval bounds);
+IntervalSet set_clip(std::span<const Interval> a, Interval bounds);
+std::int64_t total_length_ns(std::span<const Interval> a);
+/// Length of `a` inside [start, end). O(log n + members met).
+std::int64_t covered_ns(std::span<const Interval> a, Interval bounds);
+
+}  // namespace traceap

@@ -1,0 +1,103 @@
+#include "traceap/base/string_pool.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace traceap {
+
+namespace {
+
+inline std::uint64_t load64(const char* p) {
+  std::uint64_t v;
+  std::memcpy(&v, p, 8);
+  return v;
+}
+
+inline std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
+  const auto product = static_cast<unsigned __int128>(a) * b;
+  return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
+}
+
+constexpr std::uint64_t kP0 = 0xa0761d6478bd642fULL;
+constexpr std::uint64_t kP1 = 0xe7037ed1a0b428dbULL;
+
+std::uint64_t load_tail(const char* p, std::size_t n) {
+  std::uint64_t v = 0;
+  std::memcpy(&v, p, n);
+  return v;
+}
+
+constexpr std::size_t kMaxBlockBytes = 1 << 20;
+
+}  // namespace
+
+// Multiply-fold hash in the manner of wyhash (public domain design): 16 bytes a round.
+std::uint64_t hash_bytes(const char* data, std::size_t size) {
+  std::uint64_t h = kP0 ^ size;
+  std::size_t left = size;
+  while (left > 16) {
+    h = mix(load64(data) ^ kP1, load64(data + 8) ^ h);
+    data += 16;
+    left -= 16;
+  }
+  const std::uint64_t a = left >= 8 ? load64(data) : load_tail(data, left);
+  const std::uint64_t b = left > 8 ? load_tail(data + 8, left - 8) : 0;
+  return mix(a ^ kP1 ^ size, mix(b ^ kP0, h));
+}
+
+StringPool::StringPool() : slots_(64, Slot{0, kNoString}) {}
+
+std::string_view StringPool::store(std::string_view text) {
+  if (text.size() > block_left_) {
+    const std::size_t bytes = std::max(text.size(), next_block_bytes_);
+    blocks_.push_back(std::make_unique_for_overwrite<char[]>(bytes));
+    block_next_ = blocks_.back().get();
+    block_left_ = bytes;
+    next_block_bytes_ = std::min(next_block_bytes_ * 2, kMaxBlockBytes);
+  }
+  if (!text.empty()) std::memcpy(block_next_, text.data(), text.size());
+  const std::string_view stored(block_next_, text.size());
+  block_next_ += text.size();
+  block_left_ -= text.size();
+  text_bytes_ += text.size();
+  return stored;
+}
+
+void StringPool::grow() {
+  std::vector<Slot> old(slots_.size() * 2, Slot{0, kNoString});
+  old.swap(slots_);
+  const std::size_t mask = slots_.size() - 1;
+  for (StringId id = 0; id < strings_.size(); ++id) {
+    const std::uint64_t h = hash_bytes(strings_[id].data(), strings_[id].size());
+    std::size_t i = h & mask;
+    while (slots_[i].id != kNoString) i = (i + 1) & mask;
+    slots_[i] = Slot{static_cast<std::uint32_t>(h >> 32), id};
+  }
+}
+
+StringId StringPool::intern(std::string_view text) {
+  const std::uint64_t h = hash_bytes(text.data(), text.size());
+  const auto tag = static_cast<std::uint32_t>(h >> 32);
+  const std::size_t mask = slots_.size() - 1;
+  std::size_t i = h & mask;
+  for (; slots_[i].id != kNoString; i = (i + 1) & mask) {
+    if (slots_[i].tag == tag && strings_[slots_[i].id] == text) return slots_[i].id;
+  }
+  const auto id = static_cast<StringId>(strings_.size());
+  strings_.push_back(store(text));
+  slots_[i] = Slot{tag, id};
+  if (strings_.size() * 2 > slots_.size()) grow();
+  return id;
+}
+
+StringId StringPool::find(std::string_view text) const {
+  const std::uint64_t h = hash_bytes(text.data(), text.size());
+  const auto tag = static_cast<std::uint32_t>(h >> 32);
+  const std::size_t mask = slots_.size() - 1;
+  for (std::size_t i = h & mask; slots_[i].id != kNoString; i = (i + 1) & mask) {
+    if (slots_[i].tag == tag && strings_[slots_[i].id] == text) return slots_[i].id;
+  }
+  return kNoString;
+}
+
+}  // namespace traceap

@@ -1,0 +1,46 @@
+#pragma once
+// Strings stored once. Ids are dense, views stay valid for the life of the pool (also when moved).
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "traceap/base/ids.hpp"
+
+namespace traceap {
+
+class StringPool {
+ public:
+  StringPool();
+
+  /// Id of `text`, added when new. Amortised O(length).
+  StringId intern(std::string_view text);
+  /// Id of `text`, or kNoString.
+  StringId find(std::string_view text) const;
+  std::string_view operator[](StringId id) const { return strings_[id]; }
+  std::size_t size() const { return strings_.size(); }
+  /// Bytes of all strings together.
+  std::size_t text_bytes() const { return text_bytes_; }
+
+ private:
+  struct Slot {
+    std::uint32_t tag;
+    StringId id;
+  };
+  std::string_view store(std::string_view text);
+  void grow();
+
+  std::vector<std::string_view> strings_;
+  std::vector<Slot> slots_;
+  std::vector<std::unique_ptr<char[]>> blocks_;
+  char* block_next_ = nullptr;
+  std::size_t block_left_ = 0;
+  std::size_t next_block_bytes_ = 1 << 14;
+  std::size_t text_bytes_ = 0;
+};
+
+/// 64-bit hash of bytes (not stable between versions; never stored in files).
+std::uint64_t hash_bytes(const char* data, std::size_t size);
+
+}  // namespace traceap

@@ -1,0 +1,70 @@
+#pragma once
+// A finding is a cost, not a name: intervals in ns, the rows that show it, what was missing.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "traceap/analysis/idle.hpp"
+#include "traceap/analysis/timeline.hpp"
+#include "traceap/table/event_table.hpp"
+#include "traceap/tree/event_tree.hpp"
+
+namespace traceap {
+
+enum class Verdict : std::uint8_t { kAbsent = 0, kPresent, kUnknown };
+
+/// What one detector says of one trace. `type` is the stable snake_case name; title, why and fix
+/// come from the knowledge base by that name (python/torchtraceap/knowledge/).
+struct Finding {
+  std::string_view type;
+  Verdict verdict = Verdict::kAbsent;      ///< present: material (DetectOptions::material_share)
+  IntervalSet intervals;                   ///< the cost
+  std::int64_t cost_ns = 0;                ///< total length of intervals
+  std::vector<Row> evidence;               ///< most telling rows first, at most kMaxEvidence
+  std::uint64_t evidence_count = 0;        ///< how many rows there are in all
+  std::vector<std::string> missing_signals;  ///< why the verdict is unknown, or less sure
+  double confidence = 0.0;                 ///< in [0, 1]
+  /// Facts for the sentence a person reads: (name, value), such as ("fetches", "6").
+  std::vector<std::pair<std::string, std::string>> facts;
+  /// Bound on the saving: GPU idle or exposed time inside the intervals.
+  std::int64_t saving_low_ns = 0, saving_best_ns = 0, saving_high_ns = 0;
+};
+inline constexpr std::size_t kMaxEvidence = 20;
+
+/// Every constant that a rule uses stands here or on top of the rule's own file, with its reason.
+struct DetectOptions {
+  double material_share = 0.02;   ///< of profiled time: INTERFACE's definition of "present"
+};
+
+/// What all rules share, computed once per trace.
+struct Signals {
+  const EventTable& table;
+  const EventTree& tree;
+  GpuIntervals gpu;
+  IdleBreakdown idle;
+  Interval profiled;
+  DetectOptions options;
+  std::int64_t profiled_ns() const { return profiled.end_ns - profiled.start_ns; }
+};
+Signals build_signals(const EventTable& table, const EventTree& tree,
+                      const DetectOptions& options = {});
+
+using Detector = Finding (*)(const Signals&);
+struct DetectorEntry {
+  std::string_view type;
+  bool paper;          ///< one of the paper's eight
+  Detector detect;
+};
+/// All rules, the paper's eight first, in INTERFACE's order. One file per rule.
+const std::vector<DetectorEntry>& detectors();
+
+/// Runs every rule.
+std::vector<Finding> detect_all(const Signals& signals);
+/// cost_ns of each finding that no finding ranked before it has claimed (by cost, largest first):
+/// overlapping causes are not counted twice. Same order as `findings`.
+std::vector<std::int64_t> compute_unclaimed_cost(const std::vector<Finding>& findings);
+
+}  // namespace traceap

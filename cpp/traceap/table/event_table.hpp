@@ -1,0 +1,142 @@
+#pragma once
+// EventTable: one rank's trace as columns of equal length. Built once by trace/, then immutable.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "traceap/base/ids.hpp"
+#include "traceap/base/string_pool.hpp"
+#include "traceap/table/diagnostics.hpp"
+#include "traceap/table/event_kind.hpp"
+
+namespace traceap {
+
+/// Bits of EventTable::flags.
+enum EventFlag : std::uint8_t {
+  kHasTime = 1,      ///< ts_ns was given
+  kHasDuration = 2,  ///< phase X with dur, or a B that met its E: with kHasTime, *complete*
+  kMatchedEnd = 4,   ///< an E that closed a B
+  kRepaired = 8,     ///< the text needed a repair
+};
+
+/// A (pid, tid) pair as written, which may be integers ("7" and 7 are the same) or words.
+struct Track {
+  std::string pid;
+  std::string tid;
+  std::optional<std::int64_t> pid_number;
+  std::optional<std::int64_t> tid_number;
+  std::string process_name;    ///< metadata event process_name, or empty
+  std::string process_labels;  ///< metadata event process_labels, or empty
+  std::string thread_name;     ///< metadata event thread_name, or empty
+};
+
+/// An event's text with the values of columns and all integers of `args` taken out.
+/// Note [Event templates]: the profiler writes few distinct shapes of events, so the text that is
+/// left repeats; it is interned, and an event costs one id plus its packed integers. The text of
+/// an event can be rebuilt from template, columns and integers: nothing is lost.
+struct ArgStore {
+  std::vector<std::uint32_t> template_id;     ///< per row
+  std::vector<std::uint64_t> values_offset;   ///< per row: where its integers begin in `values`
+  std::vector<std::uint8_t> values;           ///< zig-zag LEB128 integers, or length + number text
+  StringPool templates;
+};
+
+/// Where a placeholder in a template takes its text from. The bytes cannot occur in valid JSON.
+enum Placeholder : char {
+  kSlotTs = 1, kSlotDur = 2, kSlotName = 3, kSlotCategory = 4, kSlotPid = 5, kSlotTid = 6,
+  kSlotCorrelation = 0x0e, kSlotExternalId = 0x0f, kSlotDevice = 0x10, kSlotStream = 0x11,
+  kSlotInteger = 0x12,  ///< next zig-zag LEB128 integer of the row
+  kSlotNumber = 0x13,   ///< next length-prefixed number text of the row
+};
+
+struct DeviceProperties {
+  std::int64_t id = kNoId;
+  std::string name;
+  std::optional<std::int64_t> compute_major, compute_minor, sm_count, memory_bytes;
+};
+
+struct DistributedInfo {
+  std::optional<std::int64_t> rank, world_size;
+  std::string backend;
+};
+
+/// Invariants: all columns have size() entries; rows are sorted by (ts_ns, longer first), ties by
+/// content and never by place in the file; events without a time come first with ts_ns 0.
+struct EventTable {
+  std::vector<std::int64_t> ts_ns;           ///< start, trace clock; 0 without kHasTime
+  std::vector<std::int64_t> dur_ns;          ///< >= 0; 0 without kHasDuration
+  std::vector<StringId> name;                ///< in `strings`
+  std::vector<StringId> category;            ///< in `strings`; kNoString if absent
+  std::vector<EventKind> kind;
+  std::vector<char> phase;
+  std::vector<std::uint8_t> flags;           ///< EventFlag bits
+  std::vector<TrackId> track;                ///< in `tracks`
+  std::vector<std::int32_t> device;          ///< args.device (GPU rows); -1 if absent
+  std::vector<std::int64_t> stream;          ///< args.stream; kNoId if absent
+  std::vector<std::int64_t> correlation;     ///< args.correlation; kNoId if absent
+  std::vector<std::int64_t> external_id;     ///< args["External id"]; kNoId if absent
+  ArgStore args;
+
+  StringPool strings;                        ///< names and categories, unescaped UTF-8
+  std::vector<Track> tracks;
+  /// Top-level members other than traceEvents: (key, JSON text), in file order.
+  std::vector<std::pair<std::string, std::string>> metadata;
+  std::vector<DeviceProperties> devices;
+  DistributedInfo distributed;
+  std::string path;
+  std::uint64_t total_objects = 0;           ///< objects met in traceEvents, kept or not
+  std::uint64_t text_bytes = 0;              ///< decompressed size
+  Diagnostics diagnostics;
+
+  Row size() const { return static_cast<Row>(ts_ns.size()); }
+  std::int64_t end_ns(Row r) const { return ts_ns[r] + dur_ns[r]; }
+  std::string_view name_of(Row r) const { return strings[name[r]]; }
+  std::string_view category_of(Row r) const {
+    return category[r] == kNoString ? std::string_view() : strings[category[r]];
+  }
+  bool is_complete(Row r) const {
+    return (flags[r] & (kHasTime | kHasDuration)) == (kHasTime | kHasDuration);
+  }
+  bool is_gpu_event(Row r) const { return is_gpu(kind[r]) && is_complete(r); }
+};
+
+/// JSON text of the whole event, rebuilt. Valid JSON, equal in value to what was read.
+std::string event_json(const EventTable& table, Row row);
+/// JSON text of its `args` object ("{}" if it has none).
+std::string args_json(const EventTable& table, Row row);
+
+/// Reads one key of `args` for many rows: the key's place is found once per template.
+/// The hot keys device, stream, correlation and External id are found too.
+class ArgReader {
+ public:
+  ArgReader(const EventTable& table, std::string_view key);
+
+  /// The value as an integer (numbers in quotes too), if the row has one.
+  std::optional<std::int64_t> integer(Row row) const;
+  /// The value as a double, if it is a number.
+  std::optional<double> number(Row row) const;
+  /// The value as text: a string unescaped, everything else as its JSON text.
+  std::optional<std::string> text(Row row) const;
+  /// The value's JSON text.
+  std::optional<std::string> json(Row row) const;
+  /// Does the row have the key at all? O(1) after the first row of a template.
+  bool has(Row row) const;
+
+ private:
+  struct Place {
+    std::uint32_t begin = 0, end = 0;  ///< of the value's text within the template
+    std::uint32_t skip = 0;            ///< packed values before it
+    bool known = false, present = false;
+  };
+  const Place& place(Row row) const;
+
+  const EventTable* table_;
+  std::string key_;
+  mutable std::vector<Place> places_;
+};
+
+}  // namespace traceap
