@@ -1,14 +1,15 @@
 #pragma once
 // A finding is a cost, not a name: intervals in ns, the rows that show it, what was missing.
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "traceap/analysis/idle.hpp"
 #include "traceap/analysis/timeline.hpp"
+#include "traceap/detect/host_queries.hpp"
 #include "traceap/table/event_table.hpp"
 #include "traceap/tree/event_tree.hpp"
 
@@ -20,13 +21,13 @@ enum class Verdict : std::uint8_t { kAbsent = 0, kPresent, kUnknown };
 /// come from the knowledge base by that name (python/torchtraceap/knowledge/).
 struct Finding {
   std::string_view type;
-  Verdict verdict = Verdict::kAbsent;      ///< present: material (DetectOptions::material_share)
-  IntervalSet intervals;                   ///< the cost
-  std::int64_t cost_ns = 0;                ///< total length of intervals
-  std::vector<Row> evidence;               ///< most telling rows first, at most kMaxEvidence
-  std::uint64_t evidence_count = 0;        ///< how many rows there are in all
+  Verdict verdict = Verdict::kAbsent;        ///< present: material (DetectOptions::material_share)
+  IntervalSet intervals;                     ///< the cost
+  std::int64_t cost_ns = 0;                  ///< total length of intervals
+  std::vector<Row> evidence;                 ///< most telling rows first, at most kMaxEvidence
+  std::uint64_t evidence_count = 0;          ///< how many rows there are in all
   std::vector<std::string> missing_signals;  ///< why the verdict is unknown, or less sure
-  double confidence = 0.0;                 ///< in [0, 1]
+  double confidence = 0.0;                   ///< in [0, 1]
   /// Facts for the sentence a person reads: (name, value), such as ("fetches", "6").
   std::vector<std::pair<std::string, std::string>> facts;
   /// Bound on the saving: GPU idle or exposed time inside the intervals.
@@ -36,18 +37,27 @@ inline constexpr std::size_t kMaxEvidence = 20;
 
 /// Every constant that a rule uses stands here or on top of the rule's own file, with its reason.
 struct DetectOptions {
-  double material_share = 0.02;   ///< of profiled time: INTERFACE's definition of "present"
+  double material_share = 0.02;  ///< of profiled time: INTERFACE's definition of "present"
 };
 
-/// What all rules share, computed once per trace.
+/// What all rules share, computed once per trace. Refers to table and tree: keep them alive.
 struct Signals {
   const EventTable& table;
   const EventTree& tree;
-  GpuIntervals gpu;
-  IdleBreakdown idle;
-  Interval profiled;
+  GpuIntervals gpu;    ///< orphans included
+  IdleBreakdown idle;  ///< over `profiled`
+  Interval profiled;   ///< tree.profiled
   DetectOptions options;
+  IntervalSet gpu_idle;             ///< complement of gpu.busy in `profiled`
+  std::vector<ApiClass> api_class;  ///< per StringId; meaningful for runtime and driver rows only
+  std::vector<Copy> copies;         ///< every memcpy-class GPU event, by start
+  std::vector<Row> api_rows;        ///< complete runtime and driver calls by start
+  bool has_host_ops = false;        ///< a complete cpu_op, annotation or python frame exists
+  bool has_gpu = false;             ///< a complete GPU event exists
   std::int64_t profiled_ns() const { return profiled.end_ns - profiled.start_ns; }
+  ApiClass api(Row row) const {
+    return is_api_call(table.kind[row]) ? api_class[table.name[row]] : ApiClass::kNone;
+  }
 };
 Signals build_signals(const EventTable& table, const EventTree& tree,
                       const DetectOptions& options = {});
@@ -55,7 +65,7 @@ Signals build_signals(const EventTable& table, const EventTree& tree,
 using Detector = Finding (*)(const Signals&);
 struct DetectorEntry {
   std::string_view type;
-  bool paper;          ///< one of the paper's eight
+  bool paper;  ///< one of the paper's eight
   Detector detect;
 };
 /// All rules, the paper's eight first, in INTERFACE's order. One file per rule.

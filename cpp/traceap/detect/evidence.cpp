@@ -1,0 +1,95 @@
+#include "traceap/detect/evidence.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+namespace traceap {
+namespace {
+
+/// Longest first; equal lengths by row, which is by time.
+void rank_evidence(const EventTable& table, std::vector<Row>& rows) {
+  std::sort(rows.begin(), rows.end());
+  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+  const std::size_t kept = std::min(rows.size(), kMaxEvidence);
+  std::partial_sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(kept), rows.end(),
+                    [&](Row a, Row b) {
+                      if (table.dur_ns[a] != table.dur_ns[b]) {
+                        return table.dur_ns[a] > table.dur_ns[b];
+                      }
+                      return a < b;
+                    });
+}
+
+std::int64_t saving_basis_ns(const Signals& signals, const Finding& finding, SavingBasis basis) {
+  switch (basis) {
+    case SavingBasis::kIdle:
+      return total_length_ns(set_difference(finding.intervals, signals.gpu.busy));
+    case SavingBasis::kIdleOrExposed:
+      return total_length_ns(set_difference(finding.intervals, signals.gpu.compute));
+    case SavingBasis::kCost:
+      break;
+  }
+  return finding.cost_ns;
+}
+
+std::int64_t share_of(std::int64_t ns, double share) {
+  return std::llround(static_cast<double>(ns) * std::clamp(share, 0.0, 1.0));
+}
+
+}  // namespace
+
+bool is_material(const Signals& signals, std::int64_t cost_ns) {
+  if (cost_ns <= 0) return false;
+  return static_cast<double>(cost_ns) >=
+         signals.options.material_share * static_cast<double>(signals.profiled_ns());
+}
+
+Finding finish_finding(const Signals& signals, Draft draft) {
+  Finding finding;
+  finding.type = draft.type;
+  finding.intervals = set_clip(make_union(std::move(draft.cost)), signals.profiled);
+  finding.cost_ns = total_length_ns(finding.intervals);
+  finding.verdict = is_material(signals, finding.cost_ns) ? Verdict::kPresent : Verdict::kAbsent;
+  rank_evidence(signals.table, draft.evidence);
+  finding.evidence_count = draft.evidence.size();
+  draft.evidence.resize(std::min(draft.evidence.size(), kMaxEvidence));
+  finding.evidence = std::move(draft.evidence);
+  finding.missing_signals = std::move(draft.missing_signals);
+  finding.confidence = std::clamp(draft.confidence, 0.0, 1.0);
+  finding.facts = std::move(draft.facts);
+  finding.saving_high_ns = saving_basis_ns(signals, finding, draft.saving.basis);
+  finding.saving_best_ns = share_of(finding.saving_high_ns, draft.saving.best);
+  finding.saving_low_ns = share_of(finding.saving_high_ns, draft.saving.low);
+  return finding;
+}
+
+Finding abstain(std::string_view type, std::initializer_list<std::string_view> missing_signals) {
+  Finding finding;
+  finding.type = type;
+  finding.verdict = Verdict::kUnknown;
+  for (std::string_view signal : missing_signals) finding.missing_signals.emplace_back(signal);
+  return finding;
+}
+
+Finding absent(std::string_view type, double confidence) {
+  Finding finding;
+  finding.type = type;
+  finding.confidence = confidence;
+  return finding;
+}
+
+std::string format_ms(std::int64_t ns) {
+  char text[48];
+  std::snprintf(text, sizeof text, "%.*f ms", ns < 1'000'000 ? 3 : 1,
+                static_cast<double>(ns) * 1e-6);
+  return text;
+}
+
+std::string format_percent(double share) {
+  char text[48];
+  std::snprintf(text, sizeof text, "%.1f %%", share * 100.0);
+  return text;
+}
+
+}  // namespace traceap

@@ -1,0 +1,182 @@
+#include "traceap/detect/host_queries.hpp"
+
+#include <algorithm>
+#include <array>
+
+namespace traceap {
+namespace {
+
+/// Calls such as cudaStreamIsCapturing or cudaGetLastError may stand between a copy and the
+/// synchronisation that waits for it; PyTorch makes at most a few.
+constexpr int kMaxCallsBeforeSync = 6;
+
+constexpr char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
+bool contains_one_of(std::string_view text, std::initializer_list<std::string_view> parts) {
+  return std::any_of(parts.begin(), parts.end(),
+                     [&](std::string_view part) { return contains(text, part); });
+}
+
+bool any_case_one_of(std::string_view text, std::initializer_list<std::string_view> parts) {
+  return std::any_of(parts.begin(), parts.end(),
+                     [&](std::string_view part) { return contains_any_case(text, part); });
+}
+
+CopyDirection copy_direction(std::string_view name) {
+  // Peer first: "CopyDeviceToDevicePeer" holds the words of a device copy too.
+  if (any_case_one_of(name, {"ptop", "peer"})) return CopyDirection::kPeerToPeer;
+  if (any_case_one_of(name, {"htod", "htoa", "hosttodevice", "host_to_device"})) {
+    return CopyDirection::kHostToDevice;
+  }
+  if (any_case_one_of(name, {"dtoh", "atoh", "devicetohost", "device_to_host"})) {
+    return CopyDirection::kDeviceToHost;
+  }
+  if (any_case_one_of(name, {"dtod", "devicetodevice", "device_to_device"})) {
+    return CopyDirection::kDeviceToDevice;
+  }
+  return CopyDirection::kUnknown;
+}
+
+/// The synchronisation on the same stack level that directly follows a copy call, or kNoRow.
+Row following_sync(const EventTable& table, const EventTree& tree,
+                   const std::vector<ApiClass>& api_class, Row call) {
+  Row next = next_sibling(table, tree, call);
+  for (int i = 0; i < kMaxCallsBeforeSync && next != kNoRow; ++i) {
+    if (!is_api_call(table.kind[next])) return kNoRow;
+    const ApiClass api = api_class[table.name[next]];
+    if (is_sync(api)) return next;
+    if (api != ApiClass::kOther && api != ApiClass::kEventRecord) return kNoRow;
+    next = next_sibling(table, tree, next);
+  }
+  return kNoRow;
+}
+
+}  // namespace
+
+ApiClass classify_api(std::string_view name) {
+  if (contains(name, "GraphLaunch")) return ApiClass::kGraphLaunch;
+  if (contains(name, "Launch") && !contains(name, "HostFunc")) return ApiClass::kKernelLaunch;
+  if (contains(name, "StreamSynchronize")) return ApiClass::kStreamSync;
+  if (contains_one_of(name, {"DeviceSynchronize", "CtxSynchronize", "ThreadSynchronize"})) {
+    return ApiClass::kDeviceSync;
+  }
+  if (contains(name, "EventSynchronize")) return ApiClass::kEventSync;
+  if (contains(name, "StreamWaitEvent")) return ApiClass::kStreamWaitEvent;
+  if (contains(name, "EventRecord")) return ApiClass::kEventRecord;
+  if (contains_any_case(name, "memcpy")) return ApiClass::kMemcpy;
+  if (contains_any_case(name, "memset")) return ApiClass::kMemset;
+  if (contains_one_of(name,
+                      {"HostAlloc", "MallocHost", "HostMalloc", "AllocHost", "HostRegister"})) {
+    return ApiClass::kHostAlloc;
+  }
+  if (contains_one_of(name, {"FreeHost", "HostFree", "HostUnregister"})) return ApiClass::kOther;
+  if (contains_one_of(name, {"Malloc", "MemAlloc", "MemCreate", "MemMap"})) {
+    return ApiClass::kMalloc;
+  }
+  if (contains_one_of(name, {"cudaFree", "hipFree", "MemFree", "MemUnmap", "MemRelease"})) {
+    return ApiClass::kFree;
+  }
+  if (contains_one_of(name, {"ModuleLoad", "LibraryLoad", "LibraryGetKernel"})) {
+    return ApiClass::kModuleLoad;
+  }
+  return ApiClass::kOther;
+}
+
+CopyKind classify_copy(std::string_view name) {
+  CopyKind kind;
+  kind.direction = copy_direction(name);
+  if (!is_host_device(kind.direction)) {
+    if (kind.direction != CopyDirection::kUnknown) kind.memory = HostMemory::kNoHost;
+    return kind;
+  }
+  if (contains_any_case(name, "pageable")) kind.memory = HostMemory::kPageable;
+  if (contains_any_case(name, "pinned")) kind.memory = HostMemory::kPinned;
+  return kind;
+}
+
+std::vector<Copy> build_copies(const EventTable& table, const EventTree& tree,
+                               const std::vector<ApiClass>& api_class) {
+  std::vector<CopyKind> kind_of_name(table.strings.size());
+  std::vector<std::uint8_t> judged(table.strings.size(), 0);
+  const ArgReader bytes(table, "bytes");
+  std::vector<Copy> copies;
+  for (Row r : tree.gpu_rows) {
+    if (tree.gpu_class[r] != GpuClass::kMemcpy) continue;
+    const StringId name = table.name[r];
+    if (!judged[name]) {
+      judged[name] = 1;
+      kind_of_name[name] = classify_copy(table.strings[name]);
+    }
+    Copy copy{r, kind_of_name[name], bytes.integer(r), tree.launch[r], {0, 0}, kNoRow};
+    if (copy.launch != kNoRow) {
+      copy.host = interval_of(table, copy.launch);
+      copy.sync = following_sync(table, tree, api_class, copy.launch);
+      if (copy.sync != kNoRow) copy.host.end_ns = table.end_ns(copy.sync);
+    }
+    copies.push_back(copy);
+  }
+  return copies;
+}
+
+bool contains_any_case(std::string_view text, std::string_view part_lower) {
+  const auto same = [](char a, char b) { return lower(a) == b; };
+  return std::search(text.begin(), text.end(), part_lower.begin(), part_lower.end(), same) !=
+         text.end();
+}
+
+std::vector<Row> host_rows_named(const EventTable& table, const EventTree& tree,
+                                 const NameSet& names) {
+  std::vector<Row> rows;
+  if (!names.any()) return rows;
+  for (Row r : tree.host_rows) {
+    if (names.contains(table.name[r])) rows.push_back(r);
+  }
+  std::sort(rows.begin(), rows.end());
+  return rows;
+}
+
+std::vector<Row> nearest_named(const EventTable& table, const EventTree& tree,
+                               const NameSet& names) {
+  std::vector<Row> nearest(table.size(), kNoRow);
+  if (!names.any()) return nearest;
+  for (Row r = 0; r < table.size(); ++r) {  // parents precede children
+    if (is_host(table.kind[r]) && names.contains(table.name[r])) {
+      nearest[r] = r;
+    } else if (tree.parent[r] != kNoRow) {
+      nearest[r] = nearest[tree.parent[r]];
+    }
+  }
+  for (Row r : tree.gpu_rows) {
+    if (tree.launch[r] != kNoRow) nearest[r] = nearest[tree.launch[r]];
+  }
+  return nearest;
+}
+
+Row next_sibling(const EventTable& table, const EventTree& tree, Row row) {
+  if (tree.host_position[row] == kNoRow) return kNoRow;
+  const std::size_t next = tree.host_position[row] + 1 + subtree_rows(tree, row).size();
+  if (next >= tree.host_rows.size()) return kNoRow;
+  const Row sibling = tree.host_rows[next];
+  if (table.track[sibling] != table.track[row] || tree.parent[sibling] != tree.parent[row]) {
+    return kNoRow;
+  }
+  return sibling;
+}
+
+std::vector<Row> gpu_rows_below(const EventTree& tree, Row host_row) {
+  std::vector<Row> rows(tree.launched_by(host_row).begin(), tree.launched_by(host_row).end());
+  for (Row r : subtree_rows(tree, host_row)) {
+    const auto launched = tree.launched_by(r);
+    rows.insert(rows.end(), launched.begin(), launched.end());
+  }
+  return rows;
+}
+
+Row first_row_from(const EventTable& table, std::span<const Row> sorted_rows,
+                   std::int64_t time_ns) {
+  const auto it = std::lower_bound(sorted_rows.begin(), sorted_rows.end(), time_ns,
+                                   [&](Row r, std::int64_t time) { return table.ts_ns[r] < time; });
+  return it == sorted_rows.end() ? kNoRow : *it;
+}
+
+}  // namespace traceap

@@ -1,0 +1,46 @@
+#include <algorithm>
+
+#include "traceap/detect/finding.hpp"
+
+namespace traceap {
+namespace {
+
+std::vector<ApiClass> classify_names(const StringPool& strings) {
+  std::vector<ApiClass> classes(strings.size());
+  for (std::size_t id = 0; id < classes.size(); ++id) {
+    classes[id] = classify_api(strings[static_cast<StringId>(id)]);
+  }
+  return classes;
+}
+
+std::vector<Row> complete_api_rows(const EventTable& table) {
+  std::vector<Row> rows;
+  for (Row r = 0; r < table.size(); ++r) {
+    if (is_api_call(table.kind[r]) && table.is_complete(r)) rows.push_back(r);
+  }
+  return rows;
+}
+
+bool any_host_op(const EventTable& table) {
+  for (Row r = 0; r < table.size(); ++r) {
+    if (is_host(table.kind[r]) && !is_api_call(table.kind[r]) && table.is_complete(r)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Signals build_signals(const EventTable& table, const EventTree& tree,
+                      const DetectOptions& options) {
+  Signals signals{table, tree, build_gpu_intervals(table, tree), {}, tree.profiled, options};
+  signals.idle = explain_idle(table, tree, signals.gpu, signals.profiled);
+  signals.gpu_idle = set_complement(signals.gpu.busy, signals.profiled);
+  signals.api_class = classify_names(table.strings);
+  signals.copies = build_copies(table, tree, signals.api_class);
+  signals.api_rows = complete_api_rows(table);
+  signals.has_host_ops = any_host_op(table);
+  signals.has_gpu = !tree.gpu_rows.empty();
+  return signals;
+}
+
+}  // namespace traceap
