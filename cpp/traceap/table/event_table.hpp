@@ -128,8 +128,8 @@ class ArgReader {
 
  private:
   struct Place {
-    std::uint32_t begin = 0, end = 0;  ///< of the value's text within the template
-    std::uint32_t skip = 0;            ///< packed values before it
+    std::string_view value;  ///< the value's text within the template
+    std::string skip;        ///< kinds of the packed values before it
     bool known = false, present = false;
   };
   const Place& place(Row row) const;

@@ -1,0 +1,211 @@
+#include "traceap/table/event_table.hpp"
+
+#include <charconv>
+#include <cmath>
+
+#include "traceap/table/json_text.hpp"
+
+namespace traceap {
+
+namespace {
+
+bool is_packed(char slot) { return slot == kSlotInteger || slot == kSlotNumber; }
+
+void append_integer(std::string& out, std::int64_t value) {
+  char text[24];
+  out.append(text, std::to_chars(text, text + sizeof text, value).ptr);
+}
+
+std::string_view read_packed_text(const std::uint8_t*& p) {
+  const std::size_t size = *p++;
+  const auto* text = reinterpret_cast<const char*>(p);
+  p += size;
+  return {text, size};
+}
+
+void append_packed(std::string& out, char slot, const std::uint8_t*& p) {
+  if (slot == kSlotInteger) {
+    append_integer(out, read_varint(p));
+  } else {
+    out += read_packed_text(p);
+  }
+}
+
+void append_column(std::string& out, const EventTable& t, Row row, char slot) {
+  switch (slot) {
+    case kSlotTs: return append_ns_as_us(out, t.ts_ns[row]);
+    case kSlotDur: return append_ns_as_us(out, t.dur_ns[row]);
+    case kSlotName: return append_json_string(out, t.name_of(row));
+    case kSlotCategory: return append_json_string(out, t.category_of(row));
+    case kSlotPid: return append_integer(out, *t.tracks[t.track[row]].pid_number);
+    case kSlotTid: return append_integer(out, *t.tracks[t.track[row]].tid_number);
+    case kSlotCorrelation: return append_integer(out, t.correlation[row]);
+    case kSlotExternalId: return append_integer(out, t.external_id[row]);
+    case kSlotDevice: return append_integer(out, t.device[row]);
+    case kSlotStream: return append_integer(out, t.stream[row]);
+    default: break;
+  }
+}
+
+bool is_slot(char c) { return c > 0 && c < 0x20 && !is_json_space(c); }
+
+/// Appends template[begin, end) with slots filled; `p` stands at the row's next packed value.
+void append_filled(std::string& out, const EventTable& t, Row row, std::string_view text,
+                   const std::uint8_t*& p) {
+  for (const char c : text) {
+    if (!is_slot(c)) {
+      out.push_back(c);
+    } else if (is_packed(c)) {
+      append_packed(out, c, p);
+    } else {
+      append_column(out, t, row, c);
+    }
+  }
+}
+
+const std::uint8_t* packed_begin(const EventTable& t, Row row) {
+  return t.args.values.data() + t.args.values_offset[row];
+}
+
+void skip_packed(const std::uint8_t*& p, std::string_view kinds) {
+  for (const char kind : kinds) {
+    if (kind == kSlotInteger) {
+      while (*p++ >= 0x80) {
+      }
+    } else {
+      read_packed_text(p);
+    }
+  }
+}
+
+std::string packed_kinds(std::string_view text) {
+  std::string kinds;
+  for (const char c : text) {
+    if (is_packed(c)) kinds.push_back(c);
+  }
+  return kinds;
+}
+
+struct Span {
+  std::size_t begin = 0, end = 0;
+  bool found = false;
+};
+
+bool key_equals(std::string_view raw, std::string_view key) {
+  if (raw.find('\\') == std::string_view::npos) return raw == key;
+  return unescape_json(raw) == key;
+}
+
+/// The value of `key` in the object that opens at `pos` of a valid text; the last one wins.
+Span find_member(std::string_view text, std::size_t pos, std::string_view key) {
+  Span found;
+  if (pos >= text.size() || text[pos] != '{') return found;
+  pos = skip_space(text, pos + 1);
+  while (pos < text.size() && text[pos] == '"') {
+    const std::size_t key_end = string_end(text, pos);
+    const std::string_view raw_key = text.substr(pos + 1, key_end - pos - 2);
+    const std::size_t value = skip_space(text, skip_space(text, key_end) + 1);
+    const std::size_t end = value_end(text, value);
+    if (end == std::string_view::npos) return found;
+    if (key_equals(raw_key, key)) found = {value, end, true};
+    pos = skip_space(text, end);
+    if (pos >= text.size() || text[pos] != ',') break;
+    pos = skip_space(text, pos + 1);
+  }
+  return found;
+}
+
+}  // namespace
+
+std::string event_json(const EventTable& table, Row row) {
+  std::string out;
+  const std::uint8_t* p = packed_begin(table, row);
+  append_filled(out, table, row, table.args.templates[table.args.template_id[row]], p);
+  return out;
+}
+
+std::string args_json(const EventTable& table, Row row) {
+  const std::string_view text = table.args.templates[table.args.template_id[row]];
+  const Span args = find_member(text, 0, "args");
+  if (!args.found) return "{}";
+  const std::uint8_t* p = packed_begin(table, row);
+  skip_packed(p, packed_kinds(text.substr(0, args.begin)));
+  std::string out;
+  append_filled(out, table, row, text.substr(args.begin, args.end - args.begin), p);
+  return out;
+}
+
+ArgReader::ArgReader(const EventTable& table, std::string_view key)
+    : table_(&table), key_(key), places_(table.args.templates.size()) {}
+
+const ArgReader::Place& ArgReader::place(Row row) const {
+  const std::uint32_t id = table_->args.template_id[row];
+  Place& place = places_[id];
+  if (place.known) return place;
+  place.known = true;
+  const std::string_view text = table_->args.templates[id];
+  const Span args = find_member(text, 0, "args");
+  const Span value = args.found ? find_member(text, args.begin, key_) : Span{};
+  if (value.found) {
+    place.present = true;
+    place.value = text.substr(value.begin, value.end - value.begin);
+    place.skip = packed_kinds(text.substr(0, value.begin));
+  }
+  return place;
+}
+
+bool ArgReader::has(Row row) const { return place(row).present; }
+
+std::optional<std::string> ArgReader::json(Row row) const {
+  const Place& at = place(row);
+  if (!at.present) return std::nullopt;
+  const std::uint8_t* p = packed_begin(*table_, row);
+  skip_packed(p, at.skip);
+  std::string out;
+  append_filled(out, *table_, row, at.value, p);
+  return out;
+}
+
+std::optional<std::int64_t> ArgReader::integer(Row row) const {
+  const Place& at = place(row);
+  if (!at.present) return std::nullopt;
+  if (at.value.size() == 1) {
+    switch (at.value[0]) {
+      case kSlotInteger: {
+        const std::uint8_t* p = packed_begin(*table_, row);
+        skip_packed(p, at.skip);
+        return read_varint(p);
+      }
+      case kSlotCorrelation: return table_->correlation[row];
+      case kSlotExternalId: return table_->external_id[row];
+      case kSlotDevice: return table_->device[row];
+      case kSlotStream: return table_->stream[row];
+      default: break;
+    }
+  }
+  const std::optional<std::string> value = text(row);
+  if (const auto exact = parse_int64(trim_space(*value))) return exact;
+  const std::optional<double> real = number(row);
+  if (!real || std::abs(*real) > 9e15 || *real != std::floor(*real)) return std::nullopt;
+  return static_cast<std::int64_t>(*real);
+}
+
+std::optional<double> ArgReader::number(Row row) const {
+  const std::optional<std::string> value = text(row);
+  if (!value) return std::nullopt;
+  const std::string_view digits = trim_space(*value);
+  double real = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), real);
+  if (error != std::errc() || end != digits.data() + digits.size() || !std::isfinite(real)) {
+    return std::nullopt;
+  }
+  return real;
+}
+
+std::optional<std::string> ArgReader::text(Row row) const {
+  std::optional<std::string> value = json(row);
+  if (!value || value->empty() || value->front() != '"') return value;
+  return unescape_json(std::string_view(*value).substr(1, value->size() - 2));
+}
+
+}  // namespace traceap
