@@ -1,0 +1,42 @@
+"""Errors that this library raises on purpose. Everything else that escapes is a defect.
+
+A single bad event is never an error: it is counted in the diagnostics (docs/errors.md).
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "MissingDependencyError",
+    "MissingFileError",
+    "OptionError",
+    "ParseError",
+    "SchemaError",
+    "TraceError",
+]
+
+
+class TraceError(Exception):
+    """Base of every error of this library; the command line turns it into one sentence."""
+
+
+class ParseError(TraceError, ValueError):
+    """The input as a whole is not a trace: not one event could be read."""
+
+
+class MissingFileError(ParseError, FileNotFoundError):
+    """A path that was given does not exist."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else "no such file"
+
+
+class SchemaError(TraceError, ValueError):
+    """Objects that do not belong together, such as a tree and the table of another trace."""
+
+
+class OptionError(TraceError, ValueError):
+    """An option has a value outside its range."""
+
+
+class MissingDependencyError(TraceError, ImportError):
+    """An optional package is needed for this; the message says how to install it."""

@@ -1,0 +1,459 @@
+"""Results as values: frozen dataclasses whose `to_dict()` is the JSON of the command line.
+
+All times are integer nanoseconds in the trace's own clock (fields end in `_ns`), shares are
+fractions in [0, 1]. Nothing here reads a trace or computes more than a sum.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from torchtraceap.trace import Trace
+
+__all__ = [
+    "PAPER_TYPES",
+    "Device",
+    "Diagnosis",
+    "Diagnostic",
+    "EventCounts",
+    "Evidence",
+    "Finding",
+    "RankTimeline",
+    "Saving",
+    "Step",
+    "Summary",
+    "Timeline",
+    "TraceFile",
+    "Windows",
+]
+
+Int64Array = npt.NDArray[np.int64]
+Json = dict[str, Any]
+
+PAPER_TYPES = (
+    "single_process_data_loading",
+    "no_memory_pin",
+    "high_memcpy",
+    "graph_break",
+    "cpu_bound",
+    "small_nccl_kernels",
+    "nccl_blocks_main_stream",
+    "nccl_compute_not_overlapped",
+)
+"""The eight anti-patterns of the paper, in the order in which every table shows them."""
+
+
+class _JsonMixin:
+    """`to_json` for a class that has `to_dict`."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> Json:
+        raise NotImplementedError
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """The JSON text of `to_dict()`: ASCII only, so that any terminal and pipe takes it."""
+        separators = (",", ":") if indent is None else None
+        return json.dumps(self.to_dict(), indent=indent, separators=separators, allow_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline(_JsonMixin):
+    """GPU time split by interval union; compute + both exposed + idle = span, exactly."""
+
+    span_ns: int = 0
+    """First start to last end of GPU events, or the length of the step it is clipped to."""
+    busy_ns: int = 0
+    """At least one GPU event runs."""
+    idle_ns: int = 0
+    """No GPU event runs: span minus busy."""
+    compute_ns: int = 0
+    """At least one compute event (kernels that are no collectives, memsets) runs."""
+    communication_ns: int = 0
+    """At least one communication kernel runs."""
+    memcpy_ns: int = 0
+    """At least one copy runs."""
+    exposed_communication_ns: int = 0
+    """Communication runs and compute does not."""
+    exposed_memcpy_ns: int = 0
+    """A copy runs and neither compute nor communication does."""
+
+    def __add__(self, other: Timeline) -> Timeline:
+        return Timeline(*(a + b for a, b in zip(self.values(), other.values(), strict=True)))
+
+    def values(self) -> tuple[int, ...]:
+        """The eight numbers in field order."""
+        return tuple(getattr(self, name) for name in TIMELINE_FIELDS)
+
+    def share(self, ns: int) -> float:
+        """`ns` as a fraction of the span; 0 where the span is empty."""
+        return ns / self.span_ns if self.span_ns else 0.0
+
+    def to_dict(self) -> Json:
+        return dict(zip(TIMELINE_FIELDS, self.values(), strict=True))
+
+
+TIMELINE_FIELDS = tuple(f.name for f in fields(Timeline))
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFile(_JsonMixin):
+    """One input file, which holds one rank."""
+
+    path: str
+    rank: int | None
+    """None where a lone file does not say."""
+    world_size: int | None
+
+    def to_dict(self) -> Json:
+        return {"path": self.path, "rank": self.rank, "world_size": self.world_size}
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic(_JsonMixin):
+    """What reading or linking could not take at face value, counted (docs/errors.md)."""
+
+    code: str
+    count: int
+    first_byte_offset: int | None
+    """In the decompressed text; None where it has no place there."""
+    message: str
+
+    def to_dict(self) -> Json:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class EventCounts(_JsonMixin):
+    """Numbers of events, summed over the files."""
+
+    total: int
+    """Objects in `traceEvents`, kept or not."""
+    complete: int
+    """Events with a start and a duration that were kept."""
+    gpu: int
+    """Complete kernels, copies and memsets."""
+    gpu_linked: int
+    """Of these, launched by a call in the same trace."""
+    gpu_orphan: int
+    """The others."""
+    by_category: dict[str, int]
+    """Complete events by category as written."""
+
+    def to_dict(self) -> Json:
+        return {
+            "total": self.total,
+            "complete": self.complete,
+            "gpu": self.gpu,
+            "gpu_linked": self.gpu_linked,
+            "gpu_orphan": self.gpu_orphan,
+            "by_category": dict(self.by_category),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Device(_JsonMixin):
+    """One GPU of one rank."""
+
+    device: int | None
+    """Index as the trace gives it; None where its events do not name a device."""
+    name: str | None
+    streams: int
+    """Number of streams that ran something."""
+    timeline: Timeline
+    rank: int | None = None
+
+    def to_dict(self) -> Json:
+        return {
+            "device": self.device,
+            "name": self.name,
+            "streams": self.streams,
+            "timeline": self.timeline.to_dict(),
+            "rank": self.rank,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimeline(_JsonMixin):
+    """The timeline of one file, all its devices merged into one union."""
+
+    rank: int | None
+    timeline: Timeline
+
+    def to_dict(self) -> Json:
+        return {"rank": self.rank, "timeline": self.timeline.to_dict()}
+
+
+@dataclass(frozen=True, slots=True)
+class Step(_JsonMixin):
+    """One training step of one rank; its timeline is clipped to it."""
+
+    name: str
+    start_ns: int
+    duration_ns: int
+    timeline: Timeline
+    rank: int | None = None
+
+    def to_dict(self) -> Json:
+        return {
+            "name": self.name,
+            "start_ns": self.start_ns,
+            "duration_ns": self.duration_ns,
+            "timeline": self.timeline.to_dict(),
+            "rank": self.rank,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Summary(_JsonMixin):
+    """What is in a trace and where its GPU time goes."""
+
+    files: tuple[TraceFile, ...]
+    events: EventCounts
+    diagnostics: tuple[Diagnostic, ...]
+    timeline: Timeline
+    """All devices merged into one union; several ranks: the sum over ranks."""
+    devices: tuple[Device, ...]
+    ranks: tuple[RankTimeline, ...]
+    steps: tuple[Step, ...]
+    """By rank, then by start."""
+    steps_inferred: bool = False
+    """The steps come from a repeated pattern, not from the profiler's own marks."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Summary(files={len(self.files)}, events={self.events.total}, "
+            f"gpu={self.events.gpu}, devices={len(self.devices)}, steps={len(self.steps)}, "
+            f"span_ns={self.timeline.span_ns})"
+        )
+
+    def _repr_html_(self) -> str:
+        from torchtraceap.notebook import summary_html
+
+        return summary_html(self)
+
+    def to_dict(self) -> Json:
+        """The document of `torchtraceap summary --json`."""
+        return {
+            "schema": "torchtraceap.summary/1",
+            "files": [file.to_dict() for file in self.files],
+            "events": self.events.to_dict(),
+            "diagnostics": [diagnostic.to_dict() for diagnostic in self.diagnostics],
+            "timeline": self.timeline.to_dict(),
+            "devices": [device.to_dict() for device in self.devices],
+            "ranks": [rank.to_dict() for rank in self.ranks],
+            "steps": [step.to_dict() for step in self.steps],
+            "steps_inferred": self.steps_inferred,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence(_JsonMixin):
+    """An event that shows a finding."""
+
+    row: int
+    """Row in the event table of `rank`."""
+    name: str
+    start_ns: int
+    duration_ns: int
+    rank: int | None = None
+
+    def to_dict(self) -> Json:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Saving(_JsonMixin):
+    """What a fix saves, in wall time of one rank (the mean over ranks)."""
+
+    low_ns: int
+    best_ns: int
+    high_ns: int
+    per_step: bool
+    """Per profiled step; otherwise over the whole profiled time."""
+    method: str
+    """"bound": the GPU idle or exposed time inside the finding's intervals."""
+
+    def to_dict(self) -> Json:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding(_JsonMixin):
+    """One anti-pattern that is present, as a cost with its evidence."""
+
+    type: str
+    title: str
+    why: str
+    fix: str
+    """What to change, with code."""
+    cost_ns: int
+    """Total length of `intervals`, summed over the ranks."""
+    cost_share: float
+    """Of the profiled time (of all ranks together)."""
+    unclaimed_cost_ns: int
+    """The part of the cost that no larger finding covers."""
+    intervals: Int64Array = field(repr=False, compare=False)
+    """Start and end, ns: int64 `[n, 2]`, by rank, sorted and disjoint inside a rank."""
+    interval_ranks: tuple[int | None, ...] = field(repr=False)
+    """Rank of each interval, `[n]`."""
+    evidence: tuple[Evidence, ...] = field(repr=False)
+    """The most telling events first, at most 20."""
+    evidence_count: int
+    """How many there are in all."""
+    missing_signals: tuple[str, ...]
+    """What would have made it surer."""
+    confidence: float
+    facts: dict[str, str]
+    """Figures for the sentence a person reads, of the rank that pays most."""
+    saving: Saving | None
+    paper: bool
+    """One of the paper's eight types."""
+    ranks: tuple[int | None, ...]
+    """Ranks on which it was found."""
+
+    def __post_init__(self) -> None:
+        if self.intervals.shape != (len(self.interval_ranks), 2):
+            raise ValueError(f"{self.type}: intervals must be [n, 2] with a rank each")
+
+    def __repr__(self) -> str:
+        return (
+            f"Finding(type={self.type!r}, cost_ns={self.cost_ns}, "
+            f"cost_share={self.cost_share:.4f}, intervals={len(self.intervals)}, "
+            f"evidence={self.evidence_count}, confidence={self.confidence:.2f})"
+        )
+
+    def to_dict(self) -> Json:
+        return {
+            "type": self.type,
+            "cost_ns": self.cost_ns,
+            "cost_share": self.cost_share,
+            "intervals": self.intervals.tolist(),
+            "evidence": [row.to_dict() for row in self.evidence],
+            "missing_signals": list(self.missing_signals),
+            "confidence": self.confidence,
+            "title": self.title,
+            "why": self.why,
+            "fix": self.fix,
+            "saving": self.saving.to_dict() if self.saving else None,
+            "unclaimed_cost_ns": self.unclaimed_cost_ns,
+            "evidence_count": self.evidence_count,
+            "facts": dict(self.facts),
+            "paper": self.paper,
+            "ranks": list(self.ranks),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Windows(_JsonMixin):
+    """Scores of windows of equal time over the profiled time (all ranks together)."""
+
+    bounds_ns: tuple[int, ...]
+    """`[count + 1]`."""
+    scores: npt.NDArray[np.float64] = field(compare=False)
+    """`[count]` in [0, 1], higher is worse: share that the costs of present findings cover."""
+    types: dict[str, npt.NDArray[np.float64]] = field(compare=False)
+    """The same by type for the paper's eight, 0 where a type is not present."""
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.scores), *(len(scores) for scores in self.types.values())}
+        if lengths != {len(self.bounds_ns) - 1}:
+            raise ValueError(f"{len(self.bounds_ns)} bounds for scores of lengths {lengths}")
+
+    @property
+    def count(self) -> int:
+        return len(self.scores)
+
+    def __repr__(self) -> str:
+        worst = float(self.scores.max()) if self.count else 0.0
+        return f"Windows(count={self.count}, worst={worst:.3f})"
+
+    def to_dict(self) -> Json:
+        return {
+            "count": self.count,
+            "bounds_ns": list(self.bounds_ns),
+            "scores": self.scores.tolist(),
+            "types": {name: scores.tolist() for name, scores in self.types.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis(_JsonMixin):
+    """What is wrong with a training run, on what evidence, and what to change."""
+
+    profiled_ns: int
+    """First to last step, else first to last event; several ranks: the sum over ranks."""
+    verdicts: dict[str, str]
+    """"present", "absent" or "unknown" for each of the paper's eight types."""
+    further_verdicts: dict[str, str] = field(repr=False)
+    """The same for the further types of this library."""
+    findings: tuple[Finding, ...]
+    """What is present, ranked by what a fix adds to those before it."""
+    abstained: dict[str, tuple[str, ...]]
+    """Types that could not be checked, with the signals that the trace lacks."""
+    windows: Windows
+    scorer: str
+    idle_ns: dict[str, int]
+    """GPU idle time inside the profiled time by cause, summed over the ranks."""
+    summary: Summary
+    trace: Trace = field(repr=False, compare=False)
+
+    @property
+    def profiled_timeline(self) -> Timeline:
+        """The timeline clipped to the profiled time, summed over the ranks."""
+        return sum((rank.profiled_timeline() for rank in self.trace.ranks), Timeline())
+
+    def finding(self, name: str) -> Finding | None:
+        """The finding of that type, or None when it is not present."""
+        return next((finding for finding in self.findings if finding.type == name), None)
+
+    def to_dict(self) -> Json:
+        """The document of `torchtraceap diagnose --json`."""
+        return {
+            "schema": "torchtraceap.diagnosis/1",
+            "profiled_ns": self.profiled_ns,
+            "verdicts": dict(self.verdicts),
+            "findings": [finding.to_dict() for finding in self.findings],
+            "abstained": [
+                {"type": name, "missing_signals": list(signals)}
+                for name, signals in self.abstained.items()
+            ],
+            "windows": self.windows.to_dict(),
+            "scorer": self.scorer,
+            "further_verdicts": dict(self.further_verdicts),
+            "idle_ns": dict(self.idle_ns),
+            "files": [file.to_dict() for file in self.summary.files],
+        }
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """The report as one self-contained HTML page, also written to `path` if given."""
+        from torchtraceap.report.html import render_html
+
+        page = render_html(self)
+        if path is not None:
+            Path(path).write_text(page, encoding="utf-8")
+        return page
+
+    def __str__(self) -> str:
+        from torchtraceap.report.terminal import render_text
+
+        return render_text(self)
+
+    def __repr__(self) -> str:
+        found = ", ".join(finding.type for finding in self.findings)
+        return (
+            f"Diagnosis(findings=[{found}], abstained={len(self.abstained)}, "
+            f"profiled_ns={self.profiled_ns}, windows={self.windows.count})"
+        )
+
+    def _repr_html_(self) -> str:
+        from torchtraceap.notebook import diagnosis_html
+
+        return diagnosis_html(self)
