@@ -1,0 +1,124 @@
+# `make demo` and `make test` install everything they need (Debian packages, a virtual environment
+# in .venv, the build in build/make) and can be run again at any time. `make help` lists the rest.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+VENV ?= .venv
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+WERROR ?= OFF
+TRACE ?= examples/traces/resnet50_num_workers_0.json.gz
+TORCH ?= torch==2.13.0
+FUZZ_SECONDS ?= 60
+BIN := $(VENV)/bin
+BUILD := build/make
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# One build folder serves the extension module and the C++ tests.
+PIP_BUILD := --no-build-isolation \
+  --config-settings=build-dir=$(BUILD) \
+  --config-settings=cmake.build-type=Release \
+  --config-settings=cmake.define.TRACEAP_WERROR=$(WERROR)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+.PHONY: demo
+demo: install ## diagnose the bundled ResNet-50 trace in the terminal, write out/resnet50.html
+	@echo "==> torchtraceap diagnose $(TRACE)"
+	@$(BIN)/torchtraceap diagnose $(TRACE)
+	@mkdir -p out
+	@$(BIN)/torchtraceap report $(TRACE) --html out/resnet50.html
+	@echo "==> The same as a page: file://$(CURDIR)/out/resnet50.html"
+
+.PHONY: test
+test: test-cpp test-asan test-python lint ## C++ tests (plain and sanitized), a minute of fuzzing, Python tests, lint
+	@echo "==> all tests passed"
+
+.PHONY: venv
+venv: ## make the virtual environment, with the build tools in it
+	@tools/make_venv.sh $(VENV)
+	@$(PIP) install 'scikit-build-core>=0.11,<2' 'pybind11>=2.13,<4'
+
+.PHONY: install
+install: venv ## build and install the package into the virtual environment
+	@tools/install_packages.sh build
+	@echo "==> building and installing torchtraceap into $(VENV) (build folder $(BUILD))"
+	@$(PIP) install $(PIP_BUILD) .
+
+.PHONY: install-test
+install-test: venv ## the same with everything that the tests need
+	@tools/install_packages.sh build test
+	@echo "==> building and installing torchtraceap with its test tools into $(VENV) (build folder $(BUILD))"
+	@$(PIP) install $(PIP_BUILD) --config-settings=cmake.define.TRACEAP_BUILD_TESTS=ON '.[test,lint]'
+
+# Only the tests of collect/ use torch. Which build of it pip takes is the machine's own affair:
+# where its default is a large CUDA build, install another by hand first, or set TORCH= to do without.
+.PHONY: torch
+torch: venv ## install torch for the tests that record traces
+ifneq ($(strip $(TORCH)),)
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { \
+	  echo "==> installing $(TORCH) (used by the tests of collect/ only)"; $(PIP) install '$(TORCH)'; }
+endif
+
+.PHONY: test-cpp
+test-cpp: install-test ## C++ tests
+	@echo "==> C++ tests"
+	@cmake --build $(BUILD) --parallel $(JOBS) -- --quiet
+	@ctest --test-dir $(BUILD) --parallel $(JOBS) --output-on-failure --no-tests=error
+
+.PHONY: test-asan
+test-asan: install-test ## C++ tests with address and undefined-behaviour sanitizers, then the fuzz targets
+	@echo "==> C++ tests under sanitizers"
+	@cmake --preset asan >/dev/null
+	@cmake --build build/asan --parallel $(JOBS) -- --quiet
+	@ctest --test-dir build/asan --parallel $(JOBS) --output-on-failure --no-tests=error
+	@tools/fuzz.sh build/asan $(FUZZ_SECONDS)
+
+.PHONY: test-python
+test-python: install-test torch ## Python tests
+	@echo "==> Python tests"
+	@mkdir -p out
+	@$(BIN)/python -m pytest 2>&1 | tee out/pytest.log
+
+.PHONY: lint
+lint: install-test ## ruff, mypy, layers
+	@echo "==> ruff, mypy, layers"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python tools/check_layers.py
+
+.PHONY: format
+format: venv ## format C++ and Python in place
+	@tools/install_packages.sh tidy
+	@$(PIP) install 'ruff>=0.6,<1'
+	@git ls-files 'cpp/*.[ch]pp' 'tests/cpp/*.[ch]pp' 'benchmarks/cpp/*.[ch]pp' | xargs clang-format -i
+	@$(BIN)/ruff format .
+
+.PHONY: tidy
+tidy: ## clang-tidy on the C++ sources
+	@tools/install_packages.sh build test tidy
+	@cmake --preset tidy -DTRACEAP_BUILD_PYTHON=OFF >/dev/null
+	@cmake --build build/tidy --parallel $(JOBS)
+
+.PHONY: bench
+bench: venv ## compare load and diagnose with other tools (docs/performance.md); takes minutes
+	@tools/install_packages.sh build bench
+	@$(PIP) install $(PIP_BUILD) '.[bench]'
+	@cmake --preset release -DTRACEAP_BUILD_PYTHON=OFF -DTRACEAP_BUILD_BENCHMARKS=ON >/dev/null
+	@cmake --build build/release --parallel $(JOBS) --target floor
+	@$(BIN)/python benchmarks/load/run.py
+	@$(BIN)/python benchmarks/diagnose/run.py
+
+.PHONY: wheel
+wheel: venv ## build the source archive and a wheel into dist/
+	@tools/install_packages.sh build
+	@$(PIP) install 'build>=1.2,<2'
+	@$(BIN)/python -m build --no-isolation
+
+.PHONY: clean
+clean: ## remove builds, the virtual environment and outputs
+	rm -rf build $(VENV) out dist

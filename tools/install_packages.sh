@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Installs the Debian or Ubuntu packages that a build needs; does nothing when all are there.
+#   tools/install_packages.sh GROUP...      groups: python build test bench tidy
+# Elsewhere, environment.yml holds the same for conda-forge.
+set -euo pipefail
+
+declare -A groups=(
+  [python]="python3 python3-venv python3-dev"
+  [build]="g++ cmake ninja-build pkg-config libsimdjson-dev libisal-dev libzstd-dev zlib1g-dev
+           libeigen3-dev libxtensor-dev"
+  # clang with its runtime: sanitizers and libFuzzer. chromium: the browser tests of the HTML report.
+  [test]="catch2 clang libclang-rt-14-dev chromium fonts-dejavu-core"
+  [bench]="libbenchmark-dev"
+  [tidy]="clang-format clang-tidy"
+)
+
+is_installed() {
+  [ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+missing=()
+for group in "$@"; do
+  for package in ${groups[$group]:?no such group: $group}; do
+    if command -v dpkg-query >/dev/null && is_installed "$package"; then continue; fi
+    missing+=("$package")
+  done
+done
+
+if [ ${#missing[@]} -eq 0 ]; then
+  echo "==> system packages ($*): all there"
+elif ! command -v apt-get >/dev/null; then
+  echo "==> no apt-get here: expecting what these Debian packages hold: ${missing[*]}"
+  echo "    (conda-forge: conda env create -f environment.yml)"
+else
+  echo "==> installing system packages: ${missing[*]}"
+  as_root=()
+  if [ "$(id -u)" -ne 0 ]; then as_root=(sudo); fi
+  apt_get=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0)
+  "${apt_get[@]}" update
+  "${apt_get[@]}" install --yes --no-install-recommends "${missing[@]}" >/dev/null
+fi
