@@ -1,0 +1,99 @@
+"""What to tell a person about each anti-pattern: reason, signs, fix, code, link.
+
+`kb.yaml` is the source. What is read at run time is `kb.json`, made from it by
+`python -m torchtraceap.knowledge`: reading it takes 0.1 ms, while importing PyYAML alone takes
+tens of milliseconds of a start-up that has half a second in all. A test holds the two equal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+__all__ = ["KnowledgeEntry", "load_knowledge"]
+
+_OPTIONAL = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class KnowledgeEntry:
+    """The text for one type of finding."""
+
+    type: str
+    """Stable snake_case name, as in the JSON of `diagnose`."""
+    title: str
+    """A few words, as a heading."""
+    why: str
+    """One sentence with `{fact}` placeholders; `[[...]]` is left out if a fact in it is missing."""
+    signs: tuple[str, ...]
+    """What in a trace speaks for it."""
+    non_signs: tuple[str, ...]
+    """What looks like it and is not."""
+    fix: str
+    """What to change, in one or two sentences."""
+    code_before: str
+    """A snippet that has the problem."""
+    code_after: str
+    """The same snippet without it, to paste."""
+    doc_url: str
+    """Official documentation."""
+    audit: str
+    """The sentence for a trace in which the rule found nothing."""
+    gate: str
+    """What a performance contract for it would assert."""
+
+    def why_text(self, facts: Mapping[str, str], *, cost: str, share: str) -> str:
+        """The sentence of `why` with its facts filled in.
+
+        Args:
+            facts: A finding's facts by name. Missing ones drop the part of the sentence that
+                needs them; surplus ones are ignored.
+            cost: The finding's cost for a person, such as "12.3 ms".
+            share: Its share of the profiled time, such as "4.5 %".
+        """
+        known = {**facts, "cost": cost, "share": share}
+
+        def keep(match: re.Match[str]) -> str:
+            inner = match.group(1)
+            wanted = _PLACEHOLDER.findall(inner)
+            return inner if all(known.get(name) for name in wanted) else ""
+
+        text = _OPTIONAL.sub(keep, self.why)
+        return _PLACEHOLDER.sub(lambda match: known.get(match.group(1), "?"), text)
+
+    @property
+    def code(self) -> str:
+        """Both snippets under each other, each with a comment above it."""
+        return f"# before\n{self.code_before}\n# after\n{self.code_after}"
+
+
+def _entry(name: str, fields: Mapping[str, Any]) -> KnowledgeEntry:
+    return KnowledgeEntry(
+        type=name,
+        title=fields["title"],
+        why=fields["why"],
+        signs=tuple(fields["signs"]),
+        non_signs=tuple(fields["non_signs"]),
+        fix=fields["fix"],
+        code_before=fields["code"]["before"],
+        code_after=fields["code"]["after"],
+        doc_url=fields["doc"],
+        audit=fields["audit"],
+        gate=fields["gate"],
+    )
+
+
+@cache
+def load_knowledge() -> Mapping[str, KnowledgeEntry]:
+    """The entries by type, the paper's eight first; read once per process."""
+    text = Path(__file__).with_name("kb.json").read_text(encoding="utf-8")
+    return MappingProxyType(
+        {name: _entry(name, fields) for name, fields in json.loads(text).items()}
+    )

@@ -1,0 +1,118 @@
+"""The knowledge base: complete, consistent, and robust to what a finding leaves out."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from torchtraceap.knowledge import KnowledgeEntry, load_knowledge
+from torchtraceap.knowledge.__main__ import compile_knowledge
+from torchtraceap.results import PAPER_TYPES
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "python/torchtraceap/knowledge"
+ENTRIES = tuple(load_knowledge().values())
+OFFICIAL_HOSTS = {
+    "docs.pytorch.org",
+    "docs.nvidia.com",
+    "rocm.docs.amd.com",
+    "docs.python.org",
+}
+
+
+def each_entry() -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("entry", ENTRIES, ids=[entry.type for entry in ENTRIES])
+
+
+def registered_types() -> set[str]:
+    """The types in the C++ registry, from the module if it is built, else from its source."""
+    try:
+        from torchtraceap import _core
+    except ImportError:
+        _core = None
+    if _core is not None and hasattr(_core, "detector_types"):
+        return set(_core.detector_types())
+    names: set[str] = set()
+    for name in ("registry.cpp", "ext_registry.cpp"):
+        text = (ROOT / "cpp/traceap/detect" / name).read_text(encoding="utf-8")
+        names.update(re.findall(r'\{"(\w+)",\s*(?:true|false),', text))
+    return names
+
+
+def test_kb_json_is_made_from_kb_yaml() -> None:
+    written = (FOLDER / "kb.json").read_text(encoding="utf-8")
+    assert written == compile_knowledge(FOLDER / "kb.yaml"), "run python -m torchtraceap.knowledge"
+
+
+def test_every_registered_type_has_an_entry_and_the_other_way_round() -> None:
+    assert set(load_knowledge()) == registered_types()
+
+
+def test_the_papers_eight_come_first() -> None:
+    assert tuple(load_knowledge())[: len(PAPER_TYPES)] == PAPER_TYPES
+
+
+def test_loading_twice_gives_the_same_read_only_mapping() -> None:
+    first = load_knowledge()
+    assert first is load_knowledge()
+    with pytest.raises(TypeError):
+        first["cpu_bound"] = first["graph_break"]  # type: ignore[index]
+
+
+@each_entry()
+def test_texts_are_there_and_short_enough(entry: KnowledgeEntry) -> None:
+    assert 8 <= len(entry.title) <= 70
+    assert not entry.title.endswith(".")
+    assert entry.signs and entry.non_signs
+    assert entry.fix.endswith(".") and len(entry.fix) <= 400
+    assert entry.audit.endswith(".") and len(entry.audit) <= 120
+    assert entry.gate
+    assert "\n" not in entry.why + entry.fix + entry.audit + entry.title
+
+
+@each_entry()
+def test_facts_stand_in_optional_parts_only(entry: KnowledgeEntry) -> None:
+    required = re.sub(r"\[\[.*?\]\]", "", entry.why)
+    assert set(re.findall(r"\{(\w+)\}", required)) <= {"cost", "share"}
+    assert required.count("{cost}") == 1
+
+
+@each_entry()
+def test_why_reads_well_without_any_fact(entry: KnowledgeEntry) -> None:
+    text = entry.why_text({}, cost="12.3 ms", share="4.5 %")
+    assert "12.3 ms" in text and "4.5 %" in text
+    assert not re.search(r"[\[\]{}?]|  | [,.;:)]|\( ", text), text
+    assert text[0].isupper() and text.endswith(".")
+
+
+@each_entry()
+def test_why_reads_well_with_all_facts(entry: KnowledgeEntry) -> None:
+    facts = {name: "X" for name in re.findall(r"\{(\w+)\}", entry.why)}
+    text = entry.why_text(facts, cost="12.3 ms", share="4.5 %")
+    assert not re.search(r"[\[\]{}]|  | [,.;:)]", text), text
+
+
+@each_entry()
+def test_code_to_paste_is_python(entry: KnowledgeEntry) -> None:
+    ast.parse(entry.code_before)
+    ast.parse(entry.code_after)
+    assert entry.code_before != entry.code_after
+    assert entry.code.startswith("# before\n") and "\n# after\n" in entry.code
+    assert all(len(line) <= 100 for line in entry.code.splitlines())
+
+
+@each_entry()
+def test_link_is_an_official_page(entry: KnowledgeEntry) -> None:
+    parts = urlsplit(entry.doc_url)
+    assert parts.scheme == "https" and parts.hostname in OFFICIAL_HOSTS
+    assert parts.path.endswith(".html")
+
+
+def test_a_fact_with_braces_is_text_and_not_a_template() -> None:
+    entry = load_knowledge()["host_sync_in_loop"]
+    text = entry.why_text({"operations": "{cost} [[x]]"}, cost="1 ms", share="2 %")
+    assert "({cost} [[x]])" in text
