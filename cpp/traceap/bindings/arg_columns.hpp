@@ -1,0 +1,30 @@
+#pragma once
+// One key of `args` for all rows as plain vectors, ready to leave as arrays. No Python here, so
+// that it runs without the GIL.
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "traceap/table/event_table.hpp"
+#include "traceap/tree/event_tree.hpp"
+
+namespace traceap::bindings {
+
+struct IntColumn {
+  std::vector<std::int64_t> values;  ///< 0 where absent
+  std::vector<std::uint8_t> valid;   ///< 0 or 1
+};
+IntColumn read_int_column(const EventTable& table, std::string_view key);
+
+/// Distinct texts once; kNoString where the row lacks the key.
+struct TextColumn {
+  StringPool texts;
+  std::vector<StringId> ids;
+};
+TextColumn read_text_column(const EventTable& table, std::string_view key);
+
+/// launch_delay_ns of every row of tree.gpu_rows.
+std::vector<std::int64_t> read_launch_delays(const EventTable& table, const EventTree& tree);
+
+}  // namespace traceap::bindings

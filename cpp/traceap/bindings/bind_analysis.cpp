@@ -1,0 +1,151 @@
+#include <pybind11/stl.h>
+
+#include "traceap/analysis/idle.hpp"
+#include "traceap/analysis/timeline.hpp"
+#include "traceap/bindings/columns.hpp"
+#include "traceap/bindings/handles.hpp"
+
+namespace traceap::bindings {
+namespace {
+
+using Bounds = std::pair<std::int64_t, std::int64_t>;
+using IdleClass = py::class_<IdleBreakdown, std::shared_ptr<IdleBreakdown>>;
+
+Interval checked(const Bounds& bounds) {
+  if (bounds.second < bounds.first) throw OptionError("bounds: the end lies before the start");
+  return {bounds.first, bounds.second};
+}
+
+GpuIntervals intervals_of(const TablePtr& table, const BoundTree& tree, bool linked_only,
+                          std::int32_t device) {
+  return build_gpu_intervals(*table, tree_of(table, tree), {linked_only, device});
+}
+
+Timeline timeline(const TablePtr& table, const BoundTree& tree, bool linked_only,
+                  std::int32_t device, const std::optional<Bounds>& bounds) {
+  const GpuIntervals gpu = intervals_of(table, tree, linked_only, device);
+  return bounds ? compute_timeline(gpu, checked(*bounds)) : compute_timeline(gpu);
+}
+
+std::vector<Timeline> timelines(const TablePtr& table, const BoundTree& tree,
+                                const std::vector<Bounds>& bounds, bool linked_only,
+                                std::int32_t device) {
+  const GpuIntervals gpu = intervals_of(table, tree, linked_only, device);
+  std::vector<Timeline> result;
+  result.reserve(bounds.size());
+  for (const Bounds& pair : bounds) result.push_back(compute_timeline(gpu, checked(pair)));
+  return result;
+}
+
+py::dict gpu_intervals(const TablePtr& table, const BoundTree& tree, bool linked_only,
+                       std::int32_t device) {
+  GpuIntervals gpu;
+  {
+    py::gil_scoped_release release;
+    gpu = intervals_of(table, tree, linked_only, device);
+  }
+  py::dict result;
+  result["busy"] = adopt_intervals(std::move(gpu.busy));
+  result["compute"] = adopt_intervals(std::move(gpu.compute));
+  result["communication"] = adopt_intervals(std::move(gpu.communication));
+  result["memcpy"] = adopt_intervals(std::move(gpu.memcpy));
+  return result;
+}
+
+std::shared_ptr<IdleBreakdown> idle(const TablePtr& table, const BoundTree& tree,
+                                    const std::optional<Bounds>& bounds) {
+  const GpuIntervals gpu = intervals_of(table, tree, false, -1);
+  Interval span{0, 0};
+  if (!gpu.busy.empty()) span = {gpu.busy.front().start_ns, gpu.busy.back().end_ns};
+  if (bounds) span = checked(*bounds);
+  return std::make_shared<IdleBreakdown>(explain_idle(*table, tree.tree, gpu, span));
+}
+
+void bind_timeline(py::module_& module) {
+  py::class_<Timeline>(module, "Timeline", "GPU time split by interval union, in ns.")
+      .def_readonly("span_ns", &Timeline::span_ns)
+      .def_readonly("busy_ns", &Timeline::busy_ns)
+      .def_readonly("idle_ns", &Timeline::idle_ns)
+      .def_readonly("compute_ns", &Timeline::compute_ns)
+      .def_readonly("communication_ns", &Timeline::communication_ns)
+      .def_readonly("memcpy_ns", &Timeline::memcpy_ns)
+      .def_readonly("exposed_communication_ns", &Timeline::exposed_communication_ns)
+      .def_readonly("exposed_memcpy_ns", &Timeline::exposed_memcpy_ns);
+}
+
+/// View of one member of every idle interval, strided over the array of structs.
+template <typename T, typename Get>
+auto idle_column(Get get) {
+  return [get](py::object self) {
+    const auto& intervals = self.cast<const IdleBreakdown&>().intervals;
+    const auto size = static_cast<py::ssize_t>(intervals.size());
+    const void* first = intervals.empty() ? nullptr : get(intervals.front());
+    return read_only(py::array(py::dtype::of<T>(), {size},
+                               {static_cast<py::ssize_t>(sizeof(IdleInterval))}, first, self));
+  };
+}
+
+py::dict idle_totals(const IdleBreakdown& idle) {
+  py::dict totals;
+  for (int cause = 0; cause < kIdleCauseCount; ++cause) {
+    totals[to_str(idle_cause_name(static_cast<IdleCause>(cause)))] = idle.total_ns[cause];
+  }
+  return totals;
+}
+
+py::list idle_cause_names() {
+  py::list names;
+  for (int cause = 0; cause < kIdleCauseCount; ++cause) {
+    names.append(to_str(idle_cause_name(static_cast<IdleCause>(cause))));
+  }
+  return names;
+}
+
+void bind_idle(py::module_& module) {
+  using I = IdleInterval;
+  IdleClass(module, "IdleBreakdown", "Idle intervals of the GPU with one cause each.")
+      .def("__len__", [](const IdleBreakdown& self) { return self.intervals.size(); })
+      .def_property_readonly("start_ns", idle_column<std::int64_t>([](const I& i) -> const void* {
+                               return &i.interval.start_ns;
+                             }),
+                             "int64 [n]: sorted.")
+      .def_property_readonly("end_ns", idle_column<std::int64_t>([](const I& i) -> const void* {
+                               return &i.interval.end_ns;
+                             }),
+                             "int64 [n].")
+      .def_property_readonly(
+          "cause", idle_column<std::uint8_t>([](const I& i) -> const void* { return &i.cause; }),
+          "uint8 [n]: index in idle_cause_names().")
+      .def_property_readonly("explained_by", idle_column<Row>([](const I& i) -> const void* {
+                               return &i.explained_by;
+                             }),
+                             "uint32 [n]: host row that explains it, or NO_ROW.")
+      .def_property_readonly("next_gpu_row", idle_column<Row>([](const I& i) -> const void* {
+                               return &i.next_gpu_row;
+                             }),
+                             "uint32 [n]: first GPU event after it, or NO_ROW.")
+      .def_property_readonly("totals", idle_totals, "dict[str, int]: ns by cause.");
+  module.def("idle_cause_names", idle_cause_names, "list[str]: names of IdleBreakdown.cause.");
+}
+
+}  // namespace
+
+void bind_analysis(py::module_& module) {
+  bind_timeline(module);
+  bind_idle(module);
+  module.def("timeline", timeline, py::arg("table"), py::arg("tree"), py::kw_only(),
+             py::arg("linked_only") = false, py::arg("device") = -1, py::arg("bounds") = py::none(),
+             py::call_guard<py::gil_scoped_release>(),
+             "GPU time by class; over its own span, or clipped to bounds (start_ns, end_ns).");
+  module.def("timelines", timelines, py::arg("table"), py::arg("tree"), py::arg("bounds"),
+             py::kw_only(), py::arg("linked_only") = false, py::arg("device") = -1,
+             py::call_guard<py::gil_scoped_release>(), "One timeline for each pair of bounds.");
+  module.def("gpu_intervals", gpu_intervals, py::arg("table"), py::arg("tree"), py::kw_only(),
+             py::arg("linked_only") = false, py::arg("device") = -1,
+             "dict of int64 [n, 2]: unions of GPU events (busy, compute, communication, memcpy).");
+  module.def("explain_idle", idle, py::arg("table"), py::arg("tree"), py::kw_only(),
+             py::arg("bounds") = py::none(), py::call_guard<py::gil_scoped_release>(),
+             "Why the GPU idles, over the span of its events or inside bounds.");
+}
+
+}  // namespace traceap::bindings

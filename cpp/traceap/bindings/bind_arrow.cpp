@@ -1,0 +1,118 @@
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <unordered_map>
+
+#include "traceap/bindings/arrow.hpp"
+#include "traceap/bindings/columns.hpp"
+#include "traceap/bindings/handles.hpp"
+
+namespace traceap::bindings {
+namespace {
+
+using Rank = std::optional<std::int64_t>;
+using Ranked = std::pair<std::shared_ptr<EventTable>, Rank>;
+
+/// Batches ready to be exported any number of times.
+struct ArrowTable {
+  ArrowBatches batches;
+};
+
+/// A capsule of the Arrow PyCapsule interface that releases what nobody took out of it.
+template <typename Struct>
+py::capsule make_capsule(Struct* exported, const char* name) {
+  return py::capsule(exported, name, [](PyObject* capsule) {
+    auto* held = static_cast<Struct*>(PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule)));
+    if (held->release != nullptr) held->release(held);
+    delete held;
+  });
+}
+
+py::capsule stream(const ArrowTable& table) {
+  auto exported = std::make_unique<ArrowArrayStream>();
+  export_stream(table.batches, exported.get());
+  return make_capsule(exported.release(), "arrow_array_stream");
+}
+
+py::capsule schema(const ArrowTable& table) {
+  auto exported = std::make_unique<ArrowSchema>();
+  export_schema(table.batches, exported.get());
+  return make_capsule(exported.release(), "arrow_schema");
+}
+
+ArrowTable make_table(std::vector<ArrowBatch>&& batches) {
+  if (batches.empty()) throw SchemaError("an Arrow table needs a batch");
+  return {std::make_shared<const std::vector<ArrowBatch>>(std::move(batches))};
+}
+
+ArrowTable events(const std::vector<Ranked>& tables, bool with_rank) {
+  std::vector<ArrowBatch> batches;
+  for (const auto& [table, rank] : tables) {
+    batches.push_back(make_event_batch(table, with_rank, rank));
+  }
+  return make_table(std::move(batches));
+}
+
+/// Keeps a Python object alive for buffers that may be released on a thread without the GIL.
+std::shared_ptr<const void> keep_alive(const py::object& object) {
+  return {object.inc_ref().ptr(), [](PyObject* held) {
+            if (!Py_IsInitialized()) return;  // too late to give anything back
+            py::gil_scoped_acquire acquire;
+            Py_DECREF(held);
+          }};
+}
+
+std::string format_of(const py::dtype& type) {
+  static const std::unordered_map<std::string, std::string> formats = {
+      {"i1", "c"}, {"u1", "C"}, {"i2", "s"}, {"i4", "i"},
+      {"u4", "I"}, {"i8", "l"}, {"u8", "L"}, {"f8", "g"}};
+  const auto found = formats.find(std::string(1, type.kind()) + std::to_string(type.itemsize()));
+  if (found == formats.end()) throw SchemaError("no Arrow format for this dtype");
+  return found->second;
+}
+
+ArrowColumn make_column(const std::string& name, const py::array& given, const py::object& texts) {
+  const py::array values = py::module_::import("numpy").attr("ascontiguousarray")(given);
+  if (values.ndim() != 1) throw SchemaError(name + ": columns must have one dimension");
+  ArrowColumn column;
+  column.name = name;
+  column.format = format_of(values.dtype());
+  column.values = values.data();
+  column.owner = keep_alive(values);
+  if (texts.is_none()) return column;
+  auto dictionary = std::make_shared<ArrowTexts>();
+  for (const py::handle text : texts) dictionary->add(py::cast<std::string>(text));
+  column.dictionary = dictionary;
+  return column;
+}
+
+ArrowTable columns(const py::list& given) {
+  ArrowBatch batch;
+  for (const py::handle item : given) {
+    const auto [name, values, texts] = item.cast<std::tuple<std::string, py::array, py::object>>();
+    const std::int64_t length = values.size();
+    if (!batch.columns.empty() && length != batch.length) {
+      throw SchemaError(name + ": columns must have one length");
+    }
+    batch.length = length;
+    batch.columns.push_back(make_column(name, values, texts));
+  }
+  std::vector<ArrowBatch> batches;
+  batches.push_back(std::move(batch));
+  return make_table(std::move(batches));
+}
+
+}  // namespace
+
+void bind_arrow(py::module_& module) {
+  py::class_<ArrowTable>(module, "ArrowTable", "Columns for any consumer of the Arrow C stream.")
+      .def("stream", stream, "A fresh arrow_array_stream capsule.")
+      .def("schema", schema, "An arrow_schema capsule.");
+  module.def("arrow_events", events, py::arg("tables"), py::kw_only(), py::arg("with_rank") = false,
+             py::call_guard<py::gil_scoped_release>(),
+             "One batch per (table, rank); int64 columns are not copied.");
+  module.def("arrow_columns", columns, py::arg("columns"),
+             "One batch of (name, array [n], texts); with texts the array holds indices.");
+}
+
+}  // namespace traceap::bindings

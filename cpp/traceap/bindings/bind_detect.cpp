@@ -1,0 +1,118 @@
+#include <pybind11/stl.h>
+
+#include "traceap/bindings/columns.hpp"
+#include "traceap/bindings/handles.hpp"
+#include "traceap/detect/finding.hpp"
+
+namespace traceap::bindings {
+namespace {
+
+struct BoundFinding {
+  Finding finding;
+  bool paper;
+  std::int64_t unclaimed_cost_ns;
+};
+using FindingClass = py::class_<BoundFinding>;
+
+const char* verdict_name(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kPresent:
+      return "present";
+    case Verdict::kUnknown:
+      return "unknown";
+    default:
+      return "absent";
+  }
+}
+
+std::vector<BoundFinding> detect(const TablePtr& table, const BoundTree& tree,
+                                 double material_share) {
+  if (!(material_share >= 0.0 && material_share <= 1.0)) {
+    throw OptionError("material_share must lie in [0, 1]");
+  }
+  const Signals signals = build_signals(*table, tree_of(table, tree), {material_share});
+  std::vector<Finding> findings = detect_all(signals);
+  const std::vector<std::int64_t> unclaimed = compute_unclaimed_cost(findings);
+  std::vector<BoundFinding> bound;
+  for (std::size_t i = 0; i < findings.size(); ++i) {
+    bound.push_back({std::move(findings[i]), detectors()[i].paper, unclaimed[i]});
+  }
+  return bound;
+}
+
+py::list texts(const std::vector<std::string>& strings) {
+  py::list list;
+  for (const std::string& text : strings) list.append(to_str(text));
+  return list;
+}
+
+py::array intervals_of(py::object self) {
+  const IntervalSet& intervals = self.cast<const BoundFinding&>().finding.intervals;
+  const auto count = static_cast<py::ssize_t>(intervals.size());
+  return read_only(py::array(py::dtype::of<std::int64_t>(), {count, py::ssize_t{2}}, {},
+                             reinterpret_cast<const std::int64_t*>(intervals.data()), self));
+}
+
+py::dict facts_of(const BoundFinding& self) {
+  py::dict facts;
+  for (const auto& [name, value] : self.finding.facts) facts[to_str(name)] = to_str(value);
+  return facts;
+}
+
+void bind_cost(FindingClass& finding) {
+  const auto number = [&](const char* name, auto member, const char* doc) {
+    finding.def_property_readonly(
+        name, [member](const BoundFinding& self) { return self.finding.*member; }, doc);
+  };
+  number("cost_ns", &Finding::cost_ns, "Total length of intervals.");
+  number("evidence_count", &Finding::evidence_count, "How many rows there are in all.");
+  number("confidence", &Finding::confidence, "In [0, 1].");
+  number("saving_low_ns", &Finding::saving_low_ns, "Bound on the saving.");
+  number("saving_best_ns", &Finding::saving_best_ns, "Bound on the saving.");
+  number("saving_high_ns", &Finding::saving_high_ns, "Bound on the saving.");
+}
+
+void bind_finding(py::module_& module) {
+  FindingClass finding(module, "Finding", "What one rule says of one rank.");
+  bind_cost(finding);
+  finding
+      .def_property_readonly("type",
+                             [](const BoundFinding& self) { return to_str(self.finding.type); })
+      .def_readonly("paper", &BoundFinding::paper, "One of the paper's eight types.")
+      .def_property_readonly(
+          "verdict", [](const BoundFinding& self) { return verdict_name(self.finding.verdict); },
+          "present, absent or unknown.")
+      .def_property_readonly("intervals", intervals_of, "int64 [n, 2]: the cost.")
+      .def_readonly("unclaimed_cost_ns", &BoundFinding::unclaimed_cost_ns,
+                    "Cost that no larger finding of the rank covers.")
+      .def_property_readonly(
+          "evidence",
+          [](py::object self) {
+            return view(self.cast<const BoundFinding&>().finding.evidence, self);
+          },
+          "uint32: most telling rows first.")
+      .def_property_readonly(
+          "missing_signals",
+          [](const BoundFinding& self) { return texts(self.finding.missing_signals); },
+          "list[str].")
+      .def_property_readonly("facts", facts_of, "dict[str, str].");
+}
+
+std::vector<std::string> detector_types() {
+  std::vector<std::string> types;
+  for (const DetectorEntry& entry : detectors()) types.emplace_back(entry.type);
+  return types;
+}
+
+}  // namespace
+
+void bind_detect(py::module_& module) {
+  bind_finding(module);
+  module.def("detect", detect, py::arg("table"), py::arg("tree"), py::kw_only(),
+             py::arg("material_share") = DetectOptions().material_share,
+             py::call_guard<py::gil_scoped_release>(), "Runs every rule on one rank.");
+  module.def("detector_types", detector_types,
+             "list[str]: types of all rules, the paper's eight first.");
+}
+
+}  // namespace traceap::bindings

@@ -1,0 +1,201 @@
+#include <pybind11/stl.h>
+
+#include "traceap/bindings/arg_columns.hpp"
+#include "traceap/bindings/columns.hpp"
+#include "traceap/bindings/handles.hpp"
+
+namespace traceap::bindings {
+namespace {
+
+using TableClass = py::class_<EventTable, TablePtr>;
+
+template <typename T>
+auto text_of(std::string T::*member) {
+  return [member](const T& self) { return to_str(self.*member); };
+}
+
+Row checked(const EventTable& table, std::int64_t row) {
+  if (row < 0 || row >= static_cast<std::int64_t>(table.size())) {
+    throw py::index_error("row " + std::to_string(row) + " of a table with " +
+                          std::to_string(table.size()) + " rows");
+  }
+  return static_cast<Row>(row);
+}
+
+void bind_constants(py::module_& module) {
+  module.attr("NO_ROW") = kNoRow;
+  module.attr("NO_STRING") = kNoString;
+  module.attr("NO_ID") = kNoId;
+  module.attr("HAS_TIME") = static_cast<int>(kHasTime);
+  module.attr("HAS_DURATION") = static_cast<int>(kHasDuration);
+  module.attr("MATCHED_END") = static_cast<int>(kMatchedEnd);
+  module.attr("REPAIRED") = static_cast<int>(kRepaired);
+}
+
+void bind_track(py::module_& module) {
+  py::class_<Track>(module, "Track", "A (pid, tid) pair as written, with its names.")
+      .def_property_readonly("pid", text_of(&Track::pid), "As text.")
+      .def_property_readonly("tid", text_of(&Track::tid), "As text.")
+      .def_readonly("pid_number", &Track::pid_number, "As an integer, if it is one.")
+      .def_readonly("tid_number", &Track::tid_number, "As an integer, if it is one.")
+      .def_property_readonly("process_name", text_of(&Track::process_name), "Or empty.")
+      .def_property_readonly("process_labels", text_of(&Track::process_labels), "Or empty.")
+      .def_property_readonly("thread_name", text_of(&Track::thread_name), "Or empty.");
+}
+
+void bind_device(py::module_& module) {
+  using Device = DeviceProperties;
+  py::class_<Device>(module, "Device", "One entry of deviceProperties.")
+      .def_property_readonly(
+          "id",
+          [](const Device& self) {
+            return self.id == kNoId ? std::optional<std::int64_t>() : self.id;
+          },
+          "Index of the device.")
+      .def_property_readonly("name", text_of(&Device::name), "Or empty.")
+      .def_readonly("compute_major", &Device::compute_major, "Compute capability.")
+      .def_readonly("compute_minor", &Device::compute_minor, "Compute capability.")
+      .def_readonly("sm_count", &Device::sm_count, "Multiprocessors.")
+      .def_readonly("memory_bytes", &Device::memory_bytes, "Global memory.");
+}
+
+void bind_diagnostic(py::module_& module) {
+  py::class_<Diagnostic>(module, "Diagnostic", "What could not be taken at face value, counted.")
+      .def_property_readonly("code", text_of(&Diagnostic::code), "Listed in docs/errors.md.")
+      .def_readonly("count", &Diagnostic::count, "Occurrences.")
+      .def_readonly("first_byte_offset", &Diagnostic::first_byte_offset,
+                    "In the decompressed text, if it has a place there.")
+      .def_property_readonly("message", text_of(&Diagnostic::message), "For a person.");
+}
+
+void bind_table_columns(TableClass& table) {
+  const auto column = [&](const char* name, auto member, const char* doc) {
+    table.def_property_readonly(name, column_of(member), doc);
+  };
+  column("ts_ns", &EventTable::ts_ns, "int64 [n]: start; 0 without HAS_TIME.");
+  column("dur_ns", &EventTable::dur_ns, "int64 [n]: duration; 0 without HAS_DURATION.");
+  column("name", &EventTable::name, "uint32 [n]: index in strings.");
+  column("category", &EventTable::category, "uint32 [n]: index in strings, or NO_STRING.");
+  column("kind", &EventTable::kind, "uint8 [n]: index in kind_names().");
+  column("phase", &EventTable::phase, "uint8 [n]: the phase letter's code.");
+  column("flags", &EventTable::flags, "uint8 [n]: HAS_TIME | HAS_DURATION | ...");
+  column("track", &EventTable::track, "uint32 [n]: index in tracks.");
+  column("device", &EventTable::device, "int32 [n]: args.device, -1 if absent.");
+  column("stream", &EventTable::stream, "int64 [n]: args.stream, or NO_ID.");
+  column("correlation", &EventTable::correlation, "int64 [n]: args.correlation, or NO_ID.");
+  column("external_id", &EventTable::external_id, "int64 [n]: args['External id'], or NO_ID.");
+}
+
+py::list metadata_of(const EventTable& table) {
+  py::list items;
+  for (const auto& [key, json] : table.metadata) {
+    items.append(py::make_tuple(to_str(key), to_str(json)));
+  }
+  return items;
+}
+
+void bind_table_members(TableClass& table) {
+  table.def("__len__", [](const EventTable& self) { return self.size(); })
+      .def_property_readonly(
+          "strings", [](const EventTable& self) { return to_list(self.strings); },
+          "list[str]: names and categories by id; a new list each time.")
+      .def_property_readonly(
+          "tracks", [](const EventTable& self) { return self.tracks; }, "list[Track]: by track id.")
+      .def_property_readonly("metadata", metadata_of,
+                             "list[tuple[str, str]]: top-level members and their JSON text.")
+      .def_property_readonly(
+          "devices", [](const EventTable& self) { return self.devices; },
+          "list[Device]: deviceProperties.")
+      .def_property_readonly(
+          "rank", [](const EventTable& self) { return self.distributed.rank; },
+          "Of distributedInfo.")
+      .def_property_readonly(
+          "world_size", [](const EventTable& self) { return self.distributed.world_size; },
+          "Of distributedInfo.")
+      .def_property_readonly(
+          "backend", [](const EventTable& self) { return to_str(self.distributed.backend); },
+          "Of distributedInfo, or empty.")
+      .def_property_readonly(
+          "path", [](const EventTable& self) { return to_str(self.path); }, "Input file.")
+      .def_readonly("total_objects", &EventTable::total_objects, "Objects met in traceEvents.")
+      .def_readonly("text_bytes", &EventTable::text_bytes, "Decompressed size.")
+      .def_property_readonly(
+          "diagnostics", [](const EventTable& self) { return self.diagnostics.entries(); },
+          "list[Diagnostic]: of reading.");
+}
+
+py::tuple int_column(const EventTable& table, const std::string& key) {
+  IntColumn column;
+  {
+    py::gil_scoped_release release;
+    column = read_int_column(table, key);
+  }
+  py::array valid = adopt(std::move(column.valid));
+  return py::make_tuple(adopt(std::move(column.values)), valid.attr("view")("bool"));
+}
+
+py::list text_column(const EventTable& table, const std::string& key) {
+  TextColumn column;
+  {
+    py::gil_scoped_release release;
+    column = read_text_column(table, key);
+  }
+  const py::list texts = to_list(column.texts);
+  py::list values(column.ids.size());
+  for (std::size_t i = 0; i < column.ids.size(); ++i) {
+    const StringId id = column.ids[i];
+    values[i] = id == kNoString ? py::object(py::none()) : py::object(texts[id]);
+  }
+  return values;
+}
+
+void bind_table_rows(TableClass& table) {
+  table
+      .def(
+          "name_of",
+          [](const EventTable& self, std::int64_t row) {
+            return to_str(self.name_of(checked(self, row)));
+          },
+          py::arg("row"), "Name of an event.")
+      .def(
+          "args_json",
+          [](const EventTable& self, std::int64_t row) {
+            return to_str(args_json(self, checked(self, row)));
+          },
+          py::arg("row"), "JSON text of an event's args.")
+      .def(
+          "event_json",
+          [](const EventTable& self, std::int64_t row) {
+            return to_str(event_json(self, checked(self, row)));
+          },
+          py::arg("row"), "JSON text of a whole event.")
+      .def("int_column", int_column, py::arg("key"),
+           "(values int64 [n], valid bool [n]): one key of args as integers.")
+      .def("text_column", text_column, py::arg("key"),
+           "list[str | None]: one key of args, strings unescaped, the rest as JSON text.");
+}
+
+py::list kind_names() {
+  py::list names;
+  for (int kind = 0; kind < kEventKindCount; ++kind) {
+    names.append(to_str(kind_name(static_cast<EventKind>(kind))));
+  }
+  return names;
+}
+
+}  // namespace
+
+void bind_table(py::module_& module) {
+  bind_constants(module);
+  bind_track(module);
+  bind_device(module);
+  bind_diagnostic(module);
+  TableClass table(module, "EventTable",
+                   "One rank's trace as columns of equal length, sorted by start, longer first.");
+  bind_table_columns(table);
+  bind_table_members(table);
+  bind_table_rows(table);
+  module.def("kind_names", kind_names, "list[str]: names of EventTable.kind.");
+}
+
+}  // namespace traceap::bindings

@@ -1,0 +1,96 @@
+#include <mutex>
+#include <optional>
+
+#include "traceap/bindings/columns.hpp"
+#include "traceap/bindings/handles.hpp"
+#include "traceap/trace/read.hpp"
+#include "traceap/trace/write.hpp"
+
+namespace traceap::bindings {
+namespace {
+
+/// Calls a Python function from the reader, whichever thread that runs on. What it raises must not
+/// cross the reader's threads: the first exception is kept and raised after reading.
+class Progress {
+ public:
+  explicit Progress(py::object callback) : callback_(std::move(callback)) {}
+
+  void connect(ReadOptions& options) {
+    if (callback_.is_none()) return;
+    options.progress = [this](std::uint64_t done, std::uint64_t total) { call(done, total); };
+  }
+  void rethrow() {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  void call(std::uint64_t done, std::uint64_t total) {
+    py::gil_scoped_acquire acquire;
+    if (error_) return;
+    try {
+      callback_(done, total);
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+  }
+
+  py::object callback_;
+  std::exception_ptr error_;
+};
+
+ReadOptions make_options(unsigned threads, std::size_t chunk_bytes) {
+  ReadOptions options;
+  options.threads = threads;
+  options.chunk_bytes = chunk_bytes;
+  return options;
+}
+
+TablePtr read_file(const std::string& path, unsigned threads, std::size_t chunk_bytes,
+                   py::object callback) {
+  ReadOptions options = make_options(threads, chunk_bytes);
+  Progress progress(std::move(callback));
+  progress.connect(options);
+  TablePtr table;
+  {
+    py::gil_scoped_release release;
+    table = std::make_shared<EventTable>(read_trace(path, options));
+  }
+  progress.rethrow();
+  return table;
+}
+
+TablePtr read_bytes(const py::bytes& data, const std::string& name, unsigned threads,
+                    std::size_t chunk_bytes) {
+  const std::string_view bytes = data;
+  py::gil_scoped_release release;
+  return std::make_shared<EventTable>(
+      read_trace_bytes(bytes, name, make_options(threads, chunk_bytes)));
+}
+
+py::bytes table_json(const EventTable& table) {
+  std::string text;
+  {
+    py::gil_scoped_release release;
+    text = trace_json(table);
+  }
+  return py::bytes(text);
+}
+
+}  // namespace
+
+void bind_trace(py::module_& module) {
+  constexpr std::size_t kChunkBytes = ReadOptions().chunk_bytes;
+  module.def("read_trace", read_file, py::arg("path"), py::kw_only(), py::arg("threads") = 0,
+             py::arg("chunk_bytes") = kChunkBytes, py::arg("progress") = py::none(),
+             "Reads a trace file; progress(compressed bytes read, in all) is called now and then.");
+  module.def("read_trace_bytes", read_bytes, py::arg("data"), py::arg("name"), py::kw_only(),
+             py::arg("threads") = 0, py::arg("chunk_bytes") = kChunkBytes,
+             "Reads a trace from bytes; `name` stands for the path in messages.");
+  module.def("write_trace", &write_trace, py::arg("table"), py::arg("path"),
+             py::call_guard<py::gil_scoped_release>(),
+             "Writes Chrome-trace JSON, gzip when the name ends in '.gz'.");
+  module.def("trace_json", table_json, py::arg("table"), "The JSON text as bytes.");
+}
+
+}  // namespace traceap::bindings

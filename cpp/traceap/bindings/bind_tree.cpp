@@ -1,0 +1,145 @@
+#include <pybind11/stl.h>
+
+#include "traceap/bindings/arg_columns.hpp"
+#include "traceap/bindings/columns.hpp"
+#include "traceap/bindings/handles.hpp"
+
+namespace traceap::bindings {
+namespace {
+
+using TreeClass = py::class_<BoundTree, std::shared_ptr<BoundTree>>;
+
+const char* role_name(StreamRole role) {
+  switch (role) {
+    case StreamRole::kCommunication:
+      return "communication";
+    case StreamRole::kCopy:
+      return "copy";
+    default:
+      return "compute";
+  }
+}
+
+std::optional<std::int64_t> unless(std::int64_t value, std::int64_t absent) {
+  return value == absent ? std::optional<std::int64_t>() : value;
+}
+
+void bind_step(py::module_& module) {
+  py::class_<Step>(module, "Step", "A training step.")
+      .def_property_readonly("name", [](const Step& self) { return to_str(self.name); })
+      .def_readonly("start_ns", &Step::start_ns)
+      .def_readonly("end_ns", &Step::end_ns)
+      .def_property_readonly(
+          "row", [](const Step& self) { return unless(self.row, kNoRow); },
+          "Row of its annotation; None where the step is inferred.");
+}
+
+void bind_stream(py::module_& module) {
+  py::class_<Stream>(module, "Stream", "A GPU stream that ran something.")
+      .def_property_readonly(
+          "device", [](const Stream& self) { return unless(self.device, -1); },
+          "None if the trace does not say.")
+      .def_property_readonly(
+          "stream", [](const Stream& self) { return unless(self.stream, kNoId); },
+          "None if the trace does not say.")
+      .def_property_readonly(
+          "role", [](const Stream& self) { return role_name(self.role); },
+          "compute, communication or copy, by what runs there.")
+      .def_property_readonly(
+          "count", [](const Stream& self) { return self.rows.size(); }, "GPU events.");
+}
+
+/// Getter for a vector of the tree as a view that keeps the tree alive.
+template <typename T>
+auto tree_column(std::vector<T> EventTree::*member) {
+  return
+      [member](py::object self) { return view(self.cast<const BoundTree&>().tree.*member, self); };
+}
+
+void bind_tree_columns(TreeClass& tree) {
+  const auto column = [&](const char* name, auto member, const char* doc) {
+    tree.def_property_readonly(name, tree_column(member), doc);
+  };
+  column("parent", &EventTree::parent, "uint32 [n]: enclosing host row, or NO_ROW.");
+  column("depth", &EventTree::depth, "uint16 [n]: 0 for roots; saturates.");
+  column("launch", &EventTree::launch, "uint32 [n]: call that launched a GPU event, or NO_ROW.");
+  column("op", &EventTree::op, "uint32 [n]: innermost cpu_op above a row, or NO_ROW.");
+  column("forward", &EventTree::forward, "uint32 [n]: a backward op's forward op, or NO_ROW.");
+  column("gpu_class", &EventTree::gpu_class, "uint8 [n]: index in gpu_class_names().");
+  column("phase", &EventTree::phase, "uint8 [n]: index in phase_names().");
+  column("stream_of", &EventTree::stream_of, "uint32 [n]: index in streams, or NO_ROW.");
+  column("host_rows", &EventTree::host_rows, "uint32: host rows by track, a pre-order each.");
+  column("host_offsets", &EventTree::host_offsets, "uint32 [tracks + 1]: into host_rows.");
+  column("host_position", &EventTree::host_position, "uint32 [n]: in host_rows, or NO_ROW.");
+  column("host_tracks", &EventTree::host_tracks, "uint32: tracks with host rows.");
+  column("gpu_rows", &EventTree::gpu_rows, "uint32: all GPU events by start.");
+  column("linked_gpu_rows", &EventTree::linked_gpu_rows, "uint32: those with a launch.");
+  column("launched_offsets", &EventTree::launched_offsets, "uint32 [n + 1]: into launched_rows.");
+  column("launched_rows", &EventTree::launched_rows, "uint32: GPU events by launching row.");
+}
+
+void bind_tree_members(TreeClass& tree) {
+  tree.def_property_readonly(
+          "steps", [](const BoundTree& self) { return self.tree.steps; },
+          "list[Step]: by start; they do not overlap.")
+      .def_property_readonly(
+          "steps_inferred", [](const BoundTree& self) { return self.tree.steps_inferred; },
+          "The steps come from a repeated pattern.")
+      .def_property_readonly(
+          "streams", [](const BoundTree& self) { return self.tree.streams; },
+          "list[Stream]: by device and stream.")
+      .def_property_readonly(
+          "main_track",
+          [](const BoundTree& self) { return unless(self.tree.main_track, kNoTrack); },
+          "Track id of the thread that carries steps or most launches.")
+      .def_property_readonly(
+          "launch_delay_correction_ns",
+          [](const BoundTree& self) { return self.tree.launch_delay_correction_ns; },
+          "Added to a launch delay; 0 unless host and GPU clock disagree.")
+      .def_property_readonly(
+          "profiled",
+          [](const BoundTree& self) {
+            return py::make_tuple(self.tree.profiled.start_ns, self.tree.profiled.end_ns);
+          },
+          "(start_ns, end_ns): first to last step, else complete events.")
+      .def_property_readonly(
+          "diagnostics", [](const BoundTree& self) { return self.tree.diagnostics.entries(); },
+          "list[Diagnostic]: of linking.")
+      .def(
+          "launch_delays_ns",
+          [](const BoundTree& self) { return adopt(read_launch_delays(*self.table, self.tree)); },
+          "int64, per gpu_rows: start behind the launching call's start; NO_ID for orphans.");
+}
+
+std::shared_ptr<BoundTree> build(const TablePtr& table, std::int64_t overlap_tolerance_ns) {
+  TreeOptions options;
+  options.overlap_tolerance_ns = overlap_tolerance_ns;
+  return std::make_shared<BoundTree>(BoundTree{table, build_tree(*table, options)});
+}
+
+}  // namespace
+
+void bind_tree(py::module_& module) {
+  bind_step(module);
+  bind_stream(module);
+  TreeClass tree(module, "EventTree", "Links between the rows of an EventTable.");
+  bind_tree_columns(tree);
+  bind_tree_members(tree);
+  module.def("build_tree", build, py::arg("table"), py::kw_only(),
+             py::arg("overlap_tolerance_ns") = TreeOptions().overlap_tolerance_ns,
+             py::call_guard<py::gil_scoped_release>(), "Links the rows of a table.");
+  module.def(
+      "gpu_class_names",
+      [] {
+        return std::vector<std::string>{"none", "compute", "communication", "memcpy"};
+      },
+      "list[str]: names of EventTree.gpu_class.");
+  module.def(
+      "phase_names",
+      [] {
+        return std::vector<std::string>{"other", "input", "forward", "backward", "optimizer"};
+      },
+      "list[str]: names of EventTree.phase.");
+}
+
+}  // namespace traceap::bindings

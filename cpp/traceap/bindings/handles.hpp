@@ -1,0 +1,45 @@
+#pragma once
+// What the Python classes of _core hold. A tree keeps its table alive and a window set its tree, so
+// that a mismatched pair is noticed before any index is followed.
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+
+#include "traceap/base/error.hpp"
+#include "traceap/table/event_table.hpp"
+#include "traceap/tree/event_tree.hpp"
+#include "traceap/windows/window_set.hpp"
+
+namespace traceap::bindings {
+
+namespace py = pybind11;
+
+using TablePtr = std::shared_ptr<EventTable>;
+
+struct BoundTree {
+  TablePtr table;
+  EventTree tree;
+};
+
+struct BoundWindows {
+  std::shared_ptr<const BoundTree> tree;
+  WindowSet windows;
+};
+
+/// Throws SchemaError unless `tree` was built from `table`.
+inline const EventTree& tree_of(const TablePtr& table, const BoundTree& tree) {
+  if (tree.table != table) throw SchemaError("the tree was built from another table");
+  return tree.tree;
+}
+
+void bind_errors(py::module_& module);
+void bind_table(py::module_& module);
+void bind_trace(py::module_& module);
+void bind_tree(py::module_& module);
+void bind_analysis(py::module_& module);
+void bind_features(py::module_& module);
+void bind_detect(py::module_& module);
+void bind_arrow(py::module_& module);
+
+}  // namespace traceap::bindings

@@ -1,0 +1,16 @@
+// Python extension module torchtraceap._core: one bind_<layer>.cpp per layer.
+
+#include "traceap/bindings/handles.hpp"
+
+PYBIND11_MODULE(_core, module) {
+  using namespace traceap::bindings;
+  module.doc() = "C++ core of torchtraceap: columns in, columns out. Private.";
+  bind_errors(module);
+  bind_table(module);
+  bind_trace(module);
+  bind_tree(module);
+  bind_analysis(module);
+  bind_features(module);
+  bind_detect(module);
+  bind_arrow(module);
+}
