@@ -1,0 +1,114 @@
+"""`on_trace_ready`: a handler for `torch.profiler.profile` that keeps and diagnoses every cycle."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchtraceap.collect.analysis import analyse, gpu_note
+from torchtraceap.collect.export import TraceNames, export_trace
+from torchtraceap.collect.notices import report_problem, say
+from torchtraceap.collect.torch_access import current_rank, import_torch
+
+if TYPE_CHECKING:
+    from torchtraceap.results import Diagnosis
+
+__all__ = ["TraceHandler", "on_trace_ready"]
+
+
+class TraceHandler:
+    """Callable for the `on_trace_ready` argument of `torch.profiler.profile`.
+
+    Whatever goes wrong in here is logged and warned of; the training run goes on.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        worker_name: str | None = None,
+        diagnose: bool = True,
+        use_gzip: bool = True,
+    ) -> None:
+        self.folder = Path(path)
+        self.paths: list[Path] = []
+        """The files written so far, one per cycle."""
+        self.diagnosis: Diagnosis | None = None
+        """The diagnosis of the latest cycle (rank 0)."""
+        self._worker_name = worker_name
+        self._diagnose = diagnose
+        self._use_gzip = use_gzip
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, profiler: Any) -> None:
+        """Exports the cycle that has just ended, then says what is wrong in it."""
+        try:
+            rank = current_rank(import_torch())
+            path = self._export(profiler, rank)
+        except Exception as error:
+            report_problem(f"this cycle could not be written to {self.folder}", error)
+            return
+        if path is not None and self._diagnose and rank == 0:
+            self._show(path)
+
+    def _export(self, profiler: Any, rank: int) -> Path | None:
+        # The rank is asked for here: torch.distributed may be initialised after the handler.
+        names = TraceNames(
+            self.folder,
+            rank=rank,
+            worker_name=self._worker_name,
+            use_gzip=self._use_gzip,
+            always_folder=True,
+        )
+        path = export_trace(profiler, names)
+        if path is None:
+            report_problem(
+                "the profiler handed over a cycle without a single operation (a training loop that "
+                "ends just after a cycle begins gives one); no file was written for it"
+            )
+        else:
+            self.paths.append(path)
+        return path
+
+    def _show(self, path: Path) -> None:
+        try:
+            _, self.diagnosis = analyse(path)
+            say(f"{self.diagnosis}{gpu_note(self.diagnosis)}\ntrace: {path}")
+        except Exception as error:
+            report_problem(f"{path} was recorded but could not be diagnosed", error)
+
+
+def on_trace_ready(
+    dir: str | os.PathLike[str],
+    *,
+    worker_name: str | None = None,
+    diagnose: bool = True,
+    use_gzip: bool = True,
+) -> TraceHandler:
+    """Makes a handler that writes one file per profiler cycle and prints its diagnosis.
+
+    ```python
+    with torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=2),
+        on_trace_ready=ttap.on_trace_ready("runs/"),
+    ) as prof:
+        for batch in loader:
+            train(batch)
+            prof.step()
+    ```
+
+    Files are called `WORKER_rankR_cycleNNN.json.gz` and never overwritten; host names, environment
+    variables and folder names are taken out of them. Only rank 0 prints. A failure to write or to
+    analyse is logged and warned of, and never stops the training run.
+
+    Args:
+        dir: Folder for the files; it is created.
+        worker_name: First part of the file names; `trace` unless given, never the host's name.
+        diagnose: Load each file and print what is wrong (on rank 0).
+        use_gzip: Write `.json.gz` instead of `.json`.
+
+    Returns:
+        The handler; its `paths` and `diagnosis` tell what came of it.
+    """
+    return TraceHandler(dir, worker_name=worker_name, diagnose=diagnose, use_gzip=use_gzip)

@@ -1,0 +1,67 @@
+"""The only place that imports torch: lazily, and with one clear sentence where it is missing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from torchtraceap.errors import MissingDependencyError
+
+__all__ = ["current_rank", "default_activities", "import_torch", "profiler_is_running"]
+
+# A launcher says the rank here (torchrun's name) before torch.distributed is initialised.
+RANK_VARIABLE = "RANK"
+
+
+def import_torch() -> Any:
+    """Returns the torch module with its profiler loaded.
+
+    Raises:
+        MissingDependencyError: torch, or a profiler in it, is not there.
+    """
+    try:
+        torch = importlib.import_module("torch")
+        importlib.import_module("torch.profiler")
+    except ImportError as error:
+        raise MissingDependencyError(
+            "recording a trace needs PyTorch with torch.profiler in this environment "
+            f"({error}); reading and diagnosing trace files works without it"
+        ) from error
+    return torch
+
+
+def default_activities(torch: Any) -> list[Any]:
+    """CPU, and every accelerator that the profiler supports and that is really there."""
+    activity = torch.profiler.ProfilerActivity
+    supported = set(torch.profiler.supported_activities())
+    chosen = [activity.CPU]
+    for name in ("CUDA", "XPU", "MTIA"):
+        kind = getattr(activity, name, None)
+        if kind in supported and accelerator_is_available(torch, name.lower()):
+            chosen.append(kind)
+    return chosen
+
+
+def accelerator_is_available(torch: Any, name: str) -> bool:
+    module = getattr(torch, name, None)
+    is_available = getattr(module, "is_available", None)
+    return bool(is_available()) if is_available is not None else False
+
+
+def current_rank(torch: Any) -> int:
+    """This process's rank: of torch.distributed, else of the launcher, else 0."""
+    distributed = getattr(torch, "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    text = os.environ.get(RANK_VARIABLE, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def profiler_is_running(torch: Any) -> bool:
+    """Whether any thread of this process runs a torch profiler.
+
+    torch's own check of the state sees the calling thread only, and a second start in the same
+    process is accepted in silence and spoils the first recording (seen with torch 2.13).
+    """
+    return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", False))
