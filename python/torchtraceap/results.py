@@ -293,7 +293,11 @@ class Finding(_JsonMixin):
     title: str
     why: str
     fix: str
-    """What to change, with code."""
+    """What to change."""
+    code: str = field(repr=False)
+    """Code to paste."""
+    doc_url: str = field(repr=False)
+    """Official documentation."""
     cost_ns: int
     """Total length of `intervals`, summed over the ranks."""
     cost_share: float
@@ -342,6 +346,8 @@ class Finding(_JsonMixin):
             "title": self.title,
             "why": self.why,
             "fix": self.fix,
+            "code": self.code,
+            "doc_url": self.doc_url,
             "saving": self.saving.to_dict() if self.saving else None,
             "unclaimed_cost_ns": self.unclaimed_cost_ns,
             "evidence_count": self.evidence_count,

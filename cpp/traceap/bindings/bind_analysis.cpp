@@ -55,9 +55,7 @@ py::dict gpu_intervals(const TablePtr& table, const BoundTree& tree, bool linked
 std::shared_ptr<IdleBreakdown> idle(const TablePtr& table, const BoundTree& tree,
                                     const std::optional<Bounds>& bounds) {
   const GpuIntervals gpu = intervals_of(table, tree, false, -1);
-  Interval span{0, 0};
-  if (!gpu.busy.empty()) span = {gpu.busy.front().start_ns, gpu.busy.back().end_ns};
-  if (bounds) span = checked(*bounds);
+  const Interval span = bounds ? checked(*bounds) : gpu.span;
   return std::make_shared<IdleBreakdown>(explain_idle(*table, tree.tree, gpu, span));
 }
 

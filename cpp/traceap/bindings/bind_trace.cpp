@@ -80,12 +80,12 @@ py::bytes table_json(const EventTable& table) {
 }  // namespace
 
 void bind_trace(py::module_& module) {
-  constexpr std::size_t kChunkBytes = ReadOptions().chunk_bytes;
+  const std::size_t chunk_bytes = ReadOptions().chunk_bytes;
   module.def("read_trace", read_file, py::arg("path"), py::kw_only(), py::arg("threads") = 0,
-             py::arg("chunk_bytes") = kChunkBytes, py::arg("progress") = py::none(),
+             py::arg("chunk_bytes") = chunk_bytes, py::arg("progress") = py::none(),
              "Reads a trace file; progress(compressed bytes read, in all) is called now and then.");
   module.def("read_trace_bytes", read_bytes, py::arg("data"), py::arg("name"), py::kw_only(),
-             py::arg("threads") = 0, py::arg("chunk_bytes") = kChunkBytes,
+             py::arg("threads") = 0, py::arg("chunk_bytes") = chunk_bytes,
              "Reads a trace from bytes; `name` stands for the path in messages.");
   module.def("write_trace", &write_trace, py::arg("table"), py::arg("path"),
              py::call_guard<py::gil_scoped_release>(),
