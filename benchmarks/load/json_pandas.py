@@ -1,0 +1,19 @@
+"""By hand: json and pandas."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import do_it_yourself
+
+
+def run(path: str) -> dict[str, Any]:
+    return do_it_yourself.build(do_it_yourself.read(path, json.loads))
+
+
+def answers(built: dict[str, Any]) -> dict[str, int]:
+    return do_it_yourself.answers(built)
