@@ -79,9 +79,9 @@ def test_a_third_party_header_may_show_in_one_private_header_only(
 @pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
-        ("errors.py", "from torchtraceap import results", "may not import torchtraceap.results"),
-        ("knowledge/a.py", "from ..report import html", "may not import torchtraceap.report"),
-        ("results.py", "def f():\n    from . import cli", "may not import torchtraceap.cli"),
+        ("errors.py", "from torchtraceap import results", "may not import results"),
+        ("knowledge/a.py", "from ..report import html", "may not import report"),
+        ("results.py", "if True:\n    from .cli import main", "may not import cli"),
         ("trace.py", "import pandas as pd", "import pandas inside the function"),
         (
             "collect/a.py",
@@ -104,6 +104,6 @@ def test_lazy_and_typing_imports_pass(layers: ModuleType, tmp_path: Path) -> Non
         tmp_path,
         "python/torchtraceap/trace.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pandas as pd\n"
-        "def f() -> 'pd.DataFrame':\n    import pandas as pd\n    return pd.DataFrame()\n",
+        "def f() -> 'pd.DataFrame':\n    import pandas as pd\n    from torchtraceap import cli\n",
     )
     assert list(layers.check_python(tmp_path)) == []
