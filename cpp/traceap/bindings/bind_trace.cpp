@@ -1,5 +1,6 @@
-#include <mutex>
-#include <optional>
+#include <pybind11/stl/filesystem.h>
+
+#include <filesystem>
 
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
@@ -46,7 +47,7 @@ ReadOptions make_options(unsigned threads, std::size_t chunk_bytes) {
   return options;
 }
 
-TablePtr read_file(const std::string& path, unsigned threads, std::size_t chunk_bytes,
+TablePtr read_file(const std::filesystem::path& path, unsigned threads, std::size_t chunk_bytes,
                    py::object callback) {
   ReadOptions options = make_options(threads, chunk_bytes);
   Progress progress(std::move(callback));
@@ -54,7 +55,7 @@ TablePtr read_file(const std::string& path, unsigned threads, std::size_t chunk_
   TablePtr table;
   {
     py::gil_scoped_release release;
-    table = std::make_shared<EventTable>(read_trace(path, options));
+    table = std::make_shared<EventTable>(read_trace(path.string(), options));
   }
   progress.rethrow();
   return table;
@@ -66,6 +67,10 @@ TablePtr read_bytes(const py::bytes& data, const std::string& name, unsigned thr
   py::gil_scoped_release release;
   return std::make_shared<EventTable>(
       read_trace_bytes(bytes, name, make_options(threads, chunk_bytes)));
+}
+
+void write_file(const EventTable& table, const std::filesystem::path& path) {
+  write_trace(table, path.string());
 }
 
 py::bytes table_json(const EventTable& table) {
@@ -87,7 +92,7 @@ void bind_trace(py::module_& module) {
   module.def("read_trace_bytes", read_bytes, py::arg("data"), py::arg("name"), py::kw_only(),
              py::arg("threads") = 0, py::arg("chunk_bytes") = chunk_bytes,
              "Reads a trace from bytes; `name` stands for the path in messages.");
-  module.def("write_trace", &write_trace, py::arg("table"), py::arg("path"),
+  module.def("write_trace", write_file, py::arg("table"), py::arg("path"),
              py::call_guard<py::gil_scoped_release>(),
              "Writes Chrome-trace JSON, gzip when the name ends in '.gz'.");
   module.def("trace_json", table_json, py::arg("table"), "The JSON text as bytes.");

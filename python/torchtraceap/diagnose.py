@@ -1,0 +1,237 @@
+"""`build_diagnosis`: the rules on every rank, merged into one answer.
+
+Note [Several ranks]: costs and the profiled time are summed over the ranks, as the timeline is, so
+a share is that of all GPUs' time. A saving is wall time, which ranks that train together save
+together: it is the mean over the ranks, per step where every rank has steps. Row numbers and
+intervals belong to their rank and say which one it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, zip_longest
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap import _core
+from torchtraceap.intervals import EMPTY, covered_ns, union
+from torchtraceap.knowledge import load_knowledge
+from torchtraceap.results import (
+    PAPER_TYPES,
+    Diagnosis,
+    Evidence,
+    Finding,
+    Saving,
+    Windows,
+)
+from torchtraceap.summary import build_summary
+from torchtraceap.trace import RankTrace, Trace, check_count
+from torchtraceap.units import format_ns, format_share
+
+__all__ = ["MATERIAL_SHARE", "build_diagnosis"]
+
+MATERIAL_SHARE = 0.02
+"""Cost, as a share of the profiled time, from which a type is "present" (a given definition)."""
+
+MAX_EVIDENCE = 20
+"""Rows that a merged finding lists; the core lists as many for each rank."""
+
+SCORER = "rules"
+
+PerRank = Sequence[tuple[RankTrace, _core.Finding]]
+
+
+def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
+    """Runs every rule on every rank and merges what they say.
+
+    Args:
+        trace: One or several ranks.
+        windows: Number of windows of equal time that get scores.
+
+    Raises:
+        OptionError: A number of windows that makes no sense.
+    """
+    check_count("windows", windows)
+    profiled_ns = sum(rank.profiled_ns for rank in trace.ranks)
+    by_type = _detect(trace)
+    verdicts = {name: _verdict(parts, profiled_ns) for name, parts in by_type.items()}
+    findings = [
+        _merge(name, by_type[name], profiled_ns)
+        for name, verdict in verdicts.items()
+        if verdict == "present"
+    ]
+    findings.sort(key=_rank_key)
+    return Diagnosis(
+        profiled_ns=profiled_ns,
+        verdicts={name: verdicts[name] for name in PAPER_TYPES},
+        further_verdicts={n: v for n, v in verdicts.items() if n not in PAPER_TYPES},
+        findings=tuple(findings),
+        abstained={name: _missing(by_type[name]) for name, v in verdicts.items() if v == "unknown"},
+        windows=_score_windows(trace, findings, windows),
+        scorer=SCORER,
+        idle_ns=_idle_by_cause(trace),
+        summary=build_summary(trace),
+        trace=trace,
+    )
+
+
+def _detect(trace: Trace) -> dict[str, PerRank]:
+    by_rank = [
+        _core.detect(rank.table, rank.tree, material_share=MATERIAL_SHARE) for rank in trace.ranks
+    ]
+    return {
+        parts[0].type: list(zip(trace.ranks, parts, strict=True))
+        for parts in zip(*by_rank, strict=True)
+    }
+
+
+def _idle_by_cause(trace: Trace) -> dict[str, int]:
+    totals: dict[str, int] = dict.fromkeys(_core.idle_cause_names(), 0)
+    for rank in trace.ranks:
+        idle = _core.explain_idle(rank.table, rank.tree, bounds=rank.tree.profiled)
+        for cause, ns in idle.totals.items():
+            totals[cause] += ns
+    return totals
+
+
+def _known(parts: PerRank) -> PerRank:
+    return [(rank, found) for rank, found in parts if found.verdict != "unknown"]
+
+
+def _verdict(parts: PerRank, profiled_ns: int) -> str:
+    """One verdict for all ranks.
+
+    A rule's word stands for a lone rank. For several, present means that a rank says so and that
+    the summed cost is material; absent, that it stays immaterial even if the ranks that could not
+    be checked were lost as a whole.
+    """
+    if len(parts) == 1:
+        return parts[0][1].verdict
+    known = _known(parts)
+    cost_ns = sum(found.cost_ns for _, found in known)
+    if any(found.verdict == "present" for _, found in known):
+        if cost_ns >= MATERIAL_SHARE * profiled_ns:
+            return "present"
+    else:
+        cost_ns = 0
+    hidden_ns = sum(rank.profiled_ns for rank, found in parts if found.verdict == "unknown")
+    if not known or (hidden_ns and cost_ns + hidden_ns >= MATERIAL_SHARE * profiled_ns):
+        return "unknown"
+    return "absent"
+
+
+def _missing(parts: PerRank) -> tuple[str, ...]:
+    signals = chain.from_iterable(found.missing_signals for _, found in parts)
+    return tuple(dict.fromkeys(signals))
+
+
+def _rank_key(finding: Finding) -> tuple[float, int, str]:
+    """What a fix adds to those ranked above: the saving's part that lies in unclaimed cost."""
+    best_ns = finding.saving.best_ns if finding.saving else 0
+    fresh = finding.unclaimed_cost_ns / finding.cost_ns if finding.cost_ns else 0.0
+    return (-best_ns * fresh, -finding.cost_ns, finding.type)
+
+
+def _merge(name: str, parts: PerRank, profiled_ns: int) -> Finding:
+    known = [(rank, found) for rank, found in _known(parts) if found.cost_ns > 0]
+    cost_ns = sum(found.cost_ns for _, found in known)
+    share = min(1.0, cost_ns / profiled_ns) if profiled_ns else 0.0
+    leading = max(known, key=lambda part: part[1].cost_ns)[1] if known else parts[0][1]
+    entry = load_knowledge()[name]
+    facts = dict(leading.facts)
+    return Finding(
+        type=name,
+        title=entry.title,
+        why=entry.why_text(facts, cost=format_ns(cost_ns), share=format_share(share)),
+        fix=entry.fix,
+        code=entry.code_after,
+        doc_url=entry.doc_url,
+        cost_ns=cost_ns,
+        cost_share=share,
+        unclaimed_cost_ns=sum(found.unclaimed_cost_ns for _, found in known),
+        intervals=np.concatenate([EMPTY, *(found.intervals for _, found in known)]),
+        interval_ranks=tuple(
+            chain.from_iterable([rank.rank] * len(found.intervals) for rank, found in known)
+        ),
+        evidence=_evidence(known),
+        evidence_count=sum(found.evidence_count for _, found in known),
+        missing_signals=_missing(parts),
+        confidence=_confidence(known),
+        facts=facts,
+        saving=_saving(parts),
+        paper=name in PAPER_TYPES,
+        ranks=tuple(rank.rank for rank, _ in known),
+    )
+
+
+def _evidence(parts: PerRank) -> tuple[Evidence, ...]:
+    """The most telling rows of the rank that pays most, then of the next, in turn."""
+    ordered = sorted(parts, key=lambda part: -part[1].cost_ns)
+    columns = [[(rank, row) for row in found.evidence.tolist()] for rank, found in ordered]
+    in_turn = (pick for picks in zip_longest(*columns) for pick in picks if pick is not None)
+    chosen = [pick for _, pick in zip(range(MAX_EVIDENCE), in_turn, strict=False)]
+    return tuple(_event(rank, row) for rank, row in chosen)
+
+
+def _event(rank: RankTrace, row: int) -> Evidence:
+    table = rank.table
+    return Evidence(
+        row=row,
+        name=table.name_of(row),
+        start_ns=int(table.ts_ns[row]),
+        duration_ns=int(table.dur_ns[row]),
+        rank=rank.rank,
+    )
+
+
+def _confidence(parts: PerRank) -> float:
+    """Mean over the ranks, weighed by what they pay."""
+    cost_ns = sum(found.cost_ns for _, found in parts)
+    if not cost_ns:
+        return 0.0
+    return sum(found.confidence * found.cost_ns for _, found in parts) / cost_ns
+
+
+def _saving(parts: PerRank) -> Saving | None:
+    per_step = all(rank.tree.steps for rank, _ in parts)
+    totals = np.zeros(3)
+    for rank, found in parts:
+        bounds = (found.saving_low_ns, found.saving_best_ns, found.saving_high_ns)
+        totals += np.asarray(bounds) / (len(rank.tree.steps) if per_step else 1)
+    if not totals.any():
+        return None
+    low_ns, best_ns, high_ns = (int(total) for total in totals / len(parts))
+    return Saving(low_ns, best_ns, high_ns, per_step=per_step, method="bound")
+
+
+def _score_windows(trace: Trace, findings: Sequence[Finding], count: int) -> Windows:
+    """Windows of equal time from the first to the last profiled nanosecond of any rank.
+
+    A score is the covered share of that part of the window in which ranks were profiled.
+    """
+    profiled = [rank.tree.profiled for rank in trace.ranks]
+    start_ns, end_ns = min(s for s, _ in profiled), max(e for _, e in profiled)
+    bounds = tuple(start_ns + (end_ns - start_ns) * i // count for i in range(count + 1))
+    bounds_ns = np.asarray(bounds, dtype=np.int64)
+    spans = [np.asarray([pair], dtype=np.int64) for pair in profiled]
+    length_ns = np.sum([covered_ns(span, bounds_ns) for span in spans], axis=0)
+    present = {finding.type: finding for finding in findings}
+
+    def share(chosen: Sequence[Finding]) -> npt.NDArray[np.float64]:
+        cost_ns = np.zeros(count)
+        for rank in trace.ranks:
+            cost_ns += covered_ns(union([_of_rank(f, rank.rank) for f in chosen]), bounds_ns)
+        ratio = np.divide(cost_ns, length_ns, out=np.zeros(count), where=length_ns > 0)
+        return np.clip(ratio, 0.0, 1.0)
+
+    return Windows(
+        bounds_ns=bounds,
+        scores=share(findings),
+        types={n: share([present[n]] if n in present else []) for n in PAPER_TYPES},
+    )
+
+
+def _of_rank(finding: Finding, rank: int | None) -> npt.NDArray[np.int64]:
+    mask = np.fromiter((r == rank for r in finding.interval_ranks), bool, len(finding.intervals))
+    return finding.intervals[mask]

@@ -1,0 +1,50 @@
+"""Sets of half-open time intervals as int64 `[n, 2]` arrays, sorted and disjoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["EMPTY", "covered_ns", "union"]
+
+Int64Array = npt.NDArray[np.int64]
+
+EMPTY: Int64Array = np.zeros((0, 2), dtype=np.int64)
+
+
+def union(sets: Sequence[Int64Array]) -> Int64Array:
+    """The union of several sets. O(n log n)."""
+    if not sets:
+        return EMPTY
+    intervals = np.concatenate(sets)
+    intervals = intervals[intervals[:, 1] > intervals[:, 0]]
+    if not len(intervals):
+        return EMPTY
+    intervals = intervals[np.argsort(intervals[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(intervals[:, 1])
+    first = np.concatenate(([True], intervals[1:, 0] > reach[:-1]))
+    last = np.concatenate((first[1:], [True]))
+    return np.stack((intervals[first, 0], reach[last]), axis=1)
+
+
+def covered_ns(intervals: Int64Array, bounds_ns: Int64Array) -> Int64Array:
+    """Length of a set inside each of the slots between consecutive bounds.
+
+    Args:
+        intervals: Sorted and disjoint, `[n, 2]`.
+        bounds_ns: Ascending, `[count + 1]`.
+
+    Returns:
+        int64 `[count]`.
+    """
+    if not len(intervals):
+        return np.zeros(max(len(bounds_ns) - 1, 0), dtype=np.int64)
+    starts, ends = intervals[:, 0], intervals[:, 1]
+    before = np.concatenate(([0], np.cumsum(ends - starts)))
+    index = np.searchsorted(starts, bounds_ns, side="right")
+    last = np.maximum(index - 1, 0)
+    inside = np.clip(bounds_ns - starts[last], 0, (ends - starts)[last])
+    covered = np.where(index > 0, before[last] + inside, 0)
+    return np.diff(covered)

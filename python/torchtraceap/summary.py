@@ -1,0 +1,111 @@
+"""`build_summary`: the document of `torchtraceap summary`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.results import (
+    Device,
+    EventCounts,
+    RankTimeline,
+    Step,
+    Summary,
+    Timeline,
+)
+from torchtraceap.trace import RankTrace, Trace, from_core_timeline
+
+__all__ = ["build_summary"]
+
+
+def build_summary(trace: Trace, *, linked_only: bool = False) -> Summary:
+    """Counts, timelines of ranks, devices and steps, and diagnostics.
+
+    Args:
+        trace: The ranks to sum up.
+        linked_only: Leave GPU events out whose launch the trace does not hold.
+    """
+    timelines = [rank.timeline(linked_only=linked_only) for rank in trace.ranks]
+    return Summary(
+        files=tuple(rank.file for rank in trace.ranks),
+        events=_sum_counts([_counts(rank) for rank in trace.ranks]),
+        diagnostics=trace.diagnostics,
+        timeline=sum(timelines, Timeline()),
+        devices=tuple(d for rank in trace.ranks for d in _devices(rank, linked_only)),
+        ranks=tuple(
+            RankTimeline(rank.rank, timeline)
+            for rank, timeline in zip(trace.ranks, timelines, strict=True)
+        ),
+        steps=tuple(s for rank in trace.ranks for s in _steps(rank, linked_only)),
+        steps_inferred=any(rank.tree.steps_inferred for rank in trace.ranks),
+    )
+
+
+def _counts(rank: RankTrace) -> EventCounts:
+    table, tree = rank.table, rank.tree
+    needed = _core.HAS_TIME | _core.HAS_DURATION
+    complete = (table.flags & needed) == needed
+    gpu, linked = len(tree.gpu_rows), len(tree.linked_gpu_rows)
+    return EventCounts(
+        total=table.total_objects,
+        complete=int(np.count_nonzero(complete)),
+        gpu=gpu,
+        gpu_linked=linked,
+        gpu_orphan=gpu - linked,
+        by_category=_by_category(table, complete),
+    )
+
+
+def _by_category(table: _core.EventTable, complete: np.ndarray) -> dict[str, int]:
+    ids, counts = np.unique(table.category[complete], return_counts=True)
+    strings = table.strings
+    texts = ["" if i == _core.NO_STRING else strings[i] for i in ids.tolist()]
+    return dict(sorted(zip(texts, counts.tolist(), strict=True)))
+
+
+def _sum_counts(parts: list[EventCounts]) -> EventCounts:
+    by_category: dict[str, int] = {}
+    for part in parts:
+        for category, count in part.by_category.items():
+            by_category[category] = by_category.get(category, 0) + count
+    return EventCounts(
+        total=sum(part.total for part in parts),
+        complete=sum(part.complete for part in parts),
+        gpu=sum(part.gpu for part in parts),
+        gpu_linked=sum(part.gpu_linked for part in parts),
+        gpu_orphan=sum(part.gpu_orphan for part in parts),
+        by_category=dict(sorted(by_category.items())),
+    )
+
+
+def _devices(rank: RankTrace, linked_only: bool) -> list[Device]:
+    streams: dict[int | None, int] = {}
+    for stream in rank.tree.streams:
+        streams[stream.device] = streams.get(stream.device, 0) + 1
+    names = {device.id: device.name for device in rank.table.devices}
+    return [
+        Device(
+            device=device,
+            name=names.get(device) or None,
+            streams=count,
+            timeline=rank.timeline(linked_only=linked_only, device=device),
+            rank=rank.rank,
+        )
+        for device, count in streams.items()
+    ]
+
+
+def _steps(rank: RankTrace, linked_only: bool) -> list[Step]:
+    steps = rank.tree.steps
+    bounds = [(step.start_ns, step.end_ns) for step in steps]
+    timelines = _core.timelines(rank.table, rank.tree, bounds, linked_only=linked_only)
+    return [
+        Step(
+            name=step.name,
+            start_ns=step.start_ns,
+            duration_ns=step.end_ns - step.start_ns,
+            timeline=from_core_timeline(timeline),
+            rank=rank.rank,
+        )
+        for step, timeline in zip(steps, timelines, strict=True)
+    ]

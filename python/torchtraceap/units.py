@@ -1,0 +1,27 @@
+"""Times and shares for a person; everything else speaks integer nanoseconds."""
+
+from __future__ import annotations
+
+__all__ = ["format_ns", "format_share"]
+
+_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
+
+
+def format_ns(ns: int) -> str:
+    """Three significant digits with the unit that fits, such as "12.3 ms"."""
+    for size, unit in _UNITS:
+        value = ns / size
+        if abs(value) >= 1 or unit == "ns":
+            break
+    if unit == "ns":
+        return f"{ns} ns"
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def format_share(share: float) -> str:
+    """A fraction as a percentage, such as "4.5 %"."""
+    percent = 100 * share
+    if 0 < abs(percent) < 0.05:
+        return "< 0.1 %"
+    return f"{percent:.1f} %" if percent < 99.95 else "100 %"
