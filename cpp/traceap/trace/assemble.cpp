@@ -1,0 +1,344 @@
+#include "traceap/trace/assemble.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+
+#include "traceap/base/error.hpp"
+#include "traceap/table/json_text.hpp"
+
+namespace traceap {
+
+namespace {
+
+/// Ids of one parser's pools in the table's.
+struct IdMaps {
+  std::vector<StringId> names, templates;
+  std::vector<TrackId> tracks;
+};
+
+Track make_track(std::string_view key) {
+  const std::size_t cut = key.find(kTrackSeparator);
+  Track track;
+  track.pid = unescape_json(key.substr(0, cut));
+  track.tid = unescape_json(key.substr(cut + 1));
+  track.pid_number = parse_int64(track.pid);
+  track.tid_number = parse_int64(track.tid);
+  return track;
+}
+
+std::vector<IdMaps> merge_pools(const std::vector<const ParserPools*>& pools, EventTable& table) {
+  std::vector<IdMaps> maps(pools.size());
+  StringPool tracks;
+  for (std::size_t p = 0; p < pools.size(); ++p) {
+    const ParserPools& from = *pools[p];
+    for (StringId id = 0; id < from.names.size(); ++id) {
+      const std::string_view raw = from.names[id];
+      const bool escaped = raw.find('\\') != std::string_view::npos;
+      maps[p].names.push_back(table.strings.intern(escaped ? unescape_json(raw) : raw));
+    }
+    for (StringId id = 0; id < from.templates.size(); ++id) {
+      maps[p].templates.push_back(table.args.templates.intern(from.templates[id]));
+    }
+    for (StringId id = 0; id < from.tracks.size(); ++id) {
+      const TrackId track = tracks.intern(from.tracks[id]);
+      if (track == table.tracks.size()) table.tracks.push_back(make_track(from.tracks[id]));
+      maps[p].tracks.push_back(track);
+    }
+  }
+  return maps;
+}
+
+/// Moves one column of all chunks into a flat one; `convert(value, chunk)` renumbers ids.
+template <class T, class Convert>
+std::vector<T> flatten(std::vector<ParsedChunk>& chunks, std::size_t rows,
+                       std::vector<T> ChunkEvents::*column, Convert convert) {
+  std::vector<T> flat;
+  flat.reserve(rows);
+  for (ParsedChunk& chunk : chunks) {
+    for (const T value : chunk.events.*column) flat.push_back(convert(value, chunk));
+    std::vector<T>().swap(chunk.events.*column);
+  }
+  return flat;
+}
+
+template <class T>
+std::vector<T> flatten(std::vector<ParsedChunk>& chunks, std::size_t rows,
+                       std::vector<T> ChunkEvents::*column) {
+  std::vector<T> flat;
+  flat.reserve(rows);
+  for (ParsedChunk& chunk : chunks) {
+    std::vector<T>& from = chunk.events.*column;
+    flat.insert(flat.end(), from.begin(), from.end());
+    std::vector<T>().swap(from);
+  }
+  return flat;
+}
+
+void flatten_values(std::vector<ParsedChunk>& chunks, std::size_t rows, ArgStore& args) {
+  std::size_t bytes = 0;
+  for (const ParsedChunk& chunk : chunks) bytes += chunk.events.values.size();
+  args.values.reserve(bytes);
+  args.values_offset.reserve(rows);
+  for (ParsedChunk& chunk : chunks) {
+    const std::uint64_t base = args.values.size();
+    std::uint64_t begin = base;
+    for (const std::uint32_t end : chunk.events.values_end) {
+      args.values_offset.push_back(begin);
+      begin = base + end;
+    }
+    args.values.insert(args.values.end(), chunk.events.values.begin(), chunk.events.values.end());
+    std::vector<std::uint8_t>().swap(chunk.events.values);
+    std::vector<std::uint32_t>().swap(chunk.events.values_end);
+  }
+}
+
+/// Columns in file order, before sorting.
+void flatten_columns(std::vector<ParsedChunk>& chunks, const std::vector<IdMaps>& maps,
+                     EventTable& t) {
+  std::size_t rows = 0;
+  for (const ParsedChunk& chunk : chunks) rows += chunk.events.size();
+  if (rows >= kNoRow) throw Error("more than 4294967294 events in one file");
+  const auto name = [&](StringId id, const ParsedChunk& c) {
+    return id == kNoString ? kNoString : maps[c.parser].names[id];
+  };
+  t.ts_ns = flatten(chunks, rows, &ChunkEvents::ts_ns);
+  t.dur_ns = flatten(chunks, rows, &ChunkEvents::dur_ns);
+  t.name = flatten(chunks, rows, &ChunkEvents::name, name);
+  t.category = flatten(chunks, rows, &ChunkEvents::category, name);
+  t.phase = flatten(chunks, rows, &ChunkEvents::phase);
+  t.flags = flatten(chunks, rows, &ChunkEvents::flags);
+  t.track = flatten(chunks, rows, &ChunkEvents::track,
+                    [&](TrackId id, const ParsedChunk& c) { return maps[c.parser].tracks[id]; });
+  t.device = flatten(chunks, rows, &ChunkEvents::device);
+  t.stream = flatten(chunks, rows, &ChunkEvents::stream);
+  t.correlation = flatten(chunks, rows, &ChunkEvents::correlation);
+  t.external_id = flatten(chunks, rows, &ChunkEvents::external_id);
+  t.args.template_id =
+      flatten(chunks, rows, &ChunkEvents::template_id, [&](StringId id, const ParsedChunk& c) {
+        return maps[c.parser].templates[id];
+      });
+  flatten_values(chunks, rows, t.args);
+}
+
+void classify(EventTable& t) {
+  std::vector<EventKind> of_category(t.strings.size(), EventKind::kOther);
+  std::vector<bool> known(t.strings.size());
+  t.kind.resize(t.size());
+  for (Row r = 0; r < t.size(); ++r) {
+    const bool slice = t.phase[r] == 'X' || t.phase[r] == 'B' || t.phase[r] == 'E';
+    const StringId c = t.category[r];
+    if (!slice || c == kNoString) {
+      t.kind[r] = classify_event(t.phase[r], c == kNoString ? std::string_view() : t.strings[c]);
+      continue;
+    }
+    if (!known[c]) {
+      of_category[c] = classify_event('X', t.strings[c]);
+      known[c] = true;
+    }
+    t.kind[r] = of_category[c];
+  }
+}
+
+// --- order --------------------------------------------------------------------------------------
+
+/// Key of a row: rows without a time first, then by start.
+class TimeKeys {
+ public:
+  explicit TimeKeys(const EventTable& t) : table_(t) {
+    std::int64_t lowest = std::numeric_limits<std::int64_t>::max(), highest = 0;
+    bool any = false;
+    for (Row r = 0; r < t.size(); ++r) {
+      if (!(t.flags[r] & kHasTime)) continue;
+      lowest = std::min(lowest, t.ts_ns[r]);
+      highest = any ? std::max(highest, t.ts_ns[r]) : t.ts_ns[r];
+      any = true;
+    }
+    lowest_ = any ? lowest : 0;
+    range_ = any ? static_cast<std::uint64_t>(highest) - static_cast<std::uint64_t>(lowest) + 1 : 0;
+  }
+  std::uint64_t operator[](Row r) const {
+    if (!(table_.flags[r] & kHasTime)) return 0;
+    return static_cast<std::uint64_t>(table_.ts_ns[r]) - static_cast<std::uint64_t>(lowest_) + 1;
+  }
+  std::uint64_t range() const { return range_; }
+
+ private:
+  const EventTable& table_;
+  std::int64_t lowest_ = 0;
+  std::uint64_t range_ = 0;
+};
+
+/// Stable radix sort, 11 bits a pass, as many passes as the range of times needs.
+std::vector<Row> order_by_time(const EventTable& t, const TimeKeys& key) {
+  constexpr unsigned kBits = 11;
+  std::vector<Row> order(t.size());
+  for (Row r = 0; r < t.size(); ++r) order[r] = r;
+  bool sorted = true;
+  for (Row r = 1; r < t.size() && sorted; ++r) sorted = key[r - 1] <= key[r];
+  if (sorted) return order;
+  std::vector<Row> next(t.size());
+  for (unsigned shift = 0; shift < 64 && (key.range() >> shift) != 0; shift += kBits) {
+    std::array<std::uint32_t, (1U << kBits) + 1> begin{};
+    constexpr std::uint64_t kMask = (1U << kBits) - 1;
+    for (const Row r : order) ++begin[((key[r] >> shift) & kMask) + 1];
+    for (std::size_t b = 1; b < begin.size(); ++b) begin[b] += begin[b - 1];
+    for (const Row r : order) next[begin[(key[r] >> shift) & kMask]++] = r;
+    order.swap(next);
+  }
+  return order;
+}
+
+/// Order of rows that start together: by content, so that the order in the file does not matter.
+class ContentOrder {
+ public:
+  explicit ContentOrder(const EventTable& t) : t_(t) {}
+  bool operator()(Row a, Row b) const {
+    if (t_.dur_ns[a] != t_.dur_ns[b]) return t_.dur_ns[a] > t_.dur_ns[b];
+    // The op that began first has the smaller External id, so it is the outer one.
+    if (t_.external_id[a] != t_.external_id[b]) return t_.external_id[a] < t_.external_id[b];
+    if (t_.correlation[a] != t_.correlation[b]) return t_.correlation[a] < t_.correlation[b];
+    if (t_.phase[a] != t_.phase[b]) return t_.phase[a] < t_.phase[b];
+    if (t_.stream[a] != t_.stream[b]) return t_.stream[a] < t_.stream[b];
+    if (t_.device[a] != t_.device[b]) return t_.device[a] < t_.device[b];
+    if (t_.name[a] != t_.name[b]) return t_.name_of(a) < t_.name_of(b);
+    if (t_.category[a] != t_.category[b]) return t_.category_of(a) < t_.category_of(b);
+    if (t_.track[a] != t_.track[b]) return by_track(a, b);
+    return by_text(a, b);
+  }
+
+ private:
+  bool by_track(Row a, Row b) const {
+    const Track& x = t_.tracks[t_.track[a]];
+    const Track& y = t_.tracks[t_.track[b]];
+    return x.pid != y.pid ? x.pid < y.pid : x.tid < y.tid;
+  }
+  bool by_text(Row a, Row b) const {
+    const StringId x = t_.args.template_id[a], y = t_.args.template_id[b];
+    if (x != y) return t_.args.templates[x] < t_.args.templates[y];
+    return packed(a) < packed(b);
+  }
+  /// Packed values of a row; rows still stand in file order here.
+  std::string_view packed(Row r) const {
+    const std::uint64_t begin = t_.args.values_offset[r];
+    const std::uint64_t end = r + 1 < t_.size() ? t_.args.values_offset[r + 1] : t_.args.values.size();
+    return {reinterpret_cast<const char*>(t_.args.values.data()) + begin, end - begin};
+  }
+  const EventTable& t_;
+};
+
+void order_ties(const EventTable& t, const TimeKeys& key, std::vector<Row>& order) {
+  const ContentOrder less(t);
+  for (std::size_t begin = 0; begin < order.size();) {
+    std::size_t end = begin + 1;
+    while (end < order.size() && key[order[end]] == key[order[begin]]) ++end;
+    if (end - begin > 1) {
+      std::sort(order.begin() + static_cast<std::ptrdiff_t>(begin),
+                order.begin() + static_cast<std::ptrdiff_t>(end), less);
+    }
+    begin = end;
+  }
+}
+
+template <class T>
+void permute(std::vector<T>& column, const std::vector<Row>& order) {
+  std::vector<T> sorted(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i) sorted[i] = column[order[i]];
+  column.swap(sorted);
+}
+
+void permute_columns(EventTable& t, const std::vector<Row>& order) {
+  permute(t.ts_ns, order);
+  permute(t.dur_ns, order);
+  permute(t.name, order);
+  permute(t.category, order);
+  permute(t.kind, order);
+  permute(t.phase, order);
+  permute(t.flags, order);
+  permute(t.track, order);
+  permute(t.device, order);
+  permute(t.stream, order);
+  permute(t.correlation, order);
+  permute(t.external_id, order);
+  permute(t.args.template_id, order);
+  permute(t.args.values_offset, order);
+}
+
+// --- B and E ------------------------------------------------------------------------------------
+
+/// Matches B with E per track, innermost first; an E with a name closes the innermost of that name.
+class BeginEndMatcher {
+ public:
+  explicit BeginEndMatcher(EventTable& t) : t_(t), open_(t.tracks.size()) {}
+
+  /// Rows that start together, in content order (B before E).
+  void add(Row r) {
+    if (t_.phase[r] == 'B') {
+      open_[t_.track[r]].push_back(r);
+    } else if (t_.phase[r] == 'E' && !close(r)) {
+      ++unmatched_ends_;
+    }
+  }
+  void finish() {
+    std::uint64_t unmatched = 0;
+    for (const std::vector<Row>& stack : open_) unmatched += stack.size();
+    t_.diagnostics.add("unmatched_begin", "a B event without its E was kept, but is not complete",
+                       unmatched);
+    t_.diagnostics.add("unmatched_end", "an E event without its B was kept, but is not complete",
+                       unmatched_ends_);
+  }
+
+ private:
+  bool close(Row end) {
+    std::vector<Row>& stack = open_[t_.track[end]];
+    // Crossed ranges are rare and shallow; the bound keeps hostile input linear.
+    const std::size_t lowest = stack.size() > kMaxCrossed ? stack.size() - kMaxCrossed : 0;
+    std::size_t at = stack.size();
+    while (at > lowest && !t_.name_of(end).empty() && t_.name[stack[at - 1]] != t_.name[end]) --at;
+    if (at == lowest) return false;
+    const Row begin = stack[at - 1];
+    stack.erase(stack.begin() + static_cast<std::ptrdiff_t>(at) - 1);
+    t_.dur_ns[begin] = t_.ts_ns[end] - t_.ts_ns[begin];
+    t_.flags[begin] |= kHasDuration;
+    t_.flags[end] |= kMatchedEnd;
+    return true;
+  }
+
+  static constexpr std::size_t kMaxCrossed = 64;
+  EventTable& t_;
+  std::vector<std::vector<Row>> open_;
+  std::uint64_t unmatched_ends_ = 0;
+};
+
+void match_begin_end(EventTable& t, const TimeKeys& key, std::vector<Row>& order) {
+  const auto is_bracket = [&](Row r) { return t.phase[r] == 'B' || t.phase[r] == 'E'; };
+  if (std::none_of(order.begin(), order.end(), is_bracket)) return;
+  order_ties(t, key, order);
+  BeginEndMatcher matcher(t);
+  for (const Row r : order) {
+    if (t.flags[r] & kHasTime) matcher.add(r);
+  }
+  matcher.finish();
+}
+
+}  // namespace
+
+void assemble(std::vector<ParsedChunk> chunks, const std::vector<const ParserPools*>& pools,
+              TopMembers metadata, EventTable& table) {
+  const std::vector<IdMaps> maps = merge_pools(pools, table);
+  flatten_columns(chunks, maps, table);
+  classify(table);
+  {
+    const TimeKeys key(table);
+    std::vector<Row> order = order_by_time(table, key);
+    match_begin_end(table, key, order);
+    order_ties(table, key, order);
+    permute_columns(table, order);
+  }
+  table.metadata = std::move(metadata);
+  read_metadata(table);
+  name_tracks(table);
+}
+
+}  // namespace traceap

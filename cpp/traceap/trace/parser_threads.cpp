@@ -1,0 +1,74 @@
+#include "traceap/trace/parser_threads.hpp"
+
+namespace traceap {
+
+ParserThreads::ParserThreads(unsigned threads) {
+  for (unsigned i = 0; i <= threads; ++i) parsers_.push_back(std::make_unique<ChunkParser>());
+  for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this, i] { work(i); });
+}
+
+ParserThreads::~ParserThreads() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void ParserThreads::submit(const std::shared_ptr<ParseJob>& job) {
+  if (threads_.empty()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(job);
+  }
+  wake_.notify_one();
+}
+
+void ParserThreads::wait(ParseJob& job) {
+  if (threads_.empty()) return run_here(job);
+  std::unique_lock lock(mutex_);
+  ready_.wait(lock, [&] { return job.done; });
+  if (job.error) std::rethrow_exception(job.error);
+}
+
+void ParserThreads::run_here(ParseJob& job) { run(job, parsers_.size() - 1); }
+
+std::vector<const ParserPools*> ParserThreads::pools() const {
+  std::vector<const ParserPools*> all;
+  for (const auto& parser : parsers_) all.push_back(&parser->pools());
+  return all;
+}
+
+void ParserThreads::run(ParseJob& job, std::size_t parser) {
+  // The padding stays in the string's capacity behind its end.
+  const std::size_t size = job.text.size();
+  job.text.append(kTextPadding, '\0');
+  job.text.resize(size);
+  job.task.text = job.text;
+  job.parser = parser;
+  job.result = parsers_[parser]->parse(job.task);
+}
+
+void ParserThreads::work(std::size_t parser) {
+  for (;;) {
+    std::shared_ptr<ParseJob> job;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+      if (stopping_) return;
+      job = queue_.front();
+      queue_.pop_front();
+    }
+    try {
+      run(*job, parser);
+    } catch (...) {
+      job->error = std::current_exception();
+    }
+    const std::lock_guard lock(mutex_);
+    job->done = true;
+    ready_.notify_all();
+  }
+}
+
+}  // namespace traceap

@@ -1,0 +1,56 @@
+#pragma once
+// Threads that parse chunks side by side. Results are waited for one by one, in the owner's order.
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "traceap/trace/chunk_parser.hpp"
+
+namespace traceap {
+
+/// One piece of text on its way through a parser.
+struct ParseJob {
+  std::string text;
+  ChunkTask task;           ///< task.text is set when the job runs
+  ChunkResult result;
+  std::size_t parser = 0;   ///< whose pools the result's ids belong to
+  bool done = false;
+  std::exception_ptr error;
+};
+
+class ParserThreads {
+ public:
+  /// With no threads a job runs when it is waited for.
+  explicit ParserThreads(unsigned threads);
+  ~ParserThreads();
+  ParserThreads(const ParserThreads&) = delete;
+  ParserThreads& operator=(const ParserThreads&) = delete;
+
+  void submit(const std::shared_ptr<ParseJob>& job);
+  /// Rethrows what the job threw.
+  void wait(ParseJob& job);
+  /// Runs a job on the caller's own parser, also one that has run before.
+  void run_here(ParseJob& job);
+  std::size_t thread_count() const { return threads_.size(); }
+  /// Pools by ParseJob::parser.
+  std::vector<const ParserPools*> pools() const;
+
+ private:
+  void run(ParseJob& job, std::size_t parser);
+  void work(std::size_t parser);
+
+  std::vector<std::unique_ptr<ChunkParser>> parsers_;  // the last one is the caller's
+  std::vector<std::thread> threads_;
+  std::mutex mutex_;
+  std::condition_variable wake_, ready_;
+  std::deque<std::shared_ptr<ParseJob>> queue_;
+  bool stopping_ = false;
+};
+
+}  // namespace traceap

@@ -1,0 +1,342 @@
+#include "traceap/trace/read.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <thread>
+
+#include "traceap/base/error.hpp"
+#include "traceap/table/json_text.hpp"
+#include "traceap/trace/assemble.hpp"
+#include "traceap/trace/container.hpp"
+#include "traceap/trace/decompress.hpp"
+#include "traceap/trace/parser_threads.hpp"
+#include "traceap/trace/repair.hpp"
+
+namespace traceap {
+
+namespace {
+
+constexpr auto kNone = std::string_view::npos;
+constexpr std::size_t kHeadBytes = std::size_t{64} << 10;
+/// Text before the first event beyond which a file is taken for no trace.
+constexpr std::size_t kMaxHeadBytes = std::size_t{64} << 20;
+
+/// Place to cut `text` before: an object behind `}` or `},` whose first key is an event's. The
+/// parser finds out if the guess was wrong (a look-alike inside a string or a nested list).
+std::size_t find_cut(std::string_view text) {
+  std::size_t pos = text.size();
+  while (pos > 0) {
+    pos = text.rfind('{', pos - 1);
+    if (pos == kNone || pos == 0) break;
+    if (match_event_start(text, pos) != Match::kYes) continue;
+    std::size_t before = pos;
+    const auto back = [&] { while (before > 0 && is_json_space(text[before - 1])) --before; };
+    back();
+    if (before > 0 && text[before - 1] == ',') --before;
+    back();
+    if (before > 0 && text[before - 1] == '}') return pos;
+  }
+  return kNone;
+}
+
+class Reader {
+ public:
+  Reader(TextSource& source, const std::string& name, std::uint64_t total_bytes,
+         const ReadOptions& options)
+      : source_(source),
+        options_(options),
+        total_bytes_(total_bytes),
+        chunk_bytes_(std::max<std::size_t>(options.chunk_bytes, 1)),
+        parsers_(thread_count(options.threads)) {
+    table_.path = name;
+  }
+
+  EventTable read() {
+    Section section = read_head_text();
+    while (section != Section::kEnd) {
+      section = section == Section::kEvents ? read_events() : read_tail();
+    }
+    finish();
+    return std::move(table_);
+  }
+
+ private:
+  enum class Section { kEvents, kTail, kEnd };
+
+  static unsigned thread_count(unsigned wanted) {
+    if (wanted == 0) wanted = std::max(1U, std::thread::hardware_concurrency());
+    return wanted > 1 ? wanted : 0;
+  }
+
+  /// Appends up to `bytes` of text.
+  void fetch(std::string& text, std::size_t bytes) {
+    const std::size_t old_size = text.size();
+    text.reserve(old_size + bytes + kTextPadding);
+    text.resize(old_size + bytes);
+    const std::size_t got = source_.read(text.data() + old_size, bytes);
+    text.resize(old_size + got);
+    at_end_ = got < bytes;
+    fetched_ += got;
+    if (options_.progress) options_.progress(source_.compressed_bytes_read(), total_bytes_);
+  }
+
+  // --- before the events ---
+
+  Section read_head_text() {
+    std::string head;
+    for (;;) {
+      fetch(head, std::max(kHeadBytes, head.size()));
+      if (skip_space(head, 0) == head.size() && !at_end_) {
+        head.clear();  // blank text before the trace is dropped as it comes
+        continue;
+      }
+      ContainerResult found = read_head(head, at_end_, members_);
+      const bool give_up = at_end_ || head.size() >= kMaxHeadBytes;
+      const bool unsure = found.status == ContainerStatus::kNeedMore;
+      if (found.status == ContainerStatus::kBroken || unsure) recover_head(head, give_up, found);
+      if (!has_events(found.status) && found.status != ContainerStatus::kEnd && !give_up) continue;
+      if (!has_events(found.status)) refuse(head);
+      json_lines_ = found.status == ContainerStatus::kJsonLines;
+      in_object_ = found.status == ContainerStatus::kEvents;
+      pending_offset_ = fetched_ - head.size() + found.pos;
+      pending_ = head.substr(found.pos);
+      return Section::kEvents;
+    }
+  }
+
+  static bool has_events(ContainerStatus status) {
+    return status == ContainerStatus::kEvents || status == ContainerStatus::kBareArray ||
+           status == ContainerStatus::kJsonLines;
+  }
+
+  /// A head that is no JSON: go to `traceEvents`, or, when all text is there, to the first thing
+  /// that looks like an event.
+  void recover_head(std::string_view head, bool give_up, ContainerResult& found) {
+    std::size_t events = find_trace_events(head);
+    if (events == kNone && give_up) events = find_event_start(head, 0);
+    if (events == kNone || events == head.size()) return;
+    members_.clear();
+    reasons_.add(Reason::kBrokenHeader, fetched_ - head.size());
+    found = {ContainerStatus::kEvents, events};
+  }
+
+  [[noreturn]] void refuse(std::string_view head) {
+    const std::string_view text = trim_space(head.substr(0, 200));
+    std::string shown;
+    append_json_string(shown, text.substr(0, 40));
+    throw ParseError(table_.path, 0,
+                     "expected a Chrome trace (an object with traceEvents, an array or lines of "
+                     "events), found " + (text.empty() ? "no text" : shown) + damage_text());
+  }
+  std::string damage_text() const {
+    if (!source_.damage()) return "";
+    return "; the compressed stream is damaged: " + source_.damage()->message;
+  }
+
+  // --- events ---
+
+  Section read_events() {
+    while (const std::shared_ptr<ParseJob> job = next_result()) {
+      table_.total_objects += job->result.objects;
+      reasons_.merge(job->result.reasons);
+      resync_ = job->result.resyncing;
+      const std::size_t consumed = job->result.consumed;
+      if (job->result.events.size() > 0) {
+        chunks_.push_back({std::move(job->result.events), job->parser});
+      }
+      if (job->result.array_closed) return leave_events(*job, consumed);
+      keep_carry(*job, consumed);
+    }
+    if (in_object_) reasons_.add(Reason::kUnclosedTrace, fetched_);
+    return Section::kEnd;
+  }
+
+  /// The oldest chunk, parsed; null when no text is left. A chunk that follows on an event cut in
+  /// two is parsed again here, with that event's begin before it.
+  std::shared_ptr<ParseJob> next_result() {
+    fill_queue();
+    std::shared_ptr<ParseJob> job;
+    if (!queue_.empty()) {
+      job = queue_.front();
+      queue_.pop_front();
+    } else if (!carry_.empty()) {
+      job = std::make_shared<ParseJob>();
+      job->task.is_final = job->done = true;
+    }
+    if (!job) return job;
+    if (carry_.empty() && !resync_) {
+      parsers_.wait(*job);
+    } else {
+      if (!job->done) parsers_.wait(*job);
+      prepend_carry(*job);
+      parsers_.run_here(*job);
+    }
+    return job;
+  }
+
+  void prepend_carry(ParseJob& job) {
+    const std::size_t wanted = 2 * carry_.size();  // keeps the work linear for a long event
+    if (!carry_.empty()) {
+      job.text.insert(0, carry_);
+      job.task.base_offset = carry_offset_;
+      carry_.clear();
+    }
+    job.task.resync = resync_;
+    while (job.text.size() < wanted && !job.task.is_final) {
+      fill_queue();
+      if (queue_.empty()) {
+        job.task.is_final = true;
+        break;
+      }
+      parsers_.wait(*queue_.front());
+      job.text += queue_.front()->text;
+      job.task.is_final = queue_.front()->task.is_final;
+      queue_.pop_front();
+    }
+  }
+
+  void keep_carry(const ParseJob& job, std::size_t consumed) {
+    carry_.assign(job.text, consumed);
+    carry_offset_ = job.task.base_offset + consumed;
+    if (carry_.size() <= options_.max_event_bytes) return;
+    reasons_.add(Reason::kEventTooLong, carry_offset_);
+    ++table_.total_objects;
+    carry_.clear();
+    resync_ = true;
+  }
+
+  /// One job for every thread and one more to be ready.
+  void fill_queue() {
+    while (queue_.size() <= parsers_.thread_count()) {
+      std::shared_ptr<ParseJob> job = next_chunk();
+      if (!job) return;
+      queue_.push_back(job);
+      parsers_.submit(job);
+    }
+  }
+
+  /// The next piece of text, cut at an event's border if one can be found.
+  std::shared_ptr<ParseJob> next_chunk() {
+    std::string text = std::move(pending_);
+    pending_.clear();
+    std::size_t cut = kNone;
+    while (!at_end_ && cut == kNone && text.size() <= options_.max_event_bytes) {
+      fetch(text, text.size() < chunk_bytes_ ? chunk_bytes_ - text.size() : text.size());
+      if (!at_end_) cut = find_cut(text);
+    }
+    if (cut != kNone) {
+      pending_ = text.substr(cut);
+      text.resize(cut);
+    }
+    if (text.empty()) return nullptr;
+    auto job = std::make_shared<ParseJob>();
+    job->task.base_offset = pending_offset_;
+    job->task.is_final = at_end_ && pending_.empty();
+    job->task.json_lines = json_lines_;
+    pending_offset_ += text.size();
+    job->text = std::move(text);
+    return job;
+  }
+
+  /// Puts the text behind ']' together again: the rest of this chunk and of those under way.
+  Section leave_events(const ParseJob& job, std::size_t consumed) {
+    std::string rest(job.text, consumed);
+    for (const std::shared_ptr<ParseJob>& later : queue_) {
+      if (!later->done) parsers_.wait(*later);
+      rest += later->text;
+    }
+    queue_.clear();
+    pending_offset_ = job.task.base_offset + consumed;
+    pending_ = rest + pending_;
+    resync_ = false;
+    return Section::kTail;
+  }
+
+  // --- behind the events ---
+
+  Section read_tail() {
+    std::string text = std::move(pending_);
+    pending_.clear();
+    ContainerResult found{ContainerStatus::kEnd, 0};
+    while (in_object_) {
+      TopMembers more;
+      found = read_members(text, 0, at_end_, more);
+      if (found.status != ContainerStatus::kNeedMore || at_end_ || text.size() > kMaxHeadBytes) {
+        members_.insert(members_.end(), more.begin(), more.end());
+        break;
+      }
+      fetch(text, std::max(kHeadBytes, text.size()));
+    }
+    const std::uint64_t offset = pending_offset_ + found.pos;
+    if (found.status == ContainerStatus::kEvents) {
+      pending_ = text.substr(found.pos);
+      pending_offset_ = offset;
+      return Section::kEvents;
+    }
+    if (found.status == ContainerStatus::kNeedMore) {
+      reasons_.add(Reason::kUnclosedTrace, fetched_);
+    } else if (skip_space(text, found.pos) < text.size()) {
+      reasons_.add(Reason::kTextAfterEnd, offset);
+    }
+    return Section::kEnd;
+  }
+
+  // --- the table ---
+
+  void finish() {
+    if (chunks_.empty()) {
+      throw ParseError(table_.path, 0,
+                       "expected at least one trace event, found " +
+                           std::to_string(table_.total_objects) +
+                           " objects of which none is an event" + damage_text());
+    }
+    assemble(std::move(chunks_), parsers_.pools(), std::move(members_), table_);
+    table_.text_bytes = fetched_;
+    Diagnostics read;
+    reasons_.write_to(read);
+    if (source_.damage()) {
+      read.add("damaged_stream", "the compressed stream is damaged (" + source_.damage()->message +
+                                     "); what came before is kept", 1, fetched_);
+    }
+    read.merge(table_.diagnostics);
+    table_.diagnostics = std::move(read);
+  }
+
+  TextSource& source_;
+  const ReadOptions& options_;
+  std::uint64_t total_bytes_;
+  std::size_t chunk_bytes_;
+  ParserThreads parsers_;
+  EventTable table_;
+  TopMembers members_;
+  ReasonCounts reasons_;
+  std::deque<std::shared_ptr<ParseJob>> queue_;
+  std::vector<ParsedChunk> chunks_;
+  std::string pending_;               ///< text read, but in no job yet
+  std::uint64_t pending_offset_ = 0;  ///< of pending_[0] in the whole text
+  std::string carry_;                 ///< begin of an event that a chunk's end cut in two
+  std::uint64_t carry_offset_ = 0;
+  std::uint64_t fetched_ = 0;
+  bool at_end_ = false;
+  bool json_lines_ = false;
+  bool in_object_ = false;            ///< traceEvents is a member of a top-level object
+  bool resync_ = false;               ///< inside an event that was given up
+};
+
+}  // namespace
+
+EventTable read_trace(const std::string& path, const ReadOptions& options) {
+  std::unique_ptr<RawInput> raw = open_file(path);
+  const std::uint64_t total = raw->total_bytes();
+  const std::unique_ptr<TextSource> source = open_text(std::move(raw));
+  return Reader(*source, path, total, options).read();
+}
+
+EventTable read_trace_bytes(std::string_view bytes, const std::string& name,
+                            const ReadOptions& options) {
+  const std::unique_ptr<TextSource> source = open_text(open_bytes(bytes));
+  return Reader(*source, name, bytes.size(), options).read();
+}
+
+}  // namespace traceap
