@@ -13,6 +13,7 @@ TORCH ?= torch==2.13.0
 FUZZ_SECONDS ?= 60
 BIN := $(VENV)/bin
 BUILD := build/make
+FUZZ := $(wildcard tests/cpp/fuzz/CMakeLists.txt)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # One build folder serves the extension module and the C++ tests.
 PIP_BUILD := --no-build-isolation \
@@ -72,10 +73,10 @@ test-cpp: install-test ## C++ tests
 .PHONY: test-asan
 test-asan: install-test ## C++ tests with address and undefined-behaviour sanitizers, then the fuzz targets
 	@echo "==> C++ tests under sanitizers"
-	@cmake --preset asan >/dev/null
+	@cmake --preset asan -DTRACEAP_BUILD_FUZZ=$(if $(FUZZ),ON,OFF) >/dev/null
 	@cmake --build build/asan --parallel $(JOBS) -- --quiet
 	@ctest --test-dir build/asan --parallel $(JOBS) --output-on-failure --no-tests=error
-	@tools/fuzz.sh build/asan $(FUZZ_SECONDS)
+	@$(if $(FUZZ),tools/fuzz.sh build/asan $(FUZZ_SECONDS),echo "==> no fuzz targets")
 
 .PHONY: test-python
 test-python: install-test torch ## Python tests
