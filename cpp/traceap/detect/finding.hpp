@@ -55,6 +55,11 @@ struct Signals {
   bool has_host_ops = false;        ///< a complete cpu_op, annotation or python frame exists
   bool has_gpu = false;             ///< a complete GPU event exists
   std::int64_t profiled_ns() const { return profiled.end_ns - profiled.start_ns; }
+  /// A host interval in the GPU's clock (they differ in some ROCm traces).
+  Interval on_gpu_clock(Interval host) const {
+    return {host.start_ns - tree.launch_delay_correction_ns,
+            host.end_ns - tree.launch_delay_correction_ns};
+  }
   ApiClass api(Row row) const {
     return is_api_call(table.kind[row]) ? api_class[table.name[row]] : ApiClass::kNone;
   }

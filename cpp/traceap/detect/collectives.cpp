@@ -1,0 +1,262 @@
+#include "traceap/detect/collectives.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "traceap/detect/evidence.hpp"
+
+namespace traceap {
+namespace {
+
+/// A kernel that a collective held back starts when the collective's event has fired: that takes
+/// a few microseconds; ten times that leaves room for a busy device. Starts later than this had
+/// another reason.
+constexpr std::int64_t kReleaseNs = 100'000;
+/// A phase ends at a collective if at most this share of its kernels is still to come: DDP copies
+/// its last bucket back, tensor parallelism joins the shards, and that is all.
+constexpr double kTailShare = 0.05;
+
+struct ElementSize {
+  std::string_view dtype;
+  std::int64_t bytes;
+};
+/// Spellings of c10::ScalarType as torch writes them into "dtype".
+constexpr ElementSize kElementSizes[] = {
+    {"Double", 8}, {"Long", 8}, {"ComplexFloat", 8}, {"Float", 4},  {"Int", 4},
+    {"UInt32", 4}, {"Half", 2}, {"BFloat16", 2},     {"Short", 2},  {"UInt16", 2},
+    {"Byte", 1},   {"Char", 1}, {"Bool", 1},         {"UInt64", 8}, {"ComplexDouble", 16},
+};
+
+std::optional<std::int64_t> element_bytes(std::string_view dtype) {
+  for (const ElementSize& size : kElementSizes) {
+    if (size.dtype == dtype) return size.bytes;
+  }
+  if (dtype.substr(0, 6) == "Float8") return 1;
+  return std::nullopt;
+}
+
+/// Message size of a row, from its own arguments.
+class MessageReader {
+ public:
+  explicit MessageReader(const EventTable& table)
+      : in_(table, "In msg nelems"), out_(table, "Out msg nelems"), dtype_(table, "dtype") {}
+
+  std::optional<std::int64_t> bytes(Row row) const {
+    if (!in_.has(row) && !out_.has(row)) return std::nullopt;
+    const auto dtype = dtype_.text(row);
+    const auto element = dtype ? element_bytes(*dtype) : std::nullopt;
+    const std::int64_t count =
+        std::max(in_.integer(row).value_or(0), out_.integer(row).value_or(0));
+    // A negative or absurd count is no size; nothing in a trace is trusted.
+    if (!element || count < 0 || count > (std::int64_t{1} << 48)) return std::nullopt;
+    return count * *element;
+  }
+
+ private:
+  ArgReader in_, out_, dtype_;
+};
+
+/// The kernel itself, or the nearest host event above its launch that carries the message size.
+std::optional<std::int64_t> message_bytes(const Signals& signals, const MessageReader& reader,
+                                          Row kernel) {
+  constexpr int kMaxLevels = 8;  // c10d puts record_param_comms at most a few levels up
+  if (auto bytes = reader.bytes(kernel)) return bytes;
+  Row host = signals.tree.launch[kernel];
+  for (int level = 0; level < kMaxLevels && host != kNoRow; ++level) {
+    if (auto bytes = reader.bytes(host)) return bytes;
+    host = signals.tree.parent[host];
+  }
+  return std::nullopt;
+}
+
+/// Compute kernels by start, cut into stretches of one step and phase.
+struct ComputeOrder {
+  std::vector<Row> rows;
+  std::vector<std::uint32_t> segment;      ///< per row in `rows`
+  std::vector<std::uint32_t> segment_end;  ///< per segment: one past its last position
+  std::vector<std::uint32_t> segment_begin;
+  std::vector<std::int64_t> time_before;  ///< per position: compute time of its segment so far
+};
+
+std::vector<std::uint32_t> step_of_rows(const Signals& signals, const std::vector<Row>& rows) {
+  // By the launch, since kernels of a step run on after the host has begun the next one.
+  const auto& steps = signals.tree.steps;
+  std::vector<std::uint32_t> step(rows.size(), 0);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const Row launch = signals.tree.launch[rows[i]];
+    const std::int64_t time = signals.table.ts_ns[launch == kNoRow ? rows[i] : launch];
+    step[i] = static_cast<std::uint32_t>(
+        std::upper_bound(steps.begin(), steps.end(), time,
+                         [](std::int64_t t, const Step& s) { return t < s.start_ns; }) -
+        steps.begin());
+  }
+  return step;
+}
+
+ComputeOrder order_compute(const Signals& signals) {
+  ComputeOrder order;
+  for (Row r : signals.tree.gpu_rows) {
+    if (signals.tree.gpu_class[r] == GpuClass::kCompute) order.rows.push_back(r);
+  }
+  const std::vector<std::uint32_t> step = step_of_rows(signals, order.rows);
+  Phase phase = Phase::kOther;
+  for (std::size_t i = 0; i < order.rows.size(); ++i) {
+    const Phase own = signals.tree.phase[order.rows[i]];
+    const bool new_step = i > 0 && step[i] != step[i - 1];
+    // A kernel of unknown phase belongs to the stretch it lies in.
+    const bool new_phase = own != Phase::kOther && phase != Phase::kOther && own != phase;
+    if (i == 0 || new_step || new_phase) {
+      order.segment_begin.push_back(static_cast<std::uint32_t>(i));
+      order.segment_end.push_back(static_cast<std::uint32_t>(i));
+      phase = own;
+    }
+    if (phase == Phase::kOther) phase = own;
+    order.segment.push_back(static_cast<std::uint32_t>(order.segment_end.size() - 1));
+    const bool first = order.segment_begin.back() == i;
+    order.time_before.push_back(
+        first ? 0 : order.time_before.back() + signals.table.dur_ns[order.rows[i - 1]]);
+    order.segment_end.back() = static_cast<std::uint32_t>(i + 1);
+  }
+  return order;
+}
+
+/// Intervals in which the host sat in a synchronisation, on the GPU's clock.
+IntervalSet host_syncs(const Signals& signals) {
+  std::vector<Interval> syncs;
+  for (Row r : signals.api_rows) {
+    if (is_sync(signals.api(r))) {
+      syncs.push_back(signals.on_gpu_clock(interval_of(signals.table, r)));
+    }
+  }
+  return make_union(std::move(syncs));
+}
+
+/// Finds which collective a piece belongs to and who waited for it. One pass in order of time.
+class PieceBuilder {
+ public:
+  explicit PieceBuilder(const Signals& signals)
+      : signals_(signals), compute_(order_compute(signals)), syncs_(host_syncs(signals)) {
+    for (Row r : signals.tree.gpu_rows) {
+      if (signals.tree.gpu_class[r] == GpuClass::kCommunication) by_end_.push_back(r);
+    }
+    std::sort(by_end_.begin(), by_end_.end(), [&](Row a, Row b) {
+      const std::int64_t end_a = signals.table.end_ns(a), end_b = signals.table.end_ns(b);
+      return end_a != end_b ? end_a < end_b : a < b;
+    });
+  }
+
+  ExposedPiece build(Interval piece) const {
+    const EventTable& table = signals_.table;
+    ExposedPiece out{piece, kNoRow, kNoRow, {}, false, 0};
+    const std::size_t next = first_compute_from(piece.end_ns);
+    if (next < compute_.rows.size()) out.next = compute_.rows[next];
+    out.collective = last_ending_by(out.next == kNoRow ? piece.end_ns : table.ts_ns[out.next]);
+    // The compute kernel began while the collective went on: it did not wait for this one.
+    const bool released = out.collective != kNoRow && table.end_ns(out.collective) > piece.start_ns;
+    if (!released) out.collective = first_ending_after(piece.end_ns);
+    if (released) out.wait = wait_of(piece, out.collective, out.next);
+    judge_phase(next, out);
+    return out;
+  }
+
+ private:
+  std::size_t first_compute_from(std::int64_t time_ns) const {
+    const auto it =
+        std::lower_bound(compute_.rows.begin(), compute_.rows.end(), time_ns,
+                         [&](Row r, std::int64_t t) { return signals_.table.ts_ns[r] < t; });
+    return static_cast<std::size_t>(it - compute_.rows.begin());
+  }
+
+  std::vector<Row>::const_iterator ending_after(std::int64_t time_ns) const {
+    return std::upper_bound(by_end_.begin(), by_end_.end(), time_ns,
+                            [&](std::int64_t t, Row r) { return t < signals_.table.end_ns(r); });
+  }
+  Row last_ending_by(std::int64_t time_ns) const {
+    const auto it = ending_after(time_ns);
+    return it == by_end_.begin() ? kNoRow : *std::prev(it);
+  }
+  Row first_ending_after(std::int64_t time_ns) const {
+    const auto it = ending_after(time_ns - 1);
+    return it == by_end_.end() ? kNoRow : *it;
+  }
+
+  IntervalSet wait_of(Interval piece, Row collective, Row next) const {
+    const EventTable& table = signals_.table;
+    const Interval until{piece.start_ns, std::min(piece.end_ns, table.end_ns(collective))};
+    const IntervalSet host = set_clip(syncs_, until);
+    if (next == kNoRow) return host;
+    if (table.ts_ns[next] - table.end_ns(collective) > kReleaseNs) return host;
+    std::int64_t queued = until.start_ns;
+    const bool same_stream = signals_.tree.stream_of[next] == signals_.tree.stream_of[collective];
+    if (const Row launch = signals_.tree.launch[next]; launch != kNoRow && !same_stream) {
+      queued = std::max(queued, signals_.on_gpu_clock(interval_of(table, launch)).start_ns);
+    }
+    if (queued >= until.end_ns) return host;
+    const Interval device{queued, until.end_ns};
+    return set_union(host, std::span<const Interval>(&device, 1));
+  }
+
+  void judge_phase(std::size_t next, ExposedPiece& out) const {
+    if (next == 0) return;  // no compute before it: nothing could have covered it
+    const std::size_t before = next - 1;
+    const std::uint32_t segment = compute_.segment[before];
+    const std::uint32_t begin = compute_.segment_begin[segment];
+    const std::uint32_t end = compute_.segment_end[segment];
+    const double left = static_cast<double>(end - std::min<std::size_t>(next, end));
+    out.ends_phase = left <= kTailShare * static_cast<double>(end - begin);
+    out.phase_compute_ns =
+        compute_.time_before[before] + signals_.table.dur_ns[compute_.rows[before]];
+  }
+
+  const Signals& signals_;
+  ComputeOrder compute_;
+  IntervalSet syncs_;
+  std::vector<Row> by_end_;
+};
+
+bool has_host_collective(const EventTable& table) {
+  const NameSet names(table.strings, [](std::string_view name) {
+    return name == "record_param_comms" || name.substr(0, 6) == "c10d::" ||
+           name.substr(0, 17) == "_c10d_functional:" || name.substr(0, 5) == "nccl:";
+  });
+  if (!names.any()) return false;
+  for (Row r = 0; r < table.size(); ++r) {
+    if (is_host(table.kind[r]) && names.contains(table.name[r])) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::vector<Collective> build_collectives(const Signals& signals) {
+  const MessageReader reader(signals.table);
+  std::vector<Collective> collectives;
+  for (Row r : signals.tree.gpu_rows) {
+    if (signals.tree.gpu_class[r] != GpuClass::kCommunication) continue;
+    collectives.push_back({r, message_bytes(signals, reader, r)});
+  }
+  return collectives;
+}
+
+std::vector<ExposedPiece> build_exposed_pieces(const Signals& signals) {
+  std::vector<ExposedPiece> pieces;
+  if (signals.gpu.communication.empty()) return pieces;
+  const PieceBuilder builder(signals);
+  const IntervalSet exposed = set_difference(signals.gpu.communication, signals.gpu.compute);
+  for (const Interval& piece : set_clip(exposed, signals.profiled)) {
+    pieces.push_back(builder.build(piece));
+  }
+  return pieces;
+}
+
+std::optional<Finding> judge_without_collectives(const Signals& signals, std::string_view type) {
+  if (!signals.gpu.communication.empty()) return std::nullopt;
+  const bool several_ranks = signals.table.distributed.world_size.value_or(1) > 1;
+  const bool host_collective = has_host_collective(signals.table);
+  if (host_collective && !signals.has_gpu) return abstain(type, {"GPU events"});
+  if (host_collective) return abstain(type, {"communication kernels"});
+  if (several_ranks && !signals.has_gpu) return abstain(type, {"GPU events"});
+  return absent(type);
+}
+
+}  // namespace traceap

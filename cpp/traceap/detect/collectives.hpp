@@ -1,0 +1,38 @@
+#pragma once
+// Communication kernels and what the compute stream did meanwhile; shared by the NCCL rules.
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "traceap/detect/finding.hpp"
+
+namespace traceap {
+
+/// A communication kernel with what its arguments, or those of the host call, say.
+struct Collective {
+  Row row;
+  std::optional<std::int64_t> bytes;  ///< larger of input and output message
+};
+/// Every communication kernel by start. Reads "In msg nelems", "Out msg nelems" and "dtype" of the
+/// kernel, else of the host event that launched it.
+std::vector<Collective> build_collectives(const Signals& signals);
+
+/// A stretch in which communication ran and no compute kernel did.
+struct ExposedPiece {
+  Interval interval;
+  Row collective;  ///< the last one to end in it, or that runs on when it ends
+  Row next;        ///< compute kernel that starts next; kNoRow if none
+  /// The part in which that kernel, already queued, or the host waited for the collective.
+  IntervalSet wait;
+  bool ends_phase;                ///< (almost) all compute of the phase and step had run before
+  std::int64_t phase_compute_ns;  ///< compute of that phase before the piece: what could cover it
+};
+std::vector<ExposedPiece> build_exposed_pieces(const Signals& signals);
+
+/// The verdict where there is no communication kernel at all: absent if nothing says that this is
+/// one of several ranks, else unknown. Empty if there are communication kernels.
+std::optional<Finding> judge_without_collectives(const Signals& signals, std::string_view type);
+
+}  // namespace traceap

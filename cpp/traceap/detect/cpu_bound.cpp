@@ -1,0 +1,149 @@
+// The GPU's queue runs empty while the host is busy launching: the host is the bottleneck.
+//
+// Cost: idle time with the cause "host wait" in steady state, merged over bursts of short kernels.
+// Not counted: first calls (start of CUDA, lazy loading), what lies before the first and behind the
+// last kernel of a trace without steps, and the gap behind a copy that held the host, which is the
+// copy's. Compilation, the allocator and the loader are causes of their own.
+
+#include <algorithm>
+
+#include "traceap/detect/evidence.hpp"
+#include "traceap/detect/rules.hpp"
+
+namespace traceap {
+namespace {
+
+constexpr std::string_view kType = "cpu_bound";
+/// Two gaps belong to one burst if the GPU work between them is shorter than this: a launch costs
+/// the host 5 to 10 us, so such work can't hide the launch of the next.
+constexpr std::int64_t kBurstKernelNs = 10'000;
+/// A first call is cold if it takes this many times the mean of the later calls of the same name,
+/// and at least this long: CUDA's lazy loading takes milliseconds, a warm call microseconds.
+constexpr double kColdRatio = 10.0;
+constexpr std::int64_t kColdNs = 1'000'000;
+constexpr std::int64_t kMinLaterCalls = 3;
+/// CUDA graphs or larger batches take away nearly all launch gaps, small fixes some.
+constexpr SavingShares kSaving{SavingBasis::kIdle, 0.2, 0.7};
+
+struct NameTimes {
+  Row first = kNoRow;
+  std::int64_t later_calls = 0, later_ns = 0;
+};
+
+bool is_cold(const EventTable& table, const NameTimes& times) {
+  if (times.first == kNoRow || times.later_calls < kMinLaterCalls) return false;
+  const double mean = static_cast<double>(times.later_ns) / static_cast<double>(times.later_calls);
+  const std::int64_t first_ns = table.dur_ns[times.first];
+  return first_ns >= kColdNs && static_cast<double>(first_ns) >= kColdRatio * mean;
+}
+
+/// Host time of first calls that were far slower than later ones, on the GPU's clock.
+IntervalSet cold_calls(const Signals& signals) {
+  const EventTable& table = signals.table;
+  std::vector<NameTimes> names(table.strings.size());
+  std::vector<Row> rows(signals.tree.host_rows);
+  std::sort(rows.begin(), rows.end());  // first call of all threads
+  for (Row r : rows) {
+    if (table.kind[r] != EventKind::kCpuOp && !is_api_call(table.kind[r])) continue;
+    if (is_sync(signals.api(r))) continue;  // long because the GPU works
+    NameTimes& times = names[table.name[r]];
+    if (times.first == kNoRow) {
+      times.first = r;
+    } else {
+      ++times.later_calls;
+      times.later_ns += table.dur_ns[r];
+    }
+  }
+  std::vector<Interval> cold;
+  for (const NameTimes& times : names) {
+    if (is_cold(table, times)) {
+      cold.push_back(signals.on_gpu_clock(interval_of(table, times.first)));
+    }
+  }
+  return make_union(std::move(cold));
+}
+
+/// Ends of copies that held the host until they were done, sorted.
+std::vector<std::int64_t> ends_of_blocking_copies(const Signals& signals) {
+  std::vector<std::int64_t> ends;
+  for (const Copy& copy : signals.copies) {
+    if (!is_host_device(copy.kind.direction) || copy.launch == kNoRow) continue;
+    const std::int64_t end = signals.table.end_ns(copy.row);
+    if (copy.sync != kNoRow || signals.on_gpu_clock(copy.host).end_ns >= end) ends.push_back(end);
+  }
+  std::sort(ends.begin(), ends.end());
+  return ends;
+}
+
+/// Idle intervals that begin where a blocking copy ends.
+IntervalSet gaps_behind_copies(const Signals& signals) {
+  const std::vector<std::int64_t> ends = ends_of_blocking_copies(signals);
+  IntervalSet gaps;
+  for (const Interval& idle : signals.gpu_idle) {
+    if (std::binary_search(ends.begin(), ends.end(), idle.start_ns)) gaps.push_back(idle);
+  }
+  return gaps;
+}
+
+/// Where steady state can be: the profiled steps, else first to last GPU event.
+Interval steady_bounds(const Signals& signals) {
+  if (!signals.tree.steps.empty() || signals.gpu.busy.empty()) return signals.profiled;
+  return {signals.gpu.busy.front().start_ns, signals.gpu.busy.back().end_ns};
+}
+
+/// Joins gaps that only work shorter than kBurstKernelNs separates.
+std::vector<Interval> merge_bursts(const IntervalSet& gaps) {
+  std::vector<Interval> bursts;
+  for (const Interval& gap : gaps) {
+    if (!bursts.empty() && gap.start_ns - bursts.back().end_ns <= kBurstKernelNs) {
+      bursts.back().end_ns = gap.end_ns;
+    } else {
+      bursts.push_back(gap);
+    }
+  }
+  return bursts;
+}
+
+/// Share of kernels that ran for less time than the call that launched them.
+double short_kernel_share(const Signals& signals) {
+  std::int64_t linked = 0, shorter = 0;
+  for (Row r : signals.tree.linked_gpu_rows) {
+    const Row launch = signals.tree.launch[r];
+    if (launch == kNoRow || signals.table.kind[r] != EventKind::kKernel) continue;
+    ++linked;
+    if (signals.table.dur_ns[r] < signals.table.dur_ns[launch]) ++shorter;
+  }
+  return linked == 0 ? 0.0 : static_cast<double>(shorter) / static_cast<double>(linked);
+}
+
+}  // namespace
+
+Finding detect_cpu_bound(const Signals& signals) {
+  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
+  const std::int64_t idle_ns = total_length_ns(signals.gpu_idle);
+  const bool host_seen = signals.has_host_ops || !signals.api_rows.empty();
+  if (!host_seen || signals.tree.linked_gpu_rows.empty()) {
+    if (!is_material(signals, idle_ns)) return absent(kType);
+    return abstain(kType, {host_seen ? "launch calls of GPU events" : "host events"});
+  }
+  Draft draft(kType);
+  std::vector<Interval> waits;
+  for (const IdleInterval& idle : signals.idle.intervals) {
+    if (idle.cause != IdleCause::kHostWait) continue;
+    waits.push_back(idle.interval);
+    if (idle.explained_by != kNoRow) draft.evidence.push_back(idle.explained_by);
+  }
+  IntervalSet gaps = set_clip(make_union(std::move(waits)), steady_bounds(signals));
+  gaps = set_difference(gaps, cold_calls(signals));
+  gaps = set_difference(gaps, gaps_behind_copies(signals));
+  draft.cost = merge_bursts(gaps);
+  draft.saving = kSaving;
+  draft.confidence = signals.tree.steps.empty() ? 0.7 : 0.9;
+  if (!signals.has_host_ops) draft.missing_signals.emplace_back("host operators");
+  draft.fact("gaps", static_cast<std::int64_t>(gaps.size()));
+  draft.fact("GPU idle in them", format_ms(total_length_ns(gaps)));
+  draft.fact("kernels shorter than their launch", format_percent(short_kernel_share(signals)));
+  return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace traceap
