@@ -1,0 +1,50 @@
+#include "traceap/tree/event_tree.hpp"
+
+#include "traceap/tree/build_parts.hpp"
+
+namespace traceap {
+
+EventTree build_tree(const EventTable& table, const TreeOptions& options) {
+  TreeContext context{table, options, classify_names(table.strings), {}};
+  EventTree tree;
+  group_host_rows(context, tree);
+  nest_host_rows(context, tree);
+  name_phases(context, tree);
+  classify_gpu_rows(context, tree);
+  link_by_correlation(context, tree);
+  link_by_flows(context, tree);
+  invert_launches(context, tree);
+  assign_gpu_ops(context, tree);
+  read_sequence_numbers(context, tree);
+  link_forward(context, tree);
+  choose_main_track(context, tree);
+  collect_steps(context, tree);
+  infer_steps(context, tree);
+  measure_profiled(context, tree);
+  place_phases(context, tree);
+  group_streams(context, tree);
+  compare_clocks(context, tree);
+  return tree;
+}
+
+std::int64_t launch_delay_ns(const EventTable& table, const EventTree& tree, Row gpu_row) {
+  const Row launch = tree.launch[gpu_row];
+  if (launch == kNoRow) return kNoId;
+  return table.ts_ns[gpu_row] - table.ts_ns[launch] + tree.launch_delay_correction_ns;
+}
+
+std::span<const Row> subtree_rows(const EventTree& tree, Row row) {
+  const std::uint32_t position = tree.host_position[row];
+  if (position == kNoRow) return {};
+  return std::span(tree.host_rows).subspan(position + 1, tree.subtree_end[position] - position - 1);
+}
+
+bool is_inside(const EventTree& tree, Row row, Row ancestor) {
+  if (row == ancestor) return true;
+  const std::uint32_t position = tree.host_position[row];
+  const std::uint32_t top = tree.host_position[ancestor];
+  if (position == kNoRow || top == kNoRow) return false;
+  return top < position && position < tree.subtree_end[top];
+}
+
+}  // namespace traceap

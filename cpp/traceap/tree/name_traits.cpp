@@ -1,0 +1,171 @@
+#include "traceap/tree/name_traits.hpp"
+
+#include <algorithm>
+#include <initializer_list>
+#include <string>
+
+namespace traceap {
+
+namespace {
+
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+std::string to_lower(std::string_view text) {
+  std::string out(text);
+  std::transform(out.begin(), out.end(), out.begin(), lower);
+  return out;
+}
+
+bool contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
+bool contains_any(std::string_view text, std::initializer_list<std::string_view> parts) {
+  return std::any_of(parts.begin(), parts.end(),
+                     [text](std::string_view part) { return contains(text, part); });
+}
+
+/// Takes `part` off the front of `text`, if it stands there.
+bool consume(std::string_view& text, std::string_view part) {
+  if (!text.starts_with(part)) return false;
+  text.remove_prefix(part.size());
+  return true;
+}
+
+void consume_underscore(std::string_view& text) { consume(text, "_"); }
+
+/// all_?reduce, all_?gather or all_?to_?all at the front of lower-case `text`.
+bool starts_with_all_collective(std::string_view text) {
+  if (!consume(text, "all")) return false;
+  consume_underscore(text);
+  if (text.starts_with("reduce") || text.starts_with("gather")) return true;
+  if (!consume(text, "to")) return false;
+  consume_underscore(text);
+  return text.starts_with("all");
+}
+
+bool starts_with_reduce_scatter(std::string_view text) {
+  if (!consume(text, "reduce")) return false;
+  consume_underscore(text);
+  return text.starts_with("scatter");
+}
+
+/// One of INTERFACE's alternatives at the front of lower-case `text`, chosen by its first letter.
+bool starts_with_communication_word(std::string_view text) {
+  switch (text.front()) {
+    case 'n':
+      return text.starts_with("nccl");
+    case 'r':
+      return text.starts_with("rccl") || starts_with_reduce_scatter(text);
+    case 'c':
+      return text.starts_with("cross_device_reduce");
+    case 'm':
+      return text.starts_with("msccl");
+    case 'o':
+      return text.starts_with("oneccl");
+    case 'h':
+      return text.starts_with("hccl");
+    case 'a':
+      return starts_with_all_collective(text);
+    default:
+      return false;
+  }
+}
+
+bool contains_communication_word(std::string_view lower_text) {
+  for (std::size_t i = 0; i < lower_text.size(); ++i) {
+    if (starts_with_communication_word(lower_text.substr(i))) return true;
+  }
+  return false;
+}
+
+/// Of a python frame "path.py(12): function" the function, so that words in a user's paths don't
+/// count; of everything else the whole.
+std::string_view spoken_part(std::string_view text) {
+  const std::size_t frame = text.rfind(".py(");
+  if (frame == std::string_view::npos) return text;
+  const std::size_t colon = text.find("): ", frame);
+  return colon == std::string_view::npos ? text : text.substr(colon + 3);
+}
+
+/// CudnnBatchNormBackward, AddmmBackward0 and the like: autograd names its nodes so.
+bool is_node_name(std::string_view name) {
+  while (!name.empty() && is_digit(name.back())) name.remove_suffix(1);
+  return name.ends_with("Backward") && !contains(name, " ");
+}
+
+bool is_backward_node(std::string_view name) {
+  return name.starts_with("autograd::engine::evaluate_function") ||
+         name.starts_with("torch::autograd::AccumulateGrad") ||
+         name.starts_with("torch::autograd::CopySlices") ||
+         name.starts_with("torch::autograd::GraphRoot") || is_node_name(name);
+}
+
+bool is_profiler_step(std::string_view name) {
+  if (!consume(name, "ProfilerStep#")) return false;
+  return !name.empty() && std::all_of(name.begin(), name.end(), is_digit);
+}
+
+bool says_input(std::string_view lower_name, std::string_view spoken) {
+  return lower_name.starts_with("enumerate(dataloader)") ||
+         contains(lower_name, "torch/utils/data/") ||
+         contains_any(spoken, {"dataloader", "data_loader", "load_batch", "data_load", "next_batch",
+                               "get_batch", "fetch_batch", "wait_for_batch", "copy_batch"});
+}
+
+bool says_optimizer(std::string_view lower_name, std::string_view spoken) {
+  return contains(lower_name, "torch/optim/") || contains_any(spoken, {"optimizer", "zero_grad"});
+}
+
+NameTraits direction_traits(std::string_view spoken) {
+  // A hook is set up in one direction for the other; a name with both words wraps both.
+  const bool forward = contains_any(spoken, {"forward", "_fwd"});
+  const bool backward = contains_any(spoken, {"backward", "_bwd"}) && !contains(spoken, "hook");
+  if (forward == backward) return 0;
+  return backward ? kTraitBackward : kTraitForward;
+}
+
+NameTraits api_traits(std::string_view lower_name) {
+  NameTraits traits = 0;
+  if (contains_any(lower_name, {"launch", "memcpy", "memset"})) traits |= kTraitLaunchCall;
+  if (contains_any(lower_name, {"devicesynchronize", "ctxsynchronize"})) {
+    traits |= kTraitBlockingSync;
+  }
+  return traits;
+}
+
+NameTraits phase_traits(std::string_view name, std::string_view lower_name) {
+  const std::string_view spoken = spoken_part(lower_name);
+  if (is_backward_node(name)) return kTraitBackwardNode | kTraitBackward;
+  if (says_input(lower_name, spoken)) return kTraitInput;
+  if (says_optimizer(lower_name, spoken)) return kTraitOptimizer;
+  if (lower_name.starts_with("nn.module: ")) return kTraitForward;
+  return direction_traits(spoken);
+}
+
+}  // namespace
+
+bool is_communication_name(std::string_view name) {
+  return contains_communication_word(to_lower(name));
+}
+
+NameTraits classify_name(std::string_view name) {
+  if (is_profiler_step(name)) return kTraitProfilerStep;
+  const std::string lower_name = to_lower(name);
+  NameTraits traits = api_traits(lower_name) | phase_traits(name, lower_name);
+  if (contains_communication_word(lower_name)) traits |= kTraitCommunication;
+  if (name.starts_with("MEMORY_COPY") || name.starts_with("__amd_rocclr_copyBuffer")) {
+    traits |= kTraitRocmCopy;
+  }
+  if (contains_any(lower_name, {"step", "iter", "batch"})) traits |= kTraitStepWord;
+  return traits;
+}
+
+std::vector<NameTraits> classify_names(const StringPool& strings) {
+  std::vector<NameTraits> traits(strings.size());
+  for (StringId id = 0; id < strings.size(); ++id) traits[id] = classify_name(strings[id]);
+  return traits;
+}
+
+}  // namespace traceap

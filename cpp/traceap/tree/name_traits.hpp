@@ -1,0 +1,35 @@
+#pragma once
+// What a name alone says. Judged once per distinct string, then looked up by StringId.
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "traceap/base/string_pool.hpp"
+
+namespace traceap {
+
+enum NameTrait : std::uint16_t {
+  kTraitCommunication = 1 << 0,  ///< INTERFACE's expression for communication kernels
+  kTraitRocmCopy = 1 << 1,       ///< a ROCm copy that is drawn as a kernel
+  kTraitLaunchCall = 1 << 2,     ///< an API call that puts work on the GPU
+  kTraitBlockingSync = 1 << 3,   ///< an API call that waits for the whole device
+  kTraitProfilerStep = 1 << 4,   ///< ProfilerStep#N
+  kTraitInput = 1 << 5,          ///< making or fetching a batch
+  kTraitOptimizer = 1 << 6,      ///< optimizer step or zero_grad
+  kTraitBackwardNode = 1 << 7,   ///< a node that the autograd engine runs
+  kTraitBackward = 1 << 8,       ///< says "backward" (nodes too)
+  kTraitForward = 1 << 9,        ///< says "forward", or is an nn.Module call
+  kTraitStepWord = 1 << 10,      ///< says step, iteration or batch: may mark one of many
+};
+using NameTraits = std::uint16_t;
+
+/// O(length). Traits that make sense for one kind of event only are set whatever the kind is.
+NameTraits classify_name(std::string_view name);
+std::vector<NameTraits> classify_names(const StringPool& strings);
+
+/// `nccl|rccl|cross_device_reduce|msccl|oneccl|hccl|all_?reduce|all_?gather|reduce_?scatter|
+/// all_?to_?all` anywhere in the name, in any case (INTERFACE, Words).
+bool is_communication_name(std::string_view name);
+
+}  // namespace traceap
