@@ -11,16 +11,16 @@
 namespace traceap {
 
 enum class IdleCause : std::uint8_t {
-  kDataLoading = 0,     ///< the host waits for, or makes, the next batch
-  kHostWait,            ///< the host is busy and the queue is empty: CPU bound
-  kSynchronization,     ///< the host waited for the GPU, then had to refill the queue
-  kMemoryCopy,          ///< the host sits in a (blocking) copy call
-  kCommunicationWait,   ///< the next work waits for a collective, or the host waits on one
-  kCompilation,         ///< dynamo, inductor, lazy module loading, autotuning
-  kAllocator,           ///< cudaMalloc, cudaFree and kin
-  kLaunchLatency,       ///< work was queued already: the time the device takes to start it
-  kProfiler,            ///< the profiler's own overhead
-  kUnknown,             ///< no event explains it
+  kDataLoading = 0,    ///< the host waits for, or makes, the next batch
+  kHostWait,           ///< the host is busy and the queue is empty: CPU bound
+  kSynchronization,    ///< the host waited for the GPU, then had to refill the queue
+  kMemoryCopy,         ///< the host sits in a blocking copy call, or refills the queue after it
+  kCommunicationWait,  ///< the next work waits for a collective, or the host waits on one
+  kCompilation,        ///< dynamo, inductor, autotuning, code loading, start of the context
+  kAllocator,          ///< cudaMalloc, cudaFree and kin
+  kLaunchLatency,      ///< work was queued already: the time the device takes to start it
+  kProfiler,           ///< the profiler's own overhead
+  kUnknown,            ///< no event explains it
 };
 inline constexpr int kIdleCauseCount = static_cast<int>(IdleCause::kUnknown) + 1;
 /// snake_case, such as "data_loading".
@@ -29,8 +29,8 @@ std::string_view idle_cause_name(IdleCause cause);
 struct IdleInterval {
   Interval interval;
   IdleCause cause;
-  Row explained_by;   ///< host row that explains it; kNoRow if none
-  Row next_gpu_row;   ///< first GPU event after it; kNoRow at the end of `bounds`
+  Row explained_by;  ///< host row that explains it; kNoRow if none
+  Row next_gpu_row;  ///< first GPU event after it; kNoRow at the end of `bounds`
 };
 
 struct IdleBreakdown {
@@ -38,8 +38,13 @@ struct IdleBreakdown {
   std::array<std::int64_t, kIdleCauseCount> total_ns{};  ///< sums to the idle time exactly
 };
 
+/// A device starts a kernel 5 to 20 us after its launch call; HTA counts a delay above 100 us as an
+/// outlier. Up to this much is part of an empty queue's price; more is a delay of its own.
+inline constexpr std::int64_t kLaunchLatencyBoundNs = 100'000;
+
 /// Idle = complement of gpu.busy in `bounds`. An idle interval may be split where the cause changes
-/// (the host loads data, then launches). O(idle intervals * log events + host rows met).
+/// (the host loads data, then launches). The rules stand in docs/idle_causes.md. Narrower bounds
+/// give the same causes, clipped. O(idle intervals * log events + host rows met).
 IdleBreakdown explain_idle(const EventTable& table, const EventTree& tree, const GpuIntervals& gpu,
                            Interval bounds);
 

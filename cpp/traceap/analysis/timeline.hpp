@@ -15,23 +15,30 @@ namespace traceap {
 struct Timeline {
   std::int64_t span_ns = 0, busy_ns = 0, idle_ns = 0, compute_ns = 0, communication_ns = 0,
                memcpy_ns = 0, exposed_communication_ns = 0, exposed_memcpy_ns = 0;
+  friend bool operator==(const Timeline&, const Timeline&) = default;
 };
 
 /// Unions of GPU events by class; what a Timeline and every detector start from.
+/// Invariant: busy is the union of the other three.
 struct GpuIntervals {
   IntervalSet busy, compute, communication, memcpy;
+  /// First start to last end of the events, those of no length included; empty (start = end = 0)
+  /// without events, or where the sets were made by hand: then busy says it.
+  Interval span{0, 0};
 };
 
 struct TimelineOptions {
-  bool linked_only = false;   ///< leave orphans out
-  std::int32_t device = -1;   ///< only this device; -1 = all merged into one union
+  bool linked_only = false;  ///< leave orphans out
+  std::int32_t device = -1;  ///< only this device; -1 = all merged into one union
 };
 
+/// O(GPU events): tree.gpu_rows is sorted already.
 GpuIntervals build_gpu_intervals(const EventTable& table, const EventTree& tree,
                                  const TimelineOptions& options = {});
-/// Over the span of `gpu` itself (first start to last end).
+/// Over the span of `gpu` itself (first start to last end). All zeros without GPU events.
 Timeline compute_timeline(const GpuIntervals& gpu);
-/// Clipped to `bounds`; span is the length of `bounds`.
+/// Clipped to `bounds`; span is the length of `bounds` (0 if they are reversed).
+/// O(log n + intervals inside the bounds).
 Timeline compute_timeline(const GpuIntervals& gpu, Interval bounds);
 /// Sums every field.
 Timeline operator+(const Timeline& a, const Timeline& b);

@@ -10,16 +10,16 @@
 namespace traceap {
 
 struct WindowOptions {
-  std::uint32_t count = 100;       ///< windows of equal time (the paper: 50, 100 or 200)
-  std::int64_t length_ns = 0;      ///< > 0: windows of this length instead, the last one shorter
-  bool host_rows = false;          ///< list host rows too, not only GPU events
+  std::uint32_t count = 100;   ///< windows of equal time (the paper: 50, 100 or 200)
+  std::int64_t length_ns = 0;  ///< > 0: windows of this length instead, the last one shorter
+  bool host_rows = false;      ///< list host rows too, not only GPU events
 };
 
 /// bounds_ns has count+1 entries. An event belongs to the window of its start (rows); `overlapping`
 /// lists events that began earlier and reach into the window.
 struct WindowSet {
   std::vector<std::int64_t> bounds_ns;
-  std::vector<std::uint32_t> offsets;              ///< count+1 into rows
+  std::vector<std::uint32_t> offsets;  ///< count+1 into rows
   std::vector<Row> rows;
   std::vector<std::uint32_t> overlapping_offsets;  ///< count+1 into overlapping
   std::vector<Row> overlapping;

@@ -1,0 +1,67 @@
+#pragma once
+// Walks one host thread forward in time and says at each moment what the thread was doing, seen
+// from an idle GPU. Private to analysis/.
+
+#include <cstdint>
+#include <vector>
+
+#include "traceap/analysis/host_activity.hpp"
+#include "traceap/analysis/idle.hpp"
+#include "traceap/tree/event_tree.hpp"
+
+namespace traceap {
+
+/// What a thread does at a moment.
+struct HostState {
+  Row row = kNoRow;                        ///< the row that tells; kNoRow: nothing recorded
+  IdleCause cause = IdleCause::kHostWait;  ///< kHostWait: it works or runs Python
+  /// Only a range, a frame or nothing covers the moment: another thread may be the one that works.
+  bool weak = true;
+};
+
+/// What cursors of one trace share.
+struct HostModel {
+  const EventTable& table;
+  const EventTree& tree;
+  HostActivities activity;
+  CopyMemories copy_memory;
+
+  HostModel(const EventTable& event_table, const EventTree& event_tree)
+      : table(event_table), tree(event_tree), activity(event_table), copy_memory(event_table) {}
+};
+
+/// Amortised O(rows of the thread) over a whole walk; memory O(depth).
+class HostCursor {
+ public:
+  /// Starts at `time_ns`. `track` may be kNoTrack: a thread without rows.
+  HostCursor(const HostModel& model, TrackId track, std::int64_t time_ns);
+
+  /// Times are the host's clock and must not decrease from call to call.
+  void advance(std::int64_t time_ns);
+  HostState state() const { return stack_.empty() ? HostState{} : stack_.back().state; }
+  /// Next moment after the last `advance` when the state may change; INT64_MAX if there is none.
+  std::int64_t next_change_ns() const;
+  /// Has the thread recorded anything before the moment (or now), and will it later?
+  bool has_past() const { return next_ > begin_; }
+  bool has_future() const { return next_ < end_; }
+
+ private:
+  struct Open {
+    Row row;
+    std::int64_t end_ns;
+    HostState state;
+    bool sticky = false;       ///< what it encloses has its cause, whatever it is
+    bool passes_down = false;  ///< plain rows that it encloses have its cause
+    bool in_syncing_op = false, in_convolution = false, in_wait = false;
+  };
+  void push(Row row);
+  void judge(Open& open, const Open* enclosing) const;
+  void judge_plain(Open& open, const Open* enclosing) const;
+  void set_cause(Open& open, IdleCause cause, bool sticky) const;
+
+  const HostModel& model_;
+  std::uint32_t begin_ = 0, next_ = 0, end_ = 0;  ///< into tree.host_rows
+  std::vector<Open> stack_;
+};
+
+}  // namespace traceap

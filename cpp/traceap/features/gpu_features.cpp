@@ -1,0 +1,192 @@
+// Features that count and measure GPU events by the window of their start.
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "traceap/analysis/host_activity.hpp"
+#include "traceap/features/feature_columns.hpp"
+
+namespace traceap {
+namespace {
+
+/// Shorter kernels cost the host about as much as they give the device: a launch call takes 5 to
+/// 10 us, and TraceLens calls a kernel below 10 us short.
+constexpr std::int64_t kSmallKernelNs = 10'000;
+
+/// Quantile by linear interpolation between order statistics; `values` gets sorted. 0 if empty.
+double quantile_us(const std::vector<std::int64_t>& sorted, double q) {
+  if (sorted.empty()) return 0;
+  const double place = q * static_cast<double>(sorted.size() - 1);
+  const auto low = static_cast<std::size_t>(place);
+  const std::size_t high = std::min(low + 1, sorted.size() - 1);
+  const double fraction = place - static_cast<double>(low);
+  const auto a = static_cast<double>(sorted[low]), b = static_cast<double>(sorted[high]);
+  return (a + fraction * (b - a)) / 1000.0;
+}
+
+double median_us(std::vector<std::int64_t>& values) {
+  std::sort(values.begin(), values.end());
+  return quantile_us(values, 0.5);
+}
+
+/// Bytes per element by the names that c10d writes; 0 if unknown.
+std::int64_t dtype_bytes(std::string_view dtype) {
+  for (const std::string_view one : {"Byte", "Char", "Bool", "Float8", "UInt8", "Int8"}) {
+    if (dtype.starts_with(one)) return 1;
+  }
+  if (dtype == "Half" || dtype == "BFloat16" || dtype == "Short") return 2;
+  if (dtype == "Float" || dtype == "Int") return 4;
+  return dtype == "Long" || dtype == "Double" || dtype == "ComplexFloat" ? 8 : 0;
+}
+
+class GpuFeatures {
+ public:
+  GpuFeatures(const EventTable& table, const EventTree& tree, const WindowSet& windows,
+              FeatureMatrix& matrix)
+      : table_(table),
+        tree_(tree),
+        windows_(windows),
+        matrix_(matrix),
+        copy_memory_(table),
+        bytes_(table, "bytes"),
+        in_elements_(table, "In msg nelems"),
+        out_elements_(table, "Out msg nelems"),
+        dtype_(table, "dtype"),
+        last_window_of_stream_(tree.streams.size(), kNoRow) {}
+
+  void add_window(std::uint32_t w) {
+    kernel_ns_.clear();
+    delay_ns_.clear();
+    collective_ns_.clear();
+    collective_bytes_.clear();
+    std::int64_t copied[6] = {};
+    std::uint32_t small = 0;
+    for (const Row r : windows_.rows_of(w)) {
+      if (!table_.is_gpu_event(r)) continue;
+      count_stream(r, w);
+      add_delay(r);
+      switch (tree_.gpu_class[r]) {
+        case GpuClass::kMemcpy:
+          add_copy(r, w, copied);
+          break;
+        case GpuClass::kCommunication:
+          add_collective(r);
+          break;
+        default:
+          break;
+      }
+      if (table_.kind[r] != EventKind::kKernel) continue;
+      kernel_ns_.push_back(table_.dur_ns[r]);
+      if (table_.dur_ns[r] < kSmallKernelNs) ++small;
+    }
+    for (const Row r : windows_.overlapping.empty() ? std::span<const Row>() : overlapping(w)) {
+      if (table_.is_gpu_event(r)) count_stream(r, w);
+    }
+    write(w, small, copied);
+  }
+
+ private:
+  std::span<const Row> overlapping(std::uint32_t w) const {
+    return {windows_.overlapping.data() + windows_.overlapping_offsets[w],
+            windows_.overlapping.data() + windows_.overlapping_offsets[w + 1]};
+  }
+
+  void count_stream(Row r, std::uint32_t w) {
+    const std::uint32_t stream = tree_.stream_of[r];
+    if (stream >= last_window_of_stream_.size() || last_window_of_stream_[stream] == w) return;
+    last_window_of_stream_[stream] = w;
+    ++matrix_.at(w, kStreamCount);
+  }
+
+  void add_delay(Row r) {
+    const std::int64_t delay = launch_delay_ns(table_, tree_, r);
+    if (delay != kNoId) delay_ns_.push_back(delay);
+  }
+
+  void add_copy(Row r, std::uint32_t w, std::int64_t (&copied)[6]) {
+    ++matrix_.at(w, kCopyCount);
+    const std::int64_t bytes = std::max<std::int64_t>(0, bytes_.integer(r).value_or(0));
+    std::int64_t& sum = copied[copy_column(copy_memory_(r)) - kCopyBytesHtoDPageable];
+    sum = bytes > INT64_MAX - sum ? INT64_MAX : sum + bytes;
+  }
+
+  static int copy_column(CopyMemory memory) {
+    switch (memory) {
+      case CopyMemory::kHtoDPageable:
+        return kCopyBytesHtoDPageable;
+      case CopyMemory::kHtoDPinned:
+        return kCopyBytesHtoDPinned;
+      case CopyMemory::kDtoHPageable:
+        return kCopyBytesDtoHPageable;
+      case CopyMemory::kDtoHPinned:
+        return kCopyBytesDtoHPinned;
+      case CopyMemory::kDtoD:
+        return kCopyBytesDtoD;
+      default:
+        return kCopyBytesOther;
+    }
+  }
+
+  void add_collective(Row r) {
+    collective_ns_.push_back(table_.dur_ns[r]);
+    std::optional<double> bytes = message_bytes(r);
+    // Older profilers write the message on the operator alone.
+    if (!bytes && tree_.op[r] != kNoRow) bytes = message_bytes(tree_.op[r]);
+    if (bytes) collective_bytes_.push_back(*bytes);
+  }
+
+  std::optional<double> message_bytes(Row r) const {
+    const auto in = in_elements_.integer(r), out = out_elements_.integer(r);
+    if (!in && !out) return std::nullopt;
+    const std::int64_t size = dtype_bytes(dtype_.text(r).value_or(""));
+    const std::int64_t elements = std::max({std::int64_t{0}, in.value_or(0), out.value_or(0)});
+    if (size == 0) return std::nullopt;
+    return static_cast<double>(elements) * static_cast<double>(size);
+  }
+
+  void write(std::uint32_t w, std::uint32_t small, const std::int64_t (&copied)[6]) {
+    matrix_.at(w, kKernelCount) = static_cast<double>(kernel_ns_.size());
+    if (!kernel_ns_.empty()) {
+      matrix_.at(w, kSmallKernelShare) = small / static_cast<double>(kernel_ns_.size());
+      matrix_.at(w, kKernelMedianUs) = median_us(kernel_ns_);
+    }
+    std::sort(delay_ns_.begin(), delay_ns_.end());
+    matrix_.at(w, kLaunchDelayP10Us) = quantile_us(delay_ns_, 0.1);
+    matrix_.at(w, kLaunchDelayP50Us) = quantile_us(delay_ns_, 0.5);
+    matrix_.at(w, kLaunchDelayP90Us) = quantile_us(delay_ns_, 0.9);
+    for (int i = 0; i < 6; ++i) {
+      matrix_.at(w, kCopyBytesHtoDPageable + i) = std::log2(1.0 + static_cast<double>(copied[i]));
+    }
+    matrix_.at(w, kCollectiveCount) = static_cast<double>(collective_ns_.size());
+    matrix_.at(w, kCollectiveMedianUs) = median_us(collective_ns_);
+    if (!collective_bytes_.empty()) {
+      const auto middle =
+          collective_bytes_.begin() + static_cast<std::ptrdiff_t>(collective_bytes_.size() / 2);
+      std::nth_element(collective_bytes_.begin(), middle, collective_bytes_.end());
+      matrix_.at(w, kCollectiveMedianBytes) = std::log2(1.0 + *middle);
+    }
+  }
+
+  const EventTable& table_;
+  const EventTree& tree_;
+  const WindowSet& windows_;
+  FeatureMatrix& matrix_;
+  CopyMemories copy_memory_;
+  ArgReader bytes_, in_elements_, out_elements_, dtype_;
+  std::vector<std::uint32_t> last_window_of_stream_;
+  std::vector<std::int64_t> kernel_ns_, delay_ns_, collective_ns_;
+  std::vector<double> collective_bytes_;
+};
+
+}  // namespace
+
+void add_gpu_event_features(const EventTable& table, const EventTree& tree,
+                            const WindowSet& windows, FeatureMatrix& matrix) {
+  GpuFeatures features(table, tree, windows, matrix);
+  for (std::uint32_t w = 0; w < windows.count(); ++w) features.add_window(w);
+}
+
+}  // namespace traceap
