@@ -7,6 +7,8 @@ namespace traceap {
 
 namespace {
 
+__extension__ typedef unsigned __int128 Wide;
+
 inline std::uint64_t load64(const char* p) {
   std::uint64_t v;
   std::memcpy(&v, p, 8);
@@ -14,7 +16,7 @@ inline std::uint64_t load64(const char* p) {
 }
 
 inline std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
-  const auto product = static_cast<unsigned __int128>(a) * b;
+  const auto product = static_cast<Wide>(a) * b;
   return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
 }
 

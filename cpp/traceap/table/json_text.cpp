@@ -223,11 +223,11 @@ std::optional<std::int64_t> parse_us_as_ns(std::string_view t) {
     if (decimals >= 1 && decimals <= 3) {
       unsigned ns = 0;
       unsigned scale = 100;
-      for (std::size_t k = i + 1; k < t.size(); ++k, scale /= 10) {
-        if (!is_digit(t[k])) return std::nullopt;
+      std::size_t k = i + 1;
+      for (; k < t.size() && is_digit(t[k]); ++k, scale /= 10) {
         ns += static_cast<unsigned>(t[k] - '0') * scale;
       }
-      return static_cast<std::int64_t>(us * 1000 + ns);
+      if (k == t.size()) return static_cast<std::int64_t>(us * 1000 + ns);
     }
   }
   return parse_us_slow(t);
@@ -246,7 +246,7 @@ void append_ns_as_us(std::string& out, std::int64_t ns) {
   const char decimals[4] = {'.', static_cast<char>('0' + rest / 100),
                             static_cast<char>('0' + rest / 10 % 10),
                             static_cast<char>('0' + rest % 10)};
-  out.append(decimals, 4);
+  out.append(decimals, rest % 10 != 0 ? 4 : rest % 100 != 0 ? 3 : 2);
 }
 
 std::size_t utf8_length(std::string_view t, std::size_t i) {

@@ -35,7 +35,7 @@ std::optional<std::int64_t> parse_int64(std::string_view text);
 /// Microseconds as decimal text, in ns: 1000 times the value, rounded half to even, without a
 /// double on the way. nullopt for no number, or beyond +-4.6e18 ns.
 std::optional<std::int64_t> parse_us_as_ns(std::string_view text);
-/// ns as microseconds: "12" or "12.345".
+/// ns as microseconds, without trailing zeros: "12", "12.5" or "12.345".
 void append_ns_as_us(std::string& out, std::int64_t ns);
 
 /// Inside of a JSON string to UTF-8. Bad escapes are kept as text (the bare backslash too) and set

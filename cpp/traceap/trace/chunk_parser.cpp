@@ -127,6 +127,7 @@ class ChunkParser::Impl {
   std::string_view last_pid_, last_tid_;
   ChunkResult result_;
   bool comma_ = true;      ///< an object may come: behind '[', ',' or at a chunk's begin
+  std::size_t max_event_bytes_ = 0;
   bool stopped_ = false;   ///< the chunk ends inside an event
 };
 
@@ -433,6 +434,12 @@ bool ChunkParser::Impl::is_kept(std::uint64_t offset) {
 
 /// False when the event's text is not valid JSON in a place that the walk did not look at.
 bool ChunkParser::Impl::finish_event(std::uint64_t offset) {
+  const auto event_bytes = static_cast<std::size_t>(event_end_ - event_begin_);
+  if (event_bytes > max_event_bytes_) {
+    ++result_.objects;
+    result_.reasons.add(Reason::kEventTooLong, offset);
+    return true;
+  }
   ParserPools::Template shape;
   // A dur that is no duration has no column to come back from.
   const bool odd_duration =
@@ -440,7 +447,7 @@ bool ChunkParser::Impl::finish_event(std::uint64_t offset) {
   if (fields_.duplicate || odd_duration) {
     // The text as it stands, without slots.
     packed_.clear();
-    shape = intern_template({event_begin_, static_cast<std::size_t>(event_end_ - event_begin_)}, offset);
+    shape = intern_template({event_begin_, event_bytes}, offset);
   } else {
     const auto rest = static_cast<std::size_t>(event_end_ - copied_);
     std::memcpy(template_.get() + template_size_, copied_, rest);
@@ -508,7 +515,9 @@ StringId ChunkParser::Impl::intern_name(std::string_view text, std::uint64_t off
 }
 
 TrackId ChunkParser::Impl::intern_track() {
-  if (fields_.pid == last_pid_ && fields_.tid == last_tid_) return last_track_;
+  if (last_track_ != kNoTrack && fields_.pid == last_pid_ && fields_.tid == last_tid_) {
+    return last_track_;
+  }
   track_key_.assign(fields_.pid);
   track_key_.push_back(kTrackSeparator);
   track_key_ += fields_.tid;
@@ -678,6 +687,7 @@ ChunkResult ChunkParser::Impl::parse(const ChunkTask& task) {
   result_ = ChunkResult{};
   comma_ = true;
   stopped_ = false;
+  max_event_bytes_ = task.max_event_bytes;
   ChunkTask rest = task;
   std::size_t skipped = 0;
   if (task.resync) {

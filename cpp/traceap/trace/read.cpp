@@ -163,6 +163,7 @@ class Reader {
     } else if (!carry_.empty()) {
       job = std::make_shared<ParseJob>();
       job->task.is_final = job->done = true;
+      job->task.max_event_bytes = options_.max_event_bytes;
     }
     if (!job) return job;
     if (carry_.empty() && !resync_) {
@@ -234,6 +235,7 @@ class Reader {
     job->task.base_offset = pending_offset_;
     job->task.is_final = at_end_ && pending_.empty();
     job->task.json_lines = json_lines_;
+    job->task.max_event_bytes = options_.max_event_bytes;
     pending_offset_ += text.size();
     job->text = std::move(text);
     return job;

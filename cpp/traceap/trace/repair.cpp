@@ -351,10 +351,10 @@ class EventRepair {
   }
 
   Closing closing_at(std::size_t quote, bool is_key, std::size_t opened) const {
+    if (is_key) return Closing::kCloses;
     const std::size_t next = skip_space(text_, quote + 1);
     if (next >= text_.size()) return Closing::kNeedMore;
     const char c = text_[next];
-    if (is_key) return c == ':' ? Closing::kCloses : Closing::kEmbedded;
     if (!in_object()) {
       return c == ',' || c == ']' || c == '}' || c == '"' ? Closing::kCloses : Closing::kEmbedded;
     }

@@ -1,0 +1,446 @@
+// Rules on what the host does while the GPU waits: each with its pattern and its look-alikes.
+
+#include "catch.hpp"
+#include "scene.hpp"
+
+using namespace traceap;
+
+namespace {
+
+constexpr const char* kMultiFetch = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__";
+constexpr const char* kSingleFetch = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__";
+
+/// Three steps of 10 ms; the GPU is busy for the last `busy_us` of each.
+Scene three_steps(double busy_us, int first_number = 5) {
+  Scene scene;
+  for (int i = 0; i < 3; ++i) {
+    const double start = 1000 + i * 10000.0;
+    scene.step(first_number + i, start, 10000);
+    const double kernel_start = start + 10000 - busy_us;
+    scene.op("aten::mm", kernel_start - 20, 15)
+        .kernel("gemm", kernel_start - 15, kernel_start, busy_us);
+  }
+  return scene;
+}
+
+}  // namespace
+
+TEST_CASE("late workers are found with the waits that the GPU felt", "[detect]") {
+  Scene scene = three_steps(6000);
+  for (int i = 0; i < 3; ++i) scene.range(kMultiFetch, 1000 + i * 10000.0, 3500);
+  const Finding finding = scene.judge(detect_worker_starvation);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(finding.cost_ns == 3 * 3'500'000);
+  CHECK(finding.saving_best_ns == finding.cost_ns);
+  CHECK(fact(finding, "late_fetches") == "3");
+  CHECK(finding.evidence.size() == 3);
+}
+
+TEST_CASE("workers that deliver in time, or while the GPU works, are no starvation", "[detect]") {
+  SECTION("the fetch only takes a batch off the queue") {
+    Scene scene = three_steps(6000);
+    for (int i = 0; i < 3; ++i) scene.range(kMultiFetch, 1000 + i * 10000.0, 50);
+    CHECK(scene.judge(detect_worker_starvation).verdict == Verdict::kAbsent);
+  }
+  SECTION("the fetch is long and the GPU is busy all the while") {
+    Scene scene = three_steps(9900);
+    for (int i = 0; i < 3; ++i) scene.range(kMultiFetch, 1200 + i * 10000.0, 7000);
+    CHECK(scene.judge(detect_worker_starvation).verdict == Verdict::kAbsent);
+  }
+  SECTION("the training process loads itself: another type") {
+    Scene scene = three_steps(6000);
+    for (int i = 0; i < 3; ++i) scene.range(kSingleFetch, 1000 + i * 10000.0, 3500);
+    CHECK(scene.judge(detect_worker_starvation).verdict == Verdict::kAbsent);
+  }
+  SECTION("only the first fetch is slow: the workers start") {
+    Scene scene = three_steps(6000);
+    scene.range(kMultiFetch, 1000, 3500)
+        .range(kMultiFetch, 11000, 50)
+        .range(kMultiFetch, 21000, 50);
+    CHECK(scene.judge(detect_worker_starvation).verdict == Verdict::kAbsent);
+  }
+}
+
+TEST_CASE("no host events leave worker starvation unknown", "[detect]") {
+  Scene scene;
+  scene.text().gpu("kernel", "k", 0, 10, 7, 1).gpu("kernel", "k", 500, 10, 7, 2);
+  const Finding finding = scene.judge(detect_worker_starvation);
+  CHECK(finding.verdict == Verdict::kUnknown);
+  CHECK(finding.missing_signals == std::vector<std::string>{"host operators"});
+}
+
+namespace {
+
+/// Per step: work, then .item() of 2 ms that ends at 4 ms, then a gap of `gap_us`, then work.
+Scene item_in_loop(double gap_us, long long bytes = 4) {
+  Scene scene;
+  for (int i = 0; i < 3; ++i) {
+    const double t = 1000 + i * 10000.0;
+    scene.step(5 + i, t, 10000);
+    scene.op("aten::mm", t, 20).kernel("gemm", t + 5, t + 10, 3980);
+    scene.op("aten::item", t + 2000, 2005).op("aten::_local_scalar_dense", t + 2001, 2003);
+    scene.copy("Memcpy DtoH (Device -> Pageable)", t + 2002, 10, t + 3990, 2, bytes);
+    scene.call("cudaStreamSynchronize", t + 2013, 1985);
+    const double next = t + 3992 + gap_us;
+    scene.op("aten::mm", next - 10, 8).kernel("gemm", next - 8, next, t + 9990 - next);
+  }
+  return scene;
+}
+
+}  // namespace
+
+TEST_CASE("item() in the loop costs the idle time until the queue is filled again", "[detect]") {
+  const Finding finding = item_in_loop(400).judge(detect_host_sync_in_loop);
+  CHECK(finding.verdict == Verdict::kPresent);
+  // Copy to next kernel, and the idle around the synchronisation itself.
+  CHECK(finding.cost_ns >= 3 * 400'000);
+  CHECK(finding.cost_ns <= 3 * 420'000);
+  CHECK(fact(finding, "syncs") == "3");
+  CHECK(fact(finding, "per_step") == "1.0");
+  CHECK(fact(finding, "operations") == "aten::item");
+}
+
+TEST_CASE("what looks like host_sync_in_loop and is not", "[detect]") {
+  SECTION("the GPU has its next work at once") {
+    CHECK(item_in_loop(10).judge(detect_host_sync_in_loop).verdict == Verdict::kAbsent);
+  }
+  SECTION("item() of a CPU tensor copies and waits for nothing") {
+    Scene scene = three_steps(9000);
+    for (int i = 0; i < 3; ++i) scene.op("aten::item", 1100 + i * 10000.0, 500);
+    CHECK(scene.judge(detect_host_sync_in_loop).verdict == Verdict::kAbsent);
+  }
+  SECTION("one read in the whole trace is no loop") {
+    Scene scene = three_steps(6000);
+    scene.op("aten::item", 1000, 3000);
+    scene.copy("Memcpy DtoH (Device -> Pageable)", 1002, 10, 1010, 2, 4);
+    scene.call("cudaStreamSynchronize", 1013, 2900);
+    CHECK(scene.judge(detect_host_sync_in_loop).verdict == Verdict::kAbsent);
+  }
+  SECTION("large results are high_memcpy's") {
+    CHECK(item_in_loop(400, 10 << 20).judge(detect_host_sync_in_loop).verdict == Verdict::kAbsent);
+  }
+}
+
+namespace {
+
+Scene synchronize_in_loop(double gap_us, const std::string& around) {
+  Scene scene;
+  for (int i = 0; i < 3; ++i) {
+    const double t = 1000 + i * 10000.0;
+    scene.step(5 + i, t, 10000);
+    scene.op("aten::mm", t, 20).kernel("gemm", t + 5, t + 10, 3980);
+    if (!around.empty()) scene.op(around, t + 1999, 2002);
+    scene.call("cudaDeviceSynchronize", t + 2000, 2000);
+    const double next = t + 4000 + gap_us;
+    scene.op("aten::mm", next - 10, 8).kernel("gemm", next - 8, next, t + 9990 - next);
+  }
+  return scene;
+}
+
+}  // namespace
+
+TEST_CASE("torch.cuda.synchronize() in the loop is found", "[detect]") {
+  const Finding finding = synchronize_in_loop(500, "").judge(detect_explicit_synchronize);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(finding.cost_ns >= 3 * 500'000);
+  CHECK(finding.cost_ns <= 3 * 520'000);
+  CHECK(fact(finding, "calls") == "3");
+}
+
+TEST_CASE("waits that the program did not ask for are not explicit", "[detect]") {
+  SECTION("inside an operator") {
+    CHECK(synchronize_in_loop(500, "aten::nonzero").judge(detect_explicit_synchronize).verdict ==
+          Verdict::kAbsent);
+  }
+  SECTION("the profiler's own, before the first and behind the last kernel") {
+    Scene scene;
+    scene.step(5, 1000, 20000).call("cudaDeviceSynchronize", 1000, 4000);
+    scene.op("aten::mm", 5100, 20).kernel("gemm", 5105, 5110, 8000);
+    scene.call("cudaDeviceSynchronize", 6000, 12000);
+    CHECK(scene.judge(detect_explicit_synchronize).verdict == Verdict::kAbsent);
+  }
+  SECTION("on a thread that launches nothing") {
+    Scene scene = three_steps(6000);
+    scene.text().complete("cuda_runtime", "cudaEventSynchronize", 12000, 3000, 1, "99");
+    CHECK(scene.judge(detect_explicit_synchronize).verdict == Verdict::kAbsent);
+  }
+  SECTION("the queue was filled far enough") {
+    Scene scene = synchronize_in_loop(0, "");
+    CHECK(scene.judge(detect_explicit_synchronize).verdict == Verdict::kAbsent);
+  }
+}
+
+namespace {
+
+/// Three steps; in each a call of `dur` before the kernel, with the GPU idle.
+Scene calls_in_steps(const std::string& name, double dur, int first_number, int from_step) {
+  Scene scene;
+  for (int i = 0; i < 3; ++i) {
+    const double t = 1000 + i * 10000.0;
+    scene.step(first_number + i, t, 10000);
+    double at = t + 10;
+    if (i >= from_step) {
+      scene.op("aten::empty", at, dur + 2).call(name, at + 1, dur);
+      at += dur + 2;
+    }
+    scene.op("aten::mm", at + 5, 20).kernel("gemm", at + 10, at + 20, t + 9990 - (at + 20));
+  }
+  return scene;
+}
+
+}  // namespace
+
+TEST_CASE("cudaMalloc in steady steps is allocator thrash", "[detect]") {
+  const Finding finding = calls_in_steps("cudaMalloc", 800, 5, 0).judge(detect_allocator_thrash);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(fact(finding, "mallocs") == "3");
+  CHECK(finding.cost_ns >= 3 * 800'000);
+  CHECK(finding.cost_ns <= 3 * 850'000);
+}
+
+TEST_CASE("without steps frees tell thrash from growth", "[detect]") {
+  const auto trace = [](const std::string& first) {
+    Scene scene;
+    for (int i = 0; i < 4; ++i) {
+      const double t = i * 5000.0;
+      scene.op("aten::empty", t, 1002).call(i == 0 ? first : "cudaMalloc", t + 1, 1000);
+      scene.op("aten::mm", t + 1005, 20).kernel("gemm", t + 1010, t + 1020, 3900);
+    }
+    return scene.judge(detect_allocator_thrash);
+  };
+  CHECK(trace("cudaFree").verdict == Verdict::kPresent);
+  CHECK(trace("cudaMalloc").verdict == Verdict::kAbsent);  // a pool that grows: cold_start
+}
+
+TEST_CASE("allocation that does not hurt is no thrash", "[detect]") {
+  SECTION("in the first steps of the program") {
+    Scene scene = calls_in_steps("cudaMalloc", 50, 0, 3);
+    scene.call("cudaMalloc", 1011, 1);
+    CHECK(scene.judge(detect_allocator_thrash).verdict == Verdict::kAbsent);
+  }
+  SECTION("while the GPU works through its queue") {
+    Scene scene = three_steps(9900);
+    for (int i = 0; i < 3; ++i) scene.call("cudaMalloc", 3000 + i * 10000.0, 2000);
+    CHECK(scene.judge(detect_allocator_thrash).verdict == Verdict::kAbsent);
+  }
+}
+
+TEST_CASE("growth of the pool in the first step is a cold start", "[detect]") {
+  Scene scene = calls_in_steps("cudaMalloc", 50, 0, 3);
+  scene.op("aten::empty", 1011, 0.5);
+  Scene cold;
+  cold.step(0, 1000, 10000).step(1, 11000, 10000);
+  cold.op("aten::empty", 1010, 3002).call("cudaMalloc", 1011, 3000);
+  cold.op("aten::mm", 4020, 20).kernel("gemm", 4025, 4030, 6960);
+  cold.op("aten::mm", 11010, 20).kernel("gemm", 11015, 11020, 9900);
+  const Finding finding = cold.judge(detect_cold_start);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(finding.cost_ns == 3'000'000);
+  CHECK(fact(finding, "kinds") == "growth of the memory pool");
+  CHECK(cold.judge(detect_allocator_thrash).verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("the slow first launch of a kernel and module loading are a cold start", "[detect]") {
+  Scene scene;
+  scene.op("aten::mm", 0, 3000).kernel("gemm", 5, 3010, 1000, 2990);
+  scene.op("aten::mm", 4100, 20).kernel("gemm", 4105, 4110, 4000);
+  scene.call("cuLibraryLoadData", 8200, 1500);
+  scene.op("aten::add", 9710, 20).kernel("add", 9715, 9720, 3000);
+  const Finding finding = scene.judge(detect_cold_start);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(fact(finding, "kinds") == "first launches of kernels, loading of modules");
+  CHECK(finding.cost_ns == 2'990'000 + 1'500'000);
+}
+
+TEST_CASE("what looks like a cold start and is not", "[detect]") {
+  SECTION("a launch is slow because the queue is full: the GPU works") {
+    Scene scene;
+    scene.op("aten::mm", 0, 20).kernel("gemm", 5, 10, 9000);
+    scene.op("aten::add", 30, 5000).kernel("add", 35, 9011, 100, 4900);
+    CHECK(scene.judge(detect_cold_start).verdict == Verdict::kAbsent);
+  }
+  SECTION("a later launch of the same kernel is slow") {
+    Scene scene;
+    scene.op("aten::mm", 0, 20).kernel("gemm", 5, 10, 900);
+    scene.op("aten::mm", 1000, 5000).kernel("gemm", 1005, 6000, 900, 4900);
+    CHECK(scene.judge(detect_cold_start).verdict == Verdict::kAbsent);
+  }
+  SECTION("allocation in a step that comes after others") {
+    CHECK(calls_in_steps("cudaMalloc", 800, 5, 0).judge(detect_cold_start).verdict ==
+          Verdict::kAbsent);
+  }
+}
+
+namespace {
+
+Scene compile_at(int first_number, int in_step, double dur) {
+  Scene scene;
+  for (int i = 0; i < 3; ++i) {
+    const double t = 1000 + i * 10000.0;
+    scene.step(first_number + i, t, 10000);
+    double at = t + 10;
+    if (i == in_step) {
+      scene.range("_compile.compile_inner (dynamo_timed)", at, dur);
+      scene.range("inductor_compile (dynamo_timed)", at + 10, dur - 20);
+      at += dur;
+    }
+    scene.op("Torch-Compiled Region: 0/0", at + 2, 30);
+    scene.op("CompiledFunction", at + 3, 28)
+        .kernel("triton_poi_fused_0", at + 10, at + 20, t + 9990 - (at + 20));
+  }
+  return scene;
+}
+
+}  // namespace
+
+TEST_CASE("compilation in a late step is a recompilation", "[detect]") {
+  const Finding finding = compile_at(5, 1, 4000).judge(detect_recompilation);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(finding.cost_ns == 4'000'000);
+  CHECK(fact(finding, "compilations") == "1");  // the inner phase is part of the outer one
+  CHECK(compile_at(5, 1, 4000).judge(detect_cold_start).verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("compilation in the first step is a cold start, not a recompilation", "[detect]") {
+  CHECK(compile_at(0, 0, 4000).judge(detect_recompilation).verdict == Verdict::kAbsent);
+  CHECK(compile_at(0, 0, 4000).judge(detect_cold_start).verdict == Verdict::kPresent);
+}
+
+TEST_CASE("calls of compiled code and guard checks are no recompilation", "[detect]") {
+  Scene scene = three_steps(6000);
+  for (int i = 0; i < 3; ++i) {
+    scene.op("TorchDynamo Cache Lookup", 1010 + i * 10000.0, 3000);
+    scene.op("Torch-Compiled Region: 0/1", 4020 + i * 10000.0, 500);
+  }
+  const Finding finding = scene.judge(detect_recompilation);
+  CHECK(finding.verdict == Verdict::kAbsent);
+  CHECK(finding.confidence < 0.9);
+}
+
+TEST_CASE("without steps a region that already ran makes compilation a recompilation", "[detect]") {
+  const auto trace = [](bool region_first) {
+    Scene scene;
+    if (region_first) scene.op("Torch-Compiled Region: 0/0", 0, 40);
+    scene.op("aten::mm", 50, 20).kernel("gemm", 55, 60, 40);
+    scene.range("entire_frame_compile (dynamo_timed)", 110, 4000);
+    scene.op("aten::mm", 4120, 20).kernel("gemm", 4125, 4130, 4000);
+    return scene.judge(detect_recompilation).verdict;
+  };
+  CHECK(trace(true) == Verdict::kPresent);
+  CHECK(trace(false) == Verdict::kAbsent);
+}
+
+namespace {
+
+/// A copy from `memory` with or without a synchronise call; then `gap_us` until the next kernel.
+Scene upload(const std::string& name, bool synchronise, double gap_us) {
+  Scene scene;
+  for (int i = 0; i < 3; ++i) {
+    const double t = 1000 + i * 10000.0;
+    scene.step(5 + i, t, 10000);
+    scene.op("aten::to", t, 1010).op("aten::copy_", t + 1, 1008);
+    scene.copy(name, t + 2, 8, t + 12, 900, 10'000'000);
+    if (synchronise) scene.call("cudaStreamSynchronize", t + 11, 905);
+    const double next = t + 912 + gap_us;
+    scene.op("aten::mm", next - 8, 6).kernel("gemm", next - 6, next, t + 9990 - next);
+  }
+  return scene;
+}
+
+}  // namespace
+
+TEST_CASE("a synchronised copy from pinned memory is a blocking copy", "[detect]") {
+  const Finding finding =
+      upload("Memcpy HtoD (Pinned -> Device)", true, 700).judge(detect_blocking_copy);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(finding.cost_ns >= 3 * 700'000);
+  CHECK(fact(finding, "copies") == "3");
+  CHECK(fact(finding, "bytes") == "30.0 MB");
+}
+
+TEST_CASE("other uploads are no blocking copies", "[detect]") {
+  CHECK(upload("Memcpy HtoD (Pinned -> Device)", false, 700).judge(detect_blocking_copy).verdict ==
+        Verdict::kAbsent);
+  CHECK(upload("Memcpy HtoD (Pageable -> Device)", true, 700).judge(detect_blocking_copy).verdict ==
+        Verdict::kAbsent);
+  CHECK(upload("Memcpy HtoD (Pinned -> Device)", true, 20).judge(detect_blocking_copy).verdict ==
+        Verdict::kAbsent);
+}
+
+TEST_CASE("a copy that does not name its memory leaves blocking_copy unknown", "[detect]") {
+  const Finding finding = upload("CopyHostToDevice", true, 700).judge(detect_blocking_copy);
+  CHECK(finding.verdict == Verdict::kUnknown);
+  CHECK(finding.missing_signals.size() == 1);
+}
+
+TEST_CASE("DDP's search for unused parameters is found by its range", "[detect]") {
+  Scene scene = three_steps(6000);
+  for (int i = 0; i < 3; ++i) {
+    scene.op("torch.distributed.ddp.reducer::search_unused_parameters", 1010 + i * 10000.0, 1500);
+  }
+  const Finding finding = scene.judge(detect_find_unused_parameters);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(finding.cost_ns == 3 * 1'500'000);
+}
+
+TEST_CASE("DDP without the search, or with it behind a full queue, is fine", "[detect]") {
+  Scene plain = three_steps(6000);
+  plain.range("DistributedDataParallel.forward", 1010, 1500);
+  CHECK(plain.judge(detect_find_unused_parameters).verdict == Verdict::kAbsent);
+  Scene hidden = three_steps(9900);
+  for (int i = 0; i < 3; ++i) {
+    hidden.op("torch.distributed.ddp.reducer::search_unused_parameters", 2000 + i * 10000.0, 1500);
+  }
+  CHECK(hidden.judge(detect_find_unused_parameters).verdict == Verdict::kAbsent);
+}
+
+namespace {
+
+Scene silent_loop(const std::string& range, double silence_us, bool as_operator) {
+  Scene scene;
+  for (int i = 0; i < 3; ++i) {
+    const double t = 1000 + i * 50000.0;
+    scene.step(5 + i, t, 50000);
+    if (!range.empty()) {
+      if (as_operator) {
+        scene.op(range, t + 1, silence_us);
+      } else {
+        scene.range(range, t + 1, silence_us);
+      }
+    }
+    const double next = t + silence_us + 20;
+    scene.op("aten::mm", next - 15, 14).kernel("gemm", next - 10, next, t + 49990 - next);
+  }
+  return scene;
+}
+
+}  // namespace
+
+TEST_CASE("a host that does nothing for long while the GPU idles is silent", "[detect]") {
+  const Finding finding = silent_loop("", 20000, false).judge(detect_host_silence);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(fact(finding, "gaps") == "3");
+  CHECK(finding.cost_ns >= 3 * 20'000'000 - 100'000);
+}
+
+TEST_CASE("silence names the Python frame around it", "[detect]") {
+  Scene scene = silent_loop("", 20000, false);
+  scene.python("train.py(7): save_checkpoint", 1005, 19990);
+  CHECK(fact(scene.judge(detect_host_silence), "frame") == "train.py(7): save_checkpoint");
+}
+
+TEST_CASE("an annotation around silence does not make it work", "[detect]") {
+  CHECK(silent_loop("my_validation", 20000, false).judge(detect_host_silence).verdict ==
+        Verdict::kPresent);
+}
+
+TEST_CASE("what looks like silence and is not", "[detect]") {
+  CHECK(silent_loop(kMultiFetch, 20000, false).judge(detect_host_silence).verdict ==
+        Verdict::kAbsent);
+  CHECK(silent_loop("aten::sort", 20000, true).judge(detect_host_silence).verdict ==
+        Verdict::kAbsent);
+  CHECK(silent_loop("", 8000, false).judge(detect_host_silence).verdict == Verdict::kAbsent);
+  CHECK(silent_loop("inductor_compile (dynamo_timed)", 20000, false)
+            .judge(detect_host_silence)
+            .verdict == Verdict::kAbsent);
+}
