@@ -60,7 +60,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         "trace",
         "units",
     },
-    "report": {"_version", "errors", "intervals", "knowledge", "results", "units"},
+    "report": {"_core", "_version", "errors", "intervals", "knowledge", "results", "units"},
     "notebook": {"errors", "knowledge", "report", "results", "units"},
     "collect": {"errors"},
     "cli": {"*"},

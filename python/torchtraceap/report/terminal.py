@@ -1,0 +1,299 @@
+"""The report for a terminal: one screen, worst first, what could not be checked said aloud.
+
+Lines are built as styled pieces. Plain text joins them; on a terminal rich paints them, so that
+a pipe never pays for importing it and never sees an escape sequence.
+"""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from torchtraceap.report.view import FindingView, ReportView, Segment, build_view, label_of
+from torchtraceap.report.words import cells, format_count, format_percent, one_line
+from torchtraceap.units import format_ns
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from torchtraceap.results import Diagnosis
+
+__all__ = ["MAX_LINES", "print_report", "render_text", "report_lines"]
+
+MAX_LINES = 40  # one screen
+MIN_WIDTH, MAX_WIDTH, DEFAULT_WIDTH = 40, 120, 100
+LABEL = 10  # columns of the labels on the left
+
+# Glyphs tell the parts of the bar apart without colour; idle parts take the light ones in order.
+GLYPHS = {"compute": "█", "communication": "▓", "memcpy": "▒"}
+IDLE_GLYPHS = "░·-~:=+,_'"
+COLOURS = {
+    "compute": "green",
+    "communication": "magenta",
+    "memcpy": "yellow",
+    "data_loading": "red",
+    "host_wait": "bright_red",
+    "synchronization": "bright_magenta",
+    "memory_copy": "bright_yellow",
+    "communication_wait": "bright_blue",
+    "compilation": "blue",
+    "allocator": "cyan",
+    "launch_latency": "bright_cyan",
+    "profiler": "white",
+    "unknown": "bright_black",
+}
+
+
+class Piece(NamedTuple):
+    """Text in one style; styles are rich's, "" is plain."""
+
+    text: str
+    style: str = ""
+
+
+Line = list[Piece]
+
+
+class _Detail(NamedTuple):
+    """How much is said of the findings."""
+
+    full: int
+    code_lines: int
+    text_lines: int
+    short: int
+
+
+# Tried in order until the report fits a screen.
+_DETAILS = (
+    *(
+        _Detail(full, code_lines, text_lines, 8)
+        for full in (3, 2, 1)
+        for code_lines, text_lines in ((6, 3), (3, 3), (0, 3), (0, 2))
+    ),
+    _Detail(1, 0, 2, 4),
+    _Detail(1, 0, 1, 2),
+)
+
+
+def render_text(diagnosis: Diagnosis, *, width: int = DEFAULT_WIDTH) -> str:
+    """The report as plain text, without colour."""
+    lines = report_lines(build_view(diagnosis), width=width)
+    return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines)
+
+
+def print_report(diagnosis: Diagnosis, console: Console) -> None:
+    """Prints the report in colour, as wide as the console."""
+    from rich.text import Text
+
+    for line in report_lines(build_view(diagnosis), width=console.width):
+        text = Text.assemble(*((piece.text, piece.style) for piece in line))
+        console.print(text, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+
+def report_lines(view: ReportView, *, width: int = DEFAULT_WIDTH) -> list[Line]:
+    """The report as styled lines, at most MAX_LINES where the width allows."""
+    columns = max(MIN_WIDTH, min(width, MAX_WIDTH))
+    lines: list[Line] = []
+    for detail in _DETAILS:
+        lines = list(_report(view, columns, detail))
+        if len(lines) <= MAX_LINES:
+            break
+    return lines
+
+
+def _report(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:
+    yield from _header(view, width)
+    yield from _bar(view.segments, width)
+    yield from _findings(view, width, detail)
+    yield from _unchecked(view, width)
+    yield from _passed(view, width)
+    yield from _notes(view, width)
+    yield from _commands(view, width)
+
+
+def _header(view: ReportView, width: int) -> Iterator[Line]:
+    about = " · ".join((view.title, *view.facts))
+    yield [Piece(one_line(about, width), "dim")]
+    yield []
+    style = "bold red" if view.findings else "bold green" if view.is_healthy else "bold"
+    yield from _sides(view.headline, view.sureness, width, style, "")
+    for text in _wrap(view.explanation, width, 2):
+        yield [Piece(text)]
+    if view.rank_range:
+        yield [Piece(one_line(view.rank_range, width))]
+    yield []
+
+
+def _sides(left: str, right: str, width: int, left_style: str, right_style: str) -> Iterator[Line]:
+    """One text on the left, one on the right; under each other where they do not fit."""
+    gap = width - cells(left) - cells(right)
+    if gap >= 2:
+        yield [Piece(left, left_style), Piece(" " * gap), Piece(right, right_style)]
+        return
+    for text in _wrap(left, width, 3):
+        yield [Piece(text, left_style)]
+    yield [Piece(right, right_style)]
+
+
+def _wrap(text: str, width: int, max_lines: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        max_lines=max_lines,
+        placeholder=" …",
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
+
+
+def split_columns(shares: Sequence[float], width: int) -> list[int]:
+    """Whole columns for the positive shares of a bar, `width` in all and at least one each."""
+    total = sum(shares)
+    spare = width - len(shares)
+    exact = [share / total * spare for share in shares]
+    columns = [1 + int(value) for value in exact]
+    by_rest = sorted(range(len(shares)), key=lambda i: int(exact[i]) - exact[i])
+    for index in by_rest[: width - sum(columns)]:
+        columns[index] += 1
+    return columns
+
+
+def _glyphs(segments: Sequence[Segment]) -> list[str]:
+    idle = iter(IDLE_GLYPHS + "?" * len(segments))
+    return [next(idle) if part.is_idle else GLYPHS[part.key] for part in segments]
+
+
+def _bar(segments: Sequence[Segment], width: int) -> Iterator[Line]:
+    parts = [part for part in segments if part.share >= 0.001]
+    if not parts:
+        return
+    glyphs = _glyphs(parts)
+    columns = split_columns([part.share for part in parts], width)
+    styles = [COLOURS.get(part.key, "") for part in parts]
+    yield [
+        Piece(glyph * count, style)
+        for glyph, count, style in zip(glyphs, columns, styles, strict=True)
+    ]
+    line: Line = []
+    used = 0
+    for part, glyph, style in zip(parts, glyphs, styles, strict=True):
+        idle = "idle: " if part.is_idle else ""
+        label = f" {idle}{part.label} {format_percent(part.share)}"
+        if used and used + len(label) + 4 > width:
+            yield line
+            line, used = [], 0
+        if used:
+            line.append(Piece("   "))
+        line += [Piece(glyph, style), Piece(label)]
+        used += len(label) + 4
+    yield line
+    yield []
+
+
+def _findings(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:
+    full = view.findings[: detail.full]
+    for entry in full:
+        yield from _finding(entry, width, detail)
+    rest = view.findings[len(full) :]
+    for entry in rest[: detail.short]:
+        title = one_line(f"{entry.number}  {entry.finding.title}", max(12, width - 34))
+        share = format_percent(entry.finding.cost_share)
+        yield from _sides(title, f"{entry.saves_short}, {share}", width, "bold", "")
+    if len(rest) > detail.short:
+        yield [Piece(f"and {len(rest) - detail.short} more: see --html or --json", "dim")]
+    if view.together:
+        yield from ([Piece(text)] for text in _wrap(view.together, width, 2))
+    if view.findings:
+        yield []
+
+
+def _finding(entry: FindingView, width: int, detail: _Detail) -> Iterator[Line]:
+    title = f"{entry.number}  {entry.finding.title}"
+    yield from _sides(title, entry.saves, width, "bold", "bold red")
+    inner = width - 3
+    why = one_line(entry.finding.why, 4 * inner)
+    yield from ([Piece(f"   {text}")] for text in _wrap(why, inner, detail.text_lines))
+    seen = _seen(entry, inner)
+    if seen:
+        yield [Piece("   "), Piece("seen in  ", "dim"), Piece(seen)]
+    for number, text in enumerate(_wrap(entry.fix, inner - 9, detail.text_lines)):
+        label = "change   " if number == 0 else " " * 9
+        yield [Piece("   "), Piece(label, "dim"), Piece(text)]
+    for text in _new_code(entry, detail.code_lines):
+        yield [Piece(" " * 12), Piece(one_line_code(text, width - 12), "cyan")]
+    yield []
+
+
+def _seen(entry: FindingView, width: int) -> str:
+    """The most telling event, and how many there are."""
+    if not entry.finding.evidence:
+        return ""
+    first = entry.finding.evidence[0]
+    more = entry.finding.evidence_count - 1
+    others = f", and {format_count(more)} more" if more > 0 else ""
+    tail = f" ({format_ns(first.duration_ns)}){others}; {entry.sureness}"
+    return one_line(first.name, max(10, width - 9 - len(tail))) + tail
+
+
+def _new_code(entry: FindingView, limit: int) -> list[str]:
+    """The lines that a fix adds, if they are few enough to be shown whole."""
+    before, after = entry.code_before.splitlines(), entry.code_after.splitlines()
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    added = [
+        line
+        for tag, _, _, first, last in matcher.get_opcodes()
+        if tag != "equal"
+        for line in after[first:last]
+    ]
+    added = textwrap.dedent("\n".join(added)).splitlines()
+    return added if len(added) <= limit else []
+
+
+def one_line_code(text: str, limit: int) -> str:
+    """A line of our own code, cut to the width with its indentation kept."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _labelled(label: str, text: str, width: int, max_lines: int) -> Iterator[Line]:
+    wrapped = _wrap(text, width - LABEL, max_lines)
+    for number, part in enumerate(wrapped):
+        yield [Piece((label if number == 0 else "").ljust(LABEL), "dim"), Piece(part)]
+
+
+def _unchecked(view: ReportView, width: int) -> Iterator[Line]:
+    if not view.unchecked:
+        return
+    by_reason: dict[str, list[str]] = {}
+    for entry in sorted(view.unchecked, key=lambda entry: not entry.paper):
+        by_reason.setdefault(one_line(entry.missing, 200), []).append(label_of(entry.type))
+    text = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
+    yield from _labelled("unknown", text, width, 4)
+
+
+def _passed(view: ReportView, width: int) -> Iterator[Line]:
+    if view.passed:
+        names = ", ".join(label_of(entry.type) for entry in view.passed)
+        yield from _labelled("fine", f"{len(view.passed)} checks: {names}", width, 4)
+
+
+def _notes(view: ReportView, width: int) -> Iterator[Line]:
+    if not view.notes:
+        return
+    first = f"{format_count(view.notes[0].count)} × {one_line(view.notes[0].message, 300)}"
+    more = f" (and {len(view.notes) - 1} more notes: summary)" if len(view.notes) > 1 else ""
+    yield from _labelled("data", first + more, width, 2)
+
+
+def _commands(view: ReportView, width: int) -> Iterator[Line]:
+    """What to type next; a path that does not fit is left to the reader."""
+    page = "torchtraceap {} --html report.html"
+    gate = "torchtraceap diagnose {} --gate"
+    path = one_line(view.path_argument, 300)
+    if LABEL + cells(path) + len(page) > width:
+        path = "PATH"
+    note = "   (exit code 1 while a finding is present)"
+    fits = LABEL + cells(path) + len(gate) + len(note) <= width
+    yield [Piece("page".ljust(LABEL), "dim"), Piece(page.format(path))]
+    yield [Piece("gate".ljust(LABEL), "dim"), Piece(gate.format(path)), Piece(note * fits, "dim")]

@@ -1,0 +1,408 @@
+"""What both reports say: wording and figures, worked out once from a diagnosis.
+
+The terminal and the HTML report only lay out a `ReportView`; neither decides anything.
+"""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from torchtraceap.knowledge import load_knowledge
+from torchtraceap.report.words import format_count, format_percent, one_line
+from torchtraceap.units import format_ns
+
+if TYPE_CHECKING:
+    from torchtraceap.results import Diagnosis, Diagnostic, Finding, RankTimeline, Step, Timeline
+
+# A loss below this share of the time does not "bound" a step: measured steps of one run differ by
+# as much (research on benchmark noise: 5-9 % between runs of one build).
+BOUND_SHARE = 0.10
+# Above this share of busy time a trace without findings is called healthy.
+HEALTHY_BUSY_SHARE = 0.85
+# Words for a rule's confidence. It is an ordering of the evidence, not a measured probability.
+SURE, FAIRLY_SURE = 0.85, 0.6
+
+GPU_LABELS = {
+    "compute": "compute",
+    "communication": "exposed communication",
+    "memcpy": "exposed copies",
+}
+IDLE_LABELS = {
+    "data_loading": "waiting for data",
+    "host_wait": "host busy, nothing queued",
+    "synchronization": "synchronisation",
+    "memory_copy": "blocking copy call",
+    "communication_wait": "waiting for a collective",
+    "compilation": "compilation",
+    "allocator": "memory allocator",
+    "launch_latency": "launch latency",
+    "profiler": "profiler overhead",
+    "unknown": "unexplained",
+}
+BOUND_BY = {
+    "communication": "communication",
+    "memcpy": "copies between host and device",
+    "data_loading": "data loading",
+    "host_wait": "the host (CPU bound)",
+    "synchronization": "synchronisation with the host",
+    "memory_copy": "blocking copies",
+    "communication_wait": "waiting for collectives",
+    "compilation": "compilation",
+    "allocator": "the memory allocator",
+    "launch_latency": "launch latency",
+    "profiler": "the profiler's own overhead",
+    "unknown": "time that no event explains",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One part of the time bar."""
+
+    key: str
+    label: str
+    time_ns: int
+    """Of one rank (the mean over ranks)."""
+    share: float
+    """Of the profiled time."""
+    is_idle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FindingView:
+    """One finding, in words."""
+
+    number: int
+    """1 for the first in the ranking."""
+    finding: Finding
+    saves: str
+    """Such as "saves at most 84 ms per step (48 %)"."""
+    saves_short: str
+    sureness: str
+    fix: str
+    code_before: str
+    code_after: str
+    doc_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unchecked:
+    """A type that could not be checked."""
+
+    type: str
+    title: str
+    missing: str
+    paper: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A type that was checked and is not there."""
+
+    type: str
+    title: str
+    audit: str
+    paper: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReportView:
+    """Everything the reports show, in the order in which they show it."""
+
+    title: str
+    files: tuple[str, ...]
+    facts: tuple[str, ...]
+    headline: str
+    explanation: str
+    sureness: str
+    step_ns: float | None
+    step_count: int
+    steps_inferred: bool
+    profiled_ns: int
+    """Of one rank (the mean over ranks)."""
+    busy_share: float
+    has_gpu: bool
+    segments: tuple[Segment, ...]
+    idle: tuple[Segment, ...]
+    """Idle time by cause, largest first."""
+    findings: tuple[FindingView, ...]
+    together: str
+    unchecked: tuple[Unchecked, ...]
+    passed: tuple[Passed, ...]
+    notes: tuple[Diagnostic, ...]
+    steps: tuple[Step, ...]
+    ranks: int
+    rank_range: str
+    """For several ranks: how far their busy time lies apart."""
+    is_healthy: bool
+    path_argument: str
+    """The input as one would type it."""
+
+
+def label_of(name: str) -> str:
+    """A type's name as words."""
+    return name.replace("_", " ")
+
+
+def build_view(diagnosis: Diagnosis) -> ReportView:
+    """Works out wording and figures from a diagnosis."""
+    ranks = max(1, len(diagnosis.summary.files))
+    timeline = diagnosis.profiled_timeline
+    profiled_ns = diagnosis.profiled_ns // ranks
+    segments = _segments(timeline, diagnosis.idle_ns, diagnosis.profiled_ns, ranks)
+    idle = sorted((s for s in segments if s.is_idle), key=lambda s: (-s.time_ns, s.key))
+    step_ns = _median_step(diagnosis.summary.steps)
+    findings = _findings(diagnosis, profiled_ns)
+    has_gpu = timeline.busy_ns > 0
+    busy_share = timeline.busy_ns / diagnosis.profiled_ns if diagnosis.profiled_ns else 0.0
+    bound = _bound(segments)
+    return ReportView(
+        title=_title(diagnosis),
+        files=tuple(file.path for file in diagnosis.summary.files),
+        facts=_facts(diagnosis),
+        headline=_headline(findings, bound, has_gpu, busy_share),
+        explanation=_explanation(diagnosis, step_ns, has_gpu, busy_share, bound),
+        sureness=_sureness(findings, diagnosis),
+        step_ns=step_ns,
+        step_count=len(diagnosis.summary.steps),
+        steps_inferred=diagnosis.summary.steps_inferred,
+        profiled_ns=profiled_ns,
+        busy_share=busy_share,
+        has_gpu=has_gpu,
+        segments=tuple(segments),
+        idle=tuple(idle),
+        findings=findings,
+        together=_together(diagnosis),
+        unchecked=_unchecked(diagnosis),
+        passed=_passed(diagnosis),
+        notes=diagnosis.summary.diagnostics,
+        steps=diagnosis.summary.steps,
+        ranks=ranks,
+        rank_range=_rank_range(diagnosis.summary.ranks),
+        is_healthy=not findings and has_gpu and bound is None and busy_share >= HEALTHY_BUSY_SHARE,
+        path_argument=_path_argument([file.path for file in diagnosis.summary.files]),
+    )
+
+
+def _title(diagnosis: Diagnosis) -> str:
+    files = diagnosis.summary.files
+    first = PurePath(files[0].path) if files else PurePath("trace")
+    if len(files) == 1:
+        return one_line(first.name, 80)
+    folder = first.parent.name or first.name
+    return f"{one_line(folder, 70)} ({len(files)} ranks)"
+
+
+def _facts(diagnosis: Diagnosis) -> tuple[str, ...]:
+    summary = diagnosis.summary
+    names = sorted({device.name for device in summary.devices if device.name})
+    facts = []
+    if names:
+        count = f"{len(summary.devices)} × " if len(summary.devices) > 1 else ""
+        facts.append(count + one_line(", ".join(names), 60))
+    lone = summary.files[0] if len(summary.files) == 1 else None
+    if lone and lone.rank is not None and (lone.world_size or 0) > 1:
+        facts.append(f"rank {lone.rank} of {lone.world_size}")
+    facts.append(f"{format_count(summary.events.total)} events")
+    if summary.events.gpu_orphan:
+        facts.append(f"{format_count(summary.events.gpu_orphan)} GPU events without a launch")
+    return tuple(facts)
+
+
+def _rank_range(ranks: Sequence[RankTimeline]) -> str:
+    if len(ranks) < 2:
+        return ""
+    busy = sorted((rank.timeline.share(rank.timeline.busy_ns), rank.rank or 0) for rank in ranks)
+    (low, first), (high, last) = busy[0], busy[-1]
+    return (
+        f"{len(ranks)} ranks: GPU busy from {format_percent(low)} (rank {first}) "
+        f"to {format_percent(high)} (rank {last})"
+    )
+
+
+def _path_argument(paths: Sequence[str]) -> str:
+    """The one file, the folder of all files, or the first file and dots."""
+    if len(paths) == 1:
+        return shlex.quote(one_line(paths[0], 300))
+    folders = {str(PurePath(path).parent) for path in paths}
+    if len(folders) == 1:
+        return shlex.quote(one_line(folders.pop(), 300))
+    return f"{shlex.quote(one_line(paths[0], 300))} ..." if paths else ""
+
+
+def _segments(
+    timeline: Timeline, idle_ns: dict[str, int], profiled_ns: int, ranks: int
+) -> list[Segment]:
+    """The parts of the profiled time: they sum to it exactly."""
+    total = max(1, profiled_ns)
+    busy = {
+        "compute": timeline.compute_ns,
+        "communication": timeline.exposed_communication_ns,
+        "memcpy": timeline.exposed_memcpy_ns,
+    }
+    parts = [Segment(k, GPU_LABELS[k], ns // ranks, ns / total, False) for k, ns in busy.items()]
+    parts += [
+        Segment(key, IDLE_LABELS.get(key, label_of(key)), ns // ranks, ns / total, True)
+        for key, ns in sorted(idle_ns.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    return [part for part in parts if part.time_ns > 0]
+
+
+def _bound(segments: Sequence[Segment]) -> Segment | None:
+    """The largest loss, if it is large enough to be what bounds the step; else None: compute."""
+    losses = [segment for segment in segments if segment.key != "compute"]
+    worst = max(losses, key=lambda segment: segment.share, default=None)
+    return worst if worst and worst.share >= BOUND_SHARE else None
+
+
+def _median_step(steps: Sequence[Step]) -> float | None:
+    return statistics.median(step.duration_ns for step in steps) if steps else None
+
+
+def _findings(diagnosis: Diagnosis, profiled_ns: int) -> tuple[FindingView, ...]:
+    steps = _steps_per_rank(diagnosis)
+    views = []
+    for number, finding in enumerate(diagnosis.findings, start=1):
+        entry = load_knowledge().get(finding.type)
+        views.append(
+            FindingView(
+                number=number,
+                finding=finding,
+                saves=_saves(finding, profiled_ns, steps),
+                saves_short=_saves_short(finding),
+                sureness=f"{_sure_word(finding.confidence)} ({finding.confidence:.2f})",
+                fix=entry.fix if entry else finding.fix,
+                code_before=entry.code_before.strip("\n") if entry else "",
+                code_after=entry.code_after.strip("\n") if entry else "",
+                doc_url=entry.doc_url if entry else "",
+            )
+        )
+    return tuple(views)
+
+
+def _steps_per_rank(diagnosis: Diagnosis) -> float:
+    return max(1.0, len(diagnosis.summary.steps) / max(1, len(diagnosis.summary.files)))
+
+
+def _saves(finding: Finding, profiled_ns: int, steps: float) -> str:
+    saving = finding.saving
+    if saving is None:
+        return "saving not estimated"
+    if saving.high_ns <= 0:
+        return "saves no GPU time by itself"
+    share = saving.high_ns * (steps if saving.per_step else 1.0) / max(1, profiled_ns)
+    per = " per step" if saving.per_step else ""
+    percent = format_percent(min(share, 1.0))
+    return f"saves at most {format_ns(saving.high_ns)}{per} ({percent})"
+
+
+def _saves_short(finding: Finding) -> str:
+    saving = finding.saving
+    if saving is None or saving.high_ns <= 0:
+        return "—"
+    return f"{format_ns(saving.high_ns)}{' / step' if saving.per_step else ''}"
+
+
+def _sure_word(confidence: float) -> str:
+    if confidence >= SURE:
+        return "sure"
+    return "fairly sure" if confidence >= FAIRLY_SURE else "not sure"
+
+
+def _sureness(findings: Sequence[FindingView], diagnosis: Diagnosis) -> str:
+    """How sure the verdict is, and of what."""
+    open_checks = sum(1 for verdict in diagnosis.verdicts.values() if verdict == "unknown")
+    if findings:
+        return findings[0].sureness
+    if not open_checks:
+        return "all 8 main checks could be made"
+    return f"{len(diagnosis.verdicts) - open_checks} of 8 main checks could be made"
+
+
+def _headline(
+    findings: Sequence[FindingView], bound: Segment | None, has_gpu: bool, busy_share: float
+) -> str:
+    if findings:
+        first = findings[0].finding
+        title = first.title.rstrip(".")
+        return f"{title}: {format_percent(first.cost_share)} of the time"
+    if not has_gpu:
+        return "This trace holds no GPU work: only the host side could be checked"
+    busy = f"the GPU is busy {format_percent(busy_share)} of the time"
+    if bound is None and busy_share >= HEALTHY_BUSY_SHARE:
+        return f"Nothing to fix found: {busy}"
+    if bound is None:
+        return f"No known anti-pattern found; {busy}"
+    return f"No known anti-pattern found, but {format_percent(bound.share)} is lost: {bound.label}"
+
+
+def _explanation(
+    diagnosis: Diagnosis,
+    step_ns: float | None,
+    has_gpu: bool,
+    busy_share: float,
+    bound: Segment | None,
+) -> str:
+    summary = diagnosis.summary
+    parts = []
+    if step_ns is not None:
+        kind = "inferred steps" if summary.steps_inferred else "steps"
+        steps = len(summary.steps)
+        median = f"median of {steps} {kind}" if steps > 1 else f"one {kind[:-1]}"
+        parts.append(f"Step {format_ns(round(step_ns))} ({median})")
+    else:
+        ranks = max(1, len(summary.files))
+        parts.append(f"{format_ns(diagnosis.profiled_ns // ranks)} profiled, no steps marked")
+    if has_gpu:
+        parts.append(f"GPU busy {format_percent(busy_share)}")
+        if bound is None:
+            parts.append("bound by GPU compute")
+        else:
+            parts.append(f"bound by {BOUND_BY.get(bound.key, bound.label)}")
+    return " · ".join(parts)
+
+
+def _together(diagnosis: Diagnosis) -> str:
+    """What all fixes can save at most: costs overlap, so they are not simply added."""
+    if len(diagnosis.findings) < 2 or not diagnosis.profiled_ns:
+        return ""
+    share = sum(f.unclaimed_cost_ns for f in diagnosis.findings) / diagnosis.profiled_ns
+    together = format_percent(min(share, 1.0))
+    return f"Together the findings cover {together} of the time; overlaps are counted once."
+
+
+def _unchecked(diagnosis: Diagnosis) -> tuple[Unchecked, ...]:
+    return tuple(
+        Unchecked(
+            type=name,
+            title=_title_of(name),
+            missing="; ".join(signals) or "the trace lacks the signal",
+            paper=name in diagnosis.verdicts,
+        )
+        for name, signals in diagnosis.abstained.items()
+    )
+
+
+def _passed(diagnosis: Diagnosis) -> tuple[Passed, ...]:
+    verdicts = diagnosis.verdicts | diagnosis.further_verdicts
+    knowledge = load_knowledge()
+    return tuple(
+        Passed(
+            type=name,
+            title=_title_of(name),
+            audit=knowledge[name].audit if name in knowledge else "",
+            paper=name in diagnosis.verdicts,
+        )
+        for name, verdict in verdicts.items()
+        if verdict == "absent"
+    )
+
+
+def _title_of(name: str) -> str:
+    entry = load_knowledge().get(name)
+    return entry.title if entry else label_of(name)

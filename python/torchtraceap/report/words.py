@@ -1,0 +1,59 @@
+"""Numbers and names as people read them."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+__all__ = ["cells", "format_count", "format_percent", "one_line"]
+
+# Control, format and bidirectional characters could reorder or hide what a terminal shows, or
+# command it; private and unassigned ones show as nothing.
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+
+def format_percent(share: float) -> str:
+    """A share as a percentage with two leading digits; never rounded up to 100 %."""
+    percent = share * 100
+    if 0 < percent < 0.1:
+        return "< 0.1 %"
+    if percent < 9.95:
+        return f"{percent:.1f} %"
+    if 99 < percent < 100:
+        return f"{math.floor(percent * 10) / 10:.1f} %"
+    return f"{percent:.0f} %"
+
+
+def format_count(value: int) -> str:
+    """A count with thousands separators."""
+    return f"{value:,}"
+
+
+def cells(text: str) -> int:
+    """Columns that a text takes in a terminal."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(unicodedata.combining(c) > 0 for c in text)
+
+
+def one_line(text: str, limit: int) -> str:
+    """Text from a trace as one harmless line of at most `limit` columns.
+
+    Controls become U+FFFD, runs of blanks one blank, and what is too long ends in an ellipsis.
+    """
+    head = " ".join(text[: limit * 4].split())
+    clean = "".join("�" if unicodedata.category(c) in _HIDDEN else c for c in head)
+    if len(text) <= limit * 4 and cells(clean) <= limit:
+        return clean
+    clean = clean[:limit]
+    while clean and cells(clean) > limit - 1:
+        clean = clean[:-1]
+    return clean + "…"
+
+
+def harmless(text: str) -> str:
+    """Text from a trace with its line breaks kept and every other control character replaced."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join("�" if c != "\n" and unicodedata.category(c) in _HIDDEN else c for c in text)
