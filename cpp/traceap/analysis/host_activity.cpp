@@ -102,9 +102,14 @@ HostActivity classify_frame(std::string_view raw_name) {
 }
 
 HostActivity classify_aten_op(std::string_view name) {
-  if (is_any(name, {"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero",
-                    "aten::nonzero_numpy", "aten::argwhere", "aten::equal", "aten::masked_select",
-                    "aten::bincount", "aten::repeat_interleave"}) ||
+  if (is_any(name, {"aten::to", "aten::_to_copy", "aten::copy_", "aten::_copy_from"})) {
+    return HostActivity::kCopyOp;
+  }
+  if (is_any(name, {"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"})) {
+    return HostActivity::kScalarReadOp;
+  }
+  if (is_any(name, {"aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::equal",
+                    "aten::masked_select", "aten::bincount", "aten::repeat_interleave"}) ||
       starts_with_any(name, {"aten::unique", "aten::_unique"})) {
     return HostActivity::kSyncingOp;
   }

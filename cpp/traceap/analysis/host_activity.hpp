@@ -22,7 +22,9 @@ enum class HostActivity : std::uint8_t {
   kAllocator,          ///< device or pinned memory is taken, mapped or given back
   kDataLoading,        ///< the next batch is made or waited for
   kCompilation,        ///< code is generated, loaded, instantiated or tuned
-  kSyncingOp,          ///< an operator that must read a value from the device, such as aten::item
+  kCopyOp,             ///< an operator that exists to copy, such as aten::to
+  kScalarReadOp,       ///< an operator that exists to read a value from the device: aten::item
+  kSyncingOp,          ///< an operator that also computes before it must read: aten::nonzero
   kConvolutionOp,      ///< an operator that synchronises only to try algorithms
   kCommunicationWait,  ///< the host waits for a collective
   kHostCollective,     ///< a collective that runs on a host thread of its own (gloo)
@@ -77,9 +79,9 @@ class CopyMemories {
   mutable std::vector<std::uint8_t> seen_;
 };
 
-/// A call that neither copies, waits nor allocates takes 1 to 100 us; the queue can't be full while
-/// the GPU is idle. One that takes this long loads code or creates the context (on public traces:
-/// 1.1 ms to 30 s).
+/// A call that neither copies, waits nor allocates takes 1 to 100 us, and the queue can't be full
+/// while the GPU is idle: one that takes this long met something that happens once, such as the
+/// loading of code or the start of the context (on public traces 1.1 ms to 30 s).
 inline constexpr std::int64_t kLongCallNs = 1'000'000;
 
 /// Does the host stay in this asynchronous copy call until the copy is done? Yes for pageable

@@ -2,8 +2,54 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 
 namespace traceap {
+
+HostModel::HostModel(const EventTable& event_table, const EventTree& event_tree)
+    : table(event_table),
+      tree(event_tree),
+      activity(event_table),
+      copy_memory(event_table),
+      waits_for_copy_(event_table.size()),
+      first_call_of_name_(event_table.strings.size(), kNoRow),
+      first_launch_of_name_(event_table.strings.size(), kNoRow) {
+  for (Row r = 0; r < table.size(); ++r) {
+    if (!is_api_call(table.kind[r])) continue;
+    Row& first = first_call_of_name_[table.name[r]];
+    if (first == kNoRow) first = r;
+  }
+  for (const Row gpu : tree.gpu_rows) {
+    const Row launch = tree.launch[gpu];
+    if (launch == kNoRow) continue;
+    Row& first = first_launch_of_name_[table.name[gpu]];
+    first = std::min(first, launch);  // kNoRow is the largest
+    first_launch_ = std::min(first_launch_, launch);
+  }
+  mark_copy_ops();
+}
+
+void HostModel::mark_copy_ops() {
+  for (const Row gpu : tree.gpu_rows) {
+    const Row call = tree.launch[gpu];
+    if (tree.gpu_class[gpu] != GpuClass::kMemcpy || call == kNoRow) continue;
+    const HostActivity copy = activity(call);
+    const bool waits = copy == HostActivity::kSyncCopy ||
+                       (copy == HostActivity::kAsyncCopy && is_blocking_copy(call));
+    if (!waits) continue;
+    for (Row op = tree.parent[call]; op != kNoRow && !waits_for_copy_[op]; op = tree.parent[op]) {
+      const HostActivity kind = activity(op);
+      if (kind != HostActivity::kCopyOp && kind != HostActivity::kScalarReadOp) break;
+      waits_for_copy_[op] = true;
+    }
+  }
+}
+
+bool HostModel::is_first_use(Row call) const {
+  const std::span<const Row> launched = tree.launched_by(call);
+  if (launched.empty()) return first_call_of_name_[table.name[call]] == call;
+  return first_launch_of_name_[table.name[launched.front()]] == call;
+}
 
 HostCursor::HostCursor(const HostModel& model, TrackId track, std::int64_t time_ns)
     : model_(model) {
@@ -75,9 +121,18 @@ void HostCursor::judge(Open& open, const Open* enclosing) const {
       return;
     }
   }
+  const HostActivity activity = model_.activity(open.row);
+  open.in_syncing_op |= activity == HostActivity::kSyncingOp;
+  open.in_syncing_op |= activity == HostActivity::kScalarReadOp;
+  open.in_convolution |= activity == HostActivity::kConvolutionOp;
+  open.in_wait |= activity == HostActivity::kCommunicationWait;
+  judge_activity(open, enclosing, activity);
+}
+
+void HostCursor::judge_activity(Open& open, const Open* enclosing, HostActivity activity) const {
   const IdleCause copy_cause =
       open.in_syncing_op ? IdleCause::kSynchronization : IdleCause::kMemoryCopy;
-  switch (model_.activity(open.row)) {
+  switch (activity) {
     case HostActivity::kDataLoading:
       return set_cause(open, IdleCause::kDataLoading, true);
     case HostActivity::kCompilation:
@@ -85,40 +140,51 @@ void HostCursor::judge(Open& open, const Open* enclosing) const {
     case HostActivity::kProfiler:
       return set_cause(open, IdleCause::kProfiler, true);
     case HostActivity::kAllocator:
-      return set_cause(open, IdleCause::kAllocator, false);
+      return set_cause(open, allocator_cause(open.row), false);
     case HostActivity::kSyncCopy:
       return set_cause(open, copy_cause, false);
-    case HostActivity::kAsyncCopy:
-      if (is_blocking_copy(model_.table, model_.tree, model_.copy_memory, open.row))
-        return set_cause(open, copy_cause, false);
-      return judge_plain(open, enclosing);
     case HostActivity::kSynchronize:
-      if (open.in_convolution) return set_cause(open, IdleCause::kCompilation, false);
-      return set_cause(
-          open, open.in_wait ? IdleCause::kCommunicationWait : IdleCause::kSynchronization, false);
+      return set_cause(open, synchronize_cause(open), false);
+    case HostActivity::kAsyncCopy:
+      if (!model_.is_blocking_copy(open.row)) return judge_plain(open, enclosing);
+      return set_cause(open, copy_cause, false);
+    case HostActivity::kCopyOp:
+    case HostActivity::kScalarReadOp:
+      if (!model_.waits_for_copy(open.row)) return judge_plain(open, enclosing);
+      return set_cause(open, copy_cause, false);
     case HostActivity::kApiCall:
-      if (model_.table.dur_ns[open.row] >= kLongCallNs) {
-        return set_cause(open, IdleCause::kCompilation, false);
-      }
-      return judge_plain(open, enclosing);
+      if (!is_long_first_use(open.row)) return judge_plain(open, enclosing);
+      return set_cause(open, IdleCause::kCompilation, false);
     case HostActivity::kCommunicationWait:
     case HostActivity::kHostCollective:
-      open.in_wait = true;
       open.state = {open.row, IdleCause::kCommunicationWait, false};
       return;
     case HostActivity::kMarker:
       open.state = {open.row, IdleCause::kHostWait, true};
       return;
-    case HostActivity::kSyncingOp:
-      open.in_syncing_op = true;
-      return judge_plain(open, enclosing);
-    case HostActivity::kConvolutionOp:
-      open.in_convolution = true;
-      return judge_plain(open, enclosing);
     case HostActivity::kPlain:
+    case HostActivity::kSyncingOp:
+    case HostActivity::kConvolutionOp:
     case HostActivity::kCompiledRegion:
       return judge_plain(open, enclosing);
   }
+}
+
+bool HostCursor::is_long_first_use(Row call) const {
+  return model_.table.dur_ns[call] >= kLongCallNs && model_.is_first_use(call);
+}
+
+IdleCause HostCursor::allocator_cause(Row call) const {
+  const bool starts_context = model_.table.dur_ns[call] >= kLongCallNs &&
+                              model_.before_first_launch(call) &&
+                              model_.table.name_of(call).find("Free") != std::string_view::npos;
+  return starts_context ? IdleCause::kCompilation : IdleCause::kAllocator;
+}
+
+/// A convolution synchronises only to time algorithms.
+IdleCause HostCursor::synchronize_cause(const Open& open) const {
+  if (open.in_convolution) return IdleCause::kCompilation;
+  return open.in_wait ? IdleCause::kCommunicationWait : IdleCause::kSynchronization;
 }
 
 }  // namespace traceap

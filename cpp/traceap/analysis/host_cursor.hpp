@@ -19,15 +19,34 @@ struct HostState {
   bool weak = true;
 };
 
-/// What cursors of one trace share.
-struct HostModel {
+/// What cursors of one trace share. O(n) to build.
+class HostModel {
+ public:
+  HostModel(const EventTable& event_table, const EventTree& event_tree);
+
+  /// Does a copy or scalar-read operator hold a copy that the host waits for?
+  bool waits_for_copy(Row op) const { return waits_for_copy_[op]; }
+  bool is_blocking_copy(Row call) const {
+    return traceap::is_blocking_copy(table, tree, copy_memory, call);
+  }
+  /// Is this call long because it is the first of its kind: of its name, or to launch its kernel?
+  bool is_first_use(Row call) const;
+  /// Was nothing launched before this call? Then there is nothing to give back: cudaFree(0) is
+  /// how the context is created.
+  bool before_first_launch(Row call) const { return call < first_launch_; }
+
   const EventTable& table;
   const EventTree& tree;
   HostActivities activity;
   CopyMemories copy_memory;
 
-  HostModel(const EventTable& event_table, const EventTree& event_tree)
-      : table(event_table), tree(event_tree), activity(event_table), copy_memory(event_table) {}
+ private:
+  void mark_copy_ops();
+
+  std::vector<bool> waits_for_copy_;       ///< by row
+  std::vector<Row> first_call_of_name_;    ///< by string: API calls
+  std::vector<Row> first_launch_of_name_;  ///< by string: calls that launched this kernel
+  Row first_launch_ = kNoRow;
 };
 
 /// Amortised O(rows of the thread) over a whole walk; memory O(depth).
@@ -56,6 +75,10 @@ class HostCursor {
   };
   void push(Row row);
   void judge(Open& open, const Open* enclosing) const;
+  void judge_activity(Open& open, const Open* enclosing, HostActivity activity) const;
+  IdleCause allocator_cause(Row call) const;
+  IdleCause synchronize_cause(const Open& open) const;
+  bool is_long_first_use(Row call) const;
   void judge_plain(Open& open, const Open* enclosing) const;
   void set_cause(Open& open, IdleCause cause, bool sticky) const;
 

@@ -346,35 +346,34 @@ class IdleExplainer {
     return it != tree_.steps.end() && it->start_ns <= time_ns ? &*it : nullptr;
   }
 
-  /// The host sits in a call that waits while the GPU runs dry: the time it has waited so far is
-  /// what the queue lacks now, so up to that much of the refill is the call's doing.
+  /// The host sits in a call that waits while the GPU runs dry: what follows until the next launch
+  /// is the call's doing, within bounds (see kRefillBoundNs).
   void open_budget(const HostState& state, std::int64_t gap_start_ns) {
-    switch (state.cause) {
-      case IdleCause::kSynchronization:
-      case IdleCause::kMemoryCopy:
-      case IdleCause::kAllocator:
-      case IdleCause::kCommunicationWait:
-        budget_ns_ = gap_start_ns - table_.ts_ns[state.row];
-        budget_cause_ = state.cause;
-        budget_row_ = state.row;
-        return;
-      default:
-        return;
-    }
+    if (state.row == kNoRow || !is_waiting_call(model_.activity(state.row))) return;
+    const std::int64_t waited_ns = gap_start_ns - table_.ts_ns[state.row];
+    budget_ns_ = std::max(waited_ns, kRefillBoundNs);
+    budget_cause_ = state.cause;
+    budget_row_ = state.row;
+  }
+
+  static bool is_waiting_call(HostActivity activity) {
+    return activity == HostActivity::kSynchronize || activity == HostActivity::kSyncCopy ||
+           activity == HostActivity::kAsyncCopy || activity == HostActivity::kAllocator ||
+           activity == HostActivity::kCommunicationWait;
   }
 
   /// The launch call has returned: the device takes its time.
   void explain_by_device(Interval part, std::int64_t took_ns, const Launch& launch, Row next,
                          Row previous) {
     const bool expected = took_ns <= kLaunchLatencyBoundNs;
-    if (!launch.queued && expected) {  // had the host been ahead, nobody would see it
-      add(part, IdleCause::kHostWait, launch.row);
-      return;
+    IdleCause cause = expected ? IdleCause::kLaunchLatency : IdleCause::kUnknown;
+    // Had the host been ahead, nobody would see the latency.
+    if (!launch.queued && expected) cause = IdleCause::kHostWait;
+    const bool waited = launch.queued || !expected;
+    if (waited && waits_for_collective(next, previous, expected)) {
+      cause = IdleCause::kCommunicationWait;
     }
-    add(part,
-        waits_for_collective(next, previous, expected) ? IdleCause::kCommunicationWait
-                                                       : IdleCause::kLaunchLatency,
-        launch.row);
+    add(part, cause, launch.row);
   }
 
   /// Queued work that starts late behind a collective of another stream needs its result; a
@@ -387,10 +386,10 @@ class IdleExplainer {
     return !expected && tree_.gpu_class[next] == GpuClass::kCommunication;
   }
 
-  /// Adds a piece; the profiler's own work and code loading show through causes that are no call.
+  /// Adds a piece; the profiler's own work and code loading slow down whatever call they happen in,
+  /// but not a loader that works beside them.
   void add(Interval part, IdleCause cause, Row row) {
-    const bool see_through = cause == IdleCause::kHostWait || cause == IdleCause::kUnknown ||
-                             cause == IdleCause::kLaunchLatency;
+    const bool see_through = cause != IdleCause::kDataLoading;
     while (see_through && part.start_ns < part.end_ns) {
       const Overlay* overlay = overlay_from(overhead_, part.start_ns);
       if (overlay == nullptr || overlay->interval.start_ns >= part.end_ns) break;

@@ -25,7 +25,7 @@ constexpr std::uint64_t kP1 = 0xe7037ed1a0b428dbULL;
 
 std::uint64_t load_tail(const char* p, std::size_t n) {
   std::uint64_t v = 0;
-  std::memcpy(&v, p, n);
+  if (n > 0) std::memcpy(&v, p, n);
   return v;
 }
 

@@ -69,7 +69,8 @@ std::optional<std::int64_t> message_bytes(const Signals& signals, const MessageR
   return std::nullopt;
 }
 
-/// Compute kernels by start, cut into stretches of one step and phase.
+/// Compute kernels and copies inside the device (which consume a collective's result as kernels do)
+/// by start, cut into stretches of one step and phase.
 struct ComputeOrder {
   std::vector<Row> rows;
   std::vector<std::uint32_t> segment;      ///< per row in `rows`
@@ -93,18 +94,62 @@ std::vector<std::uint32_t> step_of_rows(const Signals& signals, const std::vecto
   return step;
 }
 
+std::vector<Row> compute_and_device_copies(const Signals& signals) {
+  std::vector<Row> host_copies;  // by start, like gpu_rows
+  for (const Copy& copy : signals.copies) {
+    if (copy.kind.memory != HostMemory::kNoHost) host_copies.push_back(copy.row);
+  }
+  std::vector<Row> rows;
+  auto host_copy = host_copies.begin();
+  for (Row r : signals.tree.gpu_rows) {
+    if (host_copy != host_copies.end() && *host_copy == r) {
+      ++host_copy;
+    } else if (signals.tree.gpu_class[r] != GpuClass::kCommunication) {
+      rows.push_back(r);
+    }
+  }
+  return rows;
+}
+
+/// Phases of GPU rows. Kernels over lists of tensors without a known launch are the optimizer's (or
+/// clip its gradients): nothing else in a training step uses them to speak of.
+class PhaseOfRow {
+ public:
+  explicit PhaseOfRow(const Signals& signals)
+      : tree_(signals.tree),
+        table_(signals.table),
+        foreach_(signals.table.strings,
+                 [](std::string_view name) { return contains(name, "multi_tensor_apply"); }) {}
+  Phase operator()(Row row) const {
+    const Phase phase = tree_.phase[row];
+    if (phase != Phase::kOther) return phase;
+    return foreach_.contains(table_.name[row]) ? Phase::kOptimizer : Phase::kOther;
+  }
+
+ private:
+  const EventTree& tree_;
+  const EventTable& table_;
+  NameSet foreach_;
+};
+
+/// Does a row of phase `own` end a stretch of phase `current`? A row of unknown phase belongs to
+/// the stretch it lies in, and unknown rows to the stretch that follows, but never to the
+/// optimizer.
+bool ends_stretch(Phase current, Phase own) {
+  if (own == Phase::kOther || own == current) return false;
+  return current != Phase::kOther || own == Phase::kOptimizer;
+}
+
 ComputeOrder order_compute(const Signals& signals) {
   ComputeOrder order;
-  for (Row r : signals.tree.gpu_rows) {
-    if (signals.tree.gpu_class[r] == GpuClass::kCompute) order.rows.push_back(r);
-  }
+  order.rows = compute_and_device_copies(signals);
   const std::vector<std::uint32_t> step = step_of_rows(signals, order.rows);
+  const PhaseOfRow phase_of(signals);
   Phase phase = Phase::kOther;
   for (std::size_t i = 0; i < order.rows.size(); ++i) {
-    const Phase own = signals.tree.phase[order.rows[i]];
+    const Phase own = phase_of(order.rows[i]);
     const bool new_step = i > 0 && step[i] != step[i - 1];
-    // A kernel of unknown phase belongs to the stretch it lies in.
-    const bool new_phase = own != Phase::kOther && phase != Phase::kOther && own != phase;
+    const bool new_phase = ends_stretch(phase, own);
     if (i == 0 || new_step || new_phase) {
       order.segment_begin.push_back(static_cast<std::uint32_t>(i));
       order.segment_end.push_back(static_cast<std::uint32_t>(i));
@@ -251,6 +296,8 @@ std::vector<ExposedPiece> build_exposed_pieces(const Signals& signals) {
 
 std::optional<Finding> judge_without_collectives(const Signals& signals, std::string_view type) {
   if (!signals.gpu.communication.empty()) return std::nullopt;
+  // NCCL launches nothing in a group of one, whatever the host calls.
+  if (signals.table.distributed.world_size == 1) return absent(type);
   const bool several_ranks = signals.table.distributed.world_size.value_or(1) > 1;
   const bool host_collective = has_host_collective(signals.table);
   if (host_collective && !signals.has_gpu) return abstain(type, {"GPU events"});

@@ -1,9 +1,9 @@
 // The GPU's queue runs empty while the host is busy launching: the host is the bottleneck.
 //
 // Cost: idle time with the cause "host wait" in steady state, merged over bursts of short kernels.
-// Not counted: first calls (start of CUDA, lazy loading), what lies before the first and behind the
-// last kernel of a trace without steps, and the gap behind a copy that held the host, which is the
-// copy's. Compilation, the allocator and the loader are causes of their own.
+// Not counted: first calls (start of CUDA, lazy loading), what lies before the first kernel, and
+// behind the last of a trace without steps, and the gap behind a copy that held the host, which is
+// the copy's. Compilation, the allocator and the loader are causes of their own.
 
 #include <algorithm>
 
@@ -22,6 +22,8 @@ constexpr std::int64_t kBurstKernelNs = 10'000;
 constexpr double kColdRatio = 10.0;
 constexpr std::int64_t kColdNs = 1'000'000;
 constexpr std::int64_t kMinLaterCalls = 3;
+/// Steps of one loop differ, but hardly by a factor of two in what the host makes the GPU wait.
+constexpr double kOddStepRatio = 2.0;
 /// CUDA graphs or larger batches take away nearly all launch gaps, small fixes some.
 constexpr SavingShares kSaving{SavingBasis::kIdle, 0.2, 0.7};
 
@@ -85,10 +87,29 @@ IntervalSet gaps_behind_copies(const Signals& signals) {
   return gaps;
 }
 
-/// Where steady state can be: the profiled steps, else first to last GPU event.
+/// Where steady state can be. The GPU is idle before its first event because the recording began,
+/// or because nothing was queued yet: that says nothing of the loop. Behind the last event of a
+/// trace without steps the program ends.
 Interval steady_bounds(const Signals& signals) {
-  if (!signals.tree.steps.empty() || signals.gpu.busy.empty()) return signals.profiled;
-  return {signals.gpu.busy.front().start_ns, signals.gpu.busy.back().end_ns};
+  const IntervalSet busy = set_clip(signals.gpu.busy, signals.profiled);
+  if (busy.empty()) return {signals.profiled.start_ns, signals.profiled.start_ns};
+  const bool steps = !signals.tree.steps.empty();
+  return {busy.front().start_ns, steps ? signals.profiled.end_ns : busy.back().end_ns};
+}
+
+/// The first step of a recording begins with an empty queue, because starting the profiler waits
+/// for the GPU. Where two more steps show that the loop is far less idle than that, it is left out.
+IntervalSet without_odd_first_step(const Signals& signals, IntervalSet gaps) {
+  const auto& steps = signals.tree.steps;
+  if (steps.size() < 3) return gaps;
+  const Interval first{steps.front().start_ns, steps.front().end_ns};
+  const Interval rest{steps[1].start_ns, signals.profiled.end_ns};
+  const auto share = [&](Interval bounds) {
+    return static_cast<double>(covered_ns(gaps, bounds)) /
+           static_cast<double>(std::max<std::int64_t>(bounds.length_ns(), 1));
+  };
+  if (share(first) <= kOddStepRatio * share(rest)) return gaps;
+  return set_difference(gaps, std::span<const Interval>(&first, 1));
 }
 
 /// Joins gaps that only work shorter than kBurstKernelNs separates.
@@ -136,6 +157,7 @@ Finding detect_cpu_bound(const Signals& signals) {
   IntervalSet gaps = set_clip(make_union(std::move(waits)), steady_bounds(signals));
   gaps = set_difference(gaps, cold_calls(signals));
   gaps = set_difference(gaps, gaps_behind_copies(signals));
+  gaps = without_odd_first_step(signals, std::move(gaps));
   draft.cost = merge_bursts(gaps);
   draft.saving = kSaving;
   draft.confidence = signals.tree.steps.empty() ? 0.7 : 0.9;

@@ -15,7 +15,9 @@ namespace {
 std::vector<std::uint8_t> feeding_tracks(const EventTable& table, const EventTree& tree) {
   std::vector<std::uint8_t> feeds(table.tracks.size(), 0);
   if (tree.main_track != kNoTrack) feeds[tree.main_track] = 1;
-  for (const Row r : tree.linked_gpu_rows) feeds[table.track[tree.launch[r]]] = 1;
+  for (const Row r : tree.gpu_rows) {
+    if (tree.launch[r] != kNoRow) feeds[table.track[tree.launch[r]]] = 1;
+  }
   return feeds;
 }
 
@@ -90,9 +92,9 @@ class HostFeatures {
   void add_queue_depth() {
     std::vector<std::int64_t> entered, left;
     std::vector<bool> seen(table_.size());
-    for (const Row r : tree_.linked_gpu_rows) {
+    for (const Row r : tree_.gpu_rows) {
       const Row launch = tree_.launch[r];
-      if (seen[launch]) continue;
+      if (launch == kNoRow || seen[launch]) continue;
       seen[launch] = true;
       const std::int64_t at = table_.ts_ns[launch] - tree_.launch_delay_correction_ns;
       if (at >= table_.ts_ns[r]) continue;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <regex>
 
 #include "catch.hpp"
@@ -117,7 +118,8 @@ TEST_CASE("hostile ids: negative, huge, and one id for everything", "[tree]") {
   const Built same = build(text);
   CHECK(same.tree.linked_gpu_rows.size() == 3000);
   for (const Row r : same.tree.gpu_rows) {
-    REQUIRE(same.table.ts_ns[same.tree.launch[r]] == same.table.ts_ns[r]);
+    const std::int64_t last_call_ns = 2'999'000;
+    REQUIRE(same.table.ts_ns[same.tree.launch[r]] == std::min(same.table.ts_ns[r], last_call_ns));
   }
   const std::string huge = "9223372036854775807", least = "-9223372036854775807";
   const Built b = build(
