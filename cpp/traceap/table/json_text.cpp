@@ -88,6 +88,11 @@ bool is_valid_string(std::string_view inside) {
 
 bool is_slot(char c) { return c > 0 && c < 0x20 && !is_json_space(c); }
 
+bool ends_scalar(char c) {
+  return c == ',' || c == ':' || c == '{' || c == '}' || c == '[' || c == ']' || c == '"' ||
+         is_json_space(c);
+}
+
 bool is_valid_scalar(std::string_view t) {
   if (t.size() == 1 && is_slot(t[0])) return true;
   return t == "true" || t == "false" || t == "null" || is_json_number(t);
@@ -135,10 +140,7 @@ bool is_valid_json(std::string_view text) {
       ++i;
     } else {
       std::size_t end = i;
-      while (end < text.size() && std::string_view(",:{}[]\" \n\r\t").find(text[end]) ==
-                                      std::string_view::npos) {
-        ++end;
-      }
+      while (end < text.size() && !ends_scalar(text[end])) ++end;
       if (!value_ok || !is_valid_scalar(text.substr(i, end - i))) return false;
       expect = after_value();
       i = end;
@@ -150,13 +152,14 @@ bool is_valid_json(std::string_view text) {
 std::optional<std::int64_t> parse_int64(std::string_view t) {
   const std::size_t sign = !t.empty() && t[0] == '-' ? 1 : 0;
   if (t.size() == sign || t.size() > sign + 19) return std::nullopt;
-  if (t[sign] == '0' && (t.size() > 1)) return std::nullopt;
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(t.data(), t.data() + t.size(), value);
-  if (error != std::errc() || end != t.data() + t.size() || value == std::numeric_limits<std::int64_t>::min()) {
-    return std::nullopt;
+  if (t[sign] == '0' && t.size() > 1) return std::nullopt;
+  std::uint64_t value = 0;
+  for (std::size_t i = sign; i < t.size(); ++i) {
+    if (!is_digit(t[i])) return std::nullopt;
+    value = value * 10 + static_cast<unsigned>(t[i] - '0');
   }
-  return value;
+  if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) return std::nullopt;
+  return sign ? -static_cast<std::int64_t>(value) : static_cast<std::int64_t>(value);
 }
 
 namespace {
@@ -212,23 +215,21 @@ std::optional<std::int64_t> parse_us_slow(std::string_view t) {
 }  // namespace
 
 std::optional<std::int64_t> parse_us_as_ns(std::string_view t) {
-  // Fast way: up to 15 digits, a point, up to 3 digits, as every profiler writes them.
+  // Fast way: up to 16 digits, a point, up to 3 digits, as every profiler writes them.
+  constexpr std::uint64_t kMaxUs = kMaxNs / 1000 - 1;
   std::size_t i = 0;
   std::uint64_t us = 0;
-  while (i < t.size() && i < 16 && is_digit(t[i])) us = us * 10 + static_cast<unsigned>(t[i++] - '0');
-  const bool plain = i > 0 && i < 16 && !(t[0] == '0' && i > 1);
+  while (i < t.size() && i < 17 && is_digit(t[i])) us = us * 10 + static_cast<unsigned>(t[i++] - '0');
+  const bool plain = i > 0 && us <= kMaxUs && i < 17 && !(t[0] == '0' && i > 1);
   if (plain && i == t.size()) return static_cast<std::int64_t>(us * 1000);
-  if (plain && t[i] == '.') {
-    const std::size_t decimals = t.size() - i - 1;
-    if (decimals >= 1 && decimals <= 3) {
-      unsigned ns = 0;
-      unsigned scale = 100;
-      std::size_t k = i + 1;
-      for (; k < t.size() && is_digit(t[k]); ++k, scale /= 10) {
-        ns += static_cast<unsigned>(t[k] - '0') * scale;
-      }
-      if (k == t.size()) return static_cast<std::int64_t>(us * 1000 + ns);
+  if (plain && t[i] == '.' && t.size() - i >= 2 && t.size() - i <= 4) {
+    unsigned ns = 0;
+    unsigned scale = 100;
+    std::size_t k = i + 1;
+    for (; k < t.size() && is_digit(t[k]); ++k, scale /= 10) {
+      ns += static_cast<unsigned>(t[k] - '0') * scale;
     }
+    if (k == t.size()) return static_cast<std::int64_t>(us * 1000 + ns);
   }
   return parse_us_slow(t);
 }
