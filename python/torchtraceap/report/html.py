@@ -12,6 +12,7 @@ import base64
 import difflib
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -131,10 +132,7 @@ def _figures(view: ReportView) -> list[tuple[str, str, str]]:
     """The few large numbers under the verdict: name, value, what it is of."""
     figures = []
     if view.step_ns is not None:
-        kind = "inferred steps" if view.steps_inferred else "steps"
-        figures.append(
-            ("Step", format_ns(round(view.step_ns)), f"median of {view.step_count} {kind}")
-        )
+        figures.append(("Step", format_ns(round(view.step_ns)), view.step_note))
     profiled = format_ns(view.profiled_ns)
     figures.append(("Profiled", profiled, "per rank, on average" if view.ranks > 1 else "in all"))
     if view.has_gpu:
@@ -257,7 +255,8 @@ def _page_data(
         "texts": {
             "title": view.title,
             "facts": " · ".join(view.facts),
-            "gate": f"torchtraceap diagnose {view.path_argument} --gate",
+            # The name alone: a page is passed on, and the folders of its maker's machine are not.
+            "gate": f"torchtraceap diagnose {shlex.quote(view.input_name)} --gate",
         },
         "causes": list(CAUSES),
         "ranks": [

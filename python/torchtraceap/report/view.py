@@ -121,7 +121,8 @@ class ReportView:
     explanation: str
     sureness: str
     step_ns: float | None
-    step_count: int
+    step_note: str
+    """Such as "median of 6 steps"; empty without steps."""
     steps_inferred: bool
     profiled_ns: int
     """Of one rank (the mean over ranks)."""
@@ -142,6 +143,8 @@ class ReportView:
     is_healthy: bool
     path_argument: str
     """The input as one would type it."""
+    input_name: str
+    """Its last part: the name of the file or folder."""
 
 
 def label_of(name: str) -> str:
@@ -169,7 +172,7 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
         explanation=_explanation(diagnosis, step_ns, has_gpu, busy_share, bound),
         sureness=_sureness(findings, diagnosis),
         step_ns=step_ns,
-        step_count=len(diagnosis.summary.steps),
+        step_note=_step_note(diagnosis),
         steps_inferred=diagnosis.summary.steps_inferred,
         profiled_ns=profiled_ns,
         busy_share=busy_share,
@@ -186,6 +189,7 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
         rank_range=_rank_range(diagnosis.summary.ranks),
         is_healthy=not findings and has_gpu and bound is None and busy_share >= HEALTHY_BUSY_SHARE,
         path_argument=_path_argument([file.path for file in diagnosis.summary.files]),
+        input_name=_input_name([file.path for file in diagnosis.summary.files]),
     )
 
 
@@ -235,6 +239,11 @@ def _path_argument(paths: Sequence[str]) -> str:
     return f"{shlex.quote(one_line(paths[0], 300))} ..." if paths else ""
 
 
+def _input_name(paths: Sequence[str]) -> str:
+    first = PurePath(paths[0]) if paths else PurePath("trace")
+    return one_line((first if len(paths) == 1 else first.parent).name or "PATH", 100)
+
+
 def _segments(
     timeline: Timeline, idle_ns: dict[str, int], profiled_ns: int, ranks: int
 ) -> list[Segment]:
@@ -262,6 +271,14 @@ def _bound(segments: Sequence[Segment]) -> Segment | None:
 
 def _median_step(steps: Sequence[Step]) -> float | None:
     return statistics.median(step.duration_ns for step in steps) if steps else None
+
+
+def _step_note(diagnosis: Diagnosis) -> str:
+    count = len(diagnosis.summary.steps)
+    inferred = "inferred " if diagnosis.summary.steps_inferred else ""
+    if count < 2:
+        return f"the only {inferred}step" if count else ""
+    return f"median of {count} {inferred}steps"
 
 
 def _findings(diagnosis: Diagnosis, profiled_ns: int) -> tuple[FindingView, ...]:
@@ -351,10 +368,7 @@ def _explanation(
     summary = diagnosis.summary
     parts = []
     if step_ns is not None:
-        kind = "inferred steps" if summary.steps_inferred else "steps"
-        steps = len(summary.steps)
-        median = f"median of {steps} {kind}" if steps > 1 else f"one {kind[:-1]}"
-        parts.append(f"Step {format_ns(round(step_ns))} ({median})")
+        parts.append(f"Step {format_ns(round(step_ns))} ({_step_note(diagnosis)})")
     else:
         ranks = max(1, len(summary.files))
         parts.append(f"{format_ns(diagnosis.profiled_ns // ranks)} profiled, no steps marked")
@@ -380,7 +394,7 @@ def _unchecked(diagnosis: Diagnosis) -> tuple[Unchecked, ...]:
     return tuple(
         Unchecked(
             type=name,
-            title=_title_of(name),
+            title=label_of(name),
             missing="; ".join(signals) or "the trace lacks the signal",
             paper=name in diagnosis.verdicts,
         )
@@ -394,15 +408,10 @@ def _passed(diagnosis: Diagnosis) -> tuple[Passed, ...]:
     return tuple(
         Passed(
             type=name,
-            title=_title_of(name),
+            title=label_of(name),
             audit=knowledge[name].audit if name in knowledge else "",
             paper=name in diagnosis.verdicts,
         )
         for name, verdict in verdicts.items()
         if verdict == "absent"
     )
-
-
-def _title_of(name: str) -> str:
-    entry = load_knowledge().get(name)
-    return entry.title if entry else label_of(name)

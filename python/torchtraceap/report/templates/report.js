@@ -141,7 +141,7 @@
 
   const RULER = 26, LANE_GAP = 9, TITLE = 17, OVERVIEW = 46;
   const ROW_HEIGHT = { step: 22, finding: 16, idle: 18, gpu: 21, host: 16 };
-  const FOLDED_ROWS = { main: 8, other: 3 };
+  const FOLDED_ROWS = { main: 10, other: 3 };
   const MIN_SPAN = 200;
   const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
 
@@ -212,10 +212,25 @@
     return [from - pad, to + pad];
   };
 
+  // Which lines of a lane to draw. Folded host threads leave out the outermost frames that last all
+  // the time, as the script and its launcher do, and what is too deep.
   const rowsShown = (lane) => {
-    if (lane.kind !== "host") return lane.rows.length;
-    if (state.unfolded || state.open.has(lane)) return lane.rows.length;
-    return Math.min(lane.rows.length, lane.main ? FOLDED_ROWS.main : FOLDED_ROWS.other);
+    const all = lane.rows.length;
+    if (lane.kind !== "host" || state.unfolded || state.open.has(lane)) return { skip: 0, count: all };
+    const skip = wrapperRows(lane), limit = lane.main ? FOLDED_ROWS.main : FOLDED_ROWS.other;
+    return { skip, count: Math.min(all - skip, limit) };
+  };
+
+  const wrapperRows = (lane) => {
+    const { from, to } = homeRange();
+    let skip = 0;
+    while (skip < lane.rows.length - 1) {
+      const { start, end } = lane.rows[skip];
+      const spans = start.some((at, i) => Math.min(end[i], to) - Math.max(at, from) > 0.9 * (to - from));
+      if (!spans) break;
+      skip += 1;
+    }
+    return skip;
   };
 
   const layOut = () => {
@@ -224,10 +239,10 @@
     state.placed = [];
     let y = RULER + 4;
     for (const lane of state.rank.lanes) {
-      const height = ROW_HEIGHT[lane.kind], count = rowsShown(lane);
+      const height = ROW_HEIGHT[lane.kind], { skip, count } = rowsShown(lane);
       const top = y;
       if (!state.gutter) y += TITLE;
-      state.placed.push({ lane, top, first: y, height, count, hidden: lane.rows.length - count });
+      state.placed.push({ lane, top, first: y, height, skip, count });
       y += height * count + LANE_GAP;
     }
     state.height = Math.ceil(y);
@@ -292,7 +307,8 @@
       ink.lineTo(x, state.height);
       ink.stroke();
       ink.fillStyle = palette.muted;
-      ink.fillText(tickLabel(at, step), x + 4, RULER / 2);
+      const label = tickLabel(at, step);
+      if (x + 4 + widthOf(label) <= state.width) ink.fillText(label, x + 4, RULER / 2);
     }
   };
 
@@ -318,7 +334,7 @@
 
   const drawLane = (place) => {
     for (let number = 0; number < place.count; number++) {
-      drawRow(place.lane, place.lane.rows[number], place.first + number * place.height, place.height - 1);
+      drawRow(place.lane, place.lane.rows[place.skip + number], place.first + number * place.height, place.height - 1);
     }
   };
 
@@ -380,8 +396,9 @@
 
   const placeOf = (hit) => {
     const place = state.placed.find((p) => p.lane === hit.lane);
-    const row = hit.lane.row[hit.i];
-    return place && row < place.count ? { y: place.first + row * place.height, height: place.height - 1 } : null;
+    if (!place) return null;
+    const row = hit.lane.row[hit.i] - place.skip;
+    return row >= 0 && row < place.count ? { y: place.first + row * place.height, height: place.height - 1 } : null;
   };
 
   const drawOutline = (hit, weight) => {
@@ -446,7 +463,7 @@
       ink.fillStyle = palette.ink;
       ink.fillText(fit(lane.label), 2, lines[0]);
       if (lane.kind === "finding" && state.gutter) drawNumbers(place);
-      const more = place.hidden > 0 ? `+ ${place.hidden} deeper` : lane.detail;
+      const more = hiddenRows(place) || lane.detail;
       if (!more) continue;
       ink.fillStyle = palette.muted;
       if (!state.gutter) ink.fillText(more, 10 + ink.measureText(fit(lane.label)).width, lines[0]);
@@ -455,6 +472,14 @@
         ink.fillText(more, 8 + ink.measureText(lane.label).width, lines[0]);
       }
     }
+  };
+
+  const hiddenRows = ({ lane, skip, count }) => {
+    const deeper = lane.rows.length - skip - count;
+    const parts = [];
+    if (skip) parts.push(`${skip} above`);
+    if (deeper) parts.push(`${deeper} deeper`);
+    return parts.length ? `+ ${parts.join(", ")}` : "";
   };
 
   const drawNumbers = ({ lane, first, height }) => {
@@ -551,7 +576,7 @@
     if (x < state.gutter) return null;
     const place = state.placed.find((p) => y >= p.first && y < p.first + p.count * p.height);
     if (!place) return null;
-    const row = place.lane.rows[Math.floor((y - place.first) / place.height)];
+    const row = place.lane.rows[place.skip + Math.floor((y - place.first) / place.height)];
     const time = timeAt(x), slack = spanOf(state.view) / plotWidth() * 2;
     let best = null, distance = Infinity;
     const first = Math.max(0, upperBound(row.reach, time - slack));

@@ -1,0 +1,144 @@
+"""The terminal report: one screen, worst first, nothing from a trace can command the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import report_samples as samples
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not built")
+
+import torchtraceap as ttap
+from torchtraceap.report.terminal import MAX_LINES, render_text, split_columns
+from torchtraceap.report.view import build_view
+from torchtraceap.report.words import cells, format_percent, harmless, one_line
+
+
+def diagnose(maker: samples.TraceMaker, folder: Path) -> ttap.Diagnosis:
+    return ttap.diagnose(maker.write(folder / "trace.json"))
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> ttap.Diagnosis:
+    return diagnose(samples.slow_loader(), tmp_path_factory.mktemp("slow"))
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 120, 300])
+def test_it_fits_the_width(slow: ttap.Diagnosis, width: int) -> None:
+    lines = render_text(slow, width=width).splitlines()
+    assert max(map(cells, lines)) <= max(40, min(width, 120))
+    if width >= 80:
+        assert len(lines) <= MAX_LINES
+
+
+def test_the_order_is_verdict_bar_findings_unchecked_fine_gate(slow: ttap.Diagnosis) -> None:
+    text = str(slow)
+    assert text == render_text(slow)
+    title = slow.findings[0].title
+    places = [
+        text.index(part)
+        for part in (f"{title}: ", "Step 100 ms (median of 4 steps)", "█", f"1  {title}", "gate ")
+    ]
+    assert places == sorted(places)
+    assert "saves at most" in text
+    assert "change   " in text
+    assert samples.LOADER[:40] in text
+    for name, signals in slow.abstained.items():
+        assert name.replace("_", " ") in text.replace("\n          ", " ")
+        assert signals
+    assert "score" not in text.lower()
+
+
+def test_the_parts_of_the_bar_sum_to_the_profiled_time(slow: ttap.Diagnosis) -> None:
+    view = build_view(slow)
+    assert sum(segment.share for segment in view.segments) == pytest.approx(1.0)
+    assert sum(segment.time_ns for segment in view.segments) == slow.profiled_ns
+
+
+def test_many_findings_still_fit_a_screen(slow: ttap.Diagnosis) -> None:
+    many = dataclasses.replace(slow, findings=slow.findings[:1] * 20)
+    lines = render_text(many).splitlines()
+    assert len(lines) <= MAX_LINES
+    assert any("more: see --html" in line for line in lines)
+
+
+def test_a_healthy_trace_is_called_healthy(tmp_path: Path) -> None:
+    diagnosis = diagnose(samples.healthy(), tmp_path)
+    assert not diagnosis.findings
+    text = render_text(diagnosis)
+    assert "Nothing to fix found" in text
+    assert "bound by GPU compute" in text
+
+
+def test_a_trace_without_gpu_work_says_so(tmp_path: Path) -> None:
+    text = render_text(diagnose(samples.host_only(), tmp_path))
+    assert "no GPU work" in text
+    assert "█" not in text
+
+
+def test_ranks_are_compared(tmp_path: Path) -> None:
+    for rank in range(2):
+        samples.slow_loader(rank=rank, world_size=2).write(tmp_path / f"rank{rank}.json")
+    text = render_text(ttap.diagnose(tmp_path))
+    assert "2 ranks: GPU busy from" in text
+    assert "Step 100 ms (median of 8 steps)" in text
+
+
+def test_names_cannot_command_the_terminal(tmp_path: Path) -> None:
+    text = render_text(diagnose(samples.hostile(), tmp_path))
+    bad = {c for c in text if c != "\n" and unicodedata.category(c) in ("Cc", "Cf")}
+    assert not bad
+    assert "</script>" in text  # shown as it is: it means nothing to a terminal
+
+
+def test_findings_without_saving_or_evidence_are_shown(slow: ttap.Diagnosis) -> None:
+    bare = dataclasses.replace(
+        slow.findings[0],
+        saving=None,
+        evidence=(),
+        evidence_count=0,
+        intervals=np.zeros((0, 2), np.int64),
+        interval_ranks=(),
+    )
+    text = render_text(dataclasses.replace(slow, findings=(bare,)))
+    assert "saving not estimated" in text
+
+
+@given(
+    shares=st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=13), width=st.integers(40, 120)
+)
+def test_bar_columns_fill_the_width(shares: list[float], width: int) -> None:
+    columns = split_columns(shares, width)
+    assert sum(columns) == width
+    assert min(columns) >= 1
+    order = sorted(range(len(shares)), key=lambda i: shares[i])
+    assert all(columns[a] <= columns[b] + 1 for a, b in zip(order, order[1:], strict=False))
+
+
+@given(text=st.text(max_size=300), limit=st.integers(1, 60))
+def test_one_line_is_short_and_harmless(text: str, limit: int) -> None:
+    line = one_line(text, limit)
+    assert cells(line) <= limit
+    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in line)
+
+
+@given(text=st.text(max_size=300))
+def test_harmless_keeps_lines(text: str) -> None:
+    clean = harmless(text)
+    assert clean.count("\n") == text.count("\n")
+    assert len(clean) == len(text)
+    assert not any(unicodedata.category(c) == "Cc" for c in clean if c != "\n")
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0, "0.0 %"), (0.0004, "< 0.1 %"), (0.0345, "3.5 %"), (0.34, "34 %"), (0.9999, "99.9 %"), (1, "100 %")],
+)
+def test_percentages(share: float, text: str) -> None:
+    assert format_percent(share) == text
