@@ -1,0 +1,80 @@
+"""HTA's published temporal breakdown, redone from our columns by HTA's own rules, and ours beside.
+
+HTA differs from INTERFACE on purpose of neither side:
+* it rounds to microseconds (start up, end down), so short kernels lose time (13 % on one trace);
+* every row that carries a stream counts, also `cuda_sync` rows that only draw a wait;
+* it cuts the last ProfilerStep away;
+* classes follow from names: memcpy and memset are "memory", not compute.
+If our columns give HTA's figures by HTA's rules, both saw the same events; then ours is the exact
+count by the other definition.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import torchtraceap as ttap
+from torchtraceap import _core
+
+# (file, idle, compute, non-compute, total), microseconds; last step cut where there are several.
+TEMPORAL = [
+    ("hta/resnet_ddp_v100_ns_resolution.json.gz", 10113, 372150, 2371, 384634),
+    ("hta/simple_add_critical_path.json.gz", 16414376, 10670, 39293, 16464339),
+    ("hta/alexnet_critical_path.json.gz", 12929684, 10630, 55697, 12996011),
+    ("hta/nccl_a100_rank_of_2.json.gz", 338781, 75169, 21636, 435586),
+    ("hta/ddp_a100_rank_of_8_control.json.gz", 62119, 234760, 86525, 383404),
+    ("tracelens/h100/vit_nsfw_inference.json.gz", 6491, 1065, 3, 7559),
+]
+NOT_COMPUTE = re.compile(r".*(nccl|Memcpy|Memset|dma|Sync|Stream Wait Event)|hip", re.IGNORECASE)
+
+
+def merged(intervals: np.ndarray) -> int:
+    """Length of the union of `[n, 2]` intervals."""
+    order = np.argsort(intervals[:, 0], kind="stable")
+    start, end = intervals[order, 0], np.maximum.accumulate(intervals[order, 1])
+    gaps = np.maximum(start[1:] - end[:-1], 0)
+    return int(end[-1] - start[0] - gaps.sum()) if len(start) else 0
+
+
+def hta_rows(rank: ttap.RankTrace) -> np.ndarray:
+    """Rows on a stream that HTA keeps after its cut of the last step."""
+    table, tree = rank.table, rank.tree
+    stream = np.asarray(table.stream)
+    complete = (np.asarray(table.flags) & 3) == 3
+    on_stream = complete & (stream != _core.NO_ID) & (stream != -1)
+    kinds = _core.kind_names() if hasattr(_core, "kind_names") else table.kind_names()
+    host = np.isin(np.asarray(table.kind), [kinds.index("runtime"), kinds.index("driver")])
+    rows = np.flatnonzero(on_stream & ~host)
+    steps = [s for s in tree.steps if s.row is not None] if not tree.steps_inferred else []
+    if len(steps) < 2:
+        return rows
+    cut = steps[-1].start_ns
+    launch = np.asarray(tree.launch)[rows]
+    linked = launch != _core.NO_ROW
+    kept = np.ones(len(rows), dtype=bool)
+    kept[linked] = np.asarray(table.ts_ns)[launch[linked]] < cut
+    kept[~linked] = np.asarray(table.ts_ns)[rows[~linked]] < cut
+    return rows[kept]
+
+
+@pytest.mark.parametrize("corpus_file,idle,compute,rest,total", TEMPORAL, indirect=["corpus_file"])
+def test_temporal_breakdown(
+    corpus_file: Path, idle: int, compute: int, rest: int, total: int
+) -> None:
+    rank = ttap.load(corpus_file).ranks[0]
+    table = rank.table
+    rows = hta_rows(rank)
+    ts, dur = np.asarray(table.ts_ns)[rows], np.asarray(table.dur_ns)[rows]
+    start, end = -(-ts // 1000), (ts + dur) // 1000  # up and down to whole microseconds
+    intervals = np.stack([start, np.maximum(end, start)], axis=1)
+    names = [table.name_of(int(row)) for row in rows]
+    is_compute = np.array([not NOT_COMPUTE.match(name) for name in names])
+    hta_total = int(end.max() - start.min())
+    hta_busy = merged(intervals)
+    hta_compute = merged(intervals[is_compute])
+    got = (hta_total - hta_busy, hta_compute, hta_busy - hta_compute, hta_total)
+    assert got == (idle, compute, rest, total)
