@@ -35,28 +35,90 @@ std::optional<std::int64_t> element_bytes(std::string_view dtype) {
   return std::nullopt;
 }
 
+/// An absurd number of elements is no size; nothing in a trace is trusted.
+constexpr std::int64_t kMaxElements = std::int64_t{1} << 48;
+
+/// Elements of the largest shape in "[[8, 1024], [], [[4], [4]]]"; 0 if there is none.
+std::int64_t largest_shape(std::string_view dims) {
+  std::int64_t largest = 0, product = 1, number = 0;
+  bool in_number = false, has_number = false;
+  for (char c : dims) {
+    if (c >= '0' && c <= '9') {
+      number = std::min(number * 10 + (c - '0'), kMaxElements);
+      in_number = true;
+      continue;
+    }
+    if (in_number) {
+      product = number == 0 || product > kMaxElements / number ? kMaxElements : product * number;
+      if (number == 0) product = 0;
+      has_number = true;
+    }
+    number = 0;
+    in_number = false;
+    if (c == ']' && has_number) largest = std::max(largest, product);
+    if (c == '[' || c == ']') {
+      product = 1;
+      has_number = false;
+    }
+  }
+  return largest;
+}
+
+/// Bytes of the first tensor type in an "Input type" list; these are C++ spellings.
+std::optional<std::int64_t> first_type_bytes(std::string_view types) {
+  constexpr ElementSize kTypes[] = {
+      {"\"float\"", 4},       {"\"double\"", 8},   {"\"c10::Half\"", 2}, {"\"c10::BFloat16\"", 2},
+      {"\"int\"", 4},         {"\"long int\"", 8}, {"\"long\"", 8},      {"\"unsigned char\"", 1},
+      {"\"signed char\"", 1}, {"\"bool\"", 1},
+  };
+  std::size_t first = std::string_view::npos;
+  std::optional<std::int64_t> bytes;
+  for (const ElementSize& type : kTypes) {
+    const std::size_t place = types.find(type.dtype);
+    if (place < first) {
+      first = place;
+      bytes = type.bytes;
+    }
+  }
+  return bytes;
+}
+
 /// Message size of a row, from its own arguments.
 class MessageReader {
  public:
   explicit MessageReader(const EventTable& table)
-      : in_(table, "In msg nelems"), out_(table, "Out msg nelems"), dtype_(table, "dtype") {}
+      : in_(table, "In msg nelems"),
+        out_(table, "Out msg nelems"),
+        dtype_(table, "dtype"),
+        dims_(table, "Input Dims"),
+        types_(table, "Input type") {}
 
   std::optional<std::int64_t> bytes(Row row) const {
-    if (!in_.has(row) && !out_.has(row)) return std::nullopt;
+    if (!in_.has(row) && !out_.has(row)) return shape_bytes(row);
     const auto dtype = dtype_.text(row);
     const auto element = dtype ? element_bytes(*dtype) : std::nullopt;
     const std::int64_t count =
         std::max(in_.integer(row).value_or(0), out_.integer(row).value_or(0));
-    // A negative or absurd count is no size; nothing in a trace is trusted.
-    if (!element || count < 0 || count > (std::int64_t{1} << 48)) return std::nullopt;
+    if (!element || count < 0 || count > kMaxElements) return std::nullopt;
     return count * *element;
   }
 
  private:
-  ArgReader in_, out_, dtype_;
+  /// Older traces, and collectives that are not NCCL's, only have the operator's inputs.
+  std::optional<std::int64_t> shape_bytes(Row row) const {
+    if (!dims_.has(row) || !types_.has(row)) return std::nullopt;
+    const auto dims = dims_.json(row);
+    const auto types = types_.json(row);
+    const auto element = types ? first_type_bytes(*types) : std::nullopt;
+    const std::int64_t count = dims ? largest_shape(*dims) : 0;
+    if (!element || count <= 0 || count >= kMaxElements) return std::nullopt;
+    return count * *element;
+  }
+
+  ArgReader in_, out_, dtype_, dims_, types_;
 };
 
-/// The kernel itself, or the nearest host event above its launch that carries the message size.
+/// Of the kernel itself, or of the nearest host event above its launch that tells.
 std::optional<std::int64_t> message_bytes(const Signals& signals, const MessageReader& reader,
                                           Row kernel) {
   constexpr int kMaxLevels = 8;  // c10d puts record_param_comms at most a few levels up
@@ -69,8 +131,7 @@ std::optional<std::int64_t> message_bytes(const Signals& signals, const MessageR
   return std::nullopt;
 }
 
-/// Compute kernels and copies inside the device (which consume a collective's result as kernels do)
-/// by start, cut into stretches of one step and phase.
+/// Compute kernels by start, cut into stretches of one step and phase.
 struct ComputeOrder {
   std::vector<Row> rows;
   std::vector<std::uint32_t> segment;      ///< per row in `rows`
@@ -94,7 +155,9 @@ std::vector<std::uint32_t> step_of_rows(const Signals& signals, const std::vecto
   return step;
 }
 
-std::vector<Row> compute_and_device_copies(const Signals& signals) {
+/// What may be held back by a collective: compute kernels, and copies inside the device, which take
+/// its result out of a bucket.
+std::vector<Row> consumers(const Signals& signals) {
   std::vector<Row> host_copies;  // by start, like gpu_rows
   for (const Copy& copy : signals.copies) {
     if (copy.kind.memory != HostMemory::kNoHost) host_copies.push_back(copy.row);
@@ -142,7 +205,9 @@ bool ends_stretch(Phase current, Phase own) {
 
 ComputeOrder order_compute(const Signals& signals) {
   ComputeOrder order;
-  order.rows = compute_and_device_copies(signals);
+  for (Row r : signals.tree.gpu_rows) {
+    if (signals.tree.gpu_class[r] == GpuClass::kCompute) order.rows.push_back(r);
+  }
   const std::vector<std::uint32_t> step = step_of_rows(signals, order.rows);
   const PhaseOfRow phase_of(signals);
   Phase phase = Phase::kOther;
@@ -161,6 +226,7 @@ ComputeOrder order_compute(const Signals& signals) {
     order.time_before.push_back(
         first ? 0 : order.time_before.back() + signals.table.dur_ns[order.rows[i - 1]]);
     order.segment_end.back() = static_cast<std::uint32_t>(i + 1);
+    order.known_before.push_back(order.known_before.back() + (own != Phase::kOther ? 1 : 0));
   }
   return order;
 }
@@ -180,7 +246,10 @@ IntervalSet host_syncs(const Signals& signals) {
 class PieceBuilder {
  public:
   explicit PieceBuilder(const Signals& signals)
-      : signals_(signals), compute_(order_compute(signals)), syncs_(host_syncs(signals)) {
+      : signals_(signals),
+        compute_(order_compute(signals)),
+        consumers_(consumers(signals)),
+        syncs_(host_syncs(signals)) {
     for (Row r : signals.tree.gpu_rows) {
       if (signals.tree.gpu_class[r] == GpuClass::kCommunication) by_end_.push_back(r);
     }
@@ -193,14 +262,13 @@ class PieceBuilder {
   ExposedPiece build(Interval piece) const {
     const EventTable& table = signals_.table;
     ExposedPiece out{piece, kNoRow, kNoRow, {}, false, 0};
-    const std::size_t next = first_compute_from(piece.end_ns);
-    if (next < compute_.rows.size()) out.next = compute_.rows[next];
+    out.next = first_row_from(table, consumers_, piece.end_ns);
     out.collective = last_ending_by(out.next == kNoRow ? piece.end_ns : table.ts_ns[out.next]);
     // The compute kernel began while the collective went on: it did not wait for this one.
     const bool released = out.collective != kNoRow && table.end_ns(out.collective) > piece.start_ns;
     if (!released) out.collective = first_ending_after(piece.end_ns);
     if (released) out.wait = wait_of(piece, out.collective, out.next);
-    judge_phase(next, out);
+    judge_phase(first_compute_from(piece.end_ns), out);
     return out;
   }
 
@@ -247,14 +315,21 @@ class PieceBuilder {
     const std::uint32_t segment = compute_.segment[before];
     const std::uint32_t begin = compute_.segment_begin[segment];
     const std::uint32_t end = compute_.segment_end[segment];
-    const double left = static_cast<double>(end - std::min<std::size_t>(next, end));
-    out.ends_phase = left <= kTailShare * static_cast<double>(end - begin);
+    const std::size_t from = std::min<std::size_t>(next, end);
+    // Where phases are known, kernels outside of all of them (gradients divided by the number of
+    // ranks behind the backward pass) are not the phase's.
+    const auto& known = compute_.known_before;
+    const bool phases = known[end] > known[begin];
+    const double left = phases ? known[end] - known[from] : static_cast<double>(end - from);
+    const double all = phases ? known[end] - known[begin] : static_cast<double>(end - begin);
+    out.ends_phase = left <= kTailShare * all;
     out.phase_compute_ns =
         compute_.time_before[before] + signals_.table.dur_ns[compute_.rows[before]];
   }
 
   const Signals& signals_;
   ComputeOrder compute_;
+  std::vector<Row> consumers_;
   IntervalSet syncs_;
   std::vector<Row> by_end_;
 };

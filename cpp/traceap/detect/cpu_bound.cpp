@@ -22,6 +22,9 @@ constexpr std::int64_t kBurstKernelNs = 10'000;
 constexpr double kColdRatio = 10.0;
 constexpr std::int64_t kColdNs = 1'000'000;
 constexpr std::int64_t kMinLaterCalls = 3;
+/// The host is launching, or at work for the next launch: without a single operator or API call on
+/// any thread for this long it does something else (see host_silence).
+constexpr std::int64_t kSilenceNs = 10'000'000;
 /// Steps of one loop differ, but hardly by a factor of two in what the host makes the GPU wait.
 constexpr double kOddStepRatio = 2.0;
 /// CUDA graphs or larger batches take away nearly all launch gaps, small fixes some.
@@ -157,6 +160,7 @@ Finding detect_cpu_bound(const Signals& signals) {
   IntervalSet gaps = set_clip(make_union(std::move(waits)), steady_bounds(signals));
   gaps = set_difference(gaps, cold_calls(signals));
   gaps = set_difference(gaps, gaps_behind_copies(signals));
+  gaps = set_difference(gaps, silent_idle(signals, kSilenceNs));
   gaps = without_odd_first_step(signals, std::move(gaps));
   draft.cost = merge_bursts(gaps);
   draft.saving = kSaving;

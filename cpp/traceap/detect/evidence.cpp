@@ -33,6 +33,13 @@ std::int64_t saving_basis_ns(const Signals& signals, const Finding& finding, Sav
   return finding.cost_ns;
 }
 
+/// An operator's name, rather than that of a range that a program or record_function put around
+/// code ("ProfilerStep#3", "Optimizer.step#Adam.step"), which older torch writes as an operator.
+bool is_operator_name(std::string_view name) {
+  if (contains(name, "#")) return false;
+  return contains(name, "::") || contains(name, "Backward");
+}
+
 std::int64_t share_of(std::int64_t ns, double share) {
   return std::llround(static_cast<double>(ns) * std::clamp(share, 0.0, 1.0));
 }
@@ -77,6 +84,23 @@ Finding absent(std::string_view type, double confidence) {
   finding.type = type;
   finding.confidence = confidence;
   return finding;
+}
+
+IntervalSet silent_idle(const Signals& signals, std::int64_t min_length_ns) {
+  const EventTable& table = signals.table;
+  const NameSet operators(table.strings, is_operator_name);
+  std::vector<Interval> work;
+  for (Row r : signals.tree.host_rows) {
+    const bool is_op = table.kind[r] == EventKind::kCpuOp &&
+                       (operators.contains(table.name[r]) || subtree_rows(signals.tree, r).empty());
+    if (is_op || is_api_call(table.kind[r])) {
+      work.push_back(signals.on_gpu_clock(interval_of(table, r)));
+    }
+  }
+  const IntervalSet silence = set_complement(make_union(std::move(work)), signals.profiled);
+  IntervalSet silent = set_intersection(signals.gpu_idle, silence);
+  std::erase_if(silent, [&](const Interval& i) { return i.length_ns() < min_length_ns; });
+  return silent;
 }
 
 std::string format_ms(std::int64_t ns) {

@@ -51,6 +51,11 @@ Finding absent(std::string_view type, double confidence = 0.9);
 /// Is `cost_ns` at least material_share of the profiled time?
 bool is_material(const Signals& signals, std::int64_t cost_ns);
 
+/// GPU idle in stretches of at least `min_length_ns` during which no thread ran an operator or an
+/// API call. Ranges around code (annotations, frames, legacy ranges written as operators) don't
+/// count as work, unless nothing was recorded inside one.
+IntervalSet silent_idle(const Signals& signals, std::int64_t min_length_ns);
+
 /// "12.3 ms", for facts.
 std::string format_ms(std::int64_t ns);
 /// "37.5 %", for facts.

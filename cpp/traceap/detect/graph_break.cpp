@@ -141,13 +141,19 @@ class Walk {
     }
   }
 
-  /// A resume function that dynamo did not compile; a compiled one was met as a region already.
+  /// A resume function that dynamo did not compile, or whose region lies inside it; a frame inside
+  /// the region of its own was met as that region already.
   void visit_resume(std::size_t position, Row row) {
+    const EventTable& table = signals_.table;
     const Row region = around_[row].region;
-    const bool own_region = region != kNoRow && last_into_ == region;
-    if (own_region) return;
-    add(breaks_.sure, position, row,
-        region == kNoRow ? signals_.table.ts_ns[row] : signals_.table.ts_ns[region]);
+    if (region != kNoRow && last_into_ == region) return;
+    std::int64_t earliest = table.ts_ns[row];
+    if (region != kNoRow) {
+      earliest = table.ts_ns[region];
+    } else if (previous_ != kNoRow && same_step(previous_, row)) {
+      earliest = std::min(earliest, table.end_ns(previous_));
+    }
+    add(breaks_.sure, position, row, earliest);
   }
 
   /// Two regions side by side: one call of a compiled object if frames say so, ambiguous if there

@@ -5,10 +5,13 @@
 namespace traceap {
 namespace {
 
-std::vector<ApiClass> classify_names(const StringPool& strings) {
-  std::vector<ApiClass> classes(strings.size());
-  for (std::size_t id = 0; id < classes.size(); ++id) {
-    classes[id] = classify_api(strings[static_cast<StringId>(id)]);
+/// Only names that an API call bears are judged: the others are many and never asked for.
+std::vector<ApiClass> classify_api_names(const EventTable& table) {
+  std::vector<ApiClass> classes(table.strings.size(), ApiClass::kNone);
+  for (Row r = 0; r < table.size(); ++r) {
+    const StringId name = table.name[r];
+    if (!is_api_call(table.kind[r]) || classes[name] != ApiClass::kNone) continue;
+    classes[name] = classify_api(table.strings[name]);
   }
   return classes;
 }
@@ -35,7 +38,7 @@ Signals build_signals(const EventTable& table, const EventTree& tree,
   Signals signals{table, tree, build_gpu_intervals(table, tree), {}, tree.profiled, options};
   signals.idle = explain_idle(table, tree, signals.gpu, signals.profiled);
   signals.gpu_idle = set_complement(signals.gpu.busy, signals.profiled);
-  signals.api_class = classify_names(table.strings);
+  signals.api_class = classify_api_names(table);
   signals.copies = build_copies(table, tree, signals.api_class);
   signals.api_rows = complete_api_rows(table);
   signals.has_host_ops = any_host_op(table);

@@ -18,6 +18,10 @@ constexpr std::string_view kType = "single_process_data_loading";
 /// away when the workers keep up. Half of it is the careful figure where they hardly do.
 constexpr SavingShares kSaving{SavingBasis::kIdle, 0.5, 0.95};
 
+/// Between two operators Python is silent for microseconds; making a batch takes a millisecond at
+/// least where it matters.
+constexpr std::int64_t kMinSilenceNs = 1'000'000;
+
 /// enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__, torchdata's stateful twin too.
 bool is_single_process_fetch(std::string_view name) {
   return contains(name, "DataLoader") && contains(name, "SingleProcess") &&
@@ -28,17 +32,11 @@ bool is_multi_process_fetch(std::string_view name) {
          contains(name, "__next__");
 }
 
-/// GPU idle while the main thread ran nothing that was recorded: where a loader that leaves no
-/// range (a generator, another library) could hide. With steps only up to a step's first launch.
-std::int64_t silent_idle_ns(const Signals& signals) {
+/// GPU idle while nothing was recorded on the host: where a loader that leaves no range (a
+/// generator, another library) could hide. With steps only up to a step's first GPU event.
+std::int64_t hiding_place_ns(const Signals& signals) {
   const EventTable& table = signals.table;
-  std::vector<Interval> recorded;
-  for (Row r : signals.tree.host_rows) {
-    if (table.track[r] != signals.tree.main_track) continue;
-    if (table.kind[r] != EventKind::kCpuOp && !is_api_call(table.kind[r])) continue;
-    recorded.push_back(signals.on_gpu_clock(interval_of(table, r)));
-  }
-  const IntervalSet silent = set_difference(signals.gpu_idle, make_union(std::move(recorded)));
+  const IntervalSet silent = silent_idle(signals, kMinSilenceNs);
   if (signals.tree.steps.empty()) return total_length_ns(silent);
   std::int64_t total = 0;
   for (const Step& step : signals.tree.steps) {
@@ -59,7 +57,8 @@ Finding judge_without_range(const Signals& signals, bool multi_process_loader) {
   const bool has_frames =
       std::any_of(signals.tree.host_rows.begin(), signals.tree.host_rows.end(),
                   [&](Row r) { return signals.table.kind[r] == EventKind::kPythonFunction; });
-  if (has_frames || !is_material(signals, silent_idle_ns(signals))) return absent(kType);
+  if (has_frames || !is_material(signals, hiding_place_ns(signals))) return absent(kType);
+  if (!signals.has_gpu) return abstain(kType, {"DataLoader range", "GPU events"});
   return abstain(kType, {"DataLoader range"});
 }
 

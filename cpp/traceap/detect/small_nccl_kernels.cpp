@@ -5,6 +5,7 @@
 // runs under it, and without pauses that hold other work of their own.
 
 #include <algorithm>
+#include <span>
 
 #include "traceap/detect/collectives.hpp"
 #include "traceap/detect/evidence.hpp"
@@ -51,12 +52,12 @@ void add_run(const Signals& signals, std::span<const Collective> run, Draft& dra
 }
 
 /// Runs of one device's collectives; `members` by start.
-void add_runs(const Signals& signals, const std::vector<Collective>& members, Draft& draft) {
+void add_runs(const Signals& signals, std::span<const Collective> members, Draft& draft) {
   std::size_t begin = 0;
   std::int64_t end_ns = 0;
   const auto close = [&](std::size_t end) {
     if (end - begin < kMinRun) return;
-    add_run(signals, std::span(members).subspan(begin, end - begin), draft);
+    add_run(signals, members.subspan(begin, end - begin), draft);
   };
   for (std::size_t i = 0; i < members.size(); ++i) {
     const std::int64_t start_ns = signals.table.ts_ns[members[i].row];
@@ -76,20 +77,19 @@ void add_runs(const Signals& signals, const std::vector<Collective>& members, Dr
 
 Finding detect_small_nccl_kernels(const Signals& signals) {
   if (auto early = judge_without_collectives(signals, kType)) return *early;
-  const std::vector<Collective> all = build_collectives(signals);
-  std::vector<std::int32_t> devices;
-  for (const Collective& c : all) devices.push_back(signals.table.device[c.row]);
-  std::sort(devices.begin(), devices.end());
-  devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
+  std::vector<Collective> all = build_collectives(signals);
+  const auto device = [&](const Collective& c) { return signals.table.device[c.row]; };
+  std::stable_sort(all.begin(), all.end(), [&](const Collective& a, const Collective& b) {
+    return device(a) < device(b);  // by start inside a device
+  });
   Draft draft(kType);
+  std::size_t begin = 0;
   std::int64_t sized = 0;
-  for (const Collective& c : all) sized += c.bytes.has_value() ? 1 : 0;
-  for (std::int32_t device : devices) {
-    std::vector<Collective> members;
-    for (const Collective& c : all) {
-      if (signals.table.device[c.row] == device) members.push_back(c);
-    }
-    add_runs(signals, members, draft);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    sized += all[i].bytes.has_value() ? 1 : 0;
+    if (i + 1 < all.size() && device(all[i + 1]) == device(all[i])) continue;
+    add_runs(signals, std::span(all).subspan(begin, i + 1 - begin), draft);
+    begin = i + 1;
   }
   draft.cost = set_difference(make_union(std::move(draft.cost)), signals.gpu.compute);
   draft.saving = kSaving;
