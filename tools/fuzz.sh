@@ -14,9 +14,9 @@ fi
 for target in "${targets[@]}"; do
   name=$(basename "$target")
   work=$build/fuzz/$name
-  seeds=$root/tests/cpp/fuzz/corpus/$name
+  seeds=$root/tests/cpp/fuzz/corpus
   mkdir -p "$work"
   echo "==> fuzzing: $name for $((seconds / ${#targets[@]})) s"
   "$target" -max_total_time=$((seconds / ${#targets[@]})) -timeout=10 -rss_limit_mb=2048 \
-    -artifact_prefix="$work-" -print_final_stats=1 -verbosity=0 "$work" $([ -d "$seeds" ] && echo "$seeds")
+    -artifact_prefix="$work-" -print_final_stats=1 -verbosity=0 "$work" "$seeds"
 done
