@@ -17,8 +17,8 @@ class TraceText {
                "}");
   }
   /// A host range on thread 1 of process 1.
-  TraceText& host(const std::string& category, const std::string& name, double ts_us,
-                  double dur_us, const std::string& args = "") {
+  TraceText& host(const std::string& category, const std::string& name, double ts_us, double dur_us,
+                  const std::string& args = "") {
     return complete(category, name, ts_us, dur_us, 1, "1", args);
   }
   /// A GPU event on device 0; `args` follow device, stream and correlation.

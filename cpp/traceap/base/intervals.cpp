@@ -5,7 +5,9 @@
 namespace traceap {
 
 IntervalSet make_union(std::vector<Interval> intervals) {
-  const auto by_start = [](const Interval& a, const Interval& b) { return a.start_ns < b.start_ns; };
+  const auto by_start = [](const Interval& a, const Interval& b) {
+    return a.start_ns < b.start_ns;
+  };
   if (!std::is_sorted(intervals.begin(), intervals.end(), by_start)) {
     std::sort(intervals.begin(), intervals.end(), by_start);
   }

@@ -39,20 +39,30 @@ constexpr std::array kCategories{
 };
 
 constexpr std::array<std::string_view, kEventKindCount> kNames{
-    "other",      "cpu_op",       "user_annotation",     "python_function", "runtime",  "driver",
-    "kernel",     "gpu_memcpy",   "gpu_memset",          "gpu_user_annotation",
-    "cuda_sync",  "overhead",     "profiler_trace",      "instant",         "flow",     "async",
-    "counter",    "metadata"};
+    "other",     "cpu_op",   "user_annotation", "python_function", "runtime",
+    "driver",    "kernel",   "gpu_memcpy",      "gpu_memset",      "gpu_user_annotation",
+    "cuda_sync", "overhead", "profiler_trace",  "instant",         "flow",
+    "async",     "counter",  "metadata"};
 
 }  // namespace
 
 EventKind classify_event(char phase, std::string_view category) {
   switch (phase) {
-    case 'i': case 'I': case 'R':
+    case 'i':
+    case 'I':
+    case 'R':
       return EventKind::kInstant;
-    case 's': case 't': case 'f':
+    case 's':
+    case 't':
+    case 'f':
       return EventKind::kFlow;
-    case 'b': case 'n': case 'e': case 'S': case 'T': case 'p': case 'F':
+    case 'b':
+    case 'n':
+    case 'e':
+    case 'S':
+    case 'T':
+    case 'p':
+    case 'F':
       return EventKind::kAsync;
     case 'C':
       return EventKind::kCounter;

@@ -33,17 +33,28 @@ void append_packed(std::string& out, char slot, const std::uint8_t*& p) {
 
 void append_column(std::string& out, const EventTable& t, Row row, char slot) {
   switch (slot) {
-    case kSlotTs: return append_ns_as_us(out, t.ts_ns[row]);
-    case kSlotDur: return append_ns_as_us(out, t.dur_ns[row]);
-    case kSlotName: return append_json_string(out, t.name_of(row));
-    case kSlotCategory: return append_json_string(out, t.category_of(row));
-    case kSlotPid: return append_integer(out, *t.tracks[t.track[row]].pid_number);
-    case kSlotTid: return append_integer(out, *t.tracks[t.track[row]].tid_number);
-    case kSlotCorrelation: return append_integer(out, t.correlation[row]);
-    case kSlotExternalId: return append_integer(out, t.external_id[row]);
-    case kSlotDevice: return append_integer(out, t.device[row]);
-    case kSlotStream: return append_integer(out, t.stream[row]);
-    default: break;
+    case kSlotTs:
+      return append_ns_as_us(out, t.ts_ns[row]);
+    case kSlotDur:
+      return append_ns_as_us(out, t.dur_ns[row]);
+    case kSlotName:
+      return append_json_string(out, t.name_of(row));
+    case kSlotCategory:
+      return append_json_string(out, t.category_of(row));
+    case kSlotPid:
+      return append_integer(out, *t.tracks[t.track[row]].pid_number);
+    case kSlotTid:
+      return append_integer(out, *t.tracks[t.track[row]].tid_number);
+    case kSlotCorrelation:
+      return append_integer(out, t.correlation[row]);
+    case kSlotExternalId:
+      return append_integer(out, t.external_id[row]);
+    case kSlotDevice:
+      return append_integer(out, t.device[row]);
+    case kSlotStream:
+      return append_integer(out, t.stream[row]);
+    default:
+      break;
   }
 }
 
@@ -176,11 +187,16 @@ std::optional<std::int64_t> ArgReader::integer(Row row) const {
         skip_packed(p, at.skip);
         return read_varint(p);
       }
-      case kSlotCorrelation: return table_->correlation[row];
-      case kSlotExternalId: return table_->external_id[row];
-      case kSlotDevice: return table_->device[row];
-      case kSlotStream: return table_->stream[row];
-      default: break;
+      case kSlotCorrelation:
+        return table_->correlation[row];
+      case kSlotExternalId:
+        return table_->external_id[row];
+      case kSlotDevice:
+        return table_->device[row];
+      case kSlotStream:
+        return table_->stream[row];
+      default:
+        break;
     }
   }
   const std::optional<std::string> value = text(row);

@@ -39,16 +39,24 @@ struct Track {
 /// left repeats; it is interned, and an event costs one id plus its packed integers. The text of
 /// an event can be rebuilt from template, columns and integers: nothing is lost.
 struct ArgStore {
-  std::vector<std::uint32_t> template_id;     ///< per row
-  std::vector<std::uint64_t> values_offset;   ///< per row: where its integers begin in `values`
-  std::vector<std::uint8_t> values;           ///< zig-zag LEB128 integers, or length + number text
+  std::vector<std::uint32_t> template_id;    ///< per row
+  std::vector<std::uint64_t> values_offset;  ///< per row: where its integers begin in `values`
+  std::vector<std::uint8_t> values;          ///< zig-zag LEB128 integers, or length + number text
   StringPool templates;
 };
 
 /// Where a placeholder in a template takes its text from. The bytes cannot occur in valid JSON.
 enum Placeholder : char {
-  kSlotTs = 1, kSlotDur = 2, kSlotName = 3, kSlotCategory = 4, kSlotPid = 5, kSlotTid = 6,
-  kSlotCorrelation = 0x0e, kSlotExternalId = 0x0f, kSlotDevice = 0x10, kSlotStream = 0x11,
+  kSlotTs = 1,
+  kSlotDur = 2,
+  kSlotName = 3,
+  kSlotCategory = 4,
+  kSlotPid = 5,
+  kSlotTid = 6,
+  kSlotCorrelation = 0x0e,
+  kSlotExternalId = 0x0f,
+  kSlotDevice = 0x10,
+  kSlotStream = 0x11,
   kSlotInteger = 0x12,  ///< next zig-zag LEB128 integer of the row
   kSlotNumber = 0x13,   ///< next length-prefixed number text of the row
 };
@@ -67,29 +75,29 @@ struct DistributedInfo {
 /// Invariants: all columns have size() entries; rows are sorted by (ts_ns, longer first), ties by
 /// content and never by place in the file; events without a time come first with ts_ns 0.
 struct EventTable {
-  std::vector<std::int64_t> ts_ns;           ///< start, trace clock; 0 without kHasTime
-  std::vector<std::int64_t> dur_ns;          ///< >= 0; 0 without kHasDuration
-  std::vector<StringId> name;                ///< in `strings`
-  std::vector<StringId> category;            ///< in `strings`; kNoString if absent
+  std::vector<std::int64_t> ts_ns;   ///< start, trace clock; 0 without kHasTime
+  std::vector<std::int64_t> dur_ns;  ///< >= 0; 0 without kHasDuration
+  std::vector<StringId> name;        ///< in `strings`
+  std::vector<StringId> category;    ///< in `strings`; kNoString if absent
   std::vector<EventKind> kind;
   std::vector<char> phase;
-  std::vector<std::uint8_t> flags;           ///< EventFlag bits
-  std::vector<TrackId> track;                ///< in `tracks`
-  std::vector<std::int32_t> device;          ///< args.device (GPU rows); -1 if absent
-  std::vector<std::int64_t> stream;          ///< args.stream; kNoId if absent
-  std::vector<std::int64_t> correlation;     ///< args.correlation; kNoId if absent
-  std::vector<std::int64_t> external_id;     ///< args["External id"]; kNoId if absent
+  std::vector<std::uint8_t> flags;        ///< EventFlag bits
+  std::vector<TrackId> track;             ///< in `tracks`
+  std::vector<std::int32_t> device;       ///< args.device (GPU rows); -1 if absent
+  std::vector<std::int64_t> stream;       ///< args.stream; kNoId if absent
+  std::vector<std::int64_t> correlation;  ///< args.correlation; kNoId if absent
+  std::vector<std::int64_t> external_id;  ///< args["External id"]; kNoId if absent
   ArgStore args;
 
-  StringPool strings;                        ///< names and categories, unescaped UTF-8
+  StringPool strings;  ///< names and categories, unescaped UTF-8
   std::vector<Track> tracks;
   /// Top-level members other than traceEvents: (key, JSON text), in file order.
   std::vector<std::pair<std::string, std::string>> metadata;
   std::vector<DeviceProperties> devices;
   DistributedInfo distributed;
   std::string path;
-  std::uint64_t total_objects = 0;           ///< objects met in traceEvents, kept or not
-  std::uint64_t text_bytes = 0;              ///< decompressed size
+  std::uint64_t total_objects = 0;  ///< objects met in traceEvents, kept or not
+  std::uint64_t text_bytes = 0;     ///< decompressed size
   Diagnostics diagnostics;
 
   Row size() const { return static_cast<Row>(ts_ns.size()); }

@@ -158,7 +158,8 @@ std::optional<std::int64_t> parse_int64(std::string_view t) {
     if (!is_digit(t[i])) return std::nullopt;
     value = value * 10 + static_cast<unsigned>(t[i] - '0');
   }
-  if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) return std::nullopt;
+  if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
+    return std::nullopt;
   return sign ? -static_cast<std::int64_t>(value) : static_cast<std::int64_t>(value);
 }
 
@@ -219,7 +220,8 @@ std::optional<std::int64_t> parse_us_as_ns(std::string_view t) {
   constexpr std::uint64_t kMaxUs = kMaxNs / 1000 - 1;
   std::size_t i = 0;
   std::uint64_t us = 0;
-  while (i < t.size() && i < 17 && is_digit(t[i])) us = us * 10 + static_cast<unsigned>(t[i++] - '0');
+  while (i < t.size() && i < 17 && is_digit(t[i]))
+    us = us * 10 + static_cast<unsigned>(t[i++] - '0');
   const bool plain = i > 0 && us <= kMaxUs && i < 17 && !(t[0] == '0' && i > 1);
   if (plain && i == t.size()) return static_cast<std::int64_t>(us * 1000);
   if (plain && t[i] == '.' && t.size() - i >= 2 && t.size() - i <= 4) {
@@ -236,7 +238,8 @@ std::optional<std::int64_t> parse_us_as_ns(std::string_view t) {
 
 void append_ns_as_us(std::string& out, std::int64_t ns) {
   const bool negative = ns < 0;
-  const std::uint64_t magnitude = negative ? 0 - static_cast<std::uint64_t>(ns) : static_cast<std::uint64_t>(ns);
+  const std::uint64_t magnitude =
+      negative ? 0 - static_cast<std::uint64_t>(ns) : static_cast<std::uint64_t>(ns);
   char text[32];
   const auto [end, error] = std::to_chars(text, text + sizeof text, magnitude / 1000);
   (void)error;
@@ -260,8 +263,8 @@ std::size_t utf8_length(std::string_view t, std::size_t i) {
     if ((byte(i + k) & 0xc0) != 0x80) return 0;
   }
   const unsigned char second = byte(i + 1);
-  if ((c == 0xe0 && second < 0xa0) || (c == 0xed && second > 0x9f) || (c == 0xf0 && second < 0x90) ||
-      (c == 0xf4 && second > 0x8f)) {
+  if ((c == 0xe0 && second < 0xa0) || (c == 0xed && second > 0x9f) ||
+      (c == 0xf0 && second < 0x90) || (c == 0xf4 && second > 0x8f)) {
     return 0;
   }
   return n;

@@ -116,9 +116,8 @@ void flatten_columns(std::vector<ParsedChunk>& chunks, const std::vector<IdMaps>
   t.correlation = flatten(chunks, rows, &ChunkEvents::correlation);
   t.external_id = flatten(chunks, rows, &ChunkEvents::external_id);
   t.args.template_id =
-      flatten(chunks, rows, &ChunkEvents::template_id, [&](StringId id, const ParsedChunk& c) {
-        return maps[c.parser].templates[id];
-      });
+      flatten(chunks, rows, &ChunkEvents::template_id,
+              [&](StringId id, const ParsedChunk& c) { return maps[c.parser].templates[id]; });
   flatten_values(chunks, rows, t.args);
 }
 
@@ -222,7 +221,8 @@ class ContentOrder {
   /// Packed values of a row; rows still stand in file order here.
   std::string_view packed(Row r) const {
     const std::uint64_t begin = t_.args.values_offset[r];
-    const std::uint64_t end = r + 1 < t_.size() ? t_.args.values_offset[r + 1] : t_.args.values.size();
+    const std::uint64_t end =
+        r + 1 < t_.size() ? t_.args.values_offset[r + 1] : t_.args.values.size();
     return {reinterpret_cast<const char*>(t_.args.values.data()) + begin, end - begin};
   }
   const EventTable& t_;

@@ -18,7 +18,7 @@ enum class ContainerStatus {
   kJsonLines,  ///< events begin at `pos`, without an array around them
   kEnd,        ///< the top-level object is closed; `pos` stands behind it
   kNeedMore,
-  kBroken,     ///< no valid JSON at `pos`
+  kBroken,  ///< no valid JSON at `pos`
 };
 
 struct ContainerResult {

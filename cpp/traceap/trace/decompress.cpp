@@ -115,13 +115,20 @@ class PlainText final : public TextSource {
 
 const char* inflate_error(int code) {
   switch (code) {
-    case ISAL_INVALID_BLOCK: return "invalid deflate block";
-    case ISAL_INVALID_SYMBOL: return "invalid deflate symbol";
-    case ISAL_INVALID_LOOKBACK: return "invalid look-back distance";
-    case ISAL_INVALID_WRAPPER: return "invalid gzip header";
-    case ISAL_UNSUPPORTED_METHOD: return "unsupported gzip method";
-    case ISAL_INCORRECT_CHECKSUM: return "checksum does not match";
-    default: return "damaged deflate stream";
+    case ISAL_INVALID_BLOCK:
+      return "invalid deflate block";
+    case ISAL_INVALID_SYMBOL:
+      return "invalid deflate symbol";
+    case ISAL_INVALID_LOOKBACK:
+      return "invalid look-back distance";
+    case ISAL_INVALID_WRAPPER:
+      return "invalid gzip header";
+    case ISAL_UNSUPPORTED_METHOD:
+      return "unsupported gzip method";
+    case ISAL_INCORRECT_CHECKSUM:
+      return "checksum does not match";
+    default:
+      return "damaged deflate stream";
   }
 }
 
@@ -204,7 +211,8 @@ class ZstdText final : public TextSource {
       damage_ = StreamDamage{ZSTD_getErrorName(code), input_.consumed()};
       done_ = true;
     } else if (no_more_input && output.pos == before) {
-      if (frame_open_) damage_ = StreamDamage{"the zstd stream ends inside a frame", input_.consumed()};
+      if (frame_open_)
+        damage_ = StreamDamage{"the zstd stream ends inside a frame", input_.consumed()};
       done_ = true;
     } else {
       frame_open_ = code != 0;

@@ -17,9 +17,9 @@ namespace traceap {
 /// One piece of text on its way through a parser.
 struct ParseJob {
   std::string text;
-  ChunkTask task;           ///< task.text is set when the job runs
+  ChunkTask task;  ///< task.text is set when the job runs
   ChunkResult result;
-  std::size_t parser = 0;   ///< whose pools the result's ids belong to
+  std::size_t parser = 0;  ///< whose pools the result's ids belong to
   bool done = false;
   std::exception_ptr error;
 };

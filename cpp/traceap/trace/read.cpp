@@ -31,7 +31,9 @@ std::size_t find_cut(std::string_view text) {
     if (pos == kNone || pos == 0) break;
     if (match_event_start(text, pos) != Match::kYes) continue;
     std::size_t before = pos;
-    const auto back = [&] { while (before > 0 && is_json_space(text[before - 1])) --before; };
+    const auto back = [&] {
+      while (before > 0 && is_json_space(text[before - 1])) --before;
+    };
     back();
     if (before > 0 && text[before - 1] == ',') --before;
     back();
@@ -127,7 +129,8 @@ class Reader {
     append_json_string(shown, text.substr(0, 40));
     throw ParseError(table_.path, 0,
                      "expected a Chrome trace (an object with traceEvents, an array or lines of "
-                     "events), found " + (text.empty() ? "no text" : shown) + damage_text());
+                     "events), found " +
+                         (text.empty() ? "no text" : shown) + damage_text());
   }
   std::string damage_text() const {
     if (!source_.damage()) return "";
@@ -298,8 +301,10 @@ class Reader {
     Diagnostics read;
     reasons_.write_to(read);
     if (source_.damage()) {
-      read.add("damaged_stream", "the compressed stream is damaged (" + source_.damage()->message +
-                                     "); what came before is kept", 1, fetched_);
+      read.add("damaged_stream",
+               "the compressed stream is damaged (" + source_.damage()->message +
+                   "); what came before is kept",
+               1, fetched_);
     }
     read.merge(table_.diagnostics);
     table_.diagnostics = std::move(read);
@@ -322,8 +327,8 @@ class Reader {
   std::uint64_t fetched_ = 0;
   bool at_end_ = false;
   bool json_lines_ = false;
-  bool in_object_ = false;            ///< traceEvents is a member of a top-level object
-  bool resync_ = false;               ///< inside an event that was given up
+  bool in_object_ = false;  ///< traceEvents is a member of a top-level object
+  bool resync_ = false;     ///< inside an event that was given up
 };
 
 }  // namespace

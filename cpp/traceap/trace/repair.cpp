@@ -63,11 +63,15 @@ class EventRepair {
     }
     const char c = text_[pos_];
     switch (expect_) {
-      case Expect::kKey: return read_key(c);
-      case Expect::kColon: return read_colon(c);
+      case Expect::kKey:
+        return read_key(c);
+      case Expect::kColon:
+        return read_colon(c);
       case Expect::kValue:
-      case Expect::kElement: return read_value(c);
-      case Expect::kComma: return read_comma(c);
+      case Expect::kElement:
+        return read_value(c);
+      case Expect::kComma:
+        return read_comma(c);
     }
   }
 
@@ -125,9 +129,14 @@ class EventRepair {
 
   void read_event_inside_event() {
     switch (match_event_start(text_, pos_)) {
-      case Match::kYes: return close_all();
-      case Match::kNeedMore: state_ = State::kNeedMore; return;
-      case Match::kNo: state_ = State::kHopeless; return;
+      case Match::kYes:
+        return close_all();
+      case Match::kNeedMore:
+        state_ = State::kNeedMore;
+        return;
+      case Match::kNo:
+        state_ = State::kHopeless;
+        return;
     }
   }
 
@@ -316,7 +325,8 @@ class EventRepair {
       closed_by_backslash_ = true;
       return true;
     }
-    const bool simple = next != '\0' && std::string_view("\"\\/bfnrt").find(next) != std::string_view::npos;
+    const bool simple =
+        next != '\0' && std::string_view("\"\\/bfnrt").find(next) != std::string_view::npos;
     const bool unicode = next == 'u' && pos_ + 6 <= text_.size() &&
                          std::all_of(text_.begin() + static_cast<std::ptrdiff_t>(pos_) + 2,
                                      text_.begin() + static_cast<std::ptrdiff_t>(pos_) + 6,
@@ -370,15 +380,21 @@ class EventRepair {
       return Closing::kCloses;
     }
     switch (key_follows(pos)) {
-      case Match::kYes: return Closing::kCloses;
-      case Match::kNeedMore: return Closing::kNeedMore;
-      default: break;
+      case Match::kYes:
+        return Closing::kCloses;
+      case Match::kNeedMore:
+        return Closing::kNeedMore;
+      default:
+        break;
     }
     // An unquoted key: letters up to a colon.
     std::size_t end = pos;
-    while (end < text_.size() && (std::isalnum(static_cast<unsigned char>(text_[end])) || text_[end] == '_')) ++end;
+    while (end < text_.size() &&
+           (std::isalnum(static_cast<unsigned char>(text_[end])) || text_[end] == '_'))
+      ++end;
     if (end == text_.size()) return Closing::kNeedMore;
-    return end > pos && text_[skip_space(text_, end)] == ':' ? Closing::kCloses : Closing::kEmbedded;
+    return end > pos && text_[skip_space(text_, end)] == ':' ? Closing::kCloses
+                                                             : Closing::kEmbedded;
   }
   Closing to_closing(Match match, std::size_t quote, std::size_t opened) const {
     if (match == Match::kYes) return Closing::kCloses;

@@ -7,8 +7,8 @@ TEST_CASE("microseconds become nanoseconds exactly, half to even", "[table]") {
   CHECK(parse_us_as_ns("1623142623460111") == 1623142623460111000);
   CHECK(parse_us_as_ns("5.4") == 5400);
   CHECK(parse_us_as_ns("1700000000000000.123") == 1700000000000000123);
-  CHECK(parse_us_as_ns("0.0005") == 0);    // half, even
-  CHECK(parse_us_as_ns("0.0015") == 2);    // half, odd
+  CHECK(parse_us_as_ns("0.0005") == 0);  // half, even
+  CHECK(parse_us_as_ns("0.0015") == 2);  // half, odd
   CHECK(parse_us_as_ns("0.00150000001") == 2);
   CHECK(parse_us_as_ns("0.0025") == 2);
   CHECK(parse_us_as_ns("-1.5") == -1500);
@@ -27,7 +27,8 @@ TEST_CASE("what is no time in range is refused", "[table]") {
 }
 
 TEST_CASE("times come back as they were", "[table]") {
-  for (const std::int64_t ns : {0LL, 1LL, 999LL, 1000LL, 1230LL, -1LL, -1500LL, 1623142623460111001LL}) {
+  for (const std::int64_t ns :
+       {0LL, 1LL, 999LL, 1000LL, 1230LL, -1LL, -1500LL, 1623142623460111001LL}) {
     std::string text;
     append_ns_as_us(text, ns);
     CAPTURE(text);
@@ -46,13 +47,14 @@ TEST_CASE("integers keep their text or are none", "[table]") {
 }
 
 TEST_CASE("JSON is judged by the grammar", "[table]") {
-  for (const char* text : {"{}", "[]", "[[],{}]", R"({"a":[1,-2.5e3,"x\n\u00e9",true,null]})",
-                           " { \"a\" : \x12 } "}) {
+  for (const char* text :
+       {"{}", "[]", "[[],{}]", R"({"a":[1,-2.5e3,"x\n\u00e9",true,null]})", " { \"a\" : \x12 } "}) {
     CAPTURE(text);
     CHECK(is_valid_json(text));
   }
-  for (const char* text : {"", "{", "}", "[1,]", "{,}", "{\"a\"}", "{\"a\":}", "[1 2]", "{\"a\":1,}",
-                           "[}", "{\"a\":nan}", R"(["\x"])", "[\"\n\"]", "01", "[1]]", "{1:2}"}) {
+  for (const char* text :
+       {"", "{", "}", "[1,]", "{,}", "{\"a\"}", "{\"a\":}", "[1 2]", "{\"a\":1,}", "[}",
+        "{\"a\":nan}", R"(["\x"])", "[\"\n\"]", "01", "[1]]", "{1:2}"}) {
     CAPTURE(text);
     CHECK_FALSE(is_valid_json(text));
   }
@@ -60,7 +62,8 @@ TEST_CASE("JSON is judged by the grammar", "[table]") {
 
 TEST_CASE("escapes are undone, bad ones kept and told", "[table]") {
   bool repaired = false;
-  CHECK(unescape_json(R"(a\"b\\c\/\n\u00e9\ud83d\ude00)", &repaired) == "a\"b\\c/\n\xc3\xa9\xf0\x9f\x98\x80");
+  CHECK(unescape_json(R"(a\"b\\c\/\n\u00e9\ud83d\ude00)", &repaired) ==
+        "a\"b\\c/\n\xc3\xa9\xf0\x9f\x98\x80");
   CHECK_FALSE(repaired);
   CHECK(unescape_json(R"(C:\dir\qux\u12)", &repaired) == R"(C:\dir\qux\u12)");
   CHECK(repaired);

@@ -97,8 +97,10 @@ TEST_CASE("shapes of files that are usable", "[trace]") {
        {object(both), "[" + both + "]", "[" + both, kFirst + "\n" + kSecond + "\n",
         "\xef\xbb\xbf" + object(both), "{\"a\":{\"b\":[1]},\"traceEvents\":[" + both + "],\"z\":1}",
         "{\"schemaVersion\":1}\n" + kFirst + "\n" + kSecond, "\n\n " + object(both) + "\n",
-        object(both) + "\n", gzip(object(both)), gzip("{\"traceEvents\":[" + kFirst + ",") + gzip(kSecond + "]}"),
-        "{\"traceEvents\":[" + both + ",],}", "{\r\n\"traceEvents\":[\r\n" + both + "\r\n]\r\n}\r\n",
+        object(both) + "\n", gzip(object(both)),
+        gzip("{\"traceEvents\":[" + kFirst + ",") + gzip(kSecond + "]}"),
+        "{\"traceEvents\":[" + both + ",],}",
+        "{\r\n\"traceEvents\":[\r\n" + both + "\r\n]\r\n}\r\n",
         "{\"traceEvents\":[" + kFirst + "],\"x\":1,\"traceEvents\":[" + kSecond + "]}"}) {
     CAPTURE(text);
     const EventTable t = load(text);
@@ -109,7 +111,8 @@ TEST_CASE("shapes of files that are usable", "[trace]") {
 
 TEST_CASE("metadata before and after the events is kept", "[trace]") {
   const EventTable t = load(
-      R"({"deviceProperties":[{"id":1,"name":"H200","computeMajor":9,"numSms":132}],"traceEvents":[)" + kFirst +
+      R"({"deviceProperties":[{"id":1,"name":"H200","computeMajor":9,"numSms":132}],"traceEvents":[)" +
+      kFirst +
       R"(],"distributedInfo":{"rank":3,"world_size":8,"backend":"nccl"},"traceName":"a b"})");
   CHECK(t.metadata.size() == 3);
   REQUIRE(t.devices.size() == 1);
@@ -144,8 +147,10 @@ TEST_CASE("B and E become complete events, by name where there is one", "[trace]
 }
 
 TEST_CASE("the order of events in the file does not matter", "[trace]") {
-  const std::string a = R"({"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":5,"args":{"External id":2}})";
-  const std::string b = R"({"ph":"X","name":"b","pid":1,"tid":1,"ts":1,"dur":5,"args":{"External id":1}})";
+  const std::string a =
+      R"({"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":5,"args":{"External id":2}})";
+  const std::string b =
+      R"({"ph":"X","name":"b","pid":1,"tid":1,"ts":1,"dur":5,"args":{"External id":1}})";
   const std::string c = R"({"ph":"X","name":"c","pid":1,"tid":1,"ts":1,"dur":9})";
   const std::string d = R"({"ph":"X","name":"c","pid":1,"tid":1,"ts":1,"dur":9,"args":{"n":4}})";
   const std::string one = trace_json(load(object(a + "," + b + "," + c + "," + d)));
@@ -166,8 +171,10 @@ TEST_CASE("times and ranges at the edge of int64", "[trace]") {
 }
 
 TEST_CASE("what is written loads to an equal table", "[trace]") {
-  const EventTable t = load("{\"top\":{\"k\":[1,\"\\u00e9\"]},\"traceEvents\":[" + kFirst + "," + kSecond +
-                            R"(,{"ph":"s","id":5,"pid":1,"tid":7,"ts":11,"cat":"ac2g","name":"ac2g"},{"ph":"f","id":"0x1f","pid":0,"tid":"stream 7","ts":13.001,"bp":"e","cat":"ac2g","name":"ac2g"})" + "]}");
+  const EventTable t = load(
+      "{\"top\":{\"k\":[1,\"\\u00e9\"]},\"traceEvents\":[" + kFirst + "," + kSecond +
+      R"(,{"ph":"s","id":5,"pid":1,"tid":7,"ts":11,"cat":"ac2g","name":"ac2g"},{"ph":"f","id":"0x1f","pid":0,"tid":"stream 7","ts":13.001,"bp":"e","cat":"ac2g","name":"ac2g"})" +
+      "]}");
   const EventTable back = load(trace_json(t));
   CHECK(fingerprint(back) == fingerprint(t));
   CHECK(back.metadata == t.metadata);
@@ -177,10 +184,15 @@ TEST_CASE("chunk borders and threads change nothing", "[trace]") {
   std::string text = "{\"a\":[{\"ph\":1},{\"ph\":2}],\"traceEvents\":[";
   for (int i = 0; i < 40; ++i) {
     text += i % 3 ? kFirst : kSecond;
-    if (i % 7 == 1) text += R"(,{"ph":"X","name":"li},{\"ph\":\"X\"","pid":1,"tid":1,"ts":1,"dur":1,"args":{"l":[{"name":1},{"name":2}]}})";
+    if (i % 7 == 1)
+      text +=
+          R"(,{"ph":"X","name":"li},{\"ph\":\"X\"","pid":1,"tid":1,"ts":1,"dur":1,"args":{"l":[{"name":1},{"name":2}]}})";
     if (i % 9 == 2) text += R"(,{"ph":"X","name":"lone"quote","pid":1,"tid":1,"ts":3,"dur":1})";
-    if (i % 11 == 3) text += ",{\"ph\":\"X\",\"name\":\"tab\there \xff\",\"pid\":1,\"tid\":1,\"ts\":3,\"dur\":NaN}";
-    if (i % 13 == 4) text += ",,{\"ph\":\"X\" \"name\":\"c:\\dir\",\"pid\":1,\"tid\":1,\"ts\":\"3\",\"dur\":1,}";
+    if (i % 11 == 3)
+      text +=
+          ",{\"ph\":\"X\",\"name\":\"tab\there \xff\",\"pid\":1,\"tid\":1,\"ts\":3,\"dur\":NaN}";
+    if (i % 13 == 4)
+      text += ",,{\"ph\":\"X\" \"name\":\"c:\\dir\",\"pid\":1,\"tid\":1,\"ts\":\"3\",\"dur\":1,}";
     if (i < 39) text += i % 5 ? ", \n" : ",";
   }
   text += "],\"b\":{\"ph\":[{\"name\":3},{\"name\":4}]}}";
@@ -194,7 +206,8 @@ TEST_CASE("chunk borders and threads change nothing", "[trace]") {
 
 TEST_CASE("truncation anywhere keeps the whole events before it", "[trace]") {
   const std::string text = object(kFirst + ",\n" + kSecond + ",\n" + kFirst);
-  const std::size_t ends[] = {16 + kFirst.size(), 16 + kFirst.size() + 2 + kSecond.size(), text.size() - 2};
+  const std::size_t ends[] = {16 + kFirst.size(), 16 + kFirst.size() + 2 + kSecond.size(),
+                              text.size() - 2};
   for (std::size_t size = ends[0]; size < text.size(); ++size) {
     CAPTURE(size);
     const EventTable t = load(text.substr(0, size), 64);
@@ -208,18 +221,20 @@ TEST_CASE("a compressed stream that breaks keeps what came before", "[trace]") {
   for (int i = 0; i < 5000; ++i) text += kFirst + ",\n";
   const std::string packed = gzip(text + kSecond + "]}");
   for (const double part : {0.3, 0.6, 0.9}) {
-    const EventTable t = load(packed.substr(0, static_cast<std::size_t>(static_cast<double>(packed.size()) * part)));
+    const EventTable t =
+        load(packed.substr(0, static_cast<std::size_t>(static_cast<double>(packed.size()) * part)));
     CHECK(t.size() > 0);
     CHECK(t.diagnostics.count("damaged_stream") == 1);
   }
 }
 
 TEST_CASE("a file without an event is an error of one sentence", "[trace]") {
-  for (const std::string& text : {std::string(), std::string("\n\n"), std::string("{}"), std::string("[]"),
-                                  std::string("null"), std::string("hello"), std::string("{\"traceEvents\":[]}"),
-                                  std::string("{\"traceEvents\":{}}"), std::string("{\"traceEvents\":[1,2]}"),
-                                  std::string(1000, '\0'), std::string(1000, '['), std::string(1000, '{'),
-                                  std::string("\x1f\x8b\x08"), std::string("{\"a\":1")}) {
+  for (const std::string& text :
+       {std::string(), std::string("\n\n"), std::string("{}"), std::string("[]"),
+        std::string("null"), std::string("hello"), std::string("{\"traceEvents\":[]}"),
+        std::string("{\"traceEvents\":{}}"), std::string("{\"traceEvents\":[1,2]}"),
+        std::string(1000, '\0'), std::string(1000, '['), std::string(1000, '{'),
+        std::string("\x1f\x8b\x08"), std::string("{\"a\":1")}) {
     CAPTURE(text.substr(0, 40));
     CHECK_THROWS_AS(load(text), ParseError);
   }
@@ -232,10 +247,13 @@ TEST_CASE("an event longer than the limit is skipped, the others are kept", "[tr
   options.threads = 1;
   options.chunk_bytes = 1000;
   options.max_event_bytes = 5000;
-  const std::string longest = R"({"ph":"X","name":")" + std::string(50000, 'x') + R"(","pid":1,"tid":1,"ts":1,"dur":1})";
-  const EventTable t = read_trace_bytes(object(kFirst + "," + longest + "," + kSecond + "," + kFirst), "test", options);
+  const std::string longest =
+      R"({"ph":"X","name":")" + std::string(50000, 'x') + R"(","pid":1,"tid":1,"ts":1,"dur":1})";
+  const EventTable t = read_trace_bytes(
+      object(kFirst + "," + longest + "," + kSecond + "," + kFirst), "test", options);
   CHECK(t.size() == 3);
   CHECK(t.diagnostics.count("event_too_long") == 1);
   options.max_event_bytes = 1 << 20;
-  CHECK(read_trace_bytes(object(kFirst + "," + longest + "," + kSecond), "test", options).size() == 3);
+  CHECK(read_trace_bytes(object(kFirst + "," + longest + "," + kSecond), "test", options).size() ==
+        3);
 }

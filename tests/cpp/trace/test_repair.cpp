@@ -54,8 +54,8 @@ TEST_CASE("text with one sensible reading is mended", "[trace]") {
 
 TEST_CASE("text without a sensible reading is skipped up to the next event", "[trace]") {
   const std::string next = R"({"ph":"X","ts":1})";
-  for (const std::string& text : {R"({"a":{;}},)" + next, R"({1:2},)" + next, R"({"a" 1},)" + next,
-                                  R"({"a":::},)" + next}) {
+  for (const std::string& text :
+       {R"({"a":{;}},)" + next, R"({1:2},)" + next, R"({"a" 1},)" + next, R"({"a":::},)" + next}) {
     CAPTURE(text);
     const Repaired r = repair(text);
     CHECK(r.status == RepairStatus::kSkipped);
@@ -64,7 +64,8 @@ TEST_CASE("text without a sensible reading is skipped up to the next event", "[t
 }
 
 TEST_CASE("a decision waits for the text that it needs", "[trace]") {
-  const std::string text = R"({"ph":"X","name":"a "b" c","args":{"x":[1,2],"y":"C:\d\", "z":1},"dur":12,"ts":3})";
+  const std::string text =
+      R"({"ph":"X","name":"a "b" c","args":{"x":[1,2],"y":"C:\d\", "z":1},"dur":12,"ts":3})";
   for (std::size_t size = 1; size < text.size(); ++size) {
     CAPTURE(text.substr(0, size));
     CHECK(repair(text.substr(0, size), false).status == RepairStatus::kNeedMore);
@@ -100,7 +101,7 @@ TEST_CASE("wrong types leave the rest of the event usable", "[trace]") {
   CHECK(t.correlation[4] == 12);
   CHECK(t.ts_ns[4] == 6500);
   const std::pair<const char*, std::uint64_t> counts[] = {
-      {"missing_start", 1}, {"bad_start", 1}, {"missing_duration", 1}, {"bad_duration", 1},
+      {"missing_start", 1},     {"bad_start", 1},     {"missing_duration", 1}, {"bad_duration", 1},
       {"negative_duration", 1}, {"missing_phase", 2}, {"number_in_quotes", 1}};
   for (const auto& [code, count] : counts) {
     CAPTURE(code);

@@ -1,0 +1,149 @@
+#include "traceap/trace/row_builder.hpp"
+
+#include <algorithm>
+#include <cctype>
+
+#include "traceap/table/json_text.hpp"
+
+namespace traceap {
+
+namespace {
+
+/// Doubles backslashes that escape nothing.
+std::string mend_escapes(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    out.push_back(text[i]);
+    if (text[i] != '\\') continue;
+    const char next = i + 1 < text.size() ? text[i + 1] : '\0';
+    bool valid =
+        next != '\0' && std::string_view("\"\\/bfnrt").find(next) != std::string_view::npos;
+    if (next == 'u' && i + 5 < text.size()) {
+      valid = std::all_of(text.begin() + static_cast<std::ptrdiff_t>(i) + 2,
+                          text.begin() + static_cast<std::ptrdiff_t>(i) + 6,
+                          [](unsigned char c) { return std::isxdigit(c); });
+    }
+    if (valid) {
+      out.push_back(next);
+      ++i;
+    } else {
+      out.push_back('\\');
+    }
+  }
+  return out;
+}
+
+bool has(const Fields& f, std::uint16_t bit) { return (f.seen & bit) && !(f.bad & bit); }
+
+void count_duration(const Fields& f, std::uint64_t offset, ReasonCounts& reasons) {
+  if (f.bad & kSeenDur) {
+    reasons.add(Reason::kBadDuration, offset);
+  } else if (!(f.seen & kSeenDur)) {
+    reasons.add(Reason::kMissingDuration, offset);
+  } else if (f.dur_ns < 0) {
+    reasons.add(Reason::kNegativeDuration, offset);
+  }
+}
+
+/// Counts why an event can't be kept or is not complete.
+bool is_kept(const Fields& f, std::uint64_t offset, ReasonCounts& reasons) {
+  if (!(f.seen & kSeenPhase)) {
+    reasons.add(Reason::kMissingPhase, offset);
+    return false;
+  }
+  if (f.phase != 'M' && !has(f, kSeenTs)) {
+    reasons.add((f.bad & kSeenTs) ? Reason::kBadStart : Reason::kMissingStart, offset);
+    return false;
+  }
+  if (f.phase == 'X') {
+    count_duration(f, offset, reasons);
+    if (!(f.seen & kSeenName)) reasons.add(Reason::kMissingName, offset);
+  }
+  if (f.quoted_number) reasons.add(Reason::kNumberInQuotes, offset);
+  return true;
+}
+
+/// Can the text be rebuilt from columns? Not if a key came twice, or a dur is no duration.
+bool fits_columns(const Fields& f) {
+  const bool odd_duration = (f.seen & kSeenDur) && (f.dur_ns < 0 || f.phase != 'X');
+  return !f.duplicate && !odd_duration;
+}
+
+void append_times(const Fields& f, bool repaired, ChunkEvents& e) {
+  const bool has_time = has(f, kSeenTs);
+  const bool has_duration = f.phase == 'X' && has(f, kSeenDur) && f.dur_ns >= 0;
+  e.ts_ns.push_back(has_time ? f.ts_ns : 0);
+  e.dur_ns.push_back(has_duration ? f.dur_ns : 0);
+  e.flags.push_back(static_cast<std::uint8_t>((has_time ? kHasTime : 0) |
+                                              (has_duration ? kHasDuration : 0) |
+                                              (repaired || f.quoted_number ? kRepaired : 0)));
+}
+
+}  // namespace
+
+bool RowBuilder::add(EventWalker& walker, std::uint64_t offset, ChunkEvents& e,
+                     ReasonCounts& reasons) {
+  const Fields& f = walker.fields();
+  const bool whole_text = !fits_columns(f);
+  const ParserPools::Template shape =
+      intern_template(whole_text ? walker.event_text() : walker.template_text());
+  if (shape.id == kNoString) return false;
+  if (!is_kept(f, offset, reasons)) return true;
+  if (shape.repaired) reasons.add(Reason::kBareBackslash, offset);
+  append_times(f, shape.repaired, e);
+  e.phase.push_back(f.phase);
+  e.name.push_back(intern_name(f.name, offset, reasons));
+  e.category.push_back((f.seen & kSeenCategory) ? intern_name(f.category, offset, reasons)
+                                                : kNoString);
+  e.track.push_back(intern_track(f));
+  e.device.push_back(f.device);
+  e.stream.push_back(f.stream);
+  e.correlation.push_back(f.correlation);
+  e.external_id.push_back(f.external_id);
+  e.template_id.push_back(shape.id);
+  if (!whole_text) {
+    e.values.insert(e.values.end(), walker.packed().begin(), walker.packed().end());
+  }
+  e.values_end.push_back(static_cast<std::uint32_t>(e.values.size()));
+  return true;
+}
+
+ParserPools::Template RowBuilder::intern_template(std::string_view text) {
+  const StringId raw = pools.raw.intern(text);
+  if (raw == pools.of_raw.size()) {
+    ParserPools::Template shape;
+    if (is_valid_json(text)) {
+      shape.id = pools.templates.intern(text);
+    } else if (const std::string mended = mend_escapes(text); is_valid_json(mended)) {
+      shape = {pools.templates.intern(mended), true};
+    }
+    pools.of_raw.push_back(shape);
+  }
+  return pools.of_raw[raw];
+}
+
+StringId RowBuilder::intern_name(std::string_view text, std::uint64_t offset,
+                                 ReasonCounts& reasons) {
+  const StringId id = pools.names.intern(text);
+  if (id == pools.name_repaired.size()) {
+    bool repaired = false;
+    if (text.find('\\') != std::string_view::npos) unescape_json(text, &repaired);
+    pools.name_repaired.push_back(repaired);
+  }
+  if (pools.name_repaired[id]) reasons.add(Reason::kBareBackslash, offset);
+  return id;
+}
+
+TrackId RowBuilder::intern_track(const Fields& f) {
+  if (last_track_ != kNoTrack && f.pid == last_pid_ && f.tid == last_tid_) return last_track_;
+  track_key_.assign(f.pid);
+  track_key_.push_back(kTrackSeparator);
+  track_key_ += f.tid;
+  last_track_ = pools.tracks.intern(track_key_);
+  const std::string_view stored = pools.tracks[last_track_];
+  last_pid_ = stored.substr(0, f.pid.size());
+  last_tid_ = stored.substr(f.pid.size() + 1);
+  return last_track_;
+}
+
+}  // namespace traceap

@@ -1,0 +1,66 @@
+#pragma once
+// Events that were walked over to rows, with ids into the parser's own pools.
+// See Note [Event templates] in table/event_table.hpp.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "traceap/base/string_pool.hpp"
+#include "traceap/table/event_table.hpp"
+#include "traceap/trace/event_walker.hpp"
+#include "traceap/trace/reasons.hpp"
+
+namespace traceap {
+
+/// Between pid and tid in ParserPools::tracks; cannot occur in JSON text.
+inline constexpr char kTrackSeparator = '\x1f';
+
+/// What one parser has seen, over all its chunks. Strings are JSON text as written.
+struct ParserPools {
+  StringPool names;      ///< names and categories, without quotes, escapes as written
+  StringPool tracks;     ///< pid + kTrackSeparator + tid
+  StringPool raw;        ///< templates as met
+  StringPool templates;  ///< templates as valid JSON
+  struct Template {
+    StringId id = kNoString;  ///< in `templates`; kNoString: no valid reading as it stands
+    bool repaired = false;
+  };
+  std::vector<Template> of_raw;     ///< by id in `raw`
+  std::vector<bool> name_repaired;  ///< by id in `names`
+};
+
+/// Columns of one chunk in file order; the same meaning as in EventTable.
+struct ChunkEvents {
+  std::vector<std::int64_t> ts_ns, dur_ns, stream, correlation, external_id;
+  std::vector<StringId> name, category, template_id;
+  std::vector<TrackId> track;
+  std::vector<std::int32_t> device;
+  std::vector<std::uint32_t> values_end;  ///< end of the row's packed values in `values`
+  std::vector<char> phase;
+  std::vector<std::uint8_t> flags;
+  std::vector<std::uint8_t> values;
+
+  std::size_t size() const { return ts_ns.size(); }
+};
+
+class RowBuilder {
+ public:
+  ParserPools pools;
+
+  /// Adds the event that `walker` stands on, or counts why it is none. False if its text is not
+  /// valid JSON in a place that the walk did not look at; then nothing is added or counted.
+  bool add(EventWalker& walker, std::uint64_t offset, ChunkEvents& events, ReasonCounts& reasons);
+
+ private:
+  ParserPools::Template intern_template(std::string_view text);
+  StringId intern_name(std::string_view text, std::uint64_t offset, ReasonCounts& reasons);
+  TrackId intern_track(const Fields& fields);
+
+  std::string track_key_;
+  std::string_view last_pid_, last_tid_;
+  TrackId last_track_ = kNoTrack;
+};
+
+}  // namespace traceap
