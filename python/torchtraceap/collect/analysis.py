@@ -9,12 +9,7 @@ if TYPE_CHECKING:
     from torchtraceap.results import Diagnosis
     from torchtraceap.trace import Trace
 
-__all__ = ["analyse", "gpu_note"]
-
-NO_GPU_NOTE = (
-    "\nNo GPU work was recorded, so every signal of the GPU is missing: its idle time, copies and "
-    "kernels could not be judged."
-)
+__all__ = ["analyse", "show"]
 
 
 def analyse(path: Path) -> tuple[Trace, Diagnosis]:
@@ -30,6 +25,12 @@ def analyse(path: Path) -> tuple[Trace, Diagnosis]:
     return trace, build_diagnosis(trace)
 
 
-def gpu_note(diagnosis: Diagnosis) -> str:
-    """A sentence for a recording without any GPU event, else nothing."""
-    return NO_GPU_NOTE if diagnosis.summary.events.gpu == 0 else ""
+def show(diagnosis: Diagnosis, path: Path) -> None:
+    """Writes the terminal report to standard output, in colour on a terminal or in a notebook."""
+    from rich.console import Console
+
+    from torchtraceap.report.terminal import print_report
+
+    console = Console()
+    print_report(diagnosis, console)
+    console.print(f"trace     {path}", soft_wrap=True, highlight=False, markup=False, emoji=False)

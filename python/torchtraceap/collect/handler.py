@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.collect.analysis import analyse, gpu_note
+from torchtraceap.collect.analysis import analyse, show
 from torchtraceap.collect.export import TraceNames, export_trace
-from torchtraceap.collect.notices import report_problem, say
+from torchtraceap.collect.notices import report_problem
 from torchtraceap.collect.torch_access import current_rank, import_torch
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class TraceHandler:
     def _show(self, path: Path) -> None:
         try:
             _, self.diagnosis = analyse(path)
-            say(f"{self.diagnosis}{gpu_note(self.diagnosis)}\ntrace: {path}")
+            show(self.diagnosis, path)
         except Exception as error:
             report_problem(f"{path} was recorded but could not be diagnosed", error)
 

@@ -1,4 +1,4 @@
-"""How the recording side speaks: a diagnosis on standard output, trouble as a warning.
+"""How the recording side tells of trouble.
 
 Recording is a guest in somebody's training run, so telling of a problem never raises.
 """
@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import warnings
 
 from torchtraceap.errors import TraceError
 
-__all__ = ["RecordingError", "RecordingWarning", "report_problem", "say"]
+__all__ = ["RecordingError", "RecordingWarning", "report_problem"]
 
 logger = logging.getLogger("torchtraceap.collect")
 logger.addHandler(logging.NullHandler())
@@ -24,13 +23,6 @@ class RecordingError(TraceError, RuntimeError):
 
 class RecordingWarning(UserWarning):
     """A recording is missing, shorter than asked for, or could not be analysed."""
-
-
-def say(text: str) -> None:
-    """Writes a text for the person who waits for it."""
-    with contextlib.suppress(OSError, ValueError):  # a closed or broken standard output
-        sys.stdout.write(text.rstrip("\n") + "\n")
-        sys.stdout.flush()
 
 
 def report_problem(message: str, error: BaseException | None = None) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from torchtraceap.collect.analysis import analyse, gpu_note
+from torchtraceap.collect.analysis import analyse, show
 from torchtraceap.collect.export import TraceNames, export_trace
-from torchtraceap.collect.notices import RecordingError, report_problem, say
+from torchtraceap.collect.notices import RecordingError, report_problem
 from torchtraceap.collect.torch_access import (
     current_rank,
     default_activities,
@@ -209,7 +209,7 @@ class Recording:
             return
         self._warn_if_short()
         if self._show and self._rank == 0 and self.path is not None:
-            self._print_diagnosis()
+            self._print_diagnosis(self.path)
 
     # -- afterwards --------------------------------------------------------------------------
 
@@ -328,11 +328,11 @@ class Recording:
             self._analysed = analyse(self.path)
         return self._analysed
 
-    def _print_diagnosis(self) -> None:
+    def _print_diagnosis(self, path: Path) -> None:
         try:
-            say(f"{self.diagnosis}{gpu_note(self.diagnosis)}\ntrace: {self.path}")
+            show(self.diagnosis, path)
         except Exception as error:
-            report_problem(f"{self.path} was recorded but could not be diagnosed", error)
+            report_problem(f"{path} was recorded but could not be diagnosed", error)
 
 
 def profile(
