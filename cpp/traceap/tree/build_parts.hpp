@@ -2,6 +2,8 @@
 // The parts of build_tree, in the order in which they run. Private to tree/.
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 #include <vector>
 
 #include "traceap/table/event_table.hpp"
@@ -27,6 +29,30 @@ struct TreeContext {
   NameTraits traits_of(Row row) const { return traits[table.name[row]]; }
   bool has_trait(Row row, NameTrait trait) const { return (traits_of(row) & trait) != 0; }
 };
+
+/// An ArgReader that only asks about events whose text holds the key at all: finding a text is many
+/// times faster than finding a key's place, and most events don't have the keys of this layer.
+class RareKey {
+ public:
+  RareKey(const EventTable& table, std::string_view key);
+
+  /// Does any event hold the key?
+  bool occurs() const { return reader_.has_value(); }
+  bool has(Row row) const { return may_have(row) && reader_->has(row); }
+  std::optional<std::int64_t> integer(Row row) const {
+    return may_have(row) ? reader_->integer(row) : std::nullopt;
+  }
+
+ private:
+  bool may_have(Row row) const { return reader_ && mentions_[table_.args.template_id[row]]; }
+
+  const EventTable& table_;
+  std::vector<bool> mentions_;  ///< per template
+  std::optional<ArgReader> reader_;
+};
+
+/// Text before number: which number a track has may depend on the order of events in the file.
+bool is_named_before(const Track& a, const Track& b);
 
 /// host_rows, host_offsets, host_position, host_tracks.
 void group_host_rows(const TreeContext& context, EventTree& tree);

@@ -63,8 +63,8 @@ Delays collect_delays(const EventTable& table, const EventTree& tree) {
   return delays;
 }
 
-/// The smallest delay that is not an outlier.
-std::int64_t smallest_delay(std::vector<std::int64_t>& delays) {
+/// The smallest delay but for outliers.
+std::int64_t low_delay(std::vector<std::int64_t> delays) {
   const auto at = delays.begin() + static_cast<std::ptrdiff_t>(delays.size() / kDelaysPerOutlier);
   std::nth_element(delays.begin(), at, delays.end());
   return *at;
@@ -121,10 +121,11 @@ void report_full_queue(EventTree& tree, std::int64_t smallest, bool agree) {
 }  // namespace
 
 void compare_clocks(const TreeContext& context, EventTree& tree) {
-  Delays delays = collect_delays(context.table, tree);
+  const Delays delays = collect_delays(context.table, tree);
   if (delays.all.size() < kMinDelays) return;
-  const std::int64_t smallest = smallest_delay(delays.all);
-  if (smallest < -kResolutionNs) return correct(tree, smallest);
+  const std::int64_t low = low_delay(delays.all);
+  if (low < -kResolutionNs) return correct(tree, low);
+  const std::int64_t smallest = *std::min_element(delays.all.begin(), delays.all.end());
   if (smallest <= kImplausibleDelayNs) return;
   const bool agree = waits_agree(context, tree);
   if (!agree && gather_at(delays.behind_idle, smallest)) return correct(tree, smallest);

@@ -1,8 +1,25 @@
 #include "traceap/tree/event_tree.hpp"
 
+#include <tuple>
+
 #include "traceap/tree/build_parts.hpp"
 
 namespace traceap {
+
+RareKey::RareKey(const EventTable& table, std::string_view key)
+    : table_(table), mentions_(table.args.templates.size()) {
+  const StringPool& templates = table.args.templates;
+  bool any = false;
+  for (StringId id = 0; id < templates.size(); ++id) {
+    mentions_[id] = templates[id].find(key) != std::string_view::npos;
+    any |= mentions_[id];
+  }
+  if (any) reader_.emplace(table, key);
+}
+
+bool is_named_before(const Track& a, const Track& b) {
+  return std::tie(a.pid, a.tid) < std::tie(b.pid, b.tid);
+}
 
 EventTree build_tree(const EventTable& table, const TreeOptions& options) {
   TreeContext context{table, options, classify_names(table.strings), {}};

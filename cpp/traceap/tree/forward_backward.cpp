@@ -79,10 +79,12 @@ class ForwardLinker {
     }
     std::map<std::int64_t, std::uint64_t> most;
     for (const auto& [key, count] : votes) {
-      if (count <= most[key.first]) continue;
+      if (count < most[key.first]) continue;
+      // A tie leaves the thread unknown: the order of tracks is no reason to choose one.
+      track_of_thread_[key.first] = count == most[key.first] ? kNoTrack : key.second;
       most[key.first] = count;
-      track_of_thread_[key.first] = key.second;
     }
+    std::erase_if(track_of_thread_, [](const auto& entry) { return entry.second == kNoTrack; });
   }
 
   /// The last forward op with the number that starts before `op`, on the thread's track if known.
@@ -113,10 +115,10 @@ class ForwardLinker {
 
 void read_sequence_numbers(TreeContext& context, const EventTree& tree) {
   const EventTable& table = context.table;
-  const ArgReader sequence(table, "Sequence number"), thread(table, "Fwd thread id");
+  const RareKey sequence(table, "Sequence number"), thread(table, "Fwd thread id");
+  if (!sequence.occurs()) return;
   for (Row row = 0; row < table.size(); ++row) {
     if (table.kind[row] != EventKind::kCpuOp || tree.host_position[row] == kNoRow) continue;
-    if (!sequence.has(row)) continue;
     const auto number = sequence.integer(row);
     if (!number || *number < 0) continue;
     context.sequenced.push_back({row, *number, thread.integer(row).value_or(0)});

@@ -1,21 +1,18 @@
 // GPU events and their class, by INTERFACE's definition.
 
-#include <algorithm>
-
 #include "traceap/tree/build_parts.hpp"
 
 namespace traceap {
 
 namespace {
 
-GpuClass class_of(const TreeContext& context, const ArgReader& collective_name, Row row) {
+GpuClass class_of(const TreeContext& context, const RareKey& collective_name, Row row) {
   const EventKind kind = context.table.kind[row];
   if (kind == EventKind::kGpuMemcpy) return GpuClass::kMemcpy;
   if (kind == EventKind::kGpuMemset) return GpuClass::kCompute;
   const NameTraits traits = context.traits_of(row);
-  if ((traits & kTraitCommunication) != 0 || collective_name.has(row)) {
-    return GpuClass::kCommunication;
-  }
+  if (traits & kTraitCommunication) return GpuClass::kCommunication;
+  if (collective_name.has(row)) return GpuClass::kCommunication;
   return (traits & kTraitRocmCopy) != 0 ? GpuClass::kMemcpy : GpuClass::kCompute;
 }
 
@@ -27,7 +24,7 @@ void classify_gpu_rows(const TreeContext& context, EventTree& tree) {
   for (Row row = 0; row < table.size(); ++row) {
     if (table.is_gpu_event(row)) tree.gpu_rows.push_back(row);
   }
-  const ArgReader collective_name(table, "Collective name");
+  const RareKey collective_name(table, "Collective name");
   for (const Row row : tree.gpu_rows) {
     tree.gpu_class[row] = class_of(context, collective_name, row);
   }

@@ -118,6 +118,9 @@ void group_host_rows(const TreeContext& context, EventTree& tree) {
     if (tree.host_offsets[track + 1] > 0) tree.host_tracks.push_back(track);
     tree.host_offsets[track + 1] += tree.host_offsets[track];
   }
+  std::sort(tree.host_tracks.begin(), tree.host_tracks.end(), [&](TrackId a, TrackId b) {
+    return is_named_before(table.tracks[a], table.tracks[b]);
+  });
   std::vector<std::uint32_t> next(tree.host_offsets.begin(), tree.host_offsets.end() - 1);
   tree.host_rows.resize(tree.host_offsets.back());
   tree.host_position.assign(table.size(), kNoRow);

@@ -4,13 +4,16 @@
 // are read as a sequence of names without their numbers. A name is a border if the sequences
 // between its occurrences are the same at least 3 times in a row. All borders must agree on one
 // period; then the pattern still has to show that it is a step and not, say, a layer: it holds an
-// optimizer, loader or step annotation and covers most of the thread's time, or it is at least
+// optimizer, loader or step annotation and makes up most of the thread, or it is at least
 // kMinPlainRows long and the whole thread is nothing but this pattern, cut off at both ends. Its
 // durations must be alike. Everything else counts as ambiguous and leaves the trace without steps.
+// A step begins with fetching the batch, else behind the optimizer's step, else where the pattern
+// is first seen.
 
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "traceap/tree/build_parts.hpp"
 
@@ -19,14 +22,15 @@ namespace traceap {
 namespace {
 
 constexpr std::size_t kMinRepetitions = 3;
-// Set-up and clean-up may take this part of the time around the steps.
+// Set-up and clean-up may take the rest, of the rows or of the time (a cold start is slow).
 constexpr double kMinCoverage = 0.75;
 // A pattern without any mark: layers repeat too, but rarely as the whole thread and with so many
 // ops.
 constexpr std::size_t kMinPlainRows = 8;
-// The first repetition warms up; all others take at most this many times more or less than the
-// median.
+// The first repetition warms up; others take at most this many times more or less than the median,
+// but for one in ten (garbage collection, a checkpoint).
 constexpr double kMaxDurationRatio = 2.0;
+constexpr std::size_t kDurationsPerOutlier = 10;
 // A range that covers this much of its thread wraps the loop.
 constexpr double kWrapperShare = 0.9;
 
@@ -71,10 +75,13 @@ std::vector<Row> top_rows(const EventTable& table, const EventTree& tree, TrackI
   return rows;
 }
 
-/// A sequence that repeats: rows [first, first + period * repetitions) of the top rows.
+/// A sequence that repeats: whole repetitions [first, end()) within the rows [begin, stop) that
+/// follow the pattern.
 struct Pattern {
   std::size_t first = 0, period = 0, repetitions = 0;
+  std::size_t begin = 0, stop = 0;
   std::size_t end() const { return first + period * repetitions; }
+  std::size_t length() const { return stop - begin; }
 };
 
 class PatternFinder {
@@ -91,10 +98,12 @@ class PatternFinder {
   std::optional<Pattern> find() const {
     std::optional<Pattern> best;
     for (std::size_t word = 0; word + 1 < word_offsets_.size(); ++word) {
-      const Pattern pattern = longest_run(word);
+      const Pattern run = longest_run(word);
+      if (run.repetitions < kMinRepetitions) continue;
+      const Pattern pattern = rotated(extended(run));
       if (pattern.repetitions < kMinRepetitions || !is_step(pattern)) continue;
       if (best && best->period != pattern.period) return std::nullopt;
-      if (!best || begins_better(pattern, *best)) best = pattern;
+      if (!best || pattern.length() > best->length()) best = pattern;
     }
     return best;
   }
@@ -143,14 +152,59 @@ class PatternFinder {
       const std::size_t begin = places_[i], length = places_[i + 1] - places_[i];
       const bool continues =
           run.period == length && run.end() == begin && equal(run.first, begin, length);
-      if (!continues) run = {begin, length, 0};
+      if (!continues) run = {begin, length, 0, begin, begin};
       ++run.repetitions;
       if (run.repetitions > best.repetitions) best = run;
     }
-    // What follows the last occurrence may be one more repetition.
-    const bool more = best.period > 0 && equal(best.first, best.end(), best.period);
-    best.repetitions += more;
     return best;
+  }
+
+  /// With all rows before and behind that go on with the pattern.
+  Pattern extended(Pattern pattern) const {
+    pattern.begin = pattern.first;
+    pattern.stop = pattern.end();
+    while (pattern.begin > 0 &&
+           words_[pattern.begin - 1] == words_[pattern.begin - 1 + pattern.period]) {
+      --pattern.begin;
+    }
+    while (pattern.stop < words_.size() &&
+           words_[pattern.stop] == words_[pattern.stop - pattern.period]) {
+      ++pattern.stop;
+    }
+    return pattern;
+  }
+
+  /// Starting at the right place of the period. See Note [Inferred steps].
+  Pattern rotated(Pattern pattern) const {
+    const auto is_input = [&](std::size_t i) { return context_.has_trait(rows_[i], kTraitInput); };
+    const auto is_update = [&](std::size_t i) {
+      return table_.name_of(rows_[i]).starts_with("Optimizer.step#");
+    };
+    std::size_t shift = 0;
+    if (const auto input = only_stretch(pattern, is_input)) {
+      shift = input->first;
+    } else if (const auto update = only_stretch(pattern, is_update)) {
+      shift = update->second;
+    }
+    pattern.first = pattern.begin + shift;
+    pattern.repetitions = (pattern.stop - pattern.first) / pattern.period;
+    return pattern;
+  }
+
+  /// Where the rows of a period that `is_mark` begin and stop, if they stand side by side.
+  template <class IsMark>
+  std::optional<std::pair<std::size_t, std::size_t>> only_stretch(const Pattern& pattern,
+                                                                  IsMark is_mark) const {
+    std::pair<std::size_t, std::size_t> stretch{0, 0};
+    std::size_t begins = 0;
+    for (std::size_t i = 0; i < pattern.period; ++i) {
+      const bool now = is_mark(pattern.begin + i);
+      const bool next = is_mark(pattern.begin + (i + 1) % pattern.period);
+      begins += !now && next;
+      if (!now && next) stretch.first = (i + 1) % pattern.period;
+      if (now && !next) stretch.second = (i + 1) % pattern.period;
+    }
+    return begins == 1 ? std::optional(stretch) : std::nullopt;
   }
 
   std::int64_t start_ns(std::size_t i) const { return table_.ts_ns[rows_[i]]; }
@@ -161,8 +215,12 @@ class PatternFinder {
 
   bool is_step(const Pattern& pattern) const {
     if (!durations_alike(pattern)) return false;
-    if (!is_marked(pattern)) return is_everything(pattern);
-    return span(pattern.first, pattern.end()) >= kMinCoverage * span(0, rows_.size());
+    if (!is_marked(pattern)) {
+      return pattern.period >= kMinPlainRows && pattern.length() == rows_.size();
+    }
+    const double rows = static_cast<double>(pattern.length()) / static_cast<double>(rows_.size());
+    const double time = span(pattern.begin, pattern.stop) / span(0, rows_.size());
+    return std::max(rows, time) >= kMinCoverage;
   }
 
   /// Does the pattern hold an annotation of a training loop?
@@ -176,32 +234,23 @@ class PatternFinder {
     return false;
   }
 
-  /// Is the whole sequence this pattern, with a part of it before and behind?
-  bool is_everything(const Pattern& pattern) const {
-    if (pattern.period < kMinPlainRows) return false;
-    const std::size_t before = pattern.first, behind = words_.size() - pattern.end();
-    return before < pattern.period && behind < pattern.period &&
-           equal(0, pattern.first + pattern.period - before, before) &&
-           equal(pattern.end(), pattern.first, behind);
-  }
-
   bool durations_alike(const Pattern& pattern) const {
     std::vector<double> durations;
     for (std::size_t i = 1; i < pattern.repetitions; ++i) {
       const std::size_t begin = pattern.first + i * pattern.period;
       durations.push_back(span(begin, begin + pattern.period));
     }
-    std::sort(durations.begin(), durations.end());
-    const double median = durations[durations.size() / 2];
-    return durations.back() <= kMaxDurationRatio * median &&
-           median <= kMaxDurationRatio * durations.front();
+    const double median = middle(durations);
+    const auto outliers = std::count_if(durations.begin(), durations.end(), [&](double duration) {
+      return duration > kMaxDurationRatio * median || kMaxDurationRatio * duration < median;
+    });
+    return static_cast<std::size_t>(outliers) <= durations.size() / kDurationsPerOutlier;
   }
 
-  /// A loop begins with fetching its batch; otherwise where the recording first shows it.
-  bool begins_better(const Pattern& a, const Pattern& b) const {
-    const bool a_input = context_.has_trait(rows_[a.first], kTraitInput);
-    const bool b_input = context_.has_trait(rows_[b.first], kTraitInput);
-    return a_input != b_input ? a_input : a.first < b.first;
+  static double middle(std::vector<double> values) {
+    const auto at = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), at, values.end());
+    return *at;
   }
 
   static constexpr std::uint64_t kBase = 0x9e3779b97f4a7c15;
@@ -215,34 +264,69 @@ class PatternFinder {
   std::vector<std::uint64_t> prefix_, powers_;
 };
 
-Step make_step(const EventTable& table, const std::vector<Row>& rows, const Pattern& pattern,
+/// An annotation that stands for a whole step, not for a part of it.
+bool is_step_annotation(const TreeContext& context, Row row) {
+  const NameTraits traits = context.traits_of(row);
+  return context.table.kind[row] == EventKind::kUserAnnotation && (traits & kTraitStepWord) != 0 &&
+         (traits & (kTraitInput | kTraitOptimizer)) == 0;
+}
+
+Step make_step(const TreeContext& context, const std::vector<Row>& rows, const Pattern& pattern,
                std::size_t i) {
+  const EventTable& table = context.table;
   const std::size_t begin = pattern.first + i * pattern.period;
   const Row first = rows[begin];
-  if (pattern.period == 1) {
+  if (pattern.period == 1 && is_step_annotation(context, first)) {
     return {std::string(table.name_of(first)), table.ts_ns[first], table.end_ns(first), first};
   }
-  const bool last = i + 1 == pattern.repetitions;
-  const std::int64_t end_ns = last ? table.end_ns(rows[begin + pattern.period - 1])
-                                   : table.ts_ns[rows[begin + pattern.period]];
+  const bool last = begin + pattern.period == rows.size();
+  const std::int64_t end_ns =
+      last ? table.end_ns(rows.back()) : table.ts_ns[rows[begin + pattern.period]];
   return {"step " + std::to_string(i), table.ts_ns[first], end_ns, kNoRow};
+}
+
+void add_steps(const TreeContext& context, EventTree& tree, const PatternFinder& finder,
+               const Pattern& pattern) {
+  for (std::size_t i = 0; i < pattern.repetitions; ++i) {
+    tree.steps.push_back(make_step(context, finder.rows(), pattern, i));
+  }
+  tree.steps_inferred = true;
+  tree.diagnostics.add("inferred_steps",
+                       "The trace has no ProfilerStep marks; its steps were taken from the pattern "
+                       "that the main thread repeats.",
+                       pattern.repetitions);
+}
+
+bool is_loop_mark(const TreeContext& context, Row row) {
+  const EventKind kind = context.table.kind[row];
+  if (kind != EventKind::kUserAnnotation && kind != EventKind::kCpuOp) return false;
+  return is_step_annotation(context, row) ||
+         context.table.name_of(row).starts_with("enumerate(DataLoader)");
+}
+
+/// Where the ops of a loop vary, its fetches or its own annotations may still repeat evenly.
+void infer_from_marks(const TreeContext& context, EventTree& tree, std::vector<Row> rows) {
+  std::erase_if(rows, [&](Row row) { return !is_loop_mark(context, row); });
+  const PatternFinder finder(context, std::move(rows));
+  std::optional<Pattern> pattern = finder.find();
+  if (!pattern) return;
+  // What follows the last fetch, a step or the end of the loop, can't be told.
+  const bool own_extent = is_step_annotation(context, finder.rows()[pattern->first]);
+  if (!own_extent && pattern->end() == finder.rows().size()) --pattern->repetitions;
+  if (pattern->repetitions >= kMinRepetitions) add_steps(context, tree, finder, *pattern);
 }
 
 }  // namespace
 
 void infer_steps(const TreeContext& context, EventTree& tree) {
   if (!tree.steps.empty() || tree.main_track == kNoTrack) return;
-  const PatternFinder finder(context, top_rows(context.table, tree, tree.main_track));
-  const std::optional<Pattern> pattern = finder.find();
-  if (!pattern) return;
-  for (std::size_t i = 0; i < pattern->repetitions; ++i) {
-    tree.steps.push_back(make_step(context.table, finder.rows(), *pattern, i));
+  std::vector<Row> rows = top_rows(context.table, tree, tree.main_track);
+  const PatternFinder finder(context, rows);
+  if (const std::optional<Pattern> pattern = finder.find()) {
+    add_steps(context, tree, finder, *pattern);
+  } else {
+    infer_from_marks(context, tree, std::move(rows));
   }
-  tree.steps_inferred = true;
-  tree.diagnostics.add("inferred_steps",
-                       "The trace has no ProfilerStep marks; its steps were taken from the pattern "
-                       "that the main thread repeats.",
-                       pattern->repetitions);
 }
 
 }  // namespace traceap

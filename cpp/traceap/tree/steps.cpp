@@ -42,11 +42,6 @@ TrackScore score_track(const TreeContext& context, const EventTree& tree, TrackI
   return score;
 }
 
-/// Text before index: the number of a track may depend on the order of events in the file.
-bool named_before(const Track& a, const Track& b) {
-  return std::tie(a.pid, a.tid) < std::tie(b.pid, b.tid);
-}
-
 std::vector<Row> step_rows(const TreeContext& context, const EventTree& tree, TrackId track) {
   std::vector<Row> rows;
   for (std::uint32_t i = tree.host_offsets[track]; i < tree.host_offsets[track + 1]; ++i) {
@@ -83,7 +78,7 @@ void choose_main_track(const TreeContext& context, EventTree& tree) {
     const bool better =
         first || score.key() > best.key() ||
         (score.key() == best.key() &&
-         named_before(context.table.tracks[track], context.table.tracks[tree.main_track]));
+         is_named_before(context.table.tracks[track], context.table.tracks[tree.main_track]));
     if (!better) continue;
     best = score;
     tree.main_track = track;

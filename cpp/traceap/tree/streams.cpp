@@ -21,14 +21,13 @@ class StreamKeys {
       : table_(table), original_stream_(table, "original_stream") {}
 
   StreamKey operator()(Row row) const {
-    std::int64_t stream = table_.stream[row];
-    if (original_stream_.has(row)) stream = original_stream_.integer(row).value_or(stream);
+    const std::int64_t stream = original_stream_.integer(row).value_or(table_.stream[row]);
     return {table_.device[row], stream};
   }
 
  private:
   const EventTable& table_;
-  ArgReader original_stream_;
+  RareKey original_stream_;
 };
 
 /// Numbers keys in order of first appearance; neighbours mostly share their stream.

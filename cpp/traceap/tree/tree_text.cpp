@@ -76,7 +76,10 @@ class TreePrinter {
       : table_(table), tree_(tree), options_(options), work_(sum_gpu_work(table, tree)) {}
 
   std::string print() {
-    for (const TrackId track : tree_.host_tracks) print_track(track);
+    if (tree_.main_track != kNoTrack) print_track(tree_.main_track);
+    for (const TrackId track : tree_.host_tracks) {
+      if (track != tree_.main_track) print_track(track);
+    }
     if (hidden_ > 0) out_ += "(" + std::to_string(hidden_) + " more lines)\n";
     return std::move(out_);
   }

@@ -1,4 +1,5 @@
 #include "catch.hpp"
+#include "traceap/tree/tree_text.hpp"
 #include "tree_helpers.hpp"
 
 using namespace traceap;
@@ -339,6 +340,33 @@ TEST_CASE("a plain sequence of ops counts only if it is all there is", "[tree]")
   }
 }
 
+TEST_CASE("a training loop of frames and odd ops is told by its loader calls", "[tree]") {
+  TraceText text;
+  for (int i = 0; i < 6; ++i) {
+    const double t = 100 * i;
+    text.host("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", t,
+              8);
+    for (int k = 0; k <= i; ++k)
+      text.host("cpu_op", "aten::op" + std::string(1, char('a' + k * i % 5)), t + 10 + 5 * k, 4);
+  }
+  const Built b = build(text);
+  CHECK(b.tree.steps.size() == 5);  // nothing says where the last one ends
+  CHECK(b.tree.steps[4].end_ns == 500'000);
+}
+
+TEST_CASE("one slow step among many is still a step", "[tree]") {
+  TraceText text;
+  double t = 0;
+  for (int i = 0; i < 30; ++i) {
+    text.host("cpu_op", "aten::mm", t, 20)
+        .host("user_annotation", "Optimizer.step#SGD.step", t + 30, 10);
+    t += i == 12 ? 500 : 50;
+  }
+  const Built b = build(text);
+  CHECK(b.tree.steps.size() == 30);
+  CHECK(b.tree.steps[0].start_ns == 0);  // behind the optimizer of the step before
+}
+
 TEST_CASE("numbered layers are no steps", "[tree]") {
   TraceText text;
   for (int i = 0; i < 12; ++i) {
@@ -368,4 +396,42 @@ TEST_CASE("a profiler that marked steps is believed, pattern or not", "[tree]") 
   const Built b = build(text);
   CHECK(b.tree.steps.size() == 1);
   CHECK_FALSE(b.tree.steps_inferred);
+}
+
+namespace {
+
+/// The events of a text, last first.
+TraceText reversed(const TraceText& text) {
+  const std::string json = text.json();
+  const std::size_t begin = json.find('[') + 1;
+  TraceText out;
+  for (std::size_t end = json.rfind(']'); end > begin;) {
+    const std::size_t cut = json.rfind(",\n", end - 1);
+    const bool first = cut == std::string::npos || cut < begin;
+    const std::size_t from = first ? begin : cut + 2;
+    out.raw(json.substr(from, end - from));
+    end = first ? begin : cut;
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("the order of events in the file changes nothing", "[tree]") {
+  TraceText text;
+  for (int i = 0; i < 5; ++i) {
+    add_training_step(text, 1000 + 100 * i, "");
+    for (const char* thread : {"9", "8"}) {  // two threads that look the same
+      text.complete("cpu_op", "aten::twin", 1000 + 100 * i, 10, 1, thread);
+    }
+  }
+  const Built a = build(text), b = build(reversed(text));
+  REQUIRE(a.table.size() == b.table.size());
+  CHECK(a.tree.parent == b.tree.parent);
+  CHECK(a.tree.launch == b.tree.launch);
+  CHECK(a.tree.op == b.tree.op);
+  CHECK(a.tree.forward == b.tree.forward);
+  CHECK(a.tree.phase == b.tree.phase);
+  CHECK(step_names(a.tree) == step_names(b.tree));
+  CHECK(tree_text(a.table, a.tree) == tree_text(b.table, b.tree));
 }
