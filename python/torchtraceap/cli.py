@@ -26,7 +26,7 @@ __all__ = ["app", "main"]
 
 FINE, FINDINGS, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 COMMANDS = ("diagnose", "summary", "tree", "events", "convert", "report")
-WINDOW_COUNTS = (50, 100, 200)
+WINDOW_COUNTS = ("50", "100", "200")
 # Files together larger than this (compressed) show a progress bar: smaller ones are read before
 # a person could look at one.
 PROGRESS_BYTES = 50_000_000
@@ -43,7 +43,7 @@ app = typer.Typer(
 
 Paths = Annotated[
     list[str],
-    typer.Argument(metavar="PATH...", help="A trace file, a folder of ranks, or several files."),
+    typer.Argument(metavar="PATH", help="A trace file, a folder of ranks, or several files."),
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON document instead of the report.")
@@ -52,6 +52,9 @@ Threads = Annotated[
     int, typer.Option("--threads", metavar="N", help="Parsing threads; 0 takes every core.")
 ]
 NoColour = Annotated[bool, typer.Option("--no-color", help="Plain text even on a terminal.")]
+WindowCount = Annotated[
+    str, typer.Option("--windows", metavar="50|100|200", help="Windows that get a score.")
+]
 RankOption = Annotated[
     int | None, typer.Option("--rank", metavar="N", help="Only this rank of several.")
 ]
@@ -78,16 +81,14 @@ def _root(
     """
 
 
-@app.command()
+@app.command(short_help="What is wrong and what to change.")
 def diagnose(
     paths: Paths,
     json: AsJson = False,
     html: Annotated[
         str, typer.Option("--html", metavar="FILE", help="Also write the report as an HTML page.")
     ] = "",
-    windows: Annotated[
-        int, typer.Option("--windows", metavar="50|100|200", help="Windows that get a score.")
-    ] = 100,
+    windows: WindowCount = "100",
     gate: Annotated[
         bool, typer.Option("--gate", help="Exit with 1 while a finding is present.")
     ] = False,
@@ -105,11 +106,10 @@ def diagnose(
     no_color: NoColour = False,
 ) -> int:
     """What is wrong, on what evidence, what a fix saves and what to change."""
-    if windows not in WINDOW_COUNTS:
-        raise UsageError(f"--windows takes 50, 100 or 200, not {windows}")
+    count = _parse_windows(windows)
     wanted = _parse_fail_on(fail_on, gate)
     trace = _load(paths, threads)
-    diagnosis = trace.diagnose(windows=windows)
+    diagnosis = trace.diagnose(windows=count)
     reasons = _gate_reasons(diagnosis, wanted)
     if html:
         _write_html(diagnosis, html)
@@ -122,7 +122,7 @@ def diagnose(
     return FINDINGS if reasons else FINE
 
 
-@app.command()
+@app.command(short_help="How the GPU's time splits up.")
 def summary(
     paths: Paths,
     json: AsJson = False,
@@ -143,7 +143,7 @@ def summary(
     return FINE
 
 
-@app.command()
+@app.command(short_help="Host calls with their GPU events.")
 def tree(
     paths: Paths,
     json: AsJson = False,
@@ -187,7 +187,7 @@ def tree(
     return FINE
 
 
-@app.command()
+@app.command(short_help="The events as a table or a file.")
 def events(
     paths: Paths,
     json: AsJson = False,
@@ -241,7 +241,7 @@ def events(
     return FINE
 
 
-@app.command()
+@app.command(short_help="Write a trace back, or as Parquet.")
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="A trace file.")],
     target: Annotated[
@@ -272,27 +272,30 @@ def convert(
     return FINE
 
 
-@app.command()
+@app.command(short_help="Write the HTML page.")
 def report(
     paths: Paths,
     html: Annotated[
         str, typer.Option("--html", metavar="FILE", help="Where to write the page.")
     ] = "",
-    windows: Annotated[
-        int, typer.Option("--windows", metavar="50|100|200", help="Windows that get a score.")
-    ] = 100,
+    windows: WindowCount = "100",
     threads: Threads = 0,
 ) -> int:
     """Writes the diagnosis as one self-contained HTML page."""
     if not html:
         raise UsageError("report needs --html FILE")
-    if windows not in WINDOW_COUNTS:
-        raise UsageError(f"--windows takes 50, 100 or 200, not {windows}")
-    _write_html(_load(paths, threads).diagnose(windows=windows), html)
+    count = _parse_windows(windows)
+    _write_html(_load(paths, threads).diagnose(windows=count), html)
     return FINE
 
 
-# ---------------------------------------------------------------------------------- gate
+# ---------------------------------------------------------------------------------- options
+
+
+def _parse_windows(text: str) -> int:
+    if text not in WINDOW_COUNTS:
+        raise UsageError(f"--windows takes 50, 100 or 200, not {text}")
+    return int(text)
 
 
 def _parse_fail_on(text: str, gate: bool) -> tuple[str, ...]:
@@ -466,7 +469,7 @@ def _with_command(arguments: Sequence[str]) -> list[str]:
     is_word = first.isalpha() and len(arguments) > 1 and not os.path.exists(first)
     if is_word:
         words = _unknown_word(first, COMMANDS)
-        raise UsageError(f"{words}; the commands are {', '.join(COMMANDS)}")
+        raise UsageError(f"{words} (commands: {', '.join(COMMANDS)})")
     return ["diagnose", *arguments]
 
 
@@ -499,9 +502,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a narrow terminal encoding is no reason to fail
     try:
         return _run(given)
-    except KeyboardInterrupt:
-        sys.stderr.write("torchtraceap: interrupted\n")
-        return INTERRUPTED
+    except (KeyboardInterrupt, typer.Abort):
+        return _interrupted()
     except BrokenPipeError:
         _drop_stdout()
         return FINE
@@ -524,4 +526,11 @@ def _run(given: list[str]) -> int:
     code = typer.main.get_command(app).main(
         args=_with_command(given), prog_name="torchtraceap", standalone_mode=False
     )
+    if code == INTERRUPTED:  # newer versions of typer turn Ctrl-C into this code
+        return _interrupted()
     return code if isinstance(code, int) else FINE
+
+
+def _interrupted() -> int:
+    sys.stderr.write("torchtraceap: interrupted\n")
+    return INTERRUPTED

@@ -12,7 +12,9 @@ import pytest
 import report_samples as samples
 
 pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not built")
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+from playwright import sync_api
 
 import torchtraceap as ttap
 
@@ -165,9 +167,7 @@ def test_evidence_steps_and_causes_lead_into_the_timeline(
     visit.close()
 
 
-def test_wheel_drag_and_keys_move_the_view(
-    browser: Any, demo: tuple[ttap.Diagnosis, Path]
-) -> None:
+def test_wheel_drag_and_keys_move_the_view(browser: Any, demo: tuple[ttap.Diagnosis, Path]) -> None:
     visit = Visit(browser, demo[1])
     page = visit.page
     page.locator("#timeline").scroll_into_view_if_needed()

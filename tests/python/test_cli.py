@@ -285,8 +285,9 @@ def test_a_full_disk_is_one_sentence(slow: Path) -> None:
 
 
 def test_a_reader_that_goes_away_is_no_error(slow: Path) -> None:
-    inner = f"{sys.executable} -m torchtraceap events {slow} --json | head -c 5; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", inner], capture_output=True, text=True, timeout=60)
+    command = f"{sys.executable} -m torchtraceap events {slow} --json"
+    line = f"{command} | head -c 5; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
     assert done.stdout == '{"sch0\n'
     assert done.stderr == ""
 

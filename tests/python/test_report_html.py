@@ -35,15 +35,19 @@ class Page(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.raw: list[tuple[str, dict[str, str | None], str]] = []
+        self.inside = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
+        self.inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
 
     def handle_data(self, data: str) -> None:
-        tag, attributes = self.elements[-1] if self.elements else ("", {})
-        if tag in ("script", "style"):
-            self.raw.append((tag, attributes, data))
+        if self.inside in ("script", "style"):
+            self.raw.append((self.inside, self.elements[-1][1], data))
 
     def script(self, name: str | None) -> str:
         return "".join(text for tag, a, text in self.raw if tag == "script" and a.get("id") == name)
@@ -212,7 +216,7 @@ def test_a_large_trace_is_thinned_and_says_so(demo: ttap.Diagnosis) -> None:
     assert len(blob.data) <= 60_000
     assert 0 < blob.events_shown < blob.events_total
     assert f"{blob.events_shown:,} longest of {blob.events_total:,}" in blob.notes[0]
-    header, lanes = unpack(blob.data)
+    header, _ = unpack(blob.data)
     assert sum(lane["count"] for lane in header["lanes"] if lane["kind"] in ("gpu", "host")) == (
         blob.events_shown
     )

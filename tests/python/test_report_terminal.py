@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import unicodedata
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> ttap.Diagnosis:
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 120, 300])
 def test_it_fits_the_width(slow: ttap.Diagnosis, width: int) -> None:
     lines = render_text(slow, width=width).splitlines()
-    assert max(map(cells, lines)) <= max(40, min(width, 120))
+    assert max(map(cells, lines)) <= max(50, min(width, 120))
     if width >= 80:
         assert len(lines) <= MAX_LINES
 
@@ -94,7 +95,7 @@ def test_names_cannot_command_the_terminal(tmp_path: Path) -> None:
     text = render_text(diagnose(samples.hostile(), tmp_path))
     bad = {c for c in text if c != "\n" and unicodedata.category(c) in ("Cc", "Cf")}
     assert not bad
-    assert "</script>" in text  # shown as it is: it means nothing to a terminal
+    assert samples.HOSTILE[1] in text  # the device: markup means nothing to a terminal
 
 
 def test_findings_without_saving_or_evidence_are_shown(slow: ttap.Diagnosis) -> None:
@@ -110,15 +111,13 @@ def test_findings_without_saving_or_evidence_are_shown(slow: ttap.Diagnosis) -> 
     assert "saving not estimated" in text
 
 
-@given(
-    shares=st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=13), width=st.integers(40, 120)
-)
+@given(shares=st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=13), width=st.integers(40, 120))
 def test_bar_columns_fill_the_width(shares: list[float], width: int) -> None:
     columns = split_columns(shares, width)
     assert sum(columns) == width
     assert min(columns) >= 1
     order = sorted(range(len(shares)), key=lambda i: shares[i])
-    assert all(columns[a] <= columns[b] + 1 for a, b in zip(order, order[1:], strict=False))
+    assert all(columns[a] <= columns[b] + 1 for a, b in itertools.pairwise(order))
 
 
 @given(text=st.text(max_size=300), limit=st.integers(1, 60))
@@ -138,7 +137,14 @@ def test_harmless_keeps_lines(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(0, "0.0 %"), (0.0004, "< 0.1 %"), (0.0345, "3.5 %"), (0.34, "34 %"), (0.9999, "99.9 %"), (1, "100 %")],
+    [
+        (0, "0.0 %"),
+        (0.0004, "< 0.1 %"),
+        (0.0345, "3.5 %"),
+        (0.34, "34 %"),
+        (0.9999, "99.9 %"),
+        (1, "100 %"),
+    ],
 )
 def test_percentages(share: float, text: str) -> None:
     assert format_percent(share) == text

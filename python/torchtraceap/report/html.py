@@ -210,7 +210,7 @@ def _pack_rank(diagnosis: Diagnosis, view: ReportView, index: int, max_bytes: in
         rank.table,
         rank.tree,
         kind_names=_core.kind_names(),
-        inputs=[_finding_lane(rank, view), _idle_lane(rank)],
+        inputs=[_finding_lane(rank, view), *([_idle_lane(rank)] if view.has_gpu else [])],
         gpu=_core.gpu_intervals(rank.table, rank.tree),
         max_bytes=max_bytes,
     )

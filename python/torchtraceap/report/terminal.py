@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_LINES", "print_report", "render_text", "report_lines"]
 
 MAX_LINES = 40  # one screen
-MIN_WIDTH, MAX_WIDTH, DEFAULT_WIDTH = 40, 120, 100
+MIN_WIDTH, MAX_WIDTH, DEFAULT_WIDTH = 50, 120, 100
 LABEL = 10  # columns of the labels on the left
 
 # Glyphs tell the parts of the bar apart without colour; idle parts take the light ones in order.
@@ -198,9 +198,9 @@ def _findings(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:
         yield from _finding(entry, width, detail)
     rest = view.findings[len(full) :]
     for entry in rest[: detail.short]:
-        title = one_line(f"{entry.number}  {entry.finding.title}", max(12, width - 34))
-        share = format_percent(entry.finding.cost_share)
-        yield from _sides(title, f"{entry.saves_short}, {share}", width, "bold", "")
+        saves = f"{entry.saves_short}, {format_percent(entry.finding.cost_share)}"
+        title = one_line(entry.finding.title, max(12, width - cells(saves) - 6))
+        yield from _sides(f"{entry.number}  {title}", saves, width, "bold", "")
     if len(rest) > detail.short:
         yield [Piece(f"and {len(rest) - detail.short} more: see --html or --json", "dim")]
     if view.together:
@@ -233,8 +233,10 @@ def _seen(entry: FindingView, width: int) -> str:
     first = entry.finding.evidence[0]
     more = entry.finding.evidence_count - 1
     others = f", and {format_count(more)} more" if more > 0 else ""
-    tail = f" ({format_ns(first.duration_ns)}){others}; {entry.sureness}"
-    return one_line(first.name, max(10, width - 9 - len(tail))) + tail
+    tail = f" ({format_ns(first.duration_ns)}){others}"
+    if width >= 70:
+        tail += f"; {entry.sureness}"
+    return one_line(first.name, max(8, width - 9 - len(tail))) + tail
 
 
 def _new_code(entry: FindingView, limit: int) -> list[str]:
@@ -275,7 +277,7 @@ def _unchecked(view: ReportView, width: int) -> Iterator[Line]:
 def _passed(view: ReportView, width: int) -> Iterator[Line]:
     if view.passed:
         names = ", ".join(label_of(entry.type) for entry in view.passed)
-        yield from _labelled("fine", f"{len(view.passed)} checks: {names}", width, 4)
+        yield from _labelled("fine", f"{len(view.passed)} checks: {names}", width, 8)
 
 
 def _notes(view: ReportView, width: int) -> Iterator[Line]:

@@ -145,7 +145,8 @@ def kind_codes(names: Sequence[str], wanted: Sequence[str]) -> IntArray:
 
 def complete_rows(table: Any) -> npt.NDArray[np.bool_]:
     """Mask of rows with a start and a duration."""
-    return (np.asarray(table.flags) & 3) == 3
+    mask: npt.NDArray[np.bool_] = (np.asarray(table.flags) & 3) == 3
+    return mask
 
 
 def visible_range(table: Any, profiled: tuple[int, int]) -> tuple[int, int]:
@@ -231,7 +232,8 @@ def stream_rows(start_ns: IntArray, end_ns: IntArray) -> IntArray:
     if len(start_ns) < 2:
         return np.zeros(len(start_ns), np.int64)
     reached = np.maximum.accumulate(end_ns)
-    return np.r_[False, start_ns[1:] < reached[:-1]].astype(np.int64)
+    overlaps: IntArray = np.r_[False, start_ns[1:] < reached[:-1]].astype(np.int64)
+    return overlaps
 
 
 def _gpu_columns(

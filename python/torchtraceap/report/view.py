@@ -157,11 +157,13 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
     ranks = max(1, len(diagnosis.summary.files))
     timeline = diagnosis.profiled_timeline
     profiled_ns = diagnosis.profiled_ns // ranks
-    segments = _segments(timeline, diagnosis.idle_ns, diagnosis.profiled_ns, ranks)
+    has_gpu = timeline.busy_ns > 0
+    # Without GPU work there is nothing that could be idle: no bar, no causes.
+    idle_ns = diagnosis.idle_ns if has_gpu else {}
+    segments = _segments(timeline, idle_ns, diagnosis.profiled_ns, ranks)
     idle = sorted((s for s in segments if s.is_idle), key=lambda s: (-s.time_ns, s.key))
     step_ns = _median_step(diagnosis.summary.steps)
     findings = _findings(diagnosis, profiled_ns)
-    has_gpu = timeline.busy_ns > 0
     busy_share = timeline.busy_ns / diagnosis.profiled_ns if diagnosis.profiled_ns else 0.0
     bound = _bound(segments)
     return ReportView(
