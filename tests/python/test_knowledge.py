@@ -77,7 +77,7 @@ def test_texts_are_there_and_short_enough(entry: KnowledgeEntry) -> None:
 @each_entry()
 def test_facts_stand_in_optional_parts_only(entry: KnowledgeEntry) -> None:
     required = re.sub(r"\[\[.*?\]\]", "", entry.why)
-    assert set(re.findall(r"\{(\w+)\}", required)) <= {"cost", "share"}
+    assert set(re.findall(r"\{([\w ]+)\}", required)) <= {"cost", "share"}
     assert required.count("{cost}") == 1
 
 
@@ -91,7 +91,7 @@ def test_why_reads_well_without_any_fact(entry: KnowledgeEntry) -> None:
 
 @each_entry()
 def test_why_reads_well_with_all_facts(entry: KnowledgeEntry) -> None:
-    facts = {name: "X" for name in re.findall(r"\{(\w+)\}", entry.why)}
+    facts = dict.fromkeys(re.findall(r"\{([\w ]+)\}", entry.why), "X")
     text = entry.why_text(facts, cost="12.3 ms", share="4.5 %")
     assert not re.search(r"[\[\]{}]|  | [,.;:)]", text), text
 
@@ -110,6 +110,15 @@ def test_link_is_an_official_page(entry: KnowledgeEntry) -> None:
     parts = urlsplit(entry.doc_url)
     assert parts.scheme == "https" and parts.hostname in OFFICIAL_HOSTS
     assert parts.path.endswith(".html")
+
+
+@each_entry()
+def test_placeholders_are_facts_that_the_rule_gives(entry: KnowledgeEntry) -> None:
+    folder = ROOT / "cpp/traceap/detect"
+    rule = next(p for p in folder.glob("*.cpp") if p.stem.removeprefix("ext_") == entry.type)
+    given = set(re.findall(r'(?:fact|per_step_fact)\([^;]*?"([\w ]+)"', rule.read_text("utf-8")))
+    wanted = set(re.findall(r"\{([\w ]+)\}", entry.why)) - {"cost", "share"}
+    assert wanted <= given
 
 
 def test_a_fact_with_braces_is_text_and_not_a_template() -> None:

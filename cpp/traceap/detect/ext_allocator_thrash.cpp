@@ -1,8 +1,6 @@
 // Device memory is allocated from or given back to the driver in steady state, where the caching
 // allocator should serve everything from its pool.
 
-#include <algorithm>
-
 #include "traceap/detect/ext_rules.hpp"
 #include "traceap/detect/ext_support.hpp"
 
@@ -15,16 +13,6 @@ struct Calls {
   std::vector<Row> rows;
   std::int64_t mallocs = 0, frees = 0;
 };
-
-/// Without steps only a free tells: a pool that grows never frees. What follows the first free is
-/// thrash (empty_cache, or a retry after a failed allocation).
-std::int64_t thrash_begins_ns(const Signals& signals, const WarmUp& warm_up,
-                              const std::vector<Row>& rows) {
-  if (warm_up.known) return warm_up.end_ns;
-  const auto first_free = std::find_if(rows.begin(), rows.end(),
-                                       [&](Row r) { return signals.api(r) == ApiClass::kFree; });
-  return first_free == rows.end() ? signals.profiled.end_ns : signals.table.ts_ns[*first_free];
-}
 
 std::vector<Row> allocator_rows(const Signals& signals) {
   std::vector<Row> rows;
@@ -55,7 +43,8 @@ Finding detect_allocator_thrash(const Signals& signals) {
   const std::vector<Row> rows = allocator_rows(signals);
   if (rows.empty()) return absent(kType);
   const WarmUp warm_up = find_warm_up(signals);
-  const Calls calls = calls_from(signals, rows, thrash_begins_ns(signals, warm_up, rows));
+  const Calls calls =
+      calls_from(signals, rows, warm_up.known ? warm_up.end_ns : signals.profiled.start_ns);
 
   Draft draft(kType);
   std::vector<Interval> stalls;
@@ -65,11 +54,13 @@ Finding detect_allocator_thrash(const Signals& signals) {
   draft.saving.basis = SavingBasis::kIdle;
   if (calls.mallocs > 0) draft.fact("mallocs", calls.mallocs);
   if (calls.frees > 0) draft.fact("frees", calls.frees);
-  if (!warm_up.known) {
-    draft.missing_signals.emplace_back("steps: where warm-up ends");
-    draft.confidence = 0.6;
+  if (!warm_up.by_steps) draft.confidence = 0.7;
+  Finding finding = finish_finding(signals, std::move(draft));
+  if (!warm_up.known && finding.verdict == Verdict::kPresent) {
+    // A program that runs once allocates as it goes: growth of the pool, or thrash?
+    return abstain(kType, {"steps, or a loop that repeats its kernels: where warm-up ends"});
   }
-  return finish_finding(signals, std::move(draft));
+  return finding;
 }
 
 }  // namespace traceap

@@ -105,7 +105,7 @@ Finding detect_cast_storm(const Signals& signals) {
   }
   draft.saving = {SavingBasis::kCost, 0.0, kBestShare};
   draft.fact("casts", static_cast<std::int64_t>(draft.evidence.size()));
-  add_per_step_fact(signals, draft, "per_step", draft.evidence.size());
+  add_per_step_fact(signals, draft, "per step", draft.evidence.size());
   if (!kinds.empty()) draft.fact("example", most_frequent(kinds));
   return finish_finding(signals, std::move(draft));
 }

@@ -68,14 +68,14 @@ void add_slow_first_launches(const Signals& signals, Costs& costs) {
   }
 }
 
-/// Growth of the pools: allocations in warm-up, or without steps those before the first free.
+/// Growth of the pools in warm-up; in a program that runs once all of it.
 void add_allocations(const Signals& signals, Costs& costs) {
   const WarmUp warm_up = find_warm_up(signals);
   for (Row r : signals.api_rows) {
+    if (warm_up.known && signals.table.ts_ns[r] >= warm_up.end_ns) return;
     const ApiClass api = signals.api(r);
-    if (warm_up.known ? signals.table.ts_ns[r] >= warm_up.end_ns : api == ApiClass::kFree) return;
-    if (api == ApiClass::kMalloc || api == ApiClass::kHostAlloc) {
-      costs.add(signals, r, "growth of the memory pool");
+    if (api == ApiClass::kMalloc || api == ApiClass::kHostAlloc || api == ApiClass::kFree) {
+      costs.add(signals, r, "allocation of memory");
     }
   }
 }

@@ -55,7 +55,7 @@ CompileRanges find_compile_ranges(const Signals& signals) {
   if (rows.empty()) return ranges;
   const WarmUp warm_up = find_warm_up(signals);
   const std::int64_t steady_ns =
-      warm_up.known ? warm_up.end_ns : first_plain_region_end_ns(signals, rows);
+      warm_up.by_steps ? warm_up.end_ns : first_plain_region_end_ns(signals, rows);
   for (Row r : rows) (table.ts_ns[r] < steady_ns ? ranges.first : ranges.again).push_back(r);
   return ranges;
 }

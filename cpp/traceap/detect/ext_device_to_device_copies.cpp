@@ -70,7 +70,8 @@ class DeviceCopies {
   void add(Row gpu_row, Draft& draft) {
     draft.cost.push_back(interval_of(signals_.table, gpu_row));
     draft.evidence.push_back(gpu_row);
-    const Row op = copying_operator(gpu_row);
+    Row op = copying_operator(gpu_row);
+    if (op == kNoRow) op = signals_.tree.op[gpu_row];
     if (op != kNoRow) operators_.push_back(op);
   }
 
@@ -99,7 +100,7 @@ Finding detect_device_to_device_copies(const Signals& signals) {
   }
   draft.saving = {SavingBasis::kCost, 0.0, kBestShare};
   draft.fact("copies", static_cast<std::int64_t>(draft.evidence.size()));
-  if (copies.bytes() > 0) draft.fact("bytes", format_bytes(copies.bytes()));
+  if (copies.bytes() >= 1 << 20) draft.fact("bytes", format_bytes(copies.bytes()));
   if (!copies.operators().empty()) {
     draft.fact("operations", most_frequent_names(signals.table, copies.operators(), 2));
   }

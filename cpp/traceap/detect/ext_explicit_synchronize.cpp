@@ -48,8 +48,10 @@ Finding detect_explicit_synchronize(const Signals& signals) {
     draft.evidence.push_back(r);
   }
   if (stalls.empty()) return absent(kType);
+  const std::size_t stalls_found = stalls.size();
   draft.cost = unexplained_idle_inside(signals, std::move(stalls));
   draft.saving.basis = SavingBasis::kIdle;
+  if (stalls_found == 1) draft.confidence = 0.6;  // once: a measurement's end rather than a loop's
   draft.fact("calls", static_cast<std::int64_t>(draft.evidence.size()));
   return finish_finding(signals, std::move(draft));
 }

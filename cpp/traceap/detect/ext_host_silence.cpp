@@ -53,6 +53,17 @@ Row covering_row(const Signals& signals, std::int64_t gpu_time_ns) {
   return r;
 }
 
+/// First GPU event behind the gap if its launch came out of the silence: then it is the host that
+/// the GPU waited for. Work that was queued before, or nothing at all, waited for something else.
+Row awaited_row(const Signals& signals, const Interval& gap) {
+  const Row next = first_row_from(signals.table, signals.tree.gpu_rows, gap.end_ns);
+  if (next == kNoRow) return kNoRow;
+  const Row launch = signals.tree.launch[next];
+  if (launch == kNoRow) return kNoRow;
+  const Interval call = on_gpu_clock(signals, interval_of(signals.table, launch));
+  return call.start_ns >= gap.start_ns ? launch : kNoRow;
+}
+
 }  // namespace
 
 Finding detect_host_silence(const Signals& signals) {
@@ -63,10 +74,12 @@ Finding detect_host_silence(const Signals& signals) {
   Interval longest{0, 0};
   for (const Interval& gap : unexplained_idle_inside(signals, silent)) {
     if (gap.length_ns() < kMinGapNs) continue;
+    const Row launch = awaited_row(signals, gap);
+    if (launch == kNoRow) continue;
     draft.cost.push_back(gap);
     if (gap.length_ns() > longest.length_ns()) longest = gap;
     const Row row = covering_row(signals, gap.start_ns + gap.length_ns() / 2);
-    if (row != kNoRow) draft.evidence.push_back(row);
+    draft.evidence.push_back(row != kNoRow ? row : launch);
   }
   if (draft.cost.empty()) return absent(kType);
   draft.confidence = 0.7;  // the cause itself is not in the trace

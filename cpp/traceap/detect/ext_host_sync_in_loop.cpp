@@ -50,11 +50,11 @@ void add_small_reads(const Signals& signals, std::vector<Sync>& syncs) {
   }
 }
 
-/// Synchronise calls in reading operators that no copy explains (cub calls, events).
+/// Synchronise calls in reading operators that belong to no copy (cub calls, events).
 void add_bare_syncs(const Signals& signals, const std::vector<Row>& reading,
                     std::vector<Sync>& syncs) {
   std::vector<Row> known;
-  for (const Sync& sync : syncs) known.push_back(sync.call);
+  for (const Copy& copy : signals.copies) known.push_back(copy.sync);
   std::sort(known.begin(), known.end());
   for (Row r : signals.api_rows) {
     if (!is_sync(signals.api(r)) || reading[r] == kNoRow) continue;
@@ -89,7 +89,7 @@ Finding detect_host_sync_in_loop(const Signals& signals) {
   draft.cost = unexplained_idle_inside(signals, std::move(stalls));
   draft.saving = {SavingBasis::kIdle, 0.0, 1.0};
   draft.fact("syncs", static_cast<std::int64_t>(syncs.size()));
-  add_per_step_fact(signals, draft, "per_step", syncs.size());
+  add_per_step_fact(signals, draft, "per step", syncs.size());
   if (!operators.empty()) draft.fact("operations", most_frequent_names(table, operators, 3));
   if (!signals.has_host_ops) {
     draft.missing_signals.emplace_back("host operators: which operation reads the value");

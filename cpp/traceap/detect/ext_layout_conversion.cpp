@@ -40,7 +40,7 @@ Finding detect_layout_conversion(const Signals& signals) {
   if (draft.evidence.empty()) return absent(kType);
   draft.saving = {SavingBasis::kCost, 0.0, kBestShare};
   draft.fact("conversions", static_cast<std::int64_t>(draft.evidence.size()));
-  add_per_step_fact(signals, draft, "per_step", draft.evidence.size());
+  add_per_step_fact(signals, draft, "per step", draft.evidence.size());
   return finish_finding(signals, std::move(draft));
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <unordered_map>
 
@@ -11,6 +12,13 @@ namespace {
 /// A step with this number in its name (ProfilerStep#2) follows two others of the same program, so
 /// that compilation, autotuning and the growth of the memory pool lie behind it.
 constexpr std::int64_t kFirstWarmStepNumber = 2;
+/// A loop shows all its kernels in the first round, a program that runs once shows new ones to the
+/// end. When this share of the names has been seen ...
+constexpr double kSeenNames = 0.9;
+/// ... and this share of the kernels is still to come, it is a loop, and warm from then on.
+constexpr double kKernelsToCome = 0.5;
+/// Fewer kernels than this tell nothing.
+constexpr std::size_t kMinKernels = 50;
 /// A shape has a handful of dimensions and an operator a handful of inputs; what is larger is not a
 /// shape and is not worth reading.
 constexpr std::size_t kMaxLists = 256;
@@ -27,6 +35,36 @@ std::optional<std::int64_t> profiler_step_number(std::string_view name) {
   return number;
 }
 
+WarmUp warm_up_by_repetition(const Signals& signals) {
+  const auto& rows = signals.tree.linked_gpu_rows;
+  if (rows.size() < kMinKernels) return {};
+  std::vector<std::uint8_t> seen(signals.table.strings.size(), 0);
+  std::vector<std::size_t> first_uses;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    std::uint8_t& name_seen = seen[signals.table.name[rows[i]]];
+    if (name_seen == 0) first_uses.push_back(i);
+    name_seen = 1;
+  }
+  const auto last =
+      static_cast<std::size_t>(std::ceil(kSeenNames * static_cast<double>(first_uses.size())) - 1);
+  const std::size_t at = first_uses[std::min(last, first_uses.size() - 1)];
+  const auto to_come = static_cast<double>(rows.size() - at);
+  if (to_come < kKernelsToCome * static_cast<double>(rows.size())) return {};
+  const Row launch = signals.tree.launch[rows[at]];
+  if (launch == kNoRow) return {};
+  return {true, false, signals.table.end_ns(launch)};
+}
+
+/// Reads the integer at `at`, if it is one that fits; returns the place behind its digits.
+std::size_t parse_number(std::string_view json, std::size_t at, std::vector<std::int64_t>& out) {
+  const std::size_t end = std::min(json.find_first_not_of("0123456789", at + 1), json.size());
+  std::int64_t value = 0;
+  const auto [stop, error] = std::from_chars(json.data() + at, json.data() + end, value);
+  const bool whole = error == std::errc() && stop == json.data() + end;
+  if (whole && out.size() < kMaxListLength) out.push_back(value);
+  return end;
+}
+
 /// Reads one flat list of integers that begins behind '['; returns the place behind its ']'.
 std::size_t parse_list(std::string_view json, std::size_t at, std::vector<std::int64_t>& out) {
   int depth = 1;
@@ -39,10 +77,7 @@ std::size_t parse_list(std::string_view json, std::size_t at, std::vector<std::i
     } else if (c == ']') {
       --depth;
     } else if ((c >= '0' && c <= '9') || c == '-') {
-      std::int64_t value = 0;
-      const auto [end, error] = std::from_chars(json.data() + at, json.data() + json.size(), value);
-      if (error == std::errc() && out.size() < kMaxListLength) out.push_back(value);
-      at = error == std::errc() ? static_cast<std::size_t>(end - json.data()) : at + 1;
+      at = parse_number(json, at, out);
       continue;
     }
     ++at;
@@ -99,13 +134,12 @@ IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval
 
 WarmUp find_warm_up(const Signals& signals) {
   const auto& steps = signals.tree.steps;
-  if (steps.empty()) return {};
-  if (!signals.tree.steps_inferred) {
+  if (!steps.empty() && !signals.tree.steps_inferred) {
     const auto number = profiler_step_number(steps.front().name);
-    if (number && *number >= kFirstWarmStepNumber) return {true, steps.front().start_ns};
+    if (number && *number >= kFirstWarmStepNumber) return {true, true, steps.front().start_ns};
   }
-  if (steps.size() < 2) return {};
-  return {true, steps[1].start_ns};
+  if (steps.size() >= 2) return {true, true, steps[1].start_ns};
+  return warm_up_by_repetition(signals);
 }
 
 std::vector<std::uint8_t> launching_tracks(const Signals& signals) {
@@ -212,9 +246,9 @@ std::string format_bytes(std::int64_t bytes) {
   const auto value = static_cast<double>(bytes);
   if (bytes < 10'000) {
     std::snprintf(text, sizeof text, "%lld B", static_cast<long long>(bytes));
-  } else if (bytes < 10'000'000) {
+  } else if (bytes < 1'000'000) {
     std::snprintf(text, sizeof text, "%.1f kB", value * 1e-3);
-  } else if (bytes < 10'000'000'000) {
+  } else if (bytes < 1'000'000'000) {
     std::snprintf(text, sizeof text, "%.1f MB", value * 1e-6);
   } else {
     std::snprintf(text, sizeof text, "%.1f GB", value * 1e-9);
@@ -224,6 +258,7 @@ std::string format_bytes(std::int64_t bytes) {
 
 std::string format_us(std::int64_t ns) {
   char text[48];
+  if (ns < 100) return "under 0.1 µs";  // older traces cut times to whole microseconds
   std::snprintf(text, sizeof text, "%.1f µs", static_cast<double>(ns) * 1e-3);
   return text;
 }

@@ -106,8 +106,8 @@ Finding detect_tiny_kernels(const Signals& signals) {
   }
   draft.saving.basis = SavingBasis::kIdle;
   draft.fact("kernels", static_cast<std::int64_t>(gaps.size()));
-  draft.fact("median_kernel", format_us(median_of(kernel_ns)));
-  draft.fact("launch_interval", format_us(median_of(interval_ns)));
+  draft.fact("median kernel", format_us(median_of(kernel_ns)));
+  draft.fact("launch interval", format_us(median_of(interval_ns)));
   return finish_finding(signals, std::move(draft));
 }
 

@@ -24,10 +24,10 @@ bool is_step_range(std::string_view name) {
   return name.substr(0, 15) == "Optimizer.step#" || contains(name, "): _single_tensor_");
 }
 
-bool is_fused_kernel(std::string_view name) {
-  return contains(name, "multi_tensor_apply") || contains(name, "triton_") ||
-         contains(name, "FusedOptimizer") || contains(name, "fused_adam") ||
-         contains(name, "fused_sgd");
+/// A pointwise kernel of PyTorch over one tensor. An optimiser's matrix products (Muon) or
+/// reductions are not what fusing is about.
+bool is_pointwise_kernel(std::string_view name) {
+  return contains(name, "elementwise_kernel") && !contains(name, "multi_tensor_apply");
 }
 
 bool is_fused_operator(std::string_view name) {
@@ -36,20 +36,20 @@ bool is_fused_operator(std::string_view name) {
 }
 
 struct StepCost {
-  std::vector<Row> single;  ///< kernels that update one tensor
+  std::vector<Row> single;  ///< pointwise kernels that update one tensor
   std::size_t launches = 0;
 };
 
 template <class KernelNames, class OperatorNames>
 StepCost judge_step(const Signals& signals, const std::vector<Row>& gpu_rows,
-                    const KernelNames& fused_kernel, const OperatorNames& fused_operator) {
+                    const KernelNames& pointwise, const OperatorNames& fused_operator) {
   StepCost step;
   for (Row r : gpu_rows) {
     if (signals.table.kind[r] != EventKind::kKernel) continue;
     if (signals.tree.gpu_class[r] != GpuClass::kCompute) continue;
     ++step.launches;
     const Row op = signals.tree.op[r];
-    if (!fused_kernel(r) && (op == kNoRow || !fused_operator(op))) step.single.push_back(r);
+    if (pointwise(r) && (op == kNoRow || !fused_operator(op))) step.single.push_back(r);
   }
   return step;
 }
@@ -70,12 +70,12 @@ Finding detect_unfused_optimizer(const Signals& signals) {
   const std::vector<RangeLaunches> ranges = launches_by_range(signals, outer);
   if (ranges.empty()) return without_ranges(signals);
 
-  const LazyNames fused_kernel(table, is_fused_kernel);
+  const LazyNames pointwise(table, is_pointwise_kernel);
   const LazyNames fused_operator(table, is_fused_operator);
   Draft draft(kType);
   std::size_t launches = 0, steps = 0;
   for (const RangeLaunches& range : ranges) {
-    const StepCost step = judge_step(signals, range.gpu_rows, fused_kernel, fused_operator);
+    const StepCost step = judge_step(signals, range.gpu_rows, pointwise, fused_operator);
     if (step.single.size() < kMinLaunches) continue;
     if (static_cast<double>(step.single.size()) <
         kMinSingleShare * static_cast<double>(step.launches)) {
@@ -90,7 +90,7 @@ Finding detect_unfused_optimizer(const Signals& signals) {
     draft.evidence.push_back(range.range);
   }
   if (steps == 0) return absent(kType);
-  draft.fact("launches_per_step", static_cast<std::int64_t>(launches / steps));
+  draft.fact("launches per step", static_cast<std::int64_t>(launches / steps));
   draft.saving.basis = SavingBasis::kCost;
   Finding finding = finish_finding(signals, std::move(draft));
   const std::int64_t idle_ns = total_length_ns(set_difference(finding.intervals, signals.gpu.busy));

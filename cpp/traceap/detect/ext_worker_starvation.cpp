@@ -73,8 +73,8 @@ Finding detect_worker_starvation(const Signals& signals) {
   }
   draft.fact("fetches", static_cast<std::int64_t>(fetches.size()));
   if (late > 0) {
-    draft.fact("late_fetches", static_cast<std::int64_t>(late));
-    draft.fact("longest_wait", format_ms(longest_ns));
+    draft.fact("late fetches", static_cast<std::int64_t>(late));
+    draft.fact("longest wait", format_ms(longest_ns));
   }
   return finish_finding(signals, std::move(draft));
 }

@@ -1,5 +1,7 @@
 // zero_grad fills gradients with zeros; the default since PyTorch 2.0 drops them.
 
+#include <algorithm>
+
 #include "traceap/detect/ext_rules.hpp"
 #include "traceap/detect/ext_support.hpp"
 
@@ -27,7 +29,13 @@ Finding detect_zero_grad_not_none(const Signals& signals) {
   const std::vector<RangeLaunches> ranges =
       launches_by_range(signals, outermost_ranges(signals, is_range));
   if (ranges.empty()) {
-    return has_backward(signals) ? abstain(kType, {"Optimizer.zero_grad ranges"}) : absent(kType);
+    if (!has_backward(signals)) return absent(kType);
+    // Both ranges came with the same PyTorch: a step without zero_grad sets gradients otherwise.
+    const LazyNames is_step(
+        table, [](std::string_view name) { return name.substr(0, 15) == "Optimizer.step#"; });
+    const bool has_steps = std::any_of(signals.tree.host_rows.begin(), signals.tree.host_rows.end(),
+                                       [&](Row r) { return is_step(r); });
+    return has_steps ? absent(kType, 0.6) : abstain(kType, {"Optimizer.zero_grad ranges"});
   }
   const LazyNames zeroing(table, is_zeroing_operator);
   Draft draft(kType);
@@ -49,7 +57,7 @@ Finding detect_zero_grad_not_none(const Signals& signals) {
   }
   if (draft.evidence.empty()) return absent(kType);
   draft.saving.basis = SavingBasis::kCost;
-  draft.fact("launches_per_step", static_cast<std::int64_t>(launches / draft.evidence.size()));
+  draft.fact("launches per step", static_cast<std::int64_t>(launches / draft.evidence.size()));
   return finish_finding(signals, std::move(draft));
 }
 

@@ -31,8 +31,8 @@ TEST_CASE("short kernels, each waiting for its launch, are launch bound", "[dete
   CHECK(finding.verdict == Verdict::kPresent);
   CHECK(finding.cost_ns == 49 * 9'000);
   CHECK(fact(finding, "kernels") == "49");
-  CHECK(fact(finding, "median_kernel") == "3.0 µs");
-  CHECK(fact(finding, "launch_interval") == "12.0 µs");
+  CHECK(fact(finding, "median kernel") == "3.0 µs");
+  CHECK(fact(finding, "launch interval") == "12.0 µs");
 }
 
 TEST_CASE("short kernels that are not launch bound", "[detect]") {
@@ -85,7 +85,7 @@ TEST_CASE("an optimiser that works parameter by parameter is unfused", "[detect]
   const Finding finding =
       optimizer("aten::add_", "vectorized_elementwise_kernel", 200).judge(detect_unfused_optimizer);
   CHECK(finding.verdict == Verdict::kPresent);
-  CHECK(fact(finding, "launches_per_step") == "200");
+  CHECK(fact(finding, "launches per step") == "200");
   // 200 kernels of 8 us and the 199 gaps of 4 us between them, per step.
   CHECK(finding.cost_ns == 2 * (200 * 8'000 + 199 * 4'000));
   CHECK(finding.saving_best_ns == 2 * (200 * 4'000 + 199 * 4'000));
@@ -117,7 +117,7 @@ TEST_CASE("zero_grad that launches fills is found", "[detect]") {
       optimizer("aten::zero_", "FillFunctor", 100, "Optimizer.zero_grad#SGD.zero_grad")
           .judge(detect_zero_grad_not_none);
   CHECK(finding.verdict == Verdict::kPresent);
-  CHECK(fact(finding, "launches_per_step") == "100");
+  CHECK(fact(finding, "launches per step") == "100");
 }
 
 TEST_CASE("zero_grad that drops gradients is fine", "[detect]") {

@@ -32,7 +32,7 @@ TEST_CASE("late workers are found with the waits that the GPU felt", "[detect]")
   CHECK(finding.verdict == Verdict::kPresent);
   CHECK(finding.cost_ns == 3 * 3'500'000);
   CHECK(finding.saving_best_ns == finding.cost_ns);
-  CHECK(fact(finding, "late_fetches") == "3");
+  CHECK(fact(finding, "late fetches") == "3");
   CHECK(finding.evidence.size() == 3);
 }
 
@@ -96,7 +96,7 @@ TEST_CASE("item() in the loop costs the idle time until the queue is filled agai
   CHECK(finding.cost_ns >= 3 * 400'000);
   CHECK(finding.cost_ns <= 3 * 420'000);
   CHECK(fact(finding, "syncs") == "3");
-  CHECK(fact(finding, "per_step") == "1.0");
+  CHECK(fact(finding, "per step") == "1.0");
   CHECK(fact(finding, "operations") == "aten::item");
 }
 
@@ -425,7 +425,8 @@ TEST_CASE("a host that does nothing for long while the GPU idles is silent", "[d
 
 TEST_CASE("silence names the Python frame around it", "[detect]") {
   Scene scene = silent_loop("", 20000, false);
-  scene.python("train.py(7): save_checkpoint", 1005, 19990);
+  for (int i = 0; i < 3; ++i)
+    scene.python("train.py(7): save_checkpoint", 1005 + i * 50000.0, 19990);
   CHECK(fact(scene.judge(detect_host_silence), "frame") == "train.py(7): save_checkpoint");
 }
 
