@@ -351,6 +351,7 @@ class IdleExplainer {
   void open_budget(const HostState& state, std::int64_t gap_start_ns) {
     if (state.row == kNoRow || !is_waiting_call(model_.activity(state.row))) return;
     const std::int64_t waited_ns = gap_start_ns - table_.ts_ns[state.row];
+    if (waited_ns <= 0) return;  // the GPU was idle before
     budget_ns_ = std::max(waited_ns, kRefillBoundNs);
     budget_cause_ = state.cause;
     budget_row_ = state.row;
