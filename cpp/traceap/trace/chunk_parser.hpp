@@ -26,7 +26,7 @@ struct ChunkResult {
 struct ChunkTask {
   std::string_view text;                                ///< followed by kTextPadding zero bytes
   std::uint64_t base_offset = 0;                        ///< of text[0] in the whole text
-  std::size_t max_event_bytes = std::size_t{64} << 20;  ///< a longer event is skipped and counted
+  std::size_t max_event_bytes = std::size_t{16} << 20;  ///< a longer event is skipped and counted
   bool is_final = false;                                ///< nothing comes behind `text`
   bool json_lines = false;                              ///< events follow each other without commas
   bool resync = false;  ///< begin at the first place that looks like an event
