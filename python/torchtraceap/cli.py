@@ -27,9 +27,10 @@ __all__ = ["app", "main"]
 FINE, FINDINGS, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 COMMANDS = ("diagnose", "summary", "tree", "events", "convert", "report")
 WINDOW_COUNTS = ("50", "100", "200")
-# Files together larger than this (compressed) show a progress bar: smaller ones are read before
-# a person could look at one.
+# Files together larger than this show a progress bar: smaller ones are read before a person could
+# look at one. A compressed byte counts for six, which is less than traces shrink by (10 to 35).
 PROGRESS_BYTES = 50_000_000
+COMPRESSED_WEIGHT = 6
 DEFAULT_EVENT_ROWS = 40
 
 app = typer.Typer(
@@ -367,11 +368,12 @@ def _load_with_bar(given: Any, threads: int) -> Trace:
 
 
 def _size_of(path: str) -> int:
-    """Bytes of a file, or of the files of a folder; 0 for what cannot be looked at."""
+    """Weighed bytes of a file, or of the files of a folder; 0 for what cannot be looked at."""
     try:
         if os.path.isdir(path):
-            return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
-        return os.stat(path).st_size
+            return sum(_size_of(entry.path) for entry in os.scandir(path) if entry.is_file())
+        weight = 1 if path.lower().endswith(".json") else COMPRESSED_WEIGHT
+        return os.stat(path).st_size * weight
     except OSError:
         return 0
 

@@ -206,7 +206,7 @@ def test_hovering_an_event_names_it(browser: Any, demo: tuple[ttap.Diagnosis, Pa
     box = page.locator("#timeline-canvas").bounding_box()
     names = set()
     for y in range(30, int(box["height"]), 8):
-        page.mouse.move(box["x"] + 148 + (box["width"] - 148) / 2, box["y"] + y)
+        page.mouse.move(box["x"] + 164 + (box["width"] - 164) / 2, box["y"] + y)
         tooltip = page.locator("#timeline-tooltip")
         if tooltip.is_visible():
             names.add(tooltip.locator(".event-name").inner_text())

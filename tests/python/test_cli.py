@@ -329,10 +329,11 @@ def test_version() -> None:
     assert re.fullmatch(r"torchtraceap \d+\.\d+\S*\n", run("--version").stdout)
 
 
-def on_terminal(*arguments: object, env: dict[str, str] | None = None) -> str:
-    """What the command line writes to a terminal."""
+def on_terminal(*arguments: object, env: dict[str, str] | None = None, before: str = "pass") -> str:
+    """What the command line writes to a terminal; `before` is run in the process first."""
     main_end, other_end = pty.openpty()
-    command = [sys.executable, "-m", "torchtraceap", *map(str, arguments)]
+    code = f"import sys; from torchtraceap import cli; {before}; sys.exit(cli.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
     settings = {"TERM": "xterm-256color", "COLUMNS": "100"} | (env or {})
     environment = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | settings
     process = subprocess.Popen(command, stdout=other_end, stderr=other_end, env=environment)
@@ -360,6 +361,16 @@ def test_colour_only_on_a_terminal_that_wants_it(slow: Path) -> None:
     assert not ANSI.search(on_terminal(slow, env={"NO_COLOR": "1"}))
     assert not ANSI.search(on_terminal(slow, "--no-color"))
     assert not ANSI.search(on_terminal(slow, env={"TERM": "dumb"}))
+
+
+def test_big_files_show_progress_on_a_terminal_only(slow: Path) -> None:
+    small = "cli.PROGRESS_BYTES = 0"
+    assert "reading" in on_terminal("summary", slow, before=small)
+    assert "reading" not in on_terminal("summary", slow)
+    code = f"from torchtraceap import cli; {small}; cli.main(['summary', {str(slow)!r}, '--json'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    json.loads(done.stdout)
 
 
 def test_narrow_encodings_are_no_error(slow: Path) -> None:

@@ -88,7 +88,7 @@ def test_ranks_are_compared(tmp_path: Path) -> None:
         samples.slow_loader(rank=rank, world_size=2).write(tmp_path / f"rank{rank}.json")
     text = render_text(ttap.diagnose(tmp_path))
     assert "2 ranks: GPU busy from" in text
-    assert "Step 100 ms (median of 8 steps)" in text
+    assert "Step 100 ms (median of 8 steps on 2 ranks)" in text
 
 
 def test_names_cannot_command_the_terminal(tmp_path: Path) -> None:

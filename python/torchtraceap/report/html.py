@@ -47,6 +47,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 # Timelines in one page: more ranks than this show the ones with the largest findings.
 MAX_RANKS = 8
 MAX_STEPS = 500  # rows of the table of steps
+MAX_TEXT = 1200  # characters of a sentence that may quote a trace
 STRIP_PIECES = 400  # resolution of the strip over a finding, about two pixels each
 CAUSES = tuple(IDLE_LABELS)
 
@@ -269,7 +270,10 @@ def _page_data(
         ],
         "findings": [_finding_data(diagnosis, entry) for entry in view.findings],
         "steps": [_step_data(diagnosis, step) for step in view.steps[:MAX_STEPS]],
-        "notes": [{"code": n.code, "count": n.count, "message": n.message} for n in view.notes],
+        "notes": [
+            {"code": n.code, "count": n.count, "message": words.one_line(n.message, MAX_TEXT)}
+            for n in view.notes
+        ],
     }
 
 
@@ -296,8 +300,6 @@ def _rank_row(rank: RankTimeline, index: int) -> dict[str, Any]:
 def _step_data(diagnosis: Diagnosis, step: Step) -> dict[str, Any]:
     origin = _rank_of(diagnosis, step.rank).tree.profiled[0]
     name = words.one_line(step.name, 80)
-    if len(diagnosis.trace.ranks) > 1:
-        name = f"{name} · rank {step.rank}"
     at = {"name": name, "rank": step.rank, "at": step.start_ns - origin, "ns": step.duration_ns}
     return at | _shares(step.timeline)
 
@@ -312,8 +314,8 @@ def _finding_data(diagnosis: Diagnosis, entry: FindingView) -> dict[str, Any]:
         evidence.append({"name": name, "rank": event.rank, "at": at, "ns": event.duration_ns})
     return {
         "title": finding.title,
-        "why": finding.why,
-        "missing": "; ".join(finding.missing_signals),
+        "why": words.one_line(finding.why, MAX_TEXT),
+        "missing": words.one_line("; ".join(finding.missing_signals), MAX_TEXT),
         "rank": _first_rank(entry),
         "code": entry.code_after,
         "evidence": evidence,

@@ -103,7 +103,7 @@ def _row(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> st
 
 # ---------------------------------------------------------------------------------- summary
 
-_TIMELINE_HEAD = ("span", "busy", "compute", "exp. comm.", "exp. copies", "idle")
+_TIMELINE_HEAD = ("span", "busy", "compute", "exposed comm.", "exposed copies", "idle")
 
 
 def _timeline_cells(timeline: Timeline) -> tuple[str, ...]:

@@ -215,8 +215,6 @@ def _facts(diagnosis: Diagnosis) -> tuple[str, ...]:
     if lone and lone.rank is not None and (lone.world_size or 0) > 1:
         facts.append(f"rank {lone.rank} of {lone.world_size}")
     facts.append(f"{format_count(summary.events.total)} events")
-    if summary.events.gpu_orphan:
-        facts.append(f"{format_count(summary.events.gpu_orphan)} GPU events without a launch")
     return tuple(facts)
 
 
@@ -280,7 +278,9 @@ def _step_note(diagnosis: Diagnosis) -> str:
     inferred = "inferred " if diagnosis.summary.steps_inferred else ""
     if count < 2:
         return f"the only {inferred}step" if count else ""
-    return f"median of {count} {inferred}steps"
+    ranks = len(diagnosis.summary.files)
+    where = f" on {ranks} ranks" if ranks > 1 else ""
+    return f"median of {count} {inferred}steps{where}"
 
 
 def _findings(diagnosis: Diagnosis, profiled_ns: int) -> tuple[FindingView, ...]:

@@ -235,7 +235,7 @@
 
   const layOut = () => {
     state.width = board.clientWidth;
-    state.gutter = state.width >= 720 ? 148 : 0;
+    state.gutter = state.width >= 720 ? 164 : 0;
     state.placed = [];
     let y = RULER + 4;
     for (const lane of state.rank.lanes) {
@@ -912,6 +912,7 @@
 
   // ---------------------------------------------------------------- tables from the trace
 
+  const severalRanks = report.rankRows.length > 1;
   const cell = (row, text, className) => row.append(make("td", className, text));
 
   const goButton = (text, label, action) => {
@@ -937,7 +938,7 @@
         });
         first.append(goButton(item.name, `Show ${item.name} in the timeline`, show));
         row.append(first);
-        if (report.ranks.length > 1) cell(row, item.rank === null ? "" : String(item.rank), "number");
+        if (severalRanks) cell(row, item.rank === null ? "" : String(item.rank), "number");
         cell(row, formatTime(item.at), "number");
         cell(row, formatTime(item.ns), "number");
         body.append(row);
@@ -972,6 +973,7 @@
       const show = () => withRank(step.rank, () => moveTo(step.at + state.origin, step.at + state.origin + step.ns));
       first.append(goButton(step.name, `Show ${step.name} in the timeline`, show));
       row.append(first);
+      if (severalRanks) cell(row, step.rank === null ? "" : String(step.rank), "number");
       cell(row, formatTime(step.ns), "number");
       const bar = make("td", "meter");
       bar.append(smallBar([["compute", step.compute], ["communication", step.communication], ["memcpy", step.memcpy]]));
