@@ -138,6 +138,8 @@ struct ComputeOrder {
   std::vector<std::uint32_t> segment_end;  ///< per segment: one past its last position
   std::vector<std::uint32_t> segment_begin;
   std::vector<std::int64_t> time_before;  ///< per position: compute time of its segment so far
+  /// Per position, and one past the last: rows before it whose phase is known.
+  std::vector<std::uint32_t> known_before{0};
 };
 
 std::vector<std::uint32_t> step_of_rows(const Signals& signals, const std::vector<Row>& rows) {
