@@ -29,8 +29,10 @@ def show(diagnosis: Diagnosis, path: Path) -> None:
     """Writes the terminal report to standard output, in colour on a terminal or in a notebook."""
     from rich.console import Console
 
-    from torchtraceap.report.terminal import print_report
+    from torchtraceap.report.terminal import DEFAULT_WIDTH, print_report
 
     console = Console()
+    if not (console.is_terminal or console.is_jupyter):
+        console = Console(width=DEFAULT_WIDTH)
     print_report(diagnosis, console)
     console.print(f"trace     {path}", soft_wrap=True, highlight=False, markup=False, emoji=False)
