@@ -3,17 +3,21 @@
 Standard output holds the result and nothing else; progress, notes and errors go to standard
 error. Exit codes: 0 fine, 1 findings where the command gates, 2 unusable input or options, 130
 interrupted.
+
+Note [argparse]: typer 0.29 brings pydantic along and takes 0.1 s to parse three options, a third
+of a whole run on the demo trace.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,290 +26,337 @@ if TYPE_CHECKING:
     from torchtraceap.results import Diagnosis
     from torchtraceap.trace import Progress, Trace
 
-__all__ = ["app", "main"]
+__all__ = ["COMMANDS", "main"]
 
 FINE, FINDINGS, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
-COMMANDS = ("diagnose", "summary", "tree", "events", "convert", "report")
-WINDOW_COUNTS = ("50", "100", "200")
+WINDOW_COUNTS = (50, 100, 200)
 # Files together larger than this show a progress bar: smaller ones are read before a person could
 # look at one. A compressed byte counts for six, which is less than traces shrink by (10 to 35).
 PROGRESS_BYTES = 50_000_000
 COMPRESSED_WEIGHT = 6
 DEFAULT_EVENT_ROWS = 40
 
-app = typer.Typer(
-    name="torchtraceap",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    no_args_is_help=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-Paths = Annotated[
-    list[str],
-    typer.Argument(metavar="PATH", help="A trace file, a folder of ranks, or several files."),
-]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document instead of the report.")
-]
-Threads = Annotated[
-    int, typer.Option("--threads", metavar="N", help="Parsing threads; 0 takes every core.")
-]
-NoColour = Annotated[bool, typer.Option("--no-color", help="Plain text even on a terminal.")]
-WindowCount = Annotated[
-    str, typer.Option("--windows", metavar="50|100|200", help="Windows that get a score.")
-]
-RankOption = Annotated[
-    int | None, typer.Option("--rank", metavar="N", help="Only this rank of several.")
-]
+Options = argparse.Namespace
 
 
 class UsageError(Exception):
     """An option or a combination of options that cannot be used."""
 
 
-# ---------------------------------------------------------------------------------- commands
+class Parser(argparse.ArgumentParser):
+    """Raises instead of printing its usage and leaving."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
 
 
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True)
-    ] = False,
-) -> None:
-    """Says where a PyTorch training run loses time, from the trace that torch.profiler wrote.
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: what it says of itself, its options, and what it does."""
 
-    `torchtraceap PATH` is short for `torchtraceap diagnose PATH`.
-
-    Exit codes: 0 fine, 1 findings where the command gates, 2 unusable input or options.
-    """
+    summary: str
+    describe: Callable[[Parser], None]
+    run: Callable[[Options], int]
 
 
-@app.command(short_help="What is wrong and what to change.")
-def diagnose(
-    paths: Paths,
-    json: AsJson = False,
-    html: Annotated[
-        str, typer.Option("--html", metavar="FILE", help="Also write the report as an HTML page.")
-    ] = "",
-    windows: WindowCount = "100",
-    gate: Annotated[
-        bool, typer.Option("--gate", help="Exit with 1 while a finding is present.")
-    ] = False,
-    fail_on: Annotated[
-        str,
-        typer.Option(
-            "--fail-on",
-            metavar="WHAT",
-            help="What the gate fails on, separated by commas: types of findings, `present` for "
-            "any finding (the default of --gate), `unknown` for one of the eight main checks "
-            "that could not be made. Implies --gate.",
-        ),
-    ] = "",
-    threads: Threads = 0,
-    no_color: NoColour = False,
-) -> int:
-    """What is wrong, on what evidence, what a fix saves and what to change."""
-    count = _parse_windows(windows)
-    wanted = _parse_fail_on(fail_on, gate)
-    trace = _load(paths, threads)
-    diagnosis = trace.diagnose(windows=count)
+# ---------------------------------------------------------------------------------- diagnose
+
+
+def _describe_diagnose(parser: Parser) -> None:
+    _add_paths(parser)
+    _add_json(parser)
+    parser.add_argument("--html", metavar="FILE", help="also write the report as an HTML page")
+    _add_windows(parser)
+    parser.add_argument(
+        "--gate", action="store_true", help="exit with 1 while a finding is present"
+    )
+    parser.add_argument(
+        "--fail-on",
+        metavar="WHAT",
+        help="what the gate fails on, separated by commas: types of findings, 'present' for any "
+        "finding (what --gate does), 'unknown' for one of the eight main checks that could not "
+        "be made; implies --gate",
+    )
+    _add_threads(parser)
+    _add_no_color(parser)
+
+
+def _diagnose(options: Options) -> int:
+    wanted = _parse_fail_on(options.fail_on, options.gate)
+    if options.html:
+        _check_writable(options.html)
+    trace = _load(options.paths, options.threads)
+    diagnosis = trace.diagnose(windows=options.windows)
     reasons = _gate_reasons(diagnosis, wanted)
-    if html:
-        _write_html(diagnosis, html)
-    if json:
+    if options.html:
+        _write_html(diagnosis, options.html)
+    if options.json:
         _print(diagnosis.to_json())
     else:
-        _print_diagnosis(diagnosis, no_color)
+        _print_diagnosis(diagnosis, options.no_color)
     if reasons:
         _note(f"gate: {', '.join(reasons)}")
     return FINDINGS if reasons else FINE
 
 
-@app.command(short_help="How the GPU's time splits up.")
-def summary(
-    paths: Paths,
-    json: AsJson = False,
-    linked_only: Annotated[
-        bool, typer.Option("--linked-only", help="Leave out GPU events without a launch.")
-    ] = False,
-    threads: Threads = 0,
-    no_color: NoColour = False,
-) -> int:
-    """What is in a trace, and how the GPU's time splits up: whole, by rank, device and step."""
-    result = _load(paths, threads).summary(linked_only=linked_only)
-    if json:
+# ---------------------------------------------------------------------------------- summary
+
+
+def _describe_summary(parser: Parser) -> None:
+    _add_paths(parser)
+    _add_json(parser)
+    parser.add_argument(
+        "--linked-only", action="store_true", help="leave out GPU events without a launch"
+    )
+    _add_threads(parser)
+    _add_no_color(parser)
+
+
+def _summary(options: Options) -> int:
+    result = _load(options.paths, options.threads).summary(linked_only=options.linked_only)
+    if options.json:
         _print(result.to_json())
         return FINE
     from torchtraceap.report.tables import summary_tables
 
-    _print_tables(summary_tables(result), no_color)
+    _print_tables(summary_tables(result), options.no_color)
     return FINE
 
 
-@app.command(short_help="Host calls with their GPU events.")
-def tree(
-    paths: Paths,
-    json: AsJson = False,
-    step: Annotated[
-        str, typer.Option("--step", metavar="STEP", help="Only this step, by name or place.")
-    ] = "",
-    max_depth: Annotated[
-        int, typer.Option("--max-depth", metavar="N", help="Deepest level of calls.")
-    ] = 6,
-    max_lines: Annotated[
-        int, typer.Option("--max-lines", metavar="N", help="Where to stop; not for --json.")
-    ] = 200,
-    min_us: Annotated[
-        float, typer.Option("--min-us", metavar="US", help="Leave shorter host events out.")
-    ] = 0.0,
-    kernels: Annotated[
-        bool, typer.Option("--kernels/--no-kernels", help="Show GPU events under their launch.")
-    ] = True,
-    rank: RankOption = None,
-    threads: Threads = 0,
-) -> int:
-    """Host calls by thread with the GPU events that they launched."""
-    if max_depth < 0 or max_lines < 1 or not 0 <= min_us < 1e12:
-        raise UsageError("--max-depth, --max-lines and --min-us take positive numbers")
-    trace = _load(paths, threads)
-    place: str | int | None = int(step) if step.isdecimal() else step or None
+# ---------------------------------------------------------------------------------- tree
+
+
+def _describe_tree(parser: Parser) -> None:
+    _add_paths(parser)
+    _add_json(parser)
+    parser.add_argument("--step", metavar="STEP", help="only this step, by name or place")
+    parser.add_argument(
+        "--max-depth", type=_count, default=6, metavar="N", help="deepest level of calls [6]"
+    )
+    parser.add_argument(
+        "--max-lines", type=_count, default=200, metavar="N", help="where the text stops [200]"
+    )
+    parser.add_argument(
+        "--min-us", type=_microseconds, default=0, metavar="US", help="leave shorter calls out"
+    )
+    parser.add_argument("--no-kernels", action="store_true", help="leave GPU events out")
+    _add_rank(parser)
+    _add_threads(parser)
+
+
+def _tree(options: Options) -> int:
+    trace = _load(options.paths, options.threads)
+    step = options.step
     chosen: dict[str, Any] = {
-        "step": place,
-        "max_depth": max_depth,
-        "min_duration_ns": round(min_us * 1000),
-        "kernels": kernels,
+        "step": int(step) if step and step.isdecimal() else step,
+        "max_depth": options.max_depth,
+        "min_duration_ns": options.min_us,
+        "kernels": not options.no_kernels,
     }
-    if json:
+    if options.json:
         from torchtraceap.report.tables import tree_table
 
-        _print_json_table(tree_table(trace.rank(rank), **chosen))
+        _print_json_table(tree_table(trace.rank(options.rank), **chosen))
         return FINE
     from torchtraceap.report.words import harmless
 
-    _print(harmless(trace.tree(rank).to_text(max_lines=max_lines, **chosen)))
+    view = trace.tree(options.rank)
+    _print(harmless(view.to_text(max_lines=max(1, options.max_lines), **chosen)))
     return FINE
 
 
-@app.command(short_help="The events as a table or a file.")
-def events(
-    paths: Paths,
-    json: AsJson = False,
-    csv: Annotated[
-        str, typer.Option("--csv", metavar="FILE", help="Write the events as CSV.")
-    ] = "",
-    parquet: Annotated[
-        str, typer.Option("--parquet", metavar="FILE", help="Write the events as Parquet.")
-    ] = "",
-    name: Annotated[
-        str, typer.Option("--name", metavar="TEXT", help="Only events whose name holds TEXT.")
-    ] = "",
-    kind: Annotated[
-        str, typer.Option("--kind", metavar="KIND", help="Only this kind, such as kernel.")
-    ] = "",
-    longest: Annotated[bool, typer.Option("--longest", help="Longest first, not by time.")] = False,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit",
-            metavar="N",
-            help=f"At most so many; on a terminal {DEFAULT_EVENT_ROWS} unless said otherwise.",
-        ),
-    ] = None,
-    rank: RankOption = None,
-    threads: Threads = 0,
-    no_color: NoColour = False,
-) -> int:
-    """The events as a table: on the terminal, as JSON, CSV or Parquet."""
-    if limit is not None and limit < 0:
-        raise UsageError(f"--limit takes a number from 0, not {limit}")
+# ---------------------------------------------------------------------------------- events
+
+
+def _describe_events(parser: Parser) -> None:
+    _add_paths(parser)
+    _add_json(parser)
+    parser.add_argument("--csv", metavar="FILE", help="write the events as CSV")
+    parser.add_argument("--parquet", metavar="FILE", help="write the events as Parquet")
+    parser.add_argument(
+        "--name", default="", metavar="TEXT", help="only events whose name holds TEXT"
+    )
+    parser.add_argument(
+        "--kind", default="", metavar="KIND", help="only this kind, such as kernel or cpu_op"
+    )
+    parser.add_argument("--longest", action="store_true", help="longest first, not by time")
+    parser.add_argument(
+        "--limit",
+        type=_count,
+        metavar="N",
+        help=f"at most so many; the table for reading stops at {DEFAULT_EVENT_ROWS} by itself",
+    )
+    _add_rank(parser)
+    _add_threads(parser)
+    _add_no_color(parser)
+
+
+def _events(options: Options) -> int:
     from torchtraceap.report import tables
 
-    trace = _load(paths, threads)
-    to_file = bool(csv or parquet)
-    if limit is None and not json and not to_file:
+    for path in filter(None, (options.csv, options.parquet)):
+        _check_writable(path)
+    trace = _load(options.paths, options.threads)
+    to_file = bool(options.csv or options.parquet)
+    limit = options.limit
+    if limit is None and not options.json and not to_file:
         limit = DEFAULT_EVENT_ROWS
     chosen = tables.choose_events(
-        trace, rank=rank, name=name, kind=kind, longest=longest, limit=limit
+        trace,
+        rank=options.rank,
+        name=options.name,
+        kind=options.kind,
+        longest=options.longest,
+        limit=limit,
     )
-    if csv:
-        tables.write_csv(chosen, Path(csv))
-        _note(f"wrote {csv}")
-    if parquet:
-        tables.write_parquet(chosen, Path(parquet))
-        _note(f"wrote {parquet}")
-    if json:
+    if options.csv:
+        tables.write_csv(chosen, Path(options.csv))
+        _note(f"wrote {options.csv}")
+    if options.parquet:
+        tables.write_parquet(chosen, Path(options.parquet))
+        _note(f"wrote {options.parquet}")
+    if options.json:
         _print_json_table(tables.events_table(chosen))
     elif not to_file:
-        _print_tables([tables.events_for_reading(chosen)], no_color)
+        _print_tables([tables.events_for_reading(chosen)], options.no_color)
     return FINE
 
 
-@app.command(short_help="Write a trace back, or as Parquet.")
-def convert(
-    source: Annotated[str, typer.Argument(metavar="IN", help="A trace file.")],
-    target: Annotated[
-        str, typer.Argument(metavar="OUT", help="Ends in .json, .json.gz or .parquet.")
-    ],
-    threads: Threads = 0,
-) -> int:
-    """Writes a trace back, repaired and with nothing lost: .json, .json.gz or .parquet."""
+# ---------------------------------------------------------------------------------- convert
+
+
+def _describe_convert(parser: Parser) -> None:
+    parser.add_argument("source", metavar="IN", help="a trace file")
+    parser.add_argument("target", metavar="OUT", help="ends in .json, .json.gz or .parquet")
+    _add_threads(parser)
+
+
+def _convert(options: Options) -> int:
+    source, target = options.source, options.target
     lower = target.lower()
     if not lower.endswith((".json", ".json.gz", ".parquet")):
         raise UsageError(f"{target}: the name must end in .json, .json.gz or .parquet")
     if Path(target).exists() and Path(source).exists() and Path(target).samefile(source):
         raise UsageError(f"{target}: input and output are the same file")
-    trace = _load([source], threads)
+    _check_writable(target)
+    trace = _load([source], options.threads)
     if len(trace.ranks) > 1:
         raise UsageError(f"{source}: holds {len(trace.ranks)} ranks, convert takes one file")
     if lower.endswith(".parquet"):
         from torchtraceap.report import tables
 
-        chosen = tables.choose_events(trace, with_args=True)
-        tables.write_parquet(chosen, Path(target))
+        tables.write_parquet(tables.choose_events(trace, with_args=True), Path(target))
     else:
         from torchtraceap import _core
 
-        _check_writable(target)
         _core.write_trace(trace.ranks[0].table, target)
     _note(f"wrote {target}")
     return FINE
 
 
-@app.command(short_help="Write the HTML page.")
-def report(
-    paths: Paths,
-    html: Annotated[
-        str, typer.Option("--html", metavar="FILE", help="Where to write the page.")
-    ] = "",
-    windows: WindowCount = "100",
-    threads: Threads = 0,
-) -> int:
-    """Writes the diagnosis as one self-contained HTML page."""
-    if not html:
-        raise UsageError("report needs --html FILE")
-    count = _parse_windows(windows)
-    _write_html(_load(paths, threads).diagnose(windows=count), html)
+# ---------------------------------------------------------------------------------- report
+
+
+def _describe_report(parser: Parser) -> None:
+    _add_paths(parser)
+    parser.add_argument("--html", metavar="FILE", required=True, help="where to write the page")
+    _add_windows(parser)
+    _add_threads(parser)
+
+
+def _report(options: Options) -> int:
+    _check_writable(options.html)
+    trace = _load(options.paths, options.threads)
+    _write_html(trace.diagnose(windows=options.windows), options.html)
     return FINE
+
+
+COMMANDS = {
+    "diagnose": Command(
+        "what is wrong, on what evidence, what a fix saves and what to change",
+        _describe_diagnose,
+        _diagnose,
+    ),
+    "summary": Command(
+        "what is in a trace, and how the GPU's time splits up: whole, by rank, device and step",
+        _describe_summary,
+        _summary,
+    ),
+    "tree": Command(
+        "host calls by thread with the GPU events that they launched", _describe_tree, _tree
+    ),
+    "events": Command("the events as a table, as JSON, CSV or Parquet", _describe_events, _events),
+    "convert": Command(
+        "write a trace back, repaired and with nothing lost, or as Parquet",
+        _describe_convert,
+        _convert,
+    ),
+    "report": Command(
+        "write the diagnosis as one self-contained HTML page", _describe_report, _report
+    ),
+}
 
 
 # ---------------------------------------------------------------------------------- options
 
 
-def _parse_windows(text: str) -> int:
-    if text not in WINDOW_COUNTS:
-        raise UsageError(f"--windows takes 50, 100 or 200, not {text}")
-    return int(text)
+def _add_paths(parser: Parser) -> None:
+    parser.add_argument(
+        "paths", metavar="PATH", nargs="+", help="a trace file, a folder of ranks, or several files"
+    )
 
 
-def _parse_fail_on(text: str, gate: bool) -> tuple[str, ...]:
+def _add_json(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+
+
+def _add_windows(parser: Parser) -> None:
+    parser.add_argument(
+        "--windows",
+        type=int,
+        choices=WINDOW_COUNTS,
+        default=100,
+        metavar="N",
+        help="windows that get a score: 50, 100 or 200 [100]",
+    )
+
+
+def _add_rank(parser: Parser) -> None:
+    parser.add_argument("--rank", type=int, metavar="N", help="only this rank of several")
+
+
+def _add_threads(parser: Parser) -> None:
+    parser.add_argument(
+        "--threads", type=_count, default=0, metavar="N", help="parsing threads [every core]"
+    )
+
+
+def _add_no_color(parser: Parser) -> None:
+    parser.add_argument("--no-color", action="store_true", help="plain text even on a terminal")
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"a number from 0 is needed, not {text}")
+    return value
+
+
+def _microseconds(text: str) -> int:
+    """Microseconds as whole nanoseconds."""
+    value = float(text)
+    if not 0 <= value < 1e12:
+        raise argparse.ArgumentTypeError(f"a time from 0 is needed, not {text}")
+    return round(value * 1000)
+
+
+def _parse_fail_on(text: str | None, gate: bool) -> tuple[str, ...]:
     """What the gate fails on; nothing where there is no gate."""
+    if text is None:
+        return ("present",) if gate else ()
     wanted = tuple(word.strip() for word in text.split(",") if word.strip())
     if not wanted:
-        if text:
-            raise UsageError("--fail-on needs a type of finding, `present` or `unknown`")
-        return ("present",) if gate else ()
+        raise UsageError("--fail-on needs a type of finding, 'present' or 'unknown'")
     from torchtraceap.knowledge import load_knowledge
 
     known = {"present", "unknown", *load_knowledge()}
@@ -339,8 +390,6 @@ def _unknown_word(word: str, known: Iterable[str]) -> str:
 def _load(paths: Sequence[str], threads: int) -> Trace:
     from torchtraceap.trace import load
 
-    if threads < 0:
-        raise UsageError(f"--threads takes a number from 0, not {threads}")
     given: Any = paths[0] if len(paths) == 1 else list(paths)
     size = sum(_size_of(path) for path in paths)
     if size < PROGRESS_BYTES or not sys.stderr.isatty():
@@ -444,7 +493,6 @@ def _print_json_table(table: Table) -> None:
 
 
 def _write_html(diagnosis: Diagnosis, path: str) -> None:
-    _check_writable(path)
     page = diagnosis.to_html(path)
     _note(f"wrote {path} ({len(page) / 1e6:.1f} MB)")
 
@@ -463,76 +511,89 @@ def _check_writable(path: str) -> None:
 # ---------------------------------------------------------------------------------- entry
 
 
-def _with_command(arguments: Sequence[str]) -> list[str]:
-    """Puts `diagnose` in front where only a path is given."""
-    first = arguments[0]
-    if first in COMMANDS or first in ("--help", "-h", "--version"):
-        return list(arguments)
-    is_word = first.isalpha() and len(arguments) > 1 and not os.path.exists(first)
-    if is_word:
+def _main_help() -> str:
+    lines = [
+        "usage: torchtraceap [COMMAND] PATH... [options]",
+        "",
+        "Says where a PyTorch training run loses time, on what evidence, and what to change, from",
+        "the trace that torch.profiler wrote. Without a command, PATH is diagnosed.",
+        "",
+        "commands:",
+        *(f"  {name:<10}{command.summary}" for name, command in COMMANDS.items()),
+        "",
+        "torchtraceap COMMAND --help lists the options of a command; torchtraceap --version.",
+        "Exit codes: 0 fine, 1 findings where the command gates, 2 unusable input or options.",
+    ]
+    return "\n".join(lines)
+
+
+def _split_command(given: Sequence[str]) -> tuple[str, list[str]]:
+    """The command and its arguments; `diagnose` where only a path is given."""
+    first = given[0]
+    if first in COMMANDS:
+        return first, list(given[1:])
+    if first.isalpha() and len(given) > 1 and not os.path.exists(first):
         words = _unknown_word(first, COMMANDS)
         raise UsageError(f"{words} (commands: {', '.join(COMMANDS)})")
-    return ["diagnose", *arguments]
+    return "diagnose", list(given)
+
+
+def _run(given: list[str]) -> int:
+    if not given:
+        raise UsageError("give a trace: torchtraceap PATH (torchtraceap --help says more)")
+    if given[0] in ("--help", "-h"):
+        _print(_main_help())
+        return FINE
+    if given[0] == "--version":
+        from torchtraceap._version import __version__
+
+        _print(f"torchtraceap {__version__}")
+        return FINE
+    name, rest = _split_command(given)
+    command = COMMANDS[name]
+    parser = Parser(
+        prog=f"torchtraceap {name}",
+        description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+        allow_abbrev=False,
+    )
+    command.describe(parser)
+    return command.run(parser.parse_intermixed_args(rest))
 
 
 def _sentence(error: BaseException) -> str:
     """What went wrong, as one line."""
+    if isinstance(error, MemoryError):
+        return "not enough memory for this trace"
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror}"
-    if isinstance(error, MemoryError):
-        return "not enough memory for this trace"
-    describe = getattr(error, "format_message", None)  # typer's usage errors
-    text = describe() if callable(describe) else str(error)
-    return " ".join(str(text).split()) or type(error).__name__
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _is_expected(error: BaseException) -> bool:
     """Errors that are the input's or the options' fault, not a defect of ours."""
     from torchtraceap.errors import TraceError
 
-    kinds = (UsageError, TraceError, OSError, MemoryError, ImportError)
-    return isinstance(error, kinds) or hasattr(error, "format_message")
+    return isinstance(error, (UsageError, TraceError, OSError, MemoryError, ImportError))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
     gc.disable()  # a short-lived process with few cycles; saves a pass over every object
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a narrow terminal encoding is no reason to fail
     try:
-        return _run(given)
-    except (KeyboardInterrupt, typer.Abort):
-        return _interrupted()
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except SystemExit as left:  # argparse, after --help
+        return left.code if isinstance(left.code, int) else FINE
+    except KeyboardInterrupt:
+        sys.stderr.write("torchtraceap: interrupted\n")
+        return INTERRUPTED
     except BrokenPipeError:
         _drop_stdout()
         return FINE
     except Exception as error:
-        if not _is_expected(error):
-            _note(f"internal error, please report it: {type(error).__name__}: {_sentence(error)}")
-            return UNUSABLE
-        _note(_sentence(error))
+        ours = "" if _is_expected(error) else f"internal error, {type(error).__name__}: "
+        _note(ours + _sentence(error))
         return UNUSABLE
-
-
-def _run(given: list[str]) -> int:
-    if not given:
-        raise UsageError("give a trace: torchtraceap PATH (torchtraceap --help says more)")
-    if given[0] == "--version":
-        from torchtraceap._version import __version__
-
-        _print(f"torchtraceap {__version__}")
-        return FINE
-    code = typer.main.get_command(app).main(
-        args=_with_command(given), prog_name="torchtraceap", standalone_mode=False
-    )
-    if code == INTERRUPTED:  # newer versions of typer turn Ctrl-C into this code
-        return _interrupted()
-    return code if isinstance(code, int) else FINE
-
-
-def _interrupted() -> int:
-    sys.stderr.write("torchtraceap: interrupted\n")
-    return INTERRUPTED

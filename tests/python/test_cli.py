@@ -256,7 +256,7 @@ def test_unusable_input_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_unusable_options_are_one_sentence(slow: Path, tmp_path: Path) -> None:
-    assert "50, 100 or 200" in fails(run(slow, "--windows", "7"))
+    assert "50, 100, 200" in fails(run(slow, "--windows", "7"))
     assert "many" in fails(run(slow, "--windows", "many"))
     assert "--nonsense" in fails(run("summary", slow, "--nonsense"))
     assert "--threads" in fails(run(slow, "--threads", "-1"))
@@ -321,7 +321,7 @@ def test_a_defect_of_ours_is_one_sentence_too(
 def test_every_command_has_help(command: str) -> None:
     done = run(*command.split(), "--help")
     assert done.returncode == 0
-    assert "Usage: torchtraceap" in done.stdout
+    assert "usage: torchtraceap" in done.stdout
     assert not ANSI.search(done.stdout)
 
 
@@ -383,7 +383,8 @@ def test_start_up_imports_nothing_heavy(slow: Path) -> None:
     code = (
         "import sys; from torchtraceap.cli import main; "
         f"assert main(['diagnose', {str(slow)!r}, '--json']) == 0; "
-        "print(sorted({'rich', 'jinja2', 'pandas', 'torch', 'yaml', 'pyarrow'} & set(sys.modules)))"
+        "heavy = {'rich', 'typer', 'jinja2', 'pandas', 'torch', 'yaml', 'pyarrow'}; "
+        "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
