@@ -263,7 +263,7 @@ class PieceBuilder {
 
   ExposedPiece build(Interval piece) const {
     const EventTable& table = signals_.table;
-    ExposedPiece out{piece, kNoRow, kNoRow, {}, false, 0};
+    ExposedPiece out{piece, kNoRow, kNoRow, {}, false, 0, 0};
     out.next = first_row_from(table, consumers_, piece.end_ns);
     out.collective = last_ending_by(out.next == kNoRow ? piece.end_ns : table.ts_ns[out.next]);
     // The compute kernel began while the collective went on: it did not wait for this one.
@@ -315,6 +315,7 @@ class PieceBuilder {
     if (next == 0) return;  // no compute before it: nothing could have covered it
     const std::size_t before = next - 1;
     const std::uint32_t segment = compute_.segment[before];
+    out.phase_index = segment;
     const std::uint32_t begin = compute_.segment_begin[segment];
     const std::uint32_t end = compute_.segment_end[segment];
     const std::size_t from = std::min<std::size_t>(next, end);

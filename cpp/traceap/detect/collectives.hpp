@@ -27,6 +27,7 @@ struct ExposedPiece {
   /// The part in which that kernel, already queued, or the host waited for the collective.
   IntervalSet wait;
   bool ends_phase;                ///< (almost) all compute of the phase and step had run before
+  std::uint32_t phase_index;      ///< which stretch of one step and phase, in order of time
   std::int64_t phase_compute_ns;  ///< compute of that phase before the piece: what could cover it
 };
 std::vector<ExposedPiece> build_exposed_pieces(const Signals& signals);

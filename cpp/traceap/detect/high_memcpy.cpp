@@ -21,7 +21,7 @@ struct Tally {
 };
 
 void count(const Copy& copy, Tally& tally) {
-  const std::int64_t bytes = std::max<std::int64_t>(copy.bytes.value_or(0), 0);
+  const std::int64_t bytes = copy.bytes.value_or(0);
   const bool up = copy.kind.direction == CopyDirection::kHostToDevice;
   (up ? tally.up : tally.down) += 1;
   (up ? tally.up_bytes : tally.down_bytes) += bytes;

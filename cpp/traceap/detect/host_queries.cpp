@@ -1,7 +1,9 @@
 #include "traceap/detect/host_queries.hpp"
 
 #include <algorithm>
-#include <array>
+#include <initializer_list>
+
+#include "traceap/analysis/host_activity.hpp"
 
 namespace traceap {
 namespace {
@@ -10,31 +12,15 @@ namespace {
 /// synchronisation that waits for it; PyTorch makes at most a few.
 constexpr int kMaxCallsBeforeSync = 6;
 
+/// 256 GiB: more than one copy can move, and little enough that millions of them add up without
+/// leaving 64 bits. Whatever claims more has no size.
+constexpr std::int64_t kMaxCopyBytes = std::int64_t{1} << 38;
+
 constexpr char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
 bool contains_one_of(std::string_view text, std::initializer_list<std::string_view> parts) {
   return std::any_of(parts.begin(), parts.end(),
                      [&](std::string_view part) { return contains(text, part); });
-}
-
-bool any_case_one_of(std::string_view text, std::initializer_list<std::string_view> parts) {
-  return std::any_of(parts.begin(), parts.end(),
-                     [&](std::string_view part) { return contains_any_case(text, part); });
-}
-
-CopyDirection copy_direction(std::string_view name) {
-  // Peer first: "CopyDeviceToDevicePeer" holds the words of a device copy too.
-  if (any_case_one_of(name, {"ptop", "peer"})) return CopyDirection::kPeerToPeer;
-  if (any_case_one_of(name, {"htod", "htoa", "hosttodevice", "host_to_device"})) {
-    return CopyDirection::kHostToDevice;
-  }
-  if (any_case_one_of(name, {"dtoh", "atoh", "devicetohost", "device_to_host"})) {
-    return CopyDirection::kDeviceToHost;
-  }
-  if (any_case_one_of(name, {"dtod", "devicetodevice", "device_to_device"})) {
-    return CopyDirection::kDeviceToDevice;
-  }
-  return CopyDirection::kUnknown;
 }
 
 /// The synchronisation on the same stack level that directly follows a copy call, or kNoRow.
@@ -83,15 +69,29 @@ ApiClass classify_api(std::string_view name) {
 }
 
 CopyKind classify_copy(std::string_view name) {
-  CopyKind kind;
-  kind.direction = copy_direction(name);
-  if (!is_host_device(kind.direction)) {
-    if (kind.direction != CopyDirection::kUnknown) kind.memory = HostMemory::kNoHost;
-    return kind;
+  using enum CopyMemory;
+  switch (classify_copy_memory(name)) {
+    case kHtoDPageable:
+      return {CopyDirection::kHostToDevice, HostMemory::kPageable};
+    case kHtoDPinned:
+      return {CopyDirection::kHostToDevice, HostMemory::kPinned};
+    case kHtoDUnknown:
+      return {CopyDirection::kHostToDevice, HostMemory::kUnknown};
+    case kDtoHPageable:
+      return {CopyDirection::kDeviceToHost, HostMemory::kPageable};
+    case kDtoHPinned:
+      return {CopyDirection::kDeviceToHost, HostMemory::kPinned};
+    case kDtoHUnknown:
+      return {CopyDirection::kDeviceToHost, HostMemory::kUnknown};
+    case kDtoD:
+      return {contains_any_case(name, "ptop") || contains_any_case(name, "peer")
+                  ? CopyDirection::kPeerToPeer
+                  : CopyDirection::kDeviceToDevice,
+              HostMemory::kNoHost};
+    case kOther:
+      break;
   }
-  if (contains_any_case(name, "pageable")) kind.memory = HostMemory::kPageable;
-  if (contains_any_case(name, "pinned")) kind.memory = HostMemory::kPinned;
-  return kind;
+  return {};
 }
 
 std::vector<Copy> build_copies(const EventTable& table, const EventTree& tree,
@@ -108,6 +108,7 @@ std::vector<Copy> build_copies(const EventTable& table, const EventTree& tree,
       kind_of_name[name] = classify_copy(table.strings[name]);
     }
     Copy copy{r, kind_of_name[name], bytes.integer(r), tree.launch[r], {0, 0}, kNoRow};
+    if (copy.bytes && (*copy.bytes < 0 || *copy.bytes > kMaxCopyBytes)) copy.bytes.reset();
     if (copy.launch != kNoRow) {
       copy.host = interval_of(table, copy.launch);
       copy.sync = following_sync(table, tree, api_class, copy.launch);
@@ -135,23 +136,6 @@ std::vector<Row> host_rows_named(const EventTable& table, const EventTree& tree,
   return rows;
 }
 
-std::vector<Row> nearest_named(const EventTable& table, const EventTree& tree,
-                               const NameSet& names) {
-  std::vector<Row> nearest(table.size(), kNoRow);
-  if (!names.any()) return nearest;
-  for (Row r = 0; r < table.size(); ++r) {  // parents precede children
-    if (is_host(table.kind[r]) && names.contains(table.name[r])) {
-      nearest[r] = r;
-    } else if (tree.parent[r] != kNoRow) {
-      nearest[r] = nearest[tree.parent[r]];
-    }
-  }
-  for (Row r : tree.gpu_rows) {
-    if (tree.launch[r] != kNoRow) nearest[r] = nearest[tree.launch[r]];
-  }
-  return nearest;
-}
-
 Row next_sibling(const EventTable& table, const EventTree& tree, Row row) {
   if (tree.host_position[row] == kNoRow) return kNoRow;
   const std::size_t next = tree.host_position[row] + 1 + subtree_rows(tree, row).size();
@@ -161,15 +145,6 @@ Row next_sibling(const EventTable& table, const EventTree& tree, Row row) {
     return kNoRow;
   }
   return sibling;
-}
-
-std::vector<Row> gpu_rows_below(const EventTree& tree, Row host_row) {
-  std::vector<Row> rows(tree.launched_by(host_row).begin(), tree.launched_by(host_row).end());
-  for (Row r : subtree_rows(tree, host_row)) {
-    const auto launched = tree.launched_by(r);
-    rows.insert(rows.end(), launched.begin(), launched.end());
-  }
-  return rows;
 }
 
 Row first_row_from(const EventTable& table, std::span<const Row> sorted_rows,

@@ -51,9 +51,8 @@ enum class CopyDirection : std::uint8_t {
 };
 enum class HostMemory : std::uint8_t { kPageable, kPinned, kUnknown, kNoHost };
 
-/// What a memcpy's name says. Understands CUPTI's "Memcpy HtoD (Pageable -> Device)", roctracer's
-/// "Memcpy HtoD (Host -> Device)" and "CopyHostToDevice", rocprofiler's
-/// "MEMORY_COPY_HOST_TO_DEVICE" in any case.
+/// What a memcpy's name says, in the words of CUPTI ("Memcpy HtoD (Pageable -> Device)"), roctracer
+/// ("CopyHostToDevice") and rocprofiler ("MEMORY_COPY_HOST_TO_DEVICE").
 struct CopyKind {
   CopyDirection direction = CopyDirection::kUnknown;
   HostMemory memory = HostMemory::kUnknown;
@@ -66,10 +65,10 @@ constexpr bool is_host_device(CopyDirection d) {
 struct Copy {
   Row row;
   CopyKind kind;
-  std::optional<std::int64_t> bytes;  ///< args.bytes
+  std::optional<std::int64_t> bytes;  ///< args.bytes, if it can be a size
   Row launch;                         ///< the API call; kNoRow for orphans
   /// While the host sat in the copy: its API call, to the end of the synchronisation that waits for
-  /// it (see host_block). Empty (start = end) without a launch.
+  /// it. Empty (start = end) without a launch.
   Interval host;
   Row sync;  ///< that synchronisation; kNoRow if none
 };
@@ -105,14 +104,8 @@ bool contains_any_case(std::string_view text, std::string_view part_lower);
 /// Complete host rows whose name is in `names`, by start. O(n), or O(1) if the set is empty.
 std::vector<Row> host_rows_named(const EventTable& table, const EventTree& tree,
                                  const NameSet& names);
-/// Per row: nearest enclosing host row (itself included) whose name is in `names`; kNoRow if none.
-/// GPU rows take that of their launch. One pass, O(n).
-std::vector<Row> nearest_named(const EventTable& table, const EventTree& tree,
-                               const NameSet& names);
 /// The row after `row` on the same thread that has the same parent, or kNoRow. O(1).
 Row next_sibling(const EventTable& table, const EventTree& tree, Row row);
-/// GPU rows launched from inside `host_row` (itself included), in no particular order.
-std::vector<Row> gpu_rows_below(const EventTree& tree, Row host_row);
 /// First GPU row in `sorted_rows` (by start) that starts at or after `time_ns`; kNoRow if none.
 Row first_row_from(const EventTable& table, std::span<const Row> sorted_rows, std::int64_t time_ns);
 

@@ -23,6 +23,7 @@ Finding detect_nccl_compute_not_overlapped(const Signals& signals) {
   if (auto early = judge_without_collectives(signals, kType)) return *early;
   Draft draft(kType);
   std::int64_t coverable_ns = 0, phase_exposed_ns = 0, phase_compute_ns = 0;
+  std::uint32_t phase_index = 0;
   const auto close_phase = [&] {
     coverable_ns += std::min(phase_exposed_ns, phase_compute_ns);
     phase_exposed_ns = phase_compute_ns = 0;
@@ -30,7 +31,8 @@ Finding detect_nccl_compute_not_overlapped(const Signals& signals) {
   for (const ExposedPiece& piece : build_exposed_pieces(signals)) {
     if (!piece.ends_phase || piece.phase_compute_ns == 0) continue;
     // Pieces of one tail share the compute that could cover them.
-    if (piece.phase_compute_ns < phase_compute_ns) close_phase();
+    if (piece.phase_index != phase_index) close_phase();
+    phase_index = piece.phase_index;
     draft.cost.push_back(piece.interval);
     if (piece.collective != kNoRow) draft.evidence.push_back(piece.collective);
     phase_exposed_ns += piece.interval.length_ns();

@@ -61,21 +61,22 @@ void add_stall(const Signals& signals, const Copy& copy, std::int64_t next_kerne
   }
 }
 
+/// Uploads of one kind of host memory that held the host.
 struct Uploads {
-  std::vector<const Copy*> pageable, unknown;
+  std::vector<const Copy*> copies;
   std::int64_t bytes = 0;
   bool all_sizes_known = true;
   bool any_orphan = false;
+  bool small() const { return all_sizes_known && bytes < kSmallBytes; }
 };
 
-Uploads collect_uploads(const Signals& signals) {
+Uploads collect_uploads(const Signals& signals, HostMemory memory) {
   Uploads uploads;
   for (const Copy& copy : signals.copies) {
-    if (copy.kind.direction != CopyDirection::kHostToDevice) continue;
-    if (copy.kind.memory == HostMemory::kUnknown) uploads.unknown.push_back(&copy);
-    if (copy.kind.memory != HostMemory::kPageable || !holds_host(signals, copy)) continue;
-    uploads.pageable.push_back(&copy);
-    uploads.bytes += std::max<std::int64_t>(copy.bytes.value_or(0), 0);
+    if (copy.kind.direction != CopyDirection::kHostToDevice || copy.kind.memory != memory) continue;
+    if (!holds_host(signals, copy)) continue;
+    uploads.copies.push_back(&copy);
+    uploads.bytes += copy.bytes.value_or(0);
     uploads.all_sizes_known = uploads.all_sizes_known && copy.bytes.has_value();
     uploads.any_orphan = uploads.any_orphan || copy.launch == kNoRow;
   }
@@ -110,28 +111,26 @@ std::vector<Interval> cost_of(const Signals& signals, const std::vector<const Co
   return cost;
 }
 
+Finding judge_uploads(const Signals& signals, const Uploads& uploads) {
+  Draft draft(kType);
+  if (!uploads.small()) draft.cost = cost_of(signals, uploads.copies);
+  for (const Copy* copy : uploads.copies) draft.evidence.push_back(copy->row);
+  draft.confidence = uploads.any_orphan || !uploads.all_sizes_known ? 0.7 : 0.95;
+  draft.saving = kSaving;
+  draft.fact("copies", static_cast<std::int64_t>(uploads.copies.size()));
+  draft.fact("bytes", uploads.bytes);
+  return finish_finding(signals, std::move(draft));
+}
+
 }  // namespace
 
 Finding detect_no_memory_pin(const Signals& signals) {
   if (!signals.has_gpu) return abstain(kType, {"GPU events"});
-  const Uploads uploads = collect_uploads(signals);
-  const bool small = uploads.all_sizes_known && uploads.bytes < kSmallBytes;
-  Draft draft(kType);
-  if (!small) draft.cost = cost_of(signals, uploads.pageable);
-  for (const Copy* copy : uploads.pageable) draft.evidence.push_back(copy->row);
-  draft.confidence = uploads.any_orphan || !uploads.all_sizes_known ? 0.7 : 0.95;
-  draft.saving = kSaving;
-  draft.fact("copies", static_cast<std::int64_t>(uploads.pageable.size()));
-  draft.fact("bytes", uploads.bytes);
-  Finding finding = finish_finding(signals, std::move(draft));
-  if (finding.verdict == Verdict::kPresent || uploads.unknown.empty()) return finding;
-  const Draft unknown = [&] {
-    Draft d(kType);
-    d.cost = cost_of(signals, uploads.unknown);
-    return d;
-  }();
-  const Finding possible = finish_finding(signals, unknown);
-  if (possible.verdict != Verdict::kPresent) return finding;
+  const Finding finding = judge_uploads(signals, collect_uploads(signals, HostMemory::kPageable));
+  if (finding.verdict == Verdict::kPresent) return finding;
+  // AMD's copies carry no word on the host's memory: these could be the same.
+  const Uploads unknown = collect_uploads(signals, HostMemory::kUnknown);
+  if (judge_uploads(signals, unknown).verdict != Verdict::kPresent) return finding;
   return abstain(kType, {"pageable or pinned in the names of the copies"});
 }
 

@@ -1,0 +1,190 @@
+#include "rule_case.hpp"
+#include "traceap/detect/collectives.hpp"
+
+using namespace traceap;
+
+namespace {
+constexpr const char* kAllReduce = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)";
+constexpr const char* kBackward = "autograd::engine::evaluate_function: MmBackward0";
+
+std::string elements(int count) {
+  return R"("Collective name":"allreduce","In msg nelems":)" + std::to_string(count) +
+         R"(,"Out msg nelems":)" + std::to_string(count) + R"(,"dtype":"Float")";
+}
+
+/// A step of 10 ms: forward kernels to 2 ms, backward ones to 6 ms, the optimizer's from 9 ms on.
+/// Everything is launched early, so the GPU's queue is full.
+RuleCase training_step() {
+  RuleCase t;
+  t.step(1, 0, 10'000);
+  for (int i = 0; i < 20; ++i) {
+    t.op("aten::mm", 10 + 20.0 * i, 18).queued("gemm", 15 + 20.0 * i, 30 + 100.0 * i, 100);
+  }
+  for (int i = 0; i < 40; ++i) {
+    t.op(kBackward, 450 + 20.0 * i, 18);
+    t.queued("gemm_bw", 455 + 20.0 * i, 2'030 + 100.0 * i, 100);
+  }
+  t.annotation("Optimizer.step#SGD.step", 1'400, 500);
+  for (int i = 0; i < 9; ++i) {
+    t.op("aten::_foreach_add_", 1'410 + 20.0 * i, 18);
+    t.queued("foreach", 1'415 + 20.0 * i, 9'030 + 100.0 * i, 100);
+  }
+  return t;
+}
+}  // namespace
+
+TEST_CASE("a collective alone at the end of the backward pass is not overlapped",
+          "[detect][nccl_compute_not_overlapped]") {
+  RuleCase t = training_step();
+  t.op(kBackward, 1'260, 30).queued(kAllReduce, 1'270, 6'030, 2'990, 20, elements(1 << 24));
+  const Finding finding = judge(detect_nccl_compute_not_overlapped, t);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(cost_us(finding) == Approx(2'990));
+  CHECK(finding.saving_high_ns == finding.cost_ns);  // 4 ms of backward could cover it
+  CHECK(judge(detect_nccl_blocks_main_stream, t).verdict == Verdict::kAbsent);
+  CHECK(judge(detect_small_nccl_kernels, t).verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("a collective under the backward pass is overlapped",
+          "[detect][nccl_compute_not_overlapped]") {
+  RuleCase t = training_step();
+  t.op(kBackward, 760, 10).queued(kAllReduce, 765, 3'000, 2'990, 20, elements(1 << 24));
+  for (const Detector detect :
+       {detect_nccl_compute_not_overlapped, detect_nccl_blocks_main_stream}) {
+    const Finding finding = judge(detect, t);
+    CHECK(finding.verdict == Verdict::kAbsent);
+    CHECK(finding.cost_ns == 0);
+  }
+}
+
+TEST_CASE("the saving of overlapping is bounded by the compute there is",
+          "[detect][nccl_compute_not_overlapped]") {
+  RuleCase t;
+  t.step(1, 0, 10'000).op(kBackward, 5, 20).queued("gemm_bw", 10, 30, 500);
+  t.op(kBackward, 30, 20).queued(kAllReduce, 35, 540, 9'000, 20, elements(1 << 26));
+  const Finding finding = judge(detect_nccl_compute_not_overlapped, t);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(cost_us(finding) == Approx(9'000));
+  CHECK(finding.saving_high_ns == 500'000);
+}
+
+TEST_CASE("a queued kernel of the same phase that waits is blocked",
+          "[detect][nccl_blocks_main_stream]") {
+  RuleCase t;
+  t.step(1, 0, 10'000);
+  for (int i = 0; i < 4; ++i) {  // tensor parallelism: every layer ends in an all-reduce
+    t.op("aten::mm", 10 + 60.0 * i, 20).queued("gemm", 15 + 60.0 * i, 300 + 2'000.0 * i, 1'000);
+    t.op("c10d::allreduce_", 31 + 60.0 * i, 20);
+    t.queued(kAllReduce, 36 + 60.0 * i, 1'305 + 2'000.0 * i, 990, 20, elements(1 << 22));
+  }
+  t.op("aten::mm", 300, 20).queued("gemm", 305, 8'300, 1'000);
+  const Finding finding = judge(detect_nccl_blocks_main_stream, t);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(cost_us(finding) == Approx(4 * 990));
+  CHECK(fact(finding, "waits") == "4");
+  CHECK(judge(detect_nccl_compute_not_overlapped, t).verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("a collective that runs while the host is late blocks nobody",
+          "[detect][nccl_blocks_main_stream]") {
+  RuleCase t;
+  t.step(1, 0, 10'000).op("aten::mm", 10, 20).kernel("gemm", 30, 1'000);
+  t.op("c10d::allreduce_", 40, 20).queued(kAllReduce, 50, 1'035, 2'000, 20, elements(1 << 22));
+  for (int i = 0; i < 30; ++i) {  // the next kernel is only launched when the collective is over
+    t.op("aten::mm", 3'080 + 200.0 * i, 30).kernel("gemm", 3'100 + 200.0 * i, 190);
+  }
+  const Finding finding = judge(detect_nccl_blocks_main_stream, t);
+  CHECK(finding.verdict == Verdict::kAbsent);
+  CHECK(finding.cost_ns == 0);
+  SECTION("unless the host was late because it waited for it") {
+    t.api("cudaStreamSynchronize", 60, 2'985);
+    CHECK(judge(detect_nccl_blocks_main_stream, t).verdict == Verdict::kPresent);
+  }
+}
+
+TEST_CASE("a row of small collectives costs first to last", "[detect][small_nccl_kernels]") {
+  RuleCase t = training_step();
+  t.op(kBackward, 1'260, 100);
+  for (int i = 0; i < 60; ++i) {
+    t.queued(kAllReduce, 1'262 + 1.0 * i, 6'035 + 45.0 * i, 15, 20, elements(256));
+  }
+  const Finding finding = judge(detect_small_nccl_kernels, t);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(cost_us(finding) == Approx(59 * 45 + 15));
+  CHECK(finding.evidence_count == 60);
+  SECTION("what compute covers is not lost") {
+    t.queued("gemm", 1'390, 6'035, 2'000);
+    CHECK(cost_us(judge(detect_small_nccl_kernels, t)) < 1'000);
+  }
+}
+
+TEST_CASE("small collectives by size, whatever they take", "[detect][small_nccl_kernels]") {
+  RuleCase t = training_step();
+  t.op(kBackward, 1'260, 100);
+  for (int i = 0; i < 30; ++i) {
+    t.queued(kAllReduce, 1'262 + 1.0 * i, 6'035 + 90.0 * i, 60, 20, elements(1'000));
+  }
+  CHECK(judge(detect_small_nccl_kernels, t).verdict == Verdict::kPresent);
+}
+
+TEST_CASE("a small barrier, large buckets and waiting are no small collectives",
+          "[detect][small_nccl_kernels]") {
+  SECTION("one barrier per step, however long it waits") {
+    RuleCase t = training_step();
+    t.op(kBackward, 1'260, 30).queued(kAllReduce, 1'270, 6'030, 2'990, 20, elements(1));
+    CHECK(judge(detect_small_nccl_kernels, t).verdict == Verdict::kAbsent);
+  }
+  SECTION("buckets") {
+    RuleCase t = training_step();
+    t.op(kBackward, 1'260, 100);
+    for (int i = 0; i < 8; ++i) {
+      t.queued(kAllReduce, 1'262 + 1.0 * i, 6'035 + 350.0 * i, 340, 20, elements(1 << 22));
+    }
+    CHECK(judge(detect_small_nccl_kernels, t).verdict == Verdict::kAbsent);
+  }
+  SECTION("a row of flags of which one waits for a late rank") {
+    RuleCase t = training_step();
+    t.op(kBackward, 1'260, 100);
+    for (int i = 0; i < 5; ++i) {
+      t.queued(kAllReduce, 1'262 + 1.0 * i, 6'035 + 12.0 * i, 8, 20, elements(1));
+    }
+    t.queued(kAllReduce, 1'269, 6'100, 2'900, 20, elements(1));
+    CHECK(judge(detect_small_nccl_kernels, t).verdict == Verdict::kAbsent);
+  }
+}
+
+TEST_CASE("message sizes of older traces come from the operator's inputs",
+          "[detect][collectives]") {
+  RuleCase t;
+  t.step(1, 0, 1'000);
+  t.host("cpu_op", "record_param_comms", 5, 50,
+         R"("Input Dims":[[16,256],[],[[2]]],"Input type":["float","Int","TensorList"])");
+  t.queued(kAllReduce, 10, 100, 50, 20);
+  const EventTable table = t.table();
+  const EventTree tree = build_tree(table);
+  const auto collectives = build_collectives(build_signals(table, tree));
+  REQUIRE(collectives.size() == 1);
+  CHECK(collectives[0].bytes == 16 * 256 * 4);
+}
+
+TEST_CASE("without communication kernels it depends on what else is there",
+          "[detect][collectives]") {
+  RuleCase single;
+  single.step(1, 0, 1'000).op("aten::mm", 10, 10).kernel("gemm", 100, 500);
+  RuleCase group_of_one = single;
+  group_of_one.op("c10d::allreduce_", 50, 10);
+  group_of_one.top(R"("distributedInfo":{"backend":"nccl","rank":0,"world_size":1})");
+  RuleCase lost = single;
+  lost.op("c10d::allreduce_", 50, 10);
+  lost.top(R"("distributedInfo":{"backend":"nccl","rank":0,"world_size":8})");
+  RuleCase host_only;
+  host_only.step(1, 0, 1'000).op("aten::mm", 10, 10);
+  host_only.top(R"("distributedInfo":{"backend":"nccl","rank":0,"world_size":8})");
+  for (const Detector detect : {detect_small_nccl_kernels, detect_nccl_blocks_main_stream,
+                                detect_nccl_compute_not_overlapped}) {
+    CHECK(judge(detect, single).verdict == Verdict::kAbsent);
+    CHECK(judge(detect, group_of_one).verdict == Verdict::kAbsent);
+    CHECK(judge(detect, lost).missing_signals == std::vector<std::string>{"communication kernels"});
+    CHECK(judge(detect, host_only).missing_signals == std::vector<std::string>{"GPU events"});
+  }
+}

@@ -1,0 +1,99 @@
+#include "rule_case.hpp"
+
+using namespace traceap;
+
+namespace {
+constexpr auto kDetect = detect_cpu_bound;
+
+/// Kernels of `kernel_us` every 100 us over `steps` steps of 10 ms, each launched just in time.
+RuleCase just_in_time(double kernel_us, int steps = 3) {
+  RuleCase t;
+  for (int i = 0; i < steps; ++i) {
+    t.step(i, 10'000.0 * i, 10'000);
+    for (double at = 10'000.0 * i + 100; at < 10'000.0 * (i + 1) - 50; at += 100) {
+      t.op("aten::add", at - 90, 95).kernel("add", at, kernel_us);
+    }
+  }
+  return t;
+}
+}  // namespace
+
+TEST_CASE("gaps between just-in-time launches are CPU bound", "[detect][cpu_bound]") {
+  const Finding finding = judge(kDetect, just_in_time(20));
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(cost_us(finding) == Approx(0.8 * 30'000).epsilon(0.05));
+  CHECK(finding.confidence > 0.8);
+}
+
+TEST_CASE("gaps around kernels shorter than a launch are one burst", "[detect][cpu_bound]") {
+  const Finding finding = judge(kDetect, just_in_time(3));
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(finding.intervals.size() < 10);
+  CHECK(finding.saving_high_ns < finding.cost_ns);  // the kernels themselves stay
+}
+
+TEST_CASE("a host that runs ahead is not the bottleneck", "[detect][cpu_bound]") {
+  RuleCase t;
+  t.step(1, 0, 10'000);
+  for (int i = 0; i < 90; ++i) {
+    t.op("aten::add", 10 + 20.0 * i, 18).queued("add", 20 + 20.0 * i, 30 + 110.0 * i, 105);
+  }
+  const Finding finding = judge(kDetect, t);
+  CHECK(finding.verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("the empty queue at the start of a recording is no steady state", "[detect][cpu_bound]") {
+  RuleCase t;
+  t.step(1, 0, 10'000).op("aten::add", 10, 2'950);
+  t.queued("long", 2'900, 3'000, 6'900);
+  CHECK(judge(kDetect, t).verdict == Verdict::kAbsent);
+  SECTION("nor is a first step whose like does not come again") {
+    RuleCase steps;
+    for (int i = 0; i < 4; ++i) steps.step(i, 10'000.0 * i, 10'000);
+    steps.kernel("left over", 10, 20).op("aten::add", 100, 2'850);
+    steps.queued("long", 2'900, 3'000, 36'900);
+    CHECK(judge(kDetect, steps).verdict == Verdict::kAbsent);
+  }
+}
+
+TEST_CASE("the gap behind a copy that held the host is the copy's", "[detect][cpu_bound]") {
+  RuleCase t;
+  t.step(1, 0, 10'000).kernel("conv", 10, 4'000).op("aten::item", 100, 3'950);
+  t.copy("Memcpy DtoH (Device -> Pageable)", 110, 10, 4'010, 2, 4);
+  t.api("cudaStreamSynchronize", 121, 3'920).op("aten::add", 4'060, 500);
+  t.kernel("conv", 4'560, 5'400);
+  CHECK(judge(kDetect, t).verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("a first call that was far slower than all later ones is a cold start",
+          "[detect][cpu_bound]") {
+  RuleCase t = just_in_time(95);
+  t.step(4, 30'000, 40'000).op("aten::gelu", 30'010, 20'000).queued("gelu", 50'000, 50'015, 95);
+  for (double at = 50'200; at < 69'900; at += 100) {
+    t.op("aten::gelu", at - 90, 95).queued("gelu", at - 20, at, 98);
+  }
+  CHECK(judge(kDetect, t).verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("a host that does nothing that is recorded is not launching", "[detect][cpu_bound]") {
+  RuleCase t;
+  t.step(1, 0, 60'000).op("aten::add", 1, 20).kernel("conv", 20, 20'000);
+  t.op("aten::add", 45'000, 20).kernel("conv", 45'020, 14'900);
+  CHECK(judge(kDetect, t).verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("CPU bound is unknown without GPU events or without launches", "[detect][cpu_bound]") {
+  RuleCase host_only;
+  host_only.step(1, 0, 10'000).op("aten::add", 10, 9'000);
+  CHECK(judge(kDetect, host_only).missing_signals == std::vector<std::string>{"GPU events"});
+  RuleCase gpu_only;
+  for (int i = 0; i < 10; ++i) gpu_only.gpu("kernel", "add", 100.0 * i, 20, 7, 100 + i);
+  const Finding finding = judge(kDetect, gpu_only);
+  CHECK(finding.verdict == Verdict::kUnknown);
+  CHECK(finding.missing_signals == std::vector<std::string>{"host events"});
+  SECTION("but absent where the GPU is busy") {
+    RuleCase busy;
+    for (int i = 0; i < 10; ++i) busy.gpu("kernel", "add", 100.0 * i, 100, 7, 100 + i);
+    CHECK(judge(kDetect, busy).verdict == Verdict::kAbsent);
+  }
+}

@@ -1,0 +1,90 @@
+#include "rule_case.hpp"
+
+using namespace traceap;
+
+namespace {
+/// Ten milliseconds, of which the GPU computes from 2 to 4 and copies from 6 to 7.
+RuleCase ten_milliseconds() {
+  RuleCase t;
+  t.step(1, 0, 10'000).kernel("gemm", 2'000, 2'000);
+  return t.copy("Memcpy HtoD (Pinned -> Device)", 5'990, 5, 6'000, 1'000, 1 << 20);
+}
+Finding finding_of(std::vector<Interval> intervals) {
+  Finding finding;
+  finding.verdict = Verdict::kPresent;
+  finding.intervals = make_union(std::move(intervals));
+  finding.cost_ns = total_length_ns(finding.intervals);
+  return finding;
+}
+}  // namespace
+
+TEST_CASE("a finding's cost is a clipped union and its saving what compute leaves free",
+          "[detect][evidence]") {
+  const EventTable table = ten_milliseconds().table();
+  const EventTree tree = build_tree(table);
+  const Signals signals = build_signals(table, tree);
+  Draft draft("test");
+  draft.cost = {{1'000'000, 3'000'000}, {2'500'000, 7'000'000}, {9'500'000, 20'000'000}};
+  for (Row r = 0; r < table.size(); ++r) draft.evidence.insert(draft.evidence.end(), {r, r});
+  draft.saving.low = 0.25;
+  draft.saving.best = 0.5;
+  const Finding finding = finish_finding(signals, draft);
+  CHECK(finding.intervals == IntervalSet{{1'000'000, 7'000'000}, {9'500'000, 10'000'000}});
+  CHECK(finding.cost_ns == 6'500'000);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(finding.saving_high_ns == 4'500'000);  // idle and the copy, not the kernel
+  CHECK(finding.saving_best_ns == 2'250'000);
+  CHECK(finding.saving_low_ns == 1'125'000);
+  CHECK(finding.evidence_count == table.size());
+  for (std::size_t i = 1; i < finding.evidence.size(); ++i) {
+    CHECK(table.dur_ns[finding.evidence[i - 1]] >= table.dur_ns[finding.evidence[i]]);
+  }
+  SECTION("what the GPU is idle for, or all of it") {
+    draft.saving.basis = SavingBasis::kIdle;
+    CHECK(finish_finding(signals, draft).saving_high_ns == 3'500'000);
+    draft.saving.basis = SavingBasis::kCost;
+    CHECK(finish_finding(signals, draft).saving_high_ns == 6'500'000);
+  }
+  SECTION("two per cent of the profiled time is material, less is not") {
+    draft.cost = {{0, 200'000}};
+    CHECK(finish_finding(signals, draft).verdict == Verdict::kPresent);
+    draft.cost = {{0, 199'999}};
+    CHECK(finish_finding(signals, draft).verdict == Verdict::kAbsent);
+  }
+}
+
+TEST_CASE("overlapping causes are not counted twice", "[detect][evidence]") {
+  const std::vector<Finding> findings = {finding_of({{0, 40}}), finding_of({{30, 130}}),
+                                         finding_of({{120, 125}})};
+  CHECK(compute_unclaimed_cost(findings) == std::vector<std::int64_t>{30, 100, 0});
+}
+
+TEST_CASE("every rule gives a finding of its own type on any trace", "[detect][registry]") {
+  const EventTable table = ten_milliseconds().table();
+  const EventTree tree = build_tree(table);
+  const std::vector<Finding> findings = detect_all(build_signals(table, tree));
+  REQUIRE(findings.size() == detectors().size());
+  std::size_t paper = 0;
+  for (std::size_t i = 0; i < findings.size(); ++i) {
+    CHECK(findings[i].type == detectors()[i].type);
+    paper += detectors()[i].paper ? 1 : 0;
+    if (findings[i].verdict == Verdict::kUnknown) CHECK_FALSE(findings[i].missing_signals.empty());
+    CHECK(findings[i].saving_low_ns <= findings[i].saving_best_ns);
+    CHECK(findings[i].saving_best_ns <= findings[i].saving_high_ns);
+  }
+  CHECK(paper == 8);
+}
+
+TEST_CASE("rules survive traces with next to nothing in them", "[detect][registry]") {
+  RuleCase one_kernel;
+  one_kernel.gpu("kernel", "gemm", 0, 0, 7, 1);
+  RuleCase one_op;
+  one_op.op("", 0, 0);
+  RuleCase metadata_only;
+  metadata_only.raw(R"({"ph":"M","name":"process_name","pid":1,"tid":0,"args":{"name":"p"}})");
+  for (const RuleCase* text : {&one_kernel, &one_op, &metadata_only}) {
+    const EventTable table = text->table();
+    const EventTree tree = build_tree(table);
+    CHECK(detect_all(build_signals(table, tree)).size() == detectors().size());
+  }
+}

@@ -1,0 +1,56 @@
+#include "rule_case.hpp"
+
+using namespace traceap;
+
+namespace {
+constexpr auto kDetect = detect_high_memcpy;
+constexpr const char* kDown = "Memcpy DtoH (Device -> Pageable)";
+}  // namespace
+
+TEST_CASE("reading a value per layer costs the time in which the host sits in the copy",
+          "[detect][high_memcpy]") {
+  RuleCase t;
+  t.step(1, 0, 10'000);
+  for (int i = 0; i < 20; ++i) {
+    const double at = 100 + 480.0 * i;
+    t.op("aten::mm", at - 30, 40).kernel("gemm", at, 200);
+    t.op("aten::item", at + 15, 270).op("aten::_local_scalar_dense", at + 16, 268);
+    t.copy(kDown, at + 20, 10, at + 201, 2, 4).api("cudaStreamSynchronize", at + 31, 240);
+  }
+  const Finding finding = judge(kDetect, t);
+  CHECK(finding.verdict == Verdict::kPresent);
+  // Each: 1 us between kernel and copy, 2 us of copy, 68 us until the call returns.
+  CHECK(cost_us(finding) == Approx(20 * 71));
+  CHECK(fact(finding, "device to host") == "20");
+  CHECK(fact(finding, "copies the host waited for") == "20");
+}
+
+TEST_CASE("batch uploads count as well, pinned or not", "[detect][high_memcpy]") {
+  RuleCase t;
+  t.step(1, 0, 10'000).copy("Memcpy HtoD (Pinned -> Device)", 10, 5, 20, 3'000, 64 << 20);
+  t.kernel("conv", 3'100, 6'800);
+  const Finding finding = judge(kDetect, t);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(cost_us(finding) == Approx(3'000 + 5));  // the call itself held the host for 5 us
+}
+
+TEST_CASE("one logged value per step, read while the GPU works, is nothing",
+          "[detect][high_memcpy]") {
+  RuleCase t;
+  t.step(1, 0, 10'000).kernel("conv", 10, 9'900).op("aten::item", 100, 9'830);
+  t.copy(kDown, 110, 10, 9'911, 2, 4).api("cudaStreamSynchronize", 121, 9'800);
+  const Finding finding = judge(kDetect, t);
+  CHECK(finding.verdict == Verdict::kAbsent);
+  CHECK(cost_us(finding) < 20);
+}
+
+TEST_CASE("copies under compute or inside the device are nothing", "[detect][high_memcpy]") {
+  RuleCase t;
+  t.step(1, 0, 10'000).kernel("conv", 10, 5'900);
+  t.copy("Memcpy HtoD (Pinned -> Device)", 20, 5, 30, 5'000, 64 << 20, 13);
+  t.copy("Memcpy DtoD (Device -> Device)", 5'900, 5, 5'920, 3'000, 64 << 20);
+  const Finding finding = judge(kDetect, t);
+  CHECK(finding.verdict == Verdict::kAbsent);
+  CHECK(finding.cost_ns == 0);
+  CHECK(finding.evidence_count == 1);
+}

@@ -1,0 +1,79 @@
+#include "rule_case.hpp"
+
+using namespace traceap;
+
+namespace {
+constexpr auto kDetect = detect_single_process_data_loading;
+constexpr const char* kSingle = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__";
+constexpr const char* kMulti = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__";
+
+/// Three steps of 10 ms, each with a loader range at its start and kernels behind it.
+RuleCase loading_steps(const char* loader, double fetch_us) {
+  RuleCase t;
+  for (int i = 0; i < 3; ++i) {
+    const double start = 10'000.0 * i;
+    t.step(i, start, 10'000);
+    if (loader != nullptr) t.annotation(loader, start + 10, fetch_us);
+    for (double at = start + fetch_us + 100; at < start + 9'900; at += 200) {
+      t.op("aten::conv2d", at - 20, 30).kernel("conv", at, 190);
+    }
+  }
+  return t;
+}
+}  // namespace
+
+TEST_CASE("a loader on the main process is found where the GPU waits for it",
+          "[detect][single_process_data_loading]") {
+  const Finding finding = judge(kDetect, loading_steps(kSingle, 4'000));
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(cost_us(finding) == Approx(3 * 4'000).margin(10));
+  CHECK(finding.evidence_count == 3);
+  CHECK(fact(finding, "fetches") == "3");
+  CHECK(finding.saving_high_ns == finding.cost_ns);
+  CHECK(finding.saving_best_ns < finding.saving_high_ns);
+  for (const Interval& interval : finding.intervals) CHECK(interval.length_ns() == 4'000'000);
+}
+
+TEST_CASE("the range as an operator, as traces of 2021 write it, is the same",
+          "[detect][single_process_data_loading]") {
+  RuleCase t;
+  t.host("Operator", "ProfilerStep#1", 0, 10'000).host("Operator", kSingle, 10, 5'000);
+  t.kernel("conv", 5'200, 4'700);
+  CHECK(judge(kDetect, t).verdict == Verdict::kPresent);
+}
+
+TEST_CASE("a loader that works while kernels are queued costs nothing",
+          "[detect][single_process_data_loading]") {
+  RuleCase t;
+  t.step(1, 0, 10'000).kernel("conv", 10, 9'980).annotation(kSingle, 100, 6'000);
+  const Finding finding = judge(kDetect, t);
+  CHECK(finding.verdict == Verdict::kAbsent);
+  CHECK(finding.cost_ns == 0);
+}
+
+TEST_CASE("batches that are ready made are no loading", "[detect][single_process_data_loading]") {
+  const Finding finding = judge(kDetect, loading_steps(kSingle, 30));
+  CHECK(finding.verdict == Verdict::kAbsent);
+  CHECK(finding.cost_ns > 0);
+}
+
+TEST_CASE("workers are another type", "[detect][single_process_data_loading]") {
+  CHECK(judge(kDetect, loading_steps(kMulti, 4'000)).verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("silence at the start of steps could hide a loader",
+          "[detect][single_process_data_loading]") {
+  const Finding silent = judge(kDetect, loading_steps(nullptr, 4'000));
+  CHECK(silent.verdict == Verdict::kUnknown);
+  CHECK(silent.missing_signals == std::vector<std::string>{"DataLoader range"});
+  CHECK(judge(kDetect, loading_steps(nullptr, 20)).verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("without GPU events a loader's cost can't be known",
+          "[detect][single_process_data_loading]") {
+  RuleCase t;
+  t.step(1, 0, 10'000).annotation(kSingle, 10, 5'000).op("aten::conv2d", 5'100, 4'000);
+  const Finding finding = judge(kDetect, t);
+  CHECK(finding.verdict == Verdict::kUnknown);
+  CHECK(finding.missing_signals == std::vector<std::string>{"GPU events"});
+}
