@@ -40,7 +40,7 @@ struct Track {
 /// an event can be rebuilt from template, columns and integers: nothing is lost.
 struct ArgStore {
   std::vector<std::uint32_t> template_id;    ///< per row
-  std::vector<std::uint64_t> values_offset;  ///< per row: where its integers begin in `values`
+  std::vector<std::uint32_t> values_offset;  ///< per row: where its integers begin in `values`
   std::vector<std::uint8_t> values;          ///< zig-zag LEB128 integers, or length + number text
   StringPool templates;
 };

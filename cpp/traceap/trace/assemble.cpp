@@ -50,75 +50,12 @@ std::vector<IdMaps> merge_pools(const std::vector<const ParserPools*>& pools, Ev
   return maps;
 }
 
-/// Moves one column of all chunks into a flat one; `convert(value, chunk)` renumbers ids.
-template <class T, class Convert>
-std::vector<T> flatten(std::vector<ParsedChunk>& chunks, std::size_t rows,
-                       std::vector<T> ChunkEvents::*column, Convert convert) {
-  std::vector<T> flat;
-  flat.reserve(rows);
-  for (ParsedChunk& chunk : chunks) {
-    for (const T value : chunk.events.*column) flat.push_back(convert(value, chunk));
-    std::vector<T>().swap(chunk.events.*column);
+/// Replaces ids of [begin, end) by what `map` gives for them; kNoString stays.
+void renumber(std::vector<std::uint32_t>& column, Row begin, Row end,
+              const std::vector<std::uint32_t>& map) {
+  for (Row r = begin; r < end; ++r) {
+    if (column[r] != kNoString) column[r] = map[column[r]];
   }
-  return flat;
-}
-
-template <class T>
-std::vector<T> flatten(std::vector<ParsedChunk>& chunks, std::size_t rows,
-                       std::vector<T> ChunkEvents::*column) {
-  std::vector<T> flat;
-  flat.reserve(rows);
-  for (ParsedChunk& chunk : chunks) {
-    std::vector<T>& from = chunk.events.*column;
-    flat.insert(flat.end(), from.begin(), from.end());
-    std::vector<T>().swap(from);
-  }
-  return flat;
-}
-
-void flatten_values(std::vector<ParsedChunk>& chunks, std::size_t rows, ArgStore& args) {
-  std::size_t bytes = 0;
-  for (const ParsedChunk& chunk : chunks) bytes += chunk.events.values.size();
-  args.values.reserve(bytes);
-  args.values_offset.reserve(rows);
-  for (ParsedChunk& chunk : chunks) {
-    const std::uint64_t base = args.values.size();
-    std::uint64_t begin = base;
-    for (const std::uint32_t end : chunk.events.values_end) {
-      args.values_offset.push_back(begin);
-      begin = base + end;
-    }
-    args.values.insert(args.values.end(), chunk.events.values.begin(), chunk.events.values.end());
-    std::vector<std::uint8_t>().swap(chunk.events.values);
-    std::vector<std::uint32_t>().swap(chunk.events.values_end);
-  }
-}
-
-/// Columns in file order, before sorting.
-void flatten_columns(std::vector<ParsedChunk>& chunks, const std::vector<IdMaps>& maps,
-                     EventTable& t) {
-  std::size_t rows = 0;
-  for (const ParsedChunk& chunk : chunks) rows += chunk.events.size();
-  if (rows >= kNoRow) throw Error("more than 4294967294 events in one file");
-  const auto name = [&](StringId id, const ParsedChunk& c) {
-    return id == kNoString ? kNoString : maps[c.parser].names[id];
-  };
-  t.ts_ns = flatten(chunks, rows, &ChunkEvents::ts_ns);
-  t.dur_ns = flatten(chunks, rows, &ChunkEvents::dur_ns);
-  t.name = flatten(chunks, rows, &ChunkEvents::name, name);
-  t.category = flatten(chunks, rows, &ChunkEvents::category, name);
-  t.phase = flatten(chunks, rows, &ChunkEvents::phase);
-  t.flags = flatten(chunks, rows, &ChunkEvents::flags);
-  t.track = flatten(chunks, rows, &ChunkEvents::track,
-                    [&](TrackId id, const ParsedChunk& c) { return maps[c.parser].tracks[id]; });
-  t.device = flatten(chunks, rows, &ChunkEvents::device);
-  t.stream = flatten(chunks, rows, &ChunkEvents::stream);
-  t.correlation = flatten(chunks, rows, &ChunkEvents::correlation);
-  t.external_id = flatten(chunks, rows, &ChunkEvents::external_id);
-  t.args.template_id =
-      flatten(chunks, rows, &ChunkEvents::template_id,
-              [&](StringId id, const ParsedChunk& c) { return maps[c.parser].templates[id]; });
-  flatten_values(chunks, rows, t.args);
 }
 
 void classify(EventTable& t) {
@@ -324,21 +261,73 @@ void match_begin_end(EventTable& t, const TimeKeys& key, std::vector<Row>& order
 
 }  // namespace
 
-void assemble(std::vector<ParsedChunk> chunks, const std::vector<const ParserPools*>& pools,
-              TopMembers metadata, EventTable& table) {
-  const std::vector<IdMaps> maps = merge_pools(pools, table);
-  flatten_columns(chunks, maps, table);
-  classify(table);
-  {
-    const TimeKeys key(table);
-    std::vector<Row> order = order_by_time(table, key);
-    match_begin_end(table, key, order);
-    order_ties(table, key, order);
-    permute_columns(table, order);
+namespace {
+
+template <class T>
+void append(std::vector<T>& to, const std::vector<T>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+}  // namespace
+
+void Assembler::add(const ChunkEvents& events, std::size_t parser) {
+  if (events.size() == 0) return;
+  EventTable& t = table_;
+  if (t.ts_ns.size() + events.size() >= kNoRow) {
+    throw Error(t.path + ": more than 4294967294 events in one file");
   }
-  table.metadata = std::move(metadata);
-  read_metadata(table);
-  name_tracks(table);
+  append(t.ts_ns, events.ts_ns);
+  append(t.dur_ns, events.dur_ns);
+  append(t.name, events.name);
+  append(t.category, events.category);
+  append(t.phase, events.phase);
+  append(t.flags, events.flags);
+  append(t.track, events.track);
+  append(t.device, events.device);
+  append(t.stream, events.stream);
+  append(t.correlation, events.correlation);
+  append(t.external_id, events.external_id);
+  append(t.args.template_id, events.template_id);
+  append_values(events);
+  ranges_.push_back({t.size(), parser});
+}
+
+void Assembler::append_values(const ChunkEvents& events) {
+  ArgStore& args = table_.args;
+  if (args.values.size() + events.values.size() > std::numeric_limits<std::uint32_t>::max()) {
+    throw Error(table_.path + ": more than 4 GiB of packed arguments in one file");
+  }
+  const auto base = static_cast<std::uint32_t>(args.values.size());
+  std::uint32_t begin = base;
+  for (const std::uint32_t end : events.values_end) {
+    args.values_offset.push_back(begin);
+    begin = base + end;
+  }
+  append(args.values, events.values);
+}
+
+void Assembler::finish(const std::vector<const ParserPools*>& pools, TopMembers metadata) {
+  EventTable& t = table_;
+  const std::vector<IdMaps> maps = merge_pools(pools, t);
+  Row begin = 0;
+  for (const auto& [end, parser] : ranges_) {
+    renumber(t.name, begin, end, maps[parser].names);
+    renumber(t.category, begin, end, maps[parser].names);
+    renumber(t.track, begin, end, maps[parser].tracks);
+    renumber(t.args.template_id, begin, end, maps[parser].templates);
+    begin = end;
+  }
+  classify(t);
+  {
+    const TimeKeys key(t);
+    std::vector<Row> order = order_by_time(t, key);
+    match_begin_end(t, key, order);
+    order_ties(t, key, order);
+    permute_columns(t, order);
+  }
+  t.metadata = std::move(metadata);
+  read_metadata(t);
+  name_tracks(t);
 }
 
 }  // namespace traceap

@@ -9,15 +9,29 @@
 
 namespace traceap {
 
-struct ParsedChunk {
-  ChunkEvents events;
-  std::size_t parser;  ///< whose pools the ids belong to
-};
+/// Takes chunks in file order, gives one sorted table. Columns grow in place, so that the peak is
+/// the table and one column more.
+class Assembler {
+ public:
+  explicit Assembler(EventTable& table) : table_(table) {}
 
-/// Fills columns, strings, tracks and metadata of `table`. Chunks are in file order and are freed
-/// on the way: the peak is the table plus two columns. O(n) for any sensible range of times.
-void assemble(std::vector<ParsedChunk> chunks, const std::vector<const ParserPools*>& pools,
-              TopMembers metadata, EventTable& table);
+  /// `parser` tells whose pools the ids of `events` belong to.
+  void add(const ChunkEvents& events, std::size_t parser);
+  bool empty() const { return table_.size() == 0; }
+  /// Ids of the parsers' pools to the table's, then order, links of B and E, and metadata.
+  /// O(n) for any sensible range of times.
+  void finish(const std::vector<const ParserPools*>& pools, TopMembers metadata);
+
+ private:
+  struct Range {
+    Row end;
+    std::size_t parser;
+  };
+  void append_values(const ChunkEvents& events);
+
+  EventTable& table_;
+  std::vector<Range> ranges_;
+};
 
 /// deviceProperties and distributedInfo out of table.metadata.
 void read_metadata(EventTable& table);

@@ -145,9 +145,7 @@ class Reader {
       reasons_.merge(job->result.reasons);
       resync_ = job->result.resyncing;
       const std::size_t consumed = job->result.consumed;
-      if (job->result.events.size() > 0) {
-        chunks_.push_back({std::move(job->result.events), job->parser});
-      }
+      assembler_.add(job->result.events, job->parser);
       if (job->result.array_closed) return leave_events(*job, consumed);
       keep_carry(*job, consumed);
     }
@@ -290,13 +288,13 @@ class Reader {
   // --- the table ---
 
   void finish() {
-    if (chunks_.empty()) {
+    if (assembler_.empty()) {
       throw ParseError(table_.path, 0,
                        "expected at least one trace event, found " +
                            std::to_string(table_.total_objects) +
                            " objects of which none is an event" + damage_text());
     }
-    assemble(std::move(chunks_), parsers_.pools(), std::move(members_), table_);
+    assembler_.finish(parsers_.pools(), std::move(members_));
     table_.text_bytes = fetched_;
     Diagnostics read;
     reasons_.write_to(read);
@@ -316,10 +314,10 @@ class Reader {
   std::size_t chunk_bytes_;
   ParserThreads parsers_;
   EventTable table_;
+  Assembler assembler_{table_};
   TopMembers members_;
   ReasonCounts reasons_;
   std::deque<std::shared_ptr<ParseJob>> queue_;
-  std::vector<ParsedChunk> chunks_;
   std::string pending_;               ///< text read, but in no job yet
   std::uint64_t pending_offset_ = 0;  ///< of pending_[0] in the whole text
   std::string carry_;                 ///< begin of an event that a chunk's end cut in two
