@@ -197,10 +197,7 @@ Finding detect_attention_not_fused(const Signals& signals) {
   if (!finder.example().empty()) draft.fact("example", finder.example());
   draft.saving.basis = SavingBasis::kCost;
   Finding finding = finish_finding(signals, std::move(draft));
-  const auto cost = static_cast<double>(finding.cost_ns);
-  finding.saving_high_ns = static_cast<std::int64_t>(kHighShare * cost);
-  finding.saving_best_ns = static_cast<std::int64_t>(kBestShare * cost);
-  finding.saving_low_ns = 0;
+  bound_gpu_saving(signals, finding, kBestShare, kHighShare);
   return finding;
 }
 

@@ -103,11 +103,12 @@ Finding detect_cast_storm(const Signals& signals) {
     finding.missing_signals = std::move(draft.missing_signals);
     return finding;
   }
-  draft.saving = {SavingBasis::kCost, 0.0, kBestShare};
   draft.fact("casts", static_cast<std::int64_t>(draft.evidence.size()));
   add_per_step_fact(signals, draft, "per step", draft.evidence.size());
   if (!kinds.empty()) draft.fact("example", most_frequent(kinds));
-  return finish_finding(signals, std::move(draft));
+  Finding finding = finish_finding(signals, std::move(draft));
+  bound_gpu_saving(signals, finding, kBestShare, 1.0);
+  return finding;
 }
 
 }  // namespace traceap

@@ -98,13 +98,14 @@ Finding detect_device_to_device_copies(const Signals& signals) {
     finding.missing_signals = std::move(draft.missing_signals);
     return finding;
   }
-  draft.saving = {SavingBasis::kCost, 0.0, kBestShare};
   draft.fact("copies", static_cast<std::int64_t>(draft.evidence.size()));
   if (copies.bytes() >= 1 << 20) draft.fact("bytes", format_bytes(copies.bytes()));
   if (!copies.operators().empty()) {
     draft.fact("operations", most_frequent_names(signals.table, copies.operators(), 2));
   }
-  return finish_finding(signals, std::move(draft));
+  Finding finding = finish_finding(signals, std::move(draft));
+  bound_gpu_saving(signals, finding, kBestShare, 1.0);
+  return finding;
 }
 
 }  // namespace traceap

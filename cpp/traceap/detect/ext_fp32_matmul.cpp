@@ -51,16 +51,16 @@ Finding detect_fp32_matmul(const Signals& signals) {
     draft.fact("device", units.device);
   }
   const bool tf32_helps = units.tf32_ratio > 1.0;
+  // TF32 is one line for an fp32 program; half precision is a decision about the model.
+  if (!tf32_helps) draft.confidence = std::min(draft.confidence, 0.7);
   draft.fact("ratio", format_ratio(tf32_helps ? units.tf32_ratio : units.half_ratio));
   draft.fact("precision", tf32_helps ? "TF32" : "half precision");
   draft.saving.basis = SavingBasis::kCost;
   Finding finding = finish_finding(signals, std::move(draft));
   // The matrix units' peak bounds what a faster type can give back; a product that is bound by
   // memory gains at most the halved bytes, and nothing at worst. Half of the bound is the guess.
-  finding.saving_high_ns = static_cast<std::int64_t>(static_cast<double>(finding.cost_ns) *
-                                                     (1.0 - 1.0 / units.half_ratio));
-  finding.saving_best_ns = finding.saving_high_ns / 2;
-  finding.saving_low_ns = 0;
+  const double bound = 1.0 - 1.0 / units.half_ratio;
+  bound_gpu_saving(signals, finding, bound / 2, bound);
   return finding;
 }
 

@@ -43,7 +43,7 @@ std::vector<Interval> host_activity(const Signals& signals) {
 Row covering_row(const Signals& signals, std::int64_t gpu_time_ns) {
   const EventTree& tree = signals.tree;
   if (tree.main_track == kNoTrack) return kNoRow;
-  const std::int64_t time_ns = gpu_time_ns + tree.launch_delay_correction_ns;
+  const std::int64_t time_ns = add_saturated(gpu_time_ns, tree.launch_delay_correction_ns);
   const auto begin = tree.host_rows.begin() + tree.host_offsets[tree.main_track];
   const auto end = tree.host_rows.begin() + tree.host_offsets[tree.main_track + 1];
   const auto after = std::upper_bound(

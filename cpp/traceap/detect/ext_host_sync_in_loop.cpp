@@ -80,9 +80,13 @@ Finding detect_host_sync_in_loop(const Signals& signals) {
   Draft draft(kType);
   std::vector<Interval> stalls;
   std::vector<Row> operators;
+  const LazyNames is_aten(table,
+                          [](std::string_view name) { return name.substr(0, 6) == "aten::"; });
+  const std::vector<Row> outermost = outermost_ranges(
+      signals, [&](Row r) { return table.kind[r] == EventKind::kCpuOp && is_aten(r); });
   for (const Sync& sync : syncs) {
     stalls.push_back(stall_window(signals, sync.host));
-    const Row op = reading[sync.call] != kNoRow ? reading[sync.call] : signals.tree.op[sync.call];
+    const Row op = outermost[sync.call];  // what the program called: aten::to rather than copy_
     draft.evidence.push_back(op != kNoRow ? op : sync.call);
     if (op != kNoRow) operators.push_back(op);
   }

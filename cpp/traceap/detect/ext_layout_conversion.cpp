@@ -38,10 +38,11 @@ Finding detect_layout_conversion(const Signals& signals) {
     draft.evidence.push_back(r);
   }
   if (draft.evidence.empty()) return absent(kType);
-  draft.saving = {SavingBasis::kCost, 0.0, kBestShare};
   draft.fact("conversions", static_cast<std::int64_t>(draft.evidence.size()));
   add_per_step_fact(signals, draft, "per step", draft.evidence.size());
-  return finish_finding(signals, std::move(draft));
+  Finding finding = finish_finding(signals, std::move(draft));
+  bound_gpu_saving(signals, finding, kBestShare, 1.0);
+  return finding;
 }
 
 }  // namespace traceap

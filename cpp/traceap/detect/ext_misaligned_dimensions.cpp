@@ -188,10 +188,7 @@ Finding detect_misaligned_dimensions(const Signals& signals) {
   search.draft.fact("products", static_cast<std::int64_t>(search.products));
   if (!search.example.empty()) search.draft.fact("example", search.example);
   Finding finding = finish_finding(signals, std::move(search.draft));
-  const auto cost = static_cast<double>(finding.cost_ns);
-  finding.saving_high_ns = static_cast<std::int64_t>(kHighShare * cost);
-  finding.saving_best_ns = static_cast<std::int64_t>(kBestShare * cost);
-  finding.saving_low_ns = 0;
+  bound_gpu_saving(signals, finding, kBestShare, kHighShare);
   return finding;
 }
 

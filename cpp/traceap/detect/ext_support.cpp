@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <unordered_map>
 
 namespace traceap {
@@ -103,15 +104,22 @@ std::vector<std::string> parse_strings(std::string_view json) {
 
 }  // namespace
 
+std::int64_t add_saturated(std::int64_t a, std::int64_t b) {
+  std::int64_t sum = 0;
+  if (!__builtin_add_overflow(a, b, &sum)) return sum;
+  return b < 0 ? std::numeric_limits<std::int64_t>::min()
+               : std::numeric_limits<std::int64_t>::max();
+}
+
 Interval on_gpu_clock(const Signals& signals, Interval host) {
-  const std::int64_t shift = signals.tree.launch_delay_correction_ns;
-  return {host.start_ns - shift, host.end_ns - shift};
+  const std::int64_t shift = -signals.tree.launch_delay_correction_ns;
+  return {add_saturated(host.start_ns, shift), add_saturated(host.end_ns, shift)};
 }
 
 Interval stall_window(const Signals& signals, Interval host_call) {
   const Interval call = on_gpu_clock(signals, host_call);
   const Row next = first_row_from(signals.table, signals.tree.gpu_rows, call.end_ns);
-  std::int64_t end_ns = call.end_ns + kRefillReachNs;
+  std::int64_t end_ns = add_saturated(call.end_ns, kRefillReachNs);
   if (next != kNoRow) end_ns = std::min(end_ns, signals.table.ts_ns[next]);
   return {call.start_ns, std::max(end_ns, call.end_ns)};
 }
@@ -130,6 +138,17 @@ IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval
   }
   return set_difference(idle_inside(signals, std::move(intervals)),
                         make_union(std::move(elsewhere)));
+}
+
+void bound_gpu_saving(const Signals& signals, Finding& finding, double best_share,
+                      double high_share) {
+  const auto cost = static_cast<double>(finding.cost_ns);
+  const auto profiled = static_cast<double>(std::max<std::int64_t>(signals.profiled_ns(), 1));
+  const double idle_share = static_cast<double>(total_length_ns(signals.gpu_idle)) / profiled;
+  const double busy_share = std::clamp(1.0 - idle_share, 0.0, 1.0);
+  finding.saving_low_ns = 0;
+  finding.saving_best_ns = static_cast<std::int64_t>(cost * best_share * busy_share);
+  finding.saving_high_ns = static_cast<std::int64_t>(cost * high_share);
 }
 
 WarmUp find_warm_up(const Signals& signals) {

@@ -38,6 +38,8 @@ class LazyNames {
 /// and Python on top, 1 ms is still some fifty operations. A longer pause has another cause.
 inline constexpr std::int64_t kRefillReachNs = 1'000'000;
 
+/// a + b, held at the ends of the range: times in a trace may be anything.
+std::int64_t add_saturated(std::int64_t a, std::int64_t b);
 /// A host interval on the GPU's clock (EventTree::launch_delay_correction_ns).
 Interval on_gpu_clock(const Signals& signals, Interval host);
 /// From the start of a call that blocks the host to the first GPU event after its end, at most
@@ -48,6 +50,12 @@ Interval stall_window(const Signals& signals, Interval host_call);
 IntervalSet idle_inside(const Signals& signals, std::vector<Interval> intervals);
 /// The same without the idle time that data loading, compilation or the profiler explain.
 IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval> intervals);
+
+/// Saving of a finding whose cost is GPU work that would get shorter: `high_share` of it at most,
+/// `best_share` of it as the guess, and that only as far as the GPU is what the program waits for:
+/// where the host is late, shorter kernels leave longer gaps. The share of busy time stands for it.
+void bound_gpu_saving(const Signals& signals, Finding& finding, double best_share,
+                      double high_share);
 
 /// Where warm-up ends. Before it first-call costs are to be expected, after it they are defects.
 struct WarmUp {

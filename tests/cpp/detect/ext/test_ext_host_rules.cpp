@@ -198,18 +198,33 @@ TEST_CASE("cudaMalloc in steady steps is allocator thrash", "[detect]") {
   CHECK(finding.cost_ns <= 3 * 850'000);
 }
 
-TEST_CASE("without steps frees tell thrash from growth", "[detect]") {
-  const auto trace = [](const std::string& first) {
-    Scene scene;
-    for (int i = 0; i < 4; ++i) {
-      const double t = i * 5000.0;
-      scene.op("aten::empty", t, 1002).call(i == 0 ? first : "cudaMalloc", t + 1, 1000);
-      scene.op("aten::mm", t + 1005, 20).kernel("gemm", t + 1010, t + 1020, 3900);
+namespace {
+
+/// No steps: `rounds` of an allocation of 1 ms and 10 kernels, with names that repeat or do not.
+Scene rounds_without_steps(int rounds, bool repeat) {
+  Scene scene;
+  for (int i = 0; i < rounds; ++i) {
+    const double t = i * 5000.0;
+    scene.op("aten::empty", t, 1002).call("cudaMalloc", t + 1, 1000);
+    for (int k = 0; k < 10; ++k) {
+      const std::string name = "kernel_" + std::to_string(repeat ? k : i * 10 + k);
+      scene.kernel(name, t + 1010 + k * 10.0, t + 1020 + k * 390.0, 390);
     }
-    return scene.judge(detect_allocator_thrash);
-  };
-  CHECK(trace("cudaFree").verdict == Verdict::kPresent);
-  CHECK(trace("cudaMalloc").verdict == Verdict::kAbsent);  // a pool that grows: cold_start
+  }
+  return scene;
+}
+
+}  // namespace
+
+TEST_CASE("without steps a loop tells thrash from growth", "[detect]") {
+  const Finding loop = rounds_without_steps(10, true).judge(detect_allocator_thrash);
+  CHECK(loop.verdict == Verdict::kPresent);
+  CHECK(fact(loop, "mallocs") == "9");  // the first one is before the loop has shown itself
+  CHECK(loop.confidence < 0.9);
+  const Finding once = rounds_without_steps(10, false).judge(detect_allocator_thrash);
+  CHECK(once.verdict == Verdict::kUnknown);
+  CHECK(rounds_without_steps(10, false).judge(detect_cold_start).verdict == Verdict::kPresent);
+  CHECK(rounds_without_steps(10, true).judge(detect_cold_start).cost_ns == 1'000'000);
 }
 
 TEST_CASE("allocation that does not hurt is no thrash", "[detect]") {
@@ -236,7 +251,7 @@ TEST_CASE("growth of the pool in the first step is a cold start", "[detect]") {
   const Finding finding = cold.judge(detect_cold_start);
   CHECK(finding.verdict == Verdict::kPresent);
   CHECK(finding.cost_ns == 3'000'000);
-  CHECK(fact(finding, "kinds") == "growth of the memory pool");
+  CHECK(fact(finding, "kinds") == "allocation of memory");
   CHECK(cold.judge(detect_allocator_thrash).verdict == Verdict::kAbsent);
 }
 

@@ -83,6 +83,7 @@ TEST_CASE("clocks that disagree are corrected before host and GPU are compared",
   REQUIRE(tree.launch_delay_correction_ns != 0);
   const Finding finding = detect_worker_starvation(build_signals(table, tree));
   CHECK(finding.verdict == Verdict::kPresent);
-  CHECK(finding.cost_ns >= 11 * 3'900'000);
+  // On the GPU's clock the last two fetches lie behind the last step.
+  CHECK(finding.cost_ns >= 10 * 3'900'000);
   CHECK(finding.cost_ns <= 12 * 4'100'000);
 }
