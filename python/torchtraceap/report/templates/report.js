@@ -111,8 +111,7 @@
     palette = {
       ink: read("--ink"), muted: read("--muted"), line: read("--line"), card: read("--card"),
       band: read("--band"), focus: read("--focus"), finding: read("--finding"),
-      step: read("--step"), stepInk: read("--step-ink"), onColour: read("--on-colour"),
-      hostInk: read("--host-ink"), call: read("--host-call"),
+      step: read("--step"), call: read("--host-call"),
       gpu: GPU_CLASSES.map((name) => read(`--c-${name}`)),
       idle: report.causes.map((name) => read(`--c-${name}`)),
       host: Array.from({ length: 8 }, (_, i) => read(`--host-${i}`)),
@@ -132,9 +131,18 @@
         return palette.host[(lane.name[i] * 2654435761 >>> 0) % palette.host.length];
     }
   };
-  const inkOf = (lane) => {
-    if (lane.kind === "host") return palette.hostInk;
-    return lane.kind === "step" ? palette.stepInk : palette.onColour;
+  // Dark or white text, by how light the colour is: white on anything lighter is hard to read.
+  const inks = new Map();
+  const inkOn = (colour) => {
+    let ink = inks.get(colour);
+    if (ink) return ink;
+    const part = (at) => {
+      const value = parseInt(colour.slice(at, at + 2), 16) / 255;
+      return value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+    };
+    const light = 0.2126 * part(1) + 0.7152 * part(3) + 0.0722 * part(5);
+    inks.set(colour, ink = light > 0.22 ? "#15191f" : "#ffffff");
+    return ink;
   };
 
   // ---------------------------------------------------------------- timeline
@@ -386,10 +394,11 @@
     const x = Math.max(left, state.gutter - 1), right = Math.min(left + width, state.width + 1);
     if (right <= x) return;
     const gap = width > 4 ? 0.75 : 0;
-    ink.fillStyle = colourOf(lane, i);
+    const colour = colourOf(lane, i);
+    ink.fillStyle = colour;
     ink.fillRect(x, y, right - x - gap, height);
     if (right - x < 26 || lane.kind === "finding" && right - x < 60) return;
-    ink.fillStyle = inkOf(lane);
+    ink.fillStyle = inkOn(colour);
     ink.font = FONT;
     ink.fillText(fitText(state.rank.names[lane.name[i]], right - x - 8), x + 4, y + height / 2 + 0.5);
   };
