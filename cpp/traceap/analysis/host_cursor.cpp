@@ -36,12 +36,20 @@ void HostModel::mark_copy_ops() {
     const HostActivity copy = activity(call);
     const bool waits = copy == HostActivity::kSyncCopy ||
                        (copy == HostActivity::kAsyncCopy && is_blocking_copy(call));
-    if (!waits) continue;
-    for (Row op = tree.parent[call]; op != kNoRow && !waits_for_copy_[op]; op = tree.parent[op]) {
-      const HostActivity kind = activity(op);
-      if (kind != HostActivity::kCopyOp && kind != HostActivity::kScalarReadOp) break;
-      waits_for_copy_[op] = true;
+    if (waits) mark_operators_above(call);
+  }
+  for (Row r = 0; r < table.size(); ++r) {
+    if (is_api_call(table.kind[r]) && activity(r) == HostActivity::kSynchronize) {
+      mark_operators_above(r);
     }
+  }
+}
+
+void HostModel::mark_operators_above(Row call) {
+  for (Row op = tree.parent[call]; op != kNoRow && !waits_for_copy_[op]; op = tree.parent[op]) {
+    const HostActivity kind = activity(op);
+    if (kind != HostActivity::kCopyOp && kind != HostActivity::kScalarReadOp) return;
+    waits_for_copy_[op] = true;
   }
 }
 
@@ -113,6 +121,7 @@ void HostCursor::judge_plain(Open& open, const Open* enclosing) const {
 void HostCursor::judge(Open& open, const Open* enclosing) const {
   if (enclosing != nullptr) {
     open.in_syncing_op = enclosing->in_syncing_op;
+    open.in_copy_op = enclosing->in_copy_op;
     open.in_convolution = enclosing->in_convolution;
     open.in_wait = enclosing->in_wait;
     if (enclosing->sticky) {
@@ -124,6 +133,7 @@ void HostCursor::judge(Open& open, const Open* enclosing) const {
   const HostActivity activity = model_.activity(open.row);
   open.in_syncing_op |= activity == HostActivity::kSyncingOp;
   open.in_syncing_op |= activity == HostActivity::kScalarReadOp;
+  open.in_copy_op |= activity == HostActivity::kCopyOp;
   open.in_convolution |= activity == HostActivity::kConvolutionOp;
   open.in_wait |= activity == HostActivity::kCommunicationWait;
   judge_activity(open, enclosing, activity);
@@ -181,10 +191,12 @@ IdleCause HostCursor::allocator_cause(Row call) const {
   return starts_context ? IdleCause::kCompilation : IdleCause::kAllocator;
 }
 
-/// A convolution synchronises only to time algorithms.
+/// A convolution synchronises only to time algorithms, a copy operator to await its copy.
 IdleCause HostCursor::synchronize_cause(const Open& open) const {
   if (open.in_convolution) return IdleCause::kCompilation;
-  return open.in_wait ? IdleCause::kCommunicationWait : IdleCause::kSynchronization;
+  if (open.in_wait) return IdleCause::kCommunicationWait;
+  const bool awaits_copy = open.in_copy_op && !open.in_syncing_op;
+  return awaits_copy ? IdleCause::kMemoryCopy : IdleCause::kSynchronization;
 }
 
 }  // namespace traceap

@@ -24,7 +24,8 @@ class HostModel {
  public:
   HostModel(const EventTable& event_table, const EventTree& event_tree);
 
-  /// Does a copy or scalar-read operator hold a copy that the host waits for?
+  /// Does a copy or scalar-read operator hold a copy, or a synchronisation, that the host waits
+  /// for?
   bool waits_for_copy(Row op) const { return waits_for_copy_[op]; }
   bool is_blocking_copy(Row call) const {
     return traceap::is_blocking_copy(table, tree, copy_memory, call);
@@ -42,6 +43,7 @@ class HostModel {
 
  private:
   void mark_copy_ops();
+  void mark_operators_above(Row call);
 
   std::vector<bool> waits_for_copy_;       ///< by row
   std::vector<Row> first_call_of_name_;    ///< by string: API calls
@@ -71,7 +73,7 @@ class HostCursor {
     HostState state;
     bool sticky = false;       ///< what it encloses has its cause, whatever it is
     bool passes_down = false;  ///< plain rows that it encloses have its cause
-    bool in_syncing_op = false, in_convolution = false, in_wait = false;
+    bool in_syncing_op = false, in_copy_op = false, in_convolution = false, in_wait = false;
   };
   void push(Row row);
   void judge(Open& open, const Open* enclosing) const;

@@ -199,12 +199,13 @@ class IdleExplainer {
     writer_.begin(gap.end_ns <= bounds_.end_ns ? next : kNoRow);
     budget_ns_ = 0;
     const std::int64_t returned = std::clamp(launch.returned_ns, host.start_ns, host.end_ns);
+    IdleCause at_return = IdleCause::kHostWait;
     if (returned > host.start_ns) {
-      explain_by_host({host.start_ns, returned}, launch, work_precedes, previous);
+      at_return = explain_by_host({host.start_ns, returned}, launch, work_precedes, previous);
     }
     if (host.end_ns > returned) {
       const std::int64_t took_ns = host.end_ns - (work_precedes ? returned : launch.returned_ns);
-      explain_by_device({returned, host.end_ns}, took_ns, launch, next, previous);
+      explain_by_device({returned, host.end_ns}, took_ns, at_return, launch, next, previous);
     }
     writer_.flush();
   }
@@ -259,13 +260,15 @@ class IdleExplainer {
   }
 
   /// The queue is empty: what the launching thread does until its call returns is the cause.
-  void explain_by_host(Interval part, const Launch& launch, bool ran_dry, Row previous) {
+  /// Returns the cause of the last moment.
+  IdleCause explain_by_host(Interval part, const Launch& launch, bool ran_dry, Row previous) {
     HostCursor& own = cursor(launch.track, part.start_ns);
     others_.clear();
     const Row previous_launch = previous == kNoRow ? kNoRow : tree_.launch[previous];
     if (previous_launch != kNoRow) add_other(table_.track[previous_launch], launch.track, part);
     add_other(tree_.main_track, launch.track, part);
     bool may_owe = ran_dry;
+    HostState state;
     for (std::int64_t t = part.start_ns; t < part.end_ns;) {
       own.advance(t);
       std::int64_t until = std::min(part.end_ns, own.next_change_ns());
@@ -274,12 +277,23 @@ class IdleExplainer {
         until = std::min(until, other->next_change_ns());
       }
       until = limit_by(collectives_, t, until);
-      const HostState state = judge_moment(own, t, launch);
+      state = judge_moment(own, t, launch);
+      if (until - t >= kLongCallNs && is_copy_operator(state.row))
+        state.cause = IdleCause::kHostWait;
       if (may_owe) open_budget(state, t);
       may_owe = false;
       add({t, until}, state.cause, state.row);
       t = until;
     }
+    return state.cause;
+  }
+
+  /// Its own path around a copy takes microseconds; where it makes no call for long, something
+  /// else happens in it (the context starts, memory is paged in).
+  bool is_copy_operator(Row row) const {
+    if (row == kNoRow) return false;
+    const HostActivity activity = model_.activity(row);
+    return activity == HostActivity::kCopyOp || activity == HostActivity::kScalarReadOp;
   }
 
   HostCursor& cursor(TrackId track, std::int64_t time_ns) {
@@ -363,13 +377,13 @@ class IdleExplainer {
            activity == HostActivity::kCommunicationWait;
   }
 
-  /// The launch call has returned: the device takes its time.
-  void explain_by_device(Interval part, std::int64_t took_ns, const Launch& launch, Row next,
-                         Row previous) {
+  /// The launch call has returned: the device takes its time. Had the host been ahead, nobody would
+  /// see it, so it belongs to what the call belongs to.
+  void explain_by_device(Interval part, std::int64_t took_ns, IdleCause at_return,
+                         const Launch& launch, Row next, Row previous) {
     const bool expected = took_ns <= kLaunchLatencyBoundNs;
-    IdleCause cause = expected ? IdleCause::kLaunchLatency : IdleCause::kUnknown;
-    // Had the host been ahead, nobody would see the latency.
-    if (!launch.queued && expected) cause = IdleCause::kHostWait;
+    IdleCause cause = launch.queued ? IdleCause::kLaunchLatency : at_return;
+    if (!expected) cause = IdleCause::kUnknown;
     const bool waited = launch.queued || !expected;
     if (waited && waits_for_collective(next, previous, expected)) {
       cause = IdleCause::kCommunicationWait;

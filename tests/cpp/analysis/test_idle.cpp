@@ -187,6 +187,24 @@ TEST_CASE("a copy that the host waits for is memory copy, with the operator arou
                                                 "memory_copy 38-90 by cudaMemcpyAsync"});
 }
 
+TEST_CASE("a copy operator that synchronises waits for its copy, pinned or not", "[analysis]") {
+  TraceText text = first_kernel();
+  text.host("cpu_op", "aten::copy_", 24, 46);
+  copy(text, "HtoD (Pinned -> Device)", 30, 5, 36, 20, 3);
+  text.host("cuda_runtime", "cudaStreamSynchronize", 38, 25);
+  CHECK(idle_of(next_kernel(text, 90)) == Lines{"host_wait 20-24 by cudaMemcpyAsync",
+                                                "memory_copy 24-36 by aten::copy_",
+                                                "memory_copy 56-90 by cudaStreamSynchronize"});
+}
+
+TEST_CASE("what takes a millisecond inside a copy operator is not the copy", "[analysis]") {
+  TraceText text = first_kernel();
+  text.host("cpu_op", "aten::_to_copy", 20, 2060);
+  copy(text, "HtoD (Pageable -> Device)", 2030, 12, 2036, 2, 3);
+  CHECK(idle_of(text) ==
+        Lines{"host_wait 20-2030 by aten::_to_copy", "memory_copy 2030-2036 by cudaMemcpyAsync"});
+}
+
 TEST_CASE("copies that nobody waits for are launches like others", "[analysis]") {
   for (const std::string kind : {"HtoD (Pinned -> Device)", "DtoD (Device -> Device)"}) {
     TraceText text = first_kernel();
