@@ -24,6 +24,7 @@ struct TreeContext {
   const EventTable& table;
   const TreeOptions& options;
   std::vector<NameTraits> traits;      ///< per StringId
+  std::vector<bool> in_engine;         ///< per row: below a node that the autograd engine runs
   std::vector<SequencedOp> sequenced;  ///< in row order
 
   NameTraits traits_of(Row row) const { return traits[table.name[row]]; }
@@ -58,8 +59,8 @@ bool is_named_before(const Track& a, const Track& b);
 void group_host_rows(const TreeContext& context, EventTree& tree);
 /// parent, depth, subtree_end, op of host rows.
 void nest_host_rows(const TreeContext& context, EventTree& tree);
-/// phase of host rows as far as names and ancestors say.
-void name_phases(const TreeContext& context, EventTree& tree);
+/// phase of host rows as far as names and ancestors say; context.in_engine.
+void name_phases(TreeContext& context, EventTree& tree);
 /// gpu_rows, gpu_class.
 void classify_gpu_rows(const TreeContext& context, EventTree& tree);
 /// launch, linked_gpu_rows by correlation.

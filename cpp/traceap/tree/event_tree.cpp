@@ -22,7 +22,7 @@ bool is_named_before(const Track& a, const Track& b) {
 }
 
 EventTree build_tree(const EventTable& table, const TreeOptions& options) {
-  TreeContext context{table, options, classify_names(table.strings), {}};
+  TreeContext context{table, options, classify_names(table.strings), {}, {}};
   EventTree tree;
   group_host_rows(context, tree);
   nest_host_rows(context, tree);

@@ -38,7 +38,7 @@ class ForwardLinker {
 
  private:
   bool is_forward(const SequencedOp& op) const {
-    return op.forward_thread == 0 && tree_.phase[op.row] != Phase::kBackward;
+    return op.forward_thread == 0 && !context_.in_engine[op.row];
   }
 
   /// Engine frames and nodes, and ops below them that carry the same number. What a node recomputes
@@ -52,7 +52,7 @@ class ForwardLinker {
       if (parent != kNoRow) above[row] = above[parent];
       if (context_.sequenced[next].row != row) continue;
       const SequencedOp& op = context_.sequenced[next++];
-      if (tree_.phase[row] != Phase::kBackward) continue;
+      if (!context_.in_engine[row] && op.forward_thread == 0) continue;
       const bool is_node = context_.has_trait(row, kTraitBackwardNode) || op.forward_thread != 0;
       const bool same_as_above =
           above[row] != kNone && context_.sequenced[above[row]].sequence == op.sequence;

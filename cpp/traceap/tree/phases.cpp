@@ -2,11 +2,12 @@
 //
 // Note [Phases]: first by name: the innermost ancestor (or the row itself) whose name says so. A
 // "forward" inside a backward range is recomputation and stays backward; inside Optimizer.step it
-// is the closure and counts as forward. Then by place: rows of the main thread that nothing names
-// are forward if they come before the last backward range of their step (or before its end where a
-// step has no backward, as in inference); without steps an op is forward if a backward op goes back
-// to it. Rows of the autograd engine's threads that nothing names are backward. GPU events take the
-// phase of their launch call, else of their op.
+// is the closure and counts as forward. An op that a backward op goes back to is forward whatever a
+// range around it says (a loss inside "## backward ##"). Then by place: rows of the main thread
+// that nothing names are forward if they come before the last backward range of their step (or
+// before its end where a step has no backward, as in inference). Rows of the autograd engine's
+// threads that nothing names are backward. GPU events take the phase of their launch call, else of
+// their op.
 
 #include <algorithm>
 
@@ -116,13 +117,11 @@ class PhasePlacer {
 
   bool may_be_forward(Row row, bool is_main) const {
     const Phase named = tree_.phase[row];
-    if (is_target_[row] && (named == Phase::kOther || named == Phase::kOptimizer)) return true;
+    if (is_target_[row] && named != Phase::kInput) return true;
     const Row parent = tree_.parent[row];
     const Phase above = parent == kNoRow ? Phase::kOther : tree_.phase[parent];
     // Below a row that became forward here; what the name pass gave it came from further up.
-    if (above == Phase::kForward && named != Phase::kForward) {
-      return named == Phase::kOther || (named == Phase::kOptimizer && !names_itself(row));
-    }
+    if (above == Phase::kForward && named != Phase::kForward && !names_itself(row)) return true;
     if (!is_main || named != Phase::kOther) return false;
     const EventKind kind = table_.kind[row];
     if (kind == EventKind::kPythonFunction || context_.has_trait(row, kTraitProfilerStep)) {
@@ -144,12 +143,16 @@ class PhasePlacer {
 
 }  // namespace
 
-void name_phases(const TreeContext& context, EventTree& tree) {
+void name_phases(TreeContext& context, EventTree& tree) {
   const EventTable& table = context.table;
   tree.phase.assign(table.size(), Phase::kOther);
+  context.in_engine.assign(table.size(), false);
   for (const Row row : tree.host_rows) {
     const Row parent = tree.parent[row];
     const Phase above = parent == kNoRow ? Phase::kOther : tree.phase[parent];
+    const bool is_node =
+        table.kind[row] == EventKind::kCpuOp && context.has_trait(row, kTraitBackwardNode);
+    context.in_engine[row] = is_node || (parent != kNoRow && context.in_engine[parent]);
     tree.phase[row] = combine(above, phase_by_name(table.kind[row], context.traits_of(row)));
   }
 }

@@ -226,6 +226,22 @@ TEST_CASE("backward ops go back to the op that made their node", "[tree]") {
   CHECK(forward("negative") == "none");
 }
 
+TEST_CASE("a loss inside a backward annotation is forward all the same", "[tree]") {
+  const Built b =
+      build(TraceText()
+                .host("user_annotation", "## backward ##", 0, 100)
+                .host("cpu_op", "aten::nll_loss", 10, 10, sequence(3))
+                .host("cpu_op", "inside", 11, 2)
+                .host("cpu_op", "aten::ones_like", 25, 5)
+                .complete("cpu_op", kEngine + "NllLossBackward0", 40, 20, 1, "2", sequence(3, 1))
+                .complete("cpu_op", "recomputed", 41, 5, 1, "2", sequence(3, 0)));
+  CHECK(b.name(b.tree.forward[b.row(kEngine + "NllLossBackward0")]) == "aten::nll_loss");
+  CHECK(b.phase("aten::nll_loss") == Phase::kForward);
+  CHECK(b.phase("inside") == Phase::kForward);
+  CHECK(b.phase("aten::ones_like") == Phase::kBackward);
+  CHECK(b.phase("recomputed") == Phase::kBackward);
+}
+
 TEST_CASE("legacy backward nodes stand without an engine frame", "[tree]") {
   const Built b = build(
       TraceText()
