@@ -83,8 +83,8 @@ def _paired(diagnosis: Diagnosis, owners: list[IntArray]) -> Any:
 
 def _cost_by_rank(intervals: IntArray, owners: IntArray, count: int) -> npt.NDArray[np.float64]:
     lengths = (intervals[:, 1] - intervals[:, 0]).astype(np.float64)
-    cost: npt.NDArray[np.float64] = np.bincount(owners, weights=lengths, minlength=count)
-    return cost
+    cost = np.bincount(owners, weights=lengths, minlength=count)
+    return cost.astype(np.float64)
 
 
 def strip(source: PageSource, number: int) -> list[tuple[float, float]]:

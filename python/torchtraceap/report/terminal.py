@@ -198,7 +198,7 @@ def _findings(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:
         yield from _finding(entry, width, detail)
     rest = view.findings[len(full) :]
     for entry in rest[: detail.short]:
-        saves = f"{entry.saves_short}, {format_percent(entry.finding.cost_share)}"
+        saves = entry.saves.removeprefix("saves at most ")
         title = one_line(entry.finding.title, max(12, width - cells(saves) - 6))
         yield from _sides(f"{entry.number}  {title}", saves, width, "bold", "")
     if len(rest) > detail.short:

@@ -182,7 +182,7 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
         segments=tuple(segments),
         idle=tuple(idle),
         findings=findings,
-        together=_together(diagnosis),
+        together=_together(diagnosis, profiled_ns),
         unchecked=_unchecked(diagnosis),
         passed=_passed(diagnosis),
         notes=diagnosis.summary.diagnostics,
@@ -383,13 +383,24 @@ def _explanation(
     return " · ".join(parts)
 
 
-def _together(diagnosis: Diagnosis) -> str:
-    """What all fixes can save at most: costs overlap, so they are not simply added."""
-    if len(diagnosis.findings) < 2 or not diagnosis.profiled_ns:
+def _together(diagnosis: Diagnosis, profiled_ns: int) -> str:
+    """What all fixes save at most together.
+
+    Neither more than the savings added up, nor more than the time that the findings cover, in which
+    overlaps count once.
+    """
+    savings = [finding.saving for finding in diagnosis.findings if finding.saving]
+    if len(savings) < 2 or not profiled_ns:
         return ""
-    share = sum(f.unclaimed_cost_ns for f in diagnosis.findings) / diagnosis.profiled_ns
-    together = format_percent(min(share, 1.0))
-    return f"Together the findings cover {together} of the time; overlaps are counted once."
+    per_step = all(saving.per_step for saving in savings)
+    steps = _steps_per_rank(diagnosis) if per_step else 1.0
+    ranks = max(1, len(diagnosis.summary.files))
+    covered_ns = sum(finding.unclaimed_cost_ns for finding in diagnosis.findings) / ranks / steps
+    most_ns = min(sum(saving.high_ns for saving in savings), covered_ns, profiled_ns / steps)
+    share = format_percent(most_ns * steps / profiled_ns)
+    per = " per step" if per_step else ""
+    most = f"{format_ns(round(most_ns))}{per} ({share})"
+    return f"All fixes together save at most {most}, overlaps counted once."
 
 
 def _unchecked(diagnosis: Diagnosis) -> tuple[Unchecked, ...]:
