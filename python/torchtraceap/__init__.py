@@ -9,7 +9,6 @@ Importing this package imports neither torch nor pandas.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +35,6 @@ __all__ = [
     "on_trace_ready",
     "profile",
 ]
-
-logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def diagnose(trace: Trace | PathLike | Sequence[PathLike], *, windows: int = 100) -> Diagnosis:

@@ -56,11 +56,8 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
     profiled_ns = sum(rank.profiled_ns for rank in trace.ranks)
     by_type = _detect(trace)
     verdicts = {name: _verdict(parts, profiled_ns) for name, parts in by_type.items()}
-    findings = [
-        _merge(name, by_type[name], profiled_ns)
-        for name, verdict in verdicts.items()
-        if verdict == "present"
-    ]
+    present = {name: by_type[name] for name, v in verdicts.items() if v == "present"}
+    findings = [_merge(name, parts, profiled_ns) for name, parts in present.items()]
     findings.sort(key=_rank_key)
     return Diagnosis(
         profiled_ns=profiled_ns,
@@ -68,7 +65,7 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
         further_verdicts={n: v for n, v in verdicts.items() if n not in PAPER_TYPES},
         findings=tuple(findings),
         abstained={name: _missing(by_type[name]) for name, v in verdicts.items() if v == "unknown"},
-        windows=_score_windows(trace, findings, windows),
+        windows=_score_windows(trace, present, windows),
         scorer=SCORER,
         idle_ns=_idle_by_cause(trace),
         summary=build_summary(trace),
@@ -205,7 +202,7 @@ def _saving(parts: PerRank) -> Saving | None:
     return Saving(low_ns, best_ns, high_ns, per_step=per_step, method="bound")
 
 
-def _score_windows(trace: Trace, findings: Sequence[Finding], count: int) -> Windows:
+def _score_windows(trace: Trace, present: dict[str, PerRank], count: int) -> Windows:
     """Windows of equal time from the first to the last profiled nanosecond of any rank.
 
     A score is the covered share of that part of the window in which ranks were profiled.
@@ -216,22 +213,18 @@ def _score_windows(trace: Trace, findings: Sequence[Finding], count: int) -> Win
     bounds_ns = np.asarray(bounds, dtype=np.int64)
     spans = [np.asarray([pair], dtype=np.int64) for pair in profiled]
     length_ns = np.sum([covered_ns(span, bounds_ns) for span in spans], axis=0)
-    present = {finding.type: finding for finding in findings}
 
-    def share(chosen: Sequence[Finding]) -> npt.NDArray[np.float64]:
+    def share(chosen: Sequence[PerRank]) -> npt.NDArray[np.float64]:
         cost_ns = np.zeros(count)
-        for rank in trace.ranks:
-            cost_ns += covered_ns(union([_of_rank(f, rank.rank) for f in chosen]), bounds_ns)
+        for of_one_rank in zip(*chosen, strict=True):
+            sets = [found.intervals for _, found in of_one_rank if found.verdict != "unknown"]
+            cost_ns += covered_ns(union(sets), bounds_ns)
         ratio = np.divide(cost_ns, length_ns, out=np.zeros(count), where=length_ns > 0)
-        return np.clip(ratio, 0.0, 1.0)
+        clipped: npt.NDArray[np.float64] = np.clip(ratio, 0.0, 1.0)
+        return clipped
 
     return Windows(
         bounds_ns=bounds,
-        scores=share(findings),
+        scores=share(list(present.values())),
         types={n: share([present[n]] if n in present else []) for n in PAPER_TYPES},
     )
-
-
-def _of_rank(finding: Finding, rank: int | None) -> npt.NDArray[np.int64]:
-    mask = np.fromiter((r == rank for r in finding.interval_ranks), bool, len(finding.intervals))
-    return finding.intervals[mask]

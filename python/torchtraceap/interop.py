@@ -62,7 +62,9 @@ class TextCodes:
     def to_pandas(self) -> pd.Categorical:
         import pandas as pd
 
-        return pd.Categorical.from_codes(self.codes, categories=pd.Index(self.texts, dtype="str"))
+        return pd.Categorical.from_codes(
+            self.codes, categories=pd.Index(list(self.texts), dtype="str")
+        )
 
 
 class ColumnTable(Mapping[str, Array]):

@@ -33,8 +33,7 @@ def expand_paths(given: PathLike | Iterable[PathLike]) -> tuple[list[Path], bool
         MissingFileError: A path does not exist.
         ParseError: A folder without anything that looks like a trace, or an empty list.
     """
-    many = not isinstance(given, (str, os.PathLike))
-    paths = [Path(os.fspath(p)) for p in (given if many else [given])]  # type: ignore[union-attr, list-item]
+    paths = [Path(given)] if isinstance(given, (str, os.PathLike)) else [Path(p) for p in given]
     if not paths:
         raise ParseError("no path was given")
     for path in paths:

@@ -72,8 +72,8 @@ def diagnosis_html(diagnosis: Diagnosis) -> str:
         parts.append(_table(head, rows))
         parts += [_details(finding) for finding in diagnosis.findings]
     if diagnosis.abstained:
-        rows = ((name, "; ".join(signals)) for name, signals in diagnosis.abstained.items())
-        table = _table(("could not be checked", "missing in the trace"), rows)
+        lacks = ((name, "; ".join(signals)) for name, signals in diagnosis.abstained.items())
+        table = _table(("could not be checked", "missing in the trace"), lacks)
         parts.append(f"<details><summary>Not checked</summary>{table}</details>")
     return f"<div>{''.join(parts)}</div>"
 

@@ -72,7 +72,8 @@ class TreeView:
         # The subtree is the run of deeper rows behind it.
         outside = np.flatnonzero(tree.depth[behind] <= tree.depth[row])
         below = behind[: outside[0]] if len(outside) else behind
-        return below[tree.parent[below] == row]
+        chosen: npt.NDArray[np.uint32] = below[tree.parent[below] == row]
+        return chosen
 
     def to_text(
         self,

@@ -37,18 +37,19 @@ std::vector<Timeline> timelines(const TablePtr& table, const BoundTree& tree,
   return result;
 }
 
-py::dict gpu_intervals(const TablePtr& table, const BoundTree& tree, bool linked_only,
-                       std::int32_t device) {
+using NamedIntervals = py::typing::Dict<py::str, Int64Array>;
+NamedIntervals gpu_intervals(const TablePtr& table, const BoundTree& tree, bool linked_only,
+                             std::int32_t device) {
   GpuIntervals gpu;
   {
     py::gil_scoped_release release;
     gpu = intervals_of(table, tree, linked_only, device);
   }
-  py::dict result;
-  result["busy"] = adopt_intervals(std::move(gpu.busy));
-  result["compute"] = adopt_intervals(std::move(gpu.compute));
-  result["communication"] = adopt_intervals(std::move(gpu.communication));
-  result["memcpy"] = adopt_intervals(std::move(gpu.memcpy));
+  NamedIntervals result;
+  result["busy"] = adopt(std::move(gpu.busy));
+  result["compute"] = adopt(std::move(gpu.compute));
+  result["communication"] = adopt(std::move(gpu.communication));
+  result["memcpy"] = adopt(std::move(gpu.memcpy));
   return result;
 }
 
@@ -78,21 +79,21 @@ auto idle_column(Get get) {
     const auto& intervals = self.cast<const IdleBreakdown&>().intervals;
     const auto size = static_cast<py::ssize_t>(intervals.size());
     const void* first = intervals.empty() ? nullptr : get(intervals.front());
-    return read_only(py::array(py::dtype::of<T>(), {size},
-                               {static_cast<py::ssize_t>(sizeof(IdleInterval))}, first, self));
+    return view<T>(first, {size}, {static_cast<py::ssize_t>(sizeof(IdleInterval))}, self);
   };
 }
 
-py::dict idle_totals(const IdleBreakdown& idle) {
-  py::dict totals;
+using NamedTimes = py::typing::Dict<py::str, py::int_>;
+NamedTimes idle_totals(const IdleBreakdown& idle) {
+  NamedTimes totals;
   for (int cause = 0; cause < kIdleCauseCount; ++cause) {
     totals[to_str(idle_cause_name(static_cast<IdleCause>(cause)))] = idle.total_ns[cause];
   }
   return totals;
 }
 
-py::list idle_cause_names() {
-  py::list names;
+TextList idle_cause_names() {
+  TextList names;
   for (int cause = 0; cause < kIdleCauseCount; ++cause) {
     names.append(to_str(idle_cause_name(static_cast<IdleCause>(cause))));
   }
@@ -122,8 +123,8 @@ void bind_idle(py::module_& module) {
                                return &i.next_gpu_row;
                              }),
                              "uint32 [n]: first GPU event after it, or NO_ROW.")
-      .def_property_readonly("totals", idle_totals, "dict[str, int]: ns by cause.");
-  module.def("idle_cause_names", idle_cause_names, "list[str]: names of IdleBreakdown.cause.");
+      .def_property_readonly("totals", idle_totals, "In ns, by cause.");
+  module.def("idle_cause_names", idle_cause_names, "Names of IdleBreakdown.cause.");
 }
 
 }  // namespace
@@ -140,7 +141,7 @@ void bind_analysis(py::module_& module) {
              py::call_guard<py::gil_scoped_release>(), "One timeline for each pair of bounds.");
   module.def("gpu_intervals", gpu_intervals, py::arg("table"), py::arg("tree"), py::kw_only(),
              py::arg("linked_only") = false, py::arg("device") = -1,
-             "dict of int64 [n, 2]: unions of GPU events (busy, compute, communication, memcpy).");
+             "Unions of GPU events [n, 2] by name: busy, compute, communication, memcpy.");
   module.def("explain_idle", idle, py::arg("table"), py::arg("tree"), py::kw_only(),
              py::arg("bounds") = py::none(), py::call_guard<py::gil_scoped_release>(),
              "Why the GPU idles, over the span of its events or inside bounds.");

@@ -86,7 +86,9 @@ ArrowColumn make_column(const std::string& name, const py::array& given, const p
   return column;
 }
 
-ArrowTable columns(const py::list& given) {
+using Columns =
+    py::typing::List<py::typing::Tuple<py::str, py::array, py::typing::Optional<TextList>>>;
+ArrowTable columns(const Columns& given) {
   ArrowBatch batch;
   for (const py::handle item : given) {
     const auto [name, values, texts] = item.cast<std::tuple<std::string, py::array, py::object>>();

@@ -40,21 +40,19 @@ std::vector<BoundFinding> detect(const TablePtr& table, const BoundTree& tree,
   return bound;
 }
 
-py::list texts(const std::vector<std::string>& strings) {
-  py::list list;
+TextList texts(const std::vector<std::string>& strings) {
+  TextList list;
   for (const std::string& text : strings) list.append(to_str(text));
   return list;
 }
 
-py::array intervals_of(py::object self) {
-  const IntervalSet& intervals = self.cast<const BoundFinding&>().finding.intervals;
-  const auto count = static_cast<py::ssize_t>(intervals.size());
-  return read_only(py::array(py::dtype::of<std::int64_t>(), {count, py::ssize_t{2}}, {},
-                             reinterpret_cast<const std::int64_t*>(intervals.data()), self));
+Int64Array intervals_of(py::object self) {
+  return view(self.cast<const BoundFinding&>().finding.intervals, self);
 }
 
-py::dict facts_of(const BoundFinding& self) {
-  py::dict facts;
+using Facts = py::typing::Dict<py::str, py::str>;
+Facts facts_of(const BoundFinding& self) {
+  Facts facts;
   for (const auto& [name, value] : self.finding.facts) facts[to_str(name)] = to_str(value);
   return facts;
 }
@@ -94,8 +92,8 @@ void bind_finding(py::module_& module) {
       .def_property_readonly(
           "missing_signals",
           [](const BoundFinding& self) { return texts(self.finding.missing_signals); },
-          "list[str].")
-      .def_property_readonly("facts", facts_of, "dict[str, str].");
+          "What would have made it surer.")
+      .def_property_readonly("facts", facts_of, "Figures for the sentence a person reads.");
 }
 
 std::vector<std::string> detector_types() {
@@ -111,8 +109,7 @@ void bind_detect(py::module_& module) {
   module.def("detect", detect, py::arg("table"), py::arg("tree"), py::kw_only(),
              py::arg("material_share") = DetectOptions().material_share,
              py::call_guard<py::gil_scoped_release>(), "Runs every rule on one rank.");
-  module.def("detector_types", detector_types,
-             "list[str]: types of all rules, the paper's eight first.");
+  module.def("detector_types", detector_types, "Types of all rules, the paper's eight first.");
 }
 
 }  // namespace traceap::bindings

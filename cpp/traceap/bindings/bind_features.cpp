@@ -66,9 +66,9 @@ void bind_windows(py::module_& module) {
 auto matrix(std::vector<double> FeatureBlock::*member) {
   return [member](py::object self) {
     const auto& block = self.cast<const FeatureBlock&>();
-    return view(block.*member, self)
-        .reshape({static_cast<py::ssize_t>(block.window_count),
-                  static_cast<py::ssize_t>(block.names.size())});
+    const auto rows = static_cast<py::ssize_t>(block.window_count);
+    const auto columns = static_cast<py::ssize_t>(block.names.size());
+    return view<double>((block.*member).data(), {rows, columns}, {}, self);
   };
 }
 
@@ -79,7 +79,7 @@ void bind_feature_block(py::module_& module) {
           [](const FeatureBlock& self) {
             return std::vector<std::string>(self.names.begin(), self.names.end());
           },
-          "list[str] [features].")
+          "[features].")
       .def_property_readonly("values", matrix(&FeatureBlock::values),
                              "float64 [windows, features].")
       .def_property_readonly("zscores", matrix(&FeatureBlock::zscores),
@@ -88,7 +88,7 @@ void bind_feature_block(py::module_& module) {
              py::call_guard<py::gil_scoped_release>(), "Features of every window.");
 }
 
-py::array quantize(const Times& times, const QuantizeRange& range) {
+py::array_t<std::int32_t> quantize(const Times& times, const QuantizeRange& range) {
   if (times.ndim() != 1) throw SchemaError("times must be int64 [n]");
   return adopt(quantize_ns({times.data(), static_cast<std::size_t>(times.size())}, range));
 }

@@ -86,8 +86,9 @@ void bind_table_columns(TableClass& table) {
   column("external_id", &EventTable::external_id, "int64 [n]: args['External id'], or NO_ID.");
 }
 
-py::list metadata_of(const EventTable& table) {
-  py::list items;
+using Metadata = py::typing::List<py::typing::Tuple<py::str, py::str>>;
+Metadata metadata_of(const EventTable& table) {
+  Metadata items;
   for (const auto& [key, json] : table.metadata) {
     items.append(py::make_tuple(to_str(key), to_str(json)));
   }
@@ -98,14 +99,12 @@ void bind_table_members(TableClass& table) {
   table.def("__len__", [](const EventTable& self) { return self.size(); })
       .def_property_readonly(
           "strings", [](const EventTable& self) { return to_list(self.strings); },
-          "list[str]: names and categories by id; a new list each time.")
+          "Names and categories by id; a new list each time.")
       .def_property_readonly(
-          "tracks", [](const EventTable& self) { return self.tracks; }, "list[Track]: by track id.")
-      .def_property_readonly("metadata", metadata_of,
-                             "list[tuple[str, str]]: top-level members and their JSON text.")
+          "tracks", [](const EventTable& self) { return self.tracks; }, "By track id.")
+      .def_property_readonly("metadata", metadata_of, "Top-level members: (key, JSON text).")
       .def_property_readonly(
-          "devices", [](const EventTable& self) { return self.devices; },
-          "list[Device]: deviceProperties.")
+          "devices", [](const EventTable& self) { return self.devices; }, "Of deviceProperties.")
       .def_property_readonly(
           "rank", [](const EventTable& self) { return self.distributed.rank; },
           "Of distributedInfo.")
@@ -121,27 +120,29 @@ void bind_table_members(TableClass& table) {
       .def_readonly("text_bytes", &EventTable::text_bytes, "Decompressed size.")
       .def_property_readonly(
           "diagnostics", [](const EventTable& self) { return self.diagnostics.entries(); },
-          "list[Diagnostic]: of reading.");
+          "Of reading.");
 }
 
-py::tuple int_column(const EventTable& table, const std::string& key) {
+using IntsAndMask = py::typing::Tuple<Int64Array, py::array_t<bool>>;
+IntsAndMask int_column(const EventTable& table, const std::string& key) {
   IntColumn column;
   {
     py::gil_scoped_release release;
     column = read_int_column(table, key);
   }
-  py::array valid = adopt(std::move(column.valid));
-  return py::make_tuple(adopt(std::move(column.values)), valid.attr("view")("bool"));
+  const py::object valid = adopt(std::move(column.valid)).attr("view")("bool");
+  return py::make_tuple(adopt(std::move(column.values)), valid);
 }
 
-py::list text_column(const EventTable& table, const std::string& key) {
+using TextsOrNone = py::typing::List<py::typing::Optional<py::str>>;
+TextsOrNone text_column(const EventTable& table, const std::string& key) {
   TextColumn column;
   {
     py::gil_scoped_release release;
     column = read_text_column(table, key);
   }
-  const py::list texts = to_list(column.texts);
-  py::list values(column.ids.size());
+  const TextList texts = to_list(column.texts);
+  TextsOrNone values(column.ids.size());
   for (std::size_t i = 0; i < column.ids.size(); ++i) {
     const StringId id = column.ids[i];
     values[i] = id == kNoString ? py::object(py::none()) : py::object(texts[id]);
@@ -170,13 +171,13 @@ void bind_table_rows(TableClass& table) {
           },
           py::arg("row"), "JSON text of a whole event.")
       .def("int_column", int_column, py::arg("key"),
-           "(values int64 [n], valid bool [n]): one key of args as integers.")
+           "One key of args as integers [n], and where there is one [n].")
       .def("text_column", text_column, py::arg("key"),
-           "list[str | None]: one key of args, strings unescaped, the rest as JSON text.");
+           "One key of args [n]: strings unescaped, the rest as JSON text.");
 }
 
-py::list kind_names() {
-  py::list names;
+TextList kind_names() {
+  TextList names;
   for (int kind = 0; kind < kEventKindCount; ++kind) {
     names.append(to_str(kind_name(static_cast<EventKind>(kind))));
   }
@@ -195,7 +196,7 @@ void bind_table(py::module_& module) {
   bind_table_columns(table);
   bind_table_members(table);
   bind_table_rows(table);
-  module.def("kind_names", kind_names, "list[str]: names of EventTable.kind.");
+  module.def("kind_names", kind_names, "Names of EventTable.kind.");
 }
 
 }  // namespace traceap::bindings

@@ -81,13 +81,13 @@ void bind_tree_columns(TreeClass& tree) {
 void bind_tree_members(TreeClass& tree) {
   tree.def_property_readonly(
           "steps", [](const BoundTree& self) { return self.tree.steps; },
-          "list[Step]: by start; they do not overlap.")
+          "By start; they do not overlap.")
       .def_property_readonly(
           "steps_inferred", [](const BoundTree& self) { return self.tree.steps_inferred; },
           "The steps come from a repeated pattern.")
       .def_property_readonly(
           "streams", [](const BoundTree& self) { return self.tree.streams; },
-          "list[Stream]: by device and stream.")
+          "By device and stream.")
       .def_property_readonly(
           "main_track",
           [](const BoundTree& self) { return unless(self.tree.main_track, kNoTrack); },
@@ -104,7 +104,7 @@ void bind_tree_members(TreeClass& tree) {
           "(start_ns, end_ns): first to last step, else complete events.")
       .def_property_readonly(
           "diagnostics", [](const BoundTree& self) { return self.tree.diagnostics.entries(); },
-          "list[Diagnostic]: of linking.")
+          "Of linking.")
       .def(
           "launch_delays_ns",
           [](const BoundTree& self) { return adopt(read_launch_delays(*self.table, self.tree)); },
@@ -133,13 +133,13 @@ void bind_tree(py::module_& module) {
       [] {
         return std::vector<std::string>{"none", "compute", "communication", "memcpy"};
       },
-      "list[str]: names of EventTree.gpu_class.");
+      "Names of EventTree.gpu_class.");
   module.def(
       "phase_names",
       [] {
         return std::vector<std::string>{"other", "input", "forward", "backward", "optimizer"};
       },
-      "list[str]: names of EventTree.phase.");
+      "Names of EventTree.phase.");
 }
 
 }  // namespace traceap::bindings

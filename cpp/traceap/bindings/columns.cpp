@@ -2,18 +2,14 @@
 
 namespace traceap::bindings {
 
-py::array read_only(py::array array) {
+void make_read_only(const py::array& array) {
   py::detail::array_proxy(array.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
-  return array;
 }
 
-py::array adopt_intervals(IntervalSet&& intervals) {
+Int64Array view(const IntervalSet& intervals, py::handle owner) {
   static_assert(sizeof(Interval) == 2 * sizeof(std::int64_t));
   const auto count = static_cast<py::ssize_t>(intervals.size());
-  auto* owned = new IntervalSet(std::move(intervals));
-  py::capsule owner(owned, [](void* p) { delete static_cast<IntervalSet*>(p); });
-  return read_only(py::array(py::dtype::of<std::int64_t>(), {count, py::ssize_t{2}}, {},
-                             reinterpret_cast<const std::int64_t*>(owned->data()), owner));
+  return view<std::int64_t>(intervals.data(), {count, 2}, {}, owner);
 }
 
 py::str to_str(std::string_view text) {
@@ -23,8 +19,8 @@ py::str to_str(std::string_view text) {
   return py::reinterpret_steal<py::str>(decoded);
 }
 
-py::list to_list(const StringPool& strings) {
-  py::list list(strings.size());
+TextList to_list(const StringPool& strings) {
+  TextList list(strings.size());
   for (StringId id = 0; id < strings.size(); ++id) list[id] = to_str(strings[id]);
   return list;
 }

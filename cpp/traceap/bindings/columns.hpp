@@ -4,6 +4,7 @@
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/typing.h>
 
 #include <cstdint>
 #include <string>
@@ -34,42 +35,43 @@ struct Scalar<T, true> {
 template <typename T>
 using scalar_t = typename detail::Scalar<T>::type;
 
+using TextList = py::typing::List<py::str>;
+using Int64Array = py::array_t<std::int64_t>;
+
 /// Clears the writeable flag.
-py::array read_only(py::array array);
+void make_read_only(const py::array& array);
+
+/// Read-only array over memory that `owner` keeps alive.
+template <typename Scalar>
+py::array_t<Scalar> view(const void* data, std::vector<py::ssize_t> shape,
+                         std::vector<py::ssize_t> strides, py::handle owner) {
+  py::array_t<Scalar> array(std::move(shape), std::move(strides), static_cast<const Scalar*>(data),
+                            owner);
+  make_read_only(array);
+  return array;
+}
 
 /// View of `column` whose base is `owner`.
 template <typename T>
-py::array view(const std::vector<T>& column, py::handle owner) {
-  using Scalar = scalar_t<T>;
-  static_assert(sizeof(Scalar) == sizeof(T));
-  const auto size = static_cast<py::ssize_t>(column.size());
-  return read_only(py::array(py::dtype::of<Scalar>(), {size}, {},
-                             reinterpret_cast<const Scalar*>(column.data()), owner));
+py::array_t<scalar_t<T>> view(const std::vector<T>& column, py::handle owner) {
+  static_assert(sizeof(scalar_t<T>) == sizeof(T));
+  return view<scalar_t<T>>(column.data(), {static_cast<py::ssize_t>(column.size())}, {}, owner);
 }
+/// The same as int64 [n, 2].
+Int64Array view(const IntervalSet& intervals, py::handle owner);
 
-/// Array of the given shape that owns `values`.
+/// Array that owns `values`.
 template <typename T>
-py::array adopt(std::vector<T>&& values, std::vector<py::ssize_t> shape) {
-  using Scalar = scalar_t<T>;
+auto adopt(std::vector<T>&& values) {
   auto* owned = new std::vector<T>(std::move(values));
   py::capsule owner(owned, [](void* p) { delete static_cast<std::vector<T>*>(p); });
-  return read_only(py::array(py::dtype::of<Scalar>(), std::move(shape), {},
-                             reinterpret_cast<const Scalar*>(owned->data()), owner));
+  return view(*owned, owner);
 }
-
-template <typename T>
-py::array adopt(std::vector<T>&& values) {
-  const auto size = static_cast<py::ssize_t>(values.size());
-  return adopt(std::move(values), {size});
-}
-
-/// int64 [n, 2] of starts and ends.
-py::array adopt_intervals(IntervalSet&& intervals);
 
 /// str from bytes that came out of a file: what is not UTF-8 becomes U+FFFD.
 py::str to_str(std::string_view text);
 /// All strings of a pool, by id.
-py::list to_list(const StringPool& strings);
+TextList to_list(const StringPool& strings);
 
 /// Property getter for a column: column_of(&EventTable::ts_ns).
 template <typename Owner, typename T>
