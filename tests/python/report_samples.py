@@ -29,7 +29,11 @@ class TraceMaker:
             "deviceProperties": [{"id": 0, "name": "Test GPU", "computeMajor": 8}],
         }
         if rank is not None:
-            self.top["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": world_size}
+            self.top["distributedInfo"] = {
+                "backend": "nccl",
+                "rank": rank,
+                "world_size": world_size,
+            }
         self._correlation = 0
 
     def host(self, category: str, name: str, start: float, length: float, **args: Any) -> None:
@@ -89,6 +93,15 @@ def healthy(*, steps: int = 4) -> TraceMaker:
         for i in range(10):
             launch = at + 20 + i * 2_000 if step or i else at - 5_000
             maker.gpu("kernel", "ampere_bf16_gemm", at + i * 10_000, 10_000, launch=launch)
+    return maker
+
+
+def without_places() -> TraceMaker:
+    """GPU events that say neither their device nor their stream."""
+    maker = slow_loader(steps=2)
+    for event in maker.events:
+        for key in ("device", "stream"):
+            event["args"].pop(key, None)
     return maker
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import hashlib
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,6 +25,21 @@ import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.report import timeline_data as packing
 from torchtraceap.report.html import render_html, script_json
+from torchtraceap.report.terminal import MAX_LINES, render_text
+from torchtraceap.report.words import cells
+
+CORPUS = Path(
+    os.environ.get("TORCHTRACEAP_CORPUS", Path(__file__).parents[3] / "shared" / "traces")
+)
+
+
+def corpus_names() -> list[str]:
+    """Files of the corpus and folders of ranks, relative to it; empty where it is absent."""
+    files = [*CORPUS.rglob("*.json"), *CORPUS.rglob("*.json.gz")]
+    names = [path.relative_to(CORPUS) for path in files]
+    folders = {path.parent for path in names if "rank" in path.parent.name}
+    return sorted(str(path) for path in {*names, *folders} if "_reference" not in str(path))
+
 
 DEMO = Path(__file__).parents[2] / "examples/traces/resnet50_num_workers_0.json.gz"
 
@@ -195,6 +211,22 @@ def test_traces_without_gpu_or_steps_have_a_page(tmp_path: Path) -> None:
     page = Page(render_html(diagnose(samples.host_only(), tmp_path)))
     header, _ = unpack(base64.b64decode(page.script("timeline-0")))
     assert [lane["kind"] for lane in header["lanes"] if lane["count"]] == ["host"]
+
+
+def test_streams_without_a_number_are_drawn(tmp_path: Path) -> None:
+    page = Page(render_html(diagnose(samples.without_places(), tmp_path)))
+    header, _ = unpack(base64.b64decode(page.script("timeline-0")))
+    assert [e["label"] for e in header["lanes"] if e["kind"] == "gpu"] == ["stream ?"]
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason=f"no corpus of traces at {CORPUS}")
+@pytest.mark.parametrize("name", corpus_names())
+def test_real_traces_have_both_reports(name: str) -> None:
+    diagnosis = ttap.diagnose(CORPUS / name)
+    assert len(render_html(diagnosis)) < 1_500_000
+    lines = render_text(diagnosis).splitlines()
+    assert len(lines) <= MAX_LINES
+    assert max(map(cells, lines)) <= 100
 
 
 def test_a_healthy_page_says_so(tmp_path: Path) -> None:

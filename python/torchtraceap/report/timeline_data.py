@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap._core import NO_ID, NO_ROW
+from torchtraceap._core import NO_ROW
 
 IntArray = npt.NDArray[np.int64]
 
@@ -271,15 +271,16 @@ def _stream_lanes(
     stream_of = np.asarray(tree.stream_of)[rows].astype(np.int64)
     counts = np.bincount(stream_of[stream_of != NO_ROW], minlength=len(tree.streams))
     busiest = sorted(np.argsort(-counts, kind="stable")[:MAX_GPU_LANES].tolist())
-    devices = {int(stream.device) for stream in tree.streams}
+    streams = tree.streams
+    devices = {stream.device for stream in streams}
     lanes = []
     for index in busiest:
-        stream = tree.streams[index]
+        stream = streams[index]
         mine = rows[stream_of == index]
         if not len(mine):
             continue
-        label = "stream ?" if stream.stream in (None, NO_ID) else f"stream {stream.stream}"
-        if len(devices) > 1 and stream.device is not None and stream.device >= 0:
+        label = "stream ?" if stream.stream is None else f"stream {stream.stream}"
+        if len(devices) > 1 and stream.device is not None:
             label = f"GPU {stream.device} {label}"
         columns = _gpu_columns(table, tree, mine, names, origin_ns)
         lanes.append(_Lane("gpu", label, str(stream.role), columns, 0, len(mine)))
