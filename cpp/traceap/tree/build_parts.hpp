@@ -22,7 +22,7 @@ struct SequencedOp {
 /// What the parts share beyond the tree itself.
 struct TreeContext {
   const EventTable& table;
-  const TreeOptions& options;
+  TreeOptions options;                 ///< within sane limits
   std::vector<NameTraits> traits;      ///< per StringId
   std::vector<bool> in_engine;         ///< per row: below a node that the autograd engine runs
   std::vector<SequencedOp> sequenced;  ///< in row order

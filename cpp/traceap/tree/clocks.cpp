@@ -11,7 +11,6 @@
 // evidence delays stay as they are.
 
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
 #include <optional>
 #include <string>
@@ -37,7 +36,7 @@ constexpr std::int64_t kIdleGapNs = 25'000;
 // Behind an idle gap, delays of an empty queue gather this close to the smallest of all.
 constexpr std::int64_t kGatherNs = 50'000;
 // A waiting call returns this soon after the work it waited for.
-constexpr std::int64_t kReturnNs = 200'000;
+constexpr std::uint64_t kReturnNs = 200'000;
 
 struct Delays {
   std::vector<std::int64_t> all;
@@ -77,6 +76,11 @@ bool gather_at(const std::vector<std::int64_t>& behind_idle, std::int64_t smalle
   return near >= kMinDelays && 2 * near >= behind_idle.size();
 }
 
+std::uint64_t distance(std::int64_t a, std::int64_t b) {
+  const auto x = static_cast<std::uint64_t>(a), y = static_cast<std::uint64_t>(b);
+  return a > b ? x - y : y - x;
+}
+
 /// Is there a call that waited for the device and returned just as the last work launched before it
 /// ended? Only asked where all work is one device's.
 bool waits_agree(const TreeContext& context, const EventTree& tree) {
@@ -92,7 +96,7 @@ bool waits_agree(const TreeContext& context, const EventTree& tree) {
     const bool waits = is_api_call(table.kind[row]) && table.is_complete(row) &&
                        context.has_trait(row, kTraitBlockingSync);
     if (!waits || last_end_ns <= table.ts_ns[row]) continue;  // nothing to wait for
-    if (std::abs(table.end_ns(row) - last_end_ns) <= kReturnNs) return true;
+    if (distance(table.end_ns(row), last_end_ns) <= kReturnNs) return true;
   }
   return false;
 }

@@ -1,10 +1,22 @@
 #include "traceap/tree/event_tree.hpp"
 
+#include <algorithm>
 #include <tuple>
 
 #include "traceap/tree/build_parts.hpp"
 
 namespace traceap {
+
+namespace {
+
+TreeOptions within_limits(TreeOptions options) {
+  constexpr std::int64_t kMaxToleranceNs = 1'000'000'000'000;  // keeps sums of times in range
+  options.overlap_tolerance_ns =
+      std::clamp<std::int64_t>(options.overlap_tolerance_ns, 0, kMaxToleranceNs);
+  return options;
+}
+
+}  // namespace
 
 RareKey::RareKey(const EventTable& table, std::string_view key)
     : table_(table), mentions_(table.args.templates.size()) {
@@ -22,7 +34,7 @@ bool is_named_before(const Track& a, const Track& b) {
 }
 
 EventTree build_tree(const EventTable& table, const TreeOptions& options) {
-  TreeContext context{table, options, classify_names(table.strings), {}, {}};
+  TreeContext context{table, within_limits(options), classify_names(table.strings), {}, {}};
   EventTree tree;
   group_host_rows(context, tree);
   nest_host_rows(context, tree);
@@ -47,7 +59,11 @@ EventTree build_tree(const EventTable& table, const TreeOptions& options) {
 std::int64_t launch_delay_ns(const EventTable& table, const EventTree& tree, Row gpu_row) {
   const Row launch = tree.launch[gpu_row];
   if (launch == kNoRow) return kNoId;
-  return table.ts_ns[gpu_row] - table.ts_ns[launch] + tree.launch_delay_correction_ns;
+  const std::int64_t delay_ns = table.ts_ns[gpu_row] - table.ts_ns[launch];
+  std::int64_t corrected_ns;
+  const bool overflows =
+      __builtin_add_overflow(delay_ns, tree.launch_delay_correction_ns, &corrected_ns);
+  return overflows ? delay_ns : corrected_ns;
 }
 
 std::span<const Row> subtree_rows(const EventTree& tree, Row row) {

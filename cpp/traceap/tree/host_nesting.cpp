@@ -39,9 +39,7 @@ bool is_host_row(const EventTable& table, Row row) {
 class TrackNester {
  public:
   TrackNester(const TreeContext& context, EventTree& tree)
-      : table_(context.table),
-        tolerance_ns_(std::max<std::int64_t>(context.options.overlap_tolerance_ns, 0)),
-        tree_(tree) {}
+      : table_(context.table), tolerance_ns_(context.options.overlap_tolerance_ns), tree_(tree) {}
 
   /// Nests the rows at positions [begin, end) of host_rows, which are one track's.
   void nest(std::uint32_t begin, std::uint32_t end) {

@@ -57,8 +57,7 @@ void add_step(const TreeContext& context, EventTree& tree, Row row) {
   const std::int64_t start_ns = table.ts_ns[row];
   if (!tree.steps.empty()) {
     Step& last = tree.steps.back();
-    // Compared as end - tolerance > start; both lie in a trace's range of times.
-    if (last.end_ns - std::max<std::int64_t>(context.options.overlap_tolerance_ns, 0) > start_ns) {
+    if (last.end_ns - context.options.overlap_tolerance_ns > start_ns) {
       tree.diagnostics.add("overlapping_steps",
                            "Step annotations overlap an earlier step; they were left out.");
       return;

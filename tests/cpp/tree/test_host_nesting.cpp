@@ -162,14 +162,16 @@ TEST_CASE("a stack deeper than 65,535 saturates its depth, not its parents", "[t
   CHECK(tree.parent.back() == kDepth - 2);
 }
 
-TEST_CASE("ends beyond the range of int64 don't overflow", "[tree]") {
-  constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
-  const EventTable table = raw_table({{-kMax, kMax}, {0, kMax}, {5, kMax}, {6, 1}, {kMax - 1, 1}});
-  const EventTree tree = build_tree(table);
-  CHECK(tree.parent[1] == kNoRow);
-  CHECK(tree.parent[2] == 1);
-  CHECK(tree.parent[3] == 2);
-  CHECK(tree.parent[4] == 2);
+TEST_CASE("times at the limits of what a reader lets through don't overflow", "[tree]") {
+  constexpr std::int64_t kMax = 4'600'000'000'000'000'000;
+  const EventTable table = raw_table({{-kMax, kMax}, {0, kMax}, {5, kMax}, {6, 1}, {kMax, kMax}});
+  for (const std::int64_t tolerance : {std::int64_t{0}, std::numeric_limits<std::int64_t>::max()}) {
+    const EventTree tree = build_tree(table, {.overlap_tolerance_ns = tolerance});
+    CHECK(tree.parent[1] == kNoRow);
+    CHECK(tree.parent[2] == (tolerance > 0 ? 1 : kNoRow));
+    CHECK(tree.parent[3] == 2);
+    CHECK(tree.parent[4] == kNoRow);
+  }
 }
 
 TEST_CASE("random ranges: parents come first and contain their children", "[tree]") {
