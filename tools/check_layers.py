@@ -75,7 +75,7 @@ PYTHON_HEAVY: dict[str, set[str]] = {
     "IPython": set(),
     "rich": {"report"},
     "jinja2": {"report"},
-    "typer": {"cli"},
+    "typer": set(),
 }
 
 
