@@ -11,6 +11,7 @@ namespace traceap {
 namespace {
 
 constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kBeforeAll = std::numeric_limits<std::int64_t>::min();
 
 /// A span of the trace whose idle time has a cause whatever the launching thread does.
 struct Overlay {
@@ -192,9 +193,10 @@ class IdleExplainer {
   void explain_gap(Interval gap, bool work_precedes, bool work_follows) {
     const Row next = work_follows ? gpu_row_from(gap.end_ns) : kNoRow;
     const Row previous = work_precedes ? gpu_row_to(gap.start_ns, next) : kNoRow;
-    const Interval host{gap.start_ns + to_host_clock_ns_, gap.end_ns + to_host_clock_ns_};
-    Launch launch = find_launch(next, host.start_ns);
-    if (launch.queued && !work_precedes) launch.queued = false;
+    Interval host{gap.start_ns + to_host_clock_ns_, gap.end_ns + to_host_clock_ns_};
+    const Launch launch = find_launch(next, work_precedes ? host.start_ns : kBeforeAll);
+    // What the call belongs to must not depend on where the bounds begin; pieces get clipped.
+    if (!work_precedes) host.start_ns = std::min(host.start_ns, launch.returned_ns - 1);
     // Rows named for the output lie inside the caller's bounds or end the gap.
     writer_.begin(gap.end_ns <= bounds_.end_ns ? next : kNoRow);
     budget_ns_ = 0;
@@ -204,8 +206,7 @@ class IdleExplainer {
       at_return = explain_by_host({host.start_ns, returned}, launch, work_precedes, previous);
     }
     if (host.end_ns > returned) {
-      const std::int64_t took_ns = host.end_ns - (work_precedes ? returned : launch.returned_ns);
-      explain_by_device({returned, host.end_ns}, took_ns, at_return, launch, next, previous);
+      explain_by_device({returned, host.end_ns}, at_return, launch, next, previous);
     }
     writer_.flush();
   }
@@ -379,9 +380,9 @@ class IdleExplainer {
 
   /// The launch call has returned: the device takes its time. Had the host been ahead, nobody would
   /// see it, so it belongs to what the call belongs to.
-  void explain_by_device(Interval part, std::int64_t took_ns, IdleCause at_return,
-                         const Launch& launch, Row next, Row previous) {
-    const bool expected = took_ns <= kLaunchLatencyBoundNs;
+  void explain_by_device(Interval part, IdleCause at_return, const Launch& launch, Row next,
+                         Row previous) {
+    const bool expected = part.length_ns() <= kLaunchLatencyBoundNs;
     IdleCause cause = launch.queued ? IdleCause::kLaunchLatency : at_return;
     if (!expected) cause = IdleCause::kUnknown;
     const bool waited = launch.queued || !expected;
