@@ -28,6 +28,10 @@ def each_entry() -> pytest.MarkDecorator:
     return pytest.mark.parametrize("entry", ENTRIES, ids=[entry.type for entry in ENTRIES])
 
 
+def facts_in(template: str) -> set[str]:
+    return set(re.findall(r"\{([\w ]+)[:}]", template))
+
+
 def registered_types() -> set[str]:
     """The types in the C++ registry, from the module if it is built, else from its source."""
     try:
@@ -77,7 +81,7 @@ def test_texts_are_there_and_short_enough(entry: KnowledgeEntry) -> None:
 @each_entry()
 def test_facts_stand_in_optional_parts_only(entry: KnowledgeEntry) -> None:
     required = re.sub(r"\[\[.*?\]\]", "", entry.why)
-    assert set(re.findall(r"\{([\w ]+)\}", required)) <= {"cost", "share"}
+    assert facts_in(required) <= {"cost", "share"}
     assert required.count("{cost}") == 1
 
 
@@ -91,7 +95,7 @@ def test_why_reads_well_without_any_fact(entry: KnowledgeEntry) -> None:
 
 @each_entry()
 def test_why_reads_well_with_all_facts(entry: KnowledgeEntry) -> None:
-    facts = dict.fromkeys(re.findall(r"\{([\w ]+)\}", entry.why), "X")
+    facts = dict.fromkeys(facts_in(entry.why), "X")
     text = entry.why_text(facts, cost="12.3 ms", share="4.5 %")
     assert not re.search(r"[\[\]{}]|  | [,.;:)]", text), text
 
@@ -117,7 +121,7 @@ def test_placeholders_are_facts_that_the_rule_gives(entry: KnowledgeEntry) -> No
     folder = ROOT / "cpp/traceap/detect"
     rule = next(p for p in folder.glob("*.cpp") if p.stem.removeprefix("ext_") == entry.type)
     given = set(re.findall(r'(?:fact|per_step_fact)\([^;]*?"([\w ]+)"', rule.read_text("utf-8")))
-    wanted = set(re.findall(r"\{([\w ]+)\}", entry.why)) - {"cost", "share"}
+    wanted = facts_in(entry.why) - {"cost", "share"}
     assert wanted <= given
 
 
@@ -125,3 +129,9 @@ def test_a_fact_with_braces_is_text_and_not_a_template() -> None:
     entry = load_knowledge()["host_sync_in_loop"]
     text = entry.why_text({"operations": "{cost} [[x]]"}, cost="1 ms", share="2 %")
     assert "({cost} [[x]])" in text
+
+
+def test_nouns_agree_with_their_number() -> None:
+    entry = load_knowledge()["explicit_synchronize"]
+    assert "(1 call)" in entry.why_text({"calls": "1"}, cost="1 ms", share="2 %")
+    assert "(12 calls)" in entry.why_text({"calls": "12"}, cost="1 ms", share="2 %")

@@ -19,7 +19,7 @@ from typing import Any
 __all__ = ["KnowledgeEntry", "load_knowledge"]
 
 _OPTIONAL = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
-_PLACEHOLDER = re.compile(r"\{([\w ]+)\}")
+_PLACEHOLDER = re.compile(r"\{([\w ]+)(?::([^|{}]+)\|([^|{}]+))?\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class KnowledgeEntry:
     title: str
     """A few words, as a heading."""
     why: str
-    """One sentence with `{fact}` placeholders; `[[...]]` is left out if a fact in it is missing."""
+    """One sentence with placeholders: `{fact}`, or `{fact:gap|gaps}` with its noun; `[[...]]` is
+    left out if a fact in it is missing."""
     signs: tuple[str, ...]
     """What in a trace speaks for it."""
     non_signs: tuple[str, ...]
@@ -62,11 +63,17 @@ class KnowledgeEntry:
 
         def keep(match: re.Match[str]) -> str:
             inner = match.group(1)
-            wanted = _PLACEHOLDER.findall(inner)
+            wanted = (part.group(1) for part in _PLACEHOLDER.finditer(inner))
             return inner if all(known.get(name) for name in wanted) else ""
 
-        text = _OPTIONAL.sub(keep, self.why)
-        return _PLACEHOLDER.sub(lambda match: known.get(match.group(1), "?"), text)
+        def fill(match: re.Match[str]) -> str:
+            name, singular, plural = match.groups()
+            value = known.get(name, "?")
+            if singular is None:
+                return value
+            return f"{value} {singular if value == '1' else plural}"
+
+        return _PLACEHOLDER.sub(fill, _OPTIONAL.sub(keep, self.why))
 
     @property
     def code(self) -> str:
