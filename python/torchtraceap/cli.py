@@ -84,7 +84,7 @@ def _describe_diagnose(parser: Parser) -> None:
 def _diagnose(options: Options) -> int:
     wanted = _parse_fail_on(options.fail_on, options.gate)
     if options.html:
-        _check_writable(options.html)
+        _check_output(options.html, options.paths)
     trace = _load(options.paths, options.threads)
     diagnosis = trace.diagnose(windows=options.windows)
     reasons = _gate_reasons(diagnosis, wanted)
@@ -195,7 +195,7 @@ def _events(options: Options) -> int:
     from torchtraceap.report import tables
 
     for path in filter(None, (options.csv, options.parquet)):
-        _check_writable(path)
+        _check_output(path, options.paths)
     trace = _load(options.paths, options.threads)
     to_file = bool(options.csv or options.parquet)
     limit = options.limit
@@ -236,9 +236,7 @@ def _convert(options: Options) -> int:
     lower = target.lower()
     if not lower.endswith((".json", ".json.gz", ".parquet")):
         raise UsageError(f"{target}: the name must end in .json, .json.gz or .parquet")
-    if Path(target).exists() and Path(source).exists() and Path(target).samefile(source):
-        raise UsageError(f"{target}: input and output are the same file")
-    _check_writable(target)
+    _check_output(target, [source])
     trace = _load([source], options.threads)
     if len(trace.ranks) > 1:
         raise UsageError(f"{source}: holds {len(trace.ranks)} ranks, convert takes one file")
@@ -265,7 +263,7 @@ def _describe_report(parser: Parser) -> None:
 
 
 def _report(options: Options) -> int:
-    _check_writable(options.html)
+    _check_output(options.html, options.paths)
     trace = _load(options.paths, options.threads)
     _write_html(trace.diagnose(windows=options.windows), options.html)
     return FINE
@@ -497,9 +495,11 @@ def _write_html(diagnosis: Diagnosis, path: str) -> None:
     _note(f"wrote {path} ({len(page) / 1e6:.1f} MB)")
 
 
-def _check_writable(path: str) -> None:
-    """Says early, and in one sentence, that a file cannot be written."""
+def _check_output(path: str, inputs: Sequence[str]) -> None:
+    """Says early, and in one sentence, that a file cannot or must not be written."""
     target = Path(path)
+    if target.exists() and any(target.samefile(name) for name in inputs if os.path.exists(name)):
+        raise UsageError(f"{path}: input and output are the same file")
     if target.is_dir():
         raise UsageError(f"{path}: is a folder, a file name is needed")
     if not target.absolute().parent.is_dir():

@@ -272,6 +272,7 @@ def test_unwritable_output_is_one_sentence(slow: Path, tmp_path: Path) -> None:
     assert "is a folder" in fails(run("report", slow, "--html", tmp_path))
     fails(run("convert", slow, tmp_path / "no" / "out.json"))
     fails(run("events", slow, "--csv", tmp_path / "no" / "out.csv"))
+    assert "same file" in fails(run(slow, "--html", slow))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
