@@ -128,6 +128,17 @@ std::vector<Interval> merge_bursts(const IntervalSet& gaps) {
   return bursts;
 }
 
+/// The operator that launches what ends the gap says more than a range around the whole step.
+Row telling_row(const Signals& signals, const IdleInterval& idle) {
+  const auto is_operator = [&](Row r) {
+    return r != kNoRow && signals.table.kind[r] == EventKind::kCpuOp &&
+           is_operator_name(signals.table.name_of(r));
+  };
+  if (is_operator(idle.explained_by) || idle.next_gpu_row == kNoRow) return idle.explained_by;
+  const Row op = signals.tree.op[idle.next_gpu_row];
+  return is_operator(op) ? op : idle.explained_by;
+}
+
 /// Share of kernels that ran for less time than the call that launched them.
 double short_kernel_share(const Signals& signals) {
   std::int64_t linked = 0, shorter = 0;
@@ -155,7 +166,10 @@ Finding detect_cpu_bound(const Signals& signals) {
   for (const IdleInterval& idle : signals.idle.intervals) {
     if (idle.cause != IdleCause::kHostWait) continue;
     waits.push_back(idle.interval);
-    if (idle.explained_by != kNoRow) draft.evidence.push_back(idle.explained_by);
+    if (const Row row = telling_row(signals, idle); row != kNoRow) {
+      draft.evidence.push_back(row);
+      draft.evidence_weights.push_back(idle.interval.length_ns());
+    }
   }
   IntervalSet gaps = set_clip(make_union(std::move(waits)), steady_bounds(signals));
   gaps = set_difference(gaps, cold_calls(signals));

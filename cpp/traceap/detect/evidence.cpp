@@ -7,18 +7,48 @@
 namespace traceap {
 namespace {
 
-/// Longest first; equal lengths by row, which is by time.
-void rank_evidence(const EventTable& table, std::vector<Row>& rows) {
-  std::sort(rows.begin(), rows.end());
-  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+struct WeightedRow {
+  std::int64_t weight;
+  Row row;
+};
+
+/// Rows that touch the profiled time, once each, with their weights added up; in order of rows.
+std::vector<WeightedRow> merge_evidence(const Signals& signals, const Draft& draft) {
+  std::vector<WeightedRow> rows;
+  const bool weighted = draft.evidence_weights.size() == draft.evidence.size();
+  for (std::size_t i = 0; i < draft.evidence.size(); ++i) {
+    const Row row = draft.evidence[i];
+    if (!in_profile(signals, row)) continue;
+    rows.push_back({weighted ? draft.evidence_weights[i] : 0, row});
+  }
+  std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
+    return a.row != b.row ? a.row < b.row : a.weight < b.weight;
+  });
+  std::size_t out = 0;
+  for (const WeightedRow& next : rows) {
+    if (out > 0 && rows[out - 1].row == next.row) {
+      rows[out - 1].weight += next.weight;
+    } else {
+      rows[out++] = next;
+    }
+  }
+  rows.resize(out);
+  if (!weighted) {
+    for (WeightedRow& r : rows) r.weight = signals.table.dur_ns[r.row];
+  }
+  return rows;
+}
+
+/// Heaviest first; equal ones by row, which is by time.
+void set_evidence(const Signals& signals, const Draft& draft, Finding& finding) {
+  std::vector<WeightedRow> rows = merge_evidence(signals, draft);
+  finding.evidence_count = rows.size();
   const std::size_t kept = std::min(rows.size(), kMaxEvidence);
   std::partial_sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(kept), rows.end(),
-                    [&](Row a, Row b) {
-                      if (table.dur_ns[a] != table.dur_ns[b]) {
-                        return table.dur_ns[a] > table.dur_ns[b];
-                      }
-                      return a < b;
+                    [](const auto& a, const auto& b) {
+                      return a.weight != b.weight ? a.weight > b.weight : a.row < b.row;
                     });
+  for (std::size_t i = 0; i < kept; ++i) finding.evidence.push_back(rows[i].row);
 }
 
 std::int64_t saving_basis_ns(const Signals& signals, const Finding& finding, SavingBasis basis) {
@@ -33,18 +63,16 @@ std::int64_t saving_basis_ns(const Signals& signals, const Finding& finding, Sav
   return finding.cost_ns;
 }
 
-/// An operator's name, rather than that of a range that a program or record_function put around
-/// code ("ProfilerStep#3", "Optimizer.step#Adam.step"), which older torch writes as an operator.
-bool is_operator_name(std::string_view name) {
-  if (contains(name, "#")) return false;
-  return contains(name, "::") || contains(name, "Backward");
-}
-
 std::int64_t share_of(std::int64_t ns, double share) {
   return std::llround(static_cast<double>(ns) * std::clamp(share, 0.0, 1.0));
 }
 
 }  // namespace
+
+bool in_profile(const Signals& signals, Row row) {
+  return signals.table.ts_ns[row] <= signals.profiled.end_ns &&
+         signals.table.end_ns(row) >= signals.profiled.start_ns;
+}
 
 bool is_material(const Signals& signals, std::int64_t cost_ns) {
   if (cost_ns <= 0) return false;
@@ -58,10 +86,7 @@ Finding finish_finding(const Signals& signals, Draft draft) {
   finding.intervals = set_clip(make_union(std::move(draft.cost)), signals.profiled);
   finding.cost_ns = total_length_ns(finding.intervals);
   finding.verdict = is_material(signals, finding.cost_ns) ? Verdict::kPresent : Verdict::kAbsent;
-  rank_evidence(signals.table, draft.evidence);
-  finding.evidence_count = draft.evidence.size();
-  draft.evidence.resize(std::min(draft.evidence.size(), kMaxEvidence));
-  finding.evidence = std::move(draft.evidence);
+  set_evidence(signals, draft, finding);
   finding.missing_signals = std::move(draft.missing_signals);
   finding.confidence = std::clamp(draft.confidence, 0.0, 1.0);
   finding.facts = std::move(draft.facts);

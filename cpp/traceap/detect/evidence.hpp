@@ -29,7 +29,10 @@ struct Draft {
   explicit Draft(std::string_view type_name) : type(type_name) {}
   std::string_view type;
   std::vector<Interval> cost;
-  std::vector<Row> evidence;  ///< any order, repeats allowed; longest first in the finding
+  std::vector<Row>
+      evidence;  ///< any order, repeats allowed; the heaviest come first in the finding
+  /// Parallel to `evidence`: what each row costs; repeats add up. Empty: the rows' durations.
+  std::vector<std::int64_t> evidence_weights;
   std::vector<std::pair<std::string, std::string>> facts;
   std::vector<std::string> missing_signals;  ///< present ones make the verdict less sure
   double confidence = 0.9;
@@ -48,6 +51,8 @@ Finding finish_finding(const Signals& signals, Draft draft);
 Finding abstain(std::string_view type, std::initializer_list<std::string_view> missing_signals);
 /// The signal is there and the pattern is not: verdict absent, no cost.
 Finding absent(std::string_view type, double confidence = 0.9);
+/// Does the row touch the profiled time?
+bool in_profile(const Signals& signals, Row row);
 /// Is `cost_ns` at least material_share of the profiled time?
 bool is_material(const Signals& signals, std::int64_t cost_ns);
 

@@ -22,7 +22,7 @@ struct Costs {
 
   void add(const Signals& signals, Row row, std::string_view kind) {
     rows.push_back(row);
-    intervals.push_back(on_gpu_clock(signals, interval_of(signals.table, row)));
+    intervals.push_back(signals.on_gpu_clock(interval_of(signals.table, row)));
     if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.emplace_back(kind);
   }
 };

@@ -20,7 +20,7 @@ Finding detect_find_unused_parameters(const Signals& signals) {
   if (rows.empty()) return absent(kType);
   Draft draft(kType);
   std::vector<Interval> intervals;
-  for (Row r : rows) intervals.push_back(on_gpu_clock(signals, interval_of(signals.table, r)));
+  for (Row r : rows) intervals.push_back(signals.on_gpu_clock(interval_of(signals.table, r)));
   draft.cost = idle_inside(signals, std::move(intervals));
   draft.evidence = rows;
   draft.saving.basis = SavingBasis::kIdle;

@@ -30,11 +30,11 @@ std::vector<Interval> host_activity(const Signals& signals) {
     const bool works =
         is_api_call(table.kind[r]) || is_loader(r) ||
         (table.kind[r] == EventKind::kCpuOp && (is_operator(r) || subtree_rows(tree, r).empty()));
-    if (works) active.push_back(on_gpu_clock(signals, interval_of(table, r)));
+    if (works) active.push_back(signals.on_gpu_clock(interval_of(table, r)));
   }
   const CompileRanges compiles = find_compile_ranges(signals);
   for (const auto* rows : {&compiles.first, &compiles.again}) {
-    for (Row r : *rows) active.push_back(on_gpu_clock(signals, interval_of(table, r)));
+    for (Row r : *rows) active.push_back(signals.on_gpu_clock(interval_of(table, r)));
   }
   return active;
 }
@@ -60,7 +60,7 @@ Row awaited_row(const Signals& signals, const Interval& gap) {
   if (next == kNoRow) return kNoRow;
   const Row launch = signals.tree.launch[next];
   if (launch == kNoRow) return kNoRow;
-  const Interval call = on_gpu_clock(signals, interval_of(signals.table, launch));
+  const Interval call = signals.on_gpu_clock(interval_of(signals.table, launch));
   return call.start_ns >= gap.start_ns ? launch : kNoRow;
 }
 

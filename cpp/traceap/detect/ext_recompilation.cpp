@@ -25,7 +25,7 @@ Finding detect_recompilation(const Signals& signals) {
   std::vector<Interval> intervals;
   std::int64_t longest_ns = 0;
   for (Row r : ranges.again) {
-    intervals.push_back(on_gpu_clock(signals, interval_of(signals.table, r)));
+    intervals.push_back(signals.on_gpu_clock(interval_of(signals.table, r)));
     longest_ns = std::max(longest_ns, signals.table.dur_ns[r]);
   }
   draft.cost = idle_inside(signals, std::move(intervals));

@@ -104,20 +104,8 @@ std::vector<std::string> parse_strings(std::string_view json) {
 
 }  // namespace
 
-std::int64_t add_saturated(std::int64_t a, std::int64_t b) {
-  std::int64_t sum = 0;
-  if (!__builtin_add_overflow(a, b, &sum)) return sum;
-  return b < 0 ? std::numeric_limits<std::int64_t>::min()
-               : std::numeric_limits<std::int64_t>::max();
-}
-
-Interval on_gpu_clock(const Signals& signals, Interval host) {
-  const std::int64_t shift = -signals.tree.launch_delay_correction_ns;
-  return {add_saturated(host.start_ns, shift), add_saturated(host.end_ns, shift)};
-}
-
 Interval stall_window(const Signals& signals, Interval host_call) {
-  const Interval call = on_gpu_clock(signals, host_call);
+  const Interval call = signals.on_gpu_clock(host_call);
   const Row next = first_row_from(signals.table, signals.tree.gpu_rows, call.end_ns);
   std::int64_t end_ns = add_saturated(call.end_ns, kRefillReachNs);
   if (next != kNoRow) end_ns = std::min(end_ns, signals.table.ts_ns[next]);
@@ -170,11 +158,6 @@ std::vector<std::uint8_t> launching_tracks(const Signals& signals) {
     }
   }
   return launching;
-}
-
-bool is_operator_name(std::string_view name) {
-  if (name.find('#') != std::string_view::npos) return false;  // Optimizer.step#Adam.step
-  return contains(name, "::") || contains(name, "Backward");
 }
 
 std::vector<std::uint8_t> rows_inside_operators(const Signals& signals) {

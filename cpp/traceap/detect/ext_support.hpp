@@ -37,11 +37,6 @@ class LazyNames {
 /// A host that is free launches its next kernel within some tens of microseconds; with the profiler
 /// and Python on top, 1 ms is still some fifty operations. A longer pause has another cause.
 inline constexpr std::int64_t kRefillReachNs = 1'000'000;
-
-/// a + b, held at the ends of the range: times in a trace may be anything.
-std::int64_t add_saturated(std::int64_t a, std::int64_t b);
-/// A host interval on the GPU's clock (EventTree::launch_delay_correction_ns).
-Interval on_gpu_clock(const Signals& signals, Interval host);
 /// From the start of a call that blocks the host to the first GPU event after its end, at most
 /// kRefillReachNs after it. GPU idle in there is what the call costs: the queue ran dry, and the
 /// host had to refill it.
@@ -69,9 +64,6 @@ WarmUp find_warm_up(const Signals& signals);
 
 /// Per track: does it launch kernels or copies? Other threads' waiting stops no work.
 std::vector<std::uint8_t> launching_tracks(const Signals& signals);
-/// Is this the name of an operator, rather than of a range that a program or PyTorch's own
-/// record_function put around code (ProfilerStep#3, Optimizer.step#Adam.step)?
-bool is_operator_name(std::string_view name);
 /// Per row: does an operator enclose it (itself excluded)? One pass.
 std::vector<std::uint8_t> rows_inside_operators(const Signals& signals);
 /// Did a backward pass run? Then the trace is of training.

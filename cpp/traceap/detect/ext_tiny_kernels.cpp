@@ -80,7 +80,7 @@ class GapFinder {
     if (launch == kNoRow || table.kind[kernel] != EventKind::kKernel) return false;
     if (signals_.api(launch) != ApiClass::kKernelLaunch) return false;
     if (table.ts_ns[kernel] - gap_start_ns > kMaxGapNs) return false;
-    if (on_gpu_clock(signals_, interval_of(table, launch)).end_ns < gap_start_ns) return false;
+    if (signals_.on_gpu_clock(interval_of(table, launch)).end_ns < gap_start_ns) return false;
     const std::int64_t before = previous_launch_[launch];
     return before != kNoId && table.ts_ns[launch] - before > table.dur_ns[kernel];
   }

@@ -34,7 +34,7 @@ std::vector<Fetch> find_fetches(const Signals& signals) {
   });
   std::vector<Fetch> fetches;
   for (Row r : range_rows(outer)) {
-    const Interval interval = on_gpu_clock(signals, interval_of(table, r));
+    const Interval interval = signals.on_gpu_clock(interval_of(table, r));
     fetches.push_back({r, interval, covered_ns(signals.gpu_idle, interval)});
   }
   return fetches;

@@ -57,8 +57,8 @@ struct Signals {
   std::int64_t profiled_ns() const { return profiled.end_ns - profiled.start_ns; }
   /// A host interval in the GPU's clock (they differ in some ROCm traces).
   Interval on_gpu_clock(Interval host) const {
-    return {host.start_ns - tree.launch_delay_correction_ns,
-            host.end_ns - tree.launch_delay_correction_ns};
+    const std::int64_t shift_ns = -tree.launch_delay_correction_ns;
+    return {add_saturated(host.start_ns, shift_ns), add_saturated(host.end_ns, shift_ns)};
   }
   ApiClass api(Row row) const {
     return is_api_call(table.kind[row]) ? api_class[table.name[row]] : ApiClass::kNone;

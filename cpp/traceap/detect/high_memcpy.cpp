@@ -37,7 +37,7 @@ Finding detect_high_memcpy(const Signals& signals) {
   std::vector<Interval> copied, held;
   bool orphan = false;
   for (const Copy& copy : signals.copies) {
-    if (!is_host_device(copy.kind.direction)) continue;
+    if (!is_host_device(copy.kind.direction) || !in_profile(signals, copy.row)) continue;
     count(copy, tally);
     draft.evidence.push_back(copy.row);
     copied.push_back(interval_of(signals.table, copy.row));

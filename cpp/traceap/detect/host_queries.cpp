@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <limits>
 
 #include "traceap/analysis/host_activity.hpp"
 
@@ -117,6 +118,18 @@ std::vector<Copy> build_copies(const EventTable& table, const EventTree& tree,
     copies.push_back(copy);
   }
   return copies;
+}
+
+bool is_operator_name(std::string_view name) {
+  if (contains(name, "#")) return false;
+  return contains(name, "::") || contains(name, "Backward");
+}
+
+std::int64_t add_saturated(std::int64_t a, std::int64_t b) {
+  std::int64_t sum = 0;
+  if (!__builtin_add_overflow(a, b, &sum)) return sum;
+  return b < 0 ? std::numeric_limits<std::int64_t>::min()
+               : std::numeric_limits<std::int64_t>::max();
 }
 
 bool contains_any_case(std::string_view text, std::string_view part_lower) {

@@ -94,6 +94,13 @@ class NameSet {
   bool any_ = false;
 };
 
+/// An operator's name, rather than that of a range that a program or record_function put around
+/// code ("ProfilerStep#3", "Optimizer.step#Adam.step"), which older torch writes as an operator.
+bool is_operator_name(std::string_view name);
+
+/// Sums stop at the ends of 64 bits: a trace may claim any time.
+std::int64_t add_saturated(std::int64_t a, std::int64_t b);
+
 /// Case-sensitive helpers for predicates.
 inline bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;

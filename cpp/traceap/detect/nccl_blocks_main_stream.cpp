@@ -27,8 +27,10 @@ Finding detect_nccl_blocks_main_stream(const Signals& signals) {
   for (const ExposedPiece& piece : build_exposed_pieces(signals)) {
     if (piece.wait.empty() || (piece.ends_phase && piece.phase_compute_ns > 0)) continue;
     draft.cost.insert(draft.cost.end(), piece.wait.begin(), piece.wait.end());
+    const std::int64_t wait_ns = total_length_ns(piece.wait);
     draft.evidence.push_back(piece.collective);
-    longest = std::max(longest, total_length_ns(piece.wait));
+    draft.evidence_weights.push_back(wait_ns);
+    longest = std::max(longest, wait_ns);
     ++waits;
   }
   const bool linked = !signals.tree.linked_gpu_rows.empty();

@@ -34,7 +34,10 @@ Finding detect_nccl_compute_not_overlapped(const Signals& signals) {
     if (piece.phase_index != phase_index) close_phase();
     phase_index = piece.phase_index;
     draft.cost.push_back(piece.interval);
-    if (piece.collective != kNoRow) draft.evidence.push_back(piece.collective);
+    if (piece.collective != kNoRow) {
+      draft.evidence.push_back(piece.collective);
+      draft.evidence_weights.push_back(piece.interval.length_ns());
+    }
     phase_exposed_ns += piece.interval.length_ns();
     phase_compute_ns = piece.phase_compute_ns;
   }

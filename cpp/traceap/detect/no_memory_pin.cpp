@@ -74,7 +74,7 @@ Uploads collect_uploads(const Signals& signals, HostMemory memory) {
   Uploads uploads;
   for (const Copy& copy : signals.copies) {
     if (copy.kind.direction != CopyDirection::kHostToDevice || copy.kind.memory != memory) continue;
-    if (!holds_host(signals, copy)) continue;
+    if (!in_profile(signals, copy.row) || !holds_host(signals, copy)) continue;
     uploads.copies.push_back(&copy);
     uploads.bytes += copy.bytes.value_or(0);
     uploads.all_sizes_known = uploads.all_sizes_known && copy.bytes.has_value();

@@ -68,7 +68,8 @@ Finding detect_single_process_data_loading(const Signals& signals) {
   const EventTable& table = signals.table;
   const NameSet single(table.strings, is_single_process_fetch);
   const NameSet multi(table.strings, is_multi_process_fetch);
-  const std::vector<Row> fetches = host_rows_named(table, signals.tree, single);
+  std::vector<Row> fetches = host_rows_named(table, signals.tree, single);
+  std::erase_if(fetches, [&](Row r) { return !in_profile(signals, r); });
   if (fetches.empty()) {
     return judge_without_range(signals, !host_rows_named(table, signals.tree, multi).empty());
   }

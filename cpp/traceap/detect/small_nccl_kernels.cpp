@@ -95,8 +95,8 @@ Finding detect_small_nccl_kernels(const Signals& signals) {
   draft.saving = kSaving;
   draft.confidence = sized == static_cast<std::int64_t>(all.size()) ? 0.9 : 0.75;
   if (sized == 0) draft.missing_signals.emplace_back("message sizes of the collectives");
-  draft.fact("small collectives in runs", static_cast<std::int64_t>(draft.evidence.size()));
-  draft.fact("collectives", static_cast<std::int64_t>(all.size()));
+  draft.fact("collectives", static_cast<std::int64_t>(draft.evidence.size()));
+  draft.fact("collectives in all", static_cast<std::int64_t>(all.size()));
   return finish_finding(signals, std::move(draft));
 }
 
