@@ -57,7 +57,11 @@ class HostFeatures {
   void add_row(Row r) {
     const std::int64_t start = table_.ts_ns[r], end = table_.end_ns(r);
     const EventKind kind = table_.kind[r];
-    if (kind == EventKind::kCpuOp || is_api_call(kind)) busy_.add(start, end);
+    const HostActivity activity = activity_(r);
+    // Legacy traces write steps and loader ranges as operators.
+    const bool is_range =
+        activity == HostActivity::kMarker || activity == HostActivity::kDataLoading;
+    if (is_api_call(kind) || (kind == EventKind::kCpuOp && !is_range)) busy_.add(start, end);
     if (tree_.phase[r] != Phase::kOther) {
       phases_[static_cast<std::size_t>(tree_.phase[r]) - 1].add(start, end);
     }
@@ -65,7 +69,7 @@ class HostFeatures {
     if (window < windows_.count() && !tree_.launched_by(r).empty()) {
       ++matrix_.at(window, kLaunchCount);
     }
-    switch (activity_(r)) {
+    switch (activity) {
       case HostActivity::kSynchronize:
         return synchronization_.add(start, end);
       case HostActivity::kSyncCopy:

@@ -162,6 +162,12 @@ TEST_CASE("threads that feed nothing to the GPU don't count", "[features]") {
   CHECK(features_of(text, {0, 100'000}, 1).at(0, "synchronization_share") == 0);
 }
 
+TEST_CASE("steps that a legacy trace writes as operators don't make the host busy", "[features]") {
+  TraceText text;
+  text.host("Operator", "ProfilerStep#1", 0, 100).host("Operator", "aten::add", 10, 20);
+  CHECK(features_of(text, {0, 100'000}, 1).at(0, "host_busy_share") == Approx(0.2));
+}
+
 TEST_CASE("a trace without GPU events has finite features", "[features]") {
   const Features f = features_of(TraceText().host("cpu_op", "aten::add", 0, 10), {0, 20'000}, 4);
   for (const double value : f.block.values) CHECK(std::isfinite(value));
