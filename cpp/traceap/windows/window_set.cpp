@@ -14,6 +14,11 @@ constexpr std::uint32_t kMaxWindows = 1'000'000;
 /// would not fit into memory. 2^28 entries are one GiB.
 constexpr std::uint64_t kMaxOverlaps = std::uint64_t{1} << 28;
 
+/// Length of `bounds`, also where it exceeds an int64.
+std::uint64_t span_of(Interval bounds) {
+  return static_cast<std::uint64_t>(bounds.end_ns) - static_cast<std::uint64_t>(bounds.start_ns);
+}
+
 std::uint32_t window_count(Interval bounds, const WindowOptions& options) {
   if (options.length_ns < 0) throw OptionError("the window length must not be negative");
   if (options.length_ns == 0) {
@@ -23,7 +28,7 @@ std::uint32_t window_count(Interval bounds, const WindowOptions& options) {
     }
     return options.count;
   }
-  const auto span = static_cast<std::uint64_t>(bounds.length_ns());
+  const auto span = span_of(bounds);
   const auto length = static_cast<std::uint64_t>(options.length_ns);
   const std::uint64_t count = span == 0 ? 1 : (span - 1) / length + 1;
   if (count > kMaxWindows) {
@@ -36,14 +41,14 @@ std::uint32_t window_count(Interval bounds, const WindowOptions& options) {
 /// Bounds of equal time, exact to the nanosecond: start + floor(span * i / count).
 std::vector<std::int64_t> build_bounds(Interval bounds, const WindowOptions& options) {
   const std::uint32_t count = window_count(bounds, options);
-  const auto span = static_cast<std::uint64_t>(bounds.length_ns());
+  const auto span = span_of(bounds);
   std::vector<std::int64_t> edges(std::size_t{count} + 1);
   const std::uint64_t whole = span / count, rest = span % count;
   for (std::uint64_t i = 0; i <= count; ++i) {
     const std::uint64_t offset =
         options.length_ns > 0 ? std::min(span, i * static_cast<std::uint64_t>(options.length_ns))
                               : whole * i + rest * i / count;
-    edges[i] = bounds.start_ns + static_cast<std::int64_t>(offset);
+    edges[i] = static_cast<std::int64_t>(static_cast<std::uint64_t>(bounds.start_ns) + offset);
   }
   return edges;
 }

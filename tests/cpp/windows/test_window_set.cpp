@@ -101,7 +101,7 @@ TEST_CASE("windows cover the profiled time unless told otherwise", "[windows]") 
 
 TEST_CASE("equal windows differ by a nanosecond at most, also over centuries", "[windows]") {
   const Analysed a(TraceText().gpu("kernel", "k", 0, 1, 7, 1));
-  const Interval bounds{-4'000'000'000'000'000'000, 4'000'000'000'000'000'007};
+  const Interval bounds{-4'600'000'000'000'000'000, 9'200'000'000'000'000'007};
   const WindowSet set = build_windows(a.table, a.tree, bounds, {.count = 1'000'000});
   CHECK(set.bounds_ns.front() == bounds.start_ns);
   CHECK(set.bounds_ns.back() == bounds.end_ns);
