@@ -88,3 +88,43 @@ TEST_CASE("rules survive traces with next to nothing in them", "[detect][registr
     CHECK(detect_all(build_signals(table, tree)).size() == detectors().size());
   }
 }
+
+TEST_CASE("rules survive hostile traces", "[detect][registry]") {
+  // Everything overlaps, ids repeat, sizes and times are absurd, names are what the rules look for.
+  const char* const host_names[] = {"Torch-Compiled Region: 0/0",
+                                    "Torch-Compiled Region: /",
+                                    "Torch-Compiled Region",
+                                    "torch_dynamo_resume_in_",
+                                    "CompiledFunction",
+                                    "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+                                    "record_param_comms",
+                                    "ProfilerStep#1",
+                                    ""};
+  const char* const gpu_names[] = {"ncclKernel_AllReduce", "Memcpy HtoD (Pageable -> Device)",
+                                   "Memcpy DtoH", "gemm", ""};
+  RuleCase t;
+  for (int i = 0; i < 300; ++i) {
+    const double at = (i * 7'919) % 1'000, length = (i * 104'729) % 700;
+    const std::string correlation = R"("correlation":)" + std::to_string(i % 5);
+    t.host(i % 3 == 0   ? "cpu_op"
+           : i % 3 == 1 ? "user_annotation"
+                        : "python_function",
+           host_names[i % 9], at, length,
+           R"("In msg nelems":-5,"dtype":"Float","Input Dims":[[99999999999999999999,7],[]],)"
+           R"("Input type":["float"])");
+    t.host("cuda_runtime", i % 2 == 0 ? "cudaMemcpyAsync" : "cudaStreamSynchronize", at, length,
+           correlation);
+    t.gpu(i % 2 == 0 ? "kernel" : "gpu_memcpy", gpu_names[i % 5], at - 300, length * 2, i % 4,
+          i % 5,
+          R"("bytes":-9223372036854775807,"In msg nelems":9223372036854775807,"dtype":"Float")");
+  }
+  t.gpu("kernel", "gemm", -4.0e12, 1, 7, 1).gpu("kernel", "gemm", 4.0e12, 4.0e12, 7, 1);
+  const EventTable table = t.table();
+  const EventTree tree = build_tree(table);
+  for (const Finding& finding : detect_all(build_signals(table, tree))) {
+    CHECK(finding.cost_ns >= 0);
+    CHECK(finding.cost_ns == total_length_ns(finding.intervals));
+    CHECK(finding.saving_high_ns <= finding.cost_ns);
+    CHECK(finding.evidence.size() <= kMaxEvidence);
+  }
+}
