@@ -81,6 +81,20 @@ void check_links(const EventTable& table, const EventTree& tree) {
   REQUIRE(in_streams == gpu);
 }
 
+/// A second witness for nesting: newer profilers write the op's External id on each API call (older
+/// ones repeat the correlation id there).
+void check_ops(const EventTable& table, const EventTree& tree) {
+  std::size_t compared = 0, different = 0;
+  for (Row r = 0; r < table.size(); ++r) {
+    if (!is_api_call(table.kind[r]) || tree.op[r] == kNoRow) continue;
+    if (table.external_id[r] == kNoId || table.external_id[r] == table.correlation[r]) continue;
+    ++compared;
+    different += table.external_id[tree.op[r]] != table.external_id[r];
+  }
+  INFO(different << " of " << compared << " API calls name another op");
+  REQUIRE(100 * different <= compared);
+}
+
 void check_steps(const EventTable& table, const EventTree& tree) {
   std::set<std::string> marks;
   for (Row r = 0; r < table.size(); ++r) {
@@ -122,6 +136,7 @@ TEST_CASE("trees of real traces keep their invariants", "[tree][corpus]") {
     const EventTree tree = build_tree(table);
     check_nesting(table, tree, TreeOptions{}.overlap_tolerance_ns);
     check_links(table, tree);
+    check_ops(table, tree);
     check_steps(table, tree);
     check_forward(table, tree);
   }
