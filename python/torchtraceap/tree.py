@@ -141,8 +141,8 @@ class TreeView:
     def _track_lines(
         self, info: _core.Track, rows: npt.NDArray[np.uint32], chosen: _Filter
     ) -> Iterator[str]:
-        name = f" {info.thread_name}" if info.thread_name else ""
-        yield f"thread {info.tid} of process {info.pid}{name}"
+        name = f" {_one_line(info.thread_name)}" if info.thread_name else ""
+        yield f"thread {_one_line(info.tid)} of process {_one_line(info.pid)}{name}"
         depth = self.core.depth
         for row in rows:  # not as a list: the caller takes a few of maybe millions
             indent = "  " * (int(depth[row]) + 1)
@@ -153,11 +153,15 @@ class TreeView:
 
     def _label(self, row: int) -> str:
         table = self._rank.table
-        name = " ".join(table.name_of(row).split()) or "(no name)"
-        if len(name) > _MAX_NAME:
-            name = name[: _MAX_NAME - 3] + "..."
-        return f"{name}  {format_ns(int(table.dur_ns[row]))}"
+        return f"{_one_line(table.name_of(row))}  {format_ns(int(table.dur_ns[row]))}"
 
     def _stream(self, row: int) -> str:
         stream = int(self._rank.table.stream[row])
         return f"  stream {stream}" if stream != _core.NO_ID else ""
+
+
+def _one_line(text: str) -> str:
+    """A text of the trace, fit for a terminal: short, and without what would steer it."""
+    words = " ".join(text[: 2 * _MAX_NAME].split()) or "(no name)"
+    shown = "".join(char if char.isprintable() else "\ufffd" for char in words)
+    return shown if len(shown) <= _MAX_NAME else shown[: _MAX_NAME - 3] + "..."

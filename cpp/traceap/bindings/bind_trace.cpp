@@ -10,35 +10,15 @@
 namespace traceap::bindings {
 namespace {
 
-/// Calls a Python function from the reader, whichever thread that runs on. What it raises must not
-/// cross the reader's threads: the first exception is kept and raised after reading.
-class Progress {
- public:
-  explicit Progress(py::object callback) : callback_(std::move(callback)) {}
-
-  void connect(ReadOptions& options) {
-    if (callback_.is_none()) return;
-    options.progress = [this](std::uint64_t done, std::uint64_t total) { call(done, total); };
-  }
-  void rethrow() {
-    if (error_) std::rethrow_exception(error_);
-  }
-
- private:
-  void call(std::uint64_t done, std::uint64_t total) {
+/// Runs on the thread that called the reader, now and then: reports how far it is, and lets Ctrl-C
+/// stop it. What Python raises leaves through the reader, which gives up.
+auto make_progress(const py::object& callback) {
+  return [&callback](std::uint64_t done, std::uint64_t total) {
     py::gil_scoped_acquire acquire;
-    if (error_) return;
-    try {
-      callback_(done, total);
-      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    } catch (...) {
-      error_ = std::current_exception();
-    }
-  }
-
-  py::object callback_;
-  std::exception_ptr error_;
-};
+    if (!callback.is_none()) callback(done, total);
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  };
+}
 
 ReadOptions make_options(unsigned threads, std::size_t chunk_bytes) {
   ReadOptions options;
@@ -48,17 +28,11 @@ ReadOptions make_options(unsigned threads, std::size_t chunk_bytes) {
 }
 
 TablePtr read_file(const std::filesystem::path& path, unsigned threads, std::size_t chunk_bytes,
-                   py::object callback) {
+                   const py::object& callback) {
   ReadOptions options = make_options(threads, chunk_bytes);
-  Progress progress(std::move(callback));
-  progress.connect(options);
-  TablePtr table;
-  {
-    py::gil_scoped_release release;
-    table = std::make_shared<EventTable>(read_trace(path.string(), options));
-  }
-  progress.rethrow();
-  return table;
+  options.progress = make_progress(callback);
+  py::gil_scoped_release release;
+  return std::make_shared<EventTable>(read_trace(path.string(), options));
 }
 
 TablePtr read_bytes(const py::bytes& data, const std::string& name, unsigned threads,

@@ -1,0 +1,55 @@
+"""Shared fixtures: the package built, traces of a few events, the corpus of real traces."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CORPUS = Path(os.environ.get("TORCHTRACEAP_CORPUS", ROOT.parent / "shared" / "traces"))
+BUNDLED = ROOT / "examples" / "traces" / "resnet50_num_workers_0.json.gz"
+
+WriteTrace = Callable[..., Path]
+
+
+@pytest.fixture
+def write_trace(tmp_path: Path) -> WriteTrace:
+    """Writes events (a list, or a whole document) to a file and returns its path."""
+
+    def write(content: Any, name: str = "trace.json") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        document = {"traceEvents": content} if isinstance(content, list) else content
+        path.write_text(json.dumps(document), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def bundled() -> Path:
+    """The ResNet-50 trace that the repository carries."""
+    return BUNDLED
+
+
+def corpus_files() -> list[str]:
+    """Trace files of the corpus, relative to it; empty where it is absent."""
+    files = [*CORPUS.rglob("*.json"), *CORPUS.rglob("*.json.gz")]
+    names = sorted(str(path.relative_to(CORPUS)) for path in files)
+    return [name for name in names if "_reference" not in name]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `corpus_file` runs on each file, or is skipped where there is none."""
+    if "corpus_file" not in metafunc.fixturenames:
+        return
+    names = corpus_files()
+    reason = f"no real traces at {CORPUS}; set TORCHTRACEAP_CORPUS"
+    missing = [pytest.param(None, marks=pytest.mark.skip(reason=reason), id="no-corpus")]
+    chosen = [pytest.param(CORPUS / name, id=name) for name in names]
+    metafunc.parametrize("corpus_file", chosen or missing)

@@ -1,0 +1,239 @@
+"""`load`: files, folders, lists, ranks, progress and errors."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import report_samples as samples
+import zstandard
+from conftest import WriteTrace
+
+import torchtraceap as ttap
+from torchtraceap import errors
+from torchtraceap.loading import RankClaim, assign_ranks, natural_key
+
+EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
+
+
+def document(rank: int | None = None, world_size: int | None = None) -> dict[str, Any]:
+    top: dict[str, Any] = {"traceEvents": [EVENT]}
+    if rank is not None:
+        top["distributedInfo"] = {"rank": rank, "world_size": world_size}
+    return top
+
+
+def codes(trace: ttap.Trace) -> dict[str, int]:
+    return {entry.code: entry.count for entry in trace.diagnostics}
+
+
+def test_containers_are_told_apart_by_content(write_trace: WriteTrace, tmp_path: Path) -> None:
+    text = write_trace(samples.slow_loader(steps=2).events).read_bytes()
+    contents = {
+        "plain.bin": text,
+        "gzip.json": gzip.compress(text[:100]) + gzip.compress(text[100:]),
+        "zstd.json.gz": zstandard.ZstdCompressor().compress(text),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    tables = [ttap.load(tmp_path / name).rank().table for name in contents]
+    for table in tables[1:]:
+        assert np.array_equal(table.ts_ns, tables[0].ts_ns)
+        assert table.strings == tables[0].strings
+    assert len(tables[0]) == len(samples.slow_loader(steps=2).events)
+
+
+def test_path_types_are_interchangeable(write_trace: WriteTrace) -> None:
+    path = write_trace([EVENT])
+    for given in (path, str(path), [path], (str(path),)):
+        assert len(ttap.load(given).ranks) == 1
+
+
+def test_a_path_that_is_no_utf8_can_be_read(tmp_path: Path) -> None:
+    path = Path(str(tmp_path).encode().decode() + "/tr\udcffce.json")
+    try:
+        path.write_text(json.dumps({"traceEvents": [EVENT]}))
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    assert len(ttap.load(path).events()) == 1
+
+
+def test_a_missing_path_is_said_clearly(tmp_path: Path) -> None:
+    with pytest.raises(errors.MissingFileError, match=r"nowhere\.json: no such file"):
+        ttap.load(tmp_path / "nowhere.json")
+    with pytest.raises(FileNotFoundError):
+        ttap.load([tmp_path / "nowhere.json"])
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"traceEvents": []}', "hello", "\x00\x01"])
+def test_a_file_without_an_event_is_an_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "empty.json"
+    path.write_text(text)
+    with pytest.raises(errors.ParseError, match=r"empty\.json") as caught:
+        ttap.load(path)
+    assert isinstance(caught.value, ValueError)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_out_of_range_are_errors(write_trace: WriteTrace) -> None:
+    with pytest.raises(errors.OptionError, match="threads"):
+        ttap.load(write_trace([EVENT]), threads=-1)
+    with pytest.raises(errors.ParseError, match="no path"):
+        ttap.load([])
+
+
+def test_thread_counts_give_equal_tables(bundled: Path) -> None:
+    one, four = (ttap.load(bundled, threads=n).rank().table for n in (1, 4))
+    for column in ("ts_ns", "dur_ns", "track", "correlation", "kind"):
+        assert np.array_equal(getattr(one, column), getattr(four, column))
+
+
+def test_progress_is_reported_up_to_the_size(bundled: Path, write_trace: WriteTrace) -> None:
+    small = write_trace([EVENT])
+    total = bundled.stat().st_size + small.stat().st_size
+    seen: list[tuple[int, int]] = []
+    ttap.load([bundled, small], progress=lambda done, of: seen.append((done, of)))
+    assert {of for _, of in seen} == {total}
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (total, total)
+
+
+def test_an_error_in_progress_stops_reading(bundled: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ttap.load(bundled, progress=stop)
+
+
+# --- folders and ranks ---
+
+
+def test_a_folder_is_one_trace_ranked_by_distributed_info(write_trace: WriteTrace) -> None:
+    for rank, name in ((2, "a.json"), (0, "b.json"), (1, "c.json")):
+        folder = write_trace(document(rank, 3), f"run/{name}").parent
+    trace = ttap.load(folder)
+    assert [(rank.rank, Path(rank.path).name) for rank in trace.ranks] == [
+        (0, "b.json"),
+        (1, "c.json"),
+        (2, "a.json"),
+    ]
+    assert [rank.world_size for rank in trace.ranks] == [3, 3, 3]
+    assert codes(trace) == {}
+
+
+def test_ranks_come_from_file_names_when_nothing_else_says(write_trace: WriteTrace) -> None:
+    for name in ("rank10.json", "rank2.json", "step-5_RANK_3.json"):
+        folder = write_trace(document(), f"run/{name}").parent
+    trace = ttap.load(folder)
+    assert [rank.rank for rank in trace.ranks] == [2, 3, 10]
+    assert codes(trace) == {"rank_from_file_name": 3}
+
+
+def test_ranks_come_from_the_order_as_a_last_resort(write_trace: WriteTrace) -> None:
+    for name in ("t_10.json", "t_2.json"):
+        folder = write_trace(document(), f"run/{name}").parent
+    trace = ttap.load(folder)
+    assert [(rank.rank, Path(rank.path).name) for rank in trace.ranks] == [
+        (0, "t_2.json"),
+        (1, "t_10.json"),
+    ]
+    assert codes(trace) == {"rank_from_order": 2}
+
+
+def test_missing_ranks_are_counted(write_trace: WriteTrace) -> None:
+    paths = [write_trace(document(rank, 8), f"{rank}.json") for rank in (0, 5)]
+    trace = ttap.load(paths)
+    missing = next(entry for entry in trace.diagnostics if entry.code == "missing_ranks")
+    assert missing.count == 6
+    assert "first is 1" in missing.message
+
+
+def test_a_lone_rank_of_many_misses_nothing(write_trace: WriteTrace) -> None:
+    trace = ttap.load(write_trace(document(3, 8)))
+    assert (trace.ranks[0].rank, trace.ranks[0].world_size) == (3, 8)
+    assert codes(trace) == {}
+
+
+def test_a_lone_file_without_a_rank_has_none(write_trace: WriteTrace) -> None:
+    trace = ttap.load(write_trace(document()))
+    assert trace.ranks[0].rank is None
+    assert codes(trace) == {}
+
+
+def test_repeated_ranks_fall_back_to_the_names(write_trace: WriteTrace) -> None:
+    paths = [write_trace(document(0, 2), f"rank{rank}.json") for rank in (1, 0)]
+    trace = ttap.load(paths)
+    assert [rank.rank for rank in trace.ranks] == [0, 1]
+    assert codes(trace) == {"rank_from_file_name": 1}
+
+
+def test_repeated_ranks_without_names_are_numbered() -> None:
+    claims = [RankClaim(Path(name), 0, 2) for name in ("a.json", "b.json")]
+    ranks, diagnostics = assign_ranks(claims)
+    assert ranks == [0, 1]
+    assert [entry.code for entry in diagnostics] == ["duplicate_rank"]
+
+
+def test_worlds_that_disagree_are_noted() -> None:
+    claims = [RankClaim(Path("a.json"), 0, 2), RankClaim(Path("b.json"), 1, 4)]
+    _, diagnostics = assign_ranks(claims)
+    assert [entry.code for entry in diagnostics] == ["world_size_mismatch", "missing_ranks"]
+
+
+def test_an_absurd_world_size_costs_nothing() -> None:
+    claims = [RankClaim(Path("a.json"), 2**62, 2**63 - 1), RankClaim(Path("b.json"), -5, None)]
+    ranks, diagnostics = assign_ranks(claims)
+    assert ranks == [2**62, -5]
+    assert diagnostics[-1].count == 2**63 - 2
+
+
+def test_what_is_no_trace_in_a_folder_is_skipped(write_trace: WriteTrace) -> None:
+    folder = write_trace(document(0, 1), "run/rank0.json").parent
+    (folder / "config.json").write_text('{"lr": 0.1}')
+    (folder / "notes.txt").write_text("no trace")
+    (folder / ".hidden.json").write_text("[]")
+    (folder / "inner").mkdir()
+    trace = ttap.load(folder)
+    assert len(trace.ranks) == 1
+    skipped = next(entry for entry in trace.diagnostics if entry.code == "skipped_file")
+    assert skipped.count == 1
+    assert "config.json" in skipped.message
+
+
+def test_a_trace_with_an_unusual_name_is_found_by_content(write_trace: WriteTrace) -> None:
+    folder = write_trace(document(0, 1), "run/worker.trace").parent
+    assert len(ttap.load(folder).ranks) == 1
+
+
+@pytest.mark.parametrize("content", [None, "README.md", "broken.json"])
+def test_a_folder_without_any_trace_is_an_error(tmp_path: Path, content: str | None) -> None:
+    if content:
+        (tmp_path / content).write_text("nothing")
+    with pytest.raises(errors.ParseError, match=str(tmp_path)):
+        ttap.load(tmp_path)
+
+
+def test_a_listed_file_that_is_no_trace_is_an_error(write_trace: WriteTrace) -> None:
+    good, bad = write_trace([EVENT]), write_trace({}, "bad.json")
+    with pytest.raises(errors.ParseError, match=r"bad\.json"):
+        ttap.load([good, bad])
+
+
+def test_natural_order() -> None:
+    names = ["rank10", "rank9", "a", "rank9b", "2"]
+    ordered = [str(path) for path in sorted(map(Path, names), key=natural_key)]
+    assert ordered == ["2", "a", "rank9", "rank9b", "rank10"]
+
+
+def test_every_real_trace_loads(corpus_file: Path) -> None:
+    trace = ttap.load(corpus_file)
+    table = trace.rank().table
+    assert len(table) > 0
+    assert table.total_objects >= len(table)
+    assert np.all(np.diff(table.ts_ns) >= 0)
+    assert np.all(table.dur_ns >= 0)

@@ -1,0 +1,60 @@
+"""The notebooks run from top to bottom, and are stored without outputs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="nbformat reads the notebooks")
+nbclient = pytest.importorskip("nbclient", reason="nbclient runs the notebooks")
+pytest.importorskip("ipykernel", reason="the notebooks need a kernel")
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
+
+
+def read(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)
+
+
+def texts(notebook: Any) -> str:
+    """Everything that the cells showed as text."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    shown = [output.get("text", "") for output in outputs]
+    shown += [output.get("data", {}).get("text/plain", "") for output in outputs]
+    return "\n".join(shown)
+
+
+def test_there_is_a_quickstart() -> None:
+    assert ROOT / "notebooks/quickstart.ipynb" in NOTEBOOKS
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_no_outputs_are_stored(path: Path) -> None:
+    notebook = read(path)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+
+
+# Jupyter's own packages warn of their own futures.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_the_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python_path = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'python'}:{python_path}" if python_path else "")
+    notebook = read(path)
+    client = nbclient.NotebookClient(
+        notebook, timeout=240, resources={"metadata": {"path": str(path.parent)}}
+    )
+    client.execute()
+    if path.name == "quickstart.ipynb":
+        assert "present -> absent" in texts(notebook)
+        html = [o["data"].get("text/html", "") for c in notebook.cells for o in c.get("outputs", [])
+                if "data" in o]  # fmt: skip
+        assert any("num_workers" in page for page in html)
