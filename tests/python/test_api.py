@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,9 @@ def test_the_surface() -> None:
 
 def test_options_are_keyword_only() -> None:
     for function in (ttap.load, ttap.diagnose, ttap.Trace.diagnose, ttap.Trace.summary):
-        parameters = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
+        parameters = [
+            p for p in inspect.signature(function).parameters.values() if p.name != "self"
+        ]
         positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         assert len(positional) <= 1
 
@@ -71,7 +74,9 @@ def test_every_key_of_an_event_can_be_read_back(write_trace: WriteTrace) -> None
 
 def test_ranks_are_chosen_by_number(tmp_path: Path) -> None:
     for rank in (0, 2):
-        samples.slow_loader(steps=2 + rank, rank=rank, world_size=3).write(tmp_path / f"{rank}.json")
+        samples.slow_loader(steps=2 + rank, rank=rank, world_size=3).write(
+            tmp_path / f"{rank}.json"
+        )
     trace = ttap.load(tmp_path)
     assert len(trace.tree(2).steps) == 4
     assert len(trace.tree().steps) == 2
@@ -194,14 +199,14 @@ def test_union_and_coverage_agree_with_counting() -> None:
             marks[start:end] = True
         bounds = np.sort(rng.integers(0, 80, 7))
         covered = intervals.covered_ns(intervals.union(sets), bounds)
-        expected = [marks[a:b].sum() for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        expected = [marks[a:b].sum() for a, b in itertools.pairwise(bounds)]
         assert covered.tolist() == expected
 
 
 @pytest.mark.parametrize(
     ("ns", "text"),
     [(0, "0 ns"), (999, "999 ns"), (1_000, "1.00 µs"), (12_345_678, "12.3 ms"),
-     (999_960, "1000 µs"), (176_078_000, "176 ms"), (-2_500, "-2.50 µs"), (61_000_000_000, "61.0 s")],
+     (999_960, "1000 µs"), (176_078_000, "176 ms"), (-2_500, "-2.50 µs"), (61 * 10**9, "61.0 s")],
 )  # fmt: skip
 def test_times_for_a_person(ns: int, text: str) -> None:
     assert units.format_ns(ns) == text

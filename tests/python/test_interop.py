@@ -174,7 +174,14 @@ def test_ranks_become_batches_with_a_rank_column(ranks: ttap.Trace) -> None:
 
 
 def test_texts_that_are_no_utf8_are_valid_in_arrow(tmp_path: Path) -> None:
-    names = [b"\\ud800", b"\xff\xfe", b"ok \xc3\xa9", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\\u0000"]
+    names = [
+        b"\\ud800",
+        b"\xff\xfe",
+        b"ok \xc3\xa9",
+        b"\xed\xa0\x80",
+        b"\xf4\x90\x80\x80",
+        b"\\u0000",
+    ]
     events = b",".join(
         b'{"ph":"X","cat":"cpu_op","name":"%s","pid":1,"tid":1,"ts":%d,"dur":1}' % (name, i)
         for i, name in enumerate(names)
@@ -247,7 +254,7 @@ def test_several_ranks_as_a_data_frame(ranks: ttap.Trace) -> None:
     assert frame["rank"].unique().tolist() == [0, 3]
     assert frame["name"].dtype == "category"
     assert frame["name"].astype(str).tolist() == ranks.events()["name"].tolist()
-    assert list(ranks.events(3).columns)[0] == "ts_ns"
+    assert ranks.events(3).columns[0] == "ts_ns"
     with pytest.raises(OptionError, match="rank"):
         ranks.events().to_pandas(slice(0, 3))
 
@@ -265,10 +272,7 @@ def test_other_tables_as_data_frames(trace: ttap.Trace) -> None:
 
 def test_importing_the_package_is_light() -> None:
     heavy = ("torch", "pandas", "pyarrow", "rich", "typer", "jinja2", "yaml", "IPython")
-    code = (
-        "import sys, torchtraceap\n"
-        f"print([name for name in {heavy!r} if name in sys.modules])"
-    )
+    code = f"import sys, torchtraceap\nprint([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -51,7 +51,9 @@ def assert_summary(document: dict[str, Any]) -> None:
         assert set(entry) == {"code", "count", "first_byte_offset", "message"}
         assert entry["count"] > 0
     timelines = [document["timeline"]]
-    timelines += [part["timeline"] for key in ("devices", "ranks", "steps") for part in document[key]]
+    timelines += [
+        part["timeline"] for key in ("devices", "ranks", "steps") for part in document[key]
+    ]
     for timeline in timelines:
         assert_timeline(timeline)
     for step in document["steps"]:
@@ -138,7 +140,9 @@ def test_a_trace_without_gpu_events_has_an_empty_timeline(write_trace: WriteTrac
 
 def test_several_ranks_are_summed(write_trace: WriteTrace, tmp_path: Path) -> None:
     for rank in range(2):
-        samples.slow_loader(steps=2 + rank, rank=rank, world_size=2).write(tmp_path / f"{rank}.json")
+        samples.slow_loader(steps=2 + rank, rank=rank, world_size=2).write(
+            tmp_path / f"{rank}.json"
+        )
     summary = ttap.load(tmp_path).summary()
     assert_summary(summary.to_dict())
     assert len(summary.steps) == 5
