@@ -165,7 +165,7 @@ std::optional<std::int64_t> parse_int64(std::string_view t) {
 
 namespace {
 
-constexpr std::int64_t kMaxNs = 4'600'000'000'000'000'000;  // start + duration still fits int64
+constexpr std::int64_t kMaxNs = 2'300'000'000'000'000'000;  // any length then fits int64
 
 /// Digits d1 d2 ... times 10^(point - n), in ns, rounded half to even.
 std::optional<std::int64_t> round_digits(const std::string& digits, std::int64_t point) {

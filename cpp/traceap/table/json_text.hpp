@@ -33,7 +33,7 @@ bool is_json_number(std::string_view text);
 /// A plain integer that fits int64 ("-0" and "007" are none: their text would not come back).
 std::optional<std::int64_t> parse_int64(std::string_view text);
 /// Microseconds as decimal text, in ns: 1000 times the value, rounded half to even, without a
-/// double on the way. nullopt for no number, or beyond +-4.6e18 ns.
+/// double on the way. nullopt for no number, or beyond +-2.3e18 ns (the year 2042).
 std::optional<std::int64_t> parse_us_as_ns(std::string_view text);
 /// ns as microseconds, without trailing zeros: "12", "12.5" or "12.345".
 void append_ns_as_us(std::string& out, std::int64_t ns);
