@@ -155,6 +155,10 @@ const ArgReader::Place& ArgReader::place(Row row) const {
   if (place.known) return place;
   place.known = true;
   const std::string_view text = table_->args.templates[id];
+  // Most templates do not even mention the key (unless an escape hides it): no need to parse them.
+  if (text.find(key_) == std::string_view::npos && text.find('\\') == std::string_view::npos) {
+    return place;
+  }
   const Span args = find_member(text, 0, "args");
   const Span value = args.found ? find_member(text, args.begin, key_) : Span{};
   if (value.found) {

@@ -28,6 +28,26 @@ Track make_track(std::string_view key) {
   return track;
 }
 
+/// Numbers tracks by name, so that the order of events in the file does not show.
+void sort_tracks(std::vector<Track>& tracks, std::vector<IdMaps>& maps) {
+  std::vector<TrackId> order(tracks.size());
+  for (TrackId id = 0; id < order.size(); ++id) order[id] = id;
+  std::sort(order.begin(), order.end(), [&](TrackId a, TrackId b) {
+    return tracks[a].pid != tracks[b].pid ? tracks[a].pid < tracks[b].pid
+                                          : tracks[a].tid < tracks[b].tid;
+  });
+  std::vector<TrackId> number(tracks.size());
+  std::vector<Track> sorted(tracks.size());
+  for (TrackId place = 0; place < order.size(); ++place) {
+    number[order[place]] = place;
+    sorted[place] = std::move(tracks[order[place]]);
+  }
+  tracks.swap(sorted);
+  for (IdMaps& map : maps) {
+    for (TrackId& id : map.tracks) id = number[id];
+  }
+}
+
 std::vector<IdMaps> merge_pools(const std::vector<const ParserPools*>& pools, EventTable& table) {
   std::vector<IdMaps> maps(pools.size());
   StringPool tracks;
@@ -47,6 +67,7 @@ std::vector<IdMaps> merge_pools(const std::vector<const ParserPools*>& pools, Ev
       maps[p].tracks.push_back(track);
     }
   }
+  sort_tracks(table.tracks, maps);
   return maps;
 }
 
@@ -126,12 +147,32 @@ std::vector<Row> order_by_time(const EventTable& t, const TimeKeys& key) {
   return order;
 }
 
+/// What of two ranges over the same time encloses the other: annotations enclose frames, frames
+/// operators, operators runtime calls, and these driver calls.
+int nesting_rank(EventKind kind) {
+  switch (kind) {
+    case EventKind::kUserAnnotation:
+      return 0;
+    case EventKind::kPythonFunction:
+      return 1;
+    case EventKind::kCpuOp:
+      return 2;
+    case EventKind::kRuntime:
+      return 3;
+    case EventKind::kDriver:
+      return 4;
+    default:
+      return 5 + static_cast<int>(kind);
+  }
+}
+
 /// Order of rows that start together: by content, so that the order in the file does not matter.
 class ContentOrder {
  public:
   explicit ContentOrder(const EventTable& t) : t_(t) {}
   bool operator()(Row a, Row b) const {
     if (t_.dur_ns[a] != t_.dur_ns[b]) return t_.dur_ns[a] > t_.dur_ns[b];
+    if (t_.kind[a] != t_.kind[b]) return nesting_rank(t_.kind[a]) < nesting_rank(t_.kind[b]);
     // The op that began first has the smaller External id, so it is the outer one.
     if (t_.external_id[a] != t_.external_id[b]) return t_.external_id[a] < t_.external_id[b];
     if (t_.correlation[a] != t_.correlation[b]) return t_.correlation[a] < t_.correlation[b];
@@ -140,16 +181,11 @@ class ContentOrder {
     if (t_.device[a] != t_.device[b]) return t_.device[a] < t_.device[b];
     if (t_.name[a] != t_.name[b]) return t_.name_of(a) < t_.name_of(b);
     if (t_.category[a] != t_.category[b]) return t_.category_of(a) < t_.category_of(b);
-    if (t_.track[a] != t_.track[b]) return by_track(a, b);
+    if (t_.track[a] != t_.track[b]) return t_.track[a] < t_.track[b];  // sorted by name
     return by_text(a, b);
   }
 
  private:
-  bool by_track(Row a, Row b) const {
-    const Track& x = t_.tracks[t_.track[a]];
-    const Track& y = t_.tracks[t_.track[b]];
-    return x.pid != y.pid ? x.pid < y.pid : x.tid < y.tid;
-  }
   bool by_text(Row a, Row b) const {
     const StringId x = t_.args.template_id[a], y = t_.args.template_id[b];
     if (x != y) return t_.args.templates[x] < t_.args.templates[y];
