@@ -46,9 +46,8 @@ bool is_cold(const EventTable& table, const NameTimes& times) {
 IntervalSet cold_calls(const Signals& signals) {
   const EventTable& table = signals.table;
   std::vector<NameTimes> names(table.strings.size());
-  std::vector<Row> rows(signals.tree.host_rows);
-  std::sort(rows.begin(), rows.end());  // first call of all threads
-  for (Row r : rows) {
+  for (Row r = 0; r < table.size(); ++r) {  // by time, over all threads
+    if (signals.tree.host_position[r] == kNoRow) continue;
     if (table.kind[r] != EventKind::kCpuOp && !is_api_call(table.kind[r])) continue;
     if (is_sync(signals.api(r))) continue;  // long because the GPU works
     NameTimes& times = names[table.name[r]];

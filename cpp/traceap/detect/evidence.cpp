@@ -114,15 +114,21 @@ Finding absent(std::string_view type, double confidence) {
 IntervalSet silent_idle(const Signals& signals, std::int64_t min_length_ns) {
   const EventTable& table = signals.table;
   const NameSet operators(table.strings, is_operator_name);
-  std::vector<Interval> work;
-  for (Row r : signals.tree.host_rows) {
+  IntervalSet work;  // rows come by start, so the union grows at its end
+  for (Row r = 0; r < table.size(); ++r) {
+    if (signals.tree.host_position[r] == kNoRow) continue;
     const bool is_op = table.kind[r] == EventKind::kCpuOp &&
                        (operators.contains(table.name[r]) || subtree_rows(signals.tree, r).empty());
-    if (is_op || is_api_call(table.kind[r])) {
-      work.push_back(signals.on_gpu_clock(interval_of(table, r)));
+    if (!is_op && !is_api_call(table.kind[r])) continue;
+    const Interval next = signals.on_gpu_clock(interval_of(table, r));
+    if (next.end_ns <= next.start_ns) continue;
+    if (!work.empty() && next.start_ns <= work.back().end_ns) {
+      work.back().end_ns = std::max(work.back().end_ns, next.end_ns);
+    } else {
+      work.push_back(next);
     }
   }
-  const IntervalSet silence = set_complement(make_union(std::move(work)), signals.profiled);
+  const IntervalSet silence = set_complement(work, signals.profiled);
   IntervalSet silent = set_intersection(signals.gpu_idle, silence);
   std::erase_if(silent, [&](const Interval& i) { return i.length_ns() < min_length_ns; });
   return silent;

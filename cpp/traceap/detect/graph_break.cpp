@@ -75,26 +75,35 @@ struct Enclosure {
   bool in_operator = false;
 };
 
-std::vector<Enclosure> enclosures(const Signals& signals, const Names& names) {
-  const EventTable& table = signals.table;
-  std::vector<Enclosure> below(table.size());   // what children of a row are enclosed by
-  std::vector<Enclosure> around(table.size());  // what the row itself is enclosed by
-  for (Row r = 0; r < table.size(); ++r) {      // parents precede children
-    if (!is_host(table.kind[r])) continue;
-    if (signals.tree.parent[r] != kNoRow) around[r] = below[signals.tree.parent[r]];
-    below[r] = around[r];
-    const StringId name = table.name[r];
-    if (names.region.contains(name)) {
-      below[r] = {r, kNoRow, false};
-    } else if (names.compiled_call.contains(name) ||
-               (table.kind[r] == EventKind::kCpuOp && !names.dynamo.contains(name))) {
-      below[r] = {kNoRow, kNoRow, true};
-    } else if (names.entry.contains(name) && table.kind[r] == EventKind::kPythonFunction) {
-      below[r].entry = r;
+/// Enclosures of all rows. One per row is kept: what its children are enclosed by.
+class Enclosures {
+ public:
+  Enclosures(const Signals& signals, const Names& names)
+      : tree_(signals.tree), below_(signals.table.size()) {
+    const EventTable& table = signals.table;
+    for (Row r = 0; r < table.size(); ++r) {  // parents precede children
+      if (tree_.host_position[r] == kNoRow) continue;
+      below_[r] = (*this)[r];
+      const StringId name = table.name[r];
+      if (names.region.contains(name)) {
+        below_[r] = {r, kNoRow, false};
+      } else if (names.compiled_call.contains(name) ||
+                 (table.kind[r] == EventKind::kCpuOp && !names.dynamo.contains(name))) {
+        below_[r] = {kNoRow, kNoRow, true};
+      } else if (names.entry.contains(name) && table.kind[r] == EventKind::kPythonFunction) {
+        below_[r].entry = r;
+      }
     }
   }
-  return around;
-}
+  Enclosure operator[](Row row) const {
+    const Row parent = tree_.parent[row];
+    return parent == kNoRow ? Enclosure{} : below_[parent];
+  }
+
+ private:
+  const EventTree& tree_;
+  std::vector<Enclosure> below_;
+};
 
 /// One place where compiled code was left and entered again.
 struct Break {
@@ -112,8 +121,7 @@ struct Breaks {
 /// Walks one thread's rows in order of start and collects breaks.
 class Walk {
  public:
-  Walk(const Signals& signals, const Names& names, const std::vector<Enclosure>& around,
-       Breaks& breaks)
+  Walk(const Signals& signals, const Names& names, const Enclosures& around, Breaks& breaks)
       : signals_(signals), names_(names), around_(around), breaks_(breaks) {}
 
   void visit(std::size_t position) {
@@ -210,7 +218,7 @@ class Walk {
 
   const Signals& signals_;
   const Names& names_;
-  const std::vector<Enclosure>& around_;
+  const Enclosures& around_;
   Breaks& breaks_;
   Row previous_ = kNoRow;  ///< last region that stands free
   Row last_into_ = kNoRow;
@@ -222,7 +230,7 @@ class Walk {
 
 Breaks find_breaks(const Signals& signals, const Names& names) {
   Breaks breaks;
-  const std::vector<Enclosure> around = enclosures(signals, names);
+  const Enclosures around(signals, names);
   const EventTree& tree = signals.tree;
   for (std::size_t track = 0; track + 1 < tree.host_offsets.size(); ++track) {
     Walk walk(signals, names, around, breaks);

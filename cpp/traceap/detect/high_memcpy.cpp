@@ -16,48 +16,62 @@ constexpr std::string_view kType = "high_memcpy";
 /// uploads can only be hidden: half is the middle of "none" and "all".
 constexpr SavingShares kSaving{SavingBasis::kIdleOrExposed, 0.0, 0.5};
 
-struct Tally {
+struct Copies {
+  std::vector<Row> rows;
+  std::vector<Interval> copied, held;
   std::int64_t up = 0, down = 0, up_bytes = 0, down_bytes = 0, waits = 0;
+  bool orphan = false;
 };
 
-void count(const Copy& copy, Tally& tally) {
-  const std::int64_t bytes = copy.bytes.value_or(0);
+void add(const Signals& signals, const Copy& copy, Copies& copies) {
   const bool up = copy.kind.direction == CopyDirection::kHostToDevice;
-  (up ? tally.up : tally.down) += 1;
-  (up ? tally.up_bytes : tally.down_bytes) += bytes;
-  if (copy.sync != kNoRow) ++tally.waits;
+  (up ? copies.up : copies.down) += 1;
+  (up ? copies.up_bytes : copies.down_bytes) += copy.bytes.value_or(0);
+  if (copy.sync != kNoRow) ++copies.waits;
+  copies.rows.push_back(copy.row);
+  copies.copied.push_back(interval_of(signals.table, copy.row));
+  if (copy.launch != kNoRow) copies.held.push_back(signals.on_gpu_clock(copy.host));
+  copies.orphan = copies.orphan || copy.launch == kNoRow;
+}
+
+Finding judge(const Signals& signals, Copies copies) {
+  Draft draft(kType);
+  const IntervalSet exposed =
+      set_difference(make_union(std::move(copies.copied)), signals.gpu.compute);
+  const IntervalSet waiting =
+      set_intersection(make_union(std::move(copies.held)), signals.gpu_idle);
+  draft.cost = set_union(exposed, waiting);
+  draft.evidence = std::move(copies.rows);
+  draft.saving = kSaving;
+  draft.confidence = copies.orphan ? 0.8 : 0.95;
+  if (copies.orphan) draft.missing_signals.emplace_back("launch calls of some copies");
+  draft.fact("host to device", copies.up);
+  draft.fact("host to device bytes", copies.up_bytes);
+  draft.fact("device to host", copies.down);
+  draft.fact("device to host bytes", copies.down_bytes);
+  draft.fact("copies the host waited for", copies.waits);
+  draft.fact("exposed copy time", format_ms(total_length_ns(exposed)));
+  draft.fact("GPU idle in copy calls", format_ms(total_length_ns(waiting)));
+  return finish_finding(signals, std::move(draft));
 }
 
 }  // namespace
 
 Finding detect_high_memcpy(const Signals& signals) {
   if (!signals.has_gpu) return abstain(kType, {"GPU events"});
-  Draft draft(kType);
-  Tally tally;
-  std::vector<Interval> copied, held;
-  bool orphan = false;
+  Copies known, possible;
   for (const Copy& copy : signals.copies) {
-    if (!is_host_device(copy.kind.direction) || !in_profile(signals, copy.row)) continue;
-    count(copy, tally);
-    draft.evidence.push_back(copy.row);
-    copied.push_back(interval_of(signals.table, copy.row));
-    if (copy.launch != kNoRow) held.push_back(signals.on_gpu_clock(copy.host));
-    orphan = orphan || copy.launch == kNoRow;
+    if (!in_profile(signals, copy.row)) continue;
+    const bool unknown = copy.kind.direction == CopyDirection::kUnknown;
+    if (!unknown && !is_host_device(copy.kind.direction)) continue;
+    add(signals, copy, possible);
+    if (!unknown) add(signals, copy, known);
   }
-  const IntervalSet exposed = set_difference(make_union(std::move(copied)), signals.gpu.compute);
-  const IntervalSet waiting = set_intersection(make_union(std::move(held)), signals.gpu_idle);
-  draft.cost = set_union(exposed, waiting);
-  draft.saving = kSaving;
-  draft.confidence = orphan ? 0.8 : 0.95;
-  if (orphan) draft.missing_signals.emplace_back("launch calls of some copies");
-  draft.fact("host to device", tally.up);
-  draft.fact("host to device bytes", tally.up_bytes);
-  draft.fact("device to host", tally.down);
-  draft.fact("device to host bytes", tally.down_bytes);
-  draft.fact("copies the host waited for", tally.waits);
-  draft.fact("exposed copy time", format_ms(total_length_ns(exposed)));
-  draft.fact("GPU idle in copy calls", format_ms(total_length_ns(waiting)));
-  return finish_finding(signals, std::move(draft));
+  const bool any_unknown = possible.rows.size() > known.rows.size();
+  Finding finding = judge(signals, std::move(known));
+  if (finding.verdict == Verdict::kPresent || !any_unknown) return finding;
+  if (judge(signals, std::move(possible)).verdict != Verdict::kPresent) return finding;
+  return abstain(kType, {"direction of the copies"});
 }
 
 }  // namespace traceap

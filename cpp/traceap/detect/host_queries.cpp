@@ -95,20 +95,54 @@ CopyKind classify_copy(std::string_view name) {
   return {};
 }
 
+namespace {
+
+/// Kinds of copies by name, judged once per distinct name, and by what HIP writes beside it.
+class CopyKinds {
+ public:
+  CopyKinds(const EventTable& table, const EventTree& tree)
+      : table_(table), tree_(tree), of_name_(table.strings.size()), kind_(table, "kind") {}
+
+  CopyKind operator()(Row row) {
+    std::optional<CopyKind>& known = of_name_[table_.name[row]];
+    if (!known) known = classify_copy(table_.name_of(row));
+    return known->direction == CopyDirection::kUnknown ? by_arguments(row) : *known;
+  }
+
+ private:
+  /// A copy that runs as a kernel (__amd_rocclr_copyBuffer) does not say which way it goes, but its
+  /// call does: hipMemcpyKind.
+  CopyKind by_arguments(Row row) const {
+    const Row launch = tree_.launch[row];
+    if (launch == kNoRow) return {};
+    switch (kind_.integer(launch).value_or(-1)) {
+      case 1:
+        return {CopyDirection::kHostToDevice, HostMemory::kUnknown};
+      case 2:
+        return {CopyDirection::kDeviceToHost, HostMemory::kUnknown};
+      case 3:
+        return {CopyDirection::kDeviceToDevice, HostMemory::kNoHost};
+      default:
+        return {};
+    }
+  }
+
+  const EventTable& table_;
+  const EventTree& tree_;
+  std::vector<std::optional<CopyKind>> of_name_;
+  ArgReader kind_;
+};
+
+}  // namespace
+
 std::vector<Copy> build_copies(const EventTable& table, const EventTree& tree,
                                const std::vector<ApiClass>& api_class) {
-  std::vector<CopyKind> kind_of_name(table.strings.size());
-  std::vector<std::uint8_t> judged(table.strings.size(), 0);
+  CopyKinds kind_of(table, tree);
   const ArgReader bytes(table, "bytes");
   std::vector<Copy> copies;
   for (Row r : tree.gpu_rows) {
     if (tree.gpu_class[r] != GpuClass::kMemcpy) continue;
-    const StringId name = table.name[r];
-    if (!judged[name]) {
-      judged[name] = 1;
-      kind_of_name[name] = classify_copy(table.strings[name]);
-    }
-    Copy copy{r, kind_of_name[name], bytes.integer(r), tree.launch[r], {0, 0}, kNoRow};
+    Copy copy{r, kind_of(r), bytes.integer(r), tree.launch[r], {0, 0}, kNoRow};
     if (copy.bytes && (*copy.bytes < 0 || *copy.bytes > kMaxCopyBytes)) copy.bytes.reset();
     if (copy.launch != kNoRow) {
       copy.host = interval_of(table, copy.launch);

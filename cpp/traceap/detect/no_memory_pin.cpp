@@ -73,7 +73,10 @@ struct Uploads {
 Uploads collect_uploads(const Signals& signals, HostMemory memory) {
   Uploads uploads;
   for (const Copy& copy : signals.copies) {
-    if (copy.kind.direction != CopyDirection::kHostToDevice || copy.kind.memory != memory) continue;
+    // A copy of unknown direction is of unknown memory too: it could be an upload.
+    const bool upload = copy.kind.direction == CopyDirection::kHostToDevice ||
+                        copy.kind.direction == CopyDirection::kUnknown;
+    if (!upload || copy.kind.memory != memory) continue;
     if (!in_profile(signals, copy.row) || !holds_host(signals, copy)) continue;
     uploads.copies.push_back(&copy);
     uploads.bytes += copy.bytes.value_or(0);

@@ -69,7 +69,11 @@ Finding detect_single_process_data_loading(const Signals& signals) {
   const NameSet single(table.strings, is_single_process_fetch);
   const NameSet multi(table.strings, is_multi_process_fetch);
   std::vector<Row> fetches = host_rows_named(table, signals.tree, single);
-  std::erase_if(fetches, [&](Row r) { return !in_profile(signals, r); });
+  // A loader on a thread beside the one that trains does not hold the training up.
+  const bool main_known = !signals.tree.steps.empty() && !signals.tree.steps_inferred;
+  std::erase_if(fetches, [&](Row r) {
+    return !in_profile(signals, r) || (main_known && table.track[r] != signals.tree.main_track);
+  });
   if (fetches.empty()) {
     return judge_without_range(signals, !host_rows_named(table, signals.tree, multi).empty());
   }

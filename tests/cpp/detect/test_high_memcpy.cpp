@@ -54,3 +54,19 @@ TEST_CASE("copies under compute or inside the device are nothing", "[detect][hig
   CHECK(finding.cost_ns == 0);
   CHECK(finding.evidence_count == 1);
 }
+
+TEST_CASE("a copy kernel without a direction takes it from its call, or stays unknown",
+          "[detect][high_memcpy]") {
+  const auto trace = [](const std::string& kind) {
+    RuleCase t;
+    t.step(1, 0, 10'000)
+        .host("cuda_runtime", "hipMemcpyAsync", 10, 5, R"("correlation":99)" + kind);
+    t.gpu("kernel", "__amd_rocclr_copyBuffer", 20, 3'000, 7, 99);
+    t.kernel("conv", 3'100, 6'800);
+    return t;
+  };
+  CHECK(judge(kDetect, trace(R"(,"kind":"2")")).verdict == Verdict::kPresent);
+  CHECK(judge(kDetect, trace(R"(,"kind":"3")")).verdict == Verdict::kAbsent);
+  CHECK(judge(kDetect, trace("")).missing_signals ==
+        std::vector<std::string>{"direction of the copies"});
+}

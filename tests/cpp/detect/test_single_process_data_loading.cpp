@@ -77,3 +77,12 @@ TEST_CASE("without GPU events a loader's cost can't be known",
   CHECK(finding.verdict == Verdict::kUnknown);
   CHECK(finding.missing_signals == std::vector<std::string>{"GPU events"});
 }
+
+TEST_CASE("a loader on a thread of its own does not hold the training up",
+          "[detect][single_process_data_loading]") {
+  RuleCase t;
+  t.step(1, 0, 10'000).op("aten::conv2d", 10, 30).kernel("conv", 20, 100);
+  t.complete("user_annotation", kSingle, 200, 5'000, 1, "2");
+  t.op("aten::conv2d", 100, 7'000).kernel("conv", 7'000, 2'900);
+  CHECK(judge(kDetect, t).cost_ns == 0);
+}
