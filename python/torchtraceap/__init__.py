@@ -10,7 +10,15 @@ Importing this package imports neither torch nor pandas.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+try:
+    import_module("torchtraceap._core")
+except ImportError as error:
+    raise ImportError(
+        f"the compiled core of torchtraceap does not load ({error}); build it with `pip install .`"
+    ) from error
 
 from torchtraceap import errors
 from torchtraceap._version import __version__

@@ -11,7 +11,7 @@ def format_ns(ns: int) -> str:
     """Three significant digits with the unit that fits, such as "12.3 ms"."""
     for size, unit in _UNITS:
         value = ns / size
-        if abs(value) >= 1 or unit == "ns":
+        if abs(value) >= 0.9995 or unit == "ns":  # 999.96 µs reads 1.00 ms
             break
     if unit == "ns":
         return f"{ns} ns"

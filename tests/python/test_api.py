@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -206,7 +210,7 @@ def test_union_and_coverage_agree_with_counting() -> None:
 @pytest.mark.parametrize(
     ("ns", "text"),
     [(0, "0 ns"), (999, "999 ns"), (1_000, "1.00 µs"), (12_345_678, "12.3 ms"),
-     (999_960, "1000 µs"), (176_078_000, "176 ms"), (-2_500, "-2.50 µs"), (61 * 10**9, "61.0 s")],
+     (999_960, "1.00 ms"), (176_078_000, "176 ms"), (-2_500, "-2.50 µs"), (61 * 10**9, "61.0 s")],
 )  # fmt: skip
 def test_times_for_a_person(ns: int, text: str) -> None:
     assert units.format_ns(ns) == text
@@ -217,3 +221,15 @@ def test_times_for_a_person(ns: int, text: str) -> None:
 )
 def test_shares_for_a_person(share: float, text: str) -> None:
     assert units.format_share(share) == text
+
+
+def test_a_missing_core_is_said_clearly(tmp_path: Path) -> None:
+    """A checkout that was not built."""
+    shutil.copytree(Path(ttap.__file__).parent, tmp_path / "torchtraceap",
+                    ignore=shutil.ignore_patterns("_core*", "__pycache__"))  # fmt: skip
+    command = [sys.executable, "-c", "import torchtraceap"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "core of torchtraceap does not load" in done.stderr
+    assert "pip install ." in done.stderr
