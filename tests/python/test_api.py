@@ -233,3 +233,21 @@ def test_a_missing_core_is_said_clearly(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "core of torchtraceap does not load" in done.stderr
     assert "pip install ." in done.stderr
+
+
+def test_every_real_trace_answers_everything(corpus_file: Path) -> None:
+    trace = ttap.load(corpus_file)
+    features = trace.features(count=50)
+    assert features.num_rows == 50
+    assert np.isfinite(features.values_matrix).all()
+    assert np.isfinite(features.zscores).all()
+    assert np.abs(features.zscores).max(initial=0) <= 10
+    windows = trace.windows(count=50)
+    assert windows.offsets[-1] == len(windows.rows)
+    assert len(trace.tree().to_text(max_lines=50).splitlines()) <= 51
+    rows = trace.rank().tree.gpu_rows[:20].tolist()
+    for row in rows:
+        assert trace.event(row)["name"] == trace.rank().table.name_of(row)
+        assert trace.event(row).get("args", {}) == trace.args(row)
+    for page in (trace._repr_html_(), str(trace.tree()), repr(trace.events())):
+        assert page
