@@ -67,7 +67,13 @@ IntervalSet set_complement(std::span<const Interval> a, Interval bounds) {
 
 IntervalSet set_clip(std::span<const Interval> a, Interval bounds) {
   if (bounds.end_ns <= bounds.start_ns) return {};
-  return set_intersection(a, std::span<const Interval>(&bounds, 1));
+  // Only the members met are looked at: callers clip one large set to many small bounds.
+  const auto first = std::partition_point(
+      a.begin(), a.end(), [&](const Interval& i) { return i.end_ns <= bounds.start_ns; });
+  const auto last = std::partition_point(
+      first, a.end(), [&](const Interval& i) { return i.start_ns < bounds.end_ns; });
+  return set_intersection(std::span<const Interval>(first, last),
+                          std::span<const Interval>(&bounds, 1));
 }
 
 std::int64_t total_length_ns(std::span<const Interval> a) {

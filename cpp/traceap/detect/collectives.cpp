@@ -138,6 +138,8 @@ struct ComputeOrder {
   std::vector<std::uint32_t> segment_end;  ///< per segment: one past its last position
   std::vector<std::uint32_t> segment_begin;
   std::vector<std::int64_t> time_before;  ///< per position: compute time of its segment so far
+  std::vector<std::uint32_t> segment_step;
+  std::vector<Phase> segment_phase;
   /// Per position, and one past the last: rows before it whose phase is known.
   std::vector<std::uint32_t> known_before{0};
 };
@@ -220,9 +222,11 @@ ComputeOrder order_compute(const Signals& signals) {
     if (i == 0 || new_step || new_phase) {
       order.segment_begin.push_back(static_cast<std::uint32_t>(i));
       order.segment_end.push_back(static_cast<std::uint32_t>(i));
+      order.segment_step.push_back(step[i]);
+      order.segment_phase.push_back(own);
       phase = own;
     }
-    if (phase == Phase::kOther) phase = own;
+    if (phase == Phase::kOther) order.segment_phase.back() = phase = own;
     order.segment.push_back(static_cast<std::uint32_t>(order.segment_end.size() - 1));
     const bool first = order.segment_begin.back() == i;
     order.time_before.push_back(
@@ -311,21 +315,40 @@ class PieceBuilder {
     return set_union(host, std::span<const Interval>(&device, 1));
   }
 
-  void judge_phase(std::size_t next, ExposedPiece& out) const {
-    if (next == 0) return;  // no compute before it: nothing could have covered it
-    const std::size_t before = next - 1;
-    const std::uint32_t segment = compute_.segment[before];
-    out.phase_index = segment;
+  /// Share of a stretch's kernels that lie in [from, to). Where phases are known, kernels outside
+  /// of all of them (gradients divided by the number of ranks) are not the phase's.
+  double share_of(std::uint32_t segment, std::size_t from, std::size_t to) const {
     const std::uint32_t begin = compute_.segment_begin[segment];
     const std::uint32_t end = compute_.segment_end[segment];
-    const std::size_t from = std::min<std::size_t>(next, end);
-    // Where phases are known, kernels outside of all of them (gradients divided by the number of
-    // ranks behind the backward pass) are not the phase's.
+    from = std::clamp<std::size_t>(from, begin, end);
+    to = std::clamp<std::size_t>(to, begin, end);
     const auto& known = compute_.known_before;
-    const bool phases = known[end] > known[begin];
-    const double left = phases ? known[end] - known[from] : static_cast<double>(end - from);
-    const double all = phases ? known[end] - known[begin] : static_cast<double>(end - begin);
-    out.ends_phase = left <= kTailShare * all;
+    if (known[end] == known[begin]) {
+      return static_cast<double>(to - from) / static_cast<double>(end - begin);
+    }
+    return static_cast<double>(known[to] - known[from]) /
+           static_cast<double>(known[end] - known[begin]);
+  }
+
+  /// A collective among the first kernels of the optimizer exchanges the gradients of the backward
+  /// pass before it: that is the phase which it ends.
+  bool begins_optimizer(std::uint32_t segment, std::size_t next) const {
+    return segment > 0 && compute_.segment_phase[segment] == Phase::kOptimizer &&
+           compute_.segment_phase[segment - 1] == Phase::kBackward &&
+           compute_.segment_step[segment] == compute_.segment_step[segment - 1] &&
+           share_of(segment, 0, next) <= kTailShare;
+  }
+
+  void judge_phase(std::size_t next, ExposedPiece& out) const {
+    if (next == 0) return;  // no compute before it: nothing could have covered it
+    std::size_t before = next - 1;
+    std::uint32_t segment = compute_.segment[before];
+    if (begins_optimizer(segment, next)) {
+      before = compute_.segment_begin[segment] - 1;
+      --segment;
+    }
+    out.phase_index = segment;
+    out.ends_phase = share_of(segment, next, compute_.rows.size()) <= kTailShare;
     out.phase_compute_ns =
         compute_.time_before[before] + signals_.table.dur_ns[compute_.rows[before]];
   }

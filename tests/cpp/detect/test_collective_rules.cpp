@@ -45,6 +45,27 @@ TEST_CASE("a collective alone at the end of the backward pass is not overlapped"
   CHECK(judge(detect_small_nccl_kernels, t).verdict == Verdict::kAbsent);
 }
 
+TEST_CASE("gradients exchanged among the first kernels of the optimizer end the backward pass",
+          "[detect][nccl_compute_not_overlapped]") {
+  RuleCase t;
+  t.step(1, 0, 10'000);
+  for (int i = 0; i < 40; ++i) {
+    t.op(kBackward, 50 + 20.0 * i, 18);
+    t.queued("gemm_bw", 55 + 20.0 * i, 900 + 100.0 * i, 100);
+  }
+  t.annotation("Optimizer.step#Zero.step", 900, 1'500);
+  for (int i = 0; i < 60; ++i) {  // one kernel, the exchange, all others
+    t.op("aten::mul_", 910 + 20.0 * i, 18);
+    t.queued("update", 915 + 20.0 * i, i == 0 ? 4'900 : 7'950 + 30.0 * i, 30);
+  }
+  t.op("c10d::reduce_scatter_", 929, 1);
+  t.queued(kAllReduce, 929.2, 4'935, 3'000, 20, elements(1 << 24));
+  const Finding finding = judge(detect_nccl_compute_not_overlapped, t);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(cost_us(finding) == Approx(3'000));
+  CHECK(judge(detect_nccl_blocks_main_stream, t).verdict == Verdict::kAbsent);
+}
+
 TEST_CASE("a collective under the backward pass is overlapped",
           "[detect][nccl_compute_not_overlapped]") {
   RuleCase t = training_step();
