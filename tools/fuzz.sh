@@ -16,7 +16,13 @@ for target in "${targets[@]}"; do
   work=$build/fuzz/$name
   seeds=$root/tests/cpp/fuzz/corpus
   mkdir -p "$work"
-  echo "==> fuzzing: $name for $((seconds / ${#targets[@]})) s"
-  "$target" -max_total_time=$((seconds / ${#targets[@]})) -timeout=10 -rss_limit_mb=2048 \
-    -artifact_prefix="$work-" -print_final_stats=1 -verbosity=0 "$work" "$seeds"
+  share=$((seconds / ${#targets[@]}))
+  echo "==> fuzzing: $name for $share s"
+  if ! "$target" -max_total_time="$share" -timeout=10 -rss_limit_mb=2048 -print_funcs=0 \
+    -print_final_stats=1 -artifact_prefix="$work-" "$work" "$seeds" >"$work.log" 2>&1; then
+    tail -n 60 "$work.log"
+    echo "==> the input is $work-*; the log $work.log" >&2
+    exit 1
+  fi
+  grep -E 'number_of_executed_units|new_units_added|peak_rss_mb' "$work.log"
 done

@@ -8,8 +8,9 @@ declare -A groups=(
   [python]="python3 python3-venv python3-dev"
   [build]="g++ cmake ninja-build pkg-config libsimdjson-dev libisal-dev libzstd-dev zlib1g-dev
            libeigen3-dev libxtensor-dev"
-  # clang with its runtime: sanitizers and libFuzzer. chromium: the browser tests of the HTML report.
-  [test]="catch2 clang libclang-rt-14-dev chromium fonts-dejavu-core"
+  # clang with its runtime: sanitizers and libFuzzer; llvm: names in their reports. chromium: the
+  # browser tests of the HTML report.
+  [test]="catch2 clang libclang-rt-14-dev llvm chromium fonts-dejavu-core"
   [bench]="libbenchmark-dev"
   [tidy]="clang-format clang-tidy"
 )
