@@ -14,9 +14,10 @@ namespace traceap {
 namespace {
 
 constexpr std::string_view kType = "cpu_bound";
-/// Two gaps belong to one burst if the GPU work between them is shorter than this: a launch costs
-/// the host 5 to 10 us, so such work can't hide the launch of the next.
-constexpr std::int64_t kBurstKernelNs = 10'000;
+/// Two gaps belong to one burst if the GPU work between them is shorter than this: less than any
+/// launch costs the host (5 to 10 us), so it vanishes beside the gaps, and the cost stays what is
+/// lost rather than what passes.
+constexpr std::int64_t kBurstKernelNs = 2'000;
 /// A first call is cold if it takes this many times the mean of the later calls of the same name,
 /// and at least this long: CUDA's lazy loading takes milliseconds, a warm call microseconds.
 constexpr double kColdRatio = 10.0;

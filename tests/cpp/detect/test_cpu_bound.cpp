@@ -26,7 +26,7 @@ TEST_CASE("gaps between just-in-time launches are CPU bound", "[detect][cpu_boun
 }
 
 TEST_CASE("gaps around kernels shorter than a launch are one burst", "[detect][cpu_bound]") {
-  const Finding finding = judge(kDetect, just_in_time(3));
+  const Finding finding = judge(kDetect, just_in_time(1.5));
   CHECK(finding.verdict == Verdict::kPresent);
   CHECK(finding.intervals.size() < 10);
   CHECK(finding.saving_high_ns < finding.cost_ns);  // the kernels themselves stay
