@@ -36,6 +36,7 @@ __all__: list[str] = [
     "build_windows",
     "detect",
     "detector_types",
+    "device_timelines",
     "explain_idle",
     "gpu_class_names",
     "gpu_intervals",
@@ -459,6 +460,11 @@ class EventTree:
         """
         By device and stream.
         """
+    @property
+    def subtree_end(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32, per index in host_rows: one past its last descendant's index.
+        """
 
 class Timeline:
     """
@@ -710,6 +716,13 @@ def detect(
 def detector_types() -> list[str]:
     """
     Types of all rules, the paper's eight first.
+    """
+
+def device_timelines(
+    table: EventTable, tree: EventTree, *, linked_only: bool = False
+) -> list[tuple[int, Timeline]]:
+    """
+    (device, timeline) for each device that ran something; -1: no device named.
     """
 
 def explain_idle(

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
-from torchtraceap.intervals import union
 from torchtraceap.results import (
     Device,
     EventCounts,
@@ -19,7 +18,6 @@ from torchtraceap.trace import RankTrace, Trace, from_core_timeline
 
 __all__ = ["build_summary"]
 
-Times = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -88,51 +86,22 @@ def _devices(rank: RankTrace, linked_only: bool) -> list[Device]:
     for stream in rank.tree.streams:
         streams[stream.device] = streams.get(stream.device, 0) + 1
     names = {device.id: device.name for device in rank.table.devices}
+    timelines = {
+        None if device < 0 else device: from_core_timeline(timeline)
+        for device, timeline in _core.device_timelines(
+            rank.table, rank.tree, linked_only=linked_only
+        )
+    }
     return [
         Device(
             device=device,
             name=names.get(device) or None,
             streams=count,
-            timeline=_device_timeline(rank, device, linked_only),
+            timeline=timelines.get(device, Timeline()),  # none of its events may be linked
             rank=rank.rank,
         )
         for device, count in streams.items()
     ]
-
-
-def _device_timeline(rank: RankTrace, device: int | None, linked_only: bool) -> Timeline:
-    if device is not None:
-        return rank.timeline(linked_only=linked_only, device=device)
-    tree, table = rank.tree, rank.table
-    rows = tree.linked_gpu_rows if linked_only else tree.gpu_rows
-    rows = rows[table.device[rows] < 0]
-    if not len(rows):
-        return Timeline()
-    times = np.stack((table.ts_ns[rows], table.ts_ns[rows] + table.dur_ns[rows]), axis=1)
-    kind = tree.gpu_class[rows]
-    return _timeline_of(times, *(kind == code for code in range(1, 4)))
-
-
-def _timeline_of(times: Times, compute: Mask, communication: Mask, memcpy: Mask) -> Timeline:
-    """The definitions on plain arrays, for the events that name no device."""
-    span_ns = int(times[:, 1].max() - times[:, 0].min())
-    busy_ns, compute_ns = _length_ns(times), _length_ns(times[compute])
-    exposed_ns = _length_ns(times[compute | communication]) - compute_ns
-    return Timeline(
-        span_ns=span_ns,
-        busy_ns=busy_ns,
-        idle_ns=span_ns - busy_ns,
-        compute_ns=compute_ns,
-        communication_ns=_length_ns(times[communication]),
-        memcpy_ns=_length_ns(times[memcpy]),
-        exposed_communication_ns=exposed_ns,
-        exposed_memcpy_ns=busy_ns - compute_ns - exposed_ns,
-    )
-
-
-def _length_ns(times: Times) -> int:
-    covered = union([times])
-    return int((covered[:, 1] - covered[:, 0]).sum())
 
 
 def _steps(rank: RankTrace, linked_only: bool) -> list[Step]:

@@ -29,11 +29,11 @@ class _Filter:
 class TreeView:
     """Reads the tree of one rank; rows are those of `trace.events(rank)`."""
 
-    __slots__ = ("_names", "_rank")
+    __slots__ = ("_gpu_before", "_rank")
 
     def __init__(self, rank: RankTrace) -> None:
         self._rank = rank
-        self._names: list[str] | None = None
+        self._gpu_before: npt.NDArray[np.int64] | None = None
 
     @property
     def core(self) -> _core.EventTree:
@@ -67,13 +67,35 @@ class TreeView:
         position = int(tree.host_position[row])
         if position == _core.NO_ROW:
             return np.zeros(0, dtype=np.uint32)
-        end = int(np.searchsorted(tree.host_offsets, position, side="right"))
-        behind = tree.host_rows[position + 1 : int(tree.host_offsets[end])]
-        # The subtree is the run of deeper rows behind it.
-        outside = np.flatnonzero(tree.depth[behind] <= tree.depth[row])
-        below = behind[: outside[0]] if len(outside) else behind
+        below = tree.host_rows[position + 1 : int(tree.subtree_end[position])]
         chosen: npt.NDArray[np.uint32] = below[tree.parent[below] == row]
         return chosen
+
+    def gpu_time(self, row: int) -> tuple[int, int]:
+        """What a host row and all below it launched: sum of durations in ns, number of events."""
+        position = int(self.core.host_position[row])
+        if position == _core.NO_ROW:
+            return 0, 0
+        if self._gpu_before is None:
+            self._gpu_before = self._sum_gpu_before()
+        end = int(self.core.subtree_end[position])
+        time_ns, events = self._gpu_before[end] - self._gpu_before[position]
+        return int(time_ns), int(events)
+
+    def _sum_gpu_before(self) -> npt.NDArray[np.int64]:
+        """int64 `[host rows + 1, 2]`: time and number of GPU events launched by earlier rows."""
+        tree, table = self.core, self._rank.table
+        gpu = tree.linked_gpu_rows
+        position = tree.host_position[tree.launch[gpu]]
+        known = position != _core.NO_ROW
+        order = np.argsort(position[known], kind="stable")
+        sums = np.zeros((len(gpu) + 1, 2), dtype=np.int64)
+        sums = sums[: int(known.sum()) + 1]
+        np.cumsum(table.dur_ns[gpu[known][order]], out=sums[1:, 0])
+        sums[1:, 1] = np.arange(1, len(sums))
+        places = np.arange(len(tree.host_rows) + 1)
+        before: npt.NDArray[np.int64] = sums[np.searchsorted(position[known][order], places)]
+        return before
 
     def to_text(
         self,
@@ -146,14 +168,21 @@ class TreeView:
         depth = self.core.depth
         for row in rows:  # not as a list: the caller takes a few of maybe millions
             indent = "  " * (int(depth[row]) + 1)
-            yield f"{indent}{self._label(row)}"
-            if chosen.kernels:
-                for kernel in self.launched_by(row):
-                    yield f"{indent}  -> {self._label(kernel)}{self._stream(kernel)}"
+            launched = self.launched_by(row) if chosen.kernels else []
+            note = "" if len(launched) else self._gpu_note(row)  # else the next lines say it
+            yield f"{indent}{self._label(row)}{note}"
+            for kernel in launched:
+                yield f"{indent}  -> {self._label(kernel)}{self._stream(kernel)}"
 
     def _label(self, row: int) -> str:
         table = self._rank.table
         return f"{_one_line(table.name_of(row))}  {format_ns(int(table.dur_ns[row]))}"
+
+    def _gpu_note(self, row: int) -> str:
+        time_ns, events = self.gpu_time(row)
+        if not events:
+            return ""
+        return f"  [GPU {format_ns(time_ns)}, {events} event{'s' if events != 1 else ''}]"
 
     def _stream(self, row: int) -> str:
         stream = int(self._rank.table.stream[row])

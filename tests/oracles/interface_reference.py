@@ -105,8 +105,10 @@ def timeline(gpu: list[dict[str, Any]], bounds: Interval | None = None) -> dict[
         low, high = bounds
         return union([(max(e["start"], low), min(e["end"], high)) for e in events])
 
-    by_class = {name: clip([e for e in gpu if gpu_class(e) == name])
-                for name in ("compute", "communication", "memcpy")}
+    by_class = {
+        name: clip([e for e in gpu if gpu_class(e) == name])
+        for name in ("compute", "communication", "memcpy")
+    }
     busy = length(clip(gpu))
     if bounds is not None:
         span = bounds[1] - bounds[0]
@@ -134,14 +136,20 @@ def summary(path: Path) -> dict[str, Any]:
     whole = complete(events)
     gpu = [e for e in whole if e.get("cat") in GPU]
     calls = {argument(e, "correlation") for e in whole if e.get("cat") in CALL}
-    linked = [e for e in gpu if argument(e, "correlation") is not None
-              and argument(e, "correlation") in calls]
+    linked = [
+        e
+        for e in gpu
+        if argument(e, "correlation") is not None and argument(e, "correlation") in calls
+    ]
     devices = {argument(e, "device") for e in gpu}
     steps = {}
     for event in whole:
         name = str(event.get("name", ""))
         if re.match(r"ProfilerStep#\d+$", name) and event.get("cat") in (
-                "user_annotation", "Operator", "cpu_op"):
+            "user_annotation",
+            "Operator",
+            "cpu_op",
+        ):
             steps.setdefault(name, event)
     return {
         "total": len(events),
@@ -153,8 +161,12 @@ def summary(path: Path) -> dict[str, Any]:
         "linked_timeline": timeline(linked),
         "devices": {d: timeline([e for e in gpu if argument(e, "device") == d]) for d in devices},
         "steps": [
-            {"name": e["name"], "start_ns": e["start"], "duration_ns": e["end"] - e["start"],
-             "timeline": timeline(gpu, (e["start"], e["end"]))}
+            {
+                "name": e["name"],
+                "start_ns": e["start"],
+                "duration_ns": e["end"] - e["start"],
+                "timeline": timeline(gpu, (e["start"], e["end"])),
+            }
             for e in sorted(steps.values(), key=lambda e: e["start"])
         ],
     }

@@ -2,10 +2,10 @@
 
 They keep linked GPU events only and work in doubles of microseconds: at an epoch time stamp one
 ulp of a double is 0.25 us, at 1e12 us it is 2**-12 us. Each interval of a union has two edges, so
-their sums may be off by up to one ulp per interval; ours are exact. They also need an `ac2g` arrow from
-the call to its GPU event, which ROCm leaves out for some memsets: these are left out here
-as well. The recompute split of the checkpointing trace is
-a different question and has no counterpart here.
+their sums may be off by up to one ulp per interval; ours are exact. They also need an `ac2g` arrow
+from the call to its GPU event, which ROCm leaves out for some memsets: these are left out here as
+well. The recompute split of the checkpointing trace is a different question and has no counterpart
+here.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torchtraceap import _core
 from .conftest import CORPUS
 from .interface_reference import timeline
 
+
 def arrow_ids(table: _core.EventTable) -> set[int]:
     """Ids of `ac2g` arrows that have both a begin and an end."""
     ends: dict[str, set[int]] = {"s": set(), "f": set()}
@@ -39,9 +40,12 @@ def timeline_with_arrows(trace: ttap.Trace) -> dict[str, int]:
     table, tree = trace.ranks[0].table, trace.ranks[0].tree
     arrows = arrow_ids(table)
     linked = [int(row) for row in tree.linked_gpu_rows]
-    kept = [json.loads(table.event_json(r)) | {
-        "start": int(table.ts_ns[r]), "end": int(table.ts_ns[r] + table.dur_ns[r])}
-        for r in linked if int(table.correlation[r]) in arrows]
+    kept = [
+        json.loads(table.event_json(r))
+        | {"start": int(table.ts_ns[r]), "end": int(table.ts_ns[r] + table.dur_ns[r])}
+        for r in linked
+        if int(table.correlation[r]) in arrows
+    ]
     if len(kept) == len(linked):
         return trace.summary(linked_only=True).timeline.to_dict()
     return timeline(kept)

@@ -102,13 +102,27 @@ def test_tree_is_built_once_and_only_when_needed(trace: ttap.Trace) -> None:
 def test_tree_text_shows_stacks_and_kernels(trace: ttap.Trace) -> None:
     lines = trace.tree().to_text().splitlines()
     assert lines[0].startswith("thread 100 of process 100")
-    assert lines[1] == "  ProfilerStep#0  100 ms"
+    assert lines[1] == "  ProfilerStep#0  100 ms  [GPU 52.7 ms, 8 events]"
     assert lines[2] == f"    {samples.LOADER}  45.0 ms"
     assert lines[3] == "      aten::stack  44.0 ms"
     assert "      aten::linear  9.00 ms" not in lines
-    assert "    aten::linear  9.00 ms" in lines
+    assert "    aten::linear  9.00 ms  [GPU 52.7 ms, 8 events]" in lines
     assert "      cudaLaunchKernel  8.00 µs" in lines
     assert "        -> ampere_sgemm_128x64  6.59 ms  stream 7" in lines
+
+
+def test_gpu_time_of_a_row_is_what_its_subtree_launched(trace: ttap.Trace) -> None:
+    tree = trace.tree()
+    core, table = tree.core, trace.ranks[0].table
+    for row in core.host_rows[::7].tolist():
+        stack, time_ns, events = [row], 0, 0
+        while stack:
+            inner = stack.pop()
+            launched = tree.launched_by(inner)
+            time_ns += int(table.dur_ns[launched].sum())
+            events += len(launched)
+            stack += tree.children(inner).tolist()
+        assert tree.gpu_time(row) == (time_ns, events)
 
 
 def test_tree_text_filters(trace: ttap.Trace) -> None:

@@ -19,14 +19,30 @@ SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[Healt
 TOLERANCE_NS = 1000
 
 HOST_NAMES = (
-    "aten::add", "aten::mm", "aten::item", "Optimizer.step#SGD.step",
-    "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "Torch-Compiled Region: 0/0",
-    "autograd::engine::evaluate_function: MmBackward0", "ProfilerStep#3", "",
+    "aten::add",
+    "aten::mm",
+    "aten::item",
+    "Optimizer.step#SGD.step",
+    "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+    "Torch-Compiled Region: 0/0",
+    "autograd::engine::evaluate_function: MmBackward0",
+    "ProfilerStep#3",
+    "",
 )
-CALLS = ("cudaLaunchKernel", "cudaMemcpyAsync", "cudaStreamSynchronize", "cudaMalloc",
-         "hipGraphLaunch")
-KERNELS = ("gemm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "elementwise",
-           "Memcpy HtoD (Pageable -> Device)", "Memset (Device)")
+CALLS = (
+    "cudaLaunchKernel",
+    "cudaMemcpyAsync",
+    "cudaStreamSynchronize",
+    "cudaMalloc",
+    "hipGraphLaunch",
+)
+KERNELS = (
+    "gemm",
+    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
+    "elementwise",
+    "Memcpy HtoD (Pageable -> Device)",
+    "Memset (Device)",
+)
 CATEGORY_OF = {"M": "gpu_memcpy"}
 
 
@@ -44,12 +60,25 @@ def host_events(draw: st.DrawFn, tid: int) -> list[Event]:
             last = draw(st.integers(first + 1, end))
             leaf = depth >= 2 or draw(st.booleans())
             name = draw(st.sampled_from(CALLS if leaf else HOST_NAMES))
-            category = "cuda_runtime" if leaf else draw(st.sampled_from(["cpu_op", "user_annotation"]))
-            events.append({"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid,
-                           "ts": first, "dur": last - first, "args": {}})
+            category = (
+                "cuda_runtime" if leaf else draw(st.sampled_from(["cpu_op", "user_annotation"]))
+            )
+            events.append(
+                {
+                    "ph": "X",
+                    "cat": category,
+                    "name": name,
+                    "pid": 1,
+                    "tid": tid,
+                    "ts": first,
+                    "dur": last - first,
+                    "args": {},
+                }
+            )
             if not leaf:
                 fill(first, last, depth + 1)
             at = last
+
     fill(0, draw(st.integers(10, 5000)), 0)
     return events
 
@@ -67,17 +96,41 @@ def traces(draw: st.DrawFn) -> list[Event]:
         event["args"]["correlation"] = correlation
         for _ in range(draw(st.integers(0, 2))):
             name = draw(st.sampled_from(KERNELS))
-            category = "gpu_memcpy" if "Memcpy" in name else "gpu_memset" if "Memset" in name else "kernel"
+            category = (
+                "gpu_memcpy" if "Memcpy" in name else "gpu_memset" if "Memset" in name else "kernel"
+            )
             stream = draw(st.sampled_from([7, 20]))
-            events.append({"ph": "X", "cat": category, "name": name, "pid": 0, "tid": stream,
-                           "ts": event["ts"] + draw(st.integers(0, 300)),
-                           "dur": draw(st.integers(0, 200)),
-                           "args": {"device": 0, "stream": stream, "correlation": correlation,
-                                    "bytes": draw(st.sampled_from([4, 65536, 1 << 24]))}})
+            events.append(
+                {
+                    "ph": "X",
+                    "cat": category,
+                    "name": name,
+                    "pid": 0,
+                    "tid": stream,
+                    "ts": event["ts"] + draw(st.integers(0, 300)),
+                    "dur": draw(st.integers(0, 200)),
+                    "args": {
+                        "device": 0,
+                        "stream": stream,
+                        "correlation": correlation,
+                        "bytes": draw(st.sampled_from([4, 65536, 1 << 24])),
+                    },
+                }
+            )
         correlation += 1
     if draw(st.booleans()):  # an orphan
-        events.append({"ph": "X", "cat": "kernel", "name": "orphan", "pid": 0, "tid": 7, "ts": 5,
-                       "dur": 3, "args": {"device": 0, "stream": 7, "correlation": 999999}})
+        events.append(
+            {
+                "ph": "X",
+                "cat": "kernel",
+                "name": "orphan",
+                "pid": 0,
+                "tid": 7,
+                "ts": 5,
+                "dur": 3,
+                "args": {"device": 0, "stream": 7, "correlation": 999999},
+            }
+        )
     if not events:
         events.append({"ph": "i", "name": "alone", "pid": 1, "tid": 1, "ts": 0})
     return events
@@ -114,8 +167,12 @@ def test_children_lie_in_their_parents(events: list[Event]) -> None:
 def test_times_add_up(events: list[Event]) -> None:
     trace = load(to_text(events))
     for timeline in (trace.summary().timeline, *(s.timeline for s in trace.summary().steps)):
-        parts = (timeline.compute_ns + timeline.exposed_communication_ns
-                 + timeline.exposed_memcpy_ns + timeline.idle_ns)
+        parts = (
+            timeline.compute_ns
+            + timeline.exposed_communication_ns
+            + timeline.exposed_memcpy_ns
+            + timeline.idle_ns
+        )
         assert parts == timeline.span_ns
         assert timeline.busy_ns + timeline.idle_ns == timeline.span_ns
     rank = trace.ranks[0]
@@ -137,10 +194,18 @@ def test_the_order_of_events_changes_nothing(events: list[Event], rng: random.Ra
 def shift_times(value: Any, shift_ns: int) -> Any:
     """Moves every time of a document, by the names and places that INTERFACE gives them."""
     if isinstance(value, dict):
-        return {k: (v + shift_ns if k == "start_ns" else
-                    [t + shift_ns for t in v] if k == "bounds_ns" else
-                    [[a + shift_ns, b + shift_ns] for a, b in v] if k == "intervals" else
-                    shift_times(v, shift_ns)) for k, v in value.items()}
+        return {
+            k: (
+                v + shift_ns
+                if k == "start_ns"
+                else [t + shift_ns for t in v]
+                if k == "bounds_ns"
+                else [[a + shift_ns, b + shift_ns] for a, b in v]
+                if k == "intervals"
+                else shift_times(v, shift_ns)
+            )
+            for k, v in value.items()
+        }
     if isinstance(value, list):
         return [shift_times(v, shift_ns) for v in value]
     return value
@@ -162,7 +227,9 @@ def test_a_time_shift_changes_nothing_else(events: list[Event], shift_us: int) -
 def test_chunk_borders_change_nothing(
     events: list[Event], chunk_bytes: int, threads: int, indent: int | None
 ) -> None:
-    text = json.dumps({"traceEvents": events, "tail": [{"ph": 1}, {"ph": 2}]}, indent=indent).encode()
+    text = json.dumps(
+        {"traceEvents": events, "tail": [{"ph": 1}, {"ph": 2}]}, indent=indent
+    ).encode()
     whole, pieces = load(text), load(text, chunk_bytes, threads)
     assert _core.trace_json(whole.ranks[0].table) == _core.trace_json(pieces.ranks[0].table)
     assert documents(whole) == documents(pieces)
@@ -174,8 +241,17 @@ def test_writing_and_reading_is_the_identity(events: list[Event]) -> None:
     text = to_text(events)
     table = load(text).ranks[0].table
     again = load(_core.trace_json(table)).ranks[0].table
-    for name in ("ts_ns", "dur_ns", "kind", "phase", "flags", "device", "stream", "correlation",
-                 "external_id"):
+    for name in (
+        "ts_ns",
+        "dur_ns",
+        "kind",
+        "phase",
+        "flags",
+        "device",
+        "stream",
+        "correlation",
+        "external_id",
+    ):
         assert (getattr(table, name) == getattr(again, name)).all(), name
     as_read = [json.loads(table.event_json(row)) for row in range(len(table))]
     assert as_read == [json.loads(again.event_json(row)) for row in range(len(again))]
@@ -190,7 +266,9 @@ def test_damage_is_survived(events: list[Event], data: st.DataObject) -> None:
     text = bytearray(to_text(events))
     for _ in range(data.draw(st.integers(1, 5))):
         at = data.draw(st.integers(0, max(len(text) - 1, 0)))
-        junk = data.draw(st.sampled_from([b"", b'"', b"\\", b",", b"}", b"]", b"\x00", b"\xff", b"NaN"]))
+        junk = data.draw(
+            st.sampled_from([b"", b'"', b"\\", b",", b"}", b"]", b"\x00", b"\xff", b"NaN"])
+        )
         text[at : at + data.draw(st.integers(0, 3))] = junk
     chunk_bytes = data.draw(st.sampled_from([64, 1 << 20]))
     try:

@@ -1,6 +1,7 @@
 #include "traceap/analysis/timeline.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <span>
 
 namespace traceap {
@@ -36,21 +37,16 @@ std::int64_t common_ns(const IntervalSet& a, const IntervalSet& b, Interval boun
   return total;
 }
 
-}  // namespace
-
-GpuIntervals build_gpu_intervals(const EventTable& table, const EventTree& tree,
-                                 const TimelineOptions& options) {
+/// Unions of `rows`, which stand in order of start.
+GpuIntervals unite(const EventTable& table, const EventTree& tree, std::span<const Row> rows) {
   std::vector<Interval> busy, compute, communication, memcpy;
   GpuIntervals gpu;
-  const std::vector<Row>& rows = options.linked_only ? tree.linked_gpu_rows : tree.gpu_rows;
   busy.reserve(rows.size());
-  bool any = false;
   for (const Row r : rows) {
-    if (options.device >= 0 && table.device[r] != options.device) continue;
     const Interval interval{table.ts_ns[r], table.end_ns(r)};
-    gpu.span.start_ns = any ? std::min(gpu.span.start_ns, interval.start_ns) : interval.start_ns;
-    gpu.span.end_ns = any ? std::max(gpu.span.end_ns, interval.end_ns) : interval.end_ns;
-    any = true;
+    const bool first = busy.empty();
+    gpu.span.start_ns = first ? interval.start_ns : std::min(gpu.span.start_ns, interval.start_ns);
+    gpu.span.end_ns = first ? interval.end_ns : std::max(gpu.span.end_ns, interval.end_ns);
     busy.push_back(interval);
     switch (tree.gpu_class[r]) {
       case GpuClass::kCommunication:
@@ -69,6 +65,38 @@ GpuIntervals build_gpu_intervals(const EventTable& table, const EventTree& tree,
   gpu.communication = make_union(std::move(communication));
   gpu.memcpy = make_union(std::move(memcpy));
   return gpu;
+}
+
+const std::vector<Row>& rows_of(const EventTree& tree, bool linked_only) {
+  return linked_only ? tree.linked_gpu_rows : tree.gpu_rows;
+}
+
+}  // namespace
+
+GpuIntervals build_gpu_intervals(const EventTable& table, const EventTree& tree,
+                                 const TimelineOptions& options) {
+  const std::vector<Row>& rows = rows_of(tree, options.linked_only);
+  if (options.device < 0) return unite(table, tree, rows);
+  std::vector<Row> chosen;
+  std::copy_if(rows.begin(), rows.end(), std::back_inserter(chosen),
+               [&](Row r) { return table.device[r] == options.device; });
+  return unite(table, tree, chosen);
+}
+
+std::vector<DeviceTimeline> compute_device_timelines(const EventTable& table, const EventTree& tree,
+                                                     bool linked_only) {
+  std::vector<Row> rows = rows_of(tree, linked_only);
+  std::stable_sort(rows.begin(), rows.end(),
+                   [&](Row a, Row b) { return table.device[a] < table.device[b]; });
+  std::vector<DeviceTimeline> result;
+  for (auto begin = rows.begin(); begin != rows.end();) {
+    const std::int32_t device = table.device[*begin];
+    const auto end =
+        std::find_if(begin, rows.end(), [&](Row r) { return table.device[r] != device; });
+    result.push_back({device, compute_timeline(unite(table, tree, {begin, end}))});
+    begin = end;
+  }
+  return result;
 }
 
 Timeline compute_timeline(const GpuIntervals& gpu) {

@@ -32,6 +32,11 @@ struct TimelineOptions {
   std::int32_t device = -1;  ///< only this device; -1 = all merged into one union
 };
 
+struct DeviceTimeline {
+  std::int32_t device;  ///< -1: the events that name no device
+  Timeline timeline;
+};
+
 /// O(GPU events): tree.gpu_rows is sorted already.
 GpuIntervals build_gpu_intervals(const EventTable& table, const EventTree& tree,
                                  const TimelineOptions& options = {});
@@ -40,6 +45,10 @@ Timeline compute_timeline(const GpuIntervals& gpu);
 /// Clipped to `bounds`; span is the length of `bounds` (0 if they are reversed).
 /// O(log n + intervals inside the bounds).
 Timeline compute_timeline(const GpuIntervals& gpu, Interval bounds);
+/// One for each device that ran something, by device, each over its own span.
+/// O(n log n) in GPU events, however many devices there are.
+std::vector<DeviceTimeline> compute_device_timelines(const EventTable& table, const EventTree& tree,
+                                                     bool linked_only = false);
 /// Sums every field.
 Timeline operator+(const Timeline& a, const Timeline& b);
 

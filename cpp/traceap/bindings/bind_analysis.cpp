@@ -37,6 +37,17 @@ std::vector<Timeline> timelines(const TablePtr& table, const BoundTree& tree,
   return result;
 }
 
+std::vector<std::pair<std::int32_t, Timeline>> device_timelines(const TablePtr& table,
+                                                                const BoundTree& tree,
+                                                                bool linked_only) {
+  std::vector<std::pair<std::int32_t, Timeline>> result;
+  for (const DeviceTimeline& d :
+       compute_device_timelines(*table, tree_of(table, tree), linked_only)) {
+    result.emplace_back(d.device, d.timeline);
+  }
+  return result;
+}
+
 using NamedIntervals = py::typing::Dict<py::str, Int64Array>;
 NamedIntervals gpu_intervals(const TablePtr& table, const BoundTree& tree, bool linked_only,
                              std::int32_t device) {
@@ -139,6 +150,9 @@ void bind_analysis(py::module_& module) {
   module.def("timelines", timelines, py::arg("table"), py::arg("tree"), py::arg("bounds"),
              py::kw_only(), py::arg("linked_only") = false, py::arg("device") = -1,
              py::call_guard<py::gil_scoped_release>(), "One timeline for each pair of bounds.");
+  module.def("device_timelines", device_timelines, py::arg("table"), py::arg("tree"), py::kw_only(),
+             py::arg("linked_only") = false, py::call_guard<py::gil_scoped_release>(),
+             "(device, timeline) for each device that ran something; -1: no device named.");
   module.def("gpu_intervals", gpu_intervals, py::arg("table"), py::arg("tree"), py::kw_only(),
              py::arg("linked_only") = false, py::arg("device") = -1,
              "Unions of GPU events [n, 2] by name: busy, compute, communication, memcpy.");

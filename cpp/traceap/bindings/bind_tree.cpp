@@ -71,6 +71,8 @@ void bind_tree_columns(TreeClass& tree) {
   column("host_rows", &EventTree::host_rows, "uint32: host rows by track, a pre-order each.");
   column("host_offsets", &EventTree::host_offsets, "uint32 [tracks + 1]: into host_rows.");
   column("host_position", &EventTree::host_position, "uint32 [n]: in host_rows, or NO_ROW.");
+  column("subtree_end", &EventTree::subtree_end,
+         "uint32, per index in host_rows: one past its last descendant's index.");
   column("host_tracks", &EventTree::host_tracks, "uint32: tracks with host rows.");
   column("gpu_rows", &EventTree::gpu_rows, "uint32: all GPU events by start.");
   column("linked_gpu_rows", &EventTree::linked_gpu_rows, "uint32: those with a launch.");

@@ -127,3 +127,24 @@ TEST_CASE("timelines agree with a count of every nanosecond", "[analysis]") {
     }
   }
 }
+
+TEST_CASE("every device has a timeline of its own span", "[analysis]") {
+  TraceText text;
+  text.launch("a", 0, 1, 10, 5, 7, 1).launch("b", 2, 1, 20, 10, 7, 2);
+  text.raw(
+      R"({"ph":"X","cat":"kernel","name":"c","pid":1,"tid":7,"ts":12,"dur":4,"args":{"device":1,"stream":7,"correlation":99}})");
+  text.raw(
+      R"({"ph":"X","cat":"kernel","name":"d","pid":1,"tid":7,"ts":30,"dur":4,"args":{"stream":7,"correlation":2}})");
+  const EventTable table = text.table();
+  const EventTree tree = build_tree(table);
+  const std::vector<DeviceTimeline> all = compute_device_timelines(table, tree);
+  REQUIRE(all.size() == 3);
+  CHECK(all[0].device == -1);
+  CHECK(all[0].timeline.span_ns == 4000);
+  for (const DeviceTimeline& d : all) {
+    if (d.device < 0) continue;
+    CAPTURE(d.device);
+    CHECK(d.timeline == compute_timeline(build_gpu_intervals(table, tree, {.device = d.device})));
+  }
+  CHECK(compute_device_timelines(table, tree, true).size() == 2);  // device 1 has an orphan only
+}
