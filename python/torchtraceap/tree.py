@@ -168,7 +168,7 @@ class TreeView:
         depth = self.core.depth
         for row in rows:  # not as a list: the caller takes a few of maybe millions
             indent = "  " * (int(depth[row]) + 1)
-            launched = self.launched_by(row) if chosen.kernels else []
+            launched = self.launched_by(row)[: None if chosen.kernels else 0]
             note = "" if len(launched) else self._gpu_note(row)  # else the next lines say it
             yield f"{indent}{self._label(row)}{note}"
             for kernel in launched:

@@ -320,7 +320,7 @@ std::size_t append_unicode_escape(std::string& out, std::string_view t, std::siz
 
 }  // namespace
 
-std::string unescape_json(std::string_view t, bool* repaired) {
+std::string unescape_json(std::string_view t, std::uint32_t* bad_escapes) {
   std::string out;
   out.reserve(t.size());
   for (std::size_t i = 0; i < t.size(); ++i) {
@@ -344,7 +344,7 @@ std::string unescape_json(std::string_view t, bool* repaired) {
       }
     }
     out.push_back('\\');
-    if (repaired != nullptr) *repaired = true;
+    if (bad_escapes != nullptr) ++*bad_escapes;
   }
   return out;
 }

@@ -38,9 +38,9 @@ std::optional<std::int64_t> parse_us_as_ns(std::string_view text);
 /// ns as microseconds, without trailing zeros: "12", "12.5" or "12.345".
 void append_ns_as_us(std::string& out, std::int64_t ns);
 
-/// Inside of a JSON string to UTF-8. Bad escapes are kept as text (the bare backslash too) and set
-/// *repaired; lone surrogates become U+FFFD.
-std::string unescape_json(std::string_view inside, bool* repaired = nullptr);
+/// Inside of a JSON string to UTF-8. Bad escapes are kept as text (the bare backslash too) and
+/// counted in *bad_escapes; lone surrogates become U+FFFD.
+std::string unescape_json(std::string_view inside, std::uint32_t* bad_escapes = nullptr);
 /// `text` as a JSON string with quotes. Bytes that are no UTF-8 become U+FFFD.
 void append_json_string(std::string& out, std::string_view text);
 /// Length of the valid UTF-8 sequence at `pos`, 0 if there is none.

@@ -20,10 +20,15 @@ class EventRepair {
  public:
   EventRepair(std::string_view text, std::size_t pos, bool is_final, std::uint64_t base,
               std::string& out, ReasonCounts& counts)
-      : text_(text), pos_(pos), final_(is_final), base_(base), out_(out), counts_(counts) {}
+      : text_(text),
+        pos_(pos),
+        start_(pos),
+        final_(is_final),
+        base_(base),
+        out_(out),
+        counts_(counts) {}
 
   RepairResult run() {
-    const std::size_t start = pos_;
     out_.clear();
     open('{');
     while (state_ == State::kReading) step();
@@ -32,11 +37,11 @@ class EventRepair {
         counts_.merge(log_);
         return {RepairStatus::kKept, pos_};
       case State::kNeedMore:
-        if (!final_) return {RepairStatus::kNeedMore, start};
-        counts_.add(Reason::kTruncatedEvent, base_ + start);
+        if (!final_) return {RepairStatus::kNeedMore, start_};
+        counts_.add(Reason::kTruncatedEvent, base_ + start_);
         return {RepairStatus::kSkipped, text_.size()};
       default:
-        return skip(start);
+        return skip();
     }
   }
 
@@ -45,13 +50,13 @@ class EventRepair {
   enum class Expect { kKey, kColon, kValue, kElement, kComma };
   enum class Closing { kEmbedded, kCloses, kClosedBeforeComma, kNeedMore };
 
-  void log(Reason reason) { log_.add(reason, base_ + pos_); }
+  void log(Reason reason) { log_.add(reason, base_ + start_); }  // the event's place
   bool in_object() const { return stack_.back() == '{'; }
 
-  RepairResult skip(std::size_t start) {
-    const std::size_t next = find_event_start(text_, std::max(pos_, start + 1));
-    if (next == text_.size() && !final_) return {RepairStatus::kNeedMore, start};
-    counts_.add(Reason::kUnreadableEvent, base_ + start);
+  RepairResult skip() {
+    const std::size_t next = find_event_start(text_, std::max(pos_, start_ + 1));
+    if (next == text_.size() && !final_) return {RepairStatus::kNeedMore, start_};
+    counts_.add(Reason::kUnreadableEvent, base_ + start_);
     return {RepairStatus::kSkipped, next};
   }
 
@@ -418,6 +423,7 @@ class EventRepair {
 
   std::string_view text_;
   std::size_t pos_;
+  std::size_t start_;
   bool final_;
   std::uint64_t base_;
   std::string& out_;

@@ -9,8 +9,8 @@ namespace traceap {
 
 namespace {
 
-/// Doubles backslashes that escape nothing.
-std::string mend_escapes(std::string_view text) {
+/// Doubles backslashes that escape nothing, and counts them.
+std::string mend_escapes(std::string_view text, std::uint32_t& bad_escapes) {
   std::string out;
   for (std::size_t i = 0; i < text.size(); ++i) {
     out.push_back(text[i]);
@@ -28,6 +28,7 @@ std::string mend_escapes(std::string_view text) {
       ++i;
     } else {
       out.push_back('\\');
+      ++bad_escapes;
     }
   }
   return out;
@@ -89,12 +90,13 @@ bool RowBuilder::add(EventWalker& walker, std::uint64_t offset, ChunkEvents& e,
       intern_template(whole_text ? walker.event_text() : walker.template_text());
   if (shape.id == kNoString) return false;
   if (!is_kept(f, offset, reasons)) return true;
-  if (shape.repaired) reasons.add(Reason::kBareBackslash, offset);
-  append_times(f, shape.repaired, e);
+  std::uint32_t in_names = 0;
+  e.name.push_back(intern_name(f.name, in_names));
+  e.category.push_back((f.seen & kSeenCategory) ? intern_name(f.category, in_names) : kNoString);
+  const std::uint32_t bad_escapes = shape.bad_escapes + (whole_text ? 0 : in_names);
+  if (bad_escapes > 0) reasons.add(Reason::kBareBackslash, offset, bad_escapes);
+  append_times(f, bad_escapes > 0, e);
   e.phase.push_back(f.phase);
-  e.name.push_back(intern_name(f.name, offset, reasons));
-  e.category.push_back((f.seen & kSeenCategory) ? intern_name(f.category, offset, reasons)
-                                                : kNoString);
   e.track.push_back(intern_track(f));
   e.device.push_back(f.device);
   e.stream.push_back(f.stream);
@@ -114,23 +116,24 @@ ParserPools::Template RowBuilder::intern_template(std::string_view text) {
     ParserPools::Template shape;
     if (is_valid_json(text)) {
       shape.id = pools.templates.intern(text);
-    } else if (const std::string mended = mend_escapes(text); is_valid_json(mended)) {
-      shape = {pools.templates.intern(mended), true};
+    } else {
+      std::uint32_t bad_escapes = 0;
+      const std::string mended = mend_escapes(text, bad_escapes);
+      if (is_valid_json(mended)) shape = {pools.templates.intern(mended), bad_escapes};
     }
     pools.of_raw.push_back(shape);
   }
   return pools.of_raw[raw];
 }
 
-StringId RowBuilder::intern_name(std::string_view text, std::uint64_t offset,
-                                 ReasonCounts& reasons) {
+StringId RowBuilder::intern_name(std::string_view text, std::uint32_t& bad_escapes) {
   const StringId id = pools.names.intern(text);
-  if (id == pools.name_repaired.size()) {
-    bool repaired = false;
-    if (text.find('\\') != std::string_view::npos) unescape_json(text, &repaired);
-    pools.name_repaired.push_back(repaired);
+  if (id == pools.name_bad_escapes.size()) {
+    std::uint32_t count = 0;
+    if (text.find('\\') != std::string_view::npos) unescape_json(text, &count);
+    pools.name_bad_escapes.push_back(count);
   }
-  if (pools.name_repaired[id]) reasons.add(Reason::kBareBackslash, offset);
+  bad_escapes += pools.name_bad_escapes[id];
   return id;
 }
 

@@ -25,10 +25,10 @@ struct ParserPools {
   StringPool templates;  ///< templates as valid JSON
   struct Template {
     StringId id = kNoString;  ///< in `templates`; kNoString: no valid reading as it stands
-    bool repaired = false;
+    std::uint32_t bad_escapes = 0;
   };
-  std::vector<Template> of_raw;     ///< by id in `raw`
-  std::vector<bool> name_repaired;  ///< by id in `names`
+  std::vector<Template> of_raw;                 ///< by id in `raw`
+  std::vector<std::uint32_t> name_bad_escapes;  ///< by id in `names`
 };
 
 /// Columns of one chunk in file order; the same meaning as in EventTable.
@@ -55,7 +55,7 @@ class RowBuilder {
 
  private:
   ParserPools::Template intern_template(std::string_view text);
-  StringId intern_name(std::string_view text, std::uint64_t offset, ReasonCounts& reasons);
+  StringId intern_name(std::string_view text, std::uint32_t& bad_escapes);
   TrackId intern_track(const Fields& fields);
 
   std::string track_key_;
