@@ -179,11 +179,15 @@ Finding detect_cpu_bound(const Signals& signals) {
   draft.cost = merge_bursts(gaps);
   draft.saving = kSaving;
   draft.confidence = signals.tree.steps.empty() ? 0.7 : 0.9;
-  if (!signals.has_host_ops) draft.missing_signals.emplace_back("host operators");
   draft.fact("gaps", static_cast<std::int64_t>(gaps.size()));
   draft.fact("GPU idle in them", format_ms(total_length_ns(gaps)));
   draft.fact("kernels shorter than their launch", format_percent(short_kernel_share(signals)));
-  return finish_finding(signals, std::move(draft));
+  Finding finding = finish_finding(signals, std::move(draft));
+  // Launch calls alone tell that the queue was empty, not what kept the host from launching.
+  if (finding.verdict == Verdict::kPresent && !signals.has_host_ops) {
+    return abstain(kType, {"host operators"});
+  }
+  return finding;
 }
 
 }  // namespace traceap

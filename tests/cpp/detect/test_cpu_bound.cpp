@@ -96,4 +96,9 @@ TEST_CASE("CPU bound is unknown without GPU events or without launches", "[detec
     for (int i = 0; i < 10; ++i) busy.gpu("kernel", "add", 100.0 * i, 100, 7, 100 + i);
     CHECK(judge(kDetect, busy).verdict == Verdict::kAbsent);
   }
+  SECTION("and launch calls alone don't tell what kept the host") {
+    RuleCase launches;
+    for (int i = 1; i < 100; ++i) launches.kernel("add", 100.0 * i, 20);
+    CHECK(judge(kDetect, launches).missing_signals == std::vector<std::string>{"host operators"});
+  }
 }
