@@ -787,7 +787,7 @@ def read_trace(
     path: os.PathLike[str] | str | bytes,
     *,
     threads: typing.SupportsInt | typing.SupportsIndex = 0,
-    chunk_bytes: typing.SupportsInt | typing.SupportsIndex = 4194304,
+    chunk_bytes: typing.SupportsInt | typing.SupportsIndex = 1048576,
     progress: typing.Any = None,
 ) -> EventTable:
     """
@@ -799,7 +799,7 @@ def read_trace_bytes(
     name: str,
     *,
     threads: typing.SupportsInt | typing.SupportsIndex = 0,
-    chunk_bytes: typing.SupportsInt | typing.SupportsIndex = 4194304,
+    chunk_bytes: typing.SupportsInt | typing.SupportsIndex = 1048576,
 ) -> EventTable:
     """
     Reads a trace from bytes; `name` stands for the path in messages.

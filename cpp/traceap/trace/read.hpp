@@ -13,7 +13,8 @@ namespace traceap {
 
 struct ReadOptions {
   unsigned threads = 0;  ///< parsing threads; 0 = as many as there are cores
-  std::size_t chunk_bytes = std::size_t{4} << 20;  ///< decompressed text handed to a parser at once
+  /// Decompressed text handed to a parser at once: small enough to stay in its cache.
+  std::size_t chunk_bytes = std::size_t{1} << 20;
   std::size_t max_event_bytes = std::size_t{16} << 20;  ///< a longer event is skipped and counted
   /// Called now and then with (compressed bytes read, compressed bytes in all).
   std::function<void(std::uint64_t, std::uint64_t)> progress;
