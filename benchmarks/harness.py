@@ -200,6 +200,7 @@ def main(task: Path, allowed: Allowed) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=[], help="competitors, by file name")
     parser.add_argument("--budget", type=float, default=20, help="slower ones run once (seconds)")
+    parser.add_argument("--label", default="", help="told apart in the result's file name")
     parser.add_argument("--output", type=Path, default=BENCHMARKS / "results")
     options = parser.parse_args()
     only = [*options.only, "traceap"] if options.only else []
@@ -213,7 +214,8 @@ def main(task: Path, allowed: Allowed) -> None:
         record.append({"notes": notes, "results": [asdict(result) for result in results]})
     options.output.mkdir(parents=True, exist_ok=True)
     today = datetime.date.today().isoformat()
-    path = options.output / f"{today}-{task.name}.json"
+    label = f"-{options.label}" if options.label else ""
+    path = options.output / f"{today}-{task.name}{label}.json"
     document = {"task": task.name, "date": today, "commit": commit(), "machine": about}
     path.write_text(json.dumps(document | {"traces": record}, indent=1) + "\n", encoding="utf-8")
     print(f"written: {path}")
