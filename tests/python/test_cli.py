@@ -332,7 +332,10 @@ def test_version() -> None:
 
 def on_terminal(*arguments: object, env: dict[str, str] | None = None, before: str = "pass") -> str:
     """What the command line writes to a terminal; `before` is run in the process first."""
-    main_end, other_end = pty.openpty()
+    try:
+        main_end, other_end = pty.openpty()
+    except OSError as error:
+        pytest.skip(f"no terminal to be had here: {error}")
     code = f"import sys; from torchtraceap import cli; {before}; sys.exit(cli.main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, *map(str, arguments)]
     settings = {"TERM": "xterm-256color", "COLUMNS": "100"} | (env or {})
