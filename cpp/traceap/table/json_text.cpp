@@ -349,6 +349,17 @@ std::string unescape_json(std::string_view t, std::uint32_t* bad_escapes) {
   return out;
 }
 
+std::string replace_bad_utf8(std::string_view t) {
+  std::string out;
+  out.reserve(t.size());
+  for (std::size_t i = 0; i < t.size();) {
+    const std::size_t n = utf8_length(t, i);
+    out += n > 0 ? t.substr(i, n) : kReplacement;
+    i += std::max<std::size_t>(n, 1);
+  }
+  return out;
+}
+
 void append_json_string(std::string& out, std::string_view t) {
   constexpr char kHex[] = "0123456789abcdef";
   out.push_back('"');

@@ -43,6 +43,8 @@ void append_ns_as_us(std::string& out, std::int64_t ns);
 std::string unescape_json(std::string_view inside, std::uint32_t* bad_escapes = nullptr);
 /// `text` as a JSON string with quotes. Bytes that are no UTF-8 become U+FFFD.
 void append_json_string(std::string& out, std::string_view text);
+/// `text` with bytes that are no UTF-8 replaced by U+FFFD.
+std::string replace_bad_utf8(std::string_view text);
 /// Length of the valid UTF-8 sequence at `pos`, 0 if there is none.
 std::size_t utf8_length(std::string_view text, std::size_t pos);
 

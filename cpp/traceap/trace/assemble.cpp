@@ -362,6 +362,7 @@ void Assembler::finish(const std::vector<const ParserPools*>& pools, TopMembers 
     permute_columns(t, order);
   }
   t.metadata = std::move(metadata);
+  clean_metadata(t.metadata, t.diagnostics);
   read_metadata(t);
   name_tracks(t);
 }

@@ -33,6 +33,9 @@ class Assembler {
   std::vector<Range> ranges_;
 };
 
+/// Makes every member valid JSON in UTF-8: mended where it has one sensible reading, else dropped;
+/// both are counted.
+void clean_metadata(TopMembers& members, Diagnostics& diagnostics);
 /// deviceProperties and distributedInfo out of table.metadata.
 void read_metadata(EventTable& table);
 /// process_name, process_labels and thread_name events to table.tracks.

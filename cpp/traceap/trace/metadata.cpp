@@ -4,6 +4,7 @@
 
 #include "traceap/table/json_text.hpp"
 #include "traceap/trace/assemble.hpp"
+#include "traceap/trace/repair.hpp"
 
 namespace traceap {
 
@@ -38,13 +39,38 @@ void read_distributed(simdjson::dom::element object, DistributedInfo& info) {
 
 }  // namespace
 
+void clean_metadata(TopMembers& members, Diagnostics& diagnostics) {
+  constexpr std::string_view kOpen = "{\"v\":";
+  TopMembers kept;
+  for (auto& [key, json] : members) {
+    const std::string clean_key = replace_bad_utf8(key);
+    if (clean_key == key && is_valid_json(json) && replace_bad_utf8(json) == json) {
+      kept.emplace_back(std::move(key), std::move(json));
+      continue;
+    }
+    diagnostics.add("bad_metadata",
+                    "a member beside traceEvents that is no valid JSON was mended or dropped");
+    std::string object(kOpen), mended;
+    object += json;
+    object += '}';
+    ReasonCounts ignored;
+    const RepairResult result = repair_event(object, 0, true, 0, mended, ignored);
+    if (result.status != RepairStatus::kKept || result.end != object.size()) continue;
+    if (!mended.starts_with(kOpen) || !is_valid_json(mended)) continue;
+    kept.emplace_back(clean_key, mended.substr(kOpen.size(), mended.size() - kOpen.size() - 1));
+  }
+  members.swap(kept);
+}
+
 void read_metadata(EventTable& table) {
   simdjson::dom::parser parser;
   for (const auto& [key, json] : table.metadata) {
     if (key != "deviceProperties" && key != "distributedInfo") continue;
     simdjson::dom::element value;
     if (parser.parse(json).get(value) != simdjson::SUCCESS) {
-      table.diagnostics.add("bad_metadata", "deviceProperties or distributedInfo is no valid JSON");
+      table.diagnostics.add(
+          "bad_metadata",
+          "a member beside traceEvents that is no valid JSON was mended or dropped");
     } else if (key == "distributedInfo") {
       read_distributed(value, table.distributed);
     } else if (simdjson::dom::array devices; value.get(devices) == simdjson::SUCCESS) {

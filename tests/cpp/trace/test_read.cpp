@@ -122,6 +122,20 @@ TEST_CASE("metadata before and after the events is kept", "[trace]") {
   CHECK(t.distributed.world_size == 8);
 }
 
+TEST_CASE("metadata that is no JSON is mended or dropped, and counted", "[trace]") {
+  const EventTable t = load(
+      "{\"path\":\"C:\\dir\\x\",\"half\":1.,\"list\":[1,2},\"k\xff\":\"v\xff\",\"fine\":[1],"
+      "\"traceEvents\":[" +
+      kFirst + "]}");
+  REQUIRE(t.metadata.size() == 4);  // the list that a brace closes has no one reading
+  CHECK(t.metadata[0].second == R"("C:\\dir\\x")");
+  CHECK(t.metadata[1].second == "null");
+  CHECK(t.metadata[2].first == "k\xef\xbf\xbd");
+  CHECK(t.metadata[2].second == "\"v\xef\xbf\xbd\"");
+  CHECK(t.diagnostics.count("bad_metadata") == 4);
+  CHECK(load(trace_json(t)).metadata == t.metadata);
+}
+
 TEST_CASE("zstd is read, several frames too", "[trace]") {
   const auto zstd = [](const std::string& text) {
     std::string out(ZSTD_compressBound(text.size()), '\0');
