@@ -1,5 +1,7 @@
 #include "traceap/trace/container.hpp"
 
+#include <algorithm>
+
 #include "traceap/table/json_text.hpp"
 #include "traceap/trace/repair.hpp"
 
@@ -53,11 +55,12 @@ ContainerResult read_head(std::string_view text, bool is_final, TopMembers& memb
   if (text[pos] != '{') return {ContainerStatus::kBroken, pos};
   const std::size_t begin = pos;
   ContainerResult result = read_members(text, pos + 1, is_final, members);
-  for (const auto& [key, value] : members) {
-    if (key == "ph") {
-      members.clear();
-      return {ContainerStatus::kJsonLines, begin};
-    }
+  const bool more_may_come = result.status == ContainerStatus::kNeedMore && !is_final;
+  if (result.status == ContainerStatus::kEvents || more_may_come) return result;
+  const auto is_phase = [](const auto& member) { return member.first == "ph"; };
+  if (std::any_of(members.begin(), members.end(), is_phase)) {
+    members.clear();
+    return {ContainerStatus::kJsonLines, begin};
   }
   if (result.status == ContainerStatus::kEnd) {
     // A first line of metadata, then lines of events?

@@ -101,7 +101,8 @@ TEST_CASE("shapes of files that are usable", "[trace]") {
         gzip("{\"traceEvents\":[" + kFirst + ",") + gzip(kSecond + "]}"),
         "{\"traceEvents\":[" + both + ",],}",
         "{\r\n\"traceEvents\":[\r\n" + both + "\r\n]\r\n}\r\n",
-        "{\"traceEvents\":[" + kFirst + "],\"x\":1,\"traceEvents\":[" + kSecond + "]}"}) {
+        "{\"traceEvents\":[" + kFirst + "],\"x\":1,\"traceEvents\":[" + kSecond + "]}",
+        "{\"ph\":\"X\",\"traceEvents\":[" + both + "]}"}) {
     CAPTURE(text);
     const EventTable t = load(text);
     CHECK(t.size() == 2);
