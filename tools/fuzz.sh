@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs every libFuzzer target of a sanitizer build: tools/fuzz.sh [BUILD_FOLDER] [SECONDS_IN_ALL]
-# Inputs that fail are left in BUILD_FOLDER/fuzz/.
+# Inputs that fail are left in BUILD_FOLDER/fuzz/. The seed is fixed, so that a check of one commit
+# repeats; search with others by FUZZ_SEED=0 (random) and a longer time.
 set -euo pipefail
 
 build=${1:-build/asan}
@@ -18,7 +19,7 @@ for target in "${targets[@]}"; do
   mkdir -p "$work"
   share=$((seconds / ${#targets[@]}))
   echo "==> fuzzing: $name for $share s"
-  if ! "$target" -max_total_time="$share" -timeout=10 -rss_limit_mb=2048 -print_funcs=0 \
+  if ! "$target" -seed="${FUZZ_SEED:-1}" -max_total_time="$share" -timeout=10 -rss_limit_mb=2048 -print_funcs=0 \
     -print_final_stats=1 -artifact_prefix="$work-" "$work" "$seeds" >"$work.log" 2>&1; then
     tail -n 60 "$work.log"
     echo "==> the input is $work-*; the log $work.log" >&2
