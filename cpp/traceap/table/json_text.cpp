@@ -93,14 +93,14 @@ bool ends_scalar(char c) {
          is_json_space(c);
 }
 
-bool is_valid_scalar(std::string_view t) {
-  if (t.size() == 1 && is_slot(t[0])) return true;
+bool is_valid_scalar(std::string_view t, Slots slots) {
+  if (slots == Slots::kAllowed && t.size() == 1 && is_slot(t[0])) return true;
   return t == "true" || t == "false" || t == "null" || is_json_number(t);
 }
 
 }  // namespace
 
-bool is_valid_json(std::string_view text) {
+bool is_valid_json(std::string_view text, Slots slots) {
   enum class Expect { kValue, kValueOrClose, kKeyOrClose, kKey, kColon, kCommaOrClose, kEnd };
   std::vector<char> open;
   Expect expect = Expect::kValue;
@@ -141,7 +141,7 @@ bool is_valid_json(std::string_view text) {
     } else {
       std::size_t end = i;
       while (end < text.size() && !ends_scalar(text[end])) ++end;
-      if (!value_ok || !is_valid_scalar(text.substr(i, end - i))) return false;
+      if (!value_ok || !is_valid_scalar(text.substr(i, end - i), slots)) return false;
       expect = after_value();
       i = end;
     }

@@ -24,9 +24,11 @@ std::size_t string_end(std::string_view text, std::size_t pos);
 /// Position just behind the value at `pos`, by bracket counting; npos when it does not end.
 std::size_t value_end(std::string_view text, std::size_t pos);
 
-/// Is `text` one valid JSON value (RFC 8259)? Bytes below 0x20 that are Placeholder slots count as
-/// values. Raw control characters in strings are invalid; UTF-8 is not checked here.
-bool is_valid_json(std::string_view text);
+/// Bytes below 0x20 that stand for a value (Placeholder in event_table.hpp): only in templates.
+enum class Slots { kNone, kAllowed };
+/// Is `text` one valid JSON value (RFC 8259)? Raw control characters in strings are invalid; UTF-8
+/// is not checked here.
+bool is_valid_json(std::string_view text, Slots slots = Slots::kNone);
 /// Is `text` a number by the JSON grammar?
 bool is_json_number(std::string_view text);
 

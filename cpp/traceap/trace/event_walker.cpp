@@ -9,6 +9,15 @@
 
 namespace traceap {
 
+namespace {
+
+constexpr std::uint32_t kBrokenToken = std::numeric_limits<std::uint32_t>::max();
+
+bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20; }
+bool begins_value(char c) { return c != ',' && c != '}' && c != ']' && c != ':' && !is_control(c); }
+
+}  // namespace
+
 /// Text of the scalar (or string, with quotes) at `token`: up to the next one, white space off.
 inline std::string_view EventWalker::scalar(std::uint32_t token) const {
   const std::uint32_t begin = idx_[token];
@@ -24,12 +33,14 @@ inline bool EventWalker::key(std::uint32_t token, std::string_view& out) const {
   return true;
 }
 
-/// Token behind the value at `token`; beyond the last one if the value does not end.
+/// Token behind the value at `token`; beyond the last one if the value does not end; kBrokenToken
+/// where a control character stands for a value: in a template it would pass for a slot.
 inline std::uint32_t EventWalker::skip(std::uint32_t token) const {
   if (at(token) != '{' && at(token) != '[') return token + 1;
   std::uint32_t depth = 0;
   for (; token < tokens_; ++token) {
     const char c = at(token);
+    if (is_control(c)) return kBrokenToken;
     if (c == '{' || c == '[') ++depth;
     if ((c == '}' || c == ']') && --depth == 0) return token + 1;
   }
@@ -231,9 +242,10 @@ Walk EventWalker::walk_args(std::uint32_t& token) {
     if (at(token + 1) != ':' || !key(token, name)) return Walk::kBroken;
     const std::uint32_t value = token + 2;
     const char c = at(value);
-    if (c == ',' || c == '}' || c == ']' || c == ':') return Walk::kBroken;
+    if (!begins_value(c)) return Walk::kBroken;
     if (c == '{' || c == '[') {
       token = skip(value);
+      if (token == kBrokenToken) return Walk::kBroken;
     } else {
       argument(name, value);
       token = value + 1;
@@ -259,7 +271,7 @@ Walk EventWalker::walk(std::uint32_t& token) {
     if (at(token + 1) != ':' || !key(token, name)) return Walk::kBroken;
     const std::uint32_t value = token + 2;
     const char c = at(value);
-    if (c == ',' || c == '}' || c == ']' || c == ':') return Walk::kBroken;
+    if (!begins_value(c)) return Walk::kBroken;
     if (c == '{' && name == "args") {
       mark(kSeenArgs);
       token = value;
@@ -268,6 +280,7 @@ Walk EventWalker::walk(std::uint32_t& token) {
     } else {
       member(name, value);
       token = skip(value);
+      if (token == kBrokenToken) return Walk::kBroken;
     }
     if (token >= tokens_) return Walk::kIncomplete;
     const char behind = at(token);

@@ -56,8 +56,9 @@ void clean_metadata(TopMembers& members, Diagnostics& diagnostics) {
     ReasonCounts ignored;
     const RepairResult result = repair_event(object, 0, true, 0, mended, ignored);
     if (result.status != RepairStatus::kKept || result.end != object.size()) continue;
-    if (!mended.starts_with(kOpen) || !is_valid_json(mended)) continue;
-    kept.emplace_back(clean_key, mended.substr(kOpen.size(), mended.size() - kOpen.size() - 1));
+    if (!mended.starts_with(kOpen)) continue;
+    const std::string value = mended.substr(kOpen.size(), mended.size() - kOpen.size() - 1);
+    if (is_valid_json(value)) kept.emplace_back(clean_key, value);
   }
   members.swap(kept);
 }

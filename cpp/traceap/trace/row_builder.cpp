@@ -114,12 +114,13 @@ ParserPools::Template RowBuilder::intern_template(std::string_view text) {
   const StringId raw = pools.raw.intern(text);
   if (raw == pools.of_raw.size()) {
     ParserPools::Template shape;
-    if (is_valid_json(text)) {
+    if (is_valid_json(text, Slots::kAllowed)) {
       shape.id = pools.templates.intern(text);
     } else {
       std::uint32_t bad_escapes = 0;
       const std::string mended = mend_escapes(text, bad_escapes);
-      if (is_valid_json(mended)) shape = {pools.templates.intern(mended), bad_escapes};
+      if (is_valid_json(mended, Slots::kAllowed))
+        shape = {pools.templates.intern(mended), bad_escapes};
     }
     pools.of_raw.push_back(shape);
   }

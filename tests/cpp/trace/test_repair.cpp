@@ -110,3 +110,17 @@ TEST_CASE("wrong types leave the rest of the event usable", "[trace]") {
   const EventTable back = read_trace_bytes(trace_json(t), "test");
   CHECK(trace_json(back) == trace_json(t));
 }
+
+TEST_CASE("a control character in place of a value never passes for a slot", "[trace]") {
+  for (char slot = 1; slot < 0x20; ++slot) {
+    const std::string byte(1, slot);
+    for (const std::string& args : {"\"a\":" + byte, "\"a\":[" + byte + "]",
+                                    "\"correlation\":" + byte, std::string("\"a\":5")}) {
+      TraceText trace;
+      trace.host("cpu_op", "before", 1, 1, "\"a\":5").host("cpu_op", "x", 2, 1, args);
+      trace.raw("{\"ph\":\"X\",\"name\":\"y\",\"pid\":1,\"tid\":" + byte + ",\"ts\":3,\"dur\":1}");
+      const EventTable t = trace.table();
+      CHECK(trace_json(read_trace_bytes(trace_json(t), "test")) == trace_json(t));
+    }
+  }
+}
