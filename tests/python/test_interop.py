@@ -241,7 +241,7 @@ def test_events_as_a_data_frame(trace: ttap.Trace) -> None:
     assert frame["name"].astype(str).tolist() == events["name"].tolist()
     assert frame["stream"].dtype == "Int64"
     assert frame["stream"].dropna().unique().tolist() == [7]
-    assert frame["pid"].cat.categories.tolist() == ["100", "0"]
+    assert frame["pid"].cat.categories.tolist() == ["0", "100"]  # tracks are sorted by name
     by_kind = frame.groupby("kind", observed=True)["dur_ns"].sum()
     assert by_kind["kernel"] == 2 * 8 * 6_590_000
     some = events.to_pandas(events["dur_ns"] > 1_000_000)
