@@ -16,6 +16,7 @@ __all__: list[str] = [
     "EventTree",
     "FeatureBlock",
     "Finding",
+    "GpuCosts",
     "HAS_DURATION",
     "HAS_TIME",
     "IdleBreakdown",
@@ -39,6 +40,7 @@ __all__: list[str] = [
     "device_timelines",
     "explain_idle",
     "gpu_class_names",
+    "gpu_costs",
     "gpu_intervals",
     "idle_cause_names",
     "kind_names",
@@ -175,6 +177,12 @@ class EventTable:
     def name_of(self, row: typing.SupportsInt | typing.SupportsIndex) -> str:
         """
         Name of an event.
+        """
+    def text_codes(
+        self, key: str, rows: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None
+    ) -> tuple[numpy.typing.NDArray[numpy.int32], list[str]]:
+        """
+        One key of args for all rows, or for the given ones: codes int32 [n] into the distinct texts, -1 where absent.
         """
     def text_column(self, key: str) -> list[str | None]:
         """
@@ -523,6 +531,46 @@ class IdleBreakdown:
         In ns, by cause.
         """
 
+class GpuCosts:
+    """
+    GPU and host time of every row, in ns.
+    """
+    @property
+    def exclusive_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: the part of a GPU event's time that counts for it alone; sums to the busy time.
+        """
+    @property
+    def own_gpu_events(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n].
+        """
+    @property
+    def own_gpu_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: union of the GPU events that a host row owns.
+        """
+    @property
+    def owner(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: op, else launch, that owns a GPU event, or NO_ROW.
+        """
+    @property
+    def self_host_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: time of a host row without that of its children.
+        """
+    @property
+    def subtree_gpu_events(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n].
+        """
+    @property
+    def subtree_gpu_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: union of the GPU events launched in or below a host row.
+        """
+
 class WindowSet:
     """
     Windows of a trace: bounds and ragged lists of rows.
@@ -659,9 +707,11 @@ class ArrowTable:
         A fresh arrow_array_stream capsule.
         """
 
-def arrow_columns(columns: list[tuple[str, numpy.ndarray, list[str] | None]]) -> ArrowTable:
+def arrow_columns(
+    columns: list[tuple[str, numpy.ndarray, list[str] | None, numpy.ndarray | None]],
+) -> ArrowTable:
     """
-    One batch of (name, array [n], texts); with texts the array holds indices.
+    One batch of (name, array [n], texts, valid): with texts the array holds indices, where valid [n] is False there is no value.
     """
 
 def arrow_events(
@@ -741,6 +791,11 @@ def explain_idle(
 def gpu_class_names() -> list[str]:
     """
     Names of EventTree.gpu_class.
+    """
+
+def gpu_costs(table: EventTable, tree: EventTree) -> GpuCosts:
+    """
+    GPU time owned by, and launched below, every host row.
     """
 
 def gpu_intervals(

@@ -7,20 +7,32 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from html import escape
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
-from torchtraceap.errors import OptionError
+from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.loading import PathLike
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ColumnTable", "EventFrame", "TextCodes"]
+__all__ = [
+    "Column",
+    "ColumnTable",
+    "EventFrame",
+    "JsonCodes",
+    "TextCodes",
+    "encode_json",
+    "encode_texts",
+    "stack_ranks",
+]
 
 Array = npt.NDArray[Any]
 
@@ -53,11 +65,20 @@ class TextCodes:
     def __len__(self) -> int:
         return len(self.codes)
 
+    def take(self, rows: Array | slice) -> Self:
+        """The same texts for some rows."""
+        return type(self)(self.codes[rows], self.texts)
+
     def to_numpy(self) -> Array:
         """object `[n]` of str, None where absent."""
         texts = np.empty(len(self.texts) + 1, dtype=object)
         texts[:-1] = self.texts
         return texts[self.codes]
+
+    def to_list(self) -> list[Any]:
+        """Plain values for JSON, None where absent."""
+        values: list[Any] = self.to_numpy().tolist()
+        return values
 
     def to_pandas(self) -> pd.Categorical:
         import pandas as pd
@@ -67,12 +88,58 @@ class TextCodes:
         )
 
 
-class ColumnTable(Mapping[str, Array]):
-    """Columns of equal length by name; text columns are kept as codes."""
+@dataclass(frozen=True, slots=True)
+class JsonCodes(TextCodes):
+    """A column of lists or objects, kept as JSON text: files get the text, JSON the value."""
 
-    def __init__(self, columns: Mapping[str, Array | TextCodes]) -> None:
+    def to_list(self) -> list[Any]:
+        values = [*(json.loads(text, strict=False) for text in self.texts), None]
+        return [values[code] for code in self.codes.tolist()]
+
+
+Column = Array | TextCodes
+"""Integers, floats (NaN is absent), bool, `np.ma` arrays (masked is absent), texts or JSON."""
+
+
+def encode_texts(values: Iterable[str | None]) -> TextCodes:
+    """Texts as codes, in order of first use."""
+    distinct: dict[str, int] = {}
+    codes = [-1 if text is None else distinct.setdefault(text, len(distinct)) for text in values]
+    return TextCodes(np.asarray(codes, dtype=np.int32), list(distinct))
+
+
+def encode_json(values: Iterable[Any]) -> JsonCodes:
+    """Lists, objects or plain values as JSON text; None is absent."""
+    texts = (None if v is None else json.dumps(v, separators=(",", ":")) for v in values)
+    column = encode_texts(texts)
+    return JsonCodes(column.codes, column.texts)
+
+
+class ColumnTable(Mapping[str, Array]):
+    """Columns of equal length by name, and what is to be said beside them.
+
+    Names end in their unit: `_ns`, `_bytes`, `_share` (a fraction), `_row` (of the event table).
+
+    Args:
+        columns: By name, in order.
+        shown: The columns that a person reads first; by default all.
+        facts: Values beside the rows, such as totals; they join the JSON document.
+        notes: Sentences for a person: what the table rests on, what it lacks and why.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        *,
+        shown: Sequence[str] = (),
+        facts: Mapping[str, Any] | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
         self._columns = dict(columns)
         self._arrow: _core.ArrowTable | None = None
+        self.shown = tuple(shown) or tuple(self._columns)
+        self.facts = dict(facts or {})
+        self.notes = tuple(notes)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -97,30 +164,86 @@ class ColumnTable(Mapping[str, Array]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rows={self.num_rows}, columns={list(self._columns)})"
 
+    def column(self, name: str) -> Column:
+        """A column as it is kept; `table[name]` gives an array of values."""
+        return self._columns[name]
+
+    def take(self, rows: Array | slice) -> ColumnTable:
+        """The same table with some rows, in the given order."""
+        columns = {
+            name: column.take(rows) if isinstance(column, TextCodes) else column[rows]
+            for name, column in self._columns.items()
+        }
+        return ColumnTable(columns, shown=self.shown, facts=self.facts, notes=self.notes)
+
+    def to_list(self, name: str) -> list[Any]:
+        """A column as plain values; None where absent."""
+        column = self._columns[name]
+        if isinstance(column, TextCodes):
+            return column.to_list()
+        plain: list[Any] = column.tolist()
+        if column.dtype.kind == "f":
+            return [None if v is None or v != v or v in _INFINITE else v for v in plain]
+        return plain
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Plain values, row by row."""
+        return zip(*(self.to_list(name) for name in self._columns), strict=True)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One dictionary per row."""
+        return [dict(zip(self._columns, row, strict=True)) for row in self.rows()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document `torchtraceap.table/1`; facts and notes stand beside the rows."""
+        return {
+            "schema": "torchtraceap.table/1",
+            "columns": list(self._columns),
+            "rows": [list(row) for row in self.rows()],
+            **self.facts,
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
+
+    def to_csv(self, path: PathLike) -> None:
+        """Writes the rows as CSV, UTF-8; absent values are empty."""
+        self.to_pandas().to_csv(path, index=False, lineterminator="\n", errors="replace")
+
+    def to_parquet(self, path: PathLike) -> None:
+        """Writes the rows as Parquet.
+
+        Raises:
+            MissingDependencyError: pyarrow is not installed.
+        """
+        try:
+            import pyarrow as pa
+            from pyarrow import parquet
+        except ImportError:
+            raise MissingDependencyError(
+                "Parquet needs pyarrow: pip install 'torchtraceap[arrow]'"
+            ) from None
+        parquet.write_table(pa.table(self), path)
+
     def to_pandas(self) -> pd.DataFrame:
-        """A DataFrame; text columns are categorical."""
+        """A DataFrame; text columns are categorical, integers that may be absent nullable."""
         import pandas as pd
 
         return pd.DataFrame(
-            {
-                name: column.to_pandas() if isinstance(column, TextCodes) else column
-                for name, column in self._columns.items()
-            }
+            {name: _pandas_column(column) for name, column in self._columns.items()}
         )
 
     def _repr_html_(self) -> str:
-        html: str = self.to_pandas().to_html(max_rows=20, border=0)
-        return html
+        frame = self.to_pandas()[list(self.shown)]
+        html: str = frame.to_html(max_rows=20, border=0)
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return html + notes
 
     def _arrow_table(self) -> _core.ArrowTable:
         if self._arrow is None:
             self._arrow = _core.arrow_columns(
-                [
-                    (name, column.codes, list(column.texts))
-                    if isinstance(column, TextCodes)
-                    else (name, column, None)
-                    for name, column in self._columns.items()
-                ]
+                [_arrow_column(name, column) for name, column in self._columns.items()]
             )
         return self._arrow
 
@@ -130,6 +253,74 @@ class ColumnTable(Mapping[str, Array]):
 
     def __arrow_c_schema__(self) -> Any:
         return self._arrow_table().schema()
+
+
+_INFINITE = (float("inf"), float("-inf"))
+
+
+def _pandas_column(column: Column) -> Any:
+    import pandas as pd
+
+    if isinstance(column, TextCodes):
+        return _unique(TextCodes(column.codes, column.texts)).to_pandas()
+    if not isinstance(column, np.ma.MaskedArray):
+        return column
+    mask = np.ma.getmaskarray(column)
+    if column.dtype.kind in "iu":
+        return pd.arrays.IntegerArray(column.data.astype(np.int64), mask.copy())
+    return np.where(mask, np.nan, column.data)
+
+
+def _arrow_column(
+    name: str, column: Column
+) -> tuple[str, Array, list[str] | None, npt.NDArray[np.bool_] | None]:
+    """What `_core.arrow_columns` takes: name, values, texts, where there is a value."""
+    if isinstance(column, TextCodes):
+        absent = column.codes < 0
+        valid = ~absent if absent.any() else None
+        return name, np.where(absent, 0, column.codes), list(column.texts) or [""], valid
+    values, absent = np.ma.getdata(column), np.ma.getmaskarray(column)
+    if values.dtype.kind == "f":
+        values = values.astype(np.float64, copy=False)
+        absent = absent | np.isnan(values)
+    elif values.dtype.kind == "b":
+        values = values.astype(np.uint8)
+    return name, values, None, ~absent if absent.any() else None
+
+
+def stack_ranks(parts: Sequence[tuple[int | None, ColumnTable]]) -> ColumnTable:
+    """Tables of equal columns under each other, with a first column `rank`.
+
+    Facts become lists by rank under their names; notes that ranks share are said once.
+    """
+    first = parts[0][1]
+    ranks = [rank for rank, table in parts for _ in range(table.num_rows)]
+    masked = np.ma.array(
+        [0 if rank is None else rank for rank in ranks],
+        mask=[rank is None for rank in ranks],
+        dtype=np.int64,
+    )
+    columns: dict[str, Column] = {"rank": masked}
+    for name in first.columns:
+        columns[name] = _concatenate([table.column(name) for _, table in parts])
+    return ColumnTable(
+        columns,
+        shown=("rank", *first.shown),
+        facts={name: [table.facts.get(name) for _, table in parts] for name in first.facts},
+        notes=tuple(dict.fromkeys(note for _, table in parts for note in table.notes)),
+    )
+
+
+def _concatenate(columns: Sequence[Column]) -> Column:
+    texts = [column for column in columns if isinstance(column, TextCodes)]
+    if texts:
+        joined = encode_texts(text for column in texts for text in column.to_numpy().tolist())
+        return type(texts[0])(joined.codes, joined.texts)
+    return np.ma.concatenate(columns) if _any_masked(columns) else np.concatenate(columns)
+
+
+def _any_masked(columns: Sequence[Column]) -> bool:
+    return any(isinstance(column, np.ma.MaskedArray) for column in columns)
 
 
 class EventFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["format_ns", "format_share"]
+__all__ = ["format_bytes", "format_ns", "format_share"]
 
 _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 
@@ -25,3 +25,12 @@ def format_share(share: float) -> str:
     if 0 < abs(percent) < 0.05:
         return "< 0.1 %"
     return f"{percent:.1f} %" if percent < 99.95 else "100 %"
+
+
+def format_bytes(size: float) -> str:
+    """Binary multiples, such as "2.50 MiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"

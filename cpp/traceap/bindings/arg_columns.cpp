@@ -24,6 +24,31 @@ TextColumn read_text_column(const EventTable& table, std::string_view key) {
   return column;
 }
 
+namespace {
+
+std::int32_t text_code(const ArgReader& reader, Row row, TextCodes& column) {
+  const auto text = reader.text(row);
+  return text ? static_cast<std::int32_t>(column.texts.intern(*text)) : -1;
+}
+
+}  // namespace
+
+TextCodes read_text_codes(const EventTable& table, std::string_view key) {
+  const ArgReader reader(table, key);
+  TextCodes column{StringPool(), std::vector<std::int32_t>(table.size())};
+  for (Row row = 0; row < table.size(); ++row) column.codes[row] = text_code(reader, row, column);
+  return column;
+}
+
+TextCodes read_text_codes(const EventTable& table, std::string_view key,
+                          std::span<const Row> rows) {
+  const ArgReader reader(table, key);
+  TextCodes column{StringPool(), {}};
+  column.codes.reserve(rows.size());
+  for (const Row row : rows) column.codes.push_back(text_code(reader, row, column));
+  return column;
+}
+
 std::vector<std::int64_t> read_launch_delays(const EventTable& table, const EventTree& tree) {
   std::vector<std::int64_t> delays;
   delays.reserve(tree.gpu_rows.size());

@@ -3,6 +3,7 @@
 // that it runs without the GIL.
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -23,6 +24,14 @@ struct TextColumn {
   std::vector<StringId> ids;
 };
 TextColumn read_text_column(const EventTable& table, std::string_view key);
+
+/// The same as indices into the distinct texts, in order of first use; -1 where absent.
+struct TextCodes {
+  StringPool texts;
+  std::vector<std::int32_t> codes;
+};
+TextCodes read_text_codes(const EventTable& table, std::string_view key);
+TextCodes read_text_codes(const EventTable& table, std::string_view key, std::span<const Row> rows);
 
 /// launch_delay_ns of every row of tree.gpu_rows.
 std::vector<std::int64_t> read_launch_delays(const EventTable& table, const EventTree& tree);

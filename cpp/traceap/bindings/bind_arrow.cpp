@@ -71,7 +71,19 @@ std::string format_of(const py::dtype& type) {
   return found->second;
 }
 
-ArrowColumn make_column(const std::string& name, const py::array& given, const py::object& texts) {
+/// A bit per row from a bool array [n]; None: every row has a value.
+void set_validity(ArrowColumn& column, py::ssize_t length, const py::object& valid) {
+  if (valid.is_none()) return;
+  const auto mask = py::array_t<bool, py::array::c_style | py::array::forcecast>(valid);
+  if (mask.ndim() != 1 || mask.size() != length) {
+    throw SchemaError(column.name + ": the mask must have one entry per row");
+  }
+  const bool* is_valid = mask.data();
+  set_validity(column, static_cast<std::size_t>(length), [&](std::size_t i) { return is_valid[i]; });
+}
+
+ArrowColumn make_column(const std::string& name, const py::array& given, const py::object& texts,
+                        const py::object& valid) {
   const py::array values = py::module_::import("numpy").attr("ascontiguousarray")(given);
   if (values.ndim() != 1) throw SchemaError(name + ": columns must have one dimension");
   ArrowColumn column;
@@ -79,6 +91,7 @@ ArrowColumn make_column(const std::string& name, const py::array& given, const p
   column.format = format_of(values.dtype());
   column.values = values.data();
   column.owner = keep_alive(values);
+  set_validity(column, values.size(), valid);
   if (texts.is_none()) return column;
   auto dictionary = std::make_shared<ArrowTexts>();
   for (const py::handle text : texts) dictionary->add(py::cast<std::string>(text));
@@ -87,17 +100,19 @@ ArrowColumn make_column(const std::string& name, const py::array& given, const p
 }
 
 using Columns =
-    py::typing::List<py::typing::Tuple<py::str, py::array, py::typing::Optional<TextList>>>;
+    py::typing::List<py::typing::Tuple<py::str, py::array, py::typing::Optional<TextList>,
+                                       py::typing::Optional<py::array>>>;
 ArrowTable columns(const Columns& given) {
   ArrowBatch batch;
   for (const py::handle item : given) {
-    const auto [name, values, texts] = item.cast<std::tuple<std::string, py::array, py::object>>();
+    const auto [name, values, texts, valid] =
+        item.cast<std::tuple<std::string, py::array, py::object, py::object>>();
     const std::int64_t length = values.size();
     if (!batch.columns.empty() && length != batch.length) {
       throw SchemaError(name + ": columns must have one length");
     }
     batch.length = length;
-    batch.columns.push_back(make_column(name, values, texts));
+    batch.columns.push_back(make_column(name, values, texts, valid));
   }
   std::vector<ArrowBatch> batches;
   batches.push_back(std::move(batch));
@@ -114,7 +129,8 @@ void bind_arrow(py::module_& module) {
              py::call_guard<py::gil_scoped_release>(),
              "One batch per (table, rank); int64 columns are not copied.");
   module.def("arrow_columns", columns, py::arg("columns"),
-             "One batch of (name, array [n], texts); with texts the array holds indices.");
+             "One batch of (name, array [n], texts, valid): with texts the array holds indices, "
+             "where valid [n] is False there is no value.");
 }
 
 }  // namespace traceap::bindings

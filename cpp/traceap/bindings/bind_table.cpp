@@ -150,6 +150,22 @@ TextsOrNone text_column(const EventTable& table, const std::string& key) {
   return values;
 }
 
+using RowNumbers = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
+using CodesAndTexts = py::typing::Tuple<py::array_t<std::int32_t>, TextList>;
+CodesAndTexts text_codes(const EventTable& table, const std::string& key,
+                         const std::optional<RowNumbers>& rows) {
+  std::vector<Row> wanted;
+  for (py::ssize_t i = 0; rows && i < rows->size(); ++i) {
+    wanted.push_back(checked(table, rows->data()[i]));
+  }
+  TextCodes column;
+  {
+    py::gil_scoped_release release;
+    column = rows ? read_text_codes(table, key, wanted) : read_text_codes(table, key);
+  }
+  return py::make_tuple(adopt(std::move(column.codes)), to_list(column.texts));
+}
+
 void bind_table_rows(TableClass& table) {
   table
       .def(
@@ -173,7 +189,10 @@ void bind_table_rows(TableClass& table) {
       .def("int_column", int_column, py::arg("key"),
            "One key of args as integers [n], and where there is one [n].")
       .def("text_column", text_column, py::arg("key"),
-           "One key of args [n]: strings unescaped, the rest as JSON text.");
+           "One key of args [n]: strings unescaped, the rest as JSON text.")
+      .def("text_codes", text_codes, py::arg("key"), py::arg("rows") = py::none(),
+           "One key of args for all rows, or for the given ones: codes int32 [n] into the distinct "
+           "texts, -1 where absent.");
 }
 
 TextList kind_names() {

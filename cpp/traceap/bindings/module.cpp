@@ -10,6 +10,12 @@ PYBIND11_MODULE(_core, module) {
   bind_trace(module);
   bind_tree(module);
   bind_analysis(module);
+  bind_costs(module);
+  bind_modules(module);
+  bind_launches(module);
+  bind_collectives(module);
+  bind_critical_path(module);
+  bind_diff(module);
   bind_features(module);
   bind_detect(module);
   bind_arrow(module);

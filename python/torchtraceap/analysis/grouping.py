@@ -1,0 +1,96 @@
+"""Rows grouped by equal keys, and statistics of each group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Groups", "order_by"]
+
+Array = npt.NDArray[Any]
+
+
+class Groups:
+    """Groups in order of their first row; groups are never empty.
+
+    Args:
+        keys: Integer arrays `[n]`, one or several; rows with all keys equal form a group.
+    """
+
+    def __init__(self, *keys: Array) -> None:
+        combined = np.zeros(len(keys[0]), dtype=np.int64)
+        for key in keys:
+            # Dense again after each key, so that the product cannot overflow.
+            _, dense = np.unique(key, return_inverse=True)
+            pairs = combined * (int(dense.max(initial=0)) + 1) + dense
+            _, combined = np.unique(pairs, return_inverse=True)
+        _, first, inverse = np.unique(combined, return_index=True, return_inverse=True)
+        order = np.argsort(first, kind="stable")
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        self.first: Array = first[order]
+        """int64 `[groups]`: first row of each group."""
+        self.index: Array = place[inverse]
+        """int64 `[n]`: group of each row."""
+        self.count: Array = np.bincount(self.index, minlength=len(first))
+        """int64 `[groups]`."""
+        self._sorted = np.argsort(self.index, kind="stable")
+        self._starts = np.concatenate([[0], np.cumsum(self.count)[:-1]]).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def rows(self, group: int) -> Array:
+        """Rows of one group, in order."""
+        start = self._starts[group]
+        return self._sorted[start : start + self.count[group]]
+
+    def sum(self, values: Array) -> Array:
+        """Exact for integers."""
+        return self._reduce(np.add, values)
+
+    def minimum(self, values: Array) -> Array:
+        return self._reduce(np.minimum, values)
+
+    def maximum(self, values: Array) -> Array:
+        return self._reduce(np.maximum, values)
+
+    def mean(self, values: Array) -> Array:
+        """float64 `[groups]`."""
+        means: Array = self.sum(values) / self.count
+        return means
+
+    def std(self, values: Array, *, ddof: int = 0) -> Array:
+        """float64 `[groups]`; NaN where the group is not larger than `ddof`."""
+        squares = self.sum((values - self.mean(values)[self.index]) ** 2)
+        left = self.count - ddof
+        deviations: Array = np.sqrt(squares / np.where(left > 0, left, np.nan))
+        return deviations
+
+    def median(self, values: Array) -> Array:
+        return self.quantile(values, 0.5)
+
+    def quantile(self, values: Array, q: float) -> Array:
+        """float64 `[groups]`, linear between neighbours (NumPy's default)."""
+        ordered = values[np.lexsort((values, self.index))].astype(np.float64)
+        place = self._starts + q * (self.count - 1)
+        below = np.floor(place).astype(np.int64)
+        above = np.minimum(below + 1, self._starts + self.count - 1)
+        result: Array = ordered[below] + (place - below) * (ordered[above] - ordered[below])
+        return result
+
+    def _reduce(self, function: np.ufunc, values: Array) -> Array:
+        if not len(self):
+            return np.zeros(0, dtype=values.dtype)
+        reduced: Array = function.reduceat(values[self._sorted], self._starts)
+        return reduced
+
+
+def order_by(*keys: Array, descending: Sequence[bool] = ()) -> Array:
+    """Stable order of rows by the first key, ties by the next ones."""
+    flips = [*descending, *[False] * (len(keys) - len(descending))]
+    signed = [-key if flip else key for key, flip in zip(keys, flips, strict=True)]
+    return np.lexsort(signed[::-1])
