@@ -894,9 +894,14 @@ def trace_json(table: EventTable) -> bytes:
     The JSON text as bytes.
     """
 
-def write_trace(table: EventTable, path: os.PathLike[str] | str | bytes) -> None:
+def write_trace(
+    table: EventTable,
+    path: os.PathLike[str] | str | bytes,
+    *,
+    more_events: collections.abc.Sequence[str] = [],
+) -> None:
     """
-    Writes Chrome-trace JSON, gzip when the name ends in '.gz'.
+    Writes Chrome-trace JSON, gzip when the name ends in '.gz'; more_events are JSON objects that join the table's own.
     """
 
 HAS_DURATION: int = 2

@@ -1,3 +1,4 @@
+#include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
 #include <filesystem>
@@ -43,8 +44,9 @@ TablePtr read_bytes(const py::bytes& data, const std::string& name, unsigned thr
       read_trace_bytes(bytes, name, make_options(threads, chunk_bytes)));
 }
 
-void write_file(const EventTable& table, const std::filesystem::path& path) {
-  write_trace(table, path.string());
+void write_file(const EventTable& table, const std::filesystem::path& path,
+                const std::vector<std::string>& more_events) {
+  write_trace(table, path.string(), more_events);
 }
 
 py::bytes table_json(const EventTable& table) {
@@ -66,9 +68,11 @@ void bind_trace(py::module_& module) {
   module.def("read_trace_bytes", read_bytes, py::arg("data"), py::arg("name"), py::kw_only(),
              py::arg("threads") = 0, py::arg("chunk_bytes") = chunk_bytes,
              "Reads a trace from bytes; `name` stands for the path in messages.");
-  module.def("write_trace", write_file, py::arg("table"), py::arg("path"),
+  module.def("write_trace", write_file, py::arg("table"), py::arg("path"), py::kw_only(),
+             py::arg("more_events") = std::vector<std::string>(),
              py::call_guard<py::gil_scoped_release>(),
-             "Writes Chrome-trace JSON, gzip when the name ends in '.gz'.");
+             "Writes Chrome-trace JSON, gzip when the name ends in '.gz'; more_events are JSON "
+             "objects that join the table's own.");
   module.def("trace_json", table_json, py::arg("table"), "The JSON text as bytes.");
 }
 
