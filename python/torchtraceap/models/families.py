@@ -1,0 +1,453 @@
+"""The family of an operator: what kind of work it is, for tables by category.
+
+The operator's name decides; where it says nothing (a user's own operator, a launch without an
+operator), the names of its kernels do. Names of libraries change from release to release, so the
+rules match words inside a name rather than whole names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+__all__ = ["FAMILIES", "OpName", "family_of", "split_op_name"]
+
+FAMILIES: tuple[str, ...] = (
+    "gemm",
+    "grouped_gemm",
+    "convolution_forward",
+    "convolution_backward",
+    "attention_forward",
+    "attention_backward",
+    "normalization_forward",
+    "normalization_backward",
+    "softmax",
+    "cross_entropy",
+    "loss",
+    "activation",
+    "elementwise",
+    "dropout",
+    "reduction",
+    "scan",
+    "sort",
+    "embedding",
+    "pooling",
+    "interpolation",
+    "padding",
+    "indexing",
+    "concatenate",
+    "copy",
+    "memory_set",
+    "view",
+    "random",
+    "optimizer",
+    "foreach",
+    "gradient_accumulation",
+    "rnn",
+    "fft",
+    "linear_algebra",
+    "sparse",
+    "quantization",
+    "rope",
+    "moe",
+    "ssm",
+    "kv_cache",
+    "detection",
+    "triton",
+    "communication",
+    "synchronization",
+    "graph",
+    "data_loading",
+    "other",
+)
+"""Every value that `family_of` gives."""
+
+# What the profiler, the dispatcher and the autograd engine put around a name.
+_ENGINE = re.compile(r"^autograd::engine::evaluate_function: *")
+_CPP_NODE = re.compile(r"^torch::autograd::CppNode<(.*?)>?$", re.DOTALL)
+_NODE = re.compile(r"(?<=[A-Za-z0-9])Backward\d*$")
+_BACKWARD_WORD = re.compile(r"_(?:backward|bwd)(?=_|$|\d)|^(?:backward|bwd)(?=_|$)")
+_FORWARD_WORD = re.compile(r"_(?:forward|fwd)(?=_|$)")
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=\dd)(?=[A-Z])")
+_TEMPLATE = re.compile(r"<.*", re.DOTALL)
+
+
+class OpName:
+    """An operator's name in parts: `aten::add_` is namespace `aten`, base `add`."""
+
+    __slots__ = ("backward", "base", "namespace")
+
+    def __init__(self, namespace: str, base: str, *, backward: bool) -> None:
+        self.namespace = namespace
+        """In small letters, empty for a name without `::`."""
+        self.base = base
+        """In snake_case, without the marks of in-place operators and of backward."""
+        self.backward = backward
+        """An autograd node, or `backward`, `bwd` in the name."""
+
+
+def split_op_name(name: str) -> OpName:
+    """Takes an operator's name apart; never fails."""
+    inner = _ENGINE.sub("", name)
+    cpp_node = _CPP_NODE.match(inner)
+    inner = cpp_node.group(1) if cpp_node else inner
+    outer = _TEMPLATE.sub("", inner)
+    namespace, _, last = outer.rpartition("::")
+    without_node = _NODE.sub("", last)
+    backward = cpp_node is not None or without_node != last
+    snake = _CAMEL.sub("_", without_node).lower().strip("_")
+    base = _FORWARD_WORD.sub("", _BACKWARD_WORD.sub("", snake)).strip("_")
+    backward = backward or bool(_BACKWARD_WORD.search(snake))
+    return OpName(namespace.lower(), base or snake, backward=backward)
+
+
+def _word(*words: str) -> str:
+    """A pattern for whole words between underscores."""
+    return rf"(?:^|_)(?:{'|'.join(words)})(?:_|$)"
+
+
+_NAMESPACES: tuple[tuple[str, str], ...] = (
+    ("communication", r"^c10d|c10d_functional|^nccl|^rccl|^symm_mem|^torch::distributed"),
+    ("attention", r"flash_attn|flash_attention|xformers_flash|fmha|flashattn|^customflash"),
+    ("kv_cache", r"cache_ops"),
+    ("moe", r"^_moe_c|^moe"),
+    ("ssm", r"mamba|causal_conv1d|selective_scan"),
+)
+
+# In order: the first that matches decides. `attention`, `convolution` and `normalization` stand
+# for their forward and backward halves.
+_BASES: tuple[tuple[str, str], ...] = (
+    ("data_loading", r"data_?loader"),
+    (
+        "optimizer",
+        r"^optimizer\.|^fused_(?:adam|adamw|sgd|adagrad|lamb)$|multi_tensor_(?:adam|sgd|lamb)|"
+        r"amp_(?:foreach|update)|optimizer_step",
+    ),
+    ("gradient_accumulation", r"accumulate_grad|copy_bucket_to_grad|copy_grad_to_bucket"),
+    (
+        "moe",
+        r"(?:^|_)moe(?:_|$)|fused_experts|expert_(?:parallel|forward)|topk_(?:softmax|sigmoid|"
+        r"gating)|grouped_topk|moe_(?:align|sum)|token_(?:un)?permut|permute_and_pad|deep_?ep|"
+        r"ck_moe|fmoe",
+    ),
+    (
+        "communication",
+        r"^record_param_comms|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|"
+        r"all2_?all|^allto_all|allgather|allreduce|(?:^|_)broadcast_coalesced|barrier$|send_recv|"
+        r"^nccl|^rccl",
+    ),
+    ("kv_cache", r"reshape_and_cache|kv_cache|concat_and_cache|paged_kv|page_indices"),
+    (
+        "attention",
+        r"scaled_dot_product|(?:^|_)attn(?:_|$)|attention|flash_attn|fmha|mha(?:_|$)|"
+        r"^(?:paged|unified|flex|sdpa|mla)_|memory_efficient",
+    ),
+    ("rope", r"rope|rotary"),
+    ("ssm", r"mamba|selective_scan|causal_conv1d|ssd_|state_space|(?:^|_)mhc"),
+    (
+        "grouped_gemm",
+        r"group(?:ed)?_?(?:gemm|mm)|gmm(?:_|$)|grouped_(?:linear|matmul)|"
+        r"general_grouped|m_grouped|scaled_grouped",
+    ),
+    ("loss", r"binary_cross_entropy|(?:cosine|hinge)_embedding_loss|^poisson_nll"),
+    ("loss", r"binary_cross_entropy|(?:cosine|hinge)_embedding_loss|^poisson_nll"),
+    ("sparse", r"sparse(?!_(?:data|features))|coalesce|csr_|coo_|^smm$|sspaddmm"),
+    ("rnn", r"(?:^|_)(?:rnn|lstm|gru)(?:_|$)|cudnn_rnn|miopen_rnn"),
+    (
+        "embedding",
+        r"embedding|lookup_function|embs?_(?:lookup|codegen)|embeddingbag|split_lookup|"
+        r"permute_pooled_embs|bounds_check_indices",
+    ),
+    (
+        "quantization",
+        r"(?<!un)quant(?!ile)|weight_to_int4pack|to_fp8|fp8_to|tofp8|hfp8|cast_to_fp[48]|qparams|mxfp|nvfp|"
+        r"per_token_cast",
+    ),
+    (
+        "normalization",
+        r"(?:batch|layer|group|instance|rms)_?norm|l2_norm|t5_norm|ln_(?:fwd|bwd)|"
+        r"weight_norm|^renorm|^native_norm",
+    ),
+    ("cross_entropy", r"cross_entropy|nll_loss|cross_entropy_loss"),
+    ("loss", r"(?:^|_)loss(?:_nd|2d)?(?:_|$)|kl_div|huber"),
+    ("softmax", r"softmax"),
+    (
+        "convolution",
+        r"(?:^|_)conv(?:olution)?(?:_?(?:transpose|depthwise|tbc|dilated))*(?:_?[123]d)?"
+        r"(?:_|$)|convbias|^im2col$|^col2im$",
+    ),
+    ("interpolation", r"upsample|interpolate|grid_sampl|affine_grid|roi_align|deform"),
+    ("pooling", r"pool[123]?d?(?:_|$)|roi_pool|unpool"),
+    ("dropout", r"dropout"),
+    ("foreach", r"^foreach_"),
+    ("fft", r"(?:^|_)i?r?h?fft|^stft$|^istft$|fft_c2|fft_r2"),
+    (
+        "linear_algebra",
+        r"^linalg_(?!matmul|vector_norm|norm|vecdot|multi_dot|_?powsum|check|cross|diagonal)|"
+        r"cholesky|^svd$|^qr$|^inverse$|^p?inverse|^slogdet|^logdet|^det$|^geqrf|^or[gm]qr|lu_solve|"
+        r"lu_unpack|lu_with_info|triangular_solve|matrix_(?:exp|power)|^symeig",
+    ),
+    (
+        "gemm",
+        _word(
+            "mm",
+            "bmm",
+            "addmm",
+            "baddbmm",
+            "addbmm",
+            "matmul",
+            "gemm",
+            "mv",
+            "addmv",
+            "linear",
+            "einsum",
+            "dot",
+            "vdot",
+            "addr",
+            "ger",
+            "outer",
+            "inner",
+            "tensordot",
+            "bilinear",
+            "hgemm",
+            "sgemm",
+            "qkvproj",
+            "mmdrelu",
+            "gemv",
+            "trilinear",
+            "addmm_activation",
+            "gemms",
+        )
+        + r"|gemm|matmul|scaled_mm|weight_int[48]pack_mm|linalg_(?:matmul|vecdot|multi_dot)|"
+        r"cublas|hipblas|rocblas|^multi_head_linear|^int_mm|layernorm_linear|^chain_",
+    ),
+    (
+        "scan",
+        r"^(?:log)?cum(?:sum|prod|max|min|sumexp)|logcumsumexp|cumulative|complete_cumsum|"
+        r"cum(?:max|min)_helper|segment_reduce",
+    ),
+    (
+        "sort",
+        r"^(?:sort|argsort|msort|topk|kthvalue|median|nanmedian|mode|searchsorted|bucketize|"
+        r"unique\d?|unique_dim|unique_consecutive|isin|quantile|nanquantile|histc|histogram(?:dd)?|"
+        r"bincount)(?:_|$)",
+    ),
+    (
+        "padding",
+        r"(?:^|_)pad(?:_|$)|constant_pad|reflection_pad|replication_pad|to_padded|"
+        r"padded_tensor|padded_dense|to_dense_representation",
+    ),
+    (
+        "indexing",
+        r"^(?:unsafe_)?index(?:_|$)|^index_|gather|scatter|^take|masked_(?:select|scatter)|"
+        r"^nonzero|^argwhere|^put$|^(?:un)?masked_index|repeat_interleave|^one_hot|slice_scatter|"
+        r"select_scatter|diagonal_scatter|permute_(?:1d|2d|sparse)"
+        r"|lengths_range|offsets_range|value_selecting|tri[lu]_indices|^flip|^roll|^rot90",
+    ),
+    (
+        "random",
+        r"^(?:normal|uniform|random|bernoulli|exponential|geometric|cauchy|log_normal|"
+        r"multinomial|poisson|binomial|rand|randn|randint|randperm|rand_like|randn_like|randint_like|"
+        r"standard_gamma|sample_dirichlet|philox|sobol)(?:_|$)",
+    ),
+    (
+        "memory_set",
+        r"^(?:zero|fill|zeros|ones|full|zeros_like|ones_like|full_like|new_zeros|"
+        r"new_ones|new_full|eye|arange|linspace|logspace|range|fill_diagonal|tril|triu|scalar_tensor|"
+        r"zero_grad|cuda_?memset.*|hip_?memset.*|.*_window)$",
+    ),
+    (
+        "concatenate",
+        r"^(?:cat|concat|concatenate|stack|hstack|vstack|dstack|column_stack|"
+        r"chunk_cat|row_stack|block_diag|split_with_sizes_copy|unsafe_split|split_copy|"
+        r"unbind_copy|tile|repeat|meshgrid|cartesian_prod|combinations)$",
+    ),
+    (
+        "synchronization",
+        r"synchronize|^local_scalar_dense$|^item$|wait_?event|wait_tensor|"
+        r"event_?record|^op_(?:wait|record|evt_sync)$|assert_async|is_nonzero",
+    ),
+    ("graph", r"graph_?launch"),
+    (
+        "copy",
+        r"^(?:copy|clone|contiguous|to|to_copy|to_dtype|type_as|cast_\w+|copy_from|"
+        r"lift_fresh_copy|pin_memory|reshape_copy|to_cpu|cuda|float|half|bfloat16|double|"
+        r"(?:permute|transpose|expand|view|slice|select|as_strided|diagonal|t|alias)_copy|"
+        r"copy_d2h|copy_h2d)$|memcpy|^asynchronous_copy|resize$|convert_element_type",
+    ),
+    (
+        "activation",
+        r"^(?:relu6?|gelu|silu|sigmoid|tanh|elu|selu|celu|leaky_relu|rrelu|prelu|"
+        r"prelu_kernel|hardtanh|hardswish|hardsigmoid|hardshrink|softshrink|softplus|mish|threshold|"
+        r"glu|log_sigmoid|add_relu|infinitely_differentiable_gelu|rrelu_with_noise|special_expit)$|"
+        r"(?:silu|gelu|relu)_and_mul|swiglu|geglu|reglu|act_and_mul|bias_gelu|bias_swiglu",
+    ),
+    (
+        "reduction",
+        r"^(?:sum|mean|max|min|amax|amin|aminmax|prod|any|all|argmax|argmin|std|var|"
+        r"std_mean|var_mean|norm|nansum|nanmean|logsumexp|count_nonzero|linalg_(?:vector_)?norm|"
+        r"linalg__?powsum|special_logsumexp|norm_except_dim|frobenius_norm|nuclear_norm|trace|sum_to_size|"
+        r"grad_sum_to_size|allclose|equal|is_all_true|is_any_true|cov|corrcoef|dist|cdist|pdist|"
+        r"pairwise_distance|cosine_similarity|hash_tensor|convex_sum)$",
+    ),
+    (
+        "view",
+        r"^(?:view|reshape|t|transpose|permute|expand|expand_as|as_strided|slice|select|"
+        r"narrow|split|split_with_sizes|chunk|unbind|squeeze|unsqueeze|flatten|unflatten|detach|"
+        r"alias|reshape_alias|unsafe_view|view_as|view_as_real|view_as_complex|real|imag|conj|"
+        r"diagonal|linalg_diagonal|unfold|movedim|moveaxis|swapaxes|swapdims|broadcast_to|broadcast_tensors|"
+        r"lift_fresh|reinterpret_tensor|result_type|empty|empty_like|empty_strided|new_empty|"
+        r"new_empty_strided|empty_permuted|set|resize_as|resize|size|stride|numel|ravel|mt|mh|adjoint|"
+        r"resolve_conj|resolve_neg|broadcast_in_dim|record_stream|is_pinned|atleast_[123]d|"
+        r"view_nested_from_buffer|expand_copy|sum_to|squeeze_.*|requires_grad|data)$",
+    ),
+    ("detection", r"(?:^|_)nms$|(?:^|_)iou(?:_|$)"),
+)
+
+_POINTWISE_NAMES = """
+abs absolute acos acosh add addcdiv addcmul and angle arccos arccosh arcsin arcsinh arctan arctan2
+arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
+bitwise_right_shift bitwise_xor ceil channel_shuffle clamp clamp_max clamp_min clip complex
+conj_physical convert copysign cos cosh cross deg2rad diff digamma div divide eq erf erfc erfinv
+euclidean_dist exp exp2 expm1 fill_mem_eff_dropout_mask fix float_power floor floor_divide fmax
+fmin fmod foreach_op frac frexp gcd ge greater greater_equal gt heaviside hypot i0 iand igamma
+igammac ilshift index_fill ior irshift isclose isfinite isinf isnan isneginf isposinf isreal ixor
+kron lcm ldexp le lerp less less_equal lgamma linalg_cross log log10 log1p log2 logaddexp
+logaddexp2 logical_and logical_not logical_or logical_xor logit lshift lt masked_fill masked_scale
+maximum minimum mul mul_out multiply mvlgamma nan_to_num ne neg negative nextafter not_equal or
+pixel_shuffle pixel_unshuffle polar polygamma positive pow rad2deg reciprocal remainder round
+rshift rsqrt rsub sgn sign signbit sin sinc sinh sqrt square sub subtract tan true_divide trunc
+where xlogy xor
+"""
+_POINTWISE = frozenset(_POINTWISE_NAMES.split())
+
+_KERNELS: tuple[tuple[str, str], ...] = (
+    ("communication", r"nccl|rccl|cross_device_reduce|msccl|oneccl|hccl|all_?reduce|all_?gather|"
+     r"reduce_?scatter|all_?to_?all|deep_?ep|nvshmem"),
+    ("copy", r"^memcpy|memory_copy|rocclr_copybuffer|^copybuffer"),
+    ("memory_set", r"^memset|rocclr_fillbuffer|fillfunctor"),
+    ("kv_cache", r"reshape_and_cache|kv_cache|page_indices"),
+    ("attention", r"fmha|flash_?(?:fwd|bwd|attn|attention)|flash::|attention|attn_|_attn|"
+     r"sdpa|efficient_attention|fwd_kernel_aligned|pagedattn|paged_att|(?:^|_)mha_"),
+    ("triton", r"^triton_"),
+    ("rope", r"rope|rotary"),
+    ("ssm", r"selective_scan|mamba|causal_conv1d|chunk_scan|ssd_"),
+    ("moe", r"moe|expert|topk_gating|topkgating|routing_|matmul_ogs|finalize_matmul|bitmatrix"),
+    ("embedding", r"split_embedding|embedding|bounds_check_indices|permute_pooled"),
+    ("optimizer", r"fusedadam|fused_adam|fusedoptimizer|fused_sgd|fusedsgd|adamwmath|adam_math|"
+     r"multi_?tensor_?adam|lamb(?!da)"),
+    ("foreach", r"multi_tensor_apply|foreach"),
+    ("sparse", r"spmm|cusparse|sparse"),
+    ("convolution", r"fprop|dgrad|wgrad|implicit_?(?:con|gemm)|convolve|winograd|cudnn.*conv|"
+     r"scudnn|conv(?:olution)?[_<123d]|grouped_conv|igemm_(?:fwd|bwd|wrw)|miopen.*conv|"
+     r"conv_depthwise|conv_?(?:fwd|bwd)|subtensorop|im2col|col2im|batched_gemm_xdlops_bwd_weight|"
+     r"computeb?offsets|computewgrad|cudnn::cnn|dgrad_engine|wgrad_alg"),
+    ("normalization", r"(?:batch|layer|group|instance|rms)_?norm|rowwisemoments|"
+     r"fusedparams|internalgradients|bn_(?:fw|bw)|gammabeta|layernorm|norm_(?:fwd|bwd)_kernel"),
+    ("cross_entropy", r"nll_?(?:loss|criterion)|cross_?entropy"),
+    ("softmax", r"softmax"),
+    ("pooling", r"pool(?:ing)?[_<123d]|maxpool|avgpool|max_pool|avg_pool"),
+    ("interpolation", r"upsample|interpolat|grid_?sampl"),
+    ("rnn", r"lstm|gru_|rnn_|_rnn"),
+    ("grouped_gemm", r"group(?:ed)?_?gemm"),
+    ("quantization", r"quantiz|_quant|quant_|fp8_cast|float8_cast|cast_fp8"),
+    ("gemm", r"gemm|nvjet|^cijk_|matmul|gemv|xmma|cutlass.*(?:tensorop|simt)|_mm_|^bmm|^mm_|"
+     r"cublas|splitk_?reduce|dot_kernel|_mmk|streamk|xxt_kernel|ba_plus_caa|hmma|^s\d+_.*_tn"),
+    ("fft", r"fft"),
+    ("linear_algebra", r"cusolver|magma|getrf|potrf|geqrf|trsm|syevd|gesvd"),
+    ("sort", r"radixsort|sort|topk|bitonic|unique|histogram|merge_?path|device_?select"),
+    ("scan", r"scan"),
+    ("dropout", r"dropout"),
+    ("random", r"distribution_|philox|curand|rand_|normal_kernel|uniform_kernel|random"),
+    ("indexing", r"index|gather|scatter|masked_select|nonzero|compact|permute_2d|permute_1d|"
+     r"lengths_range|offsets_range|krn_partial|compute_grad_weight|sum_and_scatter"),
+    ("concatenate", r"catarray|cat_?batched|concat"),
+    ("activation", r"gelu|silu|relu|sigmoid|tanh|swiglu|act_and_mul|threshold_kernel"),
+    ("copy", r"copy|transpose|permute|nchwtonhwc|nhwctonchw|cast_kernel|contiguous"),
+    ("reduction", r"reduce|reduction|_sum_kernel|argmax|argmin"),
+    ("elementwise", r"elementwise|pointwise|addcmul|addcdiv|binary_?functor|unary_?functor|"
+     r"tensoriterator|nan_to_num|arange"),
+    ("memory_set", r"fill|zero_|set_kernel"),
+    ("detection", r"nms_|roi_"),
+    ("triton", r"^_?\w+_kernel_\d+d\w*d\w*$"),
+)  # fmt: skip
+
+_HALVES = ("attention", "convolution", "normalization")
+_BACKWARD_KERNEL = re.compile(r"bwd|backward|dgrad|wrw|_bprop|(?<!wino)grad|bn_bw")
+
+
+def _compile(rules: Sequence[tuple[str, str]]) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    return tuple((family, re.compile(pattern)) for family, pattern in rules)
+
+
+_NAMESPACE_RULES = _compile(_NAMESPACES)
+_BASE_RULES = _compile(_BASES)
+_KERNEL_RULES = _compile(_KERNELS)
+
+_LAUNCH = re.compile(r"^(?:cuda|hip|cu)[A-Z]\w*")
+
+
+def _first_match(rules: Sequence[tuple[str, re.Pattern[str]]], text: str) -> str | None:
+    return next((family for family, pattern in rules if pattern.search(text)), None)
+
+
+def _half(family: str, *, backward: bool) -> str:
+    if family not in _HALVES:
+        return family
+    return f"{family}_backward" if backward else f"{family}_forward"
+
+
+@lru_cache(maxsize=65_536)
+def _family_of_op(name: str) -> str | None:
+    if name.startswith("triton_"):
+        return "triton"
+    parts = split_op_name(name)
+    family = _first_match(_NAMESPACE_RULES, parts.namespace)
+    if family is None:
+        family = _first_match(_BASE_RULES, parts.base)
+    if family is None and parts.base in _POINTWISE | _special(parts.base):
+        family = "elementwise"
+    if family == "convolution" and parts.base.startswith(("cudnn_affine", "cudnn_grid")):
+        family = "interpolation"
+    return None if family is None else _half(family, backward=parts.backward)
+
+
+def _special(base: str) -> frozenset[str]:
+    """`special_*` functions work element by element."""
+    return frozenset((base,)) if base.startswith("special_") else frozenset()
+
+
+@lru_cache(maxsize=65_536)
+def _family_of_kernel(name: str) -> str | None:
+    lowered = name.lower()
+    family = _first_match(_KERNEL_RULES, lowered)
+    if family is None:
+        return None
+    return _half(family, backward=bool(_BACKWARD_KERNEL.search(lowered)))
+
+
+def family_of(op_name: str, kernel_names: Sequence[str] = ()) -> str:
+    """The family of an operator, one of `FAMILIES`.
+
+    Args:
+        op_name: Of an operator (`aten::mm`), an autograd node (`MmBackward0`, with or without the
+            engine's prefix) or a launch call. It may be empty.
+        kernel_names: Names of kernels and copies that it launched, in order; they decide where
+            the operator's name says nothing.
+
+    Returns:
+        "other" if neither says anything.
+    """
+    is_launch = _LAUNCH.match(op_name) is not None
+    if not is_launch or not kernel_names:
+        family = _family_of_op(op_name)
+        if family is not None:
+            return family
+    elif _first_match(_BASE_RULES, split_op_name(op_name).base) == "graph":
+        return "graph"
+    for name in kernel_names:
+        family = _family_of_kernel(name)
+        if family is not None:
+            return family
+    return "other"
