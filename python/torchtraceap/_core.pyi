@@ -10,6 +10,8 @@ import typing_extensions
 
 __all__: list[str] = [
     "ArrowTable",
+    "ClockFit",
+    "CompatNesting",
     "Device",
     "Diagnostic",
     "EventTable",
@@ -19,22 +21,35 @@ __all__: list[str] = [
     "GpuCosts",
     "HAS_DURATION",
     "HAS_TIME",
+    "HostIdle",
     "IdleBreakdown",
+    "KernelSequences",
+    "LaunchQueue",
     "MATCHED_END",
+    "ModuleTree",
     "NO_ID",
     "NO_ROW",
     "NO_STRING",
+    "ProcessGroup",
     "REPAIRED",
+    "RankCollectives",
     "Step",
+    "StepPieces",
     "Stream",
     "Timeline",
     "Track",
+    "TreeDiff",
     "WindowSet",
     "arrow_columns",
     "arrow_events",
     "build_features",
+    "build_modules",
     "build_tree",
     "build_windows",
+    "collective_kind_names",
+    "collectives",
+    "comparable_names",
+    "compat_nesting",
     "detect",
     "detector_types",
     "device_timelines",
@@ -42,16 +57,25 @@ __all__: list[str] = [
     "gpu_class_names",
     "gpu_costs",
     "gpu_intervals",
+    "gpu_union_by_group",
+    "host_idle",
     "idle_cause_names",
+    "kernel_sequences",
     "kind_names",
+    "launch_queue",
+    "matched_by_names",
     "phase_names",
     "quantize_delays_ns",
     "quantize_durations_ns",
     "read_trace",
     "read_trace_bytes",
+    "step_part_names",
+    "step_pieces",
+    "synchronising_kinds",
     "timeline",
     "timelines",
     "trace_json",
+    "tree_diff",
     "write_trace",
 ]
 
@@ -536,9 +560,19 @@ class GpuCosts:
     GPU and host time of every row, in ns.
     """
     @property
+    def backward_gpu_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: GPU time of the backward ops that go back to a row.
+        """
+    @property
     def exclusive_ns(self) -> numpy.typing.NDArray[numpy.int64]:
         """
         int64 [n]: the part of a GPU event's time that counts for it alone; sums to the busy time.
+        """
+    @property
+    def is_repeated(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [n]: a row of the same kind and name encloses it.
         """
     @property
     def own_gpu_events(self) -> numpy.typing.NDArray[numpy.uint32]:
@@ -551,6 +585,16 @@ class GpuCosts:
         int64 [n]: union of the GPU events that a host row owns.
         """
     @property
+    def own_launches(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: calls that launched GPU events which a host row owns.
+        """
+    @property
+    def owned_exclusive_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: exclusive_ns of the GPU events that a host row owns.
+        """
+    @property
     def owner(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
         uint32 [n]: op, else launch, that owns a GPU event, or NO_ROW.
@@ -561,6 +605,11 @@ class GpuCosts:
         int64 [n]: time of a host row without that of its children.
         """
     @property
+    def subtree_backward_gpu_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: the same for a row and all below it.
+        """
+    @property
     def subtree_gpu_events(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
         uint32 [n].
@@ -569,6 +618,525 @@ class GpuCosts:
     def subtree_gpu_ns(self) -> numpy.typing.NDArray[numpy.int64]:
         """
         int64 [n]: union of the GPU events launched in or below a host row.
+        """
+
+class CompatNesting:
+    """
+    Host stacks by the rules of TraceLens.
+    """
+    @property
+    def parent(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: enclosing row, or NO_ROW.
+        """
+    @property
+    def rows(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32: rows of its tree by track, a pre-order each.
+        """
+    @property
+    def subtree_end(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32, per index in rows: one past its last descendant's index.
+        """
+
+class ModuleTree:
+    """
+    Modules under their callers, and what they cost.
+    """
+    @property
+    def calls(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [nodes].
+        """
+    @property
+    def depth(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [nodes].
+        """
+    @property
+    def first_call(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [nodes]: first row that belongs to it, or NO_ROW.
+        """
+    @property
+    def gpu_events(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [nodes].
+        """
+    @property
+    def gpu_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [nodes, 4]: with the nodes below.
+        """
+    @property
+    def host_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [nodes, 4]: with the nodes below.
+        """
+    @property
+    def names(self) -> list[str]: ...
+    @property
+    def node_of(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: innermost node of each row; 0 outside of modules.
+        """
+    @property
+    def own_gpu_events(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [nodes].
+        """
+    @property
+    def own_gpu_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [nodes, 4]: forward, backward, recompute, none.
+        """
+    @property
+    def own_host_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [nodes, 4].
+        """
+    @property
+    def parent(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [nodes]: node of the caller, or NO_ROW.
+        """
+    @property
+    def pass_of(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [n]: forward, backward, recompute, none.
+        """
+    @property
+    def preorder(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [nodes].
+        """
+    @property
+    def recompute_calls(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [nodes]: calls by activation checkpointing.
+        """
+    @property
+    def source(self) -> str:
+        """
+        none, python_frames, module_hierarchy, hlo_module or annotations.
+        """
+    @property
+    def types(self) -> list[str]:
+        """
+        Class of each module, or empty.
+        """
+
+class HostIdle:
+    """
+    What host threads did, and what while the GPU was idle; in ns.
+    """
+    @property
+    def blocked_idle_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [threads]: GPU idle, in calls that wait.
+        """
+    @property
+    def busy_idle_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [threads, causes]: GPU idle, some row open.
+        """
+    @property
+    def busy_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [threads]: union of the thread's rows.
+        """
+    @property
+    def idle_self_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [groups + 1, causes]: self time while the GPU was idle.
+        """
+    @property
+    def self_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [groups + 1]: self time; the last entry is of no group.
+        """
+    @property
+    def silent_idle_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [threads, causes]: GPU idle, no row open.
+        """
+    @property
+    def track(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [threads]: track id.
+        """
+
+class LaunchQueue:
+    """
+    What streams had queued: launched, not yet begun on the GPU.
+    """
+    @property
+    def found(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        int32, per gpu_rows: length that its launch found; -1 for orphans.
+        """
+    @property
+    def length(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        int32: from then on.
+        """
+    @property
+    def offsets(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [streams + 1]: into the columns.
+        """
+    @property
+    def row(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32: the launch call or the GPU event.
+        """
+    @property
+    def time_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64: when the length changes, on the host's clock.
+        """
+
+class KernelSequences:
+    """
+    Sequences of kernels that repeat, most removable time first.
+    """
+    def __len__(self) -> int: ...
+    @property
+    def count(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: occurrences that don't overlap.
+        """
+    @property
+    def first_offsets(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n + 1]: into first_rows.
+        """
+    @property
+    def first_rows(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32: first kernel of each occurrence.
+        """
+    @property
+    def gap_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: idle time of the stream between its kernels.
+        """
+    @property
+    def gpu_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: time of its kernels.
+        """
+    @property
+    def kernel_offsets(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n + 1]: into kernel_rows.
+        """
+    @property
+    def kernel_rows(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32: kernels of the first occurrence.
+        """
+    @property
+    def launch_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: launch calls of all its kernels but the first.
+        """
+    @property
+    def launches(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: number of these calls.
+        """
+    @property
+    def length(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: kernels in it.
+        """
+    @property
+    def op(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: op call that launches the whole sequence, or NO_ROW.
+        """
+    @property
+    def removable_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: the larger of gap_ns and launch_ns.
+        """
+    @property
+    def stream(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: index in streams, of the first occurrence.
+        """
+
+class ClockFit:
+    """
+    One rank's clock against the others'.
+    """
+    @property
+    def applied(self) -> bool:
+        """
+        The offset is larger than its uncertainty.
+        """
+    @property
+    def component(self) -> int:
+        """
+        First rank that it can be compared with.
+        """
+    @property
+    def drift(self) -> float:
+        """
+        ns per ns.
+        """
+    @property
+    def offset_ns(self) -> int:
+        """
+        To the first clock of its component.
+        """
+    @property
+    def readings(self) -> int:
+        """
+        Common ends that were used.
+        """
+    @property
+    def residual_ns(self) -> int:
+        """
+        Median absolute deviation.
+        """
+    @property
+    def uncertainty_ns(self) -> int:
+        """
+        An offset below it is none.
+        """
+
+class ProcessGroup:
+    """
+    A process group.
+    """
+    @property
+    def description(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def ranks(self) -> list[int]:
+        """
+        Global ranks by group rank; empty where not recorded.
+        """
+    @property
+    def size(self) -> int:
+        """
+        0 where not recorded.
+        """
+
+class RankCollectives:
+    """
+    Collectives matched across ranks; one entry per part, which is one rank's share in one match.
+    """
+    @property
+    def bytes(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64: NO_ID where unknown.
+        """
+    @property
+    def clock_epoch_ns(self) -> int: ...
+    @property
+    def clocks(self) -> list[ClockFit]: ...
+    @property
+    def dtypes(self) -> list[str]: ...
+    @property
+    def end_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64: common clock.
+        """
+    @property
+    def exposed_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64: the rank ran no compute kernel.
+        """
+    @property
+    def group(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32: index in groups.
+        """
+    @property
+    def groups(self) -> list[ProcessGroup]: ...
+    @property
+    def host_row(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32: host event that describes it, or NO_ROW.
+        """
+    @property
+    def kind(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8: see collective_kind_names.
+        """
+    @property
+    def match(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32: by time.
+        """
+    @property
+    def matches(self) -> int:
+        """
+        How many.
+        """
+    @property
+    def members(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32: calls it serves.
+        """
+    @property
+    def names(self) -> list[str]: ...
+    @property
+    def peer(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64: of send and recv.
+        """
+    @property
+    def rank(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32: index in the input.
+        """
+    @property
+    def row(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32: kernel, or host range.
+        """
+    @property
+    def sequence(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64: NO_ID if none.
+        """
+    @property
+    def splits(self) -> list[tuple[int, list[int], list[int]]]:
+        """
+        (part, bytes to, bytes from each rank) of uneven all-to-alls.
+        """
+    @property
+    def start_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64: common clock.
+        """
+
+class StepPieces:
+    """
+    Steps cut into disjoint pieces that sum to their lengths.
+    """
+    @property
+    def count(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: stretches of time.
+        """
+    @property
+    def ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n].
+        """
+    @property
+    def part(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [n]: index in step_part_names().
+        """
+    @property
+    def row(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: GPU event, or host row that explains it; NO_ROW: none.
+        """
+    @property
+    def step(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: index in bounds.
+        """
+
+class TreeDiff:
+    """
+    The call trees of two recordings made one.
+    """
+    def after_node(
+        self, pair: typing.SupportsInt | typing.SupportsIndex
+    ) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [rows].
+        """
+    def before_node(
+        self, pair: typing.SupportsInt | typing.SupportsIndex
+    ) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [rows]: node of each row, the innermost around it; NO_ROW if none.
+        """
+    @property
+    def after_row(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [nodes].
+        """
+    @property
+    def before_row(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [nodes]: NO_ROW where only the other has it.
+        """
+    @property
+    def context_after(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [contexts].
+        """
+    @property
+    def context_before(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [contexts]: index in names, or NO_STRING.
+        """
+    @property
+    def context_parent(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [contexts]: a context, or NO_ROW.
+        """
+    @property
+    def depth(self) -> numpy.typing.NDArray[numpy.uint16]:
+        """
+        uint16 [nodes].
+        """
+    @property
+    def matched_by(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [nodes]: index in matched_by_names().
+        """
+    @property
+    def names(self) -> list[str]:
+        """
+        Names of contexts.
+        """
+    @property
+    def pair_offsets(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [pairs + 1]: into the nodes.
+        """
+    @property
+    def parent(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [nodes]: a node, or NO_ROW.
+        """
+    @property
+    def variant(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [nodes].
+        """
+    @property
+    def variant_after_dims(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        int32 [variants].
+        """
+    @property
+    def variant_before_dims(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        int32 [variants]: code of the shapes, -1 absent.
+        """
+    @property
+    def variant_context(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [variants].
+        """
+    @property
+    def variant_matched_by(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [variants]: the best of its calls.
         """
 
 class WindowSet:
@@ -730,6 +1298,11 @@ def build_features(table: EventTable, tree: EventTree, windows: WindowSet) -> Fe
     Features of every window.
     """
 
+def build_modules(table: EventTable, tree: EventTree, costs: GpuCosts) -> ModuleTree:
+    """
+    The module of every row, and the costs of every module.
+    """
+
 def build_tree(
     table: EventTable, *, overlap_tolerance_ns: typing.SupportsInt | typing.SupportsIndex = 1000
 ) -> EventTree:
@@ -751,6 +1324,32 @@ def build_windows(
 ) -> WindowSet:
     """
     Windows of equal time, or of length_ns, over the profiled time or bounds.
+    """
+
+def collective_kind_names() -> list[str]:
+    """
+    By number.
+    """
+
+def collectives(
+    ranks: collections.abc.Sequence[
+        tuple[EventTable, EventTree, typing.SupportsInt | typing.SupportsIndex | None]
+    ],
+) -> RankCollectives:
+    """
+    Matches the collectives of ranks, each (table, tree, rank), and aligns the clocks.
+    """
+
+def comparable_names(
+    names: collections.abc.Sequence[str], *, vendor_free: bool = False
+) -> list[str]:
+    """
+    Names without call numbers, addresses and line numbers; vendor_free: CUDA and HIP alike.
+    """
+
+def compat_nesting(table: EventTable, *, python_frames: bool = False) -> CompatNesting:
+    """
+    The host tree that TraceLens builds: what it drops is left out.
     """
 
 def detect(
@@ -809,14 +1408,60 @@ def gpu_intervals(
     Unions of GPU events [n, 2] by name: busy, compute, communication, memcpy.
     """
 
+def gpu_union_by_group(
+    table: EventTable,
+    tree: EventTree,
+    group_of: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+    groups: typing.SupportsInt | typing.SupportsIndex,
+) -> numpy.typing.NDArray[numpy.int64]:
+    """
+    int64 [groups]: union of the GPU events of each group; group_of is int32 and follows gpu_rows, what is negative is left out.
+    """
+
+def host_idle(
+    table: EventTable,
+    tree: EventTree,
+    idle: IdleBreakdown,
+    bounds: tuple[
+        typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
+    ],
+    group_of: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+    groups: typing.SupportsInt | typing.SupportsIndex,
+) -> HostIdle:
+    """
+    Self time of host rows by group (int32 [n], negative: that of the row around it), within bounds and while the GPU was idle.
+    """
+
 def idle_cause_names() -> list[str]:
     """
     Names of IdleBreakdown.cause.
     """
 
+def kernel_sequences(
+    table: EventTable,
+    tree: EventTree,
+    symbols: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+    *,
+    length: typing.SupportsInt | typing.SupportsIndex = 0,
+    limit: typing.SupportsInt | typing.SupportsIndex = 1000,
+) -> KernelSequences:
+    """
+    Repeated sequences of kernels; `symbols`, int32 per gpu_rows, says which are equal, negative ones belong to no sequence. length 0: every length from 2 to 64.
+    """
+
 def kind_names() -> list[str]:
     """
     Names of EventTable.kind.
+    """
+
+def launch_queue(table: EventTable, tree: EventTree) -> LaunchQueue:
+    """
+    Queue length of every stream over time.
+    """
+
+def matched_by_names() -> list[str]:
+    """
+    Names of TreeDiff.matched_by.
     """
 
 def phase_names() -> list[str]:
@@ -860,6 +1505,27 @@ def read_trace_bytes(
     Reads a trace from bytes; `name` stands for the path in messages.
     """
 
+def step_part_names() -> list[str]:
+    """
+    Names of StepPieces.part.
+    """
+
+def step_pieces(
+    table: EventTable,
+    tree: EventTree,
+    bounds: collections.abc.Sequence[
+        tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+    ],
+) -> StepPieces:
+    """
+    Every instant of the steps (sorted, disjoint bounds) to a GPU event, an idle cause or, without GPU events, a row of the main thread.
+    """
+
+def synchronising_kinds() -> list[bool]:
+    """
+    By number: does no rank leave before every rank has come?
+    """
+
 def timeline(
     table: EventTable,
     tree: EventTree,
@@ -892,6 +1558,22 @@ def timelines(
 def trace_json(table: EventTable) -> bytes:
     """
     The JSON text as bytes.
+    """
+
+def tree_diff(
+    before: collections.abc.Sequence[
+        tuple[
+            EventTable, EventTree, GpuCosts, typing.Annotated[numpy.typing.ArrayLike, numpy.int32]
+        ]
+    ],
+    after: collections.abc.Sequence[
+        tuple[
+            EventTable, EventTree, GpuCosts, typing.Annotated[numpy.typing.ArrayLike, numpy.int32]
+        ]
+    ],
+) -> TreeDiff:
+    """
+    Aligns ranks in pairs; each is (table, tree, costs, codes of the shapes by row).
     """
 
 def write_trace(

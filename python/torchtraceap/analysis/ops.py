@@ -1,0 +1,494 @@
+"""Operators: what GPU and host time they cost, by name, family, arguments or call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap import _core
+from torchtraceap.analysis.grouping import Groups, order_by
+from torchtraceap.analysis.labels import check_choice, phases_of, steps_of, threads_of
+from torchtraceap.analysis.modules import modules_of
+from torchtraceap.interop import Column, ColumnTable, TextCodes, encode_texts
+from torchtraceap.models.families import family_of
+from torchtraceap.trace import RankTrace
+
+__all__ = ["Calls", "build_ops", "collect_calls"]
+
+Array = npt.NDArray[Any]
+
+KINDS = ("operator", "launch", "no launch")
+_OPERATOR, _LAUNCH, _ORPHAN = range(3)
+ORPHAN_NAME = "(no launch in the trace)"
+
+_ARGUMENTS = {
+    "input_dims": "Input Dims",
+    "input_types": "Input type",
+    "input_strides": "Input Strides",
+    "concrete_inputs": "Concrete Inputs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """All that can own GPU time, by start: calls of operators, launch calls that no operator
+    encloses, and GPU events whose launch the trace lacks. Arrays are int64 `[n]`."""
+
+    part: RankTrace
+    rows: Array
+    """Row of the operator or launch call; of the GPU event itself where it has no launch."""
+    kind: Array
+    """Index in KINDS."""
+    name: Array
+    """Index in `names`."""
+    names: Sequence[str]
+    exclusive_ns: Array
+    """Exclusive time of the GPU events that the call owns; sums to the busy time."""
+    own_ns: Array
+    """Union of the GPU events that it owns."""
+    subtree_ns: Array
+    """Union of the GPU events launched in it or below."""
+    gpu_events: Array
+    launches: Array
+    host_ns: Array
+    self_host_ns: Array
+    backward_ns: Array
+    """GPU time of the backward operators that go back to it."""
+    subtree_backward_ns: Array
+    """The same for it and all below."""
+    outermost: Array
+    """bool: no call of the same name encloses it."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def forward_row(self) -> np.ma.MaskedArray[Any, Any]:
+        """Of a backward operator: the row of its forward operator."""
+        return rows_or_absent(self.part.tree.forward[self.rows])
+
+
+def rows_or_absent(rows: Array) -> np.ma.MaskedArray[Any, Any]:
+    """Row numbers as int64, masked where there is none."""
+    missing = rows == _core.NO_ROW
+    return np.ma.array(np.where(missing, 0, rows).astype(np.int64), mask=missing)
+
+
+def build_ops(part: RankTrace, *, by: str = "name") -> ColumnTable:
+    """The operators of one rank.
+
+    Args:
+        part: The rank.
+        by: "name", "category" (family), "args" (name and arguments) or "call".
+
+    Returns:
+        Sorted by exclusive GPU time (by host time where the trace has no GPU events), calls by
+        start. `exclusive_gpu_ns` sums to the fact `busy_ns`. docs/operators.md has the columns.
+
+    Raises:
+        OptionError: `by` is something else.
+    """
+    check_choice("by", by, tuple(_VIEWS))
+    calls = collect_calls(part)
+    columns, shown, notes = _VIEWS[by](calls)
+    return ColumnTable(
+        columns, shown=shown, facts=_facts(calls), notes=[*_common_notes(calls), *notes]
+    )
+
+
+def collect_calls(part: RankTrace) -> Calls:
+    """The calls of one rank."""
+    table, tree, costs = part.table, part.tree, part.costs
+    is_op = np.zeros(len(table), dtype=bool)
+    host_rows = tree.host_rows
+    is_op[host_rows] = table.kind[host_rows] == _core.kind_names().index("cpu_op")
+    is_launch = (costs.own_gpu_events > 0) & ~is_op
+    is_orphan = np.zeros(len(table), dtype=bool)
+    is_orphan[tree.gpu_rows] = costs.owner[tree.gpu_rows] == _core.NO_ROW
+    rows = np.flatnonzero(is_op | is_launch | is_orphan)
+    kind = np.select([is_op[rows], is_launch[rows]], [_OPERATOR, _LAUNCH], _ORPHAN)
+    orphan = kind == _ORPHAN
+    names = [*table.strings, ORPHAN_NAME]
+    duration = table.dur_ns[rows]
+
+    def of_host(values: Array, for_orphans: Array | int = 0) -> Array:
+        return np.where(orphan, for_orphans, values[rows].astype(np.int64))
+
+    return Calls(
+        part=part,
+        rows=rows,
+        kind=kind,
+        name=np.where(orphan, len(names) - 1, table.name[rows].astype(np.int64)),
+        names=names,
+        exclusive_ns=of_host(costs.owned_exclusive_ns, costs.exclusive_ns[rows]),
+        own_ns=of_host(costs.own_gpu_ns, duration),
+        subtree_ns=of_host(costs.subtree_gpu_ns, duration),
+        gpu_events=of_host(costs.own_gpu_events, 1),
+        launches=of_host(costs.own_launches),
+        host_ns=np.where(orphan, 0, duration),
+        self_host_ns=of_host(costs.self_host_ns),
+        backward_ns=of_host(costs.backward_gpu_ns),
+        subtree_backward_ns=of_host(costs.subtree_backward_gpu_ns),
+        outermost=orphan | (costs.is_repeated[rows] == 0),
+    )
+
+
+# ---------------------------------------------------------------------------------- views
+
+View = tuple[dict[str, Column], Sequence[str], Sequence[str]]
+"""Columns, those shown first, further notes."""
+
+
+def _by_name(calls: Calls) -> View:
+    groups = Groups(calls.kind, calls.name)
+    kind, name = calls.kind[groups.first], calls.name[groups.first]
+    families = _families(calls)
+    columns: dict[str, Column] = {
+        "name": _texts(calls, name),
+        "kind": TextCodes(kind.astype(np.int8), KINDS),
+        "family": encode_texts(families[key] for key in zip(kind.tolist(), name.tolist())),
+        "count": groups.count,
+        **_sums(calls, groups),
+        "own_gpu_mean_ns": groups.mean(calls.own_ns),
+        "own_gpu_max_ns": groups.maximum(calls.own_ns),
+        "host_mean_ns": groups.mean(calls.host_ns),
+        "host_max_ns": groups.maximum(calls.host_ns),
+        "backward_of": _forward_names(calls, groups),
+    }
+    columns = _ranked(columns, ties=columns["name"])
+    return columns, ("name", "family", "count", *_shown(calls)), _backward_notes(calls)
+
+
+def _by_args(calls: Calls) -> View:
+    arguments = {
+        column: TextCodes(*calls.part.table.text_codes(key, calls.rows))
+        for column, key in _ARGUMENTS.items()
+    }
+    groups = Groups(calls.kind, calls.name, *(column.codes for column in arguments.values()))
+    first = groups.first
+    kind, name = calls.kind[first], calls.name[first]
+    families = _families(calls)
+    columns: dict[str, Column] = {
+        "name": _texts(calls, name),
+        "kind": TextCodes(kind.astype(np.int8), KINDS),
+        "family": encode_texts(families[key] for key in zip(kind.tolist(), name.tolist())),
+        **{column: codes.take(first) for column, codes in arguments.items()},
+        "count": groups.count,
+        **_sums(calls, groups),
+        **_statistics("own_gpu", groups, calls.own_ns),
+        **_statistics("subtree_gpu", groups, calls.subtree_ns),
+        "example_row": calls.rows[first],
+    }
+    notes = []
+    if not any((codes.codes >= 0).any() for codes in arguments.values()):
+        notes = ["Arguments were not recorded (record_shapes=True records them)."]
+    shown = ("name", "input_dims", "input_types", "count", *_shown(calls))
+    return _ranked(columns, ties=columns["example_row"]), shown, notes
+
+
+def _by_category(calls: Calls) -> View:
+    part = calls.part
+    events = _event_families(calls)
+    is_op = calls.kind == _OPERATOR
+    names, op_name = np.unique(calls.name[is_op], return_inverse=True)
+    families = _families(calls)
+    of_name = [families[_OPERATOR, code] for code in names.tolist()]
+    both = encode_texts([*events.texts, *of_name])
+    event_family = both.codes[: len(events.texts)][events.codes]
+    name_family = both.codes[len(events.texts) :]
+    op_family = name_family[op_name]
+
+    def total(codes: Array, values: Array | int = 1) -> Array:
+        return _sum_by(codes, values, len(both.texts))
+
+    columns: dict[str, Column] = {
+        "family": TextCodes(np.arange(len(both.texts), dtype=np.int32), both.texts),
+        "operators": total(name_family),
+        "count": total(op_family),
+        "exclusive_gpu_ns": total(event_family, part.costs.exclusive_ns[part.tree.gpu_rows]),
+        "own_gpu_ns": total(*_own_by_family(part, event_family)),
+        "gpu_events": total(event_family),
+        "launches": total(_launch_families(part, event_family)),
+        "self_host_ns": total(op_family, calls.self_host_ns[is_op]),
+    }
+    columns = _ranked(columns, ties=columns["family"])
+    shown = [name for name in columns if name not in ("own_gpu_ns", "self_host_share")]
+    if not len(events):
+        shown = ["family", "operators", "count", "self_host_ns", "self_host_share"]
+    return columns, shown, ()
+
+
+def _by_call(calls: Calls) -> View:
+    part, rows = calls.part, calls.rows
+    columns: dict[str, Column] = {
+        "row": rows,
+        "name": _texts(calls, calls.name),
+        "kind": TextCodes(calls.kind.astype(np.int8), KINDS),
+        "thread": threads_of(part, rows),
+        "step": steps_of(part, rows),
+        "phase": phases_of(part, rows),
+        "module": modules_of(part, rows),
+        "start_ns": part.table.ts_ns[rows],
+        "duration_ns": calls.host_ns,
+        "self_host_ns": calls.self_host_ns,
+        "exclusive_gpu_ns": calls.exclusive_ns,
+        "own_gpu_ns": calls.own_ns,
+        "subtree_gpu_ns": calls.subtree_ns,
+        "gpu_events": calls.gpu_events,
+        "launches": calls.launches,
+        "backward_gpu_ns": calls.backward_ns,
+        "subtree_backward_gpu_ns": calls.subtree_backward_ns,
+        "forward_row": rows_or_absent(part.tree.forward[rows]),
+    }
+    shown = ("row", "name", "thread", "duration_ns", "self_host_ns", "exclusive_gpu_ns")
+    return columns, (*shown, "subtree_gpu_ns", "module"), ()
+
+
+_VIEWS: dict[str, Callable[[Calls], View]] = {
+    "name": _by_name,
+    "category": _by_category,
+    "args": _by_args,
+    "call": _by_call,
+}
+
+
+def _shown(calls: Calls) -> Sequence[str]:
+    if not calls.gpu_events.any():
+        return "self_host_ns", "self_host_share", "host_ns"
+    gpu = ("exclusive_gpu_ns", "busy_share", "cumulative_share", "subtree_gpu_ns")
+    backward = ("subtree_backward_gpu_ns",) if calls.backward_ns.any() else ()
+    return *gpu, *backward, "launches", "self_host_ns"
+
+
+# ---------------------------------------------------------------------------------- columns
+
+
+def _texts(calls: Calls, codes: Array) -> TextCodes:
+    """Names as a column that holds only the names in use."""
+    used, dense = np.unique(codes, return_inverse=True)
+    return TextCodes(dense.astype(np.int32), [calls.names[code] for code in used.tolist()])
+
+
+def _sums(calls: Calls, groups: Groups) -> dict[str, Column]:
+    """What includes the calls below is summed over calls that none of their own name encloses."""
+    outermost = calls.outermost
+    return {
+        "exclusive_gpu_ns": groups.sum(calls.exclusive_ns),
+        "own_gpu_ns": groups.sum(calls.own_ns),
+        "subtree_gpu_ns": groups.sum(np.where(outermost, calls.subtree_ns, 0)),
+        "gpu_events": groups.sum(calls.gpu_events),
+        "launches": groups.sum(calls.launches),
+        "host_ns": groups.sum(np.where(outermost, calls.host_ns, 0)),
+        "self_host_ns": groups.sum(calls.self_host_ns),
+        "backward_gpu_ns": groups.sum(calls.backward_ns),
+        "subtree_backward_gpu_ns": groups.sum(np.where(outermost, calls.subtree_backward_ns, 0)),
+    }
+
+
+def _statistics(prefix: str, groups: Groups, values: Array) -> dict[str, Column]:
+    """Per call; the standard deviation is that of a sample, absent for a single call."""
+    return {
+        f"{prefix}_mean_ns": groups.mean(values),
+        f"{prefix}_median_ns": groups.median(values),
+        f"{prefix}_std_ns": groups.std(values, ddof=1),
+        f"{prefix}_min_ns": groups.minimum(values),
+        f"{prefix}_max_ns": groups.maximum(values),
+    }
+
+
+def _ranked(columns: dict[str, Column], *, ties: Column) -> dict[str, Column]:
+    """Rows by exclusive GPU time, else by host time, with their shares."""
+    exclusive, self_host = columns["exclusive_gpu_ns"], columns["self_host_ns"]
+    assert isinstance(exclusive, np.ndarray) and isinstance(self_host, np.ndarray)
+    order = order_by(exclusive, self_host, _collation(ties), descending=[True, True])
+    ranked: dict[str, Column] = {
+        name: column.take(order) if isinstance(column, TextCodes) else column[order]
+        for name, column in columns.items()
+    }
+    share = _share(exclusive)[order]
+    return ranked | {
+        "busy_share": share,
+        "cumulative_share": np.cumsum(share),
+        "self_host_share": _share(self_host)[order],
+    }
+
+
+def _collation(column: Column) -> Array:
+    """Numbers in the order of the values."""
+    if not isinstance(column, TextCodes):
+        return column
+    place = {text: i for i, text in enumerate(sorted(column.texts))}
+    return np.array([place[text] for text in column.texts], dtype=np.int64)[column.codes]
+
+
+def _share(values: Array) -> Array:
+    """float64: of the sum; NaN where that is zero."""
+    total = int(values.sum())
+    return values / total if total else np.full(len(values), np.nan)
+
+
+def _sum_by(codes: Array, values: Array | int, count: int) -> Array:
+    """int64 `[count]`, exact."""
+    sums = np.zeros(count, dtype=np.int64)
+    np.add.at(sums, codes, values)
+    return sums
+
+
+def _forward_names(calls: Calls, groups: Groups) -> TextCodes:
+    """Of groups of backward operators: the name of the forward operator that most go back to."""
+    table, tree = calls.part.table, calls.part.tree
+    forward = tree.forward[calls.rows]
+    linked = np.flatnonzero(forward != _core.NO_ROW)
+    codes = np.full(len(groups), -1, dtype=np.int64)
+    if len(linked):
+        pairs = Groups(groups.index[linked], table.name[forward[linked]])
+        # Ascending counts: the last write, of the commonest name, stays.
+        order = np.argsort(pairs.count, kind="stable")
+        example = linked[pairs.first[order]]
+        codes[groups.index[example]] = table.name[forward[example]]
+    return encode_texts(None if code < 0 else calls.names[code] for code in codes.tolist())
+
+
+# --------------------------------------------------------------------------------- families
+
+_COMMUNICATION, _MEMCPY, _MEMSET = "communication", "memcpy", "memset"
+
+
+def _families(calls: Calls) -> dict[tuple[int, int], str]:
+    """The family of each (kind, name)."""
+    kernels = _kernels_by_owner(calls)
+    families = {}
+    for kind, name in sorted(set(zip(calls.kind.tolist(), calls.name.tolist(), strict=True))):
+        launched = kernels.get((kind, name), [])
+        if kind == _OPERATOR:
+            families[kind, name] = family_of(calls.names[name], launched)
+        else:
+            families[kind, name] = _family_of_launch(
+                calls.names[name] if kind == _LAUNCH else "", launched
+            )
+    return families
+
+
+def _family_of_launch(name: str, kernels: Sequence[str]) -> str:
+    """A launch call says nothing of its kernels' family, unless they are all of one."""
+    family = family_of(name)
+    distinct = {family_of("", (kernel,)) for kernel in kernels}
+    return distinct.pop() if family == "other" and len(distinct) == 1 else family
+
+
+def _kernels_by_owner(calls: Calls) -> dict[tuple[int, int], list[str]]:
+    """Names of the GPU events that calls of each (kind, name) own, longest time first."""
+    table, tree, costs = calls.part.table, calls.part.tree, calls.part.costs
+    events = tree.gpu_rows
+    owner = costs.owner[events]
+    # The call that has an event is its owner, or the event itself.
+    call = np.searchsorted(calls.rows, np.where(owner == _core.NO_ROW, events, owner))
+    pairs = Groups(calls.kind[call], calls.name[call], table.name[events])
+    order = order_by(pairs.sum(table.dur_ns[events]), descending=[True])
+    names: dict[tuple[int, int], list[str]] = {}
+    for i in pairs.first[order].tolist():
+        key = (int(calls.kind[call[i]]), int(calls.name[call[i]]))
+        names.setdefault(key, []).append(calls.names[int(table.name[events[i]])])
+    return names
+
+
+def _event_families(calls: Calls) -> TextCodes:
+    """The family of each GPU event: copies, memsets and collectives have their own, kernels that
+    of their operator, else that of their own name."""
+    table, tree, costs = calls.part.table, calls.part.tree, calls.part.costs
+    events, classes, kinds = tree.gpu_rows, _core.gpu_class_names(), _core.kind_names()
+    gpu_class = tree.gpu_class[events]
+    fixed = np.select(
+        [
+            gpu_class == classes.index("communication"),
+            gpu_class == classes.index("memcpy"),
+            table.kind[events] == kinds.index("gpu_memset"),
+        ],
+        [0, 1, 2],
+        -1,
+    )
+    owner = costs.owner[events]
+    by_op = (owner != _core.NO_ROW) & (
+        table.kind[np.where(owner == _core.NO_ROW, 0, owner)] == kinds.index("cpu_op")
+    )
+    source = table.name[np.where(by_op, owner, events)].astype(np.int64)
+    keys, index = np.unique(
+        np.where(fixed >= 0, -1 - fixed, 2 * source + by_op), return_inverse=True
+    )
+    families = _families(calls)
+    texts = []
+    for key in keys.tolist():
+        if key < 0:
+            texts.append((_COMMUNICATION, _MEMCPY, _MEMSET)[-1 - key])
+        elif key % 2:
+            texts.append(families[_OPERATOR, key // 2])
+        else:
+            texts.append(family_of("", (calls.names[key // 2],)))
+    column = encode_texts(texts)
+    return TextCodes(column.codes[index], column.texts)
+
+
+def _own_by_family(part: RankTrace, family: Array) -> tuple[Array, Array]:
+    """Families and union times of the events that each call owns in each family."""
+    events = part.tree.gpu_rows
+    owner = part.costs.owner[events]
+    call = np.where(owner == _core.NO_ROW, events, owner).astype(np.int64)
+    groups = Groups(call, family)
+    union = _core.gpu_union_by_group(
+        part.table, part.tree, groups.index.astype(np.int32), len(groups)
+    )
+    return family[groups.first], union
+
+
+def _launch_families(part: RankTrace, family: Array) -> Array:
+    """The family of each launch call; a graph has an entry for each family that it launches."""
+    launch = part.tree.launch[part.tree.gpu_rows]
+    linked = np.flatnonzero(launch != _core.NO_ROW)
+    pairs = Groups(launch[linked], family[linked])
+    families: Array = family[linked[pairs.first]]
+    return families
+
+
+# ----------------------------------------------------------------------------- facts, notes
+
+
+def _facts(calls: Calls) -> dict[str, Any]:
+    timeline = calls.part.timeline()
+    orphan = calls.kind == _ORPHAN
+    return {
+        "busy_ns": timeline.busy_ns,
+        "gpu_events": int(calls.gpu_events.sum()),
+        "gpu_events_without_launch": int(orphan.sum()),
+        "without_launch_ns": int(calls.exclusive_ns[orphan].sum()),
+    }
+
+
+def _common_notes(calls: Calls) -> list[str]:
+    notes = []
+    orphans = int((calls.kind == _ORPHAN).sum())
+    if not (calls.kind == _OPERATOR).any():
+        notes.append(
+            "The trace has no operators: the rows are launch calls and GPU events without one."
+            if len(calls)
+            else "The trace has neither operators nor GPU events."
+        )
+    elif not calls.gpu_events.any():
+        notes.append("The trace has no GPU events: rows are sorted by the host time of their own.")
+    if orphans:
+        notes.append(
+            f"{orphans} GPU events have no launch call in the trace; "
+            f"no operator can be named for them."
+        )
+    return notes
+
+
+def _backward_notes(calls: Calls) -> list[str]:
+    backward = _core.phase_names().index("backward")
+    in_backward = calls.part.tree.phase[calls.rows] == backward
+    if not in_backward.any() or calls.backward_ns.any() or not calls.gpu_events.any():
+        return []
+    return ["No backward operator could be joined with its forward: no sequence numbers match."]
