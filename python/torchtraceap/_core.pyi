@@ -12,6 +12,7 @@ __all__: list[str] = [
     "ArrowTable",
     "ClockFit",
     "CompatNesting",
+    "CriticalPath",
     "Device",
     "Diagnostic",
     "EventTable",
@@ -50,9 +51,12 @@ __all__: list[str] = [
     "collectives",
     "comparable_names",
     "compat_nesting",
+    "critical_path",
+    "dependency_kind_names",
     "detect",
     "detector_types",
     "device_timelines",
+    "evidence_names",
     "explain_idle",
     "gpu_class_names",
     "gpu_costs",
@@ -64,6 +68,7 @@ __all__: list[str] = [
     "kind_names",
     "launch_queue",
     "matched_by_names",
+    "path_cause_names",
     "phase_names",
     "quantize_delays_ns",
     "quantize_durations_ns",
@@ -1017,6 +1022,82 @@ class RankCollectives:
         int64: common clock.
         """
 
+class CriticalPath:
+    """
+    Segments of a path, by time; they tile the range.
+    """
+    def __len__(self) -> int: ...
+    @property
+    def assumed_ns(self) -> int:
+        """
+        Time on assumed edges, and unknown time.
+        """
+    @property
+    def cause(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [n]: index in path_cause_names().
+        """
+    @property
+    def edges(self) -> int:
+        """
+        Edges of the graph.
+        """
+    @property
+    def end_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n].
+        """
+    @property
+    def evidence(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [n]: index in evidence_names().
+        """
+    @property
+    def kind(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [n]: index in dependency_kind_names().
+        """
+    @property
+    def lane_index(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: in the table's tracks or the tree's streams.
+        """
+    @property
+    def lane_kind(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [n]: 0 host thread, 1 stream, 2 none.
+        """
+    @property
+    def margin_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: how much earlier the next best predecessor was ready; NO_ID without one.
+        """
+    @property
+    def points(self) -> int:
+        """
+        Points of the graph.
+        """
+    @property
+    def rank(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: index of the rank.
+        """
+    @property
+    def row(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: of that rank, or NO_ROW.
+        """
+    @property
+    def start_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: common clock.
+        """
+    @property
+    def total_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [causes].
+        """
+
 class StepPieces:
     """
     Steps cut into disjoint pieces that sum to their lengths.
@@ -1352,6 +1433,31 @@ def compat_nesting(table: EventTable, *, python_frames: bool = False) -> CompatN
     The host tree that TraceLens builds: what it drops is left out.
     """
 
+def critical_path(
+    ranks: collections.abc.Sequence[
+        tuple[EventTable, EventTree, typing.SupportsInt | typing.SupportsIndex]
+    ],
+    range: tuple[
+        typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
+    ],
+    *,
+    collectives: collections.abc.Sequence[
+        collections.abc.Sequence[
+            tuple[
+                typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
+            ]
+        ]
+    ] = [],
+) -> CriticalPath:
+    """
+    The chain of events that decided when the range (start_ns, end_ns) ended. `ranks`: (table, tree, offset_ns) of each; `collectives`: (rank index, GPU row) of the members of each matched collective.
+    """
+
+def dependency_kind_names() -> list[str]:
+    """
+    Names of CriticalPath.kind.
+    """
+
 def detect(
     table: EventTable,
     tree: EventTree,
@@ -1372,6 +1478,11 @@ def device_timelines(
 ) -> list[tuple[int, Timeline]]:
     """
     (device, timeline) for each device that ran something; -1: no device named.
+    """
+
+def evidence_names() -> list[str]:
+    """
+    Names of CriticalPath.evidence.
     """
 
 def explain_idle(
@@ -1462,6 +1573,11 @@ def launch_queue(table: EventTable, tree: EventTree) -> LaunchQueue:
 def matched_by_names() -> list[str]:
     """
     Names of TreeDiff.matched_by.
+    """
+
+def path_cause_names() -> list[str]:
+    """
+    Names of CriticalPath.cause.
     """
 
 def phase_names() -> list[str]:

@@ -1,0 +1,52 @@
+#pragma once
+// Sequences of kernels that repeat on a stream, and what would go if each were one kernel.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "traceap/table/event_table.hpp"
+#include "traceap/tree/event_tree.hpp"
+
+namespace traceap {
+
+struct SequenceOptions {
+  std::uint32_t length = 0;       ///< kernels in a sequence; 0: every length from 2 to max_length
+  std::uint32_t max_length = 64;  ///< where `length` is 0
+  std::uint32_t limit = 1000;     ///< keep this many, those that remove most
+  /// Kernels further apart than this don't belong to one sequence: the host did something else.
+  std::int64_t max_gap_ns = 1'000'000;
+};
+
+struct KernelSequence {
+  std::uint32_t length;       ///< kernels in it
+  std::uint32_t count;        ///< occurrences that don't overlap, from the left
+  std::uint32_t stream;       ///< index in tree.streams, of the first occurrence
+  std::int64_t gpu_ns;        ///< durations of all kernels of all occurrences
+  std::int64_t gap_ns;        ///< between its kernels, while the stream was idle
+  std::int64_t launch_ns;     ///< launch calls of its kernels but the first of each occurrence
+  std::uint32_t launches;     ///< number of these calls
+  std::int64_t removable_ns;  ///< the larger of gap_ns and launch_ns: GPU and host run side by side
+  /// The op call whose subtree launches all kernels of the first occurrence, if such an op of the
+  /// same name does so for every occurrence; else kNoRow.
+  Row op;
+  std::vector<Row> first_rows;   ///< first kernel of each occurrence
+  std::vector<Row> kernel_rows;  ///< kernels of the first occurrence
+};
+
+/// Repeated sequences that are maximal: one more kernel to either side would occur less often
+/// (overlaps counted). Left out are sequences that themselves consist of a repeated part, such as
+/// abab, whose part is listed; of a kernel that follows itself the pair is listed. No sequence
+/// reaches over a step's border, a stream's end, a copy or another event without a symbol.
+///
+/// `symbols`, one per index of tree.gpu_rows, says which kernels are equal; negative: no part of
+/// any sequence. Sorted by removable_ns, largest first, then by count and place.
+///
+/// Suffix sorting by prefix doubling up to the largest length, then the intervals of equal prefixes
+/// (Abouelhoda, Kurtz, Ohlebusch 2004): O(n log L) for n kernels and largest length L, plus the
+/// occurrences of what is listed, at most n L.
+std::vector<KernelSequence> find_kernel_sequences(const EventTable& table, const EventTree& tree,
+                                                  std::span<const std::int32_t> symbols,
+                                                  const SequenceOptions& options = {});
+
+}  // namespace traceap
