@@ -73,7 +73,7 @@ def _by_thread(part: RankTrace, idle: _core.IdleBreakdown) -> View:
         "events": rows_of_track[track],
         "launches": launches_of_track[track],
         "busy_ns": host.busy_ns,
-        "busy_share": _share(host.busy_ns, part.profiled_ns),
+        "profiled_share": _share(host.busy_ns, part.profiled_ns),
         "busy_gpu_idle_ns": busy_idle,
         "blocked_gpu_idle_ns": host.blocked_idle_ns,
         "silent_gpu_idle_ns": host.silent_idle_ns.sum(axis=1),
@@ -82,7 +82,7 @@ def _by_thread(part: RankTrace, idle: _core.IdleBreakdown) -> View:
         **_cause_columns(host.busy_idle_ns),
     }
     columns = _take(columns, order_by(busy_idle, host.busy_ns, track, descending=[True, True]))
-    shown = ("thread", "events", "launches", "busy_ns", "busy_share", "busy_gpu_idle_ns")
+    shown = ("thread", "events", "launches", "busy_ns", "profiled_share", "busy_gpu_idle_ns")
     return columns, (*shown, "blocked_gpu_idle_ns", "silent_gpu_idle_ns", "top_op"), []
 
 
@@ -127,18 +127,21 @@ def _by_name(part: RankTrace, idle: _core.IdleBreakdown, *, frames: bool) -> Vie
         "threads": _thread_counts(groups, table.track[rows]),
         "self_ns": self_ns,
         "gpu_idle_ns": idle_ns,
-        "gpu_idle_share": _share(idle_ns, sum(idle.totals.values())),
+        "idle_share": _share(idle_ns, sum(idle.totals.values())),
         "main_cause": _main_causes(idle_by_cause),
         **_cause_columns(idle_by_cause),
     }
     columns = _take(columns, order_by(idle_ns, self_ns, descending=[True, True]))
-    shown = ("name", "kind", "count", "self_ns", "gpu_idle_ns", "gpu_idle_share", "main_cause")
+    shown: tuple[str, ...] = ("name", "count", "self_ns", "gpu_idle_ns", "idle_share", "main_cause")
     notes = []
     if frames and not len(rows):
         notes.append("Python frames were not recorded (with_stack=True records them).")
     elif frames:
         notes.append("Time of a frame includes the operators and calls that it makes itself.")
-        shown = tuple(name for name in shown if name != "kind")
+    else:
+        shown = ("name", "kind", *shown[1:])
+    if int(idle_ns.sum()) > sum(idle.totals.values()):
+        notes.append("Threads run at the same time: the rows sum to more than the idle time.")
     return columns, shown, notes
 
 

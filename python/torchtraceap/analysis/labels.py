@@ -31,7 +31,7 @@ def thread_names(part: RankTrace) -> list[str]:
     for track in part.table.tracks:
         number = f"thread {track.tid}"
         said = track.thread_name.strip()
-        label = number if not said or said == number else f"{said} ({track.tid})"
+        label = number if not said else said if track.tid in said else f"{said} ({track.tid})"
         seen = used.get(label, 0)
         used[label] = seen + 1
         labels.append(label if not seen else f"{label} of process {track.pid}")

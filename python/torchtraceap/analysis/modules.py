@@ -72,7 +72,7 @@ def build_modules(part: RankTrace) -> ColumnTable:
     }
     return ColumnTable(
         columns,
-        shown=_shown(gpu, host),
+        shown=_shown(gpu),
         facts={"source": tree.source, "busy_ns": busy_ns},
         notes=_notes(part, tree),
     )
@@ -123,14 +123,14 @@ def _calls(tree: _core.ModuleTree, calls: Array, order: Array) -> Array:
     return np.ma.array(calls[order].astype(np.int64), mask=unknown)
 
 
-def _shown(gpu: Array, host: Array) -> tuple[str, ...]:
+def _shown(gpu: Array) -> tuple[str, ...]:
+    names = ["module", "calls"]
     if not gpu.any():
-        backward = ("backward_host_ns",) if host[:, _BACKWARD].any() else ()
-        return "module", "calls", "host_ns", "self_host_ns", *backward
-    recompute = ("recompute_gpu_ns",) if gpu[:, _RECOMPUTE].any() else ()
-    backward = ("forward_gpu_ns", "backward_gpu_ns") if gpu[:, _BACKWARD].any() else ()
-    times = ("gpu_ns", "busy_share", "own_gpu_ns", *backward, *recompute)
-    return "module", "calls", *times, "host_ns"
+        return (*names, "host_ns", "self_host_ns", "backward_host_ns")
+    names += ["gpu_ns", "busy_share", "own_gpu_ns"]
+    names += ["forward_gpu_ns", "backward_gpu_ns"] if gpu[:, _BACKWARD].any() else []
+    names += ["recompute_gpu_ns"] if gpu[:, _RECOMPUTE].any() else []
+    return (*names, "host_ns")
 
 
 def _notes(part: RankTrace, tree: _core.ModuleTree) -> list[str]:

@@ -150,7 +150,7 @@ def _by_name(calls: Calls) -> View:
     columns: dict[str, Column] = {
         "name": _texts(calls, name),
         "kind": TextCodes(kind.astype(np.int8), KINDS),
-        "family": encode_texts(families[key] for key in zip(kind.tolist(), name.tolist())),
+        "family": encode_texts(map(families.get, zip(kind.tolist(), name.tolist(), strict=True))),
         "count": groups.count,
         **_sums(calls, groups),
         "own_gpu_mean_ns": groups.mean(calls.own_ns),
@@ -175,7 +175,7 @@ def _by_args(calls: Calls) -> View:
     columns: dict[str, Column] = {
         "name": _texts(calls, name),
         "kind": TextCodes(kind.astype(np.int8), KINDS),
-        "family": encode_texts(families[key] for key in zip(kind.tolist(), name.tolist())),
+        "family": encode_texts(map(families.get, zip(kind.tolist(), name.tolist(), strict=True))),
         **{column: codes.take(first) for column, codes in arguments.items()},
         "count": groups.count,
         **_sums(calls, groups),
