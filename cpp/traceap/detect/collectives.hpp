@@ -10,15 +10,6 @@
 
 namespace traceap {
 
-/// A communication kernel with what its arguments, or those of the host call, say.
-struct Collective {
-  Row row;
-  std::optional<std::int64_t> bytes;  ///< larger of input and output message
-};
-/// Every communication kernel by start. Reads "In msg nelems", "Out msg nelems" and "dtype" of the
-/// kernel, else of the host event that launched it.
-std::vector<Collective> build_collectives(const Signals& signals);
-
 /// A stretch in which communication ran and no compute kernel did.
 struct ExposedPiece {
   Interval interval;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <span>
 
+#include "traceap/analysis/collective_metadata.hpp"
 #include "traceap/detect/collectives.hpp"
 #include "traceap/detect/evidence.hpp"
 #include "traceap/detect/rules.hpp"
@@ -77,7 +78,10 @@ void add_runs(const Signals& signals, std::span<const Collective> members, Draft
 
 Finding detect_small_nccl_kernels(const Signals& signals) {
   if (auto early = judge_without_collectives(signals, kType)) return *early;
-  std::vector<Collective> all = build_collectives(signals);
+  std::vector<Collective> all = build_collectives(signals.table, signals.tree).collectives;
+  std::erase_if(all, [&](const Collective& c) {
+    return signals.tree.gpu_class[c.row] != GpuClass::kCommunication;
+  });
   const auto device = [&](const Collective& c) { return signals.table.device[c.row]; };
   std::stable_sort(all.begin(), all.end(), [&](const Collective& a, const Collective& b) {
     return device(a) < device(b);  // by start inside a device

@@ -1,4 +1,5 @@
 #include "rule_case.hpp"
+#include "traceap/analysis/collective_metadata.hpp"
 #include "traceap/detect/collectives.hpp"
 
 using namespace traceap;
@@ -183,7 +184,7 @@ TEST_CASE("message sizes of older traces come from the operator's inputs",
   t.queued(kAllReduce, 10, 100, 50, 20);
   const EventTable table = t.table();
   const EventTree tree = build_tree(table);
-  const auto collectives = build_collectives(build_signals(table, tree));
+  const auto collectives = build_collectives(table, tree).collectives;
   REQUIRE(collectives.size() == 1);
   CHECK(collectives[0].bytes == 16 * 256 * 4);
 }
