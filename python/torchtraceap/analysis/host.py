@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -114,14 +115,14 @@ def _by_name(part: RankTrace, idle: _core.IdleBreakdown, *, frames: bool) -> Vie
     rows = part.tree.host_rows
     if frames:
         rows = rows[table.kind[rows] == _core.kind_names().index("python_function")]
-    groups = Groups(table.kind[rows], table.name[rows])
+    names = _names_without_addresses(part, rows)
+    groups = Groups(table.kind[rows], names.codes)
     host = _host_idle(part, idle, rows, groups)
     first = rows[groups.first]
     idle_by_cause = host.idle_self_ns[:-1]
     idle_ns, self_ns = idle_by_cause.sum(axis=1), host.self_ns[:-1]
-    texts = table.strings
     columns: dict[str, Column] = {
-        "name": encode_texts(texts[code] for code in table.name[first].tolist()),
+        "name": names.take(groups.first),
         "kind": TextCodes(table.kind[first].astype(np.int8), _core.kind_names()),
         "count": groups.count,
         "threads": _thread_counts(groups, table.track[rows]),
@@ -143,6 +144,17 @@ def _by_name(part: RankTrace, idle: _core.IdleBreakdown, *, frames: bool) -> Vie
     if int(idle_ns.sum()) > sum(idle.totals.values()):
         notes.append("Threads run at the same time: the rows sum to more than the idle time.")
     return columns, shown, notes
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def _names_without_addresses(part: RankTrace, rows: Array) -> TextCodes:
+    """Names of rows; `<built-in method to of Tensor object at 0x7f...>` is one for all tensors."""
+    used, dense = np.unique(part.table.name[rows], return_inverse=True)
+    texts = part.table.strings
+    names = encode_texts(_ADDRESS.sub("", texts[code]) for code in used.tolist())
+    return TextCodes(names.codes[dense], names.texts)
 
 
 def _thread_counts(groups: Groups, track: Array) -> Array:

@@ -51,6 +51,7 @@ def build_modules(part: RankTrace) -> ColumnTable:
     columns: dict[str, Column] = {
         "module": TextCodes(np.arange(len(order), dtype=np.int32), _paths(tree, order)),
         "name": _texts(tree.names, order),
+        "outline": _outline(tree, order),
         "type": _texts(tree.types, order),
         "depth": tree.depth[order].astype(np.int64),
         "id": np.arange(len(order)),
@@ -103,6 +104,14 @@ def _texts(texts: list[str], nodes: Array) -> TextCodes:
     return TextCodes(np.where(empty[nodes], -1, nodes).astype(np.int32), texts)
 
 
+def _outline(tree: _core.ModuleTree, order: Array) -> TextCodes:
+    """Names behind a mark for each level above, for reading."""
+    depths = tree.depth[order].tolist()
+    names = tree.names
+    lines = ["· " * depth + names[node] for depth, node in zip(depths, order.tolist(), strict=True)]
+    return TextCodes(np.arange(len(lines), dtype=np.int32), lines)
+
+
 def _rows(rows: Array) -> Array:
     missing = rows == _core.NO_ROW
     return np.ma.array(np.where(missing, 0, rows).astype(np.int64), mask=missing)
@@ -124,7 +133,7 @@ def _calls(tree: _core.ModuleTree, calls: Array, order: Array) -> Array:
 
 
 def _shown(gpu: Array) -> tuple[str, ...]:
-    names = ["module", "calls"]
+    names = ["outline", "calls"]
     if not gpu.any():
         return (*names, "host_ns", "self_host_ns", "backward_host_ns")
     names += ["gpu_ns", "busy_share", "own_gpu_ns"]

@@ -479,10 +479,8 @@ def _common_notes(calls: Calls) -> list[str]:
     elif not calls.gpu_events.any():
         notes.append("The trace has no GPU events: rows are sorted by the host time of their own.")
     if orphans:
-        notes.append(
-            f"{orphans} GPU events have no launch call in the trace; "
-            f"no operator can be named for them."
-        )
+        events = "1 GPU event has" if orphans == 1 else f"{orphans} GPU events have"
+        notes.append(f"{events} no launch call in the trace, so no operator can be named.")
     return notes
 
 
