@@ -74,9 +74,9 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         "trace",
         "units",
     },
-    "replay": {"_core", "errors", "interop", "trace"},
-    "overlay": {"_core", "analysis", "errors", "results", "trace"},
-    "table_commands": set(),
+    "replay": {"_core", "analysis", "errors", "interop", "trace"},
+    "overlay": {"_core", "errors", "loading", "trace"},
+    "sql": {"errors", "interop", "trace"},
     "summary": {"_core", "errors", "intervals", "results", "trace"},
     "diagnose": {
         "_core",
@@ -97,7 +97,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
 }
 # Heavy packages -> modules that may import them at module level; elsewhere only inside functions.
 PYTHON_HEAVY: dict[str, set[str]] = {
-    "torch": set(),
+    "torch": {"replay"},
     "pandas": set(),
     "pyarrow": set(),
     "IPython": set(),

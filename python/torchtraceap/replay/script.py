@@ -1,0 +1,145 @@
+"""A plan as a script that needs PyTorch only; it holds parsed literals, never text of the trace."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import math
+from typing import Any
+
+from torchtraceap.replay.arguments import CallPlan, DeviceName, Make, TorchName
+from torchtraceap.replay.schema import Operator
+
+__all__ = ["render_script"]
+
+_WIDTH = 100
+_ALWAYS = ("storage_size", "strided")
+_NEEDS_EMPTY = frozenset({"ascending", "shares", "identity"})
+_TAKEN = frozenset({"benchmark", "call", "sys", "torch", "Shape", "DEVICE"})
+
+
+def render_script(plan: CallPlan, *, row: int, measured: str) -> str:
+    """The script as text.
+
+    Args:
+        plan: What to call.
+        row: Row of the event table, named in the header.
+        measured: How long the call took in the trace, in words.
+    """
+    operator = plan.operator
+    functions = _functions(plan)
+    variables, arguments = _bind(plan, taken=_TAKEN | set(functions))
+    lines = [
+        f"# Reproduces {operator.qualified}, row {row} of a trace ({measured}).",
+        "# It needs PyTorch only. Usage: python FILE [DEVICE]",
+        f"# {operator.schema}",
+        *(f"# Assumed: {note}." for note in plan.notes),
+        "",
+        "import sys",
+        "",
+        "import torch",
+        "from torch.utils import benchmark",
+        "",
+        'DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"',
+        *_helpers(functions),
+        "",
+        "torch.manual_seed(0)",
+        *variables,
+        "",
+        "",
+        "def call():",
+        *_call(operator, arguments),
+        "",
+        "",
+        'if __name__ == "__main__":',
+        "    call()  # what happens only once is not measured",
+        "    timer = benchmark.Timer(",
+        '        "call()", globals={"call": call}, num_threads=torch.get_num_threads()',
+        "    )",
+        "    print(timer.blocked_autorange(min_run_time=0.5))",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _functions(plan: CallPlan) -> list[str]:
+    """Functions of `inputs.py` in the order in which they are written."""
+    used = {make.function for _, node in (*plan.positional, *plan.keyword) for make in _makes(node)}
+    if not used:
+        return []
+    needed = {*_ALWAYS, *used, *(("empty",) if used & _NEEDS_EMPTY else ())}
+    return [*_ALWAYS, *sorted(needed - set(_ALWAYS), key=lambda name: (name != "empty", name))]
+
+
+def _makes(node: Any) -> list[Make]:
+    if isinstance(node, Make):
+        return [node]
+    return [make for inner in node for make in _makes(inner)] if isinstance(node, list) else []
+
+
+def _helpers(functions: list[str]) -> list[str]:
+    if not functions:
+        return [""]
+    from torchtraceap.replay import inputs
+
+    lines = ["", "Shape = tuple[int, ...]"]
+    for name in functions:
+        lines += ["", "", *inspect.getsource(getattr(inputs, name)).rstrip().splitlines()]
+    return [*lines, ""]
+
+
+def _bind(plan: CallPlan, taken: set[str] | frozenset[str]) -> tuple[list[str], list[str]]:
+    """Lines that make the tensors, and the texts of the call's arguments."""
+    lines: list[str] = []
+    texts: list[str] = []
+    strange: list[str] = []  # keywords of Python as names of arguments
+    for place, (name, node) in enumerate((*plan.positional, *plan.keyword)):
+        text = _literal(node)
+        if _makes(node):
+            variable = f"{name}_" if keyword.iskeyword(name) or name in taken else name
+            lines.append(_assignment(variable, node))
+            text = variable
+        if place < len(plan.positional):
+            texts.append(text)
+        elif keyword.iskeyword(name):
+            strange.append(f"{name!r}: {text}")
+        else:
+            texts.append(f"{name}={text}")
+    if strange:
+        texts.append(f"**{{{', '.join(strange)}}}")
+    return lines, texts
+
+
+def _assignment(variable: str, node: Any) -> str:
+    text = f"{variable} = {_literal(node)}"
+    if len(text) <= _WIDTH or not isinstance(node, list):
+        return text
+    return "\n".join([f"{variable} = [", *(f"    {_literal(inner)}," for inner in node), "]"])
+
+
+def _call(operator: Operator, arguments: list[str]) -> list[str]:
+    target = f"torch.ops.{operator.namespace}"
+    for part in (operator.name, operator.overload or "default"):
+        target = f'getattr({target}, "{part}")' if keyword.iskeyword(part) else f"{target}.{part}"
+    line = f"    return {target}({', '.join(arguments)})"
+    if len(line) <= _WIDTH:
+        return [line]
+    return [f"    return {target}(", *(f"        {text}," for text in arguments), "    )"]
+
+
+def _literal(node: Any) -> str:
+    """A node as source text."""
+    if isinstance(node, Make):
+        pinned = ".pin_memory()" if node.pinned else ""
+        return f"{node.function}({', '.join(_literal(inner) for inner in node.arguments)}){pinned}"
+    if isinstance(node, TorchName):
+        return f"torch.{node.name}"
+    if isinstance(node, DeviceName):
+        return '"cpu"' if node.host else "DEVICE"
+    if isinstance(node, list):
+        return f"[{', '.join(_literal(inner) for inner in node)}]"
+    if isinstance(node, float) and not math.isfinite(node):
+        return f'float("{node!r}")'
+    if node is None or isinstance(node, bool | int | float | complex | str | tuple):
+        return repr(node)
+    raise TypeError(f"no literal: {type(node).__name__}")
