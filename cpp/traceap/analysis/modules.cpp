@@ -270,29 +270,44 @@ class ModuleAssigner {
     return true;
   }
 
-  /// `TOP(Net)::forward.layer1(Sequential)::forward.SELF(Sequential)::run`: instance, class and
-  /// method of each call on the way to the operator; SELF is a call of the same module.
+  struct HierarchyPlace {
+    std::uint32_t node;
+    ModulePass pass;
+  };
+
   bool place_by_hierarchy(Row row) {
     if (result_.source != ModuleSource::kHierarchy || !has_hierarchy(row)) return false;
     const std::string text = *hierarchy_.text(row);
-    const auto [place, is_new] = by_hierarchy_.try_emplace(text, kNoRow);
-    if (is_new) {
-      std::uint32_t node = kNoRow;
-      for (std::string_view rest = text; !rest.empty();) {
-        const std::string_view part = next_part(rest, '.');
-        const std::size_t open = part.find('(');
-        const std::string_view name = part.substr(0, std::min(open, part.find("::")));
-        const std::string_view type = open == std::string_view::npos
-                                          ? std::string_view()
-                                          : part.substr(open + 1, part.find(')', open) - open - 1);
-        if (name.empty() || (name == "SELF" && node != kNoRow)) continue;
-        node = nodes_.child(node, name == "TOP" && !type.empty() ? type : name, type, row);
-      }
-      place->second = node;
-    }
-    if (place->second == kNoRow) return false;
-    set(row, place->second, ModulePass::kForward);
+    const auto [place, is_new] = by_hierarchy_.try_emplace(text, HierarchyPlace{});
+    if (is_new) place->second = read_hierarchy(text, row);
+    if (place->second.node == kNoRow) return false;
+    set(row, place->second.node, place->second.pass);
     return true;
+  }
+
+  /// `TOP(Net)::forward.layer1(Sequential)::forward.SELF(Sequential)::run`: instance, class and
+  /// method of each call on the way to the operator. SELF is a call of the same module; TOP without
+  /// a class is a graph that TorchScript took out of the module, to run or to differentiate it.
+  HierarchyPlace read_hierarchy(std::string_view text, Row row) {
+    HierarchyPlace place{kNoRow, ModulePass::kForward};
+    if (text.find("<backward op>") != std::string_view::npos) place.pass = ModulePass::kBackward;
+    while (!text.empty()) {
+      const std::string_view part = next_part(text, '.');
+      const std::size_t open = part.find('(');
+      const std::string_view name = part.substr(0, std::min(open, part.find("::")));
+      const std::string_view type = open == std::string_view::npos
+                                        ? std::string_view()
+                                        : part.substr(open + 1, part.find(')', open) - open - 1);
+      if (name == "TOP") {
+        place.node = type.empty() && script_root_ != kNoRow
+                         ? script_root_
+                         : nodes_.root(type.empty() ? name : type, type, row);
+        script_root_ = place.node;
+      } else if (!name.empty() && name != "SELF") {
+        place.node = nodes_.child(place.node, name, type, row);
+      }
+    }
+    return place;
   }
 
   void place_gpu_row(Row row) {
@@ -333,7 +348,8 @@ class ModuleAssigner {
   RowMarks is_frame_, is_annotation_, is_engine_;
   ArgReader hierarchy_, hlo_module_, hlo_scope_, sequence_;
   std::vector<std::uint8_t> in_engine_;  ///< per row: the autograd engine runs it
-  std::unordered_map<std::string, std::uint32_t> by_hierarchy_;
+  std::unordered_map<std::string, HierarchyPlace> by_hierarchy_;
+  std::uint32_t script_root_ = kNoRow;                ///< the TorchScript module met last
   std::unordered_map<std::int64_t, Row> recomputed_;  ///< by sequence number
 };
 
