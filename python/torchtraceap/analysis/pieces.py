@@ -1,0 +1,201 @@
+"""Steps cut into disjoint pieces, and what is typical of them: for `steps` and `diff`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap import _core
+from torchtraceap.kernel_names import canonical_name
+from torchtraceap.trace import RankTrace
+
+__all__ = [
+    "Codebook",
+    "Cut",
+    "cut",
+    "first_idle_part",
+    "joined",
+    "median_ns",
+    "middle_half",
+    "part_titles",
+    "robust_sigma",
+    "spread_of_rows",
+    "step_bounds",
+    "sums",
+    "whole_steps",
+]
+
+Array = npt.NDArray[Any]
+Bounds = list[tuple[int, int]]
+
+NORMAL_MAD = 1.4826
+"""A normal distribution's standard deviation over its median absolute deviation."""
+NORMAL_MEAN_AD = 1.2533
+"""The same over its mean absolute deviation."""
+_CELLS_AT_ONCE = 4_000_000
+
+
+def whole_steps(count: int) -> slice:
+    """Steps that were recorded from end to end: all but the first and last of three or more."""
+    return slice(1, -1) if count > 2 else slice(0, count)
+
+
+def step_bounds(part: RankTrace) -> Bounds:
+    """(start_ns, end_ns) of every step."""
+    return [(step.start_ns, step.end_ns) for step in part.tree.steps]
+
+
+def median_ns(values: Array) -> int:
+    """The median as an integer, halves to even; 0 of nothing."""
+    if not len(values):
+        return 0
+    ordered = np.sort(values)
+    low, high = (int(ordered[i]) for i in ((len(ordered) - 1) // 2, len(ordered) // 2))
+    half, odd = divmod(low + high, 2)
+    return half + (half & 1 if odd else 0)
+
+
+def middle_half(durations: Array) -> Array:
+    """Indices of the steps whose mean is the interquartile mean: a quarter dropped at each end."""
+    order = np.argsort(durations, kind="stable")
+    dropped = len(order) // 4
+    kept: Array = order[dropped : len(order) - dropped]
+    return kept
+
+
+def robust_sigma(values: Array) -> Array:
+    """Standard deviation along the last axis as the median absolute deviation tells it.
+
+    Where more than half the values are equal, so that the MAD is 0, the mean absolute deviation
+    stands in (Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993).
+    """
+    if not values.shape[-1]:
+        return np.zeros(values.shape[:-1])
+    away = np.abs(values - np.median(values, axis=-1, keepdims=True))
+    mad = NORMAL_MAD * np.median(away, axis=-1)
+    sigma: Array = np.where(mad > 0, mad, NORMAL_MEAN_AD * np.mean(away, axis=-1))
+    return sigma
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Steps of a rank in pieces; columns of equal length, `[pieces]`."""
+
+    part: RankTrace
+    durations: Array
+    """int64 `[steps]`."""
+    step: Array
+    """uint32: index of the step."""
+    kind: Array
+    """uint8: index in `_core.step_part_names()`."""
+    row: Array
+    """uint32: GPU event or explaining host row, or `_core.NO_ROW`."""
+    ns: Array
+    """int64; sums by step are the durations."""
+    count: Array
+    """uint32: stretches of time."""
+
+    def row_texts(self, rows: Array, code: Callable[[str], int]) -> Array:
+        """Codes of names of table rows, -1 for `_core.NO_ROW`; each distinct name is read once."""
+        codes = np.full(len(rows), -1, dtype=np.int64)
+        known = np.flatnonzero(rows != _core.NO_ROW)
+        strings, first, inverse = np.unique(
+            self.part.table.name[rows[known]], return_index=True, return_inverse=True
+        )
+        texts = [self.part.table.name_of(int(rows[known[i]])) for i in first]
+        named = np.asarray([code(text) for text in texts], dtype=np.int64)
+        if len(strings):
+            codes[known] = named[inverse]
+        return codes
+
+    def leaf_codes(self, book: Codebook) -> Array:
+        """Codes of what each piece shows: a kernel, or the host event that explains idle time."""
+        codes = np.full(len(self.row), -1, dtype=np.int64)
+        on_gpu = self.kind < _core.step_part_names().index("host")
+        codes[on_gpu] = self.row_texts(
+            self.row[on_gpu], lambda name: book.code(canonical_name(name))
+        )
+        codes[~on_gpu] = self.row_texts(self.row[~on_gpu], book.host_code)
+        return codes
+
+
+class Codebook:
+    """Texts as consecutive integers; host events that CUDA and HIP call differently share one."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, int] = {}
+        self._shown: dict[int, dict[str, None]] = {}
+
+    def code(self, text: str) -> int:
+        return self._codes.setdefault(text, len(self._codes))
+
+    def host_code(self, name: str) -> int:
+        """Code of a host event's name as it is compared between steps and recordings."""
+        code = self.code(_core.comparable_names([name], vendor_free=True)[0])
+        self._shown.setdefault(code, {})[_core.comparable_names([name])[0]] = None
+        return code
+
+    def texts(self) -> list[str]:
+        """What a person reads for each code: the name, or the first that share it."""
+        names = list(self._codes)
+        for code, shown in self._shown.items():
+            names[code] = " / ".join(list(shown)[:3])
+        return names
+
+
+def cut(part: RankTrace, bounds: Bounds) -> Cut:
+    """Cuts steps (sorted, disjoint) into pieces."""
+    pieces = _core.step_pieces(part.table, part.tree, bounds)
+    durations = np.asarray([end - start for start, end in bounds], dtype=np.int64)
+    return Cut(part, durations, pieces.step, pieces.part, pieces.row, pieces.ns, pieces.count)
+
+
+def first_idle_part() -> int:
+    """Kinds of pieces from here on are idle causes."""
+    return _core.step_part_names().index("host") + 1
+
+
+def part_titles() -> list[str]:
+    """What a person reads for each kind of piece."""
+    names = [name.replace("_", " ") for name in _core.step_part_names()]
+    idle = first_idle_part()
+    return names[:idle] + [f"idle: {name}" for name in names[idle:]]
+
+
+def spread_of_rows(
+    row: Array, step: Array, ns: Array, shape: tuple[int, int]
+) -> Iterable[tuple[slice, Array]]:
+    """Sums by row and step as dense float64 matrices `[rows of the slice, steps]`, in turn.
+
+    Args:
+        row: Of each piece, below `shape[0]`.
+        step: Of each piece, below `shape[1]`.
+        ns: Of each piece.
+        shape: (rows, steps).
+    """
+    rows, steps = shape
+    order = np.argsort(row, kind="stable")
+    row, step, ns = row[order], step[order].astype(np.int64), ns[order].astype(np.float64)
+    at_once = max(1, _CELLS_AT_ONCE // max(1, steps))
+    for begin in range(0, rows, at_once):
+        end = min(rows, begin + at_once)
+        low, high = np.searchsorted(row, (begin, end))
+        cell = (row[low:high] - begin) * steps + step[low:high]
+        flat = np.bincount(cell, weights=ns[low:high], minlength=(end - begin) * steps)
+        yield slice(begin, end), flat.reshape(end - begin, steps)
+
+
+def sums(index: Array, values: Array, size: int) -> Array:
+    """Exact int64 sums of values by index `[size]`."""
+    total = np.zeros(size, dtype=np.int64)
+    np.add.at(total, index, values.astype(np.int64))
+    return total
+
+
+def joined(parts: Sequence[Array], dtype: Any) -> Array:
+    """Arrays in one, also of none."""
+    return np.concatenate([np.zeros(0, dtype=dtype), *parts]).astype(dtype, copy=False)
