@@ -1,0 +1,424 @@
+"""Sheets about time: the GPU's timeline, launchers, kernels, short kernels, collectives.
+
+Source: TraceLens at 171dd747, TreePerf/tree_perf.py, TreePerf/gpu_event_analyser.py and
+Reporting/generate_perf_report_pytorch.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap import _core
+from torchtraceap.analysis.grouping import Groups
+from torchtraceap.tracelens.categories import category_of
+from torchtraceap.tracelens.kernel_details import kernel_columns
+from torchtraceap.tracelens.launchers import CompatTree, union_us
+from torchtraceap.tracelens.op_table import CallTable, call_table
+from torchtraceap.tracelens.sheets import (
+    METRICS,
+    Sheet,
+    as_lists,
+    as_tuples,
+    order_of_sums,
+    shares,
+    statistics,
+    take,
+)
+
+__all__ = [
+    "Launchers",
+    "coll_analysis",
+    "gpu_timeline",
+    "kernel_summary",
+    "launchers_of",
+    "ops_summary",
+    "ops_summary_by_category",
+    "ops_unique_args",
+    "short_kernel_histogram",
+    "short_kernels_summary",
+]
+
+Array = npt.NDArray[Any]
+
+_TIMELINE = (
+    "computation_time",
+    "exposed_comm_time",
+    "exposed_memcpy_time",
+    "busy_time",
+    "idle_time",
+    "total_time",
+    "total_comm_time",
+    "total_memcpy_time",
+)
+
+
+def gpu_timeline(tree: CompatTree) -> Sheet:
+    """GPU time by class in ms; with recomputation looked for, outside and inside of it."""
+    linked = np.sort(tree.linked)
+    if not tree.detect_recompute:
+        return _timeline(tree, linked)
+    sheets = []
+    for value in (False, True):
+        rows = linked[tree.recompute[linked] == value]
+        if len(rows) or not value:
+            part = _timeline(tree, rows)
+            sheets.append(part | {"is_recompute": [value] * len(_TIMELINE)})
+    return {name: [v for sheet in sheets for v in sheet[name]] for name in sheets[0]}
+
+
+def _timeline(tree: CompatTree, rows: Array) -> Sheet:
+    memcpy, kernels = tree.memcpy[rows], ~tree.memcpy[rows]
+    communication = tree.communication[rows] & kernels
+    compute = kernels & ~communication
+
+    def union(wanted: Array) -> float:
+        chosen = rows[wanted]
+        nothing = np.zeros(len(chosen), dtype=np.int64)
+        return float(union_us(1, nothing, tree.start_us[chosen], tree.end_us[chosen])[0])
+
+    everything = np.ones(len(rows), dtype=bool)
+    busy, computing, kernel_time = union(everything), union(compute), union(kernels)
+    total = float(tree.end_us[rows].max() - tree.start_us[rows].min()) if len(rows) else 0.0
+    times = (
+        computing,
+        kernel_time - computing,
+        busy - kernel_time,
+        busy,
+        total - busy,
+        total,
+        union(communication),
+        union(memcpy),
+    )
+    return {
+        "type": list(_TIMELINE),
+        "time ms": [time / 1e3 for time in times],
+        "percent": [time / total * 100 if total else 0.0 for time in times],
+    }
+
+
+def total_us(timeline: Sheet) -> float:
+    """Their base of "percent of total time"."""
+    total: float = timeline["time ms"][_TIMELINE.index("total_time")] * 1e3
+    return total
+
+
+# ---------------------------------------------------------------------------------- launchers
+
+
+@dataclass(frozen=True, slots=True)
+class Launchers:
+    """Operators (or calls) that launched kernels, by start, and what they launched."""
+
+    calls: CallTable
+    direct_us: Array
+    subtree_us: Array
+    owner: Array
+    """int64, per kernel: its launcher, ascending."""
+    kernels: Array
+    """int64: rows of the kernels."""
+
+    def categories(self) -> dict[int, str]:
+        """Category of every launcher, by row."""
+        names = (self.calls.categories[i] for i in self.calls.category.tolist())
+        return dict(zip(self.calls.rows.tolist(), names, strict=True))
+
+
+def launchers_of(tree: CompatTree) -> Launchers:
+    """Every launcher of a kernel, copy or fill that is no collective."""
+    wanted = ~tree.communication[tree.linked]
+    launcher, kernels = tree.launcher[wanted], tree.linked[wanted]
+    rows, owner = np.unique(launcher, return_inverse=True)
+    order = np.lexsort((kernels, owner))
+    owner, kernels = owner[order], kernels[order]
+    first = kernels[np.searchsorted(owner, np.arange(len(rows)))]
+    names = [tree.strings[i] for i in tree.name[rows]]
+    categories = [
+        category_of(name, tree.strings[kernel])
+        for name, kernel in zip(names, tree.name[first].tolist(), strict=True)
+    ]
+    return Launchers(
+        call_table(tree, rows, names, categories, tree.recompute[rows]),
+        union_us(len(rows), owner, tree.start_us[kernels], tree.end_us[kernels]),
+        tree.busy_us(tree.below(rows)),
+        owner,
+        kernels,
+    )
+
+
+def _grouped(launchers: Launchers, key: Array) -> Groups:
+    """By one column and, if it is looked for, recomputation."""
+    calls = launchers.calls
+    return Groups(key, calls.recompute) if calls.tree.detect_recompute else Groups(key)
+
+
+def ops_summary_by_category(launchers: Launchers) -> Sheet:
+    """Launchers by category."""
+    calls = launchers.calls
+    groups = _grouped(launchers, calls.category)
+    sums = groups.sum(launchers.direct_us)
+    order = order_of_sums(sums, np.arange(len(groups)))
+    first = groups.first[order]
+    sheet: Sheet = {"op category": [calls.categories[i] for i in calls.category[first]]}
+    if calls.tree.detect_recompute:
+        sheet["is_recompute"] = calls.recompute[first].tolist()
+    sheet["Count"] = groups.count[order].tolist()
+    sheet["total_direct_kernel_time_ms"] = (sums[order] / 1000).tolist()
+    sheet["Percentage (%)"], sheet["Cumulative Percentage (%)"] = shares(sums[order])
+    return sheet
+
+
+def ops_summary(launchers: Launchers) -> Sheet:
+    """Launchers by name."""
+    calls = launchers.calls
+    groups = _grouped(launchers, calls.name)
+    direct, subtree = groups.sum(launchers.direct_us), groups.sum(launchers.subtree_us)
+    pairs = Groups(groups.index, calls.category)
+    categories: list[list[str]] = [[] for _ in range(len(groups))]
+    for row in pairs.first.tolist():
+        categories[groups.index[row]].append(calls.categories[calls.category[row]])
+    order = order_of_sums(direct, np.arange(len(groups)))
+    first = groups.first[order]
+    sheet: Sheet = {"name": [calls.names[i] for i in calls.name[first]]}
+    if calls.tree.detect_recompute:
+        sheet["is_recompute"] = calls.recompute[first].tolist()
+    sheet |= {
+        "total_direct_kernel_time_sum": direct[order].tolist(),
+        "total_subtree_kernel_time_sum": subtree[order].tolist(),
+        "total_direct_kernel_time_ms": (direct[order] / 1000).tolist(),
+        "total_subtree_kernel_time_ms": (subtree[order] / 1000).tolist(),
+        "Count": groups.count[order].tolist(),
+        "Categories": [str(sorted(categories[i])) for i in order.tolist()],
+    }
+    sheet["Percentage (%)"], sheet["Cumulative Percentage (%)"] = shares(direct[order])
+    return sheet
+
+
+def ops_unique_args(launchers: Launchers) -> Sheet:
+    """Launchers by name and arguments."""
+    calls = launchers.calls
+    groups = calls.groups()
+    sheet = calls.key_columns(groups)
+    sheet["operation_count"] = groups.count.tolist()
+    direct = statistics(groups, launchers.direct_us)
+    subtree = statistics(groups, launchers.subtree_us)
+    for metric in (*METRICS, "sum"):
+        sheet[f"total_direct_kernel_time_{metric}"] = direct[metric].tolist()
+        sheet[f"total_subtree_kernel_time_{metric}"] = subtree[metric].tolist()
+    first_rows = calls.rows[groups.first]
+    sheet["ex_UID"] = first_rows.tolist()
+    whole, short = kernel_columns(
+        calls.tree, groups.index, len(groups), launchers.owner, launchers.kernels
+    )
+    sheet["kernel_details_summary"], sheet["trunc_kernel_details"] = whole, short
+    order = order_of_sums(direct["sum"], first_rows)
+    sheet = take(sheet, order)
+    percent, cumulative = shares(direct["sum"][order])
+    sheet["Percentage (%)"], sheet["Cumulative Percentage (%)"] = percent, cumulative
+    return sheet
+
+
+# ------------------------------------------------------------------------------------ kernels
+
+
+class Kernels:
+    """All kernels, those without a launch too, with the operator above each."""
+
+    def __init__(self, tree: CompatTree, launchers: Launchers) -> None:
+        self.tree = tree
+        kernel = _core.kind_names().index("kernel")
+        self.rows = tree.gpu_rows[tree.kind[tree.gpu_rows] == kernel]
+        self.rows.sort()
+        self.dur_us = tree.dur_us[self.rows]
+        above = np.full(len(tree.table), -1, dtype=np.int64)
+        call = above.copy()
+        above[tree.linked], call[tree.linked] = tree.op_above, tree.call
+        self.op, self.call = above[self.rows], call[self.rows]
+        self.parent = np.where(self.op >= 0, self.op, self.call)
+        """int64: the operator, else the call, else -1."""
+        self._category = launchers.categories()
+
+    @property
+    def gpu_only(self) -> bool:
+        return not (self.op >= 0).any()
+
+    def name_of(self, row: int) -> str | None:
+        return self.tree.strings[self.tree.name[row]] if row >= 0 else None
+
+    def category_of(self, op: int, call: int) -> str | None:
+        """Of the operator; "graph" or "runtime" for a call without one; None for orphans."""
+        if op >= 0:
+            known = self._category.get(op)
+            return known or category_of(self.name_of(op) or "", None)
+        name = (self.name_of(call) or "").lower()
+        if not name:
+            return None
+        return "graph" if "cudagraph" in name or "graphlaunch" in name else "runtime"
+
+
+def kernel_summary(kernels: Kernels, total: float) -> Sheet:
+    """Kernels by category and name of the operator, name and stream."""
+    tree = kernels.tree
+    by_parent = Groups(kernels.op, np.where(kernels.op >= 0, -1, kernels.call))
+    parents: list[tuple[str | None, str | None]] = [
+        (kernels.category_of(op, call), kernels.name_of(op if op >= 0 else call))
+        for op, call in zip(
+            kernels.op[by_parent.first].tolist(),
+            kernels.call[by_parent.first].tolist(),
+            strict=True,
+        )
+    ]
+    distinct: dict[tuple[str | None, str | None], int] = {}
+    if kernels.gpu_only:
+        parents = [(category, None) for category, _ in parents]
+    codes = np.asarray([distinct.setdefault(p, len(distinct)) for p in parents], dtype=np.int64)
+    key = codes[by_parent.index] if len(codes) else by_parent.index
+    stream = np.asarray(tree.table.stream)[kernels.rows]
+    groups = Groups(key, tree.name[kernels.rows], stream)
+    found = statistics(groups, kernels.dur_us)
+    order = order_of_sums(found["sum"], np.arange(len(groups)))
+    first = groups.first[order]
+    chosen = [list(distinct)[code] for code in key[first]]
+    sheet: Sheet = {"Parent op category": [category for category, _ in chosen]}
+    if not kernels.gpu_only:
+        sheet["Parent cpu_op"] = [name for _, name in chosen]
+    sheet["Kernel name"] = [kernels.name_of(row) for row in kernels.rows[first]]
+    sheet["Kernel stream"] = [None if s == _core.NO_ID else int(s) for s in stream[first]]
+    for metric in ("sum", "count", "mean", "min", "max"):
+        column = groups.count if metric == "count" else found[metric]
+        sheet[f"Kernel duration (µs)_{metric}"] = column[order].tolist()
+    sums = found["sum"][order]
+    everything = float(kernels.dur_us.sum())
+    sheet["Percent of kernels time (%)"] = _percent(sums, everything)
+    sheet["Percent of total time (%)"] = _percent(sums, total)
+    return sheet
+
+
+def _percent(values: Array, base: float) -> list[float]:
+    percent: list[float] = (values / base * 100 if base else np.full(len(values), np.nan)).tolist()
+    return percent
+
+
+def short_kernel_histogram(kernels: Kernels, below_us: float = 10, bins: int = 100) -> Sheet:
+    """Durations of short kernels in bins of equal width; no bin where there are none."""
+    short = kernels.dur_us[kernels.dur_us < below_us]
+    counts, edges = np.histogram(short, bins=bins) if len(short) else (np.zeros(0), np.zeros(1))
+    return {
+        "bin_start": edges[:-1].tolist(),
+        "bin_end": edges[1:].tolist(),
+        "count": counts.tolist(),
+    }
+
+
+def short_kernels_summary(kernels: Kernels, total: float, below_us: float = 10) -> Sheet:
+    """Short kernels by operator, arguments and name; those without an operator are left out."""
+    tree = kernels.tree
+    keys = () if kernels.gpu_only else ("Input Dims", "Input Strides", "Concrete Inputs")
+    wanted = kernels.dur_us < below_us
+    if not kernels.gpu_only:
+        wanted &= kernels.op >= 0
+    op, rows, dur = kernels.op[wanted], kernels.rows[wanted], kernels.dur_us[wanted]
+    texts = [tree.texts(key, op) for key in keys]
+    known = np.ones(len(rows), dtype=bool)
+    for codes, _ in texts:
+        known &= codes >= 0
+    op, rows, dur = op[known], rows[known], dur[known]
+    texts = [(codes[known], words) for codes, words in texts]
+    if not len(rows):
+        return {}
+    names = [tree.name[rows]] if kernels.gpu_only else [tree.name[op], tree.name[rows]]
+    groups = Groups(*names, *(codes for codes, _ in texts))
+    found = statistics(groups, dur)
+    order = np.lexsort((found["mean"], groups.count, -found["sum"]))
+    first = groups.first[order]
+    sheet: Sheet = {}
+    if not kernels.gpu_only:
+        sheet["Parent cpu_op"] = [kernels.name_of(row) for row in op[first]]
+        for (codes, words), title in zip(
+            texts, ("Input dims", "Input strides", "Concrete Inputs"), strict=True
+        ):
+            sheet[title] = [as_tuples(words[code]) for code in codes[first]]
+    sheet["Kernel name"] = [kernels.name_of(row) for row in rows[first]]
+    sheet["Short Kernel duration (µs) sum"] = found["sum"][order].tolist()
+    sheet["Short Kernel count"] = groups.count[order].tolist()
+    sheet["Short Kernel duration (µs) mean"] = found["mean"][order].tolist()
+    percent = _percent(found["sum"][order], total)
+    sheet["Short Kernel duration (µs) percent of total time"] = percent
+    return sheet
+
+
+# --------------------------------------------------------------------------------- collectives
+
+_COLLECTIVE_KEYS = (
+    "Process Group Name",
+    "Process Group Ranks",
+    "Collective name",
+    "Group size",
+    "dtype",
+    "In msg nelems",
+    "Out msg nelems",
+    "In split size",
+    "Out split size",
+)
+_ELEMENT_BYTES = {
+    "Float": 4,
+    "Int": 4,
+    "Long": 8,
+    "BFloat16": 2,
+    "Half": 2,
+    "Bool": 1,
+    "Byte": 1,
+    "Char": 1,
+    "Double": 8,
+    "Short": 2,
+    "Float8_e4m3fn": 1,
+    "Float8_e4m3fnuz": 1,
+    "Float8_e5m2": 1,
+    "Float8_e5m2fnuz": 1,
+}
+
+
+def coll_analysis(tree: CompatTree) -> Sheet:
+    """Collectives by their metadata; those without all of it are left out, rank is 0 as theirs."""
+    kernel = _core.kind_names().index("kernel")
+    wanted = tree.communication[tree.linked] & (tree.kind[tree.linked] == kernel)
+    rows = np.sort(tree.linked[wanted])
+    texts = [tree.texts(key, rows) for key in _COLLECTIVE_KEYS]
+    known = np.asarray(tree.table.stream)[rows] != _core.NO_ID
+    for codes, _ in texts:
+        known &= codes >= 0
+    rows = rows[known]
+    if not len(rows):
+        return {}
+    texts = [(codes[known], words) for codes, words in texts]
+    stream = np.asarray(tree.table.stream)[rows]
+    groups = Groups(*(codes for codes, _ in texts), stream)
+    found = statistics(groups, tree.dur_us[rows])
+    order = order_of_sums(found["sum"], np.arange(len(groups)))
+    first = groups.first[order]
+    sheet: Sheet = {"rank": [0] * len(first)}
+    for key, (codes, words) in zip(_COLLECTIVE_KEYS, texts, strict=True):
+        sheet[key] = [_plain(words[code]) for code in codes[first]]
+    sheet["stream"] = stream[first].tolist()
+    for way in ("In", "Out"):
+        sizes = zip(sheet[f"{way} msg nelems"], sheet["dtype"], strict=True)
+        sheet[f"{way} msg size (MB)_first"] = [_megabytes(count, dtype) for count, dtype in sizes]
+    for metric in ("sum", "mean", "std", "min", "max"):
+        sheet[f"dur_{metric}"] = found[metric][order].tolist()
+    sheet["operation_count"] = groups.count[order].tolist()
+    return sheet
+
+
+def _plain(text: str) -> Any:
+    """Numbers as numbers, lists as Python prints them, words as they are."""
+    if text.lstrip("-").isdecimal():
+        return int(text)
+    return as_lists(text) if text.startswith("[") else text
+
+
+def _megabytes(count: Any, dtype: str) -> float | None:
+    size = _ELEMENT_BYTES.get(dtype)
+    return count * size / 2**20 if isinstance(count, int) and size else None
