@@ -1,0 +1,115 @@
+"""Models by operator name: from the arguments of a call to its work.
+
+A model is a function from an `OpCall` to a `Work`. It raises `UnknownWorkError` with the reason
+where the trace says too little: no numbers rather than wrong ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torchtraceap.models.arguments import OpCall, UnknownWorkError
+
+__all__ = ["Model", "Work", "model_of", "register", "work_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a call computes and moves, counted once for each tensor (compulsory traffic)."""
+
+    flops: float | None
+    """Floating-point operations; a multiplication and an addition are two. None: not known."""
+    bytes_read: float
+    bytes_written: float
+    dtype: str = "fp32"
+    """The type in which it computes: fp64, fp32, fp16, bf16, fp8, int8, fp4; else no peak."""
+    unit: str = "vector"
+    """"matrix" if tensor or matrix cores can do it, else "vector"."""
+    upper_bound: bool = False
+    """The numbers are the most that it can be, not exact: lengths or indices are not recorded."""
+    notes: tuple[str, ...] = ()
+    allow_tf32: bool | None = None
+    """Whether fp32 may be computed as tf32; None where the call does not say."""
+
+    @property
+    def bytes(self) -> float:
+        return self.bytes_read + self.bytes_written
+
+
+Model = Callable[[OpCall], Work]
+_Function = TypeVar("_Function", bound=Model)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row of the registry."""
+
+    model: Model
+    composite: bool
+
+
+_MODELS: dict[str, Entry] = {}
+
+
+def register(*names: str, composite: bool = False) -> Callable[[_Function], _Function]:
+    """Makes a function the model of operators, in place of an earlier one.
+
+    `register("mylib::op")(lambda call: Work(...))`, or as a decorator. A name stands for its
+    in-place form (with `_` at the end) too, unless that one has a row of its own.
+
+    Args:
+        names: Of operators, with namespace.
+        composite: It usually calls other operators that have models. It then counts only where
+            no such operator below it launched GPU work.
+    """
+
+    def add(model: _Function) -> _Function:
+        for name in names:
+            _MODELS[name] = Entry(model, composite)
+        return model
+
+    return add
+
+
+def model_of(name: str) -> Entry | None:
+    """The row of an operator: its own, else that of the name without `_` or overload."""
+    found = _MODELS.get(name)
+    if found is None and name.endswith("_") and not name.endswith("__"):
+        found = _MODELS.get(name[:-1])
+    if found is None and name.count(".") == 1:
+        found = _MODELS.get(name.partition(".")[0])
+    if found is None and name.startswith("triton_"):
+        found = _MODELS.get("triton_*")
+    return found
+
+
+def work_of(
+    name: str,
+    dims: Any = None,
+    types: Any = None,
+    strides: Any = None,
+    concrete: Any = None,
+    kernels: Sequence[str] = (),
+) -> tuple[Work | None, str]:
+    """The work of one call and an empty reason, or None and the reason why it is not known.
+
+    Args:
+        name: Of the operator.
+        dims, types, strides, concrete: As in a trace's `Input Dims`, `Input type`,
+            `Input Strides` and `Concrete Inputs`: lists, or their JSON text; None where absent.
+        kernels: Names of the kernels that it launched, where known.
+
+    Never raises: a model that fails gives its error as the reason.
+    """
+    entry = model_of(name)
+    if entry is None:
+        return None, "no model for this operator"
+    try:
+        return entry.model(OpCall(name, dims, types, strides, concrete, kernels)), ""
+    except UnknownWorkError as reason:
+        return None, str(reason)
+    except Exception as error:
+        # A model may be a user's own; a mistake in it must not end the whole analysis.
+        return None, f"its model failed with {type(error).__name__}: {error}"
