@@ -2,7 +2,7 @@
 
 Columns present in both count, cells that are empty in the reference do not; numbers agree to 1e-6
 absolute, texts as Python literals. Rows stand in the same order, but for rows of equal sums: pandas
-sorts those as it likes.
+sorts those as it likes, as it does those without a sum.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ TOLERANCE = 1e-6
 UIDS = ("ex_UID", "UID_first")
 RUNNING = "Cumulative Percentage (%)"
 SORTED_BY = (
-    "total_direct_kernel_time_sum",
     "total_direct_kernel_time_ms",
+    "total_direct_kernel_time_sum",
     "Kernel duration (µs)_sum",
     "Short Kernel duration (µs) sum",
     "Kernel Time (µs)_sum",
@@ -67,14 +67,14 @@ def equal(ours: Any, theirs: Any) -> bool:
 
 
 def differences(
-    sheet: Sheet, reference: Path, same_event: Callable[[int, int], bool]
+    sheet: Sheet, reference: Path, same_event: Callable[[int, int], bool] | None
 ) -> Iterator[str]:
     """What differs, in words.
 
     Args:
         sheet: Ours.
         reference: Their file.
-        same_event: Are our row and their place in `traceEvents` the same event?
+        same_event: Are our row and their place in `traceEvents` the same event? None: leave out.
     """
     theirs, ours = read_rows(reference.read_text()), read_rows(csv_text(sheet))
     if len(ours) != len(theirs):
@@ -91,15 +91,15 @@ def differences(
         for place, (a, b) in enumerate(zip(ours, theirs, strict=False)):
             if not equal(a[RUNNING], b[RUNNING]):
                 yield f"row {place}: {RUNNING}: {a[RUNNING]} for {b[RUNNING]}"
-    plain = [name for name in columns if name not in (*UIDS, RUNNING)]
-    uids = [name for name in columns if name in UIDS]
+    uids = [name for name in columns if name.split("::")[-1] in UIDS]
+    plain = [name for name in columns if name not in (*uids, RUNNING)]
 
     def of_row(a: Row, b: Row) -> Iterator[str]:
         for name in plain:
             if not equal(a[name], b[name]):
                 yield f"{name}: {str(a[name])[:300]} for {str(b[name])[:300]}"
         for name in uids:
-            if not same_event(a[name], b[name]):
+            if same_event is not None and not same_event(a[name], b[name]):
                 yield f"{name}: another event, {a[name]} for {b[name]}"
 
     for begin, end in tied_blocks(theirs):
@@ -114,12 +114,14 @@ def differences(
 
 
 def tied_blocks(rows: list[Row]) -> Iterator[tuple[int, int]]:
-    """Ranges of rows with equal sums."""
-    column = next((name for name in SORTED_BY if name in rows[0]), None)
+    """Ranges of rows with equal sums, and of rows without one."""
+    column = next((n for n in rows[0] if n.split("::")[-1] in SORTED_BY and "__" not in n), None)
     begin = 0
     for place in range(1, len(rows) + 1):
         if place < len(rows) and column is not None:
             a, b = rows[place][column], rows[place - 1][column]
+            if a is None and b is None:
+                continue
             if a is not None and b is not None and abs(a - b) <= TOLERANCE:
                 continue
         yield begin, place
