@@ -33,8 +33,9 @@ struct GpuCosts {
   std::vector<std::int64_t> backward_gpu_ns;
   /// Of a host row: backward_gpu_ns of itself and of all that is below it.
   std::vector<std::int64_t> subtree_backward_gpu_ns;
-  /// Of a complete host row: time in which it is the innermost row of its thread. Sums over a
-  /// thread to the union of its rows, exactly; where two overlap, the later one has the time.
+  /// Of a complete host row: time in which it is the innermost row of its thread; where two
+  /// overlap, the later one has the time. Sums over a thread to the union of its rows
+  /// (visit_self_time says how exactly).
   std::vector<std::int64_t> self_host_ns;
   /// Of a host row: 1 if a row of the same kind and name encloses it. Sums of anything that
   /// includes the rows below must leave these out.

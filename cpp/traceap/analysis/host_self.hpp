@@ -15,7 +15,8 @@ namespace traceap {
 
 /// Calls visit(row, piece) for each piece of time in which `row` is the innermost open row of
 /// `track`. Pieces come in order of time, never overlap and never are empty; together they are the
-/// union of the thread's rows. O(rows of the track).
+/// union of the thread's rows, but for what a row sticks out of its parent (no more than the
+/// tolerance of nesting) after the next row has begun. O(rows of the track).
 template <typename Visit>
 void visit_self_time(const EventTable& table, const EventTree& tree, TrackId track,
                      const Visit& visit) {
