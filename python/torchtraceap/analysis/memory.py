@@ -357,7 +357,8 @@ def _progress(start_ns: Array, lasts_ns: Array, amount: Array, times: Array) -> 
     at = changes[order].astype(np.float64)
     rate = np.cumsum(slopes[order])
     passed = np.concatenate([[0.0], np.cumsum(rate[:-1] * np.diff(at))])
-    return np.interp((times - begin).astype(np.float64), at, np.maximum.accumulate(passed))
+    grown: Array = np.interp((times - begin).astype(np.float64), at, np.maximum.accumulate(passed))
+    return grown
 
 
 # ----------------------------------------------------------------------------- allocator calls
@@ -493,6 +494,8 @@ class MemoryEvents:
         self.device = self._masked("Device Id")
         self.allocated = self._masked("Total Allocated")
         self.reserved = self._masked("Total Reserved")
+        self.net: Array = self._net()
+        """int64: running sum of `bytes` on the event's device, 0 before its first event."""
 
     def _integers(self, key: str) -> tuple[Array, Array]:
         values, present = self.part.table.int_column(key)
@@ -501,9 +504,6 @@ class MemoryEvents:
     def _masked(self, key: str) -> Masked:
         values, present = self._integers(key)
         return np.ma.array(values, mask=~present)
-
-        self.net: Array = self._net()
-        """int64: running sum of `bytes` on the event's device, 0 before its first event."""
 
     def by_device(self) -> Groups:
         return Groups(self.device_type.codes, np.ma.filled(self.device, -1))
