@@ -23,7 +23,8 @@ CPP_LAYERS: dict[str, set[str]] = {
     "analysis": {"tree"},
     "detect": {"tree", "analysis"},
     "features": {"windows", "analysis"},
-    "bindings": {"trace", "detect", "features"},
+    "simulation": {"analysis"},
+    "bindings": {"trace", "detect", "features", "simulation"},
 }
 # Third-party header -> the one layer that may see it. What matches nothing must be standard.
 CPP_THIRD_PARTY: dict[str, str] = {
@@ -75,6 +76,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         "units",
     },
     "replay": {"_core", "analysis", "errors", "interop", "trace"},
+    "execution_trace": {"_core", "errors", "interop", "trace"},
     "overlay": {"_core", "errors", "loading", "trace"},
     "sql": {"errors", "interop", "trace"},
     "summary": {"_core", "errors", "intervals", "results", "trace"},

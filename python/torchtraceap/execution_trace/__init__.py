@@ -1,0 +1,221 @@
+"""PyTorch execution traces: which call wrote what another reads, exactly.
+
+    execution = load_execution_trace("execution_trace.json")
+    execution.nodes, execution.dependencies             # tables
+    linked = execution.link(trace)                      # the Kineto trace of the same run
+    linked.gpu_dependencies                             # between GPU events
+
+What counts as a dependency: docs/execution_traces.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap.execution_trace.dependencies import KINDS, Dependency, find_dependencies
+from torchtraceap.execution_trace.link import gpu_rows_of, match_nodes
+from torchtraceap.execution_trace.reader import Node, NodeFile, read_nodes
+from torchtraceap.interop import Column, ColumnTable, TextCodes, encode_texts
+from torchtraceap.trace import RankTrace, Trace
+
+__all__ = ["ExecutionTrace", "LinkedExecution", "load_execution_trace"]
+
+Array = npt.NDArray[Any]
+_HOWS = {
+    "record_function_id": "nodes and events were matched by record function id",
+    "external_id": "nodes and events were matched by External id",
+    "order": "the traces share no ids: nodes and events were matched by the order of names",
+}
+
+
+def load_execution_trace(path: str | os.PathLike[str]) -> ExecutionTrace:
+    """Reads an execution trace, JSON or gzip, schemas 1.0.1 to 1.1.x (Chakra).
+
+    Raises:
+        MissingFileError: There is no such file.
+        ParseError: It is no execution trace, or its nodes contradict each other.
+    """
+    return ExecutionTrace(Path(path), read_nodes(Path(path)))
+
+
+class ExecutionTrace:
+    """Nodes and tensor dependencies of one process."""
+
+    def __init__(self, path: Path, file: NodeFile) -> None:
+        self.path = str(path)
+        self.schema = file.schema
+        """As the file says, such as "1.1.1-chakra.0.0.4"."""
+        self.pid = file.pid
+        """-1 if absent."""
+        self._nodes = file.nodes
+        self._found = find_dependencies(file.nodes)
+        self.nodes = _node_table(file, self._found)
+        """One row per call: node, name, parent, rf_id, thread, ..., by id."""
+        self.dependencies = _dependency_table(file.nodes, self._found)
+        """One row per producer, consumer, kind and storage."""
+
+    def __repr__(self) -> str:
+        return (
+            f"ExecutionTrace(nodes={self.nodes.num_rows}, "
+            f"dependencies={self.dependencies.num_rows}, path={self.path!r})"
+        )
+
+    def link(self, trace: Trace, rank: int | None = None) -> LinkedExecution:
+        """Matches the nodes with the events of a Kineto trace of the same run.
+
+        Args:
+            trace: The Kineto trace.
+            rank: Its rank of this process; by default the first.
+        """
+        part = trace.rank(rank)
+        rows, how = match_nodes(self._nodes, part)
+        matches = _match_table(self._nodes, part, rows, how)
+        return LinkedExecution(rows, matches, _gpu_dependency_table(part, self._found, rows))
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedExecution:
+    """An execution trace and the Kineto trace of the same run."""
+
+    rows: dict[int, int]
+    """Row of the event table by node."""
+    matches: ColumnTable
+    """By thread: nodes, how many of them are events of the Kineto trace."""
+    gpu_dependencies: ColumnTable
+    """One row per pair of GPU events of which one needs the other's end."""
+
+
+def _node_table(file: NodeFile, found: Sequence[Dependency]) -> ColumnTable:
+    nodes = file.nodes
+    after = {dependency.consumer for dependency in found}
+    before = {dependency.producer for dependency in found}
+    columns: dict[str, Column] = {
+        "node": _ints(node.node for node in nodes),
+        "name": encode_texts(node.name for node in nodes),
+        "parent": _maybe(nodes, "parent"),
+        "rf_id": _maybe(nodes, "rf_id"),
+        "thread": _maybe(nodes, "thread"),
+        "forward_parent": _ints(node.forward_parent for node in nodes),
+        "forward_thread": _ints(node.forward_thread for node in nodes),
+        "sequence": _maybe(nodes, "sequence"),
+        "scope": _maybe(nodes, "scope"),
+        "op_schema": encode_texts(node.schema or None for node in nodes),
+        "input_bytes": _ints(_bytes_of(node.inputs) for node in nodes),
+        "output_bytes": _ints(_bytes_of(node.outputs) for node in nodes),
+        "produces": np.array([node.node in before for node in nodes], dtype=bool),
+        "consumes": np.array([node.node in after for node in nodes], dtype=bool),
+    }
+    facts = {"execution_trace_schema": file.schema, "nodes": len(nodes), "dependencies": len(found)}
+    shown = ("node", "name", "parent", "thread", "input_bytes", "output_bytes")
+    return ColumnTable(columns, shown=shown, facts=facts, notes=file.notes)
+
+
+def _bytes_of(accesses: Sequence[Any]) -> int:
+    return sum(access.end - access.start for access in accesses)
+
+
+def _dependency_table(nodes: Sequence[Node], found: Sequence[Dependency]) -> ColumnTable:
+    names = {node.node: node.name for node in nodes}
+    columns: dict[str, Column] = {
+        "producer": _ints(d.producer for d in found),
+        "consumer": _ints(d.consumer for d in found),
+        "kind": TextCodes(_ints(d.kind for d in found), KINDS),
+        "producer_name": encode_texts(names[d.producer] for d in found),
+        "consumer_name": encode_texts(names[d.consumer] for d in found),
+        "storage": _ints(d.storage for d in found),
+        "consumer_bytes": _ints(d.overlap_bytes for d in found),
+        "device": encode_texts(d.device for d in found),
+    }
+    counts = {kind: sum(d.kind == code for d in found) for code, kind in enumerate(KINDS)}
+    shown = ("producer_name", "consumer_name", "kind", "consumer_bytes", "device")
+    return ColumnTable(columns, shown=shown, facts=counts)
+
+
+def _match_table(
+    nodes: Sequence[Node], rank: RankTrace, rows: dict[int, int], how: str
+) -> ColumnTable:
+    calls = [node for node in nodes if node.rf_id != 0]
+    threads = sorted({node.thread for node in calls})
+    counts = [[node.node in rows for node in calls if node.thread == t] for t in threads]
+    tracks = [
+        {int(rank.table.track[rows[n.node]]) for n in calls if n.thread == t and n.node in rows}
+        for t in threads
+    ]
+    columns: dict[str, Column] = {
+        "thread": _ints(threads),
+        "nodes": _ints(len(part) for part in counts),
+        "matched": _ints(sum(part) for part in counts),
+        "tracks": _ints(len(part) for part in tracks),
+    }
+    matched = sum(sum(part) for part in counts)
+    notes = [_HOWS.get(how, "nothing matches: the traces are of different runs or processes")]
+    if how and matched < len(calls):
+        notes.append(f"{len(calls) - matched} of {len(calls)} nodes have no event")
+    facts = {"nodes": len(calls), "matched": matched, "matched_by": how or None}
+    return ColumnTable(columns, facts=facts, notes=notes)
+
+
+def _gpu_dependency_table(
+    rank: RankTrace, found: Sequence[Dependency], rows: dict[int, int]
+) -> ColumnTable:
+    gpu = gpu_rows_of(rank, sorted(set(rows.values())))
+    pairs: dict[tuple[int, int], int] = {}
+    for dependency in found:
+        before = gpu.get(rows.get(dependency.producer, -1), [])
+        after = gpu.get(rows.get(dependency.consumer, -1), [])
+        for pair in _facing_events(rank, before, after):
+            pairs[pair] = min(pairs.get(pair, dependency.kind), dependency.kind)
+    table = rank.table
+    producers = np.array([pair[0] for pair in pairs], dtype=np.int64)
+    consumers = np.array([pair[1] for pair in pairs], dtype=np.int64)
+    slack = table.ts_ns[consumers] - (table.ts_ns[producers] + table.dur_ns[producers])
+    kinds = np.array(list(pairs.values()), dtype=np.int64)
+    names = table.strings
+    columns: dict[str, Column] = {
+        "producer_row": producers,
+        "consumer_row": consumers,
+        "kind": TextCodes(kinds, KINDS),
+        "producer_name": encode_texts(names[table.name[row]] for row in producers),
+        "consumer_name": encode_texts(names[table.name[row]] for row in consumers),
+        "same_stream": table.stream[producers] == table.stream[consumers],
+        "slack_ns": slack,
+    }
+    early = int((slack < 0).sum())
+    notes = []
+    if early:
+        notes.append(
+            f"{early} events begin before one that they need has ended: the traces are of "
+            "different runs, or streams were not synchronised"
+        )
+    facts = {"gpu_dependencies": len(pairs), "begin_early": early}
+    shown = ("producer_name", "consumer_name", "kind", "same_stream", "slack_ns")
+    return ColumnTable(columns, shown=shown, facts=facts, notes=notes)
+
+
+def _facing_events(
+    rank: RankTrace, before: Sequence[int], after: Sequence[int]
+) -> list[tuple[int, int]]:
+    """The last events of the producer on each stream with the first of the consumer on each."""
+    if not before or not after or before is after:
+        return []
+    stream_of = rank.tree.stream_of
+    last = {int(stream_of[row]): row for row in sorted(before)}
+    first = {int(stream_of[row]): row for row in sorted(after, reverse=True)}
+    return [(p, c) for p in last.values() for c in first.values() if p != c]
+
+
+def _ints(values: Any) -> Array:
+    return np.fromiter(values, dtype=np.int64)
+
+
+def _maybe(nodes: Sequence[Node], name: str) -> Array:
+    """A column of ids, masked where absent."""
+    values = _ints(getattr(node, name) for node in nodes)
+    return np.ma.array(values, mask=values < 0)
