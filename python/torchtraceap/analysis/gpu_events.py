@@ -255,7 +255,7 @@ def weighted_mean(groups: Groups, values: Array, weights: Array) -> Array:
 def gpu_notes(events: GpuEvents, what: str = "GPU events") -> list[str]:
     """What a table of GPU events lacks because the trace lacks it."""
     if not len(events):
-        return [f"The trace has no {what}."]
+        return [f"The trace has no {what}: torch.profiler records them with ProfilerActivity.CUDA."]
     orphans = int((~events.is_linked).sum())
     if not orphans:
         return []

@@ -196,7 +196,8 @@ def _notes(events: GpuEvents) -> list[str]:
             f"{of_graphs} events belong to calls that launched several, such as graph replays: "
             "their operator is the one that made the call."
         )
-    if np.isnan(events.number_arg("est. achieved occupancy %")).all():
+    kernels = GpuEvents.of(events.part, ["kernel"])
+    if len(kernels) and np.isnan(kernels.number_arg("est. achieved occupancy %")).all():
         notes.append("Occupancy is not recorded in this trace (the profiler has it on CUDA only).")
     return notes
 

@@ -98,7 +98,8 @@ def build_launches(part: RankTrace, *, by: str = "call") -> ColumnTable:
     }[by]
     columns, shown = build(launches)
     facts = _facts(launches, len(every))
-    return ColumnTable(columns, shown=shown, facts=facts, notes=_notes(every, launches, facts))
+    notes = _notes(every, launches, facts, with_durations=by not in ("stream", "queue"))
+    return ColumnTable(columns, shown=shown, facts=facts, notes=notes)
 
 
 View = tuple[dict[str, Column], tuple[str, ...]]
@@ -325,11 +326,13 @@ def _facts(launches: Launches, gpu_events: int) -> dict[str, Any]:
     }
 
 
-def _notes(every: GpuEvents, launches: Launches, facts: dict[str, Any]) -> list[str]:
+def _notes(
+    every: GpuEvents, launches: Launches, facts: dict[str, Any], *, with_durations: bool
+) -> list[str]:
     notes = gpu_notes(every)
     if not len(launches.events):
         return notes
-    if facts["short"]:
+    if facts["short"] and with_durations:
         notes.append(
             f"{facts['short']} of {len(launches.events)} GPU events are shorter than the call that "
             "launched them."
