@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -335,18 +336,27 @@ class OpCall:
         return Argument(tensor, None, is_none=False, text=value)
 
 
-def _parsed_list(value: Any) -> list[Any] | None:
+_DECODER = json.JSONDecoder(strict=False)
+
+
+@lru_cache(maxsize=1 << 14)
+def _decoded(text: str) -> Any:
+    """The same types, strides and values come again and again."""
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _parsed_list(value: Any) -> Sequence[Any] | None:
     if isinstance(value, str):
-        try:
-            value = json.loads(value, strict=False)
-        except (ValueError, RecursionError):
-            return None
+        value = _decoded(value)
     if not isinstance(value, (list, tuple)) or len(value) > _MOST_ARGUMENTS:
         return None
-    return list(value)
+    return value
 
 
-def _at(values: list[Any] | None, position: int) -> Any:
+def _at(values: Sequence[Any] | None, position: int) -> Any:
     return values[position] if values is not None and position < len(values) else None
 
 

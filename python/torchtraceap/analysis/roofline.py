@@ -1,0 +1,650 @@
+"""How fast operators run, and how fast the device could run them.
+
+Every GPU event goes to the innermost operator above it that has a model, so that none counts
+twice. What one call of that operator computes and moves comes from `torchtraceap.models`, what
+the device can do from `torchtraceap.devices`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap import _core
+from torchtraceap.analysis.grouping import Groups
+from torchtraceap.devices import Device, device_named, find_device
+from torchtraceap.errors import OptionError
+from torchtraceap.interop import ColumnTable, JsonCodes, TextCodes, encode_texts
+from torchtraceap.models import Work, family_of, model_of, work_of
+from torchtraceap.trace import RankTrace
+
+__all__ = ["attainable_ns", "build_roofline"]
+
+Array = npt.NDArray[Any]
+
+_Texts = tuple[str | None, str | None, str | None, str | None]
+_NO_TEXTS: _Texts = (None, None, None, None)
+_KEYS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
+_NO_ROW = np.uint32(_core.NO_ROW)
+_BY = ("args", "family", "call")
+_COMPAT = (None, "tracelens")
+_MOST_KERNELS = 8
+# Work of an operator that these alone stand below is still its own: they only prepare it.
+_HELPERS = ("copy", "memory_set", "view", "padding")
+_OVER_A_LINK = re.compile(r"Mem(?:cpy|ory)\W*(?:HtoD|DtoH|HtoH|PtoP)|HostToDevice|DeviceToHost")
+_SHOWS_TF32 = re.compile(r"tf32|s1688|xf32|_S_MX_|_S_B_X_", re.IGNORECASE)
+_SHOWS_FP32 = re.compile(
+    r"sgemm|scudnn|_simt_|gemv|f32f32_f32f32|dot_kernel|winograd", re.IGNORECASE
+)
+_NO_MODEL = "no model for this operator"
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One kind of call: operators of one name with the same arguments."""
+
+    name: str
+    texts: _Texts
+    kernels: tuple[str, ...]
+    work: Work | None
+    why_not: str
+
+
+@dataclass(frozen=True)
+class _Attainable:
+    """What a device needs for some work, at least."""
+
+    ns: float = float("nan")
+    bound: str | None = None
+    peak: str | None = None
+
+
+@dataclass
+class _Rates:
+    """The device of a trace, or why there is none."""
+
+    device: Device | None
+    note: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def build_roofline(
+    part: RankTrace, device: Any = None, by: str = "args", compat: str | None = None
+) -> ColumnTable:
+    """FLOPs, bytes, achieved and attainable rates of operators.
+
+    Args:
+        part: The rank.
+        device: A name of the device database or a `Device`; by default what the trace says.
+        by: "args" (a row per operator and unique arguments), "family", or "call" (every call; in
+            a trace without GPU events those of the CPU, with host time and without rates).
+        compat: "tracelens" for the FLOPs and bytes of TraceLens's models; these have no peaks.
+
+    Raises:
+        OptionError: An unknown choice, or a device that is not known.
+    """
+    if by not in _BY:
+        raise OptionError(f"by must be one of {', '.join(_BY)}, not {by!r}")
+    if compat not in _COMPAT:
+        raise OptionError(f"compat must be tracelens or left out, not {compat!r}")
+    rates = _rates_of(part, device)
+    calls = _Calls(part, compat)
+    on_gpu = _GpuCalls(part, calls)
+    if not len(on_gpu.rows) and by == "call":
+        return _host_table(calls)
+    rows = _RowTable(part, calls, on_gpu, rates)
+    return rows.by_family() if by == "family" else rows.by_arguments(each_call=by == "call")
+
+
+def attainable_ns(work: Work, device: Device, kernels: Sequence[str] = ()) -> tuple[float, str]:
+    """The least time for some work on a device, ns, and what bounds it.
+
+    Args:
+        work: FLOPs and bytes.
+        device: With its peak rates.
+        kernels: Names of the kernels, which tell tf32 from fp32.
+
+    Returns:
+        NaN and an empty text where the device has no rate for the type.
+    """
+    found = _attainable(work, device, kernels)
+    return found.ns, found.bound or ""
+
+
+# --------------------------------------------------------------------------- calls and models
+
+
+class _Calls:
+    """Operator rows grouped by name and arguments, with one evaluation of the model per group.
+
+    Attributes:
+        rows: Rows of operators that launched GPU work; all operators where none did.
+        group: int64 `[rows]`: index in `kinds`.
+        has_work: bool `[n events]`: rows whose model gave numbers, as far as they count.
+    """
+
+    def __init__(self, part: RankTrace, compat: str | None) -> None:
+        self.part = part
+        table = part.table
+        is_op = table.kind == _core.kind_names().index("cpu_op")
+        launched = part.costs.subtree_gpu_events > 0
+        self.gpu = bool(np.any(is_op & launched)) or len(part.tree.gpu_rows) > 0
+        self.strings = table.strings
+        self.rows: Array = np.flatnonzero(is_op & launched if self.gpu else is_op)
+        self._columns = [table.text_codes(key, rows=self.rows) for key in _KEYS]
+        codes = [column[0].astype(np.int64) for column in self._columns]
+        self.groups = Groups(table.name[self.rows].astype(np.int64), *codes)
+        self.group = self.groups.index
+        self._owned = _names_by_owner(part, self.strings)
+        self.kinds = [self._kind(int(first), compat) for first in self.groups.first]
+        self.has_work = np.zeros(len(table) + 1, dtype=bool)
+        if len(self.rows):
+            known = np.array([kind.work is not None for kind in self.kinds])
+            self.has_work[self.rows[known[self.group]]] = True
+            self._drop_wrappers()
+
+    def _kind(self, place: int, compat: str | None) -> _Call:
+        row = int(self.rows[place])
+        name = self.strings[self.part.table.name[row]]
+        dims, types, strides, concrete = (
+            texts[codes[place]] if codes[place] >= 0 else None for codes, texts in self._columns
+        )
+        kernels = self._owned.get(row, ())
+        if compat is None:
+            work, why_not = work_of(name, dims, types, strides, concrete, kernels)
+        else:
+            work, why_not = _tracelens_work(name, dims, types, strides, concrete)
+        if work is None and family_of(name) == "communication":
+            why_not = "communication: see the table of collectives"
+        return _Call(name, (dims, types, strides, concrete), kernels, work, why_not)
+
+    def _drop_wrappers(self) -> None:
+        """A composite operator counts only where no other modelled work stands below it."""
+        composite = np.array([_is_composite(kind.name) for kind in self.kinds])
+        helper = np.array([family_of(kind.name) in _HELPERS for kind in self.kinds])
+        doers = self.rows[~helper[self.group] & self.has_work[self.rows]]
+        wraps = _ancestors(self.part.tree.parent, doers)
+        self.has_work[self.rows[composite[self.group] & wraps[self.rows]]] = False
+
+
+def _is_composite(name: str) -> bool:
+    entry = model_of(name)
+    return entry is not None and entry.composite
+
+
+def _ancestors(parent: Array, rows: Array) -> Array:
+    """bool `[n + 1]`: rows that stand above some of `rows`."""
+    above = np.zeros(len(parent) + 1, dtype=bool)
+    current = np.unique(parent[rows]) if len(rows) else rows
+    while len(current := current[current != _NO_ROW]):
+        current = current[~above[current]]
+        above[current] = True
+        current = np.unique(parent[current])
+    return above
+
+
+def _names_by_owner(part: RankTrace, strings: Sequence[str]) -> dict[int, tuple[str, ...]]:
+    """Distinct names of GPU events by the row that owns them, the first few of each."""
+    events = part.tree.gpu_rows
+    owners = part.costs.owner[events].astype(np.int64)
+    pairs = Groups(owners, part.table.name[events].astype(np.int64)).first
+    found: dict[int, list[str]] = {}
+    names = part.table.name[events[pairs]]
+    for owner, name in zip(owners[pairs].tolist(), names.tolist(), strict=True):
+        listed = found.setdefault(owner, [])
+        if len(listed) < _MOST_KERNELS:
+            listed.append(strings[name])
+    return {owner: tuple(listed) for owner, listed in found.items()}
+
+
+def _tracelens_work(
+    name: str, dims: str | None, types: str | None, strides: str | None, concrete: str | None
+) -> tuple[Work | None, str]:
+    from torchtraceap.tracelens.perf_model import compat_work
+
+    found = compat_work(name, dims, types, strides, concrete)
+    if found is None:
+        return None, "TraceLens has no model for this call"
+    flops, moved = found
+    return Work(flops, float("nan") if moved is None else moved, 0, dtype=""), ""
+
+
+# ------------------------------------------------------------------------------ GPU events
+
+
+class _GpuCalls:
+    """GPU events by the call that they are counted for.
+
+    Attributes:
+        first_event: Row of the first event of each call.
+        rows: int64 `[calls]`: rows of the calls; launches where no operator is above them.
+            Events without a launch are calls of their own, numbered behind the last row.
+        gpu_ns: int64 `[calls]`: union of the events of each call.
+        exclusive_ns: int64 `[calls]`: their part of the busy time.
+        events: Rows of the events, `event_call` the call of each.
+    """
+
+    def __init__(self, part: RankTrace, calls: _Calls) -> None:
+        self.events = part.tree.gpu_rows.astype(np.int64)
+        target = _modelled_above(part, self.events, calls.has_work)
+        unlaunched = np.flatnonzero(target == _NO_ROW)
+        target[unlaunched] = len(part.table) + unlaunched
+        self.rows, first, self.event_call = np.unique(
+            target, return_index=True, return_inverse=True
+        )
+        self.first_event = self.events[first]
+        table = part.table
+        starts = table.ts_ns[self.events]
+        ends = starts + table.dur_ns[self.events]
+        self.gpu_ns = _union_by(self.event_call, len(self.rows), starts, ends)
+        self.exclusive_ns = _sum_by(
+            self.event_call, len(self.rows), part.costs.exclusive_ns[self.events]
+        )
+        self.count = np.bincount(self.event_call, minlength=len(self.rows))
+
+
+def _modelled_above(part: RankTrace, events: Array, has_work: Array) -> Array:
+    """For each event the innermost row with a model at or above its owner, else the owner."""
+    parent = part.tree.parent
+    owner = part.costs.owner[events].astype(np.int64)
+    target = owner.copy()
+    current = owner.copy()
+    open_places = np.flatnonzero(current != _NO_ROW)
+    while len(open_places):
+        found = has_work[current[open_places]]
+        target[open_places[found]] = current[open_places[found]]
+        open_places = open_places[~found]
+        current[open_places] = parent[current[open_places]]
+        open_places = open_places[current[open_places] != _NO_ROW]
+    return target
+
+
+def _sum_by(group: Array, groups: int, values: Array) -> Array:
+    total = np.zeros(groups, dtype=np.int64)
+    np.add.at(total, group, values)
+    return total
+
+
+def _union_by(group: Array, groups: int, starts: Array, ends: Array) -> Array:
+    """int64 `[groups]`: length of the union of the intervals of each group."""
+    if not len(group):
+        return np.zeros(groups, dtype=np.int64)
+    order = np.lexsort((starts, group))
+    group, starts, ends = group[order], starts[order], ends[order]
+    # Each group is moved behind the one before, so that one running maximum serves all.
+    origin = starts.min()
+    span = int(ends.max() - origin) + 1
+    first = np.flatnonzero(np.diff(group, prepend=-1))
+    if span * (len(first) + 1) > 2**62:
+        return _union_slowly(group, groups, starts, ends)
+    shift = group.astype(np.int64) * span - origin
+    reached = np.maximum.accumulate(ends + shift)
+    before = np.concatenate([[0], reached[:-1]])
+    covered = np.maximum(reached - np.maximum(starts + shift, before), 0)
+    return _sum_by(group, groups, covered)
+
+
+def _union_slowly(group: Array, groups: int, starts: Array, ends: Array) -> Array:
+    """For traces whose times span years (a damaged clock)."""
+    total = np.zeros(groups, dtype=np.int64)
+    reached, last = 0, -1
+    for index, start, end in zip(group.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        reached = start if index != last else max(reached, start)
+        total[index] += max(end - reached, 0)
+        reached, last = max(reached, end), index
+    return total
+
+
+# ------------------------------------------------------------------------------- the device
+
+
+def _rates_of(part: RankTrace, device: Any) -> _Rates:
+    if isinstance(device, Device):
+        return _described(device, "")
+    if isinstance(device, str):
+        return _described(device_named(device), "")
+    if device is not None:
+        raise OptionError("device must be a name or a torchtraceap.devices.Device")
+    return _recorded_device(part)
+
+
+def _recorded_device(part: RankTrace) -> _Rates:
+    used = {int(number) for number in np.unique(part.table.device[part.tree.gpu_rows])}
+    entries = part.table.devices
+    listed = [entry for entry in entries if entry.id in used] or entries[:1]
+    if not listed:
+        return _Rates(None, "The trace does not say which GPU it is of, so nothing is compared "
+                      "with a peak; give one with device=.")  # fmt: skip
+    found = {_look_up(entry) for entry in listed}
+    names = sorted({entry.name for entry in listed})
+    if len(found) == 1 and (only := found.pop()) is not None:
+        return _described(only, "")
+    said = ", ".join(repr(name) for name in names)
+    reason = "GPUs of several kinds" if len(names) > 1 else "a GPU that is not told by its name"
+    return _Rates(None, f"The trace is of {reason} ({said}), so nothing is compared with a peak; "
+                  "give one with device=.")  # fmt: skip
+
+
+def _look_up(entry: _core.Device) -> Device | None:
+    known = entry.compute_major is not None and entry.compute_minor is not None
+    return find_device(
+        entry.name,
+        multiprocessors=entry.sm_count,
+        memory_bytes=entry.memory_bytes,
+        architecture=f"{entry.compute_major}.{entry.compute_minor}" if known else None,
+    )
+
+
+def _described(device: Device, note: str) -> _Rates:
+    facts = {
+        "device": device.name,
+        "device_id": device.id,
+        "bandwidth_tbps": device.bandwidth / 1e12,
+        "matrix_tflops": {name: rate / 1e12 for name, rate in device.matrix.items()},
+        "vector_tflops": {name: rate / 1e12 for name, rate in device.vector.items()},
+        "device_sources": dict(device.sources),
+    }
+    return _Rates(device, note, facts)
+
+
+def _peak(work: Work, device: Device, kernels: Sequence[str]) -> tuple[float, str] | None:
+    """flop/s for the type of some work, and what it is called; None if there is no such rate."""
+    if work.unit == "vector":
+        rate = device.vector.get(work.dtype)
+        return None if rate is None else (rate, f"{work.dtype} vector")
+    label = work.dtype
+    if label == "fp32" and _uses_tf32(work, device, kernels):
+        label = "tf32"
+    if label in device.matrix:
+        return device.matrix[label], f"{label} matrix"
+    rate = device.vector.get(label)
+    return None if rate is None else (rate, f"{label} vector")
+
+
+def _uses_tf32(work: Work, device: Device, kernels: Sequence[str]) -> bool:
+    """By the kernels' names; where they say nothing, if the call allows it."""
+    if "tf32" not in device.matrix:
+        return False
+    if any(_SHOWS_TF32.search(name) for name in kernels):
+        return True
+    if any(_SHOWS_FP32.search(name) for name in kernels):
+        return False
+    return work.allow_tf32 is True
+
+
+def _attainable(work: Work, device: Device, kernels: Sequence[str]) -> _Attainable:
+    if any(_OVER_A_LINK.search(name) for name in kernels):
+        return _Attainable(bound="link")
+    memory_ns = work.bytes / device.bandwidth * 1e9
+    if not work.flops:
+        return _Attainable(memory_ns, "memory")
+    peak = _peak(work, device, kernels)
+    if peak is None:
+        is_integer = work.unit == "vector" and work.dtype not in ("fp64", "fp32", "")
+        return _Attainable(memory_ns, "memory") if is_integer else _Attainable()
+    compute_ns = work.flops / peak[0] * 1e9
+    bound = "compute" if compute_ns >= memory_ns else "memory"
+    return _Attainable(max(compute_ns, memory_ns), bound, peak[1])
+
+
+# ------------------------------------------------------------------------------- the tables
+
+
+class _RowTable:
+    """Calls with GPU time, joined with their kind of call."""
+
+    def __init__(self, part: RankTrace, calls: _Calls, on_gpu: _GpuCalls, rates: _Rates) -> None:
+        self._part, self._calls, self._on_gpu, self._rates = part, calls, on_gpu, rates
+        kind_of_row = np.full(len(part.table) + 1, -1, dtype=np.int64)
+        kind_of_row[calls.rows] = calls.group
+        places = np.minimum(on_gpu.rows, len(part.table))
+        self._has_work = calls.has_work[places]
+        self._kind = self._kinds_of(kind_of_row[places])
+        order = np.argsort(on_gpu.event_call, kind="stable")
+        self._names = part.table.name[on_gpu.events[order]]
+        self._starts = np.concatenate([[0], np.cumsum(on_gpu.count)])
+
+    def _kinds_of(self, known: Array) -> Array:
+        """Kinds of the calls' rows; without an operator, by names of launch and first event."""
+        names = self._part.table.name
+        loose = np.flatnonzero(known < 0)
+        rows = self._on_gpu.rows[loose]
+        has_row = rows < len(names)
+        launch = np.full(len(loose), -1, dtype=np.int64)
+        launch[has_row] = names[rows[has_row]]
+        groups = Groups(launch, names[self._on_gpu.first_event[loose]].astype(np.int64))
+        strings = self._calls.strings
+        self._loose = ["" if code < 0 else strings[code] for code in launch[groups.first].tolist()]
+        kind = known.copy()
+        kind[loose] = len(self._calls.kinds) + groups.index
+        return kind
+
+    def by_arguments(self, *, each_call: bool) -> ColumnTable:
+        own = np.arange(len(self._kind)) if each_call else np.zeros(len(self._kind), np.int64)
+        groups = Groups(self._kind, self._has_work.astype(np.int64), own)
+        rows = [self._row(groups, i) for i in range(len(groups))]
+        columns = self._columns(groups, rows)
+        if each_call:
+            columns = {
+                "row": _rows_or_absent(self._on_gpu.rows[groups.first], len(self._part.table)),
+                **columns,
+            }
+        order = np.argsort(-columns["gpu_ns"], kind="stable")
+        shown = ("name", "family", "dims", "count", "gpu_ns", "tflops", "tbps", "bound",
+                 "roofline_share", "warning", "why_not")  # fmt: skip
+        table = ColumnTable(
+            columns, shown=shown, facts=self._facts(columns), notes=self._notes(columns)
+        )
+        return table.take(order)
+
+    def _row(self, groups: Groups, index: int) -> tuple[_Call, _Attainable]:
+        first = int(groups.first[index])
+        kernels = self._kernels(groups, index)
+        kind = int(self._kind[first])
+        if kind >= len(self._calls.kinds):
+            name = self._loose[kind - len(self._calls.kinds)]
+            why = "not below an operator" if name else "the trace does not hold its launch"
+            return _Call(name or "(no launch)", _NO_TEXTS, kernels, None, why), _Attainable()
+        call = self._calls.kinds[kind]
+        if not self._has_work[first]:
+            why = call.why_not or "operators below it that have models are rows of their own"
+            return _Call(call.name, call.texts, kernels, None, why), _Attainable()
+        device = self._rates.device
+        found = _Attainable()
+        if call.work is not None and device is not None:
+            found = _attainable(call.work, device, kernels)
+        elif any(_OVER_A_LINK.search(name) for name in kernels):
+            found = _Attainable(bound="link")
+        return _Call(call.name, call.texts, kernels, call.work, ""), found
+
+    def _kernels(self, groups: Groups, index: int) -> tuple[str, ...]:
+        """Distinct names of the first call's GPU events, in order."""
+        call = int(groups.first[index])
+        ids = self._names[self._starts[call] : self._starts[call + 1]]
+        return tuple(self._calls.strings[i] for i in dict.fromkeys(ids.tolist()))[:_MOST_KERNELS]
+
+    def _columns(self, groups: Groups, rows: Sequence[tuple[_Call, _Attainable]]) -> dict[str, Any]:
+        works = [call.work for call, _ in rows]
+        flops = _numbers(None if w is None else w.flops for w in works)
+        moved = _numbers(None if w is None else w.bytes for w in works)
+        gpu_ns = groups.sum(self._on_gpu.gpu_ns)
+        seconds = np.where(gpu_ns > 0, gpu_ns / 1e9, np.nan)
+        roofline_ns = np.array([found.ns for _, found in rows], dtype=np.float64)
+        share = roofline_ns * groups.count / np.where(gpu_ns > 0, gpu_ns, np.nan)
+        return {
+            "name": encode_texts(call.name for call, _ in rows),
+            "family": encode_texts(family_of(call.name, call.kernels) for call, _ in rows),
+            "dims": _json_column(call.texts[0] for call, _ in rows),
+            "dtypes": _json_column(call.texts[1] for call, _ in rows),
+            "strides": _json_column(call.texts[2] for call, _ in rows),
+            "concrete": _json_column(call.texts[3] for call, _ in rows),
+            "kernel": encode_texts(call.kernels[0] if call.kernels else None for call, _ in rows),
+            "count": groups.count,
+            "flops": flops,
+            "bytes": moved,
+            "intensity": _ratio(flops, moved),
+            "gpu_ns": gpu_ns,
+            "gpu_median_ns": groups.median(self._on_gpu.gpu_ns),
+            "tflops": flops * groups.count / seconds / 1e12,
+            "tbps": moved * groups.count / seconds / 1e12,
+            "peak": encode_texts(found.peak for _, found in rows),
+            "roofline_ns": roofline_ns,
+            "bound": encode_texts(found.bound for _, found in rows),
+            "roofline_share": share,
+            "busy_share": self._busy_share(groups),
+            "upper_bound": np.array([w is not None and w.upper_bound for w in works], dtype=bool),
+            "has_model": np.array([w is not None for w in works], dtype=bool),
+            "why_not": encode_texts(call.why_not or None for call, _ in rows),
+            "warning": encode_texts(
+                self._warning(call.work, found, float(value))
+                for (call, found), value in zip(rows, share, strict=True)
+            ),
+            "note": encode_texts(
+                "; ".join(w.notes) if w is not None and w.notes else None for w in works
+            ),
+        }
+
+    def _busy_share(self, groups: Groups) -> Array:
+        busy_ns = int(self._on_gpu.exclusive_ns.sum())
+        shares: Array = groups.sum(self._on_gpu.exclusive_ns) / (busy_ns or np.nan)
+        return shares
+
+    def _warning(self, work: Work | None, found: _Attainable, share: float) -> str | None:
+        """Why a call can seem faster than its device; never silent."""
+        device = self._rates.device
+        if work is None or device is None or not share > 1:
+            return None
+        if work.upper_bound:
+            return "above the roofline: the counted work is an upper bound"
+        if found.bound == "memory" and work.bytes < 2 * (device.l2_bytes or 0):
+            return "above the roofline: the data fits the L2 cache, in part or whole"
+        if found.bound == "memory":
+            return (
+                "above the roofline: part of the data came from a cache, or the device is another"
+            )
+        if work.dtype == "fp32" and found.peak != "tf32 matrix":
+            return "above the roofline: it may compute in tf32, which its kernels do not say"
+        return "above the roofline: the model counts too much here, or the device is another"
+
+    def by_family(self) -> ColumnTable:
+        """Sums over the rows by arguments."""
+        rows = self.by_arguments(each_call=False)
+        family = rows.column("family")
+        assert isinstance(family, TextCodes)
+        groups = Groups(family.codes.astype(np.int64)) if rows.num_rows else None
+        if groups is None:
+            return rows.take(np.zeros(0, dtype=np.int64))
+        count, gpu_ns = groups.sum(rows["count"]), groups.sum(rows["gpu_ns"])
+        modelled = rows["has_model"]
+        modelled_ns = groups.sum(np.where(modelled, rows["gpu_ns"], 0))
+        flops = groups.sum(np.nan_to_num(rows["flops"]) * rows["count"])
+        moved = groups.sum(np.nan_to_num(rows["bytes"]) * rows["count"])
+        compared = np.isfinite(rows["roofline_ns"])
+        roofline = groups.sum(np.where(compared, rows["roofline_ns"] * rows["count"], 0.0))
+        compared_ns = groups.sum(np.where(compared, rows["gpu_ns"], 0))
+        seconds = np.where(modelled_ns > 0, modelled_ns / 1e9, np.nan)
+        columns: dict[str, Any] = {
+            "family": family.take(groups.first),
+            "count": count,
+            "gpu_ns": gpu_ns,
+            "busy_share": groups.sum(rows["busy_share"]),
+            "modelled_share": modelled_ns / np.where(gpu_ns > 0, gpu_ns, np.nan),
+            "flops": flops,
+            "bytes": moved,
+            "intensity": _ratio(flops, moved),
+            "tflops": flops / seconds / 1e12,
+            "tbps": moved / seconds / 1e12,
+            "roofline_ns": np.where(compared_ns > 0, roofline, np.nan),
+            "roofline_share": roofline / np.where(compared_ns > 0, compared_ns, np.nan),
+        }
+        order = np.argsort(-gpu_ns, kind="stable")
+        return ColumnTable(columns, facts=rows.facts, notes=rows.notes).take(order)
+
+    def _facts(self, columns: dict[str, Any]) -> dict[str, Any]:
+        modelled = columns["has_model"]
+        busy_ns = int(self._on_gpu.exclusive_ns.sum())
+        compared = np.isfinite(columns["roofline_share"])
+        gpu_ns = int(columns["gpu_ns"][compared].sum())
+        roofline = columns["roofline_ns"] * columns["count"]
+        return {
+            "busy_ns": busy_ns,
+            "modelled_share": _share(float(columns["busy_share"][modelled].sum()), busy_ns),
+            "roofline_share": float(roofline[compared].sum()) / gpu_ns if gpu_ns else None,
+            "above_roofline": int(np.sum(columns["roofline_share"][compared] > 1)),
+            "device": None,
+            **self._rates.facts,
+        }
+
+    def _notes(self, columns: dict[str, Any]) -> list[str]:
+        notes = [self._rates.note] if self._rates.note else []
+        if not len(self._on_gpu.rows):
+            return [*notes, 'The trace has no GPU events; by="call" lists operators of the CPU.']
+        notes.append(
+            "flops and bytes are of one call; bytes count each tensor once, so they are the least "
+            "that must move."
+        )
+        facts = self._facts(columns)
+        share = facts["modelled_share"]
+        notes.append(f"Models cover {(share or 0) * 100:.1f} % of the GPU's busy time.")
+        if self._rates.device is not None:
+            notes.append(f"Peaks are those of {self._rates.device.name}, dense.")
+        if facts["above_roofline"]:
+            count = facts["above_roofline"]
+            rows = "row lies" if count == 1 else "rows lie"
+            notes.append(f"{count} {rows} above the roofline; the column warning says why.")
+        return notes
+
+
+def _share(value: float, busy_ns: int) -> float | None:
+    return value if busy_ns else None
+
+
+def _rows_or_absent(rows: Array, events: int) -> np.ma.MaskedArray[Any, Any]:
+    return np.ma.masked_greater_equal(rows, events)
+
+
+def _numbers(values: Iterable[float | None]) -> Array:
+    return np.array([np.nan if value is None else float(value) for value in values], dtype=float)
+
+
+def _ratio(upper: Array, lower: Array) -> Array:
+    ratio: Array = upper / np.where(lower > 0, lower, np.nan)
+    return ratio
+
+
+def _json_column(texts: Iterable[str | None]) -> JsonCodes:
+    column = encode_texts(texts)
+    return JsonCodes(column.codes, column.texts)
+
+
+def _host_table(calls: _Calls) -> ColumnTable:
+    """Every operator of the CPU that has a model, with the time that its thread spent on it."""
+    table = calls.part.table
+    rows = calls.rows[calls.has_work[calls.rows]]
+    kinds = [calls.kinds[index] for index in calls.group[calls.has_work[calls.rows]].tolist()]
+    flops = _numbers(kind.work.flops if kind.work else None for kind in kinds)
+    moved = _numbers(kind.work.bytes if kind.work else None for kind in kinds)
+    columns: dict[str, Any] = {
+        "row": rows.astype(np.int64),
+        "name": encode_texts(kind.name for kind in kinds),
+        "family": encode_texts(family_of(kind.name) for kind in kinds),
+        "dims": _json_column(kind.texts[0] for kind in kinds),
+        "dtypes": _json_column(kind.texts[1] for kind in kinds),
+        "strides": _json_column(kind.texts[2] for kind in kinds),
+        "concrete": _json_column(kind.texts[3] for kind in kinds),
+        "flops": flops,
+        "bytes": moved,
+        "intensity": _ratio(flops, moved),
+        "host_ns": table.dur_ns[rows],
+    }
+    note = (
+        "The trace has no GPU events: these are operators of the CPU, with the time of their "
+        "thread; nothing is compared with a peak."
+    )
+    shown = ("name", "family", "dims", "flops", "bytes", "intensity", "host_ns")
+    return ColumnTable(columns, shown=shown, notes=[note])
