@@ -207,13 +207,15 @@ def _join(sheets: Sequence[Sheet], names: Sequence[str], plan: _Plan) -> list[Ro
 
 def _add_differences(row: Row, names: Sequence[str], columns: Sequence[str]) -> None:
     for column in columns:
-        base = row.get(f"{names[0]}::{column}")
+        base: Any = row.get(f"{names[0]}::{column}")
         for name in names[1:]:
-            value = row.get(f"{name}::{column}")
-            known = not _is_absent(base) and not _is_absent(value)
-            difference = value - base if known else None
+            value: Any = row.get(f"{name}::{column}")
+            difference = percent = None
+            if not _is_absent(base) and not _is_absent(value):
+                difference = value - base
+                percent = 100 * (difference / base) if base else None
             row[f"{column}__{name}_diff"] = difference
-            row[f"{column}__{name}_pct"] = 100 * (difference / base) if known and base else None
+            row[f"{column}__{name}_pct"] = percent
 
 
 def _sorted(rows: list[Row], column: str) -> list[Row]:
