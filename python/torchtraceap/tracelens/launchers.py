@@ -103,7 +103,7 @@ class CompatTree:
         table = self.table = part.table
         self.strings = table.strings
         self.kind = np.asarray(table.kind)
-        self.name = np.asarray(table.name)
+        self.name = np.asarray(table.name).astype(np.int64)
         self.dur_us = to_us(np.asarray(table.dur_ns))
         self.start_us = to_us(np.asarray(table.ts_ns))
         self.end_us = self.start_us + self.dur_us

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,15 @@ from torchtraceap.analysis.grouping import Groups
 from torchtraceap.tracelens.launchers import CompatTree
 from torchtraceap.tracelens.sheets import Sheet, as_tuples
 
-__all__ = ["ARGUMENTS", "CallTable", "call_table"]
+__all__ = ["ARGUMENTS", "CallTable", "Coded", "call_table", "coded", "stacked", "texts_at"]
 
 Array = npt.NDArray[Any]
 
 ARGUMENTS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
+
+
+Coded = tuple[Array, list[str]]
+"""A text column: codes, -1 where absent, and the distinct texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,57 +30,49 @@ class CallTable:
 
     tree: CompatTree
     rows: Array
-    """int64 `[n]`: rows whose arguments these are."""
-    names: list[str]
-    name: Array
-    categories: list[str]
-    category: Array
-    arguments: list[tuple[Array, list[str]]]
-    """Codes (-1 is absent) and JSON texts, in the order of `ARGUMENTS`."""
+    """int64 `[n]`: rows whose arguments and threads these are."""
+    names: Coded
+    categories: Coded
+    arguments: list[Coded]
+    """JSON texts in the order of `ARGUMENTS`."""
     recompute: Array
 
     @property
     def track(self) -> Array:
         return np.asarray(self.tree.table.track)[self.rows]
 
-    def text(self, argument: int, member: int) -> str | None:
-        """JSON text of one argument of one call."""
-        codes, texts = self.arguments[argument]
-        code = int(codes[member])
-        return None if code < 0 else texts[code]
-
     def groups(self) -> Groups:
         """Calls that agree in all columns of the key; processes and threads by their names."""
         threads: dict[tuple[str, str, str], int] = {}
         of_track = [threads.setdefault(n, len(threads)) for n in self.tree.thread_names()]
         thread = np.asarray(of_track, dtype=np.int64)[self.track]
-        keys = [self.name, self.category, thread, *(codes for codes, _ in self.arguments)]
+        keys = [codes for codes, _ in (self.names, self.categories, *self.arguments)]
         if self.tree.detect_recompute:
             keys.append(self.recompute)
-        return Groups(*keys)
+        return Groups(*keys, thread)
 
     def key_columns(self, groups: Groups) -> Sheet:
         """Name, category, process, thread, arguments and, if looked for, recomputation."""
-        firsts = groups.first.tolist()
+        firsts = groups.first
         threads = self.tree.thread_names()
-        tracks = self.track[groups.first].tolist()
+        tracks = self.track[firsts].tolist()
         sheet: Sheet = {
-            "name": [self.names[self.name[i]] for i in firsts],
-            "op category": [self.categories[self.category[i]] for i in firsts],
+            "name": texts_at(self.names, firsts),
+            "op category": texts_at(self.categories, firsts),
         }
         for place, column in enumerate(("process_name", "process_label", "thread_name")):
             sheet[column] = [threads[track][place] for track in tracks]
-        for place, argument in enumerate(ARGUMENTS):
-            sheet[argument] = [as_tuples(self.text(place, i)) for i in firsts]
+        for argument, column in zip(self.arguments, ARGUMENTS, strict=True):
+            sheet[column] = [as_tuples(text) for text in texts_at(argument, firsts)]
         if self.tree.detect_recompute:
-            sheet["is_recompute"] = self.recompute[groups.first].tolist()
+            sheet["is_recompute"] = self.recompute[firsts].tolist()
         return sheet
 
 
 def call_table(
-    tree: CompatTree, rows: Array, names: list[str], categories: list[str], recompute: Array
+    tree: CompatTree, rows: Array, names: Coded, categories: Coded, recompute: Array
 ) -> CallTable:
-    """Codes of calls.
+    """The calls at some rows, with their arguments.
 
     Args:
         tree: Of the rank.
@@ -84,15 +81,27 @@ def call_table(
         categories: Of each call.
         recompute: bool, of each call.
     """
-    name, distinct_names = _codes(names)
-    category, distinct_categories = _codes(categories)
     arguments = [tree.texts(key, rows) for key in ARGUMENTS]
-    return CallTable(
-        tree, rows, distinct_names, name, distinct_categories, category, arguments, recompute
-    )
+    return CallTable(tree, rows, names, categories, arguments, recompute)
 
 
-def _codes(values: list[str]) -> tuple[Array, list[str]]:
+def texts_at(column: Coded, rows: Array) -> list[Any]:
+    """Texts of some rows; None where absent."""
+    codes, texts = column
+    return [texts[code] if code >= 0 else None for code in codes[rows].tolist()]
+
+
+def coded(function: Callable[..., str], *keys: Array) -> Coded:
+    """A text for each row that depends on integer keys alone; asked once per distinct keys."""
+    groups = Groups(*keys)
     distinct: dict[str, int] = {}
-    codes = [distinct.setdefault(value, len(distinct)) for value in values]
-    return np.asarray(codes, dtype=np.int64), list(distinct)
+    values = zip(*(key[groups.first].tolist() for key in keys), strict=True)
+    codes = [distinct.setdefault(function(*value), len(distinct)) for value in values]
+    return np.asarray(codes, dtype=np.int64)[groups.index], list(distinct)
+
+
+def stacked(a: Coded, b: Coded) -> Coded:
+    """The rows of one column below those of another."""
+    texts = {text: place for place, text in enumerate(a[1])}
+    moved = [texts.setdefault(text, len(texts)) for text in b[1]]
+    return np.r_[a[0], np.asarray(moved, dtype=np.int64)[b[0]]], list(texts)

@@ -6,7 +6,7 @@ Source: TraceLens at 171dd747, TreePerf/tree_perf.py: `build_df_perf_metrics`,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torchtraceap.analysis.grouping import Groups
 from torchtraceap.tracelens.categories import SYNTHETIC, category_of
 from torchtraceap.tracelens.kernel_details import kernel_columns
 from torchtraceap.tracelens.launchers import CompatTree, union_us
-from torchtraceap.tracelens.op_table import ARGUMENTS, call_table
+from torchtraceap.tracelens.op_table import ARGUMENTS, Coded, call_table, coded, stacked
 from torchtraceap.tracelens.perf_model import MODELS, find_model, run_model, transpose_of
 from torchtraceap.tracelens.sheets import (
     METRICS,
@@ -199,7 +199,6 @@ def _family_sheet(
     if tree.detect_recompute:
         keys.append(tree.recompute[rows])
     groups = Groups(*keys)
-    firsts = groups.first.tolist()
     of_first = [works[ops.key[place]] for place in places[groups.first]]
     sheet: Sheet = {"name": [tree.strings[i] for i in tree.name[rows[groups.first]]]}
     for name in columns:
@@ -224,7 +223,6 @@ def _family_sheet(
         sheet[f"Kernel Time (µs)_{metric}"] = kernel_time[metric].tolist()
     sheet["name_count"] = groups.count.tolist()
     sheet["UID_first"] = rows[groups.first].tolist()
-    assert len(firsts) == len(of_first)
     return take(sheet, order_of_sums(kernel_time["sum"], rows[groups.first]))
 
 
@@ -337,12 +335,12 @@ class Collected:
         return result
 
 
-def unified_perf_summary(ops: ModelledOps, launched: Mapping[int, str]) -> Sheet:
+def unified_perf_summary(ops: ModelledOps, categories_of: Callable[[Array], Coded]) -> Sheet:
     """Calls by name and arguments: the modelled ones, leaves without a model, loose kernels.
 
     Args:
         ops: Of the rank.
-        launched: Category of every launcher, by row.
+        categories_of: Gives the categories of operators, by row.
     """
     tree = ops.tree
     collected = Collected(ops)
@@ -366,10 +364,7 @@ def unified_perf_summary(ops: ModelledOps, launched: Mapping[int, str]) -> Sheet
     failed = own & np.asarray([not isinstance(work, Work) for work in works], dtype=bool)[key]
     busy[failed] = np.nan
     owner, events = lists.expand()
-    categories = [
-        launched.get(row) or category_of(tree.strings[name], None)
-        for row, name in zip(rows.tolist(), tree.name[rows].tolist(), strict=True)
-    ]
+    categories = categories_of(rows)
     kernels = tree.linked[events]
     return _unified_sheet(collected, rows, categories, works, key, busy, owner, kernels, own)
 
@@ -377,7 +372,7 @@ def unified_perf_summary(ops: ModelledOps, launched: Mapping[int, str]) -> Sheet
 def _unified_sheet(
     collected: Collected,
     rows: Array,
-    categories: list[str],
+    categories: Coded,
     works: list[Any],
     key: Array,
     busy: Array,
@@ -392,10 +387,18 @@ def _unified_sheet(
         tree.op_above[collected.loose],
         tree.call[collected.loose],
     )
-    names = [tree.strings[i] for i in tree.name[rows]]
-    for kernel, parent in zip(tree.name[loose].tolist(), tree.name[parents].tolist(), strict=True):
-        names.append(f"{tree.strings[parent]}->{tree.strings[kernel]}{SYNTHETIC}")
-        categories.append(category_of(names[-1], tree.strings[kernel]))
+    strings = tree.strings
+    names = stacked(
+        coded(strings.__getitem__, tree.name[rows]),
+        coded(
+            lambda kernel, parent: f"{strings[parent]}->{strings[kernel]}{SYNTHETIC}",
+            tree.name[loose],
+            tree.name[parents],
+        ),
+    )
+    categories = stacked(
+        categories, coded(lambda kernel: category_of(SYNTHETIC, strings[kernel]), tree.name[loose])
+    )
     owner = np.r_[owner, len(rows) + np.arange(len(loose))]
     kernels = np.r_[kernels, loose]
     arguments = np.r_[rows, parents]

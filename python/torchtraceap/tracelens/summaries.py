@@ -17,7 +17,14 @@ from torchtraceap.analysis.grouping import Groups
 from torchtraceap.tracelens.categories import category_of
 from torchtraceap.tracelens.kernel_details import kernel_columns
 from torchtraceap.tracelens.launchers import CompatTree, union_us
-from torchtraceap.tracelens.op_table import CallTable, call_table
+from torchtraceap.tracelens.op_table import (
+    CallTable,
+    Coded,
+    call_table,
+    coded,
+    stacked,
+    texts_at,
+)
 from torchtraceap.tracelens.sheets import (
     METRICS,
     Sheet,
@@ -121,10 +128,17 @@ class Launchers:
     kernels: Array
     """int64: rows of the kernels."""
 
-    def categories(self) -> dict[int, str]:
-        """Category of every launcher, by row."""
-        names = (self.calls.categories[i] for i in self.calls.category.tolist())
-        return dict(zip(self.calls.rows.tolist(), names, strict=True))
+    def categories_of(self, ops: Array) -> Coded:
+        """Category of some operators: by their own first kernel if they launched one."""
+        tree, (codes, texts) = self.calls.tree, self.calls.categories
+        known = np.full(len(tree.table), -1, dtype=np.int64)
+        known[self.calls.rows] = codes
+        known = known[ops]
+
+        def category(code: int, name: int) -> str:
+            return texts[code] if code >= 0 else category_of(tree.strings[name], None)
+
+        return coded(category, known, np.where(known >= 0, -1, tree.name[ops]))
 
 
 def launchers_of(tree: CompatTree) -> Launchers:
@@ -135,11 +149,13 @@ def launchers_of(tree: CompatTree) -> Launchers:
     order = np.lexsort((kernels, owner))
     owner, kernels = owner[order], kernels[order]
     first = kernels[np.searchsorted(owner, np.arange(len(rows)))]
-    names = [tree.strings[i] for i in tree.name[rows]]
-    categories = [
-        category_of(name, tree.strings[kernel])
-        for name, kernel in zip(names, tree.name[first].tolist(), strict=True)
-    ]
+    strings = tree.strings
+    names = coded(strings.__getitem__, tree.name[rows])
+    categories = coded(
+        lambda name, kernel: category_of(strings[name], strings[kernel]),
+        tree.name[rows],
+        tree.name[first],
+    )
     return Launchers(
         call_table(tree, rows, names, categories, tree.recompute[rows]),
         union_us(len(rows), owner, tree.start_us[kernels], tree.end_us[kernels]),
@@ -158,11 +174,11 @@ def _grouped(launchers: Launchers, key: Array) -> Groups:
 def ops_summary_by_category(launchers: Launchers) -> Sheet:
     """Launchers by category."""
     calls = launchers.calls
-    groups = _grouped(launchers, calls.category)
+    groups = _grouped(launchers, calls.categories[0])
     sums = groups.sum(launchers.direct_us)
     order = order_of_sums(sums, np.arange(len(groups)))
     first = groups.first[order]
-    sheet: Sheet = {"op category": [calls.categories[i] for i in calls.category[first]]}
+    sheet: Sheet = {"op category": texts_at(calls.categories, first)}
     if calls.tree.detect_recompute:
         sheet["is_recompute"] = calls.recompute[first].tolist()
     sheet["Count"] = groups.count[order].tolist()
@@ -174,15 +190,17 @@ def ops_summary_by_category(launchers: Launchers) -> Sheet:
 def ops_summary(launchers: Launchers) -> Sheet:
     """Launchers by name."""
     calls = launchers.calls
-    groups = _grouped(launchers, calls.name)
+    groups = _grouped(launchers, calls.names[0])
     direct, subtree = groups.sum(launchers.direct_us), groups.sum(launchers.subtree_us)
-    pairs = Groups(groups.index, calls.category)
+    pairs = Groups(groups.index, calls.categories[0])
     categories: list[list[str]] = [[] for _ in range(len(groups))]
-    for row in pairs.first.tolist():
-        categories[groups.index[row]].append(calls.categories[calls.category[row]])
+    for row, category in zip(
+        pairs.first.tolist(), texts_at(calls.categories, pairs.first), strict=True
+    ):
+        categories[groups.index[row]].append(category)
     order = order_of_sums(direct, np.arange(len(groups)))
     first = groups.first[order]
-    sheet: Sheet = {"name": [calls.names[i] for i in calls.name[first]]}
+    sheet: Sheet = {"name": texts_at(calls.names, first)}
     if calls.tree.detect_recompute:
         sheet["is_recompute"] = calls.recompute[first].tolist()
     sheet |= {
@@ -237,55 +255,48 @@ class Kernels:
         call = above.copy()
         above[tree.linked], call[tree.linked] = tree.op_above, tree.call
         self.op, self.call = above[self.rows], call[self.rows]
-        self.parent = np.where(self.op >= 0, self.op, self.call)
-        """int64: the operator, else the call, else -1."""
-        self._category = launchers.categories()
+        self.gpu_only = not (self.op >= 0).any()
+        """No kernel has an operator: theirs leaves the columns about operators out."""
+        self._launchers = launchers
 
-    @property
-    def gpu_only(self) -> bool:
-        return not (self.op >= 0).any()
+    def names(self, rows: Array) -> list[str | None]:
+        """Of some rows; None for -1."""
+        strings = self.tree.strings
+        ids = np.where(rows >= 0, self.tree.name[rows], -1).tolist()
+        return [strings[i] if i >= 0 else None for i in ids]
 
-    def name_of(self, row: int) -> str | None:
-        return self.tree.strings[self.tree.name[row]] if row >= 0 else None
+    def categories(self) -> Coded:
+        """Of the operator above each kernel, else "graph" or "runtime"; absent for orphans."""
+        strings = self.tree.strings
+        of_op = self._launchers.categories_of(self.op)
+        of_call = coded(lambda name: _category_of_call(strings[name]), self.tree.name[self.call])
+        codes, texts = stacked(of_op, of_call)
+        found = np.where(self.op >= 0, codes[: len(self.rows)], codes[len(self.rows) :])
+        return np.where((self.op >= 0) | (self.call >= 0), found, -1), texts
 
-    def category_of(self, op: int, call: int) -> str | None:
-        """Of the operator; "graph" or "runtime" for a call without one; None for orphans."""
-        if op >= 0:
-            known = self._category.get(op)
-            return known or category_of(self.name_of(op) or "", None)
-        name = (self.name_of(call) or "").lower()
-        if not name:
-            return None
-        return "graph" if "cudagraph" in name or "graphlaunch" in name else "runtime"
+
+def _category_of_call(name: str) -> str:
+    lower = name.lower()
+    return "graph" if "cudagraph" in lower or "graphlaunch" in lower else "runtime"
 
 
 def kernel_summary(kernels: Kernels, total: float) -> Sheet:
     """Kernels by category and name of the operator, name and stream."""
     tree = kernels.tree
-    by_parent = Groups(kernels.op, np.where(kernels.op >= 0, -1, kernels.call))
-    parents: list[tuple[str | None, str | None]] = [
-        (kernels.category_of(op, call), kernels.name_of(op if op >= 0 else call))
-        for op, call in zip(
-            kernels.op[by_parent.first].tolist(),
-            kernels.call[by_parent.first].tolist(),
-            strict=True,
-        )
-    ]
-    distinct: dict[tuple[str | None, str | None], int] = {}
+    categories = kernels.categories()
+    parent = np.where(kernels.op >= 0, kernels.op, kernels.call)
+    parent_name = np.where(parent >= 0, tree.name[parent], -1)
     if kernels.gpu_only:
-        parents = [(category, None) for category, _ in parents]
-    codes = np.asarray([distinct.setdefault(p, len(distinct)) for p in parents], dtype=np.int64)
-    key = codes[by_parent.index] if len(codes) else by_parent.index
+        parent_name[:] = -1
     stream = np.asarray(tree.table.stream)[kernels.rows]
-    groups = Groups(key, tree.name[kernels.rows], stream)
+    groups = Groups(categories[0], parent_name, tree.name[kernels.rows], stream)
     found = statistics(groups, kernels.dur_us)
     order = order_of_sums(found["sum"], np.arange(len(groups)))
     first = groups.first[order]
-    chosen = [list(distinct)[code] for code in key[first]]
-    sheet: Sheet = {"Parent op category": [category for category, _ in chosen]}
+    sheet: Sheet = {"Parent op category": texts_at(categories, first)}
     if not kernels.gpu_only:
-        sheet["Parent cpu_op"] = [name for _, name in chosen]
-    sheet["Kernel name"] = [kernels.name_of(row) for row in kernels.rows[first]]
+        sheet["Parent cpu_op"] = kernels.names(parent[first])
+    sheet["Kernel name"] = kernels.names(kernels.rows[first])
     sheet["Kernel stream"] = [None if s == _core.NO_ID else int(s) for s in stream[first]]
     for metric in ("sum", "count", "mean", "min", "max"):
         column = groups.count if metric == "count" else found[metric]
@@ -336,12 +347,12 @@ def short_kernels_summary(kernels: Kernels, total: float, below_us: float = 10) 
     first = groups.first[order]
     sheet: Sheet = {}
     if not kernels.gpu_only:
-        sheet["Parent cpu_op"] = [kernels.name_of(row) for row in op[first]]
+        sheet["Parent cpu_op"] = kernels.names(op[first])
         for (codes, words), title in zip(
             texts, ("Input dims", "Input strides", "Concrete Inputs"), strict=True
         ):
             sheet[title] = [as_tuples(words[code]) for code in codes[first]]
-    sheet["Kernel name"] = [kernels.name_of(row) for row in rows[first]]
+    sheet["Kernel name"] = kernels.names(rows[first])
     sheet["Short Kernel duration (µs) sum"] = found["sum"][order].tolist()
     sheet["Short Kernel count"] = groups.count[order].tolist()
     sheet["Short Kernel duration (µs) mean"] = found["mean"][order].tolist()
