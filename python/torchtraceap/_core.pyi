@@ -840,7 +840,7 @@ class KernelSequences:
     @property
     def kernel_rows(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
-        uint32: kernels of the first occurrence.
+        uint32: kernels of one occurrence, with known launches if there is such.
         """
     @property
     def launch_ns(self) -> numpy.typing.NDArray[numpy.int64]:

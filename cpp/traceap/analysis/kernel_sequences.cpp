@@ -322,32 +322,43 @@ Candidate measure(const Text& text, const Repeat& repeat, const std::vector<Plac
   return {repeat, starts.front(), std::move(sequence)};
 }
 
-/// The innermost op whose subtree launches all these kernels; kNoRow if there is none.
+bool all_linked(const EventTree& tree, std::span<const Row> kernels) {
+  return std::all_of(kernels.begin(), kernels.end(),
+                     [&](Row kernel) { return tree.launch[kernel] != kNoRow; });
+}
+
+/// The innermost op whose subtree launches all these linked kernels; kNoRow if there is none.
 Row common_op(const EventTable& table, const EventTree& tree, std::span<const Row> kernels) {
   Row above = tree.launch[kernels.front()];
   for (const Row kernel : kernels) {
-    const Row launch = tree.launch[kernel];
-    if (launch == kNoRow) return kNoRow;
-    while (above != kNoRow && !is_inside(tree, launch, above)) above = tree.parent[above];
+    while (above != kNoRow && !is_inside(tree, tree.launch[kernel], above)) {
+      above = tree.parent[above];
+    }
   }
   while (above != kNoRow && table.kind[above] != EventKind::kCpuOp) above = tree.parent[above];
   return above;
 }
 
+/// Rows and op of a sequence; occurrences with unknown launches say nothing about the op.
 void add_rows(const EventTable& table, const EventTree& tree, const Text& text,
               const std::vector<Place>& starts, KernelSequence& sequence) {
+  bool known = false;
   for (const Place start : starts) {
     const std::span<const Row> kernels = std::span(text.row).subspan(start, sequence.length);
+    sequence.first_rows.push_back(kernels.front());
+    if (!all_linked(tree, kernels)) continue;
     const Row op = common_op(table, tree, kernels);
-    if (start == starts.front()) {
+    if (!known) {
       sequence.op = op;
       sequence.kernel_rows.assign(kernels.begin(), kernels.end());
-    } else if (op == kNoRow ||
-               (sequence.op != kNoRow && table.name[op] != table.name[sequence.op])) {
+    } else if (op == kNoRow || sequence.op == kNoRow || table.name[op] != table.name[sequence.op]) {
       sequence.op = kNoRow;
     }
-    sequence.first_rows.push_back(kernels.front());
+    known = true;
   }
+  if (known) return;
+  const auto first = text.row.begin() + starts.front();
+  sequence.kernel_rows.assign(first, first + sequence.length);
 }
 
 std::vector<Candidate> find_candidates(const Text& text, const SuffixOrder& suffixes,

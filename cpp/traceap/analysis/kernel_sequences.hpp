@@ -27,11 +27,12 @@ struct KernelSequence {
   std::int64_t launch_ns;     ///< launch calls of its kernels but the first of each occurrence
   std::uint32_t launches;     ///< number of these calls
   std::int64_t removable_ns;  ///< the larger of gap_ns and launch_ns: GPU and host run side by side
-  /// The op call whose subtree launches all kernels of the first occurrence, if such an op of the
-  /// same name does so for every occurrence; else kNoRow.
+  /// The op call whose subtree launches all kernels of an occurrence, if ops of one name do so for
+  /// every occurrence whose launches are known; else kNoRow.
   Row op;
   std::vector<Row> first_rows;   ///< first kernel of each occurrence
-  std::vector<Row> kernel_rows;  ///< kernels of the first occurrence
+  std::vector<Row> kernel_rows;  ///< of the first occurrence whose launches are known, else of the
+                                 ///< first
 };
 
 /// Repeated sequences that are maximal: one more kernel to either side would occur less often

@@ -99,8 +99,9 @@ void bind_sequences(py::module_& module) {
                              "uint32: first kernel of each occurrence.")
       .def_property_readonly("kernel_offsets", column_of(&S::kernel_offsets),
                              "uint32 [n + 1]: into kernel_rows.")
-      .def_property_readonly("kernel_rows", column_of(&S::kernel_rows),
-                             "uint32: kernels of the first occurrence.");
+      .def_property_readonly(
+          "kernel_rows", column_of(&S::kernel_rows),
+          "uint32: kernels of one occurrence, with known launches if there is such.");
   module.def("kernel_sequences", kernel_sequences, py::arg("table"), py::arg("tree"),
              py::arg("symbols"), py::kw_only(), py::arg("length") = 0, py::arg("limit") = 1000,
              "Repeated sequences of kernels; `symbols`, int32 per gpu_rows, says which are equal, "

@@ -253,13 +253,15 @@ def _short_facts(kernels: GpuEvents, short: GpuEvents, below_ns: int) -> dict[st
     """Totals, and durations in 100 equal bins between the shortest and the longest."""
     counts, edges = np.histogram(short.duration_ns, bins=_HISTOGRAM_BINS if len(short) else 1)
     bins = slice(0, len(counts) if len(short) else 0)
+    call_ns = _call_share_ns(short)
     return {
         "below_ns": below_ns,
         "kernels": len(kernels),
         "kernels_ns": int(kernels.duration_ns.sum()),
         "short_kernels": len(short),
         "short_ns": int(short.duration_ns.sum()),
-        "short_launch_ns": int(_call_share_ns(short).sum()),
+        "short_launch_ns": int(call_ns.sum()),
+        "short_launch_median_ns": float(np.median(call_ns)) if len(short) else 0.0,
         "zero_length_kernels": int((short.duration_ns == 0).sum()),
         "histogram": {
             "bin_start_ns": edges[:-1][bins].tolist(),
@@ -280,7 +282,8 @@ def _short_notes(kernels: GpuEvents, short: GpuEvents, facts: dict[str, Any]) ->
     notes.append(
         f"{share} of the kernels ({len(short)} of {len(kernels)}) are shorter than {below}. They "
         f"ran for {format_ns(facts['short_ns'])}; their launch calls kept the host busy for "
-        f"{format_ns(facts['short_launch_ns'])}."
+        f"{format_ns(facts['short_launch_ns'])}, "
+        f"{format_ns(round(facts['short_launch_median_ns']))} each in the median."
     )
     notes.append(
         "Fused, or replayed as one CUDA or HIP graph, they need no call of their own: "

@@ -170,7 +170,7 @@ def _by_direction(part: RankTrace) -> View:
         "direction": copies.direction.take(first),
         "host_memory": copies.host_memory.take(first),
         "count": groups.count[order],
-        "bytes": _whole(groups.sum(np.where(known, copies.bytes, 0.0)), groups, known)[order],
+        "total_bytes": _whole(groups.sum(np.where(known, copies.bytes, 0.0)), groups, known)[order],
         "time_ns": groups.sum(events.duration_ns)[order],
         "exposed_ns": groups.sum(events.exclusive_ns)[order],
         "bandwidth_gb_per_s": _ratio(
@@ -185,7 +185,7 @@ def _by_direction(part: RankTrace) -> View:
         "max_ns": groups.maximum(events.duration_ns)[order],
         "op": TextCodes(most_frequent(groups, events.op.codes)[0][order], events.texts),
     }
-    shown = ("direction", "host_memory", "count", "bytes", "time_ns", "exposed_ns")
+    shown = ("direction", "host_memory", "count", "total_bytes", "time_ns", "exposed_ns")
     rates_shown = ("bandwidth_gb_per_s", "recorded_gb_per_s", "mean_bytes", "op")
     facts = {"busy_ns": int(part.costs.exclusive_ns.sum()), "sizes": _sizes(copies)}
     return columns, (*shown, *rates_shown), facts, _copy_notes(copies)
@@ -241,7 +241,15 @@ def _sizes(copies: Copies) -> list[dict[str, Any]]:
         groups.sum(size)[order].astype(np.int64).tolist(),
         groups.sum(events.duration_ns)[order].tolist(),
     )
-    names = ("direction", "host_memory", "from_bytes", "to_bytes", "count", "bytes", "time_ns")
+    names = (
+        "direction",
+        "host_memory",
+        "from_bytes",
+        "to_bytes",
+        "count",
+        "total_bytes",
+        "time_ns",
+    )
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
@@ -269,7 +277,9 @@ def _by_copy(part: RankTrace) -> View:
         "name": events.names,
         "direction": copies.direction,
         "host_memory": copies.host_memory,
-        "bytes": np.ma.array(np.where(missing, 0, copies.bytes).astype(np.int64), mask=missing),
+        "size_bytes": np.ma.array(
+            np.where(missing, 0, copies.bytes).astype(np.int64), mask=missing
+        ),
         "start_ns": events.start_ns,
         "duration_ns": events.duration_ns,
         "exposed_ns": events.exclusive_ns,
@@ -285,7 +295,15 @@ def _by_copy(part: RankTrace) -> View:
         "from_device": _integers(events.number_arg("fromDevice")),
         "to_device": _integers(events.number_arg("toDevice")),
     }
-    shown = ("row", "direction", "host_memory", "bytes", "start_ns", "duration_ns", "exposed_ns")
+    shown = (
+        "row",
+        "direction",
+        "host_memory",
+        "size_bytes",
+        "start_ns",
+        "duration_ns",
+        "exposed_ns",
+    )
     return columns, (*shown, "bandwidth_gb_per_s", "call", "op", "step"), {}, _copy_notes(copies)
 
 
@@ -315,7 +333,7 @@ def _by_bandwidth(part: RankTrace) -> View:
         "start_ns": np.tile(edges[:-1], len(groups)),
         "end_ns": np.tile(edges[1:], len(groups)),
         "copies": counts.astype(np.int64),
-        "bytes": np.rint(moved).astype(np.int64),
+        "moved_bytes": np.rint(moved).astype(np.int64),
         "copying_ns": np.rint(copying_ns).astype(np.int64),
         "bandwidth_gb_per_s": _ratio(moved, length_ns),
         "bandwidth_while_copying_gb_per_s": _ratio(moved, copying_ns),
@@ -396,7 +414,7 @@ def _by_allocator(part: RankTrace) -> View:
         "sum_ns": groups.sum(duration_ns),
         "mean_ns": groups.mean(duration_ns),
         "max_ns": groups.maximum(duration_ns),
-        "bytes": _whole(groups.sum(np.where(known, sizes, 0.0)), groups, known),
+        "total_bytes": _whole(groups.sum(np.where(known, sizes, 0.0)), groups, known),
         "thread": threads_of(part, rows).take(first),
         "op": TextCodes(most_frequent(groups, op.codes)[0], table.strings),
         "first_row": rows[first],
@@ -550,7 +568,7 @@ def _by_timeline(part: RankTrace) -> View:
         "device_type": events.device_type,
         "device": events.device,
         "address": events._masked("Addr"),
-        "bytes": np.ma.array(events.bytes, mask=~events.known),
+        "change_bytes": np.ma.array(events.bytes, mask=~events.known),
         "allocated_bytes": events.allocated,
         "reserved_bytes": events.reserved,
         "net_bytes": events.net,
@@ -559,7 +577,14 @@ def _by_timeline(part: RankTrace) -> View:
         "step": steps_of(part, events.rows),
         "thread": threads_of(part, events.rows),
     }
-    shown = ("time_ns", "device_type", "device", "bytes", "allocated_bytes", "reserved_bytes")
+    shown = (
+        "time_ns",
+        "device_type",
+        "device",
+        "change_bytes",
+        "allocated_bytes",
+        "reserved_bytes",
+    )
     facts = {"peaks": events.peaks()}
     return columns, (*shown, "op", "step"), facts, _timeline_notes(events, facts["peaks"])
 

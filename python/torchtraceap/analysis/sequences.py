@@ -103,13 +103,13 @@ def _label_lists(
 
 
 def _name_lists(found: _core.KernelSequences, events: GpuEvents) -> list[list[str]]:
-    """Names of the kernels of the first occurrence, as written."""
+    """Names of the kernels of one occurrence, as written."""
     texts = events.texts
     return _split(found, [texts[i] for i in events.part.table.name[found.kernel_rows].tolist()])
 
 
 def _op_lists(found: _core.KernelSequences, events: GpuEvents) -> list[list[str | None]]:
-    """Names of the operators that own the kernels of the first occurrence."""
+    """Names of the operators that own the kernels of one occurrence."""
     return _split(found, events.names_of(events.part.costs.owner[found.kernel_rows]).to_list())
 
 

@@ -184,6 +184,26 @@ TEST_CASE("the op that launches a whole sequence", "[sequences]") {
   CHECK(a.name(sequences[0].op) == "aten::layer_norm");
 }
 
+TEST_CASE("occurrences without a launch say nothing about the op", "[sequences]") {
+  TraceText text;
+  text.gpu("kernel", "a", 1, 5, 7, 900).gpu("kernel", "b", 7, 5, 7, 901);
+  text.gpu("kernel", "other", 13, 1, 7, 902);
+  for (int i = 1; i < 3; ++i) {
+    const double at = 100.0 * i;
+    text.host("cpu_op", "aten::layer_norm", at, 50);
+    text.launch("a", at + 2, 2, at + 20, 5, 7, 10 * i + 1);
+    text.launch("b", at + 12, 2, at + 26, 5, 7, 10 * i + 2);
+  }
+  const Analysed a(text);
+  const std::vector<std::int32_t> symbols{0, 1, 2, 0, 1, 0, 1};
+  const auto sequences = find_kernel_sequences(a.table, a.tree, symbols);
+  REQUIRE(sequences.size() == 1);
+  CHECK(sequences[0].count == 3);
+  CHECK(a.name(sequences[0].op) == "aten::layer_norm");
+  CHECK(a.tree.launch[sequences[0].kernel_rows[0]] != kNoRow);
+  CHECK(a.tree.launch[sequences[0].first_rows[0]] == kNoRow);
+}
+
 TEST_CASE("no sequence reaches over the border of a step", "[sequences]") {
   TraceText text;
   for (int i = 0; i < 3; ++i) {
