@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "traceap/analysis/critical_path.hpp"
+#include "traceap/analysis/hta_graph.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
 
@@ -65,6 +66,38 @@ std::shared_ptr<PathColumns> critical_path(const std::vector<RankArgument>& rank
       graph, find_critical_path(graph, parts, {range.first, range.second}));
 }
 
+/// HTA's path with its edges as columns.
+struct HtaColumns {
+  HtaPath path;
+  std::vector<std::int64_t> start_us, weight_us;
+  std::vector<HtaEdgeKind> kind;
+  std::vector<HtaBound> bound;
+  std::vector<Row> row;
+
+  explicit HtaColumns(HtaPath&& found) : path(std::move(found)) {
+    for (const HtaEdge& edge : path.path_edges) {
+      start_us.push_back(path.node_us[edge.begin]);
+      weight_us.push_back(edge.weight_us);
+      kind.push_back(edge.kind);
+      bound.push_back(edge.bound);
+      row.push_back(edge.row);
+    }
+  }
+};
+
+std::shared_ptr<HtaColumns> hta_critical_path(const TablePtr& table, std::string annotation,
+                                              std::pair<std::uint32_t, std::uint32_t> instances,
+                                              bool launch_edges, bool keep_last_step,
+                                              bool release_0_5_0) {
+  HtaOptions options;
+  options.annotation = std::move(annotation);
+  std::tie(options.first_instance, options.last_instance) = instances;
+  options.zero_weight_launch_edges = launch_edges;
+  options.keep_last_step = keep_last_step;
+  options.runtime_lock = options.merge_backward = options.limit_kernel_gaps = !release_0_5_0;
+  return std::make_shared<HtaColumns>(find_hta_path(*table, options));
+}
+
 template <typename Enum, typename Name>
 TextList names_of(int count, Name name) {
   TextList names;
@@ -100,10 +133,51 @@ void bind_path(py::module_& module) {
       .def_readonly("edges", &P::edges, "Edges of the graph.");
 }
 
+using NamedCounts = py::typing::Dict<py::str, py::int_>;
+NamedCounts hta_edge_kinds(const HtaColumns& self) {
+  NamedCounts counts;
+  for (int kind = 0; kind < kHtaEdgeKindCount; ++kind) {
+    counts[to_str(hta_edge_kind_name(static_cast<HtaEdgeKind>(kind)))] =
+        self.path.edges_of_kind[static_cast<std::size_t>(kind)];
+  }
+  return counts;
+}
+
+void bind_hta(py::module_& module) {
+  using H = HtaColumns;
+  py::class_<H, std::shared_ptr<H>>(module, "HtaPath", "Edges of the path that HTA finds.")
+      .def_property_readonly("found", [](const H& self) { return self.path.found; })
+      .def_property_readonly("nodes", [](const H& self) { return self.path.nodes; })
+      .def_property_readonly("edges", [](const H& self) { return self.path.edges; })
+      .def_property_readonly("edges_of_kind", hta_edge_kinds)
+      .def_property_readonly("path_nodes",
+                             [](const H& self) { return self.path.path_nodes.size(); })
+      .def_property_readonly("path_events", [](const H& self) { return self.path.path_events; })
+      .def_property_readonly("duration_us", [](const H& self) { return self.path.duration_us; })
+      .def_property_readonly("start_us", column_of(&H::start_us), "int64 [n]: of each edge.")
+      .def_property_readonly("weight_us", column_of(&H::weight_us), "int64 [n].")
+      .def_property_readonly("kind", column_of(&H::kind), "uint8 [n]: in hta_edge_kind_names().")
+      .def_property_readonly("bound", column_of(&H::bound), "uint8 [n]: in hta_bound_names().")
+      .def_property_readonly("row", column_of(&H::row), "uint32 [n]: or NO_ROW.");
+  module.def("hta_critical_path", hta_critical_path, py::arg("table"), py::kw_only(),
+             py::arg("annotation"), py::arg("instances") = std::pair(0U, 0U),
+             py::arg("launch_edges") = true, py::arg("keep_last_step") = false,
+             py::arg("release_0_5_0") = false, py::call_guard<py::gil_scoped_release>(),
+             "The critical path by HTA's rules, within instances of an annotation.");
+  module.def(
+      "hta_edge_kind_names",
+      [] { return names_of<HtaEdgeKind>(kHtaEdgeKindCount, hta_edge_kind_name); },
+      "Names of HtaPath.kind.");
+  module.def(
+      "hta_bound_names", [] { return names_of<HtaBound>(kHtaBoundCount, hta_bound_name); },
+      "Names of HtaPath.bound.");
+}
+
 }  // namespace
 
 void bind_critical_path(py::module_& module) {
   bind_path(module);
+  bind_hta(module);
   module.def("critical_path", critical_path, py::arg("ranks"), py::arg("range"), py::kw_only(),
              py::arg("collectives") = std::vector<MemberArgument>(),
              "The chain of events that decided when the range (start_ns, end_ns) ended. `ranks`: "
