@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -157,10 +158,14 @@ class GpuEvents:
         codes = self.part.table.name[np.where(known, rows, 0)].astype(np.int64)
         return TextCodes(np.where(known, codes, -1).astype(np.int32), self.texts)
 
-    def text_arg(self, key: str, *, json: bool = False) -> TextCodes:
-        """One key of `args`."""
+    def text_arg(self, key: str) -> TextCodes:
+        """One key of `args`, as text."""
+        return TextCodes(*self.part.table.text_codes(key, self.rows))
+
+    def json_arg(self, key: str) -> JsonCodes:
+        """One key of `args`, as JSON; what is no JSON is a text."""
         codes, texts = self.part.table.text_codes(key, self.rows)
-        return (JsonCodes if json else TextCodes)(codes, texts)
+        return JsonCodes(codes, [_as_json(text) for text in texts])
 
     def number_arg(self, key: str) -> Array:
         """One key of `args` as float64, NaN where there is no finite number."""
@@ -175,6 +180,13 @@ class GpuEvents:
         codes, texts = self.part.table.text_codes(key, known)
         padded = np.append(codes, np.full(len(owned) - len(known), -1, dtype=np.int32))
         return TextCodes(padded[inverse].astype(np.int32), texts)
+
+
+def _as_json(text: str) -> str:
+    try:
+        return json.dumps(json.loads(text, strict=False), allow_nan=False)
+    except (ValueError, RecursionError):
+        return json.dumps(text)
 
 
 def _number(text: str) -> float:

@@ -112,7 +112,7 @@ def _launch_shape(events: GpuEvents, groups: Groups, order: Array) -> dict[str, 
     with time."""
     columns: dict[str, Column] = {}
     for key in ("grid", "block"):
-        codes = events.text_arg(key, json=True)
+        codes = events.json_arg(key)
         best, distinct = most_frequent(groups, codes.codes)
         columns[key] = JsonCodes(best[order], codes.texts)
         columns[f"{key}s"] = distinct[order]
@@ -177,8 +177,8 @@ def _by_event(events: GpuEvents) -> tuple[dict[str, Column], tuple[str, ...]]:
         "duration_ns": events.duration_ns,
         "exclusive_ns": events.exclusive_ns,
         "delay_ns": events.delay_ns,
-        "grid": events.text_arg("grid", json=True),
-        "block": events.text_arg("block", json=True),
+        "grid": events.json_arg("grid"),
+        "block": events.json_arg("block"),
     }
     for name, key, scale in _SHAPE_KEYS:
         columns[name] = events.number_arg(key) * scale

@@ -1,0 +1,143 @@
+"""Launch calls, delays and queue lengths, CUDA and HIP."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gpu_traces import GpuTrace
+
+import torchtraceap as ttap
+from torchtraceap.errors import OptionError
+
+VIEWS = ("call", "kernel", "stream", "event", "queue")
+
+
+@pytest.fixture(params=["cudaLaunchKernel", "hipLaunchKernel", "hipExtModuleLaunchKernel"])
+def launched(tmp_path: Path, request: pytest.FixtureRequest) -> ttap.Trace:
+    """Three kernels in a row and a call that launched nothing."""
+    trace = GpuTrace().op("aten::add", 0, 100)
+    trace.launch("a", (0, 5), (20, 30), call=request.param)
+    trace.launch("b", (10, 5), (50, 30), call=request.param)
+    trace.launch("a", (20, 5), (80, 2), call=request.param)
+    trace.call(request.param, 200, 5, correlation=9)
+    return trace.load(tmp_path)
+
+
+def test_by_call(launched: ttap.Trace) -> None:
+    (record,) = launched.launches().records()
+    assert record["call"].endswith("LaunchKernel")
+    assert (record["calls"], record["calls_without_event"], record["gpu_events"]) == (3, 1, 3)
+    assert (record["host_sum_ns"], record["host_median_ns"]) == (15_000, 5_000)
+    # Starts at 20, 50, 80 us; calls end at 5, 15, 25 us.
+    assert (record["delay_median_ns"], record["delay_max_ns"]) == (35_000, 55_000)
+    assert (record["gpu_sum_ns"], record["short"]) == (62_000, 1)
+    # They find 0, 1 and (a began at 20 us, after the launch of that instant) 2 launches queued.
+    assert (record["queue_mean"], record["queue_max"]) == (1, 2)
+
+
+def test_by_kernel(launched: ttap.Trace) -> None:
+    first, second = launched.launches(by="kernel").records()
+    assert (first["name"], first["gpu_events"], first["short"]) == ("a", 2, 1)
+    assert (second["name"], second["gpu_mean_ns"]) == ("b", 30_000)
+
+
+def test_by_event(launched: ttap.Trace) -> None:
+    records = launched.launches(by="event").records()
+    assert [r["delay_ns"] for r in records] == [15_000, 35_000, 55_000]
+    assert [r["start_delay_ns"] for r in records] == [20_000, 40_000, 60_000]
+    assert [r["queue_found"] for r in records] == [0, 1, 2]
+    assert [r["short"] for r in records] == [False, False, True]
+    assert {r["op"] for r in records} == {"aten::add"}
+    assert records[0]["call_start_ns"] == 0
+
+
+def test_queue_over_time(launched: ttap.Trace) -> None:
+    table = launched.launches(by="queue")
+    assert table.to_list("time_ns") == [0, 10_000, 20_000, 20_000, 50_000, 80_000]
+    assert table.to_list("length") == [1, 2, 3, 2, 1, 0]
+    (stream,) = launched.launches(by="stream").records()
+    assert (stream["device"], stream["stream"], stream["changes"]) == (0, 7, 6)
+    # 10 us at 1, 10 at 2, 30 at 2, 30 at 1.
+    assert stream["mean_length"] == pytest.approx(120 / 80)
+    assert stream["mean_length_at_change"] == pytest.approx(9 / 6)
+    assert (stream["max_length"], stream["waiting_ns"]) == (3, 80_000)
+    assert (stream["full_length"], stream["full_ns"]) == (None, 0)
+
+
+def test_a_kernel_that_begins_while_the_call_returns(tmp_path: Path) -> None:
+    trace = GpuTrace().launch("k", (0, 50), (20, 10)).load(tmp_path)
+    record = trace.launches(by="event").records()[0]
+    assert (record["delay_ns"], record["start_delay_ns"]) == (0, 20_000)
+
+
+def test_a_graph_replay_is_one_call(tmp_path: Path) -> None:
+    trace = GpuTrace().call("cudaGraphLaunch", 0, 5, correlation=1)
+    for i in range(4):
+        trace.gpu("k", 10 + 10 * i, 2, correlation=1)
+    table = trace.load(tmp_path).launches()
+    (record,) = table.records()
+    assert (record["calls"], record["gpu_events"]) == (1, 4)
+    assert record["delay_max_ns"] == 5_000  # that of its first kernel
+    assert record["short"] == 0  # one kernel of several does not compare with the call
+    assert table.facts["max_queue_length"] == 1
+
+
+def full_queue(longest: int, launches: int) -> GpuTrace:
+    """The host fills the queue, then launches at the pace of the GPU."""
+    trace = GpuTrace()
+    for i in range(launches):
+        runs_at = 5000 + 10.0 * i
+        calls_at = float(i) if i < longest else runs_at - 10.0 * longest + 5
+        trace.launch("k", (calls_at, 0.5), (runs_at, 10))
+    return trace
+
+
+def test_full_queue(tmp_path: Path) -> None:
+    table = full_queue(1010, 1300).load(tmp_path).launches(by="stream")
+    (record,) = table.records()
+    assert record["full_length"] == 1000
+    assert record["max_length"] >= 1009
+    assert record["full_ns"] > 2_000_000
+    assert any("full" in note for note in table.notes)
+
+
+def test_a_shorter_queue_is_full_where_it_stays_at_its_longest(tmp_path: Path) -> None:
+    (record,) = full_queue(100, 600).load(tmp_path).launches(by="stream").records()
+    assert 96 <= record["full_length"] <= 100
+    assert record["full_ns"] > 4_000_000
+
+
+def test_a_queue_that_grows_is_not_full(tmp_path: Path) -> None:
+    trace = GpuTrace()
+    for i in range(400):
+        trace.launch("k", (float(i), 0.5), (5000 + 10.0 * i, 10))
+    (record,) = trace.load(tmp_path).launches(by="stream").records()
+    assert record["max_length"] == 400
+    assert record["full_length"] is None
+
+
+def test_legacy_categories(tmp_path: Path) -> None:
+    trace = GpuTrace(runtime="Runtime").launch("k", (0, 5), (20, 5), cat="Kernel")
+    assert trace.load(tmp_path).launches().to_list("calls") == [1]
+
+
+@pytest.mark.parametrize("by", VIEWS)
+def test_nothing_launched(tmp_path: Path, by: str) -> None:
+    table = GpuTrace().op("aten::add", 0, 5).load(tmp_path).launches(by=by)
+    assert table.num_rows == 0
+    assert "no GPU events" in table.notes[0]
+    json.loads(table.to_json())
+
+
+@pytest.mark.parametrize("by", VIEWS)
+def test_orphans_only(tmp_path: Path, by: str) -> None:
+    table = GpuTrace().gpu("k", 0, 5).load(tmp_path).launches(by=by)
+    assert table.num_rows == 0
+    assert "no launch call" in table.notes[0]
+
+
+def test_wrong_view(launched: ttap.Trace) -> None:
+    with pytest.raises(OptionError, match="by must be one of call, kernel"):
+        launched.launches(by="colour")
