@@ -34,6 +34,8 @@ _NO_ROW = np.uint32(_core.NO_ROW)
 _BY = ("args", "family", "call")
 _COMPAT = (None, "tracelens")
 _MOST_KERNELS = 8
+# Data of up to so many times the L2 cache can still gain from it visibly.
+_CACHED = 4
 # Work of an operator that these alone stand below is still its own: they only prepare it.
 _HELPERS = ("copy", "memory_set", "view", "padding")
 _OVER_A_LINK = re.compile(r"Mem(?:cpy|ory)\W*(?:HtoD|DtoH|HtoH|PtoP)|HostToDevice|DeviceToHost")
@@ -501,7 +503,7 @@ class _RowTable:
             "has_model": np.array([w is not None for w in works], dtype=bool),
             "why_not": encode_texts(call.why_not or None for call, _ in rows),
             "warning": encode_texts(
-                self._warning(call.work, found, float(value))
+                self._warning(call, found, float(value))
                 for (call, found), value in zip(rows, share, strict=True)
             ),
             "note": encode_texts(
@@ -514,22 +516,24 @@ class _RowTable:
         shares: Array = groups.sum(self._on_gpu.exclusive_ns) / (busy_ns or np.nan)
         return shares
 
-    def _warning(self, work: Work | None, found: _Attainable, share: float) -> str | None:
+    def _warning(self, call: _Call, found: _Attainable, share: float) -> str | None:
         """Why a call can seem faster than its device; never silent."""
-        device = self._rates.device
+        device, work = self._rates.device, call.work
         if work is None or device is None or not share > 1:
             return None
         if work.upper_bound:
-            return "above the roofline: the counted work is an upper bound"
-        if found.bound == "memory" and work.bytes < 2 * (device.l2_bytes or 0):
-            return "above the roofline: the data fits the L2 cache, in part or whole"
-        if found.bound == "memory":
-            return (
-                "above the roofline: part of the data came from a cache, or the device is another"
-            )
-        if work.dtype == "fp32" and found.peak != "tf32 matrix":
-            return "above the roofline: it may compute in tf32, which its kernels do not say"
-        return "above the roofline: the model counts too much here, or the device is another"
+            reason = "the counted work is an upper bound"
+        elif found.bound == "memory" and work.bytes < _CACHED * device.l2_bytes:
+            reason = "part of the data came from the L2 cache"
+        elif found.bound == "memory" and call.texts[2] is None:
+            reason = "strides are not recorded, a broadcast input is smaller than counted"
+        elif found.bound == "memory":
+            reason = "part of the data came from a cache, or the device is another one"
+        elif work.dtype == "fp32" and found.peak != "tf32 matrix":
+            reason = "it may compute in tf32, which its kernels do not say"
+        else:
+            reason = "the model counts more than was done, or the device is another one"
+        return f"above the roofline: {reason}"
 
     def by_family(self) -> ColumnTable:
         """Sums over the rows by arguments."""

@@ -26,7 +26,7 @@ _MEMORY_RATIO = (0.9, 1.1)
 _NAMELESS = ("", "graphics", "unknown")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Device:
     """One GPU as CUDA or HIP shows it: a die of an MI250, not the package.
 
