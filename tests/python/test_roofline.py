@@ -1,0 +1,294 @@
+"""Rooflines of small hand-made traces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torchtraceap as ttap
+from torchtraceap.analysis.roofline import attainable_ns
+from torchtraceap.devices import Device, load_devices
+from torchtraceap.errors import OptionError
+from torchtraceap.interop import ColumnTable
+from torchtraceap.models import Work
+
+WriteTrace = Callable[..., Path]
+
+H100 = [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85028634624,
+         "computeMajor": 9, "computeMinor": 0, "numSms": 132}]  # fmt: skip
+DEVICE = Device("test", bandwidth=1e12, matrix={"bf16": 100e12, "tf32": 50e12},
+                vector={"fp32": 10e12})  # fmt: skip
+
+
+def op(name: str, ts: float, dur: float, dims: Any = None, types: Any = None, **more: Any) -> Any:
+    args: dict[str, Any] = {}
+    if dims is not None:
+        args = {"Input Dims": dims, "Input type": types, **more}
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur,
+            "args": args}  # fmt: skip
+
+
+def launch(ts: float, correlation: int, name: str = "cudaLaunchKernel") -> Any:
+    return {"ph": "X", "cat": "cuda_runtime", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": 1,
+            "args": {"correlation": correlation}}  # fmt: skip
+
+
+def kernel(
+    ts: float, dur: float, correlation: int, name: str = "ampere_bf16_gemm", **more: Any
+) -> Any:
+    args = {"device": 0, "stream": 7, "correlation": correlation, **more}
+    category = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
+    return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur,
+            "args": args}  # fmt: skip
+
+
+BF16 = ["c10::BFloat16", "c10::BFloat16"]
+MM = [[1024, 1024], [1024, 1024]]
+
+
+def rows_of(table: ColumnTable) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in table.records()}
+
+
+def load(write_trace: WriteTrace, events: list[Any], devices: Any = H100) -> ttap.Trace:
+    document: dict[str, Any] = {"traceEvents": events}
+    if devices is not None:
+        document["deviceProperties"] = devices
+    return ttap.load(write_trace(document))
+
+
+def test_rates_and_bound_of_a_product(write_trace: WriteTrace) -> None:
+    events = [op("aten::mm", 0, 20, MM, BF16), launch(5, 1), kernel(30, 10, 1)]
+    events += [op("aten::mm", 100, 20, MM, BF16), launch(105, 2), kernel(130, 30, 2)]
+    table = load(write_trace, events).roofline()
+    (row,) = table.records()
+    assert (row["family"], row["count"], row["gpu_ns"]) == ("gemm", 2, 40_000)
+    assert row["gpu_median_ns"] == 20_000
+    assert row["flops"] == 2 * 1024**3
+    assert row["bytes"] == 3 * 2 * 1024**2
+    assert row["tflops"] == pytest.approx(2 * 2 * 1024**3 / 40e-6 / 1e12)
+    assert row["peak"] == "bf16 matrix"
+    assert row["bound"] == "compute"
+    assert row["roofline_ns"] == pytest.approx(2 * 1024**3 / 989.4e12 * 1e9)
+    assert row["roofline_share"] == pytest.approx(2 * row["roofline_ns"] / 40_000)
+    assert table.facts["device_id"] == "h100_sxm"
+    assert table.facts["modelled_share"] == 1
+    assert row["warning"] is None
+
+
+def test_each_event_goes_to_the_innermost_model(write_trace: WriteTrace) -> None:
+    """`linear` calls `addmm`: one row; the copy beside it is a row of its own."""
+    linear = [[8, 4], [6, 4], [6]]
+    addmm = [[6], [8, 4], [4, 6], [], []]
+    events = [
+        op("aten::linear", 0, 100, linear, ["float"] * 3),
+        op("aten::copy_", 5, 10, [[8, 4], [8, 4], []], ["float", "float", "Scalar"]),
+        launch(6, 1),
+        op("aten::addmm", 20, 30, addmm, ["float"] * 3 + ["Scalar"] * 2),
+        launch(25, 2),
+        kernel(50, 10, 1, "copy_kernel"),
+        kernel(60, 10, 2),
+    ]
+    table = load(write_trace, events).roofline()
+    rows = rows_of(table)
+    assert set(rows) == {"aten::copy_", "aten::addmm"}
+    assert sum(row["gpu_ns"] for row in rows.values()) == 20_000
+
+
+def test_a_composite_counts_where_nothing_below_it_is_known(write_trace: WriteTrace) -> None:
+    events = [
+        op("aten::linear", 0, 100, [[8, 4], [6, 4], [6]], ["float"] * 3),
+        op("vendor::fast_linear", 20, 30, [[8, 4], [6, 4]], ["float"] * 2),
+        launch(25, 1),
+        kernel(60, 10, 1),
+    ]
+    (row,) = load(write_trace, events).roofline().records()
+    assert (row["name"], row["flops"]) == ("aten::linear", 2 * 8 * 4 * 6)
+
+
+def test_a_composites_leftover_has_no_number(write_trace: WriteTrace) -> None:
+    """`linear` launched something itself, but its work is that of the `addmm` below."""
+    events = [
+        op("aten::linear", 0, 100, [[8, 4], [6, 4], [6]], ["float"] * 3),
+        launch(5, 1),
+        op("aten::addmm", 20, 30, [[6], [8, 4], [4, 6], [], []],
+           ["float"] * 3 + ["Scalar"] * 2),
+        launch(25, 2),
+        kernel(50, 10, 1, "other"),
+        kernel(60, 10, 2),
+    ]  # fmt: skip
+    rows = rows_of(load(write_trace, events).roofline())
+    assert rows["aten::addmm"]["has_model"] is True
+    assert rows["aten::linear"]["has_model"] is False
+    assert "rows of their own" in rows["aten::linear"]["why_not"]
+
+
+def test_time_above_the_roofline_is_never_silent(write_trace: WriteTrace) -> None:
+    events = [op("aten::mm", 0, 20, MM, BF16), launch(5, 1), kernel(30, 1, 1)]
+    table = load(write_trace, events).roofline()
+    (row,) = table.records()
+    assert row["roofline_share"] > 1
+    assert row["warning"].startswith("above the roofline")
+    assert table.facts["above_roofline"] == 1
+    assert any("above the roofline" in note for note in table.notes)
+
+
+def test_an_unknown_gpu_gives_no_percentage(write_trace: WriteTrace) -> None:
+    events = [op("aten::mm", 0, 20, MM, BF16), launch(5, 1), kernel(30, 10, 1)]
+    for devices in (None, [], [{"id": 0, "name": "AMD Radeon Graphics"}]):
+        table = load(write_trace, events, devices).roofline()
+        (row,) = table.records()
+        assert row["tflops"] > 0
+        assert row["roofline_share"] is None
+        assert row["bound"] is None
+        assert table.facts["device"] is None
+        assert any("device=" in note for note in table.notes)
+
+
+def test_a_device_can_be_given(write_trace: WriteTrace) -> None:
+    events = [op("aten::mm", 0, 20, MM, BF16), launch(5, 1), kernel(30, 100, 1)]
+    trace = load(write_trace, events, None)
+    (named,) = trace.roofline(device="H200").records()
+    assert named["roofline_ns"] == pytest.approx(2 * 1024**3 / 989.4e12 * 1e9)
+    (own,) = trace.roofline(device=DEVICE).records()
+    assert own["roofline_ns"] == pytest.approx(2 * 1024**3 / 100e12 * 1e9)
+    with pytest.raises(OptionError, match="several"):
+        trace.roofline(device="A100")
+    with pytest.raises(OptionError, match="name or"):
+        trace.roofline(device=3)
+
+
+def test_copies_over_a_link_are_not_compared_with_memory(write_trace: WriteTrace) -> None:
+    copy = op("aten::copy_", 0, 20, [[8], [8], []], ["float", "float", "Scalar"])
+    events = [copy, launch(5, 1, "cudaMemcpyAsync"),
+              kernel(30, 10, 1, "Memcpy HtoD (Pageable -> Device)")]  # fmt: skip
+    (row,) = load(write_trace, events).roofline().records()
+    assert (row["bound"], row["roofline_share"]) == ("link", None)
+    assert row["bytes"] == 64
+
+
+def test_without_shapes_the_reason_stands_in_the_row(write_trace: WriteTrace) -> None:
+    events = [op("aten::mm", 0, 20), launch(5, 1), kernel(30, 10, 1)]
+    table = load(write_trace, events).roofline()
+    (row,) = table.records()
+    assert row["flops"] is None
+    assert "record_shapes" in row["why_not"]
+    assert table.facts["modelled_share"] == 0
+
+
+def test_events_without_operator_or_launch_have_rows(write_trace: WriteTrace) -> None:
+    events = [launch(5, 1), kernel(30, 10, 1, "softmax_kernel"), kernel(50, 5, 99, "Memset"),
+              kernel(60, 5, 98, "ncclDevKernel_AllReduce")]  # fmt: skip
+    table = load(write_trace, events).roofline()
+    rows = [(row["name"], row["family"], row["why_not"]) for row in table.records()]
+    assert ("cudaLaunchKernel", "softmax", "not below an operator") in rows
+    assert ("(no launch)", "communication", "the trace does not hold its launch") in rows
+    assert sum(table["gpu_ns"]) == 20_000
+
+
+def test_overlapping_kernels_of_a_call_count_once(write_trace: WriteTrace) -> None:
+    events = [op("aten::mm", 0, 20, MM, BF16), launch(5, 1), launch(7, 2),
+              kernel(30, 10, 1), kernel(35, 10, 2, stream=9)]  # fmt: skip
+    (row,) = load(write_trace, events).roofline().records()
+    assert row["gpu_ns"] == 15_000
+
+
+def test_zero_length_kernels_have_no_rates(write_trace: WriteTrace) -> None:
+    events = [op("aten::mm", 0, 20, MM, BF16), launch(5, 1), kernel(30, 0, 1)]
+    table = load(write_trace, events).roofline()
+    (row,) = table.records()
+    assert row["gpu_ns"] == 0
+    assert row["tflops"] is None
+    assert row["roofline_share"] is None
+    table.to_json()
+
+
+def test_by_family_and_by_call(write_trace: WriteTrace) -> None:
+    events = [op("aten::mm", 0, 20, MM, BF16), launch(5, 1), kernel(30, 10, 1)]
+    events += [op("aten::mm", 100, 20, MM, BF16), launch(105, 2), kernel(130, 30, 2)]
+    events += [op("vendor::op", 200, 20), launch(205, 3), kernel(230, 10, 3, "gemm_kernel")]
+    trace = load(write_trace, events)
+    (family,) = trace.roofline(by="family").records()
+    assert family["family"] == "gemm"
+    assert family["count"] == 3
+    assert family["flops"] == 2 * 2 * 1024**3
+    assert family["modelled_share"] == pytest.approx(40 / 50)
+    calls = trace.roofline(by="call")
+    assert calls.num_rows == 3
+    assert sorted(calls["gpu_ns"]) == [10_000, 10_000, 30_000]
+    assert {trace.event(int(row))["name"] for row in calls["row"]} == {"aten::mm", "vendor::op"}
+    with pytest.raises(OptionError, match="by must be"):
+        trace.roofline(by="colour")
+    with pytest.raises(OptionError, match="compat"):
+        trace.roofline(compat="hta")
+
+
+def test_cpu_operators_of_a_trace_without_gpu(write_trace: WriteTrace) -> None:
+    events = [op("aten::linear", 0, 50, [[8, 4], [6, 4]], ["float"] * 2),
+              op("aten::mm", 10, 20, [[8, 4], [4, 6]], ["float"] * 2),
+              op("aten::view", 40, 1, [[8, 6], []], ["float", "ScalarList"])]  # fmt: skip
+    trace = load(write_trace, events, None)
+    table = trace.roofline(by="call")
+    (row,) = table.records()
+    assert (row["name"], row["flops"], row["host_ns"]) == ("aten::mm", 384, 20_000)
+    assert trace.roofline().num_rows == 0
+    assert trace.roofline(by="family").num_rows == 0
+    assert any("no GPU events" in note for note in trace.roofline().notes)
+
+
+def test_an_empty_trace_is_an_empty_table(write_trace: WriteTrace) -> None:
+    trace = load(write_trace, [op("aten::view", 0, 1)], None)
+    for by in ("args", "family", "call"):
+        assert trace.roofline(by=by).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("kernels", "allowed", "peak"),
+    [
+        (("cutlass_80_tensorop_s1688gemm_128x128",), None, 156e12),
+        (("ampere_sgemm_128x64_tn",), True, 19.5e12),
+        (("some_kernel",), True, 156e12),
+        (("some_kernel",), None, 19.5e12),
+    ],
+)
+def test_tf32_is_told_by_the_kernel_then_by_the_call(
+    kernels: tuple[str, ...], allowed: bool | None, peak: float
+) -> None:
+    work = Work(1e12, 1, 1, dtype="fp32", unit="matrix", allow_tf32=allowed)
+    time_ns, bound = attainable_ns(work, load_devices()["a100_sxm_40gb"], kernels)
+    assert bound == "compute"
+    assert time_ns == pytest.approx(1e12 / peak * 1e9)
+
+
+def test_a_type_without_a_rate_has_no_roofline() -> None:
+    work = Work(1e12, 1, 1, dtype="fp8", unit="matrix")
+    time_ns, bound = attainable_ns(work, load_devices()["a100_sxm_40gb"])
+    assert math.isnan(time_ns)
+    assert bound == ""
+
+
+def test_the_document_names_its_sources(write_trace: WriteTrace) -> None:
+    events = [op("aten::mm", 0, 20, MM, BF16), launch(5, 1), kernel(30, 10, 1)]
+    document = load(write_trace, events).roofline().to_dict()
+    assert document["device"] == "H100 SXM5 80 GB"
+    assert "H100" in document["device_sources"]["matrix"]
+
+
+def test_conservation_and_warnings_on_real_traces(corpus_file: Path) -> None:
+    """No event counts twice, and nothing is faster than its device without a word."""
+    trace = ttap.load(corpus_file)
+    for part in trace.ranks:
+        table = trace.roofline(rank=part.rank) if len(trace.ranks) > 1 else trace.roofline()
+        busy = int(part.costs.exclusive_ns[part.tree.gpu_rows].sum())
+        assert table.facts["busy_ns"] == busy
+        if busy:
+            assert sum(table["busy_share"]) == pytest.approx(1)
+        for row in table.records():
+            assert bool(row["why_not"]) == (not row["has_model"])
+            assert "failed with" not in (row["why_not"] or "")
+            if (row["roofline_share"] or 0) > 1:
+                assert row["warning"]
