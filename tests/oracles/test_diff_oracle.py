@@ -20,7 +20,8 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.diff import VIEWS, Comparison, align, build_diff, compare
+from torchtraceap.analysis.comparison import Comparison, compare
+from torchtraceap.analysis.diff import VIEWS, align, build_diff
 from torchtraceap.analysis.steps import build_steps
 from torchtraceap.interop import ColumnTable
 

@@ -10,10 +10,13 @@ namespace {
 constexpr std::size_t kSmallRest = 1 << 14;  // cells of the dynamic programme
 constexpr int kMostEdits = 400;              // D of Myers' search
 constexpr int kLevels = 3;
+/// Anchors within anchors: each round sorts what is left, so that only hostile sequences need more.
+constexpr int kMostRounds = 32;
 
 struct Segment {
   std::uint32_t a_begin, a_end, b_begin, b_end;
-  int level;
+  int level = 0;
+  int round = 0;  // of cutting at anchors of this level
   bool empty() const { return a_begin == a_end || b_begin == b_end; }
 };
 
@@ -73,17 +76,19 @@ class Aligner {
 
   std::vector<std::uint32_t> align() {
     todo_.push_back(
-        {0, static_cast<std::uint32_t>(a_.size()), 0, static_cast<std::uint32_t>(b_.size()), 0});
+        {0, static_cast<std::uint32_t>(a_.size()), 0, static_cast<std::uint32_t>(b_.size())});
     while (!todo_.empty()) {
       Segment segment = todo_.back();
       todo_.pop_back();
       trim(segment);
       if (segment.empty()) continue;
-      const Pairs anchors = longest_chain(unique_pairs(segment));
+      const Pairs anchors =
+          segment.round < kMostRounds ? longest_chain(unique_pairs(segment)) : Pairs{};
       if (!anchors.empty()) {
         split(segment, anchors);
       } else if (segment.level + 1 < kLevels) {
         ++segment.level;
+        segment.round = 0;
         todo_.push_back(segment);
       } else {
         align_rest(segment);
@@ -125,11 +130,11 @@ class Aligner {
     std::uint32_t i = s.a_begin, j = s.b_begin;
     for (const auto& [at_a, at_b] : anchors) {
       partner_[at_a] = at_b;
-      todo_.push_back({i, at_a, j, at_b, s.level});
+      todo_.push_back({i, at_a, j, at_b, s.level, s.round + 1});
       i = at_a + 1;
       j = at_b + 1;
     }
-    todo_.push_back({i, s.a_end, j, s.b_end, s.level});
+    todo_.push_back({i, s.a_end, j, s.b_end, s.level, s.round + 1});
   }
 
   void align_rest(const Segment& s) {

@@ -160,9 +160,7 @@ def _differences(pieces: Cut, whole: Array) -> list[list[dict[str, Any]]]:
         numbers = np.broadcast_to(np.arange(rows.start, rows.stop), excess.shape)
         best_ns = np.concatenate([best_ns, excess], axis=1)
         best_row = np.concatenate([best_row, numbers], axis=1)
-        kept = np.argsort(-best_ns, axis=1, kind="stable")[:, :MOST_CAUSES]
-        best_ns = np.take_along_axis(best_ns, kept, axis=1)
-        best_row = np.take_along_axis(best_row, kept, axis=1)
+        best_ns, best_row = _largest(best_ns, best_row)
     floor = OUTLIER_SHARE * np.median(pieces.durations[whole])
     return [
         [
@@ -172,6 +170,15 @@ def _differences(pieces: Cut, whole: Array) -> list[list[dict[str, Any]]]:
         ]
         for rows, extra in zip(best_row, best_ns, strict=True)
     ]
+
+
+def _largest(ns: Array, row: Array) -> tuple[Array, Array]:
+    """The few largest of each line, in order, with their rows."""
+    if ns.shape[1] > MOST_CAUSES:
+        kept = np.argpartition(-ns, MOST_CAUSES - 1, axis=1)[:, :MOST_CAUSES]
+        ns, row = (np.take_along_axis(values, kept, axis=1) for values in (ns, row))
+    order = np.argsort(-ns, axis=1, kind="stable")
+    return np.take_along_axis(ns, order, axis=1), np.take_along_axis(row, order, axis=1)
 
 
 def _owner_codes(pieces: Cut, book: Codebook) -> Array:
