@@ -3,7 +3,8 @@
 Note [Several ranks]: costs and the profiled time are summed over the ranks, as the timeline is, so
 a share is that of all GPUs' time. A saving is wall time, which ranks that train together save
 together: it is the mean over the ranks, per step where every rank has steps. Row numbers and
-intervals belong to their rank and say which one it is.
+intervals belong to their rank and say which one it is. What one rank's trace can't show, such as
+who was waited for, the rules are told by `analysis/peers.py`.
 """
 
 from __future__ import annotations
@@ -74,8 +75,14 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
 
 
 def _detect(trace: Trace) -> dict[str, PerRank]:
+    peers: Sequence[_core.PeerView | None] = [None]
+    if len(trace.ranks) > 1:
+        from torchtraceap.analysis.peers import peer_views
+
+        peers = peer_views(trace)
     by_rank = [
-        _core.detect(rank.table, rank.tree, material_share=MATERIAL_SHARE) for rank in trace.ranks
+        _core.detect(rank.table, rank.tree, material_share=MATERIAL_SHARE, peers=view)
+        for rank, view in zip(trace.ranks, peers, strict=True)
     ]
     return {
         parts[0].type: list(zip(trace.ranks, parts, strict=True))

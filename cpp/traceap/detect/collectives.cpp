@@ -270,6 +270,30 @@ std::vector<ExposedPiece> build_exposed_pieces(const Signals& signals) {
   return pieces;
 }
 
+IntervalSet waits_for_late_ranks(const Signals& signals) {
+  std::vector<Interval> waits;
+  for (const PeerPart& part : signals.peers.parts) {
+    if (part.wait_ns <= 0) continue;
+    const std::int64_t start_ns = signals.table.ts_ns[part.row];
+    waits.push_back({start_ns, start_ns + part.wait_ns});
+  }
+  return make_union(std::move(waits));
+}
+
+void discount_with_fact(const Signals& signals, Finding& finding, std::string_view name) {
+  const IntervalSet waits = set_intersection(waits_for_late_ranks(signals), finding.intervals);
+  if (waits.empty() || finding.saving_high_ns <= 0) return;
+  const std::int64_t before_ns = finding.saving_high_ns;
+  const IntervalSet rest = set_difference(finding.intervals, waits);
+  const std::int64_t left_ns = total_length_ns(set_difference(rest, signals.gpu.compute));
+  finding.saving_high_ns = std::min(before_ns, left_ns);
+  const double kept = static_cast<double>(finding.saving_high_ns) / static_cast<double>(before_ns);
+  for (std::int64_t* saving : {&finding.saving_low_ns, &finding.saving_best_ns}) {
+    *saving = static_cast<std::int64_t>(kept * static_cast<double>(*saving));
+  }
+  finding.facts.emplace_back(name, format_ms(total_length_ns(waits)));
+}
+
 std::optional<Finding> judge_without_collectives(const Signals& signals, std::string_view type) {
   if (!signals.gpu.communication.empty()) return std::nullopt;
   // NCCL launches nothing in a group of one, whatever the host calls.

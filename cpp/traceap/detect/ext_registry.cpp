@@ -23,6 +23,10 @@ const std::vector<DetectorEntry>& extended_detectors() {
       {"attention_not_fused", false, detect_attention_not_fused},
       {"device_to_device_copies", false, detect_device_to_device_copies},
       {"host_silence", false, detect_host_silence},
+      {"straggler", false, detect_straggler},
+      {"collective_imbalance", false, detect_collective_imbalance},
+      {"one_bucket_ddp", false, detect_one_bucket_ddp},
+      {"broadcast_buffers", false, detect_broadcast_buffers},
   };
   return entries;
 }

@@ -24,5 +24,9 @@ Finding detect_find_unused_parameters(const Signals& signals);
 Finding detect_attention_not_fused(const Signals& signals);
 Finding detect_device_to_device_copies(const Signals& signals);
 Finding detect_host_silence(const Signals& signals);
+Finding detect_straggler(const Signals& signals);
+Finding detect_collective_imbalance(const Signals& signals);
+Finding detect_one_bucket_ddp(const Signals& signals);
+Finding detect_broadcast_buffers(const Signals& signals);
 
 }  // namespace traceap

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "traceap/analysis/collective_metadata.hpp"
 #include "traceap/analysis/idle.hpp"
 #include "traceap/analysis/timeline.hpp"
 #include "traceap/detect/host_queries.hpp"
@@ -40,6 +41,25 @@ struct DetectOptions {
   double material_share = 0.02;  ///< of profiled time: INTERFACE's definition of "present"
 };
 
+/// One collective of this rank as the other ranks' traces show it.
+struct PeerPart {
+  Row row;
+  std::int64_t wait_ns = 0;  ///< it waited at the start for a rank that keeps the others waiting
+  std::int64_t gain_ns = 0;  ///< of that, what is gone if that rank comes with the last but one
+  std::int64_t wait_any_ns = 0;   ///< waited for whichever rank came last
+  std::int64_t imbalance_ns = 0;  ///< transfer that even parts of an all-to-all would save
+};
+/// What only the traces of several ranks can tell.
+struct PeerView {
+  bool known = false;           ///< traces of other ranks were compared with this one
+  std::vector<PeerPart> parts;  ///< by row
+  bool has_straggler = false;   ///< some rank is late, and one cause explains it
+  std::string late_rank, cause, lateness, explained;  ///< for the sentence a person reads
+  std::string unproven;   ///< ranks that are late without a proven cause
+  std::string imbalance;  ///< largest over mean of what ranks receive; empty if not known
+  const PeerPart* find(Row row) const;
+};
+
 /// What all rules share, computed once per trace. Refers to table and tree: keep them alive.
 struct Signals {
   const EventTable& table;
@@ -54,6 +74,8 @@ struct Signals {
   std::vector<Row> api_rows;        ///< complete runtime and driver calls by start
   bool has_host_ops = false;        ///< a complete cpu_op, annotation or python frame exists
   bool has_gpu = false;             ///< a complete GPU event exists
+  std::vector<Collective> collectives;  ///< communication kernels by start
+  PeerView peers;                       ///< empty where this rank was read alone
   std::int64_t profiled_ns() const { return profiled.end_ns - profiled.start_ns; }
   /// A host interval in the GPU's clock (they differ in some ROCm traces).
   Interval on_gpu_clock(Interval host) const {

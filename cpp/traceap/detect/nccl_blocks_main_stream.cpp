@@ -39,7 +39,9 @@ Finding detect_nccl_blocks_main_stream(const Signals& signals) {
   draft.confidence = linked ? 0.85 : 0.6;
   draft.fact("waits", waits);
   draft.fact("longest wait", format_ms(longest));
-  return finish_finding(signals, std::move(draft));
+  Finding finding = finish_finding(signals, std::move(draft));
+  discount_with_fact(signals, finding, "behind a late rank");
+  return finding;
 }
 
 }  // namespace traceap

@@ -60,6 +60,7 @@ Finding detect_nccl_compute_not_overlapped(const Signals& signals) {
       static_cast<std::int64_t>(kBestShare * static_cast<double>(finding.saving_high_ns));
   finding.saving_low_ns =
       static_cast<std::int64_t>(kLowShare * static_cast<double>(finding.saving_high_ns));
+  discount_with_fact(signals, finding, "behind a late rank");
   return finding;
 }
 

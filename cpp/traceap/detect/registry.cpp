@@ -37,7 +37,10 @@ std::vector<Finding> detect_all(const Signals& signals) {
 std::vector<std::int64_t> compute_unclaimed_cost(const std::vector<Finding>& findings) {
   std::vector<std::size_t> order(findings.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
+  // Waiting for a late rank is that rank's, whatever else the collective may be blamed for.
+  const auto is_root = [&](std::size_t i) { return findings[i].type == "straggler"; };
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    if (is_root(a) != is_root(b)) return is_root(a);
     return findings[a].cost_ns > findings[b].cost_ns;
   });
   std::vector<std::int64_t> unclaimed(findings.size(), 0);

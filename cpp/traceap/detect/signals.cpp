@@ -33,6 +33,12 @@ bool any_host_op(const EventTable& table) {
 
 }  // namespace
 
+const PeerPart* PeerView::find(Row row) const {
+  const auto it = std::lower_bound(parts.begin(), parts.end(), row,
+                                   [](const PeerPart& part, Row r) { return part.row < r; });
+  return it != parts.end() && it->row == row ? &*it : nullptr;
+}
+
 Signals build_signals(const EventTable& table, const EventTree& tree,
                       const DetectOptions& options) {
   Signals signals{table, tree, build_gpu_intervals(table, tree), {}, tree.profiled, options};
@@ -42,6 +48,10 @@ Signals build_signals(const EventTable& table, const EventTree& tree,
   signals.copies = build_copies(table, tree, signals.api_class);
   signals.api_rows = complete_api_rows(table);
   signals.has_host_ops = any_host_op(table);
+  signals.collectives = build_collectives(table, tree).collectives;
+  std::erase_if(signals.collectives, [&](const Collective& c) {
+    return tree.gpu_class[c.row] != GpuClass::kCommunication;  // a CPU backend's
+  });
   signals.has_gpu = !tree.gpu_rows.empty();
   return signals;
 }

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <span>
 
-#include "traceap/analysis/collective_metadata.hpp"
 #include "traceap/detect/collectives.hpp"
 #include "traceap/detect/evidence.hpp"
 #include "traceap/detect/rules.hpp"
@@ -31,9 +30,20 @@ constexpr std::int64_t kWaitingNs = 1'000'000;
 /// each result is needed before the next can be issued.
 constexpr SavingShares kSaving{SavingBasis::kIdleOrExposed, 0.0, 0.6};
 
-bool is_small(const EventTable& table, const Collective& collective) {
-  if (table.dur_ns[collective.row] <= kSmallNs) return true;
-  return collective.bytes && *collective.bytes < kSmallBytes;
+/// A collective's time without waiting for other ranks, as far as their traces tell.
+Interval transfer_of(const Signals& signals, Row row) {
+  Interval own = interval_of(signals.table, row);
+  if (const PeerPart* part = signals.peers.find(row)) {
+    own.start_ns = std::min(own.end_ns, own.start_ns + part->wait_any_ns);
+  }
+  return own;
+}
+
+bool is_small(const Signals& signals, const Collective& collective) {
+  if (collective.bytes && *collective.bytes < kSmallBytes) return true;
+  // Only a whole duration tells: waiting is not the message's size.
+  return signals.table.dur_ns[collective.row] <= kSmallNs ||
+         (!collective.bytes && transfer_of(signals, collective.row).length_ns() <= kSmallNs);
 }
 
 /// Cost of one run: its members, and pauses between them in which no kernel ran at all.
@@ -42,7 +52,8 @@ void add_run(const Signals& signals, std::span<const Collective> run, Draft& dra
   std::int64_t last_end = table.ts_ns[run.front().row];
   for (const Collective& member : run) {
     const Interval own = interval_of(table, member.row);
-    if (own.length_ns() < kWaitingNs) draft.cost.push_back(own);
+    const Interval transfer = transfer_of(signals, member.row);
+    if (transfer.length_ns() < kWaitingNs) draft.cost.push_back(transfer);
     const Interval pause{last_end, own.start_ns};
     if (pause.length_ns() > 0 && covered_ns(signals.gpu.busy, pause) == 0) {
       draft.cost.push_back(pause);
@@ -62,7 +73,7 @@ void add_runs(const Signals& signals, std::span<const Collective> members, Draft
   };
   for (std::size_t i = 0; i < members.size(); ++i) {
     const std::int64_t start_ns = signals.table.ts_ns[members[i].row];
-    const bool small = is_small(signals.table, members[i]);
+    const bool small = is_small(signals, members[i]);
     if (i > begin && (!small || start_ns - end_ns > kMaxPauseNs)) {
       close(i);
       begin = i;
@@ -78,10 +89,7 @@ void add_runs(const Signals& signals, std::span<const Collective> members, Draft
 
 Finding detect_small_nccl_kernels(const Signals& signals) {
   if (auto early = judge_without_collectives(signals, kType)) return *early;
-  std::vector<Collective> all = build_collectives(signals.table, signals.tree).collectives;
-  std::erase_if(all, [&](const Collective& c) {
-    return signals.tree.gpu_class[c.row] != GpuClass::kCommunication;
-  });
+  std::vector<Collective> all = signals.collectives;
   const auto device = [&](const Collective& c) { return signals.table.device[c.row]; };
   std::stable_sort(all.begin(), all.end(), [&](const Collective& a, const Collective& b) {
     return device(a) < device(b);  // by start inside a device
