@@ -168,7 +168,7 @@ def _steps_note(comparison: Comparison, counts: Sequence[int]) -> str:
         comparison.basis == "inferred steps"
     )
     return (
-        f"{counts[0]} whole steps before and {counts[1]} after (the first and last of a rank are "
+        f"Whole steps: {counts[0]} before, {counts[1]} after (the first and last of a rank are "
         f"left out where it has more than two){inferred}."
     )
 

@@ -234,10 +234,7 @@ def _jitter(durations: Array, outlier: Array) -> dict[str, Any]:
 
 def _notes(part: RankTrace, durations: Array, whole: Array, outlier: Array) -> list[str]:
     if not len(durations):
-        return [
-            "The trace has no steps: call profiler.step() at the end of each iteration, or "
-            "wrap it in torch.profiler.record_function."
-        ]
+        return ["The trace has no steps: call `profiler.step()` at the end of each iteration."]
     notes = []
     if part.tree.steps_inferred:
         notes.append("No step is marked; these were inferred from a pattern that repeats.")
