@@ -113,6 +113,7 @@ bench: venv ## compare load and diagnose with other tools (docs/performance.md);
 	@cmake --build build/release --parallel $(JOBS) --target floor
 	@$(BIN)/python benchmarks/load/run.py
 	@$(BIN)/python benchmarks/diagnose/run.py
+	@$(BIN)/python benchmarks/report/run.py
 
 .PHONY: wheel
 wheel: venv ## build the source archive and a wheel into dist/

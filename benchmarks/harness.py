@@ -120,7 +120,10 @@ def compare(task: Path, trace: Path, rounds: int, only: list[str], budget_s: flo
 
 
 def check_answers(results: list[Result], allowed: Allowed) -> list[str]:
-    """Compares every answer with that of traceap; returns notes on the differences.
+    """Compares every answer with ours; returns notes on the differences.
+
+    Ours is that of traceap, or of a competitor whose name begins with it (the part of the work
+    that another tool does as well).
 
     Args:
         results: All competitors on one trace.
@@ -129,11 +132,12 @@ def check_answers(results: list[Result], allowed: Allowed) -> list[str]:
     Raises:
         SystemExit: Two tools differ where they should not: their times mean nothing.
     """
-    reference = next(r for r in results if r.competitor == "traceap")
+    ours_first = [r for r in results if r.competitor.startswith("traceap")]
+    reference = {k: v for r in reversed(ours_first) for k, v in r.answers.items()}
     notes = []
     for result in results:
-        for key in sorted(result.answers.keys() & reference.answers.keys()):
-            ours, theirs = reference.answers[key], result.answers[key]
+        for key in sorted(result.answers.keys() & reference.keys()):
+            ours, theirs = reference[key], result.answers[key]
             if ours == theirs:
                 continue
             reason, share = allowed(result.competitor, key)

@@ -60,6 +60,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         "interop",
         "intervals",
         "kernel_names",
+        "loading",
         "models",
         "results",
         "trace",
@@ -82,6 +83,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "summary": {"_core", "errors", "intervals", "results", "trace"},
     "diagnose": {
         "_core",
+        "analysis",
         "errors",
         "intervals",
         "knowledge",

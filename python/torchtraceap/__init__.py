@@ -23,14 +23,28 @@ except ImportError as error:
 from torchtraceap import errors
 from torchtraceap._version import __version__
 from torchtraceap.diagnose import build_diagnosis as _build_diagnosis
+from torchtraceap.interop import ColumnTable
 from torchtraceap.loading import PathLike
 from torchtraceap.results import Diagnosis, Finding, Summary, Timeline
 from torchtraceap.trace import Trace, load
 
 if TYPE_CHECKING:
+    from torchtraceap import models
+    from torchtraceap.analysis.memory_timeline import read_memory_timeline
     from torchtraceap.collect import on_trace_ready, profile
+    from torchtraceap.execution_trace import load_execution_trace
+
+_LAZY = {
+    "load_execution_trace": "torchtraceap.execution_trace",
+    "models": "torchtraceap.models",
+    "on_trace_ready": "torchtraceap.collect",
+    "profile": "torchtraceap.collect",
+    "read_memory_timeline": "torchtraceap.analysis.memory_timeline",
+}
+"""Imported when they are asked for: name and module."""
 
 __all__ = [
+    "ColumnTable",
     "Diagnosis",
     "Finding",
     "Summary",
@@ -38,10 +52,14 @@ __all__ = [
     "Trace",
     "__version__",
     "diagnose",
+    "diff",
     "errors",
     "load",
+    "load_execution_trace",
+    "models",
     "on_trace_ready",
     "profile",
+    "read_memory_timeline",
 ]
 
 
@@ -56,13 +74,33 @@ def diagnose(trace: Trace | PathLike | Sequence[PathLike], *, windows: int = 100
     return _build_diagnosis(loaded, windows=windows)
 
 
-def __getattr__(name: str) -> Any:
-    """The recording helpers, imported when they are asked for."""
-    if name in ("on_trace_ready", "profile"):
-        from torchtraceap import collect
+def diff(
+    before: Trace | PathLike | Sequence[PathLike],
+    after: Trace | PathLike | Sequence[PathLike],
+    *,
+    by: str = "op",
+) -> ColumnTable:
+    """What makes the steps of `after` slower or faster than those of `before`.
 
-        return getattr(collect, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    Every nanosecond of the difference belongs to one row; the column `delta_ns` sums to
+    `facts["difference_ns"]`.
+
+    Args:
+        before: A loaded trace, or what `load` takes.
+        after: The same.
+        by: "op", "kernel", "cause" or "finding".
+    """
+    from torchtraceap.analysis.diff import build_diff
+
+    first, second = (t if isinstance(t, Trace) else load(t) for t in (before, after))
+    return build_diff(first, second, by=by)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(_LAZY[name])
+    return module if name == "models" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

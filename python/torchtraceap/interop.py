@@ -316,11 +316,11 @@ def _concatenate(columns: Sequence[Column]) -> Column:
     if texts:
         joined = encode_texts(text for column in texts for text in column.to_numpy().tolist())
         return type(texts[0])(joined.codes, joined.texts)
-    return np.ma.concatenate(columns) if _any_masked(columns) else np.concatenate(columns)
-
-
-def _any_masked(columns: Sequence[Column]) -> bool:
-    return any(isinstance(column, np.ma.MaskedArray) for column in columns)
+    arrays = [column for column in columns if not isinstance(column, TextCodes)]
+    if not any(isinstance(array, np.ma.MaskedArray) for array in arrays):
+        return np.concatenate(arrays)
+    masks = np.concatenate([np.ma.getmaskarray(array) for array in arrays])
+    return np.ma.array(np.concatenate([np.ma.getdata(array) for array in arrays]), mask=masks)
 
 
 class EventFrame:

@@ -12,11 +12,12 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.errors import OptionError, ParseError
-from torchtraceap.interop import ColumnTable, EventFrame, TextCodes
+from torchtraceap.interop import ColumnTable, EventFrame, TextCodes, stack_ranks
 from torchtraceap.loading import PathLike, RankClaim, assign_ranks, expand_paths
 from torchtraceap.results import Diagnosis, Diagnostic, Summary, Timeline, TraceFile
 
 if TYPE_CHECKING:
+    from torchtraceap.replay import ReplayResult
     from torchtraceap.tree import TreeView
 
 __all__ = ["Progress", "RankTrace", "Trace", "load"]
@@ -28,7 +29,7 @@ Progress = Callable[[int, int], object]
 class RankTrace:
     """One rank: its event table, and its tree once something asks for it."""
 
-    __slots__ = ("_tree", "path", "rank", "table", "world_size")
+    __slots__ = ("_costs", "_tree", "path", "rank", "table", "world_size")
 
     def __init__(self, table: _core.EventTable, rank: int | None) -> None:
         self.path: str = table.path
@@ -36,6 +37,7 @@ class RankTrace:
         self.world_size: int | None = table.world_size
         self.table = table
         self._tree: _core.EventTree | None = None
+        self._costs: _core.GpuCosts | None = None
 
     @property
     def tree(self) -> _core.EventTree:
@@ -43,6 +45,13 @@ class RankTrace:
         if self._tree is None:
             self._tree = _core.build_tree(self.table)
         return self._tree
+
+    @property
+    def costs(self) -> _core.GpuCosts:
+        """GPU and host time of every row, computed at the first use."""
+        if self._costs is None:
+            self._costs = _core.gpu_costs(self.table, self.tree)
+        return self._costs
 
     @property
     def file(self) -> TraceFile:
@@ -253,6 +262,199 @@ class Trace:
         part = self.rank(rank)
         windows = self.windows(count=count, rank=rank)
         return FeatureTable(windows, _core.build_features(part.table, part.tree, windows))
+
+    # ------------------------------------------------------------------------------ tables
+    # Of every rank under each other, with a first column `rank`, unless one is named.
+
+    def ops(self, *, by: str = "name", rank: int | None = None) -> ColumnTable:
+        """GPU and host time of operators; forward and backward joined.
+
+        Args:
+            by: "name", "category", "args" (name, shapes, dtypes, strides, concrete inputs) or
+                "call" (every call).
+            rank: Only this rank.
+        """
+        from torchtraceap.analysis.ops import build_ops
+
+        return self._per_rank(lambda part: build_ops(part, by=by), rank)
+
+    def modules(self, *, rank: int | None = None) -> ColumnTable:
+        """The tree of `nn.Module` calls with GPU and host time, backward included."""
+        from torchtraceap.analysis.modules import build_modules
+
+        return self._per_rank(build_modules, rank)
+
+    def kernels(self, *, by: str = "name", rank: int | None = None) -> ColumnTable:
+        """GPU events by name, op and stream: counts, times, grid, block.
+
+        Args:
+            by: "name" (as the trace writes it), "canonical" (without template arguments and
+                numbers) or "event" (every event).
+            rank: Only this rank.
+        """
+        from torchtraceap.analysis.kernels import build_kernels
+
+        return self._per_rank(lambda part: build_kernels(part, by=by), rank)
+
+    def short_kernels(self, *, below_ns: int = 10_000, rank: int | None = None) -> ColumnTable:
+        """Kernels shorter than `below_ns` by owner, with what launching them costs."""
+        from torchtraceap.analysis.kernels import build_short_kernels
+
+        return self._per_rank(lambda part: build_short_kernels(part, below_ns=below_ns), rank)
+
+    def sequences(self, *, length: int = 0, rank: int | None = None) -> ColumnTable:
+        """Sequences of kernels that repeat, with what fusing each would remove.
+
+        Args:
+            length: Kernels in a sequence; 0 looks for all lengths.
+            rank: Only this rank.
+        """
+        from torchtraceap.analysis.sequences import build_sequences
+
+        return self._per_rank(lambda part: build_sequences(part, length=length), rank)
+
+    def launches(self, *, by: str = "call", rank: int | None = None) -> ColumnTable:
+        """Launch calls, CUDA and HIP: their cost on the host, delay, queue length.
+
+        Args:
+            by: "call" (name of the launch call), "kernel", "stream", "event" (every launch) or
+                "queue" (queue length over time).
+            rank: Only this rank.
+        """
+        from torchtraceap.analysis.launches import build_launches
+
+        return self._per_rank(lambda part: build_launches(part, by=by), rank)
+
+    def roofline(
+        self,
+        *,
+        device: Any = None,
+        by: str = "args",
+        compat: str | None = None,
+        rank: int | None = None,
+    ) -> ColumnTable:
+        """FLOPs, bytes, achieved and possible rates of every modelled operator.
+
+        Args:
+            device: A name of the device database or a `Device`; by default the trace's own.
+            by: "args" (unique arguments), "family" or "call".
+            compat: "tracelens" for the numbers of its models.
+            rank: Only this rank.
+        """
+        from torchtraceap.analysis.roofline import build_roofline
+
+        return self._per_rank(
+            lambda part: build_roofline(part, device=device, by=by, compat=compat), rank
+        )
+
+    def memory(self, *, by: str = "direction", rank: int | None = None) -> ColumnTable:
+        """Copies and the memory of the device.
+
+        Args:
+            by: "direction", "copy" (every copy with its bandwidth), "bandwidth" (over time),
+                "allocator" (allocator calls), "timeline" (`[memory]` events).
+            rank: Only this rank.
+        """
+        from torchtraceap.analysis.memory import build_memory
+
+        return self._per_rank(lambda part: build_memory(part, by=by), rank)
+
+    def host(self, *, by: str = "thread", rank: int | None = None) -> ColumnTable:
+        """What the CPU threads did while the GPU waited.
+
+        Args:
+            by: "thread", "op" (names by self time) or "frame" (Python frames).
+            rank: Only this rank.
+        """
+        from torchtraceap.analysis.host import build_host
+
+        return self._per_rank(lambda part: build_host(part, by=by), rank)
+
+    def steps(self, *, rank: int | None = None) -> ColumnTable:
+        """Every step with its timeline, how unusual it is and what differs in it."""
+        from torchtraceap.analysis.steps import build_steps
+
+        return self._per_rank(build_steps, rank)
+
+    def collectives(self) -> ColumnTable:
+        """Collectives matched across the ranks: bytes, transfer, wait of each rank, bandwidth."""
+        from torchtraceap.analysis.collectives import build_collectives
+
+        return build_collectives(self)
+
+    def ranks_table(self, *, by: str = "rank") -> ColumnTable:
+        """Ranks compared: who arrives last, how often and because of what.
+
+        Args:
+            by: "rank", "op" (equal operators), "alltoall" (bytes from rank to rank) or "clock".
+        """
+        from torchtraceap.analysis.ranks import build_ranks
+
+        return build_ranks(self, by=by)
+
+    def critical_path(
+        self, *, step: str | int | None = None, by: str = "cause", compat: str | None = None
+    ) -> ColumnTable:
+        """The longest chain of dependent work, and what it consists of.
+
+        Args:
+            step: Only this step, by name or place; by default all steps, else the whole trace.
+            by: "cause" (shares), "event" (the path itself) or "name".
+            compat: "hta" for the graph that HTA builds.
+        """
+        from torchtraceap.analysis.critical_path import build_critical_path
+
+        return build_critical_path(self, step=step, by=by, compat=compat)
+
+    # ------------------------------------------------------------------------------ ways out
+
+    def sql(self, query: str) -> ColumnTable:
+        """One query of DuckDB's SQL over all tables; `torchtraceap.sql.SQL_TABLES` lists them."""
+        from torchtraceap.sql import run_sql
+
+        return run_sql(self, query)
+
+    def annotate(self, path: PathLike, *, rank: int | None = None) -> None:
+        """Writes the trace for Perfetto, with findings, idle causes, critical path and counters.
+
+        Args:
+            path: Ends in `.json`, `.json.gz` or, with the package `perfetto`, `.pftrace`.
+            rank: Which of several ranks.
+        """
+        from torchtraceap.overlay import annotate
+
+        annotate(self, path, rank=rank)
+
+    def merge(self, path: PathLike) -> None:
+        """Writes all ranks into one file for Perfetto, their clocks aligned."""
+        from torchtraceap.analysis.merge import merge_ranks
+
+        merge_ranks(self, path)
+
+    def replay(
+        self,
+        row: int | None = None,
+        *,
+        op: str | None = None,
+        rank: int | None = None,
+        device: str = "cpu",
+    ) -> ReplayResult:
+        """Runs an operator of the trace again, here, and times it; needs torch.
+
+        Args:
+            row: The call's row, or
+            op: a name such as "aten::mm": its longest call.
+            rank: Which rank.
+            device: Where to run it.
+        """
+        from torchtraceap.replay import replay
+
+        return replay(self, row, op=op, rank=rank, device=device)
+
+    def _per_rank(self, build: Callable[[RankTrace], ColumnTable], rank: int | None) -> ColumnTable:
+        if rank is not None or len(self.ranks) == 1:
+            return build(self.rank(rank))
+        return stack_ranks([(part.rank, build(part)) for part in self.ranks])
 
 
 def check_count(name: str, count: int) -> None:

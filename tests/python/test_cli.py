@@ -299,7 +299,7 @@ def test_an_interrupt_leaves_no_traceback(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_load", interrupted)
+    monkeypatch.setattr("torchtraceap.cli.diagnosis.load", interrupted)
     assert cli.main(["diagnose", str(slow)]) == 130
     assert capsys.readouterr().err == "torchtraceap: interrupted\n"
 
@@ -310,7 +310,7 @@ def test_a_defect_of_ours_is_one_sentence_too(
     def broken(*_: object) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr(cli, "_load", broken)
+    monkeypatch.setattr("torchtraceap.cli.views.load", broken)
     assert cli.main(["summary", str(slow)]) == 2
     assert "internal error" in capsys.readouterr().err
 
@@ -368,7 +368,7 @@ def test_colour_only_on_a_terminal_that_wants_it(slow: Path) -> None:
 
 
 def test_big_files_show_progress_on_a_terminal_only(slow: Path) -> None:
-    small = "cli.PROGRESS_BYTES = 0"
+    small = "cli.input.PROGRESS_BYTES = 0"
     assert "reading" in on_terminal("summary", slow, before=small)
     assert "reading" not in on_terminal("summary", slow)
     code = f"from torchtraceap import cli; {small}; cli.main(['summary', {str(slow)!r}, '--json'])"

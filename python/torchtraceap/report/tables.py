@@ -14,11 +14,12 @@ import numpy.typing as npt
 from torchtraceap import _core
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.report.words import cells, format_count, format_percent, one_line
-from torchtraceap.units import format_ns
+from torchtraceap.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from torchtraceap.interop import ColumnTable
     from torchtraceap.results import Summary, Timeline
     from torchtraceap.trace import RankTrace, Trace
 
@@ -29,6 +30,7 @@ __all__ = [
     "events_table",
     "render_table",
     "summary_tables",
+    "table_for_reading",
     "tree_table",
     "write_csv",
     "write_parquet",
@@ -99,6 +101,52 @@ def _row(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> st
         gap = " " * (width - cells(cut))
         parts.append(gap + cut if to_right else cut + gap)
     return "  ".join(parts).rstrip()
+
+
+# ---------------------------------------------------------------------------------- any table
+
+
+def table_for_reading(
+    table: ColumnTable, *, limit: int | None = None, every_column: bool = False
+) -> Table:
+    """Any table as a person reads it: times, sizes and shares with units, the first rows."""
+    names = table.columns if every_column else table.shown
+    shown = table if limit is None else table.take(slice(0, limit))
+    columns = [[_cell(name, value) for value in shown.to_list(name)] for name in names]
+    left = table.num_rows - shown.num_rows
+    rows = list(zip(*columns, strict=True))
+    more = [f"{format_count(left)} more rows (--limit, --csv)"] if left else []
+    note = "\n".join([*more, *(one_line(note, 400) for note in table.notes)])
+    return Table("", _headings(names), rows, note)
+
+
+def _headings(names: Sequence[str]) -> tuple[str, ...]:
+    """Without the unit, which the cells show, unless two columns then look the same."""
+    short = [
+        name.removesuffix("_ns").removesuffix("_share").removesuffix("_bytes") for name in names
+    ]
+    return tuple(
+        (name if short.count(plain) > 1 and not name.endswith("_ns") else plain).replace("_", " ")
+        for name, plain in zip(names, short, strict=True)
+    )
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "—"
+    if isinstance(value, (list, dict)):
+        return one_line(json.dumps(value), 60)
+    if isinstance(value, str):
+        return one_line(value, 100)
+    if name.endswith("_ns"):
+        return format_ns(round(value))
+    if name.endswith("_share"):
+        return format_percent(value)
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
 
 
 # ---------------------------------------------------------------------------------- summary

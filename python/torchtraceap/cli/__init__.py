@@ -1,0 +1,120 @@
+"""The command line. Start-up counts, so everything heavy is imported where it is used.
+
+Standard output holds the result and nothing else; progress, notes and errors go to standard
+error. Exit codes: 0 fine, 1 findings where the command gates, 2 unusable input or options, 130
+interrupted.
+
+Note [argparse]: typer 0.29 brings pydantic along and takes 0.1 s to parse three options, a third
+of a whole run on the demo trace.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Sequence
+
+from torchtraceap.cli.diagnosis import DIAGNOSIS_COMMANDS
+from torchtraceap.cli.exports import EXPORT_COMMANDS
+from torchtraceap.cli.output import drop_stdout, note, print_text
+from torchtraceap.cli.parsing import FINE, INTERRUPTED, UNUSABLE, Parser, UsageError, unknown_word
+from torchtraceap.cli.tables import TABLE_COMMANDS
+from torchtraceap.cli.views import VIEW_COMMANDS
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = {**DIAGNOSIS_COMMANDS, **VIEW_COMMANDS, **TABLE_COMMANDS, **EXPORT_COMMANDS}
+
+
+def _main_help() -> str:
+    lines = [
+        "usage: torchtraceap [COMMAND] PATH... [options]",
+        "",
+        "Says where a PyTorch training run loses time, on what evidence, and what to change, from",
+        "the trace that torch.profiler wrote. Without a command, PATH is diagnosed.",
+        "",
+        "commands:",
+        *(f"  {name:<15}{command.summary}" for name, command in COMMANDS.items()),
+        "",
+        "torchtraceap COMMAND --help lists the options of a command; torchtraceap --version.",
+        "Exit codes: 0 fine, 1 findings where the command gates, 2 unusable input or options.",
+    ]
+    return "\n".join(lines)
+
+
+def _split_command(given: Sequence[str]) -> tuple[str, list[str]]:
+    """The command and its arguments; `diagnose` where only a path is given."""
+    first = given[0]
+    if first in COMMANDS:
+        return first, list(given[1:])
+    if (
+        first[:1].isalpha()
+        and first.replace("-", "").isalpha()
+        and len(given) > 1
+        and not os.path.exists(first)
+    ):
+        words = unknown_word(first, COMMANDS)
+        raise UsageError(f"{words} (commands: {', '.join(COMMANDS)})")
+    return "diagnose", list(given)
+
+
+def _run(given: list[str]) -> int:
+    if not given:
+        raise UsageError("give a trace: torchtraceap PATH (torchtraceap --help says more)")
+    if given[0] in ("--help", "-h"):
+        print_text(_main_help())
+        return FINE
+    if given[0] == "--version":
+        from torchtraceap._version import __version__
+
+        print_text(f"torchtraceap {__version__}")
+        return FINE
+    name, rest = _split_command(given)
+    command = COMMANDS[name]
+    parser = Parser(
+        prog=f"torchtraceap {name}",
+        description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+        allow_abbrev=False,
+    )
+    command.describe(parser)
+    return command.run(parser.parse_intermixed_args(rest))
+
+
+def _sentence(error: BaseException) -> str:
+    """What went wrong, as one line."""
+    if isinstance(error, MemoryError):
+        return "not enough memory for this trace"
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _is_expected(error: BaseException) -> bool:
+    """Errors that are the input's or the options' fault, not a defect of ours."""
+    from torchtraceap.errors import TraceError
+
+    return isinstance(error, (UsageError, TraceError, OSError, MemoryError, ImportError))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code."""
+    gc.disable()  # a short-lived process with few cycles; saves a pass over every object
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a narrow terminal encoding is no reason to fail
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except SystemExit as left:  # argparse, after --help
+        return left.code if isinstance(left.code, int) else FINE
+    except KeyboardInterrupt:
+        sys.stderr.write("torchtraceap: interrupted\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        drop_stdout()
+        return FINE
+    except Exception as error:
+        ours = "" if _is_expected(error) else f"internal error, {type(error).__name__}: "
+        note(ours + _sentence(error))
+        return UNUSABLE

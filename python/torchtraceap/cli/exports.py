@@ -1,0 +1,148 @@
+"""`merge`, `annotate`, `sql` and `replay`: a trace carried into other tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchtraceap.cli.input import load
+from torchtraceap.cli.output import check_output, note, print_text
+from torchtraceap.cli.parsing import (
+    FINE,
+    Command,
+    Options,
+    Parser,
+    UsageError,
+    add_no_color,
+    add_paths,
+    add_rank,
+    add_threads,
+)
+from torchtraceap.cli.tables import add_table_output, check_table_output, give_table
+
+if TYPE_CHECKING:
+    from torchtraceap.replay import ReplayResult
+    from torchtraceap.trace import Trace
+
+
+def _describe_merge(parser: Parser) -> None:
+    add_paths(parser)
+    parser.add_argument("target", metavar="OUT", help="ends in .json or .json.gz")
+    add_threads(parser)
+
+
+def _merge(options: Options) -> int:
+    from torchtraceap.analysis.merge import merge_ranks
+
+    check_output(options.target, options.paths)
+    merge_ranks(load(options.paths, options.threads), options.target)
+    note(f"wrote {options.target}")
+    return FINE
+
+
+def _describe_annotate(parser: Parser) -> None:
+    parser.add_argument("source", metavar="PATH", help="a trace file or a folder of ranks")
+    parser.add_argument("target", metavar="OUT", help="ends in .json, .json.gz or .pftrace")
+    add_rank(parser)
+    add_threads(parser)
+
+
+def _annotate(options: Options) -> int:
+    from torchtraceap.overlay import annotate
+
+    check_output(options.target, [options.source])
+    annotate(load([options.source], options.threads), options.target, rank=options.rank)
+    note(f"wrote {options.target}, to be opened in Perfetto")
+    return FINE
+
+
+def _describe_sql(parser: Parser) -> None:
+    from torchtraceap.sql import SQL_TABLES
+
+    parser.add_argument("source", metavar="PATH", help="a trace file or a folder of ranks")
+    parser.add_argument(
+        "query", metavar="QUERY", help=f"DuckDB's SQL; tables: {', '.join(SQL_TABLES)}"
+    )
+    add_table_output(parser)
+    add_threads(parser)
+    add_no_color(parser)
+
+
+def _sql(options: Options) -> int:
+    from torchtraceap.sql import run_sql
+
+    check_table_output(options, [options.source])
+    return give_table(run_sql(load([options.source], options.threads), options.query), options)
+
+
+def _describe_replay(parser: Parser) -> None:
+    parser.add_argument("source", metavar="PATH", help="a trace file or a folder of ranks")
+    parser.add_argument("--row", type=int, metavar="N", help="the operator's row in the trace")
+    parser.add_argument("--op", metavar="NAME", help="the longest call of an operator")
+    parser.add_argument("--script", metavar="FILE", help="write the reproducer there")
+    parser.add_argument("--run", action="store_true", help="run it here and time it (needs torch)")
+    parser.add_argument("--device", default="cpu", metavar="NAME", help="where to run it [cpu]")
+    add_rank(parser)
+    add_table_output(parser)
+    add_threads(parser)
+    add_no_color(parser)
+
+
+def _replay(options: Options) -> int:
+    check_table_output(options, [options.source])
+    if options.script:
+        check_output(options.script, [options.source])
+    trace = load([options.source], options.threads)
+    if options.row is None and options.op is None:
+        if options.run or options.script:
+            raise UsageError("--run and --script need --row or --op")
+        from torchtraceap.replay import find_replayable
+
+        return give_table(find_replayable(trace), options)
+    return _replay_one(trace, options)
+
+
+def _replay_one(trace: Trace, options: Options) -> int:
+    from torchtraceap import replay
+
+    row, op, rank = options.row, options.op, options.rank
+    if options.script or not options.run:
+        script = replay.replay_script(trace, row, op=op, rank=rank)
+        if options.script:
+            Path(options.script).write_text(script, encoding="utf-8")
+            note(f"wrote {options.script}")
+        else:
+            print_text(script)
+    if options.run:
+        result = replay.replay(trace, row, op=op, rank=rank, device=options.device)
+        print_text(json.dumps(result.to_dict()) if options.json else _replay_text(result))
+    return FINE
+
+
+def _replay_text(result: ReplayResult) -> str:
+    from torchtraceap.units import format_ns
+
+    here = f"{format_ns(round(result.time_ns))} on {result.device}"
+    spread = f"half of {result.samples} samples within {format_ns(round(result.iqr_ns))}"
+    recorded = f"{format_ns(result.measured_in_trace_ns)} in the trace ({result.measured})"
+    lines = [f"{result.overload}, row {result.row}: {here} ({spread}), {recorded}"]
+    return "\n".join([*lines, *result.notes])
+
+
+EXPORT_COMMANDS = {
+    "merge": Command(
+        "all ranks in one file for Perfetto, their clocks aligned", _describe_merge, _merge
+    ),
+    "annotate": Command(
+        "the trace with findings, idle causes, critical path and counters as tracks for Perfetto",
+        _describe_annotate,
+        _annotate,
+    ),
+    "sql": Command("one query over all tables of a trace, with DuckDB", _describe_sql, _sql),
+    "replay": Command(
+        "an operator of the trace as a script of its own, and its time on this machine",
+        _describe_replay,
+        _replay,
+    ),
+}

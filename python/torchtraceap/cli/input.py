@@ -1,0 +1,56 @@
+"""Loading what a command is given, with a progress bar where it takes long."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchtraceap.trace import Progress, Trace
+
+# Files together larger than this show a progress bar: smaller ones are read before a person could
+# look at one. A compressed byte counts for six, which is less than traces shrink by (10 to 35).
+PROGRESS_BYTES = 50_000_000
+COMPRESSED_WEIGHT = 6
+
+
+def load(paths: Sequence[str], threads: int) -> Trace:
+    from torchtraceap.trace import load
+
+    given: Any = paths[0] if len(paths) == 1 else list(paths)
+    size = sum(_size_of(path) for path in paths)
+    if size < PROGRESS_BYTES or not sys.stderr.isatty():
+        # A callback all the same: it lets Ctrl-C through while the core reads.
+        return load(given, threads=threads, progress=lambda done, total: None)
+    return _load_with_bar(given, threads)
+
+
+def _load_with_bar(given: Any, threads: int) -> Trace:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from torchtraceap.trace import load
+
+    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def update(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        report_progress: Progress = update
+        return load(given, threads=threads, progress=report_progress)
+
+
+def _size_of(path: str) -> int:
+    """Weighed bytes of a file, or of the files of a folder; 0 for what cannot be looked at."""
+    try:
+        if os.path.isdir(path):
+            return sum(_size_of(entry.path) for entry in os.scandir(path) if entry.is_file())
+        weight = 1 if path.lower().endswith(".json") else COMPRESSED_WEIGHT
+        return os.stat(path).st_size * weight
+    except OSError:
+        return 0

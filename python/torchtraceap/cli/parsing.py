@@ -1,0 +1,90 @@
+"""What commands are made of: parsers, options that several share, values of options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NoReturn
+
+FINE, FINDINGS, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+WINDOW_COUNTS = (50, 100, 200)
+DEFAULT_ROWS = 40  # of a table for reading
+Options = argparse.Namespace
+
+
+class UsageError(Exception):
+    """An option or a combination of options that cannot be used."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of printing its usage and leaving."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: what it says of itself, its options, and what it does."""
+
+    summary: str
+    describe: Callable[[Parser], None]
+    run: Callable[[Options], int]
+
+
+def add_paths(parser: Parser) -> None:
+    parser.add_argument(
+        "paths", metavar="PATH", nargs="+", help="a trace file, a folder of ranks, or several files"
+    )
+
+
+def add_json(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+
+
+def add_windows(parser: Parser) -> None:
+    parser.add_argument(
+        "--windows",
+        type=int,
+        choices=WINDOW_COUNTS,
+        default=100,
+        metavar="N",
+        help="windows that get a score: 50, 100 or 200 [100]",
+    )
+
+
+def add_rank(parser: Parser) -> None:
+    parser.add_argument("--rank", type=int, metavar="N", help="only this rank of several")
+
+
+def add_threads(parser: Parser) -> None:
+    parser.add_argument(
+        "--threads", type=count, default=0, metavar="N", help="parsing threads [every core]"
+    )
+
+
+def add_no_color(parser: Parser) -> None:
+    parser.add_argument("--no-color", action="store_true", help="plain text even on a terminal")
+
+
+def count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"a number from 0 is needed, not {text}")
+    return value
+
+
+def microseconds(text: str) -> int:
+    """Microseconds as whole nanoseconds."""
+    value = float(text)
+    if not 0 <= value < 1e12:
+        raise argparse.ArgumentTypeError(f"a time from 0 is needed, not {text}")
+    return round(value * 1000)
+
+
+def unknown_word(word: str, known: Iterable[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"there is no {word!r}" + (f", did you mean {near[0]!r}?" if near else "")

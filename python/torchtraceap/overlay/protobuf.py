@@ -1,0 +1,142 @@
+"""Trace and overlay in Perfetto's own format."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.errors import MissingDependencyError
+from torchtraceap.overlay.tracks import Counter, Slices
+from torchtraceap.trace import RankTrace
+
+__all__ = ["write_protobuf"]
+
+SEQUENCE = 1
+
+
+def write_protobuf(
+    part: RankTrace, slices: Sequence[Slices], counters: Sequence[Counter], path: Path
+) -> None:
+    """Writes complete events of the trace as slices by track, and the overlay beside them."""
+    try:
+        from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
+        from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
+    except ImportError:
+        raise MissingDependencyError(
+            "Perfetto's format needs its package: pip install 'torchtraceap[perfetto]'"
+        ) from None
+    with path.open("wb") as stream:
+        writer = _Writer(StreamingTraceProtoBuilder(stream), protos)
+        _write_events(writer, part)
+        for track in slices:
+            group = writer.group(f"torchtraceap: {track.group}")
+            uuid = writer.track(track.track, parent=group)
+            for name, start, end in zip(
+                track.names, track.start_ns.tolist(), track.end_ns.tolist(), strict=True
+            ):
+                writer.slice(uuid, name, start, end)
+        for counter in counters:
+            uuid = writer.counter_track(counter.name)
+            for time_ns, value in zip(
+                counter.time_ns.tolist(), counter.value.tolist(), strict=True
+            ):
+                writer.count(uuid, time_ns, value)
+
+
+def _write_events(writer: _Writer, part: RankTrace) -> None:
+    """Every complete event on the track where the profiler drew it; overlaps get lanes."""
+    table = part.table
+    complete = _core.HAS_TIME | _core.HAS_DURATION
+    rows = np.flatnonzero((table.flags & complete) == complete)
+    strings, tracks = table.strings, table.tracks
+    for track_id in np.unique(table.track[rows]).tolist():
+        track = tracks[track_id]
+        group = writer.group(track.process_name or f"process {track.pid}")
+        mine = rows[table.track[rows] == track_id]
+        lanes = _Lanes(writer, group, track.thread_name or f"thread {track.tid}")
+        starts, lengths = table.ts_ns[mine].tolist(), table.dur_ns[mine].tolist()
+        for start, length, name in zip(starts, lengths, table.name[mine].tolist(), strict=True):
+            writer.slice(lanes.place(start, start + length), strings[name], start, start + length)
+
+
+class _Lanes:
+    """Tracks of one label: slices that overlap without nesting go to the next one."""
+
+    def __init__(self, writer: _Writer, group: int, label: str) -> None:
+        self._writer, self._group, self._label = writer, group, label
+        self._lanes: list[tuple[int, list[int]]] = []  # uuid, ends of the slices still open
+
+    def place(self, start: int, end: int) -> int:
+        """The first lane on which the slice nests; starts must not decrease."""
+        for uuid, open_ends in self._lanes:
+            while open_ends and open_ends[-1] <= start:
+                open_ends.pop()
+            if not open_ends or end <= open_ends[-1]:
+                open_ends.append(end)
+                return uuid
+        uuid = self._writer.track(self._label, parent=self._group)
+        self._lanes.append((uuid, [end]))
+        return uuid
+
+
+class _Writer:
+    """Track descriptors and track events, one packet each."""
+
+    def __init__(self, builder: Any, protos: Any) -> None:
+        self._builder = builder
+        self._protos = protos
+        self._uuids = itertools.count(1)
+        self._groups: dict[str, int] = {}
+        self._pending: list[tuple[int, int, int, str]] = []
+
+    def group(self, name: str) -> int:
+        if name not in self._groups:
+            self._groups[name] = self.track(name)
+        return self._groups[name]
+
+    def track(self, name: str, *, parent: int | None = None) -> int:
+        packet = self._builder.create_packet()
+        uuid = next(self._uuids)
+        packet.track_descriptor.uuid = uuid
+        packet.track_descriptor.name = name
+        if parent is not None:
+            packet.track_descriptor.parent_uuid = parent
+        self._builder.write_packet(packet)
+        return uuid
+
+    def counter_track(self, name: str) -> int:
+        packet = self._builder.create_packet()
+        uuid = next(self._uuids)
+        packet.track_descriptor.uuid = uuid
+        packet.track_descriptor.name = name
+        packet.track_descriptor.counter.SetInParent()
+        self._builder.write_packet(packet)
+        return uuid
+
+    def slice(self, uuid: int, name: str, start_ns: int, end_ns: int) -> None:
+        kinds = self._protos.TrackEvent
+        self._event(uuid, start_ns, kinds.TYPE_SLICE_BEGIN).name = name
+        self._send()
+        self._event(uuid, end_ns, kinds.TYPE_SLICE_END)
+        self._send()
+
+    def count(self, uuid: int, time_ns: int, value: float) -> None:
+        event = self._event(uuid, time_ns, self._protos.TrackEvent.TYPE_COUNTER)
+        event.double_counter_value = value
+        self._send()
+
+    def _event(self, uuid: int, time_ns: int, kind: int) -> Any:
+        self._packet = self._builder.create_packet()
+        self._packet.timestamp = time_ns
+        self._packet.trusted_packet_sequence_id = SEQUENCE
+        self._packet.track_event.type = kind
+        self._packet.track_event.track_uuid = uuid
+        return self._packet.track_event
+
+    def _send(self) -> None:
+        self._builder.write_packet(self._packet)

@@ -1,0 +1,140 @@
+"""What is drawn over a trace: slices on tracks, and counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap import _core
+from torchtraceap.trace import RankTrace, Trace
+
+__all__ = ["Counter", "Slices", "build_counters", "build_slices"]
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """One track: named intervals that do not overlap."""
+
+    group: str
+    track: str
+    start_ns: IntArray
+    end_ns: IntArray
+    names: list[str]
+    args: list[dict[str, Any]] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A number over time; it holds from one time to the next."""
+
+    name: str
+    time_ns: IntArray
+    value: npt.NDArray[np.float64]
+
+
+def build_slices(trace: Trace, rank: int | None) -> list[Slices]:
+    """Findings by type, idle causes, the critical path and steps, each where there are any."""
+    part = trace.rank(rank)
+    tracks = [*_findings(trace, part), _idle_causes(trace, part), _critical_path(trace, part)]
+    return [track for track in tracks if len(track.start_ns)]
+
+
+def _findings(trace: Trace, part: RankTrace) -> list[Slices]:
+    tracks = []
+    for finding in trace.diagnose().findings:
+        mine = np.array([rank == part.rank for rank in finding.interval_ranks], dtype=bool)
+        intervals = finding.intervals[mine]
+        says = {"why": finding.why, "fix": finding.fix, "confidence": finding.confidence}
+        count = len(intervals)
+        tracks.append(
+            Slices(
+                "findings",
+                finding.type,
+                intervals[:, 0],
+                intervals[:, 1],
+                [finding.title] * count,
+                [says] * count,
+            )
+        )
+    return tracks
+
+
+def _idle_causes(trace: Trace, part: RankTrace) -> Slices:
+    idle = trace.idle(part.rank)
+    names = part.table.strings
+    explained = idle["explained_by"]
+    args = [
+        {"explained_by": names[part.table.name[row]]} if row != _core.NO_ROW else {}
+        for row in explained.tolist()
+    ]
+    return Slices(
+        "why the GPU idles", "cause", idle["start_ns"], idle["end_ns"], idle["cause"].tolist(), args
+    )
+
+
+def _critical_path(trace: Trace, part: RankTrace) -> Slices:
+    path = trace.critical_path(by="event")
+    mine = np.array([rank in (None, part.rank) for rank in path.to_list("rank")], dtype=bool)
+    chosen = path.take(np.flatnonzero(mine))
+    causes = chosen.to_list("cause")
+    names = [name or cause for name, cause in zip(chosen.to_list("name"), causes, strict=True)]
+    return Slices(
+        "critical path",
+        "path",
+        np.asarray(chosen["start_ns"], dtype=np.int64),
+        np.asarray(chosen["end_ns"], dtype=np.int64),
+        names,
+        [{"cause": cause} for cause in causes],
+    )
+
+
+def build_counters(trace: Trace, rank: int | None) -> list[Counter]:
+    """Score and GPU use by window, launches waiting by stream, copy bandwidth, memory."""
+    return [*_window_counters(trace, rank), *_queues(trace, rank), *_memory(trace, rank)]
+
+
+def _window_counters(trace: Trace, rank: int | None) -> list[Counter]:
+    part = trace.rank(rank)
+    windows = trace.diagnose().windows
+    bounds = np.array(windows.bounds_ns, dtype=np.int64)
+    pairs = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
+    if not part.tree.gpu_rows.size or bounds[0] == bounds[-1]:
+        return []
+    timelines = _core.timelines(part.table, part.tree, pairs)
+    busy = [100 * t.busy_ns / max(1, t.span_ns) for t in timelines]
+    return [
+        Counter("score of the window", bounds, np.append(windows.scores, 0.0)),
+        Counter("GPU busy (%)", bounds, np.array([*busy, 0.0])),
+    ]
+
+
+def _queues(trace: Trace, rank: int | None) -> list[Counter]:
+    queue = trace.launches(by="queue", rank=trace.rank(rank).rank)
+    streams = queue.to_list("stream")
+    times, lengths = queue["time_ns"], queue["length"]
+    labels = np.array([str(stream) for stream in streams], dtype=object)
+    return [
+        Counter(
+            f"queue of stream {label}",
+            np.asarray(times[labels == label], dtype=np.int64),
+            np.asarray(lengths[labels == label], dtype=np.float64),
+        )
+        for label in dict.fromkeys(labels.tolist())
+    ]
+
+
+def _memory(trace: Trace, rank: int | None) -> list[Counter]:
+    table = trace.memory(by="timeline", rank=trace.rank(rank).rank)
+    counters = []
+    for name in ("allocated_bytes", "reserved_bytes"):
+        if name not in table or not table.num_rows:
+            continue
+        values = np.ma.filled(np.ma.asarray(table[name], dtype=np.float64), 0.0)
+        label = name.replace("_bytes", " (MiB)")
+        counters.append(Counter(label, table["time_ns"], values / 2**20))
+    return counters
