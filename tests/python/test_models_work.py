@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -399,3 +403,15 @@ def test_a_mistake_in_a_users_model_is_a_reason() -> None:
     work, reason = work_of("mylib::broken", [], [])
     assert work is None
     assert reason == "its model failed with ZeroDivisionError: division by zero"
+
+
+def test_the_example_of_the_documentation_runs() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "roofline.md").read_text("utf-8")
+    (block,) = (part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+                if "@register" in part)  # fmt: skip
+    program = block + (
+        "from torchtraceap.models import work_of\n"
+        'work, _ = work_of("mylib::scale", [[4, 8]], ["float"])\n'
+        "assert (work.flops, work.bytes) == (32, 256)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

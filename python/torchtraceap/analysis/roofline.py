@@ -43,7 +43,8 @@ _SHOWS_TF32 = re.compile(r"tf32|s1688|xf32|_S_MX_|_S_B_X_", re.IGNORECASE)
 _SHOWS_FP32 = re.compile(
     r"sgemm|scudnn|_simt_|gemv|f32f32_f32f32|dot_kernel|winograd", re.IGNORECASE
 )
-_NO_MODEL = "no model for this operator"
+_PER_CALL_NOTE = "flops, bytes and roofline_ns are of one call."
+_BYTES_NOTE = "Bytes count each tensor once: they are the least that must move."
 
 
 @dataclass(frozen=True)
@@ -567,7 +568,8 @@ class _RowTable:
             "roofline_share": roofline / np.where(compared_ns > 0, compared_ns, np.nan),
         }
         order = np.argsort(-gpu_ns, kind="stable")
-        return ColumnTable(columns, facts=rows.facts, notes=rows.notes).take(order)
+        notes = [note for note in rows.notes if note != _PER_CALL_NOTE]
+        return ColumnTable(columns, facts=rows.facts, notes=notes).take(order)
 
     def _facts(self, columns: dict[str, Any]) -> dict[str, Any]:
         modelled = columns["has_model"]
@@ -588,10 +590,7 @@ class _RowTable:
         notes = [self._rates.note] if self._rates.note else []
         if not len(self._on_gpu.rows):
             return [*notes, 'The trace has no GPU events; by="call" lists operators of the CPU.']
-        notes.append(
-            "flops and bytes are of one call; bytes count each tensor once, so they are the least "
-            "that must move."
-        )
+        notes += [_PER_CALL_NOTE, _BYTES_NOTE]
         facts = self._facts(columns)
         share = facts["modelled_share"]
         notes.append(f"Models cover {(share or 0) * 100:.1f} % of the GPU's busy time.")
