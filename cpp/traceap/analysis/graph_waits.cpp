@@ -16,6 +16,7 @@
 // edge comes from a point inside that work.
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <optional>
@@ -292,7 +293,13 @@ class WaitLinker {
   void link_by_return(Row call) {
     const std::int64_t begin_ns = builder_.time_ns(points_.begin[call]);
     const std::int64_t end_ns = builder_.time_ns(points_.end[call]);
-    const Row row = ended_last(end_ns + kClockJitterNs, begin_ns + 1, table_.ts_ns[call], kNoRow);
+    const Row before = ended_last(end_ns, begin_ns + 1, table_.ts_ns[call], kNoRow);
+    const Row behind = ended_last(end_ns + kClockJitterNs, end_ns + 1, table_.ts_ns[call], kNoRow);
+    const auto distance_ns = [&](Row row) {
+      return row == kNoRow ? std::numeric_limits<std::int64_t>::max()
+                           : std::abs(end_ns - builder_.time_ns(points_.end[row]));
+    };
+    const Row row = distance_ns(before) <= distance_ns(behind) ? before : behind;
     if (row == kNoRow) return;
     const std::int64_t done_ns = builder_.time_ns(points_.end[row]);
     if (end_ns - done_ns > std::max(kReturnNs, done_ns - begin_ns)) return;
