@@ -352,7 +352,7 @@ def test_files_of_torch(tmp_path: Path) -> None:
     assert raw.facts["peak_by_category_bytes"] == sizes.facts["peak_by_category_bytes"]
     assert raw.to_list("total_bytes")[-1] == sizes.to_list("total_bytes")[-1]
     weights = sum(p.numel() for p in model.parameters())
-    assert raw.facts["peak_by_category_bytes"]["parameter"] == 4 * weights
+    assert raw.facts["peak_by_category_bytes"]["parameter"] >= 4 * weights
     assert raw.facts["peak_by_category_bytes"]["optimizer_state"] >= 8 * weights
 
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
