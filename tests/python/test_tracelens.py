@@ -24,7 +24,7 @@ from torchtraceap.tracelens import (
 )
 from torchtraceap.tracelens.compare import compare_sheets, write_tracelens_comparison
 from torchtraceap.tracelens.launchers import to_us, union_us
-from torchtraceap.tracelens.perf_model import transpose_of
+from torchtraceap.tracelens.perf_model import MODELS, transpose_of
 from torchtraceap.tracelens.sheets import Sheet
 
 Event = dict[str, Any]
@@ -454,6 +454,38 @@ def test_work_with_their_quirks(call: tuple[Any, ...], expected: tuple[float, fl
 )
 def test_no_work(call: tuple[Any, ...]) -> None:
     assert work(*call) is None
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    st.sampled_from([*MODELS, "triton_red_fused_add_1"]), st.lists(_json, min_size=4, max_size=4)
+)
+def test_models_never_raise(name: str, values: list[Any]) -> None:
+    texts = [json.dumps(value) for value in values]
+    found = compat_work(name, *texts)
+    if found is not None:
+        float(found[0]), float(found[1] or 0)
+
+
+def test_odd_arguments(write_trace: WriteTrace) -> None:
+    deep = "[" * 4000 + "]" * 4000
+    args = [{"Input Dims": deep}, {"Input Dims": [[10**400, 2], [2, 10**400]]}, {"Input Dims": 3}]
+    events = []
+    for i, more in enumerate(args):
+        call = host("cpu_op", "aten::mm", 100 * i, 50)
+        call["args"] = {"Input type": ["float", "float"], "Input Strides": [[1], [1]]} | more
+        events += [call, *launched("k", 100 * i + 5, 1000 + 100 * i, 5, i + 1)]
+    path = write_trace(events)
+    path.write_text(path.read_text().replace(f'"{deep}"', deep))
+    sheets = tracelens_sheets(ttap.load(path).ranks[0])
+    assert sheets["unified_perf_summary"]["GFLOPS"] == [None] * 3
+    assert "GEMM" not in sheets
 
 
 def test_nothing_of_a_trace_is_evaluated(tmp_path: Path) -> None:

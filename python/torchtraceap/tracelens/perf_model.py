@@ -95,7 +95,9 @@ def run_model(
         raise UnmodelledError(name)
     try:
         dims, types, strides, concrete = (_parsed(text) for text in texts)
-        return model(Call(name, dims, types, strides, concrete, transpose))
+        work = model(Call(name, dims, types, strides, concrete, transpose))
+        float(work.flops), float(work.bytes or 0)  # sizes beyond any double are no work
+        return work
     except FAILURES:
         return None
 

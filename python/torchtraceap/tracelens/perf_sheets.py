@@ -112,6 +112,7 @@ def backward_of(work: Any) -> Work | None:
         return None
     try:
         flops, moved = work.backward()
+        float(flops), float(moved or 0)
     except FAILURES:
         return None
     return Work(work.params, flops, moved, work.spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from functools import lru_cache
 from io import StringIO
 from typing import Any
@@ -85,18 +86,19 @@ def take(sheet: Sheet, order: Array) -> Sheet:
 @lru_cache(maxsize=1 << 14)
 def as_lists(text: str | None) -> str | None:
     """JSON text of a list as Python prints it."""
-    return None if text is None else str(_read(text))
+    return None if text is None else _shown(text, lambda value: value)
 
 
 @lru_cache(maxsize=1 << 14)
 def as_tuples(text: str | None) -> str | None:
     """JSON text of lists as Python prints tuples."""
-    return None if text is None else str(_tuples(_read(text)))
+    return None if text is None else _shown(text, _tuples)
 
 
-def _read(text: str) -> Any:
+def _shown(text: str, form: Callable[[Any], Any]) -> str:
+    """As Python prints it; a text that is no JSON or nested too deep as it is."""
     try:
-        return json.loads(text, strict=False)
+        return str(form(json.loads(text, strict=False)))
     except (ValueError, RecursionError):
         return text
 
