@@ -176,12 +176,6 @@ def _rank_notes(
             "A collective moves data once its last rank has begun: where others wait, the path "
             f"goes on with what made that rank late. Clocks agree to {format_ns(residual)}."
         )
-    world = max((part.world_size or 0 for part in trace.ranks), default=0)
-    if world > len(trace.ranks):
-        notes.append(
-            f"Of {world} ranks {len(trace.ranks)} have a trace: time in a collective may be "
-            "waiting for one of the others, which can't be told from moving data."
-        )
     return notes
 
 
@@ -385,12 +379,26 @@ def _notes(path: _Path) -> list[str]:
             "Synchronisation events are not recorded: which work a stream or event wait refers to "
             "was inferred from times (enable_cuda_sync_events of torch.profiler records them)."
         )
+    notes += _missing_ranks(path)
     shift = max((abs(part.tree.launch_delay_correction_ns) for part in parts), default=0)
     if shift:
         notes.append(
             f"GPU times are moved by up to {format_ns(shift)} to agree with the host's clock."
         )
     return notes
+
+
+def _missing_ranks(path: _Path) -> list[str]:
+    parts = path.scope.parts
+    world = max((part.world_size or 0 for part in parts), default=0)
+    communicates = path.core.total_ns[_core.path_cause_names().index("communication")] > 0
+    if world <= len(parts) or not communicates:
+        return []
+    verb = "has" if len(parts) == 1 else "have"
+    return [
+        f"Of {world} ranks {len(parts)} {verb} a trace here: time in a collective may be waiting for "
+        "one of the others, which can't be told from moving data."
+    ]
 
 
 def _summary(path: _Path) -> list[str]:
