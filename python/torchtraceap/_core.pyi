@@ -17,12 +17,15 @@ __all__: list[str] = [
     "Diagnostic",
     "EventTable",
     "EventTree",
+    "ExecutionGraph",
     "FeatureBlock",
     "Finding",
     "GpuCosts",
+    "GraphDelta",
     "HAS_DURATION",
     "HAS_TIME",
     "HostIdle",
+    "HtaPath",
     "IdleBreakdown",
     "KernelSequences",
     "LaunchQueue",
@@ -31,6 +34,7 @@ __all__: list[str] = [
     "NO_ID",
     "NO_ROW",
     "NO_STRING",
+    "PeerView",
     "ProcessGroup",
     "REPAIRED",
     "RankCollectives",
@@ -43,6 +47,7 @@ __all__: list[str] = [
     "WindowSet",
     "arrow_columns",
     "arrow_events",
+    "binding_edges",
     "build_features",
     "build_modules",
     "build_tree",
@@ -57,12 +62,16 @@ __all__: list[str] = [
     "detector_types",
     "device_timelines",
     "evidence_names",
+    "execution_graph",
     "explain_idle",
     "gpu_class_names",
     "gpu_costs",
     "gpu_intervals",
     "gpu_union_by_group",
     "host_idle",
+    "hta_bound_names",
+    "hta_critical_path",
+    "hta_edge_kind_names",
     "idle_cause_names",
     "kernel_sequences",
     "kind_names",
@@ -70,10 +79,12 @@ __all__: list[str] = [
     "matched_by_names",
     "path_cause_names",
     "phase_names",
+    "plain_graph",
     "quantize_delays_ns",
     "quantize_durations_ns",
     "read_trace",
     "read_trace_bytes",
+    "replay",
     "step_part_names",
     "step_pieces",
     "synchronising_kinds",
@@ -81,6 +92,7 @@ __all__: list[str] = [
     "timelines",
     "trace_json",
     "tree_diff",
+    "write_merged_trace",
     "write_trace",
 ]
 
@@ -1098,6 +1110,50 @@ class CriticalPath:
         int64 [causes].
         """
 
+class HtaPath:
+    """
+    Edges of the path that HTA finds.
+    """
+    @property
+    def bound(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [n]: in hta_bound_names().
+        """
+    @property
+    def duration_us(self) -> int: ...
+    @property
+    def edges(self) -> int: ...
+    @property
+    def edges_of_kind(self) -> dict[str, int]: ...
+    @property
+    def found(self) -> bool: ...
+    @property
+    def kind(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [n]: in hta_edge_kind_names().
+        """
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def path_events(self) -> int: ...
+    @property
+    def path_nodes(self) -> int: ...
+    @property
+    def row(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: or NO_ROW.
+        """
+    @property
+    def start_us(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: of each edge.
+        """
+    @property
+    def weight_us(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n].
+        """
+
 class StepPieces:
     """
     Steps cut into disjoint pieces that sum to their lengths.
@@ -1218,6 +1274,140 @@ class TreeDiff:
     def variant_matched_by(self) -> numpy.typing.NDArray[numpy.uint8]:
         """
         uint8 [variants]: the best of its calls.
+        """
+
+class ExecutionGraph:
+    """
+    A run that can be replayed and edited.
+    """
+    def __len__(self) -> int: ...
+    def begin_of(
+        self, rank: typing.SupportsInt | typing.SupportsIndex
+    ) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [rows]: the point where a row begins, or NO_ROW.
+        """
+    def end_of(
+        self, rank: typing.SupportsInt | typing.SupportsIndex
+    ) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [rows]: the point where a row ends, or NO_ROW.
+        """
+    @property
+    def dropped_edges(self) -> int:
+        """
+        They closed a cycle.
+        """
+    @property
+    def evidence(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [edges]: index in evidence_names().
+        """
+    @property
+    def in_offsets(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [points + 1]: edges by destination.
+        """
+    @property
+    def is_end(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [points].
+        """
+    @property
+    def kind(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [edges]: index in dependency_kind_names().
+        """
+    @property
+    def lag_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [edges]: work, or the typical latency of its kind.
+        """
+    @property
+    def lane(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [points]: index in lanes.
+        """
+    @property
+    def lanes(self) -> list[tuple[int, int, int]]:
+        """
+        (rank, 0 thread | 1 stream | 2 meeting points, index) of each lane.
+        """
+    @property
+    def order(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [points]: sources before destinations.
+        """
+    @property
+    def owner(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [edges]: row whose time it is, or NO_ROW.
+        """
+    @property
+    def residual_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [edges]: what the measured run took beyond that.
+        """
+    @property
+    def row(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [points]: row of its rank, or NO_ROW.
+        """
+    @property
+    def source(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [edges]: point.
+        """
+    @property
+    def time_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [points]: measured.
+        """
+
+class GraphDelta:
+    """
+    What an edit changes in a graph.
+    """
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    def add(
+        self,
+        source: typing.SupportsInt | typing.SupportsIndex,
+        destination: typing.SupportsInt | typing.SupportsIndex,
+        lag_ns: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None:
+        """
+        A new dependency between two points.
+        """
+    def drop(self, edge: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        The dependency is gone.
+        """
+    def drop_all(
+        self, edges: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ) -> None:
+        """
+        Many at once.
+        """
+    def join(self, other: GraphDelta) -> None:
+        """
+        Both; the other's lags win.
+        """
+    def set_lag(
+        self,
+        edge: typing.SupportsInt | typing.SupportsIndex,
+        lag_ns: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None:
+        """
+        A new cost, residual included.
+        """
+    def set_lags(
+        self,
+        edges: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        lags_ns: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> None:
+        """
+        Many at once.
         """
 
 class WindowSet:
@@ -1343,6 +1533,30 @@ class Finding:
         present, absent or unknown.
         """
 
+class PeerView:
+    """
+    What the traces of other ranks say of one rank.
+    """
+    def __init__(
+        self,
+        table: EventTable,
+        parts: collections.abc.Sequence[
+            tuple[
+                typing.SupportsInt | typing.SupportsIndex,
+                typing.SupportsInt | typing.SupportsIndex,
+                typing.SupportsInt | typing.SupportsIndex,
+                typing.SupportsInt | typing.SupportsIndex,
+                typing.SupportsInt | typing.SupportsIndex,
+            ]
+        ],
+        *,
+        has_straggler: bool,
+        facts: collections.abc.Mapping[str, str],
+    ) -> None:
+        """
+        Parts are (row, wait for late ranks, of that gained without them, wait for any rank, transfer lost to uneven parts), in ns.
+        """
+
 class ArrowTable:
     """
     Columns for any consumer of the Arrow C stream.
@@ -1372,6 +1586,16 @@ def arrow_events(
 ) -> ArrowTable:
     """
     One batch per (table, rank); int64 columns are not copied.
+    """
+
+def binding_edges(
+    graph: ExecutionGraph,
+    time_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    *,
+    with_residuals: bool = True,
+) -> numpy.typing.NDArray[numpy.uint32]:
+    """
+    uint32 [points]: the edge that each point waited for, or NO_ROW.
     """
 
 def build_features(table: EventTable, tree: EventTree, windows: WindowSet) -> FeatureBlock:
@@ -1463,6 +1687,7 @@ def detect(
     tree: EventTree,
     *,
     material_share: typing.SupportsFloat | typing.SupportsIndex = 0.02,
+    peers: PeerView | None = None,
 ) -> list[Finding]:
     """
     Runs every rule on one rank.
@@ -1483,6 +1708,24 @@ def device_timelines(
 def evidence_names() -> list[str]:
     """
     Names of CriticalPath.evidence.
+    """
+
+def execution_graph(
+    ranks: collections.abc.Sequence[
+        tuple[EventTable, EventTree, typing.SupportsInt | typing.SupportsIndex]
+    ],
+    *,
+    collectives: collections.abc.Sequence[
+        collections.abc.Sequence[
+            tuple[
+                typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
+            ]
+        ]
+    ] = [],
+    explicit_only: bool = False,
+) -> ExecutionGraph:
+    """
+    Ranks as (table, tree, offset_ns) and the (rank index, GPU row) of each matched collective's members, as a graph.
     """
 
 def explain_idle(
@@ -1543,6 +1786,31 @@ def host_idle(
     Self time of host rows by group (int32 [n], negative: that of the row around it), within bounds and while the GPU was idle.
     """
 
+def hta_bound_names() -> list[str]:
+    """
+    Names of HtaPath.bound.
+    """
+
+def hta_critical_path(
+    table: EventTable,
+    *,
+    annotation: str,
+    instances: tuple[
+        typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
+    ] = (0, 0),
+    launch_edges: bool = True,
+    keep_last_step: bool = False,
+    release_0_5_0: bool = False,
+) -> HtaPath:
+    """
+    The critical path by HTA's rules, within instances of an annotation.
+    """
+
+def hta_edge_kind_names() -> list[str]:
+    """
+    Names of HtaPath.kind.
+    """
+
 def idle_cause_names() -> list[str]:
     """
     Names of IdleBreakdown.cause.
@@ -1585,6 +1853,22 @@ def phase_names() -> list[str]:
     Names of EventTree.phase.
     """
 
+def plain_graph(
+    duration_ns: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    edges: collections.abc.Sequence[
+        tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ]
+    ],
+    *,
+    start_ns: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+) -> ExecutionGraph:
+    """
+    Nodes with durations and (source, destination, lag_ns) edges; node i is the points 2 i (begin) and 2 i + 1 (end).
+    """
+
 def quantize_delays_ns(
     times: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
 ) -> numpy.typing.NDArray[numpy.int32]:
@@ -1619,6 +1903,17 @@ def read_trace_bytes(
 ) -> EventTable:
     """
     Reads a trace from bytes; `name` stands for the path in messages.
+    """
+
+def replay(
+    graph: ExecutionGraph,
+    delta: GraphDelta = None,
+    *,
+    with_residuals: bool = True,
+    scale: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+) -> numpy.typing.NDArray[numpy.int64]:
+    """
+    int64 [points]: when each point happens.
     """
 
 def step_part_names() -> list[str]:
@@ -1690,6 +1985,23 @@ def tree_diff(
 ) -> TreeDiff:
     """
     Aligns ranks in pairs; each is (table, tree, costs, codes of the shapes by row).
+    """
+
+def write_merged_trace(
+    ranks: collections.abc.Sequence[
+        tuple[
+            EventTable,
+            str,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsFloat | typing.SupportsIndex,
+        ]
+    ],
+    path: os.PathLike[str] | str | bytes,
+    *,
+    epoch_ns: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> None:
+    """
+    Writes ranks, each (table, label, offset_ns, drift), as one trace on one clock.
     """
 
 def write_trace(

@@ -1,0 +1,163 @@
+#include <pybind11/stl.h>
+
+#include <tuple>
+
+#include "traceap/bindings/columns.hpp"
+#include "traceap/bindings/handles.hpp"
+#include "traceap/simulation/execution_graph.hpp"
+#include "traceap/simulation/replay.hpp"
+
+namespace traceap::bindings {
+namespace {
+
+using RankArgument = std::tuple<TablePtr, std::shared_ptr<BoundTree>, std::int64_t>;
+using MemberArgument = std::vector<std::pair<std::uint32_t, Row>>;
+using Times = std::vector<std::int64_t>;
+using GraphClass = py::class_<ExecutionGraph, std::shared_ptr<ExecutionGraph>>;
+
+std::shared_ptr<ExecutionGraph> execution_graph(const std::vector<RankArgument>& ranks,
+                                                const std::vector<MemberArgument>& collectives,
+                                                bool explicit_only) {
+  std::vector<GraphRank> parts;
+  for (const auto& [table, tree, offset_ns] : ranks) {
+    parts.push_back({table.get(), &tree_of(table, *tree), offset_ns});
+  }
+  std::vector<CollectiveMembers> groups(collectives.size());
+  for (std::size_t i = 0; i < collectives.size(); ++i) {
+    for (const auto& [rank, row] : collectives[i]) groups[i].push_back({rank, row});
+  }
+  py::gil_scoped_release release;
+  ExecutionOptions options;
+  options.explicit_only = explicit_only;
+  return std::make_shared<ExecutionGraph>(build_execution_graph(parts, groups, options));
+}
+
+using PlainEdges = std::vector<std::tuple<Point, Point, std::int64_t>>;
+std::shared_ptr<ExecutionGraph> plain_graph(const Times& duration_ns, const PlainEdges& edges,
+                                            const Times& start_ns) {
+  std::vector<PlainEdge> plain;
+  for (const auto& [source, destination, lag_ns] : edges) {
+    plain.push_back({source, destination, lag_ns});
+  }
+  py::gil_scoped_release release;
+  return std::make_shared<ExecutionGraph>(build_plain_graph(duration_ns, plain, start_ns));
+}
+
+template <typename T>
+auto points_column(std::vector<T> DependencyGraph::*member) {
+  return [member](py::object self) {
+    return view(self.cast<const ExecutionGraph&>().points.*member, self);
+  };
+}
+
+void bind_graph(py::module_& module) {
+  GraphClass graph(module, "ExecutionGraph", "A run that can be replayed and edited.");
+  graph.def("__len__", [](const ExecutionGraph& self) { return self.size(); })
+      .def_readonly("dropped_edges", &ExecutionGraph::dropped_edges, "They closed a cycle.")
+      .def(
+          "begin_of",
+          [](py::object self, std::size_t rank) {
+            return view(self.cast<const ExecutionGraph&>().begin_of.at(rank), self);
+          },
+          py::arg("rank"), "uint32 [rows]: the point where a row begins, or NO_ROW.")
+      .def(
+          "end_of",
+          [](py::object self, std::size_t rank) {
+            return view(self.cast<const ExecutionGraph&>().end_of.at(rank), self);
+          },
+          py::arg("rank"), "uint32 [rows]: the point where a row ends, or NO_ROW.")
+      .def_property_readonly(
+          "lanes",
+          [](const ExecutionGraph& self) {
+            std::vector<std::tuple<std::uint32_t, int, std::uint32_t>> lanes;
+            for (const Lane& l : self.points.lanes) lanes.emplace_back(l.rank, l.kind, l.index);
+            return lanes;
+          },
+          "(rank, 0 thread | 1 stream | 2 meeting points, index) of each lane.");
+  const auto column = [&](const char* name, auto member, const char* doc) {
+    graph.def_property_readonly(name, points_column(member), doc);
+  };
+  column("time_ns", &DependencyGraph::time_ns, "int64 [points]: measured.");
+  column("row", &DependencyGraph::row, "uint32 [points]: row of its rank, or NO_ROW.");
+  column("lane", &DependencyGraph::lane, "uint32 [points]: index in lanes.");
+  column("is_end", &DependencyGraph::is_end, "uint8 [points].");
+  column("in_offsets", &DependencyGraph::in_offsets, "uint32 [points + 1]: edges by destination.");
+  column("source", &DependencyGraph::source, "uint32 [edges]: point.");
+  column("owner", &DependencyGraph::owner, "uint32 [edges]: row whose time it is, or NO_ROW.");
+  column("kind", &DependencyGraph::kind, "uint8 [edges]: index in dependency_kind_names().");
+  column("evidence", &DependencyGraph::evidence, "uint8 [edges]: index in evidence_names().");
+  graph
+      .def_property_readonly("lag_ns", column_of(&ExecutionGraph::lag_ns),
+                             "int64 [edges]: work, or the typical latency of its kind.")
+      .def_property_readonly("residual_ns", column_of(&ExecutionGraph::residual_ns),
+                             "int64 [edges]: what the measured run took beyond that.")
+      .def_property_readonly("order", column_of(&ExecutionGraph::order),
+                             "uint32 [points]: sources before destinations.");
+}
+
+void bind_delta(py::module_& module) {
+  py::class_<GraphDelta>(module, "GraphDelta", "What an edit changes in a graph.")
+      .def(py::init<>())
+      .def("set_lag", &GraphDelta::set_lag, py::arg("edge"), py::arg("lag_ns"),
+           "A new cost, residual included.")
+      .def("drop", &GraphDelta::drop, py::arg("edge"), "The dependency is gone.")
+      .def("add", &GraphDelta::add, py::arg("source"), py::arg("destination"), py::arg("lag_ns"),
+           "A new dependency between two points.")
+      .def("join", &GraphDelta::join, py::arg("other"), "Both; the other's lags win.")
+      .def(
+          "set_lags",
+          [](GraphDelta& self, const std::vector<EdgeId>& edges, const Times& lags_ns) {
+            if (edges.size() != lags_ns.size()) throw SchemaError("one lag for each edge");
+            for (std::size_t i = 0; i < edges.size(); ++i) self.set_lag(edges[i], lags_ns[i]);
+          },
+          py::arg("edges"), py::arg("lags_ns"), "Many at once.")
+      .def(
+          "drop_all",
+          [](GraphDelta& self, const std::vector<EdgeId>& edges) {
+            for (const EdgeId edge : edges) self.drop(edge);
+          },
+          py::arg("edges"), "Many at once.")
+      .def("__len__", [](const GraphDelta& self) {
+        return self.lags.size() + self.dropped.size() + self.added.size();
+      });
+}
+
+}  // namespace
+
+void bind_simulation(py::module_& module) {
+  bind_graph(module);
+  bind_delta(module);
+  module.def("execution_graph", execution_graph, py::arg("ranks"), py::kw_only(),
+             py::arg("collectives") = std::vector<MemberArgument>(),
+             py::arg("explicit_only") = false,
+             "Ranks as (table, tree, offset_ns) and the (rank index, GPU row) of each matched "
+             "collective's members, as a graph.");
+  module.def("plain_graph", plain_graph, py::arg("duration_ns"), py::arg("edges"), py::kw_only(),
+             py::arg("start_ns") = Times(),
+             "Nodes with durations and (source, destination, lag_ns) edges; node i is the points "
+             "2 i (begin) and 2 i + 1 (end).");
+  module.def(
+      "replay",
+      [](const ExecutionGraph& graph, const GraphDelta* delta, bool with_residuals, double scale) {
+        Times time_ns;
+        {
+          py::gil_scoped_release release;
+          time_ns = replay(graph, delta ? *delta : GraphDelta(), {with_residuals, scale});
+        }
+        return adopt(std::move(time_ns));
+      },
+      py::arg("graph"), py::arg("delta") = py::none(), py::kw_only(),
+      py::arg("with_residuals") = true, py::arg("scale") = 1.0,
+      "int64 [points]: when each point happens.");
+  module.def(
+      "binding_edges",
+      [](const ExecutionGraph& graph, const Int64Array& time_ns, bool with_residuals) {
+        return adopt(binding_edges(graph,
+                                   {time_ns.data(), static_cast<std::size_t>(time_ns.size())},
+                                   {with_residuals, 1.0}));
+      },
+      py::arg("graph"), py::arg("time_ns"), py::kw_only(), py::arg("with_residuals") = true,
+      "uint32 [points]: the edge that each point waited for, or NO_ROW.");
+}
+
+}  // namespace traceap::bindings

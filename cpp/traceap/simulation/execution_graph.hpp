@@ -1,0 +1,62 @@
+#pragma once
+// A run as a graph that can be replayed: points and dependencies of analysis/, each edge with what
+// it costs. docs/simulation.md has the rules.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "traceap/analysis/dependency_graph.hpp"
+
+namespace traceap {
+
+/// Index of an edge of an ExecutionGraph.
+using EdgeId = std::uint32_t;
+inline constexpr EdgeId kNoEdge = std::numeric_limits<EdgeId>::max();
+
+/// Launches that a stream takes before the next launch call has to wait (CUDA's queue depth as
+/// traces show it: HTA, queue length).
+inline constexpr std::uint32_t kQueueDepth = 1024;
+
+struct ExecutionOptions {
+  /// Leave out edges that rest on times alone: what the replay then changes is structural doubt.
+  bool explicit_only = false;
+  std::uint32_t queue_depth = kQueueDepth;
+};
+
+/// Structure of arrays. A point happens at the latest of source + lag over the edges that lead to
+/// it; points without an edge happen when they were measured.
+///
+/// An edge costs `lag_ns`: measured work (host work, GPU durations) or the typical latency of its
+/// kind (launch, order on a stream, return of a wait). `residual_ns` is what the measured run took
+/// beyond that: with residuals a replay gives back every measured time exactly, without them it
+/// says how much of the run the dependencies explain.
+struct ExecutionGraph {
+  DependencyGraph points;                 ///< edges grouped by destination; queue limits included
+  std::vector<std::int64_t> lag_ns;       ///< by edge
+  std::vector<std::int64_t> residual_ns;  ///< by edge, >= 0; one edge of a point carries it
+  std::vector<Point> order;               ///< every source stands before its destinations
+  std::vector<std::uint32_t> position;    ///< by point: its place in `order`
+  std::vector<std::vector<Point>> begin_of, end_of;  ///< by rank and row; kNoPoint
+  std::uint32_t dropped_edges = 0;                   ///< edges left out because they closed a cycle
+
+  Point size() const { return points.size(); }
+};
+
+/// O((points + edges) log points). `ranks` must outlive nothing: all that is needed is copied.
+ExecutionGraph build_execution_graph(std::span<const GraphRank> ranks,
+                                     std::span<const CollectiveMembers> collectives = {},
+                                     const ExecutionOptions& options = {});
+
+/// Makes a graph of plain nodes and edges, for runs that are no Kineto trace (operators of a
+/// pipeline schedule, for example). A node is two points, 2 i and 2 i + 1. Throws SchemaError for
+/// indices outside, negative durations and cycles.
+struct PlainEdge {
+  Point source, destination;
+  std::int64_t lag_ns;
+};
+ExecutionGraph build_plain_graph(std::span<const std::int64_t> duration_ns,
+                                 std::span<const PlainEdge> edges,
+                                 std::span<const std::int64_t> start_ns = {});
+
+}  // namespace traceap

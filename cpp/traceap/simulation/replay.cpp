@@ -1,0 +1,142 @@
+#include "traceap/simulation/replay.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "traceap/base/error.hpp"
+#include "traceap/simulation/topological_order.hpp"
+
+namespace traceap {
+namespace {
+
+constexpr std::int64_t kDropped = std::numeric_limits<std::int64_t>::min();
+
+/// Lag of every edge with the edit's changes; kDropped for edges that are gone.
+std::vector<std::int64_t> edited_lags(const ExecutionGraph& graph, const GraphDelta& delta,
+                                      const ReplayOptions& options) {
+  std::vector<std::int64_t> lags(graph.lag_ns);
+  if (options.with_residuals) {
+    for (std::size_t e = 0; e < lags.size(); ++e) lags[e] += graph.residual_ns[e];
+  }
+  const auto check = [&](EdgeId edge) {
+    if (edge >= lags.size()) throw SchemaError("edit: there is no edge " + std::to_string(edge));
+  };
+  for (const auto& [edge, lag_ns] : delta.lags) {
+    check(edge);
+    lags[edge] = lag_ns;
+  }
+  if (options.scale != 1.0) {
+    for (std::int64_t& lag : lags) lag = std::llround(static_cast<double>(lag) * options.scale);
+  }
+  for (const EdgeId edge : delta.dropped) {
+    check(edge);
+    lags[edge] = kDropped;
+  }
+  return lags;
+}
+
+/// When points without an edge happen: as measured, their distances scaled with everything else.
+std::vector<std::int64_t> root_times(const std::vector<std::int64_t>& measured, double scale) {
+  std::vector<std::int64_t> time_ns(measured);
+  if (scale == 1.0 || time_ns.empty()) return time_ns;
+  const std::int64_t origin = *std::min_element(time_ns.begin(), time_ns.end());
+  for (std::int64_t& t : time_ns) {
+    t = origin + std::llround(static_cast<double>(t - origin) * scale);
+  }
+  return time_ns;
+}
+
+/// Added edges by destination, each list in the order in which they were added.
+class AddedEdges {
+ public:
+  AddedEdges(const ExecutionGraph& graph, std::span<const PlainEdge> added)
+      : edges_(added.begin(), added.end()) {
+    for (const PlainEdge& edge : edges_) {
+      if (edge.source >= graph.size() || edge.destination >= graph.size()) {
+        throw SchemaError("edit: an added edge names a point outside the graph");
+      }
+      in_order_ = in_order_ && graph.position[edge.source] < graph.position[edge.destination];
+    }
+    std::stable_sort(edges_.begin(), edges_.end(), [](const PlainEdge& a, const PlainEdge& b) {
+      return a.destination < b.destination;
+    });
+  }
+  bool fit_the_order() const { return in_order_; }
+  std::span<const PlainEdge> edges() const { return edges_; }
+
+  template <typename Visit>
+  void to(Point destination, Visit visit) const {
+    auto it = std::lower_bound(
+        edges_.begin(), edges_.end(), destination,
+        [](const PlainEdge& edge, Point point) { return edge.destination < point; });
+    for (; it != edges_.end() && it->destination == destination; ++it) visit(*it);
+  }
+
+ private:
+  std::vector<PlainEdge> edges_;
+  bool in_order_ = true;
+};
+
+std::vector<Point> order_with(const ExecutionGraph& graph, const AddedEdges& added,
+                              const std::vector<std::int64_t>& lags) {
+  std::vector<std::uint8_t> dropped(lags.size());
+  for (std::size_t e = 0; e < lags.size(); ++e) dropped[e] = lags[e] == kDropped;
+  auto order =
+      topological_order(graph.points.in_offsets, graph.points.source, added.edges(), dropped);
+  if (!order) throw SchemaError("edit: the added edges close a cycle");
+  return std::move(*order);
+}
+
+}  // namespace
+
+void GraphDelta::join(const GraphDelta& other) {
+  lags.insert(lags.end(), other.lags.begin(), other.lags.end());
+  dropped.insert(dropped.end(), other.dropped.begin(), other.dropped.end());
+  added.insert(added.end(), other.added.begin(), other.added.end());
+}
+
+std::vector<std::int64_t> replay(const ExecutionGraph& graph, const GraphDelta& delta,
+                                 const ReplayOptions& options) {
+  const std::vector<std::int64_t> lags = edited_lags(graph, delta, options);
+  const AddedEdges added(graph, delta.added);
+  std::vector<Point> reordered;
+  if (!added.fit_the_order()) reordered = order_with(graph, added, lags);
+  const std::vector<Point>& order = reordered.empty() ? graph.order : reordered;
+
+  const DependencyGraph& points = graph.points;
+  std::vector<std::int64_t> time_ns = root_times(points.time_ns, options.scale);
+  for (const Point point : order) {
+    std::int64_t latest = kDropped;
+    for (EdgeId e = points.in_offsets[point]; e < points.in_offsets[point + 1]; ++e) {
+      if (lags[e] != kDropped) latest = std::max(latest, time_ns[points.source[e]] + lags[e]);
+    }
+    if (!delta.added.empty()) {
+      added.to(point, [&](const PlainEdge& edge) {
+        latest = std::max(latest, time_ns[edge.source] + edge.lag_ns);
+      });
+    }
+    if (latest != kDropped) time_ns[point] = latest;
+  }
+  return time_ns;
+}
+
+std::vector<EdgeId> binding_edges(const ExecutionGraph& graph,
+                                  std::span<const std::int64_t> time_ns,
+                                  const ReplayOptions& options) {
+  if (time_ns.size() != graph.size()) throw SchemaError("one time for each point is needed");
+  const std::vector<std::int64_t> lags = edited_lags(graph, {}, options);
+  const DependencyGraph& points = graph.points;
+  std::vector<EdgeId> binding(graph.size(), kNoEdge);
+  for (Point point = 0; point < graph.size(); ++point) {
+    std::int64_t latest = kDropped;
+    for (EdgeId e = points.in_offsets[point]; e < points.in_offsets[point + 1]; ++e) {
+      const std::int64_t reached = time_ns[points.source[e]] + lags[e];
+      if (reached <= latest) continue;
+      latest = reached;
+      binding[point] = e;
+    }
+  }
+  return binding;
+}
+
+}  // namespace traceap

@@ -1,0 +1,45 @@
+#pragma once
+// The engine: when everything happens, in a graph as it is or with an edit.
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "traceap/simulation/execution_graph.hpp"
+
+namespace traceap {
+
+/// What an edit changes; the graph itself stays as it is, so that many edits share it.
+struct GraphDelta {
+  std::vector<std::pair<EdgeId, std::int64_t>> lags;  ///< edge and its new lag, residual included
+  std::vector<EdgeId> dropped;
+  std::vector<PlainEdge> added;
+
+  bool empty() const { return lags.empty() && dropped.empty() && added.empty(); }
+  void set_lag(EdgeId edge, std::int64_t lag_ns) { lags.emplace_back(edge, lag_ns); }
+  void drop(EdgeId edge) { dropped.push_back(edge); }
+  void add(Point source, Point destination, std::int64_t lag_ns) {
+    added.push_back({source, destination, lag_ns});
+  }
+  /// Both changes; where they touch the same edge, `other` wins.
+  void join(const GraphDelta& other);
+};
+
+struct ReplayOptions {
+  bool with_residuals = true;
+  /// Edges may be scaled as a whole: 1.0 leaves them (used to check that time scales with them).
+  double scale = 1.0;
+};
+
+/// Time of each point, ns of the common clock. O(points + edges), deterministic. Throws SchemaError
+/// for an edit that names edges or points outside the graph, or that closes a cycle.
+std::vector<std::int64_t> replay(const ExecutionGraph& graph, const GraphDelta& delta = {},
+                                 const ReplayOptions& options = {});
+
+/// The edge on which each point waited longest in a replay; kNoEdge for points without edges.
+std::vector<EdgeId> binding_edges(const ExecutionGraph& graph,
+                                  std::span<const std::int64_t> time_ns,
+                                  const ReplayOptions& options = {});
+
+}  // namespace traceap
