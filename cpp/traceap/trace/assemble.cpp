@@ -365,6 +365,7 @@ void Assembler::finish(const std::vector<const ParserPools*>& pools, TopMembers 
   clean_metadata(t.metadata, t.diagnostics);
   read_metadata(t);
   name_tracks(t);
+  classify_xla_events(t);
 }
 
 }  // namespace traceap

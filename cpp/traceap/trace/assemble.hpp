@@ -40,5 +40,7 @@ void clean_metadata(TopMembers& members, Diagnostics& diagnostics);
 void read_metadata(EventTable& table);
 /// process_name, process_labels and thread_name events to table.tracks.
 void name_tracks(EventTable& table);
+/// Kind, device, stream and correlation of events that XLA's profiler wrote; needs named tracks.
+void classify_xla_events(EventTable& table);
 
 }  // namespace traceap

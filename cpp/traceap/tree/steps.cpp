@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 #include <tuple>
 
 #include "traceap/tree/build_parts.hpp"
@@ -25,13 +26,34 @@ bool is_mark_kind(EventKind kind) {
   return kind == EventKind::kUserAnnotation || kind == EventKind::kCpuOp;
 }
 
-TrackScore score_track(const TreeContext& context, const EventTree& tree, TrackId track) {
+/// Marks of steps: the profiler's, or JAX's StepTraceAnnotation, whose number is an argument.
+class StepMarks {
+ public:
+  explicit StepMarks(const TreeContext& context)
+      : context_(context), number_(context.table, "step_num") {}
+
+  bool is_step(Row row) const {
+    return context_.has_trait(row, kTraitProfilerStep) || number_.has(row);
+  }
+  std::string name(Row row) const {
+    std::string name(context_.table.name_of(row));
+    const auto number = number_.integer(row);
+    return number ? name + '#' + std::to_string(*number) : name;
+  }
+
+ private:
+  const TreeContext& context_;
+  RareKey number_;
+};
+
+TrackScore score_track(const TreeContext& context, const EventTree& tree, const StepMarks& marks,
+                       TrackId track) {
   TrackScore score;
   for (std::uint32_t i = tree.host_offsets[track]; i < tree.host_offsets[track + 1]; ++i) {
     const Row row = tree.host_rows[i];
     const NameTraits traits = context.traits_of(row);
     const Phase phase = tree.phase[row];
-    score.steps += (traits & kTraitProfilerStep) != 0;
+    score.steps += marks.is_step(row) && is_mark_kind(context.table.kind[row]);
     // Frames of the loader's own threads speak of input too; annotations are the loop's.
     score.marks +=
         is_mark_kind(context.table.kind[row]) && (traits & (kTraitInput | kTraitOptimizer)) != 0;
@@ -42,17 +64,18 @@ TrackScore score_track(const TreeContext& context, const EventTree& tree, TrackI
   return score;
 }
 
-std::vector<Row> step_rows(const TreeContext& context, const EventTree& tree, TrackId track) {
+std::vector<Row> step_rows(const TreeContext& context, const EventTree& tree,
+                           const StepMarks& marks, TrackId track) {
   std::vector<Row> rows;
   for (std::uint32_t i = tree.host_offsets[track]; i < tree.host_offsets[track + 1]; ++i) {
     const Row row = tree.host_rows[i];
     if (!is_mark_kind(context.table.kind[row])) continue;
-    if (context.has_trait(row, kTraitProfilerStep)) rows.push_back(row);
+    if (marks.is_step(row)) rows.push_back(row);
   }
   return rows;
 }
 
-void add_step(const TreeContext& context, EventTree& tree, Row row) {
+void add_step(const TreeContext& context, EventTree& tree, const StepMarks& marks, Row row) {
   const EventTable& table = context.table;
   const std::int64_t start_ns = table.ts_ns[row];
   if (!tree.steps.empty()) {
@@ -64,15 +87,16 @@ void add_step(const TreeContext& context, EventTree& tree, Row row) {
     }
     last.end_ns = std::min(last.end_ns, start_ns);
   }
-  tree.steps.push_back({std::string(table.name_of(row)), start_ns, table.end_ns(row), row});
+  tree.steps.push_back({marks.name(row), start_ns, table.end_ns(row), row});
 }
 
 }  // namespace
 
 void choose_main_track(const TreeContext& context, EventTree& tree) {
+  const StepMarks marks(context);
   TrackScore best;
   for (const TrackId track : tree.host_tracks) {
-    const TrackScore score = score_track(context, tree, track);
+    const TrackScore score = score_track(context, tree, marks, track);
     const bool first = tree.main_track == kNoTrack;
     const bool better =
         first || score.key() > best.key() ||
@@ -85,14 +109,15 @@ void choose_main_track(const TreeContext& context, EventTree& tree) {
 }
 
 void collect_steps(const TreeContext& context, EventTree& tree) {
+  const StepMarks marks(context);
   std::uint64_t elsewhere = 0;
   for (const TrackId track : tree.host_tracks) {
-    const std::vector<Row> rows = step_rows(context, tree, track);
+    const std::vector<Row> rows = step_rows(context, tree, marks, track);
     if (track != tree.main_track) {
       elsewhere += rows.size();
       continue;
     }
-    for (const Row row : rows) add_step(context, tree, row);
+    for (const Row row : rows) add_step(context, tree, marks, row);
   }
   tree.diagnostics.add("steps_on_other_threads",
                        "Step annotations of threads other than the main one were left out.",

@@ -21,8 +21,8 @@ __all__ = ["Calls", "build_ops", "collect_calls"]
 
 Array = npt.NDArray[Any]
 
-KINDS = ("operator", "launch", "no launch")
-_OPERATOR, _LAUNCH, _ORPHAN = range(3)
+KINDS = ("operator", "launch", "no launch", "hlo operation")
+_OPERATOR, _LAUNCH, _ORPHAN, _HLO = range(4)
 ORPHAN_NAME = "(no launch in the trace)"
 
 _ARGUMENTS = {
@@ -65,6 +65,12 @@ class Calls:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def lacks_launch(self) -> Array:
+        """bool: a GPU event whose launch the trace lacks."""
+        missing: Array = np.isin(self.rows, self.part.tree.gpu_rows)
+        return missing
 
     @property
     def forward_row(self) -> np.ma.MaskedArray[Any, Any]:
@@ -113,6 +119,12 @@ def collect_calls(part: RankTrace) -> Calls:
     kind = np.select([is_op[rows], is_launch[rows]], [_OPERATOR, _LAUNCH], _ORPHAN)
     orphan = kind == _ORPHAN
     names = [*table.strings, ORPHAN_NAME]
+    name = np.where(orphan, len(names) - 1, table.name[rows].astype(np.int64))
+    hlo = _hlo_operations(part, rows, kind)
+    if hlo is not None:
+        kind = np.where(hlo.codes >= 0, _HLO, kind)
+        name = np.where(hlo.codes >= 0, len(names) + hlo.codes, name)
+        names += hlo.texts
     duration = table.dur_ns[rows]
 
     def of_host(values: Array, for_orphans: Array | int = 0) -> Array:
@@ -122,7 +134,7 @@ def collect_calls(part: RankTrace) -> Calls:
         part=part,
         rows=rows,
         kind=kind,
-        name=np.where(orphan, len(names) - 1, table.name[rows].astype(np.int64)),
+        name=name,
         names=names,
         exclusive_ns=of_host(costs.owned_exclusive_ns, costs.exclusive_ns[rows]),
         own_ns=of_host(costs.own_gpu_ns, duration),
@@ -135,6 +147,24 @@ def collect_calls(part: RankTrace) -> Calls:
         subtree_backward_ns=of_host(costs.subtree_backward_gpu_ns),
         outermost=orphan | (costs.is_repeated[rows] == 0),
     )
+
+
+def _hlo_operations(part: RankTrace, rows: Array, kind: Array) -> TextCodes | None:
+    """The HLO operation of XLA's calls: what all GPU events of a call name, if no operator has it.
+
+    None where the trace has none.
+    """
+    events, owner = part.tree.gpu_rows, part.costs.owner[part.tree.gpu_rows]
+    codes, texts = part.table.text_codes("hlo_op", events.astype(np.int64))
+    if not texts:
+        return None
+    call = np.searchsorted(rows, np.where(owner == _core.NO_ROW, events, owner))
+    lowest = np.full(len(rows), len(texts), dtype=np.int64)
+    highest = np.full(len(rows), -1, dtype=np.int64)
+    np.minimum.at(lowest, call, codes)
+    np.maximum.at(highest, call, codes)
+    agree = (lowest == highest) & (kind != _OPERATOR)
+    return TextCodes(np.where(agree, highest, -1), texts)
 
 
 # ---------------------------------------------------------------------------------- views
@@ -458,7 +488,7 @@ def _launch_families(part: RankTrace, family: Array) -> Array:
 
 def _facts(calls: Calls) -> dict[str, Any]:
     timeline = calls.part.timeline()
-    orphan = calls.kind == _ORPHAN
+    orphan = calls.lacks_launch
     return {
         "busy_ns": timeline.busy_ns,
         "gpu_events": int(calls.gpu_events.sum()),
@@ -470,7 +500,11 @@ def _facts(calls: Calls) -> dict[str, Any]:
 def _common_notes(calls: Calls) -> list[str]:
     notes = []
     orphans = int((calls.kind == _ORPHAN).sum())
-    if not (calls.kind == _OPERATOR).any():
+    if (calls.kind == _HLO).any():
+        notes.append(
+            "Operators are HLO operations of XLA; their host time is that of their launch calls."
+        )
+    elif not (calls.kind == _OPERATOR).any():
         notes.append(
             "The trace has no operators: the rows are launch calls and GPU events without one."
             if len(calls)
