@@ -170,6 +170,17 @@ EXPECTED: list[tuple[str, tuple[Any, ...], tuple[float | None, float, float]]] =
     ("aten::copy_", (bf16(4, 8), f32(4, 8), False), (0, 128, 64)),
     ("aten::fill_", (f32(4, 8), 0), (0, 0, 128)),
     ("_C::fused_add_rms_norm", (bf16(4, 8), bf16(4, 8), bf16(8), 1e-5), (160, 144, 128)),
+    (
+        "tex_ts::te_gemm_ts",
+        (fp8(6, 4), f32(1), 0, 0, True, fp8(3, 4), f32(1), 0, 0, False, bf16(3, 6)),
+        (2 * 18 * 4, 24 + 12, 36),
+    ),
+    ("_C::cutlass_scaled_mm", (bf16(3, 7), fp8(3, 5), fp8(5, 7)), (210, 15 + 35, 42)),
+    (
+        "aiter::mha_fwd",
+        (bf16(1, 4, 2, 8), bf16(1, 4, 2, 8), bf16(1, 4, 2, 8), 0.0, 1.0, True, -1, 0, True),
+        (2 * 2 * 10 * 16, 2 * 192, 128),
+    ),
     ("triton_poi_fused_add_0", (f32(4, 8), f32(4, 8), 32), (None, 256, 0)),
 ]  # fmt: skip
 

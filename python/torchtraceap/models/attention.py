@@ -333,7 +333,12 @@ def _bounded(work: Work) -> Work:
 # ------------------------------------------------------------------- the flash-attn packages
 
 
-@register("flash_attn::_flash_attn_forward")
+@register(
+    "flash_attn::_flash_attn_forward",
+    "aiter::_flash_attn_forward",
+    "aiter::mha_fwd",
+    "aiter::fmha_v3_fwd",
+)
 def flash_attn(call: OpCall) -> Work:
     """(q, k, v, dropout, scale, causal, window_left, window_right, ...)"""
     mask = _Mask(call.boolean(5), True, call.integer(6, -1), call.integer(7, -1))
@@ -351,6 +356,20 @@ def flash_attn_varlen(call: OpCall) -> Work:
 def flash_attn_backward(call: OpCall) -> Work:
     """(dout, q, k, v, out, lse, dq, dk, dv, dropout, scale, causal, window_left, window_right)"""
     mask = _Mask(call.boolean(11), True, call.integer(12, -1), call.integer(13, -1))
+    return _flash(call, 1, (99, 99), (99, 99), mask)
+
+
+@register("aiter::_flash_attn_backward")
+def aiter_backward(call: OpCall) -> Work:
+    """(dout, q, k, v, out, lse, dq, dk, dv, dbias, dropout, scale, causal, left, right, ...)"""
+    mask = _Mask(call.boolean(12), True, call.integer(13, -1), call.integer(14, -1))
+    return _flash(call, 1, (99, 99), (99, 99), mask)
+
+
+@register("aiter::mha_bwd")
+def aiter_kernel_backward(call: OpCall) -> Work:
+    """(dout, q, k, v, out, lse, dropout, scale, causal, window_left, window_right, ...)"""
+    mask = _Mask(call.boolean(8), True, call.integer(9, -1), call.integer(10, -1))
     return _flash(call, 1, (99, 99), (99, 99), mask)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import isqrt, prod
 
 from torchtraceap.models.arguments import DType, OpCall, Tensor, UnknownWorkError
 from torchtraceap.models.registry import Work, register
@@ -155,11 +155,9 @@ def linear(call: OpCall) -> Work:
     return _product(x, weight, output, depth, x.dtype, call.optional_tensor(2))
 
 
-@register("aten::_scaled_mm", "aten::_scaled_mm_v2", "vllm::cutlass_scaled_mm")
+@register("aten::_scaled_mm", "aten::_scaled_mm_v2")
 def scaled_mm(call: OpCall) -> Work:
     """Operands in fp8 or fp4, with scales; the output's type is `out_dtype`."""
-    if call.name.startswith("vllm::"):
-        raise UnknownWorkError("its output is an argument and its layout is not fixed")
     a, b = call.tensor(0), call.tensor(1)
     _ranks(a, b, 2, 2)
     packed = 2 if a.dtype.label == "fp4" else 1
@@ -215,6 +213,56 @@ def _grouped_depth(a: Tensor, b: Tensor, offsets: Tensor, out_type: DType) -> Wo
     return _as_upper_bound(
         Work(work.flops, work.bytes_read, written, dtype=work.dtype, unit="matrix")
     )
+
+
+# Libraries that write into an argument: where the operands and the output stand.
+_WITH_OUTPUT = {
+    "tex_ts::te_gemm_ts": (0, 5, 10),
+    "_C::cutlass_scaled_mm": (1, 2, 0),
+    "aiter::gemm_a8w8_ck": (0, 1, 4),
+    "aiter::gemm_a8w8_bpreshuffle_ck": (0, 1, 4),
+    "aiter::gemm_a8w8_blockscale_ck": (0, 1, 4),
+}
+
+
+@register(*_WITH_OUTPUT)
+def product_into(call: OpCall) -> Work:
+    """The depth follows from the sizes alone, whatever is transposed: K^2 = |A| |B| / |D|."""
+    a, b, output = (call.tensor(i) for i in _WITH_OUTPUT[call.name])
+    if not output.elements:
+        raise UnknownWorkError("an empty output")
+    depth = isqrt(a.elements * b.elements // output.elements)
+    if depth**2 * output.elements != a.elements * b.elements or depth not in a.shape + b.shape:
+        raise UnknownWorkError("operands and output do not fit together")
+    packed = 2 if a.dtype.label == "fp4" else 1
+    return _product(a, b, output.shape, depth * packed, output.dtype)
+
+
+@register("bitsandbytes::int8_linear_matmul")
+def int8_linear(call: OpCall) -> Work:
+    """(input, weight): rows of both are multiplied, sums are int32."""
+    x, weight = call.tensor(0), call.tensor(1)
+    _ranks(weight, weight, 2, 2)
+    depth = _shared(x.shape[-1] if x.shape else 0, weight.shape[1])
+    return _product(x, weight, (*x.shape[:-1], weight.shape[0]), depth, DType("int32", 4, 1))
+
+
+@register(
+    "primus_turbo::grouped_gemm",
+    "primus_turbo::grouped_gemm_impl",
+    "primus_turbo_cpp_extension::grouped_gemm",
+    "primus_turbo_cpp_extension::ck_grouped_gemm",
+    composite=True,
+)
+def grouped_rows(call: OpCall) -> Work:
+    """(rows of all groups, a matrix per group, ...): the matrices may be transposed."""
+    a, b = call.tensor(0), call.tensor(1)
+    _ranks(a, b, 2, 3)
+    depth = a.shape[1]
+    if depth not in b.shape[1:] or not depth:
+        raise UnknownWorkError("operands do not fit together")
+    columns = b.shape[1] * b.shape[2] // depth
+    return _as_upper_bound(_product(a, b, (a.shape[0], columns), depth, a.dtype))
 
 
 def _as_upper_bound(work: Work) -> Work:
