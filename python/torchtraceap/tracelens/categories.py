@@ -18,6 +18,8 @@ SYNTHETIC = " (Synthetic Op)"
 _WITHOUT_MODEL = {
     "aten::miopen_convolution": "CONV_fwd",
     "aten::cudnn_convolution": "CONV_fwd",
+    "ConvBias_Backward": "CONV_bwd",
+    "ConvBiasReLU_Backward": "CONV_bwd",
     "FlashAttnFuncBackward": "SDPA_bwd",
     "FusedAttnFuncBackward": "SDPA_bwd",
     "aten::_scaled_dot_product_cudnn_attention_backward": "SDPA_bwd",

@@ -1,4 +1,8 @@
-"""Convolutions as TraceLens counts them, forward and backward."""
+"""Convolutions as TraceLens counts them, forward and backward.
+
+The backward pass of apex's fused ones has no model here: theirs keeps the forward calls of the
+process in a cache by sequence number, across traces.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,6 @@ from typing import Any
 from torchtraceap.tracelens.work import (
     Call,
     Model,
-    UnmodelledError,
     Work,
     bytes_of,
     numbers,
@@ -142,16 +145,9 @@ def _with_bias(call: Call) -> Work:
     return _work(_params(call, 0, True, geometry))
 
 
-def _needs_forward(call: Call) -> Work:
-    """Theirs looks the forward call up by its sequence number, and fails without one."""
-    raise UnmodelledError(call.name)
-
-
 MODELS: dict[str, Model] = {
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
     "ConvBias_": _with_bias,
     "ConvBiasReLU_": _with_bias,
-    "ConvBias_Backward": _needs_forward,
-    "ConvBiasReLU_Backward": _needs_forward,
 }

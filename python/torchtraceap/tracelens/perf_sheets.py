@@ -37,8 +37,6 @@ _ONE_SHEET = ("GEMM", "UnaryElementwise", "BinaryElementwise", "Normalization")
 _LISTED_AS_BACKWARD = (
     "flash_attn::_flash_attn_varlen_backward",
     "aten::convolution_backward",
-    "ConvBias_Backward",
-    "ConvBiasReLU_Backward",
 )
 _NOT_BACKWARD = ("aten::convolution", "ConvBias_", "ConvBiasReLU_")
 
