@@ -5,6 +5,7 @@
 
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
+#include "traceap/trace/merge.hpp"
 #include "traceap/trace/read.hpp"
 #include "traceap/trace/write.hpp"
 
@@ -49,6 +50,17 @@ void write_file(const EventTable& table, const std::filesystem::path& path,
   write_trace(table, path.string(), more_events);
 }
 
+using MergeTuple = std::tuple<TablePtr, std::string, std::int64_t, double>;
+
+void write_merged(const std::vector<MergeTuple>& ranks, const std::filesystem::path& path,
+                  std::int64_t epoch_ns) {
+  std::vector<MergeInput> inputs;
+  for (const auto& [table, label, offset_ns, drift] : ranks) {
+    inputs.push_back({table.get(), label, offset_ns, drift, epoch_ns});
+  }
+  write_merged_trace(inputs, path.string());
+}
+
 py::bytes table_json(const EventTable& table) {
   std::string text;
   {
@@ -73,6 +85,9 @@ void bind_trace(py::module_& module) {
              py::call_guard<py::gil_scoped_release>(),
              "Writes Chrome-trace JSON, gzip when the name ends in '.gz'; more_events are JSON "
              "objects that join the table's own.");
+  module.def("write_merged_trace", write_merged, py::arg("ranks"), py::arg("path"), py::kw_only(),
+             py::arg("epoch_ns") = 0, py::call_guard<py::gil_scoped_release>(),
+             "Writes ranks, each (table, label, offset_ns, drift), as one trace on one clock.");
   module.def("trace_json", table_json, py::arg("table"), "The JSON text as bytes.");
 }
 

@@ -1,14 +1,7 @@
 #include "traceap/trace/write.hpp"
 
-#include <zlib.h>
-
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <memory>
-
-#include "traceap/base/error.hpp"
 #include "traceap/table/json_text.hpp"
+#include "traceap/trace/text_file.hpp"
 
 namespace traceap {
 
@@ -42,38 +35,12 @@ void write_text(const EventTable& table, const Texts& more_events, Sink sink) {
   sink(block);
 }
 
-[[noreturn]] void fail(const std::string& path) {
-  throw Error(path + ": can't be written: " + std::strerror(errno));
-}
-
-void write_gzip(const EventTable& table, const Texts& more_events, const std::string& path) {
-  // Level 6 with a large buffer; the file is written once and read often.
-  const std::unique_ptr<gzFile_s, decltype(&gzclose)> file(gzopen(path.c_str(), "wb6"), &gzclose);
-  if (!file) fail(path);
-  write_text(table, more_events, [&](const std::string& block) {
-    if (gzwrite(file.get(), block.data(), static_cast<unsigned>(block.size())) <= 0) fail(path);
-  });
-  if (gzflush(file.get(), Z_FINISH) != Z_OK) fail(path);
-}
-
-void write_plain(const EventTable& table, const Texts& more_events, const std::string& path) {
-  const std::unique_ptr<std::FILE, decltype(&std::fclose)> file(std::fopen(path.c_str(), "wb"),
-                                                                &std::fclose);
-  if (!file) fail(path);
-  write_text(table, more_events, [&](const std::string& block) {
-    if (std::fwrite(block.data(), 1, block.size(), file.get()) != block.size()) fail(path);
-  });
-  if (std::fflush(file.get()) != 0) fail(path);
-}
-
 }  // namespace
 
 void write_trace(const EventTable& table, const std::string& path, const Texts& more_events) {
-  if (path.ends_with(".gz")) {
-    write_gzip(table, more_events, path);
-  } else {
-    write_plain(table, more_events, path);
-  }
+  TextFile file(path);
+  write_text(table, more_events, [&](const std::string& block) { file.write(block); });
+  file.close();
 }
 
 std::string trace_json(const EventTable& table) {
