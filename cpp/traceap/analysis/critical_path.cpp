@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "traceap/analysis/host_activity.hpp"
+#include "traceap/analysis/host_cursor.hpp"
 #include "traceap/analysis/idle.hpp"
 
 namespace traceap {
@@ -43,8 +43,7 @@ class RankCauses {
   explicit RankCauses(const GraphRank& rank)
       : table_(*rank.table),
         tree_(*rank.tree),
-        activity_(table_),
-        copy_memory_(table_),
+        model_(table_, tree_),
         inherited_(table_.size(), kUndecided) {
     // Parents precede their children in host_rows.
     for (const Row row : tree_.host_rows) {
@@ -57,16 +56,21 @@ class RankCauses {
   PathCause of_host_row(Row row) const {
     if (row == kNoRow) return PathCause::kHostGap;
     if (inherited_[row] != kUndecided) return static_cast<PathCause>(inherited_[row]);
-    switch (activity_(row)) {
+    switch (model_.activity(row)) {
       case HostActivity::kSynchronize:
         return PathCause::kSynchronization;
       case HostActivity::kSyncCopy:
         return PathCause::kCopy;
       case HostActivity::kAsyncCopy:
-        if (is_blocking_copy(table_, tree_, copy_memory_, row)) return PathCause::kCopy;
+        if (model_.is_blocking_copy(row)) return PathCause::kCopy;
         break;
       case HostActivity::kAllocator:
-        return PathCause::kAllocator;
+        return is_start_up(row) ? PathCause::kCompilation : PathCause::kAllocator;
+      case HostActivity::kApiCall:
+        if (table_.dur_ns[row] >= kLongCallNs && model_.is_first_use(row)) {
+          return PathCause::kCompilation;
+        }
+        break;
       case HostActivity::kMarker:
         if (tree_.phase[row] == Phase::kOther) return PathCause::kHostGap;
         break;
@@ -76,13 +80,18 @@ class RankCauses {
     return host_cause(tree_.phase[row]);
   }
 
+  /// cudaFree(0) and the like create the context.
+  bool is_start_up(Row call) const {
+    return table_.dur_ns[call] >= kLongCallNs && model_.before_first_launch(call);
+  }
+
   PathCause of_gpu_row(Row row) const { return gpu_cause(tree_.gpu_class[row]); }
 
  private:
   /// Activities that also claim what runs below them.
   std::uint8_t decide(Row row) const {
     const auto code = [](PathCause cause) { return static_cast<std::uint8_t>(cause); };
-    switch (activity_(row)) {
+    switch (model_.activity(row)) {
       case HostActivity::kDataLoading:
         return code(PathCause::kDataLoading);
       case HostActivity::kCompilation:
@@ -99,8 +108,7 @@ class RankCauses {
 
   const EventTable& table_;
   const EventTree& tree_;
-  HostActivities activity_;
-  CopyMemories copy_memory_;
+  HostModel model_;
   std::vector<std::uint8_t> inherited_;  ///< by row: cause of the innermost row that decides
 };
 

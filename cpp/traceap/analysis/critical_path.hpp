@@ -19,7 +19,7 @@ enum class PathCause : std::uint8_t {
   kHostOptimizer,    ///< ... in the optimizer
   kHostOther,        ///< ... elsewhere
   kHostGap,          ///< the thread records nothing: Python, or code without events
-  kCompilation,      ///< code is generated, loaded or tuned
+  kCompilation,      ///< code is generated, loaded or tuned; the context is created
   kAllocator,        ///< device or pinned memory is taken or given back
   kProfiler,         ///< the profiler's own work
   kSynchronization,  ///< a waiting call, but for the time that GPU work explains

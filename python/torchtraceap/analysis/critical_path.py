@@ -374,10 +374,11 @@ def _notes(path: _Path) -> list[str]:
         notes.append(
             "No GPU work has a launch call in the trace: only its order on the streams is known."
         )
-    elif not any(_records_waits(part) for part in with_gpu):
+    elif _infers_waits(path):
         notes.append(
-            "Synchronisation events are not recorded: which work a stream or event wait refers to "
-            "was inferred from times (enable_cuda_sync_events of torch.profiler records them)."
+            "What some waits of streams and of the host refer to was inferred from times: the "
+            "trace records no synchronisation events for them (enable_cuda_sync_events in the "
+            "experimental_config of torch.profiler)."
         )
     notes += _missing_ranks(path)
     shift = max((abs(part.tree.launch_delay_correction_ns) for part in parts), default=0)
@@ -396,8 +397,8 @@ def _missing_ranks(path: _Path) -> list[str]:
         return []
     verb = "has" if len(parts) == 1 else "have"
     return [
-        f"Of {world} ranks {len(parts)} {verb} a trace here: time in a collective may be waiting for "
-        "one of the others, which can't be told from moving data."
+        f"Of {world} ranks {len(parts)} {verb} a trace here: time in a "
+        "collective may be waiting for one of the others, which can't be told from moving data."
     ]
 
 
@@ -409,10 +410,13 @@ def _summary(path: _Path) -> list[str]:
     doubt = ""
     if path.core.assumed_ns:
         share = format_share(path.core.assumed_ns / path.total_ns)
-        doubt = f" {share} of it rests on assumed dependencies or has no known one."
+        doubt = f" {share} of it rests on assumed dependencies, or on none that is known."
     return [f"{format_ns(path.total_ns)} of path: {said}.{doubt}"]
 
 
-def _records_waits(part: RankTrace) -> bool:
-    sync = _core.kind_names().index("cuda_sync")
-    return bool((part.table.kind == sync).any())
+def _infers_waits(path: _Path) -> bool:
+    """Does the path follow a wait whose partner the trace doesn't name?"""
+    kinds = _core.dependency_kind_names()
+    waits = [kinds.index("stream_wait"), kinds.index("host_wait")]
+    inferred = path.core.evidence > _core.evidence_names().index("explicit")
+    return bool((np.isin(path.core.kind, waits) & inferred).any())
