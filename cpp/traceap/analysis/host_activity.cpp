@@ -201,15 +201,15 @@ HostActivity HostActivities::operator()(Row row) const {
 
 CopyMemory classify_copy_memory(std::string_view name) {
   const std::string lower = lower_case(name);
-  if (has_any(lower, {"htod", "htoa", "hosttodevice", "host_to_device"})) {
+  if (has_any(lower, {"htod", "htoa", "h2d", "hosttodevice", "host_to_device"})) {
     return pick(lower, CopyMemory::kHtoDPageable, CopyMemory::kHtoDPinned,
                 CopyMemory::kHtoDUnknown);
   }
-  if (has_any(lower, {"dtoh", "atoh", "devicetohost", "device_to_host"})) {
+  if (has_any(lower, {"dtoh", "atoh", "d2h", "devicetohost", "device_to_host"})) {
     return pick(lower, CopyMemory::kDtoHPageable, CopyMemory::kDtoHPinned,
                 CopyMemory::kDtoHUnknown);
   }
-  if (has_any(lower, {"dtod", "ptop", "devicetodevice", "device_to_device"})) {
+  if (has_any(lower, {"dtod", "ptop", "d2d", "p2p", "devicetodevice", "device_to_device"})) {
     return CopyMemory::kDtoD;
   }
   return CopyMemory::kOther;

@@ -85,7 +85,8 @@ CopyKind classify_copy(std::string_view name) {
     case kDtoHUnknown:
       return {CopyDirection::kDeviceToHost, HostMemory::kUnknown};
     case kDtoD:
-      return {contains_any_case(name, "ptop") || contains_any_case(name, "peer")
+      return {contains_any_case(name, "ptop") || contains_any_case(name, "p2p") ||
+                      contains_any_case(name, "peer")
                   ? CopyDirection::kPeerToPeer
                   : CopyDirection::kDeviceToDevice,
               HostMemory::kNoHost};

@@ -104,5 +104,8 @@ TEST_CASE("copies tell direction and host memory, where the name has the words",
   CHECK(classify_copy_memory("Memcpy PtoP (Device -> Device)") == CopyMemory::kDtoD);
   CHECK(classify_copy_memory("CopyHostToDevice") == CopyMemory::kHtoDUnknown);
   CHECK(classify_copy_memory("MEMORY_COPY_DEVICE_TO_HOST") == CopyMemory::kDtoHUnknown);
+  CHECK(classify_copy_memory("MemcpyH2D") == CopyMemory::kHtoDUnknown);  // XLA
+  CHECK(classify_copy_memory("MemcpyD2H") == CopyMemory::kDtoHUnknown);
+  CHECK(classify_copy_memory("MemcpyP2P") == CopyMemory::kDtoD);
   CHECK(classify_copy_memory("Memcpy") == CopyMemory::kOther);
 }
