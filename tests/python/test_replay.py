@@ -526,6 +526,13 @@ def test_values_that_are_not_recorded_are_assumed_aloud(torch: Any, write_trace:
     assert any("strides" in note for note in result.notes)
 
 
+def test_an_optional_value_that_was_given_is_not_none(torch: Any, write_trace: Any) -> None:
+    recorded = shaped("aten::clamp", [[4], [], []], ["float", "Int", ""])
+    trace = torchtraceap.load(write_trace([recorded]))
+    assert "(self, 0.0, None)" in replay_script(trace, 0)
+    assert any("'min'" in note for note in replay(trace, 0, min_run_time=0.01).notes)
+
+
 def test_copies_keep_their_ends(torch: Any, write_trace: Any) -> None:
     copy = shaped(
         "aten::copy_", [[4], [4], []], ["float", "float", "Scalar"], values=["", "", "False"]

@@ -311,20 +311,21 @@ class _Planner:
         return self._checked(argument, value)
 
     def _unknown(self, argument: Argument, place: int) -> Any:
-        recorded_as_none = not self._call.types[place]
-        if recorded_as_none and argument.optional:
+        was_none = not self._call.types[place]
+        if was_none and argument.optional:
             return None
-        if argument.has_default:
-            default = argument.default
-            if argument.kind == "str" or not recorded_as_none:
+        # An optional value that was given is not its default, None.
+        given = argument.optional and not was_none
+        if argument.has_default and not (given and argument.name in _HARMLESS):
+            if argument.kind == "str" or not was_none:
                 self._note(f"the value of '{argument.name}' was not recorded: its default is taken")
-            return self._checked(argument, default)
-        if argument.optional:
-            return None
+            return self._checked(argument, argument.default)
         if argument.kind in ("float", "number", "bool") and argument.name in _HARMLESS:
             value = _HARMLESS[argument.name]
             self._note(f"the value of '{argument.name}' was not recorded: {value} is taken")
             return self._checked(argument, value)
+        if argument.optional:
+            return None
         why = "" if self._call.has_values else f": {NO_SCALARS}"
         raise NotReplayableError(f"the value of '{argument.name}' was not recorded{why}")
 
