@@ -877,7 +877,7 @@ class KernelSequences:
     @property
     def removable_ns(self) -> numpy.typing.NDArray[numpy.int64]:
         """
-        int64 [n]: the larger of gap_ns and launch_ns.
+        int64 [n]: gaps, or launch calls where the host was late.
         """
     @property
     def stream(self) -> numpy.typing.NDArray[numpy.uint32]:

@@ -1,6 +1,7 @@
 #include "traceap/analysis/kernel_sequences.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <tuple>
 
@@ -18,9 +19,10 @@ struct Text {
   std::vector<Row> row;
   std::vector<std::uint32_t> stream;
   // Sums over the places before. Unsigned: absurd times wrap around instead of overflowing.
-  std::vector<std::uint64_t> gpu_ns;     ///< durations
-  std::vector<std::uint64_t> gap_ns;     ///< idle time of the stream in front of a kernel
-  std::vector<std::uint64_t> launch_ns;  ///< launch calls that launch nothing else
+  std::vector<std::uint64_t> gpu_ns;        ///< durations
+  std::vector<std::uint64_t> gap_ns;        ///< idle time of the stream in front of a kernel
+  std::vector<std::uint64_t> launch_ns;     ///< launch calls that launch nothing else
+  std::vector<std::uint64_t> removable_ns;  ///< see KernelSequence
   std::vector<std::uint32_t> launches;
 
   Place size() const { return static_cast<Place>(symbol.size()); }
@@ -82,7 +84,7 @@ class TextBuilder {
       if (symbols_[i] < 0) {
         add_break();
       } else {
-        add_kernel(row, stream, static_cast<std::uint32_t>(symbols_[i]), gap_ns);
+        add_kernel(row, stream, static_cast<std::uint32_t>(symbols_[i]), gap_ns, busy_until_ns);
       }
       step = step_here;
       busy_until_ns = std::max(busy_until_ns, table_.end_ns(row));
@@ -95,27 +97,41 @@ class TextBuilder {
     return borders_.before(table_.ts_ns[launch == kNoRow ? row : launch]);
   }
 
-  void add_kernel(Row row, std::uint32_t stream, std::uint32_t symbol, std::uint64_t gap_ns) {
+  void add_kernel(Row row, std::uint32_t stream, std::uint32_t symbol, std::uint64_t gap_ns,
+                  std::int64_t busy_until_ns) {
     const Row launch = tree_.launch[row];
     const bool own_call = launch != kNoRow && tree_.launched_by(launch).size() == 1;
-    push(symbol, row, stream, static_cast<std::uint64_t>(table_.dur_ns[row]), gap_ns,
-         own_call ? static_cast<std::uint64_t>(table_.dur_ns[launch]) : 0, own_call);
+    const auto call_ns = own_call ? static_cast<std::uint64_t>(table_.dur_ns[launch]) : 0;
+    const bool host_was_late = own_call && table_.end_ns(launch) > on_host_clock(busy_until_ns);
+    push(symbol, row, stream);
+    text_.gpu_ns.back() = static_cast<std::uint64_t>(table_.dur_ns[row]);
+    text_.gap_ns.back() = gap_ns;
+    text_.launch_ns.back() = call_ns;
+    text_.removable_ns.back() = host_was_late ? std::max(gap_ns, call_ns) : gap_ns;
+    text_.launches.back() = own_call;
+  }
+
+  std::int64_t on_host_clock(std::int64_t gpu_ns) const {
+    std::int64_t shifted;
+    const std::int64_t correction = tree_.launch_delay_correction_ns;
+    return __builtin_add_overflow(gpu_ns, correction, &shifted) ? gpu_ns : shifted;
   }
 
   void add_break() {
     if (!text_.row.empty() && text_.row.back() == kNoRow) return;
-    push(0, kNoRow, 0, 0, 0, 0, false);
+    push(0, kNoRow, 0);
   }
 
-  void push(std::uint32_t symbol, Row row, std::uint32_t stream, std::uint64_t gpu_ns,
-            std::uint64_t gap_ns, std::uint64_t launch_ns, bool own_call) {
+  /// A place whose times are all 0.
+  void push(std::uint32_t symbol, Row row, std::uint32_t stream) {
     text_.symbol.push_back(symbol);
     text_.row.push_back(row);
     text_.stream.push_back(stream);
-    text_.gpu_ns.push_back(gpu_ns);
-    text_.gap_ns.push_back(gap_ns);
-    text_.launch_ns.push_back(launch_ns);
-    text_.launches.push_back(own_call);
+    text_.gpu_ns.push_back(0);
+    text_.gap_ns.push_back(0);
+    text_.launch_ns.push_back(0);
+    text_.removable_ns.push_back(0);
+    text_.launches.push_back(0);
   }
 
   /// Numbers the symbols that occur from 0, and each break with a number of its own behind them.
@@ -145,6 +161,7 @@ class TextBuilder {
     sum(text_.gpu_ns);
     sum(text_.gap_ns);
     sum(text_.launch_ns);
+    sum(text_.removable_ns);
     sum(text_.launches);
   }
 
@@ -300,13 +317,14 @@ struct Candidate {
 };
 
 Candidate measure(const Text& text, const Repeat& repeat, const std::vector<Place>& starts) {
-  std::uint64_t gpu_ns = 0, gap_ns = 0, launch_ns = 0;
+  std::uint64_t gpu_ns = 0, gap_ns = 0, launch_ns = 0, removable_ns = 0;
   std::uint32_t launches = 0;
   for (const Place start : starts) {
     const Place end = start + repeat.length;
     gpu_ns += text.gpu_ns[end] - text.gpu_ns[start];
     gap_ns += text.gap_ns[end] - text.gap_ns[start + 1];
     launch_ns += text.launch_ns[end] - text.launch_ns[start + 1];
+    removable_ns += text.removable_ns[end] - text.removable_ns[start + 1];
     launches += text.launches[end] - text.launches[start + 1];
   }
   KernelSequence sequence{};
@@ -317,7 +335,7 @@ Candidate measure(const Text& text, const Repeat& repeat, const std::vector<Plac
   sequence.gap_ns = static_cast<std::int64_t>(gap_ns);
   sequence.launch_ns = static_cast<std::int64_t>(launch_ns);
   sequence.launches = launches;
-  sequence.removable_ns = std::max(sequence.gap_ns, sequence.launch_ns);
+  sequence.removable_ns = static_cast<std::int64_t>(removable_ns);
   sequence.op = kNoRow;
   return {repeat, starts.front(), std::move(sequence)};
 }
@@ -375,15 +393,58 @@ std::vector<Candidate> find_candidates(const Text& text, const SuffixOrder& suff
   return candidates;
 }
 
-void keep_best(std::vector<Candidate>& candidates, std::uint32_t limit) {
+void sort_by_gain(std::vector<Candidate>& candidates) {
   const auto key = [](const Candidate& c) {
     return std::tuple(-c.sequence.removable_ns, -static_cast<std::int64_t>(c.sequence.count),
                       c.first_place, c.repeat.length);
   };
   std::sort(candidates.begin(), candidates.end(),
             [&](const Candidate& a, const Candidate& b) { return key(a) < key(b); });
-  if (candidates.size() > limit) candidates.erase(candidates.begin() + limit, candidates.end());
 }
+
+/// Which kernels belong to listed sequences, and how often those occur. One layer for each power of
+/// two of counts, so that a frequent pair doesn't hide the long sequence around it.
+class Coverage {
+ public:
+  explicit Coverage(Place size) : size_(size), layers_(34) {}
+
+  /// Is it nearly what is listed, shifted or cut?
+  bool holds(const KernelSequence& sequence, const std::vector<Place>& starts) const {
+    std::size_t covered = 0;
+    for (const Place start : starts) covered += is_covered(sequence, start);
+    return 10 * covered >= 9 * starts.size();
+  }
+
+  void add(const KernelSequence& sequence, const std::vector<Place>& starts) {
+    std::vector<std::uint32_t>& layer = layers_[layer_of(sequence.count)];
+    layer.resize(size_, 0);
+    for (const Place start : starts) {
+      for (Place i = start; i < start + sequence.length; ++i) {
+        layer[i] = std::max(layer[i], sequence.count);
+      }
+    }
+  }
+
+ private:
+  static std::size_t layer_of(std::uint32_t count) {
+    return static_cast<std::size_t>(std::bit_width(count));
+  }
+
+  /// Is the middle of this occurrence in one of a listed sequence that occurs about as often?
+  bool is_covered(const KernelSequence& sequence, Place start) const {
+    const std::size_t own = layer_of(sequence.count);  // at least 2: a sequence occurs twice
+    const Place middle = start + sequence.length / 2;
+    return std::any_of(layers_.begin() + static_cast<std::ptrdiff_t>(own - 1),
+                       layers_.begin() + static_cast<std::ptrdiff_t>(own + 2),
+                       [&](const auto& layer) {
+                         return !layer.empty() && 4 * std::uint64_t{sequence.count} <=
+                                                      5 * std::uint64_t{layer[middle]};
+                       });
+  }
+
+  Place size_;
+  std::vector<std::vector<std::uint32_t>> layers_;  ///< per place: the largest count, or 0
+};
 
 }  // namespace
 
@@ -399,12 +460,15 @@ std::vector<KernelSequence> find_kernel_sequences(const EventTable& table, const
   if (text.size() < 2) return {};
   const SuffixOrder suffixes(text.symbol, std::min(longest, text.size()));
   std::vector<Candidate> candidates = find_candidates(text, suffixes, options);
-  keep_best(candidates, options.limit);
+  sort_by_gain(candidates);
   std::vector<KernelSequence> sequences;
-  sequences.reserve(candidates.size());
+  Coverage coverage(text.size());
   for (Candidate& candidate : candidates) {
+    if (sequences.size() == options.limit) break;
     const std::vector<Place> starts =
         separate(places_of(suffixes, candidate.repeat), candidate.repeat.length);
+    if (options.drop_similar && coverage.holds(candidate.sequence, starts)) continue;
+    if (options.drop_similar) coverage.add(candidate.sequence, starts);
     add_rows(table, tree, text, starts, candidate.sequence);
     sequences.push_back(std::move(candidate.sequence));
   }

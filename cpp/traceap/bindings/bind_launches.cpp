@@ -90,7 +90,7 @@ void bind_sequences(py::module_& module) {
       .def_property_readonly("launches", column_of(&S::launches),
                              "uint32 [n]: number of these calls.")
       .def_property_readonly("removable_ns", column_of(&S::removable_ns),
-                             "int64 [n]: the larger of gap_ns and launch_ns.")
+                             "int64 [n]: gaps, or launch calls where the host was late.")
       .def_property_readonly("op", column_of(&S::op),
                              "uint32 [n]: op call that launches the whole sequence, or NO_ROW.")
       .def_property_readonly("first_offsets", column_of(&S::first_offsets),

@@ -66,6 +66,12 @@ class GpuEvents:
         return self.part.table.ts_ns[self.rows]
 
     @cached_property
+    def first_ns(self) -> int:
+        """Start of the first GPU event of the rank, whichever these are; 0 without any."""
+        rows = self.part.tree.gpu_rows
+        return int(self.part.table.ts_ns[rows[0]]) if len(rows) else 0
+
+    @cached_property
     def duration_ns(self) -> Array:
         return self.part.table.dur_ns[self.rows]
 

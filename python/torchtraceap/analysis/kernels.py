@@ -174,6 +174,7 @@ def _by_event(events: GpuEvents) -> tuple[dict[str, Column], tuple[str, ...]]:
         "step": steps_of(events.part, np.where(events.is_linked, events.launch, events.rows)),
         "phase": phases_of(events.part, events.rows),
         "start_ns": events.start_ns,
+        "since_first_ns": events.start_ns - events.first_ns,
         "duration_ns": events.duration_ns,
         "exclusive_ns": events.exclusive_ns,
         "delay_ns": events.delay_ns,
@@ -182,8 +183,8 @@ def _by_event(events: GpuEvents) -> tuple[dict[str, Column], tuple[str, ...]]:
     }
     for name, key, scale in _SHAPE_KEYS:
         columns[name] = events.number_arg(key) * scale
-    shown = ("row", "name", "op", "stream", "start_ns", "duration_ns", "exclusive_ns", "delay_ns")
-    return columns, (*shown, "grid", "block")
+    shown = ("row", "name", "op", "stream", "since_first_ns", "duration_ns", "exclusive_ns")
+    return columns, (*shown, "delay_ns", "grid", "block")
 
 
 def _notes(events: GpuEvents) -> list[str]:

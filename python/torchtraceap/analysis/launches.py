@@ -279,6 +279,7 @@ def _by_event(launches: Launches) -> View:
         **device_and_stream(part, events.stream),
         "correlation": _known(part.table.correlation[events.rows]),
         "call_start_ns": part.table.ts_ns[calls],
+        "since_first_ns": part.table.ts_ns[calls] - events.first_ns,
         "host_ns": events.call_ns,
         "delay_ns": np.ma.getdata(events.delay_ns),
         "start_delay_ns": part.tree.launch_delays_ns()[events.places],
@@ -287,8 +288,8 @@ def _by_event(launches: Launches) -> View:
         "events_of_call": events.events_of_launch,
         "short": launches.is_short,
     }
-    shown = ("call_row", "call", "op", "name", "stream", "host_ns", "delay_ns", "gpu_ns")
-    return columns, (*shown, "queue_found")
+    shown = ("call_row", "call", "op", "name", "stream", "since_first_ns", "host_ns")
+    return columns, (*shown, "delay_ns", "gpu_ns", "queue_found")
 
 
 def _known(ids: Array) -> np.ma.MaskedArray[Any, Any]:
@@ -303,11 +304,12 @@ def _by_queue(launches: Launches) -> View:
     columns: dict[str, Column] = {
         **device_and_stream(events.part, stream),
         "time_ns": queue.time_ns,
+        "since_first_ns": queue.time_ns - events.first_ns,
         "length": queue.length.astype(np.int64),
         "row": queue.row.astype(np.int64),
         "name": events.names_of(queue.row),
     }
-    return columns, ("device", "stream", "time_ns", "length", "name")
+    return columns, ("device", "stream", "since_first_ns", "length", "name")
 
 
 def _facts(launches: Launches, gpu_events: int) -> dict[str, Any]:

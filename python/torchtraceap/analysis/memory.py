@@ -281,6 +281,7 @@ def _by_copy(part: RankTrace) -> View:
             np.where(missing, 0, copies.bytes).astype(np.int64), mask=missing
         ),
         "start_ns": events.start_ns,
+        "since_first_ns": events.start_ns - events.first_ns,
         "duration_ns": events.duration_ns,
         "exposed_ns": events.exclusive_ns,
         "bandwidth_gb_per_s": copies.bandwidth(),
@@ -332,22 +333,27 @@ def _by_bandwidth(part: RankTrace) -> View:
         "host_memory": copies.host_memory.take(first),
         "start_ns": np.tile(edges[:-1], len(groups)),
         "end_ns": np.tile(edges[1:], len(groups)),
+        "since_first_ns": np.tile(edges[:-1] - edges[0], len(groups)),
         "copies": counts.astype(np.int64),
         "moved_bytes": np.rint(moved).astype(np.int64),
         "copying_ns": np.rint(copying_ns).astype(np.int64),
         "bandwidth_gb_per_s": _ratio(moved, length_ns),
         "bandwidth_while_copying_gb_per_s": _ratio(moved, copying_ns),
     }
-    return columns, (), {"bin_ns": int(length_ns[0]) if len(length_ns) else 0}, _copy_notes(copies)
+    shown = ("direction", "host_memory", "since_first_ns", "copies", "moved_bytes", "copying_ns")
+    shown_rates = ("bandwidth_gb_per_s", "bandwidth_while_copying_gb_per_s")
+    facts = {"bin_ns": int(length_ns[0]) if len(length_ns) else 0}
+    return columns, (*shown, *shown_rates), facts, _copy_notes(copies)
 
 
 def _bin_edges(part: RankTrace) -> Array:
-    """int64 `[bins + 1]`, from the first start to the last end of GPU events."""
+    """int64 `[bins + 1]`, from the first start to the last end of GPU events; those without length
+    are given a nanosecond."""
     rows = part.tree.gpu_rows
     if not len(rows):
         return np.zeros(1, dtype=np.int64)
     begin = int(part.table.ts_ns[rows].min())
-    end = int((part.table.ts_ns[rows] + part.table.dur_ns[rows]).max())
+    end = int((part.table.ts_ns[rows] + np.maximum(1, part.table.dur_ns[rows])).max())
     return begin + np.arange(_BINS + 1) * max(1, -(-(end - begin) // _BINS))
 
 
@@ -565,6 +571,7 @@ def _by_timeline(part: RankTrace) -> View:
     columns: dict[str, Column] = {
         "row": events.rows,
         "time_ns": events.time_ns,
+        "since_first_ns": events.time_ns - (events.time_ns[0] if len(events.rows) else 0),
         "device_type": events.device_type,
         "device": events.device,
         "address": events._masked("Addr"),
@@ -586,7 +593,12 @@ def _by_timeline(part: RankTrace) -> View:
         "reserved_bytes",
     )
     facts = {"peaks": events.peaks()}
-    return columns, (*shown, "op", "step"), facts, _timeline_notes(events, facts["peaks"])
+    return (
+        columns,
+        (*shown, "reserved_bytes", "op", "step"),
+        facts,
+        _timeline_notes(events, facts["peaks"]),
+    )
 
 
 def _timeline_notes(events: MemoryEvents, peaks: list[dict[str, Any]]) -> list[str]:

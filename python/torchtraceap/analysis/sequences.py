@@ -124,8 +124,8 @@ def _notes(events: GpuEvents, found: _core.KernelSequences) -> list[str]:
         return ["No sequence of two or more kernels repeats."]
     notes = [
         "Rows overlap: a kernel may be part of several sequences, so don't add them up. Removable "
-        "is the larger of launch calls and gaps, which run side by side; memory traffic between "
-        "the kernels, which fusing saves as well, is not in it."
+        "are the gaps between the kernels, or the launch calls where the GPU waited for the host; "
+        "memory traffic between the kernels, which fusing saves as well, is not in it."
     ]
     if len(found) == _LIMIT:
         notes.append(f"Only the {_LIMIT} sequences that would remove most are listed.")
