@@ -185,6 +185,23 @@ def test_the_path_goes_on_with_the_rank_that_came_last(write_trace: WriteTrace) 
     assert any("last rank" in note for note in table.notes)
 
 
+def test_hta_takes_one_of_several_ranks(write_trace: WriteTrace) -> None:
+    paths = [rank_file(write_trace, 0, 100), rank_file(write_trace, 1, 700)]
+    table = ttap.load(paths).critical_path(compat="hta")
+    assert table.notes[-1] == "HTA's path runs through one rank: rank 0."
+
+
+def test_ranks_without_a_common_collective(write_trace: WriteTrace) -> None:
+    events = [step(1, 0, 100), *launch("gemm", 10, 20, 60, 1)]
+    paths = [
+        write_trace({"distributedInfo": {"rank": r, "world_size": 2}, "traceEvents": events}, name)
+        for r, name in ((0, "a.json"), (1, "b.json"))
+    ]
+    table = ttap.load(paths).critical_path()
+    assert table["time_ns"].sum() == table.facts["total_ns"] == 100_000
+    assert any("1 of 2 ranks" in note for note in table.notes)
+
+
 def test_one_rank_alone_takes_the_wait_for_communication(write_trace: WriteTrace) -> None:
     table = ttap.load(rank_file(write_trace, 0, 100)).critical_path()
     assert table.facts["bound_by"] == "communication_bound"
@@ -261,5 +278,7 @@ def test_hta_without_the_annotation(write_trace: WriteTrace) -> None:
     trace = ttap.load(write_trace(GPU_BOUND))
     with pytest.raises(OptionError, match="no path for instances 5 to 5"):
         trace.critical_path(step=5, compat="hta")
+    with pytest.raises(OptionError, match="no path for instances"):
+        trace.critical_path(step=10**12, compat="hta")
     with pytest.raises(OptionError, match="instances must be"):
         build_hta_path(trace.rank(), annotation="Profiler", instances=(2, 1))

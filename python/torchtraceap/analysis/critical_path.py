@@ -93,10 +93,14 @@ def build_critical_path(
         check_choice("compat", compat, ("hta",))
         from torchtraceap.analysis.hta_path import build_hta_path
 
-        return build_hta_path(trace.rank(), step=step, by=by)
+        table = build_hta_path(trace.rank(), step=step, by=by)
+        if len(trace.ranks) > 1:
+            table.notes += (f"HTA's path runs through one rank: rank {trace.rank().rank}.",)
+        return table
     path = _find_path(trace, step)
     tables = {"cause": _by_cause, "name": _by_name, "event": _by_event}
-    return ColumnTable(*tables[by](path), facts=_facts(path), notes=_notes(path))
+    shown = _shown_of_events(path) if by == "event" else ()
+    return ColumnTable(tables[by](path), shown=shown, facts=_facts(path), notes=_notes(path))
 
 
 def path_segments(trace: Trace, step: str | int | None = None) -> list[dict[str, Any]]:
@@ -209,7 +213,7 @@ def _no_such_step(part: RankTrace, step: str | int | None) -> str:
 
 # ------------------------------------------------------------------------------------ tables
 
-Columns = tuple[dict[str, Column]]
+Columns = dict[str, Column]
 
 
 def _by_cause(path: _Path) -> Columns:
@@ -218,14 +222,12 @@ def _by_cause(path: _Path) -> Columns:
     segments = np.bincount(path.core.cause, minlength=len(names))
     rows = order_by(time_ns, descending=[True])
     rows = rows[time_ns[rows] > 0]
-    return (
-        {
-            "cause": TextCodes(rows.astype(np.int32), names),
-            "time_ns": time_ns[rows],
-            "time_share": _share(time_ns[rows], path),
-            "segments": segments[rows].astype(np.int64),
-        },
-    )
+    return {
+        "cause": TextCodes(rows.astype(np.int32), names),
+        "time_ns": time_ns[rows],
+        "time_share": _share(time_ns[rows], path),
+        "segments": segments[rows].astype(np.int64),
+    }
 
 
 def _by_name(path: _Path) -> Columns:
@@ -234,15 +236,13 @@ def _by_name(path: _Path) -> Columns:
     time_ns = groups.sum(path.duration_ns)
     rows = order_by(time_ns, descending=[True])
     first = groups.first[rows]
-    return (
-        {
-            "name": names.take(first),
-            "cause": _codes(path.core.cause[first], _core.path_cause_names()),
-            "time_ns": time_ns[rows],
-            "time_share": _share(time_ns[rows], path),
-            "segments": groups.count[rows],
-        },
-    )
+    return {
+        "name": names.take(first),
+        "cause": _codes(path.core.cause[first], _core.path_cause_names()),
+        "time_ns": time_ns[rows],
+        "time_share": _share(time_ns[rows], path),
+        "segments": groups.count[rows],
+    }
 
 
 def _by_event(path: _Path) -> Columns:
@@ -251,24 +251,27 @@ def _by_event(path: _Path) -> Columns:
     rank = np.array([0 if r is None else r for r in ranks], dtype=np.int64)[core.rank]
     rank_absent = np.array([r is None for r in ranks])[core.rank]
     no_margin = core.margin_ns == _core.NO_ID
-    return (
-        {
-            "rank": np.ma.array(rank, mask=rank_absent),
-            "row": np.ma.array(
-                np.where(path.has_row, core.row, 0).astype(np.int64), mask=~path.has_row
-            ),
-            "name": _names_of(path),
-            "kind": _kinds_of(path),
-            "lane": _lanes_of(path),
-            "start_ns": core.start_ns,
-            "end_ns": core.end_ns,
-            "duration_ns": path.duration_ns,
-            "cause": _codes(core.cause, _core.path_cause_names()),
-            "dependency": _codes(core.kind, _core.dependency_kind_names()),
-            "evidence": _codes(core.evidence, _core.evidence_names()),
-            "margin_ns": np.ma.array(np.where(no_margin, 0, core.margin_ns), mask=no_margin),
-        },
-    )
+    return {
+        "rank": np.ma.array(rank, mask=rank_absent),
+        "row": np.ma.array(
+            np.where(path.has_row, core.row, 0).astype(np.int64), mask=~path.has_row
+        ),
+        "name": _names_of(path),
+        "kind": _kinds_of(path),
+        "lane": _lanes_of(path),
+        "start_ns": core.start_ns,
+        "end_ns": core.end_ns,
+        "duration_ns": path.duration_ns,
+        "cause": _codes(core.cause, _core.path_cause_names()),
+        "dependency": _codes(core.kind, _core.dependency_kind_names()),
+        "evidence": _codes(core.evidence, _core.evidence_names()),
+        "margin_ns": np.ma.array(np.where(no_margin, 0, core.margin_ns), mask=no_margin),
+    }
+
+
+def _shown_of_events(path: _Path) -> tuple[str, ...]:
+    columns = ("name", "cause", "lane", "duration_ns", "dependency", "evidence", "margin_ns")
+    return ("rank", *columns) if len(path.scope.parts) > 1 else columns
 
 
 def _codes(values: Array, names: Sequence[str]) -> TextCodes:

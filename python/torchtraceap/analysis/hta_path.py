@@ -18,6 +18,7 @@ __all__ = ["build_hta_path"]
 
 Array = npt.NDArray[Any]
 
+_MANY = 2**32 - 1  # no trace has so many instances
 _UNNAMED = "(between calls)"
 _EXPLAINED = (
     "By the rules of HTA: times in whole microseconds, rounded inwards; the last profiled step is "
@@ -63,7 +64,7 @@ def build_hta_path(
     path = _core.hta_critical_path(
         part.table,
         annotation=annotation,
-        instances=instances,
+        instances=(min(instances[0], _MANY), min(instances[1], _MANY)),
         launch_edges=launch_edges,
         keep_last_step=keep_last_step,
         release_0_5_0=release == "0.5.0",
