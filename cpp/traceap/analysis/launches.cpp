@@ -1,7 +1,6 @@
 #include "traceap/analysis/launches.hpp"
 
 #include <algorithm>
-#include <span>
 #include <tuple>
 
 namespace traceap {
