@@ -230,6 +230,13 @@ def test_a_trace_without_gpu_events_says_so(tmp_path: Path, by: str) -> None:
     assert trace.short_kernels().num_rows == trace.sequences().num_rows == 0
 
 
+def test_shown_columns_exist_once(two_ops: ttap.Trace) -> None:
+    tables = [two_ops.kernels(by=by) for by in ("name", "canonical", "event")]
+    for table in (*tables, two_ops.short_kernels(), two_ops.sequences()):
+        assert set(table.shown) <= set(table.columns)
+        assert len(set(table.shown)) == len(table.shown)
+
+
 def test_wrong_options(two_ops: ttap.Trace) -> None:
     with pytest.raises(OptionError, match="by must be one of name, canonical, event"):
         two_ops.kernels(by="colour")

@@ -124,6 +124,13 @@ def test_legacy_categories(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", VIEWS)
+def test_shown_columns_exist_once(launched: ttap.Trace, by: str) -> None:
+    table = launched.launches(by=by)
+    assert set(table.shown) <= set(table.columns)
+    assert len(set(table.shown)) == len(table.shown)
+
+
+@pytest.mark.parametrize("by", VIEWS)
 def test_nothing_launched(tmp_path: Path, by: str) -> None:
     table = GpuTrace().op("aten::add", 0, 5).load(tmp_path).launches(by=by)
     assert table.num_rows == 0

@@ -210,6 +210,13 @@ def test_allocator_totals(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", VIEWS)
+def test_shown_columns_exist_once(copies: ttap.Trace, by: str) -> None:
+    table = copies.memory(by=by)
+    assert set(table.shown) <= set(table.columns)
+    assert len(set(table.shown)) == len(table.shown)
+
+
+@pytest.mark.parametrize("by", VIEWS)
 def test_nothing_recorded(tmp_path: Path, by: str) -> None:
     table = GpuTrace().op("aten::add", 0, 5).load(tmp_path).memory(by=by)
     assert table.num_rows == 0
