@@ -34,6 +34,17 @@ SHOWN = (
     "step",
 )
 
+SHOWN_ALONE = (
+    "name",
+    "group",
+    "group_size",
+    "bytes",
+    "longest_duration_ns",
+    "exposed_ns",
+    "phase",
+    "step",
+)
+
 
 def bus_factor(kind: str, ranks: int) -> float:
     """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it (doc/PERFORMANCE.md there).
@@ -85,6 +96,7 @@ def build_collectives(trace: Trace) -> ColumnTable:
         "bus_bandwidth_gb_per_s": bus,
         "start_ns": _lists(matched, core.start_ns),
         "duration_ns": _lists(matched, matched.duration_ns),
+        "longest_duration_ns": _maximum(matched, matched.duration_ns),
         "transfer_by_rank_ns": _lists(matched, matched.transfer_ns, matched.comparable),
         "exposed_by_rank_ns": _lists(matched, core.exposed_ns),
         "bytes_by_rank": _lists(matched, core.bytes, absent=_core.NO_ID),
@@ -98,7 +110,8 @@ def build_collectives(trace: Trace) -> ColumnTable:
         "reason": encode_texts(_reasons(matched, missing)),
     }
     notes = [*rank_notes(matched), *_time_notes(matched, missing)]
-    return ColumnTable(columns, shown=SHOWN, facts=_facts(matched, missing), notes=notes)
+    shown = SHOWN if len(trace.ranks) > 1 else SHOWN_ALONE
+    return ColumnTable(columns, shown=shown, facts=_facts(matched, missing), notes=notes)
 
 
 def rank_notes(matched: MatchedCollectives) -> list[str]:
