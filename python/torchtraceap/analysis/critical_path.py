@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.analysis.grouping import Groups, order_by
+from torchtraceap.analysis.joined_ranks import JoinedRanks, join_ranks
 from torchtraceap.analysis.labels import check_choice, thread_names
 from torchtraceap.errors import OptionError
 from torchtraceap.interop import Column, ColumnTable, TextCodes, encode_texts
@@ -38,25 +39,12 @@ BOUNDS: dict[str, tuple[str, ...]] = {
 
 _NO_EVENT = "(no event)"
 _UNKNOWN = "(unknown)"
-_PAIRED_KINDS = ("send", "recv", "send_recv")
-
-
-@dataclass(frozen=True, slots=True)
-class _Scope:
-    """The ranks that one path runs through."""
-
-    parts: list[RankTrace]
-    offsets_ns: list[int]
-    """Added to a rank's times: the common clock."""
-    collectives: list[list[tuple[int, int]]]
-    """(index of the rank, GPU row) of the members of each matched collective."""
-    notes: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Path:
     core: _core.CriticalPath
-    scope: _Scope
+    scope: JoinedRanks
     range_ns: tuple[int, int]
 
     @property
@@ -115,7 +103,7 @@ def path_segments(trace: Trace, step: str | int | None = None) -> list[dict[str,
 
 
 def _find_path(trace: Trace, step: str | int | None) -> _Path:
-    scope = _scope_of(trace)
+    scope = join_ranks(trace)
     range_ns = _range_of(scope, step)
     ranks = [
         (part.table, part.tree, offset)
@@ -125,65 +113,7 @@ def _find_path(trace: Trace, step: str | int | None) -> _Path:
     return _Path(core, scope, range_ns)
 
 
-def _scope_of(trace: Trace) -> _Scope:
-    if len(trace.ranks) == 1:
-        return _Scope([trace.ranks[0]], [0], [], [])
-    matched = _core.collectives([(part.table, part.tree, part.rank) for part in trace.ranks])
-    clocks = matched.clocks
-    components = [clock.component for clock in clocks]
-    chosen = max(dict.fromkeys(components), key=components.count)
-    places = [i for i, component in enumerate(components) if component == chosen]
-    index_of = {place: index for index, place in enumerate(places)}
-    parts = [trace.ranks[place] for place in places]
-    offsets = [_offset_ns(clocks[i], trace.ranks[i], matched.clock_epoch_ns) for i in places]
-    notes = _rank_notes(trace, parts, [clocks[i] for i in places])
-    return _Scope(parts, offsets, list(_meetings(matched, index_of)), notes)
-
-
-def _offset_ns(clock: _core.ClockFit, part: RankTrace, epoch_ns: int) -> int:
-    """What to add to the times of a rank; a drift is taken at the middle of its profiled time."""
-    if not clock.applied:
-        return 0
-    middle_ns = sum(part.tree.profiled) // 2
-    return -round(clock.offset_ns + clock.drift * (middle_ns - epoch_ns))
-
-
-def _meetings(
-    matched: _core.RankCollectives, index_of: dict[int, int]
-) -> Iterator[list[tuple[int, int]]]:
-    """Matched collectives whose end needs every member."""
-    synchronising = np.array(_core.synchronising_kinds())
-    paired = np.isin(_core.collective_kind_names(), _PAIRED_KINDS)
-    match, rank, row, kind = matched.match, matched.rank, matched.row, matched.kind
-    for members in np.split(np.arange(len(match)), np.flatnonzero(np.diff(match)) + 1):
-        if len(members) < 2:
-            continue
-        meets = synchronising[kind[members]].all()
-        if not meets and not (len(members) == 2 and paired[kind[members]].all()):
-            continue
-        group = [(index_of.get(int(rank[m]), -1), int(row[m])) for m in members]
-        yield [(index, event) for index, event in group if index >= 0 and event != _core.NO_ROW]
-
-
-def _rank_notes(
-    trace: Trace, parts: Sequence[RankTrace], clocks: Sequence[_core.ClockFit]
-) -> list[str]:
-    notes = []
-    if len(parts) < len(trace.ranks):
-        notes.append(
-            f"The path runs through {len(parts)} of {len(trace.ranks)} ranks: the others share no "
-            "collective with them, so their clocks can't be compared."
-        )
-    if len(parts) > 1:
-        residual = max(clock.residual_ns for clock in clocks)
-        notes.append(
-            "A collective moves data once its last rank has begun: where others wait, the path "
-            f"goes on with what made that rank late. Clocks agree to {format_ns(residual)}."
-        )
-    return notes
-
-
-def _range_of(scope: _Scope, step: str | int | None) -> tuple[int, int]:
+def _range_of(scope: JoinedRanks, step: str | int | None) -> tuple[int, int]:
     bounds = [
         (start + offset, end + offset)
         for part, offset in zip(scope.parts, scope.offsets_ns, strict=True)
