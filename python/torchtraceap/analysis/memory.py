@@ -584,21 +584,10 @@ def _by_timeline(part: RankTrace) -> View:
         "step": steps_of(part, events.rows),
         "thread": threads_of(part, events.rows),
     }
-    shown = (
-        "time_ns",
-        "device_type",
-        "device",
-        "change_bytes",
-        "allocated_bytes",
-        "reserved_bytes",
-    )
+    shown = ("since_first_ns", "device_type", "device", "change_bytes", "allocated_bytes")
     facts = {"peaks": events.peaks()}
-    return (
-        columns,
-        (*shown, "reserved_bytes", "op", "step"),
-        facts,
-        _timeline_notes(events, facts["peaks"]),
-    )
+    notes = _timeline_notes(events, facts["peaks"])
+    return columns, (*shown, "reserved_bytes", "op", "step"), facts, notes
 
 
 def _timeline_notes(events: MemoryEvents, peaks: list[dict[str, Any]]) -> list[str]:
