@@ -28,8 +28,17 @@ def texts(notebook: Any) -> str:
     return "\n".join(shown)
 
 
-def test_there_is_a_quickstart() -> None:
-    assert ROOT / "notebooks/quickstart.ipynb" in NOTEBOOKS
+SAYS = {
+    "quickstart": ("present -> absent",),
+    "operators_and_roofline": ("True", "cudnn_convolution_backward_weight", "28% -> 49%"),
+    "many_ranks": ("rank 2 by 2.50 ms", "Rank 2 arrives", "'data_loading': '46.5 ms'"),
+    "diff": ("-50.1 ms per step", "True", "vanished"),
+}
+"""What the outputs of each notebook hold, among other things."""
+
+
+def test_every_notebook_is_known() -> None:
+    assert {path.stem for path in NOTEBOOKS} == set(SAYS)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -53,8 +62,9 @@ def test_the_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         notebook, timeout=240, resources={"metadata": {"path": str(path.parent)}}
     )
     client.execute()
+    shown = texts(notebook)
+    assert [words for words in SAYS[path.stem] if words not in shown] == []
     if path.name == "quickstart.ipynb":
-        assert "present -> absent" in texts(notebook)
         html = [o["data"].get("text/html", "") for c in notebook.cells for o in c.get("outputs", [])
                 if "data" in o]  # fmt: skip
         assert any("num_workers" in page for page in html)
