@@ -93,8 +93,18 @@ class JsonCodes(TextCodes):
     """A column of lists or objects, kept as JSON text: files get the text, JSON the value."""
 
     def to_list(self) -> list[Any]:
-        values = [*(json.loads(text, strict=False) for text in self.texts), None]
+        values = [*(_parsed(text) for text in self.texts), None]
         return [values[code] for code in self.codes.tolist()]
+
+
+def _parsed(text: str) -> Any:
+    """The value; a trace may hold anything, so text that is no JSON stays text."""
+    try:
+        value = json.loads(text, strict=False)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        return text
+    return value
 
 
 Column = Array | TextCodes
@@ -291,7 +301,8 @@ def _arrow_column(
 def stack_ranks(parts: Sequence[tuple[int | None, ColumnTable]]) -> ColumnTable:
     """Tables of equal columns under each other, with a first column `rank`.
 
-    Facts become lists by rank under their names; notes that ranks share are said once.
+    Facts become lists by rank under their names. Notes that all ranks share are said once, others
+    name their rank.
     """
     first = parts[0][1]
     ranks = [rank for rank, table in parts for _ in range(table.num_rows)]
@@ -307,8 +318,18 @@ def stack_ranks(parts: Sequence[tuple[int | None, ColumnTable]]) -> ColumnTable:
         columns,
         shown=("rank", *first.shown),
         facts={name: [table.facts.get(name) for _, table in parts] for name in first.facts},
-        notes=tuple(dict.fromkeys(note for _, table in parts for note in table.notes)),
+        notes=_stack_notes(parts),
     )
+
+
+def _stack_notes(parts: Sequence[tuple[int | None, ColumnTable]]) -> list[str]:
+    said_by: dict[str, list[int | None]] = {}
+    for rank, table in parts:
+        for note in table.notes:
+            said_by.setdefault(note, []).append(rank)
+    shared = [note for note, ranks in said_by.items() if len(ranks) == len(parts)]
+    own = [(note, ranks) for note, ranks in said_by.items() if len(ranks) < len(parts)]
+    return [*shared, *(f"rank {', '.join(map(str, ranks))}: {note}" for note, ranks in own)]
 
 
 def _concatenate(columns: Sequence[Column]) -> Column:

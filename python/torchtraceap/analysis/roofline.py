@@ -593,17 +593,13 @@ class _RowTable:
         notes += [_PER_CALL_NOTE, _BYTES_NOTE]
         facts = self._facts(columns)
         share = facts["modelled_share"]
-        rank = self._part.rank
-        whose = "" if rank is None else f" of rank {rank}"
-        notes.append(f"Models cover {(share or 0) * 100:.1f} % of the GPU's busy time{whose}.")
+        notes.append(f"Models cover {(share or 0) * 100:.1f} % of the GPU's busy time.")
         if self._rates.device is not None:
             notes.append(f"Peaks are those of {self._rates.device.name}, dense.")
         if facts["above_roofline"]:
             count = facts["above_roofline"]
             rows, lie = ("row", "lies") if count == 1 else ("rows", "lie")
-            notes.append(
-                f"{count} {rows}{whose} {lie} above the roofline; the column warning says why."
-            )
+            notes.append(f"{count} {rows} {lie} above the roofline; the column warning says why.")
         return notes
 
 

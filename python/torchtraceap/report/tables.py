@@ -36,6 +36,8 @@ __all__ = [
     "write_parquet",
 ]
 
+MIN_COLUMN = 12  # a column is cut down to this
+MAX_NOTES = 10  # under a table for reading
 JSON_ROWS = 20_000  # rows encoded at once
 
 
@@ -77,10 +79,7 @@ def render_table(table: Table, *, bold: bool = False, width: int = 0) -> str:
     widths = [cells(name) for name in table.columns]
     for row in rows:
         widths = [max(w, cells(cell)) for w, cell in zip(widths, row, strict=True)]
-    excess = sum(widths) + 2 * (len(widths) - 1) - width if width else 0
-    if excess > 0:
-        widest = max(range(len(widths)), key=lambda i: widths[i])
-        widths[widest] = max(12, widths[widest] - excess)
+    widths = _fit(widths, width)
     right = [bool(rows) and all(_is_figure(row[i]) for row in rows) for i in range(len(widths))]
     lines = [_row(table.columns, widths, right)]
     if bold:
@@ -88,6 +87,16 @@ def render_table(table: Table, *, bold: bool = False, width: int = 0) -> str:
     lines += [_row(row, widths, right) for row in rows]
     head = [table.title] if table.title else []
     return "\n".join([*head, *lines, *([table.note] if table.note else [])])
+
+
+def _fit(widths: list[int], width: int) -> list[int]:
+    """Takes what is too wide from the widest columns, each down to the next widest."""
+    excess = sum(widths) + 2 * (len(widths) - 1) - width if width else 0
+    fitted = list(widths)
+    while excess > 0 and max(fitted, default=0) > MIN_COLUMN:
+        fitted[fitted.index(max(fitted))] -= 1
+        excess -= 1
+    return fitted
 
 
 def _is_figure(text: str) -> bool:
@@ -116,7 +125,10 @@ def table_for_reading(
     left = table.num_rows - shown.num_rows
     rows = list(zip(*columns, strict=True))
     more = [f"{format_count(left)} more rows (--limit, --csv)"] if left else []
-    note = "\n".join([*more, *(one_line(note, 400) for note in table.notes)])
+    notes = [one_line(note, 400) for note in table.notes]
+    if len(notes) > MAX_NOTES:
+        notes[MAX_NOTES:] = [f"{len(notes) - MAX_NOTES} more notes (--json)"]
+    note = "\n".join([*more, *notes])
     return Table("", _headings(names), rows, note)
 
 
