@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from conftest import WriteTrace
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.errors import OptionError
-from torchtraceap.interop import ColumnTable, TextCodes
+from torchtraceap.interop import ColumnTable, JsonCodes, TextCodes, encode_texts, stack_ranks
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow reads the Arrow streams in these tests")
 
@@ -286,3 +287,39 @@ def test_every_real_trace_reaches_arrow_and_pandas(corpus_file: Path) -> None:
     frame = events.to_pandas()
     assert frame["name"].isna().sum() == 0
     assert int(frame["dur_ns"].sum()) == int(events["dur_ns"].sum())
+
+
+def test_json_columns_take_what_a_trace_may_hold() -> None:
+    column = JsonCodes(np.array([0, 1, 2, -1], dtype=np.int32), ["[1, 2]", "no json", "NaN"])
+    table = ColumnTable({"dims": column})
+    assert table.to_list("dims") == [[1, 2], "no json", "NaN", None]
+    assert json.loads(table.to_json())["rows"] == [[[1, 2]], ["no json"], ["NaN"], [None]]
+
+
+def test_notes_of_ranks_are_said_once_or_name_their_rank() -> None:
+    parts = [
+        (rank, ColumnTable({"a": np.arange(2)}, facts={"n": rank}, notes=["same", note]))
+        for rank, note in [(0, "one"), (3, "other")]
+    ]
+    stacked = stack_ranks(parts)
+    assert stacked.to_list("rank") == [0, 0, 3, 3]
+    assert stacked.facts == {"n": [0, 3]}
+    assert stacked.notes == ("same", "rank 0: one", "rank 3: other")
+
+
+def test_absent_values_leave_as_null() -> None:
+    table = ColumnTable(
+        {
+            "count": np.ma.array([1, 2], mask=[False, True]),
+            "share": np.array([np.nan, 0.5]),
+            "name": encode_texts([None, "x"]),
+            "whole": np.array([True, False]),
+        }
+    )
+    read = pa.table(table).to_pydict()
+    assert read == {
+        "count": [1, None],
+        "share": [None, 0.5],
+        "name": [None, "x"],
+        "whole": [1, 0],
+    }
