@@ -232,7 +232,7 @@ def test_a_hostile_trace_runs_nothing(browser: Any, tmp_path: Path) -> None:
         visit.page.mouse.click(box["x"] + 300, box["y"] + y)
     assert visit.page.evaluate("window.hacked === undefined")
     assert visit.page.locator("img").count() == 0
-    assert visit.page.locator("script").count() == 3
+    assert visit.page.locator("script").count() == 4
     assert samples.HOSTILE[0] in visit.page.inner_text("#evidence-0")
     assert diagnosis.findings
     visit.close()

@@ -238,16 +238,16 @@ def _diff(options: Options) -> int:
     check_table_output(options, inputs)
     from torchtraceap.analysis.diff import build_diff
 
-    traces = [load([path], options.threads) for path in inputs]
+    before, after = (load([path], options.threads) for path in inputs)
     if options.html:
         check_output(options.html, inputs)
         from torchtraceap.report.diff_page import write_diff_page
 
-        write_diff_page(*traces, Path(options.html))
+        write_diff_page(before, after, Path(options.html))
         note(f"wrote {options.html}")
         if not (options.json or options.csv or options.parquet):
             return FINE
-    return give_table(build_diff(*traces, by=options.by), options)
+    return give_table(build_diff(before, after, by=options.by), options)
 
 
 TABLE_COMMANDS = {

@@ -1,78 +1,57 @@
-"""The report as one self-contained HTML page.
-
-Nothing from a trace becomes markup. Our own words are rendered by Jinja with autoescape; names,
-paths and sentences that hold them travel as JSON or inside the gzipped columns, and the page shows
-them through `textContent` and `fillText` alone. A content security policy allows exactly the one
-script and the one style sheet of the page, by hash, and no request of any kind.
-"""
+"""The report of a diagnosis as one self-contained HTML page."""
 
 from __future__ import annotations
 
-import base64
 import difflib
-import hashlib
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torchtraceap._version import __version__
 from torchtraceap.report import words
-from torchtraceap.report.page import MAX_STEPS, PageSource, pack_rank, page_data, strip
+from torchtraceap.report.document import render_document
+from torchtraceap.report.page import MAX_STEPS, PageSource, pack_ranks, page_data, strip
+from torchtraceap.report.sections import build_sections
 from torchtraceap.report.timeline_data import MAX_BLOB_BYTES
-from torchtraceap.report.view import ReportView, Segment, build_view
+from torchtraceap.report.view import ReportView, build_view
 from torchtraceap.units import format_ns
 
 if TYPE_CHECKING:
-    from jinja2 import Template
-
     from torchtraceap.results import Diagnosis
 
-__all__ = ["render_html", "script_json"]
+__all__ = ["render_html"]
 
-TEMPLATES = Path(__file__).with_name("templates")
 # In the order of their first use when the script runs.
 SCRIPT_PARTS = (
     "basics",
-    "decode",
+    "unpack",
+    "timeline",
     "colours",
     "view",
     "drawing",
     "overview",
     "pointer",
     "focus",
+    "charts",
+    "roofline",
     "tables",
+    "sections",
+    "lists",
     "start",
 )
-
-# What JSON inside a script element must not hold: "</script>", "<!--", and the two line
-# separators that are legal in JSON and not in older JavaScript.
-_ESCAPES = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
-
-
-def script_json(value: Any) -> str:
-    """JSON that is safe inside a script element."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
 
 
 def render_html(diagnosis: Diagnosis) -> str:
     """The whole page. Pure: the same diagnosis gives the same text."""
     view = build_view(diagnosis)
     source = PageSource.build(diagnosis, view)
-    per_rank = MAX_BLOB_BYTES // len(source.shown)
-    blobs = [pack_rank(source, index, per_rank) for index in source.shown]
-    style, script = _asset("report.css"), _script()
-    return _template().render(
+    blobs = pack_ranks(source, MAX_BLOB_BYTES // len(source.shown))
+    sections = build_sections(diagnosis.trace, [source.rank(index) for index in source.shown])
+    timelines = {f"timeline-{number}": blob.data for number, blob in enumerate(blobs)}
+    return render_document(
+        "report.html",
+        SCRIPT_PARTS,
+        page_data(source, blobs, sections),
+        {**timelines, "tables": sections.tables},
         view=view,
-        version=__version__,
-        policy=_policy(script, style),
-        style=style,
-        script=script,
-        data=script_json(page_data(source, blobs)),
-        blobs=[base64.b64encode(blob.data).decode("ascii") for blob in blobs],
-        bar=list(_bar(view.segments)),
+        sections=sections,
         figures=_figures(view),
         diffs=[_code_diff(entry.code_before, entry.code_after) for entry in view.findings],
         strips=[strip(source, number) for number in range(len(view.findings))],
@@ -80,56 +59,7 @@ def render_html(diagnosis: Diagnosis) -> str:
         ranks=len(source.shown),
         scorer=words.one_line(diagnosis.scorer, 60),
         steps_cut=MAX_STEPS if len(view.steps) > MAX_STEPS else 0,
-        percent=lambda share: f"{max(0.0, share) * 100:.3f}".rstrip("0").rstrip("."),
-        format_time=format_ns,
-        format_percent=words.format_percent,
-        format_count=words.format_count,
     )
-
-
-@cache
-def _asset(name: str) -> str:
-    return (TEMPLATES / name).read_text(encoding="utf-8")
-
-
-@cache
-def _script() -> str:
-    """The parts of the script as one, in a scope of its own."""
-    parts = "\n".join(_asset(f"script/{name}.js") for name in SCRIPT_PARTS)
-    return f'"use strict";\n(() => {{\n{parts}}})();\n'
-
-
-@cache
-def _template() -> Template:
-    import jinja2
-
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    return environment.from_string(_asset("report.html"))
-
-
-def _policy(script: str, style: str) -> str:
-    def digest(text: str) -> str:
-        return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
-
-    return (
-        f"default-src 'none'; script-src 'sha256-{digest(script)}'; "
-        f"style-src 'sha256-{digest(style)}'; base-uri 'none'; form-action 'none'"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _BarPart:
-    segment: Segment
-    left: float
-
-
-def _bar(segments: Sequence[Segment]) -> Iterator[_BarPart]:
-    left = 0.0
-    for segment in segments:
-        yield _BarPart(segment, left)
-        left += segment.share
 
 
 def _figures(view: ReportView) -> list[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""What a page needs beside markup: lanes of each rank, and JSON with all text of a trace."""
+"""What the report needs beside markup: lanes of each rank, and JSON with all text of a trace."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.report import words
+from torchtraceap.report.charts import PATH_FILLS
+from torchtraceap.report.sections import Sections
 from torchtraceap.report.timeline_data import (
     LaneInput,
     TimelineBlob,
@@ -20,10 +22,11 @@ from torchtraceap.report.timeline_data import (
 from torchtraceap.report.view import IDLE_LABELS, FindingView, ReportView
 
 if TYPE_CHECKING:
+    from torchtraceap.interop import ColumnTable
     from torchtraceap.results import Diagnosis, RankTimeline, Step, Timeline
     from torchtraceap.trace import RankTrace
 
-__all__ = ["MAX_STEPS", "PageSource", "pack_rank", "page_data", "strip"]
+__all__ = ["MAX_STEPS", "PageSource", "pack_ranks", "page_data", "strip"]
 
 # Timelines in one page: of more ranks, those with the largest findings are shown.
 MAX_RANKS = 8
@@ -103,15 +106,21 @@ def strip(source: PageSource, number: int) -> list[tuple[float, float]]:
 # ---------------------------------------------------------------------------------- timeline
 
 
-def pack_rank(source: PageSource, index: int, max_bytes: int) -> TimelineBlob:
-    """The timeline of one rank."""
+def pack_ranks(source: PageSource, max_bytes: int) -> list[TimelineBlob]:
+    """The timelines of the ranks shown."""
+    path = source.diagnosis.trace.critical_path(by="event")
+    return [_pack_rank(source, index, path, max_bytes) for index in source.shown]
+
+
+def _pack_rank(source: PageSource, index: int, path: ColumnTable, max_bytes: int) -> TimelineBlob:
     rank = source.rank(index)
     idle = [_idle_lane(rank)] if source.view.has_gpu else []
+    alone = len(source.diagnosis.trace.ranks) == 1
     return pack_timeline(
         rank.table,
         rank.tree,
         kind_names=_core.kind_names(),
-        inputs=[_finding_lane(source, index), *idle],
+        inputs=[_finding_lane(source, index), *idle, _path_lane(rank, path, alone=alone)],
         gpu=_core.gpu_intervals(rank.table, rank.tree),
         max_bytes=max_bytes,
     )
@@ -142,10 +151,57 @@ def _idle_lane(rank: RankTrace) -> LaneInput:
     return LaneInput("idle", "GPU idle", start, end, labels, cause, np.zeros_like(cause), cause)
 
 
+def _path_lane(rank: RankTrace, path: ColumnTable, *, alone: bool) -> LaneInput:
+    """What of the critical path runs on a rank; neighbours of one cause are one piece."""
+    if not alone:
+        path = path.take(np.flatnonzero(path["rank"] == rank.rank))
+    cause = _path_causes(path)
+    start, end = np.asarray(path["start_ns"], np.int64), np.asarray(path["end_ns"], np.int64)
+    if not alone:
+        shift = _clock_shift(rank, path, start)
+        start, end = start - shift, end - shift
+    first = np.flatnonzero(
+        np.r_[True, (cause[1:] != cause[:-1]) | (start[1:] != end[:-1])][: len(cause)]
+    )
+    last = np.r_[first[1:], len(cause)] - 1
+    start, end, cause = start[first], end[last] if len(cause) else end, cause[first]
+    labels = [name.replace("_", " ") for name in PATH_FILLS]
+    return LaneInput(
+        "path", "critical path", start, end, labels, cause, np.zeros_like(cause), cause
+    )
+
+
+def _path_causes(path: ColumnTable) -> IntArray:
+    """Places in `PATH_FILLS`, one per segment."""
+    column, known = path.column("cause"), list(PATH_FILLS)
+    texts, codes = (
+        np.unique(path["cause"].astype(str), return_inverse=True)
+        if isinstance(column, np.ndarray)
+        else (column.texts, column.codes)
+    )
+    unknown = known.index("unknown")
+    places = [known.index(text) if text in known else unknown for text in texts]
+    return np.array([*places, unknown], np.int64)[codes]
+
+
+def _clock_shift(rank: RankTrace, path: ColumnTable, start: IntArray) -> int:
+    """What the common clock of the ranks is ahead of that of one rank.
+
+    A segment never begins before its event: the least distance is the shift, as some segment
+    begins with its event.
+    """
+    rows = np.ma.filled(np.ma.asarray(path["row"]), -1).astype(np.int64)
+    on_host = np.isin(path["kind"], ("cpu_op", "user_annotation", "python_function", "runtime"))
+    chosen = (rows >= 0) & on_host
+    if not chosen.any():
+        return 0
+    return int((start[chosen] - np.asarray(rank.table.ts_ns)[rows[chosen]]).min())
+
+
 # ---------------------------------------------------------------------------------- JSON
 
 
-def page_data(source: PageSource, blobs: list[TimelineBlob]) -> dict[str, Any]:
+def page_data(source: PageSource, blobs: list[TimelineBlob], sections: Sections) -> dict[str, Any]:
     """What the script needs beside the columns; all text from the trace is in here."""
     view, summary = source.view, source.diagnosis.summary
     return {
@@ -156,6 +212,9 @@ def page_data(source: PageSource, blobs: list[TimelineBlob]) -> dict[str, Any]:
             "gate": f"torchtraceap diagnose {shlex.quote(view.input_name)} --gate",
         },
         "causes": list(CAUSES),
+        "path": list(PATH_FILLS.values()),
+        "sections": sections.heads,
+        "absent": sections.absent,
         "ranks": [
             {"name": source.rank(i).rank, "label": _label(source.rank(i).rank), "notes": blob.notes}
             for i, blob in zip(source.shown, blobs, strict=True)

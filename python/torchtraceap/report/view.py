@@ -17,7 +17,15 @@ from torchtraceap.report.words import format_count, format_percent, one_line
 from torchtraceap.units import format_ns
 
 if TYPE_CHECKING:
-    from torchtraceap.results import Diagnosis, Diagnostic, Finding, RankTimeline, Step, Timeline
+    from torchtraceap.results import (
+        Diagnosis,
+        Diagnostic,
+        Finding,
+        RankTimeline,
+        Step,
+        Summary,
+        Timeline,
+    )
 
 # A loss below this share of the time does not "bound" a step: measured steps of one run differ by
 # as much (research on benchmark noise: 5-9 % between runs of one build).
@@ -71,6 +79,8 @@ class Segment:
     share: float
     """Of the profiled time."""
     is_idle: bool
+    text: str = ""
+    """What the bar says of it; by default its share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +177,9 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
     busy_share = timeline.busy_ns / diagnosis.profiled_ns if diagnosis.profiled_ns else 0.0
     bound = _bound(segments)
     return ReportView(
-        title=_title(diagnosis),
+        title=title_of(diagnosis.summary),
         files=tuple(file.path for file in diagnosis.summary.files),
-        facts=_facts(diagnosis),
+        facts=facts_of(diagnosis.summary),
         headline=_headline(findings, bound, has_gpu, busy_share),
         explanation=_explanation(diagnosis, step_ns, has_gpu, busy_share, bound),
         sureness=_sureness(findings, diagnosis),
@@ -195,8 +205,9 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
     )
 
 
-def _title(diagnosis: Diagnosis) -> str:
-    files = diagnosis.summary.files
+def title_of(summary: Summary) -> str:
+    """The name of the file, or of the folder of the ranks."""
+    files = summary.files
     first = PurePath(files[0].path) if files else PurePath("trace")
     if len(files) == 1:
         return one_line(first.name, 80)
@@ -204,8 +215,8 @@ def _title(diagnosis: Diagnosis) -> str:
     return f"{one_line(folder, 70)} ({len(files)} ranks)"
 
 
-def _facts(diagnosis: Diagnosis) -> tuple[str, ...]:
-    summary = diagnosis.summary
+def facts_of(summary: Summary) -> tuple[str, ...]:
+    """Which GPUs, which rank, how many events."""
     names = sorted({device.name for device in summary.devices if device.name})
     facts = []
     if names:

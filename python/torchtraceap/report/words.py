@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Sequence
 
-__all__ = ["cells", "format_count", "format_percent", "one_line"]
+__all__ = ["cells", "counted", "format_count", "format_percent", "headings", "one_line"]
 
 # Control, format and bidirectional characters could reorder or hide what a terminal shows, or
 # command it; private and unassigned ones show as nothing.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+_UNITS = ("_ns", "_share", "_bytes", "_gb_per_s")
 
 
 def format_percent(share: float) -> str:
@@ -29,6 +32,11 @@ def format_count(value: int) -> str:
     return f"{value:,}"
 
 
+def counted(value: int, noun: str) -> str:
+    """Such as "1 step", "1,200 steps"; the noun is one that takes an s."""
+    return f"{format_count(value)} {noun}{'' if value == 1 else 's'}"
+
+
 def cells(text: str) -> int:
     """Columns that a text takes in a terminal."""
     if text.isascii():
@@ -37,11 +45,22 @@ def cells(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(c) > 0 for c in text)
 
 
+def headings(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of columns as words: without the unit, which cells show, unless two then look alike."""
+    short = [name.removesuffix(next(filter(name.endswith, _UNITS), "")) for name in names]
+    return tuple(
+        (name if short.count(plain) > 1 and not name.endswith("_ns") else plain).replace("_", " ")
+        for name, plain in zip(names, short, strict=True)
+    )
+
+
 def one_line(text: str, limit: int) -> str:
     """Text from a trace as one harmless line of at most `limit` columns.
 
     Controls become U+FFFD, runs of blanks one blank, and what is too long ends in an ellipsis.
     """
+    if len(text) <= limit and text.isascii() and text.isprintable() and "  " not in text:
+        return text.strip()
     head = " ".join(text[: limit * 4].split())
     clean = "".join("�" if unicodedata.category(c) in _HIDDEN else c for c in head)
     if len(text) <= limit * 4 and cells(clean) <= limit:

@@ -11,6 +11,7 @@ const readPalette = () => {
     step: read("--step"), call: read("--host-call"),
     gpu: GPU_CLASSES.map((name) => read(`--c-${name}`)),
     idle: report.causes.map((name) => read(`--c-${name}`)),
+    path: report.path.map((name) => read(`--c-${name}`)),
     host: Array.from({ length: 8 }, (_, i) => read(`--host-${i}`)),
   };
 };
@@ -20,6 +21,7 @@ const colourOf = (lane, i) => {
   switch (lane.kind) {
     case "gpu": return palette.gpu[code] || palette.gpu[0];
     case "idle": return palette.idle[code] || palette.muted;
+    case "path": return palette.path[code] || palette.muted;
     case "finding": return palette.finding;
     case "step": return palette.step;
     default:

@@ -15,6 +15,8 @@ const hitAt = (x, y) => {
   return best === null ? null : { lane: place.lane, i: row.index[best] };
 };
 
+const KINDS = { idle: "time without GPU work", path: "piece of the critical path" };
+
 const describe = (hit) => {
   const { lane, i } = hit, { names } = state.rank;
   const lines = [["lasts", formatTime(lane.dur[i])], ["starts at", formatTime(lane.start[i] - state.origin)]];
@@ -29,7 +31,7 @@ const describe = (hit) => {
     lines.push(["on", `${lane.label}${lane.detail ? ` (${lane.detail})` : ""}`]);
     lines.push(["kind", (state.rank.kinds[lane.code[i]] || "").replaceAll("_", " ")]);
   } else {
-    lines.push(["is a", lane.kind === "idle" ? "time without GPU work" : lane.kind]);
+    lines.push(["is a", KINDS[lane.kind] || lane.kind]);
   }
   return { name: names[lane.name[i]], lines };
 };

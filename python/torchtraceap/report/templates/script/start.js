@@ -36,8 +36,7 @@ const wire = () => {
     focusSearch(search.value);
   });
   search.addEventListener("search", () => { if (!search.value) setFocus(null); });
-  const chooser = byId("rank-select");
-  if (chooser) {
+  for (const chooser of document.querySelectorAll(".choose-rank")) {
     report.ranks.forEach((rank, number) => {
       const option = make("option", "", rank.label);
       option.value = String(number);
@@ -57,6 +56,7 @@ const begin = async () => {
   fillRanks();
   fillNotes();
   wire();
+  wireSections();
   try {
     await showRank(0);
   } catch (error) {

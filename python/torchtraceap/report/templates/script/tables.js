@@ -1,159 +1,131 @@
-// Tables filled from the page's data, ranks, and copying.
+// Any table: sorted by a click on a heading, filtered by text, its first rows, more on demand.
 
-const ranks = [];
-const showRank = async (number) => {
-  ranks[number] = ranks[number] || await decodeRank(number);
-  const rank = ranks[number];
-  for (const lane of rank.lanes) {
-    lane.calls = new Set(["runtime", "driver"].map((name) => rank.kinds.indexOf(name)));
-    lane.annotation = rank.kinds.indexOf("user_annotation");
-  }
-  state.rank = rank;
-  state.number = number;
-  state.origin = rank.profiled[0];
-  state.bounds = { from: 0, to: rank.length };
-  state.hover = state.selected = state.focus = null;
-  state.open.clear();
-  setFocus(null);
-  select(null);
-  byId("timeline-note").textContent = report.ranks[number].notes.join(" ");
-  state.view = state.target = limitView(...homeView());
-  layOut();
-  canvas.dataset.ready = String(number);
+const FIRST_ROWS = 200, MORE_ROWS = 500;
+
+const cellText = (column, row) => {
+  const value = column.values[row];
+  if (column.unit === "text") return value < 0 ? "—" : column.texts[value];
+  return value === null ? "—" : formatAs(column.unit, value);
 };
 
-const withRank = async (name, then) => {
-  const number = report.ranks.findIndex((rank) => rank.name === name);
-  if (number >= 0 && number !== state.number) {
-    byId("rank-select").value = String(number);
-    await showRank(number);
-  }
-  scrollToTimeline();
-  then();
-};
-
-const severalRanks = report.rankRows.length > 1;
-const cell = (row, text, className) => row.append(make("td", className, text));
-
-const goButton = (text, label, action) => {
-  const button = make("button", "go", text);
-  button.type = "button";
-  button.setAttribute("aria-label", label);
-  button.addEventListener("click", action);
-  return button;
-};
-
-const fillEvidence = () => {
-  report.findings.forEach((finding, number) => {
-    const body = byId(`evidence-${number}`);
-    if (!body) return;
-    for (const item of finding.evidence) {
-      const row = make("tr"), first = make("td", "name");
-      const show = () => withRank(item.rank, () => {
-        const from = item.at + state.origin;
-        setFocus({ key: `evidence-${number}`, label: item.name, index: 0,
-          spans: { start: [from], end: [from + item.ns], reach: [from + item.ns] },
-          places: [{ from, to: from + item.ns, cost: item.ns, count: 1 }] });
-        goToFocus();
-      });
-      first.append(goButton(item.name, `Show ${item.name} in the timeline`, show));
-      row.append(first);
-      if (severalRanks) cell(row, item.rank === null ? "" : String(item.rank), "number");
-      cell(row, formatTime(item.at), "number");
-      cell(row, formatTime(item.ns), "number");
-      body.append(row);
-    }
+// Orders rows by a column; absent values come last whichever way it is sorted.
+const sortedRows = (rows, column, descending) => {
+  const key = column.unit === "text"
+    ? (row) => (column.values[row] < 0 ? null : column.texts[column.values[row]].toLowerCase())
+    : (row) => column.values[row];
+  const sign = descending ? -1 : 1;
+  return [...rows].sort((a, b) => {
+    const x = key(a), y = key(b);
+    if (x === null || y === null) return (x === null) - (y === null) || a - b;
+    return (x < y ? -sign : x > y ? sign : 0) || a - b;
   });
 };
 
-const SVG = "http://www.w3.org/2000/svg";
-const smallBar = (shares) => {
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("class", "small-bar");
-  svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", shares.map(([name, share]) => `${name} ${Math.round(share * 100)} %`).join(", "));
-  let x = 0;
-  for (const [name, share] of shares) {
-    const part = document.createElementNS(SVG, "rect");
-    part.setAttribute("x", `${(x * 100).toFixed(2)}%`);
-    part.setAttribute("width", `${(share * 100).toFixed(2)}%`);
-    part.setAttribute("height", "100%");
-    part.setAttribute("class", `fill-${name}`);
-    svg.append(part);
-    x += share;
-  }
-  return svg;
+const matchingRows = (columns, count, wanted) => {
+  const rows = Array.from({ length: count }, (_, row) => row);
+  if (!wanted) return rows;
+  const texts = columns.filter((column) => column.unit === "text");
+  const hits = texts.map((column) => column.texts.map((text) => text.toLowerCase().includes(wanted)));
+  return rows.filter((row) => texts.some((column, i) => column.values[row] >= 0 && hits[i][column.values[row]]));
 };
 
-const fillSteps = () => {
-  const body = byId("step-rows");
-  if (!body) return;
-  for (const step of report.steps) {
-    const row = make("tr"), first = make("td", "name");
-    const show = () => withRank(step.rank, () => moveTo(step.at + state.origin, step.at + state.origin + step.ns));
-    first.append(goButton(step.name, `Show ${step.name} in the timeline`, show));
-    row.append(first);
-    if (severalRanks) cell(row, step.rank === null ? "" : String(step.rank), "number");
-    cell(row, formatTime(step.ns), "number");
-    const bar = make("td", "meter");
-    bar.append(smallBar([["compute", step.compute], ["communication", step.communication], ["memcpy", step.memcpy]]));
-    row.append(bar);
-    cell(row, `${Math.round(step.busy * 100)} %`, "number");
-    body.append(row);
-  }
+const meterCell = (share, text) => {
+  const cell = make("td", "number with-meter"), svg = makeSvg("svg", { class: "meter-bar", "aria-hidden": "true" });
+  svg.append(makeSvg("rect", { class: "strip-base", width: "100%", height: "100%" }));
+  svg.append(makeSvg("rect", { class: "meter-fill", width: percentOf(Math.min(1, share)), height: "100%" }));
+  cell.append(svg, text);
+  return cell;
 };
 
-const fillRanks = () => {
-  const body = byId("rank-rows");
-  if (!body) return;
-  for (const rank of report.rankRows) {
-    const row = make("tr"), first = make("td", "name");
-    first.append(goButton(rank.label, `Show ${rank.label} in the timeline`, () => withRank(rank.name, () => {})));
-    row.append(first);
-    cell(row, formatTime(rank.ns), "number");
-    const bar = make("td", "meter");
-    bar.append(smallBar([["compute", rank.compute], ["communication", rank.communication], ["memcpy", rank.memcpy]]));
-    row.append(bar);
-    cell(row, `${Math.round(rank.busy * 100)} %`, "number");
-    body.append(row);
-  }
+// Short words stay on one line; a heading is wider than they are anyway.
+const isShort = (column) => column.texts.every((text) => text.length <= 26);
+
+// A change counts as one unless the table says that it is within noise.
+const changeClass = (table, value, row) => {
+  const status = table.columns.find((entry) => entry.name === "status");
+  if (!value || status && status.texts[status.values[row]] === "unchanged") return "";
+  return value > 0 ? " more" : " less";
 };
 
-const fillNotes = () => {
-  const list = byId("notes");
-  if (!list) return;
-  for (const note of report.notes) {
-    const item = make("li");
-    item.append(make("b", "", `${note.code.replaceAll("_", " ")} (${formatCount(note.count)}): `), note.message);
-    list.append(item);
+const buildCell = (table, column, row, view) => {
+  const text = cellText(column, row), value = column.values[row];
+  if (column.name === view.meter && value !== null) return meterCell(value, text);
+  if (column.unit !== "text") {
+    return make("td", `number${column.unit === "delta" ? changeClass(table, value, row) : ""}`, text);
   }
+  const cell = make("td", isShort(column) ? "text short-text" : "text");
+  if (column.name === view.find && value >= 0) {
+    cell.append(makeButton("go", text, () => { scrollToTimeline(); focusSearch(text.trim().replace(/…$/, "").slice(0, 150)); }));
+  } else {
+    const line = make("span", "clamp", text);
+    if (text.length > 60) line.title = text;
+    cell.append(line);
+  }
+  return cell;
 };
 
-const fillTexts = () => {
-  for (const node of document.querySelectorAll("[data-text]")) {
-    const value = node.dataset.text.split(".").reduce((at, key) => at[key], report);
-    node.textContent = String(value);
-  }
-  document.title = `${report.texts.title} · torchtraceap`;
-};
+const buildTable = (table, view) => {
+  const box = make("div", "data-table");
+  const own = { order: null, descending: true, wanted: "", limit: FIRST_ROWS, every: false };
+  const bar = make("div", "table-bar"), search = make("input");
+  search.type = "search";
+  search.placeholder = "Filter rows";
+  search.setAttribute("aria-label", `Filter the rows of ${view.label}`);
+  search.autocomplete = "off";
+  search.maxLength = 200;
+  const count = make("span", "note");
+  count.setAttribute("role", "status");
+  const every = makeButton("", "All columns", () => {
+    own.every = !own.every;
+    every.setAttribute("aria-pressed", String(own.every));
+    render();
+  });
+  every.setAttribute("aria-pressed", "false");
+  bar.append(search, ...(table.columns.length > table.shown ? [every] : []), count);
+  const scroll = make("div", "scroll rows");
+  scroll.tabIndex = 0;
+  scroll.setAttribute("role", "group");
+  scroll.setAttribute("aria-label", view.label);
+  const more = makeButton("more", "", () => { own.limit += MORE_ROWS; render(); });
+  box.append(bar, scroll, more);
 
-const copyByCommand = (text) => {
-  const area = make("textarea", "off-screen");
-  area.value = text;
-  document.body.append(area);
-  area.select();
-  document.execCommand("copy");
-  area.remove();
-};
+  const heading = (column) => {
+    const cell = make("th", column.unit === "text" ? "" : "number");
+    cell.scope = "col";
+    const active = own.order === column.name;
+    if (active) cell.setAttribute("aria-sort", own.descending ? "descending" : "ascending");
+    cell.append(makeButton("sort", `${column.title}${active ? (own.descending ? " ↓" : " ↑") : ""}`, () => {
+      const first = column.unit !== "text";
+      if (own.order !== column.name) { own.order = column.name; own.descending = first; }
+      else if (own.descending === first) own.descending = !first;
+      else own.order = null;
+      render();
+    }));
+    return cell;
+  };
 
-const copyCode = async (button, number) => {
-  const text = report.findings[number].code;
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    copyByCommand(text);
-  }
-  const label = button.textContent;
-  button.textContent = "Copied";
-  setTimeout(() => { button.textContent = label; }, 1500);
+  const render = () => {
+    const columns = own.every ? table.columns : table.columns.slice(0, table.shown);
+    let rows = matchingRows(table.columns, table.rows, own.wanted);
+    const order = table.columns.find((column) => column.name === own.order);
+    if (order) rows = sortedRows(rows, order, own.descending);
+    const grid = make("table"), head = make("thead"), top = make("tr"), body = make("tbody");
+    top.append(...columns.map(heading));
+    head.append(top);
+    for (const row of rows.slice(0, own.limit)) {
+      const line = make("tr");
+      line.append(...columns.map((column) => buildCell(table, column, row, view)));
+      body.append(line);
+    }
+    grid.append(head, body);
+    scroll.replaceChildren(grid);
+    const left = rows.length - Math.min(rows.length, own.limit);
+    more.hidden = !left;
+    more.textContent = `Show ${formatCount(Math.min(left, MORE_ROWS))} more`;
+    const cut = table.total > table.rows ? ` The page holds the first ${formatCount(table.rows)} of ${formatCount(table.total)}.` : "";
+    count.textContent = `${own.wanted ? `${formatCount(rows.length)} of ` : ""}${formatCount(table.rows)} row${table.rows === 1 ? "" : "s"}.${cut}`;
+  };
+  search.addEventListener("input", () => { own.wanted = search.value.trim().toLowerCase(); own.limit = FIRST_ROWS; render(); });
+  render();
+  return box;
 };

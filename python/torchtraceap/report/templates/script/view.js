@@ -1,7 +1,7 @@
 // What of the timeline is visible, and where each lane lies on the canvas.
 
 const RULER = 26, LANE_GAP = 9, TITLE = 17, OVERVIEW = 46;
-const ROW_HEIGHT = { step: 22, finding: 16, idle: 18, gpu: 21, host: 16 };
+const ROW_HEIGHT = { step: 22, finding: 16, idle: 18, path: 18, gpu: 21, host: 16 };
 const FOLDED_ROWS = { main: 10, other: 3 };
 const MIN_SPAN = 200;
 const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";

@@ -1,12 +1,4 @@
-// From the base64 text of a rank to lanes of typed columns (report/timeline_data.py).
-
-const unpack = async (text) => {
-  const binary = atob(text.trim());
-  const bytes = new Uint8Array(binary.length);
-  for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-};
+// From the unpacked bytes of a rank to lanes of typed columns (report/timeline_data.py).
 
 // Integers lie in byte planes, least significant plane first.
 const readColumn = (bytes, base, count, [offset, planes]) => {

@@ -1,0 +1,148 @@
+// Small charts: rows of text with bars, maps of cells, the strip of steps. Colours are classes.
+
+const legendOf = (entries) => {
+  const legend = make("p", "legend"), seen = new Set();
+  for (const [fill, label] of entries) {
+    if (seen.has(label)) continue;
+    seen.add(label);
+    const key = make("span", "key"), swatch = makeSvg("svg", { class: "swatch", "aria-hidden": "true" });
+    swatch.append(makeSvg("rect", { class: `fill-${fill}`, width: "100%", height: "100%" }));
+    key.append(swatch, label);
+    legend.append(key);
+  }
+  return legend;
+};
+
+const barSvg = (className, parts) => {
+  const svg = makeSvg("svg", { class: className, "aria-hidden": "true" });
+  for (const [fill, from, to, hint] of parts) {
+    const part = makeSvg("rect", { class: `fill-${fill}`, x: percentOf(from), width: percentOf(to - from), height: "100%" });
+    if (hint) part.append(makeSvg("title", {}, hint));
+    svg.append(part);
+  }
+  return svg;
+};
+
+const drawBars = (chart) => {
+  const sums = chart.rows.map((row) => row.parts.reduce((sum, part) => sum + part[2], 0));
+  const most = Math.max(...sums, Number.MIN_VALUE);
+  const list = make("div", "bar-rows");
+  for (const row of chart.rows) {
+    let at = 0;
+    const parts = row.parts.map(([fill, label, value]) => {
+      const from = at;
+      at += value / most;
+      return [fill, from, at, `${label} ${formatAs(chart.unit, value)}`];
+    });
+    if (row.label) list.append(make("span", "bar-label", row.label));
+    const svg = barSvg("bar-line", parts);
+    list.append(svg);
+    if (row.label) list.append(make("span", "bar-value", formatAs(chart.unit, row.total)));
+    else svg.classList.add("whole-row");
+  }
+  const lone = chart.rows.length === 1;
+  const entries = chart.rows.flatMap((row) => row.parts.map(([fill, label, value]) => [fill, lone ? `${label} ${formatAs(chart.unit, value)}` : label]));
+  return [list, legendOf(entries)];
+};
+
+// A map of cells: the stronger the colour, the larger the value; the number is in each cell.
+const drawHeat = (chart) => {
+  const most = Math.max(...chart.values.flat().filter((value) => value !== null), Number.MIN_VALUE);
+  const table = make("table", "heat"), head = make("tr");
+  head.append(make("td", "", chart.corner));
+  for (const name of chart.columns) {
+    const cell = make("th", "number", name);
+    cell.scope = "col";
+    head.append(cell);
+  }
+  const body = make("tbody");
+  chart.rows.forEach((name, number) => {
+    const row = make("tr"), label = make("th", "", name);
+    label.scope = "row";
+    row.append(label);
+    for (const value of chart.values[number]) {
+      const cell = make("td", "number", value === null ? "–" : formatAs(chart.unit, value));
+      if (value) cell.style.setProperty("--heat", `${Math.round(6 + 54 * Math.sqrt(value / most))}%`);
+      row.append(cell);
+    }
+    body.append(row);
+  });
+  const top = make("thead");
+  top.append(head);
+  table.append(top, body);
+  const scroll = make("div", "scroll");
+  scroll.append(table);
+  return [scroll];
+};
+
+const CLASSES = ["compute", "communication", "memcpy"];
+const STRIP = 110;
+const drawSteps = (chart) => {
+  const most = Math.max(...chart.ns), count = chart.ns.length, slot = 100 / count;
+  const svg = makeSvg("svg", { class: "step-strip", height: STRIP });
+  const width = `${Math.min(slot * 0.86, 8)}%`;
+  chart.ns.forEach((ns, number) => {
+    const group = makeSvg("g", { class: chart.outlier[number] ? "step outlier" : "step", role: "button", tabindex: 0 });
+    const left = `${slot * number + Math.max(0, slot * 0.86 - 8) / 2}%`;
+    const tall = (value) => (value / most) * (STRIP - 8);
+    const text = `${chart.names[number]}: ${formatTime(ns)}${chart.outlier[number] ? ", unusual" : ""}`;
+    group.setAttribute("aria-label", text);
+    group.append(makeSvg("title", {}, text));
+    group.append(makeSvg("rect", { class: "step-idle", x: left, width, y: STRIP - tall(ns), height: tall(ns) }));
+    let y = STRIP;
+    for (const name of CLASSES) {
+      const height = tall(chart[name][number]);
+      y -= height;
+      group.append(makeSvg("rect", { class: `fill-${name}`, x: left, width, y, height }));
+    }
+    group.append(makeSvg("rect", { class: "step-frame", x: left, width, y: STRIP - tall(ns), height: tall(ns) }));
+    const show = () => {
+      scrollToTimeline();
+      moveTo(chart.at[number] + state.origin, chart.at[number] + state.origin + ns);
+    };
+    group.addEventListener("click", show);
+    group.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); show(); } });
+    svg.append(group);
+  });
+  if (chart.median) {
+    const y = STRIP - (chart.median / most) * (STRIP - 8);
+    svg.append(makeSvg("line", { class: "step-median", x1: 0, x2: "100%", y1: y, y2: y }));
+  }
+  const entries = [["compute", "compute"], ["communication", "exposed communication"], ["memcpy", "exposed copies"], ["step-idle", "GPU idle"]];
+  const parts = [svg, legendOf(entries)];
+  if (chart.median) parts[1].append(make("span", "key", `line: median ${formatTime(chart.median)}`));
+  if (chart.left) parts.push(make("p", "note", `The first ${formatCount(count)} of ${formatCount(count + chart.left)} steps.`));
+  return parts;
+};
+
+// What was added and taken away, one after the other; the last bar is the sum.
+const drawWaterfall = (chart) => {
+  const rows = make("div", "waterfall"), sum = chart.after - chart.before;
+  const reached = [0];
+  for (const [, delta] of chart.rows) reached.push(reached[reached.length - 1] + delta);
+  const low = Math.min(0, ...reached), span = Math.max(0, ...reached) - low || 1;
+  const place = (value) => (value - low) / span;
+  const add = (label, from, to, value, className) => {
+    const svg = makeSvg("svg", { class: "bar-line", "aria-hidden": "true" });
+    const left = Math.min(place(from), place(to)), width = Math.abs(place(to) - place(from));
+    svg.append(makeSvg("rect", { class: className, x: percentOf(left), width: percentOf(Math.max(width, 0.002)), height: "100%" }));
+    svg.append(makeSvg("line", { class: "zero", x1: percentOf(place(0)), x2: percentOf(place(0)), y1: 0, y2: "100%" }));
+    const row = make("div", "fall");
+    row.append(make("span", "bar-label", label), svg, make("span", "bar-value", value));
+    rows.append(row);
+  };
+  chart.rows.forEach(([label, delta], number) => {
+    add(label, reached[number], reached[number + 1], formatDelta(delta), delta > 0 ? "slower" : "faster");
+  });
+  add("in all", 0, sum, formatDelta(sum), "in-all");
+  return [rows];
+};
+
+const CHARTS = { bars: drawBars, heat: drawHeat, steps: drawSteps, waterfall: drawWaterfall };
+
+const buildChart = (chart, table) => {
+  const figure = make("figure", "chart");
+  if (chart.title) figure.append(make("figcaption", "chart-title", chart.title));
+  figure.append(...CHARTS[chart.kind](chart, table));
+  return figure;
+};

@@ -1,0 +1,4 @@
+// Starts the page that compares two traces.
+
+fillTexts();
+wireSections();
