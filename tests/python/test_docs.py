@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from torchtraceap.cli import COMMANDS, main
+from torchtraceap.cli.parsing import Parser
+from torchtraceap.sql import SQL_TABLES
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
+TRACE = ROOT / "examples/traces/resnet50_num_workers_0.json.gz"
+EVERYWHERE = {"--help", "--json", "--csv", "--parquet", "--limit", "--all-columns", "--rank",
+              "--threads", "--no-color"}  # fmt: skip
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings of a page."""
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def options_of(command: str) -> list[argparse.Action]:
+    parser = Parser()
+    COMMANDS[command].describe(parser)
+    return parser._actions
+
+
+def shown_commands() -> list[tuple[str, str, str]]:
+    """Page, command and output of the blocks that begin with `$ torchtraceap`."""
+    found = []
+    for page in PAGES:
+        blocks = re.findall(
+            r"```\n\$ torchtraceap ([^\n]*)\n(.*?)```", page.read_text("utf-8"), re.S
+        )
+        found += [(str(page.relative_to(ROOT)), command, output) for command, output in blocks]
+    return found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -17,6 +54,87 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)", text)
     missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_headings_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text("utf-8"), flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^)#\s]*)#([^)\s]+)", text)
+    local = [(page.parent / file if file else page, name) for file, name in targets
+             if "://" not in file]  # fmt: skip
+    assert [(file.name, name) for file, name in local if name not in anchors(file)] == []
+
+
+def test_the_readme_links_every_page_and_notebook() -> None:
+    linked = set(re.findall(r"\]\(([^)#\s]+)", read("README.md")))
+    wanted = [*ROOT.glob("docs/*.md"), *ROOT.glob("notebooks/*.ipynb")]
+    assert {str(path.relative_to(ROOT)) for path in wanted} - linked == set()
+
+
+def test_the_notebooks_link_to_what_exists() -> None:
+    for path in ROOT.glob("notebooks/*.ipynb"):
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        text = "".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+        targets = re.findall(r"\]\(([^)#\s]+)", text)
+        assert [t for t in targets if "://" not in t and not (path.parent / t).exists()] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_and_option_is_documented(command: str) -> None:
+    text = read("docs/command_line.md").replace("\\|", "|")
+    rows = re.findall(rf"^\| `{command} .*$", text, re.MULTILINE)
+    assert len(rows) == 1
+    for action in options_of(command):
+        for name in (n for n in action.option_strings if n.startswith("--")):
+            assert f"`{name}" in (text if name in EVERYWHERE else rows[0])
+            if name == "--by":
+                assert f"`--by {'|'.join(action.choices or ())}`" in rows[0]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_stands_on_the_page_of_tables_or_of_exports(command: str) -> None:
+    text = read("docs/tables.md") + read("docs/exports.md") + read("README.md")
+    assert re.search(rf"`(torchtraceap )?{command}\b", text)
+
+
+def test_every_documented_command_exists() -> None:
+    pages = [read(str(page.relative_to(ROOT))) for page in PAGES]
+    blocks = [b for text in pages for b in re.findall(r"```(?:\w*)\n(.*?)```", text, re.S)]
+    used = {
+        name for block in blocks for name in re.findall(r"^torchtraceap ([a-z-]+) ", block, re.M)
+    }
+    assert used - set(COMMANDS) == set()
+
+
+def test_every_table_of_sql_is_documented() -> None:
+    text = read("docs/exports.md")
+    assert [name for name in SQL_TABLES if f"| `{name}` |" not in text] == []
+
+
+def test_the_queries_of_the_documentation_run(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("duckdb", reason="DuckDB runs the queries")
+    queries = re.findall(r"```sql\n(.*?)```", read("docs/exports.md"), re.S)
+    assert queries
+    for query in queries:
+        assert main(["sql", str(TRACE), query, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["rows"]
+
+
+@pytest.mark.parametrize(("page", "command", "output"), shown_commands())
+def test_what_is_shown_is_what_is_printed(
+    page: str,
+    command: str,
+    output: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(command.split()) == 0
+    assert capsys.readouterr().out == output
+
+
+def test_outputs_are_shown() -> None:
+    assert {page for page, _, _ in shown_commands()} >= {"README.md", "docs/tables.md"}
 
 
 def test_files_named_in_the_architecture_exist() -> None:
