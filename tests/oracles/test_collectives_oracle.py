@@ -3,7 +3,7 @@
 What is expected is worked out here from the JSON with nothing of ours: the n-th NCCL kernel of each
 rank belongs together (counted by hand: 8 of DLRM, 5 all-to-alls and 3 all-reduces; 19 of the
 tensor-parallel llama; 12 of 13 of TorchRec, whose rank 2 began to record after the first), wait is
-latest start minus own start, transfer what is left of the duration. TraceLens 0.7.0 calls the
+latest start minus own start, transfer what is left of the duration. TraceLens calls the
 shortest duration over the ranks the latency of a collective, which is our transfer on the rank that
 came last.
 """

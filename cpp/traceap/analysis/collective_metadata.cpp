@@ -607,6 +607,7 @@ class CollectiveBuilder {
     for (std::int64_t part : parts) {
       if (part < 0 || part > kMaxElements) return {};
       sum += part;
+      if (sum > kMaxElements) return {};
     }
     if (!complete || parts.empty() || (sum == 0 && bytes > 0)) return {};
     for (std::int64_t& part : parts) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,14 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.analysis.matching import MatchedCollectives, match_collectives
-from torchtraceap.interop import Column, ColumnTable, TextCodes, encode_json, encode_texts
+from torchtraceap.interop import (
+    Column,
+    ColumnTable,
+    JsonCodes,
+    TextCodes,
+    encode_json,
+    encode_texts,
+)
 from torchtraceap.kernel_names import canonical_name
 from torchtraceap.units import format_ns
 
@@ -66,7 +74,7 @@ def build_collectives(trace: Trace) -> ColumnTable:
     rows = range(matched.matches)
     kinds = matched.kinds
     sizes = [matched.group_size(match) for match in rows]
-    missing = [matched.missing_ranks(match, kinds[match]) for match in rows]
+    missing = matched.missing_ranks
     transfer_ns = _by_match(matched, matched.transfer_ns)
     message = _message_bytes(matched)
     algorithm, bus = _bandwidths(kinds, sizes, message, transfer_ns, matched)
@@ -106,7 +114,7 @@ def build_collectives(trace: Trace) -> ColumnTable:
         "stream": _streams(matched),
         "node_span": encode_texts(_node_spans(matched)),
         "calls": core.members[matched.first].astype(np.int64),
-        "missing_ranks": encode_json(ranks or None for ranks in missing),
+        "missing_ranks": _shared_lists(missing),
         "reason": encode_texts(_reasons(matched, missing)),
     }
     notes = [*rank_notes(matched), *_time_notes(matched, missing)]
@@ -136,7 +144,7 @@ def rank_notes(matched: MatchedCollectives) -> list[str]:
     return notes
 
 
-def _time_notes(matched: MatchedCollectives, missing: Sequence[list[int]]) -> list[str]:
+def _time_notes(matched: MatchedCollectives, missing: Sequence[tuple[int, ...]]) -> list[str]:
     if not matched.matches:
         return [_nothing_to_show(matched)]
     if len(matched.trace.ranks) == 1:
@@ -186,7 +194,7 @@ def clock_notes(matched: MatchedCollectives) -> list[str]:
     return notes
 
 
-def _facts(matched: MatchedCollectives, missing: Sequence[list[int]]) -> dict[str, Any]:
+def _facts(matched: MatchedCollectives, missing: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     duration = int(matched.duration_ns[matched.comparable[matched.core.match]].sum())
     wait = int(matched.wait_ns.sum())
     return {
@@ -248,6 +256,21 @@ def _lists(
     chosen = [True] * matched.matches if known is None else known.tolist()
     parts = zip(matched.parts_by_match, chosen, strict=True)
     return encode_json(plain[part] if ok else None for part, ok in parts)
+
+
+def _shared_lists(values: Sequence[tuple[int, ...]]) -> TextCodes:
+    """Each distinct list is written once; empty ones are absent."""
+    codes: dict[int, int] = {}
+    texts: list[str] = []
+    column = np.full(len(values), -1, dtype=np.int32)
+    for i, value in enumerate(values):
+        if not value:
+            continue
+        code = codes.setdefault(id(value), len(texts))
+        if code == len(texts):
+            texts.append(json.dumps(list(value), separators=(",", ":")))
+        column[i] = code
+    return JsonCodes(column, texts)
 
 
 def _maximum(matched: MatchedCollectives, values: Array) -> Array:
@@ -331,38 +354,46 @@ def _streams(matched: MatchedCollectives) -> Array:
 def _node_spans(matched: MatchedCollectives) -> list[str | None]:
     """`intra` where all ranks of the group sit in one machine, `inter` where they don't."""
     nodes = dict(zip(matched.rank_numbers, matched.nodes, strict=True))
-    spans: dict[tuple[int, ...], str | None] = {}
-    ranks = matched.core.rank.tolist()
     numbers = matched.rank_numbers
+    ranks = matched.core.rank.tolist()
+    cache: dict[tuple[int, tuple[int, ...]], str | None] = {}
     result = []
     for match, part in enumerate(matched.parts_by_match):
-        members = {numbers[rank] for rank in ranks[part]}
-        if matched.kinds[match] != "send_recv":
-            members |= set(matched.expected_ranks[int(matched.group_of[match])])
-        key = tuple(sorted(members))
-        if key not in spans:
-            places = {nodes.get(rank) for rank in key}
-            known = places - {None}
-            whole = None not in places and len(key) > 1
-            spans[key] = "inter" if len(known) > 1 else "intra" if whole else None
-        result.append(spans[key])
+        group = -1 if matched.kinds[match] == "send_recv" else int(matched.group_of[match])
+        key = (group, tuple(ranks[part]))
+        if key not in cache:
+            members = {numbers[rank] for rank in ranks[part]}
+            if group >= 0:
+                members.update(matched.expected_ranks[group])
+            cache[key] = _span({nodes.get(rank) for rank in members}, len(members))
+        result.append(cache[key])
     return result
 
 
-def _reasons(matched: MatchedCollectives, missing: Sequence[list[int]]) -> list[str | None]:
+def _span(places: set[str | None], ranks: int) -> str | None:
+    known = places - {None}
+    if len(known) > 1:
+        return "inter"
+    return "intra" if None not in places and ranks > 1 else None
+
+
+def _reasons(matched: MatchedCollectives, missing: Sequence[tuple[int, ...]]) -> list[str | None]:
     index = {number: i for i, number in enumerate(matched.rank_numbers)}
     ends = _maximum(matched, matched.core.end_ns).tolist()
     starts = matched.latest_start_ns.tolist()
+    no_file: dict[int, list[int]] = {}  # by identity of the list: there are few, and long ones
     reasons: list[str | None] = []
     for match, ranks in enumerate(missing):
-        words: dict[str, list[int]] = {}
-        for rank in ranks:
-            words.setdefault(_why(matched, index, rank, starts[match], ends[match]), []).append(
-                rank
-            )
-        reasons.append("; ".join(_say(why, who) for why, who in words.items()) or None)
-        if reasons[-1] is None and matched.count[match] == 1 and not _is_lone_group(matched, match):
-            reasons[-1] = _why_lone(matched, match)
+        absent = no_file.setdefault(id(ranks), [rank for rank in ranks if rank not in index])
+        words = {"no file": absent} if absent else {}
+        for rank in ranks if len(absent) < len(ranks) else ():
+            if rank in index:
+                why = _why(matched, index[rank], starts[match], ends[match])
+                words.setdefault(why, []).append(rank)
+        reason = "; ".join(_say(why, who) for why, who in words.items()) or None
+        if reason is None and matched.count[match] == 1 and not _is_lone_group(matched, match):
+            reason = _why_lone(matched, match)
+        reasons.append(reason)
     return reasons
 
 
@@ -378,15 +409,10 @@ def _why_lone(matched: MatchedCollectives, match: int) -> str | None:
     return None
 
 
-def _why(
-    matched: MatchedCollectives, index: dict[int, int], rank: int, start_ns: int, end_ns: int
-) -> str:
-    if rank not in index:
-        return "no file"
-    clocks = matched.core.clocks
-    if not clocks[index[rank]].readings:
+def _why(matched: MatchedCollectives, rank: int, start_ns: int, end_ns: int) -> str:
+    if not matched.core.clocks[rank].readings:
         return "its clock cannot be compared, no such collective"
-    first_ns, last_ns = matched.recorded_ns[index[rank]].tolist()
+    first_ns, last_ns = matched.recorded_ns[rank].tolist()
     if end_ns <= first_ns:
         return "not recording yet"
     if start_ns >= last_ns:

@@ -180,15 +180,30 @@ class MatchedCollectives:
             return group.size
         return None if self.absent_ranks else len(self.expected_ranks[int(self.group_of[match])])
 
-    def missing_ranks(self, match: int, kind: str) -> list[int]:
-        """Ranks of the group that have no part in the match."""
+    @cached_property
+    def missing_ranks(self) -> list[tuple[int, ...]]:
+        """`[matches]`: ranks of the group (of the pair, for send and recv) without a part.
+
+        Equal ones are the same object: in a large job there are few, and each is long.
+        """
         numbers = self.rank_numbers
-        part = self.parts_by_match[match]
-        here = {numbers[rank] for rank in self.core.rank[part].tolist()}
-        if kind in (*POINT_TO_POINT, "send_recv") and self.core.peer[part.start] != _core.NO_ID:
-            pair = set(self.core.peer[part].tolist()) if part.stop - part.start == 1 else set()
-            return sorted(pair - here)
-        return [r for r in self.expected_ranks[int(self.group_of[match])] if r not in here]
+        ranks, peers = self.core.rank.tolist(), self.core.peer.tolist()
+        cache: dict[tuple[int, tuple[int, ...], int | None], tuple[int, ...]] = {}
+        result = []
+        for match, part in enumerate(self.parts_by_match):
+            group = int(self.group_of[match])
+            here = tuple(ranks[part])
+            pair = self.kinds[match] in (*POINT_TO_POINT, "send_recv")
+            peer = peers[part.start] if pair and peers[part.start] != _core.NO_ID else None
+            key = (group, here, peer)
+            if key not in cache:
+                members = self.expected_ranks[group]
+                if peer is not None:
+                    members = [] if len(here) > 1 else [peer]
+                present = {numbers[rank] for rank in here}
+                cache[key] = tuple(rank for rank in members if rank not in present)
+            result.append(cache[key])
+        return result
 
     @cached_property
     def recorded_ns(self) -> Array:
