@@ -96,6 +96,24 @@ def healthy(*, steps: int = 4) -> TraceMaker:
     return maker
 
 
+def products(*, device: str) -> TraceMaker:
+    """Matrix products of a few shapes, each step the same, on a device of that name."""
+    maker = TraceMaker()
+    maker.top["deviceProperties"][0]["name"] = device
+    for step in range(4):
+        at = 1_000_000 + step * 10_000
+        maker.host("user_annotation", f"ProfilerStep#{step}", at, 10_000)
+        for i, size in enumerate((512, 1024, 2048)):
+            shapes = {
+                "Input Dims": [[size, size], [size, size]],
+                "Input type": ["c10::BFloat16", "c10::BFloat16"],
+            }
+            start = at + 100 + i * 3_000
+            maker.host("cpu_op", "aten::mm", start, 50, **shapes)
+            maker.gpu("kernel", f"gemm_{size}", start + 100, size, launch=start + 10)
+    return maker
+
+
 def without_places() -> TraceMaker:
     """GPU events that say neither their device nor their stream."""
     maker = slow_loader(steps=2)
@@ -130,4 +148,13 @@ def hostile() -> TraceMaker:
             event["name"] = f"{event['name']}"
     maker.top["deviceProperties"][0]["name"] = HOSTILE[1]
     maker.top["distributedInfo"] = {"backend": HOSTILE[0]}
+    return maker
+
+
+def hostile_calls() -> TraceMaker:
+    """A slow loader whose kernels, operators and ranges have such names in every step."""
+    maker = slow_loader()
+    names = {"kernel": HOSTILE[0], "cpu_op": HOSTILE[1], "cuda_runtime": HOSTILE[2]}
+    for event in maker.events:
+        event["name"] = names.get(event["cat"], event["name"])
     return maker

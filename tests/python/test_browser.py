@@ -17,6 +17,8 @@ pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from playwright import sync_api
 
 import torchtraceap as ttap
+from torchtraceap.report.diff_page import write_diff_page
+from torchtraceap.units import format_ns
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 DEMO = Path(__file__).parents[2] / "examples/traces/resnet50_num_workers_0.json.gz"
@@ -51,8 +53,9 @@ class Visit:
         self.page.on("console", lambda m: m.type == "error" and note(f"console {m.text}"))
         self.page.on("popup", lambda p: note(f"popup {p.url}"))
         self.page.goto(own)
-        self.page.wait_for_selector("#timeline-canvas[data-ready='0']")
-        self.page.wait_for_selector("#timeline-canvas[data-view-from]")
+        if self.page.locator("#timeline-canvas").count():
+            self.page.wait_for_selector("#timeline-canvas[data-ready='0']")
+            self.page.wait_for_selector("#timeline-canvas[data-view-from]")
 
     def view(self) -> tuple[int, int]:
         """The visible range, ns after the profiled start."""
@@ -73,9 +76,42 @@ class Visit:
             )
         )
 
+    def open_section(self, key: str) -> Any:
+        """Opens a section of tables and waits until it is filled."""
+        section = self.page.locator(f"#tables-{key}")
+        if section.get_attribute("open") is None:
+            section.locator("summary").click()
+        self.page.wait_for_selector(f"#tables-{key}[data-ready]")
+        return section
+
+    def views(self, section: Any) -> Iterator[str]:
+        """Shows each view of an open section in turn; gives its key."""
+        for button in section.locator(".views button").all() or [None]:
+            if button is not None:
+                before = section.get_attribute("data-ready")
+                pressed = button.get_attribute("aria-pressed") == "true"
+                button.click()
+                if not pressed:
+                    self.page.wait_for_function(
+                        "([id, before]) => document.getElementById(id).dataset.ready !== before",
+                        arg=[section.get_attribute("id"), before],
+                    )
+            yield str(section.get_attribute("data-ready"))
+
+    def cells(self, section: Any, column: int) -> list[str]:
+        """The texts of a column of the table of an open section."""
+        found: list[str] = section.locator(f".rows tbody td:nth-child({column})").all_inner_texts()
+        return found
+
     def close(self) -> None:
         self.context.close()
         assert self.trouble == []
+
+
+def write_diff(before: Path, after: Path, page: Path) -> tuple[ttap.Trace, ttap.Trace]:
+    traces = ttap.load(before), ttap.load(after)
+    write_diff_page(*traces, page)
+    return traces
 
 
 def write_page(trace: Path, folder: Path) -> tuple[ttap.Diagnosis, Path]:
@@ -271,3 +307,227 @@ def test_controls_have_names(browser: Any, demo: tuple[ttap.Diagnosis, Path]) ->
     ids = visit.page.evaluate("[...document.querySelectorAll('[id]')].map(n => n.id)")
     assert len(ids) == len(set(ids))
     visit.close()
+
+
+# ---------------------------------------------------------------------------------- sections
+
+
+def test_nothing_is_built_before_a_section_is_opened(
+    browser: Any, demo: tuple[ttap.Diagnosis, Path]
+) -> None:
+    visit = Visit(browser, demo[1])
+    assert visit.page.locator(".section-body *").count() == 0
+    visit.open_section("operators")
+    assert visit.page.locator(".section-body table").count() == 1
+    visit.close()
+
+
+@pytest.mark.parametrize("width", [1400, 420])
+def test_every_view_of_every_section_opens(
+    browser: Any, demo: tuple[ttap.Diagnosis, Path], width: int
+) -> None:
+    visit = Visit(browser, demo[1], width)
+    sections = visit.page.locator("[data-section]").all()
+    assert len(sections) >= 9
+    for node in sections:
+        section = visit.open_section(str(node.get_attribute("data-section")))
+        for _ in visit.views(section):
+            assert section.locator("tbody tr").count() > 0
+            assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+    visit.close()
+
+
+def test_a_table_shows_what_the_trace_says(browser: Any, demo: tuple[ttap.Diagnosis, Path]) -> None:
+    diagnosis, page = demo
+    visit = Visit(browser, page)
+    section = visit.open_section("operators")
+    table = diagnosis.trace.ops()
+    place = table.shown.index("exclusive_gpu_ns") + 1
+    assert visit.cells(section, 1) == table.to_list("name")
+    assert visit.cells(section, place) == [
+        format_ns(ns) for ns in table.to_list("exclusive_gpu_ns")
+    ]
+    visit.close()
+
+
+def test_tables_are_sorted_filtered_and_extended(
+    browser: Any, demo: tuple[ttap.Diagnosis, Path]
+) -> None:
+    diagnosis, page = demo
+    visit = Visit(browser, page)
+    section = visit.open_section("operators")
+    table = diagnosis.trace.ops()
+    names, counts = table.to_list("name"), table.to_list("count")
+    count = section.locator("button.sort", has_text="count")
+    place = table.shown.index("count") + 1
+
+    def shown() -> list[int]:
+        return [int(text.replace(",", "")) for text in visit.cells(section, place)]
+
+    count.click()
+    assert shown() == sorted(counts, reverse=True)
+    section.locator("th[aria-sort='descending'] button").click()
+    assert shown() == sorted(counts)
+    section.locator("th[aria-sort='ascending'] button").click()
+    assert visit.cells(section, 1) == names
+    search = section.locator("input[type=search]")
+    search.fill("BATCH_norm")
+    assert visit.cells(section, 1) == [name for name in names if "batch_norm" in name]
+    search.fill("no such operator")
+    assert visit.cells(section, 1) == []
+    search.fill("")
+    section.locator("button", has_text="All columns").click()
+    assert section.locator("thead th").count() > len(table.shown)
+    section.locator(".views button").nth(2).click()
+    section.locator(".more").wait_for()
+    assert len(visit.cells(section, 1)) == 200
+    section.locator(".more").click()
+    assert len(visit.cells(section, 1)) == diagnosis.trace.ops(by="args").num_rows
+    visit.close()
+
+
+def test_tables_and_steps_lead_into_the_timeline(
+    browser: Any, demo: tuple[ttap.Diagnosis, Path]
+) -> None:
+    diagnosis, page = demo
+    visit = Visit(browser, page)
+    section = visit.open_section("operators")
+    section.locator("tbody button.go").first.click()
+    assert diagnosis.trace.ops().to_list("name")[0] in visit.page.inner_text("#focus-label")
+    assert "place 1 of" in visit.page.inner_text("#focus-place")
+    steps = visit.open_section("steps")
+    bars = steps.locator("g.step")
+    assert bars.count() == len(diagnosis.summary.steps)
+    bars.nth(2).focus()
+    visit.page.keyboard.press("Enter")
+    step = diagnosis.summary.steps[2]
+    start, end = visit.view()
+    origin = diagnosis.trace.ranks[0].tree.profiled[0]
+    assert abs(start - (step.start_ns - origin)) < 1000
+    assert abs(end - start - step.duration_ns) < 2000
+    visit.close()
+
+
+def test_hovering_a_point_of_the_roofline_names_it(
+    browser: Any, demo: tuple[ttap.Diagnosis, Path]
+) -> None:
+    diagnosis, page = demo
+    visit = Visit(browser, page)
+    section = visit.open_section("roofline")
+    section.locator("circle.point").first.wait_for()
+    section.scroll_into_view_if_needed()
+    section.locator("circle.point").last.hover(force=True)
+    tooltip = section.locator(".roofline .tooltip")
+    name = tooltip.locator(".event-name").inner_text()
+    assert name in diagnosis.trace.roofline().to_list("name")
+    assert "TFLOP/s" in tooltip.inner_text()
+    assert section.locator(".roof").count() >= 2
+    visit.close()
+
+
+def test_tables_follow_the_rank(browser: Any, tmp_path: Path) -> None:
+    for rank in range(3):
+        samples.slow_loader(steps=2 + rank, rank=rank, world_size=3).write(
+            tmp_path / f"rank{rank}.json"
+        )
+    _, page = write_page(tmp_path, tmp_path)
+    visit = Visit(browser, page)
+    section = visit.open_section("steps")
+    assert len(visit.cells(section, 1)) == 2
+    visit.page.locator("#details .choose-rank").select_option("2")
+    visit.page.wait_for_selector("#tables-steps[data-ready^='2-']")
+    assert len(visit.cells(section, 1)) == 4
+    assert visit.page.input_value("#rank-select") == "2"
+    visit.open_section("ranks")
+    visit.close()
+
+
+def test_hostile_names_run_nothing_in_any_section(browser: Any, tmp_path: Path) -> None:
+    trace = samples.hostile().write(tmp_path / "trace.json")
+    _, page = write_page(trace, tmp_path)
+    visit = Visit(browser, page)
+    seen = ""
+    for node in visit.page.locator("[data-section]").all():
+        section = visit.open_section(str(node.get_attribute("data-section")))
+        for _ in visit.views(section):
+            every = section.locator("button", has_text="All columns")
+            if every.count():
+                every.click()
+            for button in section.locator("tbody button.go").all()[:8]:
+                button.click()
+            seen += section.inner_text()
+    for name in samples.HOSTILE[:3]:
+        assert name in seen
+    assert visit.page.evaluate("window.hacked === undefined")
+    assert visit.page.locator("img").count() == 0
+    assert visit.page.locator("script").count() == 4
+    visit.close()
+
+
+# ---------------------------------------------------------------------------------- diff
+
+
+@pytest.fixture(scope="module")
+def compared(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[tuple[ttap.Trace, ttap.Trace], Path]:
+    folder = tmp_path_factory.mktemp("diff")
+    other = samples.products(device="NVIDIA H100 80GB HBM3").write(folder / "other.json")
+    page = folder / "diff.html"
+    return write_diff(DEMO, other, page), page
+
+
+@pytest.mark.parametrize("width", [1400, 420])
+def test_the_diff_page_shows_all_views(
+    browser: Any, compared: tuple[tuple[ttap.Trace, ttap.Trace], Path], width: int
+) -> None:
+    traces, page = compared
+    visit = Visit(browser, page, width)
+    section = visit.open_section("changes")
+    for number, _ in enumerate(visit.views(section)):
+        by = ("op", "kernel", "cause", "finding")[number]
+        rows = ttap.diff(*traces, by=by).num_rows
+        assert len(visit.cells(section, 1)) == min(rows, 200)
+        assert section.locator(".waterfall .fall").count() >= 2
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+    visit.close()
+
+
+def test_the_tree_walks_through_the_largest_changes(
+    browser: Any, compared: tuple[tuple[ttap.Trace, ttap.Trace], Path]
+) -> None:
+    visit = Visit(browser, compared[1])
+    section = visit.open_section("tree")
+    section.locator("tr.current").wait_for()
+    first = section.locator("tr.current").inner_text()
+    section.locator("button", has_text="Next change").click()
+    assert "Change 2 of" in section.inner_text()
+    section.locator("button", has_text="Larger change").click()
+    assert section.locator("tr.current").inner_text() == first
+    section.locator("button", has_text="Close all").click()
+    closed = section.locator(".table-bar .note").inner_text()
+    section.locator("button.fold").first.click()
+    assert section.locator(".table-bar .note").inner_text() != closed
+    assert section.locator("button.fold").first.get_attribute("aria-expanded") == "true"
+    visit.close()
+
+
+def test_hostile_names_run_nothing_in_a_diff(browser: Any, tmp_path: Path) -> None:
+    hostile = samples.hostile_calls().write(tmp_path / "a.json")
+    plain = samples.slow_loader().write(tmp_path / "b.json")
+    for sides in ((hostile, plain), (plain, hostile)):
+        page = tmp_path / "diff.html"
+        write_diff(*sides, page)
+        visit = Visit(browser, page)
+        section = visit.open_section("changes")
+        seen = ""
+        for _ in visit.views(section):
+            seen += section.inner_text()
+        for button in visit.open_section("tree").locator("button:enabled:visible").all():
+            if button.is_visible() and button.is_enabled():
+                button.click()
+        assert '<img src=x onerror="window.hacked' in seen
+        assert visit.page.evaluate("window.hacked === undefined")
+        assert visit.page.locator("img").count() == 0
+        assert visit.page.locator("script").count() == 3
+        visit.close()

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,17 @@ import pytest
 import report_samples as samples
 from hypothesis import given
 from hypothesis import strategies as st
+from page_reading import Page, column_of, tables_of
 
 pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not built")
 
 import torchtraceap as ttap
 from torchtraceap import _core
+from torchtraceap.interop import ColumnTable, encode_texts
 from torchtraceap.report import timeline_data as packing
 from torchtraceap.report.document import script_json
 from torchtraceap.report.html import render_html
+from torchtraceap.report.table_data import table_data
 from torchtraceap.report.terminal import MAX_LINES, render_text
 from torchtraceap.report.words import cells
 
@@ -43,35 +45,6 @@ def corpus_names() -> list[str]:
 
 
 DEMO = Path(__file__).parents[2] / "examples/traces/resnet50_num_workers_0.json.gz"
-
-
-class Page(HTMLParser):
-    """Elements, and the text of script and style elements."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.raw: list[tuple[str, dict[str, str | None], str]] = []
-        self.inside = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        self.inside = tag
-
-    def handle_endtag(self, tag: str) -> None:
-        self.inside = ""
-
-    def handle_data(self, data: str) -> None:
-        if self.inside in ("script", "style"):
-            self.raw.append((self.inside, self.elements[-1][1], data))
-
-    def script(self, name: str | None) -> str:
-        return "".join(text for tag, a, text in self.raw if tag == "script" and a.get("id") == name)
-
-    def data(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.script("report-data"))
-        return found
 
 
 def unpack(blob: bytes) -> tuple[dict[str, Any], list[dict[str, np.ndarray]]]:
@@ -324,3 +297,178 @@ def test_script_json_cannot_leave_its_element(value: Any) -> None:
     text = script_json(value)
     assert not re.search("[<>&\u2028\u2029]", text)
     assert json.loads(text) == value
+
+
+# ---------------------------------------------------------------------------------- sections
+
+# (section, place of the view in it, what it shows)
+SHOWN = [
+    ("operators", 0, lambda trace: trace.ops()),
+    ("operators", 1, lambda trace: trace.ops(by="category")),
+    ("operators", 2, lambda trace: trace.ops(by="args")),
+    ("modules", 0, lambda trace: trace.modules()),
+    ("kernels", 0, lambda trace: trace.kernels(by="canonical")),
+    ("kernels", 1, lambda trace: trace.kernels()),
+    ("kernels", 2, lambda trace: trace.short_kernels()),
+    ("kernels", 3, lambda trace: trace.sequences()),
+    ("roofline", 0, lambda trace: trace.roofline()),
+    ("roofline", 1, lambda trace: trace.roofline(by="family")),
+    ("launches", 0, lambda trace: trace.launches()),
+    ("launches", 2, lambda trace: trace.launches(by="stream")),
+    ("memory", 0, lambda trace: trace.memory()),
+    ("host", 0, lambda trace: trace.host()),
+    ("host", 1, lambda trace: trace.host(by="op")),
+    ("steps", 0, lambda trace: trace.steps()),
+    ("path", 0, lambda trace: trace.critical_path()),
+    ("path", 1, lambda trace: trace.critical_path(by="name")),
+]
+
+
+@pytest.fixture(scope="module")
+def demo_tables(demo: ttap.Diagnosis) -> dict[str, Any]:
+    return tables_of(Page(render_html(demo)))
+
+
+@pytest.mark.parametrize(("section", "view", "build"), SHOWN)
+def test_the_page_shows_the_numbers_of_the_tables(
+    demo: ttap.Diagnosis, demo_tables: dict[str, Any], section: str, view: int, build: Any
+) -> None:
+    table, shown = build(demo.trace), demo_tables[section][view][0]
+    assert shown["total"] == table.num_rows > 0
+    assert len(shown["notes"]) == len(table.notes)
+    origin = demo.trace.ranks[0].tree.profiled[0]
+    names = [column["name"] for column in shown["columns"]]
+    assert [name for name in table.shown if name in names] == names[: shown["shown"]]
+    for column in shown["columns"]:
+        expected = table.to_list(column["name"])[: shown["rows"]]
+        found = column_of(shown, column["name"])
+        rounding = 0.5 if column["unit"] in ("ns", "bytes") else 0.0
+        if column["unit"] == "at":
+            found = [value + origin for value in found]
+        for value, true in zip(found, expected, strict=True):
+            if isinstance(true, float) and true == true:
+                assert value == pytest.approx(true, rel=1e-5, abs=rounding)
+            elif isinstance(true, (int, type(None))):
+                assert value == true
+    # What is left out holds no value at all.
+    for name in set(table.columns) - set(names):
+        assert not any(value is not None for value in table.to_list(name))
+
+
+def test_sections_without_rows_say_why(tmp_path: Path) -> None:
+    data = Page(render_html(diagnose(samples.host_only(), tmp_path))).data()
+    absent = {entry["title"]: entry["why"] for entry in data["absent"]}
+    assert {"Kernels", "Roofline", "Collectives", "Step times"} <= set(absent)
+    assert all(absent.values())
+    keys = [section["key"] for section in data["sections"]]
+    assert keys[0] == "operators"
+    assert "ranks" not in keys
+
+
+def test_every_rank_shown_has_its_tables(tmp_path: Path) -> None:
+    for rank in range(3):
+        samples.slow_loader(steps=2 + rank, rank=rank, world_size=3).write(
+            tmp_path / f"rank{rank}.json"
+        )
+    diagnosis = ttap.diagnose(tmp_path)
+    page = Page(render_html(diagnosis))
+    tables = tables_of(page)
+    for number, rank in enumerate((0, 1, 2)):
+        counts = column_of(tables["operators"][0][number], "count")
+        assert counts == diagnosis.trace.ops(rank=rank).to_list("count")
+        assert tables["steps"][0][number]["rows"] == 2 + rank
+    heads = {head["key"]: head for head in page.data()["sections"]}
+    assert len(heads["operators"]["leads"]) == 3
+    assert column_of(tables["ranks"][0][0], "rank") == [0, 1, 2]
+    assert len(tables["path"][0]) == 1
+
+
+def test_the_critical_path_has_a_lane_without_gaps(slow: ttap.Diagnosis) -> None:
+    header, lanes = unpack(base64.b64decode(Page(render_html(slow)).script("timeline-0")))
+    lane = lanes[[entry["kind"] for entry in header["lanes"]].index("path")]
+    total = sum(slow.trace.critical_path().to_list("time_ns"))
+    assert int(lane["dur"].sum()) == total == slow.profiled_ns
+    assert (lane["start"][1:] == (lane["start"] + lane["dur"])[:-1]).all()
+    # Neighbours of one cause are one piece.
+    assert (lane["code"][1:] != lane["code"][:-1]).all()
+
+
+def test_the_path_of_several_ranks_is_split_among_their_lanes(tmp_path: Path) -> None:
+    for rank in range(2):
+        samples.slow_loader(steps=2, rank=rank, world_size=2).write(tmp_path / f"rank{rank}.json")
+    diagnosis = ttap.diagnose(tmp_path)
+    page = Page(render_html(diagnosis))
+    drawn = 0
+    for number in range(2):
+        header, lanes = unpack(base64.b64decode(page.script(f"timeline-{number}")))
+        kinds = [entry["kind"] for entry in header["lanes"]]
+        drawn += int(lanes[kinds.index("path")]["dur"].sum())
+    assert drawn == sum(diagnosis.trace.critical_path().to_list("time_ns"))
+
+
+def test_large_tables_are_cut_and_say_so() -> None:
+    table = ColumnTable({"name": encode_texts(map(str, range(90))), "time_ns": np.arange(90)})
+    data = table_data(table, most_rows=50)
+    assert (data["rows"], data["total"]) == (50, 90)
+    assert column_of(data, "time_ns") == list(range(50))
+    assert column_of(data, "name") == [str(i) for i in range(50)]
+
+
+def test_instants_become_distances_that_javascript_can_hold() -> None:
+    start = np.array([2**62 + 7, 2**62 + 9], dtype=np.int64)
+    data = table_data(ColumnTable({"start_ns": start}), most_rows=9, origin_ns=2**62)
+    assert data["columns"][0]["unit"] == "at"
+    assert column_of(data, "start_ns") == [7, 9]
+
+
+def test_absent_values_are_null_and_empty_columns_left_out() -> None:
+    table = ColumnTable(
+        {
+            "name": encode_texts(["  inner", None, "x" * 999]),
+            "ratio": np.array([1.23456789, np.nan, np.inf]),
+            "mean_ns": np.array([1.4, 2.6, np.nan]),
+            "row": np.ma.array([1, 2, 3], mask=[True, False, False]),
+            "outlier": np.array([True, False, True]),
+            "none": np.array([np.nan] * 3),
+            "nothing": encode_texts([None] * 3),
+        }
+    )
+    data = table_data(table, most_rows=9)
+    assert [c["name"] for c in data["columns"]] == ["name", "ratio", "mean_ns", "row", "outlier"]
+    first, second, third = column_of(data, "name")
+    assert (first, second) == ("  inner", None)
+    assert len(third) == 300
+    assert column_of(data, "ratio") == [1.23457, None, None]
+    assert column_of(data, "mean_ns") == [1, 3, None]
+    assert column_of(data, "row") == [None, 2, 3]
+    assert column_of(data, "outlier") == [True, False, True]
+    json.dumps(data, allow_nan=False)
+
+
+@given(st.lists(st.floats(width=64), max_size=30))
+def test_numbers_of_any_size_reach_the_page(values: list[float]) -> None:
+    data = table_data(ColumnTable({"rate": np.array(values, dtype=float)}), most_rows=99)
+    json.dumps(data, allow_nan=False)
+    found = column_of(data, "rate") if data["columns"] else [None] * len(values)
+    for value, true in zip(found, values, strict=True):
+        if np.isfinite(true):
+            assert value == pytest.approx(true, rel=1e-5, abs=1e-290)
+        else:
+            assert value is None
+
+
+def test_unknown_devices_have_points_without_roofs(tmp_path: Path) -> None:
+    maker = samples.products(device="No Such Device 9000")
+    diagnosis = diagnose(maker, tmp_path)
+    chart = tables_of(Page(render_html(diagnosis)))["roofline"][0][0]["chart"]
+    assert chart["points"]
+    assert not chart["known"]
+    known = diagnose(samples.products(device="NVIDIA H100 80GB HBM3"), tmp_path)
+    table = tables_of(Page(render_html(known)))["roofline"][0][0]
+    chart = table["chart"]
+    assert chart["known"]
+    assert chart["roofs"]
+    for row, intensity, rate, share in chart["points"]:
+        assert column_of(table, "intensity")[row] == pytest.approx(intensity, rel=1e-4)
+        assert column_of(table, "tflops")[row] == pytest.approx(rate, rel=1e-4)
+        assert 0 < share <= 1

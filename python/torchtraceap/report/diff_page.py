@@ -313,8 +313,6 @@ def _times(table: ColumnTable, name: str) -> Array:
 
 
 def _longest_nodes(times: Array, most: int) -> Array:
-    """Rows to keep, in order: a call has at least the time of those below, so its parents stay."""
-    if len(times) <= most:
-        return np.arange(len(times))
-    least = np.partition(times, len(times) - most)[len(times) - most]
-    return np.flatnonzero(times > max(int(least), 0))
+    """Rows to keep, in order. A parent has at least the time of a child and comes before it, so it
+    stays where the child does."""
+    return np.sort(np.argsort(-times, kind="stable")[:most])

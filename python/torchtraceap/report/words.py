@@ -62,7 +62,9 @@ def one_line(text: str, limit: int) -> str:
     if len(text) <= limit and text.isascii() and text.isprintable() and "  " not in text:
         return text.strip()
     head = " ".join(text[: limit * 4].split())
-    clean = "".join("�" if unicodedata.category(c) in _HIDDEN else c for c in head)
+    clean = head
+    if not (head.isascii() and head.isprintable()):
+        clean = "".join("�" if unicodedata.category(c) in _HIDDEN else c for c in head)
     if len(text) <= limit * 4 and cells(clean) <= limit:
         return clean
     clean = clean[:limit]

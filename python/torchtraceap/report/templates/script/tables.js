@@ -106,7 +106,7 @@ const buildTable = (table, view) => {
 
   const render = () => {
     const columns = own.every ? table.columns : table.columns.slice(0, table.shown);
-    let rows = matchingRows(table.columns, table.rows, own.wanted);
+    let rows = matchingRows(columns, table.rows, own.wanted);
     const order = table.columns.find((column) => column.name === own.order);
     if (order) rows = sortedRows(rows, order, own.descending);
     const grid = make("table"), head = make("thead"), top = make("tr"), body = make("tbody");
