@@ -87,7 +87,16 @@ def test_backward_that_cannot_be_joined_is_said() -> None:
     events = [e for e in model() if "Sequence number" not in e["args"]]
     events.append(event("cpu_op", "autograd::engine::evaluate_function: AddBackward0", 80, 9, 2))
     table = trace_of(events).modules()
-    assert any("could not be joined" in note for note in table.notes)
+    assert any("no sequence numbers match" in note for note in table.notes)
+    rows = {record["module"]: record for record in table.records()}
+    assert rows["(outside modules)/backward"]["gpu_ns"] == 20_000
+
+
+def test_backward_of_calls_outside_all_modules_is_said() -> None:
+    outside = ("Net_0", "Linear_0")
+    events = [e for e in model() if not e["name"].endswith(outside)]
+    table = trace_of(events).modules()
+    assert any("no module or range encloses" in note for note in table.notes)
     rows = {record["module"]: record for record in table.records()}
     assert rows["(outside modules)/backward"]["gpu_ns"] == 20_000
 

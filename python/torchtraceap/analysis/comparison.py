@@ -137,7 +137,7 @@ def _describe(comparison: Comparison, pairs: Sequence[tuple[RankTrace, RankTrace
     step_ns, difference = comparison.step_ns, comparison.difference_ns
     counts = [len(side.durations) for side in comparison.sides]
     what = "profiled range" if comparison.basis == "profiled range" else "median step"
-    change = f" ({difference / step_ns[0]:+.1%})" if step_ns[0] else ""
+    change = f" ({100 * difference / step_ns[0]:+.1f} %)" if step_ns[0] else ""
     notes = [
         f"The {what} takes {format_ns(step_ns[0])} before and {format_ns(step_ns[1])} after: "
         f"{_signed(difference)}{change}; rows sum to it."

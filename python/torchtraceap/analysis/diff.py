@@ -35,6 +35,7 @@ from torchtraceap.analysis.pieces import (
 from torchtraceap.errors import OptionError
 from torchtraceap.interop import Column, ColumnTable, TextCodes, encode_texts
 from torchtraceap.intervals import covered_ns, union
+from torchtraceap.units import format_share
 
 if TYPE_CHECKING:
     from torchtraceap.trace import RankTrace, Trace
@@ -529,8 +530,8 @@ def _closing_notes(
     matched = columns.get("matched_by")
     if isinstance(matched, TextCodes) and (share := _matched_share(matched)) < ALIKE_SHARE:
         yield (
-            f"{share:.0%} of the operators have a partner in the other recording: these are "
-            "hardly recordings of the same program."
+            f"{format_share(share)} of the operators have a partner in the other recording: "
+            "these are hardly recordings of the same program."
         )
 
 

@@ -153,8 +153,14 @@ def _notes(part: RankTrace, tree: _core.ModuleTree) -> list[str]:
         notes.append("The trace has no GPU time: modules have host time only.")
     backward = part.tree.phase == _core.phase_names().index("backward")
     if not gpu[:, _BACKWARD].any() and gpu.any() and backward[part.tree.gpu_rows].any():
+        joined = bool(np.any(part.tree.forward != _core.NO_ROW))
+        why = (
+            "no module or range encloses the forward calls that it goes back to"
+            if joined
+            else "no sequence numbers match"
+        )
         notes.append(
-            "Backward work could not be joined with modules (no sequence numbers match): it stands "
-            "under (outside modules)/backward."
+            f"Backward work could not be joined with modules ({why}): it stands under "
+            "(outside modules)/backward."
         )
     return notes

@@ -34,7 +34,7 @@ from torchtraceap.analysis.pieces import (
     whole_steps,
 )
 from torchtraceap.interop import Column, ColumnTable, encode_json, encode_texts
-from torchtraceap.units import format_ns
+from torchtraceap.units import format_ns, format_share
 
 if TYPE_CHECKING:
     from torchtraceap.trace import RankTrace
@@ -250,8 +250,8 @@ def _notes(part: RankTrace, durations: Array, whole: Array, outlier: Array) -> l
     jitter = _jitter(durations[whole], outlier[whole])
     notes.append(
         f"{jitter['steps']} whole steps: median {format_ns(jitter['median_ns'])}, half of them "
-        f"within {format_ns(jitter['mad_ns'])} of it ({jitter['mad_share']:.1%}), 95 % below "
-        f"{format_ns(jitter['p95_ns'])}; {jitter['outliers']} outliers."
+        f"within {format_ns(jitter['mad_ns'])} of it ({format_share(jitter['mad_share'])}), "
+        f"95 % below {format_ns(jitter['p95_ns'])}; {jitter['outliers']} outliers."
     )
     return notes
 
@@ -285,9 +285,9 @@ class Trend:
             return []
         assert self.change_share is not None and self.agreeing_share is not None
         return [
-            f"The same kernels on the same shapes take {self.change_share:.0%} longer at the end "
-            f"than at the start ({self.agreeing_share:.0%} of their time agrees): the GPU's clock "
-            "dropped, by heat or a power limit."
+            f"The same kernels on the same shapes take {format_share(self.change_share)} longer "
+            f"at the end than at the start ({format_share(self.agreeing_share)} of their time "
+            "agrees): the GPU's clock dropped, by heat or a power limit."
         ]
 
 
