@@ -366,3 +366,15 @@ def test_files_of_torch(tmp_path: Path) -> None:
     timeline = ttap.load(tmp_path / "trace.json").memory(by="timeline")
     assert timeline.num_rows > 20
     assert "aten::linear" in timeline.to_list("op") or "aten::addmm" in timeline.to_list("op")
+
+
+def test_the_command_prints_a_memory_timeline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torchtraceap import cli
+
+    path = write(tmp_path / "m.raw.json.gz", RAW)
+    assert cli.main(["memory-timeline", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["rows"] == read_memory_timeline(path).to_dict()["rows"]
+    assert cli.main(["memory-timeline", str(tmp_path / "absent.json")]) == 2

@@ -35,7 +35,7 @@ def _main_help() -> str:
         "the trace that torch.profiler wrote. Without a command, PATH is diagnosed.",
         "",
         "commands:",
-        *(f"  {name:<15}{command.summary}" for name, command in COMMANDS.items()),
+        *(f"  {name:<17}{command.summary}" for name, command in COMMANDS.items()),
         "",
         "torchtraceap COMMAND --help lists the options of a command; torchtraceap --version.",
         "Exit codes: 0 fine, 1 findings where the command gates, 2 unusable input or options.",

@@ -250,9 +250,29 @@ def _diff(options: Options) -> int:
     return give_table(build_diff(before, after, by=options.by), options)
 
 
+def _describe_memory_timeline(parser: Parser) -> None:
+    parser.add_argument(
+        "source", metavar="FILE", help="what export_memory_timeline wrote: .json or .raw.json.gz"
+    )
+    add_table_output(parser)
+    add_no_color(parser)
+
+
+def _memory_timeline(options: Options) -> int:
+    from torchtraceap.analysis.memory_timeline import read_memory_timeline
+
+    check_table_output(options, [options.source])
+    return give_table(read_memory_timeline(options.source), options)
+
+
 TABLE_COMMANDS = {
     **{name: _table_command(table) for name, table in _TABLES.items()},
     "diff": Command(
         "what makes one trace slower than another, to the nanosecond", _describe_diff, _diff
+    ),
+    "memory-timeline": Command(
+        "memory by category over time, from export_memory_timeline's file",
+        _describe_memory_timeline,
+        _memory_timeline,
     ),
 }
