@@ -27,6 +27,7 @@ from torchtraceap.interop import ColumnTable, encode_texts
 from torchtraceap.report import timeline_data as packing
 from torchtraceap.report.document import script_json
 from torchtraceap.report.html import render_html
+from torchtraceap.report.page import _path_lane
 from torchtraceap.report.table_data import table_data
 from torchtraceap.report.terminal import MAX_LINES, render_text
 from torchtraceap.report.words import cells
@@ -404,6 +405,20 @@ def test_the_path_of_several_ranks_is_split_among_their_lanes(tmp_path: Path) ->
         kinds = [entry["kind"] for entry in header["lanes"]]
         drawn += int(lanes[kinds.index("path")]["dur"].sum())
     assert drawn == sum(diagnosis.trace.critical_path().to_list("time_ns"))
+
+
+@pytest.mark.parametrize("shift", [-7_000_000_007, 0, 12_345])
+def test_a_path_on_the_common_clock_is_drawn_on_that_of_its_rank(
+    tmp_path: Path, shift: int
+) -> None:
+    trace = ttap.load(samples.slow_loader(rank=3, world_size=8).write(tmp_path / "trace.json"))
+    path, rank = trace.critical_path(by="event"), trace.ranks[0]
+    columns: dict[str, Any] = {name: path.column(name) for name in path.columns}
+    columns["rank"] = np.full(path.num_rows, 3)
+    for name in ("start_ns", "end_ns"):
+        columns[name] = np.asarray(path[name], np.int64) + shift
+    lane = _path_lane(rank, ColumnTable(columns), alone=False)
+    assert (int(lane.start_ns[0]), int(lane.end_ns[-1])) == rank.tree.profiled
 
 
 def test_large_tables_are_cut_and_say_so() -> None:

@@ -48,11 +48,11 @@ def table_data(table: ColumnTable, *, most_rows: int, origin_ns: int = 0) -> dic
     kept = table if table.num_rows <= most_rows else table.take(slice(0, most_rows))
     names = [*table.shown, *(name for name in table.columns if name not in table.shown)]
     filled = [name for name in names if not _is_empty(kept.column(name))]
-    titles = headings(filled)
+    titles = dict(zip(names, headings(names), strict=True))
     return {
         "columns": [
-            {"name": name, "title": title} | _column(name, kept.column(name), origin_ns)
-            for name, title in zip(filled, titles, strict=True)
+            {"name": name, "title": titles[name]} | _column(name, kept.column(name), origin_ns)
+            for name in filled
         ],
         "shown": sum(name in table.shown for name in filled),
         "rows": kept.num_rows,

@@ -48,20 +48,28 @@ const drawAxes = (svg, scale) => {
 };
 
 const drawRoofs = (svg, scale, chart) => {
-  const left = 10 ** scale.x0, right = 10 ** scale.x1, floor = 10 ** scale.y0;
-  const top = Math.max(...chart.roofs.map(([, rate]) => rate));
-  const start = Math.max(left, floor / chart.bandwidth);
+  const left = 10 ** scale.x0, top = chart.roofs[0][1];
+  const start = Math.max(left, 10 ** scale.y0 / chart.bandwidth);
   svg.append(makeSvg("path", { class: "roof", d: `M${scale.x(start)} ${scale.y(start * chart.bandwidth)}L${scale.x(top / chart.bandwidth)} ${scale.y(top)}` }));
-  let last = -100;
-  for (const [name, rate] of chart.roofs) {
-    const y = scale.y(rate), ridge = Math.max(rate / chart.bandwidth, left);
-    svg.append(makeSvg("path", { class: "roof", d: `M${scale.x(ridge)} ${y}H${scale.end}` }));
-    const above = y - last > 15 ? y - 5 : y + 13;
-    svg.append(makeSvg("text", { class: "roof-label", x: scale.end - 2, y: above, "text-anchor": "end" }, `${name} ${formatNumber(rate)} TFLOP/s`));
-    last = above === y - 5 ? y : y + 13;
+  for (const [, rate] of chart.roofs) {
+    const ridge = Math.max(rate / chart.bandwidth, left);
+    svg.append(makeSvg("path", { class: "roof", d: `M${scale.x(ridge)} ${scale.y(rate)}H${scale.end}` }));
   }
-  const middle = Math.sqrt(start * (top / chart.bandwidth));
-  svg.append(makeSvg("text", { class: "roof-label", x: scale.x(middle) - 8, y: scale.y(middle * chart.bandwidth) - 6, "text-anchor": "end" }, `${formatNumber(chart.bandwidth)} TB/s`));
+};
+
+// Above the points; the highest roof comes first, and a label that would lie on another goes below its roof.
+const labelRoofs = (svg, scale, chart) => {
+  const label = (x, y, text) => svg.append(makeSvg("text", { class: "roof-label", x, y, "text-anchor": "end" }, text));
+  let last = -Infinity;
+  for (const [name, rate] of chart.roofs) {
+    const line = scale.y(rate), free = line - 5 >= last + 14;
+    const y = free ? line - 5 : Math.max(last + 14, line + 13);
+    label(scale.end - 2, y, `${name} ${formatNumber(rate)} TFLOP/s`);
+    last = y;
+  }
+  const start = Math.max(10 ** scale.x0, 10 ** scale.y0 / chart.bandwidth);
+  const middle = Math.sqrt(start * (chart.roofs[0][1] / chart.bandwidth));
+  label(scale.x(middle) - 8, scale.y(middle * chart.bandwidth) - 6, `${formatNumber(chart.bandwidth)} TB/s`);
 };
 
 const cellOf = (table, name, row) => {
@@ -115,6 +123,7 @@ CHARTS.roofline = (chart, table) => {
     drawAxes(svg, scale);
     if (chart.known) drawRoofs(svg, scale, chart);
     drawPoints(svg, scale, points, table, tooltip, width);
+    if (chart.known) labelRoofs(svg, scale, chart);
     box.replaceChildren(svg, tooltip);
   };
   let drawn = 0;
