@@ -31,6 +31,7 @@ __all__: list[str] = [
     "LaunchQueue",
     "MATCHED_END",
     "ModuleTree",
+    "NEVER",
     "NO_ID",
     "NO_ROW",
     "NO_STRING",
@@ -38,6 +39,7 @@ __all__: list[str] = [
     "ProcessGroup",
     "REPAIRED",
     "RankCollectives",
+    "RowGroups",
     "Step",
     "StepPieces",
     "Stream",
@@ -68,6 +70,7 @@ __all__: list[str] = [
     "gpu_costs",
     "gpu_intervals",
     "gpu_union_by_group",
+    "group_rows",
     "host_idle",
     "hta_bound_names",
     "hta_critical_path",
@@ -85,6 +88,7 @@ __all__: list[str] = [
     "read_trace",
     "read_trace_bytes",
     "replay",
+    "replay_chain",
     "step_part_names",
     "step_pieces",
     "synchronising_kinds",
@@ -655,6 +659,40 @@ class CompatNesting:
     def subtree_end(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
         uint32, per index in rows: one past its last descendant's index.
+        """
+
+class RowGroups:
+    """
+    Rows with equal keys, by their first row.
+    """
+    def __len__(self) -> int: ...
+    def quantiles(
+        self,
+        values: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+        q: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> numpy.typing.NDArray[numpy.float64]:
+        """
+        float64 [groups]: linear between neighbours, NaN sorts last.
+        """
+    @property
+    def first(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [groups]: first row of each group, ascending.
+        """
+    @property
+    def index(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: group of each row.
+        """
+    @property
+    def offsets(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [groups + 1]: where each group begins in rows.
+        """
+    @property
+    def rows(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: rows group by group, ascending within each.
         """
 
 class ModuleTree:
@@ -1294,6 +1332,11 @@ class ExecutionGraph:
         uint32 [rows]: the point where a row ends, or NO_ROW.
         """
     @property
+    def contradicted(self) -> int:
+        """
+        Given dependencies whose consumer began before its producer ended.
+        """
+    @property
     def dropped_edges(self) -> int:
         """
         They closed a cycle.
@@ -1403,8 +1446,8 @@ class GraphDelta:
         """
     def set_lags(
         self,
-        edges: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        lags_ns: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        edges: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+        lags_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
     ) -> None:
         """
         Many at once.
@@ -1722,10 +1765,18 @@ def execution_graph(
             ]
         ]
     ] = [],
+    dependencies: collections.abc.Sequence[
+        tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ]
+    ] = [],
     explicit_only: bool = False,
+    queue_depth: typing.SupportsInt | typing.SupportsIndex = 1021,
 ) -> ExecutionGraph:
     """
-    Ranks as (table, tree, offset_ns) and the (rank index, GPU row) of each matched collective's members, as a graph.
+    Ranks as (table, tree, offset_ns), the (rank index, GPU row) of each matched collective's members, and (rank index, producer, consumer) GPU rows of dependencies that are known otherwise, as a graph. `queue_depth`: launches that a CUDA stream takes; 0: any number.
     """
 
 def explain_idle(
@@ -1770,6 +1821,13 @@ def gpu_union_by_group(
 ) -> numpy.typing.NDArray[numpy.int64]:
     """
     int64 [groups]: union of the GPU events of each group; group_of is int32 and follows gpu_rows, what is negative is left out.
+    """
+
+def group_rows(
+    keys: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.int64]],
+) -> RowGroups:
+    """
+    Groups of rows whose keys (integers, of equal lengths) are all equal.
     """
 
 def host_idle(
@@ -1853,6 +1911,7 @@ def phase_names() -> list[str]:
     Names of EventTree.phase.
     """
 
+@typing.overload
 def plain_graph(
     duration_ns: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
     edges: collections.abc.Sequence[
@@ -1867,6 +1926,19 @@ def plain_graph(
 ) -> ExecutionGraph:
     """
     Nodes with durations and (source, destination, lag_ns) edges; node i is the points 2 i (begin) and 2 i + 1 (end).
+    """
+
+@typing.overload
+def plain_graph(
+    duration_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    source: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    destination: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    lag_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    *,
+    start_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] = ...,
+) -> ExecutionGraph:
+    """
+    The same with the edges as arrays: int64 [nodes], uint32 [edges] twice, int64 [edges]. Of edges to one point that of the node's duration is the first.
     """
 
 def quantize_delays_ns(
@@ -1914,6 +1986,24 @@ def replay(
 ) -> numpy.typing.NDArray[numpy.int64]:
     """
     int64 [points]: when each point happens.
+    """
+
+def replay_chain(
+    graph: ExecutionGraph,
+    carries: collections.abc.Sequence[
+        tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ]
+    ],
+    copies: typing.SupportsInt | typing.SupportsIndex,
+    delta: GraphDelta = None,
+    *,
+    with_residuals: bool = True,
+) -> numpy.typing.NDArray[numpy.int64]:
+    """
+    int64 [copies, points]: copies of the run one behind the other; carries are (source, destination, lag_ns) from a copy to the next. NEVER where a point does not happen.
     """
 
 def step_part_names() -> list[str]:
@@ -2017,6 +2107,7 @@ def write_trace(
 HAS_DURATION: int = 2
 HAS_TIME: int = 1
 MATCHED_END: int = 4
+NEVER: int = -9223372036854775808
 NO_ID: int = -9223372036854775808
 NO_ROW: int = 4294967295
 NO_STRING: int = 4294967295

@@ -225,6 +225,10 @@ class PathWalker {
       case DependencyKind::kThreadJoin:
         return PathCause::kHostGap;
       case DependencyKind::kDeviceOrder:
+      case DependencyKind::kQueueLimit:  // this and the next: in simulations only
+      case DependencyKind::kCopyEngine:
+      case DependencyKind::kGraphOrder:
+      case DependencyKind::kTensor:
         break;
     }
     return PathCause::kUnknown;

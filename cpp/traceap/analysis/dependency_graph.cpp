@@ -355,8 +355,9 @@ bool has_points(GraphBuilder& builder, std::size_t ranks, const CollectiveMember
 
 std::string_view dependency_kind_name(DependencyKind kind) {
   static constexpr std::array<std::string_view, kDependencyKindCount> kNames{
-      "program_order", "execution",   "stream_order", "launch",      "stream_wait", "host_wait",
-      "thread_start",  "thread_join", "device_order", "device_busy", "rendezvous"};
+      "program_order", "execution",    "stream_order", "launch",       "stream_wait",
+      "host_wait",     "thread_start", "thread_join",  "device_order", "device_busy",
+      "rendezvous",    "queue_limit",  "copy_engine",  "graph_order",  "tensor"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 

@@ -28,8 +28,13 @@ enum class DependencyKind : std::uint8_t {
   kDeviceOrder,       ///< no launch is known: after what ended last on the device
   kDeviceBusy,        ///< work of another stream fills the device until just now
   kRendezvous,        ///< a collective moves data once its last rank has arrived
+  // What simulation/ adds to the graph.
+  kQueueLimit,  ///< a launch call waits for room in the stream's queue
+  kCopyEngine,  ///< next copy of its direction on the device
+  kGraphOrder,  ///< order between streams inside a captured graph
+  kTensor,      ///< reads what was written, by an execution trace
 };
-inline constexpr int kDependencyKindCount = static_cast<int>(DependencyKind::kRendezvous) + 1;
+inline constexpr int kDependencyKindCount = static_cast<int>(DependencyKind::kTensor) + 1;
 /// snake_case, such as "stream_order".
 std::string_view dependency_kind_name(DependencyKind kind);
 

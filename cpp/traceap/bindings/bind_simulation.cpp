@@ -12,12 +12,14 @@ namespace {
 
 using RankArgument = std::tuple<TablePtr, std::shared_ptr<BoundTree>, std::int64_t>;
 using MemberArgument = std::vector<std::pair<std::uint32_t, Row>>;
+using DependencyArgument = std::tuple<std::uint32_t, Row, Row>;
 using Times = std::vector<std::int64_t>;
 using GraphClass = py::class_<ExecutionGraph, std::shared_ptr<ExecutionGraph>>;
 
 std::shared_ptr<ExecutionGraph> execution_graph(const std::vector<RankArgument>& ranks,
                                                 const std::vector<MemberArgument>& collectives,
-                                                bool explicit_only) {
+                                                const std::vector<DependencyArgument>& dependencies,
+                                                bool explicit_only, std::uint32_t queue_depth) {
   std::vector<GraphRank> parts;
   for (const auto& [table, tree, offset_ns] : ranks) {
     parts.push_back({table.get(), &tree_of(table, *tree), offset_ns});
@@ -26,10 +28,25 @@ std::shared_ptr<ExecutionGraph> execution_graph(const std::vector<RankArgument>&
   for (std::size_t i = 0; i < collectives.size(); ++i) {
     for (const auto& [rank, row] : collectives[i]) groups[i].push_back({rank, row});
   }
+  std::vector<GpuDependency> known;
+  for (const auto& [rank, producer, consumer] : dependencies) {
+    known.push_back({rank, producer, consumer});
+  }
   py::gil_scoped_release release;
   ExecutionOptions options;
   options.explicit_only = explicit_only;
+  options.queue_depth = queue_depth;
+  options.dependencies = known;
   return std::make_shared<ExecutionGraph>(build_execution_graph(parts, groups, options));
+}
+
+/// Any sequence of numbers, as an array.
+constexpr int kAnySequence = py::array::c_style | py::array::forcecast;
+using IndexArray = py::array_t<Point, kAnySequence>;
+using TimeArray = py::array_t<std::int64_t, kAnySequence>;
+
+std::span<const std::int64_t> items(const TimeArray& array) {
+  return {array.data(), static_cast<std::size_t>(array.size())};
 }
 
 using PlainEdges = std::vector<std::tuple<Point, Point, std::int64_t>>;
@@ -43,6 +60,23 @@ std::shared_ptr<ExecutionGraph> plain_graph(const Times& duration_ns, const Plai
   return std::make_shared<ExecutionGraph>(build_plain_graph(duration_ns, plain, start_ns));
 }
 
+std::shared_ptr<ExecutionGraph> plain_graph_of_arrays(const TimeArray& duration_ns,
+                                                      const IndexArray& source,
+                                                      const IndexArray& destination,
+                                                      const TimeArray& lag_ns,
+                                                      const TimeArray& start_ns) {
+  if (source.size() != destination.size() || source.size() != lag_ns.size()) {
+    throw SchemaError("a source, a destination and a lag for each edge");
+  }
+  std::vector<PlainEdge> edges;
+  for (py::ssize_t i = 0; i < source.size(); ++i) {
+    edges.push_back({source.data()[i], destination.data()[i], lag_ns.data()[i]});
+  }
+  py::gil_scoped_release release;
+  return std::make_shared<ExecutionGraph>(
+      build_plain_graph(items(duration_ns), edges, items(start_ns)));
+}
+
 template <typename T>
 auto points_column(std::vector<T> DependencyGraph::*member) {
   return [member](py::object self) {
@@ -54,6 +88,8 @@ void bind_graph(py::module_& module) {
   GraphClass graph(module, "ExecutionGraph", "A run that can be replayed and edited.");
   graph.def("__len__", [](const ExecutionGraph& self) { return self.size(); })
       .def_readonly("dropped_edges", &ExecutionGraph::dropped_edges, "They closed a cycle.")
+      .def_readonly("contradicted", &ExecutionGraph::contradicted,
+                    "Given dependencies whose consumer began before its producer ended.")
       .def(
           "begin_of",
           [](py::object self, std::size_t rank) {
@@ -95,6 +131,22 @@ void bind_graph(py::module_& module) {
                              "uint32 [points]: sources before destinations.");
 }
 
+Int64Array replay_copies(const ExecutionGraph& graph, const PlainEdges& carries,
+                         std::uint32_t copies, const GraphDelta* delta, bool with_residuals) {
+  std::vector<PlainEdge> carried;
+  for (const auto& [source, destination, lag_ns] : carries) {
+    carried.push_back({source, destination, lag_ns});
+  }
+  Times time_ns;
+  {
+    py::gil_scoped_release release;
+    time_ns =
+        replay_chain(graph, carried, copies, delta ? *delta : GraphDelta(), {with_residuals, 1.0});
+  }
+  const auto points = static_cast<py::ssize_t>(graph.size());
+  return adopt(std::move(time_ns)).reshape({static_cast<py::ssize_t>(copies), points});
+}
+
 void bind_delta(py::module_& module) {
   py::class_<GraphDelta>(module, "GraphDelta", "What an edit changes in a graph.")
       .def(py::init<>())
@@ -106,9 +158,11 @@ void bind_delta(py::module_& module) {
       .def("join", &GraphDelta::join, py::arg("other"), "Both; the other's lags win.")
       .def(
           "set_lags",
-          [](GraphDelta& self, const std::vector<EdgeId>& edges, const Times& lags_ns) {
+          [](GraphDelta& self, const IndexArray& edges, const TimeArray& lags_ns) {
             if (edges.size() != lags_ns.size()) throw SchemaError("one lag for each edge");
-            for (std::size_t i = 0; i < edges.size(); ++i) self.set_lag(edges[i], lags_ns[i]);
+            for (py::ssize_t i = 0; i < edges.size(); ++i) {
+              self.set_lag(edges.data()[i], lags_ns.data()[i]);
+            }
           },
           py::arg("edges"), py::arg("lags_ns"), "Many at once.")
       .def(
@@ -129,13 +183,21 @@ void bind_simulation(py::module_& module) {
   bind_delta(module);
   module.def("execution_graph", execution_graph, py::arg("ranks"), py::kw_only(),
              py::arg("collectives") = std::vector<MemberArgument>(),
-             py::arg("explicit_only") = false,
-             "Ranks as (table, tree, offset_ns) and the (rank index, GPU row) of each matched "
-             "collective's members, as a graph.");
+             py::arg("dependencies") = std::vector<DependencyArgument>(),
+             py::arg("explicit_only") = false, py::arg("queue_depth") = kQueueDepth,
+             "Ranks as (table, tree, offset_ns), the (rank index, GPU row) of each matched "
+             "collective's members, and (rank index, producer, consumer) GPU rows of dependencies "
+             "that are known otherwise, as a graph. `queue_depth`: launches that a CUDA stream "
+             "takes; 0: any number.");
   module.def("plain_graph", plain_graph, py::arg("duration_ns"), py::arg("edges"), py::kw_only(),
              py::arg("start_ns") = Times(),
              "Nodes with durations and (source, destination, lag_ns) edges; node i is the points "
              "2 i (begin) and 2 i + 1 (end).");
+  module.def("plain_graph", plain_graph_of_arrays, py::arg("duration_ns"), py::arg("source"),
+             py::arg("destination"), py::arg("lag_ns"), py::kw_only(),
+             py::arg("start_ns") = TimeArray(),
+             "The same with the edges as arrays: int64 [nodes], uint32 [edges] twice, int64 "
+             "[edges]. Of edges to one point that of the node's duration is the first.");
   module.def(
       "replay",
       [](const ExecutionGraph& graph, const GraphDelta* delta, bool with_residuals, double scale) {
@@ -149,6 +211,11 @@ void bind_simulation(py::module_& module) {
       py::arg("graph"), py::arg("delta") = py::none(), py::kw_only(),
       py::arg("with_residuals") = true, py::arg("scale") = 1.0,
       "int64 [points]: when each point happens.");
+  module.def("replay_chain", replay_copies, py::arg("graph"), py::arg("carries"), py::arg("copies"),
+             py::arg("delta") = py::none(), py::kw_only(), py::arg("with_residuals") = true,
+             "int64 [copies, points]: copies of the run one behind the other; carries are (source, "
+             "destination, lag_ns) from a copy to the next. NEVER where a point does not happen.");
+  module.attr("NEVER") = kNever;
   module.def(
       "binding_edges",
       [](const ExecutionGraph& graph, const Int64Array& time_ns, bool with_residuals) {

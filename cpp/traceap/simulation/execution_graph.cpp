@@ -1,165 +1,17 @@
-// What an edge costs.
-//
-// Note [Lags]: measured times say when things happened, not what they would have cost alone. An
-// edge of work (a stretch of host code, a GPU event) costs what was measured, unless its end is the
-// end of a wait: then the call costs what calls of its name cost when they need not wait, and the
-// edge from what it waited for has the rest. An edge of order (launch, stream, wait) costs the
-// typical latency of its kind on that rank: the median over those edges that alone explain when
-// their point happened. What a point took beyond the latest of its edges stays on that edge as its
-// residual, so that a replay with residuals gives back the measured times exactly.
+// From points and dependencies to a graph that can be replayed.
 
 #include "traceap/simulation/execution_graph.hpp"
 
 #include <algorithm>
-#include <array>
-#include <unordered_map>
+#include <string>
 
 #include "traceap/base/error.hpp"
+#include "traceap/simulation/lags.hpp"
+#include "traceap/simulation/resources.hpp"
 #include "traceap/simulation/topological_order.hpp"
 
 namespace traceap {
 namespace {
-
-using Kind = DependencyKind;
-
-// A wait that began this long before the awaited work ended has really waited.
-constexpr std::int64_t kWaitedNs = 1'000;
-// Cost of a call that waits, where no call of its name returned at once.
-constexpr std::int64_t kCallCostNs = 5'000;
-
-bool is_order(Kind kind) {
-  return kind == Kind::kLaunch || kind == Kind::kStreamOrder || kind == Kind::kStreamWait ||
-         kind == Kind::kHostWait || kind == Kind::kDeviceOrder;
-}
-/// Edges whose destination may have been waiting for them while something else was "running".
-bool ends_a_wait(Kind kind) {
-  return kind == Kind::kHostWait || kind == Kind::kThreadJoin || kind == Kind::kRendezvous;
-}
-
-std::int64_t median(std::vector<std::int64_t>& values, std::int64_t otherwise) {
-  if (values.empty()) return otherwise;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-class LagMeasurer {
- public:
-  LagMeasurer(ExecutionGraph& graph, std::span<const GraphRank> ranks)
-      : graph_(graph), points_(graph.points), ranks_(ranks), gap_ns_(points_.edges()) {
-    for (Point p = 0; p < points_.size(); ++p) {
-      for (EdgeId e = points_.in_offsets[p]; e < points_.in_offsets[p + 1]; ++e) {
-        gap_ns_[e] = points_.lag_ns(e, p);
-      }
-    }
-  }
-
-  void measure() {
-    measure_call_costs();
-    measure_latencies();
-    graph_.lag_ns.resize(points_.edges());
-    graph_.residual_ns.assign(points_.edges(), 0);
-    for (Point p = 0; p < points_.size(); ++p) set_lags(p);
-  }
-
- private:
-  std::uint32_t rank_of(Point p) const { return points_.lanes[points_.lane[p]].rank; }
-  StringId name_of(Point p) const { return ranks_[rank_of(p)].table->name[points_.row[p]]; }
-
-  /// The edge of work that a wait may hide in: along the thread, or the GPU event itself.
-  static bool is_work(Kind kind) { return kind == Kind::kProgramOrder || kind == Kind::kExecution; }
-
-  /// Did a point wait, in that an awaited source happened after the point's own work had begun?
-  bool has_waited(Point p) const {
-    std::int64_t began = kNoId, awaited = kNoId;
-    for (EdgeId e = points_.in_offsets[p]; e < points_.in_offsets[p + 1]; ++e) {
-      const std::int64_t source_ns = points_.time_ns[points_.source[e]];
-      if (is_work(points_.kind[e])) began = std::max(began, source_ns);
-      if (ends_a_wait(points_.kind[e])) awaited = std::max(awaited, source_ns);
-    }
-    return began != kNoId && awaited != kNoId && awaited > began + kWaitedNs;
-  }
-
-  static std::uint64_t key(std::uint32_t rank, StringId name) {
-    return (std::uint64_t{rank} << 32) | name;
-  }
-
-  /// Median length of a stretch that ends a call of a name without waiting. See Note [Lags].
-  void measure_call_costs() {
-    std::unordered_map<std::uint64_t, std::vector<std::int64_t>> lengths;
-    for (Point p = 0; p < points_.size(); ++p) {
-      if (!points_.is_end[p] || points_.row[p] == kNoRow || !is_call(p) || has_waited(p)) continue;
-      for (EdgeId e = points_.in_offsets[p]; e < points_.in_offsets[p + 1]; ++e) {
-        if (points_.kind[e] == Kind::kProgramOrder) {
-          lengths[key(rank_of(p), name_of(p))].push_back(gap_ns_[e]);
-        }
-      }
-    }
-    for (auto& [name, values] : lengths) call_cost_ns_[name] = median(values, kCallCostNs);
-  }
-  bool is_call(Point p) const {
-    return is_api_call(ranks_[rank_of(p)].table->kind[points_.row[p]]);
-  }
-
-  /// Per rank and kind, over edges that alone explain their point: no other source is as late.
-  void measure_latencies() {
-    std::vector<std::array<std::vector<std::int64_t>, kDependencyKindCount>> found(ranks_.size());
-    for (Point p = 0; p < points_.size(); ++p) {
-      const EdgeId latest = latest_source(p);
-      if (latest == kNoEdge || !is_order(points_.kind[latest])) continue;
-      found[rank_of(p)][static_cast<std::size_t>(points_.kind[latest])].push_back(gap_ns_[latest]);
-    }
-    latency_ns_.resize(ranks_.size());
-    for (std::size_t r = 0; r < found.size(); ++r) {
-      for (std::size_t k = 0; k < found[r].size(); ++k) latency_ns_[r][k] = median(found[r][k], 0);
-    }
-  }
-  EdgeId latest_source(Point p) const {
-    EdgeId latest = kNoEdge;
-    for (EdgeId e = points_.in_offsets[p]; e < points_.in_offsets[p + 1]; ++e) {
-      if (latest == kNoEdge || gap_ns_[e] < gap_ns_[latest]) latest = e;
-    }
-    return latest;
-  }
-
-  void set_lags(Point p) {
-    const bool waited = has_waited(p);
-    EdgeId binding = kNoEdge;
-    std::int64_t reached = kNoId;
-    for (EdgeId e = points_.in_offsets[p]; e < points_.in_offsets[p + 1]; ++e) {
-      graph_.lag_ns[e] = std::min(gap_ns_[e], typical(e, p, waited));
-      const std::int64_t at = points_.time_ns[points_.source[e]] + graph_.lag_ns[e];
-      if (binding != kNoEdge && at <= reached) continue;
-      binding = e;
-      reached = at;
-    }
-    if (binding != kNoEdge) graph_.residual_ns[binding] = points_.time_ns[p] - reached;
-  }
-
-  std::int64_t typical(EdgeId e, Point p, bool waited) const {
-    const Kind kind = points_.kind[e];
-    if (is_work(kind)) return waited ? cost_without_wait(e, p) : gap_ns_[e];
-    if (kind == Kind::kRendezvous) {
-      return points_.row[p] == kNoRow ? 0 : gap_ns_[e];  // to the meeting point: at once
-    }
-    if (!is_order(kind)) return gap_ns_[e];
-    return latency_ns_[rank_of(p)][static_cast<std::size_t>(kind)];
-  }
-
-  /// A collective that meets others has no work before the meeting; a call has that of its name.
-  std::int64_t cost_without_wait(EdgeId e, Point p) const {
-    if (points_.kind[e] == Kind::kExecution || points_.row[p] == kNoRow) return 0;
-    const auto found = call_cost_ns_.find(key(rank_of(p), name_of(p)));
-    return found == call_cost_ns_.end() ? kCallCostNs : found->second;
-  }
-
-  ExecutionGraph& graph_;
-  const DependencyGraph& points_;
-  std::span<const GraphRank> ranks_;
-  std::vector<std::int64_t> gap_ns_;  // by edge: measured time between its points
-  std::unordered_map<std::uint64_t, std::int64_t> call_cost_ns_;
-  std::vector<std::array<std::int64_t, kDependencyKindCount>> latency_ns_;  // by rank
-};
 
 /// Leaves out the edges that `keep` refuses.
 template <typename Keep>
@@ -181,6 +33,28 @@ void filter_edges(DependencyGraph& graph, Keep keep) {
   graph.owner.resize(kept);
   graph.kind.resize(kept);
   graph.evidence.resize(kept);
+}
+
+/// Edges of the given GPU dependencies; those that times contradict are counted instead.
+std::vector<TypedEdge> tensor_edges(ExecutionGraph& graph,
+                                    std::span<const GpuDependency> dependencies) {
+  std::vector<TypedEdge> edges;
+  for (const GpuDependency& d : dependencies) {
+    if (d.rank >= graph.begin_of.size() || d.producer >= graph.end_of[d.rank].size() ||
+        d.consumer >= graph.begin_of[d.rank].size()) {
+      throw SchemaError("a dependency names an event outside the trace");
+    }
+    const Point source = graph.end_of[d.rank][d.producer];
+    const Point destination = graph.begin_of[d.rank][d.consumer];
+    if (source == kNoPoint || destination == kNoPoint || source == destination) continue;
+    if (graph.points.time_ns[source] > graph.points.time_ns[destination]) {
+      ++graph.contradicted;
+      continue;
+    }
+    edges.push_back(
+        {source, destination, d.consumer, DependencyKind::kTensor, Evidence::kExplicit});
+  }
+  return edges;
 }
 
 void index_rows(ExecutionGraph& graph, std::span<const GraphRank> ranks) {
@@ -209,6 +83,9 @@ ExecutionGraph build_execution_graph(std::span<const GraphRank> ranks,
                                      const ExecutionOptions& options) {
   ExecutionGraph graph;
   graph.points = build_dependency_graph(ranks, collectives);
+  index_rows(graph, ranks);
+  insert_edges(graph.points, resource_edges(graph, ranks, options));
+  insert_edges(graph.points, tensor_edges(graph, options.dependencies));
   if (options.explicit_only) {
     filter_edges(graph.points,
                  [&](std::uint32_t e) { return graph.points.evidence[e] != Evidence::kAssumed; });
@@ -221,8 +98,7 @@ ExecutionGraph build_execution_graph(std::span<const GraphRank> ranks,
     filter_edges(graph.points, [&](std::uint32_t e) { return !dropped[e]; });
   }
   set_order(graph, std::move(order));
-  index_rows(graph, ranks);
-  LagMeasurer(graph, ranks).measure();
+  measure_lags(graph, ranks);
   return graph;
 }
 
@@ -257,19 +133,20 @@ ExecutionGraph build_plain_graph(std::span<const std::int64_t> duration_ns,
   const std::size_t total = nodes + edges.size();
   points.source.resize(total);
   points.owner.resize(total, kNoRow);
-  points.kind.resize(total, Kind::kProgramOrder);
+  points.kind.resize(total, DependencyKind::kProgramOrder);
   points.evidence.resize(total, Evidence::kExplicit);
   graph.lag_ns.resize(total);
   graph.residual_ns.assign(total, 0);
-  const auto place = [&](Point source, Point destination, std::int64_t lag, Kind kind) {
+  const auto place = [&](Point source, Point destination, std::int64_t lag, DependencyKind kind) {
     const std::uint32_t at = count[destination]++;
     points.source[at] = source;
     points.kind[at] = kind;
     graph.lag_ns[at] = lag;
   };
-  for (Point i = 0; i < nodes; ++i) place(2 * i, 2 * i + 1, duration_ns[i], Kind::kExecution);
+  for (Point i = 0; i < nodes; ++i)
+    place(2 * i, 2 * i + 1, duration_ns[i], DependencyKind::kExecution);
   for (const PlainEdge& edge : edges) {
-    place(edge.source, edge.destination, edge.lag_ns, Kind::kProgramOrder);
+    place(edge.source, edge.destination, edge.lag_ns, DependencyKind::kProgramOrder);
   }
   auto order = topological_order(points.in_offsets, points.source, {}, {});
   if (!order) throw SchemaError("the edges close a cycle");

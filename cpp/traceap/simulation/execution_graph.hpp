@@ -14,31 +14,40 @@ namespace traceap {
 using EdgeId = std::uint32_t;
 inline constexpr EdgeId kNoEdge = std::numeric_limits<EdgeId>::max();
 
-/// Launches that a stream takes before the next launch call has to wait (CUDA's queue depth as
-/// traces show it: HTA, queue length).
-inline constexpr std::uint32_t kQueueDepth = 1024;
+/// Launches that a CUDA stream takes before the next launch call has to wait: nominally 1,024, of
+/// which traces show 1,021. See Note [Launch queue] in resources.cpp.
+inline constexpr std::uint32_t kQueueDepth = 1021;
+inline constexpr std::uint32_t kNominalQueueDepth = 1024;
+
+/// A GPU event that needs what another one wrote, known from an execution trace.
+struct GpuDependency {
+  std::uint32_t rank;
+  Row producer, consumer;
+};
 
 struct ExecutionOptions {
   /// Leave out edges that rest on times alone: what the replay then changes is structural doubt.
   bool explicit_only = false;
-  std::uint32_t queue_depth = kQueueDepth;
+  std::uint32_t queue_depth = kQueueDepth;  ///< 0: no limit
+  std::span<const GpuDependency> dependencies;
 };
 
 /// Structure of arrays. A point happens at the latest of source + lag over the edges that lead to
 /// it; points without an edge happen when they were measured.
 ///
-/// An edge costs `lag_ns`: measured work (host work, GPU durations) or the typical latency of its
-/// kind (launch, order on a stream, return of a wait). `residual_ns` is what the measured run took
-/// beyond that: with residuals a replay gives back every measured time exactly, without them it
-/// says how much of the run the dependencies explain.
+/// An edge costs `lag_ns`: measured work (host work, GPU durations) or the typical latency of edges
+/// like it (launch, order on a stream, return of a wait). `residual_ns` is what the measured run
+/// took beyond that, or less: with residuals a replay gives back every measured time exactly,
+/// without them it says how much of the run the dependencies explain.
 struct ExecutionGraph {
   DependencyGraph points;                 ///< edges grouped by destination; queue limits included
   std::vector<std::int64_t> lag_ns;       ///< by edge
-  std::vector<std::int64_t> residual_ns;  ///< by edge, >= 0; one edge of a point carries it
+  std::vector<std::int64_t> residual_ns;  ///< by edge; one edge of a point carries it
   std::vector<Point> order;               ///< every source stands before its destinations
   std::vector<std::uint32_t> position;    ///< by point: its place in `order`
   std::vector<std::vector<Point>> begin_of, end_of;  ///< by rank and row; kNoPoint
   std::uint32_t dropped_edges = 0;                   ///< edges left out because they closed a cycle
+  std::uint32_t contradicted = 0;  ///< given dependencies whose consumer began too early
 
   Point size() const { return points.size(); }
 };

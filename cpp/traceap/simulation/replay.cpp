@@ -9,7 +9,7 @@
 namespace traceap {
 namespace {
 
-constexpr std::int64_t kDropped = std::numeric_limits<std::int64_t>::min();
+constexpr std::int64_t kDropped = kNever;
 
 /// Lag of every edge with the edit's changes; kDropped for edges that are gone.
 std::vector<std::int64_t> edited_lags(const ExecutionGraph& graph, const GraphDelta& delta,
@@ -49,6 +49,7 @@ std::vector<std::int64_t> root_times(const std::vector<std::int64_t>& measured, 
 /// Added edges by destination, each list in the order in which they were added.
 class AddedEdges {
  public:
+  AddedEdges() = default;
   AddedEdges(const ExecutionGraph& graph, std::span<const PlainEdge> added)
       : edges_(added.begin(), added.end()) {
     for (const PlainEdge& edge : edges_) {
@@ -61,6 +62,7 @@ class AddedEdges {
       return a.destination < b.destination;
     });
   }
+  bool empty() const { return edges_.empty(); }
   bool fit_the_order() const { return in_order_; }
   std::span<const PlainEdge> edges() const { return edges_; }
 
@@ -77,15 +79,71 @@ class AddedEdges {
   bool in_order_ = true;
 };
 
-std::vector<Point> order_with(const ExecutionGraph& graph, const AddedEdges& added,
-                              const std::vector<std::int64_t>& lags) {
-  std::vector<std::uint8_t> dropped(lags.size());
-  for (std::size_t e = 0; e < lags.size(); ++e) dropped[e] = lags[e] == kDropped;
-  auto order =
-      topological_order(graph.points.in_offsets, graph.points.source, added.edges(), dropped);
-  if (!order) throw SchemaError("edit: the added edges close a cycle");
-  return std::move(*order);
-}
+/// A graph with an edit, ready to be replayed.
+class Replayer {
+ public:
+  Replayer(const ExecutionGraph& graph, const GraphDelta& delta, const ReplayOptions& options)
+      : graph_(graph), lags_(edited_lags(graph, delta, options)), added_(graph, delta.added) {
+    if (!added_.fit_the_order()) reorder();
+  }
+
+  /// `time_ns` holds when points happen that nothing leads to.
+  void run(std::span<std::int64_t> time_ns) const {
+    for (const Point point : order()) {
+      const std::int64_t latest = latest_source(point, time_ns);
+      if (latest != kDropped) time_ns[point] = latest;
+    }
+  }
+
+  /// One more copy behind the one at `before`.
+  void run_behind(std::span<const std::int64_t> before, const AddedEdges& carries,
+                  std::span<std::int64_t> time_ns) const {
+    for (const Point point : order()) {
+      std::int64_t latest = kNever;
+      const auto reach = [&](std::int64_t source_ns, std::int64_t lag_ns) {
+        if (source_ns != kNever) latest = std::max(latest, source_ns + lag_ns);
+      };
+      const DependencyGraph& points = graph_.points;
+      for (EdgeId e = points.in_offsets[point]; e < points.in_offsets[point + 1]; ++e) {
+        if (lags_[e] != kDropped) reach(time_ns[points.source[e]], lags_[e]);
+      }
+      added_.to(point, [&](const PlainEdge& e) { reach(time_ns[e.source], e.lag_ns); });
+      carries.to(point, [&](const PlainEdge& e) { reach(before[e.source], e.lag_ns); });
+      time_ns[point] = latest;
+    }
+  }
+
+ private:
+  const std::vector<Point>& order() const { return reordered_.empty() ? graph_.order : reordered_; }
+
+  std::int64_t latest_source(Point point, std::span<const std::int64_t> time_ns) const {
+    const DependencyGraph& points = graph_.points;
+    std::int64_t latest = kDropped;
+    for (EdgeId e = points.in_offsets[point]; e < points.in_offsets[point + 1]; ++e) {
+      if (lags_[e] != kDropped) latest = std::max(latest, time_ns[points.source[e]] + lags_[e]);
+    }
+    if (!added_.empty()) {
+      added_.to(point, [&](const PlainEdge& edge) {
+        latest = std::max(latest, time_ns[edge.source] + edge.lag_ns);
+      });
+    }
+    return latest;
+  }
+
+  void reorder() {
+    std::vector<std::uint8_t> dropped(lags_.size());
+    for (std::size_t e = 0; e < lags_.size(); ++e) dropped[e] = lags_[e] == kDropped;
+    auto order =
+        topological_order(graph_.points.in_offsets, graph_.points.source, added_.edges(), dropped);
+    if (!order) throw SchemaError("edit: the added edges close a cycle");
+    reordered_ = std::move(*order);
+  }
+
+  const ExecutionGraph& graph_;
+  std::vector<std::int64_t> lags_;
+  AddedEdges added_;
+  std::vector<Point> reordered_;
+};
 
 }  // namespace
 
@@ -97,26 +155,23 @@ void GraphDelta::join(const GraphDelta& other) {
 
 std::vector<std::int64_t> replay(const ExecutionGraph& graph, const GraphDelta& delta,
                                  const ReplayOptions& options) {
-  const std::vector<std::int64_t> lags = edited_lags(graph, delta, options);
-  const AddedEdges added(graph, delta.added);
-  std::vector<Point> reordered;
-  if (!added.fit_the_order()) reordered = order_with(graph, added, lags);
-  const std::vector<Point>& order = reordered.empty() ? graph.order : reordered;
+  std::vector<std::int64_t> time_ns = root_times(graph.points.time_ns, options.scale);
+  Replayer(graph, delta, options).run(time_ns);
+  return time_ns;
+}
 
-  const DependencyGraph& points = graph.points;
-  std::vector<std::int64_t> time_ns = root_times(points.time_ns, options.scale);
-  for (const Point point : order) {
-    std::int64_t latest = kDropped;
-    for (EdgeId e = points.in_offsets[point]; e < points.in_offsets[point + 1]; ++e) {
-      if (lags[e] != kDropped) latest = std::max(latest, time_ns[points.source[e]] + lags[e]);
-    }
-    if (!delta.added.empty()) {
-      added.to(point, [&](const PlainEdge& edge) {
-        latest = std::max(latest, time_ns[edge.source] + edge.lag_ns);
-      });
-    }
-    if (latest != kDropped) time_ns[point] = latest;
-  }
+std::vector<std::int64_t> replay_chain(const ExecutionGraph& graph,
+                                       std::span<const PlainEdge> carries, std::uint32_t copies,
+                                       const GraphDelta& delta, const ReplayOptions& options) {
+  const Replayer replayer(graph, delta, options);
+  const AddedEdges carried(graph, carries);
+  std::vector<std::int64_t> time_ns = root_times(graph.points.time_ns, options.scale);
+  time_ns.resize(graph.size() * std::size_t{copies});
+  const auto copy = [&](std::uint32_t i) {
+    return std::span(time_ns).subspan(i * std::size_t{graph.size()}, graph.size());
+  };
+  if (copies > 0) replayer.run(copy(0));
+  for (std::uint32_t i = 1; i < copies; ++i) replayer.run_behind(copy(i - 1), carried, copy(i));
   return time_ns;
 }
 

@@ -2,6 +2,7 @@
 // The engine: when everything happens, in a graph as it is or with an edit.
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -36,6 +37,18 @@ struct ReplayOptions {
 /// for an edit that names edges or points outside the graph, or that closes a cycle.
 std::vector<std::int64_t> replay(const ExecutionGraph& graph, const GraphDelta& delta = {},
                                  const ReplayOptions& options = {});
+
+/// Time of a point that does not happen in a copy of a chain.
+inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::min();
+
+/// Copies of the run one behind the other, for traces of one iteration: `carries` lead from points
+/// of a copy to points of the next. A point that nothing leads to happens as measured in the first
+/// copy, and in the others only if a carry leads there; otherwise it and what needs nothing else
+/// is kNever. Returns copies x points. O(copies x (points + edges + carries)). Throws like replay.
+std::vector<std::int64_t> replay_chain(const ExecutionGraph& graph,
+                                       std::span<const PlainEdge> carries, std::uint32_t copies,
+                                       const GraphDelta& delta = {},
+                                       const ReplayOptions& options = {});
 
 /// The edge on which each point waited longest in a replay; kNoEdge for points without edges.
 std::vector<EdgeId> binding_edges(const ExecutionGraph& graph,

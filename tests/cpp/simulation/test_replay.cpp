@@ -81,11 +81,84 @@ TEST_CASE("A replay with residuals gives back what was measured") {
   }
 }
 
-TEST_CASE("Without residuals nothing is later than measured") {
+TEST_CASE("An edge never costs more than it had, unless it explains its point alone") {
   for (unsigned seed = 0; seed < 30; ++seed) {
     const Simulated s(RandomTrace(seed, 300, 1'000'000).text());
-    const auto time_ns = replay(s.graph, {}, {.with_residuals = false});
-    for (Point p = 0; p < s.graph.size(); ++p) REQUIRE(time_ns[p] <= s.graph.points.time_ns[p]);
+    const DependencyGraph& points = s.graph.points;
+    for (Point p = 0; p < s.graph.size(); ++p) {
+      std::int64_t latest = std::numeric_limits<std::int64_t>::min();
+      for (EdgeId e = points.in_offsets[p]; e < points.in_offsets[p + 1]; ++e) {
+        latest = std::max(latest, points.time_ns[points.source[e]]);
+      }
+      for (EdgeId e = points.in_offsets[p]; e < points.in_offsets[p + 1]; ++e) {
+        REQUIRE(s.graph.lag_ns[e] >= 0);
+        REQUIRE(s.graph.lag_ns[e] + s.graph.residual_ns[e] <= points.lag_ns(e, p));
+        if (points.time_ns[points.source[e]] < latest) {
+          REQUIRE(s.graph.lag_ns[e] <= points.lag_ns(e, p));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("Latencies are those of edges like them") {
+  TraceText text;
+  for (int i = 0; i < 8; ++i) {  // each kernel finds an idle stream: 5 us behind its call
+    text.launch("a", 1000.0 * i, 4, 1000.0 * i + 9, 100, 7, 2 * i + 1);
+    text.launch("b", 1000.0 * i + 500, 4, 1000.0 * i + 513 + (i == 3 ? 60 : 0), 100, 7, 2 * i + 2);
+  }
+  const Simulated s(text);
+  const auto lag_of = [&](const std::string& name, int skip) {
+    for (Row r = 0; r < s.trace.table.size(); ++r) {
+      if (s.trace.table.name_of(r) == name && skip-- == 0) {
+        return s.graph.lag_ns[s.edge_into(s.graph.begin_of[0][r], DependencyKind::kLaunch)];
+      }
+    }
+    return std::int64_t{-1};
+  };
+  REQUIRE(lag_of("a", 3) == 5'000);
+  REQUIRE(lag_of("b", 3) == 9'000);  // the late one is not latency
+  REQUIRE(lag_of("b", 4) == 9'000);
+}
+
+TEST_CASE("Time in an open call before its work starts is the host's") {
+  TraceText text;
+  text.host("cuda_runtime", "cudaMemcpyAsync", 10, 900, "\"correlation\":1");
+  text.gpu("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 890, 10, 7, 1, "\"bytes\":8");
+  for (int i = 0; i < 6; ++i) {
+    text.host("cuda_runtime", "cudaMemcpyAsync", 1000 + 100 * i, 30,
+              "\"correlation\":" + std::to_string(i + 2));
+    text.gpu("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 1008 + 100 * i, 10, 7, i + 2,
+             "\"bytes\":8");
+  }
+  const Simulated s(text);
+  const auto time_ns = replay(s.graph, {}, {.with_residuals = false});
+  REQUIRE(time_ns[s.begin("Memcpy DtoH (Device -> Pageable)")] ==
+          s.graph.points.time_ns[s.begin("Memcpy DtoH (Device -> Pageable)")]);
+}
+
+TEST_CASE("Staging of pageable copies costs by their bytes") {
+  TraceText text;
+  const std::vector<int> mebibytes{1, 2, 3, 4, 6, 8};
+  double at = 0;
+  for (int i = 0; i < 6; ++i) {  // 100 us a MiB behind the copy, and 10 us anyway
+    const double staged = 100.0 * mebibytes[static_cast<std::size_t>(i)];
+    text.host("cuda_runtime", "cudaMemcpyAsync", at, 120 + staged,
+              "\"correlation\":" + std::to_string(i + 1));
+    text.gpu("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", at + 10, 100, 7, i + 1,
+             "\"bytes\":" + std::to_string(mebibytes[static_cast<std::size_t>(i)] << 20));
+    at += 200 + staged;
+  }
+  for (int i = 0; i < 6; ++i) {
+    text.launch("k", at, 5, at + 10, 50, 7, 100 + i);
+    text.host("cuda_runtime", "cudaStreamSynchronize", at + 10, 60);
+    at += 200;
+  }
+  const Simulated s(text);
+  for (Point p = 0; p < s.graph.size(); ++p) {
+    const EdgeId e = s.edge_into(p, DependencyKind::kHostWait);
+    if (e == kNoEdge) continue;
+    REQUIRE(std::abs(s.graph.residual_ns[e]) < 20'000);
   }
 }
 
@@ -192,5 +265,186 @@ TEST_CASE("The binding edge explains every point") {
     const EdgeId e = binding[p];
     REQUIRE(time_ns[s.graph.points.source[e]] + s.graph.lag_ns[e] + s.graph.residual_ns[e] ==
             time_ns[p]);
+  }
+}
+
+// ---- limits of the machine
+
+namespace {
+
+/// Launches of 2 us, kernels of 100 us: the host runs ahead until `depth` wait, then keeps step.
+TraceText full_queue(int launches, int depth, const std::string& call = "cudaLaunchKernel") {
+  TraceText text;
+  double host = 0, device = 0;
+  std::vector<double> begins;
+  for (int i = 0; i < launches; ++i) {
+    double end = host + 2;
+    if (i >= depth) end = std::max(end, begins[static_cast<std::size_t>(i - depth)] + 4);
+    text.host("cuda_runtime", call, host, end - host, "\"correlation\":" + std::to_string(i + 1));
+    device = std::max(device, host + 8);
+    text.gpu("kernel", "k", device, 100, 7, i + 1);
+    begins.push_back(device);
+    device += 100;
+    host = end + 1;
+  }
+  return text;
+}
+
+std::size_t count(const ExecutionGraph& graph, DependencyKind kind) {
+  return static_cast<std::size_t>(
+      std::count(graph.points.kind.begin(), graph.points.kind.end(), kind));
+}
+
+}  // namespace
+
+TEST_CASE("A launch waits for room in its stream's queue") {
+  for (const int depth : {1021, 1024}) {
+    const Simulated s(full_queue(1300, depth));
+    REQUIRE(count(s.graph, DependencyKind::kQueueLimit) == static_cast<std::size_t>(1300 - depth));
+    GraphDelta faster;  // kernels in no time: the host never waits
+    for (EdgeId e = 0; e < s.graph.points.edges(); ++e) {
+      if (s.graph.points.kind[e] == DependencyKind::kExecution) faster.set_lag(e, 0);
+    }
+    const auto time_ns = replay(s.graph, faster, {.with_residuals = false});
+    REQUIRE(*std::max_element(time_ns.begin(), time_ns.end()) < 1300 * 4'000 + 30'000);
+  }
+}
+
+TEST_CASE("A queue that was deeper than the limit has none, nor has HIP's") {
+  REQUIRE(count(Simulated(full_queue(1300, 1100)).graph, DependencyKind::kQueueLimit) == 0);
+  REQUIRE(count(Simulated(full_queue(1300, 1021, "hipLaunchKernel")).graph,
+                DependencyKind::kQueueLimit) == 0);
+  ExecutionOptions none;
+  none.queue_depth = 0;
+  REQUIRE(count(Simulated(full_queue(1300, 1021), none).graph, DependencyKind::kQueueLimit) == 0);
+}
+
+namespace {
+TraceText two_copies(double second_us) {
+  TraceText text;
+  for (const int stream : {7, 8}) {
+    const int id = stream;
+    text.host("cuda_runtime", "cudaMemcpyAsync", 10.0 * (stream - 7), 3,
+              "\"correlation\":" + std::to_string(id));
+    text.gpu("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", stream == 7 ? 20 : second_us, 100,
+             stream, id, "\"bytes\":1000000");
+  }
+  return text;
+}
+}  // namespace
+
+TEST_CASE("Copies of one direction that never overlap share an engine") {
+  REQUIRE(count(Simulated(two_copies(121)).graph, DependencyKind::kCopyEngine) == 1);
+  REQUIRE(count(Simulated(two_copies(90)).graph, DependencyKind::kCopyEngine) == 0);
+}
+
+TEST_CASE("Streams inside a captured graph keep their measured order") {
+  TraceText text;
+  text.host("cuda_runtime", "cudaGraphLaunch", 0, 10, "\"correlation\":1");
+  text.gpu("kernel", "a", 20, 50, 7, 1);
+  text.gpu("kernel", "b", 72, 30, 8, 1);
+  text.gpu("kernel", "c", 110, 30, 7, 1);
+  const Simulated s(text);
+  const EdgeId b = s.edge_into(s.begin("b"), DependencyKind::kGraphOrder);
+  const EdgeId c = s.edge_into(s.begin("c"), DependencyKind::kGraphOrder);
+  REQUIRE(s.graph.points.source[b] == s.end("a"));
+  REQUIRE(s.graph.lag_ns[b] == 2'000);
+  REQUIRE(s.graph.points.source[c] == s.end("b"));
+}
+
+TEST_CASE("Known dependencies become edges unless times contradict them") {
+  TraceText text;
+  text.launch("a", 0, 4, 10, 100, 7, 1);
+  text.launch("b", 5, 4, 15, 100, 8, 2);
+  text.launch("c", 10, 4, 130, 10, 9, 3);
+  const Simulated plain(text);
+  const Row a = plain.row("a"), b = plain.row("b"), c = plain.row("c");
+  const std::vector<GpuDependency> known{{0, a, c}, {0, a, b}};
+  ExecutionOptions options;
+  options.dependencies = known;
+  const Simulated s(text, options);
+  REQUIRE(count(s.graph, DependencyKind::kTensor) == 1);
+  REQUIRE(s.graph.contradicted == 1);
+  const EdgeId e = s.edge_into(s.begin("c"), DependencyKind::kTensor);
+  REQUIRE(s.graph.points.source[e] == s.end("a"));
+  REQUIRE(s.graph.points.evidence[e] == Evidence::kExplicit);
+  const std::vector<GpuDependency> outside{{0, a, 99'999}};
+  options.dependencies = outside;
+  REQUIRE_THROWS_AS(Simulated(text, options), SchemaError);
+}
+
+// ---- chains
+
+TEST_CASE("Copies in a chain follow each other") {
+  const std::vector<std::int64_t> durations{10, 20, 30};
+  const std::vector<PlainEdge> edges{{1, 2, 0}};  // 0 before 1; 2 stands alone
+  const ExecutionGraph graph = build_plain_graph(durations, edges);
+  const std::vector<PlainEdge> carries{{3, 0, 5}};
+  const auto time_ns = replay_chain(graph, carries, 3);
+  REQUIRE(std::vector<std::int64_t>(time_ns.begin(), time_ns.begin() + 6) == replay(graph));
+  REQUIRE(std::vector<std::int64_t>(time_ns.begin() + 6, time_ns.begin() + 12) ==
+          std::vector<std::int64_t>{35, 45, 45, 65, kNever, kNever});
+  REQUIRE(time_ns[12] == 70);
+  REQUIRE(replay_chain(graph, carries, 0).empty());
+  const std::vector<PlainEdge> outside{{3, 77, 5}};
+  REQUIRE_THROWS_AS(replay_chain(graph, outside, 2), SchemaError);
+}
+
+TEST_CASE("A carry may lead to any point, and edits hold in every copy") {
+  for (unsigned seed = 0; seed < 10; ++seed) {
+    const RandomGraph random(seed, 50);
+    const ExecutionGraph graph = build_plain_graph(random.durations, random.edges);
+    const std::vector<PlainEdge> carries{{99, 0, 0}, {49, 30, 7}};
+    GraphDelta delta;
+    delta.set_lag(3, 100);
+    delta.add(1, 98, 5'000);
+    // The same by hand: two copies in one graph.
+    std::vector<std::int64_t> durations(random.durations);
+    durations.insert(durations.end(), random.durations.begin(), random.durations.end());
+    std::vector<PlainEdge> edges(random.edges);
+    for (const PlainEdge& e : random.edges) {
+      edges.push_back({e.source + 100, e.destination + 100, e.lag_ns});
+    }
+    edges.push_back({99, 100, 0});
+    edges.push_back({49, 130, 7});
+    const ExecutionGraph both = build_plain_graph(durations, edges);
+    const auto chained = replay_chain(graph, carries, 2), once = replay(both);
+    REQUIRE(chained == once);
+    const auto edited = replay_chain(graph, carries, 2, delta);
+    REQUIRE(std::vector<std::int64_t>(edited.begin(), edited.begin() + 100) ==
+            replay(graph, delta));
+    REQUIRE(edited[198] >= edited[101] + 5'000);
+  }
+}
+
+TEST_CASE("Identical ranks take one rank's time") {
+  const auto text = [](int rank) {
+    TraceText t;
+    t.launch("gemm", 10, 4, 20, 100, 7, 1);
+    t.launch("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 15, 4, 125, 40, 7, 2);
+    t.host("cuda_runtime", "cudaDeviceSynchronize", 20, 150);
+    t.host("cpu_op", "aten::empty", 172, 5 + 0 * rank);
+    return t;
+  };
+  std::vector<Analysed> traces;
+  for (int r = 0; r < 4; ++r) traces.emplace_back(text(r));
+  std::vector<GraphRank> ranks;
+  CollectiveMembers members;
+  for (std::uint32_t r = 0; r < 4; ++r) {
+    ranks.push_back({&traces[r].table, &traces[r].tree});
+    for (Row row = 0; row < traces[r].table.size(); ++row) {
+      if (traces[r].name(row).starts_with("nccl")) members.push_back({r, row});
+    }
+  }
+  REQUIRE(members.size() == 4);
+  const std::vector<CollectiveMembers> groups{members};
+  const ExecutionGraph all = build_execution_graph(ranks, groups);
+  const ExecutionGraph one = build_execution_graph(std::span(ranks).first(1));
+  const auto last = [](const std::vector<std::int64_t>& t) {
+    return *std::max_element(t.begin(), t.end());
+  };
+  for (const bool with : {true, false}) {
+    REQUIRE(last(replay(all, {}, {.with_residuals = with})) ==
+            last(replay(one, {}, {.with_residuals = with})));
   }
 }

@@ -1,0 +1,1 @@
+"""Replay a trace from its dependencies, edit it, replay again (docs/simulation.md)."""

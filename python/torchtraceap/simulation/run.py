@@ -1,0 +1,190 @@
+"""A trace as an execution graph: replays, iteration times, and what edits need to find their way.
+
+Note [Iteration time]: with an edit the host may run ahead of the GPU or fall behind, so that the
+step ranges of the host no longer say how long an iteration takes. An iteration ends when the last
+of its host and GPU work ends; its time is the distance from the end of the one before, over
+chained steps as recorded (a steady state). Predictions are the measured step time plus the
+difference that the edit makes to that distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap import _core
+from torchtraceap.analysis.joined_ranks import join_ranks
+from torchtraceap.trace import RankTrace, Trace
+
+__all__ = ["RunStep", "SimulatedRun"]
+
+Array = npt.NDArray[Any]
+KINDS = {name: code for code, name in enumerate(_core.dependency_kind_names())}
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """A profiled step of one rank (or the whole trace where it has none)."""
+
+    rank: int
+    """Index in the run's `ranks`."""
+    name: str
+    begin: int
+    """Point where its host range begins."""
+    end: int
+    """Point where it ends."""
+    points: Array
+    """All points of its work: host rows inside it and GPU events launched there."""
+
+
+class SimulatedRun:
+    """All ranks of a trace as one graph.
+
+    Args:
+        trace: One or several ranks; clocks are aligned and collectives matched.
+        explicit_only: Leave out dependencies that rest on times alone.
+    """
+
+    def __init__(self, trace: Trace, *, explicit_only: bool = False) -> None:
+        scope = join_ranks(trace)
+        self.trace = trace
+        self.ranks: tuple[RankTrace, ...] = tuple(scope.parts)
+        """Those whose clocks can be compared; ranks that share no collective are left out."""
+        self.notes: list[str] = scope.notes
+        self.collectives: list[list[tuple[int, int]]] = scope.collectives
+        """(rank index, GPU row) of the members of each matched collective."""
+        parts = [
+            (part.table, part.tree, offset)
+            for part, offset in zip(self.ranks, scope.offsets_ns, strict=True)
+        ]
+        self.graph: _core.ExecutionGraph = _core.execution_graph(
+            parts, collectives=self.collectives, explicit_only=explicit_only
+        )
+
+    # ------------------------------------------------------------------------- graph as arrays
+
+    @cached_property
+    def destination(self) -> Array:
+        """uint32 `[edges]`: the point that each edge leads to."""
+        counts = np.diff(self.graph.in_offsets.astype(np.int64))
+        return np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+
+    @cached_property
+    def cost_ns(self) -> Array:
+        """int64 `[edges]`: lag and residual together, what the measured run took."""
+        return self.graph.lag_ns + self.graph.residual_ns
+
+    def edges_of(self, *kinds: str) -> Array:
+        """Edges of these kinds (`_core.dependency_kind_names()`)."""
+        return np.flatnonzero(np.isin(self.graph.kind, [KINDS[kind] for kind in kinds]))
+
+    def edges_into(self, points: Array | Sequence[int], *kinds: str) -> Array:
+        """Edges that lead to these points, of these kinds (all without)."""
+        wanted = np.zeros(len(self.graph), dtype=bool)
+        wanted[np.asarray(points, dtype=np.int64)] = True
+        chosen = np.flatnonzero(wanted[self.destination])
+        if not kinds:
+            return chosen
+        return chosen[np.isin(self.graph.kind[chosen], [KINDS[kind] for kind in kinds])]
+
+    def begin_of(self, rank: int, rows: Array | Sequence[int]) -> Array:
+        """Points where rows begin; rows without a point are left out."""
+        points = self.graph.begin_of(rank)[np.asarray(rows, dtype=np.int64)]
+        return points[points != _core.NO_ROW]
+
+    def end_of(self, rank: int, rows: Array | Sequence[int]) -> Array:
+        """Points where rows end; rows without a point are left out."""
+        points = self.graph.end_of(rank)[np.asarray(rows, dtype=np.int64)]
+        return points[points != _core.NO_ROW]
+
+    def duration_edges(self, rank: int, gpu_rows: Array | Sequence[int]) -> Array:
+        """The edge from begin to end of each GPU event: its duration is their cost."""
+        edges = self.edges_into(self.end_of(rank, gpu_rows), "execution")
+        ends = self.destination[edges]
+        return edges[self.graph.row[self.graph.source[edges]] == self.graph.row[ends]]
+
+    # ------------------------------------------------------------------------- time
+
+    def replay(
+        self, delta: _core.GraphDelta | None = None, *, with_residuals: bool = True
+    ) -> Array:
+        """int64 `[points]`: when each point happens."""
+        return _core.replay(self.graph, delta, with_residuals=with_residuals)
+
+    @cached_property
+    def steps(self) -> list[RunStep]:
+        """By rank, then by start; one for each rank without steps."""
+        return [step for index in range(len(self.ranks)) for step in self._steps_of(index)]
+
+    @cached_property
+    def chosen_steps(self) -> list[RunStep]:
+        """Without the first and last of a rank that has more than two: they are often cut."""
+        chosen = []
+        for index in range(len(self.ranks)):
+            mine = [step for step in self.steps if step.rank == index]
+            chosen += mine[1:-1] if len(mine) > 2 else mine
+        return chosen
+
+    def _steps_of(self, rank: int) -> list[RunStep]:
+        part = self.ranks[rank]
+        begin_of, end_of = self.graph.begin_of(rank), self.graph.end_of(rank)
+        rows = [(step.name, step.row) for step in part.tree.steps if step.row is not None]
+        marked = [(name, row) for name, row in rows if begin_of[row] != _core.NO_ROW]
+        points = self._points_of_rank(rank)
+        if not marked:
+            if not len(points):
+                return []
+            times = self.graph.time_ns[points]
+            first, last = points[int(times.argmin())], points[int(times.argmax())]
+            return [RunStep(rank, "whole trace", int(first), int(last), points)]
+        owner_ns = self._host_time_of(rank, points)
+        steps = []
+        for name, row in marked:
+            begin, end = int(begin_of[row]), int(end_of[row])
+            start_ns, stop_ns = self.graph.time_ns[begin], self.graph.time_ns[end]
+            inside = points[(owner_ns >= start_ns) & (owner_ns <= stop_ns)]
+            steps.append(RunStep(rank, name, begin, end, inside))
+        return steps
+
+    def _points_of_rank(self, rank: int) -> Array:
+        lanes = np.array([lane[0] if lane[1] < 2 else -1 for lane in self.graph.lanes])
+        return np.flatnonzero(lanes[self.graph.lane] == rank)
+
+    def _host_time_of(self, rank: int, points: Array) -> Array:
+        """Measured time of each point; of a GPU point that of its launch, which places it."""
+        part = self.ranks[rank]
+        times = self.graph.time_ns[points].copy()
+        rows = self.graph.row[points]
+        launch = part.tree.launch[rows]
+        launched = launch != _core.NO_ROW
+        begins = self.graph.begin_of(rank)[launch[launched]]
+        known = begins != _core.NO_ROW
+        where = np.flatnonzero(launched)[known]
+        times[where] = self.graph.time_ns[begins[known]]
+        return times
+
+    def measured_step_ns(self, step: RunStep) -> int:
+        return int(self.graph.time_ns[step.end] - self.graph.time_ns[step.begin])
+
+    def step_ns(self, step: RunStep, times: Array) -> int:
+        """Length of the step's host range in a replay."""
+        return int(times[step.end] - times[step.begin])
+
+    def iteration_ns(self, times: Array) -> float:
+        """Median time of an iteration in a replay. See Note [Iteration time]."""
+        chosen = {id(step) for step in self.chosen_steps}
+        lengths = []
+        for index in range(len(self.ranks)):
+            before: int | None = None
+            for step in (s for s in self.steps if s.rank == index):
+                end = int(times[step.points].max()) if len(step.points) else int(times[step.end])
+                start = int(times[step.begin]) if before is None else before
+                if id(step) in chosen:
+                    lengths.append(end - start)
+                before = end
+        return float(np.median(lengths)) if lengths else 0.0
