@@ -39,6 +39,7 @@ void bind_trace(py::module_& module);
 void bind_tree(py::module_& module);
 void bind_analysis(py::module_& module);
 void bind_costs(py::module_& module);
+void bind_grouping(py::module_& module);
 void bind_modules(py::module_& module);
 void bind_launches(py::module_& module);
 void bind_collectives(py::module_& module);

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, module) {
   bind_tree(module);
   bind_analysis(module);
   bind_costs(module);
+  bind_grouping(module);
   bind_modules(module);
   bind_launches(module);
   bind_collectives(module);

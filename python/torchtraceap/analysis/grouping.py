@@ -8,37 +8,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchtraceap import _core
+
 __all__ = ["Groups", "order_by"]
 
 Array = npt.NDArray[Any]
 
 
 class Groups:
-    """Groups in order of their first row; groups are never empty.
+    """Groups in order of their first row; groups are never empty. Arrays are read-only.
 
     Args:
         keys: Integer arrays `[n]`, one or several; rows with all keys equal form a group.
     """
 
     def __init__(self, *keys: Array) -> None:
-        combined = np.zeros(len(keys[0]), dtype=np.int64)
-        for key in keys:
-            # Dense again after each key, so that the product cannot overflow.
-            _, dense = np.unique(key, return_inverse=True)
-            pairs = combined * (int(dense.max(initial=0)) + 1) + dense
-            _, combined = np.unique(pairs, return_inverse=True)
-        _, first, inverse = np.unique(combined, return_index=True, return_inverse=True)
-        order = np.argsort(first, kind="stable")
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        self.first: Array = first[order]
+        self._core = _core.group_rows(list(keys))
+        self.first: Array = self._core.first
         """int64 `[groups]`: first row of each group."""
-        self.index: Array = place[inverse]
+        self.index: Array = self._core.index
         """int64 `[n]`: group of each row."""
-        self.count: Array = np.bincount(self.index, minlength=len(first))
+        self.count: Array = np.diff(self._core.offsets)
         """int64 `[groups]`."""
-        self._sorted = np.argsort(self.index, kind="stable")
-        self._starts = np.concatenate([[0], np.cumsum(self.count)[:-1]]).astype(np.int64)
+        self._sorted, self._starts = self._core.rows, self._core.offsets[:-1]
 
     def __len__(self) -> int:
         return len(self.first)
@@ -75,12 +67,7 @@ class Groups:
 
     def quantile(self, values: Array, q: float) -> Array:
         """float64 `[groups]`, linear between neighbours (NumPy's default)."""
-        ordered = values[np.lexsort((values, self.index))].astype(np.float64)
-        place = self._starts + q * (self.count - 1)
-        below = np.floor(place).astype(np.int64)
-        above = np.minimum(below + 1, self._starts + self.count - 1)
-        result: Array = ordered[below] + (place - below) * (ordered[above] - ordered[below])
-        return result
+        return self._core.quantiles(values, q)
 
     def _reduce(self, function: np.ufunc, values: Array) -> Array:
         if not len(self):
