@@ -13,7 +13,13 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.errors import MissingDependencyError, OptionError
-from torchtraceap.report.words import cells, format_count, format_percent, one_line
+from torchtraceap.report.words import (
+    cells,
+    format_count,
+    format_percent,
+    headings,
+    one_line,
+)
 from torchtraceap.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
@@ -129,18 +135,7 @@ def table_for_reading(
     if len(notes) > MAX_NOTES:
         notes[MAX_NOTES:] = [f"{len(notes) - MAX_NOTES} more notes (--json)"]
     note = "\n".join([*more, *notes])
-    return Table("", _headings(names), rows, note)
-
-
-def _headings(names: Sequence[str]) -> tuple[str, ...]:
-    """Without the unit, which the cells show, unless two columns then look the same."""
-    short = [
-        name.removesuffix("_ns").removesuffix("_share").removesuffix("_bytes") for name in names
-    ]
-    return tuple(
-        (name if short.count(plain) > 1 and not name.endswith("_ns") else plain).replace("_", " ")
-        for name, plain in zip(names, short, strict=True)
-    )
+    return Table("", headings(names), rows, note)
 
 
 def _cell(name: str, value: Any) -> str:
