@@ -61,7 +61,7 @@ def run_sql(trace: Trace, query: str) -> ColumnTable:
     try:
         for name in SQL_TABLES.keys() & words:
             connection.register(name, SQL_TABLES[name](trace))
-        return _to_table(connection.execute(query))
+        return _to_table(connection.execute(query) if query.strip() else None)
     except duckdb.Error as error:
         tables = ", ".join(SQL_TABLES)
         raise OptionError(f"SQL: {' '.join(str(error).split())} (tables: {tables})") from None
@@ -70,7 +70,7 @@ def run_sql(trace: Trace, query: str) -> ColumnTable:
 
 
 def _to_table(result: Any) -> ColumnTable:
-    if result.description is None:
+    if result is None or result.description is None:
         raise OptionError("SQL: the query gives no rows")
     names = _unique([entry[0] for entry in result.description])
     rows = result.fetchall()

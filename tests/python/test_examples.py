@@ -34,7 +34,8 @@ def test_rank_2_comes_last_in_every_all_reduce(trace: ttap.Trace) -> None:
     ranks = trace.ranks_table()
     assert ranks["times_last"].tolist() == [0, 0, 24, 0]
     assert ranks["wait_ns"][2] == 0
-    assert [verdict == "on time" for verdict in ranks["verdict"]] == [True, True, False, True]
+    assert ranks["verdict"].tolist() == ["on time", "on time", "straggler", "on time"]
+    assert ranks["cause"].tolist() == [None, None, "input", None]
 
 
 def test_the_first_all_reduce_of_a_step_waits_for_the_batch(trace: ttap.Trace) -> None:

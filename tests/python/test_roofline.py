@@ -146,7 +146,7 @@ def test_an_unknown_gpu_gives_no_percentage(write_trace: WriteTrace) -> None:
         assert row["roofline_share"] is None
         assert row["bound"] is None
         assert table.facts["device"] is None
-        assert any("device=" in note for note in table.notes)
+        assert any("name one with `device`" in note for note in table.notes)
 
 
 def test_a_device_can_be_given(write_trace: WriteTrace) -> None:

@@ -56,3 +56,9 @@ def test_files_are_out_of_reach(trace: ttap.Trace, tmp_path: Path) -> None:
     with pytest.raises(OptionError):
         trace.sql(f"copy (select 1) to '{tmp_path / 'y.csv'}'")
     assert not (tmp_path / "y.csv").exists()
+
+
+@pytest.mark.parametrize("query", ["", "  ", ";"])
+def test_an_empty_query(trace: ttap.Trace, query: str) -> None:
+    with pytest.raises(OptionError, match="no rows"):
+        trace.sql(query)

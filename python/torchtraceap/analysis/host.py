@@ -121,14 +121,15 @@ def _by_name(part: RankTrace, idle: _core.IdleBreakdown, *, frames: bool) -> Vie
     first = rows[groups.first]
     idle_by_cause = host.idle_self_ns[:-1]
     idle_ns, self_ns = idle_by_cause.sum(axis=1), host.self_ns[:-1]
+    threads = _thread_counts(groups, table.track[rows])
     columns: dict[str, Column] = {
         "name": names.take(groups.first),
         "kind": TextCodes(table.kind[first].astype(np.int8), _core.kind_names()),
         "count": groups.count,
-        "threads": _thread_counts(groups, table.track[rows]),
+        "threads": threads,
         "self_ns": self_ns,
         "gpu_idle_ns": idle_ns,
-        "idle_share": _share(idle_ns, sum(idle.totals.values())),
+        "idle_share": _share(idle_ns, sum(idle.totals.values()) * threads),
         "main_cause": _main_causes(idle_by_cause),
         **_cause_columns(idle_by_cause),
     }
@@ -195,8 +196,10 @@ def _take(columns: dict[str, Column], order: Array) -> dict[str, Column]:
     }
 
 
-def _share(values: Array, total_ns: int) -> Array:
-    return values / total_ns if total_ns else np.full(len(values), np.nan)
+def _share(values: Array, total_ns: int | Array) -> Array:
+    totals = np.broadcast_to(np.asarray(total_ns, dtype=np.float64), values.shape)
+    shares: Array = values / np.where(totals > 0, totals, np.nan)
+    return shares
 
 
 def _idle_notes(part: RankTrace) -> list[str]:

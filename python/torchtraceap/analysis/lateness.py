@@ -1,12 +1,14 @@
 """Which rank keeps the others waiting, and because of what.
 
 Note [Lateness and its cause]: between two collectives of the same ranks all of them are level at
-the common end of the first. From there to its own start at the second, each rank spends a segment
-of time, which is split exactly: compute kernels, then other collectives, then copies, then idle
-time by cause. A rank is late by its start minus the median start of the others, and the excess of
-a cause is what the rank spent on it beyond the others' median. So work that all ranks do alike
-drops out, and a stall early in the segment is found although something else came last. Only when
-the excess of one cause explains at least 80 % of the lateness is that cause named (traceml's rule);
+the common end of the first, if they wait for it: a rank that computes beside a collective (DDP
+reduces gradients while the backward goes on) stays as far behind as it was. From there to its own
+start at the second, each rank spends a segment of time, which is split exactly: compute kernels,
+then other collectives, then copies, then idle time by cause. A rank is late by its start minus the
+median start of the others, and the excess of a cause is what the rank spent on it beyond the
+others' median. So work that all ranks do alike drops out, and a stall early in the segment is
+found although something else came last. Only when the
+excess of one cause explains at least 80 % of the lateness is that cause named (traceml's rule);
 otherwise the rank is late and its cause is not proven.
 """
 
@@ -151,6 +153,7 @@ def _segments(matched: MatchedCollectives) -> tuple[Array, Array]:
     """Parts of synchronising matches, and from when on their ranks were level (common clock)."""
     core = matched.core
     level: dict[tuple[int, ...], Array] = {}
+    waited_for = _waited_for(matched)
     parts: list[Array] = []
     since: list[Array] = []
     usable = (matched.comparable & matched.synchronising).tolist()
@@ -166,11 +169,26 @@ def _segments(matched: MatchedCollectives) -> tuple[Array, Array]:
             start = np.full(len(key), matched.recorded_ns[list(key), 0].max())
         parts.append(np.arange(part.start, part.stop))
         since.append(start)
-        level[key] = core.end_ns[part]
+        if waited_for[part].all():
+            level[key] = core.end_ns[part]
     if not parts:
         empty = np.zeros(0, dtype=np.int64)
         return empty, empty
     return np.concatenate(parts), np.concatenate(since)
+
+
+def _waited_for(matched: MatchedCollectives) -> Array:
+    """bool by part: the rank computes for less than half of the transfer."""
+    core = matched.core
+    covered = np.zeros(len(core.match), dtype=np.int64)
+    for index, rank in enumerate(matched.trace.ranks):
+        rows = np.flatnonzero(core.rank == index)
+        compute = _core.gpu_intervals(rank.table, rank.tree)["compute"]
+        end = core.end_ns[rows] + matched.offsets_ns[index]
+        start = end - matched.transfer_ns[rows]
+        covered[rows] = _covered_before(compute, end) - _covered_before(compute, start)
+    waited: Array = 2 * covered <= matched.transfer_ns
+    return waited
 
 
 def _spent_by_cause(

@@ -301,7 +301,7 @@ def _by_copy(part: RankTrace) -> View:
         "direction",
         "host_memory",
         "size_bytes",
-        "start_ns",
+        "since_first_ns",
         "duration_ns",
         "exposed_ns",
     )

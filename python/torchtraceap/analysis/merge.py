@@ -31,10 +31,12 @@ def merge_ranks(trace: Trace, path: str | os.PathLike[str]) -> MatchedCollective
         The matched collectives, whose clocks say what was moved.
 
     Raises:
-        OptionError: The path is that of a file that was read.
+        OptionError: Another ending, or the path is that of a file that was read.
         TraceError: The file can't be written.
     """
     target = Path(path)
+    if not target.name.lower().endswith((".json", ".json.gz")):
+        raise OptionError(f"{target}: the name must end in .json or .json.gz")
     if any(Path(rank.path).resolve() == target.resolve() for rank in trace.ranks):
         raise OptionError(f"{target}: this file was read, choose another name")
     matched = match_collectives(trace)

@@ -121,11 +121,11 @@ def _lateness_notes(matched: MatchedCollectives, late: Lateness) -> list[str]:
         cause, share = late.main_cause(i)
         words = f"Rank {number} arrives {format_ns(int(late.lateness_ns[i]))} late in all"
         if share >= PROVEN_SHARE:
-            notes.append(f"{words}; {_CAUSE_WORDS[cause]} explains {format_share(share)} of it.")
+            notes.append(f"{words}: {format_share(share)} of it by {_CAUSE_WORDS[cause]}.")
         else:
             notes.append(
-                f"{words}, cause not proven: {_CAUSE_WORDS[cause]} explains {format_share(share)} "
-                f"of it, less than {format_share(PROVEN_SHARE)}."
+                f"{words}, cause not proven: {format_share(share)} of it by {_CAUSE_WORDS[cause]}, "
+                f"less than {format_share(PROVEN_SHARE)}."
             )
     return notes or ["No rank keeps the others waiting for long."]
 

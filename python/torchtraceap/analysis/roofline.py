@@ -143,7 +143,7 @@ class _Calls:
         codes = [column[0].astype(np.int64) for column in self._columns]
         self.groups = Groups(table.name[self.rows].astype(np.int64), *codes)
         self.group = self.groups.index
-        self._owned = _names_by_owner(part, self.strings)
+        self._owned = _names_by_owner(part, self.strings, self.rows[self.groups.first])
         self.kinds = [self._kind(int(first), compat) for first in self.groups.first]
         self.has_work = np.zeros(len(table) + 1, dtype=bool)
         if len(self.rows):
@@ -191,10 +191,15 @@ def _ancestors(parent: Array, rows: Array) -> Array:
     return above
 
 
-def _names_by_owner(part: RankTrace, strings: Sequence[str]) -> dict[int, tuple[str, ...]]:
-    """Distinct names of GPU events by the row that owns them, the first few of each."""
+def _names_by_owner(
+    part: RankTrace, strings: Sequence[str], rows: Array
+) -> dict[int, tuple[str, ...]]:
+    """Distinct names of the GPU events that each of some rows owns, the first few."""
+    wanted = np.zeros(len(part.table) + 1, dtype=bool)
+    wanted[rows] = True
     events = part.tree.gpu_rows
-    owners = part.costs.owner[events].astype(np.int64)
+    owners = np.minimum(part.costs.owner[events].astype(np.int64), len(part.table))
+    events, owners = events[wanted[owners]], owners[wanted[owners]]
     pairs = Groups(owners, part.table.name[events].astype(np.int64)).first
     found: dict[int, list[str]] = {}
     names = part.table.name[events[pairs]]
@@ -322,7 +327,7 @@ def _recorded_device(part: RankTrace) -> _Rates:
     listed = [entry for entry in entries if entry.id in used] or entries[:1]
     if not listed:
         return _Rates(None, "The trace does not say which GPU it is of, so nothing is compared "
-                      "with a peak; give one with device=.")  # fmt: skip
+                      "with a peak; name one with `device`.")  # fmt: skip
     found = {_look_up(entry) for entry in listed}
     names = sorted({entry.name for entry in listed})
     if len(found) == 1 and (only := found.pop()) is not None:
@@ -330,7 +335,7 @@ def _recorded_device(part: RankTrace) -> _Rates:
     said = ", ".join(repr(name) for name in names)
     reason = "GPUs of several kinds" if len(names) > 1 else "a GPU that is not told by its name"
     return _Rates(None, f"The trace is of {reason} ({said}), so nothing is compared with a peak; "
-                  "give one with device=.")  # fmt: skip
+                  "name one with `device`.")  # fmt: skip
 
 
 def _look_up(entry: _core.Device) -> Device | None:
@@ -530,8 +535,10 @@ class _RowTable:
             reason = "strides are not recorded, a broadcast input is smaller than counted"
         elif found.bound == "memory":
             reason = "part of the data came from a cache, or the device is another one"
-        elif work.dtype == "fp32" and found.peak != "tf32 matrix":
+        elif work.dtype == "fp32" and "tf32" in device.matrix and found.peak != "tf32 matrix":
             reason = "it may compute in tf32, which its kernels do not say"
+        elif "convolution" in family_of(call.name, call.kernels):
+            reason = "its algorithm (Winograd, FFT) multiplies less often than the definition"
         else:
             reason = "the model counts more than was done, or the device is another one"
         return f"above the roofline: {reason}"
@@ -547,8 +554,8 @@ class _RowTable:
         count, gpu_ns = groups.sum(rows["count"]), groups.sum(rows["gpu_ns"])
         modelled = rows["has_model"]
         modelled_ns = groups.sum(np.where(modelled, rows["gpu_ns"], 0))
-        flops = groups.sum(np.nan_to_num(rows["flops"]) * rows["count"])
-        moved = groups.sum(np.nan_to_num(rows["bytes"]) * rows["count"])
+        flops = _sum_known(groups, rows["flops"] * rows["count"])
+        moved = _sum_known(groups, rows["bytes"] * rows["count"])
         compared = np.isfinite(rows["roofline_ns"])
         roofline = groups.sum(np.where(compared, rows["roofline_ns"] * rows["count"], 0.0))
         compared_ns = groups.sum(np.where(compared, rows["gpu_ns"], 0))
@@ -589,7 +596,10 @@ class _RowTable:
     def _notes(self, columns: dict[str, Any]) -> list[str]:
         notes = [self._rates.note] if self._rates.note else []
         if not len(self._on_gpu.rows):
-            return [*notes, 'The trace has no GPU events; by="call" lists operators of the CPU.']
+            return [
+                *notes,
+                "The trace has no GPU events; the view by call lists operators of the CPU.",
+            ]
         notes += [_PER_CALL_NOTE, _BYTES_NOTE]
         facts = self._facts(columns)
         share = facts["modelled_share"]
@@ -618,6 +628,14 @@ def _numbers(values: Iterable[float | None]) -> Array:
 def _ratio(upper: Array, lower: Array) -> Array:
     ratio: Array = upper / np.where(lower > 0, lower, np.nan)
     return ratio
+
+
+def _sum_known(groups: Groups, values: Array) -> Array:
+    """Sums of what is known; NaN where nothing is."""
+    known = np.isfinite(values)
+    total = groups.sum(np.where(known, values, 0.0))
+    sums: Array = np.where(groups.sum(known.astype(np.int64)) > 0, total, np.nan)
+    return sums
 
 
 def _json_column(texts: Iterable[str | None]) -> JsonCodes:

@@ -129,12 +129,18 @@ def _queues(trace: Trace, rank: int | None) -> list[Counter]:
 
 
 def _memory(trace: Trace, rank: int | None) -> list[Counter]:
+    """One counter per device and total, of the events that carry one."""
     table = trace.memory(by="timeline", rank=trace.rank(rank).rank)
+    kinds, numbers = table.to_list("device_type"), table.to_list("device")
+    devices = [f"{kind} {number}" for kind, number in zip(kinds, numbers, strict=True)]
+    names = np.array(devices, dtype=object)
     counters = []
-    for name in ("allocated_bytes", "reserved_bytes"):
-        if name not in table or not table.num_rows:
-            continue
-        values = np.ma.filled(np.ma.asarray(table[name], dtype=np.float64), 0.0)
-        label = name.replace("_bytes", " (MiB)")
-        counters.append(Counter(label, table["time_ns"], values / 2**20))
+    for device in dict.fromkeys(devices):
+        for total in ("allocated", "reserved"):
+            values = np.ma.asarray(table[f"{total}_bytes"])
+            rows = np.flatnonzero((names == device) & ~np.ma.getmaskarray(values))
+            if len(rows):
+                mebibytes = values.data[rows] / 2**20
+                label = f"{total} on {device} (MiB)"
+                counters.append(Counter(label, table["time_ns"][rows], mebibytes))
     return counters

@@ -130,7 +130,7 @@ def table_for_reading(
     columns = [[_cell(name, value) for value in shown.to_list(name)] for name in names]
     left = table.num_rows - shown.num_rows
     rows = list(zip(*columns, strict=True))
-    more = [f"{format_count(left)} more rows (--limit, --csv)"] if left else []
+    more = [f"{format_count(left)} more row{'s'[: left > 1]} (--limit, --csv)"] if left else []
     notes = [one_line(note, 400) for note in table.notes]
     if len(notes) > MAX_NOTES:
         notes[MAX_NOTES:] = [f"{len(notes) - MAX_NOTES} more notes (--json)"]
@@ -141,6 +141,8 @@ def table_for_reading(
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return "—"
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return one_line(", ".join(value), 60)
     if isinstance(value, (list, dict)):
         return one_line(json.dumps(value), 60)
     if isinstance(value, str):
