@@ -4,12 +4,16 @@ Note [Iteration time]: with an edit the host may run ahead of the GPU or fall be
 step ranges of the host no longer say how long an iteration takes. An iteration ends when the last
 of its host and GPU work ends; its time is the distance from the end of the one before, over
 chained steps as recorded (a steady state). Predictions are the measured step time plus the
-difference that the edit makes to that distance.
+difference that the edit makes to that distance. A trace of one step has no such distance: copies of
+the step are chained (`chain.py`), so that what crosses the boundary counts.
+
+Note [Watchdogs]: a thread that only makes runtime calls and launches nothing, such as the one that
+asks events of NCCL whether they are done, holds nothing up. What it does ends no iteration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,12 +23,19 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.analysis.joined_ranks import join_ranks
+from torchtraceap.interop import ColumnTable
+from torchtraceap.simulation.chain import carried_edges
 from torchtraceap.trace import RankTrace, Trace
+from torchtraceap.units import format_ns
 
 __all__ = ["RunStep", "SimulatedRun"]
 
 Array = npt.NDArray[Any]
 KINDS = {name: code for code, name in enumerate(_core.dependency_kind_names())}
+WHOLE = "whole trace"
+CHAINED = 3
+"""Copies of a single step: the last two begin in the state that the one before left."""
+CALLS = [_core.kind_names().index(name) for name in ("runtime", "driver")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +59,17 @@ class SimulatedRun:
     Args:
         trace: One or several ranks; clocks are aligned and collectives matched.
         explicit_only: Leave out dependencies that rest on times alone.
+        dependencies: By rank number, the `gpu_dependencies` of its linked execution trace: what
+            each GPU event really needs.
     """
 
-    def __init__(self, trace: Trace, *, explicit_only: bool = False) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        *,
+        explicit_only: bool = False,
+        dependencies: Mapping[int | None, ColumnTable] | None = None,
+    ) -> None:
         scope = join_ranks(trace)
         self.trace = trace
         self.ranks: tuple[RankTrace, ...] = tuple(scope.parts)
@@ -63,8 +82,59 @@ class SimulatedRun:
             for part, offset in zip(self.ranks, scope.offsets_ns, strict=True)
         ]
         self.graph: _core.ExecutionGraph = _core.execution_graph(
-            parts, collectives=self.collectives, explicit_only=explicit_only
+            parts,
+            collectives=self.collectives,
+            dependencies=self._known(dependencies or {}),
+            explicit_only=explicit_only,
         )
+        self.notes += self._doubts()
+
+    def _known(self, tables: Mapping[int | None, ColumnTable]) -> list[tuple[int, int, int]]:
+        known = []
+        for index, part in enumerate(self.ranks):
+            if part.rank not in tables:
+                continue
+            table = tables[part.rank]
+            pairs = zip(table["producer_row"].tolist(), table["consumer_row"].tolist(), strict=True)
+            known += [(index, producer, consumer) for producer, consumer in pairs]
+        return known
+
+    def _doubts(self) -> list[str]:
+        """What is missing or contradicts itself, for a person."""
+        notes = []
+        if self.graph.contradicted:
+            notes.append(
+                f"{self.graph.contradicted} dependencies of the execution trace are left out: what "
+                "needs them began before they were met."
+            )
+        if self.graph.dropped_edges:
+            notes.append(
+                f"{self.graph.dropped_edges} dependencies closed a circle and are left out, the "
+                "least certain first: times in this trace contradict each other."
+            )
+        for part in self.ranks:
+            notes += self._doubts_of(part)
+        return notes
+
+    def _doubts_of(self, part: RankTrace) -> list[str]:
+        where = f"Rank {part.rank}: " if len(self.ranks) > 1 else ""
+        notes = []
+        gpu = part.tree.gpu_rows
+        orphans = int((part.tree.launch[gpu] == _core.NO_ROW).sum())
+        if orphans:
+            notes.append(
+                f"{where}{orphans} of {len(gpu)} GPU events have no launch in the trace: they keep "
+                "their place behind the work before them, and no edit of the host moves them."
+            )
+        if not any(step.row is not None for step in part.tree.steps):
+            notes.append(f"{where}no steps are marked: times are those of the whole trace.")
+        shift_ns = part.tree.launch_delay_correction_ns
+        if shift_ns:
+            notes.append(
+                f"{where}the clocks of host and GPU disagree; GPU times are moved by "
+                f"{format_ns(shift_ns)}."
+            )
+        return notes
 
     # ------------------------------------------------------------------------- graph as arrays
 
@@ -73,6 +143,11 @@ class SimulatedRun:
         """uint32 `[edges]`: the point that each edge leads to."""
         counts = np.diff(self.graph.in_offsets.astype(np.int64))
         return np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+
+    @cached_property
+    def lanes(self) -> list[tuple[int, int, int]]:
+        """(rank, 0 thread | 1 stream | 2 meeting points, index) of each lane."""
+        return self.graph.lanes
 
     @cached_property
     def cost_ns(self) -> Array:
@@ -141,7 +216,7 @@ class SimulatedRun:
                 return []
             times = self.graph.time_ns[points]
             first, last = points[int(times.argmin())], points[int(times.argmax())]
-            return [RunStep(rank, "whole trace", int(first), int(last), points)]
+            return [RunStep(rank, WHOLE, int(first), int(last), points)]
         owner_ns = self._host_time_of(rank, points)
         steps = []
         for name, row in marked:
@@ -152,8 +227,25 @@ class SimulatedRun:
         return steps
 
     def _points_of_rank(self, rank: int) -> Array:
-        lanes = np.array([lane[0] if lane[1] < 2 else -1 for lane in self.graph.lanes])
-        return np.flatnonzero(lanes[self.graph.lane] == rank)
+        lanes = [lane[0] if lane[1] < 2 else -1 for lane in self.lanes]
+        mine = np.array(lanes, dtype=np.int64)[self.graph.lane] == rank
+        mine &= ~np.isin(self.graph.lane, self._watchdogs(rank))
+        return np.flatnonzero(mine)
+
+    def _watchdogs(self, rank: int) -> list[int]:
+        """Lanes that hold nothing up. See Note [Watchdogs]."""
+        part, graph = self.ranks[rank], self.graph
+        is_call = np.isin(part.table.kind, CALLS)
+        launching = np.zeros(len(is_call), dtype=bool)
+        launches = part.tree.launch[part.tree.gpu_rows]
+        launching[launches[launches != _core.NO_ROW]] = True
+        threads = [i for i, lane in enumerate(self.lanes) if lane[:2] == (rank, 0)]
+        held = []
+        for lane in threads:
+            rows = graph.row[slice(*np.searchsorted(graph.lane, [lane, lane + 1]))]
+            if len(rows) and is_call[rows].all() and not launching[rows].any():
+                held.append(lane)
+        return held if len(held) < len(threads) else []
 
     def _host_time_of(self, rank: int, points: Array) -> Array:
         """Measured time of each point; of a GPU point that of its launch, which places it."""
@@ -188,3 +280,59 @@ class SimulatedRun:
                     lengths.append(end - start)
                 before = end
         return float(np.median(lengths)) if lengths else 0.0
+
+    def steady_ns(
+        self,
+        delta: _core.GraphDelta | None = None,
+        *,
+        with_residuals: bool = True,
+        copies: int = CHAINED,
+    ) -> float:
+        """Time of an iteration in a steady state, with an edit. See Note [Iteration time].
+
+        The same as `iteration_ns` of a replay, but for a trace of one marked step on each rank
+        `copies` of that step are chained, and the last one counts.
+        """
+        if not self.chained:
+            return self.iteration_ns(self.replay(delta, with_residuals=with_residuals))
+        times = _core.replay_chain(
+            self.graph, self._carried, copies, delta, with_residuals=with_residuals
+        )
+        ends = [times[:, step.points].max(axis=1) for step in self.steps]
+        return float(np.median([end[-1] - end[-2] for end in ends]))
+
+    @cached_property
+    def chained(self) -> bool:
+        """Does each rank have one marked step, so that an iteration is measured on copies of it?"""
+        marked = [step for step in self.steps if self.graph.row[step.begin] != _core.NO_ROW]
+        ranks = [step.rank for step in marked if step.name != WHOLE]
+        return ranks == list(range(len(self.ranks)))
+
+    @cached_property
+    def _carried(self) -> list[tuple[int, int, int]]:
+        return [edge for step in self.steps for edge in carried_edges(self.graph, step)]
+
+    # ------------------------------------------------------------------------- trust
+
+    def replay_error(self, rank: int | None = None) -> float:
+        """How far a replay from dependencies alone is off: replayed / measured - 1.
+
+        The median over the chosen steps of a rank; without `rank` that of the rank which is worst.
+
+        Args:
+            rank: Index in `ranks`.
+        """
+        indices = range(len(self.ranks)) if rank is None else [rank]
+        errors = [
+            float(np.median(errors))
+            for index in indices
+            if (errors := self.step_errors[[s.rank == index for s in self.chosen_steps]]).size
+        ]
+        return max(errors, key=abs, default=0.0)
+
+    @cached_property
+    def step_errors(self) -> Array:
+        """float64 `[chosen steps]`: replayed / measured - 1 of each."""
+        times = self.replay(with_residuals=False)
+        pairs = [(self.step_ns(s, times), self.measured_step_ns(s)) for s in self.chosen_steps]
+        return np.array([got / known - 1 if known else 0.0 for got, known in pairs])

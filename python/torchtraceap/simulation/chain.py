@@ -1,0 +1,71 @@
+"""What leads from one copy of a step to the next: `carried_edges`.
+
+Note [Carried edges]: the thread that marks the step goes on at once. A stream takes the first work
+of the next copy a typical gap behind the last of this one. Another thread that begins with what
+the step hands to it also goes on at once; one that nothing in the step starts keeps its own
+rhythm, the measured time from its last point round to its first. The queue of launches does not
+reach into the next copy.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap import _core
+
+__all__ = ["carried_edges"]
+
+Array = npt.NDArray[Any]
+
+
+class Marked(Protocol):
+    """A step: where its host range begins and ends, and all points of its work."""
+
+    @property
+    def begin(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def points(self) -> Array: ...
+
+
+def carried_edges(graph: _core.ExecutionGraph, step: Marked) -> list[tuple[int, int, int]]:
+    """(point of a copy, point of the next copy, lag in ns). See Note [Carried edges]."""
+    own = int(graph.lane[step.begin])
+    edges = [(step.end, step.begin, 0)]
+    inside = np.zeros(len(graph), dtype=bool)
+    inside[step.points] = True
+    gap_ns = _typical_gap_ns(graph)
+    kinds = [kind for _, kind, _ in graph.lanes]
+    points = step.points[np.argsort(graph.time_ns[step.points], kind="stable")]
+    lanes = graph.lane[points]
+    for lane in np.unique(lanes).tolist():
+        if lane == own:
+            continue
+        mine = points[lanes == lane]
+        first, last = int(mine[0]), int(mine[-1])
+        if not _is_started(graph, first, inside):
+            edges.append((last, first, _round_ns(graph, step, first, last)))
+        else:
+            edges.append((last, first, gap_ns if kinds[lane] == 1 else 0))
+    return edges
+
+
+def _typical_gap_ns(graph: _core.ExecutionGraph) -> int:
+    kind = _core.dependency_kind_names().index("stream_order")
+    lags = graph.lag_ns[graph.kind == kind]
+    return int(np.median(lags)) if len(lags) else 0
+
+
+def _is_started(graph: _core.ExecutionGraph, point: int, inside: Array) -> bool:
+    sources = graph.source[graph.in_offsets[point] : graph.in_offsets[point + 1]]
+    return bool((inside[sources] & (graph.lane[sources] != graph.lane[point])).any())
+
+
+def _round_ns(graph: _core.ExecutionGraph, step: Marked, first: int, last: int) -> int:
+    before = graph.time_ns[first] - graph.time_ns[step.begin]
+    behind = graph.time_ns[step.end] - graph.time_ns[last]
+    return max(0, int(before + behind))
