@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -245,10 +244,9 @@ class ColumnTable(Mapping[str, Array]):
         )
 
     def _repr_html_(self) -> str:
-        frame = self.to_pandas()[list(self.shown)]
-        html: str = frame.to_html(max_rows=20, border=0)
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-        return html + notes
+        from torchtraceap.notebook import table_html
+
+        return table_html(self)
 
     def _arrow_table(self) -> _core.ArrowTable:
         if self._arrow is None:
@@ -305,13 +303,12 @@ def stack_ranks(parts: Sequence[tuple[int | None, ColumnTable]]) -> ColumnTable:
     name their rank.
     """
     first = parts[0][1]
-    ranks = [rank for rank, table in parts for _ in range(table.num_rows)]
-    masked = np.ma.array(
-        [0 if rank is None else rank for rank in ranks],
-        mask=[rank is None for rank in ranks],
-        dtype=np.int64,
-    )
-    columns: dict[str, Column] = {"rank": masked}
+    counts = [table.num_rows for _, table in parts]
+    ranks = np.array([0 if rank is None else rank for rank, _ in parts], dtype=np.int64)
+    unknown = np.array([rank is None for rank, _ in parts])
+    columns: dict[str, Column] = {
+        "rank": np.ma.array(np.repeat(ranks, counts), mask=np.repeat(unknown, counts))
+    }
     for name in first.columns:
         columns[name] = _concatenate([table.column(name) for _, table in parts])
     return ColumnTable(
@@ -335,13 +332,26 @@ def _stack_notes(parts: Sequence[tuple[int | None, ColumnTable]]) -> list[str]:
 def _concatenate(columns: Sequence[Column]) -> Column:
     texts = [column for column in columns if isinstance(column, TextCodes)]
     if texts:
-        joined = encode_texts(text for column in texts for text in column.to_numpy().tolist())
-        return type(texts[0])(joined.codes, joined.texts)
+        return _concatenate_texts(texts)
     arrays = [column for column in columns if not isinstance(column, TextCodes)]
     if not any(isinstance(array, np.ma.MaskedArray) for array in arrays):
         return np.concatenate(arrays)
     masks = np.concatenate([np.ma.getmaskarray(array) for array in arrays])
     return np.ma.array(np.concatenate([np.ma.getdata(array) for array in arrays]), mask=masks)
+
+
+def _concatenate_texts(columns: Sequence[TextCodes]) -> TextCodes:
+    """Each text once, and only those in use: a column may hold all strings of its trace."""
+    distinct: dict[str, int] = {}
+    parts = []
+    for column in columns:
+        used = np.zeros(len(column.texts) + 1, dtype=bool)  # absent, -1, is the last
+        used[column.codes] = True
+        joined = np.full(len(used), -1, dtype=np.int32)
+        for code in np.flatnonzero(used[:-1]).tolist():
+            joined[code] = distinct.setdefault(column.texts[code], len(distinct))
+        parts.append(joined[column.codes])
+    return type(columns[0])(np.concatenate(parts), list(distinct))
 
 
 class EventFrame:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 from torchtraceap.results import Diagnosis, Finding, Summary, Timeline
 from torchtraceap.units import format_ns, format_share
 
-__all__ = ["diagnosis_html", "summary_html"]
+if TYPE_CHECKING:
+    from torchtraceap.interop import ColumnTable
+
+__all__ = ["diagnosis_html", "summary_html", "table_html"]
 
 _MAX_ROWS = 20
 
@@ -19,6 +23,15 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def table_html(table: ColumnTable) -> str:
+    """Any table as a person reads it: the first rows, units, and what is to be said of them."""
+    from torchtraceap.report.tables import table_for_reading
+
+    shown = table_for_reading(table, limit=_MAX_ROWS)
+    notes = "".join(f"<p>{escape(line)}</p>" for line in shown.note.splitlines())
+    return _table(shown.columns, shown.rows) + notes
 
 
 def _timeline_row(name: str, timeline: Timeline) -> list[str]:
