@@ -1,0 +1,325 @@
+"""Edits of communication: overlap, merging, bucket size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap.errors import OptionError
+from torchtraceap.simulation.edits import lookups
+from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
+from torchtraceap.simulation.edits.contention import slow_overlapped
+from torchtraceap.simulation.edits.parts import RankParts, parts_of
+from torchtraceap.simulation.edits.view import CLASSES, PHASES, RankView
+from torchtraceap.simulation.run import SimulatedRun
+
+__all__ = ["BucketSize", "MergeCollectives", "OverlapCollectives"]
+
+Array = npt.NDArray[Any]
+
+SMALL_BYTES = 64 << 10
+SMALL_NS = 20_000
+"""A collective is small below the one, or up to the other (the rules' bounds)."""
+SHORTEST_RUN = 2
+_NO_COLLECTIVES = "the trace has no collectives on the GPU"
+
+
+class OverlapCollectives:
+    """Computation goes on while collectives run on a stream of their own.
+
+    Best: nothing waits for a collective until the optimizer, or the next step, begins; gradients
+    that are exchanged behind the backward pass are sent as they become ready, evenly over it.
+    Cautious: only collectives of gradients move, whose consumer is the optimizer, they start when
+    they did, and computation beside them is slower.
+    """
+
+    name = "overlap_collectives"
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        best, cautious = Change(), Change()
+        moved = sure = 0
+        for parts in parts_of(run):
+            every = np.arange(len(parts.rows))
+            gradients = every[parts.is_gradient]
+            moved += _detach(run, parts, every, best)
+            sure += _detach(run, parts, gradients, cautious)
+            _send_early(parts, gradients, best)
+        if not any(len(parts.rows) for parts in parts_of(run)):
+            raise NotApplicableError(_NO_COLLECTIVES)
+        if not moved:
+            raise NotApplicableError("no computation waits for a collective")
+        slower = slow_overlapped(run, cautious)
+        note = (
+            f"{moved} waits of computation for a collective move to the next optimizer or step; "
+            f"{sure} of them are certain to be possible (gradients); computation beside "
+            f"communication takes up to {slower.factor:.2f} times as long ({slower.source})"
+        )
+        return EditedGraph(best, cautious, source=slower.source, note=note)
+
+
+def _detach(run: SimulatedRun, parts: RankParts, places: Array, change: Change) -> int:
+    """Takes what computation waits for collectives away; how many waits that were.
+
+    A collective on the stream of the computation moves to a stream of its own: the kernel behind
+    it follows the computation before it.
+    """
+    view = parts.view
+    ends = view.end_of[parts.rows[places]]
+    edges = view.edges_from(ends, "stream_wait", "stream_order", "device_busy", "tensor")
+    target = run.graph.row[view.destination_of(edges)]
+    is_compute = np.isin(view.tree.gpu_class[target], [CLASSES["compute"], CLASSES["memcpy"]])
+    edges, target = edges[is_compute], target[is_compute].astype(np.int64)
+    consumer = _consumers(parts, places)
+    of_edge = np.argsort(ends)[np.searchsorted(np.sort(ends), run.graph.source[edges])]
+    later = view.begin_of[target] != np.where(consumer[of_edge] >= 0, consumer[of_edge], -1)
+    edges, target = edges[later], target[later]
+    change.drop(edges)
+    _join_around(run, view, target, change)
+    known = consumer >= 0
+    change.add(ends[known], consumer[known], 0)
+    return len(edges)
+
+
+def _join_around(run: SimulatedRun, view: RankView, targets: Array, change: Change) -> None:
+    """Kernels that followed a collective on their stream follow the work before it."""
+    stream = view.tree.stream_of
+    rows = view.gpu_rows
+    is_communication = view.tree.gpu_class[rows] == CLASSES["communication"]
+    for index in np.unique(stream[targets]).tolist():
+        on_stream = stream[rows] == index
+        others = rows[on_stream & ~is_communication]
+        place = np.searchsorted(others, targets[stream[targets] == index])
+        inner = place > 0
+        change.add(view.end_of[others[place[inner] - 1]], view.begin_of[others[place[inner]]], 0)
+
+
+def _consumers(parts: RankParts, places: Array) -> Array:
+    """Point where the result is needed at the latest: the begin of the next work that the
+    optimizer launched, or of the first of the next step; -1 where there is none."""
+    view = parts.view
+    rows = view.gpu_class("compute")
+    phase = view.phase_of(rows)
+    step = view.step_of(rows)
+    ends_ns = view.table.ts_ns[parts.rows[places]] + view.table.dur_ns[parts.rows[places]]
+    first = np.searchsorted(view.table.ts_ns[rows], ends_ns)
+    optimizer = np.flatnonzero(phase == PHASES["optimizer"])
+    place = np.searchsorted(optimizer, first)
+    needed = np.concatenate([optimizer, [len(rows)]])[place]
+    for number in np.unique(parts.step[places]).tolist():
+        mine = parts.step[places] == number
+        later = np.flatnonzero(step > number)
+        next_step = int(later[0]) if len(later) else len(rows)
+        needed[mine] = np.minimum(needed[mine], np.maximum(next_step, first[mine]))
+    begins = np.concatenate([view.begin_of[rows].astype(np.int64), [-1]])
+    return begins[needed]
+
+
+def _send_early(parts: RankParts, gradients: Array, change: Change) -> None:
+    """Collectives behind a backward pass begin as their share of it is done."""
+    view = parts.view
+    rows = view.gpu_class("compute")
+    backward = rows[view.phase_of(rows) == PHASES["backward"]]
+    step = view.step_of(backward)
+    for number in np.unique(parts.step[gradients]).tolist():
+        work = backward[step == number]
+        if not len(work):
+            continue
+        done_ns = int((view.table.ts_ns[work] + view.table.dur_ns[work])[int(0.95 * len(work))])
+        mine = gradients[parts.step[gradients] == number]
+        late = mine[view.table.ts_ns[parts.rows[mine]] >= done_ns]
+        if len(late) < SHORTEST_RUN:
+            continue
+        begins = view.begin_of[parts.rows[late]]
+        change.drop(view.edges_into(begins, "launch", "stream_wait"))
+        share = np.arange(1, len(late) + 1) * len(work) // len(late) - 1
+        change.add(view.end_of[work[share]], begins, 0)
+
+
+# ------------------------------------------------------------------------- merging
+
+
+class MergeCollectives:
+    """Small collectives that follow each other become one, as soon as the last is ready.
+
+    Its time: the sum of theirs without the latency of all but one.
+    """
+
+    name = "merge_collectives"
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        def runs(parts: RankParts) -> Iterator[Array]:
+            small = (parts.size >= 0) & (parts.size < SMALL_BYTES)
+            small |= (parts.size < 0) & (parts.transfer_ns <= SMALL_NS)
+            yield from _runs(parts, small, np.inf)
+
+        merged = _Merge(run)
+        for parts in parts_of(run):
+            for chosen in runs(parts):
+                merged.merge(parts, chosen)
+        if not merged.collectives:
+            raise NotApplicableError(_why_not(run, "no small collectives follow each other"))
+        return merged.result(f"small ones (under {SMALL_BYTES >> 10} KiB)")
+
+
+class BucketSize:
+    """Gradients are exchanged in buckets of this size: smaller collectives are merged, larger
+    ones split and sent as their part of the backward pass is done."""
+
+    def __init__(self, megabytes: str | None = None) -> None:
+        try:
+            self.size = float(megabytes or 25) * (1 << 20)
+        except ValueError:
+            self.size = 0
+        if not 0 < self.size < 1 << 50:
+            raise OptionError(f"bucket_size_mb: a size in MiB, not {megabytes!r}")
+        self.name = f"bucket_size_mb={megabytes or 25}"
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        merged = _Merge(run)
+        pieces = 0
+        for parts in parts_of(run):
+            usable = parts.is_gradient & (parts.size > 0)
+            for chosen in _runs(parts, usable, self.size):
+                merged.merge(parts, chosen)
+            for place in np.flatnonzero(usable & (parts.size > self.size)).tolist():
+                pieces += merged.split(parts, place, self.size)
+        if not merged.collectives and not pieces:
+            reason = "no gradients of known size would be exchanged otherwise"
+            raise NotApplicableError(_why_not(run, reason))
+        return merged.result(f"buckets of {self.size / (1 << 20):g} MiB", pieces)
+
+
+def _why_not(run: SimulatedRun, reason: str) -> str:
+    return reason if any(len(parts.rows) for parts in parts_of(run)) else _NO_COLLECTIVES
+
+
+def _runs(parts: RankParts, usable: Array, most_bytes: float) -> Iterator[Array]:
+    """Consecutive collectives of one group, kind, step and phase, up to some bytes in all, whose
+    results nothing needs before the last begins."""
+    view = parts.view
+    needed_ns = _first_use_ns(parts)
+    keys = np.stack([parts.group, parts.step, parts.phase.astype(np.int64)])
+    current: list[int] = []
+    for place in np.flatnonzero(usable).tolist():
+        begin_ns = int(view.table.ts_ns[parts.rows[place]])
+        fits = bool(current) and place == current[-1] + 1
+        if fits:
+            same = bool((keys[:, place] == keys[:, current[0]]).all())
+            size = int(np.maximum(parts.size[[*current, place]], 0).sum())
+            early = int(needed_ns[current].min()) < begin_ns
+            fits = same and parts.kind[place] == parts.kind[current[0]] and not early
+            fits = fits and size <= most_bytes
+        if not fits:
+            if len(current) >= SHORTEST_RUN:
+                yield np.array(current)
+            current = []
+        current.append(place)
+    if len(current) >= SHORTEST_RUN:
+        yield np.array(current)
+
+
+def _first_use_ns(parts: RankParts) -> Array:
+    """When the first other work begins that waits for each collective."""
+    view = parts.view
+    ends = view.end_of[parts.rows]
+    edges = view.edges_from(ends, "stream_wait", "stream_order", "host_wait", "tensor")
+    target = view.row_of(view.destination_of(edges))
+    order = np.argsort(ends)
+    owner = order[np.searchsorted(ends[order], view.source_of(edges))]
+    other = view.tree.gpu_class[target] != CLASSES["communication"]
+    first = np.full(len(parts.rows), np.iinfo(np.int64).max)
+    np.minimum.at(first, owner[other], view.table.ts_ns[target[other]])
+    return first
+
+
+class _Merge:
+    """The two variants of a change that regroups collectives."""
+
+    def __init__(self, run: SimulatedRun) -> None:
+        self.run = run
+        self.best, self.cautious = Change(), Change()
+        self.collectives = self.groups = 0
+        self.sources: set[str] = set()
+
+    def merge(self, parts: RankParts, places: Array) -> None:
+        latency_ns = self._latency_ns(parts, places)
+        rest = places[:-1]
+        for change, share in ((self.best, 1.0), (self.cautious, 0.5)):
+            parts.remove(change, rest)
+            to_ns = np.full(len(parts.rows), np.nan)
+            total = float(parts.transfer_ns[places].sum())
+            saved = share * latency_ns * len(rest)
+            to_ns[places[-1]] = max(total - saved, float(parts.transfer_ns[places].max()))
+            parts.set_transfer(change, to_ns)
+            self._await_last(parts, places, change)
+        self.collectives += len(places)
+        self.groups += 1
+
+    def _await_last(self, parts: RankParts, places: Array, change: Change) -> None:
+        view = parts.view
+        ends = view.end_of[parts.rows[places[:-1]]]
+        edges = view.edges_from(ends, "stream_wait", "host_wait", "tensor")
+        targets = np.unique(view.destination_of(edges))
+        last = int(parts.rows[places[-1]])
+        begun = view.begin_of[last]
+        later = self.run.graph.time_ns[targets] >= self.run.graph.time_ns[begun]
+        targets = targets[later & (targets != begun)]
+        change.add(np.full(len(targets), view.end_of[last]), targets, 0)
+
+    def split(self, parts: RankParts, place: int, size: float) -> int:
+        """How many pieces the collective becomes; the last is ready when the whole was."""
+        view = parts.view
+        row = int(parts.rows[place])
+        pieces = int(np.ceil(parts.size[place] / size))
+        rows = view.gpu_class("compute")
+        phase, step = view.phase_of(rows), view.step_of(rows)
+        before = rows[(phase == PHASES["backward"]) & (step == parts.step[place])]
+        before = before[
+            view.table.ts_ns[before] + view.table.dur_ns[before] <= view.table.ts_ns[row]
+        ]
+        if pieces < 2 or len(before) < pieces:
+            return 0
+        latency_ns = self._latency_ns(parts, np.array([place]))
+        whole_ns = float(parts.transfer_ns[place])
+        piece_ns = (whole_ns - latency_ns) / pieces + latency_ns
+        to_ns = np.full(len(parts.rows), np.nan)
+        to_ns[place] = piece_ns
+        self._send_pieces(parts, row, before, pieces, piece_ns)
+        parts.set_transfer(self.best, to_ns)
+        return pieces
+
+    def _send_pieces(
+        self, parts: RankParts, row: int, before: Array, pieces: int, piece_ns: float
+    ) -> None:
+        view = parts.view
+        done = np.arange(1, pieces) * len(before) // pieces - 1
+        behind = np.arange(pieces - 1, 0, -1) * piece_ns
+        begin = view.begin_of[row]
+        self.best.add(view.end_of[before[done]], np.full(pieces - 1, begin), behind)
+
+    def _latency_ns(self, parts: RankParts, places: Array) -> float:
+        """What a collective costs without data: by table, else the shortest of its group."""
+        view = parts.view
+        ranks = int(parts.group_size[places[0]])
+        found = lookups.collective_ns(str(parts.kind[places[0]]), 8.0, ranks, view.device)
+        same = (parts.group == parts.group[places[0]]) & (parts.kind == parts.kind[places[0]])
+        shortest = float(parts.transfer_ns[same].min())
+        if found is None:
+            self.sources.add("the shortest collective of the group is taken for the latency")
+            return shortest
+        self.sources.add(found[1])
+        return min(found[0], shortest)
+
+    def result(self, what: str, pieces: int = 0) -> EditedGraph:
+        words = []
+        if self.collectives:
+            words.append(f"{self.collectives} collectives become {self.groups}")
+        if pieces:
+            words.append(f"larger ones become {pieces} pieces at best, nothing at least")
+        note = f"{what}: {', '.join(words)}"
+        return EditedGraph(
+            self.best, self.cautious, source="; ".join(sorted(self.sources)), note=note
+        )

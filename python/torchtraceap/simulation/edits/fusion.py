@@ -1,0 +1,172 @@
+"""`fused_optimizer` and `fuse_pointwise`: fewer kernels, which read and write less."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap import _core
+from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
+from torchtraceap.simulation.edits.view import RankView, views
+from torchtraceap.simulation.edits.works import families_of
+from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.units import format_ns
+
+__all__ = ["FuseOptimizer", "FusePointwise"]
+
+Array = npt.NDArray[Any]
+
+FEWEST_KERNELS = 50
+"""Of one optimizer step that are worth fusing (the rule's bound)."""
+_FUSED_ACCESSES = 7.0
+"""Tensors that a fused Adam reads and writes: 4 and 3."""
+_OPERATOR_ACCESSES = 2.5
+"""Tensors that one pointwise operator reads and writes, on average of Adam's."""
+_POINTWISE = ("elementwise", "activation", "dropout", "copy", "gradient_accumulation")
+_OF_OPTIMIZER = (*_POINTWISE, "optimizer", "memory_set")
+
+
+class FuseOptimizer:
+    """Each operator of an optimizer step runs once for all parameters, or all of them at once.
+
+    Best (fused): the host makes each distinct operator once, the GPU reads and writes each
+    parameter's tensors once. Cautious (foreach): Python still walks over the parameters once, and
+    the operators move the same bytes; only the start of each kernel is saved.
+    """
+
+    name = "fused_optimizer"
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        best, cautious = Change(), Change()
+        kernels = steps = 0
+        for view in views(run):
+            ranges = view.outermost(view.rows_named(r"^Optimizer\.step#", *_RANGES))
+            for row in ranges.tolist():
+                count = _fuse_step(view, row, best, cautious)
+                kernels, steps = kernels + count, steps + (count > 0)
+        if not steps:
+            raise NotApplicableError(_why_not_fused(run))
+        note = f"{kernels} kernels of {steps} optimizer steps are fused"
+        return EditedGraph(best, cautious, note=note)
+
+
+_RANGES = ("cpu_op", "user_annotation")
+
+
+def _fuse_step(view: RankView, row: int, best: Change, cautious: Change) -> int:
+    """How many kernels were fused; 0 leaves the step as it is."""
+    launched, _ = view.launched_inside(np.array([row]))
+    small = launched[np.isin(families_of(view, launched), _OF_OPTIMIZER)]
+    operators = view.tree.op[np.maximum(view.launch_of(small), 0)]
+    operators = np.unique(operators[operators != _core.NO_ROW])
+    names = np.unique(view.table.name[operators])
+    already = [
+        n for n in names.tolist() if "_foreach_" in view.names[n] or "fused" in view.names[n]
+    ]
+    if len(small) < FEWEST_KERNELS or already or not len(names):
+        return 0
+    once = len(names) / max(len(operators), 1)
+    host_ns = view.work_ns(np.array([row]))
+    traffic = min(1.0, _FUSED_ACCESSES / (_OPERATOR_ACCESSES * len(names)))
+    lengths = view.table.dur_ns[small]
+    start_ns = float(lengths.min())  # of the smallest parameter's: all start, no data
+    kept = np.maximum(lengths - start_ns * (1 - once), 0) / np.maximum(lengths, 1)
+    for change, host, gpu in (
+        (best, once, kept * traffic),
+        (cautious, max(1 / len(names), once), kept),
+    ):
+        view.set_host_work(change, np.array([row]), host_ns * host)
+        view.scale_gpu(change, small, gpu)
+        change.set_lags(view.edges_into(view.begin_of[small[1:]], "stream_order"), 0)
+    return len(small)
+
+
+def _why_not_fused(run: SimulatedRun) -> str:
+    for view in views(run):
+        if len(view.rows_named(r"^Optimizer\.step#", *_RANGES)):
+            return f"no optimizer step launches {FEWEST_KERNELS} or more pointwise kernels"
+    return "the trace has no ranges of an optimizer's step"
+
+
+class FusePointwise:
+    """Pointwise kernels that follow each other on a stream become one.
+
+    Best: it takes as long as the longest of them, and their operators cost the host one launch.
+    Cautious: only kernels of the same grid are fused, each further one still reads one tensor (a
+    third of its time), and of the host's work only the launch calls go.
+    """
+
+    name = "fuse_pointwise"
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        best, cautious = Change(), Change()
+        fused = chains = gone_ns = 0
+        for view in views(run):
+            rows, chain = _chains(run, view, same_grid=False)
+            gone_ns += _fuse(view, best, rows, chain, share=0.0, operators=True)
+            fused, chains = fused + len(rows), chains + len(np.unique(chain))
+            rows, chain = _chains(run, view, same_grid=True)
+            _fuse(view, cautious, rows, chain, share=1 / 3, operators=False)
+        if not chains:
+            raise NotApplicableError("no two pointwise kernels of operators follow each other")
+        note = f"{fused} kernels become {chains}; the GPU is spared {format_ns(gone_ns)} at best"
+        return EditedGraph(best, cautious, note=note)
+
+
+def _chains(run: SimulatedRun, view: RankView, *, same_grid: bool) -> tuple[Array, Array]:
+    """Rows of chains of two or more, and which chain each belongs to."""
+    rows = view.gpu_rows
+    stream = view.tree.stream_of[rows]
+    order = np.lexsort((np.arange(len(rows)), stream))
+    rows, stream = rows[order], stream[order]
+    calls = view.launch_of(rows)
+    known = calls >= 0
+    pointwise = known & view.is_kind("kernel")[rows]
+    pointwise[pointwise] = np.isin(families_of(view, rows[pointwise]), _POINTWISE)
+    at = np.maximum(calls, 0)
+    follows = pointwise[1:] & pointwise[:-1] & (stream[1:] == stream[:-1])
+    follows &= view.table.track[at[1:]] == view.table.track[at[:-1]]
+    follows &= view.tree.phase[at[1:]] == view.tree.phase[at[:-1]]
+    waits = np.zeros(len(rows), dtype=np.int64)
+    waits[known] = _waits_before(run, view, calls[known])
+    follows &= waits[1:] == waits[:-1]
+    if same_grid:
+        grid, _ = view.table.text_codes("grid", rows=rows)
+        follows &= (grid[1:] == grid[:-1]) & (grid[1:] >= 0)
+    chain = np.cumsum(np.concatenate([[True], ~follows])) if len(rows) else np.zeros(0, int)
+    size = np.bincount(chain)
+    inside = size[chain] > 1
+    return rows[inside], chain[inside]
+
+
+def _waits_before(run: SimulatedRun, view: RankView, calls: Array) -> Array:
+    """How often the host has waited for the GPU before each call: no kernel spans a wait."""
+    waits = np.unique(run.destination[run.edges_of("host_wait")])
+    waited_ns = np.sort(run.graph.time_ns[waits[np.isin(waits, view.end_of)]])
+    return np.searchsorted(waited_ns, run.graph.time_ns[view.begin_of[calls]])
+
+
+def _fuse(
+    view: RankView, change: Change, rows: Array, chain: Array, *, share: float, operators: bool
+) -> int:
+    """The first of each chain takes the longest's time and a share of the others'; ns saved."""
+    if not len(rows):
+        return 0
+    lengths = view.table.dur_ns[rows]
+    first = np.flatnonzero(np.diff(chain, prepend=-1))
+    total = np.add.reduceat(lengths, first)
+    longest = np.maximum.reduceat(lengths, first)
+    fused_ns = longest + share * (total - longest)
+    rest = np.delete(rows, first)
+    view.remove_gpu(change, rest)
+    view.scale_gpu(change, rows[first], fused_ns / np.maximum(lengths[first], 1))
+    calls = np.unique(view.launch_of(rest))
+    one_time = view.one_time(calls)
+    view.set_host_work(change, calls[~one_time], 0)
+    if operators:
+        owners = np.setdiff1d(view.tree.op[calls], view.tree.op[calls[one_time]])
+        owners = view.outermost(owners[owners != _core.NO_ROW].astype(np.int64))
+        view.set_host_work(change, owners, 0)
+    return int((total - fused_ns).sum())

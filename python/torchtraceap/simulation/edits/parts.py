@@ -1,0 +1,118 @@
+"""What the edits of collectives start from: every rank's part in every collective."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap import _core
+from torchtraceap.simulation.edits.base import Change
+from torchtraceap.simulation.edits.view import PHASES, RankView, views
+from torchtraceap.simulation.run import SimulatedRun
+
+__all__ = ["RankParts", "parts_of"]
+
+Array = npt.NDArray[Any]
+
+GRADIENT_KINDS = ("all_reduce", "reduce_scatter", "reduce")
+_KIND_NAMES = _core.collective_kind_names()
+_PARTS: WeakKeyDictionary[SimulatedRun, tuple[RankParts, ...]] = WeakKeyDictionary()
+
+
+class RankParts:
+    """The communication kernels of one rank, in order of their launches.
+
+    Attributes:
+        rows: GPU rows.
+        kind: Name of the kind, such as "all_reduce".
+        group: int64: the process group; -1 where unknown.
+        group_size: int64: ranks in it; 0 where unknown.
+        size: int64: bytes; -1 where unknown.
+        phase: uint8: in which the collective was launched.
+        step: int64: profiled step of its launch; -1 outside.
+        transfer_ns: int64: from the arrival of the last rank with a trace to the end.
+    """
+
+    def __init__(self, run: SimulatedRun, view: RankView, core: _core.RankCollectives) -> None:
+        self.view = view
+        rows = view.gpu_class("communication")
+        order = np.argsort(view.launch_times_ns(rows), kind="stable")
+        self.rows = rows[order]
+        place = _place_in(core, view.index, self.rows)
+        known = place >= 0
+        at = np.maximum(place, 0)
+        self.kind = np.array(
+            [
+                _KIND_NAMES[k] if ok else "unknown"
+                for k, ok in zip(_pick(core.kind, at), known, strict=True)
+            ]
+        )
+        self.group = np.where(known, _pick(core.group, at).astype(np.int64), -1)
+        sizes = np.array([*(group.size for group in core.groups), 0], dtype=np.int64)
+        self.group_size = sizes[self.group]
+        size = _pick(core.bytes, at)
+        self.size = np.where(known & (size != _core.NO_ID), size, -1)
+        self.phase = view.phase_of(self.rows)
+        self.step = view.step_of(self.rows)
+        graph = run.graph
+        edges, owner = self.transfer_edges()
+        self.transfer_ns = np.zeros(len(self.rows), dtype=np.int64)
+        np.maximum.at(self.transfer_ns, owner, graph.lag_ns[edges])
+
+    def transfer_edges(self) -> tuple[Array, Array]:
+        """Edges that carry the transfer: into the end, from the begin or the meeting point."""
+        ends = self.view.end_of[self.rows]
+        edges = self.view.edges_into(ends, "execution", "rendezvous")
+        by_end = np.argsort(ends)
+        owner = by_end[np.searchsorted(ends[by_end], self.view.destination_of(edges))]
+        return edges, owner
+
+    def set_transfer(self, change: Change, to_ns: Array) -> None:
+        """A collective's data takes `to_ns` `[rows]`; NaN leaves it."""
+        edges, owner = self.transfer_edges()
+        lag_ns = self.view.cost_of(edges)
+        # Of the two edges the one without cost is the begin of a part that only waits.
+        chosen = ~np.isnan(to_ns[owner]) & (lag_ns > 0)
+        change.set_lags(edges[chosen], to_ns[owner][chosen])
+
+    def remove(self, change: Change, places: Array) -> None:
+        """Collectives are gone, with their transfer and their launch."""
+        rows = self.rows[places]
+        self.view.remove_gpu(change, rows)
+        edges, owner = self.transfer_edges()
+        change.set_lags(edges[np.isin(owner, places)], 0)
+        calls = self.view.launch_of(rows)
+        self.view.set_host_work(change, np.unique(calls[calls >= 0]), 0)
+
+    @property
+    def is_gradient(self) -> Array:
+        """bool `[rows]`: reduces gradients: of such a kind, in a backward pass or the optimizer's
+        beginning, or in no known phase between them."""
+        of_kind = np.isin(self.kind, GRADIENT_KINDS)
+        return of_kind & np.isin(self.phase, [PHASES["backward"], PHASES["optimizer"]])
+
+
+def parts_of(run: SimulatedRun) -> tuple[RankParts, ...]:
+    """By rank of the run; made once."""
+    if run not in _PARTS:
+        ranks = [(part.table, part.tree, part.rank) for part in run.ranks]
+        core = _core.collectives(ranks)
+        _PARTS[run] = tuple(RankParts(run, view, core) for view in views(run))
+    return _PARTS[run]
+
+
+def _pick(values: Array, at: Array) -> Array:
+    return np.asarray(values)[at] if len(values) else np.zeros(len(at), dtype=np.int64)
+
+
+def _place_in(core: _core.RankCollectives, rank: int, rows: Array) -> Array:
+    """Of each row its part, or -1."""
+    mine = np.flatnonzero(core.rank == rank)
+    order = mine[np.argsort(core.row[mine], kind="stable")]
+    if not len(order):
+        return np.full(len(rows), -1)
+    place = np.minimum(np.searchsorted(core.row[order], rows), len(order) - 1)
+    return np.where(core.row[order[place]] == rows, order[place], -1)

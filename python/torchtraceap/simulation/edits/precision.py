@@ -1,0 +1,232 @@
+"""`mixed_precision`, `channels_last` and `device`: the same kernels, faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap.analysis.roofline import attainable_ns
+from torchtraceap.devices import Device, device_named
+from torchtraceap.errors import OptionError
+from torchtraceap.models import Work
+from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
+from torchtraceap.simulation.edits.parts import parts_of
+from torchtraceap.simulation.edits.view import RankView, views
+from torchtraceap.simulation.edits.works import works_of
+from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.units import format_ns
+
+__all__ = ["ChannelsLast", "MixedPrecision", "OtherDevice"]
+
+Array = npt.NDArray[Any]
+
+_NO_DEVICE = "the trace doesn't say which GPU it was recorded on, or that GPU is not known here"
+_HALF = ("bf16", "fp16")
+
+
+class MixedPrecision:
+    """Products and convolutions in fp32 run on matrix units, in bf16, fp16 or tf32.
+
+    Best: their time falls as the device's attainable time for the same work does, and other fp32
+    kernels move half the bytes (not for tf32). Cautious: half of the first saving, nothing else:
+    small products don't reach the peaks, and casts come in between.
+    """
+
+    def __init__(self, dtype: str | None = None) -> None:
+        if dtype is not None and dtype.lower() not in (*_HALF, "tf32"):
+            raise OptionError(f"mixed_precision: bf16, fp16 or tf32, not {dtype!r}")
+        self._wanted = (dtype.lower(),) if dtype else _HALF
+        self.name = f"mixed_precision={self._wanted[0]}" if dtype else "mixed_precision"
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        best, cautious = Change(), Change()
+        products, before_ns, after_ns = 0, 0.0, 0.0
+        reason = "no product or convolution in fp32 of known shapes is in the trace"
+        for view in views(run):
+            device = view.device
+            dtype = self._dtype_of(device)
+            if device is None or dtype is None:
+                reason = _NO_DEVICE if device is None else _no_type(device, self._wanted)
+                continue
+            ratio_of = partial(_product_ratio, device, dtype)
+            rows, ratio = _ratios(view, ratio_of)
+            view.scale_gpu(best, rows, ratio)
+            view.scale_gpu(cautious, rows, (1 + ratio) / 2)
+            lengths = view.table.dur_ns[rows]
+            products += len(rows)
+            before_ns, after_ns = before_ns + lengths.sum(), after_ns + (lengths * ratio).sum()
+            if dtype in _HALF:
+                view.scale_gpu(best, *_ratios(view, _other_in_fp32))
+        if not products:
+            raise NotApplicableError(reason)
+        note = (
+            f"{products} fp32 kernels of products and convolutions take {format_ns(int(after_ns))} "
+            f"at best instead of {format_ns(int(before_ns))}"
+        )
+        return EditedGraph(best, cautious, source="ratio of attainable times", note=note)
+
+    def _dtype_of(self, device: Device | None) -> str | None:
+        """The first wanted type that the device has matrix units for."""
+        if device is None:
+            return None
+        return next((dtype for dtype in self._wanted if dtype in device.matrix), None)
+
+
+def _no_type(device: Device, wanted: tuple[str, ...]) -> str:
+    return f"{device.name} has no matrix units for {' or '.join(wanted)}"
+
+
+def _product_ratio(device: Device, dtype: str, work: Work, kernels: tuple[str, ...]) -> float:
+    """New time over old; 1 for what is no product in fp32."""
+    if work.unit != "matrix" or work.dtype != "fp32":
+        return 1.0
+    old_ns, _ = attainable_ns(work, device, kernels)
+    if dtype == "tf32":
+        new_ns, _ = attainable_ns(replace(work, allow_tf32=True), device, ("tf32",))
+    else:
+        read, written = work.bytes_read / 2, work.bytes_written / 2
+        half = replace(work, dtype=dtype, bytes_read=read, bytes_written=written)
+        new_ns, _ = attainable_ns(half, device)
+    return min(1.0, new_ns / old_ns) if old_ns > 0 and new_ns > 0 else 1.0
+
+
+def _other_in_fp32(work: Work, _: tuple[str, ...]) -> float:
+    return 0.5 if work.dtype == "fp32" and work.unit != "matrix" else 1.0
+
+
+def _ratios(
+    view: RankView, ratio_of: Callable[[Work, tuple[str, ...]], float]
+) -> tuple[Array, Array]:
+    """Compute kernels whose ratio is not 1, and their ratios."""
+    works = works_of(view)
+    rows = view.gpu_class("compute")
+    kinds = works.kind_of[rows]
+    rows, kinds = rows[kinds >= 0], kinds[kinds >= 0]
+    table = np.ones(len(works.kinds))
+    for kind in np.unique(kinds).tolist():
+        table[kind] = ratio_of(works.work(kind), works.kinds[kind].kernels)
+    ratio = table[kinds]
+    return rows[ratio != 1], ratio[ratio != 1]
+
+
+class ChannelsLast:
+    """Kernels that only turn tensors between NCHW and NHWC are gone.
+
+    Cautious: one for each step stays, that of the input.
+    """
+
+    name = "channels_last"
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        best, cautious = Change(), Change()
+        count = gone_ns = 0
+        for view in views(run):
+            rows = view.gpu_rows[view.has_name(_LAYOUT)[view.gpu_rows]]
+            rows = rows[view.is_kind("kernel")[rows]]
+            starts = np.array([step.start_ns for step in view.tree.steps], dtype=np.int64)
+            step = np.searchsorted(starts, view.table.ts_ns[rows], side="right")
+            first = np.flatnonzero(np.diff(step, prepend=-1))
+            _without(view, best, rows)
+            _without(view, cautious, np.delete(rows, first))
+            count, gone_ns = count + len(rows), gone_ns + int(view.table.dur_ns[rows].sum())
+        if not count:
+            raise NotApplicableError("no kernel only converts between NCHW and NHWC")
+        return EditedGraph(
+            best, cautious, note=f"{count} layout conversions, {format_ns(gone_ns)}, are gone"
+        )
+
+
+# As the rule of layout_conversion; a conversion inside a convolution carries other words too.
+_LAYOUT = (
+    r"nchwtonhwc|nhwctonchw|nchwtofoldednhwc|foldednhwctonhwc|nhwctofoldednhwc|nhwcaddpadding|"
+    r"nchwaddpadding|transpose_nchw2cnhw|transpose_cnhw2nchw|transpose_packed_mn2nm|"
+    r"batched_transpose_|transpose_readwrite"
+)
+
+
+def _without(view: RankView, change: Change, rows: Array) -> None:
+    view.remove_gpu(change, rows)
+    calls = view.launch_of(rows)
+    view.set_host_work(change, np.unique(calls[calls >= 0]), 0)
+
+
+# ------------------------------------------------------------------------- another device
+
+FLOOR_NS = 2_000
+"""Of a kernel's time, what starting and ending it takes on any GPU."""
+
+
+class OtherDevice:
+    """The same program on another GPU; the host stays.
+
+    Kernels of known work take the ratio of the times that both devices can attain; others lie
+    between the ratios of memory bandwidth and of arithmetic. Copies follow the host link,
+    collectives the link between GPUs. Best: no floor. Cautious: the first 2 us of a kernel stay,
+    and where a link is unknown it stays as it is.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self.device = device_named(name or "")
+        self.name = f"device={name}"
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        best, cautious = Change(), Change()
+        names = set()
+        for view in views(run):
+            old = view.device
+            if old is None:
+                raise NotApplicableError(_NO_DEVICE)
+            names.add(old.name)
+            self._compute(view, old, best, cautious)
+            self._copies(view, old, best, cautious)
+        for parts in parts_of(run):
+            ratio = _link_ratio(parts.view.device, self.device, ("nvlink", "xgmi"))
+            if ratio is not None:
+                parts.set_transfer(best, parts.transfer_ns * ratio)
+                parts.set_transfer(cautious, parts.transfer_ns * ratio)
+        note = f"from {', '.join(sorted(names))} to {self.device.name}; the host stays as it is"
+        return EditedGraph(best, cautious, source="ratio of attainable times", note=note)
+
+    def _compute(self, view: RankView, old: Device, best: Change, cautious: Change) -> None:
+        rows = view.gpu_class("compute")
+        low, high = sorted(_plain_ratios(old, self.device))
+        fast, slow = np.full(len(rows), low), np.full(len(rows), high)
+        known, ratio = _ratios(view, partial(self._ratio, old))
+        place = np.searchsorted(rows, known)
+        fast[place] = slow[place] = ratio
+        floor = np.minimum(FLOOR_NS / np.maximum(view.table.dur_ns[rows], 1), 1.0)
+        view.scale_gpu(best, rows, fast)
+        view.scale_gpu(cautious, rows, floor + (1 - floor) * slow)
+
+    def _ratio(self, old: Device, work: Work, kernels: tuple[str, ...]) -> float:
+        old_ns, _ = attainable_ns(work, old, kernels)
+        new_ns, _ = attainable_ns(work, self.device, kernels)
+        return new_ns / old_ns if old_ns > 0 and new_ns > 0 else 1.0
+
+    def _copies(self, view: RankView, old: Device, best: Change, cautious: Change) -> None:
+        ratio = _link_ratio(old, self.device, ("pcie",))
+        rows = view.gpu_class("memcpy")
+        rows = rows[view.has_name(r"HtoD|DtoH|HostToDevice|DeviceToHost")[rows]]
+        if ratio is not None:
+            view.scale_gpu(best, rows, ratio)
+            view.scale_gpu(cautious, rows, max(ratio, 1.0))
+
+
+def _plain_ratios(old: Device, new: Device) -> tuple[float, float]:
+    """Time on the new over time on the old device: by memory, by arithmetic."""
+    memory = old.bandwidth / new.bandwidth
+    if "fp32" not in old.vector or "fp32" not in new.vector:
+        return memory, memory
+    return memory, old.vector["fp32"] / new.vector["fp32"]
+
+
+def _link_ratio(old: Device | None, new: Device, kinds: tuple[str, ...]) -> float | None:
+    for kind in kinds:
+        if old is not None and kind in old.links and kind in new.links:
+            return old.links[kind] / new.links[kind]
+    return None

@@ -1,0 +1,391 @@
+"""What edits look up: rows by name, the edges behind rows, and changes that most of them share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap import _core
+from torchtraceap.devices import Device, find_device
+from torchtraceap.simulation.edits.base import Change
+from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.trace import RankTrace
+
+__all__ = ["RankView", "ranges_of", "views"]
+
+Array = npt.NDArray[Any]
+
+KINDS = {name: code for code, name in enumerate(_core.kind_names())}
+PHASES = {name: code for code, name in enumerate(_core.phase_names())}
+CLASSES = {name: code for code, name in enumerate(_core.gpu_class_names())}
+
+_VIEWS: WeakKeyDictionary[SimulatedRun, tuple[RankView, ...]] = WeakKeyDictionary()
+
+FALLBACK_LAUNCH_NS = 10_000
+"""Cost of a call that starts GPU work, where a trace has none to measure."""
+_ONE_TIME_NS, _ONE_TIME_RATIO = 1_000_000, 10  # as the rules' cold_start
+
+
+def views(run: SimulatedRun) -> tuple[RankView, ...]:
+    """One view for each rank of the run, made once."""
+    if run not in _VIEWS:
+        shared = _Edges(run)
+        _VIEWS[run] = tuple(RankView(run, index, shared) for index in range(len(run.ranks)))
+    return _VIEWS[run]
+
+
+def ranges_of(first: Array, count: Array) -> tuple[Array, Array]:
+    """All numbers of several ranges, and which range each is from."""
+    count = np.maximum(count, 0).astype(np.int64)
+    place = np.repeat(np.arange(len(first)), count)
+    inside = np.arange(len(place)) - np.repeat(np.cumsum(count) - count, count)
+    return first.astype(np.int64)[place] + inside, place
+
+
+class _Edges:
+    """By point: the edge of its own work. Shared by the ranks of a run."""
+
+    def __init__(self, run: SimulatedRun) -> None:
+        self.own = np.full(len(run.graph), -1, dtype=np.int64)
+        order = run.edges_of("program_order")
+        self.own[run.destination[order]] = order
+
+
+class RankView:
+    """One rank of a run, as edits see it. Rows are those of its table."""
+
+    def __init__(self, run: SimulatedRun, index: int, edges: _Edges) -> None:
+        self._run = run.graph, run.destination, run.cost_ns
+        self.index = index
+        self.part: RankTrace = run.ranks[index]
+        self.table, self.tree = self.part.table, self.part.tree
+        self.begin_of = run.graph.begin_of(index)
+        self.end_of = run.graph.end_of(index)
+        self._own_edge = edges.own
+
+    # ------------------------------------------------------------------------- rows
+
+    @cached_property
+    def names(self) -> list[str]:
+        """By string id."""
+        return self.table.strings
+
+    def has_name(self, pattern: str) -> Array:
+        """bool `[rows]`: the name matches, in any case. One match for each distinct name."""
+        search = re.compile(pattern, re.IGNORECASE).search
+        matches = np.fromiter((search(n) is not None for n in self.names), dtype=bool)
+        chosen: Array = matches[self.table.name]
+        return chosen
+
+    def is_kind(self, *kinds: str) -> Array:
+        """bool `[rows]`."""
+        return np.isin(self.table.kind, [KINDS[kind] for kind in kinds])
+
+    @cached_property
+    def has_points(self) -> Array:
+        """bool `[rows]`: the row is in the graph."""
+        return (self.begin_of != _core.NO_ROW) & (self.end_of != _core.NO_ROW)
+
+    def rows_named(self, pattern: str, *kinds: str) -> Array:
+        """Rows of the graph by name and kind."""
+        return np.flatnonzero(self.has_points & self.is_kind(*kinds) & self.has_name(pattern))
+
+    def calls_named(self, pattern: str) -> Array:
+        """Runtime and driver calls."""
+        return self.rows_named(pattern, "runtime", "driver")
+
+    @cached_property
+    def gpu_rows(self) -> Array:
+        """Complete GPU events by start."""
+        rows = self.tree.gpu_rows.astype(np.int64)
+        known: Array = rows[self.has_points[rows]]
+        return known
+
+    def gpu_class(self, name: str) -> Array:
+        """GPU rows of a class."""
+        return self.gpu_rows[self.tree.gpu_class[self.gpu_rows] == CLASSES[name]]
+
+    def launch_of(self, gpu_rows: Array) -> Array:
+        """The launching call, -1 where it is unknown."""
+        calls = self.tree.launch[gpu_rows].astype(np.int64)
+        known = calls != _core.NO_ROW
+        known[known] = self.has_points[calls[known]]
+        return np.where(known, calls, -1)
+
+    def phase_of(self, gpu_rows: Array) -> Array:
+        """Phase in which GPU work was launched; 0 (other) where that is unknown."""
+        calls = self.launch_of(gpu_rows)
+        return np.where(calls >= 0, self.tree.phase[np.maximum(calls, 0)], 0)
+
+    def launch_times_ns(self, gpu_rows: Array) -> Array:
+        """When GPU work was launched, on the table's clock; its start where that is unknown."""
+        calls = self.launch_of(gpu_rows)
+        times = self.table.ts_ns
+        return np.where(calls >= 0, times[np.maximum(calls, 0)], times[gpu_rows])
+
+    def step_of(self, gpu_rows: Array) -> Array:
+        """Index of the profiled step in which GPU work was launched; -1 outside of all."""
+        starts = np.array([step.start_ns for step in self.tree.steps], dtype=np.int64)
+        ends = np.array([step.end_ns for step in self.tree.steps], dtype=np.int64)
+        if not len(starts):
+            return np.full(len(gpu_rows), -1)
+        times = self.launch_times_ns(gpu_rows)
+        place = np.searchsorted(starts, times, side="right") - 1
+        return np.where((place >= 0) & (times <= ends[np.maximum(place, 0)]), place, -1)
+
+    def outermost(self, rows: Array) -> Array:
+        """Host rows that lie in none of the others."""
+        rows = rows[np.argsort(self.begin_of[rows], kind="stable")]
+        ends = self.end_of[rows].astype(np.int64)
+        covered = np.maximum.accumulate(np.concatenate([[-1], ends[:-1]])) if len(rows) else ends
+        return rows[ends > covered]
+
+    def inside(self, points: Array, rows: Array) -> Array:
+        """For each point the place in `rows` (sorted, disjoint host rows) that holds it, or -1."""
+        if not len(rows):
+            return np.full(len(points), -1)
+        place = np.searchsorted(self.begin_of[rows], points, side="right") - 1
+        held = (place >= 0) & (points <= self.end_of[rows][np.maximum(place, 0)])
+        return np.where(held, place, -1)
+
+    def launched_inside(self, rows: Array) -> tuple[Array, Array]:
+        """GPU rows launched in sorted, disjoint host rows, and the place of each in `rows`."""
+        calls = self.launch_of(self.gpu_rows)
+        known = calls >= 0
+        place = np.full(len(calls), -1)
+        place[known] = self.inside(self.begin_of[calls[known]].astype(np.int64), rows)
+        return self.gpu_rows[place >= 0], place[place >= 0]
+
+    def ancestors(self, rows: Array) -> Iterator[Array]:
+        """Parents, then their parents, until none is left; NO_ROW where a row has none."""
+        current = rows.astype(np.uint32)
+        while True:
+            known = current != _core.NO_ROW
+            current = np.where(known, self.tree.parent[np.where(known, current, 0)], current)
+            if (current == _core.NO_ROW).all():
+                return
+            yield current
+
+    def below(self, rows: Array, pattern: str, *kinds: str) -> Array:
+        """For each row its outermost ancestor of that name, or NO_ROW."""
+        chosen = self.has_name(pattern) & self.is_kind(*kinds)
+        found = np.full(len(rows), _core.NO_ROW, dtype=np.uint32)
+        for above in self.ancestors(rows):
+            known = above != _core.NO_ROW
+            known[known] = chosen[above[known]]
+            found = np.where(known, above, found)
+        return found
+
+    @cached_property
+    def offset_ns(self) -> int:
+        """Added to host times of the table gives those of the graph."""
+        rows = self.calls_named("")[:1]
+        if not len(rows):
+            rows = np.flatnonzero(self.has_points & (self.end_of != _core.NO_ROW))[:1]
+        graph, _, _ = self._run
+        return int((graph.time_ns[self.begin_of[rows]] - self.table.ts_ns[rows]).sum())
+
+    @cached_property
+    def bytes_of(self) -> Array:
+        """int64 `[rows]`: of a copy; 0 where unknown."""
+        values, present = self.table.int_column("bytes")
+        return np.where(present, values, 0)
+
+    @cached_property
+    def device(self) -> Device | None:
+        """The GPU that the trace was recorded on, if it is known."""
+        for entry in self.table.devices:
+            version = (entry.compute_major, entry.compute_minor)
+            found = find_device(
+                entry.name,
+                multiprocessors=entry.sm_count,
+                memory_bytes=entry.memory_bytes,
+                architecture=None if None in version else f"{version[0]}.{version[1]}",
+            )
+            if found is not None:
+                return found
+        return None
+
+    # ------------------------------------------------------------------------- edges
+
+    def edges_into(self, points: Array, *kinds: str) -> Array:
+        """Edges that lead to points, of these kinds; in time of the points' number."""
+        graph, _, _ = self._run
+        offsets = graph.in_offsets.astype(np.int64)
+        points = np.unique(points.astype(np.int64))
+        edges, _ = ranges_of(offsets[points], offsets[points + 1] - offsets[points])
+        codes = [_DEPENDENCIES[kind] for kind in kinds]
+        return edges[np.isin(graph.kind[edges], codes)] if kinds else edges
+
+    def edges_from(self, points: Array, *kinds: str) -> Array:
+        """Edges that start at points, of these kinds."""
+        graph, _, _ = self._run
+        wanted = np.zeros(len(graph), dtype=bool)
+        wanted[points] = True
+        codes = [_DEPENDENCIES[kind] for kind in kinds]
+        return np.flatnonzero(wanted[graph.source] & np.isin(graph.kind, codes))
+
+    def source_of(self, edges: Array) -> Array:
+        """Points."""
+        return self._run[0].source[edges]
+
+    def destination_of(self, edges: Array) -> Array:
+        """Points."""
+        return self._run[1][edges]
+
+    def row_of(self, points: Array) -> Array:
+        """Rows of points that have one."""
+        return self._run[0].row[points].astype(np.int64)
+
+    def cost_of(self, edges: Array) -> Array:
+        """ns, residuals included."""
+        return self._run[2][edges]
+
+    def waits_of(self, host_rows: Array) -> Array:
+        """Edges on which these calls wait for the GPU."""
+        return self.edges_into(self.end_of[host_rows], "host_wait")
+
+    def duration_edges(self, gpu_rows: Array) -> Array:
+        """The edge from begin to end of each GPU event, in the order of the rows."""
+        graph, _, _ = self._run
+        ends = self.end_of[gpu_rows].astype(np.int64)
+        offsets = graph.in_offsets.astype(np.int64)
+        edges, place = ranges_of(offsets[ends], offsets[ends + 1] - offsets[ends])
+        own = graph.source[edges] == self.begin_of[gpu_rows][place]
+        found = np.full(len(gpu_rows), -1, dtype=np.int64)
+        found[place[own]] = edges[own]
+        return found
+
+    def work_edges(self, host_rows: Array) -> tuple[Array, Array]:
+        """The edges of work inside host rows, and the place of each in `host_rows`."""
+        begin = self.begin_of[host_rows].astype(np.int64)
+        points, place = ranges_of(begin + 1, self.end_of[host_rows].astype(np.int64) - begin)
+        edges = self._own_edge[points]
+        return edges[edges >= 0], place[edges >= 0]
+
+    def work_ns(self, host_rows: Array) -> Array:
+        """int64 `[rows]`: host work inside rows, without waits."""
+        graph, _, _ = self._run
+        edges, place = self.work_edges(host_rows)
+        lengths = np.zeros(len(host_rows))
+        np.add.at(lengths, place, graph.lag_ns[edges])
+        return lengths.astype(np.int64)
+
+    def launched_by(self, calls: Array) -> Array:
+        """The first GPU row that each call launched, or -1."""
+        offsets = self.tree.launched_offsets.astype(np.int64)
+        has = offsets[calls + 1] > offsets[calls]
+        rows = self.tree.launched_rows.astype(np.int64)
+        return np.where(has, rows[np.where(has, offsets[calls], 0)] if len(rows) else -1, -1)
+
+    def copies_before(self, calls: Array, pattern: str, above_bytes: int = -1) -> Array:
+        """bool `[calls]`: right before it, on its thread, a copy of that name was launched."""
+        copies = self.gpu_rows[self.has_name(pattern)[self.gpu_rows]]
+        copies = copies[self.bytes_of[copies] > above_bytes]
+        launches = self.launch_of(copies)
+        behind = self.waits_behind(launches[launches >= 0])
+        return np.isin(calls, behind)
+
+    def count_edges(self, points: Array, kind: str) -> Array:
+        """int64 `[points]`: edges of a kind that lead to each."""
+        graph, _, _ = self._run
+        offsets = graph.in_offsets.astype(np.int64)
+        ends = points.astype(np.int64)
+        edges, place = ranges_of(offsets[ends], offsets[ends + 1] - offsets[ends])
+        of_kind = graph.kind[edges] == _DEPENDENCIES[kind]
+        return np.bincount(place[of_kind], minlength=len(points))
+
+    def next_wait(self, calls: Array) -> Array:
+        """The synchronising call right behind each call, made by the same operator; -1 if none.
+
+        Without an operator only a wait for the stream counts: others are the program's own.
+        """
+        syncs = self.calls_named("Synchronize")
+        if not len(syncs):
+            return np.full(len(calls), -1)
+        syncs = syncs[np.argsort(self.begin_of[syncs])]
+        after = self.end_of[calls].astype(np.int64)
+        place = np.searchsorted(self.begin_of[syncs], after, side="right")
+        found = syncs[np.minimum(place, len(syncs) - 1)]
+        near = (place < len(syncs)) & (self.begin_of[found] == after + 1)
+        parent = self.tree.parent[found]
+        near &= parent == self.tree.parent[calls]
+        near &= (parent != _core.NO_ROW) | self.has_name("Stream")[found]
+        return np.where(near, found, -1)
+
+    def waits_behind(self, calls: Array) -> Array:
+        """Those calls."""
+        found = self.next_wait(calls)
+        return np.unique(found[found >= 0])
+
+    @cached_property
+    def launch_cost_ns(self) -> int:
+        """What a call that starts GPU work costs the host: the median of kernel launches."""
+        calls = np.unique(self.launch_of(self.gpu_rows[self.is_kind("kernel")[self.gpu_rows]]))
+        calls = calls[calls >= 0]
+        return int(np.median(self.work_ns(calls))) if len(calls) else FALLBACK_LAUNCH_NS
+
+    def one_time(self, calls: Array) -> Array:
+        """bool `[calls]`: launches that load code or set something up first. What they cost would
+        only move to another launch."""
+        return self.work_ns(calls) > max(_ONE_TIME_NS, _ONE_TIME_RATIO * self.launch_cost_ns)
+
+    @cached_property
+    def steady_since_ns(self) -> int | None:
+        """When warm-up is over, on the table's clock; None: the trace shows no steady state.
+
+        As the rules have it: from the second step (the first, if its number says that others went
+        before); without steps from when 90 % of the kernels' names have been seen, if at least
+        half of the kernels are still to come.
+        """
+        steps = self.tree.steps
+        if steps:
+            number = re.search(r"#(\d+)$", steps[0].name)
+            if number and int(number[1]) >= 2:
+                return steps[0].start_ns
+            return steps[1].start_ns if len(steps) > 1 else None
+        rows = self.gpu_rows
+        first = np.sort(np.unique(self.table.name[rows], return_index=True)[1])
+        if not len(first):
+            return None
+        seen = int(first[int(0.9 * (len(first) - 1))])
+        return int(self.table.ts_ns[rows[seen]]) if 2 * seen <= len(rows) else None
+
+    # ------------------------------------------------------------------------- changes
+
+    def set_host_work(self, change: Change, host_rows: Array, to_ns: npt.ArrayLike) -> None:
+        """Host work inside disjoint rows takes at most `to_ns`; its parts shrink alike."""
+        _, _, cost_ns = self._run
+        before = np.maximum(self.work_ns(host_rows), 1)
+        factor = np.minimum(np.broadcast_to(np.asarray(to_ns), before.shape) / before, 1.0)
+        edges, place = self.work_edges(host_rows)
+        change.set_lags(edges, cost_ns[edges] * factor[place])
+
+    def remove_calls(self, change: Change, host_rows: Array) -> None:
+        """Calls are gone: neither do they cost time nor wait for the GPU."""
+        self.set_host_work(change, host_rows, 0)
+        change.drop(self.waits_of(host_rows))
+
+    def scale_gpu(self, change: Change, gpu_rows: Array, factor: npt.ArrayLike) -> None:
+        """GPU events take `factor` times as long."""
+        _, _, cost_ns = self._run
+        edges = self.duration_edges(gpu_rows)
+        factors = np.broadcast_to(np.asarray(factor, dtype=np.float64), edges.shape)
+        change.set_lags(edges[edges >= 0], (cost_ns[edges] * factors)[edges >= 0])
+
+    def remove_gpu(self, change: Change, gpu_rows: Array) -> None:
+        """GPU events are gone; what they waited for, their successors still wait for."""
+        edges = self.duration_edges(gpu_rows)
+        change.set_lags(edges[edges >= 0], 0)
+        begins = self.begin_of[gpu_rows]
+        change.set_lags(self.edges_into(begins, "stream_order"), 0)
+        change.drop(self.edges_into(begins, "launch", "device_busy", "copy_engine"))
+
+
+_DEPENDENCIES = {name: code for code, name in enumerate(_core.dependency_kind_names())}

@@ -1,0 +1,72 @@
+"""What each GPU event computes, by the models of operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap import _core
+from torchtraceap.analysis.roofline import _Calls, _GpuCalls
+from torchtraceap.models import Work, family_of
+from torchtraceap.simulation.edits.view import RankView
+
+__all__ = ["EventWorks", "families_of", "works_of"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class EventWorks:
+    """Works of a rank, and which GPU event belongs to which."""
+
+    kinds: tuple[Any, ...]
+    """One for each operator name with arguments: `name`, `texts`, `kernels`, `work`."""
+    kind_of: Array
+    """int64 `[rows]`: index in `kinds` of a GPU row whose work is known; -1 for others."""
+
+    def work(self, kind: int) -> Work:
+        found: Work = self.kinds[kind].work
+        return found
+
+
+_WORKS: WeakKeyDictionary[RankView, EventWorks] = WeakKeyDictionary()
+
+
+def works_of(view: RankView) -> EventWorks:
+    """The works of a rank; made once."""
+    if view not in _WORKS:
+        _WORKS[view] = _build(view)
+    return _WORKS[view]
+
+
+def _build(view: RankView) -> EventWorks:
+    calls = _Calls(view.part, None)
+    on_gpu = _GpuCalls(view.part, calls)
+    of_row = np.full(len(view.table), -1, dtype=np.int64)
+    counted = calls.has_work[calls.rows]
+    of_row[calls.rows[counted]] = calls.group[counted]
+    owner = on_gpu.rows[on_gpu.event_call].astype(np.int64)
+    known = owner < len(view.table)
+    kind_of = np.full(len(view.table), -1, dtype=np.int64)
+    kind_of[on_gpu.events[known]] = of_row[owner[known]]
+    return EventWorks(tuple(calls.kinds), kind_of)
+
+
+def families_of(view: RankView, rows: Array) -> Array:
+    """Family of each GPU event, by its operator and kernel; one look-up for each pair."""
+    calls = view.launch_of(rows)
+    operator = np.where(calls >= 0, view.tree.op[np.maximum(calls, 0)], _core.NO_ROW)
+    has_operator = operator != _core.NO_ROW
+    op_name = np.full(len(rows), -1, dtype=np.int64)
+    op_name[has_operator] = view.table.name[operator[has_operator]]
+    pairs = np.stack([op_name, view.table.name[rows].astype(np.int64)])
+    unique, place = np.unique(pairs, axis=1, return_inverse=True)
+    names = [
+        family_of(view.names[op] if op >= 0 else "", (view.names[kernel],))
+        for op, kernel in unique.T.tolist()
+    ]
+    return np.array(names, dtype=object)[place.ravel()] if names else np.zeros(0, dtype=object)

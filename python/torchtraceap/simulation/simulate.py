@@ -1,0 +1,315 @@
+"""`simulate`: what an iteration would take if findings were fixed.
+
+Note [Prediction]: predicted = measured + (iteration in the edited replay - iteration in the replay
+as it was). Four replays give four savings: the edit as far as it may go and as far as it is
+certain, each on the graph with what the measured run took beyond its dependencies and on the graph
+without. The smallest and the largest, times the share of such savings that runs have realised, are
+the interval, widened by the steps' own noise; the guess is the mean of the four times the middle of
+that share.
+
+Note [Noise]: steps vary by themselves. A saving below 2 CV / sqrt(steps) of the measured time can't
+be told from that and is not shown: predicted is then measured, and the note says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap.errors import OptionError
+from torchtraceap.simulation.edits.base import (
+    Change,
+    Edit,
+    EditedGraph,
+    NotApplicableError,
+    joined,
+)
+from torchtraceap.simulation.registry import DEFAULT_EDITS, make_edit
+from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.trace import Trace
+from torchtraceap.units import format_ns, format_share
+
+__all__ = ["EditOutcome", "PlannedFix", "SimulatedStep", "Simulation", "simulate"]
+
+SCHEMA = "torchtraceap.simulation/1"
+Array = npt.NDArray[Any]
+LEAST_GAIN = 0.001
+"""Of the measured time: what a fix of the plan must add where steps show no noise."""
+TRUSTED_ERROR = 0.05
+"""Replay error up to which savings are predictions; beyond it they are bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """A step as it was and as its dependencies alone replay it."""
+
+    name: str
+    rank: int | None
+    measured_ns: int
+    replayed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class EditOutcome:
+    """One edit: the step's time after it, or why there is none."""
+
+    edit: str
+    predicted_ns: int | None
+    """None: the edit is unknown or does not apply; `note` says why."""
+    low_ns: int | None
+    high_ns: int | None
+    note: str
+    source: str = ""
+
+    @property
+    def applies(self) -> bool:
+        return self.predicted_ns is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        keys = ("edit", "predicted_ns", "low_ns", "high_ns", "note", "source")
+        return {key: getattr(self, key) for key in keys}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFix:
+    """A fix of the plan, on top of those before it."""
+
+    edit: str
+    gain_ns: int
+    """What it adds to the fixes before it."""
+    predicted_ns: int
+    """With all fixes up to this one."""
+    low_ns: int
+    high_ns: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class _Saving:
+    best_ns: float
+    low_ns: float
+    high_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    edit: Edit
+    graph: EditedGraph
+
+
+def simulate(trace: Trace, edits: Iterable[str | Edit] | None = None) -> Simulation:
+    """Replays a trace from its dependencies, once as it was and once with each edit.
+
+    Args:
+        trace: One or several ranks.
+        edits: Names such as "loader_workers=4", or objects of the Edit protocol; by default every
+            fix that needs no decision. A name that is unknown or does not apply is said in the
+            outcome's note.
+    """
+    return Simulation(SimulatedRun(trace), DEFAULT_EDITS if edits is None else tuple(edits))
+
+
+class Simulation:
+    """A run, what it took, and what it would take. Times are those of a step, in ns."""
+
+    def __init__(self, run: SimulatedRun, edits: Sequence[str | Edit]) -> None:
+        self.run = run
+        self._names = [edit if isinstance(edit, str) else edit.name for edit in edits]
+        self._applied: dict[str, _Applied] = {}
+        self._refused: dict[str, str] = {}
+        for name, edit in zip(self._names, edits, strict=True):
+            self._apply(name, edit)
+
+    def _apply(self, name: str, edit: str | Edit) -> None:
+        try:
+            made = make_edit(edit) if isinstance(edit, str) else edit
+            self._applied[name] = _Applied(made, made.apply(self.run))
+        except (OptionError, NotApplicableError) as reason:
+            self._refused[name] = str(reason)
+
+    # ------------------------------------------------------------------------- as it was
+
+    @cached_property
+    def steps(self) -> tuple[SimulatedStep, ...]:
+        """First and last left out where a rank has more than two."""
+        times = self.run.replay(with_residuals=False)
+        return tuple(
+            SimulatedStep(
+                step.name,
+                self.run.ranks[step.rank].rank,
+                self.run.measured_step_ns(step),
+                self.run.step_ns(step, times),
+            )
+            for step in self.run.chosen_steps
+        )
+
+    @cached_property
+    def measured_ns(self) -> int:
+        """Median of the steps."""
+        return _median([step.measured_ns for step in self.steps])
+
+    @cached_property
+    def replayed_ns(self) -> int:
+        """Median of the steps, without anything that only the measured run knew."""
+        return _median([step.replayed_ns for step in self.steps])
+
+    @cached_property
+    def replay_error(self) -> float:
+        """Replayed / measured - 1, of the worst rank: how much the dependencies leave open."""
+        return self.run.replay_error()
+
+    @cached_property
+    def noise_ns(self) -> float:
+        """See Note [Noise]; 0 with fewer than two steps, which show no noise."""
+        lengths: dict[str, list[int]] = {}
+        for step in self.steps:
+            lengths.setdefault(step.name, []).append(step.measured_ns)
+        means = np.array([np.mean(values) for values in lengths.values()])
+        if len(means) < 2:
+            return 0.0
+        return float(2 * means.std(ddof=1) / np.sqrt(len(means)))
+
+    @cached_property
+    def _before_ns(self) -> dict[bool, float]:
+        return {exact: self.run.steady_ns(with_residuals=exact) for exact in (True, False)}
+
+    # ------------------------------------------------------------------------- with edits
+
+    @cached_property
+    def edits(self) -> tuple[EditOutcome, ...]:
+        """In the order in which they were named."""
+        return tuple(map(self._outcome, self._names))
+
+    def _outcome(self, name: str) -> EditOutcome:
+        applied = self._applied.get(name)
+        if applied is None:
+            return EditOutcome(name, None, None, None, self._refused[name])
+        graph = applied.graph
+        saving = _saving_of(_realised(graph, self._raw([graph])))
+        notes = [graph.note] if graph.note else []
+        if abs(saving.best_ns) <= self.noise_ns:
+            if saving.best_ns:
+                notes.append(
+                    f"its saving of {format_ns(int(saving.best_ns))} lies below the steps' own "
+                    f"noise of {format_ns(int(self.noise_ns))}"
+                )
+            saving = _Saving(0.0, min(0.0, saving.low_ns), saving.high_ns)
+        if graph.realised != (1.0, 1.0):
+            low, high = graph.realised
+            notes.append(f"{low:.0%} to {high:.0%} of such savings were realised ({graph.source})")
+        predicted, low_ns, high_ns = self._bounds(saving)
+        return EditOutcome(name, predicted, low_ns, high_ns, "; ".join(notes), graph.source)
+
+    def _bounds(self, saving: _Saving) -> tuple[int, int, int]:
+        """Predicted, low, high."""
+        low_ns = saving.low_ns if saving.low_ns < 0 else max(0.0, saving.low_ns - self.noise_ns)
+        after = (saving.best_ns, saving.high_ns + self.noise_ns, low_ns)
+        predicted, low, high = (max(0, round(self.measured_ns - ns)) for ns in after)
+        return predicted, low, high
+
+    def _raw(
+        self, graphs: Sequence[EditedGraph], *, exact: tuple[bool, ...] = (True, False)
+    ) -> Array:
+        """What edits together save: float64 `[2 len(exact)]`, first at best, then cautiously.
+
+        `exact`: on the graph with and without what the measured run took beyond its dependencies;
+        see Note [Prediction].
+        """
+        best = joined(self.run, [graph.best for graph in graphs])
+        cautious = best
+        if any(graph.cautious is not None for graph in graphs):
+            changes = [g.best if g.cautious is None else g.cautious for g in graphs]
+            cautious = joined(self.run, changes)
+        return np.array([self._saved_ns(c, e) for c in (best, cautious) for e in exact])
+
+    def _saved_ns(self, change: Change, exact: bool) -> float:
+        after_ns = self.run.steady_ns(change.delta(), with_residuals=exact)
+        saved = self._before_ns[exact] - after_ns
+        return max(saved, 0.0) if change.only_removes(self.run) else saved
+
+    @cached_property
+    def plan(self) -> tuple[PlannedFix, ...]:
+        """Fixes in order of gain: at each place the one that adds most to those before it.
+
+        Savings don't add up, so every candidate is replayed together with the fixes before it. The
+        plan ends where no fix adds more than the noise.
+        """
+        chosen: list[EditedGraph] = []
+        left = {name: applied.graph for name, applied in self._applied.items()}
+        plan: list[PlannedFix] = []
+        raw, reached = np.zeros(4), np.zeros((2, 4))
+        while left:
+            name = max(left, key=lambda candidate: self._promise(chosen, left[candidate], raw))
+            together = self._raw([*chosen, left[name]])
+            gains = _realised(left[name], together - raw)
+            gain = float(gains.mean())
+            if gain <= max(self.noise_ns, LEAST_GAIN * self.measured_ns):
+                break
+            chosen.append(left.pop(name))
+            raw, reached = together, reached + gains
+            plan.append(PlannedFix(name, round(gain), *self._bounds(_saving_of(reached))))
+        return tuple(plan)
+
+    def _promise(self, chosen: Sequence[EditedGraph], graph: EditedGraph, raw: Array) -> float:
+        """What a candidate adds, by half of the replays."""
+        together = self._raw([*chosen, graph], exact=(True,))
+        return float(_realised(graph, together - raw[::2]).mean())
+
+    # ------------------------------------------------------------------------- ways out
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the numbers rest on, the replay error first."""
+        error = (
+            f"Replayed from its dependencies the step takes {format_ns(self.replayed_ns)}, "
+            f"measured {format_ns(self.measured_ns)} ({self.replay_error:+.1%})."
+        )
+        notes = [error]
+        if abs(self.replay_error) > TRUSTED_ERROR:
+            notes.append(
+                f"That is more than {format_share(TRUSTED_ERROR)} off: take savings as bounds."
+            )
+        return (*notes, *self.run.notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document `torchtraceap.simulation/1`."""
+        return {
+            "schema": SCHEMA,
+            "steps": [
+                {
+                    "name": step.name,
+                    "rank": step.rank,
+                    "measured_ns": step.measured_ns,
+                    "replayed_ns": step.replayed_ns,
+                }
+                for step in self.steps
+            ],
+            "measured_ns": self.measured_ns,
+            "replayed_ns": self.replayed_ns,
+            "replay_error": self.replay_error,
+            "noise_ns": round(self.noise_ns),
+            "edits": [outcome.to_dict() for outcome in self.edits],
+            "plan": [fix.to_dict() for fix in self.plan],
+            "notes": list(self.notes),
+        }
+
+
+def _realised(graph: EditedGraph, raw_ns: Array) -> Array:
+    """float64 `[2, 4]`: the least and the largest share of each simulated saving."""
+    realised: Array = np.outer(graph.realised, raw_ns)
+    return realised
+
+
+def _saving_of(savings_ns: Array) -> _Saving:
+    return _Saving(float(savings_ns.mean()), float(savings_ns.min()), float(savings_ns.max()))
+
+
+def _median(values: Sequence[int]) -> int:
+    return int(np.median(values)) if values else 0
