@@ -1,7 +1,7 @@
 """`simulate`: what an iteration would take if findings were fixed.
 
-Note [Prediction]: predicted = measured + (iteration in the edited replay - iteration in the replay
-as it was). Four replays give four savings: the edit as far as it may go and as far as it is
+Note [Prediction]: predicted = measured x iteration in the edited replay / iteration in the replay
+as it was. Four replays give four savings: the edit as far as it may go and as far as it is
 certain, each on the graph with what the measured run took beyond its dependencies and on the graph
 without. The smallest and the largest, times the share of such savings that runs have realised, are
 the interval, widened by the steps' own noise; the guess is the mean of the four times the middle of
@@ -187,6 +187,11 @@ class Simulation:
         """In the order in which they were named."""
         return tuple(map(self._outcome, self._names))
 
+    @property
+    def applied(self) -> dict[str, EditedGraph]:
+        """What each edit that applies changes in the graph, by name."""
+        return {name: applied.graph for name, applied in self._applied.items()}
+
     def _outcome(self, name: str) -> EditOutcome:
         applied = self._applied.get(name)
         if applied is None:
@@ -194,21 +199,53 @@ class Simulation:
         graph = applied.graph
         saving = _saving_of(_realised(graph, self._raw([graph])))
         notes = [graph.note] if graph.note else []
-        if abs(saving.best_ns) <= self.noise_ns:
-            if saving.best_ns:
-                notes.append(
-                    f"its saving of {format_ns(int(saving.best_ns))} lies below the steps' own "
-                    f"noise of {format_ns(int(self.noise_ns))}"
-                )
-            saving = _Saving(0.0, min(0.0, saving.low_ns), saving.high_ns)
         if graph.realised != (1.0, 1.0):
             low, high = graph.realised
             notes.append(f"{low:.0%} to {high:.0%} of such savings were realised ({graph.source})")
+        return self._said(name, saving, notes, graph.source)
+
+    def _said(self, name: str, saving: _Saving, notes: list[str], source: str) -> EditOutcome:
+        """An outcome, silent where the saving is lost in the noise."""
+        if not saving.low_ns and not saving.high_ns:
+            notes = [*notes, "no step becomes shorter by it"]
+        elif abs(saving.best_ns) <= self.noise_ns:
+            notes = [
+                *notes,
+                f"its saving of {format_ns(round(saving.best_ns))} lies below the steps' own noise "
+                f"of {format_ns(round(self.noise_ns))}",
+            ]
+            saving = _Saving(0.0, min(0.0, saving.low_ns), saving.high_ns)
         predicted, low_ns, high_ns = self._bounds(saving)
-        return EditOutcome(name, predicted, low_ns, high_ns, "; ".join(notes), graph.source)
+        return EditOutcome(name, predicted, low_ns, high_ns, "; ".join(notes), source)
+
+    def together(self, names: Iterable[str] | None = None) -> EditOutcome:
+        """Several edits at once, in the order given; by default all that apply.
+
+        Raises:
+            OptionError: None of them applies, or one was not named to `simulate`.
+        """
+        chosen = [name for name in self._names if name in self._applied]
+        if names is not None:
+            chosen = list(names)
+            missing = [name for name in chosen if name not in self._applied]
+            if missing:
+                reasons = (self._refused.get(name, "not simulated") for name in missing)
+                listed = "; ".join(f"{n}: {r}" for n, r in zip(missing, reasons, strict=True))
+                raise OptionError(f"these edits can't be taken together: {listed}")
+        if not chosen:
+            raise OptionError("no edit applies to this trace")
+        graphs: list[EditedGraph] = []
+        raw, reached = np.zeros(4), np.zeros((2, 4))
+        for name in chosen:
+            graphs.append(self._applied[name].graph)
+            together = self._raw(graphs)
+            raw, reached = together, reached + _realised(graphs[-1], together - raw)
+        return self._said(" + ".join(chosen), _saving_of(reached), [], "")
 
     def _bounds(self, saving: _Saving) -> tuple[int, int, int]:
         """Predicted, low, high."""
+        if not saving.low_ns and not saving.high_ns:
+            return self.measured_ns, self.measured_ns, self.measured_ns
         low_ns = saving.low_ns if saving.low_ns < 0 else max(0.0, saving.low_ns - self.noise_ns)
         after = (saving.best_ns, saving.high_ns + self.noise_ns, low_ns)
         predicted, low, high = (max(0, round(self.measured_ns - ns)) for ns in after)
@@ -227,12 +264,16 @@ class Simulation:
         if any(graph.cautious is not None for graph in graphs):
             changes = [g.best if g.cautious is None else g.cautious for g in graphs]
             cautious = joined(self.run, changes)
-        return np.array([self._saved_ns(c, e) for c in (best, cautious) for e in exact])
+        return np.concatenate([self._saved_ns(change, exact) for change in (best, cautious)])
 
-    def _saved_ns(self, change: Change, exact: bool) -> float:
-        after_ns = self.run.steady_ns(change.delta(), with_residuals=exact)
-        saved = self._before_ns[exact] - after_ns
-        return max(saved, 0.0) if change.only_removes(self.run) else saved
+    def _saved_ns(self, change: Change, exact: tuple[bool, ...]) -> Array:
+        """float64 `[len(exact)]`."""
+        delta = change.delta()
+        before = np.array([self._before_ns[kept] for kept in exact])
+        after = [self.run.steady_ns(delta, with_residuals=kept) for kept in exact]
+        share = np.divide(after, before, out=np.ones(len(exact)), where=before > 0)
+        saved: Array = self.measured_ns * (1 - share)
+        return np.maximum(saved, 0.0) if change.only_removes(self.run) else saved
 
     @cached_property
     def plan(self) -> tuple[PlannedFix, ...]:

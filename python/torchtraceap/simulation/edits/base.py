@@ -37,6 +37,7 @@ class Change:
         self._lags: list[tuple[Array, Array]] = []
         self._dropped: list[Array] = []
         self._added: list[tuple[Array, Array, Array]] = []
+        self._ratio: Array | None = None
 
     def set_lags(self, edges: npt.ArrayLike, lags_ns: npt.ArrayLike) -> None:
         """What these edges cost, ns; one number for all, or one for each."""
@@ -102,9 +103,18 @@ class Change:
             delta.add(source, destination, lag)
         return delta
 
+    def ratio(self, run: SimulatedRun) -> Array:
+        """float64 `[edges]`: new cost over the one before; of an edge without cost the new one,
+        plus 1. Kept once asked for: the change must be complete by then."""
+        if self._ratio is None:
+            before = run.cost_ns
+            costs = self.costs_ns(run)
+            self._ratio = np.where(before > 0, costs / np.maximum(before, 1), 1.0 + costs)
+        return self._ratio
+
     def only_removes(self, run: SimulatedRun) -> bool:
         """No edge is new or costs more than before: a replay can't be later at any point."""
-        return not self._added and bool((self.costs_ns(run) <= run.cost_ns).all())
+        return not self._added and bool((self.ratio(run) <= 1).all())
 
 
 def joined(run: SimulatedRun, changes: Sequence[Change]) -> Change:
@@ -116,15 +126,14 @@ def joined(run: SimulatedRun, changes: Sequence[Change]) -> Change:
     if len(changes) == 1:
         return changes[0]
     union = Change()
-    before = run.cost_ns
-    together = before.astype(np.float64)
-    for change in changes:
-        costs = change.costs_ns(run)
-        free = before == 0  # an edge that cost nothing has no ratio
-        ratio = np.divide(costs, before, out=np.ones(len(before)), where=~free)
-        together = np.where(free, np.maximum(together, costs), together * ratio)
-    changed = np.flatnonzero(np.rint(together) != before)
-    union.set_lags(changed, together[changed])
+    if not changes:
+        return union
+    ratio = changes[0].ratio(run).copy()
+    for change in changes[1:]:
+        ratio *= change.ratio(run)
+    edges = np.flatnonzero(ratio != 1)
+    before = run.cost_ns[edges]
+    union.set_lags(edges, np.where(before > 0, before * ratio[edges], ratio[edges] - 1))
     for change in changes:
         union.drop(change.dropped)
         union.add(*change.added)

@@ -114,7 +114,8 @@ def _consumers(parts: RankParts, places: Array) -> Array:
         next_step = int(later[0]) if len(later) else len(rows)
         needed[mine] = np.minimum(needed[mine], np.maximum(next_step, first[mine]))
     begins = np.concatenate([view.begin_of[rows].astype(np.int64), [-1]])
-    return begins[needed]
+    points: Array = begins[needed]
+    return points
 
 
 def _send_early(parts: RankParts, gradients: Array, change: Change) -> None:
@@ -308,8 +309,8 @@ class _Merge:
         same = (parts.group == parts.group[places[0]]) & (parts.kind == parts.kind[places[0]])
         shortest = float(parts.transfer_ns[same].min())
         if found is None:
-            self.sources.add("the shortest collective of the group is taken for the latency")
-            return shortest
+            self.sources.add("latency: the group's shortest collective, 20 us at most")
+            return min(shortest, SMALL_NS)
         self.sources.add(found[1])
         return min(found[0], shortest)
 

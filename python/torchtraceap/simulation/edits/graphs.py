@@ -99,7 +99,7 @@ def _capture(
     edges = np.setdiff1d(edges, setting_up)
     gone_ns = int(run.cost_ns[edges].sum())
     change.set_lags(edges, 0)
-    cost_ns = view.launch_cost_ns + per_kernel_ns * len(calls)
+    cost_ns = min(gone_ns, view.launch_cost_ns + per_kernel_ns * len(calls))
     change.set_lags(view.edges_into(view.end_of[[first]], "program_order"), cost_ns)
     offsets = view.tree.launched_offsets.astype(np.int64)
     rows = np.concatenate(

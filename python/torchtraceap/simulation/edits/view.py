@@ -90,7 +90,8 @@ class RankView:
     @cached_property
     def has_points(self) -> Array:
         """bool `[rows]`: the row is in the graph."""
-        return (self.begin_of != _core.NO_ROW) & (self.end_of != _core.NO_ROW)
+        known: Array = (self.begin_of != _core.NO_ROW) & (self.end_of != _core.NO_ROW)
+        return known
 
     def rows_named(self, pattern: str, *kinds: str) -> Array:
         """Rows of the graph by name and kind."""
@@ -109,7 +110,8 @@ class RankView:
 
     def gpu_class(self, name: str) -> Array:
         """GPU rows of a class."""
-        return self.gpu_rows[self.tree.gpu_class[self.gpu_rows] == CLASSES[name]]
+        chosen: Array = self.gpu_rows[self.tree.gpu_class[self.gpu_rows] == CLASSES[name]]
+        return chosen
 
     def launch_of(self, gpu_rows: Array) -> Array:
         """The launching call, -1 where it is unknown."""

@@ -1,0 +1,213 @@
+"""Predictions against pairs of traces: before a fix, and after it.
+
+    python benchmarks/simulation/pairs.py [--json]
+
+Each line: what was measured before and after, what is predicted from the trace before alone, with
+its interval, and what two trivial predictions would have said. *Sum of kernels* adds up the GPU
+events that are left; *subtraction* takes what the edit removes off the measured time, as if nothing
+overlapped. Traces are those of `TORCHTRACEAP_CORPUS`; pairs that are absent are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+import torchtraceap as ttap
+from torchtraceap.simulation.edits.base import Change, joined
+from torchtraceap.simulation.edits.view import views
+from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.simulation.simulate import Simulation, simulate
+
+DEFAULT_CORPUS = Path(__file__).resolve().parents[2].parent / "shared" / "traces"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """`after` is None where no trace shows the fixed program."""
+
+    name: str
+    before: str
+    after: str | None
+    edits: tuple[str, ...]
+    exact: bool = True
+    """The two programs differ in these edits alone; otherwise only the direction counts."""
+
+
+PAIRS = (
+    Pair(
+        "ResNet-50, 0 to 4 workers",
+        "kineto/resnet50_num_workers_0.json.gz",
+        "kineto/resnet50_num_workers_4.json.gz",
+        ("loader_workers=4",),
+    ),
+    Pair(
+        "device-to-host copies, pinned",
+        "gpu_puzzlers/dtoh_blocking.json.gz",
+        "gpu_puzzlers/dtoh_non_blocking.json.gz",
+        ("pin_memory=DtoH",),
+    ),
+    Pair(
+        "copies both ways, pinned",
+        "pytorch_benchmark/copies_pageable.json",
+        "pytorch_benchmark/copies_pinned.json",
+        ("pin_memory",),
+    ),
+    Pair(
+        "reduce-scatter in the backward",
+        "modded_nanogpt/overlap_before.json.gz",
+        "modded_nanogpt/overlap_hook.json.gz",
+        ("overlap_collectives",),
+    ),
+    Pair(
+        "reads in a loop",
+        "gpu_puzzlers/d2h_sync.json.gz",
+        "gpu_puzzlers/d2h_sync_fixed.json.gz",
+        ("remove_host_sync",),
+        exact=False,
+    ),
+    Pair(
+        "Segment Anything, all at once",
+        "segment_anything_fast/amg_baseline.json.gz",
+        "segment_anything_fast/amg_fast.json.gz",
+        (
+            "mixed_precision",
+            "remove_host_sync",
+            "pin_memory",
+            "fuse_pointwise",
+            "cuda_graph",
+            "channels_last",
+        ),
+        exact=False,
+    ),
+    Pair("late rank", "torchrec_4ranks_late_rank", None, ("straggler_to_median",)),
+    Pair("tensor parallel on one stream", "tokenomics", None, ("overlap_collectives",)),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Times of a step, ns."""
+
+    name: str
+    edits: str
+    exact: bool
+    steps: int
+    noise_ns: float
+    replay_error: float
+    before_ns: int
+    after_ns: int | None
+    predicted_ns: int
+    low_ns: int
+    high_ns: int
+    sum_of_kernels_ns: float
+    subtraction_ns: float
+
+    @property
+    def error(self) -> float | None:
+        return None if self.after_ns is None else self.predicted_ns / self.after_ns - 1
+
+
+def corpus() -> Path:
+    return Path(os.environ.get("TORCHTRACEAP_CORPUS", DEFAULT_CORPUS))
+
+
+def predict(pair: Pair, folder: Path) -> Result:
+    """Simulates the fix on the trace before; the trace after is only measured."""
+    simulation = simulate(ttap.load(folder / pair.before), pair.edits)
+    outcome = simulation.together(pair.edits)
+    best = _best_of(simulation, pair.edits)
+    assert outcome.predicted_ns is not None
+    assert outcome.low_ns is not None and outcome.high_ns is not None
+    return Result(
+        name=pair.name,
+        edits=", ".join(pair.edits),
+        exact=pair.exact,
+        steps=len(simulation.steps),
+        noise_ns=simulation.noise_ns,
+        replay_error=simulation.replay_error,
+        before_ns=simulation.measured_ns,
+        after_ns=_measured_after(pair, folder),
+        predicted_ns=outcome.predicted_ns,
+        low_ns=outcome.low_ns,
+        high_ns=outcome.high_ns,
+        sum_of_kernels_ns=sum_of_kernels(simulation.run, best),
+        subtraction_ns=simulation.measured_ns - removed_ns(simulation.run, best),
+    )
+
+
+def _measured_after(pair: Pair, folder: Path) -> int | None:
+    if pair.after is None or not (folder / pair.after).exists():
+        return None
+    return simulate(ttap.load(folder / pair.after), ()).measured_ns
+
+
+def _best_of(simulation: Simulation, names: tuple[str, ...]) -> Change:
+    graphs = [graph for name, graph in simulation.applied.items() if name in names]
+    return joined(simulation.run, [graph.best for graph in graphs])
+
+
+def sum_of_kernels(run: SimulatedRun, change: Change) -> float:
+    """GPU events of a step and rank, added up, with the edit."""
+    costs = change.costs_ns(run)
+    total = 0
+    for view in views(run):
+        edges = view.duration_edges(view.gpu_rows)
+        total += int(costs[edges[edges >= 0]].sum())
+    return total / max(len(run.steps), 1)
+
+
+def removed_ns(run: SimulatedRun, change: Change) -> float:
+    """What the edit takes off work and waits, of a step and rank, as if nothing overlapped."""
+    shorter = (run.cost_ns - change.costs_ns(run)).sum()
+    dropped = change.dropped
+    waits = dropped[np.isin(dropped, run.edges_of("host_wait"))]
+    ends = run.destination[waits].astype(np.int64)
+    # A wait of a call lasted from the point before its end to the end.
+    waited = (run.graph.time_ns[ends] - run.graph.time_ns[ends - 1]).sum()
+    return float(shorter + waited) / max(len(run.steps), 1)
+
+
+def table(results: list[Result]) -> str:
+    """As docs/simulation_edits.md has it."""
+    head = (
+        "| pair | edit | n | noise | before | after | predicted | interval | error | "
+        "sum of kernels | subtraction |\n|---|---|---|---|---|---|---|---|---|---|---|"
+    )
+    return "\n".join([head, *map(_line, results)])
+
+
+def _line(r: Result) -> str:
+    def ms(ns: float | None) -> str:
+        return "-" if ns is None else f"{ns / 1e6:.2f}"
+
+    def off(ns: float) -> str:
+        return ms(ns) if r.after_ns is None else f"{ms(ns)} ({ns / r.after_ns - 1:+.1%})"
+
+    error = "-" if r.error is None else f"{r.error:+.1%}"
+    name = r.name if r.exact else f"{r.name} (direction only)"
+    cells = [name, r.edits, str(r.steps), ms(r.noise_ns), ms(r.before_ns), ms(r.after_ns)]
+    cells += [ms(r.predicted_ns), f"{ms(r.low_ns)} to {ms(r.high_ns)}", error]
+    cells += [off(r.sum_of_kernels_ns), off(r.subtraction_ns)]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one document instead of a table")
+    options = parser.parse_args()
+    folder = corpus()
+    results = [predict(pair, folder) for pair in PAIRS if (folder / pair.before).exists()]
+    if options.json:
+        print(json.dumps([asdict(result) for result in results], indent=1))
+    else:
+        print(table(results))
+
+
+if __name__ == "__main__":
+    main()
