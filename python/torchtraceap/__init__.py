@@ -9,7 +9,7 @@ Importing this package imports neither torch nor pandas.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from torchtraceap.analysis.memory_timeline import read_memory_timeline
     from torchtraceap.collect import on_trace_ready, profile
     from torchtraceap.execution_trace import load_execution_trace
+    from torchtraceap.simulation.edits.base import Edit
+    from torchtraceap.simulation.simulate import Simulation
 
 _LAZY = {
     "load_execution_trace": "torchtraceap.execution_trace",
@@ -60,6 +62,7 @@ __all__ = [
     "on_trace_ready",
     "profile",
     "read_memory_timeline",
+    "simulate",
 ]
 
 
@@ -94,6 +97,20 @@ def diff(
 
     first, second = (t if isinstance(t, Trace) else load(t) for t in (before, after))
     return build_diff(first, second, by=by)
+
+
+def simulate(
+    trace: Trace | PathLike | Sequence[PathLike], edits: Iterable[str | Edit] | None = None
+) -> Simulation:
+    """What a step would take if findings were fixed, replayed from its dependencies.
+
+    Args:
+        trace: A loaded trace, or what `load` takes.
+        edits: Names such as "loader_workers=4", or objects of your own; by default every fix that
+            needs no decision.
+    """
+    loaded = trace if isinstance(trace, Trace) else load(trace)
+    return loaded.simulate(edits)
 
 
 def __getattr__(name: str) -> Any:

@@ -5,12 +5,19 @@ a share is that of all GPUs' time. A saving is wall time, which ranks that train
 together: it is the mean over the ranks, per step where every rank has steps. Row numbers and
 intervals belong to their rank and say which one it is. What one rank's trace can't show, such as
 who was waited for, the rules are told by `analysis/peers.py`.
+
+Note [Savings]: a rule's own saving is a bound. Where the run can be replayed with the finding fixed,
+what that saves takes its place, and fixes are put into an order (simulation/savings.py). Such a
+saving may exceed the finding's cost, as a fix can hide what other findings cost too; for the ranking
+of findings it counts up to that cost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, zip_longest
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +36,9 @@ from torchtraceap.results import (
 from torchtraceap.summary import build_summary
 from torchtraceap.trace import RankTrace, Trace, check_count
 from torchtraceap.units import format_ns, format_share
+
+if TYPE_CHECKING:
+    from torchtraceap.simulation.savings import Outlook
 
 __all__ = ["MATERIAL_SHARE", "build_diagnosis"]
 
@@ -59,7 +69,11 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
     verdicts = {name: _verdict(parts, profiled_ns) for name, parts in by_type.items()}
     present = {name: by_type[name] for name, v in verdicts.items() if v == "present"}
     findings = [_merge(name, parts, profiled_ns) for name, parts in present.items()]
-    findings.sort(key=_rank_key)
+    outlook = _outlook(trace, findings)
+    if outlook:
+        findings = [replace(f, saving=outlook.savings[f.type]) for f in findings]
+    steps = sum(len(rank.tree.steps) for rank in trace.ranks)
+    findings.sort(key=lambda finding: _rank_key(finding, steps, len(trace.ranks)))
     return Diagnosis(
         profiled_ns=profiled_ns,
         verdicts={name: verdicts[name] for name in PAPER_TYPES},
@@ -71,7 +85,18 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
         idle_ns=_idle_by_cause(trace),
         summary=build_summary(trace),
         trace=trace,
+        plan=outlook.plan if outlook else (),
+        replay=outlook.replay if outlook else None,
     )
+
+
+def _outlook(trace: Trace, findings: Sequence[Finding]) -> Outlook | None:
+    """See Note [Savings]; None where there is nothing to fix."""
+    if not findings:
+        return None
+    from torchtraceap.simulation.savings import simulate_savings
+
+    return simulate_savings(trace, findings)
 
 
 def _detect(trace: Trace) -> dict[str, PerRank]:
@@ -130,11 +155,20 @@ def _missing(parts: PerRank) -> tuple[str, ...]:
     return tuple(dict.fromkeys(signals))
 
 
-def _rank_key(finding: Finding) -> tuple[float, int, str]:
-    """What a fix adds to those ranked above: the saving's part that lies in unclaimed cost."""
-    best_ns = finding.saving.best_ns if finding.saving else 0
+def _rank_key(finding: Finding, steps: int, ranks: int) -> tuple[float, int, str]:
+    """What a fix adds to those ranked above: the saving's part that lies in unclaimed cost.
+
+    Args:
+        finding: With its saving.
+        steps: Of all ranks together.
+        ranks: Their number.
+    """
+    saving = finding.saving
+    best_ns = 0.0
+    if saving:
+        best_ns = saving.best_ns * (steps if saving.per_step else ranks)
     fresh = finding.unclaimed_cost_ns / finding.cost_ns if finding.cost_ns else 0.0
-    return (-best_ns * fresh, -finding.cost_ns, finding.type)
+    return (-min(best_ns, finding.cost_ns) * fresh, -finding.cost_ns, finding.type)
 
 
 def _merge(name: str, parts: PerRank, profiled_ns: int) -> Finding:

@@ -61,10 +61,16 @@ def summary_html(summary: Summary) -> str:
 
 
 def _saves(finding: Finding) -> str:
-    if finding.saving is None:
+    saving = finding.saving
+    if saving is None:
         return ""
-    unit = " per step" if finding.saving.per_step else ""
-    return f"up to {format_ns(finding.saving.high_ns)}{unit}"
+    unit = " per step" if saving.per_step else ""
+    if not saving.simulated:
+        return f"up to {format_ns(saving.high_ns)}{unit}"
+    if not saving.best_ns:
+        return "less than the steps vary"
+    low, high = format_ns(saving.low_ns), format_ns(saving.high_ns)
+    return f"{format_ns(saving.best_ns)}{unit} (simulated, {low} to {high})"
 
 
 def diagnosis_html(diagnosis: Diagnosis) -> str:

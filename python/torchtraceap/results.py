@@ -25,7 +25,9 @@ __all__ = [
     "EventCounts",
     "Evidence",
     "Finding",
+    "PlannedFix",
     "RankTimeline",
+    "ReplayCheck",
     "Saving",
     "Step",
     "Summary",
@@ -279,7 +281,62 @@ class Saving(_JsonMixin):
     per_step: bool
     """Per profiled step; otherwise over the whole profiled time."""
     method: str
-    """"bound": the GPU idle or exposed time inside the finding's intervals."""
+    """"simulated": the run was replayed with the fix (docs/simulation_use.md); "bound": the GPU
+    idle or exposed time inside the finding's intervals."""
+    edit: str = ""
+    """The fix as `torchtraceap simulate --edit` takes it; empty for a bound."""
+    note: str = ""
+    """What was changed in the replay, or why there is only a bound."""
+
+    @property
+    def simulated(self) -> bool:
+        return self.method == "simulated"
+
+    def to_dict(self) -> Json:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayCheck(_JsonMixin):
+    """How well the run can be replayed from its dependencies: how far to trust savings."""
+
+    measured_ns: int
+    """A step (the median; first and last left out where there are more than two), or the whole
+    trace where `per_step` is False."""
+    replayed_ns: int
+    """The same, replayed without anything that only the measured run knew."""
+    noise_ns: int
+    """By how much the mean of such steps varies by itself; smaller savings are not told."""
+    per_step: bool
+    trusted: bool
+    """Savings are simulated; otherwise they stay bounds, and `note` says why."""
+    note: str = ""
+
+    @property
+    def error(self) -> float:
+        """(replayed - measured) / measured."""
+        return self.replayed_ns / self.measured_ns - 1 if self.measured_ns else 0.0
+
+    def to_dict(self) -> Json:
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return values | {"replay_error": self.error}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFix(_JsonMixin):
+    """A fix of the plan, on top of those before it."""
+
+    type: str
+    """The finding that it removes."""
+    edit: str
+    """The fix as `torchtraceap simulate --edit` takes it."""
+    gain_ns: int
+    """What it adds to the fixes before it."""
+    total_ns_after: int
+    """What the step (or the trace) takes with all fixes up to this one."""
+    low_ns: int
+    high_ns: int
+    """Bounds of `total_ns_after`."""
 
     def to_dict(self) -> Json:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -410,6 +467,10 @@ class Diagnosis(_JsonMixin):
     """GPU idle time inside the profiled time by cause, summed over the ranks."""
     summary: Summary
     trace: Trace = field(repr=False, compare=False)
+    plan: tuple[PlannedFix, ...] = ()
+    """Fixes in order of what each adds to those before it. Savings of findings don't add up."""
+    replay: ReplayCheck | None = None
+    """None where nothing was replayed: no finding, or none that has a fix to simulate."""
 
     @property
     def profiled_timeline(self) -> Timeline:
@@ -435,6 +496,9 @@ class Diagnosis(_JsonMixin):
             "scorer": self.scorer,
             "further_verdicts": dict(self.further_verdicts),
             "idle_ns": dict(self.idle_ns),
+            "plan": [fix.to_dict() for fix in self.plan],
+            "replay": self.replay.to_dict() if self.replay else None,
+            "replay_error": self.replay.error if self.replay else None,
             "files": [file.to_dict() for file in self.summary.files],
         }
 

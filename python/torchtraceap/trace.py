@@ -18,6 +18,8 @@ from torchtraceap.results import Diagnosis, Diagnostic, Summary, Timeline, Trace
 
 if TYPE_CHECKING:
     from torchtraceap.replay import ReplayResult
+    from torchtraceap.simulation.edits.base import Edit
+    from torchtraceap.simulation.simulate import Simulation
     from torchtraceap.tree import TreeView
 
 __all__ = ["Progress", "RankTrace", "Trace", "load"]
@@ -185,8 +187,9 @@ class Trace:
         for candidate in self.ranks:
             if candidate.rank == rank:
                 return candidate
-        known = ", ".join(str(candidate.rank) for candidate in self.ranks[:16])
-        raise OptionError(f"no rank {rank} in this trace; there are: {known}")
+        known = ", ".join(str(c.rank) for c in self.ranks[:16] if c.rank is not None)
+        there = f"there are: {known}" if known else "it does not say which rank it is of"
+        raise OptionError(f"no rank {rank} in this trace; {there}")
 
     def summary(self, *, linked_only: bool = False) -> Summary:
         """What is in the trace and where its GPU time goes.
@@ -405,6 +408,31 @@ class Trace:
         from torchtraceap.analysis.critical_path import build_critical_path
 
         return build_critical_path(self, step=step, by=by, compat=compat)
+
+    def explain_idle(
+        self, start_ns: int, end_ns: int | None = None, *, rank: int | None = None
+    ) -> ColumnTable:
+        """The chain of work that the longest idle interval of a range waits for.
+
+        Args:
+            start_ns: Where the range begins, in the clock of the rank.
+            end_ns: Where it ends; by default it is an instant.
+            rank: Whose GPU idles.
+        """
+        from torchtraceap.simulation.idle_chain import build_idle_chain
+
+        return build_idle_chain(self, start_ns, start_ns if end_ns is None else end_ns, rank=rank)
+
+    def simulate(self, edits: Iterable[str | Edit] | None = None) -> Simulation:
+        """What a step would take if findings were fixed, replayed from its dependencies.
+
+        Args:
+            edits: Names such as "loader_workers=4" (`torchtraceap simulate --list`), or objects of
+                your own; by default every fix that needs no decision.
+        """
+        from torchtraceap.simulation.simulate import simulate
+
+        return simulate(self, edits)
 
     # ------------------------------------------------------------------------------ ways out
 

@@ -28,6 +28,8 @@ def documents(case: str) -> dict[str, Any]:
     for finding in diagnosis["findings"]:
         for key in prose:
             finding.pop(key, None)
+        if finding["saving"]:
+            del finding["saving"]["note"]
     keep = ("schema", "profiled_ns", "verdicts", "findings", "abstained", "scorer")
     documents = {"summary": summary, "diagnosis": {key: diagnosis[key] for key in keep}}
     plain: dict[str, Any] = json.loads(json.dumps(documents))

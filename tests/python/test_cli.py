@@ -95,7 +95,8 @@ def test_diagnose_json_is_one_document_of_the_agreed_form(slow: Path, count: int
     assert finding["type"] == "single_process_data_loading"
     assert {"cost_ns", "cost_share", "intervals", "evidence", "missing_signals"} <= set(finding)
     assert {"confidence", "title", "why", "fix", "saving"} <= set(finding)
-    assert set(finding["saving"]) == {"low_ns", "best_ns", "high_ns", "per_step", "method"}
+    keys = {"low_ns", "best_ns", "high_ns", "per_step", "method", "edit", "note"}
+    assert set(finding["saving"]) == keys
     assert sum(b - a for a, b in finding["intervals"]) == finding["cost_ns"]
     assert {"row", "name", "start_ns", "duration_ns"} <= set(finding["evidence"][0])
     assert all(set(entry) == {"type", "missing_signals"} for entry in document["abstained"])

@@ -39,6 +39,7 @@ def assert_diagnosis(document: dict[str, Any]) -> None:
     assert all(entry["missing_signals"] for entry in document["abstained"])
     assert_windows(document["windows"])
     assert document["scorer"] == "rules"
+    assert_plan(document)
 
 
 def assert_finding(finding: dict[str, Any], profiled_ns: int) -> None:
@@ -58,7 +59,24 @@ def assert_finding(finding: dict[str, Any], profiled_ns: int) -> None:
     if (saving := finding["saving"]) is not None:
         assert 0 <= saving["low_ns"] <= saving["best_ns"] <= saving["high_ns"]
         assert type(saving["per_step"]) is bool
-        assert saving["method"] == "bound"
+        assert saving["method"] in ("simulated", "bound")
+        assert bool(saving["edit"]) == (saving["method"] == "simulated")
+        assert saving["note"]  # what was changed, or why it is only a bound
+
+
+def assert_plan(document: dict[str, Any]) -> None:
+    """Each fix goes on from where those before it lead to, and belongs to a finding."""
+    replay = document["replay"]
+    edits = {f["saving"]["edit"] for f in document["findings"] if f["saving"]}
+    assert document["replay_error"] == (replay["replay_error"] if replay else None)
+    reached = replay["measured_ns"] if replay else 0
+    for fix in document["plan"]:
+        assert fix["type"] in {finding["type"] for finding in document["findings"]}
+        assert fix["edit"] in edits
+        assert fix["gain_ns"] > 0
+        reached -= fix["gain_ns"]
+        assert fix["total_ns_after"] == pytest.approx(reached, abs=2)
+        assert 0 <= fix["low_ns"] <= fix["total_ns_after"] <= fix["high_ns"]
 
 
 def assert_windows(windows: dict[str, Any]) -> None:
@@ -183,7 +201,12 @@ def test_costs_are_summed_and_savings_averaged(tmp_path: Path) -> None:
     assert one is not None
     assert ours.cost_ns == 3 * one.cost_ns
     assert ours.cost_share == pytest.approx(one.cost_share)
-    assert ours.saving == one.saving
+    assert one.saving is not None
+    assert one.saving.method == "simulated"
+    assert ours.saving is not None
+    assert ours.saving.method == "bound"  # nothing says how these ranks depend on each other
+    assert "1 of 3 ranks" in ours.saving.note
+    assert ours.saving.low_ns == 22_500_000  # half of what the GPU idles for
     assert ours.ranks == (0, 1, 2)
     assert {row.rank for row in ours.evidence} == {0, 1, 2}
     assert np.allclose(merged.windows.scores, alone.windows.scores)

@@ -19,12 +19,19 @@ from torchtraceap.cli.diagnosis import DIAGNOSIS_COMMANDS
 from torchtraceap.cli.exports import EXPORT_COMMANDS
 from torchtraceap.cli.output import drop_stdout, note, print_text
 from torchtraceap.cli.parsing import FINE, INTERRUPTED, UNUSABLE, Parser, UsageError, unknown_word
+from torchtraceap.cli.simulation import SIMULATION_COMMANDS
 from torchtraceap.cli.tables import TABLE_COMMANDS
 from torchtraceap.cli.views import VIEW_COMMANDS
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = {**DIAGNOSIS_COMMANDS, **VIEW_COMMANDS, **TABLE_COMMANDS, **EXPORT_COMMANDS}
+COMMANDS = {
+    **DIAGNOSIS_COMMANDS,
+    **SIMULATION_COMMANDS,
+    **VIEW_COMMANDS,
+    **TABLE_COMMANDS,
+    **EXPORT_COMMANDS,
+}
 
 
 def _main_help() -> str:

@@ -74,7 +74,8 @@ def _figures(view: ReportView) -> list[tuple[str, str, str]]:
         figures.append(("GPU busy", words.format_percent(view.busy_share), busy))
     if view.findings:
         first = view.findings[0]
-        note = "at most, by the first finding alone"
+        how = "simulated" if first.bars else "at most"
+        note = f"{how}, by the first finding alone"
         figures.append(("To be saved", first.saves_short, note))
     return figures
 

@@ -23,7 +23,7 @@ from torchtraceap.report.view import IDLE_LABELS, FindingView, ReportView
 
 if TYPE_CHECKING:
     from torchtraceap.interop import ColumnTable
-    from torchtraceap.results import Diagnosis, RankTimeline, Step, Timeline
+    from torchtraceap.results import Diagnosis, Finding, RankTimeline, Step, Timeline
     from torchtraceap.trace import RankTrace
 
 __all__ = ["MAX_STEPS", "PageSource", "pack_ranks", "page_data", "strip"]
@@ -255,6 +255,15 @@ def _step(source: PageSource, step: Step) -> dict[str, Any]:
     return entry | _shares(step.timeline)
 
 
+def _about_saving(finding: Finding) -> str:
+    """What was changed in the replay, or why there is only a bound."""
+    saving = finding.saving
+    if saving is None or not saving.note:
+        return ""
+    what = "Simulated" if saving.simulated else "The saving is a bound"
+    return words.one_line(f"{what}: {saving.note}", MAX_TEXT)
+
+
 def _finding(source: PageSource, number: int, entry: FindingView) -> dict[str, Any]:
     finding = entry.finding
     evidence = [
@@ -270,6 +279,7 @@ def _finding(source: PageSource, number: int, entry: FindingView) -> dict[str, A
         "title": finding.title,
         "why": words.one_line(finding.why, MAX_TEXT),
         "missing": words.one_line("; ".join(finding.missing_signals), MAX_TEXT),
+        "saving": _about_saving(finding),
         "rank": source.rank(source.dearest_rank(number)).rank,
         "code": entry.code_after,
         "evidence": evidence,

@@ -106,6 +106,7 @@ def report_lines(view: ReportView, *, width: int = DEFAULT_WIDTH) -> list[Line]:
 def _report(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:
     yield from _header(view, width)
     yield from _bar(view.segments, width)
+    yield from _replay(view, width)
     yield from _findings(view, width, detail)
     yield from _unchecked(view, width)
     yield from _passed(view, width)
@@ -192,19 +193,26 @@ def _bar(segments: Sequence[Segment], width: int) -> Iterator[Line]:
     yield []
 
 
+def _replay(view: ReportView, width: int) -> Iterator[Line]:
+    """How far to trust what is simulated, before any of it."""
+    if view.replay:
+        yield from _labelled("replay", view.replay, width, 2)
+        yield []
+
+
 def _findings(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:
     full = view.findings[: detail.full]
     for entry in full:
         yield from _finding(entry, width, detail)
     rest = view.findings[len(full) :]
     for entry in rest[: detail.short]:
-        saves = entry.saves.removeprefix("saves at most ")
+        saves = entry.saves.removeprefix("saves ").removeprefix("saved by ")
         title = one_line(entry.finding.title, max(12, width - cells(saves) - 6))
         yield from _sides(f"{entry.number}  {title}", saves, width, "bold", "")
     if len(rest) > detail.short:
         yield [Piece(f"and {len(rest) - detail.short} more: see --html or --json", "dim")]
     if view.together:
-        yield from ([Piece(text)] for text in _wrap(view.together, width, 2))
+        yield from ([Piece(text)] for text in _wrap(view.together, width, 3))
     if view.findings:
         yield []
 

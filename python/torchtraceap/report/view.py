@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from torchtraceap.knowledge import load_knowledge
-from torchtraceap.report.words import format_count, format_percent, one_line
+from torchtraceap.report.words import arrow, dash, format_count, format_percent, one_line
 from torchtraceap.units import format_ns
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         Diagnostic,
         Finding,
         RankTimeline,
+        ReplayCheck,
+        Saving,
         Step,
         Summary,
         Timeline,
@@ -84,6 +86,22 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class BeforeAfter:
+    """Two bars: what a step takes, and what it would take; shares are of the longer one."""
+
+    label: str
+    """What is done."""
+    before: str
+    after: str
+    between: str
+    """The bounds of `after`, such as "127–132 ms"."""
+    before_share: float
+    after_share: float
+    low_share: float
+    high_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class FindingView:
     """One finding, in words."""
 
@@ -91,8 +109,10 @@ class FindingView:
     """1 for the first in the ranking."""
     finding: Finding
     saves: str
-    """Such as "saves at most 84 ms per step (48 %)"."""
+    """Such as "177 → 130 ms per step (simulated, 127–132)", "saves at most 84 ms per step (48 %)"."""
     saves_short: str
+    bars: BeforeAfter | None
+    """Only of a simulated saving."""
     sureness: str
     fix: str
     code_before: str
@@ -143,6 +163,11 @@ class ReportView:
     """Idle time by cause, largest first."""
     findings: tuple[FindingView, ...]
     together: str
+    """What all fixes save: the plan where they are simulated, else a bound."""
+    plan: tuple[BeforeAfter, ...]
+    """Fixes on top of each other, in order."""
+    replay: str
+    """How well the run can be replayed, or why savings are bounds; empty if nothing was tried."""
     unchecked: tuple[Unchecked, ...]
     passed: tuple[Passed, ...]
     notes: tuple[Diagnostic, ...]
@@ -192,7 +217,9 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
         segments=tuple(segments),
         idle=tuple(idle),
         findings=findings,
-        together=_together(diagnosis, profiled_ns),
+        together=_planned(diagnosis) or _together(diagnosis, profiled_ns),
+        plan=_plan_bars(diagnosis),
+        replay=_replay(diagnosis),
         unchecked=_unchecked(diagnosis),
         passed=_passed(diagnosis),
         notes=diagnosis.summary.diagnostics,
@@ -296,15 +323,21 @@ def _step_note(diagnosis: Diagnosis) -> str:
 
 def _findings(diagnosis: Diagnosis, profiled_ns: int) -> tuple[FindingView, ...]:
     steps = _steps_per_rank(diagnosis)
-    views = []
+    views: list[FindingView] = []
+    first_with: dict[str, int] = {}
     for number, finding in enumerate(diagnosis.findings, start=1):
         entry = load_knowledge().get(finding.type)
+        saves = _saves(finding, diagnosis.replay, profiled_ns, steps)
+        edit = finding.saving.edit if finding.saving else ""
+        if edit and first_with.setdefault(edit, number) != number:
+            saves = f"saved by the same fix as {first_with[edit]}"
         views.append(
             FindingView(
                 number=number,
                 finding=finding,
-                saves=_saves(finding, profiled_ns, steps),
+                saves=saves,
                 saves_short=_saves_short(finding),
+                bars=_bars(finding, diagnosis.replay),
                 sureness=f"{_sure_word(finding.confidence)} ({finding.confidence:.2f})",
                 fix=entry.fix if entry else finding.fix,
                 code_before=entry.code_before.strip("\n") if entry else "",
@@ -319,10 +352,12 @@ def _steps_per_rank(diagnosis: Diagnosis) -> float:
     return max(1.0, len(diagnosis.summary.steps) / max(1, len(diagnosis.summary.files)))
 
 
-def _saves(finding: Finding, profiled_ns: int, steps: float) -> str:
+def _saves(finding: Finding, replay: ReplayCheck | None, profiled_ns: int, steps: float) -> str:
     saving = finding.saving
     if saving is None:
         return "saving not estimated"
+    if saving.simulated and replay:
+        return _simulated(saving, replay)
     if saving.high_ns <= 0:
         return "saves no GPU time by itself"
     share = saving.high_ns * (steps if saving.per_step else 1.0) / max(1, profiled_ns)
@@ -331,11 +366,93 @@ def _saves(finding: Finding, profiled_ns: int, steps: float) -> str:
     return f"saves at most {format_ns(saving.high_ns)}{per} ({percent})"
 
 
+def _simulated(saving: Saving, replay: ReplayCheck) -> str:
+    if not saving.best_ns:
+        than = "steps vary" if replay.noise_ns else "0.1 %"
+        return f"saves less than {than} (simulated)"
+    before_ns, after_ns = replay.measured_ns, replay.measured_ns - saving.best_ns
+    if format_ns(before_ns) == format_ns(after_ns):
+        between = dash(saving.low_ns, saving.high_ns)
+        return f"saves {format_ns(saving.best_ns)}{_per(saving.per_step)} (simulated, {between})"
+    change = arrow(before_ns, after_ns)
+    between = dash(before_ns - saving.high_ns, before_ns - saving.low_ns)
+    return f"{change}{_per(saving.per_step)} (simulated, {between})"
+
+
+def _per(per_step: bool) -> str:
+    return " per step" if per_step else " in all"
+
+
+def _bars(finding: Finding, replay: ReplayCheck | None) -> BeforeAfter | None:
+    saving = finding.saving
+    if saving is None or replay is None or not saving.simulated or not saving.best_ns:
+        return None
+    after = [replay.measured_ns - ns for ns in (saving.best_ns, saving.high_ns, saving.low_ns)]
+    return _before_after(saving.edit, replay.measured_ns, *after)
+
+
+def _before_after(
+    label: str, before_ns: int, after_ns: int, low_ns: int, high_ns: int
+) -> BeforeAfter:
+    longest = max(1, before_ns, high_ns)
+    return BeforeAfter(
+        label=label,
+        before=format_ns(before_ns),
+        after=format_ns(after_ns),
+        between=dash(low_ns, high_ns),
+        before_share=before_ns / longest,
+        after_share=after_ns / longest,
+        low_share=low_ns / longest,
+        high_share=high_ns / longest,
+    )
+
+
+def _plan_bars(diagnosis: Diagnosis) -> tuple[BeforeAfter, ...]:
+    """Each fix from where those before it lead to."""
+    bars = []
+    for fix in diagnosis.plan:
+        before_ns = fix.total_ns_after + fix.gain_ns
+        bars.append(_before_after(fix.edit, before_ns, fix.total_ns_after, fix.low_ns, fix.high_ns))
+    return tuple(bars)
+
+
+def _planned(diagnosis: Diagnosis) -> str:
+    """The plan in one sentence; empty without one."""
+    plan, replay = diagnosis.plan, diagnosis.replay
+    if not plan or replay is None:
+        return ""
+    numbers = {finding.type: place for place, finding in enumerate(diagnosis.findings, start=1)}
+    order = ", then ".join(f"{numbers.get(fix.type, '?')} ({fix.edit})" for fix in plan)
+    last = plan[-1]
+    change = arrow(replay.measured_ns, last.total_ns_after)
+    share = format_percent(1 - last.total_ns_after / replay.measured_ns)
+    between = dash(last.low_ns, last.high_ns)
+    first = "Fix" if len(plan) == 1 else "In this order, on top of each other: fix"
+    return f"{first} {order}: {change}{_per(replay.per_step)} ({share} less; simulated, {between})."
+
+
+def _replay(diagnosis: Diagnosis) -> str:
+    replay = diagnosis.replay
+    if replay is None:
+        return ""
+    if not replay.trusted:
+        return f"savings are bounds: {replay.note}"
+    return (
+        f"{format_ns(replay.replayed_ns)}{_per(replay.per_step)} from its dependencies alone, "
+        f"{format_ns(replay.measured_ns)} measured: {_off(replay.error)}"
+    )
+
+
+def _off(error: float) -> str:
+    return "off by less than 0.1 %" if abs(error) < 0.001 else f"off by {error * 100:+.1f} %"
+
+
 def _saves_short(finding: Finding) -> str:
     saving = finding.saving
-    if saving is None or saving.high_ns <= 0:
+    if saving is None or saving.high_ns <= 0 or (saving.simulated and not saving.best_ns):
         return "—"
-    return f"{format_ns(saving.high_ns)}{' / step' if saving.per_step else ''}"
+    time_ns = saving.best_ns if saving.simulated else saving.high_ns
+    return f"{format_ns(time_ns)}{' / step' if saving.per_step else ''}"
 
 
 def _sure_word(confidence: float) -> str:
@@ -395,13 +512,13 @@ def _explanation(
 
 
 def _together(diagnosis: Diagnosis, profiled_ns: int) -> str:
-    """What all fixes save at most together.
+    """What all fixes save at most together, where none is simulated.
 
     Neither more than the savings added up, nor more than the time that the findings cover, in which
     overlaps count once.
     """
     savings = [finding.saving for finding in diagnosis.findings if finding.saving]
-    if len(savings) < 2 or not profiled_ns:
+    if len(savings) < 2 or not profiled_ns or any(saving.simulated for saving in savings):
         return ""
     per_step = all(saving.per_step for saving in savings)
     steps = _steps_per_rank(diagnosis) if per_step else 1.0

@@ -6,7 +6,9 @@ import math
 import unicodedata
 from collections.abc import Sequence
 
-__all__ = ["cells", "counted", "format_count", "format_percent", "headings", "one_line"]
+from torchtraceap.units import format_ns
+
+__all__ = ["arrow", "cells", "counted", "format_count", "format_percent", "headings", "one_line"]
 
 # Control, format and bidirectional characters could reorder or hide what a terminal shows, or
 # command it; private and unassigned ones show as nothing.
@@ -35,6 +37,24 @@ def format_count(value: int) -> str:
 def counted(value: int, noun: str) -> str:
     """Such as "1 step", "1,200 steps"; the noun is one that takes an s."""
     return f"{format_count(value)} {noun}{'' if value == 1 else 's'}"
+
+
+def arrow(before_ns: int, after_ns: int) -> str:
+    """Such as "177 → 130 ms"; each with its own unit where they differ."""
+    return _pair(before_ns, after_ns, " → ")
+
+
+def dash(low_ns: int, high_ns: int) -> str:
+    """Such as "127–132 ms"."""
+    same = format_ns(low_ns) == format_ns(high_ns)
+    return format_ns(low_ns) if same else _pair(low_ns, high_ns, "–")
+
+
+def _pair(first_ns: int, second_ns: int, between: str) -> str:
+    first, second = format_ns(first_ns), format_ns(second_ns)
+    if not first_ns or first.split()[1] == second.split()[1]:
+        first = first.split()[0]
+    return f"{first}{between}{second}"
 
 
 def cells(text: str) -> int:

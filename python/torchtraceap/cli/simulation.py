@@ -1,0 +1,173 @@
+"""`simulate` and `explain-idle`: replays of a trace, and what its idle time waits for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchtraceap.cli.input import load
+from torchtraceap.cli.output import note, print_tables, print_text
+from torchtraceap.cli.parsing import (
+    FINE,
+    UNUSABLE,
+    WINDOW_COUNTS,
+    Command,
+    Options,
+    Parser,
+    UsageError,
+    add_json,
+    add_no_color,
+    add_rank,
+    add_threads,
+    count,
+)
+from torchtraceap.cli.tables import add_table_output, check_table_output, give_table
+
+if TYPE_CHECKING:
+    from torchtraceap.simulation.simulate import Simulation
+    from torchtraceap.trace import Trace
+
+
+def _describe_simulate(parser: Parser) -> None:
+    parser.add_argument(
+        "paths", metavar="PATH", nargs="*", help="a trace file, a folder of ranks, or several files"
+    )
+    parser.add_argument(
+        "--edit",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="what to fix, such as loader_workers=4; several times; --list names them "
+        "[every fix that needs no decision]",
+    )
+    parser.add_argument("--list", action="store_true", help="list the edits and leave")
+    parser.add_argument(
+        "--plan", action="store_true", help="put the edits into the order in which they gain most"
+    )
+    add_json(parser)
+    add_threads(parser)
+    add_no_color(parser)
+
+
+def _simulate(options: Options) -> int:
+    if options.list:
+        return _list_edits(as_json=options.json)
+    if not options.paths:
+        raise UsageError("simulate needs a trace: torchtraceap simulate PATH")
+    unusable = _unusable(options.edit)
+    simulation = load(options.paths, options.threads).simulate(edits=options.edit or None)
+    if options.json:
+        print_text(_document(simulation))
+    else:
+        from torchtraceap.report.simulation import simulation_tables
+
+        tables = simulation_tables(simulation.to_dict(), plan=options.plan)
+        print_tables(tables, options.no_color)
+    for reason in unusable:
+        note(reason)
+    return UNUSABLE if unusable else FINE
+
+
+def _document(simulation: Simulation) -> str:
+    import json
+
+    return json.dumps(simulation.to_dict(), separators=(",", ":"), allow_nan=False)
+
+
+def _unusable(names: list[str]) -> list[str]:
+    """Why some of the edits make no sense for any trace."""
+    from torchtraceap.errors import OptionError
+    from torchtraceap.simulation.registry import make_edit
+
+    reasons = []
+    for name in names:
+        try:
+            make_edit(name)
+        except OptionError as error:
+            reasons.append(str(error))
+    return reasons
+
+
+def _list_edits(*, as_json: bool) -> int:
+    from torchtraceap.simulation.registry import DEFAULT_EDITS, edit_names
+
+    if as_json:
+        import json
+
+        document = {"edits": edit_names(), "default": list(DEFAULT_EDITS)}
+        print_text(json.dumps(document, separators=(",", ":")))
+        return FINE
+    print_text("\n".join(edit_names()))
+    return FINE
+
+
+# ---------------------------------------------------------------------------------- explain-idle
+
+
+def _describe_explain_idle(parser: Parser) -> None:
+    parser.add_argument(
+        "paths", metavar="PATH", nargs="+", help="a trace file, a folder of ranks, or several files"
+    )
+    parser.add_argument(
+        "--at",
+        type=float,
+        metavar="MS",
+        help="the idle interval at this time, milliseconds from where the profiled time begins",
+    )
+    parser.add_argument(
+        "--window", type=count, metavar="N", help="the longest one in this window, from 0"
+    )
+    parser.add_argument(
+        "--windows",
+        type=int,
+        choices=WINDOW_COUNTS,
+        default=100,
+        metavar="N",
+        help="of how many windows: 50, 100 or 200 [100]",
+    )
+    add_table_output(parser)
+    add_rank(parser)
+    add_threads(parser)
+    add_no_color(parser)
+
+
+def _explain_idle(options: Options) -> int:
+    if options.at is not None and options.window is not None:
+        raise UsageError("explain-idle takes --at or --window, not both")
+    check_table_output(options, options.paths)
+    trace = load(options.paths, options.threads)
+    start_ns, end_ns = _range(trace, options)
+    return give_table(trace.explain_idle(start_ns, end_ns, rank=options.rank), options)
+
+
+def _range(trace: Trace, options: Options) -> tuple[int, int]:
+    """Of an instant, a window, or the whole profiled time."""
+    start_ns, end_ns = trace.rank(options.rank).tree.profiled
+    if options.at is not None:
+        length_ns = end_ns - start_ns
+        if not 0 <= options.at * 1e6 <= length_ns:
+            raise UsageError(
+                f"--at {options.at:g}: the profiled time is {length_ns / 1e6:.3f} ms long"
+            )
+        at_ns = start_ns + round(options.at * 1e6)
+        return at_ns, at_ns
+    if options.window is None:
+        return start_ns, end_ns
+    if options.window >= options.windows:
+        raise UsageError(f"--window {options.window}: there are windows 0 to {options.windows - 1}")
+    bounds = [
+        start_ns + (end_ns - start_ns) * place // options.windows
+        for place in (options.window, options.window + 1)
+    ]
+    return bounds[0], bounds[1]
+
+
+SIMULATION_COMMANDS = {
+    "simulate": Command(
+        "what a step would take if findings were fixed, replayed from its dependencies",
+        _describe_simulate,
+        _simulate,
+    ),
+    "explain-idle": Command(
+        "the chain of work that an idle GPU waits for", _describe_explain_idle, _explain_idle
+    ),
+}

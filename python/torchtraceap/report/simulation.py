@@ -1,0 +1,93 @@
+"""A simulation as a person reads it: what the steps take, what each edit makes of it, the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchtraceap.report.tables import Table
+from torchtraceap.report.words import one_line
+from torchtraceap.units import format_ns
+
+__all__ = ["simulation_tables"]
+
+MAX_STEPS = 12  # rows of the table of steps
+MAX_NOTE = 400
+
+
+def simulation_tables(document: Mapping[str, Any], *, plan: bool = False) -> list[Table]:
+    """Tables for reading.
+
+    Args:
+        document: `torchtraceap.simulation/1`.
+        plan: The edits on top of each other too.
+    """
+    tables = [_steps(document), _edits(document)]
+    if plan:
+        tables.append(_plan(document))
+    return tables
+
+
+def _steps(document: Mapping[str, Any]) -> Table:
+    steps = document["steps"]
+    several = len({step["rank"] for step in steps}) > 1
+    rows = [
+        (
+            *([step["rank"]] if several else []),
+            one_line(step["name"], 60),
+            format_ns(step["measured_ns"]),
+            format_ns(step["replayed_ns"]),
+            _change(step["replayed_ns"], step["measured_ns"]),
+        )
+        for step in steps[:MAX_STEPS]
+    ]
+    head = (*(["rank"] if several else []), "step", "measured", "replayed", "off by")
+    more = [f"and {len(steps) - MAX_STEPS} more steps (--json)"] if len(steps) > MAX_STEPS else []
+    notes = [one_line(note, MAX_NOTE) for note in document["notes"]]
+    return Table("Replay", head, rows, "\n".join([*more, *notes]))
+
+
+def _edits(document: Mapping[str, Any]) -> Table:
+    applied = [edit for edit in document["edits"] if edit["predicted_ns"] is not None]
+    rows = [
+        (
+            edit["edit"],
+            format_ns(document["measured_ns"]),
+            format_ns(edit["predicted_ns"]),
+            f"{format_ns(edit['low_ns'])} to {format_ns(edit['high_ns'])}",
+            _change(edit["predicted_ns"], document["measured_ns"]),
+        )
+        for edit in applied
+    ]
+    notes = [
+        f"{edit['edit']}: {'' if edit in applied else 'not simulated: '}{edit['note']}"
+        for edit in document["edits"]
+        if edit["note"]
+    ]
+    head = ("edit", "now", "then", "between", "change")
+    return Table("Edits, each by itself", head, rows, _lines(notes))
+
+
+def _plan(document: Mapping[str, Any]) -> Table:
+    rows = [
+        (
+            number,
+            fix["edit"],
+            format_ns(fix["gain_ns"]),
+            format_ns(fix["predicted_ns"]),
+            f"{format_ns(fix['low_ns'])} to {format_ns(fix['high_ns'])}",
+            _change(fix["predicted_ns"], document["measured_ns"]),
+        )
+        for number, fix in enumerate(document["plan"], start=1)
+    ]
+    head = ("", "edit", "gains", "then", "between", "change in all")
+    empty = [] if rows else ["No edit saves more than the steps vary by themselves."]
+    return Table("Plan, each on top of those before it", head, rows, _lines(empty))
+
+
+def _lines(notes: Sequence[str]) -> str:
+    return "\n".join(one_line(note, MAX_NOTE) for note in notes)
+
+
+def _change(after_ns: int, before_ns: int) -> str:
+    return f"{after_ns / before_ns - 1:+.1%}" if before_ns else "—"

@@ -1,0 +1,297 @@
+"""`build_idle_chain`: what an idle interval of the GPU waits for, one thing after the other.
+
+Note [Chain]: the GPU event that ends the interval began when the last thing that it needed was
+done; that thing began when the last thing that it needed was done, and so on, back to where the
+interval begins. In the graph with what the measured run took these steps follow each other without
+a gap, so that the chain tiles the interval. Steps of one kind on one lane in a row become one row
+of the table, under the deepest event that covers at least half of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap import _core
+from torchtraceap.analysis.labels import thread_names
+from torchtraceap.errors import OptionError
+from torchtraceap.interop import ColumnTable, encode_texts
+from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.trace import RankTrace, Trace
+from torchtraceap.units import format_ns
+
+__all__ = ["build_idle_chain"]
+
+Array = npt.NDArray[Any]
+
+_ASSUMED = _core.evidence_names().index("assumed")
+_THREAD, _STREAM = 0, 1
+_SHOWN = ("lane", "kind", "name", "duration_ns", "idle_ns", "idle_share", "hops", "evidence")
+
+
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    """An idle interval in the clock of its rank."""
+
+    start_ns: int
+    end_ns: int
+    cause: str
+    next_row: int
+    """The GPU event that ends it, or NO_ROW."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Hops:
+    """Edges of the chain in order of time."""
+
+    edges: Array
+    begin_ns: Array
+    end_ns: Array
+    lane: Array
+    """Index in the graph's lanes, of the point that each leads to."""
+    row: Array
+    """The event whose time it is, or that it leads to; NO_ROW."""
+
+
+def build_idle_chain(
+    trace: Trace, start_ns: int, end_ns: int, *, rank: int | None = None
+) -> ColumnTable:
+    """The chain behind the longest idle interval that begins in, ends in or spans a range.
+
+    Args:
+        trace: One or several ranks; what waits for another rank goes on there.
+        start_ns: In the clock of the rank.
+        end_ns: The same; may be equal.
+        rank: Whose GPU idles.
+
+    Returns:
+        A row for each part of the chain, by time. Without an idle interval, or where nothing is
+        known of the event that ends it, there are no rows and the notes say so.
+
+    Raises:
+        OptionError: The range ends before it begins, or there is no such rank.
+    """
+    if end_ns < start_ns:
+        raise OptionError(f"the range ends before it begins: {start_ns} to {end_ns} ns")
+    part = trace.rank(rank)
+    interval = _longest(part, start_ns, end_ns)
+    if interval is None:
+        return _nothing("The GPU does not idle in this range.")
+    facts = {
+        "idle_start_ns": interval.start_ns,
+        "idle_end_ns": interval.end_ns,
+        "duration_ns": interval.end_ns - interval.start_ns,
+        "cause": interval.cause,
+    }
+    if interval.next_row == _core.NO_ROW:
+        return _nothing("No GPU event follows the interval: nothing waits.", facts)
+    run = SimulatedRun(trace)
+    if part not in run.ranks:
+        return _nothing("The rank shares no collective with the others.", facts)
+    return _table(run, run.ranks.index(part), interval, facts)
+
+
+def _longest(part: RankTrace, start_ns: int, end_ns: int) -> _Interval | None:
+    """Of the idle intervals that touch the range the one that covers most of it."""
+    idle = _core.explain_idle(part.table, part.tree)
+    touches = (idle.start_ns <= end_ns) & (idle.end_ns >= start_ns) & (idle.end_ns > idle.start_ns)
+    chosen = np.flatnonzero(touches)
+    if not len(chosen):
+        return None
+    covered = np.minimum(idle.end_ns[chosen], end_ns) - np.maximum(idle.start_ns[chosen], start_ns)
+    if start_ns < end_ns and not (covered > 0).any():
+        return None
+    best = int(chosen[covered.argmax()])
+    return _Interval(
+        int(idle.start_ns[best]),
+        int(idle.end_ns[best]),
+        _core.idle_cause_names()[idle.cause[best]],
+        int(idle.next_gpu_row[best]),
+    )
+
+
+def _nothing(note: str, facts: dict[str, Any] | None = None) -> ColumnTable:
+    empty = np.zeros(0, dtype=np.int64)
+    texts = encode_texts([])
+    columns = {
+        "rank": np.ma.array(empty),
+        "lane": texts,
+        "kind": texts,
+        "name": texts,
+        "start_ns": empty,
+        "end_ns": empty,
+        "duration_ns": empty,
+        "idle_ns": empty,
+        "idle_share": empty.astype(np.float64),
+        "hops": empty,
+        "evidence": texts,
+        "row": np.ma.array(empty),
+    }
+    return ColumnTable(columns, shown=_SHOWN, facts=facts, notes=[note])
+
+
+# ------------------------------------------------------------------------------------- chain
+
+
+def _table(run: SimulatedRun, rank: int, interval: _Interval, facts: dict[str, Any]) -> ColumnTable:
+    graph, table = run.graph, run.ranks[rank].table
+    point = int(graph.begin_of(rank)[interval.next_row])
+    if point == _core.NO_ROW:
+        return _nothing("The event that ends the interval is not part of the graph.", facts)
+    # GPU times may have been moved to agree with the host's clock.
+    shift_ns = int(graph.time_ns[point]) - int(table.ts_ns[interval.next_row])
+    start_ns, end_ns = interval.start_ns + shift_ns, interval.end_ns + shift_ns
+    hops = _walk(run, point, start_ns)
+    if not len(hops.edges):
+        return _nothing("Nothing is known that the event which ends the interval waits for.", facts)
+    groups = _groups(run, hops)
+    offset_ns = _offset_ns(run, rank)
+    idle_ns = [
+        max(0, min(int(hops.end_ns[g[-1]]), end_ns) - max(int(hops.begin_ns[g[0]]), start_ns))
+        for g in groups
+    ]
+    named = [_event_of(run, hops, group) for group in groups]
+    kinds, evidence = _core.dependency_kind_names(), _core.evidence_names()
+    begin_ns = np.array([hops.begin_ns[g[0]] for g in groups], dtype=np.int64) - offset_ns
+    finish_ns = np.array([hops.end_ns[g[-1]] for g in groups], dtype=np.int64) - offset_ns
+    rows = np.array([row for _, row, _ in named], dtype=np.int64)
+    columns = {
+        "rank": _ranks(run, [where for where, _, _ in named]),
+        "lane": encode_texts([_lane_name(run, int(hops.lane[g[0]])) for g in groups]),
+        "kind": encode_texts([kinds[graph.kind[hops.edges[g[0]]]] for g in groups]),
+        "name": encode_texts([name for _, _, name in named]),
+        "start_ns": begin_ns,
+        "end_ns": finish_ns,
+        "duration_ns": finish_ns - begin_ns,
+        "idle_ns": np.array(idle_ns, dtype=np.int64),
+        "idle_share": np.array(idle_ns) / max(1, end_ns - start_ns),
+        "hops": np.array([len(g) for g in groups], dtype=np.int64),
+        "evidence": encode_texts([evidence[graph.evidence[hops.edges[g]].max()] for g in groups]),
+        "row": np.ma.masked_equal(rows, _core.NO_ROW),
+    }
+    longest = int(np.argmax(idle_ns))
+    facts = facts | {"waits_for": named[longest][2]}
+    shown = _SHOWN if len(run.ranks) == 1 else ("rank", *_SHOWN)
+    return ColumnTable(columns, shown=shown, facts=facts, notes=_notes(run, hops, facts))
+
+
+def _walk(run: SimulatedRun, point: int, start_ns: int) -> _Hops:
+    """See Note [Chain]. O(hops) behind one pass over the edges."""
+    graph = run.graph
+    binding = _core.binding_edges(graph, graph.time_ns)
+    edges: list[int] = []
+    while binding[point] != _core.NO_ROW:
+        edge = int(binding[point])
+        edges.append(edge)
+        point = int(graph.source[edge])
+        if graph.time_ns[point] <= start_ns:
+            break
+    chain = np.array(edges[::-1], dtype=np.int64)
+    ends = run.destination[chain]
+    owner = graph.owner[chain]
+    return _Hops(
+        chain,
+        graph.time_ns[graph.source[chain]],
+        graph.time_ns[ends],
+        graph.lane[ends],
+        np.where(owner == _core.NO_ROW, graph.row[ends], owner),
+    )
+
+
+def _groups(run: SimulatedRun, hops: _Hops) -> list[Array]:
+    """Neighbours of one kind on one lane; those that took no time are left out."""
+    kind = run.graph.kind[hops.edges]
+    lasting = np.flatnonzero(hops.end_ns > hops.begin_ns)
+    if not len(lasting):
+        lasting = np.arange(len(kind))[-1:]
+    same = (np.diff(kind[lasting]) == 0) & (np.diff(hops.lane[lasting].astype(np.int64)) == 0)
+    return np.split(lasting, np.flatnonzero(~same) + 1)
+
+
+# ------------------------------------------------------------------------------------- words
+
+
+def _event_of(run: SimulatedRun, hops: _Hops, group: Array) -> tuple[int, int, str]:
+    """Index of the rank, row and name of the event that a part of the chain stands for."""
+    rank, kind, _ = run.graph.lanes[int(hops.lane[group[0]])]
+    time_ns = hops.end_ns[group] - hops.begin_ns[group]
+    known = hops.row[group] != _core.NO_ROW
+    if kind not in (_THREAD, _STREAM) or not known.any():
+        return (rank if kind in (_THREAD, _STREAM) else -1), _core.NO_ROW, _without_event(kind)
+    rows = hops.row[group][known].astype(np.int64)
+    part = run.ranks[rank]
+    if kind == _STREAM:
+        row = int(rows[time_ns[known].argmax()])
+        return rank, row, part.table.name_of(row)
+    row = _deepest(part, rows, time_ns[known], int(time_ns.sum()))
+    return rank, row, part.table.name_of(row) if row != _core.NO_ROW else _without_event(kind)
+
+
+def _without_event(kind: int) -> str:
+    return "(between events)" if kind == _THREAD else "(all ranks have arrived)"
+
+
+def _deepest(part: RankTrace, rows: Array, time_ns: Array, total_ns: int) -> int:
+    """The shortest event that covers at least half of the time; else the longest part's own."""
+    parent, length = part.tree.parent, part.table.dur_ns
+    covered: dict[int, int] = {}
+    level, times = rows, time_ns
+    while len(level):
+        for row, ns in zip(*_summed(level, times), strict=True):
+            covered[row] = covered.get(row, 0) + ns
+        above = parent[level].astype(np.int64)
+        kept = above != _core.NO_ROW
+        level, times = above[kept], times[kept]
+    enough = [row for row, ns in covered.items() if 2 * ns >= total_ns]
+    if enough:
+        return min(enough, key=lambda row: (int(length[row]), row))
+    return int(rows[time_ns.argmax()])
+
+
+def _summed(rows: Array, time_ns: Array) -> tuple[list[int], list[int]]:
+    unique, place = np.unique(rows, return_inverse=True)
+    sums = np.bincount(place.reshape(-1), weights=time_ns, minlength=len(unique))
+    return unique.tolist(), sums.astype(np.int64).tolist()
+
+
+def _lane_name(run: SimulatedRun, lane: int) -> str:
+    rank, kind, index = run.graph.lanes[lane]
+    if kind == _THREAD:
+        return thread_names(run.ranks[rank])[index]
+    if kind == _STREAM:
+        return f"stream {run.ranks[rank].tree.streams[index].stream}"
+    return "collective"
+
+
+def _ranks(run: SimulatedRun, places: Sequence[int]) -> Array:
+    numbers = [run.ranks[place].rank if place >= 0 else None for place in places]
+    values = [-1 if number is None else number for number in numbers]
+    ranks: Array = np.ma.array(values, mask=[number is None for number in numbers], dtype=np.int64)
+    return ranks
+
+
+def _offset_ns(run: SimulatedRun, rank: int) -> int:
+    """What the graph's clock is ahead of the host's clock of this rank."""
+    begins, starts_ns = run.graph.begin_of(rank), run.ranks[rank].table.ts_ns
+    rows = np.flatnonzero(begins != _core.NO_ROW)
+    on_host = np.array([lane[1] == _THREAD for lane in run.graph.lanes], dtype=bool)
+    rows = rows[on_host[run.graph.lane[begins[rows]]]][:1]
+    return int(run.graph.time_ns[begins[rows[0]]] - starts_ns[rows[0]]) if len(rows) else 0
+
+
+def _notes(run: SimulatedRun, hops: _Hops, facts: dict[str, Any]) -> list[str]:
+    notes = [
+        f"The GPU idles for {format_ns(facts['duration_ns'])} ({facts['cause'].replace('_', ' ')}),"
+        f" most of it for {facts['waits_for']}."
+    ]
+    assumed = run.graph.evidence[hops.edges] == _ASSUMED
+    if assumed.any():
+        notes.append(
+            "Some steps of the chain are assumed: the trace shows no dependency, and the order of "
+            "events on a lane stands in for it."
+        )
+    return [*notes, *run.notes]

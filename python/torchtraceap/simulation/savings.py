@@ -1,0 +1,198 @@
+"""`simulate_savings`: what fixing each finding would save, by replaying the run with the fix.
+
+Note [Bounds and predictions]: a finding's own saving is a bound, the idle or exposed time in its
+intervals. A replay takes its place where three things hold: an edit stands for the fix and changes
+something in this trace; the run, replayed from its dependencies alone, takes the measured time to
+5 %; and every rank can be placed on one clock. Otherwise the bound stays, and its note says why.
+
+Note [One fix, several findings]: findings may share a fix, such as two kinds of waits for the GPU.
+Each shows what the fix saves; the plan has it once, under the finding that costs most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torchtraceap.errors import TraceError
+from torchtraceap.results import Finding, PlannedFix, ReplayCheck, Saving
+from torchtraceap.simulation.edits.base import EditedGraph, NotApplicableError
+from torchtraceap.simulation.registry import EDITS_OF_FINDING, make_edit
+from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.simulation.simulate import TRUSTED_ERROR, EditOutcome, Simulation
+from torchtraceap.trace import Trace
+from torchtraceap.units import format_ns, format_share
+
+__all__ = ["Outlook", "simulate_savings"]
+
+_NO_EDIT = "no simulated edit stands for this fix"
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What fixes would do."""
+
+    savings: dict[str, Saving | None]
+    """For each finding's type the simulated saving, else its bound with the reason."""
+    plan: tuple[PlannedFix, ...]
+    replay: ReplayCheck | None
+    """None: nothing was replayed."""
+
+
+def simulate_savings(trace: Trace, findings: Sequence[Finding]) -> Outlook:
+    """Replays the run once for each fix, and for fixes on top of each other.
+
+    Args:
+        trace: The trace that the findings are of.
+        findings: With their bounds.
+    """
+    try:
+        return _simulate(trace, findings)
+    except TraceError as error:
+        return _only_bounds(findings, f"the run can't be replayed: {error}")
+
+
+def _simulate(trace: Trace, findings: Sequence[Finding]) -> Outlook:
+    if not any(finding.type in EDITS_OF_FINDING for finding in findings):
+        return _only_bounds(findings, _NO_EDIT)
+    if not any(len(rank.tree.gpu_rows) for rank in trace.ranks):
+        return _only_bounds(findings, "there is no GPU work to replay")
+    run = SimulatedRun(trace)
+    tried = _Edits(run)
+    chosen = {finding.type: tried.choose(finding) for finding in findings}
+    edits = {edit.name: edit for edit in chosen.values() if isinstance(edit, _Applied)}
+    simulation = Simulation(run, list(edits.values()))
+    check = _check(simulation)
+    if not check.trusted:
+        return _only_bounds(findings, check.note, check)
+    outcomes = {outcome.edit: outcome for outcome in simulation.edits}
+    savings = {}
+    for finding in findings:
+        edit = chosen[finding.type]
+        if isinstance(edit, _Applied):
+            savings[finding.type] = _of_outcome(outcomes[edit.name], check)
+        else:
+            savings[finding.type] = _bound(finding, edit)
+    return Outlook(savings, _plan(simulation, findings, chosen), check)
+
+
+class _Applied:
+    """An edit that was applied once, so that the simulation need not do it again."""
+
+    def __init__(self, name: str, graph: EditedGraph) -> None:
+        self.name = name
+        self._graph = graph
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        return self._graph
+
+
+class _Edits:
+    """The edits that stand for fixes, each applied at most once."""
+
+    def __init__(self, run: SimulatedRun) -> None:
+        self._run = run
+        self._tried: dict[str, _Applied | str] = {}
+
+    def choose(self, finding: Finding) -> _Applied | str:
+        """Of the edits for its fix the first that applies; else why the first does not."""
+        names = EDITS_OF_FINDING.get(finding.type, ())
+        tried = map(self._try, names)
+        applied = next((edit for edit in tried if isinstance(edit, _Applied)), None)
+        if applied is None:
+            return self._try(names[0]) if names else _NO_EDIT
+        return applied
+
+    def _try(self, name: str) -> _Applied | str:
+        if name not in self._tried:
+            try:
+                self._tried[name] = _Applied(name, make_edit(name).apply(self._run))
+            except NotApplicableError as error:
+                self._tried[name] = f"not simulated: {error}"
+        return self._tried[name]
+
+
+def _only_bounds(
+    findings: Sequence[Finding], reason: str, check: ReplayCheck | None = None
+) -> Outlook:
+    return Outlook({f.type: _bound(f, reason) for f in findings}, (), check)
+
+
+def _bound(finding: Finding, reason: str) -> Saving | None:
+    return replace(finding.saving, note=reason) if finding.saving else None
+
+
+def _check(simulation: Simulation) -> ReplayCheck:
+    run = simulation.run
+    check = ReplayCheck(
+        measured_ns=simulation.measured_ns,
+        replayed_ns=simulation.replayed_ns,
+        noise_ns=round(simulation.noise_ns),
+        per_step=_per_step(run),
+        trusted=False,
+    )
+    note = _doubt(simulation)
+    return replace(check, trusted=not note, note=note)
+
+
+def _per_step(run: SimulatedRun) -> bool:
+    """The times are those of steps; otherwise of the whole trace."""
+    named = [{step.name for step in rank.tree.steps} for rank in run.ranks]
+    return all(step.name in named[step.rank] for step in run.chosen_steps)
+
+
+def _doubt(simulation: Simulation) -> str:
+    """Why what replays say is not to be trusted; empty if it is."""
+    ranks, used = simulation.run.trace.ranks, simulation.run.ranks
+    if not simulation.measured_ns:
+        return "the trace holds no time to replay"
+    if len(used) < len(ranks):
+        return (
+            f"only {len(used)} of {len(ranks)} ranks share collectives, so that the run can't be "
+            "replayed as a whole"
+        )
+    if abs(simulation.replay_error) > TRUSTED_ERROR:
+        return (
+            f"replayed from its dependencies the run is {format_share(abs(simulation.replay_error))} "
+            f"{'slower' if simulation.replay_error > 0 else 'faster'} than measured, more than "
+            f"{format_share(TRUSTED_ERROR)}"
+        )
+    return ""
+
+
+def _of_outcome(outcome: EditOutcome, check: ReplayCheck) -> Saving:
+    """A saving lies between nothing and the whole step, whatever the replays say."""
+    after = (outcome.high_ns, outcome.predicted_ns, outcome.low_ns)
+    saved = (check.measured_ns - (ns or 0) for ns in after)
+    low_ns, best_ns, high_ns = sorted(min(max(ns, 0), check.measured_ns) for ns in saved)
+    return Saving(
+        low_ns,
+        best_ns,
+        high_ns,
+        per_step=check.per_step,
+        method="simulated",
+        edit=outcome.edit,
+        note=outcome.note,
+    )
+
+
+def _plan(
+    simulation: Simulation, findings: Sequence[Finding], chosen: Mapping[str, _Applied | str]
+) -> tuple[PlannedFix, ...]:
+    """See Note [One fix, several findings]."""
+    owner: dict[str, str] = {}
+    for finding in sorted(findings, key=lambda finding: -finding.cost_ns):
+        edit = chosen[finding.type]
+        if isinstance(edit, _Applied):
+            owner.setdefault(edit.name, finding.type)
+    return tuple(
+        PlannedFix(
+            type=owner[fix.edit],
+            edit=fix.edit,
+            gain_ns=fix.gain_ns,
+            total_ns_after=fix.predicted_ns,
+            low_ns=min(fix.low_ns, fix.predicted_ns),
+            high_ns=max(fix.high_ns, fix.predicted_ns),
+        )
+        for fix in simulation.plan
+    )
