@@ -156,7 +156,7 @@ class MergeCompiledRegions:
                 reason = f"the trace doesn't say: {', '.join(found.missing_signals)}"
             if len(found.intervals):
                 _close(run, view, found.intervals, best, cautious)
-                breaks += len(found.intervals)
+                breaks += found.evidence_count
         if not breaks:
             raise NotApplicableError(reason)
         return EditedGraph(

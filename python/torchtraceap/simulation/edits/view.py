@@ -357,7 +357,7 @@ class RankView:
         if not len(first):
             return None
         seen = int(first[int(0.9 * (len(first) - 1))])
-        return int(self.table.ts_ns[rows[seen]]) if 2 * seen <= len(rows) else None
+        return int(self.table.ts_ns[rows[seen]]) if 2 * (seen + 1) <= len(rows) else None
 
     # ------------------------------------------------------------------------- changes
 

@@ -1,0 +1,459 @@
+"""Edits, each on a program whose flaw costs a known time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fix_programs import NCCL, FlawedProgram
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rank_samples import Job
+
+import torchtraceap as ttap
+from torchtraceap.errors import OptionError
+from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError, joined
+from torchtraceap.simulation.registry import DEFAULT_EDITS, EDITS_OF_FINDING, make_edit, register
+from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.simulation.simulate import EditOutcome, Simulation, simulate
+
+WriteTrace = Callable[..., Path]
+Program = Callable[[FlawedProgram], None]
+STEPS = 5
+
+
+def steps_of(body: Program, *, device: str | None = None) -> dict[str, Any]:
+    """A trace of some steps that are all the same."""
+    program = FlawedProgram(device) if device else FlawedProgram()
+    for number in range(STEPS):
+        with program.step(number + 5):
+            body(program)
+    return program.document()
+
+
+def run_one(path: Path, edit: str) -> tuple[Simulation, EditOutcome]:
+    simulation = simulate(ttap.load(path), [edit])
+    return simulation, simulation.edits[0]
+
+
+def saved_us(simulation: Simulation, outcome: EditOutcome) -> float:
+    assert outcome.predicted_ns is not None, outcome.note
+    return (simulation.measured_ns - outcome.predicted_ns) / 1e3
+
+
+# ------------------------------------------------------------------------- loading
+
+
+def loading(p: FlawedProgram) -> None:
+    name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    with p.range(name, "user_annotation"):
+        p.work(40_000)
+    p.launch("gemm", 20_000)
+    p.synchronize()
+
+
+def test_more_workers_hide_loading_but_for_taking_the_batch(write_trace: WriteTrace) -> None:
+    simulation, outcome = run_one(write_trace(steps_of(loading)), "loader_workers=4")
+    # From 40 ms to between 0.2 and 2 ms, of which 76 to 84 % were realised elsewhere.
+    assert saved_us(simulation, outcome) == pytest.approx(0.8 * 38_900, rel=0.01)
+    assert outcome.low_ns is not None and outcome.high_ns is not None
+    assert simulation.measured_ns - outcome.low_ns >= 0.83 * 39_800e3
+    assert simulation.measured_ns - outcome.high_ns <= 0.77 * 38_100e3
+
+
+def test_workers_make_no_more_batches_than_they_can(write_trace: WriteTrace) -> None:
+    """One worker makes a batch in 40 ms, beside the 20 ms of the GPU: these alone are saved."""
+    simulation, outcome = run_one(write_trace(steps_of(loading)), "loader_workers=1")
+    assert saved_us(simulation, outcome) == pytest.approx(0.8 * 20_000, rel=0.03)
+
+
+def test_worker_counts_that_make_no_sense_are_refused() -> None:
+    for value in ("0", "-1", "many", "1.5"):
+        with pytest.raises(OptionError, match="loader_workers"):
+            make_edit(f"loader_workers={value}")
+
+
+# ------------------------------------------------------------------------- waits and copies
+
+
+def reading(p: FlawedProgram) -> None:
+    p.launch("gemm", 1_000)
+    with p.range("aten::item"), p.range("aten::_local_scalar_dense"):
+        p.copy("DtoH", "Pageable", 4, 2)
+        p.synchronize()
+    p.work(900)
+
+
+def test_without_reads_the_host_runs_beside_the_gpu(write_trace: WriteTrace) -> None:
+    simulation, outcome = run_one(write_trace(steps_of(reading)), "remove_host_sync")
+    # Host and GPU took turns: 1 000 and 900. Side by side the GPU's time remains.
+    assert saved_us(simulation, outcome) == pytest.approx(900, rel=0.1)
+    assert "5 reads of values" in outcome.note
+
+
+def test_reads_that_no_gpu_work_precedes_are_no_waits(write_trace: WriteTrace) -> None:
+    def body(p: FlawedProgram) -> None:
+        p.launch("gemm", 100)
+        with p.range("aten::item"):
+            p.work(50)
+
+    _, outcome = run_one(write_trace(steps_of(body)), "remove_host_sync")
+    assert not outcome.applies
+    assert "no call makes the host wait" in outcome.note
+
+
+def pageable(p: FlawedProgram) -> None:
+    with p.range("aten::copy_"):
+        p.copy("HtoD", "Pageable", 25_000_000, 5_000)
+    p.launch("gemm", 8_000)
+    with p.range("aten::copy_"):
+        p.copy("HtoD", "Pinned", 25_000_000, 1_000)
+
+
+def test_pinned_copies_take_the_rate_of_those_in_the_trace(write_trace: WriteTrace) -> None:
+    simulation, outcome = run_one(write_trace(steps_of(pageable)), "pin_memory")
+    # At best 5 ms become 1 ms; at least the host still moves the batch itself, beside the GPU.
+    assert outcome.source == "pinned copies of the trace"
+    assert outcome.low_ns is not None
+    assert simulation.measured_ns - outcome.low_ns == pytest.approx(4_000e3, rel=0.05)
+    assert saved_us(simulation, outcome) > 1_000
+
+
+@pytest.mark.parametrize(
+    ("memory", "reason"), [("Pinned", "page-locked"), ("Unknown", "don't say what host memory")]
+)
+def test_copies_that_need_no_pinning_say_so(
+    write_trace: WriteTrace, memory: str, reason: str
+) -> None:
+    def body(p: FlawedProgram) -> None:
+        p.copy("HtoD", memory, 1_000_000, 100)
+
+    _, outcome = run_one(write_trace(steps_of(body)), "pin_memory")
+    assert outcome.predicted_ns is None
+    assert reason in outcome.note
+
+
+def test_memory_calls_of_a_steady_state_go(write_trace: WriteTrace) -> None:
+    def body(p: FlawedProgram) -> None:
+        p.launch("gemm", 2)
+        with p.range("cudaMalloc", "cuda_runtime"):
+            p.work(300)
+
+    simulation, outcome = run_one(write_trace(steps_of(body)), "no_allocator_calls")
+    assert saved_us(simulation, outcome) == pytest.approx(302, abs=3)
+
+
+def test_memory_calls_of_a_run_that_never_settles_may_be_warm_up(write_trace: WriteTrace) -> None:
+    program = FlawedProgram()
+    with program.range("cudaMalloc", "cuda_runtime"):
+        program.work(300)
+    program.launch("gemm", 100)
+    simulation, outcome = run_one(write_trace(program.document()), "no_allocator_calls")
+    assert outcome.high_ns == simulation.measured_ns
+    assert "no steady state" in outcome.note
+
+
+# ------------------------------------------------------------------------- communication
+
+
+def communicating(p: FlawedProgram) -> None:
+    p.launch("gemm_a", 500)
+    p.launch(NCCL, 300)
+    p.launch("gemm_b", 500)
+    p.synchronize()
+
+
+def test_computation_goes_on_beside_a_collective(write_trace: WriteTrace) -> None:
+    simulation, outcome = run_one(write_trace(steps_of(communicating)), "overlap_collectives")
+    # At best all of it is hidden; nothing shows that the next kernel does not need the result.
+    assert outcome.low_ns is not None
+    assert simulation.measured_ns - outcome.low_ns == pytest.approx(301e3, rel=0.05)
+    assert outcome.high_ns == simulation.measured_ns
+
+
+def test_small_collectives_share_one_latency(write_trace: WriteTrace) -> None:
+    def body(p: FlawedProgram) -> None:
+        for _ in range(10):
+            p.launch(NCCL, 15)
+        p.launch("gemm", 200)
+        p.synchronize()
+
+    simulation, outcome = run_one(write_trace(steps_of(body)), "merge_collectives")
+    assert outcome.note.startswith("small ones (under 64 KiB): 50 collectives become 5")
+    assert outcome.low_ns is not None
+    assert simulation.measured_ns - outcome.low_ns == pytest.approx(9 * 16e3, rel=0.1)
+
+
+def test_collectives_whose_result_is_used_between_are_not_merged(write_trace: WriteTrace) -> None:
+    def body(p: FlawedProgram) -> None:
+        for _ in range(5):
+            p.launch(NCCL, 15)
+            p.launch("gemm", 200)
+
+    _, outcome = run_one(write_trace(steps_of(body)), "merge_collectives")
+    assert "no small collectives follow each other" in outcome.note
+
+
+def waiting_job(late: int = 2, ranks: int = 4) -> Job:
+    """Every step one rank computes 3 ms longer, and all hosts wait for the all-reduce."""
+    job = Job(ranks)
+    for number in range(STEPS):
+        at = 4_320.0 * number + 100
+        job.step(number + 5, at, 4_320)
+        for rank in range(ranks):
+            done = at + (4_050 if rank == late else 1_050)
+            job.kernel(rank, at + 50, done - at - 50)
+            wait = at + 4_310 - (done + 15)
+            job.ranks[rank].host("cuda_runtime", "cudaDeviceSynchronize", done + 15, wait)
+        job.all_reduce([at + (4_060 if r == late else 1_060) for r in range(ranks)], at + 4_300)
+    return job
+
+
+def test_a_late_rank_that_keeps_up_saves_its_lateness(tmp_path: Path) -> None:
+    simulation = simulate(waiting_job().load(tmp_path / "ranks"), ["straggler_to_median"])
+    outcome = simulation.edits[0]
+    assert saved_us(simulation, outcome) == pytest.approx(3_000, rel=0.02)
+    assert outcome.note == (
+        "rank 2 took 15.0 ms longer than the median rank between collectives, 1 of 4 ranks did at "
+        "some"
+    )
+
+
+def test_one_rank_has_no_straggler(write_trace: WriteTrace) -> None:
+    _, outcome = run_one(write_trace(steps_of(communicating)), "straggler_to_median")
+    assert outcome.note == "it compares ranks, and there is one"
+
+
+# ------------------------------------------------------------------------- launches
+
+
+def launching(p: FlawedProgram) -> None:
+    for i in range(40):
+        with p.range(f"aten::op{i % 4}"):
+            p.work(40)
+            p.launch("gemm", 10)
+    p.synchronize()
+
+
+def test_a_graph_leaves_the_kernels_alone(write_trace: WriteTrace) -> None:
+    simulation, outcome = run_one(write_trace(steps_of(launching)), "cuda_graph")
+    # 40 times 47 us on the host; the GPU needs 40 times 10 + 1.
+    assert outcome.predicted_ns is not None
+    assert simulation.measured_ns > 40 * 47e3
+    assert outcome.predicted_ns == pytest.approx(40 * 11e3 + 65e3, abs=40e3)
+
+
+def test_few_launches_are_worth_no_graph(write_trace: WriteTrace) -> None:
+    _, outcome = run_one(write_trace(steps_of(reading)), "cuda_graph")
+    assert "nowhere are 10 kernels launched" in outcome.note
+
+
+def optimizing(p: FlawedProgram) -> None:
+    p.launch("gemm", 100)
+    with p.range("Optimizer.step#Adam.step", "user_annotation"):
+        for i in range(80):
+            with p.range(("aten::mul_", "aten::add_", "aten::addcdiv_", "aten::sqrt")[i % 4]):
+                p.work(20)
+                p.launch("vectorized_elementwise_kernel", 4)
+    p.synchronize()
+
+
+def test_a_fused_optimizer_runs_each_operator_once(write_trace: WriteTrace) -> None:
+    simulation, outcome = run_one(write_trace(steps_of(optimizing)), "fused_optimizer")
+    # 80 operators of 27 us become 4; at least a quarter of the walk over parameters stays.
+    assert outcome.note == "400 kernels of 5 optimizer steps are fused"
+    assert saved_us(simulation, outcome) == pytest.approx(80 * 27 * 0.85, rel=0.12)
+
+
+def test_an_optimizer_of_few_kernels_is_left_alone(write_trace: WriteTrace) -> None:
+    def body(p: FlawedProgram) -> None:
+        with p.range("Optimizer.step#SGD.step", "user_annotation"):
+            p.launch("multi_tensor_apply_kernel", 50)
+
+    _, outcome = run_one(write_trace(steps_of(body)), "fused_optimizer")
+    assert "no optimizer step launches 50 or more" in outcome.note
+
+
+def pointwise(p: FlawedProgram) -> None:
+    with p.range("aten::mm"):
+        p.launch("ampere_sgemm_128x64_tn", 500)
+    for name in ("aten::add", "aten::mul", "aten::relu"):
+        with p.range(name):
+            p.launch("vectorized_elementwise_kernel", 200, grid=[64, 1, 1])
+    p.synchronize()
+
+
+def test_pointwise_kernels_take_the_time_of_one(write_trace: WriteTrace) -> None:
+    simulation, outcome = run_one(write_trace(steps_of(pointwise)), "fuse_pointwise")
+    # 600 become 200 at best; at least each further one reads a tensor: 200 + 2 x 67.
+    assert outcome.note.startswith("15 kernels become 5")
+    assert outcome.low_ns is not None and outcome.high_ns is not None
+    assert simulation.measured_ns - outcome.low_ns == pytest.approx(402e3, rel=0.03)
+    assert simulation.measured_ns - outcome.high_ns == pytest.approx(268e3, rel=0.05)
+
+
+def test_breaks_between_compiled_regions_close(write_trace: WriteTrace) -> None:
+    def body(p: FlawedProgram) -> None:
+        with p.range("Torch-Compiled Region: 0/0", "user_annotation"):
+            with p.range("CompiledFunction"):
+                p.launch("triton_poi_fused_add_0", 50)
+            p.work(600)
+            with (
+                p.range("Torch-Compiled Region: 1/0", "user_annotation"),
+                p.range("CompiledFunction"),
+            ):
+                p.launch("triton_poi_fused_add_1", 50)
+        p.synchronize()
+
+    simulation, outcome = run_one(write_trace(steps_of(body)), "merge_compiled_regions")
+    assert outcome.note.startswith("5 breaks between compiled regions are closed")
+    assert saved_us(simulation, outcome) == pytest.approx(550, rel=0.15)
+
+
+# ------------------------------------------------------------------------- faster kernels
+
+
+def products(p: FlawedProgram) -> None:
+    dims = [[2048, 2048], [2048, 2048]]
+    args = {"Input Dims": dims, "Input type": ["float", "float"]}
+    with p.range("aten::mm", **args):
+        p.launch("ampere_sgemm_128x64_tn", 1_000)
+    p.synchronize()
+
+
+def test_products_in_bf16_reach_the_ratio_of_the_peaks(write_trace: WriteTrace) -> None:
+    simulation, outcome = run_one(write_trace(steps_of(products)), "mixed_precision=bf16")
+    # 19.5 against 312 TFLOPS on an A100: a sixteenth at best, half of that saving at least.
+    assert outcome.low_ns is not None and outcome.high_ns is not None
+    assert simulation.measured_ns - outcome.low_ns == pytest.approx(15 / 16 * 1e6, rel=0.02)
+    assert simulation.measured_ns - outcome.high_ns == pytest.approx(15 / 32 * 1e6, rel=0.02)
+
+
+def test_a_device_without_the_type_says_so(write_trace: WriteTrace) -> None:
+    path = write_trace(steps_of(products, device="Tesla V100-SXM2-32GB"))
+    document = ttap.load(path)
+    outcome = simulate(document, ["mixed_precision=bf16"]).edits[0]
+    assert not outcome.applies
+
+
+def test_layout_conversions_go_but_for_the_inputs(write_trace: WriteTrace) -> None:
+    def body(p: FlawedProgram) -> None:
+        for _ in range(3):
+            p.launch("void cudnn::ops::nchwToNhwcKernel<float, float>", 100)
+            p.launch("conv", 200)
+        p.synchronize()
+
+    simulation, outcome = run_one(write_trace(steps_of(body)), "channels_last")
+    assert outcome.low_ns is not None and outcome.high_ns is not None
+    assert simulation.measured_ns - outcome.low_ns == pytest.approx(303e3, rel=0.05)
+    assert simulation.measured_ns - outcome.high_ns == pytest.approx(202e3, rel=0.05)
+
+
+def test_another_device_takes_the_ratio_of_attainable_times(write_trace: WriteTrace) -> None:
+    simulation, outcome = run_one(write_trace(steps_of(products)), "device=H200")
+    # fp32 on ordinary units: 19.5 against 66.9 TFLOPS.
+    assert outcome.predicted_ns is not None
+    ratio = (outcome.predicted_ns - (simulation.measured_ns - 1e6)) / 1e6
+    assert ratio == pytest.approx(19.5 / 66.9, rel=0.05)
+
+
+def test_devices_that_nobody_knows_are_refused() -> None:
+    with pytest.raises(OptionError, match="no device of that name"):
+        make_edit("device=abacus")
+    with pytest.raises(OptionError, match="device needs a value"):
+        make_edit("device")
+
+
+# ------------------------------------------------------------------------- a user's own
+
+
+class HalfTheKernels:
+    """docs/simulation_edits.md: kernels of one name take half of their time."""
+
+    name = "half"
+
+    def __init__(self, kernel: str | None = None) -> None:
+        self.kernel = kernel or "gemm"
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        change = Change()
+        for index, part in enumerate(run.ranks):
+            rows = [row for row in part.tree.gpu_rows if part.table.name_of(row) == self.kernel]
+            edges = run.duration_edges(index, rows)
+            change.set_lags(edges, run.cost_ns[edges] / 2)
+        if not len(change):
+            raise NotApplicableError(f"no kernel is called {self.kernel}")
+        return EditedGraph(change, note=f"{self.kernel} takes half of its time")
+
+
+def test_users_add_edits_of_their_own(write_trace: WriteTrace) -> None:
+    trace = ttap.load(write_trace(steps_of(loading)))
+    by_object = simulate(trace, [HalfTheKernels()]).edits[0]
+    register("half", HalfTheKernels, value="KERNEL")
+    by_name = simulate(trace, ["half=gemm", "half=relu"])
+    assert by_name.edits[0].predicted_ns == by_object.predicted_ns
+    assert by_name.measured_ns - (by_object.predicted_ns or 0) == pytest.approx(10_000e3, rel=0.01)
+    assert by_name.edits[1].note == "no kernel is called relu"
+
+
+# ------------------------------------------------------------------------- laws
+
+
+@pytest.fixture(scope="module")
+def any_run(tmp_path_factory: pytest.TempPathFactory) -> SimulatedRun:
+    import json
+
+    path = tmp_path_factory.mktemp("run") / "trace.json"
+    path.write_text(json.dumps(steps_of(launching)), encoding="utf-8")
+    return SimulatedRun(ttap.load(path))
+
+
+@given(seed=st.integers(0, 2**32 - 1), share=st.floats(0.0, 1.0))
+@settings(max_examples=40, deadline=None)
+def test_removing_work_makes_nothing_later(any_run: SimulatedRun, seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    edges = np.flatnonzero(rng.random(len(any_run.cost_ns)) < share)
+    change = Change()
+    change.set_lags(edges, any_run.cost_ns[edges] * rng.random(len(edges)))
+    change.drop(rng.choice(edges, size=len(edges) // 4, replace=False) if len(edges) else edges)
+    assert change.only_removes(any_run)
+    assert (any_run.replay(change.delta()) <= any_run.replay()).all()
+
+
+def test_edits_of_the_same_edge_multiply(any_run: SimulatedRun) -> None:
+    edge = int(any_run.cost_ns.argmax())
+    cost = int(any_run.cost_ns[edge])
+    half, fifth, gone = Change(), Change(), Change()
+    half.set_lags([edge], cost / 2)
+    fifth.set_lags([edge], cost / 5)
+    gone.set_lags([edge], 0)
+    both = joined(any_run, [half, fifth]).costs_ns(any_run)
+    assert both[edge] == pytest.approx(cost / 10, abs=1)
+    assert joined(any_run, [gone, half]).costs_ns(any_run)[edge] == 0
+    assert (np.delete(both, edge) == np.delete(any_run.cost_ns, edge)).all()
+
+
+def test_of_two_lags_the_later_holds(any_run: SimulatedRun) -> None:
+    change = Change()
+    change.set_lags([3, 3], [7, 8])
+    change.set_lags([3], 9)
+    assert change.costs_ns(any_run)[3] == 9
+
+
+def test_an_added_edge_is_no_removal(any_run: SimulatedRun) -> None:
+    change = Change()
+    assert change.only_removes(any_run)
+    change.add([0], [1], 5)
+    assert not change.only_removes(any_run)
+
+
+def test_every_proposed_edit_has_a_name_that_works() -> None:
+    for text in {*DEFAULT_EDITS, *(name for names in EDITS_OF_FINDING.values() for name in names)}:
+        assert make_edit(text).name == text
+
+
+def test_findings_are_types_that_the_rules_know() -> None:
+    assert set(EDITS_OF_FINDING) <= set(ttap._core.detector_types())
