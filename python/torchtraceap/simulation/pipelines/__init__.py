@@ -1,5 +1,12 @@
-"""Jobs with pipeline and data parallelism, from a table of operators (docs/stragglers.md)."""
+"""Jobs with pipeline and data parallelism (docs/stragglers.md, docs/compositions.md)."""
 
+from torchtraceap.simulation.pipelines.composition import (
+    CalibratedJobs,
+    Machine,
+    TrainingJob,
+    calibrate,
+    choose_measurements,
+)
 from torchtraceap.simulation.pipelines.op_trace import (
     OperatorTrace,
     operator_trace,
@@ -13,10 +20,15 @@ from torchtraceap.simulation.pipelines.stragglers import (
 )
 
 __all__ = [
+    "CalibratedJobs",
+    "Machine",
     "OperatorTrace",
     "Schedule",
     "StragglerReport",
+    "TrainingJob",
     "build_schedule",
+    "calibrate",
+    "choose_measurements",
     "ideal_work",
     "operator_trace",
     "read_operator_trace",
