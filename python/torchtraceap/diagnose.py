@@ -6,10 +6,10 @@ together: it is the mean over the ranks, per step where every rank has steps. Ro
 intervals belong to their rank and say which one it is. What one rank's trace can't show, such as
 who was waited for, the rules are told by `analysis/peers.py`.
 
-Note [Savings]: a rule's own saving is a bound. Where the run can be replayed with the finding fixed,
-what that saves takes its place, and fixes are put into an order (simulation/savings.py). Such a
-saving may exceed the finding's cost, as a fix can hide what other findings cost too; for the ranking
-of findings it counts up to that cost.
+Note [Savings]: a rule's own saving is a bound. Where the run can be replayed with the finding
+fixed, what that saves takes its place, and fixes are put into an order (simulation/savings.py).
+Such a saving may exceed the finding's cost, as a fix can hide what other findings cost too; for
+the ranking of findings it counts up to that cost.
 """
 
 from __future__ import annotations

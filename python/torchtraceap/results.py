@@ -311,6 +311,8 @@ class ReplayCheck(_JsonMixin):
     trusted: bool
     """Savings are simulated; otherwise they stay bounds, and `note` says why."""
     note: str = ""
+    notes: tuple[str, ...] = ()
+    """What is missing or assumed in the graph that was replayed."""
 
     @property
     def error(self) -> float:
@@ -319,7 +321,7 @@ class ReplayCheck(_JsonMixin):
 
     def to_dict(self) -> Json:
         values = {name: getattr(self, name) for name in self.__slots__}
-        return values | {"replay_error": self.error}
+        return values | {"notes": list(self.notes), "replay_error": self.error}
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def _edits(document: Mapping[str, Any]) -> Table:
         for edit in document["edits"]
         if edit["note"]
     ]
-    head = ("edit", "now", "then", "between", "change")
+    head = ("edit", "now", "then", "between", "change") if rows else ()
     return Table("Edits, each by itself", head, rows, _lines(notes))
 
 
@@ -80,7 +80,7 @@ def _plan(document: Mapping[str, Any]) -> Table:
         )
         for number, fix in enumerate(document["plan"], start=1)
     ]
-    head = ("", "edit", "gains", "then", "between", "change in all")
+    head = ("", "edit", "gains", "then", "between", "change in all") if rows else ()
     empty = [] if rows else ["No edit saves more than the steps vary by themselves."]
     return Table("Plan, each on top of those before it", head, rows, _lines(empty))
 
@@ -90,4 +90,7 @@ def _lines(notes: Sequence[str]) -> str:
 
 
 def _change(after_ns: int, before_ns: int) -> str:
-    return f"{after_ns / before_ns - 1:+.1%}" if before_ns else "—"
+    if not before_ns:
+        return "—"
+    percent = round(100 * (after_ns / before_ns - 1), 1)
+    return f"{percent:+.1f} %" if percent else "0 %"

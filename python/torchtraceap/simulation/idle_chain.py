@@ -19,7 +19,7 @@ import numpy.typing as npt
 from torchtraceap import _core
 from torchtraceap.analysis.labels import thread_names
 from torchtraceap.errors import OptionError
-from torchtraceap.interop import ColumnTable, encode_texts
+from torchtraceap.interop import Column, ColumnTable, encode_texts
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.trace import RankTrace, Trace
 from torchtraceap.units import format_ns
@@ -30,7 +30,17 @@ Array = npt.NDArray[Any]
 
 _ASSUMED = _core.evidence_names().index("assumed")
 _THREAD, _STREAM = 0, 1
-_SHOWN = ("lane", "kind", "name", "duration_ns", "idle_ns", "idle_share", "hops", "evidence")
+_SHOWN = (
+    "lane",
+    "kind",
+    "name",
+    "inside",
+    "duration_ns",
+    "idle_ns",
+    "idle_share",
+    "hops",
+    "evidence",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +65,14 @@ class _Hops:
     """Index in the graph's lanes, of the point that each leads to."""
     row: Array
     """The event whose time it is, or that it leads to; NO_ROW."""
+    idle_ns: Array
+    """Of each the part inside the interval."""
 
 
 def build_idle_chain(
     trace: Trace, start_ns: int, end_ns: int, *, rank: int | None = None
 ) -> ColumnTable:
-    """The chain behind the longest idle interval that begins in, ends in or spans a range.
+    """The chain behind the idle interval that covers most of a range.
 
     Args:
         trace: One or several ranks; what waits for another rank goes on there.
@@ -78,6 +90,8 @@ def build_idle_chain(
     if end_ns < start_ns:
         raise OptionError(f"the range ends before it begins: {start_ns} to {end_ns} ns")
     part = trace.rank(rank)
+    if not len(part.tree.gpu_rows):
+        return _nothing("The trace holds no GPU work.")
     interval = _longest(part, start_ns, end_ns)
     if interval is None:
         return _nothing("The GPU does not idle in this range.")
@@ -96,32 +110,38 @@ def build_idle_chain(
 
 
 def _longest(part: RankTrace, start_ns: int, end_ns: int) -> _Interval | None:
-    """Of the idle intervals that touch the range the one that covers most of it."""
+    """Of the idle intervals that touch the range the one that covers most of it.
+
+    The parts that `explain_idle` splits an interval into, one for each cause, are joined again.
+    """
     idle = _core.explain_idle(part.table, part.tree)
-    touches = (idle.start_ns <= end_ns) & (idle.end_ns >= start_ns) & (idle.end_ns > idle.start_ns)
-    chosen = np.flatnonzero(touches)
-    if not len(chosen):
+    first = np.flatnonzero(np.r_[True, idle.start_ns[1:] != idle.end_ns[:-1]][: len(idle)])
+    last = np.r_[first[1:], len(idle)] - 1
+    start, end = idle.start_ns[first], idle.end_ns[last] if len(first) else idle.end_ns
+    covered_ns = np.minimum(end, end_ns) - np.maximum(start, start_ns)
+    touches = covered_ns >= 0 if start_ns == end_ns else covered_ns > 0
+    if not touches.any():
         return None
-    covered = np.minimum(idle.end_ns[chosen], end_ns) - np.maximum(idle.start_ns[chosen], start_ns)
-    if start_ns < end_ns and not (covered > 0).any():
-        return None
-    best = int(chosen[covered.argmax()])
+    best = int(np.where(touches, covered_ns, -1).argmax())
+    parts = slice(int(first[best]), int(last[best]) + 1)
+    by_cause = np.bincount(idle.cause[parts], weights=idle.end_ns[parts] - idle.start_ns[parts])
     return _Interval(
-        int(idle.start_ns[best]),
-        int(idle.end_ns[best]),
-        _core.idle_cause_names()[idle.cause[best]],
-        int(idle.next_gpu_row[best]),
+        int(start[best]),
+        int(end[best]),
+        _core.idle_cause_names()[int(by_cause.argmax())],
+        int(idle.next_gpu_row[last[best]]),
     )
 
 
 def _nothing(note: str, facts: dict[str, Any] | None = None) -> ColumnTable:
     empty = np.zeros(0, dtype=np.int64)
     texts = encode_texts([])
-    columns = {
+    columns: dict[str, Column] = {
         "rank": np.ma.array(empty),
         "lane": texts,
         "kind": texts,
         "name": texts,
+        "inside": texts,
         "start_ns": empty,
         "end_ns": empty,
         "duration_ns": empty,
@@ -145,25 +165,23 @@ def _table(run: SimulatedRun, rank: int, interval: _Interval, facts: dict[str, A
     # GPU times may have been moved to agree with the host's clock.
     shift_ns = int(graph.time_ns[point]) - int(table.ts_ns[interval.next_row])
     start_ns, end_ns = interval.start_ns + shift_ns, interval.end_ns + shift_ns
-    hops = _walk(run, point, start_ns)
+    hops = _walk(run, point, start_ns, end_ns)
     if not len(hops.edges):
         return _nothing("Nothing is known that the event which ends the interval waits for.", facts)
     groups = _groups(run, hops)
     offset_ns = _offset_ns(run, rank)
-    idle_ns = [
-        max(0, min(int(hops.end_ns[g[-1]]), end_ns) - max(int(hops.begin_ns[g[0]]), start_ns))
-        for g in groups
-    ]
+    idle_ns = [int(hops.idle_ns[g].sum()) for g in groups]
     named = [_event_of(run, hops, group) for group in groups]
     kinds, evidence = _core.dependency_kind_names(), _core.evidence_names()
     begin_ns = np.array([hops.begin_ns[g[0]] for g in groups], dtype=np.int64) - offset_ns
     finish_ns = np.array([hops.end_ns[g[-1]] for g in groups], dtype=np.int64) - offset_ns
     rows = np.array([row for _, row, _ in named], dtype=np.int64)
-    columns = {
+    columns: dict[str, Column] = {
         "rank": _ranks(run, [where for where, _, _ in named]),
         "lane": encode_texts([_lane_name(run, int(hops.lane[g[0]])) for g in groups]),
         "kind": encode_texts([kinds[graph.kind[hops.edges[g[0]]]] for g in groups]),
         "name": encode_texts([name for _, _, name in named]),
+        "inside": encode_texts([_inside(run, where, row) for where, row, _ in named]),
         "start_ns": begin_ns,
         "end_ns": finish_ns,
         "duration_ns": finish_ns - begin_ns,
@@ -179,7 +197,7 @@ def _table(run: SimulatedRun, rank: int, interval: _Interval, facts: dict[str, A
     return ColumnTable(columns, shown=shown, facts=facts, notes=_notes(run, hops, facts))
 
 
-def _walk(run: SimulatedRun, point: int, start_ns: int) -> _Hops:
+def _walk(run: SimulatedRun, point: int, start_ns: int, end_ns: int) -> _Hops:
     """See Note [Chain]. O(hops) behind one pass over the edges."""
     graph = run.graph
     binding = _core.binding_edges(graph, graph.time_ns)
@@ -193,12 +211,14 @@ def _walk(run: SimulatedRun, point: int, start_ns: int) -> _Hops:
     chain = np.array(edges[::-1], dtype=np.int64)
     ends = run.destination[chain]
     owner = graph.owner[chain]
+    begin_ns, finish_ns = graph.time_ns[graph.source[chain]], graph.time_ns[ends]
     return _Hops(
         chain,
-        graph.time_ns[graph.source[chain]],
-        graph.time_ns[ends],
+        begin_ns,
+        finish_ns,
         graph.lane[ends],
         np.where(owner == _core.NO_ROW, graph.row[ends], owner),
+        np.maximum(np.minimum(finish_ns, end_ns) - np.maximum(begin_ns, start_ns), 0),
     )
 
 
@@ -218,7 +238,7 @@ def _groups(run: SimulatedRun, hops: _Hops) -> list[Array]:
 def _event_of(run: SimulatedRun, hops: _Hops, group: Array) -> tuple[int, int, str]:
     """Index of the rank, row and name of the event that a part of the chain stands for."""
     rank, kind, _ = run.graph.lanes[int(hops.lane[group[0]])]
-    time_ns = hops.end_ns[group] - hops.begin_ns[group]
+    time_ns = hops.idle_ns[group]
     known = hops.row[group] != _core.NO_ROW
     if kind not in (_THREAD, _STREAM) or not known.any():
         return (rank if kind in (_THREAD, _STREAM) else -1), _core.NO_ROW, _without_event(kind)
@@ -229,6 +249,18 @@ def _event_of(run: SimulatedRun, hops: _Hops, group: Array) -> tuple[int, int, s
         return rank, row, part.table.name_of(row)
     row = _deepest(part, rows, time_ns[known], int(time_ns.sum()))
     return rank, row, part.table.name_of(row) if row != _core.NO_ROW else _without_event(kind)
+
+
+def _inside(run: SimulatedRun, rank: int, row: int) -> str | None:
+    """The outermost event of the step, or of the thread, that holds a host row."""
+    if row == _core.NO_ROW:
+        return None
+    part = run.ranks[rank]
+    steps = {step.row for step in part.tree.steps}
+    outer, above = row, int(part.tree.parent[row])
+    while above != _core.NO_ROW and above not in steps:
+        outer, above = above, int(part.tree.parent[above])
+    return part.table.name_of(outer) if outer != row else None
 
 
 def _without_event(kind: int) -> str:

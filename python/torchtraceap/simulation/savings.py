@@ -21,7 +21,7 @@ from torchtraceap.simulation.registry import EDITS_OF_FINDING, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import TRUSTED_ERROR, EditOutcome, Simulation
 from torchtraceap.trace import Trace
-from torchtraceap.units import format_ns, format_share
+from torchtraceap.units import format_share
 
 __all__ = ["Outlook", "simulate_savings"]
 
@@ -66,7 +66,7 @@ def _simulate(trace: Trace, findings: Sequence[Finding]) -> Outlook:
     if not check.trusted:
         return _only_bounds(findings, check.note, check)
     outcomes = {outcome.edit: outcome for outcome in simulation.edits}
-    savings = {}
+    savings: dict[str, Saving | None] = {}
     for finding in findings:
         edit = chosen[finding.type]
         if isinstance(edit, _Applied):
@@ -130,6 +130,7 @@ def _check(simulation: Simulation) -> ReplayCheck:
         noise_ns=round(simulation.noise_ns),
         per_step=_per_step(run),
         trusted=False,
+        notes=tuple(run.notes),
     )
     note = _doubt(simulation)
     return replace(check, trusted=not note, note=note)
@@ -152,10 +153,11 @@ def _doubt(simulation: Simulation) -> str:
             "replayed as a whole"
         )
     if abs(simulation.replay_error) > TRUSTED_ERROR:
+        off, limit = (format_share(e) for e in (abs(simulation.replay_error), TRUSTED_ERROR))
+        than = "slower" if simulation.replay_error > 0 else "faster"
         return (
-            f"replayed from its dependencies the run is {format_share(abs(simulation.replay_error))} "
-            f"{'slower' if simulation.replay_error > 0 else 'faster'} than measured, more than "
-            f"{format_share(TRUSTED_ERROR)}"
+            f"replayed from its dependencies the run is {off} {than} than measured, more than "
+            f"{limit}"
         )
     return ""
 
