@@ -222,6 +222,18 @@ def test_a_late_rank_that_keeps_up_saves_its_lateness(tmp_path: Path) -> None:
     )
 
 
+def test_a_host_that_goes_on_behind_a_collective_waited_for_it(tmp_path: Path) -> None:
+    """As above, but no call shows the wait."""
+    job = waiting_job()
+    for maker in job.ranks:
+        for event in maker.events:
+            if event["name"] == "cudaDeviceSynchronize":
+                event["ts"] += event["dur"] - 5
+                event["dur"], event["name"] = 5, "cudaFree"
+    simulation = simulate(job.load(tmp_path / "ranks"), ["straggler_to_median"])
+    assert saved_us(simulation, simulation.edits[0]) == pytest.approx(3_000, rel=0.02)
+
+
 def test_one_rank_has_no_straggler(write_trace: WriteTrace) -> None:
     _, outcome = run_one(write_trace(steps_of(communicating)), "straggler_to_median")
     assert outcome.note == "it compares ranks, and there is one"

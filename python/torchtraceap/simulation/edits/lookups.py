@@ -6,8 +6,9 @@ from importlib import import_module
 from typing import Any
 
 from torchtraceap.devices import Device
+from torchtraceap.models import OpCall
 
-__all__ = ["collective_ns", "copy_rate"]
+__all__ = ["collective_ns", "copy_rate", "product_ratio"]
 
 LINK_SHARE = 0.79
 """Of the PCIe rate that large pinned copies reach: 12, 25, 50 GB/s of 15.75, 31.5, 63."""
@@ -24,7 +25,10 @@ def _tables() -> Any | None:
 def _ask(name: str, *arguments: Any, **named: Any) -> tuple[float, str] | None:
     """What a measured table says; None where there is no table, or none for these arguments."""
     function = getattr(_tables(), name, None)
-    found = function(*arguments, **named) if function is not None else None
+    try:
+        found = function(*arguments, **named) if function is not None else None
+    except OSError:  # the package was built without its data
+        return None
     return (float(found[0]), str(found[1])) if found is not None else None
 
 
@@ -48,3 +52,16 @@ def collective_ns(
     if device is None or ranks < 2:
         return None
     return _ask("collective_ns", kind, size, ranks, device)
+
+
+def product_ratio(call: OpCall, old: Device, new: Device) -> float | None:
+    """Time of a product of matrices on a new over that on an old device, where products were
+    measured on both."""
+    tables = _tables()
+    if tables is None:
+        return None
+    try:
+        ratio, source = tables.estimate_ratio(call, old, new)
+    except (tables.UnknownDurationError, OSError):
+        return None
+    return float(ratio) if source.startswith("ratio of models") else None

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from torchtraceap.analysis.roofline import attainable_ns
 from torchtraceap.devices import Device, device_named
 from torchtraceap.errors import OptionError
-from torchtraceap.models import Work
+from torchtraceap.models import OpCall, Work
+from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.parts import parts_of
 from torchtraceap.simulation.edits.view import RankView, views
@@ -81,11 +82,11 @@ def _no_type(device: Device, wanted: tuple[str, ...]) -> str:
     return f"{device.name} has no matrix units for {' or '.join(wanted)}"
 
 
-def _product_ratio(device: Device, dtype: str, work: Work, kernels: tuple[str, ...]) -> float:
+def _product_ratio(device: Device, dtype: str, work: Work, call: OpCall) -> float:
     """New time over old; 1 for what is no product in fp32."""
     if work.unit != "matrix" or work.dtype != "fp32":
         return 1.0
-    old_ns, _ = attainable_ns(work, device, kernels)
+    old_ns, _ = attainable_ns(work, device, call.kernels)
     if dtype == "tf32":
         new_ns, _ = attainable_ns(replace(work, allow_tf32=True), device, ("tf32",))
     else:
@@ -95,13 +96,11 @@ def _product_ratio(device: Device, dtype: str, work: Work, kernels: tuple[str, .
     return min(1.0, new_ns / old_ns) if old_ns > 0 and new_ns > 0 else 1.0
 
 
-def _other_in_fp32(work: Work, _: tuple[str, ...]) -> float:
+def _other_in_fp32(work: Work, _: OpCall) -> float:
     return 0.5 if work.dtype == "fp32" and work.unit != "matrix" else 1.0
 
 
-def _ratios(
-    view: RankView, ratio_of: Callable[[Work, tuple[str, ...]], float]
-) -> tuple[Array, Array]:
+def _ratios(view: RankView, ratio_of: Callable[[Work, OpCall], float]) -> tuple[Array, Array]:
     """Compute kernels whose ratio is not 1, and their ratios."""
     works = works_of(view)
     rows = view.gpu_class("compute")
@@ -109,7 +108,7 @@ def _ratios(
     rows, kinds = rows[kinds >= 0], kinds[kinds >= 0]
     table = np.ones(len(works.kinds))
     for kind in np.unique(kinds).tolist():
-        table[kind] = ratio_of(works.work(kind), works.kinds[kind].kernels)
+        table[kind] = ratio_of(works.work(kind), works.call(kind))
     ratio = table[kinds]
     return rows[ratio != 1], ratio[ratio != 1]
 
@@ -164,8 +163,9 @@ FLOOR_NS = 2_000
 class OtherDevice:
     """The same program on another GPU; the host stays.
 
-    Kernels of known work take the ratio of the times that both devices can attain; others lie
-    between the ratios of memory bandwidth and of arithmetic. Copies follow the host link,
+    Products of matrices take the ratio of measured tables where there are such of both devices,
+    other kernels of known work that of the times which both can attain; the rest lies between the
+    ratios of memory bandwidth and of arithmetic. Copies follow the host link,
     collectives the link between GPUs. Best: no floor. Cautious: the first 2 us of a kernel stay,
     and where a link is unknown it stays as it is.
     """
@@ -190,7 +190,8 @@ class OtherDevice:
                 parts.set_transfer(best, parts.transfer_ns * ratio)
                 parts.set_transfer(cautious, parts.transfer_ns * ratio)
         note = f"from {', '.join(sorted(names))} to {self.device.name}; the host stays as it is"
-        return EditedGraph(best, cautious, source="ratio of attainable times", note=note)
+        source = "ratios of measured tables, else of attainable times"
+        return EditedGraph(best, cautious, source=source, note=note)
 
     def _compute(self, view: RankView, old: Device, best: Change, cautious: Change) -> None:
         rows = view.gpu_class("compute")
@@ -203,9 +204,12 @@ class OtherDevice:
         view.scale_gpu(best, rows, fast)
         view.scale_gpu(cautious, rows, floor + (1 - floor) * slow)
 
-    def _ratio(self, old: Device, work: Work, kernels: tuple[str, ...]) -> float:
-        old_ns, _ = attainable_ns(work, old, kernels)
-        new_ns, _ = attainable_ns(work, self.device, kernels)
+    def _ratio(self, old: Device, work: Work, call: OpCall) -> float:
+        measured = lookups.product_ratio(call, old, self.device)
+        if measured is not None:
+            return measured
+        old_ns, _ = attainable_ns(work, old, call.kernels)
+        new_ns, _ = attainable_ns(work, self.device, call.kernels)
         return new_ns / old_ns if old_ns > 0 and new_ns > 0 else 1.0
 
     def _copies(self, view: RankView, old: Device, best: Change, cautious: Change) -> None:

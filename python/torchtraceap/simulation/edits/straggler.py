@@ -25,7 +25,8 @@ class StragglerToMedian:
 
     Best: every such rank. Cautious: only the one that kept the others waiting longest. (ByteDance,
     OSDI'25, replaces the durations of operators by their mean over the ranks; here ranks needn't
-    run the same operators.)
+    run the same operators.) Both: a silent host that goes on right behind its collective's end
+    waited for it, though no call says so.
     """
 
     name = "straggler_to_median"
@@ -44,6 +45,8 @@ class StragglerToMedian:
         for rank in np.flatnonzero(late_ns).tolist():
             pieces.shrink(best, rank)
         pieces.shrink(cautious, worst)
+        for change in (best, cautious):
+            _follow_collectives(run, change)
         name = run.ranks[worst].rank
         note = (
             f"rank {worst if name is None else name} took {format_ns(int(late_ns[worst]))} longer "
@@ -51,6 +54,33 @@ class StragglerToMedian:
             f"{len(run.ranks)} ranks did at some"
         )
         return EditedGraph(best, cautious, note=note)
+
+
+SILENT_NS = 1_000_000
+RETURN_NS = 100_000
+"""A host that was silent this long and goes on this soon behind a collective waited for it: the
+caching allocator does so before it gives memory back."""
+
+
+def _follow_collectives(run: SimulatedRun, change: Change) -> None:
+    graph = run.graph
+    order = run.edges_of("program_order")
+    silent = order[run.cost_ns[order] >= SILENT_NS]
+    on_rank = np.array([lane[0] for lane in graph.lanes])[graph.lane[run.destination[silent]]]
+    for rank in np.unique(on_rank).tolist():
+        rows = [row for members in run.collectives for r, row in members if r == rank]
+        if not rows:
+            continue
+        ends = graph.end_of(rank)[rows]
+        ends = ends[np.argsort(graph.time_ns[ends])]
+        edges = silent[on_rank == rank]
+        since, until = graph.time_ns[graph.source[edges]], graph.time_ns[run.destination[edges]]
+        place = np.searchsorted(graph.time_ns[ends], until, side="right") - 1
+        source = ends[np.maximum(place, 0)]
+        ended = graph.time_ns[source]
+        waited = (place >= 0) & (ended > since) & (until - ended <= RETURN_NS)
+        change.set_lags(edges[waited], 0)
+        change.add(source[waited], run.destination[edges[waited]], (until - ended)[waited])
 
 
 class _Pieces:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.analysis.roofline import _Calls, _GpuCalls
-from torchtraceap.models import Work, family_of
+from torchtraceap.models import OpCall, Work, family_of
 from torchtraceap.simulation.edits.view import RankView
 
 __all__ = ["EventWorks", "families_of", "works_of"]
@@ -31,6 +31,12 @@ class EventWorks:
     def work(self, kind: int) -> Work:
         found: Work = self.kinds[kind].work
         return found
+
+    def call(self, kind: int) -> OpCall:
+        """The operator with its arguments."""
+        found = self.kinds[kind]
+        dims, types, strides, concrete = found.texts
+        return OpCall(found.name, dims, types, strides, concrete, found.kernels)
 
 
 _WORKS: WeakKeyDictionary[RankView, EventWorks] = WeakKeyDictionary()
