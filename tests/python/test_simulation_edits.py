@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from torchtraceap.simulation.simulate import EditOutcome, Simulation, simulate
 WriteTrace = Callable[..., Path]
 Program = Callable[[FlawedProgram], None]
 STEPS = 5
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def steps_of(body: Program, *, device: str | None = None) -> dict[str, Any]:
@@ -409,6 +411,13 @@ def test_users_add_edits_of_their_own(write_trace: WriteTrace) -> None:
     assert by_name.edits[0].predicted_ns == by_object.predicted_ns
     assert by_name.measured_ns - (by_object.predicted_ns or 0) == pytest.approx(10_000e3, rel=0.01)
     assert by_name.edits[1].note == "no kernel is called relu"
+
+
+def test_the_documented_edit_is_this_one() -> None:
+    documented = (ROOT / "docs/simulation_edits.md").read_text(encoding="utf-8")
+    body = inspect.getsource(HalfTheKernels.apply).splitlines()[1:]
+    assert len(body) > 5
+    assert "\n".join(body) in documented
 
 
 # ------------------------------------------------------------------------- laws
