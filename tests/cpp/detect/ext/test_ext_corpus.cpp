@@ -94,7 +94,8 @@ TEST_CASE("compiled bf16 training on eight GPUs has no extended finding", "[dete
     if (!verdicts) continue;
     for (const auto& [type, verdict] : *verdicts) {
       INFO(name << ": " << type);
-      CHECK(verdict == Verdict::kAbsent);
+      // Whether it waits for a late rank, one rank of eight can't tell.
+      CHECK(verdict == (type == "straggler" ? Verdict::kUnknown : Verdict::kAbsent));
     }
   }
 }
