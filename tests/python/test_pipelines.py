@@ -52,6 +52,10 @@ def uneven(replica: int, stage: int, batch: int) -> float:
     return 1.0 + 0.37 * replica + 0.11 * stage + 0.07 * (batch * 5 % 7)
 
 
+def uneven_stages(replica: int, stage: int, batch: int) -> float:
+    return 1.0 + 0.3 * stage + 0.1 * (batch % 3)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("work", [1.0, uneven], ids=["even", "uneven"])
 def test_the_schedule_explains_a_job_that_never_idles_without_need(
@@ -127,6 +131,19 @@ def test_ideal_takes_the_mean_of_compute_and_the_median_of_transfers() -> None:
     names = schedule.trace.op_type.to_numpy()
     assert work[names == "forward-compute"] == pytest.approx(4e9)
     assert work[names == "optimizer-clip-main-grad"] == pytest.approx(0.5e9)
+
+
+def test_equal_replicas_take_the_time_of_one_and_their_collectives() -> None:
+    alone, together = (
+        build_schedule(operator_trace(Job(3, replicas, 6, forward=uneven_stages).frame))
+        for replicas in (1, 4)
+    )
+    gather_and_scatter = 2 * 0.5e9
+    np.testing.assert_allclose(
+        together.step_ns(together.replay()),
+        alone.step_ns(alone.replay()) + gather_and_scatter,
+        atol=1_000,
+    )
 
 
 def test_waiting_is_not_work() -> None:

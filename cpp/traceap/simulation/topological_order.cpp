@@ -38,15 +38,21 @@ std::vector<Point> partial_order(std::span<const std::uint32_t> in_offsets,
   for_each_edge(in_offsets, source, added, dropped,
                 [&](Point from, Point to) { out.destination[next[from]++] = to; });
 
+  std::vector<Point> roots;
+  for (Point p = 0; p < size; ++p) {
+    if (waiting[p] == 0) roots.push_back(p);
+  }
+  // Root by root: what hangs together stays together in memory when it is replayed.
   std::vector<Point> order;
   order.reserve(size);
-  for (Point p = 0; p < size; ++p) {
-    if (waiting[p] == 0) order.push_back(p);
-  }
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    const Point point = order[i];
-    for (std::uint32_t e = out.offsets[point]; e < out.offsets[point + 1]; ++e) {
-      if (--waiting[out.destination[e]] == 0) order.push_back(out.destination[e]);
+  std::size_t done = 0;
+  for (const Point root : roots) {
+    order.push_back(root);
+    for (; done < order.size(); ++done) {
+      const Point point = order[done];
+      for (std::uint32_t e = out.offsets[point]; e < out.offsets[point + 1]; ++e) {
+        if (--waiting[out.destination[e]] == 0) order.push_back(out.destination[e]);
+      }
     }
   }
   return order;

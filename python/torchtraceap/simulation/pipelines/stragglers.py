@@ -163,16 +163,19 @@ class _Analysis:
 
     def report(self, by: Sequence[str]) -> StragglerReport:
         trace = self.schedule.trace
-        keys = {name: self._key(name) for name in dict.fromkeys([*by, "dp_rank", "stage"])}
-        tables = {name: self._contributions(key, labels) for name, (key, labels) in keys.items()}
+        tables = {name: self._contributions(name) for name in dict.fromkeys(by)}
+        located = [
+            tables.get(name) or self._contributions(name, repaired=False)
+            for name in ("dp_rank", "stage")
+        ]
         last = trace.stage == trace.stage.max()
-        worst = self._worst_workers(tables["dp_rank"], tables["stage"])
+        worst = self._worst_workers(*located)
         return StragglerReport(
             measured_ns=float(self.schedule.measured_step_ns.mean()),
             undelayed_ns=float(self.undelayed.mean()),
             ideal_ns=float(self.ideal.mean()),
             steps=self._step_table(),
-            attribution=_attribution({name: tables[name] for name in by}),
+            attribution=_attribution(tables),
             last_stage_share=self.recovered(self.without(last)),
             worst_workers_share=self.recovered(self.without(np.isin(trace.rank, worst))),
             worst_workers=tuple(worst),
@@ -190,14 +193,17 @@ class _Analysis:
         numbers, index = np.unique(getattr(trace, name), return_inverse=True)
         return index.astype(np.int64), [str(number) for number in numbers.tolist()]
 
-    def _contributions(self, key: Array, labels: Sequence[str]) -> _Contributions:
-        only, recovered = [], []
-        for member in range(len(labels)):
-            chosen = key == member
-            only.append(self.only(chosen))
-            recovered.append(self.recovered(self.without(chosen)))
-        mean = np.array([steps.mean() for steps in only])
-        return _Contributions(list(labels), mean, float(self.ideal.mean()), np.array(recovered))
+    def _contributions(self, name: str, *, repaired: bool = True) -> _Contributions:
+        """Of all members; without `repaired`, what their repair would recover is left out."""
+        key, labels = self._key(name)
+        members = [key == member for member in range(len(labels))]
+        recovered = [self.recovered(self.without(chosen)) for chosen in members if repaired]
+        return _Contributions(
+            labels,
+            np.array([self.only(chosen).mean() for chosen in members]),
+            float(self.ideal.mean()),
+            np.array(recovered),
+        )
 
     def _worst_workers(self, replicas: _Contributions, stages: _Contributions) -> list[int]:
         """Ranks whose replica and stage both are slow: the smaller of the two slowdowns."""
@@ -249,6 +255,7 @@ class _Contributions:
     """Mean step time if only this member is as recorded."""
     ideal_ns: float
     recovered: Array
+    """Share of the loss that is gone with this member repaired; may be left out."""
 
     @property
     def slowdown(self) -> Array:
