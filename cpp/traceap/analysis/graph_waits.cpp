@@ -27,6 +27,7 @@
 #include "traceap/analysis/graph_builder.hpp"
 #include "traceap/analysis/host_activity.hpp"
 #include "traceap/analysis/idle.hpp"
+#include "traceap/analysis/stream_waits.hpp"
 #include "traceap/tree/id_index.hpp"
 
 namespace traceap {
@@ -94,6 +95,7 @@ class WaitLinker {
 
   void link() {
     link_sync_rows_without_call();
+    link_by_records();
     for (Row row = 0; row < table_.size(); ++row) {
       if (!is_api_call(table_.kind[row]) || points_.end[row] == kNoPoint) continue;
       link_call(row);
@@ -329,7 +331,56 @@ class WaitLinker {
 
   void link_stream_wait(Row call, Row sync_row) {
     if (sync_row != kNoRow && link_recorded_wait(sync_row, table_.ts_ns[call])) return;
+    if (has_records_) return;  // link_by_records has seen it
     waiting_since_[table_.track[call]] = table_.ts_ns[call];
+  }
+
+  /// Waits that no sync row explains, by the calls that record events. See stream_waits.cpp.
+  void link_by_records() {
+    std::vector<StreamCall> calls;
+    for (Row row = 0; row < table_.size(); ++row) {
+      if (!is_api_call(table_.kind[row]) || points_.end[row] == kNoPoint) continue;
+      const Wait wait = wait_of_name_[table_.name[row]];
+      if (wait != Wait::kRecord && !(wait == Wait::kStreamWait && names_no_partner(row))) continue;
+      has_records_ = has_records_ || wait == Wait::kRecord;
+      calls.push_back({table_.ts_ns[row], table_.track[row],
+                       wait == Wait::kRecord ? StreamCall::kRecord : StreamCall::kWait});
+    }
+    if (!has_records_) return;
+    add_launches(calls);
+    std::stable_sort(calls.begin(), calls.end(), [](const StreamCall& a, const StreamCall& b) {
+      return a.time_ns < b.time_ns;
+    });
+    for (const StreamDependency& d : find_stream_dependencies(calls, tree_.streams.size())) {
+      if (builder_.add_edge_within(kClockJitterNs, points_.end[d.source],
+                                   points_.begin[d.destination], d.destination,
+                                   DependencyKind::kStreamWait, Evidence::kInferred)) {
+        explained_[d.destination] = true;
+      }
+    }
+  }
+
+  void add_launches(std::vector<StreamCall>& calls) const {
+    for (std::uint32_t s = 0; s < tree_.streams.size(); ++s) {
+      std::int64_t ready_ns = std::numeric_limits<std::int64_t>::min();
+      for (const Row row : tree_.streams[s].rows) {
+        const Row call = tree_.launch[row];
+        const std::int64_t end_ns = builder_.time_ns(points_.end[row]);
+        if (call != kNoRow) {
+          const std::int64_t called_ns = table_.ts_ns[call];
+          calls.push_back({called_ns, table_.track[call], StreamCall::kLaunch, row, s,
+                           std::max(ready_ns, called_ns + shift_ns_),
+                           builder_.time_ns(points_.begin[row]), end_ns});
+        }
+        ready_ns = std::max(ready_ns, end_ns);
+      }
+    }
+  }
+  bool names_no_partner(Row call) const {
+    const Row sync_row = sync_row_of(call);
+    if (sync_row == kNoRow || !wait_on_stream_) return true;
+    const auto source = wait_on_stream_->integer(sync_row);
+    return !source || *source < 0;
   }
 
   /// Does the row name both streams? Then the next work on the one follows the work on the other.
@@ -458,7 +509,8 @@ class WaitLinker {
   std::vector<Row> unawaited_;  ///< by stream: last work that no device-wide wait has covered
   std::map<std::int32_t, std::vector<std::uint32_t>> unawaited_of_;  ///< streams with such work
   std::vector<std::int64_t> waiting_since_;  ///< by track: a stream wait that names no partner
-  std::vector<bool> explained_;              ///< by row: a stream wait leads to it
+  bool has_records_ = false;
+  std::vector<bool> explained_;  ///< by row: a stream wait leads to it
 };
 
 }  // namespace
