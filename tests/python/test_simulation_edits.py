@@ -323,7 +323,7 @@ def test_breaks_between_compiled_regions_close(write_trace: WriteTrace) -> None:
         p.synchronize()
 
     simulation, outcome = run_one(write_trace(steps_of(body)), "merge_compiled_regions")
-    assert outcome.note.startswith("5 breaks between compiled regions are closed")
+    assert outcome.note.startswith("closed: 5 breaks between compiled regions")
     assert saved_us(simulation, outcome) == pytest.approx(550, rel=0.15)
 
 

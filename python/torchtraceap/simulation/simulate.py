@@ -201,7 +201,9 @@ class Simulation:
         notes = [graph.note] if graph.note else []
         if graph.realised != (1.0, 1.0):
             low, high = graph.realised
-            notes.append(f"{low:.0%} to {high:.0%} of such savings were realised ({graph.source})")
+            share = f"{100 * low:.0f} to {100 * high:.0f} %"
+            source = f" ({graph.source})" if graph.source else ""
+            notes.append(f"{share} of such savings were realised{source}")
         return self._said(name, saving, notes, graph.source)
 
     def _said(self, name: str, saving: _Saving, notes: list[str], source: str) -> EditOutcome:

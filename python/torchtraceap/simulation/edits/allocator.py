@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
-from torchtraceap.simulation.edits.view import views
+from torchtraceap.simulation.edits.view import counted, views
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns
 
@@ -41,7 +41,7 @@ class NoAllocatorCalls:
             work_ns += int(view.work_ns(rows).sum())
         if not calls:
             raise NotApplicableError("no call in steady state takes or gives back memory")
-        note = f"{calls} calls, {format_ns(work_ns)} on the host without waiting, are gone"
+        note = f"gone: {counted(calls, 'call')} that took {format_ns(work_ns)} without waiting"
         if not sure:
-            note += " at best: the trace shows no steady state, so they may be warm-up"
+            note += ", at best: the trace shows no steady state, so they may be warm-up"
         return EditedGraph(best, cautious, note=note)

@@ -13,7 +13,7 @@ from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.contention import slow_overlapped
 from torchtraceap.simulation.edits.parts import RankParts, parts_of
-from torchtraceap.simulation.edits.view import CLASSES, PHASES, RankView
+from torchtraceap.simulation.edits.view import CLASSES, PHASES, RankView, counted
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = ["BucketSize", "MergeCollectives", "OverlapCollectives"]
@@ -44,8 +44,10 @@ class OverlapCollectives:
         for parts in parts_of(run):
             every = np.arange(len(parts.rows))
             gradients = every[parts.is_gradient]
+            # With an execution trace it is known what needs a result: those edges stay.
+            certain = every if len(run.edges_of("tensor")) else gradients
             moved += _detach(run, parts, every, best)
-            sure += _detach(run, parts, gradients, cautious)
+            sure += _detach(run, parts, certain, cautious)
             _send_early(parts, gradients, best)
         if not any(len(parts.rows) for parts in parts_of(run)):
             raise NotApplicableError(_NO_COLLECTIVES)
@@ -53,9 +55,9 @@ class OverlapCollectives:
             raise NotApplicableError("no computation waits for a collective")
         slower = slow_overlapped(run, cautious)
         note = (
-            f"{moved} waits of computation for a collective move to the next optimizer or step; "
-            f"{sure} of them are certain to be possible (gradients); computation beside "
-            f"communication takes up to {slower.factor:.2f} times as long ({slower.source})"
+            f"{counted(moved, 'wait')} of computation for a collective can move to the next "
+            f"optimizer or step, {sure} of them surely; beside communication it takes up to "
+            f"{slower.factor:.2f} times as long ({slower.source})"
         )
         return EditedGraph(best, cautious, source=slower.source, note=note)
 
@@ -68,7 +70,7 @@ def _detach(run: SimulatedRun, parts: RankParts, places: Array, change: Change) 
     """
     view = parts.view
     ends = view.end_of[parts.rows[places]]
-    edges = view.edges_from(ends, "stream_wait", "stream_order", "device_busy", "tensor")
+    edges = view.edges_from(ends, "stream_wait", "stream_order", "device_busy")
     target = run.graph.row[view.destination_of(edges)]
     is_compute = np.isin(view.tree.gpu_class[target], [CLASSES["compute"], CLASSES["memcpy"]])
     edges, target = edges[is_compute], target[is_compute].astype(np.int64)

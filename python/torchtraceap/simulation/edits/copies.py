@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
-from torchtraceap.simulation.edits.view import RankView, views
+from torchtraceap.simulation.edits.view import DTOH, HTOD, RankView, views
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns
 
@@ -45,21 +46,18 @@ class PinMemory:
         self.name = f"pin_memory={self.directions[0]}" if direction else "pin_memory"
 
     def apply(self, run: SimulatedRun) -> EditedGraph:
-        best, cautious, notes, sources = Change(), Change(), [], []
-        for view in views(run):
-            for direction in self.directions:
-                plan = _Copies(view, direction)
-                if not len(plan.pageable) and not len(plan.blocking):
-                    continue
-                plan.apply(best, 0, waits_stay=False, host_copies=False)
-                by_hand = direction == "HtoD" and not len(view.rows_named(_WORKERS, *_HOST))
-                plan.apply(cautious, 1, waits_stay=direction == "DtoH", host_copies=by_hand)
-                notes.append(plan.note)
-                sources += [plan.source] if len(plan.pageable) else []
-        if not notes:
+        best, cautious = Change(), Change()
+        plans = [_Copies(view, d) for view in views(run) for d in self.directions]
+        plans = [plan for plan in plans if len(plan.pageable) or len(plan.blocking)]
+        if not plans:
             raise NotApplicableError(_why_not(run, self.directions))
-        source = "; ".join(dict.fromkeys(sources))
-        return EditedGraph(best, cautious, source=source, note="; ".join(dict.fromkeys(notes)))
+        for plan in plans:
+            plan.apply(best, 0, waits_stay=False, host_copies=False)
+            by_hand = plan.direction == "HtoD" and not len(plan.view.rows_named(_WORKERS, *_HOST))
+            stays = plan.direction == "DtoH"
+            plan.apply(cautious, 1, waits_stay=stays, host_copies=by_hand)
+        sources = dict.fromkeys(plan.source for plan in plans if len(plan.pageable))
+        return EditedGraph(best, cautious, source="; ".join(sources), note=_note(plans))
 
 
 _WORKERS = r"MultiProcessingDataLoaderIter.*__next__"
@@ -80,34 +78,19 @@ class _Copies:
         self.blocking = self._awaited(self.pinned) if direction == "HtoD" else self.pinned[:0]
         self.rates, self.source = self._pinned_rates()
 
-    def _durations(self, rate: float) -> Array:
-        """ns of the pageable copies at a rate in byte/s, no copy slower than it was."""
+    def durations(self, rate: int) -> Array:
+        """ns of pageable copies at the higher (0) or lower (1) rate, none slower than it was."""
         before = self.view.table.dur_ns[self.pageable].astype(np.float64)
         shortest = float(before.min()) if len(before) else 0.0
-        predicted = self.view.bytes_of[self.pageable] / rate * 1e9
+        predicted = self.view.bytes_of[self.pageable] / self.rates[rate] * 1e9
         durations: Array = np.minimum(before, np.maximum(predicted, min(shortest, START_NS)))
         return durations
-
-    @property
-    def note(self) -> str:
-        count, size = len(self.pageable), int(self.view.bytes_of[self.pageable].sum())
-        parts = []
-        if count:
-            before = self.view.table.dur_ns[self.pageable].sum()
-            after = self._durations(self.rates[0]).sum()
-            parts.append(
-                f"{count} pageable {self.direction} copies of {size / 1e6:.1f} MB take "
-                f"{format_ns(int(after))} instead of {format_ns(int(before))}"
-            )
-        if len(self.blocking):
-            parts.append(f"{len(self.blocking)} pinned copies are no longer awaited")
-        return ", ".join(parts)
 
     def apply(self, change: Change, rate: int, *, waits_stay: bool, host_copies: bool) -> None:
         """`rate`: 0 for the higher, 1 for the lower of the two rates."""
         view = self.view
         before_ns = np.maximum(view.table.dur_ns[self.pageable], 1)
-        view.scale_gpu(change, self.pageable, self._durations(self.rates[rate]) / before_ns)
+        view.scale_gpu(change, self.pageable, self.durations(rate) / before_ns)
         if waits_stay:
             return
         calls = view.launch_of(np.concatenate([self.pageable, self.blocking]))
@@ -151,10 +134,26 @@ class _Copies:
         return max(1.0, float(sizes.sum() / max(times.sum(), 1) * 1e9))
 
 
-_DIRECTION_WORDS = {
-    "HtoD": r"HtoD|HostToDevice|HOST_TO_DEVICE",
-    "DtoH": r"DtoH|DeviceToHost|DEVICE_TO_HOST",
-}
+def _note(plans: Sequence[_Copies]) -> str:
+    parts = []
+    for direction in DIRECTIONS:
+        mine = [plan for plan in plans if plan.direction == direction and len(plan.pageable)]
+        if mine:
+            rows = [(plan.view, plan.pageable) for plan in mine]
+            size = sum(int(view.bytes_of[copies].sum()) for view, copies in rows)
+            before = sum(int(view.table.dur_ns[copies].sum()) for view, copies in rows)
+            after = sum(int(plan.durations(0).sum()) for plan in mine)
+            parts.append(
+                f"{sum(len(copies) for _, copies in rows)} pageable {direction} copies of "
+                f"{size / 1e6:.1f} MB take {format_ns(after)} instead of {format_ns(before)}"
+            )
+    awaited = sum(len(plan.blocking) for plan in plans)
+    if awaited:
+        parts.append(f"no longer awaited: {awaited} of the pinned ones")
+    return "; ".join(parts)
+
+
+_DIRECTION_WORDS = {"HtoD": HTOD, "DtoH": DTOH}
 
 
 def _why_not(run: SimulatedRun, directions: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
-from torchtraceap.simulation.edits.view import KINDS, PHASES, RankView, views
+from torchtraceap.simulation.edits.view import DTOH, HTOD, KINDS, PHASES, RankView, counted, views
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns
 
@@ -48,7 +48,7 @@ class CudaGraph:
         if not graphs:
             raise NotApplicableError(_why_no_graph(run))
         note = (
-            f"{launches} launches become {graphs} graph launches; the host is spared "
+            f"{launches} launches become {graphs}, each of a whole graph; the host is spared "
             f"{format_ns(host_ns)}"
         )
         return EditedGraph(best, cautious, note=note)
@@ -57,7 +57,7 @@ class CudaGraph:
 def _segments(run: SimulatedRun, view: RankView, *, optimizer: bool) -> list[Array]:
     """Launch calls, in order of time, between two things that a graph can't hold."""
     gpu = view.gpu_rows
-    to_host = view.has_name(r"HtoD|DtoH|HostToDevice|DeviceToHost")[gpu]
+    to_host = view.has_name(f"{HTOD}|{DTOH}")[gpu]
     calls = view.launch_of(gpu)
     is_graph = view.has_name("GraphLaunch|StreamBeginCapture")
     held = np.unique(calls[(calls >= 0) & ~to_host])
@@ -160,7 +160,7 @@ class MergeCompiledRegions:
         if not breaks:
             raise NotApplicableError(reason)
         return EditedGraph(
-            best, cautious, note=f"{breaks} breaks between compiled regions are closed"
+            best, cautious, note=f"closed: {counted(breaks, 'break')} between compiled regions"
         )
 
 

@@ -22,7 +22,7 @@ REALISED = (0.76, 0.84)
 workers take CPU time and memory bandwidth from the training process."""
 TAKE_NS = (200_000, 2_000_000)
 """To take a finished batch off the queue: mapping shared memory, waking up."""
-_SOURCE = "ResNet-50 with 0 and with 4 workers, 4 pairs: 76 to 84 % of the simulated saving"
+_SOURCE = "four public pairs of ResNet-50 with 0 and 4 workers"
 _HOST = ("cpu_op", "user_annotation", "python_function")
 _SINGLE = r"SingleProcess.*__next__"
 _SEVERAL = r"MultiProcess.*__next__"

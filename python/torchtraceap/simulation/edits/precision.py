@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchtraceap import _core
 from torchtraceap.analysis.roofline import attainable_ns
 from torchtraceap.devices import Device, device_named
 from torchtraceap.errors import OptionError
-from torchtraceap.models import OpCall, Work
+from torchtraceap.models import OpCall, Work, family_of
 from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.parts import parts_of
-from torchtraceap.simulation.edits.view import RankView, views
+from torchtraceap.simulation.edits.view import DTOH, HTOD, RankView, counted, views
 from torchtraceap.simulation.edits.works import works_of
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns
@@ -28,6 +29,9 @@ Array = npt.NDArray[Any]
 
 _NO_DEVICE = "the trace doesn't say which GPU it was recorded on, or that GPU is not known here"
 _HALF = ("bf16", "fp16")
+_PRODUCTS = ("gemm", "grouped_gemm", "convolution_forward", "convolution_backward")
+_FP32_FIRST = ('["float"', "['float'", '["float', "[float")
+_ON_MATRIX_UNITS = r"tf32|h884|s884|h1688|s1688|16816|hmma|fp16|bf16|half|hgemm"
 
 
 class MixedPrecision:
@@ -35,7 +39,9 @@ class MixedPrecision:
 
     Best: their time falls as the device's attainable time for the same work does, and other fp32
     kernels move half the bytes (not for tf32). Cautious: half of the first saving, nothing else:
-    small products don't reach the peaks, and casts come in between.
+    small products don't reach the peaks, and casts come in between. Products whose work is not
+    known from the trace (convolutions without their strides) take at best the ratio of the peaks,
+    and cautiously as long as now.
     """
 
     def __init__(self, dtype: str | None = None) -> None:
@@ -46,7 +52,7 @@ class MixedPrecision:
 
     def apply(self, run: SimulatedRun) -> EditedGraph:
         best, cautious = Change(), Change()
-        products, before_ns, after_ns = 0, 0.0, 0.0
+        products, before_ns, after_ns, unknown = 0, 0.0, 0.0, 0
         reason = "no product or convolution in fp32 of known shapes is in the trace"
         for view in views(run):
             device = view.device
@@ -58,6 +64,12 @@ class MixedPrecision:
             rows, ratio = _ratios(view, ratio_of)
             view.scale_gpu(best, rows, ratio)
             view.scale_gpu(cautious, rows, (1 + ratio) / 2)
+            guessed = _products_of_unknown_work(view)
+            peaks = np.full(len(guessed), device.vector.get("fp32", np.nan) / device.matrix[dtype])
+            guessed, peaks = guessed[peaks < 1], peaks[peaks < 1]
+            view.scale_gpu(best, guessed, peaks)
+            rows, ratio = np.append(rows, guessed), np.append(ratio, peaks)
+            unknown += len(guessed)
             lengths = view.table.dur_ns[rows]
             products += len(rows)
             before_ns, after_ns = before_ns + lengths.sum(), after_ns + (lengths * ratio).sum()
@@ -69,6 +81,8 @@ class MixedPrecision:
             f"{products} fp32 kernels of products and convolutions take {format_ns(int(after_ns))} "
             f"at best instead of {format_ns(int(before_ns))}"
         )
+        if unknown:
+            note += f"; the work of {unknown} is not recorded: theirs is the ratio of the peaks"
         return EditedGraph(best, cautious, source="ratio of attainable times", note=note)
 
     def _dtype_of(self, device: Device | None) -> str | None:
@@ -94,6 +108,21 @@ def _product_ratio(device: Device, dtype: str, work: Work, call: OpCall) -> floa
         half = replace(work, dtype=dtype, bytes_read=read, bytes_written=written)
         new_ns, _ = attainable_ns(half, device)
     return min(1.0, new_ns / old_ns) if old_ns > 0 and new_ns > 0 else 1.0
+
+
+def _products_of_unknown_work(view: RankView) -> Array:
+    """Kernels of products and convolutions with fp32 inputs that no model gives numbers for."""
+    rows = view.gpu_class("compute")
+    operator = view.tree.op[rows]
+    rows = rows[(operator != _core.NO_ROW) & (works_of(view).kind_of[rows] < 0)]
+    operator = view.tree.op[rows]
+    names, place = np.unique(view.table.name[operator], return_inverse=True)
+    product = np.array([family_of(view.names[n]) in _PRODUCTS for n in names.tolist()], dtype=bool)
+    rows, operator = rows[product[place]], operator[product[place]]
+    codes, types = view.table.text_codes("Input type", operator)
+    in_fp32 = np.array([*(text.startswith(_FP32_FIRST) for text in types), False])
+    rows = rows[in_fp32[codes]]
+    return rows[~view.has_name(_ON_MATRIX_UNITS)[rows]]
 
 
 def _other_in_fp32(work: Work, _: OpCall) -> float:
@@ -136,7 +165,9 @@ class ChannelsLast:
         if not count:
             raise NotApplicableError("no kernel only converts between NCHW and NHWC")
         return EditedGraph(
-            best, cautious, note=f"{count} layout conversions, {format_ns(gone_ns)}, are gone"
+            best,
+            cautious,
+            note=f"gone: {counted(count, 'layout conversion')} of {format_ns(gone_ns)}",
         )
 
 
@@ -215,7 +246,7 @@ class OtherDevice:
     def _copies(self, view: RankView, old: Device, best: Change, cautious: Change) -> None:
         ratio = _link_ratio(old, self.device, ("pcie",))
         rows = view.gpu_class("memcpy")
-        rows = rows[view.has_name(r"HtoD|DtoH|HostToDevice|DeviceToHost")[rows]]
+        rows = rows[view.has_name(f"{HTOD}|{DTOH}")[rows]]
         if ratio is not None:
             view.scale_gpu(best, rows, ratio)
             view.scale_gpu(cautious, rows, max(ratio, 1.0))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
-from torchtraceap.simulation.edits.view import RankView, views
+from torchtraceap.simulation.edits.view import DTOH, HTOD, RankView, counted, views
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = ["RemoveHostSync"]
@@ -43,8 +43,9 @@ class RemoveHostSync:
             raise NotApplicableError("no call makes the host wait for a value from the GPU")
         reads, explicit, others = counts.tolist()
         note = (
-            f"{reads} reads of values, {explicit} explicit synchronisations and (at best) "
-            f"{others} other waits are gone"
+            f"gone are {counted(reads, 'read')} of values, "
+            f"{counted(explicit, 'explicit synchronisation')} and (at best) "
+            f"{counted(others, 'other wait')}"
         )
         return EditedGraph(best, cautious, note=note)
 
@@ -93,9 +94,9 @@ def _waiting_calls(view: RankView) -> Array:
     launched = view.launched_by(calls)
     is_sync = view.has_name("Synchronize")[calls]
     small = view.bytes_of[np.maximum(launched, 0)] <= SMALL_BYTES
-    reads = (launched >= 0) & view.has_name(r"DtoH|DeviceToHost")[np.maximum(launched, 0)] & small
-    uploads = view.copies_before(calls, r"HtoD|HostToDevice")
-    large = view.copies_before(calls, r"DtoH|DeviceToHost", SMALL_BYTES)
+    reads = (launched >= 0) & view.has_name(DTOH)[np.maximum(launched, 0)] & small
+    uploads = view.copies_before(calls, HTOD)
+    large = view.copies_before(calls, DTOH, SMALL_BYTES)
     last = view.begin_of[calls] > _last_launch(view)
     return calls[(is_sync & ~uploads & ~large & ~last) | reads]
 

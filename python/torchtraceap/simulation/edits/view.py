@@ -17,7 +17,7 @@ from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.trace import RankTrace
 
-__all__ = ["RankView", "ranges_of", "views"]
+__all__ = ["DTOH", "HTOD", "RankView", "counted", "ranges_of", "views"]
 
 Array = npt.NDArray[Any]
 
@@ -27,6 +27,9 @@ CLASSES = {name: code for code, name in enumerate(_core.gpu_class_names())}
 
 _VIEWS: WeakKeyDictionary[SimulatedRun, tuple[RankView, ...]] = WeakKeyDictionary()
 
+HTOD = r"HtoD|HostToDevice|HOST_TO_DEVICE"
+DTOH = r"DtoH|DeviceToHost|DEVICE_TO_HOST"
+"""In the names of copies, CUDA's and HIP's."""
 FALLBACK_LAUNCH_NS = 10_000
 """Cost of a call that starts GPU work, where a trace has none to measure."""
 _ONE_TIME_NS, _ONE_TIME_RATIO = 1_000_000, 10  # as the rules' cold_start
@@ -38,6 +41,11 @@ def views(run: SimulatedRun) -> tuple[RankView, ...]:
         shared = _Edges(run)
         _VIEWS[run] = tuple(RankView(run, index, shared) for index in range(len(run.ranks)))
     return _VIEWS[run]
+
+
+def counted(count: int, noun: str) -> str:
+    """Such as "1 read", "2 reads"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def ranges_of(first: Array, count: Array) -> tuple[Array, Array]:
@@ -68,6 +76,7 @@ class RankView:
         self.begin_of = run.graph.begin_of(index)
         self.end_of = run.graph.end_of(index)
         self._own_edge = edges.own
+        self._named: dict[str, Array] = {}
 
     # ------------------------------------------------------------------------- rows
 
@@ -77,11 +86,12 @@ class RankView:
         return self.table.strings
 
     def has_name(self, pattern: str) -> Array:
-        """bool `[rows]`: the name matches, in any case. One match for each distinct name."""
-        search = re.compile(pattern, re.IGNORECASE).search
-        matches = np.fromiter((search(n) is not None for n in self.names), dtype=bool)
-        chosen: Array = matches[self.table.name]
-        return chosen
+        """bool `[rows]`: the name matches, in any case. One match for each distinct name; kept."""
+        if pattern not in self._named:
+            search = re.compile(pattern, re.IGNORECASE).search
+            matches = np.fromiter((search(n) is not None for n in self.names), dtype=bool)
+            self._named[pattern] = matches[self.table.name]
+        return self._named[pattern]
 
     def is_kind(self, *kinds: str) -> Array:
         """bool `[rows]`."""
@@ -95,7 +105,8 @@ class RankView:
 
     def rows_named(self, pattern: str, *kinds: str) -> Array:
         """Rows of the graph by name and kind."""
-        return np.flatnonzero(self.has_points & self.is_kind(*kinds) & self.has_name(pattern))
+        rows = np.flatnonzero(self.has_points & self.has_name(pattern))
+        return rows[np.isin(self.table.kind[rows], [KINDS[kind] for kind in kinds])]
 
     def calls_named(self, pattern: str) -> Array:
         """Runtime and driver calls."""
@@ -275,8 +286,7 @@ class RankView:
         """int64 `[rows]`: host work inside rows, without waits."""
         graph, _, _ = self._run
         edges, place = self.work_edges(host_rows)
-        lengths = np.zeros(len(host_rows))
-        np.add.at(lengths, place, graph.lag_ns[edges])
+        lengths = np.bincount(place, weights=graph.lag_ns[edges], minlength=len(host_rows))
         return lengths.astype(np.int64)
 
     def launched_by(self, calls: Array) -> Array:
