@@ -346,6 +346,23 @@ def test_products_in_bf16_reach_the_ratio_of_the_peaks(write_trace: WriteTrace) 
     assert simulation.measured_ns - outcome.high_ns == pytest.approx(15 / 32 * 1e6, rel=0.02)
 
 
+def test_products_of_unknown_work_take_the_ratio_of_the_peaks_at_best(
+    write_trace: WriteTrace,
+) -> None:
+    def convolutions(p: FlawedProgram) -> None:
+        with p.range("aten::cudnn_convolution", **{"Input type": ["float", "float"]}):
+            p.launch("implicit_convolve_sgemm", 1_000)
+        with p.range("aten::cudnn_convolution", **{"Input type": ["c10::Half", "c10::Half"]}):
+            p.launch("implicit_convolve_hgemm", 1_000)
+        p.synchronize()
+
+    simulation, outcome = run_one(write_trace(steps_of(convolutions)), "mixed_precision=bf16")
+    assert outcome.low_ns is not None and outcome.high_ns is not None
+    assert simulation.measured_ns - outcome.low_ns == pytest.approx(15 / 16 * 1e6, rel=0.02)
+    assert outcome.high_ns == simulation.measured_ns
+    assert "ratio of the peaks" in outcome.note
+
+
 def test_a_device_without_the_type_says_so(write_trace: WriteTrace) -> None:
     path = write_trace(steps_of(products, device="Tesla V100-SXM2-32GB"))
     document = ttap.load(path)

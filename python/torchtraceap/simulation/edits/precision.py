@@ -30,7 +30,6 @@ Array = npt.NDArray[Any]
 _NO_DEVICE = "the trace doesn't say which GPU it was recorded on, or that GPU is not known here"
 _HALF = ("bf16", "fp16")
 _PRODUCTS = ("gemm", "grouped_gemm", "convolution_forward", "convolution_backward")
-_FP32_FIRST = ('["float"', "['float'", '["float', "[float")
 _ON_MATRIX_UNITS = r"tf32|h884|s884|h1688|s1688|16816|hmma|fp16|bf16|half|hgemm"
 
 
@@ -120,7 +119,9 @@ def _products_of_unknown_work(view: RankView) -> Array:
     product = np.array([family_of(view.names[n]) in _PRODUCTS for n in names.tolist()], dtype=bool)
     rows, operator = rows[product[place]], operator[product[place]]
     codes, types = view.table.text_codes("Input type", operator)
-    in_fp32 = np.array([*(text.startswith(_FP32_FIRST) for text in types), False])
+    in_fp32 = np.array(
+        [*('"float"' in t and "Half" not in t and "BFloat16" not in t for t in types), False]
+    )
     rows = rows[in_fp32[codes]]
     return rows[~view.has_name(_ON_MATRIX_UNITS)[rows]]
 
