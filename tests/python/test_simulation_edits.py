@@ -327,6 +327,48 @@ def test_breaks_between_compiled_regions_close(write_trace: WriteTrace) -> None:
     assert saved_us(simulation, outcome) == pytest.approx(550, rel=0.15)
 
 
+@pytest.mark.parametrize(
+    ("edit", "name"),
+    [
+        ("zero_grad_to_none", "Optimizer.zero_grad#SGD.zero_grad"),
+        ("no_unused_parameter_search", "torch.distributed.ddp.reducer::search_unused_parameters"),
+        ("no_recompilation", "_compile.compile_inner (dynamo_timed)"),
+    ],
+)
+def test_what_is_not_done_costs_nothing(write_trace: WriteTrace, edit: str, name: str) -> None:
+    def body(p: FlawedProgram) -> None:
+        p.launch("gemm", 50)
+        with p.range(name, "user_annotation"):
+            p.work(300)
+            p.launch("FillFunctor", 400)
+        p.synchronize()
+
+    simulation, outcome = run_one(write_trace(steps_of(body)), edit)
+    # The host's 302 and its launch, or the GPU's 400 behind them: the later of both.
+    assert saved_us(simulation, outcome) == pytest.approx(302 + 5 + 400, abs=60)
+    other = simulate(ttap.load(write_trace(steps_of(loading), "other.json")), [edit]).edits[0]
+    assert not other.applies
+
+
+def test_buffers_are_not_broadcast(tmp_path: Path) -> None:
+    job = Job(2)
+    for number in range(STEPS):
+        at = 1_000.0 * number + 100
+        job.step(number + 5, at, 1_000)
+        for rank in range(2):
+            job.host(rank, "DistributedDataParallel.forward", at + 10, 300)
+            job.ranks[rank].host("cuda_runtime", "cudaDeviceSynchronize", at + 400, 580)
+        job.all_reduce([at + 100, at + 100], at + 980)
+        for maker in job.ranks:
+            maker.events[-1]["name"] = "ncclDevKernel_Broadcast_RING_LL(ncclDevComm*)"
+            maker.events[-1]["args"]["Collective name"] = "broadcast"
+    simulation = simulate(job.load(tmp_path / "ranks"), ["no_broadcast_buffers"])
+    outcome = simulation.edits[0]
+    # Broadcasts alone bring no clocks together, so one rank stands for both.
+    assert outcome.note == "gone: 5 broadcasts"
+    assert saved_us(simulation, outcome) == pytest.approx(580, abs=30)
+
+
 # ------------------------------------------------------------------------- faster kernels
 
 

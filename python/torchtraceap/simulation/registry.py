@@ -28,6 +28,12 @@ from torchtraceap.simulation.edits.precision import (
     MixedPrecision,
     OtherDevice,
 )
+from torchtraceap.simulation.edits.removal import (
+    NoBroadcastBuffers,
+    no_recompilation,
+    no_unused_parameter_search,
+    zero_grad_to_none,
+)
 from torchtraceap.simulation.edits.straggler import StragglerToMedian
 from torchtraceap.simulation.edits.synchronisation import RemoveHostSync
 
@@ -101,6 +107,10 @@ register("mixed_precision", MixedPrecision, value="bf16|fp16|tf32")
 register("channels_last", ChannelsLast)
 register("no_allocator_calls", NoAllocatorCalls)
 register("merge_compiled_regions", MergeCompiledRegions)
+register("zero_grad_to_none", zero_grad_to_none)
+register("no_unused_parameter_search", no_unused_parameter_search)
+register("no_recompilation", no_recompilation)
+register("no_broadcast_buffers", NoBroadcastBuffers)
 register("device", OtherDevice, value="NAME", required=True)
 
 DEFAULT_EDITS: tuple[str, ...] = (
@@ -118,6 +128,10 @@ DEFAULT_EDITS: tuple[str, ...] = (
     "channels_last",
     "no_allocator_calls",
     "merge_compiled_regions",
+    "zero_grad_to_none",
+    "no_unused_parameter_search",
+    "no_recompilation",
+    "no_broadcast_buffers",
 )
 """What is tried if nothing is named: every fix that needs no decision of the user."""
 
@@ -141,5 +155,9 @@ EDITS_OF_FINDING: dict[str, tuple[str, ...]] = {
     "fp32_matmul": ("mixed_precision", "mixed_precision=tf32"),
     "layout_conversion": ("channels_last",),
     "straggler": ("straggler_to_median",),
+    "zero_grad_not_none": ("zero_grad_to_none",),
+    "find_unused_parameters": ("no_unused_parameter_search",),
+    "recompilation": ("no_recompilation",),
+    "broadcast_buffers": ("no_broadcast_buffers",),
 }
 """The edits that stand for the fix of a finding, by its type; the first is the one proposed."""

@@ -159,8 +159,10 @@ class EditedGraph:
 class Edit(Protocol):
     """One fix. `apply` is pure: it reads the run and returns a change."""
 
-    name: str
-    """As on the command line, its value included."""
+    @property
+    def name(self) -> str:
+        """As on the command line, its value included."""
+        ...
 
     def apply(self, run: SimulatedRun) -> EditedGraph:
         """The change for this run.

@@ -123,7 +123,8 @@ def _products_of_unknown_work(view: RankView) -> Array:
         [*('"float"' in t and "Half" not in t and "BFloat16" not in t for t in types), False]
     )
     rows = rows[in_fp32[codes]]
-    return rows[~view.has_name(_ON_MATRIX_UNITS)[rows]]
+    chosen: Array = rows[~view.has_name(_ON_MATRIX_UNITS)[rows]]
+    return chosen
 
 
 def _other_in_fp32(work: Work, _: OpCall) -> float:

@@ -1,0 +1,101 @@
+"""Edits after which something is simply not done: the host's ranges go with what they launched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
+from torchtraceap.simulation.edits.parts import parts_of
+from torchtraceap.simulation.edits.view import RankView, counted, views
+from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.units import format_ns
+
+__all__ = [
+    "NoBroadcastBuffers",
+    "RemoveRanges",
+    "no_recompilation",
+    "no_unused_parameter_search",
+    "zero_grad_to_none",
+]
+
+Array = npt.NDArray[Any]
+_RANGES = ("cpu_op", "user_annotation")
+
+
+@dataclass(frozen=True)
+class RemoveRanges:
+    """Host ranges of a name are gone, with the GPU work that they launched."""
+
+    name: str
+    pattern: str
+    what: str
+    """One such range, for a person."""
+    in_warm_up: bool = True
+    """Whether those of the warm-up go too."""
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        change = Change()
+        ranges = work_ns = 0
+        for view in views(run):
+            rows = view.outermost(view.rows_named(self.pattern, *_RANGES))
+            if not self.in_warm_up:
+                since_ns = view.steady_since_ns
+                rows = rows[view.table.ts_ns[rows] >= since_ns] if since_ns else rows[:0]
+            ranges, work_ns = ranges + len(rows), work_ns + int(view.work_ns(rows).sum())
+            _remove(view, change, rows)
+        if not ranges:
+            where = "" if self.in_warm_up else " in steady state"
+            raise NotApplicableError(f"the trace has no {self.what}{where}")
+        note = f"gone: {counted(ranges, self.what)} with {format_ns(work_ns)} on the host"
+        return EditedGraph(change, note=note)
+
+
+def _remove(view: RankView, change: Change, rows: Array) -> None:
+    launched, _ = view.launched_inside(rows)
+    view.remove_gpu(change, launched)
+    calls = view.calls_named("")
+    inside = view.inside(view.begin_of[calls].astype(np.int64), rows) >= 0
+    change.drop(view.waits_of(calls[inside]))
+    view.set_host_work(change, rows, 0)
+
+
+def _factory(edit: RemoveRanges) -> Callable[[], RemoveRanges]:
+    return lambda: edit
+
+
+zero_grad_to_none = _factory(
+    RemoveRanges("zero_grad_to_none", r"^Optimizer\.zero_grad#", "range of zero_grad")
+)
+no_unused_parameter_search = _factory(
+    RemoveRanges(
+        "no_unused_parameter_search", "search_unused_parameters", "search for unused parameters"
+    )
+)
+no_recompilation = _factory(
+    RemoveRanges("no_recompilation", r"\(dynamo_timed\)", "compilation", in_warm_up=False)
+)
+
+
+class NoBroadcastBuffers:
+    """`broadcast_buffers=False`: no buffers are sent before a forward pass."""
+
+    name = "no_broadcast_buffers"
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        change = Change()
+        count = 0
+        for parts in parts_of(run):
+            view = parts.view
+            forward = view.rows_named(r"^DistributedDataParallel\.forward", *_RANGES)
+            inside, _ = view.launched_inside(view.outermost(forward))
+            chosen = np.isin(parts.rows, inside) & (parts.kind == "broadcast")
+            parts.remove(change, np.flatnonzero(chosen))
+            count += int(chosen.sum())
+        if not count:
+            raise NotApplicableError("no forward pass of DistributedDataParallel broadcasts")
+        return EditedGraph(change, note=f"gone: {counted(count, 'broadcast')}")
