@@ -214,10 +214,10 @@ class EventTable:
         JSON text of a whole event.
         """
     def int_column(
-        self, key: str
+        self, key: str, rows: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None
     ) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.bool]]:
         """
-        One key of args as integers [n], and where there is one [n].
+        One key of args as integers for all rows, or for the given ones: values int64 [n], and where there is one [n].
         """
     def name_of(self, row: typing.SupportsInt | typing.SupportsIndex) -> str:
         """

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from torchtraceap.errors import OptionError, ParseError
 from torchtraceap.interop import ColumnTable, EventFrame, TextCodes, stack_ranks
 from torchtraceap.loading import PathLike, RankClaim, assign_ranks, expand_paths
 from torchtraceap.results import Diagnosis, Diagnostic, Summary, Timeline, TraceFile
+from torchtraceap.threads import core_count, map_on_threads
 
 if TYPE_CHECKING:
     from torchtraceap.replay import ReplayResult
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress", "RankTrace", "Trace", "load"]
 
+T = TypeVar("T")
+
 Progress = Callable[[int, int], object]
 """Called now and then with (compressed bytes read, in all)."""
 
@@ -31,7 +35,7 @@ Progress = Callable[[int, int], object]
 class RankTrace:
     """One rank: its event table, and its tree once something asks for it."""
 
-    __slots__ = ("_costs", "_tree", "path", "rank", "table", "world_size")
+    __slots__ = ("_costs", "_remembered", "_tree", "path", "rank", "table", "world_size")
 
     def __init__(self, table: _core.EventTable, rank: int | None) -> None:
         self.path: str = table.path
@@ -40,6 +44,7 @@ class RankTrace:
         self.table = table
         self._tree: _core.EventTree | None = None
         self._costs: _core.GpuCosts | None = None
+        self._remembered: dict[Hashable, Any] = {}
 
     @property
     def tree(self) -> _core.EventTree:
@@ -54,6 +59,24 @@ class RankTrace:
         if self._costs is None:
             self._costs = _core.gpu_costs(self.table, self.tree)
         return self._costs
+
+    def idle(self, bounds: tuple[int, int] | None) -> _core.IdleBreakdown:
+        """Idle intervals and their causes within `bounds` (start_ns, end_ns), or from the first to
+        the last GPU event; computed once."""
+        return self.remember(
+            ("idle", bounds), lambda: _core.explain_idle(self.table, self.tree, bounds=bounds)
+        )
+
+    def remember(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """What `compute` gave for `key` the first time, for what several tables need.
+
+        It is kept as long as the rank, so it should be small, and must not refer to the rank: a
+        cycle would keep the whole trace in memory until Python looks for cycles.
+        """
+        if key not in self._remembered:
+            self._remembered[key] = compute()
+        found: T = self._remembered[key]
+        return found
 
     @property
     def file(self) -> TraceFile:
@@ -248,7 +271,7 @@ class Trace:
         """
         part = self.rank(rank)
         bounds = part.tree.profiled if profiled else None
-        return IdleTable(_core.explain_idle(part.table, part.tree, bounds=bounds))
+        return IdleTable(part.idle(bounds))
 
     def windows(
         self, *, count: int = 100, length_ns: int = 0, rank: int | None = None
@@ -482,7 +505,8 @@ class Trace:
     def _per_rank(self, build: Callable[[RankTrace], ColumnTable], rank: int | None) -> ColumnTable:
         if rank is not None or len(self.ranks) == 1:
             return build(self.rank(rank))
-        return stack_ranks([(part.rank, build(part)) for part in self.ranks])
+        tables = map_on_threads(build, self.ranks)
+        return stack_ranks([(p.rank, table) for p, table in zip(self.ranks, tables, strict=True)])
 
 
 def check_count(name: str, count: int) -> None:
@@ -535,17 +559,23 @@ def load(
 def _read_all(
     files: Sequence[Path], threads: int, progress: Progress | None, *, skip: bool
 ) -> tuple[list[tuple[Path, _core.EventTable]], list[Diagnostic]]:
-    sizes = [os.stat(path).st_size for path in files]
-    tables: list[tuple[Path, _core.EventTable]] = []
-    failures: list[ParseError] = []
-    for i, path in enumerate(files):
-        report = _shifted(progress, sum(sizes[:i]), sum(sizes)) if progress else None
+    at_once = min(threads or core_count(), len(files))
+    each = max(1, (threads or core_count()) // at_once)
+    reports = _shared(progress, files) if progress else [None] * len(files)
+
+    def read(index: int) -> _core.EventTable | ParseError:
         try:
-            tables.append((path, _core.read_trace(path, threads=threads, progress=report)))
+            return _core.read_trace(files[index], threads=each, progress=reports[index])
         except ParseError as error:
             if not skip:
                 raise
-            failures.append(error)
+            return error
+
+    read_files = list(
+        zip(files, map_on_threads(read, range(len(files)), threads=at_once), strict=True)
+    )
+    tables = [(path, table) for path, table in read_files if not isinstance(table, ParseError)]
+    failures = [error for _, error in read_files if isinstance(error, ParseError)]
     if not tables:
         first = f": {failures[0]}" if failures else ""
         raise ParseError(f"none of {len(files)} files is a trace{first}")
@@ -555,8 +585,15 @@ def _read_all(
     return tables, [Diagnostic("skipped_file", len(failures), None, message)]
 
 
-def _shifted(progress: Progress, before: int, total: int) -> Progress:
-    def report(done: int, _: int) -> object:
-        return progress(before + done, total)
+def _shared(progress: Progress, files: Sequence[Path]) -> list[Progress]:
+    """A report for each file, which adds up what was read of all."""
+    total = sum(os.stat(path).st_size for path in files)
+    done = [0] * len(files)
+    lock = Lock()
 
-    return report
+    def report(index: int, read: int) -> object:
+        with lock:
+            done[index] = read
+            return progress(sum(done), total)
+
+    return [lambda read, _, index=i: report(index, read) for i in range(len(files))]

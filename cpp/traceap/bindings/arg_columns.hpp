@@ -1,9 +1,9 @@
 #pragma once
-// One key of `args` for all rows as plain vectors, ready to leave as arrays. No Python here, so
-// that it runs without the GIL.
+// One key of `args` for all or some rows as plain vectors, ready to leave as arrays. No Python
+// here, so that it runs without the GIL.
 
 #include <cstdint>
-#include <span>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -12,11 +12,14 @@
 
 namespace traceap::bindings {
 
+/// Some rows, or all of a table.
+using RowChoice = std::optional<std::vector<Row>>;
+
 struct IntColumn {
   std::vector<std::int64_t> values;  ///< 0 where absent
   std::vector<std::uint8_t> valid;   ///< 0 or 1
 };
-IntColumn read_int_column(const EventTable& table, std::string_view key);
+IntColumn read_int_column(const EventTable& table, std::string_view key, const RowChoice& rows);
 
 /// Distinct texts once; kNoString where the row lacks the key.
 struct TextColumn {
@@ -30,8 +33,7 @@ struct TextCodes {
   StringPool texts;
   std::vector<std::int32_t> codes;
 };
-TextCodes read_text_codes(const EventTable& table, std::string_view key);
-TextCodes read_text_codes(const EventTable& table, std::string_view key, std::span<const Row> rows);
+TextCodes read_text_codes(const EventTable& table, std::string_view key, const RowChoice& rows);
 
 /// launch_delay_ns of every row of tree.gpu_rows.
 std::vector<std::int64_t> read_launch_delays(const EventTable& table, const EventTree& tree);

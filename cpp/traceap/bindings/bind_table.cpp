@@ -123,12 +123,23 @@ void bind_table_members(TableClass& table) {
           "Of reading.");
 }
 
+using RowNumbers = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
+RowChoice chosen(const EventTable& table, const std::optional<RowNumbers>& rows) {
+  if (!rows) return std::nullopt;
+  std::vector<Row> wanted;
+  wanted.reserve(static_cast<std::size_t>(rows->size()));
+  for (py::ssize_t i = 0; i < rows->size(); ++i) wanted.push_back(checked(table, rows->data()[i]));
+  return wanted;
+}
+
 using IntsAndMask = py::typing::Tuple<Int64Array, py::array_t<bool>>;
-IntsAndMask int_column(const EventTable& table, const std::string& key) {
+IntsAndMask int_column(const EventTable& table, const std::string& key,
+                       const std::optional<RowNumbers>& rows) {
+  const RowChoice wanted = chosen(table, rows);
   IntColumn column;
   {
     py::gil_scoped_release release;
-    column = read_int_column(table, key);
+    column = read_int_column(table, key, wanted);
   }
   const py::object valid = adopt(std::move(column.valid)).attr("view")("bool");
   return py::make_tuple(adopt(std::move(column.values)), valid);
@@ -150,18 +161,14 @@ TextsOrNone text_column(const EventTable& table, const std::string& key) {
   return values;
 }
 
-using RowNumbers = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
 using CodesAndTexts = py::typing::Tuple<py::array_t<std::int32_t>, TextList>;
 CodesAndTexts text_codes(const EventTable& table, const std::string& key,
                          const std::optional<RowNumbers>& rows) {
-  std::vector<Row> wanted;
-  for (py::ssize_t i = 0; rows && i < rows->size(); ++i) {
-    wanted.push_back(checked(table, rows->data()[i]));
-  }
+  const RowChoice wanted = chosen(table, rows);
   TextCodes column;
   {
     py::gil_scoped_release release;
-    column = rows ? read_text_codes(table, key, wanted) : read_text_codes(table, key);
+    column = read_text_codes(table, key, wanted);
   }
   return py::make_tuple(adopt(std::move(column.codes)), to_list(column.texts));
 }
@@ -186,8 +193,9 @@ void bind_table_rows(TableClass& table) {
             return to_str(event_json(self, checked(self, row)));
           },
           py::arg("row"), "JSON text of a whole event.")
-      .def("int_column", int_column, py::arg("key"),
-           "One key of args as integers [n], and where there is one [n].")
+      .def("int_column", int_column, py::arg("key"), py::arg("rows") = py::none(),
+           "One key of args as integers for all rows, or for the given ones: values int64 [n], and "
+           "where there is one [n].")
       .def("text_column", text_column, py::arg("key"),
            "One key of args [n]: strings unescaped, the rest as JSON text.")
       .def("text_codes", text_codes, py::arg("key"), py::arg("rows") = py::none(),

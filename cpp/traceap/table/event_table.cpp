@@ -1,5 +1,6 @@
 #include "traceap/table/event_table.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -165,11 +166,26 @@ const ArgReader::Place& ArgReader::place(Row row) const {
     place.present = true;
     place.value = text.substr(value.begin, value.end - value.begin);
     place.skip = packed_kinds(text.substr(0, value.begin));
+    place.fill = packed_kinds(place.value);
+    place.has_columns =
+        std::ranges::any_of(place.value, [](char c) { return is_slot(c) && !is_packed(c); });
   }
   return place;
 }
 
 bool ArgReader::has(Row row) const { return place(row).present; }
+
+std::optional<std::string_view> ArgReader::packed(Row row) const {
+  const Place& at = place(row);
+  if (!at.present || at.has_columns) return std::nullopt;
+  if (at.fill.empty()) return std::string_view();
+  const std::uint8_t* begin = packed_begin(*table_, row);
+  skip_packed(begin, at.skip);
+  const std::uint8_t* end = begin;
+  skip_packed(end, at.fill);
+  return std::string_view(reinterpret_cast<const char*>(begin),
+                          static_cast<std::size_t>(end - begin));
+}
 
 std::optional<std::string> ArgReader::json(Row row) const {
   const Place& at = place(row);

@@ -133,12 +133,17 @@ class ArgReader {
   std::optional<std::string> json(Row row) const;
   /// Does the row have the key at all? O(1) after the first row of a template.
   bool has(Row row) const;
+  /// What a value is made of besides its template: rows of one template with equal packed bytes
+  /// have equal values. nullopt where columns are part of it too, or the row lacks the key.
+  std::optional<std::string_view> packed(Row row) const;
 
  private:
   struct Place {
     std::string_view value;  ///< the value's text within the template
     std::string skip;        ///< kinds of the packed values before it
+    std::string fill;        ///< kinds of the packed values in it
     bool known = false, present = false;
+    bool has_columns = false;  ///< a slot in it stands for a column
   };
   const Place& place(Row row) const;
 

@@ -36,7 +36,7 @@ def build_host(part: RankTrace, *, by: str = "thread") -> ColumnTable:
         OptionError: `by` is something else.
     """
     check_choice("by", by, ("thread", "op", "frame"))
-    idle = _core.explain_idle(part.table, part.tree, bounds=part.tree.profiled)
+    idle = part.idle(part.tree.profiled)
     if by == "thread":
         columns, shown, notes = _by_thread(part, idle)
     else:

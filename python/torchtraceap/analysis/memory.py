@@ -29,6 +29,7 @@ Masked = np.ma.MaskedArray[Any, Any]
 View = tuple[dict[str, Column], tuple[str, ...], dict[str, Any], list[str]]
 
 _BINS = 100
+_MOST_BYTES = 2.0**50
 
 # ------------------------------------------------------------------------------------- copies
 
@@ -109,10 +110,10 @@ class Copies:
         sizes = events.number_arg("bytes")
         alone = events.is_linked & (events.events_of_launch == 1)
         for key in ("bytes", "size"):
-            values, present = table.int_column(key)
-            use = np.isnan(sizes) & alone & events.of_launch(present)
-            sizes = np.where(use, events.of_launch(values).astype(np.float64), sizes)
-        return np.where(sizes >= 0, sizes, np.nan)
+            unsaid = np.flatnonzero(np.isnan(sizes) & alone)
+            values, present = table.int_column(key, events.launch[unsaid])
+            sizes[unsaid[present]] = values[present]
+        return _sensible(sizes)
 
     def bandwidth(self) -> Array:
         """float64, GB/s: bytes over duration; NaN without bytes or length."""
@@ -121,6 +122,11 @@ class Copies:
     def groups(self) -> Groups:
         """By direction and host memory."""
         return Groups(self.direction.codes, self.host_memory.codes)
+
+
+def _sensible(sizes: Array) -> Array:
+    """Bytes; NaN where a trace says less than none, or more than any memory holds."""
+    return np.where((sizes >= 0) & (sizes < _MOST_BYTES), sizes, np.nan)
 
 
 def _ratio(size: Array, duration_ns: Array) -> Array:
@@ -446,10 +452,10 @@ def _call_bytes(part: RankTrace, rows: Array) -> Array:
     """float64: the size that HIP's calls carry; NaN elsewhere."""
     sizes = np.full(len(rows), np.nan)
     for key in ("size", "bytes", "sizeBytes"):
-        values, present = part.table.int_column(key)
-        use = np.isnan(sizes) & present[rows]
-        sizes[use] = values[rows][use]
-    return sizes
+        values, present = part.table.int_column(key, rows)
+        use = np.isnan(sizes) & present
+        sizes[use] = values[use]
+    return _sensible(sizes)
 
 
 def _allocator_totals(part: RankTrace) -> dict[str, Any]:
@@ -522,8 +528,7 @@ class MemoryEvents:
         """int64: running sum of `bytes` on the event's device, 0 before its first event."""
 
     def _integers(self, key: str) -> tuple[Array, Array]:
-        values, present = self.part.table.int_column(key)
-        return values[self.rows], present[self.rows]
+        return self.part.table.int_column(key, self.rows)
 
     def _masked(self, key: str) -> Masked:
         values, present = self._integers(key)

@@ -390,9 +390,14 @@ _COMMUNICATION, _MEMCPY, _MEMSET = "communication", "memcpy", "memset"
 
 def _families(calls: Calls) -> dict[tuple[int, int], str]:
     """The family of each (kind, name)."""
+    return calls.part.remember("families", lambda: _find_families(calls))
+
+
+def _find_families(calls: Calls) -> dict[tuple[int, int], str]:
     kernels = _kernels_by_owner(calls)
     families = {}
-    for kind, name in sorted(set(zip(calls.kind.tolist(), calls.name.tolist(), strict=True))):
+    first = Groups(calls.kind, calls.name).first
+    for kind, name in zip(calls.kind[first].tolist(), calls.name[first].tolist(), strict=True):
         launched = kernels.get((kind, name), [])
         if kind == _OPERATOR:
             families[kind, name] = family_of(calls.names[name], launched)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from torchtraceap.models.arguments import OpCall, UnknownWorkError
@@ -68,6 +69,7 @@ def register(*names: str, composite: bool = False) -> Callable[[_Function], _Fun
     def add(model: _Function) -> _Function:
         for name in names:
             _MODELS[name] = Entry(model, composite)
+        _work_of_texts.cache_clear()
         return model
 
     return add
@@ -103,11 +105,31 @@ def work_of(
 
     Never raises: a model that fails gives its error as the reason.
     """
-    entry = model_of(name)
+    lists = (dims, types, strides, concrete)
+    if all(value is None or isinstance(value, str) for value in lists):
+        return _work_of_texts(name, *lists, tuple(kernels))
+    return _modelled(OpCall(name, *lists, kernels))
+
+
+@lru_cache(maxsize=1 << 13)
+def _work_of_texts(
+    name: str,
+    dims: str | None,
+    types: str | None,
+    strides: str | None,
+    concrete: str | None,
+    kernels: tuple[str, ...],
+) -> tuple[Work | None, str]:
+    """The ranks of a job make the same calls."""
+    return _modelled(OpCall(name, dims, types, strides, concrete, kernels))
+
+
+def _modelled(call: OpCall) -> tuple[Work | None, str]:
+    entry = model_of(call.name)
     if entry is None:
         return None, "no model for this operator"
     try:
-        return entry.model(OpCall(name, dims, types, strides, concrete, kernels)), ""
+        return entry.model(call), ""
     except UnknownWorkError as reason:
         return None, str(reason)
     except Exception as error:
