@@ -1,0 +1,301 @@
+#!/usr/bin/env python3
+"""Fits the duration models that the package ships, from folders of public measurements.
+
+    python benchmarks/simulation/fit_durations.py ORACLES [--out FOLDER]
+
+writes collectives.json, gemm.json and kernels.json; `duration_data.py` says what the folder must
+hold, and what it lacks is left out. Only the products of matrices need scikit-learn. The functions
+are used by durations.py, which measures the error on rows that were left out of the fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import duration_data
+import numpy as np
+
+from torchtraceap.devices import Device
+from torchtraceap.simulation.durations import gemm, kernels, tables, trees
+
+DATA = Path(gemm.__file__).parent / "data"
+# Origin of the measurements by source: repository, commit and licence.
+ORIGINS = {
+    "aiconfigurator": ("ai-dynamo/aiconfigurator", "095f58a51", "Apache-2.0"),
+    "vtrain": ("VIA-Research/vTrain", "f8dda84", "MIT"),
+    "vidur": ("microsoft/vidur", "7d47513", "MIT"),
+    "neusight": ("sitar-lab/NeuSight", "6945927", "MIT"),
+}
+SAYS = {
+    "aiconfigurator": "nccl-tests (ai-dynamo/aiconfigurator)",
+    "vtrain": "nccl-tests, all-reduce (VIA-Research/vTrain)",
+    "vidur": "timed from Python, host overhead included (microsoft/vidur)",
+}
+# Measurements of many sizes are thinned until the rest tells them within this error.
+TOLERANCE = 0.01
+VIDUR_PER_OCTAVE = 8
+TREES = {
+    "learning_rate": 0.05,
+    "max_leaf_nodes": 63,
+    "max_iter": 800,
+    "min_samples_leaf": 3,
+    "max_features": 0.1,
+    "l2_regularization": 1.0,
+    "early_stopping": False,
+    "random_state": 0,
+}
+# For a few hundred rows.
+FEW_TREES = TREES | {"max_leaf_nodes": 8, "max_iter": 400, "min_samples_leaf": 5}
+# log2 of row lengths beyond which softmax takes another kernel, or a block another pass.
+STEPS = (10.0, 11.0)
+STEP_WIDTH = 1e-3
+# A call timed from the host takes so long to begin with, at the least.
+SHORTEST_START_NS = 1000.0
+
+
+def provenance(source: str, rows: int, **more: Any) -> dict[str, Any]:
+    repository, commit, licence = ORIGINS[source]
+    return {"repository": repository, "commit": commit, "licence": licence, "rows": rows, **more}
+
+
+def curve_of(series: duration_data.Series, tolerance: float = TOLERANCE) -> tables.Curve:
+    """The curve of one series, as dense as its source warrants."""
+    sizes, ns = series.arrays()
+    if series.source == "vidur":
+        return tables.fit_curve(sizes, ns, tolerance=tolerance, per_octave=VIDUR_PER_OCTAVE)
+    return tables.fit_curve(sizes, ns, tolerance=tolerance if len(sizes) > 100 else 0.0)
+
+
+def fit_collectives(folder: Path) -> dict[str, Any]:
+    """All tables of machines whose links the name of the device tells."""
+    series = duration_data.nccl_series(folder)
+    series += duration_data.vtrain_series(folder)
+    series += [s for s in duration_data.vidur_series(folder) if "pairwise" not in s.file]
+    series = [s for s in series if duration_data.known(s.device)]
+    used = [name for name in SAYS if any(s.source == name for s in series)]
+    return {
+        "schema": "torchtraceap.collectives/1",
+        "made": datetime.date.today().isoformat(),
+        "sources": {
+            name: provenance(
+                name,
+                sum(len(s.sizes) for s in series if s.source == name),
+                files=sorted({s.file for s in series if s.source == name}),
+                rank=rank,
+                says=SAYS[name],
+            )
+            for rank, name in enumerate(used)
+        },
+        "tables": [_table(one) for one in series],
+    }
+
+
+def _table(series: duration_data.Series) -> dict[str, Any]:
+    curve = curve_of(series)
+    return {
+        "source": series.source,
+        "device": series.device,
+        "kind": series.kind,
+        "ranks": series.ranks,
+        "nodes": series.nodes,
+        "dtype": series.dtype,
+        "library": series.library,
+        "bytes": [int(size) for size in curve.sizes],
+        "ns": [round(float(ns)) for ns in curve.ns],
+    }
+
+
+def fit_products(
+    shapes: np.ndarray, ns: np.ndarray, dtype: str, device: Device, **settings: Any
+) -> gemm.GemmModel:
+    """A model of products of matrices from rows of (batch, m, n, k) and their times.
+
+    `settings` go to scikit-learn's HistGradientBoostingRegressor.
+    """
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    rows = gemm.gemm_features(shapes, dtype, device)
+    target = np.log(ns / gemm.base_ns(shapes, dtype, device))
+    chosen = settings or (TREES if len(ns) > 2000 else FEW_TREES)
+    fitted = HistGradientBoostingRegressor(**chosen).fit(rows, target)
+    encoded = trees.encode_trees(*_nodes(fitted), rows.shape[1])
+    return gemm.GemmModel(
+        device=device,
+        dtype=dtype,
+        trees=trees.BoostedTrees.from_json(encoded),
+        largest=tuple(shapes.max(axis=0).tolist()),
+        smallest=tuple(shapes.min(axis=0).tolist()),
+        source="",
+    )
+
+
+def _nodes(fitted: Any) -> tuple[list[trees.Node], float]:
+    """scikit-learn's trees as ours."""
+
+    def node(rows: np.ndarray, index: int) -> trees.Node:
+        row = rows[index]
+        if row["is_leaf"]:
+            return trees.Node(value=float(row["value"]))
+        return trees.Node(
+            feature=int(row["feature_idx"]),
+            cut=float(row["num_threshold"]),
+            left=node(rows, row["left"]),
+            right=node(rows, row["right"]),
+        )
+
+    roots = [node(tree.nodes, 0) for (tree,) in fitted._predictors]
+    return roots, float(np.ravel(fitted._baseline_prediction)[0])
+
+
+def fit_gemm(folder: Path) -> dict[str, Any]:
+    """One model per file of measured products."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    models = []
+    for one in duration_data.products(folder):
+        rows = gemm.gemm_features(one.shapes, one.dtype, one.device)
+        target = np.log(one.ns / gemm.base_ns(one.shapes, one.dtype, one.device))
+        settings = TREES if len(target) > 2000 else FEW_TREES
+        fitted = HistGradientBoostingRegressor(**settings).fit(rows, target)
+        models.append(
+            {
+                "device": one.device.id,
+                "dtype": one.dtype,
+                "source": provenance("aiconfigurator", len(target), file=one.file),
+                "says": f"fitted to {len(target):,} linear layers on {one.device.name} "
+                "(ai-dynamo/aiconfigurator)",
+                "smallest": one.shapes.min(axis=0).tolist(),
+                "largest": one.shapes.max(axis=0).tolist(),
+                "trees": trees.encode_trees(*_nodes(fitted), rows.shape[1]),
+            }
+        )
+    return {
+        "schema": "torchtraceap.gemm/1",
+        "made": datetime.date.today().isoformat(),
+        "models": models,
+    }
+
+
+def fit_kernel(op: str, rows: np.ndarray, device: Device) -> kernels.KernelModel:
+    """Start and factors of one operator on one device, from rows of (B, H, ns)."""
+    columns, ns = rows[:, 1], rows[:, 2]
+    moved = kernels.tensors_moved(op) * 4.0 * rows[:, 0] * columns / device.bandwidth * 1e9
+    by_rows = op in ("softmax", "layer_norm")
+    edges = np.unique(np.quantile(np.log2(columns), np.linspace(0, 1, 13))) if by_rows else None
+    start = _start(moved, ns, columns if by_rows else None)
+    factor = np.log(np.maximum(ns - start, 0.2 * ns) / moved)
+    if edges is None:
+        return kernels.KernelModel(op, device.id, start, (0.0,), (float(np.median(factor)),), "")
+    widths, factors = _by_width(np.log2(columns), factor, edges)
+    return kernels.KernelModel(op, device.id, start, widths, factors, "")
+
+
+def _start(moved: np.ndarray, ns: np.ndarray, columns: np.ndarray | None) -> float:
+    """Start that makes times over traffic straightest: least relative squares, by kind of row.
+
+    Softmax takes another kernel for rows above 1,024, so each side gets its own rate.
+    """
+    wide = np.zeros(len(ns)) if columns is None else (columns > 1024).astype(float)
+    columns_of = [1.0 / ns, moved * (1 - wide) / ns]
+    if wide.any():
+        columns_of.append(moved * wide / ns)
+    kept = [c for c in columns_of if np.any(c)]
+    start = np.linalg.lstsq(np.column_stack(kept), np.ones(len(ns)), rcond=None)[0][0]
+    return float(max(start, SHORTEST_START_NS))
+
+
+def _by_width(
+    x: np.ndarray, factor: np.ndarray, edges: np.ndarray
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Medians between the edges, with a step wherever rows get another kernel or another pass."""
+    inner = [step for step in STEPS if x.min() < step < x.max()]
+    edges = np.unique(np.concatenate([edges, inner]))
+    widths: list[float] = []
+    factors: list[float] = []
+    for low, high in pairwise(edges):
+        inside = (x >= low if low == edges[0] else x > low) & (x <= high)
+        if not inside.any():
+            continue
+        value = float(np.median(factor[inside]))
+        ends = [low + STEP_WIDTH] * (low in STEPS) + [high] * (high in STEPS)
+        for at in ends or [float(np.median(x[inside]))]:
+            widths.append(float(at))
+            factors.append(value)
+    return tuple(widths), tuple(factors)
+
+
+def pool(models: Sequence[kernels.KernelModel]) -> kernels.KernelModel:
+    """The mean of several devices' models of one operator, for a device without one."""
+    x = np.unique(np.concatenate([model.widths for model in models]))
+    if len(x) > 16:
+        steps = [at for step in STEPS for at in (step, step + STEP_WIDTH) if x[0] < at < x[-1]]
+        x = np.unique(np.concatenate([np.linspace(x[0], x[-1], 12), steps]))
+    values = np.mean([np.interp(x, model.widths, model.factors) for model in models], axis=0)
+    start = float(np.median([model.start_ns for model in models]))
+    return kernels.KernelModel(models[0].op, "", start, tuple(x), tuple(values), "")
+
+
+def kernel_models(
+    rows: dict[tuple[str, str], np.ndarray], leave_out: str = ""
+) -> dict[tuple[str, str], kernels.KernelModel]:
+    """Models by operator and id of the device; `leave_out` is the name of a device."""
+    found: dict[tuple[str, str], kernels.KernelModel] = {}
+    for (op, name), measured in rows.items():
+        device = duration_data.device_of(name)
+        if device is not None and name != leave_out:
+            found[op, device.id] = fit_kernel(op, measured, device)
+    for op in sorted({op for op, _ in found}):
+        found[op, ""] = pool([model for (one, _), model in found.items() if one == op])
+    return found
+
+
+def fit_kernels(folder: Path) -> dict[str, Any]:
+    """All element-wise operators, softmax and layer norm."""
+    rows = duration_data.kernel_rows(folder)
+    return {
+        "schema": "torchtraceap.kernels/1",
+        "made": datetime.date.today().isoformat(),
+        "source": provenance("neusight", sum(map(len, rows.values()))),
+        "says": "fp32 kernels on P100, V100, P4, T4 and A100 (sitar-lab/NeuSight)",
+        "models": [
+            {
+                "op": model.op,
+                "device": model.device,
+                "start_ns": round(model.start_ns),
+                "widths": [round(x, 3) for x in model.widths],
+                "factors": [round(y, 4) for y in model.factors],
+            }
+            for model in kernel_models(rows).values()
+        ],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("oracles", type=Path, help="folder of measurements")
+    parser.add_argument("--out", type=Path, default=DATA, help="default: the package's own")
+    parser.add_argument("--only", choices=("collectives", "gemm", "kernels"))
+    options = parser.parse_args()
+    if not options.oracles.is_dir():
+        print(f"no folder {options.oracles}", file=sys.stderr)
+        return 2
+    options.out.mkdir(parents=True, exist_ok=True)
+    fits = {"collectives": fit_collectives, "gemm": fit_gemm, "kernels": fit_kernels}
+    for name, fit in fits.items():
+        if options.only in (None, name):
+            document = fit(options.oracles)
+            path = options.out / f"{name}.json"
+            path.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
+            print(f"{path}: {path.stat().st_size:,} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

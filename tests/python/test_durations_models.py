@@ -1,0 +1,321 @@
+"""What the duration models answer, and where they decline to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchtraceap.devices import Device, device_named, load_devices
+from torchtraceap.models.arguments import OpCall
+from torchtraceap.simulation import durations
+from torchtraceap.simulation.durations import UnknownDurationError
+from torchtraceap.simulation.durations.collectives import (
+    CollectiveTable,
+    collective_kind,
+    estimate_collective,
+    load_tables,
+)
+from torchtraceap.simulation.durations.gemm import gemm_features, load_models
+from torchtraceap.simulation.durations.kernels import load_kernels
+from torchtraceap.simulation.durations.tables import Curve
+from torchtraceap.simulation.durations.trees import BoostedTrees, Node, encode_trees
+
+DATA = Path(durations.__file__).parent / "data"
+
+
+def table(ranks: int, ns: float, **more: object) -> CollectiveTable:
+    values: dict[str, object] = {
+        "device": "h100_sxm", "kind": "all_reduce", "ranks": ranks, "nodes": 1, "dtype": "half",
+        "library": "2.27.3", "rank": 0, "source": f"{ranks} ranks",
+        "curve": Curve(np.array([1024.0, 2.0**30]), np.array([ns, ns + 1e6])),
+    }  # fmt: skip
+    return CollectiveTable(**(values | more))  # type: ignore[arg-type]
+
+
+# Trees ------------------------------------------------------------------------------------------
+
+
+def small_tree() -> Node:
+    return Node(
+        feature=1,
+        cut=0.5,
+        left=Node(feature=0, cut=10.0, left=Node(value=1.0), right=Node(value=2.0)),
+        right=Node(value=-0.5),
+    )
+
+
+def test_trees_are_read_back_as_written() -> None:
+    text = json.loads(json.dumps(encode_trees([small_tree(), Node(value=0.25)], 5.0, 2)))
+    model = BoostedTrees.from_json(text)
+    rows = np.array([[10.0, 0.5], [10.1, 0.5], [0.0, 0.6]])
+    assert model.predict(rows) == pytest.approx([6.25, 7.25, 4.75], abs=1e-3)
+    assert model.predict(np.empty((0, 2))).shape == (0,)
+    assert model.depth == 2
+
+
+@st.composite
+def random_trees(draw: st.DrawFn, depth: int = 4) -> Node:
+    if depth == 0 or draw(st.booleans()):
+        return Node(value=draw(st.floats(-1, 1)))
+    return Node(
+        feature=draw(st.integers(0, 2)),
+        cut=draw(st.integers(-3, 3)) + 0.5,
+        left=draw(random_trees(depth - 1)),
+        right=draw(random_trees(depth - 1)),
+    )
+
+
+def walk(node: Node, row: np.ndarray) -> float:
+    while node.left is not None and node.right is not None:
+        node = node.left if row[node.feature] <= node.cut else node.right
+    return node.value
+
+
+@given(st.lists(random_trees(), min_size=1, max_size=4), st.integers(0, 1000))
+@settings(deadline=None)
+def test_any_trees_give_what_a_walk_gives(trees: list[Node], seed: int) -> None:
+    rows = np.random.default_rng(seed).integers(-4, 5, (20, 3)).astype(float)
+    model = BoostedTrees.from_json(encode_trees(trees, 0.0, 3))
+    walked = [sum(walk(tree, row) for tree in trees) for row in rows]
+    assert model.predict(rows) == pytest.approx(walked, abs=1e-3)
+
+
+# Collectives ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("allreduce", "all_reduce"),
+        ("AllReduce", "all_reduce"),
+        ("nccl:all_reduce", "all_reduce"),
+        ("_allgather_base", "all_gather"),
+        ("_reduce_scatter_base", "reduce_scatter"),
+        ("all_to_allv", "all_to_all"),
+        ("send", "send_recv"),
+        ("broadcast", None),
+        ("", None),
+    ],
+)
+def test_kinds_by_their_many_names(name: str, kind: str | None) -> None:
+    assert collective_kind(name) == kind
+
+
+def test_ranks_between_two_measured_numbers_are_interpolated() -> None:
+    tables = [table(2, 10_000.0), table(8, 40_000.0)]
+    middle = estimate_collective("allreduce", 1024, 4, "H100 SXM", tables=tables)
+    assert middle.ns == pytest.approx(20_000)
+    assert "between 2 and 8 ranks" in middle.source
+    for ranks in (1, 16):
+        with pytest.raises(UnknownDurationError, match="measured numbers of ranks are 2, 8"):
+            estimate_collective("allreduce", 1024, ranks, "H100 SXM", tables=tables)
+
+
+def test_ranks_are_not_interpolated_without_a_switch() -> None:
+    tables = [table(4, 1e4, device="v100_sxm2_32gb"), table(8, 4e4, device="v100_sxm2_32gb")]
+    with pytest.raises(UnknownDurationError, match="measured numbers of ranks"):
+        estimate_collective("allreduce", 1024, 6, "V100-SXM2-32GB", tables=tables)
+
+
+def test_the_own_device_comes_first_then_one_with_the_same_links() -> None:
+    tables = [table(8, 1e4, device="h200_sxm"), table(8, 2e4)]
+    own = estimate_collective("allreduce", 1024, 8, "H100 SXM", tables=tables)
+    assert own.ns == 2e4
+    alike = estimate_collective("allreduce", 1024, 8, "H100 SXM", tables=tables[:1])
+    assert alike.ns == 1e4
+    with pytest.raises(UnknownDurationError, match="no measurements of all_reduce"):
+        estimate_collective("allreduce", 1024, 8, "H100 PCIe", tables=tables)
+
+
+def test_the_newest_library_of_the_best_source_is_taken() -> None:
+    tables = [
+        table(8, 1e4, library="2.9.9"),
+        table(8, 2e4, library="2.27.3"),
+        table(8, 3e4, library="", rank=1),
+        table(8, 4e4, library="2.27.3", dtype="int8"),
+    ]
+    assert estimate_collective("allreduce", 1024, 8, "H100 SXM", tables=tables).ns == 2e4
+    narrow = estimate_collective("allreduce", 1024, 8, "H100 SXM", dtype="int8", tables=tables)
+    assert narrow.ns == 4e4
+    old = estimate_collective("allreduce", 1024, 8, "H100 SXM", library="2.9.9", tables=tables)
+    assert old.ns == 1e4
+
+
+def test_shipped_tables_ascend_and_are_of_known_devices() -> None:
+    assert load_tables()
+    for one in load_tables():
+        assert one.device in load_devices()
+        assert (np.diff(one.curve.sizes) > 0).all() and (np.diff(one.curve.ns) >= 0).all()
+
+
+@given(st.integers(1, 1 << 33), st.sampled_from([2, 4, 8]))
+def test_more_bytes_never_take_less(size: int, ranks: int) -> None:
+    less = durations.collective_ns("all_reduce", size, ranks, "NVIDIA H100 80GB HBM3")
+    more = durations.collective_ns("all_reduce", 1.5 * size, ranks, "NVIDIA H100 80GB HBM3")
+    assert less is None or more is None or less.ns <= more.ns
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("broadcast", 1024, 8, "H100 SXM"), "collectives called 'broadcast'"),
+        (("all_reduce", 1024, 8, "L4"), "no measurements of all_reduce over 1 node on L4"),
+        (("all_reduce", 1024, 8, "H100 SXM", 64), "over 64 nodes"),
+        (("all_reduce", 1024, 8, "Imaginary 9000"), "no device of that name"),
+        (("all_reduce", 1024, 8, "V100-SXM2-32GB"), "1,024 bytes"),
+    ],
+)
+def test_no_table_no_answer_but_a_reason(arguments: tuple[object, ...], reason: str) -> None:
+    assert durations.collective_ns(*arguments) is None  # type: ignore[arg-type]
+    with pytest.raises(UnknownDurationError, match=reason):
+        durations.collective_ns(*arguments, strict=True)  # type: ignore[arg-type]
+
+
+# Products of matrices ---------------------------------------------------------------------------
+
+
+def test_a_large_product_runs_near_the_peak_and_a_small_one_near_its_start() -> None:
+    for model in load_models():
+        if model.dtype == "bf16":
+            large = durations.gemm_ns(8192, 8192, 8192, "bf16", model.device)
+            small = durations.gemm_ns(1, 64, 64, "bf16", model.device)
+            assert large is not None and small is not None
+            floor = 2e9 * 8192**3 / model.device.matrix["bf16"]
+            assert floor < large.ns < 2.5 * floor
+            assert 1_000 < small.ns < 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((64, 64, 64, "int7", "H200"), "no measurements of int7"),
+        ((64, 64, 64, "bf16", "L4"), "no measurements of bf16 matrix products on L4"),
+        ((10**7, 64, 64, "bf16", "H200"), "outside what was measured"),
+        ((64, 64, 64, "bf16", "H200", 64), "outside what was measured"),
+        ((64, 64, 64, "bf16", "nothing"), "no device of that name"),
+    ],
+)
+def test_no_model_no_guess(arguments: tuple[object, ...], reason: str) -> None:
+    assert durations.gemm_ns(*arguments) is None  # type: ignore[arg-type]
+    with pytest.raises(UnknownDurationError, match=reason):
+        durations.gemm_ns(*arguments, strict=True)  # type: ignore[arg-type]
+
+
+def test_features_need_peaks_and_multiprocessors() -> None:
+    shape = [[1, 64, 64, 64]]
+    with pytest.raises(UnknownDurationError, match="peak rate"):
+        gemm_features(shape, "bf16", Device(name="x", bandwidth=1e12))
+    with pytest.raises(UnknownDurationError, match="multiprocessors"):
+        gemm_features(shape, "bf16", Device(name="x", bandwidth=1e12, matrix={"bf16": 1e14}))
+    features = gemm_features([[1, 64, 64, 64], [2, 1, 7, 3]], "bf16", device_named("h100_sxm"))
+    assert features.shape[0] == 2 and features.shape[1] <= 127 and np.isfinite(features).all()
+
+
+# Kernels, copies --------------------------------------------------------------------------------
+
+
+def test_elementwise_kernels_take_their_bytes_and_a_little_more() -> None:
+    a100 = device_named("a100_pcie_40gb")
+    one = durations.elementwise_ns("add", 1 << 26, "fp32", a100, strict=True)
+    assert one is not None
+    ideal = 12 * (1 << 26) / a100.bandwidth * 1e9
+    assert ideal < one.ns < 1.4 * ideal
+    unseen = durations.elementwise_ns("add", 1 << 26, "fp32", "H100 SXM", strict=True)
+    assert unseen is not None and "was not measured" in unseen.source
+
+
+def test_rows_of_softmax_and_layer_norm() -> None:
+    for function in (durations.softmax_ns, durations.layer_norm_ns):
+        small = function(4096, 1024, "fp32", "V100-PCIE-32GB")
+        large = function(4096, 4096, "fp32", "V100-PCIE-32GB")
+        assert small is not None and large is not None and small.ns < large.ns
+        assert function(4096, 1024, "bf16", "V100-PCIE-32GB") is None
+        with pytest.raises(UnknownDurationError, match="fp32, not in bf16"):
+            function(4096, 1024, "bf16", "V100-PCIE-32GB", strict=True)
+    with pytest.raises(UnknownDurationError, match="'erfinv'"):
+        durations.elementwise_ns("erfinv", 10, "fp32", "H100 SXM", strict=True)
+
+
+def test_shipped_kernels_move_no_faster_than_the_memory() -> None:
+    for model in load_kernels().values():
+        assert min(model.factors) > np.log(0.9), model.op
+        assert list(model.widths) == sorted(model.widths)
+
+
+def test_copies() -> None:
+    pinned = durations.copy_ns(1 << 30, "HtoD", True, "A100-SXM4-80GB", strict=True)
+    assert pinned is not None and (1 << 30) / pinned.ns == pytest.approx(25, rel=0.02)
+    inside = durations.copy_ns(1 << 30, "DtoD", False, "A100-SXM4-80GB")
+    assert inside is not None and inside.ns < pinned.ns / 10
+    assert durations.copy_ns(1 << 30, "HtoD", False, "A100-SXM4-80GB") is None
+    with pytest.raises(UnknownDurationError, match="pageable"):
+        durations.copy_ns(1, "HtoD", False, "H200", strict=True)
+    with pytest.raises(UnknownDurationError, match="'sideways'"):
+        durations.copy_ns(1, "sideways", True, "H200", strict=True)
+
+
+def test_attention_says_that_it_is_a_bound() -> None:
+    full = durations.attention_ns(8, 16, 4096, 4096, 128, "bf16", "H100 SXM", strict=True)
+    causal = durations.attention_ns(8, 16, 4096, 4096, 128, "bf16", "H100 SXM", causal=True)
+    assert full is not None and causal is not None
+    assert "roofline only" in full.source and causal.ns < full.ns
+    assert durations.attention_ns(8, 16, 4096, 4096, 128, "int3", "H100 SXM") is None
+
+
+# Another device ---------------------------------------------------------------------------------
+
+
+def product_call(m: int, n: int, k: int, dtype: str = "c10::BFloat16") -> OpCall:
+    return OpCall("aten::mm", [[m, k], [k, n]], [dtype, dtype])
+
+
+def test_a_ratio_of_measured_models_where_both_devices_have_one() -> None:
+    value, source = durations.estimate_ratio(product_call(4096, 4096, 4096), "H100 SXM", "H200")
+    assert 0.7 < value < 1.2 and source.startswith("ratio of models")
+    assert durations.ratio(product_call(64, 64, 64), "H200", "H200") == 1.0
+
+
+def test_a_ratio_of_rooflines_elsewhere() -> None:
+    add = OpCall("aten::add", [[1 << 26], [1 << 26]], ["float", "float"])
+    value, source = durations.estimate_ratio(add, "A100-SXM4-80GB", "H100 SXM")
+    assert source == "ratio of rooflines"
+    assert value == pytest.approx(2039 / 3350, rel=0.05)
+    slower = durations.ratio(product_call(8192, 8192, 8192), "H100 SXM", "A100-SXM4-80GB")
+    assert slower is not None and slower > 2.5
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (OpCall("my::op", [[2]], ["float"]), "no model for my::op"),
+        (OpCall("aten::mm"), "aten::mm"),
+    ],
+)
+def test_no_work_no_ratio(call: OpCall, reason: str) -> None:
+    assert durations.ratio(call, "H100 SXM", "H200") is None
+    with pytest.raises(UnknownDurationError, match=reason):
+        durations.estimate_ratio(call, "H100 SXM", "H200")
+    assert durations.ratio(product_call(64, 64, 64), "H100 SXM", "nothing") is None
+
+
+# What is shipped --------------------------------------------------------------------------------
+
+
+def test_the_files_are_small_and_say_where_they_come_from() -> None:
+    files = sorted(DATA.glob("*"))
+    assert [file.name for file in files] == ["collectives.json", "gemm.json", "kernels.json"]
+    assert sum(file.stat().st_size for file in files) < 1_500_000
+    documents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    sources = [
+        *documents[0]["sources"].values(),
+        *(model["source"] for model in documents[1]["models"]),
+        documents[2]["source"],
+    ]
+    for source in sources:
+        assert source["repository"] and source["commit"] and source["licence"]
+        assert source["rows"] > 1000
