@@ -20,7 +20,9 @@ from torchtraceap.report.view import build_view
 from torchtraceap.report.words import arrow, dash
 from torchtraceap.results import Finding, PlannedFix, ReplayCheck, Saving
 from torchtraceap.simulation import savings as module
+from torchtraceap.simulation.edits.base import Change, EditedGraph
 from torchtraceap.simulation.registry import EDITS_OF_FINDING, make_edit
+from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import EditOutcome
 
 WriteTrace = Callable[..., Path]
@@ -43,6 +45,11 @@ def saving_of(diagnosis: ttap.Diagnosis, name: str = LOADING) -> Saving:
     saving = found(diagnosis, name).saving
     assert saving is not None
     return saving
+
+
+@pytest.fixture
+def slow(write_trace: WriteTrace) -> Finding:
+    return found(loader(write_trace))
 
 
 def stray_kernels(maker: samples.TraceMaker) -> samples.TraceMaker:
@@ -111,19 +118,34 @@ def test_a_fix_of_two_findings_is_planned_once() -> None:
     assert "the same fix as 1" in render_text(diagnosis)
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     predicted=st.integers(-50, 250),
     low=st.integers(-50, 250),
     high=st.integers(-50, 250),
 )
-def test_savings_are_ordered_and_lie_inside_the_step(predicted: int, low: int, high: int) -> None:
-    saving = module._of_outcome(outcome(predicted, low, high), CHECK)
+def test_savings_are_ordered_and_lie_inside_the_step(
+    slow: Finding, predicted: int, low: int, high: int
+) -> None:
+    saving = module._saving(slow, outcome(predicted, low, high), CHECK)
+    assert saving is not None
     assert 0 <= saving.low_ns <= saving.best_ns <= saving.high_ns <= 100
 
 
-def test_a_slower_prediction_saves_nothing() -> None:
-    saving = module._of_outcome(outcome(120, 110, 130), CHECK)
+def test_a_slower_prediction_saves_nothing(slow: Finding) -> None:
+    saving = module._saving(slow, outcome(120, 110, 130), CHECK)
+    assert saving is not None
     assert (saving.low_ns, saving.best_ns, saving.high_ns) == (0, 0, 0)
+
+
+def test_an_edit_that_the_simulation_refuses_leaves_the_bound(slow: Finding) -> None:
+    refused = EditOutcome("edit", None, None, None, "what it changes contradicts this trace")
+    assert slow.saving is not None
+    bound = dataclasses.replace(slow.saving, method="bound", edit="", note="")
+    saving = module._saving(dataclasses.replace(slow, saving=bound), refused, CHECK)
+    assert saving is not None
+    assert saving.method == "bound"
+    assert saving.note == "not simulated: what it changes contradicts this trace"
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
@@ -312,3 +334,30 @@ def test_pairs_of_times_share_their_unit() -> None:
     assert arrow(1_200_000, 900_000) == "1.20 ms → 900 µs"
     assert dash(0, 2_163_073) == "0–2.16 ms"
     assert dash(1_070_100_000, 1_070_200_000) == "1.07 s"
+
+
+class _Circle:
+    """Lets the first point wait for the last."""
+
+    name = "circle"
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        change = Change()
+        change.add([run.graph.order[-1]], [run.graph.order[0]], [0])
+        return EditedGraph(change)
+
+
+def test_an_edit_that_contradicts_the_trace_is_refused_alone(write_trace: WriteTrace) -> None:
+    path = samples.slow_loader().write(write_trace([]))
+    wrong, right = ttap.simulate(path, edits=[_Circle(), "loader_workers=4"]).edits
+    assert wrong.predicted_ns is None
+    assert "contradicts this trace" in wrong.note
+    assert right.applies
+
+
+def test_fetches_on_several_threads_follow_each_other(write_trace: WriteTrace) -> None:
+    maker = samples.slow_loader(steps=5)
+    fetches = [event for event in maker.events if event["name"] == samples.LOADER]
+    fetches[1]["tid"] = 7
+    (edit,) = ttap.simulate(maker.write(write_trace([])), edits=["loader_workers=4"]).edits
+    assert edit.applies, edit.note

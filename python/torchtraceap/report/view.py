@@ -441,6 +441,7 @@ def _replay(diagnosis: Diagnosis) -> str:
     return (
         f"{format_ns(replay.replayed_ns)}{_per(replay.per_step)} from its dependencies alone, "
         f"{format_ns(replay.measured_ns)} measured: {_off(replay.error)}"
+        f"{' on the worst rank' if len(diagnosis.summary.files) > 1 else ''}"
     )
 
 

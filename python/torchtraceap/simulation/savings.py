@@ -70,7 +70,7 @@ def _simulate(trace: Trace, findings: Sequence[Finding]) -> Outlook:
     for finding in findings:
         edit = chosen[finding.type]
         if isinstance(edit, _Applied):
-            savings[finding.type] = _of_outcome(outcomes[edit.name], check)
+            savings[finding.type] = _saving(finding, outcomes[edit.name], check)
         else:
             savings[finding.type] = _bound(finding, edit)
     return Outlook(savings, _plan(simulation, findings, chosen), check)
@@ -131,6 +131,7 @@ def _check(simulation: Simulation) -> ReplayCheck:
         per_step=_per_step(run),
         trusted=False,
         notes=tuple(run.notes),
+        error=simulation.replay_error,
     )
     note = _doubt(simulation)
     return replace(check, trusted=not note, note=note)
@@ -162,10 +163,12 @@ def _doubt(simulation: Simulation) -> str:
     return ""
 
 
-def _of_outcome(outcome: EditOutcome, check: ReplayCheck) -> Saving:
+def _saving(finding: Finding, outcome: EditOutcome, check: ReplayCheck) -> Saving | None:
     """A saving lies between nothing and the whole step, whatever the replays say."""
+    if outcome.predicted_ns is None or outcome.low_ns is None or outcome.high_ns is None:
+        return _bound(finding, f"not simulated: {outcome.note}")
     after = (outcome.high_ns, outcome.predicted_ns, outcome.low_ns)
-    saved = (check.measured_ns - (ns or 0) for ns in after)
+    saved = (check.measured_ns - ns for ns in after)
     low_ns, best_ns, high_ns = sorted(min(max(ns, 0), check.measured_ns) for ns in saved)
     return Saving(
         low_ns,

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap.errors import OptionError
+from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.simulation.edits.base import (
     Change,
     Edit,
@@ -130,9 +130,19 @@ class Simulation:
     def _apply(self, name: str, edit: str | Edit) -> None:
         try:
             made = make_edit(edit) if isinstance(edit, str) else edit
-            self._applied[name] = _Applied(made, made.apply(self.run))
+            graph = made.apply(self.run)
+            self._try(graph)
+            self._applied[name] = _Applied(made, graph)
         except (OptionError, NotApplicableError) as reason:
             self._refused[name] = str(reason)
+        except SchemaError as reason:
+            self._refused[name] = f"what it changes contradicts this trace ({reason})"
+
+    def _try(self, graph: EditedGraph) -> None:
+        """Raises SchemaError for an edit whose new dependencies close a cycle."""
+        for change in (graph.best, graph.cautious):
+            if change is not None and len(change.added[0]):
+                self.run.replay(change.delta(), with_residuals=False)
 
     # ------------------------------------------------------------------------- as it was
 
@@ -289,7 +299,10 @@ class Simulation:
         plan: list[PlannedFix] = []
         raw, reached = np.zeros(4), np.zeros((2, 4))
         while left:
-            name = max(left, key=lambda candidate: self._promise(chosen, left[candidate], raw))
+            promises = {name: self._promise(chosen, graph, raw) for name, graph in left.items()}
+            name = max(promises, key=lambda candidate: promises[candidate])
+            if promises[name] == -np.inf:
+                break
             together = self._raw([*chosen, left[name]])
             gains = _realised(left[name], together - raw)
             gain = float(gains.mean())
@@ -301,8 +314,11 @@ class Simulation:
         return tuple(plan)
 
     def _promise(self, chosen: Sequence[EditedGraph], graph: EditedGraph, raw: Array) -> float:
-        """What a candidate adds, by half of the replays."""
-        together = self._raw([*chosen, graph], exact=(True,))
+        """What a candidate adds, by half of the replays; nothing where it can't be joined."""
+        try:
+            together = self._raw([*chosen, graph], exact=(True,))
+        except SchemaError:  # new dependencies of two edits close a cycle
+            return -np.inf
         return float(_realised(graph, together - raw[::2]).mean())
 
     # ------------------------------------------------------------------------- ways out

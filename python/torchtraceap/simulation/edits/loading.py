@@ -94,8 +94,10 @@ class LoaderWorkers:
 
 
 def _fetches(view: RankView, pattern: str) -> Array:
+    """By their end: whichever thread takes them, batches come one after the other."""
     rows = view.outermost(view.rows_named(pattern, *_HOST))
-    return rows[np.argsort(view.begin_of[rows])]
+    ends_ns = view.table.ts_ns[rows] + view.table.dur_ns[rows]
+    return rows[np.argsort(ends_ns, kind="stable")]
 
 
 def _why_not(run: SimulatedRun) -> str:
