@@ -84,9 +84,9 @@ def build_collectives(trace: Trace) -> ColumnTable:
     columns: dict[str, Column] = {
         "name": _first(matched, core.names),
         "kind": encode_texts(kinds),
-        "group": encode_texts(core.groups[g].name or None for g in matched.group_of.tolist()),
+        "group": encode_texts(matched.groups[g].name or None for g in matched.group_of.tolist()),
         "group_description": encode_texts(
-            core.groups[g].description or None for g in matched.group_of.tolist()
+            matched.groups[g].description or None for g in matched.group_of.tolist()
         ),
         "sequence": _nullable(core.sequence[matched.first], _core.NO_ID),
         "ranks": _lists(matched, numbers[core.rank]),
@@ -167,7 +167,7 @@ def _nothing_to_show(matched: MatchedCollectives) -> str:
 
 def clock_notes(matched: MatchedCollectives) -> list[str]:
     """Which clocks were moved, and which ranks can't be compared in time."""
-    clocks = matched.core.clocks
+    clocks = matched.clocks
     numbers = matched.rank_numbers
     applied = [
         f"rank {numbers[i]} by {format_ns(clock.offset_ns)}"
@@ -410,7 +410,7 @@ def _why_lone(matched: MatchedCollectives, match: int) -> str | None:
 
 
 def _why(matched: MatchedCollectives, rank: int, start_ns: int, end_ns: int) -> str:
-    if not matched.core.clocks[rank].readings:
+    if not matched.clocks[rank].readings:
         return "its clock cannot be compared, no such collective"
     first_ns, last_ns = matched.recorded_ns[rank].tolist()
     if end_ns <= first_ns:

@@ -62,6 +62,18 @@ class MatchedCollectives:
     def matches(self) -> int:
         return self.core.matches
 
+    # The core hands out new lists each time: asked for by match, that would be quadratic.
+
+    @cached_property
+    def groups(self) -> list[_core.ProcessGroup]:
+        """Process groups, as `group_of` counts them."""
+        return self.core.groups
+
+    @cached_property
+    def clocks(self) -> list[_core.ClockFit]:
+        """One for each rank."""
+        return self.core.clocks
+
     @cached_property
     def first(self) -> Array:
         """int64 `[matches]`: first part of each match."""
@@ -84,7 +96,7 @@ class MatchedCollectives:
     @cached_property
     def comparable(self) -> Array:
         """bool `[matches]`: several ranks whose clocks can be compared."""
-        component = np.array([clock.component for clock in self.core.clocks], dtype=np.int64)
+        component = np.array([clock.component for clock in self.clocks], dtype=np.int64)
         own = component[self.core.rank]
         same = self._reduce(np.minimum, own) == self._reduce(np.maximum, own)
         comparable: Array = (self.count > 1) & same
@@ -147,19 +159,19 @@ class MatchedCollectives:
 
     @cached_property
     def group_of(self) -> Array:
-        """int64 `[matches]`: index in `core.groups`."""
+        """int64 `[matches]`: index in `groups`."""
         groups: Array = self.core.group[self.first].astype(np.int64)
         return groups
 
     @cached_property
     def expected_ranks(self) -> list[list[int]]:
         """Of each group: the ranks in it, as recorded, else all of the trace that use it."""
-        used: list[set[int]] = [set() for _ in self.core.groups]
+        used: list[set[int]] = [set() for _ in self.groups]
         numbers = self.rank_numbers
         pairs = np.unique(np.stack([self.core.group, self.core.rank]), axis=1).T.tolist()
         for group, rank in pairs:
             used[group].add(numbers[rank])
-        pairs_known = zip(self.core.groups, used, strict=True)
+        pairs_known = zip(self.groups, used, strict=True)
         return [list(group.ranks) or sorted(seen) for group, seen in pairs_known]
 
     @cached_property
@@ -175,7 +187,7 @@ class MatchedCollectives:
 
     def group_size(self, match: int) -> int | None:
         """Ranks in the group; None where a file that is not there could have joined."""
-        group = self.core.groups[int(self.group_of[match])]
+        group = self.groups[int(self.group_of[match])]
         if group.size:
             return group.size
         return None if self.absent_ranks else len(self.expected_ranks[int(self.group_of[match])])
@@ -214,7 +226,7 @@ class MatchedCollectives:
     @cached_property
     def offsets_ns(self) -> Array:
         """int64 `[ranks]`: what was taken off each rank's times (at the middle of a drift)."""
-        clocks = self.core.clocks
+        clocks = self.clocks
         return np.array([c.offset_ns if c.applied else 0 for c in clocks], dtype=np.int64)
 
     @cached_property

@@ -45,7 +45,7 @@ def merge_ranks(trace: Trace, path: str | os.PathLike[str]) -> MatchedCollective
         if clock.applied
         else (rank.table, f"rank {number}", 0, 0.0)
         for rank, number, clock in zip(
-            trace.ranks, matched.rank_numbers, matched.core.clocks, strict=True
+            trace.ranks, matched.rank_numbers, matched.clocks, strict=True
         )
     ]
     _core.write_merged_trace(ranks, target, epoch_ns=matched.core.clock_epoch_ns)

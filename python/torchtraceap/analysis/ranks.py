@@ -51,7 +51,7 @@ def _by_rank(matched: MatchedCollectives) -> ColumnTable:
     late = measure_lateness(matched)
     ranks = matched.trace.ranks
     timelines = [rank.profiled_timeline() for rank in ranks]
-    clocks = matched.core.clocks
+    clocks = matched.clocks
     causes = [late.main_cause(i) for i in range(len(ranks))]
     verdicts = [late.verdict(i) for i in range(len(ranks))]
     behind = [verdict in ("straggler", "late, cause not proven") for verdict in verdicts]
@@ -228,7 +228,7 @@ def all_to_all_matrix(matched: MatchedCollectives) -> tuple[list[int], Array]:
     numbers = matched.rank_numbers
     here = set(numbers)
     for part, sent, received in core.splits:
-        group = core.groups[int(core.group[part])]
+        group = matched.groups[int(core.group[part])]
         own = numbers[int(core.rank[part])]
         members = list(group.ranks)
         for place, size in enumerate(sent):
@@ -294,7 +294,7 @@ def _imbalance(totals: Array) -> float | None:
 
 
 def _by_clock(matched: MatchedCollectives) -> ColumnTable:
-    clocks = matched.core.clocks
+    clocks = matched.clocks
     numbers = matched.rank_numbers
     columns: dict[str, Column] = {
         "rank": np.asarray(numbers, dtype=np.int64),
