@@ -297,26 +297,51 @@ def _arrow_column(
 
 
 def stack_ranks(parts: Sequence[tuple[int | None, ColumnTable]]) -> ColumnTable:
-    """Tables of equal columns under each other, with a first column `rank`.
+    """Tables under each other, with a first column `rank`; what a rank's table lacks is absent.
 
     Facts become lists by rank under their names. Notes that all ranks share are said once, others
     name their rank.
     """
-    first = parts[0][1]
+    tables = [table for _, table in parts]
     counts = [table.num_rows for _, table in parts]
     ranks = np.array([0 if rank is None else rank for rank, _ in parts], dtype=np.int64)
     unknown = np.array([rank is None for rank, _ in parts])
     columns: dict[str, Column] = {
         "rank": np.ma.array(np.repeat(ranks, counts), mask=np.repeat(unknown, counts))
     }
-    for name in first.columns:
-        columns[name] = _concatenate([table.column(name) for _, table in parts])
+    for name in _names_of(table.columns for table in tables):
+        columns[name] = _concatenate(_present_or_absent(tables, name))
     return ColumnTable(
         columns,
-        shown=("rank", *first.shown),
-        facts={name: [table.facts.get(name) for _, table in parts] for name in first.facts},
+        shown=("rank", *max(tables, key=lambda table: table.num_rows > 0).shown),
+        facts={
+            name: [table.facts.get(name) for table in tables]
+            for name in _names_of(table.facts for table in tables)
+        },
         notes=_stack_notes(parts),
     )
+
+
+def _names_of(groups: Iterable[Iterable[str]]) -> list[str]:
+    """Each name once, in order of first use."""
+    return list(dict.fromkeys(name for group in groups for name in group))
+
+
+def _present_or_absent(tables: Sequence[ColumnTable], name: str) -> list[Column]:
+    """The column of each table; nothing but absent values where a table lacks it."""
+    example = next(table.column(name) for table in tables if name in table)
+    return [
+        table.column(name) if name in table else _absent_like(example, table.num_rows)
+        for table in tables
+    ]
+
+
+def _absent_like(column: Column, rows: int) -> Column:
+    if isinstance(column, TextCodes):
+        return type(column)(np.full(rows, -1, dtype=np.int32), [])
+    if column.dtype.kind == "f":
+        return np.full(rows, np.nan)
+    return np.ma.array(np.zeros(rows, dtype=column.dtype), mask=True)
 
 
 def _stack_notes(parts: Sequence[tuple[int | None, ColumnTable]]) -> list[str]:

@@ -548,9 +548,7 @@ class _RowTable:
         rows = self.by_arguments(each_call=False)
         family = rows.column("family")
         assert isinstance(family, TextCodes)
-        groups = Groups(family.codes.astype(np.int64)) if rows.num_rows else None
-        if groups is None:
-            return rows.take(np.zeros(0, dtype=np.int64))
+        groups = Groups(family.codes.astype(np.int64))
         count, gpu_ns = groups.sum(rows["count"]), groups.sum(rows["gpu_ns"])
         modelled = rows["has_model"]
         modelled_ns = groups.sum(np.where(modelled, rows["gpu_ns"], 0))
