@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.errors import MissingDependencyError
@@ -22,7 +23,10 @@ SEQUENCE = 1
 def write_protobuf(
     part: RankTrace, slices: Sequence[Slices], counters: Sequence[Counter], path: Path
 ) -> None:
-    """Writes complete events of the trace as slices by track, and the overlay beside them."""
+    """Writes complete events of the trace as slices by track, and the overlay beside them.
+
+    The format has no times before 0: a trace that has them is moved to begin there.
+    """
     try:
         from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
         from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
@@ -31,7 +35,8 @@ def write_protobuf(
             "Perfetto's format needs its package: pip install 'torchtraceap[perfetto]'"
         ) from None
     with path.open("wb") as stream:
-        writer = _Writer(StreamingTraceProtoBuilder(stream), protos)
+        origin_ns = _first_time(part, slices, counters)
+        writer = _Writer(StreamingTraceProtoBuilder(stream), protos, origin_ns)
         _write_events(writer, part)
         for track in slices:
             group = writer.group(f"torchtraceap: {track.group}")
@@ -48,11 +53,25 @@ def write_protobuf(
                 writer.count(uuid, time_ns, value)
 
 
+def _first_time(part: RankTrace, slices: Sequence[Slices], counters: Sequence[Counter]) -> int:
+    """The earliest time of all if it is negative, else 0; ns."""
+    times = [
+        part.table.ts_ns[_complete_rows(part)],
+        *(track.start_ns for track in slices),
+        *(counter.time_ns for counter in counters),
+    ]
+    return min(0, *(int(values.min(initial=0)) for values in times))
+
+
+def _complete_rows(part: RankTrace) -> npt.NDArray[np.int64]:
+    complete = _core.HAS_TIME | _core.HAS_DURATION
+    return np.flatnonzero((part.table.flags & complete) == complete)
+
+
 def _write_events(writer: _Writer, part: RankTrace) -> None:
     """Every complete event on the track where the profiler drew it; overlaps get lanes."""
     table = part.table
-    complete = _core.HAS_TIME | _core.HAS_DURATION
-    rows = np.flatnonzero((table.flags & complete) == complete)
+    rows = _complete_rows(part)
     strings, tracks = table.strings, table.tracks
     for track_id in np.unique(table.track[rows]).tolist():
         track = tracks[track_id]
@@ -87,9 +106,10 @@ class _Lanes:
 class _Writer:
     """Track descriptors and track events, one packet each."""
 
-    def __init__(self, builder: Any, protos: Any) -> None:
+    def __init__(self, builder: Any, protos: Any, origin_ns: int) -> None:
         self._builder = builder
         self._protos = protos
+        self._origin_ns = origin_ns
         self._uuids = itertools.count(1)
         self._groups: dict[str, int] = {}
         self._pending: list[tuple[int, int, int, str]] = []
@@ -132,7 +152,7 @@ class _Writer:
 
     def _event(self, uuid: int, time_ns: int, kind: int) -> Any:
         self._packet = self._builder.create_packet()
-        self._packet.timestamp = time_ns
+        self._packet.timestamp = time_ns - self._origin_ns
         self._packet.trusted_packet_sequence_id = SEQUENCE
         self._packet.track_event.type = kind
         self._packet.track_event.track_uuid = uuid
