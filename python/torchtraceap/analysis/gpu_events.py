@@ -174,7 +174,7 @@ class GpuEvents:
         return JsonCodes(codes, [_as_json(text) for text in texts])
 
     def number_arg(self, key: str) -> Array:
-        """One key of `args` as float64, NaN where there is no finite number."""
+        """One key of `args` as float64, NaN where there is no sensible number."""
         codes, texts = self.part.table.text_codes(key, self.rows)
         values = np.array([*(_number(text) for text in texts), math.nan])
         return values[codes]
@@ -195,12 +195,15 @@ def _as_json(text: str) -> str:
         return json.dumps(text)
 
 
+_BEYOND_SENSE = 1e18  # no figure of a profiler is that large, and sums of smaller ones are finite
+
+
 def _number(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         return math.nan
-    return value if math.isfinite(value) else math.nan
+    return value if abs(value) < _BEYOND_SENSE else math.nan
 
 
 def device_and_stream(part: RankTrace, index: Array) -> dict[str, Column]:

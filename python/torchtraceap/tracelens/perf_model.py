@@ -75,6 +75,10 @@ def find_model(name: str) -> Model | None:
     return model_triton.triton_model if name.startswith(model_triton.PREFIXES) else None
 
 
+_MOST_WORK = 1e30
+"""FLOPs or bytes of a call; garbage among sizes gives more, up to infinity and NaN."""
+
+
 def run_model(
     name: str,
     texts: tuple[str | None, str | None, str | None, str | None],
@@ -96,8 +100,8 @@ def run_model(
     try:
         dims, types, strides, concrete = (_parsed(text) for text in texts)
         work = model(Call(name, dims, types, strides, concrete, transpose))
-        float(work.flops), float(work.bytes or 0)  # sizes beyond any double are no work
-        return work
+        sensible = work.flops <= _MOST_WORK and (work.bytes or 0) <= _MOST_WORK
+        return work if sensible else None
     except FAILURES:
         return None
 
