@@ -388,6 +388,10 @@ _KERNEL_RULES = _compile(_KERNELS)
 _LAUNCH = re.compile(r"^(?:cuda|hip|cu)[A-Z]\w*")
 
 
+# Where names say what they do, and no more: generated ones may be kilobytes long.
+_OP_NAME_LIMIT, _KERNEL_NAME_LIMIT = 256, 2048
+
+
 def _first_match(rules: Sequence[tuple[str, re.Pattern[str]]], text: str) -> str | None:
     return next((family for family, pattern in rules if pattern.search(text)), None)
 
@@ -402,7 +406,7 @@ def _half(family: str, *, backward: bool) -> str:
 def _family_of_op(name: str) -> str | None:
     if name.startswith("triton_"):
         return "triton"
-    parts = split_op_name(name)
+    parts = split_op_name(name[:_OP_NAME_LIMIT])
     family = _first_match(_NAMESPACE_RULES, parts.namespace)
     if family is None:
         family = _first_match(_BASE_RULES, parts.base)
@@ -420,7 +424,7 @@ def _special(base: str) -> frozenset[str]:
 
 @lru_cache(maxsize=65_536)
 def _family_of_kernel(name: str) -> str | None:
-    lowered = name.lower()
+    lowered = name[:_KERNEL_NAME_LIMIT].lower()
     family = _first_match(_KERNEL_RULES, lowered)
     if family is None:
         return None

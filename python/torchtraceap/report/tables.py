@@ -344,8 +344,23 @@ def _json_rows(chosen: ChosenEvents) -> Iterator[list[Any]]:
                     None if column[row] == absent else int(column[row])
                     for column, absent in numbers
                 ),
-                json.loads(table.args_json(row), strict=False),
+                _args_of(table, row),
             ]
+
+
+_SAFE_NESTING = 100  # far below Python's recursion limit
+
+
+def _args_of(table: _core.EventTable, row: int) -> Any:
+    """The `args`; as text where they are nested too deep for Python's reader and writer."""
+    text = table.args_json(row)
+    try:
+        args = json.loads(text, strict=False)
+        if text.count("[") + text.count("{") > _SAFE_NESTING:
+            json.dumps([[[[args]]]])  # a row within rows
+    except RecursionError:
+        return text
+    return args
 
 
 def _optional(table: _core.EventTable, name: str) -> tuple[npt.NDArray[Any], int | None]:

@@ -328,11 +328,12 @@ def _host_lanes(
 
 
 def _step_lane(tree: Any, names: _Names, origin_ns: int) -> _Lane:
-    start = np.array([s.start_ns for s in tree.steps], np.int64)
-    end = np.array([s.end_ns for s in tree.steps], np.int64)
+    steps = tree.steps  # the core hands out a new list each time
+    start = np.array([s.start_ns for s in steps], np.int64)
+    end = np.array([s.end_ns for s in steps], np.int64)
     order = np.argsort(start, kind="stable")
     columns = _time_columns(start[order], (end - start)[order], origin_ns)
-    columns["name"] = np.array([names.id_of(tree.steps[i].name) for i in order], np.uint64)
+    columns["name"] = np.array([names.id_of(steps[i].name) for i in order], np.uint64)
     columns["row"] = np.zeros(len(order), np.uint64)
     columns["code"] = np.zeros(len(order), np.uint64)
     return _Lane("step", "steps", "", columns, 0, len(order))
