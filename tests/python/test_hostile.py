@@ -1,0 +1,227 @@
+"""Traces that no profiler should write: every command answers, in bounded time, in clear words."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_traces import GpuTrace
+from rank_samples import ALL_REDUCE, Job, describe
+
+import torchtraceap as ttap
+from torchtraceap.analysis.matching import match_collectives
+from torchtraceap.cli import main
+from torchtraceap.interop import ColumnTable, encode_texts, stack_ranks
+from torchtraceap.models.families import family_of
+
+TABLES = [
+    *(f"ops --by {by}" for by in ("name", "category", "args", "call")),
+    "modules",
+    *(f"kernels --by {by}" for by in ("name", "canonical", "event")),
+    "kernels --short",
+    "sequences",
+    *(f"launches --by {by}" for by in ("call", "kernel", "stream", "event", "queue")),
+    *(f"roofline --by {by}" for by in ("args", "family", "call")),
+    "roofline --compat tracelens",
+    *(f"memory --by {by}" for by in ("direction", "copy", "bandwidth", "allocator", "timeline")),
+    *(f"host --by {by}" for by in ("thread", "op", "frame")),
+    "steps",
+    "collectives",
+    *(f"ranks --by {by}" for by in ("rank", "op", "alltoall", "clock")),
+    *(f"critical-path --by {by}" for by in ("cause", "name", "event")),
+    "diagnose",
+    "summary",
+    "events",
+]
+
+
+def documents(path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[tuple[str, Any]]:
+    """What every command says of a trace, as strict JSON."""
+    for command in TABLES:
+        name, *options = command.split()
+        code = main([name, str(path), *options, "--json"])
+        out, err = capsys.readouterr()
+        assert code in (0, 1), (command, err)
+        assert "internal error" not in err, (command, err)
+        yield command, json.loads(out, parse_constant=_refuse)
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
+
+
+def check(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command, document in documents(path, capsys):
+        if "rows" not in document:
+            continue
+        columns = dict(zip(document["columns"], zip(*document["rows"], strict=True), strict=False))
+        if command.startswith(("ops", "kernels --by")):
+            name = "exclusive_gpu_ns" if command.startswith("ops") else "exclusive_ns"
+            busy = document["busy_ns"]
+            assert sum(columns.get(name, ())) == (sum(busy) if isinstance(busy, list) else busy)
+        for share in ("busy_share", "cumulative_share", "time_share", "wait_share"):
+            values = [value for value in columns.get(share, ()) if value is not None]
+            assert all(0 <= value <= 1 + 1e-9 for value in values), (command, share)
+
+
+def write(folder: Path, *events: dict[str, Any]) -> Path:
+    path = folder / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+    return path
+
+
+GARBAGE: list[Any] = [
+    "x", None, -1, 2**63, 2**200, 1e308, [], [[]], [[-1, 4]], [["a"]], [[2**62, 2**62]] * 2,
+    [[1e308, 2]], [[0, 0]] * 3, {"a": 1}, "[0, 1", "[1e99]", "0,1", True, [None, None],
+]  # fmt: skip
+ARGUMENTS = (
+    "Input Dims", "Input type", "Input Strides", "Concrete Inputs", "Sequence number",
+    "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size",
+    "Process Group Name", "Process Group Ranks", "In split size", "Seq", "bytes", "grid", "block",
+    "registers per thread", "est. achieved occupancy %", "Bytes", "Total Allocated", "Device Id",
+    "hlo_op", "Trace name",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", GARBAGE, ids=lambda value: repr(value)[:24])
+def test_garbage_in_every_argument(
+    value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = GpuTrace()
+    args = dict.fromkeys(ARGUMENTS, value)
+    trace.host("user_annotation", "ProfilerStep#1", 0, 400, **args)
+    for at, name in enumerate(("aten::mm", "aten::convolution", "aten::sum", "record_param_comms")):
+        trace.op(name, 100 * at, 90, **args)
+        trace.launch("gemm", (100 * at + 5, 5), (100 * at + 20, 9), **args)
+        trace.launch(
+            "Memcpy HtoD", (100 * at + 11, 5), (100 * at + 30, 9), cat="gpu_memcpy", **args
+        )
+        trace.launch(ALL_REDUCE, (100 * at + 17, 5), (100 * at + 40, 9), stream=20, **args)
+    trace.raw({"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1,
+               "ts": 50, "args": args})  # fmt: skip
+    check(write(tmp_path, *trace.events), capsys)
+
+
+@pytest.mark.parametrize("depth", [980, 100_000])
+def test_arguments_nested_deeper_than_python_reads(
+    depth: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = GpuTrace().op("aten::mm", 0, 50, **{"Input Dims": "@"})
+    trace.launch("gemm", (5, 5), (20, 9))
+    text = json.dumps({"traceEvents": trace.events}).replace('"@"', "[" * depth + "]" * depth)
+    path = tmp_path / "trace.json"
+    path.write_text(text, encoding="utf-8")
+    check(path, capsys)
+
+
+def test_a_rank_without_gpu_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its roofline has other columns: what a rank's table lacks is absent."""
+    job = Job(2).all_reduce([100, None], 200).host(1, "load", 0, 300)
+    job.load(tmp_path / "job")
+    check(tmp_path / "job", capsys)
+
+
+def test_tables_with_other_columns_stack() -> None:
+    one = ColumnTable({"a": np.array([1]), "t": encode_texts(["x"])}, facts={"f": 1})
+    two = ColumnTable({"b": np.array([2.5]), "t": encode_texts(["y"])}, facts={"g": 2})
+    both = stack_ranks([(0, one), (1, two)])
+    assert both.to_dict()["rows"] == [[0, 1, "x", None], [1, None, "y", 2.5]]
+    assert both.facts == {"f": [1, None], "g": [None, 2]}
+
+
+def test_zero_length_and_wholly_overlapping_kernels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for length in (0, 500):
+        trace = GpuTrace()
+        for i in range(20):
+            trace.gpu(f"k{i % 3}", 100, length)
+        check(write(tmp_path, *trace.events), capsys)
+
+
+@pytest.mark.parametrize("origin_us", [-2.2e15, 2.2e15, 1.7e15])
+def test_times_at_the_ends_of_the_clock(
+    origin_us: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = GpuTrace().host("user_annotation", "ProfilerStep#1", origin_us, 400)
+    trace.op("aten::mm", origin_us + 1, 90).launch("gemm", (origin_us + 5, 5), (origin_us + 20, 9))
+    trace.gpu("orphan", origin_us + 40, 20)
+    check(write(tmp_path, *trace.events), capsys)
+
+
+def test_work_beyond_any_machine_is_no_work(tmp_path: Path) -> None:
+    sizes = [[2**60, 2**60], [2**60, 10**300]]
+    args = {"Input Dims": sizes, "Input type": ["float", "float"]}
+    trace = GpuTrace().op("aten::mm", 0, 50, **args).launch("gemm", (5, 5), (20, 9))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for compat in (None, "tracelens"):
+            (row,) = trace.load(tmp_path).roofline(compat=compat).records()
+            assert row["tflops"] is None
+
+
+def test_a_copy_larger_than_any_memory_has_no_size(tmp_path: Path) -> None:
+    trace = GpuTrace()
+    for i, size in enumerate((2**62, -1, 4096)):
+        name = "Memcpy HtoD (Pageable -> Device)"
+        trace.gpu(name, 10 * i, 4, cat="gpu_memcpy", bytes=size)
+    (row,) = trace.load(tmp_path).memory().records()
+    assert (row["count"], row["total_bytes"]) == (3, 4096)
+
+
+def test_lists_of_the_core_are_asked_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are new lists each time: a look-up by collective would take quadratic time."""
+    job = Job(2)
+    for i in range(30):
+        group = describe("allreduce", 1, [0, 1], **{"Process Group Name": str(i)})
+        job.all_reduce([100 * i + 10, 100 * i + 20], 100 * i + 60, **group)
+    matched = match_collectives(job.load(tmp_path / "job"))
+    assert matched.groups is matched.groups
+    assert len(matched.groups) == 30
+    assert matched.clocks is matched.clocks
+
+
+def test_names_of_kilobytes_keep_their_family() -> None:
+    assert family_of("aten::mm" + "_" * 100_000, ("gemm" + "x" * 100_000,)) == "gemm"
+
+
+def test_markup_and_control_characters_in_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [
+        "<script>alert(1)</script>",
+        "\x1b[2J\x00",
+        "\u202e",
+        "a\nb",
+        "'; DROP TABLE ops;--",
+        "",
+    ]
+    trace = GpuTrace()
+    for i, name in enumerate(names):
+        trace.op(name, 100 * i, 90).launch(name, (100 * i + 5, 5), (100 * i + 20, 9))
+        trace.host("user_annotation", name, 100 * i, 95)
+    path = write(tmp_path, *trace.events)
+    check(path, capsys)
+    for command in ("ops", "kernels", "host", "diagnose"):
+        assert main([command, str(path), "--no-color"]) in (0, 1)
+        assert "\x1b" not in capsys.readouterr().out
+    page = ttap.load(path).diagnose().to_html()
+    assert "<script>alert(1)" not in page
+
+
+def test_perfetto_s_format_begins_at_zero(tmp_path: Path) -> None:
+    protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    trace = GpuTrace().op("aten::mm", -1000, 90).launch("gemm", (-990, 5), (-900, 100))
+    trace.load(tmp_path).annotate(tmp_path / "out.pftrace")
+    written = protos.Trace()
+    written.ParseFromString((tmp_path / "out.pftrace").read_bytes())
+    times = [packet.timestamp for packet in written.packet if packet.HasField("track_event")]
+    assert min(times) == 0
+    assert max(times) >= 200_000
