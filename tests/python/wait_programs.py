@@ -8,7 +8,6 @@ recorded stream before the record, and the next work launched on the waiting str
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +38,7 @@ class Program:
     _awaited: dict[int, list[Work]] = field(default_factory=dict)
     _correlation: int = 0
     thread: int = 1
+    scale: float = 1.0
 
     def call(self, name: str, mean_us: float, correlation: int) -> None:
         length = mean_us * self.rng.uniform(0.7, 1.6)
@@ -59,7 +59,7 @@ class Program:
             start = max(start, source.end_us + self.rng.uniform(1.0, 3.0))
             if source.stream != stream:
                 self.truth.add((source.correlation, self._correlation))
-        length = mean_us * self.rng.uniform(0.5, 2.0)
+        length = self.scale * mean_us * self.rng.uniform(0.5, 2.0)
         self._add("kernel", name, start, length, 0, stream, self._correlation, stream)
         self._free_us[stream] = start + length + self.rng.uniform(0.6, 1.5)
         self._last[stream] = Work(self._correlation, stream, start + length)
@@ -100,7 +100,7 @@ class Program:
 
 
 def all_reduce(program: Program) -> Work | None:
-    """c10d: the communication stream waits for the current one, then an event stands for the work."""
+    """c10d: the communication stream waits for the current one, an event stands for the work."""
     program.wait_stream(COMM, MAIN)
     program.launch(COMM, 120, "ncclDevKernel_AllReduce_Sum_f32_RING_LL")
     return program.record(COMM)
@@ -195,15 +195,11 @@ PATTERNS = (
 )
 
 
-def make_program(seed: int, patterns: int = 12) -> Program:
-    """A random sequence of what training programs do."""
-    program = Program(random.Random(seed))
+def make_program(seed: int, patterns: int = 12, scale: float = 1.0) -> Program:
+    """A random sequence of what training programs do; `scale` times the GPU's work."""
+    program = Program(random.Random(seed), scale=scale)
     plain(program)
     for _ in range(patterns):
         program.rng.choice(PATTERNS)(program)
         program.launch(MAIN, 30)
     return program
-
-
-def programs(seeds: int) -> Iterator[Program]:
-    return (make_program(seed) for seed in range(seeds))

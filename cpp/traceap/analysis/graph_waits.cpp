@@ -343,7 +343,7 @@ class WaitLinker {
       const Wait wait = wait_of_name_[table_.name[row]];
       if (wait != Wait::kRecord && !(wait == Wait::kStreamWait && names_no_partner(row))) continue;
       has_records_ = has_records_ || wait == Wait::kRecord;
-      calls.push_back({table_.ts_ns[row], table_.track[row],
+      calls.push_back({table_.ts_ns[row] + shift_ns_, table_.track[row],
                        wait == Wait::kRecord ? StreamCall::kRecord : StreamCall::kWait});
     }
     if (!has_records_) return;
@@ -367,10 +367,10 @@ class WaitLinker {
         const Row call = tree_.launch[row];
         const std::int64_t end_ns = builder_.time_ns(points_.end[row]);
         if (call != kNoRow) {
-          const std::int64_t called_ns = table_.ts_ns[call];
+          const std::int64_t called_ns = table_.ts_ns[call] + shift_ns_;
           calls.push_back({called_ns, table_.track[call], StreamCall::kLaunch, row, s,
-                           std::max(ready_ns, called_ns + shift_ns_),
-                           builder_.time_ns(points_.begin[row]), end_ns});
+                           std::max(ready_ns, called_ns), builder_.time_ns(points_.begin[row]),
+                           end_ns});
         }
         ready_ns = std::max(ready_ns, end_ns);
       }

@@ -13,8 +13,8 @@
 //
 // Other waits are for earlier records that no wait has taken, and as many are looked at together as
 // follow each other without a launch. They take the records of the stream whose work explains the
-// begin, up to that one; else of the stream recorded last, the oldest first. Older records of a
-// stream are gone when one of it is taken.
+// begin, up to that one; else the newest of the stream recorded last. Older records of a stream are
+// gone when one of it is taken: many events are recorded that nobody waits for.
 //
 // The end of work explains a begin that follows it within microseconds, if that work's own stream
 // and launch had been ready before. Work that begins before a source has ended did not wait for it:
@@ -92,33 +92,75 @@ class PartnerFinder {
 
   void wait(Index at, Thread& thread) {
     if (at < thread.grouped_until) return;
-    if (thread.recorded != kNone && behind_record(at, thread)) {
-      std::erase_if(open_, [&](const Record& open) { return open.at == thread.recorded; });
-      thread.recorded = kNone;
-      return;
+    const std::size_t waits = waits_in_group(at);
+    thread.grouped_until = group_end_;
+    std::size_t used = 0;
+    if (thread.recorded != kNone && thread.launched_last != kNone) {
+      used = behind_record(at, thread, waits);
+      if (used > 0) {
+        std::erase_if(open_, [&](const Record& open) { return open.at == thread.recorded; });
+        thread.recorded = kNone;
+      }
     }
-    thread.grouped_until = wait_group(at);
+    if (used < waits) for_earlier_records(at, waits - used);
   }
 
-  // ---- a wait directly behind its record
+  /// Waits that follow each other; sets where they end.
+  std::size_t waits_in_group(Index at) {
+    const std::vector<Index>& mine = by_thread_[calls_[at].thread];
+    std::size_t waits = 0;
+    for (auto it = std::lower_bound(mine.begin(), mine.end(), at);
+         it != mine.end() && calls_[*it].kind == StreamCall::kWait && waits < kMost; ++it) {
+      ++waits;
+      group_end_ = *it + 1;
+    }
+    return waits;
+  }
 
-  bool behind_record(Index at, const Thread& thread) {
+  // ---- waits directly behind a record
+
+  /// How many of the waits are for it.
+  std::size_t behind_record(Index at, const Thread& thread, std::size_t waits) {
     const Index next = next_launch(at, {});
-    if (thread.launched_last == kNone || next == kNone) return false;
+    if (next == kNone) return 0;
     const std::uint32_t stream = stream_of(thread.launched_last);
     const Index source = last_before(thread.recorded, stream);
-    const Index other = explaining(thread.recorded, next);
-    if (stream_of(next) != stream) {
-      if (other != kNone && !explains(source, next)) return add(other, next);
-      return add(source, next);
+    if (stream_of(next) == stream) {
+      if (waits == 1) return beside(at, thread.recorded, source, next);
+      fork(source, waits);
+      return waits;  // the rest are for streams that get no work
     }
-    if (other != kNone) return add(other, next);
-    const Index later = next_launch(at, stream);
+    const Index other = explaining(thread.recorded, next);
+    const bool is_other = other != kNone && !explains(source, next);
+    if (!add(is_other ? other : source, next)) return 0;
+    return 1 + (waits > 1 ? fork(source, waits - 1) : 0);
+  }
+
+  /// Last and next launch are on one stream: the record or the wait is of another.
+  std::size_t beside(Index at, Index recorded, Index source, Index next) {
+    if (const Index other = explaining(recorded, next); other != kNone) return add(other, next);
+    const Index later = next_launch(at, stream_of(next));
     if (later != kNone && (explains(source, later) || !waits_between(at, later))) {
       return add(source, later);
     }
-    const Index unawaited = latest_unawaited(thread.recorded, next);
+    const Index unawaited = latest_unawaited(recorded, next);
     return unawaited != kNone && add(unawaited, next);
+  }
+
+  /// First launches on other streams until the thread waits again.
+  std::size_t fork(Index source, std::size_t most) {
+    const std::vector<Index>& mine = by_thread_[calls_[group_end_ - 1].thread];
+    std::vector<std::uint32_t> seen{stream_of(source)};
+    std::size_t used = 0;
+    for (auto it = std::lower_bound(mine.begin(), mine.end(), group_end_);
+         it != mine.end() && calls_[*it].kind != StreamCall::kWait && used < most; ++it) {
+      if (calls_[*it].kind != StreamCall::kLaunch) continue;
+      if (std::find(seen.begin(), seen.end(), stream_of(*it)) != seen.end()) continue;
+      seen.push_back(stream_of(*it));
+      if (is_found(source, *it)) continue;
+      used += add(source, *it) ? 1 : 0;
+    }
+    return used;
   }
 
   /// Of the last work of each other stream before a call, that which explains a begin.
@@ -131,7 +173,10 @@ class PartnerFinder {
   Index latest_unawaited(Index before, Index next) const {
     return best_of_others(
         before, next,
-        [&](Index launch) { return is_possible(launch, next) && !is_awaited(launch, next); },
+        [&](Index launch) {
+          return is_possible(launch, next) && !is_awaited(launch, next) &&
+                 calls_[launch].end_ns > calls_[before].time_ns;
+        },
         [](Index launch) { return static_cast<std::int64_t>(launch); });
   }
   template <typename Accept, typename Rank>
@@ -149,29 +194,13 @@ class PartnerFinder {
 
   // ---- waits for earlier records
 
-  /// All waits from this one to the thread's next launch; returns the index behind the last.
-  Index wait_group(Index at) {
+  void for_earlier_records(Index at, std::size_t waits) {
     const Index next = next_launch(at, {});
-    if (next == kNone) return at + 1;
-    const std::size_t waits = waits_in_group(at);
-    for (std::size_t left = waits; left > 0;) {
-      const std::size_t taken = take_from_a_stream(next, left);
-      if (taken == 0) break;
-      left -= taken;
+    while (next != kNone && waits > 0) {
+      const std::size_t taken = take_from_a_stream(next, waits);
+      if (taken == 0) return;
+      waits -= taken;
     }
-    return group_end_;
-  }
-
-  /// Waits that follow each other; sets where they end.
-  std::size_t waits_in_group(Index at) {
-    const std::vector<Index>& mine = by_thread_[calls_[at].thread];
-    std::size_t waits = 0;
-    for (auto it = std::lower_bound(mine.begin(), mine.end(), at);
-         it != mine.end() && calls_[*it].kind == StreamCall::kWait && waits < kMost; ++it) {
-      ++waits;
-      group_end_ = *it + 1;
-    }
-    return waits;
   }
 
   std::size_t take_from_a_stream(Index next, std::size_t most) {
@@ -186,10 +215,10 @@ class PartnerFinder {
       }
     }
     const std::size_t count = std::min(most, candidates.size());
-    const std::size_t first = exact ? candidates.size() - count : 0;
-    const Index newest = candidates[first + count - 1];
-    for (std::size_t i = first; i < first + count; ++i) add(open_[candidates[i]].launch, next);
-    drop_up_to(newest, stream);
+    for (std::size_t i = candidates.size() - count; i < candidates.size(); ++i) {
+      add(open_[candidates[i]].launch, next);
+    }
+    drop_up_to(candidates.back(), stream);
     return count;
   }
 
@@ -263,6 +292,7 @@ class PartnerFinder {
   }
   bool add(Index source, Index next) {
     if (!is_possible(source, next) || stream_of(source) == stream_of(next)) return false;
+    if (is_found(source, next)) return true;
     Awaited& awaited = awaited_[{stream_of(next), stream_of(source)}];
     if (awaited.source == kNone || awaited.source <= source) awaited = {source, next};
     found_.push_back({calls_[source].row, calls_[next].row});

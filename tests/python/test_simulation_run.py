@@ -1,0 +1,228 @@
+"""Runs as graphs: what steps are, chains of one step, trust, bad input, waits between streams."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from wait_programs import Program, make_program
+
+import torchtraceap as ttap
+from torchtraceap import _core
+from torchtraceap.interop import ColumnTable
+from torchtraceap.simulation.held_out import held_out_errors, step_noise
+from torchtraceap.simulation.run import SimulatedRun
+
+WriteTrace = Callable[..., Path]
+Event = dict[str, Any]
+
+
+def host(name: str, ts: float, dur: float, cat: str = "cpu_op", tid: int = 1, **args: Any) -> Event:
+    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur} | (
+        {"args": args} if args else {}
+    )
+
+
+def launch(
+    name: str, call: float, ts: float, dur: float, correlation: int, stream: int = 7
+) -> list[Event]:
+    args = {"device": 0, "stream": stream, "correlation": correlation}
+    kernel = host(name, ts, dur, "kernel", stream) | {"pid": 0, "args": args}
+    return [host("cudaLaunchKernel", call, 5, "cuda_runtime", correlation=correlation), kernel]
+
+
+def step(number: int, ts: float, dur: float) -> Event:
+    return host(f"ProfilerStep#{number}", ts, dur, "user_annotation")
+
+
+def one_step(host_us: float, gpu_us: float) -> list[Event]:
+    """A step that launches one kernel and doesn't wait for it."""
+    return [step(1, 0, host_us), *launch("gemm", 10, 20, gpu_us, 1)]
+
+
+def run_of(path: Path) -> SimulatedRun:
+    return SimulatedRun(ttap.load(path))
+
+
+# ------------------------------------------------------------------------------- chains
+
+
+@pytest.mark.parametrize(("host_us", "gpu_us"), [(100, 30), (100, 400)])
+def test_a_single_step_is_as_slow_as_its_slower_side(
+    write_trace: WriteTrace, host_us: float, gpu_us: float
+) -> None:
+    run = run_of(write_trace(one_step(host_us, gpu_us)))
+    assert run.chained
+    assert run.steady_ns() == 1000 * max(host_us, gpu_us)
+
+
+def test_a_chain_shows_what_an_edit_does_to_the_steady_state(write_trace: WriteTrace) -> None:
+    run = run_of(write_trace(one_step(100, 400)))
+    delta = _core.GraphDelta()
+    delta.set_lags(run.duration_edges(0, run.ranks[0].tree.gpu_rows).astype(np.uint32), [250_000])
+    assert run.steady_ns(delta) == 250_000
+    delta.set_lags(run.duration_edges(0, run.ranks[0].tree.gpu_rows).astype(np.uint32), [1_000])
+    assert run.steady_ns(delta) == 100_000
+
+
+def test_several_steps_are_chained_as_recorded(write_trace: WriteTrace) -> None:
+    events = [event for k in range(5) for event in one_step_at(k)]
+    run = run_of(write_trace(events))
+    assert not run.chained
+    assert [s.name for s in run.chosen_steps] == [f"ProfilerStep#{k}" for k in (1, 2, 3)]
+    assert run.steady_ns() == run.iteration_ns(run.replay()) == 200_000
+
+
+def one_step_at(k: int) -> list[Event]:
+    return [step(k, 200 * k, 200), *launch("gemm", 200 * k + 10, 200 * k + 20, 150, k + 1)]
+
+
+def test_a_thread_that_only_asks_ends_no_iteration(write_trace: WriteTrace) -> None:
+    asking = [host("cudaEventQuery", 50.0 * k, 3, "cuda_runtime", tid=99) for k in range(40)]
+    run = run_of(write_trace([*one_step(100, 30), *asking]))
+    (only,) = run.steps
+    assert run.graph.time_ns[only.points].max() == 100_000
+
+
+# ------------------------------------------------------------------------------- trust
+
+
+def test_replay_error_is_that_of_the_worst_rank(write_trace: WriteTrace) -> None:
+    run = run_of(write_trace([event for k in range(5) for event in one_step_at(k)]))
+    assert run.replay_error() == run.replay_error(0) == 0.0
+    assert len(run.step_errors) == 3
+
+
+def test_what_the_structure_leaves_out_is_an_error(write_trace: WriteTrace) -> None:
+    events = []
+    for k in range(9):
+        base = 1000 * k
+        late = 300 if k % 3 == 1 else 0  # nothing in the trace says why this one starts late
+        events += [step(k, base, 990), *launch("gemm", base + 10, base + 20 + late, 100, k + 1)]
+        wait = 25 + 100 + late
+        events.append(host("cudaDeviceSynchronize", base + 18, wait - 15, "cuda_runtime"))
+        events.append(host("aten::empty", base + wait + 10, 970 - wait))
+    run = run_of(write_trace(events))
+    assert min(run.step_errors) < -0.2
+    assert abs(run.replay_error()) < 0.1  # the median step has nothing to hide
+
+
+def test_other_steps_predict_a_step_without_noise(write_trace: WriteTrace) -> None:
+    run = run_of(write_trace([event for k in range(6) for event in one_step_at(k)]))
+    held = held_out_errors(run)
+    assert [s.name for s in held] == [s.name for s in run.chosen_steps]
+    assert all(s.error == 0 for s in held)
+    assert step_noise(run, 0) == 0
+
+
+def test_a_step_of_its_own_length_is_not_predicted_from_itself(write_trace: WriteTrace) -> None:
+    events, at = [], 0.0
+    for k in range(7):
+        length = 300 if k == 3 else 200
+        events += [step(k, at, length), host("aten::mm", at + 10, length - 20)]
+        at += length
+    held = {s.name: s.error for s in held_out_errors(run_of(write_trace(events)))}
+    assert held["ProfilerStep#3"] == pytest.approx(200 / 300 - 1, abs=0.01)
+
+
+# ------------------------------------------------------------------------------- given dependencies
+
+
+def test_known_dependencies_become_edges(write_trace: WriteTrace) -> None:
+    path = write_trace([*launch("a", 0, 10, 50, 1), *launch("b", 20, 90, 50, 2, stream=8)])
+    trace = ttap.load(path)
+    first, second = trace.ranks[0].tree.gpu_rows.tolist()
+    table = ColumnTable({"producer_row": np.array([first]), "consumer_row": np.array([second])})
+    run = SimulatedRun(trace, dependencies={trace.ranks[0].rank: table})
+    (edge,) = run.edges_of("tensor")
+    assert run.graph.row[run.graph.source[edge]] == first
+    back = ColumnTable({"producer_row": np.array([second]), "consumer_row": np.array([first])})
+    contradicted = SimulatedRun(trace, dependencies={trace.ranks[0].rank: back})
+    assert not len(contradicted.edges_of("tensor"))
+    assert any("execution trace" in note for note in contradicted.notes)
+
+
+# ------------------------------------------------------------------------------- bad input
+
+
+def test_missing_things_are_said(write_trace: WriteTrace) -> None:
+    orphan = launch("gemm", 0, 10, 50, 1)[1]
+    run = run_of(write_trace([orphan]))
+    assert any("no launch" in note for note in run.notes)
+    assert any("no steps" in note for note in run.notes)
+    assert run.replay_error() == 0.0
+
+
+def test_nothing_is_a_run_too(write_trace: WriteTrace) -> None:
+    run = run_of(write_trace([host("x", 0, 0)]))
+    assert run.iteration_ns(run.replay()) == run.steady_ns() == 0.0
+    assert run.replay_error() == 0.0
+
+
+# ------------------------------------------------------------------------------- waits of streams
+
+
+def found_waits(run: SimulatedRun) -> set[tuple[int, int]]:
+    graph, table = run.graph, run.ranks[0].table
+    edges = run.edges_of("stream_wait")
+    edges = edges[graph.evidence[edges] == _core.evidence_names().index("inferred")]
+    source = table.correlation[graph.row[graph.source[edges]]]
+    destination = table.correlation[graph.row[run.destination[edges]]]
+    return set(zip(source.tolist(), destination.tolist(), strict=True))
+
+
+def recovery(write_trace: WriteTrace, seeds: range, scale: float) -> tuple[float, float]:
+    """Precision and recall over programs whose waits are known by construction."""
+    right = wrong = missed = 0
+    for seed in seeds:
+        program = make_program(seed, scale=scale)
+        found = found_waits(run_of(write_trace(program.events)))
+        right += len(found & program.truth)
+        wrong += len(found - program.truth)
+        missed += len(program.truth - found)
+    return right / (right + wrong), right / (right + missed)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 5.0])
+def test_waits_without_sync_rows_are_found(write_trace: WriteTrace, scale: float) -> None:
+    precision, recall = recovery(write_trace, range(500, 530), scale)
+    assert precision >= 0.95
+    assert recall >= 0.9
+
+
+def test_a_fork_and_its_joins(write_trace: WriteTrace) -> None:
+    """As cuDNN does it: one record, a wait for each of its streams; a record and wait of each."""
+    program = Program(random.Random(1))
+    program.launch(7, 50)
+    event = program.record(7)
+    for stream in (20, 21, 22, 23):
+        program.wait(stream, event)
+    program.launch(7, 30)
+    program.launch(20, 30)
+    program.launch(21, 30)
+    for stream in (20, 21, 22, 23):
+        program.wait_stream(7, stream)
+    program.launch(7, 30)
+    found = found_waits(run_of(write_trace(program.events)))
+    assert (1, 8) in found and (1, 9) in found
+    assert found <= program.truth
+
+
+def test_the_order_of_events_is_irrelevant(write_trace: WriteTrace) -> None:
+    events = make_program(3).events
+    straight = run_of(write_trace(events)).replay(with_residuals=False)
+    shuffled = list(events)
+    random.Random(5).shuffle(shuffled)
+    again = run_of(write_trace(shuffled)).replay(with_residuals=False)
+    np.testing.assert_array_equal(np.sort(straight), np.sort(again))
+
+
+def test_json_of_a_program_is_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"traceEvents": make_program(1).events}))
+    assert len(ttap.load(path).ranks[0].tree.gpu_rows) > 20
