@@ -438,15 +438,15 @@ def _replay(diagnosis: Diagnosis) -> str:
         return ""
     if not replay.trusted:
         return f"savings are bounds: {replay.note}"
+    worst = "worst rank " if len(diagnosis.summary.files) > 1 else ""
     return (
         f"{format_ns(replay.replayed_ns)}{_per(replay.per_step)} from its dependencies alone, "
-        f"{format_ns(replay.measured_ns)} measured: {_off(replay.error)}"
-        f"{' on the worst rank' if len(diagnosis.summary.files) > 1 else ''}"
+        f"{format_ns(replay.measured_ns)} measured: {worst}{_off(replay.error)}"
     )
 
 
 def _off(error: float) -> str:
-    return "off by less than 0.1 %" if abs(error) < 0.001 else f"off by {error * 100:+.1f} %"
+    return "off by < 0.1 %" if abs(error) < 0.001 else f"off by {error * 100:+.1f} %"
 
 
 def _saves_short(finding: Finding) -> str:
