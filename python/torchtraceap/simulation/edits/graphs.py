@@ -9,7 +9,16 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
-from torchtraceap.simulation.edits.view import DTOH, HTOD, KINDS, PHASES, RankView, counted, views
+from torchtraceap.simulation.edits.view import (
+    DTOH,
+    HTOD,
+    KINDS,
+    PHASES,
+    RankView,
+    counted,
+    ranges_of,
+    views,
+)
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns
 
@@ -96,15 +105,15 @@ def _capture(
     threads = np.unique(run.graph.lane[view.begin_of[calls]])
     edges = _host_edges(run, threads, start_ns, end_ns)
     setting_up, _ = view.work_edges(calls[view.one_time(calls)])
-    edges = np.setdiff1d(edges, setting_up)
+    if len(setting_up):
+        edges = edges[~np.isin(edges, setting_up)]
     gone_ns = int(run.cost_ns[edges].sum())
     change.set_lags(edges, 0)
     cost_ns = min(gone_ns, view.launch_cost_ns + per_kernel_ns * len(calls))
     change.set_lags(view.edges_into(view.end_of[[first]], "program_order"), cost_ns)
     offsets = view.tree.launched_offsets.astype(np.int64)
-    rows = np.concatenate(
-        [view.tree.launched_rows[offsets[c] : offsets[c + 1]] for c in calls.tolist()]
-    )
+    places, _ = ranges_of(offsets[calls], offsets[calls + 1] - offsets[calls])
+    rows = view.tree.launched_rows[places]
     begins = view.begin_of[np.sort(rows)[1:]]
     launch = view.edges_into(begins, "launch")
     change.set_lags(launch, run.graph.lag_ns[launch])

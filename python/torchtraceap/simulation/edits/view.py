@@ -230,11 +230,18 @@ class RankView:
     def edges_into(self, points: Array, *kinds: str) -> Array:
         """Edges that lead to points, of these kinds; in time of the points' number."""
         graph, _, _ = self._run
-        offsets = graph.in_offsets.astype(np.int64)
-        points = np.unique(points.astype(np.int64))
+        offsets = self._in_offsets
+        points = points.astype(np.int64)
+        if not (np.diff(points) > 0).all():
+            points = np.unique(points)
         edges, _ = ranges_of(offsets[points], offsets[points + 1] - offsets[points])
-        codes = [_DEPENDENCIES[kind] for kind in kinds]
-        return edges[np.isin(graph.kind[edges], codes)] if kinds else edges
+        return edges[_is_of(kinds)[graph.kind[edges]]] if kinds else edges
+
+    @cached_property
+    def _in_offsets(self) -> Array:
+        """int64 `[points + 1]`: edges by the point that they lead to."""
+        graph, _, _ = self._run
+        return graph.in_offsets.astype(np.int64)
 
     def edges_from(self, points: Array, *kinds: str) -> Array:
         """Edges that start at points, of these kinds."""
@@ -398,6 +405,13 @@ class RankView:
         begins = self.begin_of[gpu_rows]
         change.set_lags(self.edges_into(begins, "stream_order"), 0)
         change.drop(self.edges_into(begins, "launch", "device_busy", "copy_engine"))
+
+
+def _is_of(kinds: tuple[str, ...]) -> Array:
+    """bool: by code of a dependency, whether it is of these kinds."""
+    chosen = np.zeros(len(_DEPENDENCIES), dtype=bool)
+    chosen[[_DEPENDENCIES[kind] for kind in kinds]] = True
+    return chosen
 
 
 _DEPENDENCIES = {name: code for code, name in enumerate(_core.dependency_kind_names())}
