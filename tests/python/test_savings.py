@@ -232,6 +232,17 @@ def test_ranks_that_share_nothing_keep_bounds(tmp_path: Path) -> None:
     assert saving.note.startswith("only 1 of 2 ranks share collectives")
 
 
+def test_a_lone_rank_of_several_says_so(write_trace: WriteTrace) -> None:
+    maker = samples.slow_loader(rank=3, world_size=8)
+    quiet = ttap.diagnose(maker.write(write_trace([])))
+    assert quiet.replay is not None
+    assert quiet.replay.notes == ()
+    maker.gpu("kernel", "ncclDevKernel_AllReduce", 1_399_600, 300, launch=1_350_000)
+    talking = ttap.diagnose(maker.write(write_trace([])))
+    assert talking.replay is not None
+    assert talking.replay.notes[-1].startswith("1 of 8 ranks are in the trace")
+
+
 def test_host_only_and_healthy_traces_have_nothing_to_simulate(write_trace: WriteTrace) -> None:
     for maker in (samples.host_only(), samples.healthy()):
         diagnosis = ttap.diagnose(maker.write(write_trace([])))
