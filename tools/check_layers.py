@@ -103,6 +103,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         "knowledge",
         "results",
         "summary",
+        "threads",
         "trace",
         "units",
     },

@@ -34,6 +34,7 @@ from torchtraceap.results import (
     Windows,
 )
 from torchtraceap.summary import build_summary
+from torchtraceap.threads import map_on_threads
 from torchtraceap.trace import RankTrace, Trace, check_count
 from torchtraceap.units import format_ns, format_share
 
@@ -100,15 +101,17 @@ def _outlook(trace: Trace, findings: Sequence[Finding]) -> Outlook | None:
 
 
 def _detect(trace: Trace) -> dict[str, PerRank]:
-    peers: Sequence[_core.PeerView | None] = [None]
+    peers: Sequence[_core.PeerView | None] = [None] * len(trace.ranks)
     if len(trace.ranks) > 1:
         from torchtraceap.analysis.peers import peer_views
 
         peers = peer_views(trace)
-    by_rank = [
-        _core.detect(rank.table, rank.tree, material_share=MATERIAL_SHARE, peers=view)
-        for rank, view in zip(trace.ranks, peers, strict=True)
-    ]
+
+    def detect(index: int) -> list[_core.Finding]:
+        rank, view = trace.ranks[index], peers[index]
+        return _core.detect(rank.table, rank.tree, material_share=MATERIAL_SHARE, peers=view)
+
+    by_rank = map_on_threads(detect, range(len(trace.ranks)))
     return {
         parts[0].type: list(zip(trace.ranks, parts, strict=True))
         for parts in zip(*by_rank, strict=True)
@@ -118,7 +121,7 @@ def _detect(trace: Trace) -> dict[str, PerRank]:
 def _idle_by_cause(trace: Trace) -> dict[str, int]:
     totals: dict[str, int] = dict.fromkeys(_core.idle_cause_names(), 0)
     for rank in trace.ranks:
-        idle = _core.explain_idle(rank.table, rank.tree, bounds=rank.tree.profiled)
+        idle = rank.idle(rank.tree.profiled)
         for cause, ns in idle.totals.items():
             totals[cause] += ns
     return totals

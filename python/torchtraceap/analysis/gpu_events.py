@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -188,7 +188,9 @@ class GpuEvents:
         return TextCodes(padded[inverse].astype(np.int32), texts)
 
 
+@lru_cache(maxsize=1 << 12)
 def _as_json(text: str) -> str:
+    """Ranks and tables ask for the same few."""
     try:
         return json.dumps(json.loads(text, strict=False), allow_nan=False)
     except (ValueError, RecursionError):

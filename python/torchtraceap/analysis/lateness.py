@@ -213,7 +213,7 @@ def _activity(rank: RankTrace) -> dict[str, list[Array]]:
     """Disjoint interval sets by cause; together they cover all recorded time."""
     gpu = _core.gpu_intervals(rank.table, rank.tree)
     begin, end = recorded_bounds(rank)
-    idle = _core.explain_idle(rank.table, rank.tree, bounds=(begin, max(begin, end)))
+    idle = rank.idle((begin, max(begin, end)))
     names = _core.idle_cause_names()
     causes = [_CAUSE_OF_IDLE.get(name, "host") for name in names]
     of_interval = np.array([CAUSES.index(cause) for cause in causes])[idle.cause]
@@ -245,9 +245,9 @@ def _without(a: Array, b: Array) -> Array:
     """Set difference of sorted disjoint interval sets."""
     if not len(a) or not len(b):
         return a
-    cuts = np.unique(np.concatenate([a.ravel(), b.ravel()]))
+    cuts = np.sort(np.concatenate([a.ravel(), b.ravel()]))
     low, high = cuts[:-1], cuts[1:]
-    keep = _inside(a, low) & ~_inside(b, low)
+    keep = (low < high) & _inside(a, low) & ~_inside(b, low)
     pieces: Array = np.stack([low[keep], high[keep]], axis=1)
     return pieces
 

@@ -168,8 +168,11 @@ class _Calls:
 
     def _drop_wrappers(self) -> None:
         """A composite operator counts only where no other modelled work stands below it."""
-        composite = np.array([_is_composite(kind.name) for kind in self.kinds])
-        helper = np.array([family_of(kind.name) in _HELPERS for kind in self.kinds])
+        names = {kind.name for kind in self.kinds}
+        composites = {name for name in names if _is_composite(name)}
+        helpers = {name for name in names if family_of(name) in _HELPERS}
+        composite = np.array([kind.name in composites for kind in self.kinds])
+        helper = np.array([kind.name in helpers for kind in self.kinds])
         doers = self.rows[~helper[self.group] & self.has_work[self.rows]]
         wraps = _ancestors(self.part.tree.parent, doers)
         self.has_work[self.rows[composite[self.group] & wraps[self.rows]]] = False
