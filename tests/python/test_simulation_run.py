@@ -16,6 +16,7 @@ import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.interop import ColumnTable
 from torchtraceap.simulation.held_out import held_out_errors, step_noise
+from torchtraceap.simulation.overhead import ProfilerOverhead, estimate_unprofiled
 from torchtraceap.simulation.run import SimulatedRun
 
 WriteTrace = Callable[..., Path]
@@ -226,3 +227,35 @@ def test_json_of_a_program_is_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"traceEvents": make_program(1).events}))
     assert len(ttap.load(path).ranks[0].tree.gpu_rows) > 20
+
+
+# ------------------------------------------------------------------------------- profiler
+
+
+def test_what_recording_costs_is_taken_off_the_host(write_trace: WriteTrace) -> None:
+    operators = [host("aten::add", 10.0 * k, 8) for k in range(10)]
+    run = run_of(write_trace([step(1, 0, 100), *operators]))
+    tax = ProfilerOverhead(operator_ns=1_000, frame_ns=0, call_ns=0, source="")
+    estimate = estimate_unprofiled(run, tax)
+    assert estimate.profiled_ns == 100_000
+    assert estimate.events == 11
+    # The first point of the thread has nothing before it, and begin and end pay a half each; the
+    # first operator begins with the step.
+    assert estimate.unprofiled_ns == 100_000 - 20 * 500
+
+
+def test_a_step_that_waits_for_the_gpu_gains_nothing(write_trace: WriteTrace) -> None:
+    run = run_of(write_trace([event for k in range(5) for event in gpu_bound_at(k)]))
+    estimate = estimate_unprofiled(run, ProfilerOverhead(1_000, 0, 0, ""))
+    assert estimate.unprofiled_ns == pytest.approx(estimate.profiled_ns, rel=0.02)
+
+
+def gpu_bound_at(k: int) -> list[Event]:
+    at = 500 * k
+    return [
+        step(k, at, 500),
+        host("aten::mm", at + 5, 15),
+        *launch("gemm", at + 10, at + 20, 450, k + 1),
+        host("cudaDeviceSynchronize", at + 30, 445, "cuda_runtime"),
+        host("aten::add", at + 476, 20),
+    ]

@@ -36,6 +36,9 @@ constexpr std::int64_t kClockStepNs = 1'000;
 // Records without a taker that are kept, streams and launches looked at; bounds hostile input.
 constexpr std::size_t kMost = 64;
 
+// Work whose event is recorded without another sign was launched at most so many calls before.
+constexpr std::size_t kRecent = 24;
+
 using Index = std::size_t;  // of a call
 constexpr Index kNone = static_cast<Index>(-1);
 
@@ -175,7 +178,7 @@ class PartnerFinder {
         before, next,
         [&](Index launch) {
           return is_possible(launch, next) && !is_awaited(launch, next) &&
-                 calls_[launch].end_ns > calls_[before].time_ns;
+                 launch + kRecent > before;
         },
         [](Index launch) { return static_cast<std::int64_t>(launch); });
   }

@@ -141,7 +141,8 @@ class SimulatedRun:
     @cached_property
     def destination(self) -> Array:
         """uint32 `[edges]`: the point that each edge leads to."""
-        counts = np.diff(self.graph.in_offsets.astype(np.int64))
+        offsets: Array = self.graph.in_offsets.astype(np.int64)
+        counts: Array = offsets[1:] - offsets[:-1]
         return np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
 
     @cached_property
@@ -169,19 +170,22 @@ class SimulatedRun:
 
     def begin_of(self, rank: int, rows: Array | Sequence[int]) -> Array:
         """Points where rows begin; rows without a point are left out."""
-        points = self.graph.begin_of(rank)[np.asarray(rows, dtype=np.int64)]
-        return points[points != _core.NO_ROW]
+        points: Array = self.graph.begin_of(rank)[np.asarray(rows, dtype=np.int64)]
+        found: Array = points[points != _core.NO_ROW]
+        return found
 
     def end_of(self, rank: int, rows: Array | Sequence[int]) -> Array:
         """Points where rows end; rows without a point are left out."""
-        points = self.graph.end_of(rank)[np.asarray(rows, dtype=np.int64)]
-        return points[points != _core.NO_ROW]
+        points: Array = self.graph.end_of(rank)[np.asarray(rows, dtype=np.int64)]
+        found: Array = points[points != _core.NO_ROW]
+        return found
 
     def duration_edges(self, rank: int, gpu_rows: Array | Sequence[int]) -> Array:
         """The edge from begin to end of each GPU event: its duration is their cost."""
         edges = self.edges_into(self.end_of(rank, gpu_rows), "execution")
         ends = self.destination[edges]
-        return edges[self.graph.row[self.graph.source[edges]] == self.graph.row[ends]]
+        own: Array = edges[self.graph.row[self.graph.source[edges]] == self.graph.row[ends]]
+        return own
 
     # ------------------------------------------------------------------------- time
 
@@ -189,7 +193,8 @@ class SimulatedRun:
         self, delta: _core.GraphDelta | None = None, *, with_residuals: bool = True
     ) -> Array:
         """int64 `[points]`: when each point happens."""
-        return _core.replay(self.graph, delta, with_residuals=with_residuals)
+        edit = _core.GraphDelta() if delta is None else delta
+        return _core.replay(self.graph, edit, with_residuals=with_residuals)
 
     @cached_property
     def steps(self) -> list[RunStep]:
@@ -295,8 +300,9 @@ class SimulatedRun:
         """
         if not self.chained:
             return self.iteration_ns(self.replay(delta, with_residuals=with_residuals))
+        edit = _core.GraphDelta() if delta is None else delta
         times = _core.replay_chain(
-            self.graph, self._carried, copies, delta, with_residuals=with_residuals
+            self.graph, self._carried, copies, edit, with_residuals=with_residuals
         )
         ends = [times[:, step.points].max(axis=1) for step in self.steps]
         return float(np.median([end[-1] - end[-2] for end in ends]))

@@ -1,0 +1,199 @@
+"""How true replays are, and how fast: tables for docs/simulation.md.
+
+    python benchmarks/simulation/run.py [CORPUS]    # default: TORCHTRACEAP_CORPUS
+
+Fidelity: a replay from dependencies alone against the measured step, beside the sum of the step's
+kernels; steps predicted from the other steps, beside the median of these; waits found in programs
+whose waits are known. Speed: engine, graph, fifty what-ifs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+import torchtraceap as ttap
+from torchtraceap import _core
+from torchtraceap.simulation.held_out import held_out_errors, step_noise
+from torchtraceap.simulation.run import SimulatedRun
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "python"))
+from wait_programs import make_program  # noqa: E402
+
+
+def runs(corpus: Path) -> Iterator[tuple[str, SimulatedRun]]:
+    """Sets of ranks as one run each, every other file as a run of its own."""
+    sets = {corpus / "param" / "dlrm_8ranks", corpus / "torchrec_4ranks_late_rank"}
+    for folder in sorted(sets):
+        if folder.is_dir():
+            yield str(folder.relative_to(corpus)), SimulatedRun(ttap.load(folder))
+    for path in sorted([*corpus.rglob("*.json"), *corpus.rglob("*.json.gz")]):
+        if path.parent in sets or "_reference" in str(path):
+            continue
+        try:
+            yield str(path.relative_to(corpus)), SimulatedRun(ttap.load(path))
+        except ttap.errors.TraceError:
+            continue
+
+
+def kernel_sum_error(run: SimulatedRun) -> float:
+    """The trivial baseline: a step takes what its GPU events take, one after the other."""
+    errors = []
+    for step in run.chosen_steps:
+        measured = run.measured_step_ns(step)
+        inside = np.zeros(len(run.graph), dtype=bool)
+        inside[step.points] = True
+        edges = run.edges_of("execution")
+        edges = edges[inside[run.destination[edges]]]
+        errors.append(run.cost_ns[edges].sum() / measured - 1 if measured else 0.0)
+    return float(np.median(errors)) if errors else 0.0
+
+
+def print_fidelity(corpus: Path) -> None:
+    print("replay without residuals against the measured step (median, worst step)")
+    print(f"{'trace':52} {'ranks':>5} {'steps':>5} {'median':>8} {'worst':>8} {'kernels':>8}")
+    single, every = [], []
+    for name, run in runs(corpus):
+        errors = run.step_errors
+        if not len(errors):
+            continue
+        every += list(np.abs(errors))
+        if len(run.ranks) == 1:
+            single.append(abs(run.replay_error()))
+        worst = errors[np.abs(errors).argmax()]
+        print(
+            f"{name[-52:]:52} {len(run.ranks):5} {len(errors):5} {run.replay_error():+8.2%} "
+            f"{worst:+8.2%} {kernel_sum_error(run):+8.0%}"
+        )
+    print(
+        f"single ranks: n = {len(single)}, mean {np.mean(single):.2%}, largest {max(single):.2%}; "
+        f"all {len(every)} steps: mean {np.mean(every):.2%}, largest {max(every):.2%}\n"
+    )
+
+
+def print_collectives(corpus: Path) -> None:
+    folder = corpus / "param" / "dlrm_8ranks"
+    if not folder.is_dir():
+        return
+    run = SimulatedRun(ttap.load(folder))
+    off = run.replay(with_residuals=False) - run.graph.time_ns
+    ends = [int(run.graph.end_of(rank)[row]) for group in run.collectives for rank, row in group]
+    apart = np.abs(off[ends]) / 1e3
+    print(
+        f"ends of {len(run.collectives)} collectives on {len(run.ranks)} ranks (n = {len(ends)}): "
+        f"off by {apart.mean():.1f} us on average, {apart.max():.1f} us at most\n"
+    )
+
+
+def print_held_out(corpus: Path) -> None:
+    print("steps predicted from the other steps of their rank (mean absolute error)")
+    print(
+        f"{'trace':52} {'steps':>5} {'noise':>7} {'error':>7} {'ratio':>6} {'median of others':>17}"
+    )
+    for name, run in runs(corpus):
+        held = held_out_errors(run)
+        if not held or not all(step.measured_ns for step in held):
+            continue
+        noise = float(np.mean([step_noise(run, rank) for rank in {step.rank for step in held}]))
+        error = float(np.mean([abs(step.error) for step in held]))
+        lengths = np.array([step.measured_ns for step in held], dtype=float)
+        others = [np.median(np.delete(lengths, i)) / lengths[i] - 1 for i in range(len(held))]
+        ratio = error / noise if noise else 0.0
+        print(
+            f"{name[-52:]:52} {len(held):5} {noise:7.2%} {error:7.2%} {ratio:6.2f} "
+            f"{np.abs(others).mean():17.2%}"
+        )
+    print()
+
+
+def print_recovery(seeds: range = range(2000, 2200)) -> None:
+    print(f"waits between streams without sync rows, {len(seeds)} programs each")
+    print(f"{'GPU work x':>10} {'waits':>6} {'precision':>9} {'recall':>7}")
+    for scale in (0.1, 0.3, 1.0, 3.0, 10.0):
+        right = wrong = missed = 0
+        for seed in seeds:
+            program = make_program(seed, scale=scale)
+            found = _found(program.events)
+            right += len(found & program.truth)
+            wrong += len(found - program.truth)
+            missed += len(program.truth - found)
+        total = right + missed
+        print(f"{scale:10} {total:6} {right / (right + wrong):9.3f} {right / total:7.3f}")
+    print()
+
+
+def _found(events: list[dict[str, object]]) -> set[tuple[int, int]]:
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump({"traceEvents": events}, file)
+        file.flush()
+        run = SimulatedRun(ttap.load(file.name))
+    graph, table = run.graph, run.ranks[0].table
+    edges = run.edges_of("stream_wait")
+    edges = edges[graph.evidence[edges] == _core.evidence_names().index("inferred")]
+    source = table.correlation[graph.row[graph.source[edges]]]
+    destination = table.correlation[graph.row[run.destination[edges]]]
+    return set(zip(source.tolist(), destination.tolist(), strict=True))
+
+
+def least_s(work: Callable[[], object], rounds: int = 5) -> float:
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def print_speed(corpus: Path, nodes: int = 1_000_000) -> None:
+    rng = random.Random(1)
+    durations = [rng.randrange(1000) for _ in range(nodes)]
+    edges = [(2 * (i - 1 - rng.randrange(min(i, 8))) + 1, 2 * i, 1) for i in range(1, nodes)]
+    graph = _core.plain_graph(durations, edges)
+    seconds = least_s(lambda: _core.replay(graph))
+    print(f"engine: {nodes} nodes in {seconds * 1e3:.0f} ms, {nodes / seconds / 1e6:.0f} M nodes/s")
+    path = corpus / "hta" / "ddp_a100_rank_of_8_control.json.gz"
+    if not path.exists():
+        return
+    start = time.perf_counter()
+    trace = ttap.load(path)
+    load_s = time.perf_counter() - start
+    build_s = least_s(lambda: SimulatedRun(trace))
+    run = SimulatedRun(trace)
+    executions = run.edges_of("execution")
+
+    def what_ifs() -> None:
+        for edit in range(50):
+            delta = _core.GraphDelta()
+            chosen = executions[edit::50]
+            delta.set_lags(chosen.astype(np.uint32), run.cost_ns[chosen] // 2)
+            run.iteration_ns(run.replay(delta))
+
+    once_s = least_s(lambda: run.iteration_ns(run.replay()))
+    many_s = least_s(what_ifs)
+    print(
+        f"{path.name}, {len(run.graph)} points: load {load_s * 1e3:.0f} ms, graph "
+        f"{build_s * 1e3:.0f} ms, a replay {once_s * 1e3:.2f} ms, 50 what-ifs {many_s * 1e3:.0f} ms"
+    )
+
+
+def main() -> None:
+    default = os.environ.get("TORCHTRACEAP_CORPUS", ROOT.parent / "shared" / "traces")
+    corpus = Path(sys.argv[1] if len(sys.argv) > 1 else default)
+    print_fidelity(corpus)
+    print_collectives(corpus)
+    print_held_out(corpus)
+    print_recovery()
+    print_speed(corpus)
+
+
+if __name__ == "__main__":
+    main()
