@@ -225,3 +225,17 @@ def test_perfetto_s_format_begins_at_zero(tmp_path: Path) -> None:
     times = [packet.timestamp for packet in written.packet if packet.HasField("track_event")]
     assert min(times) == 0
     assert max(times) >= 200_000
+
+
+def test_options_beyond_sense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write(tmp_path, *GpuTrace().gpu("k", 0, 5).events))
+    for value in ("nan", "inf", "-1", "1e300", "x"):
+        assert main(["kernels", path, "--short", "--below-us", value]) == 2
+        assert "internal error" not in capsys.readouterr().err
+    assert main(["kernels", path, "--short", "--below-us", "5.001", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["short_kernels"] == 1
+
+
+def test_more_threads_than_any_machine_has(tmp_path: Path) -> None:
+    path = write(tmp_path, *GpuTrace().gpu("k", 0, 5).events)
+    assert ttap.load(path, threads=10**8).rank().table.total_objects == 1

@@ -66,9 +66,11 @@ class Reader {
  private:
   enum class Section { kEvents, kTail, kEnd };
 
+  static constexpr unsigned kMostThreads = 256;  // each has a parser with buffers of its own
+
   static unsigned thread_count(unsigned wanted) {
     if (wanted == 0) wanted = std::max(1U, std::thread::hardware_concurrency());
-    return wanted > 1 ? wanted : 0;
+    return wanted > 1 ? std::min(wanted, kMostThreads) : 0;
   }
 
   /// Appends up to `bytes` of text.

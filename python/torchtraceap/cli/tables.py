@@ -21,6 +21,7 @@ from torchtraceap.cli.parsing import (
     add_rank,
     add_threads,
     count,
+    microseconds,
 )
 
 if TYPE_CHECKING:
@@ -50,13 +51,17 @@ def _describe_kernels(parser: Parser) -> None:
         "--short", action="store_true", help="only kernels below --below-us, by owner"
     )
     parser.add_argument(
-        "--below-us", type=float, default=10.0, metavar="US", help="what short means [10]"
+        "--below-us",
+        type=microseconds,
+        default=10_000,
+        metavar="US",
+        help="what short means [10]",
     )
 
 
 def _kernels(trace: Trace, options: Options) -> ColumnTable:
     if options.short:
-        return trace.short_kernels(below_ns=round(options.below_us * 1000), rank=options.rank)
+        return trace.short_kernels(below_ns=options.below_us, rank=options.rank)
     return trace.kernels(by=options.by, rank=options.rank)
 
 
