@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -591,9 +592,9 @@ def _shared(progress: Progress, files: Sequence[Path]) -> list[Progress]:
     done = [0] * len(files)
     lock = Lock()
 
-    def report(index: int, read: int) -> object:
+    def report(index: int, read: int, _: int) -> object:
         with lock:
             done[index] = read
             return progress(sum(done), total)
 
-    return [lambda read, _, index=i: report(index, read) for i in range(len(files))]
+    return [partial(report, index) for index in range(len(files))]

@@ -233,9 +233,11 @@ def _sizes(copies: Copies) -> list[dict[str, Any]]:
     direction, host_memory = copies.direction.take(known), copies.host_memory.take(known)
     exponent = np.frexp(np.maximum(size, 0.5))[1].astype(np.int64)  # 0 for empty copies
     groups = Groups(direction.codes, host_memory.codes, exponent)
-    order = order_by(
-        direction.codes[groups.first], host_memory.codes[groups.first], exponent[groups.first]
+    # By the words: codes follow the strings of the table, whose order threads decide.
+    words = (
+        column.take(groups.first).to_numpy().astype(str) for column in (direction, host_memory)
     )
+    order = order_by(*words, exponent[groups.first])
     first = groups.first[order]
     top = 2 ** exponent[first]
     columns = (
