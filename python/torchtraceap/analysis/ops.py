@@ -175,12 +175,8 @@ View = tuple[dict[str, Column], Sequence[str], Sequence[str]]
 
 def _by_name(calls: Calls) -> View:
     groups = Groups(calls.kind, calls.name)
-    kind, name = calls.kind[groups.first], calls.name[groups.first]
-    families = _families(calls)
     columns: dict[str, Column] = {
-        "name": _texts(calls, name),
-        "kind": TextCodes(kind.astype(np.int8), KINDS),
-        "family": encode_texts(map(families.get, zip(kind.tolist(), name.tolist(), strict=True))),
+        **_names(calls, groups.first),
         "count": groups.count,
         **_sums(calls, groups),
         "own_gpu_mean_ns": groups.mean(calls.own_ns),
@@ -200,12 +196,8 @@ def _by_args(calls: Calls) -> View:
     }
     groups = Groups(calls.kind, calls.name, *(column.codes for column in arguments.values()))
     first = groups.first
-    kind, name = calls.kind[first], calls.name[first]
-    families = _families(calls)
     columns: dict[str, Column] = {
-        "name": _texts(calls, name),
-        "kind": TextCodes(kind.astype(np.int8), KINDS),
-        "family": encode_texts(map(families.get, zip(kind.tolist(), name.tolist(), strict=True))),
+        **_names(calls, first),
         **{column: codes.take(first) for column, codes in arguments.items()},
         "count": groups.count,
         **_sums(calls, groups),
@@ -301,6 +293,17 @@ def _texts(calls: Calls, codes: Array) -> TextCodes:
     """Names as a column that holds only the names in use."""
     used, dense = np.unique(codes, return_inverse=True)
     return TextCodes(dense.astype(np.int32), [calls.names[code] for code in used.tolist()])
+
+
+def _names(calls: Calls, chosen: Array) -> dict[str, Column]:
+    """Name, kind and family of some calls."""
+    kind, name = calls.kind[chosen], calls.name[chosen]
+    families = _families(calls)
+    return {
+        "name": _texts(calls, name),
+        "kind": TextCodes(kind.astype(np.int8), KINDS),
+        "family": encode_texts(map(families.get, zip(kind.tolist(), name.tolist(), strict=True))),
+    }
 
 
 def _sums(calls: Calls, groups: Groups) -> dict[str, Column]:

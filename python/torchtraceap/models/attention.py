@@ -6,7 +6,7 @@ pairs out, and the kernels of all back ends skip whole tiles of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.models.registry import Work, register
@@ -319,15 +319,7 @@ def _varlen(sizes: _Heads, count: int, longest: list[int], mask: _Mask) -> tuple
 
 
 def _bounded(work: Work) -> Work:
-    return Work(
-        work.flops,
-        work.bytes_read,
-        work.bytes_written,
-        dtype=work.dtype,
-        unit=work.unit,
-        upper_bound=True,
-        notes=(_VARLEN_NOTE,),
-    )
+    return replace(work, upper_bound=True, notes=(_VARLEN_NOTE,))
 
 
 # ------------------------------------------------------------------- the flash-attn packages

@@ -166,48 +166,38 @@ def mkldnn_convolution(call: OpCall) -> Work:
     return _library(call, 3, call.optional_tensor(2))
 
 
-def _library(call: OpCall, at: int, bias: Tensor | None, allow: int | None = None) -> Work:
-    """Padding, stride, dilation and groups, in this order, from position `at` on."""
+def _library(
+    call: OpCall,
+    at: int,
+    bias: Tensor | None,
+    allow: int | None = None,
+    *,
+    transposed: bool = False,
+) -> Work:
+    """Padding, output padding if transposed, stride, dilation and groups from position `at` on."""
     known = allow is not None and call.has_values and allow < len(call)
+    after = at + 1 + transposed
     return _forward(
         call.tensor(0),
         call.tensor(1),
         bias,
-        call.integers(at + 1),
+        call.integers(after),
         call.integers(at),
-        call.integers(at + 2),
-        None,
-        call.integer(at + 3),
+        call.integers(after + 1),
+        call.integers(at + 1) if transposed else None,
+        call.integer(after + 2),
         call.boolean(allow) if known and allow is not None else None,
     )
 
 
 @register("aten::cudnn_convolution_transpose")
 def cudnn_convolution_transpose(call: OpCall) -> Work:
-    return _library_transpose(call, 2, None, allow=9)
+    return _library(call, 2, None, allow=9, transposed=True)
 
 
 @register("aten::miopen_convolution_transpose")
 def miopen_convolution_transpose(call: OpCall) -> Work:
-    return _library_transpose(call, 3, call.optional_tensor(2))
-
-
-def _library_transpose(
-    call: OpCall, at: int, bias: Tensor | None, allow: int | None = None
-) -> Work:
-    """Padding, output padding, stride, dilation and groups from position `at` on."""
-    known = allow is not None and call.has_values and allow < len(call)
-    return _forward(
-        call.tensor(0),
-        call.tensor(1),
-        bias,
-        call.integers(at + 2),
-        call.integers(at),
-        call.integers(at + 3),
-        call.integers(at + 1),
-        call.integer(at + 4),
-        call.boolean(allow) if known and allow is not None else None,
-    )
+    return _library(call, 3, call.optional_tensor(2), transposed=True)
 
 
 @register("aten::cudnn_convolution_relu", "aten::miopen_convolution_relu")

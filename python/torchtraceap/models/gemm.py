@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isqrt, prod
 
 from torchtraceap.models.arguments import DType, OpCall, Tensor, UnknownWorkError
@@ -267,15 +268,8 @@ def grouped_rows(call: OpCall) -> Work:
 
 def _as_upper_bound(work: Work) -> Work:
     """Rows behind the last offset are not computed, and groups without rows not read."""
-    return Work(
-        work.flops,
-        work.bytes_read,
-        work.bytes_written,
-        dtype=work.dtype,
-        unit=work.unit,
-        upper_bound=True,
-        notes=("the sizes of the groups are not recorded: at most this",),
-    )
+    note = "the sizes of the groups are not recorded: at most this"
+    return replace(work, upper_bound=True, notes=(note,))
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
