@@ -132,8 +132,12 @@ def _descend(p: FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:
         normal += damping * np.diag(np.maximum(np.diag(normal), 1e-12))
         trial = p - np.linalg.solve(normal, slope.T @ error)
         after = _sigmoid(trial, x) - y
-        if (after**2).sum() < (error**2).sum():
+        gained = float((error**2).sum() - (after**2).sum())
+        if gained > 0:
+            settled = gained < 1e-7 * float((error**2).sum())
             p, error, damping = trial, after, max(damping / 5.0, 1e-9)
+            if settled:
+                break
         else:
             damping *= 5.0
             if damping > 1e9:
