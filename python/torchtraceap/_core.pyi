@@ -1411,7 +1411,10 @@ class GraphDelta:
     """
     What an edit changes in a graph.
     """
-    def __init__(self) -> None: ...
+    def __init__(self) -> None:
+        """
+        No change yet.
+        """
     def __len__(self) -> int: ...
     def add(
         self,

@@ -35,8 +35,13 @@ def live_names(owner: object) -> set[str]:
 
 
 def live_signature(function: object) -> tuple[list[str], list[str]]:
-    """Positional and keyword-only argument names, from the line that pybind11 puts on top."""
-    first = str(function.__doc__).splitlines()[0]
+    """Positional and keyword-only argument names, from the line that pybind11 puts on top.
+
+    Of several overloads the last counts, as it does in `stub_functions`.
+    """
+    lines = str(function.__doc__).splitlines()
+    overloads = [line for line in lines if re.match(r"\d+\. \w+\(", line)]
+    first = overloads[-1] if overloads else lines[0]
     inside = first[first.index("(") + 1 : first.rindex(") ->")]
     while (flat := re.sub(r"\[[^\[\]]*\]|\([^()]*\)", "", inside)) != inside:
         inside = flat
@@ -73,7 +78,7 @@ def test_the_stub_names_what_the_module_has() -> None:
 def test_classes_have_the_stubbed_members(name: str) -> None:
     live, body = getattr(_core, name), stub_classes()[name].body
     members = stub_functions(body)
-    assert set(members) == live_names(live)
+    assert set(members) - {"__init__"} == live_names(live)  # every class has one, open or not
     for member, node in members.items():
         assert is_property(node) == isinstance(vars(live)[member], property), member
 

@@ -149,7 +149,7 @@ Int64Array replay_copies(const ExecutionGraph& graph, const PlainEdges& carries,
 
 void bind_delta(py::module_& module) {
   py::class_<GraphDelta>(module, "GraphDelta", "What an edit changes in a graph.")
-      .def(py::init<>())
+      .def(py::init<>(), "No change yet.")
       .def("set_lag", &GraphDelta::set_lag, py::arg("edge"), py::arg("lag_ns"),
            "A new cost, residual included.")
       .def("drop", &GraphDelta::drop, py::arg("edge"), "The dependency is gone.")
