@@ -26,7 +26,10 @@ def generate() -> str:
         subprocess.run([*command, "--exit-code"], check=True, capture_output=True)
         text = (Path(folder) / "torchtraceap/_core.pyi").read_text("utf-8")
     text = re.sub(r'\A"""(.|\n)*?"""\n', "", text)
-    return format_stub(HEADER + text.replace("os.PathLike |", "os.PathLike[str] |"))
+    text = text.replace("os.PathLike |", "os.PathLike[str] |")
+    # A pointer that may be None; the generator does not say so.
+    text = re.sub(r"(\w+): (\w+) = None", r"\1: \2 | None = None", text)
+    return format_stub(HEADER + text)
 
 
 def format_stub(text: str) -> str:

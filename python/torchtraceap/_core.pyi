@@ -1982,7 +1982,7 @@ def read_trace_bytes(
 
 def replay(
     graph: ExecutionGraph,
-    delta: GraphDelta = None,
+    delta: GraphDelta | None = None,
     *,
     with_residuals: bool = True,
     scale: typing.SupportsFloat | typing.SupportsIndex = 1.0,
@@ -2001,7 +2001,7 @@ def replay_chain(
         ]
     ],
     copies: typing.SupportsInt | typing.SupportsIndex,
-    delta: GraphDelta = None,
+    delta: GraphDelta | None = None,
     *,
     with_residuals: bool = True,
 ) -> numpy.typing.NDArray[numpy.int64]:

@@ -81,7 +81,7 @@ class Reference:
         return calls[0] if calls else None
 
     def owner_of(self, event: Event) -> Event | None:
-        """The innermost operator around the launch call, else the one of its External id, else it."""
+        """The innermost operator around the launch call, else that of its External id, else it."""
         call = self.call_of(event)
         if call is None:
             return None
