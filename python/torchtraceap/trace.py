@@ -254,13 +254,11 @@ class Trace:
 
     def event(self, row: int, rank: int | None = None) -> dict[str, Any]:
         """One event with every key that it had in the file."""
-        parsed: dict[str, Any] = json.loads(self.rank(rank).table.event_json(row), strict=False)
-        return parsed
+        return _parse(self.rank(rank).table.event_json(row), row)
 
     def args(self, row: int, rank: int | None = None) -> dict[str, Any]:
         """The `args` of one event."""
-        parsed: dict[str, Any] = json.loads(self.rank(rank).table.args_json(row), strict=False)
-        return parsed
+        return _parse(self.rank(rank).table.args_json(row), row)
 
     def idle(self, rank: int | None = None, *, profiled: bool = False) -> IdleTable:
         """Every interval in which the GPU idles, with its cause and the host event behind it.
@@ -508,6 +506,14 @@ class Trace:
             return build(self.rank(rank))
         tables = map_on_threads(build, self.ranks)
         return stack_ranks([(p.rank, table) for p, table in zip(self.ranks, tables, strict=True)])
+
+
+def _parse(text: str, row: int) -> dict[str, Any]:
+    try:
+        parsed: dict[str, Any] = json.loads(text, strict=False)
+    except RecursionError:
+        raise ParseError(f"row {row}: nested too deeply for Python's objects") from None
+    return parsed
 
 
 def check_count(name: str, count: int) -> None:

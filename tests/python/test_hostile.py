@@ -239,3 +239,14 @@ def test_options_beyond_sense(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_more_threads_than_any_machine_has(tmp_path: Path) -> None:
     path = write(tmp_path, *GpuTrace().gpu("k", 0, 5).events)
     assert ttap.load(path, threads=10**8).rank().table.total_objects == 1
+
+
+def test_an_event_nested_too_deeply_is_refused_in_words(tmp_path: Path) -> None:
+    deep = "[" * 50_000 + "]" * 50_000
+    path = tmp_path / "deep.json"
+    path.write_text(
+        '{"traceEvents":[{"ph":"X","cat":"cpu_op","name":"a","pid":1,"tid":1,"ts":1,"dur":1,'
+        f'"args":{{"x":{deep}}}}}]}}'
+    )
+    with pytest.raises(ttap.errors.ParseError, match="row 0"):
+        ttap.load(path).event(0)
