@@ -135,7 +135,7 @@ def _sides(left: str, right: str, width: int, left_style: str, right_style: str)
         return
     for text in _wrap(left, width, 3):
         yield [Piece(text, left_style)]
-    yield [Piece(right, right_style)]
+    yield [Piece(" " * max(0, width - cells(right))), Piece(right, right_style)]
 
 
 def _wrap(text: str, width: int, max_lines: int, indent: str = "") -> list[str]:
