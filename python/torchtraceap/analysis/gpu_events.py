@@ -166,18 +166,26 @@ class GpuEvents:
 
     def text_arg(self, key: str) -> TextCodes:
         """One key of `args`, as text."""
-        return TextCodes(*self.part.table.text_codes(key, self.rows))
+        return TextCodes(*self._arg(key))
 
     def json_arg(self, key: str) -> JsonCodes:
         """One key of `args`, as JSON; what is no JSON is a text."""
-        codes, texts = self.part.table.text_codes(key, self.rows)
+        codes, texts = self._arg(key)
         return JsonCodes(codes, [_as_json(text) for text in texts])
 
     def number_arg(self, key: str) -> Array:
         """One key of `args` as float64, NaN where there is no sensible number."""
-        codes, texts = self.part.table.text_codes(key, self.rows)
+        codes, texts = self._arg(key)
         values = np.array([*(_number(text) for text in texts), math.nan])
         return values[codes]
+
+    def _arg(self, key: str) -> tuple[Array, list[str]]:
+        """Codes and texts of one key; read once for all GPU events, as several tables ask."""
+        table, rows = self.part.table, self.part.tree.gpu_rows
+        codes, texts = self.part.remember(
+            ("GPU argument", key), lambda: table.text_codes(key, rows.astype(np.int64))
+        )
+        return codes[self.places], texts
 
     def owner_arg(self, key: str) -> TextCodes:
         """One key of the `args` of the operators that own the events."""
