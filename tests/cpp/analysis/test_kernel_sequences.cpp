@@ -71,7 +71,9 @@ Lines brute_force(const std::vector<std::string>& pieces, std::size_t longest) {
     }
   }
   Lines lines;
-  for (const auto& [text, count] : overlapping) {
+  for (const auto& entry : overlapping) {
+    const std::string& text = entry.first;
+    const std::size_t count = entry.second;
     const std::size_t n = text.size();
     if (n < 2) continue;
     bool maximal = true;
