@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -31,4 +32,18 @@ def corpus_file(corpus: Path, request: pytest.FixtureRequest) -> Path:
     path = corpus / request.param
     if not path.exists():
         pytest.skip(f"{path} is not in this corpus")
+    return path
+
+
+def dlrm_execution_trace(rank: int, folder: Path) -> Path:
+    """Unpacks one rank's execution trace beside the corpus into a folder; skips without it."""
+    packed = CORPUS.parent / "oracles" / "dlrm_8xV100_param" / "dlrm_pytorch_et.tar.gz"
+    if not packed.exists():
+        pytest.skip(f"no execution traces at {packed}")
+    name = f"dlrm_pytorch_et/dlrm_eg_{rank}.json"
+    with tarfile.open(packed) as archive:
+        member = archive.extractfile(name)
+        assert member is not None, f"{packed} lacks {name}"
+        path = folder / f"dlrm_eg_{rank}.json"
+        path.write_bytes(member.read())
     return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -11,28 +10,17 @@ import pytest
 import torchtraceap
 from torchtraceap.execution_trace import load_execution_trace
 
-
-@pytest.fixture(scope="module")
-def dlrm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.oracles.conftest import CORPUS
-
-    packed = CORPUS.parent / "oracles" / "dlrm_8xV100_param" / "dlrm_pytorch_et.tar.gz"
-    if not packed.exists():
-        pytest.skip(f"no execution traces at {packed}")
-    folder = tmp_path_factory.mktemp("dlrm")
-    with tarfile.open(packed) as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "dlrm_pytorch_et"
+from .conftest import dlrm_execution_trace
 
 
 @pytest.mark.parametrize("rank", range(8))
 def test_every_node_is_an_event_and_every_kernel_waits(
-    rank: int, dlrm_folder: Path, corpus: Path
+    rank: int, tmp_path: Path, corpus: Path
 ) -> None:
     kineto = corpus / "param" / "dlrm_8ranks" / f"rank{rank}.json"
     if not kineto.exists():
         pytest.skip(f"{kineto} is not in this corpus")
-    execution = load_execution_trace(dlrm_folder / f"dlrm_eg_{rank}.json")
+    execution = load_execution_trace(dlrm_execution_trace(rank, tmp_path))
     trace = torchtraceap.load(kineto)
     linked = execution.link(trace)
     assert linked.matches.facts == {"nodes": 1672, "matched": 1672, "matched_by": "order"}

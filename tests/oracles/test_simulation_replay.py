@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from torchtraceap.execution_trace import load_execution_trace
 from torchtraceap.simulation.held_out import held_out_errors, step_noise
 from torchtraceap.simulation.run import SimulatedRun
 
-from .conftest import corpus_files
+from .conftest import corpus_files, dlrm_execution_trace
 
 # ------------------------------------------------------------------------------- V1: eight ranks
 
@@ -135,13 +134,9 @@ def test_hidden_waits_are_found_again(corpus_file: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("rank", [0, 5])
 def test_known_dependencies_hold_in_the_replay(corpus: Path, rank: int, tmp_path: Path) -> None:
     kineto = corpus / "param" / "dlrm_8ranks" / f"rank{rank}.json"
-    packed = corpus.parent / "oracles" / "dlrm_8xV100_param" / "dlrm_pytorch_et.tar.gz"
-    if not kineto.exists() or not packed.exists():
-        pytest.skip(f"no execution traces at {packed}")
-    name = f"dlrm_pytorch_et/dlrm_eg_{rank}.json"
-    with tarfile.open(packed) as archive:
-        archive.extract(name, tmp_path, filter="data")
-    execution = tmp_path / name
+    if not kineto.exists():
+        pytest.skip(f"{kineto} is not in this corpus")
+    execution = dlrm_execution_trace(rank, tmp_path)
     trace = ttap.load(kineto)
     known = load_execution_trace(execution).link(trace).gpu_dependencies
     run = SimulatedRun(trace, dependencies={trace.ranks[0].rank: known})
