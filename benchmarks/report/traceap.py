@@ -1,13 +1,17 @@
-"""Every table that torchtraceap has, and its diagnosis, from the file."""
+"""Every table that torchtraceap has, from the file, or from a folder with a file per rank."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 
 def prepare() -> None:
-    import torchtraceap.analysis.critical_path
-    import torchtraceap.analysis.roofline  # noqa: F401
+    import torchtraceap.analysis as analysis
+
+    for module in iter_modules(analysis.__path__):
+        import_module(f"{analysis.__name__}.{module.name}")
 
 
 def run(path: str) -> Any:
@@ -29,7 +33,7 @@ def run(path: str) -> Any:
         *(trace.ranks_table(by=by) for by in ("rank", "op", "alltoall", "clock")),
         trace.critical_path(),
     ]
-    return trace, tables, trace.summary(), trace.diagnose()
+    return trace, tables, trace.summary()
 
 
 def answers(built: Any) -> dict[str, int]:

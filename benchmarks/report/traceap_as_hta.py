@@ -1,4 +1,4 @@
-"""What HTA's five breakdowns hold, from the file."""
+"""What HTA's five breakdowns hold, from the file or the files of all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(path: str) -> Any:
     return trace, (
         trace.timeline(),  # get_temporal_breakdown, get_comm_comp_overlap
         trace.kernels(),  # get_gpu_kernel_breakdown
-        trace.idle(),  # get_idle_time_breakdown
+        [trace.idle(rank=rank.rank) for rank in trace.ranks],  # get_idle_time_breakdown
         trace.launches(by="event"),  # get_cuda_kernel_launch_stats
     )
 
