@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.analysis.grouping import Groups
-from torchtraceap.interop import Column, JsonCodes, TextCodes
+from torchtraceap.interop import Column, JsonCodes, TextCodes, encode_texts
 from torchtraceap.kernel_names import canonical_name
 from torchtraceap.trace import RankTrace
 
@@ -96,12 +96,11 @@ class GpuEvents:
     @cached_property
     def canonical(self) -> TextCodes:
         """Canonical names."""
-        used, inverse = np.unique(self.name, return_inverse=True)
-        distinct: dict[str, int] = {}
-        codes = [
-            distinct.setdefault(canonical_name(self.texts[i]), len(distinct)) for i in used.tolist()
-        ]
-        return TextCodes(np.array(codes, dtype=np.int32)[inverse], list(distinct))
+        groups = Groups(self.name)
+        names = encode_texts(
+            canonical_name(self.texts[i]) for i in self.name[groups.first].tolist()
+        )
+        return names.take(groups.index)
 
     @cached_property
     def gpu_class(self) -> TextCodes:
@@ -257,14 +256,13 @@ def most_frequent(groups: Groups, codes: Array) -> tuple[Array, Array]:
     """The code that each group has most often (the first of equals; -1 if none), and how many
     distinct ones it has."""
     present = codes >= 0
-    size = int(codes.max(initial=0)) + 1
-    pairs = groups.index[present] * size + codes[present]
-    values, first, counts = np.unique(pairs, return_index=True, return_counts=True)
-    order = np.lexsort((first, -counts, values // size))
-    group, start = np.unique(values[order] // size, return_index=True)
+    pairs = Groups(groups.index[present], codes[present])
+    group, code = groups.index[present][pairs.first], codes[present][pairs.first]
+    order = np.lexsort((pairs.first, -pairs.count, group))
+    owner, start = np.unique(group[order], return_index=True)
     best = np.full(len(groups), -1, dtype=np.int64)
-    best[group] = values[order][start] % size
-    return best.astype(np.int32), np.bincount(values // size, minlength=len(groups))
+    best[owner] = code[order][start]
+    return best.astype(np.int32), np.bincount(group, minlength=len(groups))
 
 
 def weighted_mean(groups: Groups, values: Array, weights: Array) -> Array:

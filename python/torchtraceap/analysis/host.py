@@ -152,10 +152,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 def _names_without_addresses(part: RankTrace, rows: Array) -> TextCodes:
     """Names of rows; `<built-in method to of Tensor object at 0x7f...>` is one for all tensors."""
-    used, dense = np.unique(part.table.name[rows], return_inverse=True)
-    texts = part.table.strings
-    names = encode_texts(_ADDRESS.sub("", texts[code]) for code in used.tolist())
-    return TextCodes(names.codes[dense], names.texts)
+    groups, texts = Groups(part.table.name[rows]), part.table.strings
+    used = part.table.name[rows[groups.first]]
+    return encode_texts(_ADDRESS.sub("", texts[code]) for code in used.tolist()).take(groups.index)
 
 
 def _thread_counts(groups: Groups, track: Array) -> Array:

@@ -134,16 +134,14 @@ _SHAPE_KEYS = (
 def _triton(events: GpuEvents, first: Array) -> dict[str, Column]:
     """What the names and the operators' arguments say of generated kernels."""
     some = GpuEvents(events.part, events.places[first])
-    pairs, inverse = np.unique(
-        np.stack([some.name, some.op.codes.astype(np.int64)]), axis=1, return_inverse=True
-    )
-    found = [_generated(some.texts, kernel, op) for kernel, op in pairs.T.tolist()]
+    pairs = Groups(some.name, some.op.codes)
+    kernels, ops = some.name[pairs.first].tolist(), some.op.codes[pairs.first].tolist()
+    found = [_generated(some.texts, *pair) for pair in zip(kernels, ops, strict=True)]
     kinds = encode_json(name.kind or None if name else None for name in found)
     sources = encode_json(list(name.source_ops) or None if name else None for name in found)
-    inverse = inverse.ravel()
     return {
-        "triton_kind": _plain(kinds).take(inverse),
-        "source_ops": sources.take(inverse),
+        "triton_kind": _plain(kinds).take(pairs.index),
+        "source_ops": sources.take(pairs.index),
         **{key: some.owner_arg(key) for key in ("kernel_backend", "kernel_file", "kernel_hash")},
     }
 

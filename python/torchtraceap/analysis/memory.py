@@ -93,16 +93,14 @@ class Copies:
     def _read_transfers(self) -> None:
         events = self.events
         kind = events.text_arg("kind")
-        keys, inverse = np.unique(
-            np.stack([events.name, kind.codes.astype(np.int64)]), axis=1, return_inverse=True
-        )
+        pairs = Groups(events.name, kind.codes)
+        names, kinds = events.name[pairs.first].tolist(), kind.codes[pairs.first].tolist()
         found = [
             transfer_of(events.texts[name], kind.texts[code] if code >= 0 else "")
-            for name, code in keys.T.tolist()
+            for name, code in zip(names, kinds, strict=True)
         ]
-        inverse = inverse.ravel()
-        self.direction: TextCodes = encode_texts(t.direction for t in found).take(inverse)
-        self.host_memory: TextCodes = encode_texts(t.host_memory for t in found).take(inverse)
+        self.direction: TextCodes = encode_texts(t.direction for t in found).take(pairs.index)
+        self.host_memory: TextCodes = encode_texts(t.host_memory for t in found).take(pairs.index)
 
     def _read_bytes(self) -> Array:
         """Of the event, else of its launch call, which says `bytes` or `size` on ROCm."""

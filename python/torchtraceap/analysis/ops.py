@@ -216,13 +216,13 @@ def _by_category(calls: Calls) -> View:
     part = calls.part
     events = _event_families(calls)
     is_op = calls.kind == _OPERATOR
-    names, op_name = np.unique(calls.name[is_op], return_inverse=True)
+    names = Groups(calls.name[is_op])
     families = _families(calls)
-    of_name = [families[_OPERATOR, code] for code in names.tolist()]
+    of_name = [families[_OPERATOR, code] for code in calls.name[is_op][names.first].tolist()]
     both = encode_texts([*events.texts, *of_name])
     event_family = both.codes[: len(events.texts)][events.codes]
     name_family = both.codes[len(events.texts) :]
-    op_family = name_family[op_name]
+    op_family = name_family[names.index]
 
     def total(codes: Array, values: Array | int = 1) -> Array:
         return _sum_by(codes, values, len(both.texts))

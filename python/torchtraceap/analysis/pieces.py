@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.analysis.grouping import Groups
 from torchtraceap.kernel_names import canonical_name
 from torchtraceap.trace import RankTrace
 
@@ -103,13 +104,9 @@ class Cut:
         """Codes of names of table rows, -1 for `_core.NO_ROW`; each distinct name is read once."""
         codes = np.full(len(rows), -1, dtype=np.int64)
         known = np.flatnonzero(rows != _core.NO_ROW)
-        strings, first, inverse = np.unique(
-            self.part.table.name[rows[known]], return_index=True, return_inverse=True
-        )
-        texts = [self.part.table.name_of(int(rows[known[i]])) for i in first]
-        named = np.asarray([code(text) for text in texts], dtype=np.int64)
-        if len(strings):
-            codes[known] = named[inverse]
+        names = Groups(self.part.table.name[rows[known]])
+        texts = [self.part.table.name_of(row) for row in rows[known[names.first]].tolist()]
+        codes[known] = np.asarray([code(text) for text in texts], dtype=np.int64)[names.index]
         return codes
 
     def leaf_codes(self, book: Codebook) -> Array:

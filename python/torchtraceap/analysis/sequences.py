@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.analysis.gpu_events import GpuEvents, device_and_stream, gpu_notes
+from torchtraceap.analysis.grouping import Groups
 from torchtraceap.errors import OptionError
 from torchtraceap.interop import Column, ColumnTable, encode_json
 from torchtraceap.kernel_names import canonical_name, triton_name
@@ -68,14 +69,14 @@ def build_sequences(part: RankTrace, *, length: int = 0) -> ColumnTable:
 
 def _symbols(events: GpuEvents) -> tuple[Array, list[str]]:
     """int32 per GPU event, negative for what is no compute; and the label of each symbol."""
-    pairs = np.stack([events.name, events.op.codes.astype(np.int64)])
-    used, inverse = np.unique(pairs, axis=1, return_inverse=True)
+    pairs = Groups(events.name, events.op.codes)
+    kernels, ops = events.name[pairs.first], events.op.codes[pairs.first]
     distinct: dict[str, int] = {}
     codes = [
         distinct.setdefault(_key(events.texts, kernel, op), len(distinct))
-        for kernel, op in used.T.tolist()
+        for kernel, op in zip(kernels.tolist(), ops.tolist(), strict=True)
     ]
-    symbols = np.array(codes, dtype=np.int32)[inverse.ravel()]
+    symbols = np.array(codes, dtype=np.int32)[pairs.index]
     compute = events.gpu_class.codes == _core.gpu_class_names().index("compute")
     labels = [canonical_name(key) for key in distinct]
     return np.where(compute, symbols, -1).astype(np.int32), labels
