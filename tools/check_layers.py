@@ -79,7 +79,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     },
     "replay": {"_core", "analysis", "errors", "interop", "trace"},
     "execution_trace": {"_core", "errors", "interop", "trace"},
-    "overlay": {"_core", "errors", "loading", "trace"},
+    "overlay": {"_core", "errors", "loading", "results", "trace"},
     "simulation": {
         "_core",
         "analysis",

@@ -69,7 +69,7 @@ def test_tracks_never_mix_with_those_of_the_trace(written: dict[str, Any]) -> No
 
 
 def test_slices_of_a_track_do_not_overlap(trace: ttap.Trace) -> None:
-    tracks = build_slices(trace, None)
+    tracks = build_slices(trace.diagnose(), None)
     assert {track.group for track in tracks} >= {
         "findings",
         "why the GPU idles",
@@ -81,7 +81,7 @@ def test_slices_of_a_track_do_not_overlap(trace: ttap.Trace) -> None:
 
 
 def test_counters_are_in_order(trace: ttap.Trace) -> None:
-    counters = build_counters(trace, None)
+    counters = build_counters(trace.diagnose(), None)
     assert {"score of the window", "GPU busy (%)"} <= {counter.name for counter in counters}
     assert any(counter.name.startswith("queue of stream") for counter in counters)
     for counter in counters:
@@ -111,7 +111,7 @@ def test_perfettos_own_format(trace: ttap.Trace, tmp_path: Path) -> None:
         kinds.count(protos.TrackEvent.TYPE_SLICE_BEGIN),
         kinds.count(protos.TrackEvent.TYPE_SLICE_END),
     )
-    slices = sum(len(track.start_ns) for track in build_slices(trace, None))
+    slices = sum(len(track.start_ns) for track in build_slices(trace.diagnose(), None))
     assert begins == ends == trace.summary().events.complete + slices
     names = {p.track_descriptor.name for p in read.packet if p.HasField("track_descriptor")}
     assert "torchtraceap: findings" in names

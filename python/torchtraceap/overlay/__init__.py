@@ -33,7 +33,8 @@ def annotate(trace: Trace, path: PathLike, *, rank: int | None = None) -> None:
         raise OptionError(f"choose one of {len(trace.ranks)} ranks (merge puts them in one file)")
     target = Path(path)
     name = target.name.lower()
-    slices, counters = build_slices(trace, rank), build_counters(trace, rank)
+    diagnosis = trace.diagnose()
+    slices, counters = build_slices(diagnosis, rank), build_counters(diagnosis, rank)
     if name.endswith((".json", ".json.gz")):
         write_chrome(trace.rank(rank), slices, counters, target)
     elif name.endswith(PROTOBUF_SUFFIXES):

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.results import Diagnosis
 from torchtraceap.trace import RankTrace, Trace
 
 __all__ = ["Counter", "Slices", "build_counters", "build_slices"]
@@ -37,16 +38,17 @@ class Counter:
     value: npt.NDArray[np.float64]
 
 
-def build_slices(trace: Trace, rank: int | None) -> list[Slices]:
-    """Findings by type, idle causes, the critical path and steps, each where there are any."""
+def build_slices(diagnosis: Diagnosis, rank: int | None) -> list[Slices]:
+    """Findings by type, idle causes and the critical path, each where there are any."""
+    trace = diagnosis.trace
     part = trace.rank(rank)
-    tracks = [*_findings(trace, part), _idle_causes(trace, part), _critical_path(trace, part)]
+    tracks = [*_findings(diagnosis, part), _idle_causes(trace, part), _critical_path(trace, part)]
     return [track for track in tracks if len(track.start_ns)]
 
 
-def _findings(trace: Trace, part: RankTrace) -> list[Slices]:
+def _findings(diagnosis: Diagnosis, part: RankTrace) -> list[Slices]:
     tracks = []
-    for finding in trace.diagnose().findings:
+    for finding in diagnosis.findings:
         mine = np.array([rank == part.rank for rank in finding.interval_ranks], dtype=bool)
         intervals = finding.intervals[mine]
         says = {"why": finding.why, "fix": finding.fix, "confidence": finding.confidence}
@@ -93,14 +95,15 @@ def _critical_path(trace: Trace, part: RankTrace) -> Slices:
     )
 
 
-def build_counters(trace: Trace, rank: int | None) -> list[Counter]:
+def build_counters(diagnosis: Diagnosis, rank: int | None) -> list[Counter]:
     """Score and GPU use by window, launches waiting by stream, copy bandwidth, memory."""
-    return [*_window_counters(trace, rank), *_queues(trace, rank), *_memory(trace, rank)]
+    trace = diagnosis.trace
+    return [*_window_counters(diagnosis, rank), *_queues(trace, rank), *_memory(trace, rank)]
 
 
-def _window_counters(trace: Trace, rank: int | None) -> list[Counter]:
-    part = trace.rank(rank)
-    windows = trace.diagnose().windows
+def _window_counters(diagnosis: Diagnosis, rank: int | None) -> list[Counter]:
+    part = diagnosis.trace.rank(rank)
+    windows = diagnosis.windows
     bounds = np.array(windows.bounds_ns, dtype=np.int64)
     pairs = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
     if not part.tree.gpu_rows.size or bounds[0] == bounds[-1]:
