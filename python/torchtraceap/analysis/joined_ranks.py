@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from torchtraceap import _core
+from torchtraceap.analysis.matching import rank_collectives
 from torchtraceap.trace import RankTrace, Trace
 from torchtraceap.units import format_ns
 
@@ -32,7 +33,7 @@ def join_ranks(trace: Trace) -> JoinedRanks:
     """The largest set of ranks that share collectives; the notes say which are left out."""
     if len(trace.ranks) == 1:
         return JoinedRanks([trace.ranks[0]], [0], [], [])
-    matched = _core.collectives([(part.table, part.tree, part.rank) for part in trace.ranks])
+    matched = rank_collectives(trace)
     clocks = matched.clocks
     components = [clock.component for clock in clocks]
     chosen = max(dict.fromkeys(components), key=components.count)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ from torchtraceap import _core
 if TYPE_CHECKING:
     from torchtraceap.trace import RankTrace, Trace
 
-__all__ = ["MatchedCollectives", "match_collectives", "recorded_bounds"]
+__all__ = ["MatchedCollectives", "match_collectives", "rank_collectives", "recorded_bounds"]
 
 Array = npt.NDArray[Any]
 
@@ -38,8 +39,18 @@ _HOST_IN_NAME = re.compile(r"^(?P<host>.+)_\d+\.\d+\.pt\.trace\.json(?:\.gz)?$")
 
 def match_collectives(trace: Trace) -> MatchedCollectives:
     """Matches the collectives of all ranks and aligns their clocks. O(n) in practice."""
-    inputs = [(rank.table, rank.tree, rank.rank) for rank in trace.ranks]
-    return MatchedCollectives(trace, _core.collectives(inputs))
+    return MatchedCollectives(trace, rank_collectives(trace))
+
+
+_COLLECTIVES: WeakKeyDictionary[Trace, _core.RankCollectives] = WeakKeyDictionary()
+
+
+def rank_collectives(trace: Trace) -> _core.RankCollectives:
+    """The matches and clocks as the core gives them; made once for a trace."""
+    if trace not in _COLLECTIVES:
+        inputs = [(rank.table, rank.tree, rank.rank) for rank in trace.ranks]
+        _COLLECTIVES[trace] = _core.collectives(inputs)
+    return _COLLECTIVES[trace]
 
 
 def recorded_bounds(rank: RankTrace) -> tuple[int, int]:
