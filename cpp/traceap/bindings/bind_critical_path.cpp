@@ -1,17 +1,13 @@
 #include <pybind11/stl.h>
 
-#include <tuple>
-
 #include "traceap/analysis/critical_path.hpp"
 #include "traceap/analysis/hta_graph.hpp"
 #include "traceap/bindings/columns.hpp"
+#include "traceap/bindings/graph_arguments.hpp"
 #include "traceap/bindings/handles.hpp"
 
 namespace traceap::bindings {
 namespace {
-
-using RankArgument = std::tuple<TablePtr, std::shared_ptr<BoundTree>, std::int64_t>;
-using MemberArgument = std::vector<std::pair<std::uint32_t, Row>>;
 
 /// A path with its segments as columns.
 struct PathColumns {
@@ -52,14 +48,8 @@ std::shared_ptr<PathColumns> critical_path(const std::vector<RankArgument>& rank
                                            const std::pair<std::int64_t, std::int64_t>& range,
                                            const std::vector<MemberArgument>& collectives) {
   if (range.second < range.first) throw OptionError("range: the end lies before the start");
-  std::vector<GraphRank> parts;
-  for (const auto& [table, tree, offset_ns] : ranks) {
-    parts.push_back({table.get(), &tree_of(table, *tree), offset_ns});
-  }
-  std::vector<CollectiveMembers> groups(collectives.size());
-  for (std::size_t i = 0; i < collectives.size(); ++i) {
-    for (const auto& [rank, row] : collectives[i]) groups[i].push_back({rank, row});
-  }
+  const std::vector<GraphRank> parts = graph_ranks(ranks);
+  const std::vector<CollectiveMembers> groups = graph_collectives(collectives);
   py::gil_scoped_release release;
   const DependencyGraph graph = build_dependency_graph(parts, groups);
   return std::make_shared<PathColumns>(

@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "traceap/bindings/columns.hpp"
+#include "traceap/bindings/graph_arguments.hpp"
 #include "traceap/bindings/handles.hpp"
 #include "traceap/simulation/execution_graph.hpp"
 #include "traceap/simulation/replay.hpp"
@@ -10,8 +11,6 @@
 namespace traceap::bindings {
 namespace {
 
-using RankArgument = std::tuple<TablePtr, std::shared_ptr<BoundTree>, std::int64_t>;
-using MemberArgument = std::vector<std::pair<std::uint32_t, Row>>;
 using DependencyArgument = std::tuple<std::uint32_t, Row, Row>;
 using Times = std::vector<std::int64_t>;
 using GraphClass = py::class_<ExecutionGraph, std::shared_ptr<ExecutionGraph>>;
@@ -20,14 +19,8 @@ std::shared_ptr<ExecutionGraph> execution_graph(const std::vector<RankArgument>&
                                                 const std::vector<MemberArgument>& collectives,
                                                 const std::vector<DependencyArgument>& dependencies,
                                                 bool explicit_only, std::uint32_t queue_depth) {
-  std::vector<GraphRank> parts;
-  for (const auto& [table, tree, offset_ns] : ranks) {
-    parts.push_back({table.get(), &tree_of(table, *tree), offset_ns});
-  }
-  std::vector<CollectiveMembers> groups(collectives.size());
-  for (std::size_t i = 0; i < collectives.size(); ++i) {
-    for (const auto& [rank, row] : collectives[i]) groups[i].push_back({rank, row});
-  }
+  const std::vector<GraphRank> parts = graph_ranks(ranks);
+  const std::vector<CollectiveMembers> groups = graph_collectives(collectives);
   std::vector<GpuDependency> known;
   for (const auto& [rank, producer, consumer] : dependencies) {
     known.push_back({rank, producer, consumer});
