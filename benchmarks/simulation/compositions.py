@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap.simulation.pipelines import (
+from torchtraceap.pipelines import (
     Machine,
     TrainingJob,
     calibrate,

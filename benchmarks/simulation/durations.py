@@ -23,12 +23,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+import baselines
 import duration_data
 import fit_durations
 import neusight_rows
-import numpy as np
-
-from torchtraceap.simulation.durations import baselines, collectives, embedding, gemm, tables
+from torchtraceap.durations import collectives, embedding, gemm, tables
 
 Line = dict[str, Any]
 

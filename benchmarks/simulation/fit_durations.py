@@ -19,11 +19,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import duration_data
 import numpy as np
 
+import duration_data
 from torchtraceap.devices import Device
-from torchtraceap.simulation.durations import gemm, kernels, tables, trees
+from torchtraceap.durations import gemm, kernels, tables, trees
 
 DATA = Path(gemm.__file__).parent / "data"
 # Origin of the measurements by source: repository, commit and licence.

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import duration_data
-
 from torchtraceap.devices import Device
 
 # Layers, width, heads, vocabulary.

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 import torchtraceap as ttap
+from held_out import held_out_errors, step_noise
 from torchtraceap import _core
-from torchtraceap.simulation.held_out import held_out_errors, step_noise
 from torchtraceap.simulation.run import SimulatedRun
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torchtraceap.simulation.pipelines import (
+from torchtraceap.pipelines import (
     OperatorTrace,
     Schedule,
     build_schedule,

@@ -22,11 +22,12 @@ except ImportError as error:
 
 from torchtraceap import errors
 from torchtraceap._version import __version__
+from torchtraceap.aliases import PathLike
 from torchtraceap.diagnose import build_diagnosis as _build_diagnosis
-from torchtraceap.interop import ColumnTable
-from torchtraceap.loading import PathLike
+from torchtraceap.loading import load
 from torchtraceap.results import Diagnosis, Finding, Summary, Timeline
-from torchtraceap.trace import Trace, load
+from torchtraceap.table import ColumnTable
+from torchtraceap.trace import Trace
 
 if TYPE_CHECKING:
     from torchtraceap import models

@@ -4,7 +4,7 @@ Note [Several ranks]: costs and the profiled time are summed over the ranks, as 
 a share is that of all GPUs' time. A saving is wall time, which ranks that train together save
 together: it is the mean over the ranks, per step where every rank has steps. Row numbers and
 intervals belong to their rank and say which one it is. What one rank's trace can't show, such as
-who was waited for, the rules are told by `analysis/peers.py`.
+who was waited for, the rules are told by `analysis/many_ranks/peers.py`.
 
 Note [Savings]: a rule's own saving is a bound. Where the run can be replayed with the finding
 fixed, what that saves takes its place, and fixes are put into an order (simulation/savings.py).
@@ -23,8 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.analysis.windows import check_count
 from torchtraceap.intervals import EMPTY, covered_ns, union
 from torchtraceap.knowledge import load_knowledge
+from torchtraceap.ranks import RankTrace
 from torchtraceap.results import (
     PAPER_TYPES,
     Diagnosis,
@@ -35,11 +37,11 @@ from torchtraceap.results import (
 )
 from torchtraceap.summary import build_summary
 from torchtraceap.threads import map_on_threads
-from torchtraceap.trace import RankTrace, Trace, check_count
 from torchtraceap.units import format_ns, format_share
 
 if TYPE_CHECKING:
     from torchtraceap.simulation.savings import Outlook
+    from torchtraceap.trace import Trace
 
 __all__ = ["MATERIAL_SHARE", "build_diagnosis"]
 
@@ -103,7 +105,7 @@ def _outlook(trace: Trace, findings: Sequence[Finding]) -> Outlook | None:
 def _detect(trace: Trace) -> dict[str, PerRank]:
     peers: Sequence[_core.PeerView | None] = [None] * len(trace.ranks)
     if len(trace.ranks) > 1:
-        from torchtraceap.analysis.peers import peer_views
+        from torchtraceap.analysis.many_ranks.peers import peer_views
 
         peers = peer_views(trace)
 

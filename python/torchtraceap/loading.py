@@ -1,165 +1,102 @@
-"""Which files make up a trace, and which rank each of them is."""
+"""`load`: files to a `Trace`."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from threading import Lock
 
-from torchtraceap.errors import MissingFileError, ParseError
+from torchtraceap import _core
+from torchtraceap.aliases import PathLike
+from torchtraceap.errors import OptionError, ParseError
+from torchtraceap.files import RankClaim, assign_ranks, expand_paths
+from torchtraceap.ranks import RankTrace
 from torchtraceap.results import Diagnostic
+from torchtraceap.threads import core_count, map_on_threads
+from torchtraceap.trace import Trace
 
-__all__ = ["PathLike", "RankClaim", "assign_ranks", "expand_paths", "natural_key"]
+__all__ = ["Progress", "load"]
 
-PathLike = str | os.PathLike[str]
-
-_TRACE_SUFFIXES = (".json", ".json.gz", ".json.zst")
-_MAGIC = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")  # gzip, zstd
-_RANK_IN_NAME = re.compile(r"(?<![a-z])rank[-_ .=]?(\d{1,9})(?!\d)", re.IGNORECASE)
-
-
-def natural_key(path: Path) -> list[tuple[int, int, str]]:
-    """Sorts rank2 before rank10."""
-    parts = re.split(r"(\d+)", str(path))
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
+Progress = Callable[[int, int], object]
+"""Called now and then with (compressed bytes read, in all)."""
 
 
-def expand_paths(given: PathLike | Iterable[PathLike]) -> tuple[list[Path], bool]:
-    """The files to read, and whether one that is no trace may be skipped (it came from a folder).
+def load(
+    path: PathLike | Sequence[PathLike],
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Trace:
+    """Reads a trace: a file, a folder with a file per rank, or a list of files.
+
+    JSON, gzip and zstd are told apart by content. A damaged file is read as far as it makes sense;
+    what could not be taken at face value is counted in `Trace.diagnostics`.
+
+    Args:
+        path: Where it is. In a folder, files that hold no trace are skipped, with a diagnostic.
+        threads: Parsing threads; by default as many as there are cores.
+        progress: Called now and then with (compressed bytes read, in all).
+
+    Returns:
+        One `Trace`, whose ranks come from `distributedInfo`, else from the file names, else from
+        the order of the files; the diagnostics say which.
 
     Raises:
         MissingFileError: A path does not exist.
-        ParseError: A folder without anything that looks like a trace, or an empty list.
+        ParseError: A file without a single event, or a folder without any trace.
+        OptionError: A negative number of threads.
     """
-    paths = [Path(given)] if isinstance(given, (str, os.PathLike)) else [Path(p) for p in given]
-    if not paths:
-        raise ParseError("no path was given")
-    for path in paths:
-        if not path.exists():
-            raise MissingFileError(f"{path}: no such file or folder")
-    folders = [path for path in paths if path.is_dir()]
-    files = [f for path in paths for f in (_files_of(path) if path.is_dir() else [path])]
-    return list(dict.fromkeys(files)), bool(folders)
+    if threads is not None and threads < 0:
+        raise OptionError(f"threads must not be negative, not {threads}")
+    files, from_folder = expand_paths(path)
+    tables, skipped = _read_all(files, threads or 0, progress, skip=from_folder)
+    claims = [RankClaim(p, table.rank, table.world_size) for p, table in tables]
+    numbers, diagnostics = assign_ranks(claims)
+    ranks = [RankTrace(table, number) for (_, table), number in zip(tables, numbers, strict=True)]
+    ranks.sort(key=lambda rank: -1 if rank.rank is None else rank.rank)
+    return Trace(ranks, [*skipped, *diagnostics])
 
 
-def _files_of(folder: Path) -> list[Path]:
-    try:
-        entries = sorted((p for p in folder.iterdir() if p.name[0] != "."), key=natural_key)
-    except OSError as error:
-        raise ParseError(f"{folder}: {error.strerror}") from None
-    files = [path for path in entries if path.is_file() and _looks_like_trace(path)]
-    if not files:
-        inner = sum(path.is_dir() for path in entries)
-        hint = f"; it has {inner} folders, give one of them" if inner else ""
-        raise ParseError(f"{folder}: no trace file (.json, .json.gz, .json.zst) in it{hint}")
-    return files
+def _read_all(
+    files: Sequence[Path], threads: int, progress: Progress | None, *, skip: bool
+) -> tuple[list[tuple[Path, _core.EventTable]], list[Diagnostic]]:
+    at_once = min(threads or core_count(), len(files))
+    each = max(1, (threads or core_count()) // at_once)
+    reports = _shared(progress, files) if progress else [None] * len(files)
+
+    def read(index: int) -> _core.EventTable | ParseError:
+        try:
+            return _core.read_trace(files[index], threads=each, progress=reports[index])
+        except ParseError as error:
+            if not skip:
+                raise
+            return error
+
+    read_files = list(
+        zip(files, map_on_threads(read, range(len(files)), threads=at_once), strict=True)
+    )
+    tables = [(path, table) for path, table in read_files if not isinstance(table, ParseError)]
+    failures = [error for _, error in read_files if isinstance(error, ParseError)]
+    if not tables:
+        first = f": {failures[0]}" if failures else ""
+        raise ParseError(f"none of {len(files)} files is a trace{first}")
+    if not failures:
+        return tables, []
+    message = f"files of the folder that hold no trace were skipped, the first: {failures[0]}"
+    return tables, [Diagnostic("skipped_file", len(failures), None, message)]
 
 
-def _looks_like_trace(path: Path) -> bool:
-    """By name, else by content: compressed, or an object or array."""
-    if path.name.lower().endswith(_TRACE_SUFFIXES):
-        return True
-    try:
-        with path.open("rb") as file:
-            head = file.read(64)
-    except OSError:
-        return False
-    return head.startswith(_MAGIC) or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+def _shared(progress: Progress, files: Sequence[Path]) -> list[Progress]:
+    """A report for each file, which adds up what was read of all."""
+    total = sum(os.stat(path).st_size for path in files)
+    done = [0] * len(files)
+    lock = Lock()
 
+    def report(index: int, read: int, _: int) -> object:
+        with lock:
+            done[index] = read
+            return progress(sum(done), total)
 
-def rank_in_name(path: Path) -> int | None:
-    """The number behind "rank" in the file's name, else in its folder's."""
-    for part in (path.name, path.parent.name):
-        if found := _RANK_IN_NAME.findall(part):
-            return int(found[-1])
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class RankClaim:
-    """What a file says of its rank in `distributedInfo`."""
-
-    path: Path
-    rank: int | None
-    world_size: int | None
-
-
-def assign_ranks(claims: Sequence[RankClaim]) -> tuple[list[int | None], list[Diagnostic]]:
-    """A rank for each file, different from each other, and how they were found.
-
-    From `distributedInfo`; where that is missing or repeats, from the file name; else the lowest
-    number that is free, in the order of the files. A lone file that says nothing has no rank.
-    """
-    if len(claims) == 1:
-        return _lone_rank(claims[0])
-    said = [claim.rank for claim in claims]
-    named = [rank_in_name(claim.path) for claim in claims]
-    if len(set(said)) < len(said) and None not in named and len(set(named)) == len(named):
-        ranks: list[int | None] = list(named)
-        diagnostics = _from_name_note(
-            [c for c, r in zip(claims, ranks, strict=True) if c.rank != r]
-        )
-    else:
-        ranks, diagnostics = _claim_in_order(claims, said, named)
-    return ranks, [*diagnostics, *_world_notes(claims, ranks)]
-
-
-def _lone_rank(claim: RankClaim) -> tuple[list[int | None], list[Diagnostic]]:
-    if claim.rank is not None:
-        return [claim.rank], []
-    rank = rank_in_name(claim.path)
-    return [rank], _from_name_note([claim]) if rank is not None else []
-
-
-def _claim_in_order(
-    claims: Sequence[RankClaim], said: Sequence[int | None], named: Sequence[int | None]
-) -> tuple[list[int | None], list[Diagnostic]]:
-    ranks: list[int | None] = []
-    from_name, repeated, silent = [], [], []
-    taken: set[int] = set()
-    for claim, by_file, by_name in zip(claims, said, named, strict=True):
-        rank = by_file if by_file is not None else by_name
-        if rank is None:
-            silent.append(claim)
-        elif rank in taken:
-            repeated.append(claim)
-            rank = None
-        elif by_file is None:
-            from_name.append(claim)
-        ranks.append(rank)
-        if rank is not None:
-            taken.add(rank)
-    free = (number for number in range(len(claims) + len(taken)) if number not in taken)
-    ranks = [rank if rank is not None else next(free) for rank in ranks]
-    notes = _from_name_note(from_name)
-    notes += _note("duplicate_rank", repeated, "name the rank of another file: numbered in order")
-    notes += _note("rank_from_order", silent, "do not say their rank: numbered in order")
-    return ranks, notes
-
-
-def _from_name_note(claims: Sequence[RankClaim]) -> list[Diagnostic]:
-    return _note("rank_from_file_name", claims, "say their rank only in the file name")
-
-
-def _note(code: str, claims: Sequence[RankClaim], what: str) -> list[Diagnostic]:
-    if not claims:
-        return []
-    return [Diagnostic(code, len(claims), None, f"files that {what} ({claims[0].path.name}, ...)")]
-
-
-def _world_notes(claims: Sequence[RankClaim], ranks: Sequence[int | None]) -> list[Diagnostic]:
-    sizes = sorted({claim.world_size for claim in claims if claim.world_size is not None})
-    if not sizes:
-        return []
-    notes = []
-    if len(sizes) > 1:
-        text = f"files disagree on the world size: {sizes[0]} to {sizes[-1]}"
-        notes.append(Diagnostic("world_size_mismatch", len(sizes), None, text))
-    present = {rank for rank in ranks if rank is not None and 0 <= rank < sizes[-1]}
-    if missing := sizes[-1] - len(present):
-        first = next(rank for rank in range(len(present) + 1) if rank not in present)
-        text = f"ranks of {sizes[-1]} without a file, the first is {first}"
-        notes.append(Diagnostic("missing_ranks", missing, None, text))
-    return notes
+    return [partial(report, index) for index in range(len(files))]

@@ -237,7 +237,7 @@ class Summary(_JsonMixin):
         )
 
     def _repr_html_(self) -> str:
-        from torchtraceap.notebook import summary_html
+        from torchtraceap.report.notebook import summary_html
 
         return summary_html(self)
 
@@ -503,7 +503,7 @@ class Diagnosis(_JsonMixin):
 
     def to_html(self, path: str | Path | None = None) -> str:
         """The report as one self-contained HTML page, also written to `path` if given."""
-        from torchtraceap.report.html import render_html
+        from torchtraceap.report.page import render_html
 
         page = render_html(self)
         if path is not None:
@@ -523,6 +523,6 @@ class Diagnosis(_JsonMixin):
         )
 
     def _repr_html_(self) -> str:
-        from torchtraceap.notebook import diagnosis_html
+        from torchtraceap.report.notebook import diagnosis_html
 
         return diagnosis_html(self)

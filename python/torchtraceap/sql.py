@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchtraceap.columns import Column, encode_json, encode_texts
 from torchtraceap.errors import MissingDependencyError, OptionError
-from torchtraceap.interop import Column, ColumnTable, encode_json, encode_texts
-from torchtraceap.trace import Trace
+from torchtraceap.table import ColumnTable
+
+if TYPE_CHECKING:
+    from torchtraceap.trace import Trace
 
 __all__ = ["SQL_TABLES", "run_sql"]
 

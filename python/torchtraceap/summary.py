@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.ranks import Ranks, RankTrace, from_core_timeline
 from torchtraceap.results import (
     Device,
     EventCounts,
@@ -14,14 +15,13 @@ from torchtraceap.results import (
     Summary,
     Timeline,
 )
-from torchtraceap.trace import RankTrace, Trace, from_core_timeline
 
 __all__ = ["build_summary"]
 
 Mask = npt.NDArray[np.bool_]
 
 
-def build_summary(trace: Trace, *, linked_only: bool = False) -> Summary:
+def build_summary(trace: Ranks, *, linked_only: bool = False) -> Summary:
     """Counts, timelines of ranks, devices and steps, and diagnostics.
 
     Args:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.errors import OptionError
-from torchtraceap.trace import RankTrace
+from torchtraceap.ranks import RankTrace
 from torchtraceap.units import format_ns
 
 __all__ = ["TreeView"]

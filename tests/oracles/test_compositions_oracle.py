@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from torchtraceap.simulation.pipelines import (
+from torchtraceap.pipelines import (
     Machine,
     TrainingJob,
     calibrate,

@@ -23,7 +23,7 @@ from torchtraceap import _core
 from torchtraceap.analysis.comparison import Comparison, compare
 from torchtraceap.analysis.diff import VIEWS, align, build_diff
 from torchtraceap.analysis.steps import build_steps
-from torchtraceap.interop import ColumnTable
+from torchtraceap.table import ColumnTable
 
 from .conftest import corpus_files
 

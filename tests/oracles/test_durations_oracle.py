@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import duration_data
+import durations as bench
+import fit_durations
+import neusight_rows
+from torchtraceap import durations
+from torchtraceap.durations import embedding, gemm, kernels
+
 ROOT = Path(__file__).resolve().parents[2]
 ORACLES = Path(os.environ.get("TORCHTRACEAP_ORACLES", ROOT.parent / "shared" / "oracles"))
-sys.path.insert(0, str(ROOT / "benchmarks" / "simulation"))
-
-import duration_data  # noqa: E402
-import durations as bench  # noqa: E402
-import fit_durations  # noqa: E402
-import neusight_rows  # noqa: E402
-
-from torchtraceap.simulation import durations  # noqa: E402
-from torchtraceap.simulation.durations import embedding, gemm, kernels  # noqa: E402
 
 needs_sklearn = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed"

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import torchtraceap as ttap
+from held_out import held_out_errors, step_noise
 from torchtraceap import _core
 from torchtraceap.execution_trace import load_execution_trace
-from torchtraceap.simulation.held_out import held_out_errors, step_noise
 from torchtraceap.simulation.run import SimulatedRun
 
 from .conftest import corpus_files, dlrm_execution_trace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(os.environ.get("TORCHTRACEAP_CORPUS", ROOT.parent / "shared" / "traces"))
+sys.path.append(str(ROOT / "benchmarks" / "simulation"))  # what only benchmarks and tests need
 BUNDLED = ROOT / "examples" / "traces" / "resnet50_num_workers_0.json.gz"
 
 WriteTrace = Callable[..., Path]

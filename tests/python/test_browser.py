@@ -17,7 +17,7 @@ pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from playwright import sync_api
 
 import torchtraceap as ttap
-from torchtraceap.report.diff_page import write_diff_page
+from torchtraceap.report.page.diff_page import write_diff_page
 from torchtraceap.units import format_ns
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"

@@ -17,7 +17,7 @@ from torchtraceap import _core
 from torchtraceap.analysis.diff import SPREAD, VIEWS, build_diff
 from torchtraceap.analysis.pieces import median_ns, middle_half, robust_sigma
 from torchtraceap.errors import OptionError
-from torchtraceap.interop import ColumnTable
+from torchtraceap.table import ColumnTable
 from torchtraceap.trace import Trace
 
 Event = dict[str, Any]

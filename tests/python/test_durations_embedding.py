@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtraceap.simulation.durations import UnknownDurationError, embedding_bag_ns
-from torchtraceap.simulation.durations.embedding import (
+from torchtraceap.durations import UnknownDurationError, embedding_bag_ns
+from torchtraceap.durations.embedding import (
     EmbeddingTable,
     ReuseHistogram,
     che_hits,

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchtraceap import durations
 from torchtraceap.devices import Device, device_named, load_devices
-from torchtraceap.models.arguments import OpCall
-from torchtraceap.simulation import durations
-from torchtraceap.simulation.durations import UnknownDurationError
-from torchtraceap.simulation.durations.collectives import (
+from torchtraceap.durations import UnknownDurationError
+from torchtraceap.durations.collectives import (
     CollectiveTable,
     collective_kind,
     estimate_collective,
     load_tables,
 )
-from torchtraceap.simulation.durations.gemm import gemm_features, load_models
-from torchtraceap.simulation.durations.kernels import load_kernels
-from torchtraceap.simulation.durations.tables import Curve
-from torchtraceap.simulation.durations.trees import BoostedTrees, Node, encode_trees
+from torchtraceap.durations.gemm import gemm_features, load_models
+from torchtraceap.durations.kernels import load_kernels
+from torchtraceap.durations.tables import Curve
+from torchtraceap.durations.trees import BoostedTrees, Node, encode_trees
+from torchtraceap.models.arguments import OpCall
 
 DATA = Path(durations.__file__).parent / "data"
 

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtraceap.devices import device_named
-from torchtraceap.simulation.durations import UnknownDurationError
-from torchtraceap.simulation.durations.baselines import (
+from baselines import (
     fit_alpha_beta,
     fit_sigmoid,
     log_log_ns,
     roofline_ns,
 )
-from torchtraceap.simulation.durations.tables import Curve, fit_curve, isotonic
+from torchtraceap.devices import device_named
+from torchtraceap.durations import UnknownDurationError
+from torchtraceap.durations.tables import Curve, fit_curve, isotonic
 
 SIZES = 2.0 ** np.arange(9, 30)
 

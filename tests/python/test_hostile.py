@@ -14,10 +14,11 @@ from gpu_traces import GpuTrace
 from rank_samples import ALL_REDUCE, Job, describe
 
 import torchtraceap as ttap
-from torchtraceap.analysis.matching import match_collectives
+from torchtraceap.analysis.many_ranks.matching import match_collectives
 from torchtraceap.cli import main
-from torchtraceap.interop import ColumnTable, encode_texts, stack_ranks
+from torchtraceap.columns import encode_texts
 from torchtraceap.models.families import family_of
+from torchtraceap.table import ColumnTable, stack_ranks
 
 TABLES = [
     *(f"ops --by {by}" for by in ("name", "category", "args", "call")),

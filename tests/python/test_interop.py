@@ -16,8 +16,9 @@ from conftest import WriteTrace
 
 import torchtraceap as ttap
 from torchtraceap import _core
+from torchtraceap.columns import JsonCodes, TextCodes, encode_texts
 from torchtraceap.errors import OptionError
-from torchtraceap.interop import ColumnTable, JsonCodes, TextCodes, encode_texts, stack_ranks
+from torchtraceap.table import ColumnTable, stack_ranks
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow reads the Arrow streams in these tests")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import torchtraceap as ttap
 from torchtraceap.errors import OptionError
-from torchtraceap.interop import ColumnTable
+from torchtraceap.table import ColumnTable
 
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int)"
 MUL = "void at::native::vectorized_elementwise_kernel<4, at::native::MulFunctor<float> >(int)"

@@ -10,7 +10,8 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.trace import RankTrace, Trace
+from torchtraceap.ranks import RankTrace
+from torchtraceap.trace import Trace
 
 Event = dict[str, Any]
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.errors import OptionError
-from torchtraceap.interop import ColumnTable
-from torchtraceap.trace import RankTrace, Trace
+from torchtraceap.ranks import RankTrace
+from torchtraceap.table import ColumnTable
+from torchtraceap.trace import Trace
 
 Event = dict[str, Any]
 VIEWS = ("name", "category", "args", "call")

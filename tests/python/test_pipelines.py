@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline_job import Job, Work
 
 from torchtraceap.errors import MissingFileError, OptionError, ParseError
-from torchtraceap.simulation.pipelines import (
+from torchtraceap.pipelines import (
     build_schedule,
     ideal_work,
     operator_trace,

@@ -10,7 +10,7 @@ import pytest
 from rank_samples import Job, describe, late_rank
 
 import torchtraceap as ttap
-from torchtraceap.analysis.merge import merge_ranks
+from torchtraceap.analysis.many_ranks.merge import merge_ranks
 
 
 def by_rank(trace: ttap.Trace) -> dict[int, dict[str, object]]:

@@ -13,8 +13,8 @@ import torchtraceap as ttap
 from torchtraceap.analysis.roofline import attainable_ns
 from torchtraceap.devices import Device, load_devices
 from torchtraceap.errors import OptionError
-from torchtraceap.interop import ColumnTable
 from torchtraceap.models import Work
+from torchtraceap.table import ColumnTable
 
 WriteTrace = Callable[..., Path]
 

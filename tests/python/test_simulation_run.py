@@ -13,11 +13,11 @@ import pytest
 from wait_programs import Program, make_program
 
 import torchtraceap as ttap
+from held_out import held_out_errors, step_noise
 from torchtraceap import _core
-from torchtraceap.interop import ColumnTable
-from torchtraceap.simulation.held_out import held_out_errors, step_noise
 from torchtraceap.simulation.overhead import ProfilerOverhead, estimate_unprofiled
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.table import ColumnTable
 
 WriteTrace = Callable[..., Path]
 Event = dict[str, Any]

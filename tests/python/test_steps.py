@@ -20,7 +20,7 @@ from torchtraceap.analysis.steps import (
     build_steps,
     kernel_trend,
 )
-from torchtraceap.trace import RankTrace
+from torchtraceap.ranks import RankTrace
 
 Event = dict[str, Any]
 

@@ -9,7 +9,7 @@ from threading import Barrier, get_ident
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap import trace as trace_module
+from torchtraceap import loading, ranks
 from torchtraceap.threads import core_count, map_on_threads
 
 
@@ -51,10 +51,9 @@ def test_tables_are_those_of_one_thread(
     folder: Path, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many = getattr(ttap.load(folder), table)()
-    monkeypatch.setattr(trace_module, "core_count", lambda: 1)
-    monkeypatch.setattr(
-        trace_module, "map_on_threads", lambda f, items, threads=0: [*map(f, items)]
-    )
+    monkeypatch.setattr(loading, "core_count", lambda: 1)
+    for module in (loading, ranks):
+        monkeypatch.setattr(module, "map_on_threads", lambda f, items, threads=0: [*map(f, items)])
     one = getattr(ttap.load(folder), table)()
     assert many.to_dict() == one.to_dict()
 

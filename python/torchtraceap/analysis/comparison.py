@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.pieces import (
     Bounds,
     Cut,
@@ -21,11 +21,9 @@ from torchtraceap.analysis.pieces import (
 from torchtraceap.units import format_ns
 
 if TYPE_CHECKING:
-    from torchtraceap.trace import RankTrace, Trace
+    from torchtraceap.ranks import Ranks, RankTrace
 
 __all__ = ["Comparison", "Side", "compare"]
-
-Array = npt.NDArray[Any]
 
 SLOW_STEP = 1.5
 """Times the median: a step that TraceLens and traceml too would call slow."""
@@ -90,7 +88,7 @@ class Comparison:
         return self.step_ns[1] - self.step_ns[0]
 
 
-def compare(before: Trace, after: Trace) -> Comparison:
+def compare(before: Ranks, after: Ranks) -> Comparison:
     """Pairs the ranks, chooses what is compared and cuts it into pieces."""
     notes: list[str] = []
     pairs = _pair_ranks(before, after, notes)
@@ -104,7 +102,7 @@ def compare(before: Trace, after: Trace) -> Comparison:
     return comparison
 
 
-def _pair_ranks(before: Trace, after: Trace, notes: list[str]) -> list[tuple[RankTrace, RankTrace]]:
+def _pair_ranks(before: Ranks, after: Ranks, notes: list[str]) -> list[tuple[RankTrace, RankTrace]]:
     if len(before.ranks) == len(after.ranks) == 1:
         return [(before.ranks[0], after.ranks[0])]
     by_number = {part.rank: part for part in after.ranks}

@@ -7,20 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups, order_by
-from torchtraceap.analysis.joined_ranks import JoinedRanks, join_ranks
 from torchtraceap.analysis.labels import check_choice, thread_names
+from torchtraceap.analysis.many_ranks.joined_ranks import JoinedRanks, join_ranks
+from torchtraceap.columns import Column, TextCodes, encode_texts
 from torchtraceap.errors import OptionError
-from torchtraceap.interop import Column, ColumnTable, TextCodes, encode_texts
-from torchtraceap.trace import RankTrace, Trace
+from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns, format_share
 
 __all__ = ["build_critical_path", "path_segments"]
-
-Array = npt.NDArray[Any]
 
 BOUNDS: dict[str, tuple[str, ...]] = {
     "data_loading": ("data_loading",),
@@ -63,7 +62,7 @@ class _Path:
 
 
 def build_critical_path(
-    trace: Trace, *, step: str | int | None = None, by: str = "cause", compat: str | None = None
+    trace: Ranks, *, step: str | int | None = None, by: str = "cause", compat: str | None = None
 ) -> ColumnTable:
     """The path over the profiled time, or one step, as a table.
 
@@ -91,7 +90,7 @@ def build_critical_path(
     return ColumnTable(tables[by](path), shown=shown, facts=_facts(path), notes=_notes(path))
 
 
-def path_segments(trace: Trace, step: str | int | None = None) -> list[dict[str, Any]]:
+def path_segments(trace: Ranks, step: str | int | None = None) -> list[dict[str, Any]]:
     """The segments of the path as plain values, by time: what an overlay or a page draws.
 
     The keys are the columns of `trace.critical_path(by="event")`.
@@ -102,7 +101,7 @@ def path_segments(trace: Trace, step: str | int | None = None) -> list[dict[str,
 # ------------------------------------------------------------------------------------- ranks
 
 
-def _find_path(trace: Trace, step: str | int | None) -> _Path:
+def _find_path(trace: Ranks, step: str | int | None) -> _Path:
     scope = join_ranks(trace)
     range_ns = _range_of(scope, step)
     ranks = [

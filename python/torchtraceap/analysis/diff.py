@@ -16,9 +16,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.comparison import Comparison, Side, compare
 from torchtraceap.analysis.pieces import (
     Bounds,
@@ -32,17 +32,16 @@ from torchtraceap.analysis.pieces import (
     spread_of_rows,
     sums,
 )
+from torchtraceap.columns import Column, TextCodes, encode_texts
 from torchtraceap.errors import OptionError
-from torchtraceap.interop import Column, ColumnTable, TextCodes, encode_texts
 from torchtraceap.intervals import covered_ns, union
+from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_share
 
 if TYPE_CHECKING:
-    from torchtraceap.trace import RankTrace, Trace
+    from torchtraceap.ranks import Ranks, RankTrace
 
 __all__ = ["VIEWS", "build_diff"]
-
-Array = npt.NDArray[Any]
 
 VIEWS = ("op", "kernel", "cause", "finding", "tree")
 
@@ -60,7 +59,7 @@ ALIKE_SHARE = 0.1
 """Calls that have a partner, below which the recordings are hardly of the same program."""
 
 
-def build_diff(before: Trace, after: Trace, *, by: str = "op") -> ColumnTable:
+def build_diff(before: Ranks, after: Ranks, *, by: str = "op") -> ColumnTable:
     """Where the step time of `after` differs from that of `before`.
 
     Args:

@@ -10,13 +10,13 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
-from torchtraceap.interop import Column, JsonCodes, TextCodes, encode_texts
+from torchtraceap.columns import Column, JsonCodes, TextCodes, encode_texts
 from torchtraceap.kernel_names import canonical_name
-from torchtraceap.trace import RankTrace
+from torchtraceap.ranks import RankTrace
 
 __all__ = [
     "GpuEvents",
@@ -29,7 +29,6 @@ __all__ = [
     "weighted_mean",
 ]
 
-Array = npt.NDArray[Any]
 Masked = np.ma.MaskedArray[Any, Any]
 
 

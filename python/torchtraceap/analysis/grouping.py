@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 
 __all__ = ["Groups", "order_by"]
-
-Array = npt.NDArray[Any]
 
 
 class Groups:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.analysis.labels import check_choice, thread_names
-from torchtraceap.interop import Column, ColumnTable, TextCodes, encode_texts
-from torchtraceap.trace import RankTrace
+from torchtraceap.columns import Column, TextCodes, encode_texts
+from torchtraceap.ranks import RankTrace
+from torchtraceap.table import ColumnTable
 
 __all__ = ["build_host"]
-
-Array = npt.NDArray[Any]
 
 
 def build_host(part: RankTrace, *, by: str = "thread") -> ColumnTable:

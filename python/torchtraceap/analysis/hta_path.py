@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.analysis.labels import check_choice
+from torchtraceap.columns import Column, TextCodes
 from torchtraceap.errors import OptionError
-from torchtraceap.interop import Column, ColumnTable, TextCodes
-from torchtraceap.trace import RankTrace
+from torchtraceap.ranks import RankTrace
+from torchtraceap.table import ColumnTable
 
 __all__ = ["build_hta_path"]
-
-Array = npt.NDArray[Any]
 
 _MANY = 2**32 - 1  # no trace has so many instances
 _UNNAMED = "(between calls)"

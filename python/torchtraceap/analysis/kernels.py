@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.gpu_events import (
     GpuEvents,
     device_and_stream,
@@ -18,15 +18,14 @@ from torchtraceap.analysis.gpu_events import (
 )
 from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.analysis.labels import check_choice, phases_of, steps_of
+from torchtraceap.columns import Column, JsonCodes, TextCodes, encode_json
 from torchtraceap.errors import OptionError
-from torchtraceap.interop import Column, ColumnTable, JsonCodes, TextCodes, encode_json
 from torchtraceap.kernel_names import TritonName, triton_name
-from torchtraceap.trace import RankTrace
+from torchtraceap.ranks import RankTrace
+from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns, format_share
 
 __all__ = ["build_kernels", "build_short_kernels"]
-
-Array = npt.NDArray[Any]
 
 _HISTOGRAM_BINS = 100
 _VIEWS = ("name", "canonical", "event")

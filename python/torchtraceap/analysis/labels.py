@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.columns import TextCodes
 from torchtraceap.errors import OptionError
-from torchtraceap.interop import TextCodes
-from torchtraceap.trace import RankTrace
+from torchtraceap.ranks import RankTrace
 
 __all__ = ["check_choice", "phases_of", "steps_of", "thread_names", "threads_of"]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.gpu_events import (
     GpuEvents,
     device_and_stream,
@@ -18,13 +18,12 @@ from torchtraceap.analysis.gpu_events import (
 )
 from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.analysis.labels import check_choice, steps_of, threads_of
-from torchtraceap.interop import Column, ColumnTable, TextCodes
-from torchtraceap.trace import RankTrace
+from torchtraceap.columns import Column, TextCodes
+from torchtraceap.ranks import RankTrace
+from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns
 
 __all__ = ["FULL_QUEUE", "build_launches"]
-
-Array = npt.NDArray[Any]
 
 FULL_QUEUE = 1000
 """Launches in a stream's queue from which it counts as full: CUDA holds about 1024, of which the

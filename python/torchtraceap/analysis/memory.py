@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.gpu_events import (
     GpuEvents,
     device_and_stream,
@@ -18,13 +18,13 @@ from torchtraceap.analysis.gpu_events import (
 )
 from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.analysis.labels import check_choice, steps_of, threads_of
-from torchtraceap.interop import Column, ColumnTable, TextCodes, encode_texts
-from torchtraceap.trace import RankTrace
+from torchtraceap.columns import Column, TextCodes, encode_texts
+from torchtraceap.ranks import RankTrace
+from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_bytes, format_ns
 
 __all__ = ["Transfer", "build_memory", "transfer_of"]
 
-Array = npt.NDArray[Any]
 Masked = np.ma.MaskedArray[Any, Any]
 View = tuple[dict[str, Column], tuple[str, ...], dict[str, Any], list[str]]
 

@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchtraceap.aliases import Array, PathLike
 from torchtraceap.errors import MissingFileError, ParseError
-from torchtraceap.interop import ColumnTable
-from torchtraceap.loading import PathLike
+from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_bytes
 
 __all__ = ["CATEGORIES", "read_memory_timeline"]
-
-Array = npt.NDArray[Any]
 
 CATEGORIES = (
     "parameter",

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
-from torchtraceap.interop import Column, ColumnTable, TextCodes
-from torchtraceap.trace import RankTrace
+from torchtraceap.aliases import Array
+from torchtraceap.columns import Column, TextCodes
+from torchtraceap.ranks import RankTrace
+from torchtraceap.table import ColumnTable
 
 __all__ = ["build_modules", "modules_of"]
-
-Array = npt.NDArray[Any]
 
 _FORWARD, _BACKWARD, _RECOMPUTE, _NONE = range(4)
 

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.analysis.labels import check_choice, phases_of, steps_of, threads_of
 from torchtraceap.analysis.modules import modules_of
-from torchtraceap.interop import Column, ColumnTable, TextCodes, encode_texts
+from torchtraceap.columns import Column, TextCodes, encode_texts
 from torchtraceap.models.families import family_of
-from torchtraceap.trace import RankTrace
+from torchtraceap.ranks import RankTrace
+from torchtraceap.table import ColumnTable
 
 __all__ = ["Calls", "build_ops", "collect_calls"]
-
-Array = npt.NDArray[Any]
 
 KINDS = ("operator", "launch", "no launch", "hlo operation")
 _OPERATOR, _LAUNCH, _ORPHAN, _HLO = range(4)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.kernel_names import canonical_name
-from torchtraceap.trace import RankTrace
+from torchtraceap.ranks import RankTrace
 
 __all__ = [
     "Codebook",
@@ -30,7 +30,6 @@ __all__ = [
     "whole_steps",
 ]
 
-Array = npt.NDArray[Any]
 Bounds = list[tuple[int, int]]
 
 NORMAL_MAD = 1.4826

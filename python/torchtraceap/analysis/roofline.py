@@ -13,19 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
+from torchtraceap.columns import JsonCodes, TextCodes, encode_texts
 from torchtraceap.devices import Device, device_named, find_device
 from torchtraceap.errors import OptionError
-from torchtraceap.interop import ColumnTable, JsonCodes, TextCodes, encode_texts
 from torchtraceap.models import Work, family_of, model_of, work_of
-from torchtraceap.trace import RankTrace
+from torchtraceap.ranks import RankTrace
+from torchtraceap.table import ColumnTable
 
 __all__ = ["attainable_ns", "build_roofline"]
-
-Array = npt.NDArray[Any]
 
 _Texts = tuple[str | None, str | None, str | None, str | None]
 _NO_TEXTS: _Texts = (None, None, None, None)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.gpu_events import GpuEvents, device_and_stream, gpu_notes
 from torchtraceap.analysis.grouping import Groups
+from torchtraceap.columns import Column, encode_json
 from torchtraceap.errors import OptionError
-from torchtraceap.interop import Column, ColumnTable, encode_json
 from torchtraceap.kernel_names import canonical_name, triton_name
-from torchtraceap.trace import RankTrace
+from torchtraceap.ranks import RankTrace
+from torchtraceap.table import ColumnTable
 
 __all__ = ["build_sequences"]
-
-Array = npt.NDArray[Any]
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ from math import erfc, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.analysis.pieces import (
     Codebook,
@@ -33,15 +33,14 @@ from torchtraceap.analysis.pieces import (
     sums,
     whole_steps,
 )
-from torchtraceap.interop import Column, ColumnTable, encode_json, encode_texts
+from torchtraceap.columns import Column, encode_json, encode_texts
+from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns, format_share
 
 if TYPE_CHECKING:
-    from torchtraceap.trace import RankTrace
+    from torchtraceap.ranks import RankTrace
 
 __all__ = ["Trend", "build_steps", "kernel_trend"]
-
-Array = npt.NDArray[Any]
 
 OUTLIER_SIGMAS = 3.5
 """Robust z from which a step is an outlier (Iglewicz and Hoaglin's bound)."""

@@ -33,7 +33,7 @@ def _describe_merge(parser: Parser) -> None:
 
 
 def _merge(options: Options) -> int:
-    from torchtraceap.analysis.merge import merge_ranks
+    from torchtraceap.analysis.many_ranks.merge import merge_ranks
 
     check_output(options.target, options.paths)
     merge_ranks(load(options.paths, options.threads), options.target)

@@ -25,7 +25,7 @@ from torchtraceap.cli.parsing import (
 )
 
 if TYPE_CHECKING:
-    from torchtraceap.interop import ColumnTable
+    from torchtraceap.table import ColumnTable
     from torchtraceap.trace import Trace
 
 __all__ = ["TABLE_COMMANDS", "TableCommand", "add_table_output", "check_table_output", "give_table"]
@@ -246,7 +246,7 @@ def _diff(options: Options) -> int:
     before, after = (load([path], options.threads) for path in inputs)
     if options.html:
         check_output(options.html, inputs)
-        from torchtraceap.report.diff_page import write_diff_page
+        from torchtraceap.report.page.diff_page import write_diff_page
 
         write_diff_page(before, after, Path(options.html))
         note(f"wrote {options.html}")

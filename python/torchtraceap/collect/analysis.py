@@ -19,7 +19,7 @@ def analyse(path: Path) -> tuple[Trace, Diagnosis]:
         torchtraceap.errors.ParseError: the file holds no event.
     """
     from torchtraceap.diagnose import build_diagnosis
-    from torchtraceap.trace import load
+    from torchtraceap.loading import load
 
     trace = load(path)
     return trace, build_diagnosis(trace)

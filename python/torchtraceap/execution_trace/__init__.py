@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchtraceap.aliases import Array
+from torchtraceap.columns import Column, TextCodes, encode_texts
 from torchtraceap.execution_trace.dependencies import KINDS, Dependency, find_dependencies
 from torchtraceap.execution_trace.link import gpu_rows_of, match_nodes
 from torchtraceap.execution_trace.reader import Node, NodeFile, read_nodes
-from torchtraceap.interop import Column, ColumnTable, TextCodes, encode_texts
-from torchtraceap.trace import RankTrace, Trace
+from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.table import ColumnTable
 
 __all__ = ["ExecutionTrace", "LinkedExecution", "load_execution_trace"]
 
-Array = npt.NDArray[Any]
 _HOWS = {
     "record_function_id": "nodes and events were matched by record function id",
     "external_id": "nodes and events were matched by External id",
@@ -67,7 +67,7 @@ class ExecutionTrace:
             f"dependencies={self.dependencies.num_rows}, path={self.path!r})"
         )
 
-    def link(self, trace: Trace, rank: int | None = None) -> LinkedExecution:
+    def link(self, trace: Ranks, rank: int | None = None) -> LinkedExecution:
         """Matches the nodes with the events of a Kineto trace of the same run.
 
         Args:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.execution_trace.reader import Node
-from torchtraceap.trace import RankTrace
+from torchtraceap.ranks import RankTrace
 
 __all__ = ["gpu_rows_of", "match_nodes"]
 
-Array = npt.NDArray[Any]
 _MIN_AGREEMENT = 0.9
 _LOOK_AHEAD = 64
 _CONFIRM = 2

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from torchtraceap.aliases import PathLike
+from torchtraceap.diagnose import build_diagnosis
 from torchtraceap.errors import OptionError
-from torchtraceap.loading import PathLike
 from torchtraceap.overlay.chrome import write_chrome
 from torchtraceap.overlay.protobuf import write_protobuf
 from torchtraceap.overlay.tracks import Counter, Slices, build_counters, build_slices
-from torchtraceap.trace import Trace
+
+if TYPE_CHECKING:
+    from torchtraceap.trace import Trace
 
 __all__ = ["Counter", "Slices", "annotate", "build_counters", "build_slices"]
 
@@ -33,7 +37,7 @@ def annotate(trace: Trace, path: PathLike, *, rank: int | None = None) -> None:
         raise OptionError(f"choose one of {len(trace.ranks)} ranks (merge puts them in one file)")
     target = Path(path)
     name = target.name.lower()
-    diagnosis = trace.diagnose()
+    diagnosis = build_diagnosis(trace)
     slices, counters = build_slices(diagnosis, rank), build_counters(diagnosis, rank)
     if name.endswith((".json", ".json.gz")):
         write_chrome(trace.rank(rank), slices, counters, target)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchtraceap import _core
 from torchtraceap.overlay.tracks import Counter, Slices
-from torchtraceap.trace import RankTrace
+from torchtraceap.ranks import RankTrace
 
 __all__ = ["write_chrome"]
 

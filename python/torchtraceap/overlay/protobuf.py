@@ -13,7 +13,7 @@ import numpy.typing as npt
 from torchtraceap import _core
 from torchtraceap.errors import MissingDependencyError
 from torchtraceap.overlay.tracks import Counter, Slices
-from torchtraceap.trace import RankTrace
+from torchtraceap.ranks import RankTrace
 
 __all__ = ["write_protobuf"]
 

@@ -9,8 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.analysis.critical_path import build_critical_path
+from torchtraceap.analysis.idle import build_idle
+from torchtraceap.analysis.launches import build_launches
+from torchtraceap.analysis.memory import build_memory
+from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.results import Diagnosis
-from torchtraceap.trace import RankTrace, Trace
 
 __all__ = ["Counter", "Slices", "build_counters", "build_slices"]
 
@@ -42,7 +46,7 @@ def build_slices(diagnosis: Diagnosis, rank: int | None) -> list[Slices]:
     """Findings by type, idle causes and the critical path, each where there are any."""
     trace = diagnosis.trace
     part = trace.rank(rank)
-    tracks = [*_findings(diagnosis, part), _idle_causes(trace, part), _critical_path(trace, part)]
+    tracks = [*_findings(diagnosis, part), _idle_causes(part), _critical_path(trace, part)]
     return [track for track in tracks if len(track.start_ns)]
 
 
@@ -66,8 +70,8 @@ def _findings(diagnosis: Diagnosis, part: RankTrace) -> list[Slices]:
     return tracks
 
 
-def _idle_causes(trace: Trace, part: RankTrace) -> Slices:
-    idle = trace.idle(part.rank)
+def _idle_causes(part: RankTrace) -> Slices:
+    idle = build_idle(part)
     names = part.table.strings
     explained = idle["explained_by"]
     args = [
@@ -79,8 +83,8 @@ def _idle_causes(trace: Trace, part: RankTrace) -> Slices:
     )
 
 
-def _critical_path(trace: Trace, part: RankTrace) -> Slices:
-    path = trace.critical_path(by="event")
+def _critical_path(trace: Ranks, part: RankTrace) -> Slices:
+    path = build_critical_path(trace, by="event")
     mine = np.array([rank in (None, part.rank) for rank in path.to_list("rank")], dtype=bool)
     chosen = path.take(np.flatnonzero(mine))
     causes = chosen.to_list("cause")
@@ -97,8 +101,8 @@ def _critical_path(trace: Trace, part: RankTrace) -> Slices:
 
 def build_counters(diagnosis: Diagnosis, rank: int | None) -> list[Counter]:
     """Score and GPU use by window, launches waiting by stream, copy bandwidth, memory."""
-    trace = diagnosis.trace
-    return [*_window_counters(diagnosis, rank), *_queues(trace, rank), *_memory(trace, rank)]
+    part = diagnosis.trace.rank(rank)
+    return [*_window_counters(diagnosis, rank), *_queues(part), *_memory(part)]
 
 
 def _window_counters(diagnosis: Diagnosis, rank: int | None) -> list[Counter]:
@@ -116,8 +120,8 @@ def _window_counters(diagnosis: Diagnosis, rank: int | None) -> list[Counter]:
     ]
 
 
-def _queues(trace: Trace, rank: int | None) -> list[Counter]:
-    queue = trace.launches(by="queue", rank=trace.rank(rank).rank)
+def _queues(part: RankTrace) -> list[Counter]:
+    queue = build_launches(part, by="queue")
     streams = queue.to_list("stream")
     times, lengths = queue["time_ns"], queue["length"]
     labels = np.array([str(stream) for stream in streams], dtype=object)
@@ -131,9 +135,9 @@ def _queues(trace: Trace, rank: int | None) -> list[Counter]:
     ]
 
 
-def _memory(trace: Trace, rank: int | None) -> list[Counter]:
+def _memory(part: RankTrace) -> list[Counter]:
     """One counter per device and total, of the events that carry one."""
-    table = trace.memory(by="timeline", rank=trace.rank(rank).rank)
+    table = build_memory(part, by="timeline")
     kinds, numbers = table.to_list("device_type"), table.to_list("device")
     devices = [f"{kind} {number}" for kind, number in zip(kinds, numbers, strict=True)]
     names = np.array(devices, dtype=object)

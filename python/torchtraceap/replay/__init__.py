@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups, order_by
+from torchtraceap.columns import Column, encode_texts
 from torchtraceap.errors import OptionError
-from torchtraceap.interop import Column, ColumnTable, encode_texts
+from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.replay.arguments import CallPlan, plan_call
 from torchtraceap.replay.call import (
     DIMS_KEYS,
@@ -34,11 +35,10 @@ from torchtraceap.replay.call import (
 from torchtraceap.replay.run import check_device, has_kernel, time_call
 from torchtraceap.replay.schema import require_torch
 from torchtraceap.replay.script import render_script
-from torchtraceap.trace import RankTrace, Trace
+from torchtraceap.table import ColumnTable
 
 __all__ = ["ReplayResult", "find_replayable", "replay", "replay_script"]
 
-Array = npt.NDArray[Any]
 _COPIES = frozenset({"aten::copy_", "aten::to", "aten::_to_copy"})
 
 
@@ -71,7 +71,7 @@ class ReplayResult:
 
 
 def replay(
-    trace: Trace,
+    trace: Ranks,
     row: int | None = None,
     *,
     op: str | None = None,
@@ -117,7 +117,7 @@ def replay(
 
 
 def replay_script(
-    trace: Trace, row: int | None = None, *, op: str | None = None, rank: int | None = None
+    trace: Ranks, row: int | None = None, *, op: str | None = None, rank: int | None = None
 ) -> str:
     """A script that calls an operator of the trace again, without running it.
 
@@ -132,7 +132,7 @@ def replay_script(
 
 
 def find_replayable(
-    trace: Trace, limit: int = 1000, *, rank: int | None = None, device: str = "cpu"
+    trace: Ranks, limit: int = 1000, *, rank: int | None = None, device: str = "cpu"
 ) -> ColumnTable:
     """Operators with unique arguments, by their GPU time, and whether each can be rebuilt.
 

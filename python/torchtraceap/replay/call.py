@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from torchtraceap.ranks import RankTrace
 from torchtraceap.replay.literals import parse_value
-from torchtraceap.trace import RankTrace
 
 __all__ = [
     "NotReplayableError",

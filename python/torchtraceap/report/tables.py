@@ -25,9 +25,10 @@ from torchtraceap.units import format_bytes, format_ns
 if TYPE_CHECKING:
     import pandas as pd
 
-    from torchtraceap.interop import ColumnTable
+    from torchtraceap.ranks import RankTrace
     from torchtraceap.results import Summary, Timeline
-    from torchtraceap.trace import RankTrace, Trace
+    from torchtraceap.table import ColumnTable
+    from torchtraceap.trace import Trace
 
 __all__ = [
     "Table",

@@ -9,16 +9,14 @@ reach into the next copy.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 
 __all__ = ["carried_edges"]
-
-Array = npt.NDArray[Any]
 
 
 class Marked(Protocol):

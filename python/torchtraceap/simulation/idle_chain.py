@@ -14,19 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.labels import thread_names
+from torchtraceap.columns import Column, encode_texts
 from torchtraceap.errors import OptionError
-from torchtraceap.interop import Column, ColumnTable, encode_texts
+from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.trace import RankTrace, Trace
+from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns
 
 __all__ = ["build_idle_chain"]
-
-Array = npt.NDArray[Any]
 
 _ASSUMED = _core.evidence_names().index("assumed")
 _THREAD, _STREAM = 0, 1
@@ -70,7 +69,7 @@ class _Hops:
 
 
 def build_idle_chain(
-    trace: Trace, start_ns: int, end_ns: int, *, rank: int | None = None
+    trace: Ranks, start_ns: int, end_ns: int, *, rank: int | None = None
 ) -> ColumnTable:
     """The chain behind the idle interval that covers most of a range.
 

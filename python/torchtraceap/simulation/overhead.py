@@ -9,12 +9,11 @@ the version and the options, so both times are given, never the corrected one al
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = [
@@ -25,8 +24,6 @@ __all__ = [
     "estimate_unprofiled",
     "overhead_delta",
 ]
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

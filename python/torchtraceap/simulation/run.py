@@ -16,21 +16,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
-from torchtraceap.analysis.joined_ranks import join_ranks
-from torchtraceap.interop import ColumnTable
+from torchtraceap.aliases import Array
+from torchtraceap.analysis.many_ranks.joined_ranks import join_ranks
+from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.simulation.chain import carried_edges
-from torchtraceap.trace import RankTrace, Trace
+from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns
 
 __all__ = ["RunStep", "SimulatedRun"]
 
-Array = npt.NDArray[Any]
 KINDS = {name: code for code, name in enumerate(_core.dependency_kind_names())}
 WHOLE = "whole trace"
 CHAINED = 3
@@ -65,7 +63,7 @@ class SimulatedRun:
 
     def __init__(
         self,
-        trace: Trace,
+        trace: Ranks,
         *,
         explicit_only: bool = False,
         dependencies: Mapping[int | None, ColumnTable] | None = None,

@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchtraceap.errors import TraceError
+from torchtraceap.ranks import Ranks
 from torchtraceap.results import Finding, PlannedFix, ReplayCheck, Saving
 from torchtraceap.simulation.edits.base import EditedGraph, NotApplicableError
 from torchtraceap.simulation.registry import EDITS_OF_FINDING, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import TRUSTED_ERROR, EditOutcome, Simulation
-from torchtraceap.trace import Trace
 from torchtraceap.units import format_share
 
 __all__ = ["Outlook", "simulate_savings"]
@@ -39,7 +39,7 @@ class Outlook:
     """None: nothing was replayed."""
 
 
-def simulate_savings(trace: Trace, findings: Sequence[Finding]) -> Outlook:
+def simulate_savings(trace: Ranks, findings: Sequence[Finding]) -> Outlook:
     """Replays the run once for each fix, and for fixes on top of each other.
 
     Args:
@@ -52,7 +52,7 @@ def simulate_savings(trace: Trace, findings: Sequence[Finding]) -> Outlook:
         return _only_bounds(findings, f"the run can't be replayed: {error}")
 
 
-def _simulate(trace: Trace, findings: Sequence[Finding]) -> Outlook:
+def _simulate(trace: Ranks, findings: Sequence[Finding]) -> Outlook:
     if not any(finding.type in EDITS_OF_FINDING for finding in findings):
         return _only_bounds(findings, _NO_EDIT)
     if not any(len(rank.tree.gpu_rows) for rank in trace.ranks):

@@ -19,9 +19,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError, SchemaError
+from torchtraceap.ranks import Ranks
 from torchtraceap.simulation.edits.base import (
     Change,
     Edit,
@@ -31,13 +32,11 @@ from torchtraceap.simulation.edits.base import (
 )
 from torchtraceap.simulation.registry import DEFAULT_EDITS, make_edit
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.trace import Trace
 from torchtraceap.units import format_ns, format_share
 
 __all__ = ["EditOutcome", "PlannedFix", "SimulatedStep", "Simulation", "simulate"]
 
 SCHEMA = "torchtraceap.simulation/1"
-Array = npt.NDArray[Any]
 LEAST_GAIN = 0.001
 """Of the measured time: what a fix of the plan must add where steps show no noise."""
 TRUSTED_ERROR = 0.05
@@ -104,7 +103,7 @@ class _Applied:
     graph: EditedGraph
 
 
-def simulate(trace: Trace, edits: Iterable[str | Edit] | None = None) -> Simulation:
+def simulate(trace: Ranks, edits: Iterable[str | Edit] | None = None) -> Simulation:
     """Replays a trace from its dependencies, once as it was and once with each edit.
 
     Args:

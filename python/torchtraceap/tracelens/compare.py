@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.errors import OptionError
-from torchtraceap.trace import RankTrace
+from torchtraceap.ranks import RankTrace
 from torchtraceap.tracelens.report import tracelens_sheets
 from torchtraceap.tracelens.sheets import Sheet, csv_text
 
 if TYPE_CHECKING:
-    from torchtraceap.loading import PathLike
+    from torchtraceap.aliases import PathLike
 
 __all__ = ["compare_sheets", "write_tracelens_comparison"]
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.tracelens.launchers import CompatTree
 
 __all__ = ["kernel_columns"]
-
-Array = npt.NDArray[Any]
 
 _NAME_LENGTH = 64
 

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
-from torchtraceap.trace import RankTrace
+from torchtraceap.aliases import Array
+from torchtraceap.ranks import RankTrace
 from torchtraceap.tracelens.categories import is_communication
 
 __all__ = ["CompatTree", "Slices", "to_us", "union_us"]
-
-Array = npt.NDArray[Any]
 
 _KINDS = {name: number for number, name in enumerate(_core.kind_names())}
 _OP, _PYTHON, _FLOW = _KINDS["cpu_op"], _KINDS["python_function"], _KINDS["flow"]

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.tracelens.launchers import CompatTree
 from torchtraceap.tracelens.sheets import Sheet, as_tuples
 
 __all__ = ["ARGUMENTS", "CallTable", "Coded", "call_table", "coded", "stacked", "texts_at"]
-
-Array = npt.NDArray[Any]
 
 ARGUMENTS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.tracelens.categories import SYNTHETIC, category_of
 from torchtraceap.tracelens.kernel_details import kernel_columns
@@ -30,8 +30,6 @@ from torchtraceap.tracelens.sheets import (
 from torchtraceap.tracelens.work import FAILURES, UnmodelledError, Work
 
 __all__ = ["family_sheets", "unified_perf_summary"]
-
-Array = npt.NDArray[Any]
 
 _ONE_SHEET = ("GEMM", "UnaryElementwise", "BinaryElementwise", "Normalization")
 _LISTED_AS_BACKWARD = (

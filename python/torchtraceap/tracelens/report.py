@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.errors import MissingDependencyError
-from torchtraceap.trace import RankTrace, Trace
+from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.tracelens.launchers import CompatTree
 from torchtraceap.tracelens.perf_sheets import ModelledOps, family_sheets, unified_perf_summary
 from torchtraceap.tracelens.sheets import Sheet, csv_text
@@ -25,7 +25,7 @@ from torchtraceap.tracelens.summaries import (
 )
 
 if TYPE_CHECKING:
-    from torchtraceap.loading import PathLike
+    from torchtraceap.aliases import PathLike
 
 __all__ = ["tracelens_sheets", "write_tracelens_csvs", "write_tracelens_xlsx"]
 
@@ -60,7 +60,7 @@ def tracelens_sheets(part: RankTrace, *, detect_recompute: bool = False) -> dict
 
 
 def write_tracelens_csvs(
-    trace: Trace | RankTrace, folder: PathLike, *, detect_recompute: bool = False
+    trace: Ranks | RankTrace, folder: PathLike, *, detect_recompute: bool = False
 ) -> list[Path]:
     """Writes one CSV per sheet; of several ranks each gets a folder `rank<N>` of its own.
 
@@ -83,7 +83,7 @@ def write_tracelens_csvs(
     return written
 
 
-def _places(trace: Trace | RankTrace, folder: Path) -> list[tuple[RankTrace, Path]]:
+def _places(trace: Ranks | RankTrace, folder: Path) -> list[tuple[RankTrace, Path]]:
     ranks = [trace] if isinstance(trace, RankTrace) else list(trace.ranks)
     if len(ranks) == 1:
         return [(ranks[0], folder)]
@@ -94,7 +94,7 @@ def _places(trace: Trace | RankTrace, folder: Path) -> list[tuple[RankTrace, Pat
 
 
 def write_tracelens_xlsx(
-    trace: Trace | RankTrace, path: PathLike, *, detect_recompute: bool = False
+    trace: Ranks | RankTrace, path: PathLike, *, detect_recompute: bool = False
 ) -> Path:
     """Writes the sheets as a workbook; of several ranks `<name>_rank<N>.xlsx` each.
 

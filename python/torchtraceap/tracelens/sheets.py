@@ -10,8 +10,8 @@ from io import StringIO
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
 
 __all__ = [
@@ -26,8 +26,6 @@ __all__ = [
     "statistics",
     "take",
 ]
-
-Array = npt.NDArray[Any]
 
 Sheet = dict[str, list[Any]]
 """Columns in the order of a reference file; None and NaN are empty cells."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.tracelens.categories import category_of
 from torchtraceap.tracelens.kernel_details import kernel_columns
@@ -48,8 +48,6 @@ __all__ = [
     "short_kernel_histogram",
     "short_kernels_summary",
 ]
-
-Array = npt.NDArray[Any]
 
 _TIMELINE = (
     "computation_time",

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = ["Change", "Edit", "EditedGraph", "NotApplicableError", "joined"]
 
-Array = npt.NDArray[Any]
 _NOTHING = np.zeros(0, dtype=np.int64)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
@@ -17,8 +16,6 @@ from torchtraceap.simulation.edits.view import CLASSES, PHASES, RankView, counte
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = ["BucketSize", "MergeCollectives", "OverlapCollectives"]
-
-Array = npt.NDArray[Any]
 
 SMALL_BYTES = 64 << 10
 SMALL_NS = 20_000

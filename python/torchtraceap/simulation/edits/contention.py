@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchtraceap.aliases import Array
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.edits.view import CLASSES, RankView, views
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = ["Slowdown", "slow_overlapped"]
-
-Array = npt.NDArray[Any]
 
 UNMEASURED = 1.3
 """The most that is assumed where the trace doesn't show it."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.edits.works import families_of
@@ -15,8 +13,6 @@ from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns
 
 __all__ = ["FuseOptimizer", "FusePointwise"]
-
-Array = npt.NDArray[Any]
 
 FEWEST_KERNELS = 50
 """Of one optimizer step that are worth fusing (the rule's bound)."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import (
     DTOH,
@@ -23,8 +21,6 @@ from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns
 
 __all__ = ["CudaGraph", "MergeCompiledRegions"]
-
-Array = npt.NDArray[Any]
 
 FEWEST_LAUNCHES = 10
 """Fewer between two waits of the host are not worth a graph."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import RankView, views
@@ -14,8 +12,6 @@ from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns
 
 __all__ = ["LoaderWorkers"]
-
-Array = npt.NDArray[Any]
 
 REALISED = (0.76, 0.84)
 """Share of the simulated saving in four public pairs of traces (ResNet-50, 0 and 4 workers): the

@@ -17,7 +17,7 @@ _COPY_BYTES = 64 << 20
 
 def _tables() -> Any | None:
     try:
-        return import_module("torchtraceap.simulation.durations")
+        return import_module("torchtraceap.durations")
     except ImportError:
         return None
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.edits.view import PHASES, RankView, views
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = ["RankParts", "parts_of"]
-
-Array = npt.NDArray[Any]
 
 GRADIENT_KINDS = ("all_reduce", "reduce_scatter", "reduce")
 _KIND_NAMES = _core.collective_kind_names()

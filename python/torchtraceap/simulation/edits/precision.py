@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.roofline import attainable_ns
 from torchtraceap.devices import Device, device_named
 from torchtraceap.errors import OptionError
@@ -24,8 +23,6 @@ from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns
 
 __all__ = ["ChannelsLast", "MixedPrecision", "OtherDevice"]
-
-Array = npt.NDArray[Any]
 
 _NO_DEVICE = "the trace doesn't say which GPU it was recorded on, or that GPU is not known here"
 _HALF = ("bf16", "fp16")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchtraceap.aliases import Array
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.parts import parts_of
 from torchtraceap.simulation.edits.view import RankView, counted, views
@@ -23,7 +22,6 @@ __all__ = [
     "zero_grad_to_none",
 ]
 
-Array = npt.NDArray[Any]
 _RANGES = ("cpu_op", "user_annotation")
 
 

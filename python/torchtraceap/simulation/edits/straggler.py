@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns
 
 __all__ = ["StragglerToMedian"]
-
-Array = npt.NDArray[Any]
 
 _LEAST_RANKS = 3
 """With two ranks the median lies between them, and neither is the usual one."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import DTOH, HTOD, RankView, counted, views
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = ["RemoveHostSync"]
-
-Array = npt.NDArray[Any]
 
 SMALL_BYTES = 64 << 10
 """Reads up to this size are values; larger ones are results (the rules' bound)."""

@@ -5,21 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.devices import Device, find_device
+from torchtraceap.ranks import RankTrace
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.trace import RankTrace
 
 __all__ = ["DTOH", "HTOD", "RankView", "counted", "ranges_of", "views"]
-
-Array = npt.NDArray[Any]
 
 KINDS = {name: code for code, name in enumerate(_core.kind_names())}
 PHASES = {name: code for code, name in enumerate(_core.phase_names())}

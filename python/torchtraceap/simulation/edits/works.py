@@ -7,16 +7,14 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.roofline import _Calls, _GpuCalls
 from torchtraceap.models import OpCall, Work, family_of
 from torchtraceap.simulation.edits.view import RankView
 
 __all__ = ["EventWorks", "families_of", "works_of"]
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,111 @@
+"""Columns of a table: arrays as they are, texts and JSON as codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from torchtraceap.aliases import Array
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "Column",
+    "JsonCodes",
+    "TextCodes",
+    "encode_json",
+    "encode_texts",
+    "recode",
+    "unique_texts",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TextCodes:
+    """A text column with repeating values: indices into the distinct texts; -1 is absent."""
+
+    codes: Array
+    texts: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def take(self, rows: Array | slice) -> Self:
+        """The same texts for some rows."""
+        return type(self)(self.codes[rows], self.texts)
+
+    def to_numpy(self) -> Array:
+        """object `[n]` of str, None where absent."""
+        texts = np.empty(len(self.texts) + 1, dtype=object)
+        texts[:-1] = self.texts
+        return texts[self.codes]
+
+    def to_list(self) -> list[Any]:
+        """Plain values for JSON, None where absent."""
+        values: list[Any] = self.to_numpy().tolist()
+        return values
+
+    def to_pandas(self) -> pd.Categorical:
+        import pandas as pd
+
+        return pd.Categorical.from_codes(
+            self.codes, categories=pd.Index(list(self.texts), dtype="str")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCodes(TextCodes):
+    """A column of lists or objects, kept as JSON text: files get the text, JSON the value."""
+
+    def to_list(self) -> list[Any]:
+        values = [*(_parsed(text) for text in self.texts), None]
+        return [values[code] for code in self.codes.tolist()]
+
+
+def _parsed(text: str) -> Any:
+    """The value; a trace may hold anything, so text that is no JSON stays text."""
+    try:
+        value = json.loads(text, strict=False)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        return text
+    return value
+
+
+Column = Array | TextCodes
+"""Integers, floats (NaN is absent), bool, `np.ma` arrays (masked is absent), texts or JSON."""
+
+
+def encode_texts(values: Iterable[str | None]) -> TextCodes:
+    """Texts as codes, in order of first use."""
+    distinct: dict[str, int] = {}
+    codes = [-1 if text is None else distinct.setdefault(text, len(distinct)) for text in values]
+    return TextCodes(np.asarray(codes, dtype=np.int32), list(distinct))
+
+
+def encode_json(values: Iterable[Any]) -> JsonCodes:
+    """Lists, objects or plain values as JSON text; None is absent."""
+    texts = (None if v is None else json.dumps(v, separators=(",", ":")) for v in values)
+    column = encode_texts(texts)
+    return JsonCodes(column.codes, column.texts)
+
+
+def recode(codes: Array, texts: Sequence[str]) -> TextCodes:
+    """The same column with each text once."""
+    distinct: dict[str, int] = {}
+    mapping = [distinct.setdefault(text, len(distinct)) for text in texts]
+    return TextCodes(np.asarray(mapping, dtype=np.int32)[codes], list(distinct))
+
+
+def unique_texts(column: TextCodes) -> TextCodes:
+    """Texts that differ only in bytes that are no UTF-8 look the same: pandas needs them once."""
+    if len(set(column.texts)) == len(column.texts):
+        return column
+    recoded = recode(np.arange(len(column.texts)), column.texts)
+    codes = np.append(recoded.codes, np.int32(-1))[column.codes]
+    return TextCodes(codes, recoded.texts)

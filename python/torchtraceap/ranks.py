@@ -1,0 +1,175 @@
+"""The data of a trace: one or several ranks, each with its event table and its tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, TypeVar
+
+from torchtraceap import _core
+from torchtraceap.errors import OptionError
+from torchtraceap.results import Diagnostic, Timeline, TraceFile
+from torchtraceap.table import ColumnTable, stack_ranks
+from torchtraceap.threads import map_on_threads
+
+__all__ = ["RankTrace", "Ranks", "from_core_timeline"]
+
+T = TypeVar("T")
+
+
+class RankTrace:
+    """One rank: its event table, and its tree once something asks for it."""
+
+    __slots__ = ("_costs", "_remembered", "_tree", "path", "rank", "table", "world_size")
+
+    def __init__(self, table: _core.EventTable, rank: int | None) -> None:
+        self.path: str = table.path
+        self.rank = rank
+        self.world_size: int | None = table.world_size
+        self.table = table
+        self._tree: _core.EventTree | None = None
+        self._costs: _core.GpuCosts | None = None
+        self._remembered: dict[Hashable, Any] = {}
+
+    @property
+    def tree(self) -> _core.EventTree:
+        """The links between the rows, built at the first use."""
+        if self._tree is None:
+            self._tree = _core.build_tree(self.table)
+        return self._tree
+
+    @property
+    def costs(self) -> _core.GpuCosts:
+        """GPU and host time of every row, computed at the first use."""
+        if self._costs is None:
+            self._costs = _core.gpu_costs(self.table, self.tree)
+        return self._costs
+
+    def idle(self, bounds: tuple[int, int] | None) -> _core.IdleBreakdown:
+        """Idle intervals and their causes within `bounds` (start_ns, end_ns), or from the first to
+        the last GPU event; computed once."""
+        return self.remember(
+            ("idle", bounds), lambda: _core.explain_idle(self.table, self.tree, bounds=bounds)
+        )
+
+    def remember(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """What `compute` gave for `key` the first time, for what several tables need.
+
+        It is kept as long as the rank, so it should be small, and must not refer to the rank: a
+        cycle would keep the whole trace in memory until Python looks for cycles.
+        """
+        if key not in self._remembered:
+            self._remembered[key] = compute()
+        found: T = self._remembered[key]
+        return found
+
+    @property
+    def file(self) -> TraceFile:
+        return TraceFile(self.path, self.rank, self.world_size)
+
+    @property
+    def profiled_ns(self) -> int:
+        """First to last profiled step, else first to last complete event."""
+        start_ns, end_ns = self.tree.profiled
+        return end_ns - start_ns
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """Of reading, then of linking."""
+        entries = [*self.table.diagnostics, *self.tree.diagnostics]
+        return tuple(
+            Diagnostic(entry.code, entry.count, entry.first_byte_offset, entry.message)
+            for entry in entries
+        )
+
+    def timeline(
+        self,
+        *,
+        linked_only: bool = False,
+        device: int | None = None,
+        bounds: tuple[int, int] | None = None,
+    ) -> Timeline:
+        """GPU time by class, over its own span or clipped to `bounds` (start_ns, end_ns)."""
+        core = _core.timeline(
+            self.table,
+            self.tree,
+            linked_only=linked_only,
+            device=-1 if device is None else device,
+            bounds=bounds,
+        )
+        return from_core_timeline(core)
+
+    def profiled_timeline(self) -> Timeline:
+        """The timeline clipped to the profiled time."""
+        return self.timeline(bounds=self.tree.profiled)
+
+    def __repr__(self) -> str:
+        return f"RankTrace(rank={self.rank}, events={len(self.table)}, path={self.path!r})"
+
+
+def from_core_timeline(core: _core.Timeline) -> Timeline:
+    return Timeline(
+        core.span_ns,
+        core.busy_ns,
+        core.idle_ns,
+        core.compute_ns,
+        core.communication_ns,
+        core.memcpy_ns,
+        core.exposed_communication_ns,
+        core.exposed_memcpy_ns,
+    )
+
+
+class Ranks:
+    """One or several ranks of a job, without the views that `torchtraceap.Trace` has of them."""
+
+    def __init__(self, ranks: Iterable[RankTrace], diagnostics: Iterable[Diagnostic] = ()) -> None:
+        self.ranks: tuple[RankTrace, ...] = tuple(ranks)
+        """By rank number."""
+        self._load_diagnostics = tuple(diagnostics)
+        if not self.ranks:
+            raise OptionError("a trace has at least one rank")
+
+    def __repr__(self) -> str:
+        events = sum(len(rank.table) for rank in self.ranks)
+        name, path = type(self).__name__, self.ranks[0].path
+        return f"{name}(ranks={len(self.ranks)}, events={events}, path={path!r})"
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """Of choosing files, reading and linking; counts of one code are summed over the ranks."""
+        merged: dict[str, Diagnostic] = {}
+        for entry in (*self._load_diagnostics, *(d for r in self.ranks for d in r.diagnostics)):
+            seen = merged.get(entry.code)
+            merged[entry.code] = entry if seen is None else _add(seen, entry)
+        return tuple(merged.values())
+
+    def rank(self, rank: int | None = None) -> RankTrace:
+        """The rank of that number; by default the first.
+
+        Raises:
+            OptionError: There is no such rank.
+        """
+        if rank is None:
+            return self.ranks[0]
+        for candidate in self.ranks:
+            if candidate.rank == rank:
+                return candidate
+        known = ", ".join(str(c.rank) for c in self.ranks[:16] if c.rank is not None)
+        there = f"there are: {known}" if known else "it does not say which rank it is of"
+        raise OptionError(f"no rank {rank} in this trace; {there}")
+
+    def timeline(self, *, linked_only: bool = False) -> Timeline:
+        """GPU time by class, all devices of a rank in one union, summed over the ranks."""
+        parts = (rank.timeline(linked_only=linked_only) for rank in self.ranks)
+        return sum(parts, Timeline())
+
+    def per_rank(self, build: Callable[[RankTrace], ColumnTable], rank: int | None) -> ColumnTable:
+        if rank is not None or len(self.ranks) == 1:
+            return build(self.rank(rank))
+        tables = map_on_threads(build, self.ranks)
+        return stack_ranks([(p.rank, table) for p, table in zip(self.ranks, tables, strict=True)])
+
+
+def _add(a: Diagnostic, b: Diagnostic) -> Diagnostic:
+    offsets = [d.first_byte_offset for d in (a, b) if d.first_byte_offset is not None]
+    return Diagnostic(a.code, a.count + b.count, min(offsets, default=None), a.message)

@@ -1,0 +1,242 @@
+"""What the charts of a page draw, as JSON: `{"kind": ..., ...}`, worked out from tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchtraceap.report.words import one_line
+
+if TYPE_CHECKING:
+    from torchtraceap.table import ColumnTable
+
+__all__ = [
+    "BOUND_FILLS",
+    "PATH_FILLS",
+    "bars",
+    "collective_waits",
+    "lateness",
+    "path_shares",
+    "rank_to_rank",
+    "roofline",
+    "steps",
+    "waterfall",
+]
+
+MAX_POINTS = 500  # of a roofline plot, by GPU time
+LEAST_SHARE = 1e-4  # of the busy time: what has less is no point of the plot
+MAX_STEPS = 800  # bars of the strip of steps
+MAX_MEETINGS = 40  # rows of the map of waits
+MAX_RANKS = 64  # columns of a map
+MAX_DELTAS = 9  # bars of a waterfall before "everything else"
+
+Chart = dict[str, Any]
+# Which colour of the style sheet a part of the critical path has.
+PATH_FILLS = {
+    "gpu_compute": "compute",
+    "communication": "communication",
+    "copy": "memcpy",
+    "data_loading": "data_loading",
+    "host_forward": "host_wait",
+    "host_backward": "host_wait",
+    "host_optimizer": "host_wait",
+    "host_other": "host_wait",
+    "host_gap": "host_wait",
+    "synchronization": "synchronization",
+    "compilation": "compilation",
+    "allocator": "allocator",
+    "launch_latency": "launch_latency",
+    "gpu_gap": "launch_latency",
+    "profiler": "profiler",
+    "unknown": "unknown",
+}
+BOUND_FILLS = {
+    "cpu_bound": ("host_wait", "host"),
+    "gpu_compute_bound": ("compute", "GPU compute"),
+    "communication_bound": ("communication", "communication"),
+    "copy_bound": ("memcpy", "copies"),
+    "data_loading": ("data_loading", "data loading"),
+    "synchronization_bound": ("synchronization", "synchronisation"),
+    "launch_bound": ("launch_latency", "launching"),
+    "compilation_bound": ("compilation", "compilation"),
+    "allocator_bound": ("allocator", "memory allocator"),
+    "profiler": ("profiler", "profiler overhead"),
+    "unknown": ("unknown", "unexplained"),
+}
+_LATE_FILLS = {
+    "late_compute_ns": ("compute", "compute"),
+    "late_communication_ns": ("communication", "communication"),
+    "late_copies_ns": ("memcpy", "copies"),
+    "late_input_ns": ("data_loading", "input"),
+    "late_host_ns": ("host_wait", "host"),
+}
+
+
+def bars(
+    rows: Sequence[tuple[str, Sequence[tuple[str, str, float]], float]], *, unit: str, title: str
+) -> Chart:
+    """Stacked bars of one scale: rows of (label, parts, total), parts of (fill, label, value).
+
+    Parts below zero, such as work that a rank has done sooner than others, have no length.
+    """
+    described = [
+        {"label": label, "parts": [part for part in parts if part[2] > 0], "total": total}
+        for label, parts, total in rows
+    ]
+    return {"kind": "bars", "unit": unit, "title": title, "rows": described}
+
+
+def path_shares(table: ColumnTable) -> Chart | None:
+    """Shares of the critical path by what bounds it."""
+    shares = table.facts.get("bound_shares") or {}
+    parts = [(*BOUND_FILLS.get(n, ("unknown", n.replace("_", " "))), s) for n, s in shares.items()]
+    if not parts:
+        return None
+    return bars([("", parts, 1.0)], unit="share", title="Share of the path")
+
+
+def lateness(table: ColumnTable) -> Chart | None:
+    """How late each rank came to collectives, and what it did more than the others."""
+    numbers, late = table.to_list("rank")[:MAX_RANKS], table.to_list("lateness_ns")
+    causes = {key: table.to_list(key) for key in _LATE_FILLS}
+    rows = []
+    for i, number in enumerate(numbers):
+        parts = [(*_LATE_FILLS[key], values[i] or 0) for key, values in causes.items()]
+        rows.append((f"rank {'?' if number is None else number}", parts, late[i] or 0))
+    if not any(part[2] > 0 for _, parts, _ in rows for part in parts):
+        return None
+    return bars(
+        rows, unit="ns", title="Late for collectives, and what the rank did more of than the others"
+    )
+
+
+def rank_to_rank(table: ColumnTable) -> Chart | None:
+    """Bytes that all-to-alls sent from rank to rank."""
+    ranks, matrix = table.facts.get("ranks") or [], table.facts.get("matrix_bytes") or []
+    if not matrix or len(ranks) > MAX_RANKS:
+        return None
+    return {
+        "kind": "heat",
+        "unit": "bytes",
+        "title": "Bytes of all-to-alls, from the rank of a row to that of a column",
+        "corner": "from, to rank",
+        "columns": [f"{rank}" for rank in ranks],
+        "rows": [f"rank {rank}" for rank in ranks],
+        "values": [[value or 0 for value in row] for row in matrix],
+    }
+
+
+def collective_waits(table: ColumnTable) -> Chart | None:
+    """How long each rank waited in the collectives that made ranks wait most, by time."""
+    ranks = [rank for rank in table.facts.get("ranks") or [] if rank is not None][:MAX_RANKS]
+    if len(ranks) < 2 or not table.num_rows:
+        return None
+    longest = np.ma.filled(np.ma.asarray(table["longest_wait_ns"], dtype=np.float64), 0.0)
+    longest = np.nan_to_num(longest)
+    chosen = np.sort(np.argsort(-longest, kind="stable")[:MAX_MEETINGS])
+    chosen = chosen[longest[chosen] > 0]
+    if not len(chosen):
+        return None
+    few = table.take(chosen)
+    rows, values = [], []
+    for name, step, members, waits in zip(
+        *(few.to_list(key) for key in ("name", "step", "ranks", "wait_ns")), strict=True
+    ):
+        by_rank = dict(zip(members or [], waits or [], strict=False))
+        rows.append(one_line(f"{name} · {step}" if step else str(name), 60))
+        values.append([by_rank.get(rank) for rank in ranks])
+    most = table.num_rows > len(chosen)
+    return {
+        "kind": "heat",
+        "unit": "ns",
+        "title": f"How long each rank waits{': the longest waits, by time' if most else ''}",
+        "corner": "rank",
+        "columns": [f"{rank}" for rank in ranks],
+        "rows": rows,
+        "values": values,
+    }
+
+
+def steps(table: ColumnTable, origin_ns: int) -> Chart | None:
+    """Every step as a bar: its GPU time by class, its idle time above."""
+    if table.num_rows < 2:
+        return None
+    few = table.take(slice(0, MAX_STEPS))
+    keys = ("compute_ns", "exposed_communication_ns", "exposed_memcpy_ns")
+    parts = [np.nan_to_num(np.ma.filled(np.ma.asarray(few[key]), 0)).tolist() for key in keys]
+    return {
+        "kind": "steps",
+        "names": [one_line(name or "", 80) for name in few.to_list("name")],
+        "at": (np.asarray(few["start_ns"], np.int64) - origin_ns).tolist(),
+        "ns": few.to_list("duration_ns"),
+        "compute": parts[0],
+        "communication": parts[1],
+        "memcpy": parts[2],
+        "outlier": [bool(v) for v in few.to_list("outlier")],
+        "median": (table.facts.get("jitter") or {}).get("median_ns"),
+        "left": table.num_rows - few.num_rows,
+    }
+
+
+def roofline(table: ColumnTable, device: str) -> Chart | None:
+    """Operators by intensity and rate, below the roofs that apply to them.
+
+    A point is `[row, intensity in FLOP/byte, TFLOP/s, share of the GPU's busy time]`; `row` is its
+    place in the table.
+    """
+    keys = ("intensity", "tflops", "busy_share")
+    columns = [np.nan_to_num(np.asarray(table[key], dtype=np.float64)) for key in keys]
+    drawn = np.flatnonzero((columns[0] > 0) & (columns[1] > 0))
+    # What has hardly any time would stretch the axes and hide the rest.
+    told = drawn[columns[2][drawn] >= LEAST_SHARE]
+    drawn = told if len(told) else drawn
+    drawn = drawn[np.argsort(-columns[2][drawn], kind="stable")[:MAX_POINTS]]
+    if not len(drawn):
+        return None
+    facts = table.facts
+    used = [name for name in dict.fromkeys(table.to_list("peak")) if name]
+    roofs = [(name, rate) for name in used if (rate := _peak(facts, name)) is not None]
+    points = [[int(row), *(float(f"{c[row]:.5g}") for c in columns)] for row in drawn]
+    return {
+        "kind": "roofline",
+        "device": one_line(str(facts.get("device") or device or ""), 80),
+        "known": bool(roofs) and facts.get("bandwidth_tbps") is not None,
+        "bandwidth": facts.get("bandwidth_tbps"),
+        "roofs": sorted(roofs, key=lambda roof: -roof[1]),
+        "points": points,
+    }
+
+
+def _peak(facts: dict[str, Any], name: str) -> float | None:
+    """Rate of a peak such as "bf16 matrix", TFLOP/s."""
+    dtype, _, unit = name.partition(" ")
+    rate = (facts.get(f"{unit}_tflops") or {}).get(dtype)
+    return None if rate is None else float(rate)
+
+
+def waterfall(table: ColumnTable, parts: Sequence[str]) -> Chart:
+    """The largest changes, one after the other; what is left closes the sum exactly.
+
+    Args:
+        table: Of `ttap.diff`; its `delta_ns` sum to the fact `difference_ns`.
+        parts: The fill of each row.
+    """
+    deltas = np.asarray(table["delta_ns"], dtype=np.int64)
+    largest = np.argsort(-np.abs(deltas), kind="stable")
+    largest = largest[deltas[largest] != 0]
+    shown = largest[: MAX_DELTAS + (len(largest) == MAX_DELTAS + 1)]
+    names = table.to_list("title" if "title" in table.columns else "name")
+    rows = [[one_line(str(names[i]), 200), int(deltas[i]), parts[i]] for i in shown.tolist()]
+    rest = int(deltas.sum()) - sum(row[1] for row in rows)
+    left = len(largest) - len(shown)
+    if left:
+        rows.append([f"everything else ({left:,} rows)", rest, "unknown"])
+    facts = table.facts
+    return {
+        "kind": "waterfall",
+        "before": facts["before_step_ns"],
+        "after": facts["after_step_ns"],
+        "rows": rows,
+    }

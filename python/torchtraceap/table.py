@@ -1,0 +1,280 @@
+"""Tables that speak NumPy, pandas and Arrow. pandas is imported when it is asked for.
+
+Arrow leaves through `__arrow_c_stream__` (a fresh stream at each call, as duckdb needs), which
+polars, DuckDB, pyarrow and pandas read without a copy of the int64 columns and without pyarrow
+here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap import _core
+from torchtraceap.aliases import Array, PathLike
+from torchtraceap.columns import Column, TextCodes, unique_texts
+from torchtraceap.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["ColumnTable", "stack_ranks"]
+
+
+class ColumnTable(Mapping[str, Array]):
+    """Columns of equal length by name, and what is to be said beside them.
+
+    Names end in their unit: `_ns`, `_bytes`, `_share` (a fraction), `_row` (of the event table).
+
+    Args:
+        columns: By name, in order.
+        shown: The columns that a person reads first; by default all.
+        facts: Values beside the rows, such as totals; they join the JSON document.
+        notes: Sentences for a person: what the table rests on, what it lacks and why.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        *,
+        shown: Sequence[str] = (),
+        facts: Mapping[str, Any] | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self._columns = dict(columns)
+        self._arrow: _core.ArrowTable | None = None
+        self.shown = tuple(shown) or tuple(self._columns)
+        self.facts = dict(facts or {})
+        self.notes = tuple(notes)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self._columns)
+
+    @property
+    def num_rows(self) -> int:
+        return len(next(iter(self._columns.values()))) if self._columns else 0
+
+    def __getitem__(self, name: str) -> Array:
+        column = self._columns[name]
+        return column.to_numpy() if isinstance(column, TextCodes) else column
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        """The number of columns, as in any mapping; rows are `num_rows`."""
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rows={self.num_rows}, columns={list(self._columns)})"
+
+    def column(self, name: str) -> Column:
+        """A column as it is kept; `table[name]` gives an array of values."""
+        return self._columns[name]
+
+    def take(self, rows: Array | slice) -> ColumnTable:
+        """The same table with some rows, in the given order."""
+        columns = {
+            name: column.take(rows) if isinstance(column, TextCodes) else column[rows]
+            for name, column in self._columns.items()
+        }
+        return ColumnTable(columns, shown=self.shown, facts=self.facts, notes=self.notes)
+
+    def to_list(self, name: str) -> list[Any]:
+        """A column as plain values; None where absent."""
+        column = self._columns[name]
+        if isinstance(column, TextCodes):
+            return column.to_list()
+        plain: list[Any] = column.tolist()
+        if column.dtype.kind == "f":
+            return [None if v is None or v != v or v in _INFINITE else v for v in plain]
+        return plain
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Plain values, row by row."""
+        return zip(*(self.to_list(name) for name in self._columns), strict=True)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One dictionary per row."""
+        return [dict(zip(self._columns, row, strict=True)) for row in self.rows()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document `torchtraceap.table/1`; facts and notes stand beside the rows."""
+        return {
+            "schema": "torchtraceap.table/1",
+            "columns": list(self._columns),
+            "rows": [list(row) for row in self.rows()],
+            **self.facts,
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
+
+    def to_csv(self, path: PathLike) -> None:
+        """Writes the rows as CSV, UTF-8; absent values are empty."""
+        self.to_pandas().to_csv(path, index=False, lineterminator="\n", errors="replace")
+
+    def to_parquet(self, path: PathLike) -> None:
+        """Writes the rows as Parquet.
+
+        Raises:
+            MissingDependencyError: pyarrow is not installed.
+        """
+        try:
+            import pyarrow as pa
+            from pyarrow import parquet
+        except ImportError:
+            raise MissingDependencyError(
+                "Parquet needs pyarrow: pip install 'torchtraceap[arrow]'"
+            ) from None
+        parquet.write_table(pa.table(self), path)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A DataFrame; text columns are categorical, integers that may be absent nullable."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {name: _pandas_column(column) for name, column in self._columns.items()}
+        )
+
+    def _repr_html_(self) -> str:
+        from torchtraceap.report.notebook import table_html
+
+        return table_html(self)
+
+    def _arrow_table(self) -> _core.ArrowTable:
+        if self._arrow is None:
+            self._arrow = _core.arrow_columns(
+                [_arrow_column(name, column) for name, column in self._columns.items()]
+            )
+        return self._arrow
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> Any:
+        """A fresh `arrow_array_stream` capsule; the requested schema is ignored, as it may be."""
+        return self._arrow_table().stream()
+
+    def __arrow_c_schema__(self) -> Any:
+        return self._arrow_table().schema()
+
+
+_INFINITE = (float("inf"), float("-inf"))
+
+
+def _pandas_column(column: Column) -> Any:
+    import pandas as pd
+
+    if isinstance(column, TextCodes):
+        return unique_texts(TextCodes(column.codes, column.texts)).to_pandas()
+    if not isinstance(column, np.ma.MaskedArray):
+        return column
+    mask = np.ma.getmaskarray(column)
+    if column.dtype.kind in "iu":
+        return pd.arrays.IntegerArray(column.data.astype(np.int64), mask.copy())
+    return np.where(mask, np.nan, column.data)
+
+
+def _arrow_column(
+    name: str, column: Column
+) -> tuple[str, Array, list[str] | None, npt.NDArray[np.bool_] | None]:
+    """What `_core.arrow_columns` takes: name, values, texts, where there is a value."""
+    if isinstance(column, TextCodes):
+        absent = column.codes < 0
+        valid = ~absent if absent.any() else None
+        return name, np.where(absent, 0, column.codes), list(column.texts) or [""], valid
+    values, absent = np.ma.getdata(column), np.ma.getmaskarray(column)
+    if values.dtype.kind == "f":
+        values = values.astype(np.float64, copy=False)
+        absent = absent | np.isnan(values)
+    elif values.dtype.kind == "b":
+        values = values.astype(np.uint8)
+    return name, values, None, ~absent if absent.any() else None
+
+
+def stack_ranks(parts: Sequence[tuple[int | None, ColumnTable]]) -> ColumnTable:
+    """Tables under each other, with a first column `rank`; what a rank's table lacks is absent.
+
+    Facts become lists by rank under their names. Notes that all ranks share are said once, others
+    name their rank.
+    """
+    tables = [table for _, table in parts]
+    counts = [table.num_rows for _, table in parts]
+    ranks = np.array([0 if rank is None else rank for rank, _ in parts], dtype=np.int64)
+    unknown = np.array([rank is None for rank, _ in parts])
+    columns: dict[str, Column] = {
+        "rank": np.ma.array(np.repeat(ranks, counts), mask=np.repeat(unknown, counts))
+    }
+    for name in _names_of(table.columns for table in tables):
+        columns[name] = _concatenate(_present_or_absent(tables, name))
+    return ColumnTable(
+        columns,
+        shown=("rank", *max(tables, key=lambda table: table.num_rows > 0).shown),
+        facts={
+            name: [table.facts.get(name) for table in tables]
+            for name in _names_of(table.facts for table in tables)
+        },
+        notes=_stack_notes(parts),
+    )
+
+
+def _names_of(groups: Iterable[Iterable[str]]) -> list[str]:
+    """Each name once, in order of first use."""
+    return list(dict.fromkeys(name for group in groups for name in group))
+
+
+def _present_or_absent(tables: Sequence[ColumnTable], name: str) -> list[Column]:
+    """The column of each table; nothing but absent values where a table lacks it."""
+    example = next(table.column(name) for table in tables if name in table)
+    return [
+        table.column(name) if name in table else _absent_like(example, table.num_rows)
+        for table in tables
+    ]
+
+
+def _absent_like(column: Column, rows: int) -> Column:
+    if isinstance(column, TextCodes):
+        return type(column)(np.full(rows, -1, dtype=np.int32), [])
+    if column.dtype.kind == "f":
+        return np.full(rows, np.nan)
+    return np.ma.array(np.zeros(rows, dtype=column.dtype), mask=True)
+
+
+def _stack_notes(parts: Sequence[tuple[int | None, ColumnTable]]) -> list[str]:
+    said_by: dict[str, list[int | None]] = {}
+    for rank, table in parts:
+        for note in table.notes:
+            said_by.setdefault(note, []).append(rank)
+    shared = [note for note, ranks in said_by.items() if len(ranks) == len(parts)]
+    own = [(note, ranks) for note, ranks in said_by.items() if len(ranks) < len(parts)]
+    return [*shared, *(f"rank {', '.join(map(str, ranks))}: {note}" for note, ranks in own)]
+
+
+def _concatenate(columns: Sequence[Column]) -> Column:
+    texts = [column for column in columns if isinstance(column, TextCodes)]
+    if texts:
+        return _concatenate_texts(texts)
+    arrays = [column for column in columns if not isinstance(column, TextCodes)]
+    if not any(isinstance(array, np.ma.MaskedArray) for array in arrays):
+        return np.concatenate(arrays)
+    masks = np.concatenate([np.ma.getmaskarray(array) for array in arrays])
+    return np.ma.array(np.concatenate([np.ma.getdata(array) for array in arrays]), mask=masks)
+
+
+def _concatenate_texts(columns: Sequence[TextCodes]) -> TextCodes:
+    """Each text once, and only those in use: a column may hold all strings of its trace."""
+    distinct: dict[str, int] = {}
+    parts = []
+    for column in columns:
+        used = np.zeros(len(column.texts) + 1, dtype=bool)  # absent, -1, is the last
+        used[column.codes] = True
+        joined = np.full(len(used), -1, dtype=np.int32)
+        for code in np.flatnonzero(used[:-1]).tolist():
+            joined[code] = distinct.setdefault(column.texts[code], len(distinct))
+        parts.append(joined[column.codes])
+    return type(columns[0])(np.concatenate(parts), list(distinct))
