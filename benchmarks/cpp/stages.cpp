@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <string>
 
-#include "traceap/analysis/idle.hpp"
-#include "traceap/analysis/timeline.hpp"
+#include "traceap/analysis/idle/idle.hpp"
+#include "traceap/analysis/idle/timeline.hpp"
 #include "traceap/base/error.hpp"
 #include "traceap/detect/finding.hpp"
 #include "traceap/features/window_features.hpp"

@@ -38,7 +38,7 @@ def test_the_project_itself_is_in_order(
     [
         ("table/a.cpp", '#include "traceap/tree/event_tree.hpp"', "table may not include"),
         ("trace/a.cpp", '#include "traceap/tree/event_tree.hpp"', "trace may not include"),
-        ("windows/a.cpp", '#include "traceap/analysis/idle.hpp"', "windows may not include"),
+        ("windows/a.cpp", '#include "traceap/analysis/idle/idle.hpp"', "windows may not include"),
         ("detect/a.cpp", '  #  include "traceap/trace/read.hpp"', "detect may not include"),
         ("tree/a.cpp", "#include <simdjson.h>", "belongs to the layer trace"),
         ("analysis/a.cpp", "#include <pybind11/numpy.h>", "belongs to the layer bindings"),
@@ -60,7 +60,7 @@ def test_standard_headers_and_lower_layers_pass(layers: ModuleType, tmp_path: Pa
         tmp_path,
         "cpp/traceap/detect/a.cpp",
         '#include <vector>\n#include <sys/mman.h>\n#include "traceap/base/ids.hpp"\n'
-        '#include "traceap/analysis/idle.hpp"\n',
+        '#include "traceap/analysis/idle/idle.hpp"\n',
     )
     assert list(layers.check_cpp(tmp_path)) == []
 

@@ -1,7 +1,7 @@
 #include <pybind11/stl.h>
 
-#include "traceap/analysis/idle.hpp"
-#include "traceap/analysis/timeline.hpp"
+#include "traceap/analysis/idle/idle.hpp"
+#include "traceap/analysis/idle/timeline.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
 

@@ -79,7 +79,8 @@ void set_validity(ArrowColumn& column, py::ssize_t length, const py::object& val
     throw SchemaError(column.name + ": the mask must have one entry per row");
   }
   const bool* is_valid = mask.data();
-  set_validity(column, static_cast<std::size_t>(length), [&](std::size_t i) { return is_valid[i]; });
+  set_validity(column, static_cast<std::size_t>(length),
+               [&](std::size_t i) { return is_valid[i]; });
 }
 
 ArrowColumn make_column(const std::string& name, const py::array& given, const py::object& texts,

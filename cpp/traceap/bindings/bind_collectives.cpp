@@ -1,6 +1,6 @@
 #include <pybind11/stl.h>
 
-#include "traceap/analysis/rank_collectives.hpp"
+#include "traceap/analysis/collectives/rank_collectives.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
 

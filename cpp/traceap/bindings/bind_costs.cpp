@@ -1,5 +1,5 @@
-#include "traceap/analysis/compat_nesting.hpp"
-#include "traceap/analysis/gpu_costs.hpp"
+#include "traceap/analysis/compat/compat_nesting.hpp"
+#include "traceap/analysis/costs/gpu_costs.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
 

@@ -1,7 +1,7 @@
 #include <pybind11/stl.h>
 
-#include "traceap/analysis/critical_path.hpp"
-#include "traceap/analysis/hta_graph.hpp"
+#include "traceap/analysis/compat/hta_graph.hpp"
+#include "traceap/analysis/dependencies/critical_path.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/graph_arguments.hpp"
 #include "traceap/bindings/handles.hpp"

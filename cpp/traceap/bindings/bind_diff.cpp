@@ -1,8 +1,8 @@
 #include <pybind11/stl.h>
 
-#include "traceap/analysis/comparable_names.hpp"
-#include "traceap/analysis/step_pieces.hpp"
-#include "traceap/analysis/tree_diff.hpp"
+#include "traceap/analysis/compare/comparable_names.hpp"
+#include "traceap/analysis/compare/tree_diff.hpp"
+#include "traceap/analysis/idle/step_pieces.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
 

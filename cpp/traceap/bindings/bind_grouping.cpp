@@ -1,6 +1,6 @@
 #include <pybind11/stl.h>
 
-#include "traceap/analysis/row_groups.hpp"
+#include "traceap/base/row_groups.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
 

@@ -1,5 +1,5 @@
-#include "traceap/analysis/kernel_sequences.hpp"
-#include "traceap/analysis/launches.hpp"
+#include "traceap/analysis/costs/kernel_sequences.hpp"
+#include "traceap/analysis/costs/launches.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
 

@@ -1,7 +1,7 @@
 #include <pybind11/stl.h>
 
-#include "traceap/analysis/host_self.hpp"
-#include "traceap/analysis/modules.hpp"
+#include "traceap/analysis/costs/modules.hpp"
+#include "traceap/analysis/idle/host_self.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
 

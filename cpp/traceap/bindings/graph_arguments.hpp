@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "traceap/analysis/dependency_graph.hpp"
+#include "traceap/analysis/dependencies/dependency_graph.hpp"
 #include "traceap/bindings/handles.hpp"
 
 namespace traceap::bindings {

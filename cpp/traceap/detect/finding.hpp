@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "traceap/analysis/collective_metadata.hpp"
-#include "traceap/analysis/idle.hpp"
-#include "traceap/analysis/timeline.hpp"
-#include "traceap/detect/host_queries.hpp"
+#include "traceap/analysis/collectives/metadata.hpp"
+#include "traceap/analysis/idle/idle.hpp"
+#include "traceap/analysis/idle/timeline.hpp"
+#include "traceap/detect/queries/host_queries.hpp"
 #include "traceap/table/event_table.hpp"
 #include "traceap/tree/event_tree.hpp"
 

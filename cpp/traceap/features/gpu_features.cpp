@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "traceap/analysis/host_activity.hpp"
+#include "traceap/analysis/idle/host_activity.hpp"
 #include "traceap/features/feature_columns.hpp"
 
 namespace traceap {

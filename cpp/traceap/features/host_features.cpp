@@ -4,7 +4,7 @@
 #include <array>
 #include <vector>
 
-#include "traceap/analysis/host_activity.hpp"
+#include "traceap/analysis/idle/host_activity.hpp"
 #include "traceap/features/feature_columns.hpp"
 
 namespace traceap {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "traceap/analysis/idle.hpp"
+#include "traceap/analysis/idle/idle.hpp"
 #include "traceap/windows/window_set.hpp"
 
 namespace traceap {

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "traceap/analysis/dependency_graph.hpp"
+#include "traceap/analysis/dependencies/dependency_graph.hpp"
 
 namespace traceap {
 

@@ -24,7 +24,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "traceap/analysis/host_activity.hpp"
+#include "traceap/analysis/idle/host_activity.hpp"
 
 namespace traceap {
 namespace {

@@ -19,7 +19,7 @@
 #include <map>
 #include <optional>
 
-#include "traceap/analysis/host_activity.hpp"
+#include "traceap/analysis/idle/host_activity.hpp"
 
 namespace traceap {
 namespace {

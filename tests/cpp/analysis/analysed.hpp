@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "trace_text.hpp"
-#include "traceap/analysis/idle.hpp"
-#include "traceap/analysis/timeline.hpp"
+#include "traceap/analysis/idle/idle.hpp"
+#include "traceap/analysis/idle/timeline.hpp"
 
 struct Analysed {
   traceap::EventTable table;

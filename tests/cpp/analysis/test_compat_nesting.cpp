@@ -4,7 +4,7 @@
 
 #include "catch.hpp"
 #include "trace_text.hpp"
-#include "traceap/analysis/compat_nesting.hpp"
+#include "traceap/analysis/compat/compat_nesting.hpp"
 
 using traceap::build_compat_nesting;
 using traceap::CompatNesting;

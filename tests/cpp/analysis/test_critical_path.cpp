@@ -2,9 +2,9 @@
 
 #include "analysed.hpp"
 #include "catch.hpp"
-#include "traceap/analysis/critical_path.hpp"
-#include "traceap/analysis/hta_graph.hpp"
-#include "traceap/analysis/longest_path.hpp"
+#include "traceap/analysis/compat/hta_graph.hpp"
+#include "traceap/analysis/compat/longest_path.hpp"
+#include "traceap/analysis/dependencies/critical_path.hpp"
 
 using namespace traceap;
 

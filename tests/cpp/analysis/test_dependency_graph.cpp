@@ -4,8 +4,8 @@
 
 #include "analysed.hpp"
 #include "catch.hpp"
-#include "traceap/analysis/dependency_graph.hpp"
-#include "traceap/analysis/longest_path.hpp"
+#include "traceap/analysis/compat/longest_path.hpp"
+#include "traceap/analysis/dependencies/dependency_graph.hpp"
 
 using namespace traceap;
 

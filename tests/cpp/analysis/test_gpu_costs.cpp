@@ -4,8 +4,8 @@
 
 #include "analysis/analysed.hpp"
 #include "catch.hpp"
-#include "traceap/analysis/gpu_costs.hpp"
-#include "traceap/analysis/host_self.hpp"
+#include "traceap/analysis/costs/gpu_costs.hpp"
+#include "traceap/analysis/idle/host_self.hpp"
 
 using namespace traceap;
 

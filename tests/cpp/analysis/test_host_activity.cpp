@@ -1,5 +1,5 @@
 #include "catch.hpp"
-#include "traceap/analysis/host_activity.hpp"
+#include "traceap/analysis/idle/host_activity.hpp"
 
 using namespace traceap;
 

@@ -7,7 +7,7 @@
 
 #include "analysis/analysed.hpp"
 #include "catch.hpp"
-#include "traceap/analysis/kernel_sequences.hpp"
+#include "traceap/analysis/costs/kernel_sequences.hpp"
 #include "traceap/base/error.hpp"
 
 using namespace traceap;

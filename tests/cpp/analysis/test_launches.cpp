@@ -6,7 +6,7 @@
 
 #include "analysis/analysed.hpp"
 #include "catch.hpp"
-#include "traceap/analysis/launches.hpp"
+#include "traceap/analysis/costs/launches.hpp"
 
 using namespace traceap;
 

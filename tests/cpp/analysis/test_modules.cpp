@@ -3,7 +3,7 @@
 
 #include "analysis/analysed.hpp"
 #include "catch.hpp"
-#include "traceap/analysis/modules.hpp"
+#include "traceap/analysis/costs/modules.hpp"
 
 using namespace traceap;
 

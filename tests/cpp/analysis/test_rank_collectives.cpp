@@ -5,8 +5,8 @@
 
 #include "catch.hpp"
 #include "trace_text.hpp"
-#include "traceap/analysis/collective_matching.hpp"
-#include "traceap/analysis/rank_collectives.hpp"
+#include "traceap/analysis/collectives/matching.hpp"
+#include "traceap/analysis/collectives/rank_collectives.hpp"
 
 using namespace traceap;
 

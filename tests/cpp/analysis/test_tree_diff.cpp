@@ -6,10 +6,10 @@
 
 #include "analysed.hpp"
 #include "catch.hpp"
-#include "traceap/analysis/comparable_names.hpp"
-#include "traceap/analysis/sequence_alignment.hpp"
-#include "traceap/analysis/step_pieces.hpp"
-#include "traceap/analysis/tree_diff.hpp"
+#include "traceap/analysis/compare/comparable_names.hpp"
+#include "traceap/analysis/compare/sequence_alignment.hpp"
+#include "traceap/analysis/compare/tree_diff.hpp"
+#include "traceap/analysis/idle/step_pieces.hpp"
 
 using namespace traceap;
 

@@ -1,6 +1,6 @@
 #include "rule_case.hpp"
-#include "traceap/analysis/collective_metadata.hpp"
-#include "traceap/detect/collectives.hpp"
+#include "traceap/analysis/collectives/metadata.hpp"
+#include "traceap/detect/queries/collectives.hpp"
 
 using namespace traceap;
 

@@ -1,8 +1,8 @@
 // Rules about ranks that work together, and what the traces of the others change.
 
 #include "rule_case.hpp"
-#include "traceap/detect/collectives.hpp"
-#include "traceap/detect/ext_rules.hpp"
+#include "traceap/detect/queries/collectives.hpp"
+#include "traceap/detect/rules.hpp"
 
 using namespace traceap;
 

@@ -1,0 +1,718 @@
+// Note [Where a collective is described]
+//
+// torch attaches the description ("Collective name", "In msg nelems", ...) to the host event
+// record_param_comms and, where Kineto can link them, to the kernel. Older traces have only shapes
+// on the operators (c10d::allreduce_) and annotations (nccl:all_reduce) above the launch; kernels
+// that were launched before recording began have only their name, which for RCCL and for
+// everything built from ncclSend/ncclRecv hides the kind. So each field is taken from the first
+// of these that has it: kernel, host events above its launch, the kernel's name. A kernel that
+// ends a coalesced group is launched after the calls that it serves: they stand before it on its
+// thread. What a kernel does not say of its group is taken from the others of its stream, since a
+// communicator has a stream of its own, else from the only group of the job.
+
+#include "traceap/analysis/collectives/metadata.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+
+#include "traceap/table/json_text.hpp"
+#include "traceap/tree/name_traits.hpp"
+
+namespace traceap {
+namespace {
+
+struct ElementType {
+  std::string_view spelling;  ///< c10::ScalarType as in "dtype", or the C++ type in "Input type"
+  std::string_view dtype;
+  std::int64_t bytes;
+};
+constexpr ElementType kElementTypes[] = {
+    {"Float", "float32", 4},
+    {"float", "float32", 4},
+    {"BFloat16", "bfloat16", 2},
+    {"c10::BFloat16", "bfloat16", 2},
+    {"Half", "float16", 2},
+    {"c10::Half", "float16", 2},
+    {"Double", "float64", 8},
+    {"double", "float64", 8},
+    {"Long", "int64", 8},
+    {"long int", "int64", 8},
+    {"long", "int64", 8},
+    {"Int", "int32", 4},
+    {"int", "int32", 4},
+    {"Short", "int16", 2},
+    {"short int", "int16", 2},
+    {"Byte", "uint8", 1},
+    {"unsigned char", "uint8", 1},
+    {"Char", "int8", 1},
+    {"signed char", "int8", 1},
+    {"Bool", "bool", 1},
+    {"bool", "bool", 1},
+    {"UInt16", "uint16", 2},
+    {"UInt32", "uint32", 4},
+    {"UInt64", "uint64", 8},
+    {"ComplexFloat", "complex64", 8},
+    {"c10::complex<float>", "complex64", 8},
+    {"ComplexDouble", "complex128", 16},
+    {"c10::complex<double>", "complex128", 16},
+    {"Float8_e4m3fn", "float8_e4m3fn", 1},
+    {"c10::Float8_e4m3fn", "float8_e4m3fn", 1},
+    {"Float8_e5m2", "float8_e5m2", 1},
+    {"c10::Float8_e5m2", "float8_e5m2", 1},
+};
+
+const ElementType* element_type(std::string_view spelling) {
+  for (const ElementType& type : kElementTypes) {
+    if (type.spelling == spelling) return &type;
+  }
+  static constexpr ElementType kOtherFloat8{"Float8", "float8", 1};
+  return spelling.find("Float8") != std::string_view::npos ? &kOtherFloat8 : nullptr;
+}
+
+/// An absurd number of elements is no size; nothing in a trace is trusted.
+constexpr std::int64_t kMaxElements = std::int64_t{1} << 48;
+std::int64_t bounded(std::int64_t count) {
+  return std::clamp<std::int64_t>(count, 0, kMaxElements);
+}
+std::int64_t multiply(std::int64_t a, std::int64_t b) {
+  return a > 0 && b > kMaxElements / a ? kMaxElements : a * b;
+}
+
+/// Elements of the largest input in "[[8, 1024], [], [[4], [4]]]", where an input that is a list of
+/// tensors counts as a whole.
+std::int64_t largest_input(std::string_view dims) {
+  std::int64_t largest = 0, input = 0, product = 1;
+  int depth = 0;
+  bool has_number = false;
+  for (std::size_t i = 0; i < dims.size(); ++i) {
+    const char c = dims[i];
+    if (c == '[') {
+      if (++depth == 2) input = 0;
+      product = 1;
+      has_number = false;
+    } else if (c == ']') {
+      if (has_number) input = bounded(input + product);
+      if (depth-- == 2) largest = std::max(largest, input);
+      has_number = false;
+    } else if (is_digit(c)) {
+      std::int64_t number = 0;
+      const char* end = dims.data() + dims.size();
+      const auto [next, error] = std::from_chars(dims.data() + i, end, number);
+      if (error != std::errc()) number = kMaxElements;
+      product = multiply(product, bounded(number));
+      has_number = true;
+      i = static_cast<std::size_t>(next - dims.data()) - 1;
+    }
+  }
+  return largest;
+}
+
+/// The first element type in an "Input type" list.
+const ElementType* first_type(std::string_view types) {
+  for (std::size_t open = types.find('"'); open != std::string_view::npos;) {
+    const std::size_t close = string_end(types, open);
+    if (close == std::string_view::npos) break;
+    const ElementType* type = element_type(types.substr(open + 1, close - open - 2));
+    if (type) return type;
+    open = types.find('"', close);
+  }
+  return nullptr;
+}
+
+struct KindWord {
+  std::string_view word;
+  CollectiveKind kind;
+};
+/// Searched in order in the name without case, '_' and '-'.
+constexpr KindWord kKindWords[] = {
+    {"barrier", CollectiveKind::kBarrier},
+    {"allreduce", CollectiveKind::kAllReduce},
+    {"crossdevicereduce", CollectiveKind::kAllReduce},  // vLLM's and SGLang's own
+    {"reducescatter", CollectiveKind::kReduceScatter},
+    {"allgather", CollectiveKind::kAllGather},
+    {"alltoallv", CollectiveKind::kAllToAllV},
+    {"alltoall", CollectiveKind::kAllToAll},
+    {"broadcast", CollectiveKind::kBroadcast},
+    {"sendrecv", CollectiveKind::kSendRecv},
+    {"gather", CollectiveKind::kGather},
+    {"scatter", CollectiveKind::kScatter},
+    {"reduce", CollectiveKind::kReduce},
+    {"send", CollectiveKind::kSend},
+    {"recv", CollectiveKind::kRecv},
+};
+
+/// Names of host events that describe the collective below them.
+bool describes_collective(std::string_view name) {
+  return name == "record_param_comms" || name.starts_with("c10d::") ||
+         name.starts_with("_c10d_functional::") || name.starts_with("c10d_functional::") ||
+         name.starts_with("nccl:") || name.starts_with("symm_mem::") || is_communication_name(name);
+}
+
+bool is_host_collective(std::string_view name) {
+  return name.starts_with("gloo:") || name.starts_with("mpi:") || name.starts_with("ucc:");
+}
+
+/// What one event says of itself.
+struct Message {
+  std::string name;
+  std::optional<std::int64_t> in, out, sequence, group_size, rank, source, target;
+  const ElementType* type = nullptr;
+  std::string in_split, out_split;
+  ProcessGroup group;
+  bool names_group = false;
+};
+
+class MessageReader {
+ public:
+  explicit MessageReader(const EventTable& table)
+      : name_(table, "Collective name"),
+        in_(table, "In msg nelems"),
+        out_(table, "Out msg nelems"),
+        dtype_(table, "dtype"),
+        in_split_(table, "In split size"),
+        out_split_(table, "Out split size"),
+        group_name_(table, "Process Group Name"),
+        group_text_(table, "Process Group Description"),
+        group_ranks_(table, "Process Group Ranks"),
+        group_size_(table, "Group size"),
+        rank_start_(table, "Global rank start"),
+        rank_stride_(table, "Global rank stride"),
+        sequence_(table, "Seq"),
+        rank_(table, "Rank"),
+        source_(table, "Src Rank"),
+        target_(table, "Dst Rank"),
+        dims_(table, "Input Dims"),
+        types_(table, "Input type") {}
+
+  bool describes(Row row) const { return name_.has(row); }
+  std::string name(Row row) const { return name_.text(row).value_or(""); }
+
+  Message read(Row row) const {
+    Message message;
+    message.name = name(row);
+    message.in = in_.integer(row);
+    message.out = out_.integer(row);
+    if (const auto dtype = dtype_.text(row)) message.type = element_type(*dtype);
+    message.sequence = sequence_.integer(row);
+    if (message.sequence && *message.sequence < 0) message.sequence.reset();
+    message.rank = rank_.integer(row);
+    message.source = source_.integer(row);
+    message.target = target_.integer(row);
+    message.in_split = in_split_.text(row).value_or("");
+    message.out_split = out_split_.text(row).value_or("");
+    read_group(row, message);
+    return message;
+  }
+
+  /// Elements by the operator's inputs: older traces, and collectives that are not NCCL's, have
+  /// nothing else.
+  std::int64_t shape_elements(Row row, const ElementType** type) const {
+    if (!dims_.has(row) || !types_.has(row)) return 0;
+    *type = first_type(types_.json(row).value_or(""));
+    return *type ? largest_input(dims_.json(row).value_or("")) : 0;
+  }
+
+ private:
+  void read_group(Row row, Message& message) const {
+    ProcessGroup& group = message.group;
+    group.name = group_name_.text(row).value_or("");
+    group.description = group_text_.text(row).value_or("");
+    group.size = std::max<std::int64_t>(group_size_.integer(row).value_or(0), 0);
+    bool complete = true;
+    if (const auto ranks = group_ranks_.text(row)) {
+      group.ranks = parse_int_list(*ranks, &complete);
+    }
+    if (!complete || group.ranks.empty()) group.ranks = ranks_by_stride(row, group.size);
+    message.names_group = group_name_.has(row) || !group.ranks.empty();
+    if (!group.ranks.empty()) group.size = static_cast<std::int64_t>(group.ranks.size());
+  }
+
+  std::vector<std::int64_t> ranks_by_stride(Row row, std::int64_t size) const {
+    constexpr std::int64_t kMaxRanks = 1 << 20;
+    const std::int64_t start = rank_start_.integer(row).value_or(-1);
+    const std::int64_t stride = rank_stride_.integer(row).value_or(-1);
+    std::vector<std::int64_t> ranks;
+    if (size <= 1 || start < 0 || stride <= 0) return ranks;
+    if (size > kMaxRanks || start > kMaxRanks || stride > kMaxRanks) return ranks;
+    for (std::int64_t i = 0; i < size; ++i) ranks.push_back(start + i * stride);
+    return ranks;
+  }
+
+  ArgReader name_, in_, out_, dtype_, in_split_, out_split_, group_name_, group_text_, group_ranks_,
+      group_size_, rank_start_, rank_stride_, sequence_, rank_, source_, target_, dims_, types_;
+};
+
+/// A member of a JSON object, as text; empty if there is none.
+std::string_view json_member(std::string_view object, std::string_view key) {
+  std::size_t pos = skip_space(object, 0);
+  if (pos >= object.size() || object[pos] != '{') return {};
+  pos = skip_space(object, pos + 1);
+  while (pos < object.size() && object[pos] == '"') {
+    const std::size_t key_end = string_end(object, pos);
+    if (key_end == std::string_view::npos) return {};
+    const bool found = object.substr(pos + 1, key_end - pos - 2) == key;
+    pos = skip_space(object, key_end);
+    if (pos >= object.size() || object[pos] != ':') return {};
+    pos = skip_space(object, pos + 1);
+    const std::size_t end = value_end(object, pos);
+    if (end == std::string_view::npos) return {};
+    if (found) return object.substr(pos, end - pos);
+    pos = skip_space(object, end);
+    if (pos < object.size() && object[pos] == ',') pos = skip_space(object, pos + 1);
+  }
+  return {};
+}
+
+std::string json_text_member(std::string_view object, std::string_view key) {
+  const std::string_view value = json_member(object, key);
+  if (value.size() < 2 || value.front() != '"') return std::string(value);
+  return unescape_json(value.substr(1, value.size() - 2));
+}
+
+/// The groups that the job had, by distributedInfo.pg_config.
+std::vector<ProcessGroup> configured_groups(const EventTable& table) {
+  std::vector<ProcessGroup> groups;
+  for (const auto& [key, json] : table.metadata) {
+    if (key != "distributedInfo") continue;
+    std::string_view list = json_member(json, "pg_config");
+    std::string unquoted;  // some versions write the list as a string
+    if (!list.empty() && list.front() == '"') {
+      unquoted = unescape_json(list.substr(1, list.size() - 2));
+      list = unquoted;
+    }
+    std::size_t pos = list.find('{');
+    while (pos != std::string_view::npos) {
+      const std::size_t end = value_end(list, pos);
+      if (end == std::string_view::npos) break;
+      const std::string_view entry = list.substr(pos, end - pos);
+      ProcessGroup group;
+      group.name = json_text_member(entry, "pg_name");
+      group.description = json_text_member(entry, "pg_desc");
+      bool complete = true;
+      group.ranks = parse_int_list(json_member(entry, "ranks"), &complete);
+      if (!complete) group.ranks.clear();
+      group.size = static_cast<std::int64_t>(group.ranks.size());
+      if (const auto size = parse_int64(json_member(entry, "pg_size"))) {
+        group.size = std::max<std::int64_t>(*size, 0);
+      }
+      groups.push_back(std::move(group));
+      pos = list.find('{', end);
+    }
+  }
+  return groups;
+}
+
+std::int64_t full_elements(CollectiveKind kind, std::int64_t in, std::int64_t out,
+                           std::int64_t size) {
+  in = bounded(in);
+  out = bounded(out);
+  switch (kind) {
+    case CollectiveKind::kAllGather:
+    case CollectiveKind::kGather:
+      return out > in || size < 2 ? std::max(in, out) : multiply(in, bounded(size));
+    case CollectiveKind::kReduceScatter:
+    case CollectiveKind::kScatter:
+      return in > out || size < 2 ? std::max(in, out) : multiply(out, bounded(size));
+    default:
+      return std::max(in, out);
+  }
+}
+
+class CollectiveBuilder {
+ public:
+  CollectiveBuilder(const EventTable& table, const EventTree& tree)
+      : table_(table),
+        tree_(tree),
+        reader_(table),
+        host_name_state_(table.strings.size(), 0),
+        configured_(configured_groups(table)) {}
+
+  CollectiveList build() {
+    find_calls();
+    for (Row r : tree_.gpu_rows) {
+      if (tree_.gpu_class[r] == GpuClass::kCommunication) add(r, tree_.launch[r]);
+    }
+    add_host_collectives();
+    std::stable_sort(list_.collectives.begin(), list_.collectives.end(),
+                     [&](const Collective& a, const Collective& b) {
+                       return table_.ts_ns[a.row] < table_.ts_ns[b.row];
+                     });
+    name_groups_of_streams();
+    return std::move(list_);
+  }
+
+ private:
+  enum NameState : std::uint8_t { kUnseen = 0, kPlain, kDescribes, kBackend };
+
+  NameState name_state(Row row) {
+    std::uint8_t& state = host_name_state_[table_.name[row]];
+    if (state == kUnseen) {
+      const std::string_view name = table_.name_of(row);
+      state = is_host_collective(name)     ? kBackend
+              : describes_collective(name) ? kDescribes
+                                           : kPlain;
+    }
+    return static_cast<NameState>(state);
+  }
+
+  /// Rows of record_param_comms that name a call (not a wait), and of host backends.
+  void find_calls() {
+    const StringId call = table_.strings.find("record_param_comms");
+    for (Row r = 0; r < table_.size(); ++r) {
+      if (!is_host(table_.kind[r]) || is_api_call(table_.kind[r]) || !table_.is_complete(r)) {
+        continue;
+      }
+      if (table_.name[r] == call) {
+        const std::string name = reader_.name(r);
+        if (!name.empty() && name != "wait") calls_.push_back(r);
+      } else if (table_.kind[r] == EventKind::kUserAnnotation && name_state(r) == kBackend) {
+        backend_rows_.push_back(r);
+      }
+    }
+    call_used_.assign(calls_.size(), false);
+  }
+
+  void add_host_collectives() {
+    for (Row r : backend_rows_) add(r, r);
+  }
+
+  /// Host events above a launch that describe the collective, innermost first.
+  std::vector<Row> describing_rows(Row launch) {
+    constexpr int kMaxLevels = 12;
+    std::vector<Row> rows;
+    Row host = launch;
+    for (int level = 0; level < kMaxLevels && host != kNoRow; ++level) {
+      if (name_state(host) != kPlain) rows.push_back(host);
+      host = tree_.parent[host];
+    }
+    return rows;
+  }
+
+  void add(Row row, Row launch) {
+    std::vector<Row> hosts = describing_rows(launch);
+    const bool own_words = reader_.describes(row);
+    mark_used(hosts);
+    std::vector<Row> coalesced;
+    const bool described = own_words || std::any_of(hosts.begin(), hosts.end(),
+                                                    [&](Row r) { return reader_.describes(r); });
+    if (!described && launch != kNoRow) coalesced = pending_calls(launch);
+
+    Collective made;
+    made.row = row;
+    made.host = !hosts.empty() ? hosts.front() : coalesced.empty() ? kNoRow : coalesced.front();
+    if (coalesced.size() > 1 && any_point_to_point(coalesced)) {
+      add_batch(made, hosts, coalesced);
+      return;
+    }
+    std::vector<Row> sources{row};
+    sources.insert(sources.end(), hosts.begin(), hosts.end());
+    if (!coalesced.empty()) sources.push_back(coalesced.front());
+    describe(made, sources);
+    for (std::size_t i = 1; i < coalesced.size(); ++i) {
+      Collective other;
+      describe(other, {coalesced[i]});
+      made.bytes =
+          made.bytes && other.bytes ? std::optional(*made.bytes + *other.bytes) : std::nullopt;
+      ++made.members;
+    }
+    list_.collectives.push_back(std::move(made));
+  }
+
+  /// One kernel for several sends and receives: each gets an entry of its own.
+  void add_batch(const Collective& common, const std::vector<Row>& hosts,
+                 const std::vector<Row>& calls) {
+    for (Row call : calls) {
+      Collective made = common;
+      made.host = call;
+      std::vector<Row> sources{call};
+      sources.insert(sources.end(), hosts.begin(), hosts.end());
+      describe(made, sources);
+      made.members = static_cast<std::uint32_t>(calls.size());
+      list_.collectives.push_back(std::move(made));
+    }
+  }
+
+  bool any_point_to_point(const std::vector<Row>& calls) const {
+    return std::any_of(calls.begin(), calls.end(), [&](Row r) {
+      return is_point_to_point(classify_collective(reader_.name(r)));
+    });
+  }
+
+  std::size_t call_index(Row row) const {
+    return static_cast<std::size_t>(std::lower_bound(calls_.begin(), calls_.end(), row) -
+                                    calls_.begin());
+  }
+
+  void mark_used(const std::vector<Row>& hosts) {
+    for (Row host : hosts) {
+      const std::size_t at = call_index(host);
+      if (at < calls_.size() && calls_[at] == host) call_used_[at] = true;
+    }
+  }
+
+  /// Calls before a launch on its thread that no kernel has served, back to the last one that was.
+  std::vector<Row> pending_calls(Row launch) {
+    constexpr std::size_t kMaxCalls = 4096;
+    std::vector<Row> calls;
+    for (std::size_t at = call_index(launch); at-- > 0 && calls.size() < kMaxCalls;) {
+      if (table_.track[calls_[at]] != table_.track[launch]) continue;
+      if (call_used_[at] || launches_communication(calls_[at])) break;
+      call_used_[at] = true;
+      calls.push_back(calls_[at]);
+    }
+    std::reverse(calls.begin(), calls.end());
+    return calls;
+  }
+
+  bool launches_communication(Row host) const {
+    for (Row r : subtree_rows(tree_, host)) {
+      for (Row gpu : tree_.launched_by(r)) {
+        if (tree_.gpu_class[gpu] == GpuClass::kCommunication) return true;
+      }
+    }
+    return false;
+  }
+
+  /// Fills `made` from the first of `sources` that has each field.
+  void describe(Collective& made, const std::vector<Row>& sources) {
+    std::vector<Message> messages;
+    for (Row row : sources) {
+      if (is_api_call(table_.kind[row])) continue;
+      messages.push_back(reader_.read(row));
+    }
+    made.name = name_of(messages, sources);
+    made.kind = kind_of(messages, sources);
+    const ProcessGroup group = group_of(messages);
+    made.group = group_index(group);
+    for (const Message& m : messages) {
+      if (m.sequence && made.sequence == kNoId) made.sequence = *m.sequence;
+      if (made.peer == kNoId) made.peer = peer_of(made.kind, m, group);
+    }
+    if (made.peer == kNoId && is_point_to_point(made.kind)) made.peer = peer_in_titles(sources);
+    measure(made, messages, sources, group.size);
+  }
+
+  std::string name_of(const std::vector<Message>& messages, const std::vector<Row>& sources) const {
+    for (const Message& m : messages) {
+      if (!m.name.empty()) return m.name;
+    }
+    for (Row row : sources) {
+      const std::string_view name = table_.name_of(row);
+      if (const std::size_t colon = name.find("ccl:"); colon != std::string_view::npos) {
+        return std::string(name.substr(colon + 4));
+      }
+      if (is_host_collective(name)) return std::string(name.substr(name.find(':') + 1));
+    }
+    return sources.empty() ? std::string() : std::string(table_.name_of(sources.front()));
+  }
+
+  CollectiveKind kind_of(const std::vector<Message>& messages, const std::vector<Row>& sources) {
+    CollectiveKind weak = CollectiveKind::kUnknown;
+    const auto judge = [&](std::string_view name) {
+      const CollectiveKind kind = classify_collective(name);
+      if (kind == CollectiveKind::kSendRecv && weak == CollectiveKind::kUnknown) weak = kind;
+      return kind != CollectiveKind::kUnknown && kind != CollectiveKind::kSendRecv;
+    };
+    for (const Message& m : messages) {
+      if (!m.name.empty() && judge(m.name)) return classify_collective(m.name);
+    }
+    for (Row row : sources) {
+      if (judge(table_.name_of(row))) return classify_collective(table_.name_of(row));
+    }
+    return weak;
+  }
+
+  ProcessGroup group_of(const std::vector<Message>& messages) const {
+    ProcessGroup group;
+    for (const Message& m : messages) {
+      if (!m.names_group) {
+        if (group.size == 0 && !m.name.empty()) group.size = m.group.size;
+        continue;
+      }
+      group = m.group;
+      break;
+    }
+    const ProcessGroup* known = nullptr;
+    for (const ProcessGroup& candidate : configured_) {
+      if (!group.name.empty() && candidate.name == group.name) known = &candidate;
+    }
+    if (group.name.empty() && group.ranks.empty() && configured_.size() == 1) {
+      known = &configured_.front();
+    }
+    if (known) {
+      if (group.name.empty()) group.name = known->name;
+      if (group.description.empty()) group.description = known->description;
+      if (group.ranks.empty()) group.ranks = known->ranks;
+      if (group.size == 0 || !group.ranks.empty()) group.size = known->size;
+    }
+    if (!group.ranks.empty()) group.size = static_cast<std::int64_t>(group.ranks.size());
+    return group;
+  }
+
+  std::uint32_t group_index(const ProcessGroup& group) {
+    for (std::size_t i = list_.groups.size(); i-- > 0;) {
+      if (list_.groups[i] == group) return static_cast<std::uint32_t>(i);
+    }
+    list_.groups.push_back(group);
+    return static_cast<std::uint32_t>(list_.groups.size() - 1);
+  }
+
+  /// "Src Rank" and "Dst Rank" are global; "Rank" is the peer's place in the group.
+  static std::int64_t peer_of(CollectiveKind kind, const Message& m, const ProcessGroup& group) {
+    if (!is_point_to_point(kind)) return kNoId;
+    const auto& global = kind == CollectiveKind::kSend ? m.target : m.source;
+    if (global && *global >= 0) return *global;
+    if (!m.rank || *m.rank < 0 || m.name.empty()) return kNoId;
+    if (group.ranks.empty()) return *m.rank;
+    const auto place = static_cast<std::size_t>(*m.rank);
+    return place < group.ranks.size() ? group.ranks[place] : kNoId;
+  }
+
+  /// "nccl:send 0->1", "nccl:recv 0<-1": own rank, then the peer's.
+  std::int64_t peer_in_titles(const std::vector<Row>& sources) const {
+    for (Row row : sources) {
+      const std::string_view name = table_.name_of(row);
+      const std::size_t arrow = std::min(name.find("->"), name.find("<-"));
+      if (arrow == std::string_view::npos) continue;
+      if (const auto peer = parse_int64(trim_space(name.substr(arrow + 2)))) return *peer;
+    }
+    return kNoId;
+  }
+
+  void measure(Collective& made, const std::vector<Message>& messages,
+               const std::vector<Row>& sources, std::int64_t group_size) {
+    for (const Message& m : messages) {
+      if (!m.in && !m.out) continue;
+      if (!m.type) continue;
+      const std::int64_t in = m.in.value_or(0), out = m.out.value_or(0);
+      if (in < 0 || out < 0 || std::max(in, out) > kMaxElements) continue;
+      made.dtype = m.type->dtype;
+      made.bytes = multiply(full_elements(made.kind, in, out, group_size), m.type->bytes);
+      made.sent_bytes = part_bytes(m.in_split, in * m.type->bytes);
+      made.received_bytes = part_bytes(m.out_split, out * m.type->bytes);
+      if (!made.sent_bytes.empty() && made.kind == CollectiveKind::kAllToAll) {
+        made.kind = CollectiveKind::kAllToAllV;
+      }
+      return;
+    }
+    measure_shapes(made, sources, group_size);
+  }
+
+  /// Bytes to each rank from sizes along the first dimension.
+  static std::vector<std::int64_t> part_bytes(const std::string& split, std::int64_t bytes) {
+    bool complete = true;
+    std::vector<std::int64_t> parts = parse_int_list(split, &complete);
+    std::int64_t sum = 0;
+    for (std::int64_t part : parts) {
+      if (part < 0 || part > kMaxElements) return {};
+      sum += part;
+      if (sum > kMaxElements) return {};
+    }
+    if (!complete || parts.empty() || (sum == 0 && bytes > 0)) return {};
+    for (std::int64_t& part : parts) {
+      const long double share = sum > 0 ? static_cast<long double>(part) / sum : 0.0L;
+      part = static_cast<std::int64_t>(share * static_cast<long double>(bytes) + 0.5L);
+    }
+    return parts;
+  }
+
+  void measure_shapes(Collective& made, const std::vector<Row>& sources, std::int64_t group_size) {
+    std::int64_t best = 0;
+    bool input_only = true;  // the annotation names the input, the operator its result too
+    const ElementType* type = nullptr;
+    for (Row row : sources) {
+      if (!is_host(table_.kind[row])) continue;
+      const ElementType* own = nullptr;
+      const std::int64_t elements = reader_.shape_elements(row, &own);
+      if (elements <= 0 || elements >= kMaxElements) continue;
+      input_only = input_only && table_.kind[row] == EventKind::kUserAnnotation;
+      if (elements > best) {
+        best = elements;
+        type = own;
+      }
+      if (table_.name_of(row).starts_with("c10d::")) break;  // above it are others' tensors
+    }
+    if (!type) return;
+    made.dtype = type->dtype;
+    const std::int64_t full = input_only && (made.kind == CollectiveKind::kAllGather ||
+                                             made.kind == CollectiveKind::kGather)
+                                  ? full_elements(made.kind, best, 0, group_size)
+                                  : best;
+    made.bytes = multiply(full, type->bytes);
+  }
+
+  /// Kernels without a group take that of the others on their stream, if these agree.
+  void name_groups_of_streams() {
+    std::vector<std::uint32_t> of_stream(tree_.streams.size(), kNoRow);
+    std::vector<bool> mixed(tree_.streams.size(), false);
+    const auto is_named = [&](std::uint32_t g) {
+      return !list_.groups[g].name.empty() || !list_.groups[g].ranks.empty();
+    };
+    for (const Collective& c : list_.collectives) {
+      const std::uint32_t stream = tree_.stream_of[c.row];
+      if (stream == kNoRow || !is_named(c.group)) continue;
+      if (of_stream[stream] != kNoRow && of_stream[stream] != c.group) mixed[stream] = true;
+      of_stream[stream] = c.group;
+    }
+    for (Collective& c : list_.collectives) {
+      const std::uint32_t stream = tree_.stream_of[c.row];
+      if (stream == kNoRow || is_named(c.group) || mixed[stream]) continue;
+      if (of_stream[stream] != kNoRow) c.group = of_stream[stream];
+    }
+  }
+
+  const EventTable& table_;
+  const EventTree& tree_;
+  MessageReader reader_;
+  std::vector<std::uint8_t> host_name_state_;
+  std::vector<ProcessGroup> configured_;
+  std::vector<Row> calls_, backend_rows_;
+  std::vector<bool> call_used_;
+  CollectiveList list_;
+};
+
+}  // namespace
+
+std::string_view collective_kind_name(CollectiveKind kind) {
+  constexpr std::array<std::string_view, kCollectiveKindCount> kNames = {
+      "unknown", "all_reduce", "broadcast",    "reduce", "all_gather", "reduce_scatter", "gather",
+      "scatter", "all_to_all", "all_to_all_v", "send",   "recv",       "send_recv",      "barrier"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+CollectiveKind classify_collective(std::string_view name) {
+  constexpr std::size_t kMaxName = 256;  // template arguments of kernels are long and say nothing
+  std::string plain;
+  for (char c : name.substr(0, kMaxName)) {
+    if (c == '_' || c == '-') continue;
+    plain += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  }
+  for (const KindWord& entry : kKindWords) {
+    if (plain.find(entry.word) != std::string::npos) return entry.kind;
+  }
+  return CollectiveKind::kUnknown;
+}
+
+std::vector<std::int64_t> parse_int_list(std::string_view text, bool* complete) {
+  std::vector<std::int64_t> values;
+  bool whole = text.find("...") == std::string_view::npos;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (!is_digit(text[i])) continue;
+    const std::size_t begin = i > 0 && text[i - 1] == '-' ? i - 1 : i;
+    std::int64_t value = 0;
+    const auto [end, error] =
+        std::from_chars(text.data() + begin, text.data() + text.size(), value);
+    whole = whole && error == std::errc();
+    values.push_back(error == std::errc() ? value : 0);
+    i = static_cast<std::size_t>(end - text.data()) - 1;
+  }
+  if (complete) *complete = whole;
+  return values;
+}
+
+CollectiveList build_collectives(const EventTable& table, const EventTree& tree) {
+  return CollectiveBuilder(table, tree).build();
+}
+
+}  // namespace traceap

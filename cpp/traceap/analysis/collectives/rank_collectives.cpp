@@ -1,0 +1,286 @@
+#include "traceap/analysis/collectives/rank_collectives.hpp"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "traceap/analysis/collectives/matching.hpp"
+#include "traceap/analysis/idle/timeline.hpp"
+
+namespace traceap {
+namespace {
+
+/// Groups of all ranks with one number for each. The same name with the same ranks is the same
+/// group; one whose ranks a file does not know is the only one of that name that is known.
+class GroupTable {
+ public:
+  explicit GroupTable(const std::vector<CollectiveList>& lists) {
+    for (const CollectiveList& list : lists) {
+      for (const ProcessGroup& group : list.groups) {
+        if (!group.ranks.empty()) {
+          intern(group);
+          by_name_[group.name].insert(number_.at(key_of(group)));
+        }
+      }
+    }
+    named_ = number_.size();
+    for (const CollectiveList& list : lists) {
+      for (const ProcessGroup& group : list.groups) {
+        if (group.ranks.empty() && !group.name.empty()) resolve(group);
+      }
+    }
+  }
+
+  std::uint32_t number(const ProcessGroup& group) {
+    const std::uint32_t found = group.ranks.empty() ? resolve(group) : intern(group);
+    ProcessGroup& kept = groups_[found];
+    if (kept.description.empty()) kept.description = group.description;
+    if (kept.size == 0) kept.size = group.size;
+    return found;
+  }
+  std::vector<ProcessGroup> take() { return std::move(groups_); }
+
+ private:
+  using Key = std::pair<std::string, std::vector<std::int64_t>>;
+  static Key key_of(const ProcessGroup& group) { return {group.name, group.ranks}; }
+
+  std::uint32_t intern(const ProcessGroup& group) {
+    const auto [it, added] =
+        number_.try_emplace(key_of(group), static_cast<std::uint32_t>(groups_.size()));
+    if (added) groups_.push_back(group);
+    return it->second;
+  }
+
+  std::uint32_t resolve(const ProcessGroup& group) {
+    const auto same_name = by_name_.find(group.name);
+    if (same_name != by_name_.end() && same_name->second.size() == 1) {
+      return *same_name->second.begin();
+    }
+    if (group.name.empty() && named_ == 1) return 0;  // all that is known is one group
+    return intern({group.name, group.description, {}, 0});
+  }
+
+  std::map<Key, std::uint32_t> number_;
+  std::map<std::string, std::set<std::uint32_t>> by_name_;
+  std::vector<ProcessGroup> groups_;
+  std::size_t named_ = 0;
+};
+
+/// What has to be equal for two collectives to be matched at all: group, and for point to point
+/// work the pair of ranks.
+struct StreamKey {
+  std::uint32_t group;
+  std::int64_t source, target;  ///< kNoId for collectives of the whole group
+  friend auto operator<=>(const StreamKey&, const StreamKey&) = default;
+};
+
+struct StreamItem {
+  std::uint32_t rank, index;
+};
+
+std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
+  const std::uint64_t text[2] = {a, b};
+  return hash_bytes(reinterpret_cast<const char*>(text), sizeof text);
+}
+
+/// Equal for collectives that may be the same: kind, and size where all ranks have the same.
+std::uint64_t matching_key(const Collective& c) {
+  CollectiveKind kind = c.kind;
+  bool sized = true;
+  switch (kind) {
+    case CollectiveKind::kAllToAllV:
+    case CollectiveKind::kSendRecv:
+      kind = CollectiveKind::kAllToAll;  // even on one rank, uneven on another
+      sized = false;
+      break;
+    case CollectiveKind::kSend:
+    case CollectiveKind::kRecv:
+      kind = CollectiveKind::kSend;
+      break;
+    case CollectiveKind::kAllToAll:
+    case CollectiveKind::kAllGather:  // uneven parts are allowed for these
+    case CollectiveKind::kGather:
+    case CollectiveKind::kScatter:
+    case CollectiveKind::kReduceScatter:
+      sized = false;
+      break;
+    default:
+      break;
+  }
+  return mix(static_cast<std::uint64_t>(kind),
+             sized && c.bytes ? static_cast<std::uint64_t>(*c.bytes) : 0);
+}
+
+StreamKey stream_of(const Collective& c, std::int64_t rank) {
+  StreamKey key{c.group, kNoId, kNoId};
+  if (!is_point_to_point(c.kind) || c.peer == kNoId || rank == kNoId) return key;
+  key.source = c.kind == CollectiveKind::kSend ? rank : c.peer;
+  key.target = c.kind == CollectiveKind::kSend ? c.peer : rank;
+  return key;
+}
+
+class Matcher {
+ public:
+  Matcher(const std::vector<RankInput>& ranks, RankCollectives& out) : ranks_(ranks), out_(out) {}
+
+  void run() {
+    std::map<StreamKey, std::vector<StreamItem>> streams;
+    for (std::uint32_t r = 0; r < ranks_.size(); ++r) {
+      const auto& collectives = out_.lists[r].collectives;
+      for (std::uint32_t i = 0; i < collectives.size(); ++i) {
+        streams[stream_of(collectives[i], ranks_[r].rank)].push_back({r, i});
+      }
+    }
+    for (const auto& [key, items] : streams) match_stream(key, items);
+  }
+
+ private:
+  const Collective& at(StreamItem item) const {
+    return out_.lists[item.rank].collectives[item.index];
+  }
+
+  void match_stream(const StreamKey& key, const std::vector<StreamItem>& items) {
+    const bool lone = key.source == kNoId && is_lone_point_to_point(items);
+    if (lone) {
+      for (const StreamItem& item : items) add_part(out_.matches++, item);
+      return;
+    }
+    const bool sequenced = std::all_of(items.begin(), items.end(), [&](StreamItem item) {
+      return at(item).sequence != kNoId && key.source == kNoId;
+    });
+    if (sequenced) {
+      match_by_sequence(items);
+    } else {
+      match_by_order(items);
+    }
+  }
+
+  /// Sends and receives whose peers are unknown can't be told apart.
+  bool is_lone_point_to_point(const std::vector<StreamItem>& items) const {
+    return std::all_of(items.begin(), items.end(),
+                       [&](StreamItem item) { return is_point_to_point(at(item).kind); });
+  }
+
+  /// A coalesced group counts once, so a number may come several times; then in order.
+  void match_by_sequence(const std::vector<StreamItem>& items) {
+    using Key = std::tuple<std::int64_t, CollectiveKind, std::uint32_t>;
+    std::map<std::tuple<std::uint32_t, std::int64_t, CollectiveKind>, std::uint32_t> seen;
+    std::map<Key, std::uint32_t> match_of;
+    for (const StreamItem& item : items) {
+      const Collective& c = at(item);
+      CollectiveKind kind = c.kind;
+      if (kind == CollectiveKind::kAllToAllV) kind = CollectiveKind::kAllToAll;
+      const std::uint32_t occurrence = seen[{item.rank, c.sequence, kind}]++;
+      const auto [it, added] = match_of.try_emplace({c.sequence, kind, occurrence}, out_.matches);
+      if (added) ++out_.matches;
+      add_part(it->second, item);
+    }
+  }
+
+  void match_by_order(const std::vector<StreamItem>& items) {
+    std::vector<std::uint32_t> rank_of_sequence;
+    std::vector<std::vector<SequenceItem>> sequences;
+    std::vector<std::vector<StreamItem>> sources;
+    for (const StreamItem& item : items) {
+      if (rank_of_sequence.empty() || rank_of_sequence.back() != item.rank) {
+        rank_of_sequence.push_back(item.rank);
+        sequences.emplace_back();
+        sources.emplace_back();
+      }
+      const Collective& c = at(item);
+      const std::int64_t end_ns = ranks_[item.rank].table->end_ns(c.row);
+      sequences.back().push_back({matching_key(c), end_ns, ends_together(c.kind)});
+      sources.back().push_back(item);
+    }
+    const MatchedSlots slots = match_sequences(sequences);
+    for (std::size_t slot = 0; slot < slots.slots(); ++slot) {
+      for (std::size_t s = 0; s < sequences.size(); ++s) {
+        const std::uint32_t place = slots.at(slot, s);
+        if (place != kNoMatch) add_part(out_.matches, sources[s][place]);
+      }
+      ++out_.matches;
+    }
+  }
+
+  void add_part(std::uint32_t match, StreamItem item) {
+    out_.parts.push_back({match, item.rank, item.index, 0, 0, 0});
+  }
+
+  const std::vector<RankInput>& ranks_;
+  RankCollectives& out_;
+};
+
+void sort_parts(RankCollectives& out) {
+  std::sort(out.parts.begin(), out.parts.end(),
+            [](const CollectivePart& a, const CollectivePart& b) {
+              return std::tie(a.match, a.rank, a.index) < std::tie(b.match, b.rank, b.index);
+            });
+}
+
+void align(const std::vector<RankInput>& ranks, RankCollectives& out) {
+  std::vector<ClockReading> readings;
+  for (const CollectivePart& part : out.parts) {
+    const Collective& c = out.lists[part.rank].collectives[part.index];
+    if (!ends_together(c.kind)) continue;
+    readings.push_back({part.match, part.rank, ranks[part.rank].table->end_ns(c.row)});
+  }
+  out.clocks = align_clocks(readings, ranks.size());
+}
+
+void place_in_time(const std::vector<RankInput>& ranks, RankCollectives& out) {
+  std::vector<IntervalSet> compute;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    compute.push_back(out.lists[r].collectives.empty()
+                          ? IntervalSet{}
+                          : build_gpu_intervals(*ranks[r].table, *ranks[r].tree).compute);
+  }
+  for (CollectivePart& part : out.parts) {
+    const EventTable& table = *ranks[part.rank].table;
+    const Row row = out.lists[part.rank].collectives[part.index].row;
+    const Interval own{table.ts_ns[row], table.end_ns(row)};
+    part.exposed_ns = own.length_ns() - covered_ns(compute[part.rank], own);
+    part.start_ns = out.clocks.to_common(part.rank, own.start_ns);
+    part.end_ns = part.start_ns + own.length_ns();  // a drift within one kernel is nothing
+  }
+}
+
+/// Numbers matches by the start of their first part on the common clock.
+void number_by_time(RankCollectives& out) {
+  std::vector<std::int64_t> first(out.matches, std::numeric_limits<std::int64_t>::max());
+  for (const CollectivePart& part : out.parts) {
+    first[part.match] = std::min(first[part.match], part.start_ns);
+  }
+  std::vector<std::uint32_t> order(out.matches), place(out.matches);
+  for (std::uint32_t m = 0; m < out.matches; ++m) order[m] = m;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::uint32_t a, std::uint32_t b) { return first[a] < first[b]; });
+  for (std::uint32_t i = 0; i < out.matches; ++i) place[order[i]] = i;
+  for (CollectivePart& part : out.parts) part.match = place[part.match];
+  sort_parts(out);
+}
+
+}  // namespace
+
+RankCollectives build_rank_collectives(const std::vector<RankInput>& ranks) {
+  RankCollectives out;
+  for (const RankInput& rank : ranks) {
+    out.lists.push_back(build_collectives(*rank.table, *rank.tree));
+  }
+  GroupTable groups(out.lists);
+  for (CollectiveList& list : out.lists) {
+    std::vector<std::uint32_t> number;
+    for (const ProcessGroup& group : list.groups) number.push_back(groups.number(group));
+    for (Collective& c : list.collectives) c.group = number[c.group];
+    list.groups.clear();
+  }
+  out.groups = groups.take();
+  Matcher(ranks, out).run();
+  sort_parts(out);
+  align(ranks, out);
+  place_in_time(ranks, out);
+  number_by_time(out);
+  return out;
+}
+
+}  // namespace traceap

@@ -1,0 +1,82 @@
+#include "traceap/analysis/compat/compat_nesting.hpp"
+
+namespace traceap {
+namespace {
+
+constexpr double kBleedToleranceUs = 1.0;
+
+struct OpenRange {
+  double end_us;
+  Row row;
+  std::uint32_t position;
+};
+
+bool is_wanted(const EventTable& table, Row row, bool python_frames) {
+  if (!table.is_complete(row)) return false;
+  const EventKind kind = table.kind[row];
+  return kind == EventKind::kCpuOp || is_api_call(kind) ||
+         (python_frames && kind == EventKind::kPythonFunction);
+}
+
+/// Wanted rows by track, in row order.
+std::vector<std::vector<Row>> rows_by_track(const EventTable& table, bool python_frames) {
+  std::vector<std::vector<Row>> by_track(table.tracks.size());
+  for (Row row = 0; row < table.size(); ++row) {
+    if (is_wanted(table, row, python_frames)) by_track[table.track[row]].push_back(row);
+  }
+  return by_track;
+}
+
+class Nester {
+ public:
+  Nester(const EventTable& table, CompatNesting& nesting) : table_(table), nesting_(nesting) {}
+
+  void nest(const std::vector<Row>& track_rows) {
+    for (const Row row : track_rows) place(row);
+    while (!stack_.empty()) close();
+  }
+
+ private:
+  void place(Row row) {
+    const double start_us = compat_us(table_.ts_ns[row]);
+    const double end_us = start_us + compat_us(table_.dur_ns[row]);
+    while (!stack_.empty() && start_us >= stack_.back().end_us) close();
+    if (!stack_.empty() && end_us > stack_.back().end_us) {
+      const bool bleeds = stack_.back().end_us - start_us < kBleedToleranceUs;
+      if (!bleeds || stack_.size() < 2) return;
+      close();
+    }
+    nesting_.parent[row] = stack_.empty() ? kNoRow : stack_.back().row;
+    stack_.push_back({end_us, row, static_cast<std::uint32_t>(nesting_.rows.size())});
+    nesting_.rows.push_back(row);
+    nesting_.subtree_end.push_back(0);
+  }
+
+  void close() {
+    nesting_.subtree_end[stack_.back().position] = static_cast<std::uint32_t>(nesting_.rows.size());
+    stack_.pop_back();
+  }
+
+  const EventTable& table_;
+  CompatNesting& nesting_;
+  std::vector<OpenRange> stack_;
+};
+
+}  // namespace
+
+double compat_us(std::int64_t ns) {
+  constexpr std::int64_t kExact = std::int64_t{1} << 53;
+  if (-kExact < ns && ns < kExact) return static_cast<double>(ns) / 1000.0;
+  // The whole part is exact, and against it no fraction rounds onto a tie that it is not.
+  return static_cast<double>(ns / 1000) + static_cast<double>(ns % 1000) / 1000.0;
+}
+
+CompatNesting build_compat_nesting(const EventTable& table, const CompatNestingOptions& options) {
+  CompatNesting nesting;
+  nesting.parent.assign(table.size(), kNoRow);
+  Nester nester(table, nesting);
+  for (const auto& rows : rows_by_track(table, options.python_frames)) nester.nest(rows);
+  return nesting;
+}
+
+}  // namespace traceap

@@ -1,0 +1,75 @@
+// DistributedDataParallel broadcasts the module's buffers (batch norm statistics) from rank 0 at
+// the start of each forward pass, and the pass waits for it.
+//
+// Cost: the exposed part of broadcasts in DistributedDataParallel.forward ranges, else of those
+// outside backward and optimizer that come in several steps.
+
+#include <algorithm>
+
+#include "traceap/detect/queries/collectives.hpp"
+#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/rules.hpp"
+
+namespace traceap {
+namespace {
+
+constexpr std::string_view kType = "broadcast_buffers";
+/// Parameters are broadcast once, when the model is wrapped; buffers in every step.
+constexpr std::size_t kMinSteps = 2;
+
+/// Index of the step in which the row was launched; none without steps, or between them.
+std::optional<std::size_t> step_of(const Signals& signals, Row row) {
+  const Row launch = signals.tree.launch[row];
+  const std::int64_t time = signals.table.ts_ns[launch == kNoRow ? row : launch];
+  const auto& steps = signals.tree.steps;
+  const auto it = std::upper_bound(steps.begin(), steps.end(), time,
+                                   [](std::int64_t t, const Step& s) { return t < s.start_ns; });
+  if (it == steps.begin() || time >= std::prev(it)->end_ns) return std::nullopt;
+  return static_cast<std::size_t>(std::prev(it) - steps.begin());
+}
+
+bool is_before_backward(const Signals& signals, Row row) {
+  const Phase phase = signals.tree.phase[row];
+  return phase != Phase::kBackward && phase != Phase::kOptimizer;
+}
+
+}  // namespace
+
+Finding detect_broadcast_buffers(const Signals& signals) {
+  if (signals.gpu.communication.empty() || !has_backward(signals)) return absent(kType);
+  const LazyNames is_ddp(signals.table, [](std::string_view name) {
+    return contains(name, "DistributedDataParallel.forward");
+  });
+  const std::vector<Row> inside = outermost_ranges(signals, is_ddp);
+  std::vector<Row> in_ddp, elsewhere;
+  std::vector<std::size_t> steps;
+  bool unnamed = false;
+  for (const Collective& c : signals.collectives) {
+    unnamed = unnamed || c.kind == CollectiveKind::kUnknown;
+    if (c.kind != CollectiveKind::kBroadcast || !is_before_backward(signals, c.row)) continue;
+    const Row launch = signals.tree.launch[c.row];
+    if (launch != kNoRow && inside[launch] != kNoRow) {
+      in_ddp.push_back(c.row);
+    } else if (const auto step = step_of(signals, c.row)) {
+      elsewhere.push_back(c.row);
+      if (steps.empty() || steps.back() != *step) steps.push_back(*step);
+    }
+  }
+  std::sort(steps.begin(), steps.end());
+  steps.erase(std::unique(steps.begin(), steps.end()), steps.end());
+  const bool repeats = steps.size() >= kMinSteps;
+  const std::vector<Row>& rows = in_ddp.empty() && repeats ? elsewhere : in_ddp;
+  if (rows.empty()) return absent(kType, unnamed ? 0.6 : 0.9);
+  Draft draft(kType);
+  std::vector<Interval> own;
+  for (Row r : rows) own.push_back(interval_of(signals.table, r));
+  draft.cost = set_difference(make_union(std::move(own)), signals.gpu.compute);
+  draft.cost = set_difference(draft.cost, waits_for_late_ranks(signals));
+  draft.evidence = rows;
+  draft.fact("broadcasts", static_cast<std::int64_t>(rows.size()));
+  draft.confidence = in_ddp.empty() ? 0.7 : 0.9;
+  draft.saving = {SavingBasis::kIdleOrExposed, 0.5, 1.0};
+  return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace traceap

@@ -1,0 +1,114 @@
+// Kernels whose only work is to convert between number types: autocast without its cache, layers
+// that disagree on their type.
+
+#include <unordered_map>
+
+#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/rules.hpp"
+
+namespace traceap {
+namespace {
+
+constexpr std::string_view kType = "cast_storm";
+/// Half of the casts stay even in a model that casts well: activations at autocast's borders.
+constexpr double kBestShare = 0.5;
+
+/// Kernels that say so: copies into half types, and the copy kernel that loads another type.
+bool is_cast_kernel(std::string_view name) {
+  return contains(name, "bfloat16_copy_kernel") || contains(name, "float16_copy_kernel") ||
+         contains(name, "float8_copy_kernel") || contains(name, "float8_e4m3fn_copy_kernel") ||
+         (contains(name, "direct_copy_kernel") && contains(name, "LoadWithCast"));
+}
+bool is_copy_kernel(std::string_view name) {
+  return contains(name, "copy_kernel") || contains(name, "CopyDeviceToDevice");
+}
+
+/// Types of source and target of an aten::copy_(target, source); empty where not recorded.
+struct CastTypes {
+  std::string from, to;
+  bool known() const { return !from.empty() && !to.empty(); }
+  bool differ() const { return known() && from != to; }
+};
+
+class CastJudge {
+ public:
+  explicit CastJudge(const Signals& signals)
+      : signals_(signals),
+        reader_(signals.table),
+        copy_op_(signals.table, [](std::string_view name) { return name == "aten::copy_"; }),
+        cast_kernel_(signals.table, is_cast_kernel),
+        copy_kernel_(signals.table, is_copy_kernel) {}
+
+  /// Is this kernel a cast? By the types of its aten::copy_ where recorded, else by its own name.
+  bool is_cast(Row kernel) {
+    const Row op = signals_.tree.op[kernel];
+    types_ = {};
+    if (op != kNoRow && copy_op_(op)) {
+      const std::vector<std::string> types = reader_.types(op);
+      if (types.size() >= 2) types_ = {types[1], types[0]};
+      if (types_.known()) return types_.differ() && copy_kernel_(kernel);
+      told_all_ = false;
+    }
+    return cast_kernel_(kernel);
+  }
+  const CastTypes& types() const { return types_; }
+  bool told_all() const { return told_all_; }
+
+ private:
+  const Signals& signals_;
+  InputReader reader_;
+  LazyNames<bool (*)(std::string_view)> copy_op_, cast_kernel_, copy_kernel_;
+  CastTypes types_;
+  bool told_all_ = true;
+};
+
+/// "c10::BFloat16" to "BFloat16".
+std::string short_type(const std::string& type) {
+  return type.substr(0, 5) == "c10::" ? type.substr(5) : type;
+}
+
+std::string most_frequent(const std::unordered_map<std::string, std::size_t>& counts) {
+  std::string best;
+  std::size_t most = 0;
+  for (const auto& [text, count] : counts) {
+    if (count > most || (count == most && text < best)) {
+      best = text;
+      most = count;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+Finding detect_cast_storm(const Signals& signals) {
+  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
+  CastJudge judge(signals);
+  Draft draft(kType);
+  std::unordered_map<std::string, std::size_t> kinds;
+  for (Row r : signals.tree.gpu_rows) {
+    if (signals.table.kind[r] != EventKind::kKernel || !judge.is_cast(r)) continue;
+    draft.cost.push_back(interval_of(signals.table, r));
+    draft.evidence.push_back(r);
+    if (judge.types().differ()) {
+      ++kinds[short_type(judge.types().from) + " to " + short_type(judge.types().to)];
+    }
+  }
+  if (!judge.told_all()) {
+    draft.missing_signals.emplace_back("input types (record_shapes=True)");
+    draft.confidence = 0.7;
+  }
+  if (draft.evidence.empty()) {
+    Finding finding = absent(kType, draft.confidence);
+    finding.missing_signals = std::move(draft.missing_signals);
+    return finding;
+  }
+  draft.fact("casts", static_cast<std::int64_t>(draft.evidence.size()));
+  add_per_step_fact(signals, draft, "per step", draft.evidence.size());
+  if (!kinds.empty()) draft.fact("example", most_frequent(kinds));
+  Finding finding = finish_finding(signals, std::move(draft));
+  bound_gpu_saving(signals, finding, kBestShare, 1.0);
+  return finding;
+}
+
+}  // namespace traceap

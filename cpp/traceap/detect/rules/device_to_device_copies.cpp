@@ -1,0 +1,111 @@
+// Copies within the device: contiguous, clone, cat and plain device-to-device copies.
+
+#include <algorithm>
+
+#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/rules.hpp"
+
+namespace traceap {
+namespace {
+
+constexpr std::string_view kType = "device_to_device_copies";
+/// Some of the joining and reordering is what the model computes; half is the guess for the rest.
+constexpr double kBestShare = 0.5;
+
+bool is_cat_kernel(std::string_view name) { return contains(name, "CatArrayBatchedCopy"); }
+
+/// A copy kernel of PyTorch that does not change the number type (that is cast_storm's).
+bool is_same_type_copy_kernel(std::string_view name) {
+  return contains(name, "direct_copy_kernel") && !contains(name, "LoadWithCast");
+}
+
+/// Operators that copy only to give a tensor another layout or a place beside others.
+bool is_copying_operator(std::string_view name) {
+  return name == "aten::clone" || name == "aten::contiguous" || name == "aten::cat" ||
+         name == "aten::stack" || name == "aten::repeat" || name == "aten::reshape";
+}
+
+class DeviceCopies {
+ public:
+  explicit DeviceCopies(const Signals& signals)
+      : signals_(signals),
+        copying_(outermost_ranges(
+            signals, [&, is_copying = LazyNames(signals.table, is_copying_operator)](Row r) {
+              return signals.table.kind[r] == EventKind::kCpuOp && is_copying(r);
+            })) {}
+
+  void add_memcpys(Draft& draft) {
+    for (const Copy& copy : signals_.copies) {
+      if (copy.kind.direction != CopyDirection::kDeviceToDevice) continue;
+      add(copy.row, draft);
+      bytes_ += copy.bytes.value_or(0);
+    }
+  }
+  void add_kernels(Draft& draft) {
+    const EventTable& table = signals_.table;
+    const LazyNames cat(table, is_cat_kernel), copy(table, is_same_type_copy_kernel);
+    const InputReader reader(table);
+    for (Row r : signals_.tree.gpu_rows) {
+      if (table.kind[r] != EventKind::kKernel) continue;
+      if (cat(r) || (copy(r) && copying_operator(r) != kNoRow && same_types(reader, r))) {
+        add(r, draft);
+      }
+    }
+  }
+  std::int64_t bytes() const { return bytes_; }
+  const std::vector<Row>& operators() const { return operators_; }
+
+ private:
+  Row copying_operator(Row gpu_row) const {
+    const Row launch = signals_.tree.launch[gpu_row];
+    return launch == kNoRow ? kNoRow : copying_[launch];
+  }
+  /// Casts by aten::copy_ use the same kernel when PyTorch is older than 1.8: the types tell.
+  bool same_types(const InputReader& reader, Row gpu_row) const {
+    const Row op = signals_.tree.op[gpu_row];
+    if (op == kNoRow || signals_.table.name_of(op) != "aten::copy_") return true;
+    const std::vector<std::string> types = reader.types(op);
+    return types.size() < 2 || types[0] == types[1];
+  }
+  void add(Row gpu_row, Draft& draft) {
+    draft.cost.push_back(interval_of(signals_.table, gpu_row));
+    draft.evidence.push_back(gpu_row);
+    Row op = copying_operator(gpu_row);
+    if (op == kNoRow) op = signals_.tree.op[gpu_row];
+    if (op != kNoRow) operators_.push_back(op);
+  }
+
+  const Signals& signals_;
+  std::vector<Row> copying_;
+  std::vector<Row> operators_;
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace
+
+Finding detect_device_to_device_copies(const Signals& signals) {
+  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
+  Draft draft(kType);
+  DeviceCopies copies(signals);
+  copies.add_memcpys(draft);
+  copies.add_kernels(draft);
+  if (!signals.has_host_ops) {
+    draft.missing_signals.emplace_back("host operators: copy kernels can't be told apart");
+    draft.confidence = 0.6;
+  }
+  if (draft.evidence.empty()) {
+    Finding finding = absent(kType, draft.confidence);
+    finding.missing_signals = std::move(draft.missing_signals);
+    return finding;
+  }
+  draft.fact("copies", static_cast<std::int64_t>(draft.evidence.size()));
+  if (copies.bytes() >= 1 << 20) draft.fact("bytes", format_bytes(copies.bytes()));
+  if (!copies.operators().empty()) {
+    draft.fact("operations", most_frequent_names(signals.table, copies.operators(), 2));
+  }
+  Finding finding = finish_finding(signals, std::move(draft));
+  bound_gpu_saving(signals, finding, kBestShare, 1.0);
+  return finding;
+}
+
+}  // namespace traceap

@@ -1,0 +1,96 @@
+// Long gaps in which no thread runs an operator or an API call while the GPU has nothing to do:
+// garbage collection, locks, checkpoints, plain Python.
+
+#include <algorithm>
+
+#include "traceap/detect/queries/compile.hpp"
+#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/rules.hpp"
+
+namespace traceap {
+namespace {
+
+constexpr std::string_view kType = "host_silence";
+/// Python between two operators takes microseconds. 10 ms without a single one is noticed in any
+/// step, and well above what the scheduler takes away.
+constexpr std::int64_t kMinGapNs = 10'000'000;
+
+bool is_loader_range(std::string_view name) { return contains(name, "enumerate(DataLoader)"); }
+
+/// When does a host row prove that the host works? API calls and operators do. A range around code
+/// (annotations, Python frames, legacy ranges written as operators) does not, unless nothing is
+/// recorded inside it and it therefore stands for work itself.
+std::vector<Interval> host_activity(const Signals& signals) {
+  const EventTable& table = signals.table;
+  const EventTree& tree = signals.tree;
+  const LazyNames is_operator(table, is_operator_name);
+  const LazyNames is_loader(table, is_loader_range);
+  std::vector<Interval> active;
+  for (Row r : tree.host_rows) {
+    const bool works =
+        is_api_call(table.kind[r]) || is_loader(r) ||
+        (table.kind[r] == EventKind::kCpuOp && (is_operator(r) || subtree_rows(tree, r).empty()));
+    if (works) active.push_back(signals.on_gpu_clock(interval_of(table, r)));
+  }
+  const CompileRanges compiles = find_compile_ranges(signals);
+  for (const auto* rows : {&compiles.first, &compiles.again}) {
+    for (Row r : *rows) active.push_back(signals.on_gpu_clock(interval_of(table, r)));
+  }
+  return active;
+}
+
+/// Innermost row of the main thread that covers the time, or kNoRow: a frame or an annotation.
+Row covering_row(const Signals& signals, std::int64_t gpu_time_ns) {
+  const EventTree& tree = signals.tree;
+  if (tree.main_track == kNoTrack) return kNoRow;
+  const std::int64_t time_ns = add_saturated(gpu_time_ns, tree.launch_delay_correction_ns);
+  const auto begin = tree.host_rows.begin() + tree.host_offsets[tree.main_track];
+  const auto end = tree.host_rows.begin() + tree.host_offsets[tree.main_track + 1];
+  const auto after = std::upper_bound(
+      begin, end, time_ns, [&](std::int64_t time, Row r) { return time < signals.table.ts_ns[r]; });
+  Row r = after == begin ? kNoRow : *(after - 1);
+  while (r != kNoRow && signals.table.end_ns(r) <= time_ns) r = tree.parent[r];
+  return r;
+}
+
+/// First GPU event behind the gap if its launch came out of the silence: then it is the host that
+/// the GPU waited for. Work that was queued before, or nothing at all, waited for something else.
+Row awaited_row(const Signals& signals, const Interval& gap) {
+  const Row next = first_row_from(signals.table, signals.tree.gpu_rows, gap.end_ns);
+  if (next == kNoRow) return kNoRow;
+  const Row launch = signals.tree.launch[next];
+  if (launch == kNoRow) return kNoRow;
+  const Interval call = signals.on_gpu_clock(interval_of(signals.table, launch));
+  return call.start_ns >= gap.start_ns ? launch : kNoRow;
+}
+
+}  // namespace
+
+Finding detect_host_silence(const Signals& signals) {
+  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
+  if (!signals.has_host_ops) return abstain(kType, {"host operators"});
+  const IntervalSet silent = set_complement(make_union(host_activity(signals)), signals.profiled);
+  Draft draft(kType);
+  Interval longest{0, 0};
+  for (const Interval& gap : unexplained_idle_inside(signals, silent)) {
+    if (gap.length_ns() < kMinGapNs) continue;
+    const Row launch = awaited_row(signals, gap);
+    if (launch == kNoRow) continue;
+    draft.cost.push_back(gap);
+    if (gap.length_ns() > longest.length_ns()) longest = gap;
+    const Row row = covering_row(signals, gap.start_ns + gap.length_ns() / 2);
+    draft.evidence.push_back(row != kNoRow ? row : launch);
+  }
+  if (draft.cost.empty()) return absent(kType);
+  draft.confidence = 0.7;  // the cause itself is not in the trace
+  draft.saving.basis = SavingBasis::kIdle;
+  draft.fact("gaps", static_cast<std::int64_t>(draft.cost.size()));
+  draft.fact("longest", format_ms(longest.length_ns()));
+  const Row row = covering_row(signals, longest.start_ns + longest.length_ns() / 2);
+  if (row != kNoRow && signals.table.kind[row] == EventKind::kPythonFunction) {
+    draft.fact("frame", std::string(signals.table.name_of(row).substr(0, 100)));
+  }
+  return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace traceap

@@ -1,0 +1,105 @@
+// Operators that need a value on the host: .item(), nonzero, boolean masks, small .cpu(). Each
+// makes the host wait until the queue is empty; then the GPU waits for the host.
+
+#include <algorithm>
+
+#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/rules.hpp"
+
+namespace traceap {
+namespace {
+
+constexpr std::string_view kType = "host_sync_in_loop";
+/// A read of a value or of an index list, rather than of results: the size below which INTERFACE
+/// calls copies small constants. Larger ones are high_memcpy's.
+constexpr std::int64_t kSmallReadBytes = 64 * 1024;
+/// Once is no loop.
+constexpr std::size_t kMinRepeats = 2;
+
+/// Operators that read from the device inside, whatever they call to do so.
+bool is_reading_operator(std::string_view name) {
+  constexpr std::string_view kNames[] = {"aten::item",
+                                         "aten::_local_scalar_dense",
+                                         "aten::is_nonzero",
+                                         "aten::nonzero",
+                                         "aten::masked_select",
+                                         "aten::_unique2",
+                                         "aten::equal",
+                                         "aten::unique_dim",
+                                         "aten::unique_consecutive",
+                                         "aten::repeat_interleave"};
+  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+}
+
+struct Sync {
+  Row call;       ///< the API call that blocks, or the copy call
+  Interval host;  ///< how long the host was blocked
+};
+
+bool blocks_host(const Signals& signals, const Copy& copy) {
+  if (copy.sync != kNoRow || copy.kind.memory == HostMemory::kPageable) return true;
+  // cudaMemcpy and hipMemcpyWithStream return when the copy is done; the asynchronous ones say so.
+  return copy.launch != kNoRow && !contains(signals.table.name_of(copy.launch), "Async");
+}
+
+void add_small_reads(const Signals& signals, std::vector<Sync>& syncs) {
+  for (const Copy& copy : signals.copies) {
+    if (copy.kind.direction != CopyDirection::kDeviceToHost || copy.launch == kNoRow) continue;
+    if (copy.bytes.value_or(0) > kSmallReadBytes || !blocks_host(signals, copy)) continue;
+    syncs.push_back({copy.sync != kNoRow ? copy.sync : copy.launch, copy.host});
+  }
+}
+
+/// Synchronise calls in reading operators that belong to no copy (cub calls, events).
+void add_bare_syncs(const Signals& signals, const std::vector<Row>& reading,
+                    std::vector<Sync>& syncs) {
+  std::vector<Row> known;
+  for (const Copy& copy : signals.copies) known.push_back(copy.sync);
+  std::sort(known.begin(), known.end());
+  for (Row r : signals.api_rows) {
+    if (!is_sync(signals.api(r)) || reading[r] == kNoRow) continue;
+    if (std::binary_search(known.begin(), known.end(), r)) continue;
+    syncs.push_back({r, interval_of(signals.table, r)});
+  }
+}
+
+}  // namespace
+
+Finding detect_host_sync_in_loop(const Signals& signals) {
+  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
+  if (signals.api_rows.empty()) return abstain(kType, {"runtime calls"});
+  const EventTable& table = signals.table;
+  const LazyNames is_reading(table, is_reading_operator);
+  const std::vector<Row> reading = outermost_ranges(
+      signals, [&](Row r) { return table.kind[r] == EventKind::kCpuOp && is_reading(r); });
+  std::vector<Sync> syncs;
+  add_small_reads(signals, syncs);
+  add_bare_syncs(signals, reading, syncs);
+  if (syncs.size() < kMinRepeats) return absent(kType);
+
+  Draft draft(kType);
+  std::vector<Interval> stalls;
+  std::vector<Row> operators;
+  const LazyNames is_aten(table,
+                          [](std::string_view name) { return name.substr(0, 6) == "aten::"; });
+  const std::vector<Row> outermost = outermost_ranges(
+      signals, [&](Row r) { return table.kind[r] == EventKind::kCpuOp && is_aten(r); });
+  for (const Sync& sync : syncs) {
+    stalls.push_back(stall_window(signals, sync.host));
+    const Row op = outermost[sync.call];  // what the program called: aten::to rather than copy_
+    draft.evidence.push_back(op != kNoRow ? op : sync.call);
+    if (op != kNoRow) operators.push_back(op);
+  }
+  draft.cost = unexplained_idle_inside(signals, std::move(stalls));
+  draft.saving = {SavingBasis::kIdle, 0.0, 1.0};
+  draft.fact("syncs", static_cast<std::int64_t>(syncs.size()));
+  add_per_step_fact(signals, draft, "per step", syncs.size());
+  if (!operators.empty()) draft.fact("operations", most_frequent_names(table, operators, 3));
+  if (!signals.has_host_ops) {
+    draft.missing_signals.emplace_back("host operators: which operation reads the value");
+    draft.confidence = 0.6;
+  }
+  return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace traceap

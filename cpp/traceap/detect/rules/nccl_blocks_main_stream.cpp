@@ -1,0 +1,47 @@
+// The compute stream stands still in the middle of a phase, waiting for a collective whose result
+// its next kernel needs.
+//
+// Cost: the part of exposed communication in which that kernel was queued already, or the host sat
+// in a synchronisation, so that waiting is what happened. A collective that merely runs while the
+// host is late is not it, and one at the end of a phase is nccl_compute_not_overlapped.
+
+#include <algorithm>
+
+#include "traceap/detect/evidence.hpp"
+#include "traceap/detect/queries/collectives.hpp"
+#include "traceap/detect/rules.hpp"
+
+namespace traceap {
+namespace {
+
+constexpr std::string_view kType = "nccl_blocks_main_stream";
+/// Issuing early and waiting late covers a wait only where other work can be moved in between.
+constexpr SavingShares kSaving{SavingBasis::kIdleOrExposed, 0.0, 0.5};
+
+}  // namespace
+
+Finding detect_nccl_blocks_main_stream(const Signals& signals) {
+  if (auto early = judge_without_collectives(signals, kType)) return *early;
+  Draft draft(kType);
+  std::int64_t waits = 0, longest = 0;
+  for (const ExposedPiece& piece : build_exposed_pieces(signals)) {
+    if (piece.wait.empty() || (piece.ends_phase && piece.phase_compute_ns > 0)) continue;
+    draft.cost.insert(draft.cost.end(), piece.wait.begin(), piece.wait.end());
+    const std::int64_t wait_ns = total_length_ns(piece.wait);
+    draft.evidence.push_back(piece.collective);
+    draft.evidence_weights.push_back(wait_ns);
+    longest = std::max(longest, wait_ns);
+    ++waits;
+  }
+  const bool linked = !signals.tree.linked_gpu_rows.empty();
+  if (!linked) draft.missing_signals.emplace_back("launch calls");
+  draft.saving = kSaving;
+  draft.confidence = linked ? 0.85 : 0.6;
+  draft.fact("waits", waits);
+  draft.fact("longest wait", format_ms(longest));
+  Finding finding = finish_finding(signals, std::move(draft));
+  discount_with_fact(signals, finding, "behind a late rank");
+  return finding;
+}
+
+}  // namespace traceap

@@ -1,0 +1,94 @@
+// All gradients of a backward pass are exchanged in one large all-reduce at its end.
+//
+// DistributedDataParallel fills buckets of 25 MiB and sends each while the backward pass goes on;
+// one bucket of more than that means that its size was raised, or that gradients are reduced by
+// hand after backward. Cost: the exposed part of these all-reduces, waiting for late ranks apart.
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "traceap/detect/queries/collectives.hpp"
+#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/rules.hpp"
+
+namespace traceap {
+namespace {
+
+constexpr std::string_view kType = "one_bucket_ddp";
+/// DistributedDataParallel's bucket_cap_mb is 25; a single tensor may exceed it by itself, twice
+/// that leaves room.
+constexpr std::int64_t kLargeBucketBytes = std::int64_t{50} << 20;
+
+/// The pass of backward work that a GPU event belongs to, by order of start.
+struct BackwardPass {
+  std::vector<Row> all_reduces;
+  std::int64_t bytes = 0;
+  bool sized = true;
+  std::size_t kernels = 0;
+};
+
+/// Backward passes, each up to the first forward kernel behind it.
+std::vector<BackwardPass> list_passes(const Signals& signals) {
+  std::unordered_map<Row, const Collective*> all_reduces;
+  for (const Collective& c : signals.collectives) {
+    if (c.kind == CollectiveKind::kAllReduce) all_reduces.emplace(c.row, &c);
+  }
+  std::vector<BackwardPass> passes;
+  bool open = false;
+  for (Row r : signals.tree.gpu_rows) {
+    const Phase phase = signals.tree.phase[r];
+    if (phase == Phase::kForward) open = false;
+    if (phase == Phase::kBackward && !open) {
+      passes.emplace_back();
+      open = true;
+    }
+    if (!open) continue;
+    BackwardPass& pass = passes.back();
+    const bool compute = signals.tree.gpu_class[r] == GpuClass::kCompute;
+    if (compute && phase == Phase::kBackward) ++pass.kernels;
+    const auto found = all_reduces.find(r);
+    if (found == all_reduces.end()) continue;
+    pass.all_reduces.push_back(r);
+    pass.sized = pass.sized && found->second->bytes.has_value();
+    pass.bytes += found->second->bytes.value_or(0);
+  }
+  return passes;
+}
+
+IntervalSet exposed_of(const Signals& signals, const std::vector<Row>& rows) {
+  std::vector<Interval> own;
+  for (Row r : rows) own.push_back(interval_of(signals.table, r));
+  const IntervalSet alone = set_difference(make_union(std::move(own)), signals.gpu.compute);
+  return set_difference(alone, waits_for_late_ranks(signals));
+}
+
+}  // namespace
+
+Finding detect_one_bucket_ddp(const Signals& signals) {
+  if (signals.gpu.communication.empty() || !has_backward(signals)) return absent(kType);
+  std::vector<Row> single;
+  std::int64_t bytes = 0;
+  bool sized = true;
+  for (const BackwardPass& pass : list_passes(signals)) {
+    if (pass.all_reduces.size() != 1 || pass.kernels < 2) continue;
+    if (pass.sized && pass.bytes < kLargeBucketBytes) continue;
+    single.push_back(pass.all_reduces.front());
+    bytes = std::max(bytes, pass.bytes);
+    sized = sized && pass.sized;
+  }
+  if (single.empty()) return absent(kType);
+  Draft draft(kType);
+  draft.cost = exposed_of(signals, single);
+  if (!sized) {
+    if (!is_material(signals, total_length_ns(draft.cost))) return absent(kType);
+    return abstain(kType, {"message sizes of the collectives"});
+  }
+  draft.evidence = single;
+  draft.fact("passes", static_cast<std::int64_t>(single.size()));
+  draft.fact("bucket", format_bytes(bytes));
+  draft.confidence = 0.8;
+  draft.saving = {SavingBasis::kIdleOrExposed, 0.2, 0.6};
+  return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace traceap

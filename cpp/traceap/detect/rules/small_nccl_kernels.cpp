@@ -1,0 +1,115 @@
+// Many small collectives one after another, each of which pays the full latency.
+//
+// A run is a row of at least kMinRun small collectives without a large one between them, each
+// beginning soon after the one before. Cost: first to last of the run, without the compute that
+// runs under it, and without pauses that hold other work of their own.
+
+#include <algorithm>
+#include <span>
+
+#include "traceap/detect/evidence.hpp"
+#include "traceap/detect/queries/collectives.hpp"
+#include "traceap/detect/rules.hpp"
+
+namespace traceap {
+namespace {
+
+constexpr std::string_view kType = "small_nccl_kernels";
+/// The definition's bounds: below them a collective is latency, not bandwidth.
+constexpr std::int64_t kSmallBytes = 64 << 10;
+constexpr std::int64_t kSmallNs = 20'000;
+/// A barrier, a flag and a metric or two per step are no pattern; five in a row are.
+constexpr std::size_t kMinRun = 5;
+/// c10d's own host cost of a collective is some tens to a few hundred microseconds: a run's members
+/// follow each other at that pace. A longer pause has another cause.
+constexpr std::int64_t kMaxPauseNs = 500'000;
+/// 64 KiB need tens of microseconds, across many nodes some hundreds. What takes longer waits for
+/// another rank, which merging would not change.
+constexpr std::int64_t kWaitingNs = 1'000'000;
+/// Merging n collectives leaves one latency of n: nearly all of the exposed time goes away, unless
+/// each result is needed before the next can be issued.
+constexpr SavingShares kSaving{SavingBasis::kIdleOrExposed, 0.0, 0.6};
+
+/// A collective's time without waiting for other ranks, as far as their traces tell.
+Interval transfer_of(const Signals& signals, Row row) {
+  Interval own = interval_of(signals.table, row);
+  if (const PeerPart* part = signals.peers.find(row)) {
+    own.start_ns = std::min(own.end_ns, own.start_ns + part->wait_any_ns);
+  }
+  return own;
+}
+
+bool is_small(const Signals& signals, const Collective& collective) {
+  if (collective.bytes && *collective.bytes < kSmallBytes) return true;
+  // Only a whole duration tells: waiting is not the message's size.
+  return signals.table.dur_ns[collective.row] <= kSmallNs ||
+         (!collective.bytes && transfer_of(signals, collective.row).length_ns() <= kSmallNs);
+}
+
+/// Cost of one run: its members, and pauses between them in which no kernel ran at all.
+void add_run(const Signals& signals, std::span<const Collective> run, Draft& draft) {
+  const EventTable& table = signals.table;
+  std::int64_t last_end = table.ts_ns[run.front().row];
+  for (const Collective& member : run) {
+    const Interval own = interval_of(table, member.row);
+    const Interval transfer = transfer_of(signals, member.row);
+    if (transfer.length_ns() < kWaitingNs) draft.cost.push_back(transfer);
+    const Interval pause{last_end, own.start_ns};
+    if (pause.length_ns() > 0 && covered_ns(signals.gpu.busy, pause) == 0) {
+      draft.cost.push_back(pause);
+    }
+    last_end = std::max(last_end, own.end_ns);
+    draft.evidence.push_back(member.row);
+  }
+}
+
+/// Runs of one device's collectives; `members` by start.
+void add_runs(const Signals& signals, std::span<const Collective> members, Draft& draft) {
+  std::size_t begin = 0;
+  std::int64_t end_ns = 0;
+  const auto close = [&](std::size_t end) {
+    if (end - begin < kMinRun) return;
+    add_run(signals, members.subspan(begin, end - begin), draft);
+  };
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    const std::int64_t start_ns = signals.table.ts_ns[members[i].row];
+    const bool small = is_small(signals, members[i]);
+    if (i > begin && (!small || start_ns - end_ns > kMaxPauseNs)) {
+      close(i);
+      begin = i;
+    }
+    if (!small) begin = i + 1;
+    end_ns = i == begin ? signals.table.end_ns(members[i].row)
+                        : std::max(end_ns, signals.table.end_ns(members[i].row));
+  }
+  if (begin < members.size()) close(members.size());
+}
+
+}  // namespace
+
+Finding detect_small_nccl_kernels(const Signals& signals) {
+  if (auto early = judge_without_collectives(signals, kType)) return *early;
+  std::vector<Collective> all = signals.collectives;
+  const auto device = [&](const Collective& c) { return signals.table.device[c.row]; };
+  std::stable_sort(all.begin(), all.end(), [&](const Collective& a, const Collective& b) {
+    return device(a) < device(b);  // by start inside a device
+  });
+  Draft draft(kType);
+  std::size_t begin = 0;
+  std::int64_t sized = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    sized += all[i].bytes.has_value() ? 1 : 0;
+    if (i + 1 < all.size() && device(all[i + 1]) == device(all[i])) continue;
+    add_runs(signals, std::span(all).subspan(begin, i + 1 - begin), draft);
+    begin = i + 1;
+  }
+  draft.cost = set_difference(make_union(std::move(draft.cost)), signals.gpu.compute);
+  draft.saving = kSaving;
+  draft.confidence = sized == static_cast<std::int64_t>(all.size()) ? 0.9 : 0.75;
+  if (sized == 0) draft.missing_signals.emplace_back("message sizes of the collectives");
+  draft.fact("collectives", static_cast<std::int64_t>(draft.evidence.size()));
+  draft.fact("collectives in all", static_cast<std::int64_t>(all.size()));
+  return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace traceap

@@ -1,0 +1,103 @@
+// The optimiser's step launches small kernels parameter by parameter instead of a few that update
+// all parameters (foreach, fused, compiled).
+
+#include <algorithm>
+
+#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/rules.hpp"
+
+namespace traceap {
+namespace {
+
+constexpr std::string_view kType = "unfused_optimizer";
+/// A fused step takes one launch per some hundred tensors and a foreach step about ten times that;
+/// SGD by parameter takes one to three launches per parameter, Adam ten or more. With fewer
+/// launches than this there is nothing to fuse.
+constexpr std::size_t kMinLaunches = 50;
+/// Most launches of the step must be single: a foreach step launches a few of them as well.
+constexpr double kMinSingleShare = 0.5;
+/// Without a simulator: half of the GPU work, as a fused update reads and writes every tensor once
+/// where the single operators do it two to ten times; the other half stays.
+constexpr double kBestWorkShare = 0.5;
+
+bool is_step_range(std::string_view name) {
+  return name.substr(0, 15) == "Optimizer.step#" || contains(name, "): _single_tensor_");
+}
+
+/// A pointwise kernel of PyTorch over one tensor. An optimiser's matrix products (Muon) or
+/// reductions are not what fusing is about.
+bool is_pointwise_kernel(std::string_view name) {
+  return contains(name, "elementwise_kernel") && !contains(name, "multi_tensor_apply");
+}
+
+bool is_fused_operator(std::string_view name) {
+  return contains(name, "_foreach_") || contains(name, "_fused_") || contains(name, "triton_") ||
+         contains(name, "fused_optimizer");
+}
+
+struct StepCost {
+  std::vector<Row> single;  ///< pointwise kernels that update one tensor
+  std::size_t launches = 0;
+};
+
+template <class KernelNames, class OperatorNames>
+StepCost judge_step(const Signals& signals, const std::vector<Row>& gpu_rows,
+                    const KernelNames& pointwise, const OperatorNames& fused_operator) {
+  StepCost step;
+  for (Row r : gpu_rows) {
+    if (signals.table.kind[r] != EventKind::kKernel) continue;
+    if (signals.tree.gpu_class[r] != GpuClass::kCompute) continue;
+    ++step.launches;
+    const Row op = signals.tree.op[r];
+    if (pointwise(r) && (op == kNoRow || !fused_operator(op))) step.single.push_back(r);
+  }
+  return step;
+}
+
+Finding without_ranges(const Signals& signals) {
+  if (!signals.has_host_ops) return abstain(kType, {"host operators"});
+  if (has_backward(signals)) return abstain(kType, {"Optimizer.step ranges"});
+  return absent(kType);  // inference
+}
+
+}  // namespace
+
+Finding detect_unfused_optimizer(const Signals& signals) {
+  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
+  const EventTable& table = signals.table;
+  const LazyNames is_step(table, is_step_range);
+  const auto outer = outermost_ranges(signals, is_step);
+  const std::vector<RangeLaunches> ranges = launches_by_range(signals, outer);
+  if (ranges.empty()) return without_ranges(signals);
+
+  const LazyNames pointwise(table, is_pointwise_kernel);
+  const LazyNames fused_operator(table, is_fused_operator);
+  Draft draft(kType);
+  std::size_t launches = 0, steps = 0;
+  for (const RangeLaunches& range : ranges) {
+    const StepCost step = judge_step(signals, range.gpu_rows, pointwise, fused_operator);
+    if (step.single.size() < kMinLaunches) continue;
+    if (static_cast<double>(step.single.size()) <
+        kMinSingleShare * static_cast<double>(step.launches)) {
+      continue;
+    }
+    ++steps;
+    launches += step.single.size();
+    const Interval extent = extent_of(table, step.single);
+    for (Row r : step.single) draft.cost.push_back(interval_of(table, r));
+    const IntervalSet idle = idle_inside(signals, {extent});
+    draft.cost.insert(draft.cost.end(), idle.begin(), idle.end());
+    draft.evidence.push_back(range.range);
+  }
+  if (steps == 0) return absent(kType);
+  draft.fact("launches per step", static_cast<std::int64_t>(launches / steps));
+  draft.saving.basis = SavingBasis::kCost;
+  Finding finding = finish_finding(signals, std::move(draft));
+  const std::int64_t idle_ns = total_length_ns(set_difference(finding.intervals, signals.gpu.busy));
+  finding.saving_best_ns =
+      idle_ns +
+      static_cast<std::int64_t>(kBestWorkShare * static_cast<double>(finding.cost_ns - idle_ns));
+  return finding;
+}
+
+}  // namespace traceap

@@ -1,0 +1,82 @@
+// The loader's worker processes deliver late: the training process sits in __next__ of a
+// multi-process DataLoader while the GPU has nothing to do.
+
+#include <algorithm>
+
+#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/rules.hpp"
+
+namespace traceap {
+namespace {
+
+constexpr std::string_view kType = "worker_starvation";
+/// Taking a finished batch off the queue costs some hundred microseconds (unpickling of handles);
+/// a fetch during which the GPU idled longer than this came late.
+constexpr std::int64_t kLateNs = 1'000'000;
+
+bool is_multi_process_fetch(std::string_view name) {
+  return contains(name, "enumerate(DataLoader)") && contains(name, "__next__") &&
+         !contains(name, "SingleProcess");
+}
+
+struct Fetch {
+  Row row;
+  Interval interval;  ///< GPU clock
+  std::int64_t idle_ns;
+};
+
+std::vector<Fetch> find_fetches(const Signals& signals) {
+  const EventTable& table = signals.table;
+  const LazyNames is_fetch(table, is_multi_process_fetch);
+  const auto outer = outermost_ranges(signals, [&](Row r) {
+    return (table.kind[r] == EventKind::kUserAnnotation || table.kind[r] == EventKind::kCpuOp) &&
+           is_fetch(r);
+  });
+  std::vector<Fetch> fetches;
+  for (Row r : range_rows(outer)) {
+    const Interval interval = signals.on_gpu_clock(interval_of(table, r));
+    fetches.push_back({r, interval, covered_ns(signals.gpu_idle, interval)});
+  }
+  return fetches;
+}
+
+/// A slow first fetch with prompt ones behind it is the start of the workers, which a profile that
+/// begins with an epoch always shows.
+bool only_first_is_late(const std::vector<Fetch>& fetches) {
+  return fetches.size() >= 3 && fetches.front().idle_ns >= kLateNs &&
+         std::none_of(fetches.begin() + 1, fetches.end(),
+                      [](const Fetch& f) { return f.idle_ns >= kLateNs; });
+}
+
+}  // namespace
+
+Finding detect_worker_starvation(const Signals& signals) {
+  if (!signals.has_host_ops) return abstain(kType, {"host operators"});
+  std::vector<Fetch> fetches = find_fetches(signals);
+  if (fetches.empty() || only_first_is_late(fetches)) return absent(kType);
+  Draft draft(kType);
+  std::vector<Interval> intervals;
+  std::size_t late = 0;
+  std::int64_t longest_ns = 0;
+  for (const Fetch& fetch : fetches) {
+    intervals.push_back(fetch.interval);
+    if (fetch.idle_ns < kLateNs) continue;
+    ++late;
+    longest_ns = std::max(longest_ns, fetch.idle_ns);
+    draft.evidence.push_back(fetch.row);
+  }
+  draft.cost = idle_inside(signals, std::move(intervals));
+  draft.saving.basis = SavingBasis::kIdle;
+  if (!signals.has_gpu) {
+    draft.missing_signals.emplace_back("GPU events: the host's wait is counted as lost");
+    draft.confidence = 0.6;
+  }
+  draft.fact("fetches", static_cast<std::int64_t>(fetches.size()));
+  if (late > 0) {
+    draft.fact("late fetches", static_cast<std::int64_t>(late));
+    draft.fact("longest wait", format_ms(longest_ns));
+  }
+  return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace traceap

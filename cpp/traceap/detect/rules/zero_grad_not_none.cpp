@@ -1,0 +1,64 @@
+// zero_grad fills gradients with zeros; the default since PyTorch 2.0 drops them.
+
+#include <algorithm>
+
+#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/rules.hpp"
+
+namespace traceap {
+namespace {
+
+constexpr std::string_view kType = "zero_grad_not_none";
+
+bool is_zero_grad_range(std::string_view name) {
+  return name.substr(0, 20) == "Optimizer.zero_grad#" ||
+         (contains(name, ".py(") && contains(name, "): zero_grad"));
+}
+
+bool is_zeroing_operator(std::string_view name) {
+  return name == "aten::zero_" || name == "aten::fill_" || contains(name, "_foreach_zero_");
+}
+
+}  // namespace
+
+Finding detect_zero_grad_not_none(const Signals& signals) {
+  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
+  if (!signals.has_host_ops) return abstain(kType, {"host operators"});
+  const EventTable& table = signals.table;
+  const LazyNames is_range(table, is_zero_grad_range);
+  const std::vector<RangeLaunches> ranges =
+      launches_by_range(signals, outermost_ranges(signals, is_range));
+  if (ranges.empty()) {
+    if (!has_backward(signals)) return absent(kType);
+    // Both ranges came with the same PyTorch: a step without zero_grad sets gradients otherwise.
+    const LazyNames is_step(
+        table, [](std::string_view name) { return name.substr(0, 15) == "Optimizer.step#"; });
+    const bool has_steps = std::any_of(signals.tree.host_rows.begin(), signals.tree.host_rows.end(),
+                                       [&](Row r) { return is_step(r); });
+    return has_steps ? absent(kType, 0.6) : abstain(kType, {"Optimizer.zero_grad ranges"});
+  }
+  const LazyNames zeroing(table, is_zeroing_operator);
+  Draft draft(kType);
+  std::size_t launches = 0;
+  for (const RangeLaunches& range : ranges) {
+    std::vector<Row> fills;
+    for (Row r : range.gpu_rows) {
+      const Row op = signals.tree.op[r];
+      if (table.kind[r] == EventKind::kGpuMemset || (op != kNoRow && zeroing(op))) {
+        fills.push_back(r);
+      }
+    }
+    if (fills.empty()) continue;
+    launches += fills.size();
+    for (Row r : fills) draft.cost.push_back(interval_of(table, r));
+    const IntervalSet idle = idle_inside(signals, {extent_of(table, fills)});
+    draft.cost.insert(draft.cost.end(), idle.begin(), idle.end());
+    draft.evidence.push_back(range.range);
+  }
+  if (draft.evidence.empty()) return absent(kType);
+  draft.saving.basis = SavingBasis::kCost;
+  draft.fact("launches per step", static_cast<std::int64_t>(launches / draft.evidence.size()));
+  return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace traceap
