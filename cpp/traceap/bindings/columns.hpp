@@ -7,6 +7,7 @@
 #include <pybind11/typing.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -63,9 +64,9 @@ Int64Array view(const IntervalSet& intervals, py::handle owner);
 /// Array that owns `values`.
 template <typename T>
 auto adopt(std::vector<T>&& values) {
-  auto* owned = new std::vector<T>(std::move(values));
-  py::capsule owner(owned, [](void* p) { delete static_cast<std::vector<T>*>(p); });
-  return view(*owned, owner);
+  auto owned = std::make_unique<std::vector<T>>(std::move(values));
+  const py::capsule owner(owned.get(), [](void* p) { delete static_cast<std::vector<T>*>(p); });
+  return view(*owned.release(), owner);
 }
 
 /// str from bytes that came out of a file: what is not UTF-8 becomes U+FFFD.

@@ -74,10 +74,12 @@ class InputBuffer {
   explicit InputBuffer(std::unique_ptr<RawInput> raw) : raw_(std::move(raw)), buffer_(kInputBytes) {
     refill();
   }
-  /// Reads the next block; false at the end.
+  /// Reads the next block, whole if there is as much; false at the end.
   bool refill() {
-    begin_ = 0;
-    end_ = raw_->read(buffer_.data(), buffer_.size());
+    begin_ = end_ = 0;
+    while (const std::size_t got = raw_->read(buffer_.data() + end_, buffer_.size() - end_)) {
+      end_ += got;
+    }
     total_read_ += end_;
     return end_ > 0;
   }

@@ -1,5 +1,8 @@
 #include "traceap/trace/parser_threads.hpp"
 
+#include <algorithm>
+#include <string_view>
+
 namespace traceap {
 
 ParserThreads::ParserThreads(unsigned threads) {
@@ -28,8 +31,20 @@ void ParserThreads::submit(const std::shared_ptr<ParseJob>& job) {
 void ParserThreads::wait(ParseJob& job) {
   if (threads_.empty()) return run_here(job);
   std::unique_lock lock(mutex_);
-  ready_.wait(lock, [&] { return job.done; });
-  if (job.error) std::rethrow_exception(job.error);
+  ready_.wait(lock, [&] { return job.done_; });
+  if (job.error_) std::rethrow_exception(job.error_);
+}
+
+void ParserThreads::withdraw(const std::shared_ptr<ParseJob>& job) {
+  if (threads_.empty()) return;
+  std::unique_lock lock(mutex_);
+  const auto waiting = std::find(queue_.begin(), queue_.end(), job);
+  if (waiting != queue_.end()) {
+    queue_.erase(waiting);
+  } else {
+    ready_.wait(lock, [&] { return job->done_; });
+  }
+  if (job->error_) std::rethrow_exception(job->error_);
 }
 
 void ParserThreads::run_here(ParseJob& job) { run(job, parsers_.size() - 1); }
@@ -41,13 +56,14 @@ std::vector<const ParserPools*> ParserThreads::pools() const {
 }
 
 void ParserThreads::run(ParseJob& job, std::size_t parser) {
-  // The padding stays in the string's capacity behind its end.
+  // The padding is part of the string while the parser reads it.
   const std::size_t size = job.text.size();
   job.text.append(kTextPadding, '\0');
-  job.text.resize(size);
-  job.task.text = job.text;
+  job.task.text = std::string_view(job.text).substr(0, size);
   job.parser = parser;
   job.result = parsers_[parser]->parse(job.task);
+  job.task.text = {};
+  job.text.resize(size);
 }
 
 void ParserThreads::work(std::size_t parser) {
@@ -63,10 +79,10 @@ void ParserThreads::work(std::size_t parser) {
     try {
       run(*job, parser);
     } catch (...) {
-      job->error = std::current_exception();
+      job->error_ = std::current_exception();
     }
     const std::lock_guard lock(mutex_);
-    job->done = true;
+    job->done_ = true;
     ready_.notify_all();
   }
 }

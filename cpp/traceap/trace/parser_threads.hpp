@@ -14,14 +14,19 @@
 
 namespace traceap {
 
-/// One piece of text on its way through a parser.
-struct ParseJob {
+/// One piece of text on its way through a parser. Between submit() and the return of wait() or
+/// withdraw() it belongs to the threads: the owner touches no member.
+class ParseJob {
+ public:
   std::string text;
-  ChunkTask task;  ///< task.text is set when the job runs
+  ChunkTask task;  ///< task.text is set while the job runs
   ChunkResult result;
   std::size_t parser = 0;  ///< whose pools the result's ids belong to
-  bool done = false;
-  std::exception_ptr error;
+
+ private:
+  friend class ParserThreads;
+  bool done_ = false;  ///< guarded by ParserThreads::mutex_
+  std::exception_ptr error_;
 };
 
 class ParserThreads {
@@ -33,9 +38,11 @@ class ParserThreads {
   ParserThreads& operator=(const ParserThreads&) = delete;
 
   void submit(const std::shared_ptr<ParseJob>& job);
-  /// Rethrows what the job threw.
+  /// Waits for the job's result; rethrows what the job threw.
   void wait(ParseJob& job);
-  /// Runs a job on the caller's own parser, also one that has run before.
+  /// Takes a submitted job back for its text, whether it has run or not; rethrows what it threw.
+  void withdraw(const std::shared_ptr<ParseJob>& job);
+  /// Runs a job that no thread has on the caller's own parser, also one that has run before.
   void run_here(ParseJob& job);
   std::size_t thread_count() const { return threads_.size(); }
   /// Pools by ParseJob::parser.

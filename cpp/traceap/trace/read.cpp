@@ -156,26 +156,28 @@ class Reader {
   }
 
   /// The oldest chunk, parsed; null when no text is left. A chunk that follows on an event cut in
-  /// two is parsed again here, with that event's begin before it.
+  /// two is parsed here, with that event's begin before it.
   std::shared_ptr<ParseJob> next_result() {
     fill_queue();
+    const bool goes_on = !carry_.empty() || resync_;
     std::shared_ptr<ParseJob> job;
     if (!queue_.empty()) {
       job = queue_.front();
       queue_.pop_front();
+      if (!goes_on) {
+        parsers_.wait(*job);
+        return job;
+      }
+      parsers_.withdraw(job);
     } else if (!carry_.empty()) {
       job = std::make_shared<ParseJob>();
-      job->task.is_final = job->done = true;
+      job->task.is_final = true;
       job->task.max_event_bytes = options_.max_event_bytes;
-    }
-    if (!job) return job;
-    if (carry_.empty() && !resync_) {
-      parsers_.wait(*job);
     } else {
-      if (!job->done) parsers_.wait(*job);
-      prepend_carry(*job);
-      parsers_.run_here(*job);
+      return nullptr;
     }
+    prepend_carry(*job);
+    parsers_.run_here(*job);
     return job;
   }
 
@@ -193,7 +195,7 @@ class Reader {
         job.task.is_final = true;
         break;
       }
-      parsers_.wait(*queue_.front());
+      parsers_.withdraw(queue_.front());
       job.text += queue_.front()->text;
       job.task.is_final = queue_.front()->task.is_final;
       queue_.pop_front();
@@ -248,7 +250,7 @@ class Reader {
   Section leave_events(const ParseJob& job, std::size_t consumed) {
     std::string rest(job.text, consumed);
     for (const std::shared_ptr<ParseJob>& later : queue_) {
-      if (!later->done) parsers_.wait(*later);
+      parsers_.withdraw(later);
       rest += later->text;
     }
     queue_.clear();
