@@ -281,7 +281,7 @@ class Saving(_JsonMixin):
     per_step: bool
     """Per profiled step; otherwise over the whole profiled time."""
     method: str
-    """"simulated": the run was replayed with the fix (docs/simulation_use.md); "bound": the GPU
+    """"simulated": the run was replayed with the fix (docs/simulation.md); "bound": the GPU
     idle or exposed time inside the finding's intervals."""
     edit: str = ""
     """The fix as `torchtraceap simulate --edit` takes it; empty for a bound."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
 from torchtraceap.cli import COMMANDS, main
 from torchtraceap.cli.parsing import Parser
+from torchtraceap.knowledge import load_knowledge
 from torchtraceap.sql import SQL_TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,10 +67,26 @@ def test_links_to_headings_lead_somewhere(page: Path) -> None:
     assert [(file.name, name) for file, name in local if name not in anchors(file)] == []
 
 
-def test_the_readme_links_every_page_and_notebook() -> None:
-    linked = set(re.findall(r"\]\(([^)#\s]+)", read("README.md")))
-    wanted = [*ROOT.glob("docs/*.md"), *ROOT.glob("notebooks/*.ipynb")]
-    assert {str(path.relative_to(ROOT)) for path in wanted} - linked == set()
+def test_the_index_links_every_page_and_notebook() -> None:
+    linked = {(ROOT / "docs" / name).resolve()
+              for name in re.findall(r"\]\(([^)#\s]+)", read("docs/index.md"))}  # fmt: skip
+    wanted = {*ROOT.glob("docs/*.md"), *ROOT.glob("notebooks/*.ipynb")}
+    assert wanted - linked - {ROOT / "docs/index.md"} == set()
+    assert "](docs/index.md)" in read("README.md")
+
+
+def test_lines_are_short() -> None:
+    """At most 120 characters, so that a change shows as the sentence it changes.
+
+    Exempt is what can't be broken: captured output, below the command that printed it, and a line
+    of hardly more than a URL.
+    """
+    long: list[str] = []
+    for page in PAGES:
+        text = re.sub(r"```\n\$ .*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+        long += [f"{page.name}: {line}" for line in text.splitlines()
+                 if len(line) > 120 and len(line.split()) > 3]  # fmt: skip
+    assert long == []
 
 
 def test_the_notebooks_link_to_what_exists() -> None:
@@ -81,14 +99,13 @@ def test_the_notebooks_link_to_what_exists() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_and_option_is_documented(command: str) -> None:
-    text = read("docs/command_line.md").replace("\\|", "|")
-    rows = re.findall(rf"^\| `{command} .*$", text, re.MULTILINE)
-    assert len(rows) == 1
+    text = read("docs/command_line.md")
+    (item,) = re.findall(rf"^- (`{command} [^\n]*(?:\n  [^\n]*)*)", text, re.MULTILINE)
     for action in options_of(command):
         for name in (n for n in action.option_strings if n.startswith("--")):
-            assert f"`{name}" in (text if name in EVERYWHERE else rows[0])
+            assert f"`{name}" in (text if name in EVERYWHERE else item)
             if name == "--by":
-                assert f"`--by {'|'.join(action.choices or ())}`" in rows[0]
+                assert f"`--by {'|'.join(action.choices or ())}`" in item
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -104,6 +121,24 @@ def test_every_documented_command_exists() -> None:
         name for block in blocks for name in re.findall(r"^torchtraceap ([a-z-]+) ", block, re.M)
     }
     assert used - set(COMMANDS) == set()
+
+
+def test_every_missing_signal_has_the_option_that_records_it() -> None:
+    text = read("docs/recording.md").split("| signal |")[1].split("\n\n")[0]
+    listed = {signal for row in text.splitlines()[2:]
+              for signal in re.findall(r"`([^`]+)`", row.split(" | ")[0])}  # fmt: skip
+    rules = "".join(p.read_text("utf-8") for p in (ROOT / "cpp/traceap/detect").rglob("*.cpp"))
+    calls = re.findall(r"\babstain\([^;]*;|missing_signals\.emplace_back\([^;]*;", rules)
+    signals = {name for call in calls for name in re.findall(r'"([A-Za-z][^"]{3,})"', call)}
+    assert len(signals) > 20
+    assert [name for name in sorted(signals) if not name.startswith(tuple(listed))] == []
+    assert [name for name in sorted(listed) if not any(s.startswith(name) for s in signals)] == []
+
+
+def test_every_rule_has_a_section() -> None:
+    headings = re.findall(r"^### (.*)$", read("docs/rules.md"), re.MULTILINE)
+    described = {name for heading in headings for name in heading.split(" and ")}
+    assert set(load_knowledge()) - described == set()
 
 
 def test_every_table_of_sql_is_documented() -> None:
@@ -142,6 +177,32 @@ def test_files_named_in_the_architecture_exist() -> None:
     named = re.findall(r"`((?:cpp|tests|benchmarks|examples|tools)/[\w/.]+)`", text)
     assert named
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_folder_is_in_the_architecture() -> None:
+    text = read("docs/architecture.md")
+    tracked = {path.parent for root in ("cpp/traceap", "python/torchtraceap", "tests", "benchmarks")
+               for suffix in ("cpp", "py") for path in ROOT.glob(f"{root}/**/*.{suffix}")
+               if not path.parent.is_relative_to(ROOT / "tests/cpp")}  # fmt: skip
+    modules = {path.name for path in ROOT.glob("python/torchtraceap/*.py")} - {"__main__.py"}
+    wanted = {f"{path.name}/" for path in tracked - {ROOT / "python/torchtraceap"}} | modules
+    assert [name for name in sorted(wanted) if not re.search(rf"[`/]{name}", text)] == []
+
+
+def test_the_layers_of_the_architecture_are_those_that_are_checked() -> None:
+    rows = re.findall(r"^\| `(\w+)/` \| [^|]* \| ([^|;]*)(?:;[^|]*)? \|$",
+                      read("docs/architecture.md"), re.MULTILINE)  # fmt: skip
+    said = {name: set(below.strip().split(", ")) - {"nothing"} for name, below in rows}
+    assert said == runpy.run_path(str(ROOT / "tools/check_layers.py"))["CPP_LAYERS"]
+
+
+def test_the_limit_of_an_event_is_that_of_the_reader() -> None:
+    header = read("cpp/traceap/trace/read.hpp")
+    mebibytes = re.findall(r"max_event_bytes = std::size_t\{(\d+)\} << 20", header)
+    assert (
+        re.findall(r"`event_too_long` \| longer than (\d+) MiB", read("docs/errors.md"))
+        == mebibytes
+    )
 
 
 def test_the_readme_shows_the_kept_terminal_output() -> None:

@@ -11,7 +11,7 @@ from torchtraceap import _core, errors
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/errors.md").read_text("utf-8")
-LISTED = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
+LISTED = set(re.findall(r"^[|-] `(\w+)`[ :]", PAGE, re.MULTILINE))
 
 
 def codes_in_cpp() -> set[str]:

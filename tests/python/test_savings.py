@@ -284,7 +284,7 @@ def test_every_edit_of_a_finding_can_be_made() -> None:
 
 
 def test_the_documentation_lists_the_edits_of_every_finding() -> None:
-    text = (ROOT / "docs/simulation_use.md").read_text("utf-8")
+    text = (ROOT / "docs/simulation_edits.md").read_text("utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     for finding, names in EDITS_OF_FINDING.items():
         assert any(f"`{finding}`" in row and f"`{names[0]}`" in row for row in rows), finding

@@ -17,6 +17,7 @@ from rank_samples import Job
 import torchtraceap as ttap
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError, joined
+from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.registry import DEFAULT_EDITS, EDITS_OF_FINDING, make_edit, register
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import EditOutcome, Simulation, simulate
@@ -453,10 +454,8 @@ class HalfTheKernels:
 
     def apply(self, run: SimulatedRun) -> EditedGraph:
         change = Change()
-        for index, part in enumerate(run.ranks):
-            rows = [row for row in part.tree.gpu_rows if part.table.name_of(row) == self.kernel]
-            edges = run.duration_edges(index, rows)
-            change.set_lags(edges, run.cost_ns[edges] / 2)
+        for view in views(run):
+            view.scale_gpu(change, view.rows_named(f"^{self.kernel}$", "kernel"), 0.5)
         if not len(change):
             raise NotApplicableError(f"no kernel is called {self.kernel}")
         return EditedGraph(change, note=f"{self.kernel} takes half of its time")
