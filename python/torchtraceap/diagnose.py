@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.analysis.detection import PerRank, detect, judge, known
 from torchtraceap.analysis.windows import check_count
 from torchtraceap.intervals import EMPTY, covered_ns, union
 from torchtraceap.knowledge import load_knowledge
@@ -36,24 +37,18 @@ from torchtraceap.results import (
     Windows,
 )
 from torchtraceap.summary import build_summary
-from torchtraceap.threads import map_on_threads
 from torchtraceap.units import format_ns, format_share
 
 if TYPE_CHECKING:
     from torchtraceap.simulation.savings import Outlook
     from torchtraceap.trace import Trace
 
-__all__ = ["MATERIAL_SHARE", "build_diagnosis"]
-
-MATERIAL_SHARE = 0.02
-"""Cost, as a share of the profiled time, from which a type is "present" (a given definition)."""
+__all__ = ["build_diagnosis"]
 
 MAX_EVIDENCE = 20
 """Rows that a merged finding lists; the core lists as many for each rank."""
 
 SCORER = "rules"
-
-PerRank = Sequence[tuple[RankTrace, _core.Finding]]
 
 
 def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
@@ -68,8 +63,8 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
     """
     check_count("windows", windows)
     profiled_ns = sum(rank.profiled_ns for rank in trace.ranks)
-    by_type = _detect(trace)
-    verdicts = {name: _verdict(parts, profiled_ns) for name, parts in by_type.items()}
+    by_type = detect(trace)
+    verdicts = {name: judge(parts) for name, parts in by_type.items()}
     present = {name: by_type[name] for name, v in verdicts.items() if v == "present"}
     findings = [_merge(name, parts, profiled_ns) for name, parts in present.items()]
     outlook = _outlook(trace, findings)
@@ -102,24 +97,6 @@ def _outlook(trace: Trace, findings: Sequence[Finding]) -> Outlook | None:
     return simulate_savings(trace, findings)
 
 
-def _detect(trace: Trace) -> dict[str, PerRank]:
-    peers: Sequence[_core.PeerView | None] = [None] * len(trace.ranks)
-    if len(trace.ranks) > 1:
-        from torchtraceap.analysis.many_ranks.peers import peer_views
-
-        peers = peer_views(trace)
-
-    def detect(index: int) -> list[_core.Finding]:
-        rank, view = trace.ranks[index], peers[index]
-        return _core.detect(rank.table, rank.tree, material_share=MATERIAL_SHARE, peers=view)
-
-    by_rank = map_on_threads(detect, range(len(trace.ranks)))
-    return {
-        parts[0].type: list(zip(trace.ranks, parts, strict=True))
-        for parts in zip(*by_rank, strict=True)
-    }
-
-
 def _idle_by_cause(trace: Trace) -> dict[str, int]:
     totals: dict[str, int] = dict.fromkeys(_core.idle_cause_names(), 0)
     for rank in trace.ranks:
@@ -127,32 +104,6 @@ def _idle_by_cause(trace: Trace) -> dict[str, int]:
         for cause, ns in idle.totals.items():
             totals[cause] += ns
     return totals
-
-
-def _known(parts: PerRank) -> PerRank:
-    return [(rank, found) for rank, found in parts if found.verdict != "unknown"]
-
-
-def _verdict(parts: PerRank, profiled_ns: int) -> str:
-    """One verdict for all ranks.
-
-    A rule's word stands for a lone rank. For several, present means that a rank says so and that
-    the summed cost is material; absent, that it stays immaterial even if the ranks that could not
-    be checked were lost as a whole.
-    """
-    if len(parts) == 1:
-        return parts[0][1].verdict
-    known = _known(parts)
-    cost_ns = sum(found.cost_ns for _, found in known)
-    if any(found.verdict == "present" for _, found in known):
-        if cost_ns >= MATERIAL_SHARE * profiled_ns:
-            return "present"
-    else:
-        cost_ns = 0
-    hidden_ns = sum(rank.profiled_ns for rank, found in parts if found.verdict == "unknown")
-    if not known or (hidden_ns and cost_ns + hidden_ns >= MATERIAL_SHARE * profiled_ns):
-        return "unknown"
-    return "absent"
 
 
 def _missing(parts: PerRank) -> tuple[str, ...]:
@@ -177,10 +128,10 @@ def _rank_key(finding: Finding, steps: int, ranks: int) -> tuple[float, int, str
 
 
 def _merge(name: str, parts: PerRank, profiled_ns: int) -> Finding:
-    known = [(rank, found) for rank, found in _known(parts) if found.cost_ns > 0]
-    cost_ns = sum(found.cost_ns for _, found in known)
+    paying = [(rank, found) for rank, found in known(parts) if found.cost_ns > 0]
+    cost_ns = sum(found.cost_ns for _, found in paying)
     share = min(1.0, cost_ns / profiled_ns) if profiled_ns else 0.0
-    leading = max(known, key=lambda part: part[1].cost_ns)[1] if known else parts[0][1]
+    leading = max(paying, key=lambda part: part[1].cost_ns)[1] if paying else parts[0][1]
     entry = load_knowledge()[name]
     facts = dict(leading.facts)
     return Finding(
@@ -192,19 +143,19 @@ def _merge(name: str, parts: PerRank, profiled_ns: int) -> Finding:
         doc_url=entry.doc_url,
         cost_ns=cost_ns,
         cost_share=share,
-        unclaimed_cost_ns=sum(found.unclaimed_cost_ns for _, found in known),
-        intervals=np.concatenate([EMPTY, *(found.intervals for _, found in known)]),
+        unclaimed_cost_ns=sum(found.unclaimed_cost_ns for _, found in paying),
+        intervals=np.concatenate([EMPTY, *(found.intervals for _, found in paying)]),
         interval_ranks=tuple(
-            chain.from_iterable([rank.rank] * len(found.intervals) for rank, found in known)
+            chain.from_iterable([rank.rank] * len(found.intervals) for rank, found in paying)
         ),
-        evidence=_evidence(known),
-        evidence_count=sum(found.evidence_count for _, found in known),
+        evidence=_evidence(paying),
+        evidence_count=sum(found.evidence_count for _, found in paying),
         missing_signals=_missing(parts),
-        confidence=_confidence(known),
+        confidence=_confidence(paying),
         facts=facts,
         saving=_saving(parts),
         paper=name in PAPER_TYPES,
-        ranks=tuple(rank.rank for rank, _ in known),
+        ranks=tuple(rank.rank for rank, _ in paying),
     )
 
 

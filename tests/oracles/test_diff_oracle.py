@@ -46,6 +46,18 @@ def deltas(table: ColumnTable) -> dict[str, int]:
     return dict(zip(table.to_list("name"), table["delta_ns"].tolist(), strict=True))
 
 
+@pytest.mark.parametrize("corpus_file", corpus_files(), indirect=True)
+def test_diff_with_itself_finds_what_diagnose_finds(corpus_file: Path) -> None:
+    try:
+        trace = ttap.load(corpus_file)
+    except ttap.errors.ParseError as error:
+        pytest.skip(str(error))
+    table = build_diff(trace, trace, by="finding")
+    assert set(table.to_list("name")[:-1]) == {f.type for f in trace.diagnose().findings}
+    assert set(table.to_list("before_verdict")[:-1]) <= {"present"}
+    assert not np.any(table["delta_ns"])
+
+
 # ---------------------------------------------------------------------------------- authors' words
 
 

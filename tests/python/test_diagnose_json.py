@@ -14,7 +14,7 @@ from conftest import WriteTrace
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.diagnose import MATERIAL_SHARE, _verdict
+from torchtraceap.analysis.detection import MATERIAL_SHARE, judge
 from torchtraceap.intervals import covered_ns, union
 from torchtraceap.results import PAPER_TYPES
 
@@ -250,7 +250,7 @@ def part(verdict: str, cost_ns: int, profiled_ns: int = 1000) -> Any:
     ],
 )
 def test_verdicts_of_several_ranks(parts: list[Any], expected: str) -> None:
-    assert _verdict(parts, sum(rank.profiled_ns for rank, _ in parts)) == expected
+    assert judge(parts) == expected
 
 
 # --- real traces ---

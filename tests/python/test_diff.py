@@ -11,6 +11,7 @@ import pytest
 from conftest import WriteTrace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rank_samples import late_rank
 
 import torchtraceap as ttap
 from torchtraceap import _core
@@ -21,6 +22,7 @@ from torchtraceap.table import ColumnTable
 from torchtraceap.trace import Trace
 
 Event = dict[str, Any]
+GOLDEN = Path(__file__).parents[1] / "golden"
 SUMMING = ("op", "kernel", "cause", "finding")
 
 
@@ -246,6 +248,49 @@ def test_finding_that_vanished(write_trace: WriteTrace) -> None:
     assert found["status"].startswith("vanished")
     assert found["delta_ns"] == -900_000
     assert row(table, "(everything else)")["status"] is None
+
+
+def test_findings_are_those_of_the_diagnosis_with_every_rank_in_view(tmp_path: Path) -> None:
+    """A late rank shows when ranks are compared: a rule that looks at one rank can't know it."""
+    late, even = late_rank().load(tmp_path / "late"), late_rank(late=9).load(tmp_path / "even")
+    assert late.diagnose().further_verdicts["straggler"] == "present"
+    found = row(build_diff(late, even, by="finding"), "straggler")
+    assert (found["before_verdict"], found["after_verdict"]) == ("present", "absent")
+    assert found["status"] == "vanished"
+    # Of the compared steps, the middle half, one in two is of a rank that waits for 3 ms.
+    assert found["before_ns"] == 1_500_000
+    assert found["after_ns"] == 0
+
+
+def test_finding_of_one_rank_that_is_little_of_all_ranks_is_none(tmp_path: Path) -> None:
+    """5 % of one rank's time are 1.25 % of four ranks'."""
+    for rank in range(4):
+        events = training(load_us=8 if rank == 0 else 0)
+        info = {"backend": "nccl", "rank": rank, "world_size": 4}
+        text = json.dumps({"distributedInfo": info, "traceEvents": events})
+        (tmp_path / f"rank{rank}.json").write_text(text)
+    alone, trace = ttap.load(tmp_path / "rank0.json"), ttap.load(tmp_path)
+    name = "single_process_data_loading"
+    assert alone.diagnose().verdicts[name] == "present"
+    assert trace.diagnose().verdicts[name] == "absent"
+    assert row(build_diff(alone, alone, by="finding"), name)["before_verdict"] == "present"
+    assert name not in build_diff(trace, trace, by="finding").to_list("name")
+
+
+def assert_verdicts_of_diagnosis(trace: Trace) -> None:
+    """`diff` of a trace with itself lists what `diagnose` finds, and nothing has changed."""
+    diagnosis, table = trace.diagnose(), build_diff(trace, trace, by="finding")
+    records = {record["name"]: record for record in table.records()}
+    del records["(everything else)"]
+    assert set(records) == {finding.type for finding in diagnosis.findings}
+    for record in records.values():
+        assert record["before_verdict"] == record["after_verdict"] == "present"
+        assert (record["status"], record["delta_ns"]) == ("unchanged", 0)
+
+
+@pytest.mark.parametrize("case", sorted(GOLDEN.glob("*/trace.json")), ids=lambda p: p.parent.name)
+def test_diff_of_a_golden_trace_with_itself_finds_what_diagnose_finds(case: Path) -> None:
+    assert_verdicts_of_diagnosis(ttap.load(case))
 
 
 def test_tree_has_both_rows(write_trace: WriteTrace) -> None:

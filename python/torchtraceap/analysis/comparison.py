@@ -33,6 +33,8 @@ SLOW_STEP = 1.5
 class Side:
     """One recording: its compared ranks, each cut into steps; steps are numbered over all ranks."""
 
+    recording: Ranks
+    """All of it, ranks without a partner included."""
     cuts: tuple[Cut, ...]
     bounds: tuple[Bounds, ...]
 
@@ -94,9 +96,9 @@ def compare(before: Ranks, after: Ranks) -> Comparison:
     pairs = _pair_ranks(before, after, notes)
     basis = _basis(pairs)
     sides = []
-    for parts in zip(*pairs, strict=True):
+    for recording, parts in zip((before, after), zip(*pairs, strict=True), strict=True):
         bounds = tuple(_compared_bounds(part, basis) for part in parts)
-        sides.append(Side(tuple(map(cut, parts, bounds)), bounds))
+        sides.append(Side(recording, tuple(map(cut, parts, bounds)), bounds))
     comparison = Comparison(sides[0], sides[1], basis, notes)
     notes[:0] = _describe(comparison, pairs)
     return comparison

@@ -20,6 +20,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.comparison import Comparison, Side, compare
+from torchtraceap.analysis.detection import detect, judge
 from torchtraceap.analysis.pieces import (
     Bounds,
     Codebook,
@@ -580,29 +581,22 @@ def _finding_table(comparison: Comparison) -> ColumnTable:
 
 
 class _Findings:
-    """Verdict and cost per step of every type on one side, over its ranks."""
+    """Verdict of every type on one side, as `diagnose` has it, and its cost in a compared step."""
 
     def __init__(self, side: Side) -> None:
-        from torchtraceap.diagnose import MATERIAL_SHARE
-
+        by_type = detect(side.recording)
+        self.verdict = {name: judge(parts) for name, parts in by_type.items()}
         chosen = set(middle_half(side.durations).tolist())
-        total: dict[str, int] = {}
-        self.verdict: dict[str, str] = {}
-        for index, (part, bounds) in enumerate(zip(side.cuts, side.bounds, strict=True)):
-            first = int(side.first_step[index])
-            kept = [b for i, b in enumerate(bounds) if first + i in chosen]
-            rank = part.part
-            for found in _core.detect(rank.table, rank.tree, material_share=MATERIAL_SHARE):
-                cost = _covered_ns(found.intervals, kept)
-                total[found.type] = total.get(found.type, 0) + cost
-                said = self.verdict.get(found.type, "absent")
-                self.verdict[found.type] = max(said, found.verdict, key=_VERDICTS.index)
+        kept = {
+            part.part.rank: [b for i, b in enumerate(bounds, int(first)) if i in chosen]
+            for part, bounds, first in zip(side.cuts, side.bounds, side.first_step, strict=True)
+        }
         count = max(1, len(chosen))
-        self.cost_ns = {name: (2 * ns + count) // (2 * count) for name, ns in total.items()}
-        """int, ns, by type."""
-
-
-_VERDICTS = ("absent", "unknown", "present")  # the last that a rank says holds
+        self.cost_ns: dict[str, int] = {}
+        """ns, by type."""
+        for name, parts in by_type.items():
+            covered = (_covered_ns(f.intervals, kept.get(rank.rank, [])) for rank, f in parts)
+            self.cost_ns[name] = (2 * sum(covered) + count) // (2 * count)
 
 
 def _covered_ns(intervals: Array, bounds: Bounds) -> int:

@@ -1,0 +1,71 @@
+"""`detect`: every rule on every rank, and one verdict for all of them.
+
+The only place that runs the rules: `diagnose` merges what they say into findings, `diff` compares
+what they say of two recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torchtraceap import _core
+from torchtraceap.threads import map_on_threads
+
+if TYPE_CHECKING:
+    from torchtraceap.ranks import Ranks, RankTrace
+
+__all__ = ["MATERIAL_SHARE", "PerRank", "detect", "judge", "known"]
+
+MATERIAL_SHARE = 0.02
+"""Cost, as a share of the profiled time, from which a type is "present" (a given definition)."""
+
+PerRank = Sequence[tuple["RankTrace", _core.Finding]]
+"""What one rule says of each rank."""
+
+
+def detect(trace: Ranks) -> dict[str, PerRank]:
+    """What each rule says of each rank, by type; ranks see what the others' traces tell of them."""
+    peers: Sequence[_core.PeerView | None] = [None] * len(trace.ranks)
+    if len(trace.ranks) > 1:
+        from torchtraceap.analysis.many_ranks.peers import peer_views
+
+        peers = peer_views(trace)
+
+    def detect_one(index: int) -> list[_core.Finding]:
+        rank, view = trace.ranks[index], peers[index]
+        return _core.detect(rank.table, rank.tree, material_share=MATERIAL_SHARE, peers=view)
+
+    by_rank = map_on_threads(detect_one, range(len(trace.ranks)))
+    return {
+        parts[0].type: list(zip(trace.ranks, parts, strict=True))
+        for parts in zip(*by_rank, strict=True)
+    }
+
+
+def known(parts: PerRank) -> PerRank:
+    """The ranks whose trace has the signal."""
+    return [(rank, found) for rank, found in parts if found.verdict != "unknown"]
+
+
+def judge(parts: PerRank) -> str:
+    """One verdict for all ranks: "present", "absent" or "unknown".
+
+    A rule's word stands for a lone rank. For several, present means that a rank says so and that
+    the summed cost is material; absent, that it stays immaterial even if the ranks that could not
+    be checked were lost as a whole.
+    """
+    if len(parts) == 1:
+        return parts[0][1].verdict
+    material_ns = MATERIAL_SHARE * sum(rank.profiled_ns for rank, _ in parts)
+    checked = known(parts)
+    cost_ns = sum(found.cost_ns for _, found in checked)
+    if any(found.verdict == "present" for _, found in checked):
+        if cost_ns >= material_ns:
+            return "present"
+    else:
+        cost_ns = 0
+    hidden_ns = sum(rank.profiled_ns for rank, found in parts if found.verdict == "unknown")
+    if not checked or (hidden_ns and cost_ns + hidden_ns >= material_ns):
+        return "unknown"
+    return "absent"
