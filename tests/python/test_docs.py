@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
+import functools
 import json
 import re
 import runpy
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from torchtraceap import Trace, load
 from torchtraceap.cli import COMMANDS, main
 from torchtraceap.cli.parsing import Parser
 from torchtraceap.knowledge import load_knowledge
@@ -24,6 +27,11 @@ EVERYWHERE = {"--help", "--json", "--csv", "--parquet", "--limit", "--all-column
 
 def read(name: str) -> str:
     return (ROOT / name).read_text("utf-8")
+
+
+@functools.cache
+def bundled_trace() -> Trace:
+    return load(TRACE)
 
 
 def anchors(page: Path) -> set[str]:
@@ -177,6 +185,31 @@ def test_files_named_in_the_architecture_exist() -> None:
     named = re.findall(r"`((?:cpp|tests|benchmarks|examples|tools)/[\w/.]+)`", text)
     assert named
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+COLUMNS = {
+    "operators": {"ops": ("name", "category", "args", "call"), "modules": (),
+                  "host": ("thread", "op", "frame")},
+    "kernels": {"kernels": ("name", "canonical", "event"), "short_kernels": (), "sequences": (),
+                "launches": ("call", "kernel", "stream", "event", "queue")},
+    "roofline": {"roofline": ("args", "family", "call")},
+    "memory": {"memory": ("direction", "copy", "bandwidth", "allocator", "timeline")},
+    "steps": {"steps": ()},
+    "critical_path": {"critical_path": ("cause", "name", "event")},
+    "many_ranks": {"collectives": (), "ranks_table": ("rank", "op", "alltoall", "clock")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("page", "table", "by"),
+    [(page, table, by) for page, tables in COLUMNS.items()
+     for table, views in tables.items() for by in views or (None,)],
+)  # fmt: skip
+def test_every_column_is_on_the_page_of_its_table(page: str, table: str, by: str | None) -> None:
+    words = set(re.findall(r"`([^`\s]+)`", read(f"docs/{page}.md")))
+    made = getattr(bundled_trace(), table)(**({"by": by} if by else {}))
+    assert [name for name in made.columns
+            if not any(fnmatch.fnmatch(name, word) for word in words)] == []  # fmt: skip
 
 
 def test_every_folder_is_in_the_architecture() -> None:
