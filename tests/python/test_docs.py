@@ -180,11 +180,35 @@ def test_outputs_are_shown() -> None:
     assert {page for page, _, _ in shown_commands()} >= {"README.md", "docs/tables.md"}
 
 
-def test_files_named_in_the_architecture_exist() -> None:
-    text = (ROOT / "docs/architecture.md").read_text("utf-8")
-    named = re.findall(r"`((?:cpp|tests|benchmarks|examples|tools)/[\w/.]+)`", text)
-    assert named
-    assert [name for name in named if not (ROOT / name).exists()] == []
+SOURCES = [str(path.relative_to(ROOT))
+           for root in ("cpp", "python", "tests", "benchmarks", "examples", "tools", "notebooks")
+           for path in (ROOT / root).rglob("*.*")]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_exist(page: Path) -> None:
+    """A path from the root, or the end of one where a page has said in which folder it is."""
+    text = page.read_text("utf-8")
+    files = set(re.findall(r"`((?:\w+/)*\w+\.(?:cpp|hpp|py|pyi|yaml|ipynb))`", text))
+    ends = {name for source in SOURCES for name in (source, *_ends(source))}
+    assert sorted(name for name in files - ends if not name.startswith("torch/")) == []
+    folders = re.findall(r"`((?:cpp|tests|benchmarks|examples|tools)/[\w/]+/)`", text)
+    assert [name for name in folders if not (ROOT / name).is_dir()] == []
+
+
+def _ends(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[i:]) for i in range(1, len(parts))]
+
+
+def test_the_imports_of_the_documentation_work() -> None:
+    pages = [page.read_text("utf-8") for page in PAGES]
+    blocks = [block for text in pages for block in re.findall(r"```python\n(.*?)```", text, re.S)]
+    lines = {line for block in blocks
+             for line in re.findall(r"^(?:from|import) torchtraceap.*$", block, re.M)}  # fmt: skip
+    assert len(lines) > 5
+    for line in sorted(lines):
+        exec(line, {})
 
 
 COLUMNS = {
