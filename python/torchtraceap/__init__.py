@@ -21,6 +21,7 @@ except ImportError as error:
     ) from error
 
 from torchtraceap import errors
+from torchtraceap import report as _report
 from torchtraceap._version import __version__
 from torchtraceap.aliases import PathLike
 from torchtraceap.diagnose import build_diagnosis as _build_diagnosis
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from torchtraceap.execution_trace import load_execution_trace
     from torchtraceap.simulation.edits.base import Edit
     from torchtraceap.simulation.simulate import Simulation
+
+_report.register()
 
 _LAZY = {
     "load_execution_trace": "torchtraceap.execution_trace",

@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
 
 from torchtraceap import _core
 from torchtraceap.errors import OptionError
+from torchtraceap.remember import Memory
 from torchtraceap.results import Diagnostic, Timeline, TraceFile
 from torchtraceap.table import ColumnTable, stack_ranks
 from torchtraceap.threads import map_on_threads
 
 __all__ = ["RankTrace", "Ranks", "from_core_timeline"]
 
-T = TypeVar("T")
-
 
 class RankTrace:
     """One rank: its event table, and its tree once something asks for it."""
 
-    __slots__ = ("_costs", "_remembered", "_tree", "path", "rank", "table", "world_size")
+    __slots__ = ("path", "rank", "remember", "table", "world_size")
 
     def __init__(self, table: _core.EventTable, rank: int | None) -> None:
         self.path: str = table.path
         self.rank = rank
         self.world_size: int | None = table.world_size
         self.table = table
-        self._tree: _core.EventTree | None = None
-        self._costs: _core.GpuCosts | None = None
-        self._remembered: dict[Hashable, Any] = {}
+        self.remember = Memory()
+        """What several tables need of the rank."""
 
     @property
     def tree(self) -> _core.EventTree:
         """The links between the rows, built at the first use."""
-        if self._tree is None:
-            self._tree = _core.build_tree(self.table)
-        return self._tree
+        return self.remember("tree", lambda: _core.build_tree(self.table))
 
     @property
     def costs(self) -> _core.GpuCosts:
         """GPU and host time of every row, computed at the first use."""
-        if self._costs is None:
-            self._costs = _core.gpu_costs(self.table, self.tree)
-        return self._costs
+        return self.remember("costs", lambda: _core.gpu_costs(self.table, self.tree))
 
     def idle(self, bounds: tuple[int, int] | None) -> _core.IdleBreakdown:
         """Idle intervals and their causes within `bounds` (start_ns, end_ns), or from the first to
@@ -50,17 +43,6 @@ class RankTrace:
         return self.remember(
             ("idle", bounds), lambda: _core.explain_idle(self.table, self.tree, bounds=bounds)
         )
-
-    def remember(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """What `compute` gave for `key` the first time, for what several tables need.
-
-        It is kept as long as the rank, so it should be small, and must not refer to the rank: a
-        cycle would keep the whole trace in memory until Python looks for cycles.
-        """
-        if key not in self._remembered:
-            self._remembered[key] = compute()
-        found: T = self._remembered[key]
-        return found
 
     @property
     def file(self) -> TraceFile:
@@ -125,6 +107,8 @@ class Ranks:
     def __init__(self, ranks: Iterable[RankTrace], diagnostics: Iterable[Diagnostic] = ()) -> None:
         self.ranks: tuple[RankTrace, ...] = tuple(ranks)
         """By rank number."""
+        self.remember = Memory()
+        """What several tables need of all ranks together."""
         self._load_diagnostics = tuple(diagnostics)
         if not self.ranks:
             raise OptionError("a trace has at least one rank")

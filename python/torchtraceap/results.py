@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from torchtraceap.rendering import render
+
 if TYPE_CHECKING:
     from torchtraceap.trace import Trace
 
@@ -237,9 +239,7 @@ class Summary(_JsonMixin):
         )
 
     def _repr_html_(self) -> str:
-        from torchtraceap.report.notebook import summary_html
-
-        return summary_html(self)
+        return render(self, "html")
 
     def to_dict(self) -> Json:
         """The document of `torchtraceap summary --json`."""
@@ -503,17 +503,13 @@ class Diagnosis(_JsonMixin):
 
     def to_html(self, path: str | Path | None = None) -> str:
         """The report as one self-contained HTML page, also written to `path` if given."""
-        from torchtraceap.report.page import render_html
-
-        page = render_html(self)
+        page = render(self, "page")
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
         return page
 
     def __str__(self) -> str:
-        from torchtraceap.report.terminal import render_text
-
-        return render_text(self)
+        return render(self, "text")
 
     def __repr__(self) -> str:
         found = ", ".join(finding.type for finding in self.findings)
@@ -523,6 +519,4 @@ class Diagnosis(_JsonMixin):
         )
 
     def _repr_html_(self) -> str:
-        from torchtraceap.report.notebook import diagnosis_html
-
-        return diagnosis_html(self)
+        return render(self, "html")

@@ -18,6 +18,7 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array, PathLike
 from torchtraceap.columns import Column, TextCodes, unique_texts
 from torchtraceap.errors import MissingDependencyError
+from torchtraceap.rendering import render
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,9 +146,7 @@ class ColumnTable(Mapping[str, Array]):
         )
 
     def _repr_html_(self) -> str:
-        from torchtraceap.report.notebook import table_html
-
-        return table_html(self)
+        return render(self, "html")
 
     def _arrow_table(self) -> _core.ArrowTable:
         if self._arrow is None:

@@ -15,6 +15,7 @@ from wait_programs import Program, make_program
 import torchtraceap as ttap
 from held_out import held_out_errors, step_noise
 from torchtraceap import _core
+from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.overhead import ProfilerOverhead, estimate_unprofiled
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.table import ColumnTable
@@ -65,9 +66,11 @@ def test_a_single_step_is_as_slow_as_its_slower_side(
 def test_a_chain_shows_what_an_edit_does_to_the_steady_state(write_trace: WriteTrace) -> None:
     run = run_of(write_trace(one_step(100, 400)))
     delta = _core.GraphDelta()
-    delta.set_lags(run.duration_edges(0, run.ranks[0].tree.gpu_rows).astype(np.uint32), [250_000])
+    (view,) = views(run)
+    edges = view.duration_edges(view.gpu_rows).astype(np.uint32)
+    delta.set_lags(edges, [250_000])
     assert run.steady_ns(delta) == 250_000
-    delta.set_lags(run.duration_edges(0, run.ranks[0].tree.gpu_rows).astype(np.uint32), [1_000])
+    delta.set_lags(edges, [1_000])
     assert run.steady_ns(delta) == 100_000
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import torchtraceap as ttap
 from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.models.tracelens.registry import MODELS, transpose_of
 from torchtraceap.tracelens import (
     compat_work,
     tracelens_sheets,
@@ -24,7 +25,6 @@ from torchtraceap.tracelens import (
 )
 from torchtraceap.tracelens.compare import compare_sheets, write_tracelens_comparison
 from torchtraceap.tracelens.launchers import to_us, union_us
-from torchtraceap.tracelens.perf_model import MODELS, transpose_of
 from torchtraceap.tracelens.sheets import Sheet
 
 Event = dict[str, Any]

@@ -215,7 +215,7 @@ def _names_by_owner(
 def _tracelens_work(
     name: str, dims: str | None, types: str | None, strides: str | None, concrete: str | None
 ) -> tuple[Work | None, str]:
-    from torchtraceap.tracelens.perf_model import compat_work
+    from torchtraceap.models.tracelens.registry import compat_work
 
     found = compat_work(name, dims, types, strides, concrete)
     if found is None:

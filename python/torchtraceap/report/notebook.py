@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
+from torchtraceap.report.tables import table_for_reading
 from torchtraceap.results import Diagnosis, Finding, Summary, Timeline
+from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns, format_share
-
-if TYPE_CHECKING:
-    from torchtraceap.table import ColumnTable
 
 __all__ = ["diagnosis_html", "summary_html", "table_html"]
 
@@ -27,8 +25,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def table_html(table: ColumnTable) -> str:
     """Any table as a person reads it: the first rows, units, and what is to be said of them."""
-    from torchtraceap.report.tables import table_for_reading
-
     shown = table_for_reading(table, limit=_MAX_ROWS)
     notes = "".join(f"<p>{escape(line)}</p>" for line in shown.note.splitlines())
     return _table(shown.columns, shown.rows) + notes

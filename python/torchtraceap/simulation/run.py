@@ -13,7 +13,7 @@ asks events of NCCL whether they are done, holds nothing up. What it does ends n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,6 +23,7 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.many_ranks.joined_ranks import join_ranks
 from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.remember import Memory
 from torchtraceap.simulation.chain import carried_edges
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns
@@ -70,6 +71,8 @@ class SimulatedRun:
     ) -> None:
         scope = join_ranks(trace)
         self.trace = trace
+        self.remember = Memory()
+        """What several edits need of the run."""
         self.ranks: tuple[RankTrace, ...] = tuple(scope.parts)
         """Those whose clocks can be compared; ranks that share no collective are left out."""
         self.notes: list[str] = scope.notes
@@ -156,34 +159,6 @@ class SimulatedRun:
     def edges_of(self, *kinds: str) -> Array:
         """Edges of these kinds (`_core.dependency_kind_names()`)."""
         return np.flatnonzero(np.isin(self.graph.kind, [KINDS[kind] for kind in kinds]))
-
-    def edges_into(self, points: Array | Sequence[int], *kinds: str) -> Array:
-        """Edges that lead to these points, of these kinds (all without)."""
-        wanted = np.zeros(len(self.graph), dtype=bool)
-        wanted[np.asarray(points, dtype=np.int64)] = True
-        chosen = np.flatnonzero(wanted[self.destination])
-        if not kinds:
-            return chosen
-        return chosen[np.isin(self.graph.kind[chosen], [KINDS[kind] for kind in kinds])]
-
-    def begin_of(self, rank: int, rows: Array | Sequence[int]) -> Array:
-        """Points where rows begin; rows without a point are left out."""
-        points: Array = self.graph.begin_of(rank)[np.asarray(rows, dtype=np.int64)]
-        found: Array = points[points != _core.NO_ROW]
-        return found
-
-    def end_of(self, rank: int, rows: Array | Sequence[int]) -> Array:
-        """Points where rows end; rows without a point are left out."""
-        points: Array = self.graph.end_of(rank)[np.asarray(rows, dtype=np.int64)]
-        found: Array = points[points != _core.NO_ROW]
-        return found
-
-    def duration_edges(self, rank: int, gpu_rows: Array | Sequence[int]) -> Array:
-        """The edge from begin to end of each GPU event: its duration is their cost."""
-        edges = self.edges_into(self.end_of(rank, gpu_rows), "execution")
-        ends = self.destination[edges]
-        own: Array = edges[self.graph.row[self.graph.source[edges]] == self.graph.row[ends]]
-        return own
 
     # ------------------------------------------------------------------------- time
 

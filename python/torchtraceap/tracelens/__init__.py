@@ -5,7 +5,7 @@ What is different in our own tables, and why, stands in docs/compatibility.md.
 
 from __future__ import annotations
 
-from torchtraceap.tracelens.perf_model import compat_work
+from torchtraceap.models.tracelens.registry import compat_work
 from torchtraceap.tracelens.report import (
     tracelens_sheets,
     write_tracelens_csvs,

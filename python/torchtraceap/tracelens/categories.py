@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from torchtraceap.tracelens.perf_model import MODELS
+from torchtraceap.models.tracelens.registry import MODELS
 
 __all__ = ["SYNTHETIC", "category_of", "is_communication"]
 

@@ -13,11 +13,12 @@ import numpy as np
 
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
+from torchtraceap.models.tracelens.registry import MODELS, find_model, run_model, transpose_of
+from torchtraceap.models.tracelens.work import FAILURES, UnmodelledError, Work
 from torchtraceap.tracelens.categories import SYNTHETIC, category_of
 from torchtraceap.tracelens.kernel_details import kernel_columns
 from torchtraceap.tracelens.launchers import CompatTree, union_us
 from torchtraceap.tracelens.op_table import ARGUMENTS, Coded, call_table, coded, stacked
-from torchtraceap.tracelens.perf_model import MODELS, find_model, run_model, transpose_of
 from torchtraceap.tracelens.sheets import (
     METRICS,
     Sheet,
@@ -27,7 +28,6 @@ from torchtraceap.tracelens.sheets import (
     statistics,
     take,
 )
-from torchtraceap.tracelens.work import FAILURES, UnmodelledError, Work
 
 __all__ = ["family_sheets", "unified_perf_summary"]
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -40,15 +39,12 @@ def match_collectives(trace: Ranks) -> MatchedCollectives:
     return MatchedCollectives(trace, rank_collectives(trace))
 
 
-_COLLECTIVES: WeakKeyDictionary[Ranks, _core.RankCollectives] = WeakKeyDictionary()
-
-
 def rank_collectives(trace: Ranks) -> _core.RankCollectives:
     """The matches and clocks as the core gives them; made once for a trace."""
-    if trace not in _COLLECTIVES:
-        inputs = [(rank.table, rank.tree, rank.rank) for rank in trace.ranks]
-        _COLLECTIVES[trace] = _core.collectives(inputs)
-    return _COLLECTIVES[trace]
+    return trace.remember(
+        "collectives",
+        lambda: _core.collectives([(rank.table, rank.tree, rank.rank) for rank in trace.ranks]),
+    )
 
 
 def recorded_bounds(rank: RankTrace) -> tuple[int, int]:

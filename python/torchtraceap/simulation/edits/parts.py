@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 import numpy as np
 
 from torchtraceap import _core
@@ -16,7 +14,6 @@ __all__ = ["RankParts", "parts_of"]
 
 GRADIENT_KINDS = ("all_reduce", "reduce_scatter", "reduce")
 _KIND_NAMES = _core.collective_kind_names()
-_PARTS: WeakKeyDictionary[SimulatedRun, tuple[RankParts, ...]] = WeakKeyDictionary()
 
 
 class RankParts:
@@ -94,11 +91,13 @@ class RankParts:
 
 def parts_of(run: SimulatedRun) -> tuple[RankParts, ...]:
     """By rank of the run; made once."""
-    if run not in _PARTS:
-        ranks = [(part.table, part.tree, part.rank) for part in run.ranks]
-        core = _core.collectives(ranks)
-        _PARTS[run] = tuple(RankParts(run, view, core) for view in views(run))
-    return _PARTS[run]
+    return run.remember("parts", lambda: _build(run))
+
+
+def _build(run: SimulatedRun) -> tuple[RankParts, ...]:
+    ranks = [(part.table, part.tree, part.rank) for part in run.ranks]
+    core = _core.collectives(ranks)
+    return tuple(RankParts(run, view, core) for view in views(run))
 
 
 def _pick(values: Array, at: Array) -> Array:

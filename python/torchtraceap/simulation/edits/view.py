@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cached_property
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,7 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.devices import Device, find_device
 from torchtraceap.ranks import RankTrace
+from torchtraceap.remember import Memory
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.run import SimulatedRun
 
@@ -22,8 +22,6 @@ __all__ = ["DTOH", "HTOD", "RankView", "counted", "ranges_of", "views"]
 KINDS = {name: code for code, name in enumerate(_core.kind_names())}
 PHASES = {name: code for code, name in enumerate(_core.phase_names())}
 CLASSES = {name: code for code, name in enumerate(_core.gpu_class_names())}
-
-_VIEWS: WeakKeyDictionary[SimulatedRun, tuple[RankView, ...]] = WeakKeyDictionary()
 
 HTOD = r"HtoD|HostToDevice|HOST_TO_DEVICE"
 DTOH = r"DtoH|DeviceToHost|DEVICE_TO_HOST"
@@ -35,10 +33,12 @@ _ONE_TIME_NS, _ONE_TIME_RATIO = 1_000_000, 10  # as the rules' cold_start
 
 def views(run: SimulatedRun) -> tuple[RankView, ...]:
     """One view for each rank of the run, made once."""
-    if run not in _VIEWS:
-        shared = _Edges(run)
-        _VIEWS[run] = tuple(RankView(run, index, shared) for index in range(len(run.ranks)))
-    return _VIEWS[run]
+    return run.remember("views", lambda: _build_views(run))
+
+
+def _build_views(run: SimulatedRun) -> tuple[RankView, ...]:
+    shared = _Edges(run)
+    return tuple(RankView(run, index, shared) for index in range(len(run.ranks)))
 
 
 def counted(count: int, noun: str) -> str:
@@ -74,7 +74,8 @@ class RankView:
         self.begin_of = run.graph.begin_of(index)
         self.end_of = run.graph.end_of(index)
         self._own_edge = edges.own
-        self._named: dict[str, Array] = {}
+        self.remember = Memory()
+        """What several edits need of the rank."""
 
     # ------------------------------------------------------------------------- rows
 
@@ -85,11 +86,13 @@ class RankView:
 
     def has_name(self, pattern: str) -> Array:
         """bool `[rows]`: the name matches, in any case. One match for each distinct name; kept."""
-        if pattern not in self._named:
+
+        def match() -> Array:
             search = re.compile(pattern, re.IGNORECASE).search
             matches = np.fromiter((search(n) is not None for n in self.names), dtype=bool)
-            self._named[pattern] = matches[self.table.name]
-        return self._named[pattern]
+            return matches[self.table.name]
+
+        return self.remember(("named", pattern), match)
 
     def is_kind(self, *kinds: str) -> Array:
         """bool `[rows]`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -37,14 +36,9 @@ class EventWorks:
         return OpCall(found.name, dims, types, strides, concrete, found.kernels)
 
 
-_WORKS: WeakKeyDictionary[RankView, EventWorks] = WeakKeyDictionary()
-
-
 def works_of(view: RankView) -> EventWorks:
     """The works of a rank; made once."""
-    if view not in _WORKS:
-        _WORKS[view] = _build(view)
-    return _WORKS[view]
+    return view.remember("works", lambda: _build(view))
 
 
 def _build(view: RankView) -> EventWorks:

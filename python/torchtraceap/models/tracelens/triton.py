@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from torchtraceap.kernel_names import triton_name
-from torchtraceap.tracelens.work import Call, UnmodelledError, Work, bytes_of
+from torchtraceap.models.tracelens.work import Call, UnmodelledError, Work, bytes_of
 
 __all__ = ["PREFIXES", "triton_model"]
 

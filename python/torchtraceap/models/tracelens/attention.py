@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchtraceap.tracelens.work import Call, Model, Work, bytes_of, precision_of, truth
+from torchtraceap.models.tracelens.work import Call, Model, Work, bytes_of, precision_of, truth
 
 __all__ = ["MODELS"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchtraceap.tracelens.work import Call, Model, Work, bytes_of, pair, precision_of
+from torchtraceap.models.tracelens.work import Call, Model, Work, bytes_of, pair, precision_of
 
 __all__ = ["MODELS"]
 

@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from torchtraceap.tracelens import (
-    model_attention,
-    model_convolution,
-    model_elementwise,
-    model_fused,
-    model_matmul,
-    model_norm,
-    model_triton,
+from torchtraceap.models.tracelens import (
+    attention,
+    convolution,
+    elementwise,
+    fused,
+    matmul,
+    norm,
+    triton,
 )
-from torchtraceap.tracelens.work import FAILURES, Call, Model, UnmodelledError, Work
+from torchtraceap.models.tracelens.work import FAILURES, Call, Model, UnmodelledError, Work
 
 __all__ = ["MODELS", "Entry", "compat_work", "find_model", "run_model", "transpose_of"]
 
@@ -50,18 +50,18 @@ def _registry() -> dict[str, Entry]:
             is_backward = name.lower().endswith(("_backward", "backward", "_bwd"))
             entries[name] = Entry(model, sheet, backward if is_backward else forward)
 
-    add(model_matmul.MODELS.items(), "GEMM", "GEMM", "GEMM")
-    add(model_attention.MODELS.items(), "SDPA", "SDPA_fwd", "SDPA_bwd")
-    add(model_convolution.MODELS.items(), "CONV", "CONV_fwd", "CONV_bwd")
-    add(model_fused.GROUPED.items(), "GroupedGEMM", "GroupedGEMM_fwd", "GroupedGEMM_bwd")
-    add(model_fused.MOE.items(), "MoE_comm", "MoE_comm_fwd", "MoE_comm_bwd")
-    add(model_fused.SSM.items(), "SSM", "SSM_fwd", "SSM_bwd")
-    add(model_fused.ROPE.items(), "RoPE", "RoPE_fwd", "RoPE_bwd")
-    add(model_fused.CROSS_ENTROPY.items(), "CrossEntropy", "CrossEntropy_fwd", "CrossEntropy_bwd")
-    add(model_elementwise.UNARY.items(), "UnaryElementwise", "elementwise", "elementwise")
-    add(model_elementwise.BINARY.items(), "BinaryElementwise", "elementwise", "elementwise")
-    add(model_norm.MODELS.items(), "Normalization", "NORM_fwd", "NORM_bwd")
-    add(model_elementwise.REDUCE.items(), "Reduce", "reduce", "reduce")
+    add(matmul.MODELS.items(), "GEMM", "GEMM", "GEMM")
+    add(attention.MODELS.items(), "SDPA", "SDPA_fwd", "SDPA_bwd")
+    add(convolution.MODELS.items(), "CONV", "CONV_fwd", "CONV_bwd")
+    add(fused.GROUPED.items(), "GroupedGEMM", "GroupedGEMM_fwd", "GroupedGEMM_bwd")
+    add(fused.MOE.items(), "MoE_comm", "MoE_comm_fwd", "MoE_comm_bwd")
+    add(fused.SSM.items(), "SSM", "SSM_fwd", "SSM_bwd")
+    add(fused.ROPE.items(), "RoPE", "RoPE_fwd", "RoPE_bwd")
+    add(fused.CROSS_ENTROPY.items(), "CrossEntropy", "CrossEntropy_fwd", "CrossEntropy_bwd")
+    add(elementwise.UNARY.items(), "UnaryElementwise", "elementwise", "elementwise")
+    add(elementwise.BINARY.items(), "BinaryElementwise", "elementwise", "elementwise")
+    add(norm.MODELS.items(), "Normalization", "NORM_fwd", "NORM_bwd")
+    add(elementwise.REDUCE.items(), "Reduce", "reduce", "reduce")
     return entries
 
 
@@ -72,7 +72,7 @@ def find_model(name: str) -> Model | None:
     """The model of an operator, Inductor's Triton kernels included."""
     if name in MODELS:
         return MODELS[name].model
-    return model_triton.triton_model if name.startswith(model_triton.PREFIXES) else None
+    return triton.triton_model if name.startswith(triton.PREFIXES) else None
 
 
 _MOST_WORK = 1e30

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from torchtraceap.tracelens.work import (
+from torchtraceap.models.tracelens.work import (
     Call,
     Model,
     UnmodelledError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from torchtraceap.tracelens.work import Call, Model, Work, bytes_of, precision_of
+from torchtraceap.models.tracelens.work import Call, Model, Work, bytes_of, precision_of
 
 __all__ = ["CROSS_ENTROPY", "GROUPED", "MOE", "ROPE", "SSM"]
 

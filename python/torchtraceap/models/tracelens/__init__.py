@@ -1,0 +1,1 @@
+"""Models of operators as TraceLens has them, for numbers that must equal its."""
