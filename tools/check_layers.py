@@ -10,8 +10,10 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 # Layer -> layers it may include directly; what those may include is allowed too.
 CPP_LAYERS: dict[str, set[str]] = {
@@ -36,8 +38,8 @@ CPP_THIRD_PARTY: dict[str, str] = {
 STANDARD = re.compile(r"[a-z_0-9]+|(sys/\w+|unistd|fcntl|immintrin)\.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
-# Python module or package -> its siblings that it may import at module level. Inside a function
-# any import goes: `Diagnosis.to_html` reaches up to report/ when it is called.
+# Python module or package -> its siblings that it may import, at module level and in functions;
+# what those may import is allowed too. Imports for type checkers alone don't count.
 PYTHON_LAYERS: dict[str, set[str]] = {
     "_core": set(),
     "_version": set(),
@@ -45,105 +47,42 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "intervals": set(),
     "kernel_names": set(),
+    "remember": set(),
+    "rendering": set(),
     "threads": set(),
     "units": set(),
     "devices": {"errors"},
     "knowledge": {"errors"},
-    "models": {"aliases", "errors", "kernel_names", "knowledge"},
-    "durations": {"aliases", "devices", "errors", "models"},
+    "models": {"aliases", "errors", "kernel_names"},
+    "durations": {"devices", "models"},
     "columns": {"_core", "aliases", "errors"},
-    "table": {"_core", "aliases", "columns", "errors", "results"},
-    "event_frame": {"_core", "aliases", "columns", "errors"},
-    "results": {"errors", "intervals", "units"},
-    "files": {"aliases", "errors", "results"},
-    "ranks": {"_core", "errors", "intervals", "results", "table", "threads"},
-    "tree": {"_core", "errors", "ranks", "units"},
-    "analysis": {
-        "_core",
-        "aliases",
-        "columns",
-        "devices",
-        "errors",
-        "intervals",
-        "kernel_names",
-        "models",
-        "ranks",
-        "results",
-        "table",
-        "threads",
-        "units",
-    },
-    "execution_trace": {"_core", "aliases", "columns", "errors", "ranks", "table"},
-    "pipelines": {
-        "_core",
-        "aliases",
-        "analysis",
-        "columns",
-        "devices",
-        "durations",
-        "errors",
-        "table",
-    },
-    "replay": {"_core", "aliases", "analysis", "columns", "errors", "ranks", "table"},
-    "simulation": {
-        "_core",
-        "aliases",
-        "analysis",
-        "columns",
-        "devices",
-        "durations",
-        "errors",
-        "kernel_names",
-        "models",
-        "ranks",
-        "results",
-        "table",
-        "units",
-    },
-    "tracelens": {
-        "_core",
-        "aliases",
-        "analysis",
-        "columns",
-        "errors",
-        "kernel_names",
-        "models",
-        "ranks",
-        "table",
-        "units",
-    },
-    "summary": {"_core", "errors", "intervals", "ranks", "results"},
-    "diagnose": {
-        "_core",
-        "analysis",
-        "errors",
-        "intervals",
-        "knowledge",
-        "ranks",
-        "results",
-        "summary",
-        "threads",
-        "units",
-    },
-    "overlay": {"_core", "aliases", "analysis", "diagnose", "errors", "ranks", "results"},
-    "report": {
-        "_core",
-        "_version",
-        "aliases",
-        "errors",
-        "intervals",
-        "knowledge",
-        "results",
-        "units",
-    },
-    "sql": {"aliases", "columns", "errors", "table"},
-    "trace": {"_core", "aliases", "errors", "event_frame", "ranks", "results", "table"},
-    "loading": {"_core", "aliases", "errors", "files", "ranks", "results", "threads", "trace"},
-    "collect": {"errors"},
+    "table": {"columns", "rendering"},
+    "event_frame": {"columns"},
+    "results": {"errors", "intervals", "rendering", "units"},
+    "files": {"aliases", "results"},
+    "ranks": {"remember", "results", "table", "threads"},
+    "tree": {"ranks"},
+    "summary": {"ranks"},
+    "execution_trace": {"ranks"},
+    "analysis": {"devices", "knowledge", "models", "ranks"},
+    "tracelens": {"analysis"},
+    "replay": {"analysis"},
+    "pipelines": {"analysis", "durations"},
+    "simulation": {"analysis", "durations"},
+    "diagnose": {"simulation", "summary"},
+    "overlay": {"diagnose"},
+    "report": {"_version", "analysis"},
+    "sql": {"table"},
+    "trace": {"event_frame", "ranks"},
+    "loading": {"files", "trace"},
+    "collect": {"diagnose", "loading", "report"},
     "cli": {"*"},
     "__init__": {"*"},
     "__main__": {"cli"},
 }
+# These show the whole package to users: in their functions any import goes, and nobody who is
+# below may import them.
+FACADES = ("__init__", "cli", "trace")
 # Heavy packages -> modules that may import them at module level; elsewhere only inside functions.
 PYTHON_HEAVY: dict[str, set[str]] = {
     "torch": {"replay"},
@@ -156,9 +95,9 @@ PYTHON_HEAVY: dict[str, set[str]] = {
 }
 
 
-def reachable(layer: str) -> set[str]:
+def reachable(layer: str, layers: Mapping[str, set[str]]) -> set[str]:
     """The layer and everything below it."""
-    return {layer}.union(*(reachable(below) for below in CPP_LAYERS[layer]))
+    return {layer}.union(*(reachable(below, layers) for below in layers.get(layer, ())))
 
 
 def third_party_owner(header: str) -> str | None:
@@ -177,7 +116,7 @@ def check_cpp(root: Path) -> Iterator[str]:
         for quote, header in INCLUDE.findall(path.read_text("utf-8")):
             if header.startswith("traceap/"):
                 own_includes.append((path, layer, header))
-                if header.split("/")[1] not in reachable(layer):
+                if header.split("/")[1] not in reachable(layer, CPP_LAYERS):
                     yield f"{path}: {layer} may not include {header}"
             elif quote == '"':
                 yield f'{path}: "{header}" should start with traceap/'
@@ -195,26 +134,51 @@ def check_cpp(root: Path) -> Iterator[str]:
             yield f"{path}: {header} shows third-party headers and is private to its layer"
 
 
-def module_level(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Statements that run on import: not in functions, not under `if TYPE_CHECKING`."""
-    todo: list[ast.stmt] = list(tree.body)
+class Import(NamedTuple):
+    """One name that an import statement may bind."""
+
+    line: int
+    name: str
+    """Absolute and dotted."""
+    in_function: bool
+
+
+class Module(NamedTuple):
+    """A Python file of the package."""
+
+    path: Path
+    name: str
+    """Absolute and dotted."""
+    layer: str
+    imports: tuple[Import, ...]
+    """Those that run at some time: not for type checkers."""
+
+
+def read_module(path: Path, top: Path) -> Module:
+    parts = path.relative_to(top.parent).with_suffix("").parts
+    tree = ast.parse(path.read_text("utf-8"), str(path))
+    name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return Module(path, name, parts[1], tuple(imports_in(tree, list(parts[:-1]))))
+
+
+def imports_in(tree: ast.Module, package: list[str]) -> Iterator[Import]:
+    todo: list[tuple[ast.AST, bool]] = [(tree, False)]
     while todo:
-        statement = todo.pop()
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
-        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
-            todo += statement.orelse
-            continue
-        yield statement
-        todo += [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt)]
+        node, in_function = todo.pop()
+        children: Iterable[ast.AST] = ast.iter_child_nodes(node)
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (Import(node.lineno, n, in_function) for n in imported(node, package))
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            children = node.orelse
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            in_function = True
+        todo += [(child, in_function) for child in children]
 
 
-def imported(node: ast.AST, package: list[str]) -> list[str]:
+def imported(node: ast.Import | ast.ImportFrom, package: list[str]) -> list[str]:
     """Absolute dotted names that an import statement of a module in `package` may bind."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    if not isinstance(node, ast.ImportFrom):
-        return []
     above = package[: len(package) - node.level + 1] if node.level else []
     base = ".".join([*above, *([node.module] if node.module else [])])
     return [f"{base}.{alias.name}" for alias in node.names]
@@ -222,23 +186,50 @@ def imported(node: ast.AST, package: list[str]) -> list[str]:
 
 def check_python(root: Path) -> Iterator[str]:
     top = root / "python/torchtraceap"
-    for path in sorted(top.rglob("*.py")):
-        module = path.relative_to(top).parts[0].removesuffix(".py")
-        if module not in PYTHON_LAYERS:
-            yield f"{path}: module {module!r} has no row in PYTHON_LAYERS"
+    modules = [read_module(path, top) for path in sorted(top.rglob("*.py"))]
+    for module in modules:
+        if module.layer in PYTHON_LAYERS:
+            yield from check_imports(module)
+        else:
+            yield f"{module.path}: module {module.layer!r} has no row in PYTHON_LAYERS"
+    yield from check_circles(modules)
+
+
+def check_imports(module: Module) -> Iterator[str]:
+    allowed = reachable(module.layer, PYTHON_LAYERS)
+    for entry in module.imports:
+        where = f"{module.path}:{entry.line}"
+        first, _, rest = entry.name.partition(".")
+        if first == "torchtraceap":
+            other = rest.partition(".")[0]
+            free = "*" in allowed or (entry.in_function and module.layer in FACADES)
+            if other in PYTHON_LAYERS.keys() - allowed and not free:
+                yield f"{where}: {module.layer} may not import {other}"
+        elif module.layer not in PYTHON_HEAVY.get(first, {module.layer}) and not entry.in_function:
+            yield f"{where}: import {first} inside the function using it"
+
+
+def check_circles(modules: Sequence[Module]) -> Iterator[str]:
+    """Modules that import each other over some way round, in functions or not."""
+    known = {module.name for module in modules}
+    graph = {module.name: set(imported_modules(module, known)) for module in modules}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        yield f"circle of imports: {' -> '.join(reversed(error.args[1]))}"
+
+
+def imported_modules(module: Module, known: Set[str]) -> Iterator[str]:
+    """Other modules of the package that this one imports; a facade's, outside its functions."""
+    for entry in module.imports:
+        if entry.in_function and module.layer in FACADES:
             continue
-        tree = ast.parse(path.read_text("utf-8"), str(path))
-        package = list(path.relative_to(top.parent).parts[:-1])
-        allowed = PYTHON_LAYERS[module] | {module}
-        for statement in module_level(tree):
-            names = imported(statement, package)
-            siblings = {name.split(".")[1] for name in names if name.startswith("torchtraceap.")}
-            for sibling in sorted(siblings & PYTHON_LAYERS.keys() - allowed):
-                if "*" not in allowed:
-                    yield f"{path}:{statement.lineno}: {module} may not import {sibling}"
-            for heavy in sorted({name.split(".")[0] for name in names} & PYTHON_HEAVY.keys()):
-                if module not in PYTHON_HEAVY[heavy]:
-                    yield f"{path}:{statement.lineno}: import {heavy} inside the function using it"
+        name = entry.name
+        while name and name not in known:
+            name = name.rpartition(".")[0]
+        is_core = entry.name.startswith("torchtraceap._core")
+        if name and name != module.name and not is_core:
+            yield name
 
 
 def main(arguments: list[str]) -> int:

@@ -82,6 +82,10 @@ def test_a_third_party_header_may_show_in_one_private_header_only(
         ("errors.py", "from torchtraceap import results", "may not import results"),
         ("knowledge/a.py", "from ..report import html", "may not import report"),
         ("results.py", "if True:\n    from .cli import main", "may not import cli"),
+        ("results.py", "def f():\n    from torchtraceap import report", "may not import report"),
+        ("analysis/a.py", "def f():\n    import torchtraceap.trace", "may not import trace"),
+        ("table.py", "class T:\n    def f(self):\n        from . import sql", "import sql"),
+        ("trace.py", "from torchtraceap.sql import run_sql", "may not import sql"),
         ("trace.py", "import pandas as pd", "import pandas inside the function"),
         (
             "collect/a.py",
@@ -107,3 +111,25 @@ def test_lazy_and_typing_imports_pass(layers: ModuleType, tmp_path: Path) -> Non
         "def f() -> 'pd.DataFrame':\n    import pandas as pd\n    from torchtraceap import cli\n",
     )
     assert list(layers.check_python(tmp_path)) == []
+
+
+def test_a_circle_is_caught_though_it_leads_through_functions(
+    layers: ModuleType, tmp_path: Path
+) -> None:
+    plant(tmp_path, "python/torchtraceap/analysis/a.py", "from torchtraceap.analysis import b")
+    plant(tmp_path, "python/torchtraceap/analysis/b.py", "from .c import f")
+    assert list(layers.check_python(tmp_path)) == []
+    plant(tmp_path, "python/torchtraceap/analysis/c.py", "def f():\n    from . import a")
+    (violation,) = layers.check_python(tmp_path)
+    assert violation.startswith("circle of imports: ")
+    assert {violation.count(f"torchtraceap.analysis.{name}") for name in "abc"} == {1, 2}
+
+
+def test_a_facade_may_reach_up_in_functions_only(layers: ModuleType, tmp_path: Path) -> None:
+    plant(tmp_path, "python/torchtraceap/diagnose.py", "from torchtraceap.ranks import Ranks")
+    plant(tmp_path, "python/torchtraceap/ranks.py", "")
+    late = "def f():\n    from torchtraceap.diagnose import build_diagnosis"
+    plant(tmp_path, "python/torchtraceap/trace.py", late)
+    assert list(layers.check_python(tmp_path)) == []
+    plant(tmp_path, "python/torchtraceap/ranks.py", late)
+    assert len(list(layers.check_python(tmp_path))) == 2  # upwards, and a circle
