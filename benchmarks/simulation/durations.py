@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 
 import baselines
+import curves
 import duration_data
 import fit_durations
 import neusight_rows
-from torchtraceap.durations import collectives, embedding, gemm, tables
+from torchtraceap.durations import collectives, embedding, gemm
 
 Line = dict[str, Any]
 
@@ -65,7 +66,7 @@ def thinned(sizes: np.ndarray) -> np.ndarray:
 Curves = dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]]
 
 CURVES: Curves = {
-    "ours": lambda size, ns, at: tables.fit_curve(size, ns).at(at),
+    "ours": lambda size, ns, at: curves.fit_curve(size, ns).at(at),
     "log-log": lambda size, ns, at: baselines.log_log_ns(size, tables_isotonic(ns), at),
     "sigmoid": lambda size, ns, at: baselines.fit_sigmoid(size, ns).at(at),
     "alpha-beta": lambda size, ns, at: baselines.fit_alpha_beta(size, ns).at(at),
@@ -73,7 +74,7 @@ CURVES: Curves = {
 
 
 def tables_isotonic(ns: np.ndarray) -> np.ndarray:
-    return np.exp(tables.isotonic(np.log(ns)))
+    return np.exp(curves.isotonic(np.log(ns)))
 
 
 def collective_errors(
@@ -120,7 +121,7 @@ def vtrain_errors(folder: Path) -> list[Line]:
 def vidur_errors(folder: Path) -> list[Line]:
     """Every other size; ours takes medians over eighths of an octave."""
     ours = CURVES | {
-        "ours": lambda size, ns, at: tables.fit_curve(
+        "ours": lambda size, ns, at: curves.fit_curve(
             size, ns, per_octave=fit_durations.VIDUR_PER_OCTAVE
         ).at(at)
     }
@@ -162,7 +163,7 @@ def _between_ranks(
     sizes, ns = one.arrays()
     shipped = [
         collectives.CollectiveTable(
-            "h100_sxm", s.kind, s.ranks, 1, "", "", 0, "", tables.fit_curve(*s.arrays())
+            "h100_sxm", s.kind, s.ranks, 1, "", "", 0, "", curves.fit_curve(*s.arrays())
         )
         for s in (low, high)
     ]

@@ -21,7 +21,9 @@ from typing import Any
 
 import numpy as np
 
+import curves
 import duration_data
+import tree_text
 from torchtraceap.devices import Device
 from torchtraceap.durations import gemm, kernels, tables, trees
 
@@ -69,8 +71,8 @@ def curve_of(series: duration_data.Series, tolerance: float = TOLERANCE) -> tabl
     """The curve of one series, as dense as its source warrants."""
     sizes, ns = series.arrays()
     if series.source == "vidur":
-        return tables.fit_curve(sizes, ns, tolerance=tolerance, per_octave=VIDUR_PER_OCTAVE)
-    return tables.fit_curve(sizes, ns, tolerance=tolerance if len(sizes) > 100 else 0.0)
+        return curves.fit_curve(sizes, ns, tolerance=tolerance, per_octave=VIDUR_PER_OCTAVE)
+    return curves.fit_curve(sizes, ns, tolerance=tolerance if len(sizes) > 100 else 0.0)
 
 
 def fit_collectives(folder: Path) -> dict[str, Any]:
@@ -125,7 +127,7 @@ def fit_products(
     target = np.log(ns / gemm.base_ns(shapes, dtype, device))
     chosen = settings or (TREES if len(ns) > 2000 else FEW_TREES)
     fitted = HistGradientBoostingRegressor(**chosen).fit(rows, target)
-    encoded = trees.encode_trees(*_nodes(fitted), rows.shape[1])
+    encoded = tree_text.encode_trees(*_nodes(fitted), rows.shape[1])
     return gemm.GemmModel(
         device=device,
         dtype=dtype,
@@ -136,14 +138,14 @@ def fit_products(
     )
 
 
-def _nodes(fitted: Any) -> tuple[list[trees.Node], float]:
+def _nodes(fitted: Any) -> tuple[list[tree_text.Node], float]:
     """scikit-learn's trees as ours."""
 
-    def node(rows: np.ndarray, index: int) -> trees.Node:
+    def node(rows: np.ndarray, index: int) -> tree_text.Node:
         row = rows[index]
         if row["is_leaf"]:
-            return trees.Node(value=float(row["value"]))
-        return trees.Node(
+            return tree_text.Node(value=float(row["value"]))
+        return tree_text.Node(
             feature=int(row["feature_idx"]),
             cut=float(row["num_threshold"]),
             left=node(rows, row["left"]),
@@ -173,7 +175,7 @@ def fit_gemm(folder: Path) -> dict[str, Any]:
                 "(ai-dynamo/aiconfigurator)",
                 "smallest": one.shapes.min(axis=0).tolist(),
                 "largest": one.shapes.max(axis=0).tolist(),
-                "trees": trees.encode_trees(*_nodes(fitted), rows.shape[1]),
+                "trees": tree_text.encode_trees(*_nodes(fitted), rows.shape[1]),
             }
         )
     return {

@@ -30,6 +30,7 @@ __all__ = [
     "PlannedFix",
     "RankTimeline",
     "ReplayCheck",
+    "Result",
     "Saving",
     "Step",
     "Summary",
@@ -54,13 +55,15 @@ PAPER_TYPES = (
 """The eight anti-patterns of the paper, in the order in which every table shows them."""
 
 
-class _JsonMixin:
-    """`to_json` for a class that has `to_dict`."""
+class Result:
+    """A frozen dataclass that knows its JSON."""
 
     __slots__ = ()
 
     def to_dict(self) -> Json:
-        raise NotImplementedError
+        """The fields by name, in their order; arrays and tuples as lists."""
+        this: Any = self
+        return {entry.name: _plain(getattr(self, entry.name)) for entry in fields(this)}
 
     def to_json(self, *, indent: int | None = None) -> str:
         """The JSON text of `to_dict()`: ASCII only, so that any terminal and pipe takes it."""
@@ -68,8 +71,18 @@ class _JsonMixin:
         return json.dumps(self.to_dict(), indent=indent, separators=separators, allow_nan=False)
 
 
+def _plain(value: Any) -> Any:
+    if isinstance(value, Result):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
 @dataclass(frozen=True, slots=True)
-class Timeline(_JsonMixin):
+class Timeline(Result):
     """GPU time split by interval union; compute + both exposed + idle = span, exactly."""
 
     span_ns: int = 0
@@ -100,15 +113,12 @@ class Timeline(_JsonMixin):
         """`ns` as a fraction of the span; 0 where the span is empty."""
         return ns / self.span_ns if self.span_ns else 0.0
 
-    def to_dict(self) -> Json:
-        return dict(zip(TIMELINE_FIELDS, self.values(), strict=True))
-
 
 TIMELINE_FIELDS = tuple(f.name for f in fields(Timeline))
 
 
 @dataclass(frozen=True, slots=True)
-class TraceFile(_JsonMixin):
+class TraceFile(Result):
     """One input file, which holds one rank."""
 
     path: str
@@ -116,12 +126,9 @@ class TraceFile(_JsonMixin):
     """None where a lone file does not say."""
     world_size: int | None
 
-    def to_dict(self) -> Json:
-        return {"path": self.path, "rank": self.rank, "world_size": self.world_size}
-
 
 @dataclass(frozen=True, slots=True)
-class Diagnostic(_JsonMixin):
+class Diagnostic(Result):
     """What reading or linking could not take at face value, counted (docs/errors.md)."""
 
     code: str
@@ -130,12 +137,9 @@ class Diagnostic(_JsonMixin):
     """In the decompressed text; None where it has no place there."""
     message: str
 
-    def to_dict(self) -> Json:
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True)
-class EventCounts(_JsonMixin):
+class EventCounts(Result):
     """Numbers of events, summed over the files."""
 
     total: int
@@ -151,19 +155,9 @@ class EventCounts(_JsonMixin):
     by_category: dict[str, int]
     """Complete events by category as written."""
 
-    def to_dict(self) -> Json:
-        return {
-            "total": self.total,
-            "complete": self.complete,
-            "gpu": self.gpu,
-            "gpu_linked": self.gpu_linked,
-            "gpu_orphan": self.gpu_orphan,
-            "by_category": dict(self.by_category),
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class Device(_JsonMixin):
+class Device(Result):
     """One GPU of one rank."""
 
     device: int | None
@@ -174,29 +168,17 @@ class Device(_JsonMixin):
     timeline: Timeline
     rank: int | None = None
 
-    def to_dict(self) -> Json:
-        return {
-            "device": self.device,
-            "name": self.name,
-            "streams": self.streams,
-            "timeline": self.timeline.to_dict(),
-            "rank": self.rank,
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class RankTimeline(_JsonMixin):
+class RankTimeline(Result):
     """The timeline of one file, all its devices merged into one union."""
 
     rank: int | None
     timeline: Timeline
 
-    def to_dict(self) -> Json:
-        return {"rank": self.rank, "timeline": self.timeline.to_dict()}
-
 
 @dataclass(frozen=True, slots=True)
-class Step(_JsonMixin):
+class Step(Result):
     """One training step of one rank; its timeline is clipped to it."""
 
     name: str
@@ -205,18 +187,9 @@ class Step(_JsonMixin):
     timeline: Timeline
     rank: int | None = None
 
-    def to_dict(self) -> Json:
-        return {
-            "name": self.name,
-            "start_ns": self.start_ns,
-            "duration_ns": self.duration_ns,
-            "timeline": self.timeline.to_dict(),
-            "rank": self.rank,
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class Summary(_JsonMixin):
+class Summary(Result):
     """What is in a trace and where its GPU time goes."""
 
     files: tuple[TraceFile, ...]
@@ -243,21 +216,11 @@ class Summary(_JsonMixin):
 
     def to_dict(self) -> Json:
         """The document of `torchtraceap summary --json`."""
-        return {
-            "schema": "torchtraceap.summary/1",
-            "files": [file.to_dict() for file in self.files],
-            "events": self.events.to_dict(),
-            "diagnostics": [diagnostic.to_dict() for diagnostic in self.diagnostics],
-            "timeline": self.timeline.to_dict(),
-            "devices": [device.to_dict() for device in self.devices],
-            "ranks": [rank.to_dict() for rank in self.ranks],
-            "steps": [step.to_dict() for step in self.steps],
-            "steps_inferred": self.steps_inferred,
-        }
+        return {"schema": "torchtraceap.summary/1", **Result.to_dict(self)}
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence(_JsonMixin):
+class Evidence(Result):
     """An event that shows a finding."""
 
     row: int
@@ -267,12 +230,9 @@ class Evidence(_JsonMixin):
     duration_ns: int
     rank: int | None = None
 
-    def to_dict(self) -> Json:
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True)
-class Saving(_JsonMixin):
+class Saving(Result):
     """What a fix saves, in wall time of one rank (the mean over ranks)."""
 
     low_ns: int
@@ -292,12 +252,9 @@ class Saving(_JsonMixin):
     def simulated(self) -> bool:
         return self.method == "simulated"
 
-    def to_dict(self) -> Json:
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True)
-class ReplayCheck(_JsonMixin):
+class ReplayCheck(Result):
     """How well the run can be replayed from its dependencies: how far to trust savings."""
 
     measured_ns: int
@@ -317,12 +274,13 @@ class ReplayCheck(_JsonMixin):
     """Replayed / measured - 1, of the worst rank."""
 
     def to_dict(self) -> Json:
-        values = {name: getattr(self, name) for name in self.__slots__ if name != "error"}
-        return values | {"notes": list(self.notes), "replay_error": self.error}
+        values = Result.to_dict(self)
+        values["replay_error"] = values.pop("error")
+        return values
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedFix(_JsonMixin):
+class PlannedFix(Result):
     """A fix of the plan, on top of those before it."""
 
     type: str
@@ -337,12 +295,9 @@ class PlannedFix(_JsonMixin):
     high_ns: int
     """Bounds of `total_ns_after`."""
 
-    def to_dict(self) -> Json:
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True)
-class Finding(_JsonMixin):
+class Finding(Result):
     """One anti-pattern that is present, as a cost with its evidence."""
 
     type: str
@@ -414,7 +369,7 @@ class Finding(_JsonMixin):
 
 
 @dataclass(frozen=True, slots=True)
-class Windows(_JsonMixin):
+class Windows(Result):
     """Scores of windows of equal time over the profiled time (all ranks together)."""
 
     bounds_ns: tuple[int, ...]
@@ -438,16 +393,11 @@ class Windows(_JsonMixin):
         return f"Windows(count={self.count}, worst={worst:.3f})"
 
     def to_dict(self) -> Json:
-        return {
-            "count": self.count,
-            "bounds_ns": list(self.bounds_ns),
-            "scores": self.scores.tolist(),
-            "types": {name: scores.tolist() for name, scores in self.types.items()},
-        }
+        return {"count": self.count, **Result.to_dict(self)}
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis(_JsonMixin):
+class Diagnosis(Result):
     """What is wrong with a training run, on what evidence, and what to change."""
 
     profiled_ns: int

@@ -22,8 +22,9 @@ from torchtraceap.durations.collectives import (
 from torchtraceap.durations.gemm import gemm_features, load_models
 from torchtraceap.durations.kernels import load_kernels
 from torchtraceap.durations.tables import Curve
-from torchtraceap.durations.trees import BoostedTrees, Node, encode_trees
+from torchtraceap.durations.trees import BoostedTrees
 from torchtraceap.models.arguments import OpCall
+from tree_text import Node, encode_trees
 
 DATA = Path(durations.__file__).parent / "data"
 

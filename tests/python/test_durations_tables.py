@@ -13,9 +13,10 @@ from baselines import (
     log_log_ns,
     roofline_ns,
 )
+from curves import fit_curve, isotonic
 from torchtraceap.devices import device_named
 from torchtraceap.durations import UnknownDurationError
-from torchtraceap.durations.tables import Curve, fit_curve, isotonic
+from torchtraceap.durations.tables import Curve
 
 SIZES = 2.0 ** np.arange(9, 30)
 

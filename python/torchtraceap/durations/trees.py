@@ -17,24 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BoostedTrees", "Node", "encode_trees"]
+__all__ = ["BoostedTrees"]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int32]
 
 _AT_ONCE = 1 << 21
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A node of a tree to be written; a leaf has no children."""
-
-    value: float = 0.0
-    feature: int = -1
-    cut: float = 0.0
-    left: Node | None = None
-    """Where the feature is at most the cut."""
-    right: Node | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +43,7 @@ class BoostedTrees:
 
     @classmethod
     def from_json(cls, text: Mapping[str, Any]) -> BoostedTrees:
-        """Reads what `encode_trees` wrote."""
+        """Reads the text form."""
         feature = _unpacked(text["feature"], "i1").astype(np.int32)
         number = _unpacked(text["number"], "<i2").astype(np.int64)
         leaf = feature < 0
@@ -113,46 +101,5 @@ def _shape(leaf: Sequence[bool]) -> tuple[IntArray, IntArray, int]:
     return np.array(roots, np.int32), np.array(right, np.int32), depth
 
 
-def encode_trees(trees: Sequence[Node], base: float, features: int) -> dict[str, Any]:
-    """The JSON form; leaf values are rounded to a 32,000th of the largest.
-
-    Args:
-        trees: Their roots.
-        base: What every row starts from.
-        features: How many there are, 127 at most.
-    """
-    nodes = [node for tree in trees for node in _pre_order(tree)]
-    unit = max((abs(node.value) for node in nodes if node.left is None), default=1.0) / 32000
-    unit = float(f"{unit or 1.0:.6g}")
-    cuts = [sorted({n.cut for n in nodes if n.feature == index}) for index in range(features)]
-    place = [{cut: at for at, cut in enumerate(of_feature)} for of_feature in cuts]
-    numbers = [
-        round(node.value / unit) if node.left is None else place[node.feature][node.cut]
-        for node in nodes
-    ]
-    return {
-        "base": base,
-        "unit": unit,
-        "cuts": [[float(f"{cut:.12g}") for cut in of_feature] for of_feature in cuts],
-        "feature": _packed([node.feature for node in nodes], "i1"),
-        "number": _packed(numbers, "<i2"),
-    }
-
-
-def _packed(numbers: Sequence[int], dtype: str) -> str:
-    raw = np.array(numbers).astype(dtype, casting="unsafe").tobytes()
-    return base64.b64encode(zlib.compress(raw, 9)).decode("ascii")
-
-
 def _unpacked(text: str, dtype: str) -> npt.NDArray[Any]:
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=dtype)
-
-
-def _pre_order(root: Node) -> list[Node]:
-    found, stack = [], [root]
-    while stack:
-        node = stack.pop()
-        found.append(node)
-        if node.left is not None and node.right is not None:
-            stack += [node.right, node.left]
-    return found

@@ -23,6 +23,7 @@ import numpy as np
 from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.ranks import Ranks
+from torchtraceap.results import Result
 from torchtraceap.simulation.edits.base import (
     Change,
     Edit,
@@ -34,7 +35,7 @@ from torchtraceap.simulation.registry import DEFAULT_EDITS, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns, format_share
 
-__all__ = ["EditOutcome", "PlannedFix", "SimulatedStep", "Simulation", "simulate"]
+__all__ = ["EditOutcome", "PlanStep", "SimulatedStep", "Simulation", "simulate"]
 
 SCHEMA = "torchtraceap.simulation/1"
 LEAST_GAIN = 0.001
@@ -44,7 +45,7 @@ TRUSTED_ERROR = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedStep:
+class SimulatedStep(Result):
     """A step as it was and as its dependencies alone replay it."""
 
     name: str
@@ -54,7 +55,7 @@ class SimulatedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class EditOutcome:
+class EditOutcome(Result):
     """One edit: the step's time after it, or why there is none."""
 
     edit: str
@@ -69,13 +70,9 @@ class EditOutcome:
     def applies(self) -> bool:
         return self.predicted_ns is not None
 
-    def to_dict(self) -> dict[str, Any]:
-        keys = ("edit", "predicted_ns", "low_ns", "high_ns", "note", "source")
-        return {key: getattr(self, key) for key in keys}
-
 
 @dataclass(frozen=True, slots=True)
-class PlannedFix:
+class PlanStep(Result):
     """A fix of the plan, on top of those before it."""
 
     edit: str
@@ -86,21 +83,12 @@ class PlannedFix:
     low_ns: int
     high_ns: int
 
-    def to_dict(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True)
 class _Saving:
     best_ns: float
     low_ns: float
     high_ns: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Applied:
-    edit: Edit
-    graph: EditedGraph
 
 
 def simulate(trace: Ranks, edits: Iterable[str | Edit] | None = None) -> Simulation:
@@ -121,7 +109,7 @@ class Simulation:
     def __init__(self, run: SimulatedRun, edits: Sequence[str | Edit]) -> None:
         self.run = run
         self._names = [edit if isinstance(edit, str) else edit.name for edit in edits]
-        self._applied: dict[str, _Applied] = {}
+        self._applied: dict[str, EditedGraph] = {}
         self._refused: dict[str, str] = {}
         for name, edit in zip(self._names, edits, strict=True):
             self._apply(name, edit)
@@ -131,7 +119,7 @@ class Simulation:
             made = make_edit(edit) if isinstance(edit, str) else edit
             graph = made.apply(self.run)
             self._try(graph)
-            self._applied[name] = _Applied(made, graph)
+            self._applied[name] = graph
         except (OptionError, NotApplicableError) as reason:
             self._refused[name] = str(reason)
         except SchemaError as reason:
@@ -199,13 +187,12 @@ class Simulation:
     @property
     def applied(self) -> dict[str, EditedGraph]:
         """What each edit that applies changes in the graph, by name."""
-        return {name: applied.graph for name, applied in self._applied.items()}
+        return dict(self._applied)
 
     def _outcome(self, name: str) -> EditOutcome:
-        applied = self._applied.get(name)
-        if applied is None:
+        graph = self._applied.get(name)
+        if graph is None:
             return EditOutcome(name, None, None, None, self._refused[name])
-        graph = applied.graph
         saving = _saving_of(_realised(graph, self._raw([graph])))
         notes = [graph.note] if graph.note else []
         if graph.realised != (1.0, 1.0):
@@ -248,7 +235,7 @@ class Simulation:
         graphs: list[EditedGraph] = []
         raw, reached = np.zeros(4), np.zeros((2, 4))
         for name in chosen:
-            graphs.append(self._applied[name].graph)
+            graphs.append(self._applied[name])
             together = self._raw(graphs)
             raw, reached = together, reached + _realised(graphs[-1], together - raw)
         return self._said(" + ".join(chosen), _saving_of(reached), [], "")
@@ -287,15 +274,15 @@ class Simulation:
         return np.maximum(saved, 0.0) if change.only_removes(self.run) else saved
 
     @cached_property
-    def plan(self) -> tuple[PlannedFix, ...]:
+    def plan(self) -> tuple[PlanStep, ...]:
         """Fixes in order of gain: at each place the one that adds most to those before it.
 
         Savings don't add up, so every candidate is replayed together with the fixes before it. The
         plan ends where no fix adds more than the noise.
         """
         chosen: list[EditedGraph] = []
-        left = {name: applied.graph for name, applied in self._applied.items()}
-        plan: list[PlannedFix] = []
+        left = dict(self._applied)
+        plan: list[PlanStep] = []
         raw, reached = np.zeros(4), np.zeros((2, 4))
         while left:
             promises = {name: self._promise(chosen, graph, raw) for name, graph in left.items()}
@@ -309,7 +296,7 @@ class Simulation:
                 break
             chosen.append(left.pop(name))
             raw, reached = together, reached + gains
-            plan.append(PlannedFix(name, round(gain), *self._bounds(_saving_of(reached))))
+            plan.append(PlanStep(name, round(gain), *self._bounds(_saving_of(reached))))
         return tuple(plan)
 
     def _promise(self, chosen: Sequence[EditedGraph], graph: EditedGraph, raw: Array) -> float:
@@ -340,15 +327,7 @@ class Simulation:
         """The document `torchtraceap.simulation/1`."""
         return {
             "schema": SCHEMA,
-            "steps": [
-                {
-                    "name": step.name,
-                    "rank": step.rank,
-                    "measured_ns": step.measured_ns,
-                    "replayed_ns": step.replayed_ns,
-                }
-                for step in self.steps
-            ],
+            "steps": [step.to_dict() for step in self.steps],
             "measured_ns": self.measured_ns,
             "replayed_ns": self.replayed_ns,
             "replay_error": self.replay_error,
