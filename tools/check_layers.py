@@ -61,7 +61,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "results": {"errors", "intervals", "rendering", "units"},
     "files": {"aliases", "results"},
     "ranks": {"remember", "results", "table", "threads"},
-    "tree": {"ranks"},
+    "tree": {"ranks", "report"},
     "summary": {"ranks"},
     "execution_trace": {"ranks"},
     "analysis": {"devices", "knowledge", "models", "ranks"},

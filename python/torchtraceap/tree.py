@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torchtraceap import _core
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import RankTrace
+from torchtraceap.report.words import one_line
 from torchtraceap.units import format_ns
 
 __all__ = ["TreeView"]
@@ -190,7 +191,4 @@ class TreeView:
 
 
 def _one_line(text: str) -> str:
-    """A text of the trace, fit for a terminal: short, and without what would steer it."""
-    words = " ".join(text[: 2 * _MAX_NAME].split()) or "(no name)"
-    shown = "".join(char if char.isprintable() else "\ufffd" for char in words)
-    return shown if len(shown) <= _MAX_NAME else shown[: _MAX_NAME - 3] + "..."
+    return one_line(text, _MAX_NAME) or "(no name)"

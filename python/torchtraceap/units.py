@@ -1,8 +1,8 @@
-"""Times and shares for a person; everything else speaks integer nanoseconds."""
+"""Times, shares and counts for a person; everything else speaks integer nanoseconds."""
 
 from __future__ import annotations
 
-__all__ = ["format_bytes", "format_ns", "format_share"]
+__all__ = ["counted", "format_bytes", "format_count", "format_ns", "format_share"]
 
 _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 
@@ -34,3 +34,13 @@ def format_bytes(size: float) -> str:
             break
         size /= 1024
     return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
+
+
+def format_count(value: int) -> str:
+    """A count with thousands separators."""
+    return f"{value:,}"
+
+
+def counted(value: int, noun: str) -> str:
+    """Such as "1 step", "1,200 steps"; the noun is one that takes an s."""
+    return f"{format_count(value)} {noun}{'' if value == 1 else 's'}"

@@ -15,12 +15,11 @@ from torchtraceap import _core
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.report.words import (
     cells,
-    format_count,
     format_percent,
     headings,
     one_line,
 )
-from torchtraceap.units import format_bytes, format_ns
+from torchtraceap.units import format_bytes, format_count, format_ns
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchtraceap.report.view import FindingView, ReportView, Segment, build_view, label_of
-from torchtraceap.report.words import cells, format_count, format_percent, one_line
-from torchtraceap.units import format_ns
+from torchtraceap.report.words import cells, format_percent, one_line
+from torchtraceap.units import format_count, format_ns
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,8 +13,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from torchtraceap.knowledge import load_knowledge
-from torchtraceap.report.words import arrow, dash, format_count, format_percent, one_line
-from torchtraceap.units import format_ns
+from torchtraceap.report.words import arrow, dash, format_percent, one_line
+from torchtraceap.units import format_count, format_ns
 
 if TYPE_CHECKING:
     from torchtraceap.results import (

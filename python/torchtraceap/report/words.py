@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torchtraceap.units import format_ns
 
-__all__ = ["arrow", "cells", "counted", "format_count", "format_percent", "headings", "one_line"]
+__all__ = ["arrow", "cells", "format_percent", "headings", "one_line"]
 
 # Control, format and bidirectional characters could reorder or hide what a terminal shows, or
 # command it; private and unassigned ones show as nothing.
@@ -27,16 +27,6 @@ def format_percent(share: float) -> str:
     if 99 < percent < 100:
         return f"{math.floor(percent * 10) / 10:.1f} %"
     return f"{percent:.0f} %"
-
-
-def format_count(value: int) -> str:
-    """A count with thousands separators."""
-    return f"{value:,}"
-
-
-def counted(value: int, noun: str) -> str:
-    """Such as "1 step", "1,200 steps"; the noun is one that takes an s."""
-    return f"{format_count(value)} {noun}{'' if value == 1 else 's'}"
 
 
 def arrow(before_ns: int, after_ns: int) -> str:

@@ -14,7 +14,7 @@ from torchtraceap.report.page import charts
 from torchtraceap.report.page.document import compressed_json, render_document
 from torchtraceap.report.page.table_data import table_data
 from torchtraceap.report.view import GPU_LABELS, IDLE_LABELS, Segment, facts_of, title_of
-from torchtraceap.units import format_ns
+from torchtraceap.units import counted, format_ns
 
 if TYPE_CHECKING:
     from torchtraceap.results import Summary
@@ -231,7 +231,7 @@ def _sections(tables: dict[str, ColumnTable], tree: ColumnTable) -> tuple[dict[s
             "key": "changes",
             "title": "What changed",
             "open": True,
-            "leads": [f"{words.counted(rows, 'row')}: they sum to the difference exactly"],
+            "leads": [f"{counted(rows, 'row')}: they sum to the difference exactly"],
             "views": views,
         }
     ]
@@ -242,7 +242,7 @@ def _sections(tables: dict[str, ColumnTable], tree: ColumnTable) -> tuple[dict[s
                 "key": "tree",
                 "title": "Call trees side by side",
                 "open": True,
-                "leads": [f"{words.counted(tree.num_rows, 'call')}, aligned by name and shape"],
+                "leads": [f"{counted(tree.num_rows, 'call')}, aligned by name and shape"],
                 "views": [{"key": "tree", "label": "tree", "hint": _TREE_HINT} | _NO_EXTRAS],
             }
         )

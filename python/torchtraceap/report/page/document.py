@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtraceap._version import __version__
 from torchtraceap.report import words
-from torchtraceap.units import format_ns
+from torchtraceap.units import format_count, format_ns
 
 if TYPE_CHECKING:
     import jinja2
@@ -74,7 +74,7 @@ def render_document(
             percent=lambda share: f"{max(0.0, share) * 100:.3f}".rstrip("0").rstrip("."),
             format_time=format_ns,
             format_percent=words.format_percent,
-            format_count=words.format_count,
+            format_count=format_count,
             **values,
         )
     )

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torchtraceap.report.page import charts
 from torchtraceap.report.page.document import compressed_json
 from torchtraceap.report.page.table_data import table_data
-from torchtraceap.report.words import counted, format_count, format_percent, one_line
-from torchtraceap.units import format_bytes, format_ns
+from torchtraceap.report.words import format_percent, one_line
+from torchtraceap.units import counted, format_bytes, format_count, format_ns
 
 if TYPE_CHECKING:
     from torchtraceap.ranks import RankTrace

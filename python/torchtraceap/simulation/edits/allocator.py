@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
-from torchtraceap.simulation.edits.view import counted, views
+from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.units import format_ns
+from torchtraceap.units import counted, format_ns
 
 __all__ = ["NoAllocatorCalls"]
 

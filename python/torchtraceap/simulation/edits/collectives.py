@@ -12,8 +12,9 @@ from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.contention import slow_overlapped
 from torchtraceap.simulation.edits.parts import RankParts, parts_of
-from torchtraceap.simulation.edits.view import CLASSES, PHASES, RankView, counted
+from torchtraceap.simulation.edits.view import CLASSES, PHASES, RankView
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.units import counted
 
 __all__ = ["BucketSize", "MergeCollectives", "OverlapCollectives"]
 

@@ -13,12 +13,11 @@ from torchtraceap.simulation.edits.view import (
     KINDS,
     PHASES,
     RankView,
-    counted,
     ranges_of,
     views,
 )
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.units import format_ns
+from torchtraceap.units import counted, format_ns
 
 __all__ = ["CudaGraph", "MergeCompiledRegions"]
 

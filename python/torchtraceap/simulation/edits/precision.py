@@ -17,10 +17,10 @@ from torchtraceap.models import OpCall, Work, family_of
 from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.parts import parts_of
-from torchtraceap.simulation.edits.view import DTOH, HTOD, RankView, counted, views
+from torchtraceap.simulation.edits.view import DTOH, HTOD, RankView, views
 from torchtraceap.simulation.edits.works import works_of
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.units import format_ns
+from torchtraceap.units import counted, format_ns
 
 __all__ = ["ChannelsLast", "MixedPrecision", "OtherDevice"]
 

@@ -10,9 +10,9 @@ import numpy as np
 from torchtraceap.aliases import Array
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.parts import parts_of
-from torchtraceap.simulation.edits.view import RankView, counted, views
+from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.units import format_ns
+from torchtraceap.units import counted, format_ns
 
 __all__ = [
     "NoBroadcastBuffers",

@@ -7,8 +7,9 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
-from torchtraceap.simulation.edits.view import DTOH, HTOD, RankView, counted, views
+from torchtraceap.simulation.edits.view import DTOH, HTOD, RankView, views
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.units import counted
 
 __all__ = ["RemoveHostSync"]
 

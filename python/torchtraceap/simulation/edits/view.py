@@ -17,7 +17,7 @@ from torchtraceap.remember import Memory
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.run import SimulatedRun
 
-__all__ = ["DTOH", "HTOD", "RankView", "counted", "ranges_of", "views"]
+__all__ = ["DTOH", "HTOD", "RankView", "ranges_of", "views"]
 
 KINDS = {name: code for code, name in enumerate(_core.kind_names())}
 PHASES = {name: code for code, name in enumerate(_core.phase_names())}
@@ -39,11 +39,6 @@ def views(run: SimulatedRun) -> tuple[RankView, ...]:
 def _build_views(run: SimulatedRun) -> tuple[RankView, ...]:
     shared = _Edges(run)
     return tuple(RankView(run, index, shared) for index in range(len(run.ranks)))
-
-
-def counted(count: int, noun: str) -> str:
-    """Such as "1 read", "2 reads"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def ranges_of(first: Array, count: Array) -> tuple[Array, Array]:
