@@ -90,10 +90,20 @@ def test_ranks_are_chosen_by_number(tmp_path: Path) -> None:
     assert trace.idle(2).num_rows > trace.idle(0).num_rows
 
 
-def test_tree_is_built_once_and_only_when_needed(trace: ttap.Trace) -> None:
+def test_tree_is_built_once_and_only_when_needed(
+    trace: ttap.Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[_core.EventTree] = []
+
+    def build(table: _core.EventTable) -> _core.EventTree:
+        built.append(build_tree(table))
+        return built[-1]
+
+    build_tree = _core.build_tree
+    monkeypatch.setattr(_core, "build_tree", build)
     rank = trace.rank()
-    assert rank._tree is None
-    assert rank.tree is rank.tree
+    assert not built
+    assert [rank.tree, rank.tree] == built * 2
 
 
 # --- tree text ---

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from threading import Barrier, get_ident
+from time import sleep
 
 import pytest
 
 import torchtraceap as ttap
 from torchtraceap import loading, ranks
+from torchtraceap.remember import Memory
 from torchtraceap.threads import core_count, map_on_threads
 
 
@@ -63,3 +65,42 @@ def test_a_value_is_computed_once_for_its_key(bundled: Path) -> None:
     assert rank.idle(None) is rank.idle(None)
     assert rank.idle(rank.tree.profiled) is not rank.idle(None)
     assert rank.remember("k", lambda: 1) == rank.remember("k", lambda: 2) == 1
+
+
+def test_threads_that_ask_for_one_value_get_the_same_one() -> None:
+    remember = Memory()
+    together = Barrier(4, timeout=30)
+    made: list[object] = []
+
+    def compute() -> object:
+        made.append(object())
+        sleep(0.01)  # the others ask while this runs
+        return made[-1]
+
+    def ask(_: int) -> object:
+        together.wait()
+        return remember("value", compute)
+
+    assert map_on_threads(ask, range(4), threads=4) == made * 4
+
+
+def test_values_may_need_each_other_on_different_threads() -> None:
+    first, second = Memory(), Memory()
+    together = Barrier(2, timeout=30)
+
+    def outer(mine: Memory, other: Memory) -> str:
+        together.wait()  # both are being computed
+        return mine("inner", lambda: "in") + other("inner", lambda: "in")
+
+    def ask(index: int) -> str:
+        mine, other = (first, second) if index else (second, first)
+        return mine("outer", lambda: outer(mine, other))
+
+    assert map_on_threads(ask, range(2), threads=2) == ["inin", "inin"]
+
+
+def test_a_value_that_failed_is_computed_again() -> None:
+    remember = Memory()
+    with pytest.raises(ZeroDivisionError):
+        remember("value", lambda: 1 // 0)
+    assert remember("value", lambda: 2) == 2
