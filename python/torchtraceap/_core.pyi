@@ -76,6 +76,7 @@ __all__: list[str] = [
     "hta_critical_path",
     "hta_edge_kind_names",
     "idle_cause_names",
+    "innermost_marked",
     "kernel_sequences",
     "kind_names",
     "launch_queue",
@@ -1875,6 +1876,15 @@ def hta_edge_kind_names() -> list[str]:
 def idle_cause_names() -> list[str]:
     """
     Names of IdleBreakdown.cause.
+    """
+
+def innermost_marked(
+    table: EventTable,
+    tree: EventTree,
+    marked: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
+) -> numpy.typing.NDArray[numpy.uint32]:
+    """
+    uint32 [n]: the innermost row at or above each for which `marked` (one number per row) is not 0, or NO_ROW.
     """
 
 def kernel_sequences(

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchtraceap.dtypes import dtype_named
 from torchtraceap.models import OpCall, Tensor, UnknownWorkError, Work, register, work_of
 from torchtraceap.models import registry as registry_module
-from torchtraceap.models.arguments import dtype_named, promote
+from torchtraceap.models.arguments import promote
 from torchtraceap.models.attention import pairs
 
 NONE = ([], "", "")

@@ -20,7 +20,7 @@ import torchtraceap
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.replay import find_replayable, replay, replay_script
 from torchtraceap.replay.call import NotReplayableError, call_from_texts
-from torchtraceap.replay.dtypes import dtype_in_kernel_name, dtype_of_cpp_name, item_bytes
+from torchtraceap.replay.dtypes import DTYPE_NUMBERS, dtype_in_kernel_name, dtype_of_cpp_name
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
@@ -652,8 +652,10 @@ def test_type_names_of_several_compilers() -> None:
     assert dtype_of_cpp_name("c10::complex<float>") == "complex64"
     assert dtype_of_cpp_name("c10::Float8_e4m3fn") == "float8_e4m3fn"
     assert dtype_of_cpp_name("c10::quint8") is None
-    sizes = {"float8_e5m2": 1, "bool": 1, "bfloat16": 2, "int64": 8, "complex128": 16, "uint16": 2}
-    assert {name: item_bytes(name) for name in sizes} == sizes
+    assert dtype_of_cpp_name("c10::Float8_new") is None, "no tensor of it can be made"
+    assert dtype_of_cpp_name("fp4") is None
+    assert (DTYPE_NUMBERS[15], DTYPE_NUMBERS[6]) == ("bfloat16", "float32")
+    assert 12 not in DTYPE_NUMBERS, "quantised"
 
 
 def test_type_of_a_kernel_is_the_narrow_one() -> None:

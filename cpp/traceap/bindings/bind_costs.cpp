@@ -6,6 +6,8 @@
 namespace traceap::bindings {
 namespace {
 
+using RowArray = py::array_t<Row>;
+using MarkArray = py::array_t<std::uint8_t, py::array::c_style | py::array::forcecast>;
 using GroupArray = py::array_t<std::int32_t, py::array::c_style | py::array::forcecast>;
 
 Int64Array gpu_union_by_group(const TablePtr& table, const BoundTree& tree,
@@ -15,6 +17,14 @@ Int64Array gpu_union_by_group(const TablePtr& table, const BoundTree& tree,
   if (size != links.gpu_rows.size()) throw OptionError("group_of needs an entry for every gpu_row");
   if (groups > size) throw OptionError("more groups than GPU events");
   return adopt(group_gpu_union(*table, links, {group_of.data(), size}, groups));
+}
+
+RowArray innermost_marked_above(const TablePtr& table, const BoundTree& tree,
+                                const MarkArray& marked) {
+  const EventTree& links = tree_of(table, tree);
+  const auto size = static_cast<std::size_t>(marked.size());
+  if (size != table->size()) throw OptionError("marked needs an entry for every row");
+  return adopt(innermost_marked(links, {marked.data(), size}));
 }
 
 }  // namespace
@@ -54,6 +64,10 @@ void bind_costs(py::module_& module) {
       },
       py::arg("table"), py::arg("tree"), py::call_guard<py::gil_scoped_release>(),
       "GPU time owned by, and launched below, every host row.");
+  module.def("innermost_marked", innermost_marked_above, py::arg("table"), py::arg("tree"),
+             py::arg("marked"),
+             "uint32 [n]: the innermost row at or above each for which `marked` (one number per "
+             "row) is not 0, or NO_ROW.");
   module.def("gpu_union_by_group", gpu_union_by_group, py::arg("table"), py::arg("tree"),
              py::arg("group_of"), py::arg("groups"),
              "int64 [groups]: union of the GPU events of each group; group_of is int32 and follows "

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
-#include <string>
+#include <unordered_map>
 #include <vector>
 
+#include "traceap/analysis/collectives/metadata.hpp"
 #include "traceap/analysis/idle/host_activity.hpp"
 #include "traceap/features/feature_columns.hpp"
 
@@ -32,14 +32,14 @@ double median_us(std::vector<std::int64_t>& values) {
   return quantile_us(values, 0.5);
 }
 
-/// Bytes per element by the names that c10d writes; 0 if unknown.
-std::int64_t dtype_bytes(std::string_view dtype) {
-  for (const std::string_view one : {"Byte", "Char", "Bool", "Float8", "UInt8", "Int8"}) {
-    if (dtype.starts_with(one)) return 1;
+/// Message by kernel, of the collectives whose message was recorded.
+using MessageBytes = std::unordered_map<Row, std::int64_t>;
+MessageBytes message_bytes(const EventTable& table, const EventTree& tree) {
+  MessageBytes found;
+  for (const Collective& collective : build_collectives(table, tree).collectives) {
+    if (collective.bytes) found.emplace(collective.row, *collective.bytes);
   }
-  if (dtype == "Half" || dtype == "BFloat16" || dtype == "Short") return 2;
-  if (dtype == "Float" || dtype == "Int") return 4;
-  return dtype == "Long" || dtype == "Double" || dtype == "ComplexFloat" ? 8 : 0;
+  return found;
 }
 
 class GpuFeatures {
@@ -52,9 +52,7 @@ class GpuFeatures {
         matrix_(matrix),
         copy_memory_(table),
         bytes_(table, "bytes"),
-        in_elements_(table, "In msg nelems"),
-        out_elements_(table, "Out msg nelems"),
-        dtype_(table, "dtype"),
+        message_bytes_(message_bytes(table, tree)),
         last_window_of_stream_(tree.streams.size(), kNoRow) {}
 
   void add_window(std::uint32_t w) {
@@ -132,19 +130,10 @@ class GpuFeatures {
 
   void add_collective(Row r) {
     collective_ns_.push_back(table_.dur_ns[r]);
-    std::optional<double> bytes = message_bytes(r);
-    // Older profilers write the message on the operator alone.
-    if (!bytes && tree_.op[r] != kNoRow) bytes = message_bytes(tree_.op[r]);
-    if (bytes) collective_bytes_.push_back(*bytes);
-  }
-
-  std::optional<double> message_bytes(Row r) const {
-    const auto in = in_elements_.integer(r), out = out_elements_.integer(r);
-    if (!in && !out) return std::nullopt;
-    const std::int64_t size = dtype_bytes(dtype_.text(r).value_or(""));
-    const std::int64_t elements = std::max({std::int64_t{0}, in.value_or(0), out.value_or(0)});
-    if (size == 0) return std::nullopt;
-    return static_cast<double>(elements) * static_cast<double>(size);
+    const auto message = message_bytes_.find(r);
+    if (message != message_bytes_.end()) {
+      collective_bytes_.push_back(static_cast<double>(message->second));
+    }
   }
 
   void write(std::uint32_t w, std::uint32_t small, const std::int64_t (&copied)[6]) {
@@ -175,7 +164,8 @@ class GpuFeatures {
   const WindowSet& windows_;
   FeatureMatrix& matrix_;
   CopyMemories copy_memory_;
-  ArgReader bytes_, in_elements_, out_elements_, dtype_;
+  ArgReader bytes_;
+  MessageBytes message_bytes_;
   std::vector<std::uint32_t> last_window_of_stream_;
   std::vector<std::int64_t> kernel_ns_, delay_ns_, collective_ns_;
   std::vector<double> collective_bytes_;

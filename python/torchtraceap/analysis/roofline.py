@@ -260,17 +260,10 @@ class _GpuCalls:
 
 def _modelled_above(part: RankTrace, events: Array, has_work: Array) -> Array:
     """For each event the innermost row with a model at or above its owner, else the owner."""
-    parent = part.tree.parent
-    owner = part.costs.owner[events].astype(np.int64)
-    target = owner.copy()
-    current = owner.copy()
-    open_places = np.flatnonzero(current != _NO_ROW)
-    while len(open_places):
-        found = has_work[current[open_places]]
-        target[open_places[found]] = current[open_places[found]]
-        open_places = open_places[~found]
-        current[open_places] = parent[current[open_places]]
-        open_places = open_places[current[open_places] != _NO_ROW]
+    target = part.costs.owner[events].astype(np.int64)
+    owned = np.flatnonzero(target != _NO_ROW)
+    modelled = _core.innermost_marked(part.table, part.tree, has_work[:-1])[target[owned]]
+    target[owned] = np.where(modelled != _NO_ROW, modelled, target[owned])
     return target
 
 

@@ -18,7 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap.devices import Device
-from torchtraceap.durations.estimate import Estimate, UnknownDurationError, the_device
+from torchtraceap.durations.estimate import (
+    Estimate,
+    UnknownDurationError,
+    element_bytes,
+    peak_rate,
+    the_device,
+)
 from torchtraceap.durations.trees import BoostedTrees
 
 __all__ = ["GemmModel", "base_ns", "estimate_gemm", "gemm_features", "load_models"]
@@ -27,7 +33,6 @@ FloatArray = npt.NDArray[np.float64]
 
 _DATA = Path(__file__).with_name("data") / "gemm.json"
 LAUNCH_NS = 3000.0
-_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "tf32": 4, "fp64": 8, "fp8": 1}
 # Output tiles (rows x columns) of the kernels that libraries choose from.
 _TILES = (
     (64, 64),
@@ -54,13 +59,6 @@ _L2_GAIN = 1.6
 _MARGIN = 2.0
 
 
-def _peak(device: Device, dtype: str) -> float:
-    rate = device.matrix.get(dtype) or device.vector.get(dtype)
-    if not rate or dtype not in _ELEMENT_BYTES:
-        raise UnknownDurationError(f"the peak rate of {device.name} for {dtype} is not known")
-    return rate
-
-
 def base_ns(shapes: npt.ArrayLike, dtype: str, device: Device) -> FloatArray:
     """Launch plus roofline, in ns.
 
@@ -73,8 +71,8 @@ def base_ns(shapes: npt.ArrayLike, dtype: str, device: Device) -> FloatArray:
         UnknownDurationError: The device has no such peak.
     """
     batch, m, n, k = np.asarray(shapes, dtype=np.float64).reshape(-1, 4).T
-    compute = 2.0 * batch * m * n * k / _peak(device, dtype)
-    moved = _ELEMENT_BYTES[dtype] * batch * (m * k + k * n + m * n) / device.bandwidth
+    compute = 2.0 * batch * m * n * k / peak_rate(device, dtype)
+    moved = element_bytes(dtype) * batch * (m * k + k * n + m * n) / device.bandwidth
     return np.asarray(LAUNCH_NS + 1e9 * np.maximum(compute, moved))
 
 
@@ -86,8 +84,8 @@ def gemm_features(shapes: npt.ArrayLike, dtype: str, device: Device) -> FloatArr
     shape = np.asarray(shapes, dtype=np.float64).reshape(-1, 4)
     batch, m, n, k = shape.T
     base = base_ns(shape, dtype, device)
-    compute = 2e9 * batch * m * n * k / _peak(device, dtype)
-    moved = 1e9 * _ELEMENT_BYTES[dtype] * batch * (m * k + k * n + m * n) / device.bandwidth
+    compute = 2e9 * batch * m * n * k / peak_rate(device, dtype)
+    moved = 1e9 * element_bytes(dtype) * batch * (m * k + k * n + m * n) / device.bandwidth
     columns = [
         np.log2(m), np.log2(n), np.log2(k), np.log2(batch), np.log2(compute / LAUNCH_NS),
         np.log2(moved / LAUNCH_NS), np.log2(compute / moved), np.log2(base),
@@ -117,11 +115,11 @@ def _timed_tiles(
 ) -> list[FloatArray]:
     """Time of whole waves of tiles, over the roofline, for each tile and split of k."""
     batch, m, n, k = shape.T
-    rate = _peak(device, dtype) / device.multiprocessors
+    rate = peak_rate(device, dtype) / device.multiprocessors
     found = []
     for rows, width in _TIMED_TILES:
         tiles = batch * np.ceil(m / rows) * np.ceil(n / width)
-        reading = _ELEMENT_BYTES[dtype] * (rows + width) * k * tiles / device.bandwidth / _L2_GAIN
+        reading = element_bytes(dtype) * (rows + width) * k * tiles / device.bandwidth / _L2_GAIN
         for parts in _SPLITS:
             waves = np.ceil(tiles * parts / device.multiprocessors)
             computing = waves * 2.0 * rows * width * (k / parts) / rate

@@ -23,7 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap.devices import Device
-from torchtraceap.durations.estimate import Estimate, UnknownDurationError, the_device
+from torchtraceap.durations.estimate import (
+    Estimate,
+    UnknownDurationError,
+    element_bytes,
+    peak_rate,
+    the_device,
+)
 
 __all__ = [
     "KernelModel",
@@ -190,10 +196,7 @@ def estimate_attention(
         UnknownDurationError: The device is not known, or its peak for this type.
     """
     chip = the_device(device)
-    rate = chip.matrix.get(dtype) or chip.vector.get(dtype)
-    width = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}.get(dtype)
-    if not rate or width is None:
-        raise UnknownDurationError(f"the peak rate of {chip.name} for {dtype} is not known")
+    rate, width = peak_rate(chip, dtype), element_bytes(dtype)
     flops = 4.0 * batch * heads * queries * keys * head_size * (0.5 if causal else 1.0)
     moved = width * batch * heads * head_size * 2.0 * (queries + keys)
     ns = FLOOR_NS + 1e9 * max(flops / rate, moved / chip.bandwidth)

@@ -8,6 +8,7 @@ A user's own operator gets a model in a line:
     register("mylib::op")(lambda call: Work(flops=2 * call.tensor(0).elements, ...))
 """
 
+from torchtraceap.dtypes import DType
 from torchtraceap.models import (  # noqa: F401  (importing them registers their models)
     attention,
     convolution,
@@ -23,7 +24,7 @@ from torchtraceap.models import (  # noqa: F401  (importing them registers their
     softmax,
     triton,
 )
-from torchtraceap.models.arguments import DType, OpCall, Tensor, UnknownWorkError
+from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.models.families import FAMILIES, family_of
 from torchtraceap.models.registry import Model, Work, model_of, register, work_of
 

@@ -16,7 +16,9 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-__all__ = ["Argument", "DType", "OpCall", "Tensor", "UnknownWorkError", "dtype_named", "promote"]
+from torchtraceap.dtypes import FP32, INT16, DType, dtype_named, dtype_numbered
+
+__all__ = ["Argument", "OpCall", "Tensor", "UnknownWorkError", "promote"]
 
 _MOST_DIMS = 64
 _LARGEST_SIZE = 2**62
@@ -28,107 +30,11 @@ class UnknownWorkError(Exception):
     """The work of a call cannot be known; the message says why, as part of a sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class DType:
-    """A type of elements."""
-
-    label: str
-    """fp32, bf16, fp8, int64, bool, ..."""
-    size: int
-    """Bytes; fp4 counts the byte that two of them share."""
-    rank: int
-    """In promotion: 0 bool, 1 integer, 2 floating point, 3 complex."""
-
-
-_DTYPES = {
-    "bool": DType("bool", 1, 0),
-    "uint8": DType("uint8", 1, 1),
-    "int8": DType("int8", 1, 1),
-    "int16": DType("int16", 2, 1),
-    "int32": DType("int32", 4, 1),
-    "int64": DType("int64", 8, 1),
-    "fp4": DType("fp4", 1, 2),
-    "fp8": DType("fp8", 1, 2),
-    "fp16": DType("fp16", 2, 2),
-    "bf16": DType("bf16", 2, 2),
-    "fp32": DType("fp32", 4, 2),
-    "fp64": DType("fp64", 8, 2),
-    "complex32": DType("complex32", 4, 3),
-    "complex64": DType("complex64", 8, 3),
-    "complex128": DType("complex128", 16, 3),
-}
-_SPELLINGS = {
-    "float": "fp32",
-    "float32": "fp32",
-    "double": "fp64",
-    "float64": "fp64",
-    "half": "fp16",
-    "float16": "fp16",
-    "__half": "fp16",
-    "bfloat16": "bf16",
-    "__nv_bfloat16": "bf16",
-    "__hip_bfloat16": "bf16",
-    "long": "int64",
-    "long int": "int64",
-    "long long": "int64",
-    "long long int": "int64",
-    "unsigned long": "int64",
-    "unsigned long int": "int64",
-    "unsigned int": "int32",
-    "uint64": "int64",
-    "uint32": "int32",
-    "uint16": "int16",
-    "unsigned short": "int16",
-    "short": "int16",
-    "short int": "int16",
-    "int": "int32",
-    "signed char": "int8",
-    "char": "int8",
-    "qint8": "int8",
-    "unsigned char": "uint8",
-    "byte": "uint8",
-    "quint8": "uint8",
-    "qint32": "int32",
-    "complex<float>": "complex64",
-    "complex<double>": "complex128",
-    "complex<half>": "complex32",
-    "complex<c10::half>": "complex32",
-}
-# torch.dtype as the number that it has as an argument (c10::ScalarType).
-_NUMBERED = {
-    0: "uint8",
-    1: "int8",
-    2: "int16",
-    3: "int32",
-    4: "int64",
-    5: "fp16",
-    6: "fp32",
-    7: "fp64",
-    8: "complex32",
-    9: "complex64",
-    10: "complex128",
-    11: "bool",
-    15: "bf16",
-    23: "fp8",
-    24: "fp8",
-    25: "fp8",
-    26: "fp8",
-}
 _NOT_TENSORS = frozenset(
     ("", "scalar", "scalarlist", "genericlist", "tensorlist", "none", "string", "device", "layout")
 )
 # Scalars of old traces; tensors of these types are spelled in small letters.
 _OLD_SCALARS = frozenset(("Int", "Bool", "Double", "Float", "String", "Device", "IntList"))
-
-
-def dtype_named(name: str) -> DType | None:
-    """The type that a trace calls `name` (`c10::BFloat16`, `long int`, `torch.float32`)."""
-    plain = name.strip().lower().removeprefix("c10::").removeprefix("torch.")
-    if plain.startswith("float8"):
-        return _DTYPES["fp8"]
-    if plain.startswith("float4"):
-        return _DTYPES["fp4"]
-    return _DTYPES.get(_SPELLINGS.get(plain, plain))
 
 
 def promote(types: Sequence[DType]) -> DType:
@@ -137,9 +43,9 @@ def promote(types: Sequence[DType]) -> DType:
     candidates = [dtype for dtype in types if dtype.rank == highest]
     labels = {dtype.label for dtype in candidates}
     if {"fp16", "bf16"} <= labels:
-        candidates = [*candidates, _DTYPES["fp32"]]
+        candidates = [*candidates, FP32]
     if labels == {"int8", "uint8"}:
-        return _DTYPES["int16"]
+        return INT16
     return max(candidates, key=lambda dtype: dtype.size)
 
 
@@ -298,8 +204,7 @@ class OpCall:
         if not text or text == "None":
             return None
         number = int(text) if _INTEGER.fullmatch(text) else -1
-        label = _NUMBERED.get(number)
-        return dtype_named(text) if label is None else _DTYPES[label]
+        return dtype_numbered(number) or dtype_named(text)
 
     def _text(self, position: int) -> str | None:
         return self.argument(position).text
@@ -409,14 +314,14 @@ _ELEMENT = re.compile(
     r"[<, ](float|double|c10::Half|c10::BFloat16|__half|__nv_bfloat16|__hip_bfloat16|long|int|"
     r"bool|unsigned char|signed char|c10::Float8_e4m3fn|c10::Float8_e5m2)\b(?=[,>])"
 )
-_BY_SIZE = {1: "int8", 2: "bf16", 4: "fp32", 8: "fp64", 16: "complex128"}
+_BY_SIZE = {1: "int8", 2: "bfloat16", 4: "float32", 8: "float64", 16: "complex128"}
 
 
 def _kernel_dtype(kernel: str) -> DType | None:
     """The element type among a kernel's template arguments; None if they name none."""
     opaque = _OPAQUE.search(kernel)
     if opaque:
-        label = _BY_SIZE.get(int(opaque.group(1)))
-        return None if label is None else _DTYPES[label]
+        name = _BY_SIZE.get(int(opaque.group(1)))
+        return None if name is None else dtype_named(name)
     found = _ELEMENT.search(kernel)
     return dtype_named(found.group(1)) if found else None

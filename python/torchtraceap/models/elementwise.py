@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from math import prod
 
-from torchtraceap.models.arguments import DType, OpCall, Tensor, UnknownWorkError, promote
+from torchtraceap.dtypes import BOOL, FP32, DType
+from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError, promote
 from torchtraceap.models.gemm import broadcast
 from torchtraceap.models.registry import Work, register
-
-_FP32 = DType("fp32", 4, 2)
-_BOOL = DType("bool", 1, 0)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -71,7 +69,7 @@ def _promoted(tensors: list[Tensor]) -> DType:
     if not higher:
         return own
     found = promote(higher)
-    return _FP32 if found.label == "fp64" else found
+    return FP32 if found.label == "fp64" else found
 
 
 def _inputs(call: OpCall, *positions: int) -> list[Tensor]:
@@ -96,7 +94,7 @@ def _same(call: OpCall, *positions: int, flops: int = 1) -> Work:
 def _floating(call: OpCall, *positions: int) -> Work:
     tensors = _inputs(call, *positions)
     promoted = _promoted(tensors)
-    dtype = promoted if promoted.rank >= 2 else _FP32
+    dtype = promoted if promoted.rank >= 2 else FP32
     if call.in_place:
         dtype = tensors[0].dtype
     return _result(tensors, dtype, 1, shape=_shape(call, tensors))
@@ -104,7 +102,7 @@ def _floating(call: OpCall, *positions: int) -> Work:
 
 def _boolean(call: OpCall, *positions: int) -> Work:
     tensors = _inputs(call, *positions)
-    dtype = tensors[0].dtype if call.in_place else _BOOL
+    dtype = tensors[0].dtype if call.in_place else BOOL
     return _result(tensors, dtype, 1, shape=_shape(call, tensors))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isqrt, prod
 
-from torchtraceap.models.arguments import DType, OpCall, Tensor, UnknownWorkError
+from torchtraceap.dtypes import INT32, DType
+from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.models.registry import Work, register
 
 _LOW = ("fp8", "fp4", "int8", "uint8")
@@ -70,7 +71,7 @@ def int_mm(call: OpCall) -> Work:
     a, b = call.tensor(0), call.tensor(1)
     _ranks(a, b, 2, 2)
     depth = _shared(a.shape[1], b.shape[0])
-    return _product(a, b, (a.shape[0], b.shape[1]), depth, DType("int32", 4, 1))
+    return _product(a, b, (a.shape[0], b.shape[1]), depth, INT32)
 
 
 @register("aten::addmm", "aten::_addmm_activation")
@@ -245,7 +246,7 @@ def int8_linear(call: OpCall) -> Work:
     x, weight = call.tensor(0), call.tensor(1)
     _ranks(weight, weight, 2, 2)
     depth = _shared(x.shape[-1] if x.shape else 0, weight.shape[1])
-    return _product(x, weight, (*x.shape[:-1], weight.shape[0]), depth, DType("int32", 4, 1))
+    return _product(x, weight, (*x.shape[:-1], weight.shape[0]), depth, INT32)
 
 
 @register(

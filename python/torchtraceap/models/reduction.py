@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
-from torchtraceap.models.arguments import DType, OpCall, Tensor, UnknownWorkError, dtype_named
+from torchtraceap.dtypes import BOOL, INT32, INT64, DType
+from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.models.elementwise import binary
 from torchtraceap.models.registry import Work, register
-
-_INT64 = DType("int64", 8, 1)
-_BOOL = DType("bool", 1, 0)
 
 
 def _kept(x: Tensor, dims: tuple[int, ...]) -> int:
@@ -50,7 +48,7 @@ def _arithmetic(dtype: DType) -> str:
 def _sum_type(call: OpCall, position: int) -> DType:
     own = call.tensor(0).dtype
     given = call.dtype_argument(position) if call.has_values else None
-    return given or (own if own.rank >= 2 else _INT64)
+    return given or (own if own.rank >= 2 else INT64)
 
 
 @register("aten::sum", "aten::nansum", "aten::mean", "aten::nanmean")
@@ -87,24 +85,24 @@ def extreme_with_index(call: OpCall) -> Work:
     if len(call) <= 1:
         return _reduced(call, 1, 1, call.tensor(0).dtype)
     kept = _kept(call.tensor(0), call.integers(1))
-    return _reduced(call, kept, 1, call.tensor(0).dtype, outputs=_INT64.size)
+    return _reduced(call, kept, 1, call.tensor(0).dtype, outputs=INT64.size)
 
 
 @register("aten::argmax", "aten::argmin")
 def index_of_extreme(call: OpCall) -> Work:
-    return _reduced(call, _kept(call.tensor(0), _dims(call, 1)), 1, _INT64)
+    return _reduced(call, _kept(call.tensor(0), _dims(call, 1)), 1, INT64)
 
 
 @register("aten::all", "aten::any")
 def logical(call: OpCall) -> Work:
     dims = _dims(call, 1) if len(call) > 1 else ()
     own = call.tensor(0).dtype
-    return _reduced(call, _kept(call.tensor(0), dims), 1, own if own.label == "uint8" else _BOOL)
+    return _reduced(call, _kept(call.tensor(0), dims), 1, own if own.label == "uint8" else BOOL)
 
 
 @register("aten::count_nonzero")
 def count(call: OpCall) -> Work:
-    return _reduced(call, _kept(call.tensor(0), _dims(call, 1)), 1, _INT64)
+    return _reduced(call, _kept(call.tensor(0), _dims(call, 1)), 1, INT64)
 
 
 @register("aten::var", "aten::std")
@@ -139,7 +137,7 @@ def logsumexp(call: OpCall) -> Work:
 def scan(call: OpCall) -> Work:
     x = call.tensor(0)
     given = call.dtype_argument(2) if call.has_values and not call.is_none(2) else None
-    own = x.dtype if x.dtype.rank >= 2 else _INT64
+    own = x.dtype if x.dtype.rank >= 2 else INT64
     return Work(x.elements, x.bytes, x.elements * (given or own).size, _arithmetic(x.dtype))
 
 
@@ -174,6 +172,6 @@ def search(call: OpCall) -> Work:
     first, second = call.tensor(0), call.tensor(1)
     values = second if call.name == "aten::searchsorted" else first
     narrow = call.boolean(2, default=False)
-    out_type = dtype_named("int") if narrow else _INT64
-    written = values.elements * (out_type or _INT64).size
+    out_type = INT32 if narrow else INT64
+    written = values.elements * out_type.size
     return Work(None, first.bytes + second.bytes, written)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from torchtraceap.models.arguments import DType, OpCall, UnknownWorkError, dtype_named, promote
+from torchtraceap.dtypes import FP32, DType
+from torchtraceap.models.arguments import OpCall, UnknownWorkError, promote
 from torchtraceap.models.registry import Work, register
 
 # maximum; subtract, exponential, sum; divide (or subtract the logarithm of the sum)
@@ -22,7 +23,7 @@ def softmax(call: OpCall) -> Work:
 def _softmax_output(call: OpCall, own: DType) -> DType:
     if call.name in ("aten::_softmax", "aten::_log_softmax"):
         widened = own.label == "fp16" and call.boolean(2)
-        return dtype_named("float") or own if widened else own
+        return FP32 if widened else own
     return call.dtype_argument(2) or own
 
 

@@ -262,7 +262,7 @@ class _Planner:
         elements = (
             0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         )
-        self._bytes += elements * dtypes.item_bytes(dtype)
+        self._bytes += elements * dtypes.ELEMENT_BYTES[dtype]
         if self._bytes > 1 << 50:
             raise NotReplayableError(f"'{name}' of shape {list(shape)} is too large to be real")
         function, arguments = self._fill(name, shape, dtype)

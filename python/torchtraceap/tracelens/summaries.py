@@ -14,6 +14,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
+from torchtraceap.dtypes import dtype_named
 from torchtraceap.tracelens.categories import category_of
 from torchtraceap.tracelens.kernel_details import kernel_columns
 from torchtraceap.tracelens.launchers import CompatTree, union_us
@@ -372,22 +373,23 @@ _COLLECTIVE_KEYS = (
     "In split size",
     "Out split size",
 )
-_ELEMENT_BYTES = {
-    "Float": 4,
-    "Int": 4,
-    "Long": 8,
-    "BFloat16": 2,
-    "Half": 2,
-    "Bool": 1,
-    "Byte": 1,
-    "Char": 1,
-    "Double": 8,
-    "Short": 2,
-    "Float8_e4m3fn": 1,
-    "Float8_e4m3fnuz": 1,
-    "Float8_e5m2": 1,
-    "Float8_e5m2fnuz": 1,
-}
+_ELEMENT_TYPES = (
+    "Float",
+    "Int",
+    "Long",
+    "BFloat16",
+    "Half",
+    "Bool",
+    "Byte",
+    "Char",
+    "Double",
+    "Short",
+    "Float8_e4m3fn",
+    "Float8_e4m3fnuz",
+    "Float8_e5m2",
+    "Float8_e5m2fnuz",
+)
+"""Those that their table of sizes has."""
 
 
 def coll_analysis(tree: CompatTree) -> Sheet:
@@ -429,5 +431,5 @@ def _plain(text: str) -> Any:
 
 
 def _megabytes(count: Any, dtype: str) -> float | None:
-    size = _ELEMENT_BYTES.get(dtype)
-    return count * size / 2**20 if isinstance(count, int) and size else None
+    known = dtype_named(dtype) if dtype in _ELEMENT_TYPES else None
+    return count * known.size / 2**20 if isinstance(count, int) and known else None

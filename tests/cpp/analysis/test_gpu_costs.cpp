@@ -1,4 +1,5 @@
 #include <numeric>
+#include <random>
 #include <set>
 #include <string>
 
@@ -248,4 +249,66 @@ TEST_CASE("host time while the GPU idles: causes, groups of the row around, bloc
   CHECK(total(host.threads[0].silent_idle_ns) == 0);
   CHECK(host.threads[0].blocked_idle_ns == 20'000);
   CHECK(host.self_ns[1] == 40'000);
+}
+
+namespace {
+
+/// Calls nested at random, to `depth`, whose launches start kernels on streams that overlap.
+TraceText random_calls(std::mt19937& random, int launches, int depth) {
+  TraceText text;
+  const auto draw = [&](int most) {
+    return static_cast<int>(random() % static_cast<unsigned>(most));
+  };
+  for (int i = 0; i < launches; ++i) {
+    const int start = 1000 * i, ends = start + 999 - draw(3);
+    for (int level = draw(depth + 1); level > 0; --level) {
+      text.host("cpu_op", "op" + std::to_string(level), start + depth - level,
+                ends - start - 2 * depth);
+    }
+    // Some kernels run at once, some long after their launch, some for no time at all.
+    text.launch("k", start + depth + 1, 2, start + 10 + draw(3000), draw(4) == 0 ? 0 : draw(4000),
+                7 + draw(3), i + 1);
+    if (i % 7 == 3) text.host("cpu_op", "over_several", start - 2500, 3499);
+  }
+  return text;
+}
+
+/// The definition: for each row the union of all kernels launched in its subtree.
+std::int64_t union_below(const Costed& a, Row row) {
+  std::vector<Interval> below;
+  for (const Row gpu : a.tree.gpu_rows) {
+    const Row launch = a.tree.launch[gpu];
+    if (launch != kNoRow && is_inside(a.tree, launch, row)) {
+      below.push_back({a.table.ts_ns[gpu], a.table.end_ns(gpu)});
+    }
+  }
+  return total_length_ns(make_union(std::move(below)));
+}
+
+}  // namespace
+
+TEST_CASE("the GPU time below a row is the union of all that its subtree launched") {
+  std::mt19937 random(7);
+  for (int round = 0; round < 40; ++round) {
+    const Costed a(random_calls(random, 30, 1 + round % 12));
+    for (const Row row : a.tree.host_rows) {
+      REQUIRE(a.costs.subtree_gpu_ns[row] == union_below(a, row));
+    }
+  }
+}
+
+TEST_CASE("rows are asked for the innermost marked row above them") {
+  TraceText text;
+  text.host("cpu_op", "outer", 0, 100)
+      .host("cpu_op", "middle", 10, 50)
+      .host("cpu_op", "inner", 20, 10);
+  text.host("cpu_op", "alone", 200, 10);
+  const Costed a(text);
+  std::vector<std::uint8_t> marked(a.table.size(), 0);
+  marked[a.row("outer")] = marked[a.row("middle")] = 1;
+  const std::vector<Row> found = innermost_marked(a.tree, marked);
+  CHECK(found[a.row("inner")] == a.row("middle"));
+  CHECK(found[a.row("middle")] == a.row("middle"));
+  CHECK(found[a.row("outer")] == a.row("outer"));
+  CHECK(found[a.row("alone")] == kNoRow);
 }

@@ -16,59 +16,12 @@
 #include <array>
 #include <charconv>
 
+#include "traceap/table/dtypes.hpp"
 #include "traceap/table/json_text.hpp"
 #include "traceap/tree/name_traits.hpp"
 
 namespace traceap {
 namespace {
-
-struct ElementType {
-  std::string_view spelling;  ///< c10::ScalarType as in "dtype", or the C++ type in "Input type"
-  std::string_view dtype;
-  std::int64_t bytes;
-};
-constexpr ElementType kElementTypes[] = {
-    {"Float", "float32", 4},
-    {"float", "float32", 4},
-    {"BFloat16", "bfloat16", 2},
-    {"c10::BFloat16", "bfloat16", 2},
-    {"Half", "float16", 2},
-    {"c10::Half", "float16", 2},
-    {"Double", "float64", 8},
-    {"double", "float64", 8},
-    {"Long", "int64", 8},
-    {"long int", "int64", 8},
-    {"long", "int64", 8},
-    {"Int", "int32", 4},
-    {"int", "int32", 4},
-    {"Short", "int16", 2},
-    {"short int", "int16", 2},
-    {"Byte", "uint8", 1},
-    {"unsigned char", "uint8", 1},
-    {"Char", "int8", 1},
-    {"signed char", "int8", 1},
-    {"Bool", "bool", 1},
-    {"bool", "bool", 1},
-    {"UInt16", "uint16", 2},
-    {"UInt32", "uint32", 4},
-    {"UInt64", "uint64", 8},
-    {"ComplexFloat", "complex64", 8},
-    {"c10::complex<float>", "complex64", 8},
-    {"ComplexDouble", "complex128", 16},
-    {"c10::complex<double>", "complex128", 16},
-    {"Float8_e4m3fn", "float8_e4m3fn", 1},
-    {"c10::Float8_e4m3fn", "float8_e4m3fn", 1},
-    {"Float8_e5m2", "float8_e5m2", 1},
-    {"c10::Float8_e5m2", "float8_e5m2", 1},
-};
-
-const ElementType* element_type(std::string_view spelling) {
-  for (const ElementType& type : kElementTypes) {
-    if (type.spelling == spelling) return &type;
-  }
-  static constexpr ElementType kOtherFloat8{"Float8", "float8", 1};
-  return spelling.find("Float8") != std::string_view::npos ? &kOtherFloat8 : nullptr;
-}
 
 /// An absurd number of elements is no size; nothing in a trace is trusted.
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 48;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "traceap/analysis/costs/subtree_unions.hpp"
 #include "traceap/analysis/idle/host_self.hpp"
 #include "traceap/analysis/idle/timeline.hpp"
 
@@ -51,28 +52,31 @@ std::vector<std::int64_t> build_exclusive(const EventTable& table, const EventTr
 }
 
 void add_gpu_events(const EventTable& table, const EventTree& tree, GpuCosts& costs) {
-  const std::size_t size = table.size();
-  GrowingUnions own(size), subtree(size);
+  GrowingUnions own(table.size());
+  std::vector<PlacedInterval> below;
   for (const Row row : tree.gpu_rows) {
     const Interval interval{table.ts_ns[row], table.end_ns(row)};
     const Row launch = tree.launch[row];
     const Row owner = tree.op[row] != kNoRow ? tree.op[row] : launch;
     costs.owner[row] = owner;
-    if (owner != kNoRow) {
-      own.add(owner, interval);
-      ++costs.own_gpu_events[owner];
-      costs.owned_exclusive_ns[owner] += costs.exclusive_ns[row];
-      if (launch != kNoRow && tree.launched_by(launch).front() == row) ++costs.own_launches[owner];
-    }
+    if (owner == kNoRow) continue;
+    own.add(owner, interval);
+    ++costs.own_gpu_events[owner];
+    costs.owned_exclusive_ns[owner] += costs.exclusive_ns[row];
+    if (launch != kNoRow && tree.launched_by(launch).front() == row) ++costs.own_launches[owner];
     // Without a launch the External id still names an op: its ancestors count the event too.
-    for (Row above = launch != kNoRow ? launch : owner; above != kNoRow;
-         above = tree.parent[above]) {
-      subtree.add(above, interval);
-      ++costs.subtree_gpu_events[above];
-    }
+    const Row lowest = launch != kNoRow ? launch : owner;
+    below.push_back({lowest, interval});
+    ++costs.subtree_gpu_events[lowest];
   }
   costs.own_gpu_ns = std::move(own.length_ns);
-  costs.subtree_gpu_ns = std::move(subtree.length_ns);
+  const std::vector<std::int64_t> union_ns = subtree_union_ns(tree, below);
+  costs.subtree_gpu_ns.assign(table.size(), 0);
+  for (std::size_t at = tree.host_rows.size(); at-- > 0;) {  // children before their parents
+    const Row row = tree.host_rows[at], parent = tree.parent[row];
+    costs.subtree_gpu_ns[row] = union_ns[at];
+    if (parent != kNoRow) costs.subtree_gpu_events[parent] += costs.subtree_gpu_events[row];
+  }
 }
 
 /// Visits the rows of each track in pre-order with enter(row), and leave(row) once all below it
@@ -150,6 +154,19 @@ GpuCosts build_gpu_costs(const EventTable& table, const EventTree& tree) {
                     [&](Row row, Interval piece) { costs.self_host_ns[row] += piece.length_ns(); });
   }
   return costs;
+}
+
+std::vector<Row> innermost_marked(const EventTree& tree, std::span<const std::uint8_t> marked) {
+  std::vector<Row> found(tree.parent.size(), kNoRow);
+  for (Row row = 0; row < std::min(found.size(), marked.size()); ++row) {  // parents come first
+    const Row parent = tree.parent[row];
+    if (marked[row] != 0) {
+      found[row] = row;
+    } else if (parent != kNoRow) {
+      found[row] = found[parent];
+    }
+  }
+  return found;
 }
 
 std::vector<std::int64_t> group_gpu_union(const EventTable& table, const EventTree& tree,

@@ -44,8 +44,12 @@ struct GpuCosts {
   std::vector<Row> owner;
 };
 
-/// O(GPU events * depth of their launch + n).
+/// O(n log n), whatever the depth of the call stacks.
 GpuCosts build_gpu_costs(const EventTable& table, const EventTree& tree);
+
+/// Per row: the innermost row for which `marked` holds, at or above it; kNoRow if there is none.
+/// O(n).
+std::vector<Row> innermost_marked(const EventTree& tree, std::span<const std::uint8_t> marked);
 
 /// Union in ns of the GPU events of each group; `group_of` follows tree.gpu_rows, and what is not
 /// in [0, groups) belongs to none. O(GPU events).

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torchtraceap.dtypes import dtype_named
+
 __all__ = [
     "FAILURES",
     "Call",
@@ -63,20 +65,21 @@ class Work:
 
 Model = Callable[[Call], Work]
 
-_BYTES = {
-    8: ("double", "long int"),
-    4: ("float", "scalar"),
-    2: ("c10::half", "c10::bfloat16"),
-    1: (
-        "c10::float8_e4m3fnuz",
-        "c10::float8_e4m3fn",
-        "c10::float8_e5m2",
-        "unsigned char",
-        "signed char",
-        "fp8",
-    ),
-}
-_BYTES_OF = {name: size for size, names in _BYTES.items() for name in names}
+# Those that their table of sizes has.
+_SIZED = (
+    "double",
+    "long int",
+    "float",
+    "c10::half",
+    "c10::bfloat16",
+    "c10::float8_e4m3fnuz",
+    "c10::float8_e4m3fn",
+    "c10::float8_e5m2",
+    "unsigned char",
+    "signed char",
+    "fp8",
+)
+_BYTES_OF = {name: dtype.size for name in _SIZED if (dtype := dtype_named(name))} | {"scalar": 4}
 _PRECISIONS = {
     "float": "fp32",
     "double": "fp64",
