@@ -104,3 +104,17 @@ def test_a_value_that_failed_is_computed_again() -> None:
     with pytest.raises(ZeroDivisionError):
         remember("value", lambda: 1 // 0)
     assert remember("value", lambda: 2) == 2
+
+
+def test_threads_that_share_a_rank_get_the_same_objects(bundled: Path) -> None:
+    rank = ttap.load(bundled).ranks[0]
+    together = Barrier(4, timeout=30)
+
+    def objects(_: int) -> tuple[object, ...]:
+        together.wait()
+        return rank.tree, rank.costs, rank.idle(None)
+
+    first, *others = map_on_threads(objects, range(4), threads=4)
+    for other in others:
+        assert all(a is b for a, b in zip(first, other, strict=True))
+    assert rank.tree is first[0]

@@ -118,7 +118,7 @@ std::string event_json(const EventTable& table, Row row);
 std::string args_json(const EventTable& table, Row row);
 
 /// Reads one key of `args` for many rows: the key's place is found once per template.
-/// The hot keys device, stream, correlation and External id are found too.
+/// The hot keys device, stream, correlation and External id are found too. Not thread-safe.
 class ArgReader {
  public:
   ArgReader(const EventTable& table, std::string_view key);

@@ -2,34 +2,28 @@
 // state.
 
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
 
 #include "analysis/analysed.hpp"
 #include "catch.hpp"
+#include "corpus.hpp"
 
 using namespace traceap;
 namespace fs = std::filesystem;
 
 namespace {
 
-fs::path corpus() {
-  const char* given = std::getenv("TORCHTRACEAP_CORPUS");
-  return given != nullptr ? fs::path(given)
-                          : fs::path(__FILE__).parent_path() / "../../../../shared/traces";
-}
-
 bool absent(const fs::path& path) {
   if (fs::exists(path)) return false;
-  WARN("skipped: there is no " << path << " (set TORCHTRACEAP_CORPUS)");
+  WARN("no such trace: " << path);
   return true;
 }
 
 std::vector<fs::path> all_traces() {
   std::vector<fs::path> paths;
-  for (const auto& entry : fs::recursive_directory_iterator(corpus())) {
+  for (const auto& entry : fs::recursive_directory_iterator(corpus_folder())) {
     const std::string name = entry.path().string();
     const bool is_trace = name.ends_with(".json") || name.ends_with(".json.gz");
     if (entry.is_regular_file() && is_trace && name.find("_reference") == std::string::npos) {
@@ -68,7 +62,6 @@ std::map<std::string, double> read_reference(const fs::path& path) {
 }  // namespace
 
 TEST_CASE("on every real trace the parts sum to the whole", "[analysis][corpus]") {
-  if (absent(corpus())) return;
   for (const fs::path& path : all_traces()) {
     INFO(path);
     const Analysed a(read_trace(path.string()));
@@ -83,8 +76,7 @@ TEST_CASE("on every real trace the parts sum to the whole", "[analysis][corpus]"
 }
 
 TEST_CASE("causes agree with what is known of real traces", "[analysis][corpus]") {
-  if (absent(corpus())) return;
-  const fs::path root = corpus();
+  const fs::path root = corpus_folder();
   CHECK(gpu_span_share(root / "kineto/resnet50_num_workers_0.json.gz", {IdleCause::kDataLoading}) >
         0.6);
   CHECK(gpu_span_share(root / "kineto/resnet50_num_workers_4.json.gz", {IdleCause::kDataLoading}) <
@@ -102,17 +94,16 @@ TEST_CASE("causes agree with what is known of real traces", "[analysis][corpus]"
 /// TraceLens computes start + duration in doubles of microseconds, one ulp of which is 0.25 us for
 /// times since 1970: half an ulp at each end of some thousand intervals, mostly cancelling.
 TEST_CASE("linked timelines agree with TraceLens' tables", "[analysis][corpus]") {
-  if (absent(corpus())) return;
   for (const char* name :
        {"h100/qwen_inference", "h100/timesformer_inference", "h100/vit_nsfw_inference",
         "mi210/gpu_only", "mi300/bert_inference", "mi300/qwen_inference",
         "mi300/timesformer_inference", "torch_compile_triton"}) {
     INFO(name);
-    const fs::path trace = corpus() / "tracelens" / (std::string(name) + ".json.gz");
+    const fs::path trace = corpus_folder() / "tracelens" / (std::string(name) + ".json.gz");
     const Analysed a(read_trace(trace.string()));
     const Timeline t =
         compute_timeline(build_gpu_intervals(a.table, a.tree, {.linked_only = true}));
-    auto reference = read_reference(corpus() / "tracelens" /
+    auto reference = read_reference(corpus_folder() / "tracelens" /
                                     (std::string(name) + "_reference/gpu_timeline.csv"));
     const auto differs_ns = [&](const char* type, std::int64_t ns) {
       return std::abs(static_cast<double>(ns) - reference.at(type) * 1e6);

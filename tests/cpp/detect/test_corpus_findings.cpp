@@ -1,12 +1,10 @@
 // The extended rules on real traces: what their authors state or what stands in them outright.
-// TORCHTRACEAP_CORPUS names the folder; without it the tests pass with a note.
 
-#include <cstdlib>
-#include <filesystem>
 #include <map>
 #include <optional>
 
 #include "catch.hpp"
+#include "corpus.hpp"
 #include "traceap/detect/rules.hpp"
 #include "traceap/trace/read.hpp"
 
@@ -14,18 +12,12 @@ using namespace traceap;
 
 namespace {
 
-std::filesystem::path corpus() {
-  if (const char* folder = std::getenv("TORCHTRACEAP_CORPUS")) return folder;
-  const std::filesystem::path here = std::filesystem::absolute(__FILE__);
-  return here.parent_path() / "../../../../../shared/traces";
-}
-
 using Verdicts = std::map<std::string, Verdict>;
 
 std::optional<Verdicts> judge(const std::string& name) {
-  const std::filesystem::path path = corpus() / name;
+  const std::filesystem::path path = corpus_folder() / name;
   if (!std::filesystem::exists(path)) {
-    WARN("skipped, no such trace: " << path);
+    WARN("no such trace: " << path);
     return std::nullopt;
   }
   const EventTable table = read_trace(path.string());

@@ -1,12 +1,11 @@
 // The eight rules on real traces whose authors state what is wrong with them, or which show it
-// outright. TORCHTRACEAP_CORPUS names the folder; without it each case passes with a note.
+// outright.
 
-#include <cstdlib>
-#include <filesystem>
 #include <map>
 #include <optional>
 
 #include "catch.hpp"
+#include "corpus.hpp"
 #include "traceap/detect/rules.hpp"
 #include "traceap/trace/read.hpp"
 
@@ -14,17 +13,12 @@ using namespace traceap;
 
 namespace {
 
-std::filesystem::path corpus() {
-  if (const char* folder = std::getenv("TORCHTRACEAP_CORPUS")) return folder;
-  return std::filesystem::absolute(__FILE__).parent_path() / "../../../../shared/traces";
-}
-
 using Verdicts = std::map<std::string_view, Verdict>;
 
 std::optional<Verdicts> verdicts_of(const std::string& name) {
-  const std::filesystem::path path = corpus() / name;
+  const std::filesystem::path path = corpus_folder() / name;
   if (!std::filesystem::exists(path)) {
-    WARN("skipped, no such trace: " << path);
+    WARN("no such trace: " << path);
     return std::nullopt;
   }
   const EventTable table = read_trace(path.string());

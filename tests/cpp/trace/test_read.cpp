@@ -201,16 +201,24 @@ TEST_CASE("chunk borders and threads change nothing", "[trace]") {
 }
 
 TEST_CASE("threads read a long text whose chunks end inside events", "[trace]") {
-  // Lists of look-alike events, in which the reader cuts, and quotes that simdjson refuses.
+  // Lists of look-alike events, in which the reader cuts, after names of changing length, so that
+  // chunks end anywhere; and quotes that simdjson refuses.
   std::string text = "{\"traceEvents\":[";
   for (int i = 0; i < 3000; ++i) {
-    text +=
-        R"({"ph":"X","name":"op)" + std::to_string(i) + R"(","pid":1,"tid":1,"ts":)" +
-        std::to_string(i) + R"(,"dur":1,"args":{"l":[{"name":1},{"name":2}]}},)" +
-        (i % 10 == 0 ? R"({"ph":"X","name":"lone"quote","pid":1,"tid":1,"ts":3,"dur":1},)" : "");
+    const auto length = static_cast<std::size_t>(i % 61);
+    text += R"({"ph":"X","name":")" + std::string(length, 'x') + R"(","pid":1,"tid":1,"ts":)" +
+            std::to_string(i) +
+            R"(,"dur":1,"args":{"l":[{"name":1},{"name":2},{"name":3},{"name":4}]}},)";
+    if (i % 10 == 0) text += R"({"ph":"X","name":"lone"quote","pid":1,"tid":1,"ts":3,"dur":1},)";
   }
   text += kFirst + "],\"b\":1}";
-  CHECK(fingerprint(load(text, 300, 4)) == fingerprint(load(text)));
+  const std::string expected = fingerprint(load(text));
+  for (const std::size_t chunk : {300U, 5000U, 20'000U, 100'000U}) {
+    for (const unsigned threads : {2U, 4U}) {
+      CAPTURE(chunk, threads);
+      CHECK(fingerprint(load(text, chunk, threads)) == expected);
+    }
+  }
 }
 
 TEST_CASE("truncation anywhere keeps the whole events before it", "[trace]") {
