@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+
+#include "traceap/base/offsets.hpp"
+#include "traceap/base/statistics.hpp"
 
 namespace traceap {
 namespace {
@@ -72,32 +74,17 @@ class GroupTable {
   std::vector<std::uint32_t> slots_;
 };
 
-/// Fills `offsets` and `rows` from `index`: a counting sort.
+/// Fills `offsets` and `rows` from `index`.
 void sort_by_group(RowGroups& groups) {
-  groups.offsets.assign(groups.size() + 1, 0);
-  for (const std::int64_t group : groups.index)
-    ++groups.offsets[static_cast<std::size_t>(group) + 1];
-  std::partial_sum(groups.offsets.begin(), groups.offsets.end(), groups.offsets.begin());
-  std::vector<std::int64_t> place(groups.offsets.begin(), groups.offsets.end() - 1);
+  CountingSort<std::int64_t> sort(groups.size());
+  for (const std::int64_t group : groups.index) sort.count(static_cast<std::size_t>(group));
+  sort.start_placing();
   groups.rows.resize(groups.index.size());
   for (std::size_t row = 0; row < groups.index.size(); ++row) {
-    const auto at = place[static_cast<std::size_t>(groups.index[row])]++;
+    const auto at = sort.place(static_cast<std::size_t>(groups.index[row]));
     groups.rows[static_cast<std::size_t>(at)] = static_cast<std::int64_t>(row);
   }
-}
-
-bool less_nan_last(double a, double b) { return std::isnan(b) ? !std::isnan(a) : a < b; }
-
-/// Of at least one value; reorders them.
-double quantile(std::span<double> values, double q) {
-  const double place = q * static_cast<double>(values.size() - 1);
-  const auto below = static_cast<std::size_t>(place);
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(below);
-  std::nth_element(values.begin(), middle, values.end(), less_nan_last);
-  const double weight = place - static_cast<double>(below);
-  if (weight == 0) return *middle;
-  const double above = *std::min_element(middle + 1, values.end(), less_nan_last);
-  return *middle + weight * (above - *middle);
+  groups.offsets = sort.take_offsets();
 }
 
 }  // namespace
@@ -123,7 +110,7 @@ std::vector<double> group_quantiles(const RowGroups& groups, std::span<const dou
   for (std::size_t group = 0; group < groups.size(); ++group) {
     const auto begin = static_cast<std::size_t>(groups.offsets[group]);
     const auto end = static_cast<std::size_t>(groups.offsets[group + 1]);
-    result[group] = quantile(std::span(sorted).subspan(begin, end - begin), q);
+    result[group] = quantile_of(std::span(sorted).subspan(begin, end - begin), q);
   }
   return result;
 }

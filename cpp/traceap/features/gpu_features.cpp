@@ -7,6 +7,7 @@
 
 #include "traceap/analysis/collectives/metadata.hpp"
 #include "traceap/analysis/idle/host_activity.hpp"
+#include "traceap/base/statistics.hpp"
 #include "traceap/features/feature_columns.hpp"
 
 namespace traceap {
@@ -15,22 +16,6 @@ namespace {
 /// Shorter kernels cost the host about as much as they give the device: a launch call takes 5 to
 /// 10 us, and TraceLens calls a kernel below 10 us short.
 constexpr std::int64_t kSmallKernelNs = 10'000;
-
-/// Quantile by linear interpolation between order statistics; `values` gets sorted. 0 if empty.
-double quantile_us(const std::vector<std::int64_t>& sorted, double q) {
-  if (sorted.empty()) return 0;
-  const double place = q * static_cast<double>(sorted.size() - 1);
-  const auto low = static_cast<std::size_t>(place);
-  const std::size_t high = std::min(low + 1, sorted.size() - 1);
-  const double fraction = place - static_cast<double>(low);
-  const auto a = static_cast<double>(sorted[low]), b = static_cast<double>(sorted[high]);
-  return (a + fraction * (b - a)) / 1000.0;
-}
-
-double median_us(std::vector<std::int64_t>& values) {
-  std::sort(values.begin(), values.end());
-  return quantile_us(values, 0.5);
-}
 
 /// Message by kernel, of the collectives whose message was recorded.
 using MessageBytes = std::unordered_map<Row, std::int64_t>;
@@ -140,22 +125,18 @@ class GpuFeatures {
     matrix_.at(w, kKernelCount) = static_cast<double>(kernel_ns_.size());
     if (!kernel_ns_.empty()) {
       matrix_.at(w, kSmallKernelShare) = small / static_cast<double>(kernel_ns_.size());
-      matrix_.at(w, kKernelMedianUs) = median_us(kernel_ns_);
+      matrix_.at(w, kKernelMedianUs) = quantile_of(kernel_ns_, 0.5) / 1000;
     }
-    std::sort(delay_ns_.begin(), delay_ns_.end());
-    matrix_.at(w, kLaunchDelayP10Us) = quantile_us(delay_ns_, 0.1);
-    matrix_.at(w, kLaunchDelayP50Us) = quantile_us(delay_ns_, 0.5);
-    matrix_.at(w, kLaunchDelayP90Us) = quantile_us(delay_ns_, 0.9);
+    matrix_.at(w, kLaunchDelayP10Us) = quantile_of(delay_ns_, 0.1) / 1000;
+    matrix_.at(w, kLaunchDelayP50Us) = quantile_of(delay_ns_, 0.5) / 1000;
+    matrix_.at(w, kLaunchDelayP90Us) = quantile_of(delay_ns_, 0.9) / 1000;
     for (int i = 0; i < 6; ++i) {
       matrix_.at(w, kCopyBytesHtoDPageable + i) = std::log2(1.0 + static_cast<double>(copied[i]));
     }
     matrix_.at(w, kCollectiveCount) = static_cast<double>(collective_ns_.size());
-    matrix_.at(w, kCollectiveMedianUs) = median_us(collective_ns_);
+    matrix_.at(w, kCollectiveMedianUs) = quantile_of(collective_ns_, 0.5) / 1000;
     if (!collective_bytes_.empty()) {
-      const auto middle =
-          collective_bytes_.begin() + static_cast<std::ptrdiff_t>(collective_bytes_.size() / 2);
-      std::nth_element(collective_bytes_.begin(), middle, collective_bytes_.end());
-      matrix_.at(w, kCollectiveMedianBytes) = std::log2(1.0 + *middle);
+      matrix_.at(w, kCollectiveMedianBytes) = std::log2(1.0 + median_of(collective_bytes_));
     }
   }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "traceap/base/error.hpp"
+#include "traceap/base/offsets.hpp"
 #include "traceap/simulation/lags.hpp"
 #include "traceap/simulation/resources.hpp"
 #include "traceap/simulation/topological_order.hpp"
@@ -113,24 +114,22 @@ ExecutionGraph build_plain_graph(std::span<const std::int64_t> duration_ns,
   DependencyGraph& points = graph.points;
   points.lanes.push_back({0, Lane::kThread, 0, 0, 2 * nodes});
   points.lane.assign(2 * std::size_t{nodes}, 0);
-  std::vector<std::uint32_t> count(2 * std::size_t{nodes} + 1, 0);
+  CountingSort by_destination(2 * std::size_t{nodes});
   for (Point i = 0; i < nodes; ++i) {
     if (duration_ns[i] < 0) throw SchemaError("node " + std::to_string(i) + ": negative duration");
     const std::int64_t start = start_ns.empty() ? 0 : start_ns[i];
     points.time_ns.insert(points.time_ns.end(), {start, start + duration_ns[i]});
     points.row.insert(points.row.end(), {i, i});
     points.is_end.insert(points.is_end.end(), {0, 1});
-    ++count[2 * i + 1 + 1];
+    by_destination.count(2 * i + 1);
   }
   for (const PlainEdge& edge : edges) {
     if (edge.source >= 2 * nodes || edge.destination >= 2 * nodes) {
       throw SchemaError("an edge names a point outside the graph");
     }
-    ++count[edge.destination + 1];
+    by_destination.count(edge.destination);
   }
-  for (std::size_t i = 1; i < count.size(); ++i) count[i] += count[i - 1];
-  points.in_offsets = count;
-  const std::size_t total = nodes + edges.size();
+  const std::size_t total = by_destination.start_placing();
   points.source.resize(total);
   points.owner.resize(total, kNoRow);
   points.kind.resize(total, DependencyKind::kProgramOrder);
@@ -138,7 +137,7 @@ ExecutionGraph build_plain_graph(std::span<const std::int64_t> duration_ns,
   graph.lag_ns.resize(total);
   graph.residual_ns.assign(total, 0);
   const auto place = [&](Point source, Point destination, std::int64_t lag, DependencyKind kind) {
-    const std::uint32_t at = count[destination]++;
+    const std::uint32_t at = by_destination.place(destination);
     points.source[at] = source;
     points.kind[at] = kind;
     graph.lag_ns[at] = lag;
@@ -148,6 +147,7 @@ ExecutionGraph build_plain_graph(std::span<const std::int64_t> duration_ns,
   for (const PlainEdge& edge : edges) {
     place(edge.source, edge.destination, edge.lag_ns, DependencyKind::kProgramOrder);
   }
+  points.in_offsets = by_destination.take_offsets();
   auto order = topological_order(points.in_offsets, points.source, {}, {});
   if (!order) throw SchemaError("the edges close a cycle");
   set_order(graph, std::move(*order));

@@ -20,6 +20,7 @@
 #include <optional>
 
 #include "traceap/analysis/idle/host_activity.hpp"
+#include "traceap/base/offsets.hpp"
 
 namespace traceap {
 namespace {
@@ -196,14 +197,13 @@ std::vector<TypedEdge> resource_edges(const ExecutionGraph& graph, std::span<con
 
 void insert_edges(DependencyGraph& graph, std::span<const TypedEdge> edges) {
   if (edges.empty()) return;
-  std::vector<std::uint32_t> offsets(std::size_t{graph.size()} + 1, 0);
-  for (const TypedEdge& edge : edges) ++offsets[edge.destination + 1];
-  for (Point p = 0; p < graph.size(); ++p) offsets[p + 1] += offsets[p];
-  std::vector<std::uint32_t> by_destination(edges.size());
-  std::vector<std::uint32_t> next(offsets.begin(), offsets.end() - 1);
+  CountingSort sort(graph.size());
+  for (const TypedEdge& edge : edges) sort.count(edge.destination);
+  std::vector<std::uint32_t> by_destination(sort.start_placing());
   for (std::uint32_t i = 0; i < edges.size(); ++i) {
-    by_destination[next[edges[i].destination]++] = i;
+    by_destination[sort.place(edges[i].destination)] = i;
   }
+  const std::vector<std::uint32_t> offsets = sort.take_offsets();
   const std::size_t total = graph.edges() + edges.size();
   DependencyGraph merged;
   merged.source.reserve(total);

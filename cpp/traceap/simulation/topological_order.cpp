@@ -1,5 +1,7 @@
 #include "traceap/simulation/topological_order.hpp"
 
+#include "traceap/base/offsets.hpp"
+
 namespace traceap {
 namespace {
 
@@ -27,16 +29,16 @@ std::vector<Point> partial_order(std::span<const std::uint32_t> in_offsets,
                                  std::span<const std::uint8_t> dropped) {
   const std::size_t size = in_offsets.size() - 1;
   std::vector<std::uint32_t> waiting(size, 0);
-  OutEdges out{std::vector<std::uint32_t>(size + 1, 0), {}};
+  CountingSort by_source(size);
   for_each_edge(in_offsets, source, added, dropped, [&](Point from, Point to) {
     ++waiting[to];
-    ++out.offsets[from + 1];
+    by_source.count(from);
   });
-  for (std::size_t p = 0; p < size; ++p) out.offsets[p + 1] += out.offsets[p];
-  out.destination.resize(out.offsets[size]);
-  std::vector<std::uint32_t> next(out.offsets.begin(), out.offsets.end() - 1);
+  OutEdges out;
+  out.destination.resize(by_source.start_placing());
   for_each_edge(in_offsets, source, added, dropped,
-                [&](Point from, Point to) { out.destination[next[from]++] = to; });
+                [&](Point from, Point to) { out.destination[by_source.place(from)] = to; });
+  out.offsets = by_source.take_offsets();
 
   std::vector<Point> roots;
   for (Point p = 0; p < size; ++p) {

@@ -5,6 +5,7 @@
 #include <cctype>
 #include <vector>
 
+#include "traceap/base/text.hpp"
 #include "traceap/table/json_text.hpp"
 
 namespace traceap {
@@ -233,8 +234,7 @@ class EventRepair {
       out_ += word;
       return;
     }
-    std::string lower(word);
-    for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    const std::string lower = to_lower(word);
     const std::string_view magnitude =
         std::string_view(lower).substr(lower[0] == '-' || lower[0] == '+' ? 1 : 0);
     if (magnitude == "nan" || magnitude == "inf" || magnitude == "infinity") {

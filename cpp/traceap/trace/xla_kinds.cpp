@@ -11,6 +11,7 @@
 #include <limits>
 #include <unordered_set>
 
+#include "traceap/base/text.hpp"
 #include "traceap/trace/assemble.hpp"
 
 namespace traceap {
@@ -26,10 +27,6 @@ struct XlaTrack {
 };
 
 constexpr std::string_view kDevice = "/device:", kHost = "/host:", kStream = "Stream #";
-
-bool contains(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
 
 /// The number at the beginning of a text, if there is one.
 std::optional<std::int64_t> leading_number(std::string_view text) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "traceap/base/offsets.hpp"
 #include "traceap/tree/build_parts.hpp"
 #include "traceap/tree/id_index.hpp"
 
@@ -78,21 +79,18 @@ void link_by_correlation(const TreeContext& context, EventTree& tree) {
 }
 
 void invert_launches(const TreeContext& context, EventTree& tree) {
-  std::vector<std::uint32_t>& offsets = tree.launched_offsets;
-  offsets.assign(std::size_t{context.table.size()} + 1, 0);
+  CountingSort by_call(context.table.size());
   for (const Row row : tree.gpu_rows) {
-    if (tree.launch[row] != kNoRow) ++offsets[tree.launch[row]];
+    if (tree.launch[row] != kNoRow) by_call.count(tree.launch[row]);
   }
-  std::uint32_t end = 0;
+  tree.launched_rows.resize(by_call.start_placing());
+  for (const Row row : tree.gpu_rows) {
+    if (tree.launch[row] != kNoRow) tree.launched_rows[by_call.place(tree.launch[row])] = row;
+  }
+  tree.launched_offsets = by_call.take_offsets();
   std::uint64_t graph_launches = 0;
-  for (std::uint32_t& offset : offsets) {
-    graph_launches += offset > 1;
-    offset = end += offset;
-  }
-  tree.launched_rows.resize(end);
-  // From the back: each call's rows stay in order and every offset ends up as a beginning.
-  for (auto row = tree.gpu_rows.rbegin(); row != tree.gpu_rows.rend(); ++row) {
-    if (tree.launch[*row] != kNoRow) tree.launched_rows[--offsets[tree.launch[*row]]] = *row;
+  for (Row row = 0; row < context.table.size(); ++row) {
+    graph_launches += tree.launched_by(row).size() > 1;
   }
   tree.diagnostics.add(
       "graph_launches",

@@ -12,6 +12,7 @@
 #include <limits>
 #include <span>
 
+#include "traceap/base/offsets.hpp"
 #include "traceap/tree/build_parts.hpp"
 
 namespace traceap {
@@ -108,26 +109,25 @@ class TrackNester {
 
 void group_host_rows(const TreeContext& context, EventTree& tree) {
   const EventTable& table = context.table;
-  tree.host_offsets.assign(table.tracks.size() + 1, 0);
+  CountingSort by_track(table.tracks.size());
   for (Row row = 0; row < table.size(); ++row) {
-    if (is_host_row(table, row)) ++tree.host_offsets[table.track[row] + 1];
+    if (is_host_row(table, row)) by_track.count(table.track[row]);
   }
+  tree.host_rows.resize(by_track.start_placing());
+  tree.host_position.assign(table.size(), kNoRow);
+  for (Row row = 0; row < table.size(); ++row) {
+    if (!is_host_row(table, row)) continue;
+    const std::uint32_t position = by_track.place(table.track[row]);
+    tree.host_rows[position] = row;
+    tree.host_position[row] = position;
+  }
+  tree.host_offsets = by_track.take_offsets();
   for (TrackId track = 0; track < table.tracks.size(); ++track) {
-    if (tree.host_offsets[track + 1] > 0) tree.host_tracks.push_back(track);
-    tree.host_offsets[track + 1] += tree.host_offsets[track];
+    if (tree.host_offsets[track + 1] > tree.host_offsets[track]) tree.host_tracks.push_back(track);
   }
   std::sort(tree.host_tracks.begin(), tree.host_tracks.end(), [&](TrackId a, TrackId b) {
     return is_named_before(table.tracks[a], table.tracks[b]);
   });
-  std::vector<std::uint32_t> next(tree.host_offsets.begin(), tree.host_offsets.end() - 1);
-  tree.host_rows.resize(tree.host_offsets.back());
-  tree.host_position.assign(table.size(), kNoRow);
-  for (Row row = 0; row < table.size(); ++row) {
-    if (!is_host_row(table, row)) continue;
-    const std::uint32_t position = next[table.track[row]]++;
-    tree.host_rows[position] = row;
-    tree.host_position[row] = position;
-  }
 }
 
 void nest_host_rows(const TreeContext& context, EventTree& tree) {

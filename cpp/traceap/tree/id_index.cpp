@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "traceap/base/offsets.hpp"
+
 namespace traceap {
 
 namespace {
@@ -28,15 +30,13 @@ IdIndex::IdIndex(std::vector<IdRow> entries) {
 }
 
 void IdIndex::build_direct(std::span<const IdRow> entries, std::uint64_t range) {
-  offsets_.assign(range + 1, 0);
-  for (const IdRow& e : entries) ++offsets_[static_cast<std::uint64_t>(e.id) - first_id_];
-  std::uint32_t end = 0;
-  for (std::uint32_t& offset : offsets_) offset = end += offset;
-  rows_.resize(entries.size());
-  // From the back, so that each slot's rows stay in row order and offsets end up as beginnings.
-  for (std::size_t i = entries.size(); i-- > 0;) {
-    rows_[--offsets_[static_cast<std::uint64_t>(entries[i].id) - first_id_]] = entries[i].row;
+  CountingSort by_slot(range);
+  for (const IdRow& e : entries) by_slot.count(static_cast<std::uint64_t>(e.id) - first_id_);
+  rows_.resize(by_slot.start_placing());
+  for (const IdRow& e : entries) {
+    rows_[by_slot.place(static_cast<std::uint64_t>(e.id) - first_id_)] = e.row;
   }
+  offsets_ = by_slot.take_offsets();
 }
 
 void IdIndex::build_sorted(std::vector<IdRow> entries) {

@@ -1,30 +1,15 @@
 #include "traceap/tree/name_traits.hpp"
 
 #include <algorithm>
-#include <initializer_list>
 #include <string>
+
+#include "traceap/base/text.hpp"
 
 namespace traceap {
 
 namespace {
 
-char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
-std::string to_lower(std::string_view text) {
-  std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(), lower);
-  return out;
-}
-
-bool contains(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
-
-bool contains_any(std::string_view text, std::initializer_list<std::string_view> parts) {
-  return std::any_of(parts.begin(), parts.end(),
-                     [text](std::string_view part) { return contains(text, part); });
-}
 
 /// Takes `part` off the front of `text`, if it stands there.
 bool consume(std::string_view& text, std::string_view part) {

@@ -15,6 +15,8 @@
 #include <string>
 #include <utility>
 
+#include "traceap/base/offsets.hpp"
+#include "traceap/base/statistics.hpp"
 #include "traceap/tree/build_parts.hpp"
 
 namespace traceap {
@@ -117,14 +119,11 @@ class PatternFinder {
       if (word == kNoString) word = pool.intern(without_numbers(table_.name_of(row)));
       words_.push_back(word);
     }
-    word_offsets_.assign(pool.size() + 1, 0);
-    for (const StringId word : words_) ++word_offsets_[word];
-    std::uint32_t end = 0;
-    for (std::uint32_t& offset : word_offsets_) offset = end += offset;
-    places_.resize(words_.size());
-    for (std::size_t i = words_.size(); i-- > 0;) {
-      places_[--word_offsets_[words_[i]]] = static_cast<std::uint32_t>(i);
-    }
+    CountingSort by_word(pool.size());
+    for (const StringId word : words_) by_word.count(word);
+    places_.resize(by_word.start_placing());
+    for (std::uint32_t i = 0; i < words_.size(); ++i) places_[by_word.place(words_[i])] = i;
+    word_offsets_ = by_word.take_offsets();
   }
 
   void hash_prefixes() {
@@ -240,17 +239,11 @@ class PatternFinder {
       const std::size_t begin = pattern.first + i * pattern.period;
       durations.push_back(span(begin, begin + pattern.period));
     }
-    const double median = middle(durations);
+    const double median = median_of(durations);
     const auto outliers = std::count_if(durations.begin(), durations.end(), [&](double duration) {
       return duration > kMaxDurationRatio * median || kMaxDurationRatio * duration < median;
     });
     return static_cast<std::size_t>(outliers) <= durations.size() / kDurationsPerOutlier;
-  }
-
-  static double middle(std::vector<double> values) {
-    const auto at = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-    std::nth_element(values.begin(), at, values.end());
-    return *at;
   }
 
   static constexpr std::uint64_t kBase = 0x9e3779b97f4a7c15;

@@ -7,6 +7,8 @@
 #include <limits>
 #include <numeric>
 
+#include "traceap/base/statistics.hpp"
+
 namespace traceap {
 namespace {
 
@@ -65,13 +67,6 @@ std::vector<std::uint32_t> find_components(const std::vector<ClockReading>& read
   }
   for (std::uint32_t c = 0; c < clocks; ++c) parent[c] = root(c);
   return parent;
-}
-
-std::int64_t median_of(std::vector<std::int64_t>& values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 /// Offsets (and slopes) of all clocks at once; per clock `terms` unknowns.

@@ -6,6 +6,8 @@
 #include <numeric>
 #include <optional>
 
+#include "traceap/base/statistics.hpp"
+
 namespace traceap {
 namespace {
 
@@ -19,13 +21,6 @@ constexpr std::int64_t kAgreeNs = 1'000'000;
 /// With a known offset of the clocks, ends further apart than this are of different collectives;
 /// leaves room for drift over minutes.
 constexpr std::int64_t kNeverNs = 10'000'000;
-
-std::int64_t median_of(std::vector<std::int64_t> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 struct Offset {
   std::int64_t ns = 0;

@@ -14,10 +14,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 
+#include "traceap/base/text.hpp"
 #include "traceap/table/dtypes.hpp"
-#include "traceap/table/json_text.hpp"
+#include "traceap/table/int_lists.hpp"
 #include "traceap/tree/name_traits.hpp"
 
 namespace traceap {
@@ -34,32 +34,31 @@ std::int64_t multiply(std::int64_t a, std::int64_t b) {
 
 /// Elements of the largest input in "[[8, 1024], [], [[4], [4]]]", where an input that is a list of
 /// tensors counts as a whole.
-std::int64_t largest_input(std::string_view dims) {
-  std::int64_t largest = 0, input = 0, product = 1;
-  int depth = 0;
-  bool has_number = false;
-  for (std::size_t i = 0; i < dims.size(); ++i) {
-    const char c = dims[i];
-    if (c == '[') {
-      if (++depth == 2) input = 0;
-      product = 1;
-      has_number = false;
-    } else if (c == ']') {
-      if (has_number) input = bounded(input + product);
-      if (depth-- == 2) largest = std::max(largest, input);
-      has_number = false;
-    } else if (is_digit(c)) {
-      std::int64_t number = 0;
-      const char* end = dims.data() + dims.size();
-      const auto [next, error] = std::from_chars(dims.data() + i, end, number);
-      if (error != std::errc()) number = kMaxElements;
-      product = multiply(product, bounded(number));
-      has_number = true;
-      i = static_cast<std::size_t>(next - dims.data()) - 1;
-    }
+class LargestInput {
+ public:
+  explicit LargestInput(std::string_view dims) { walk_int_lists(dims, *this); }
+  std::int64_t elements() const { return largest_; }
+
+  void open() {
+    if (++depth_ == 2) input_ = 0;
+    product_ = 1;
+    has_number_ = false;
   }
-  return largest;
-}
+  void close() {
+    if (has_number_) input_ = bounded(input_ + product_);
+    if (depth_-- == 2) largest_ = std::max(largest_, input_);
+    has_number_ = false;
+  }
+  void number(std::optional<std::int64_t> value) {
+    product_ = multiply(product_, bounded(value.value_or(kMaxElements)));
+    has_number_ = true;
+  }
+
+ private:
+  std::int64_t largest_ = 0, input_ = 0, product_ = 1;
+  int depth_ = 0;
+  bool has_number_ = false;
+};
 
 /// The first element type in an "Input type" list.
 const ElementType* first_type(std::string_view types) {
@@ -163,7 +162,7 @@ class MessageReader {
   std::int64_t shape_elements(Row row, const ElementType** type) const {
     if (!dims_.has(row) || !types_.has(row)) return 0;
     *type = first_type(types_.json(row).value_or(""));
-    return *type ? largest_input(dims_.json(row).value_or("")) : 0;
+    return *type ? LargestInput(dims_.json(row).value_or("")).elements() : 0;
   }
 
  private:
@@ -639,7 +638,7 @@ CollectiveKind classify_collective(std::string_view name) {
   std::string plain;
   for (char c : name.substr(0, kMaxName)) {
     if (c == '_' || c == '-') continue;
-    plain += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    plain += to_lower(c);
   }
   for (const KindWord& entry : kKindWords) {
     if (plain.find(entry.word) != std::string::npos) return entry.kind;
@@ -648,20 +647,19 @@ CollectiveKind classify_collective(std::string_view name) {
 }
 
 std::vector<std::int64_t> parse_int_list(std::string_view text, bool* complete) {
-  std::vector<std::int64_t> values;
-  bool whole = text.find("...") == std::string_view::npos;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (!is_digit(text[i])) continue;
-    const std::size_t begin = i > 0 && text[i - 1] == '-' ? i - 1 : i;
-    std::int64_t value = 0;
-    const auto [end, error] =
-        std::from_chars(text.data() + begin, text.data() + text.size(), value);
-    whole = whole && error == std::errc();
-    values.push_back(error == std::errc() ? value : 0);
-    i = static_cast<std::size_t>(end - text.data()) - 1;
-  }
-  if (complete) *complete = whole;
-  return values;
+  struct {
+    std::vector<std::int64_t> values;
+    bool whole;
+    void open() {}
+    void close() {}
+    void number(std::optional<std::int64_t> value) {
+      whole = whole && value.has_value();
+      values.push_back(value.value_or(0));
+    }
+  } list{{}, text.find("...") == std::string_view::npos};
+  walk_int_lists(text, list);
+  if (complete) *complete = list.whole;
+  return std::move(list.values);
 }
 
 CollectiveList build_collectives(const EventTable& table, const EventTree& tree) {

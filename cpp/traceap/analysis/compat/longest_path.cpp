@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "traceap/base/offsets.hpp"
+
 namespace traceap {
 namespace {
 
@@ -13,12 +15,12 @@ struct Adjacency {
   std::vector<std::uint32_t> offsets, edges;
 
   template <typename End>
-  Adjacency(std::uint32_t nodes, std::span<const WeightedEdge> all, End end)
-      : offsets(std::size_t{nodes} + 1, 0), edges(all.size()) {
-    for (const WeightedEdge& e : all) ++offsets[end(e) + 1];
-    for (std::uint32_t n = 0; n < nodes; ++n) offsets[n + 1] += offsets[n];
-    std::vector<std::uint32_t> next(offsets.begin(), offsets.end() - 1);
-    for (std::uint32_t i = 0; i < all.size(); ++i) edges[next[end(all[i])]++] = i;
+  Adjacency(std::uint32_t nodes, std::span<const WeightedEdge> all, End end) : edges(all.size()) {
+    CountingSort by_end(nodes);
+    for (const WeightedEdge& e : all) by_end.count(end(e));
+    by_end.start_placing();
+    for (std::uint32_t i = 0; i < all.size(); ++i) edges[by_end.place(end(all[i]))] = i;
+    offsets = by_end.take_offsets();
   }
   std::span<const std::uint32_t> of(std::uint32_t node) const {
     return {edges.data() + offsets[node], edges.data() + offsets[node + 1]};

@@ -18,6 +18,7 @@
 #include <limits>
 
 #include "traceap/analysis/dependencies/graph_builder.hpp"
+#include "traceap/base/offsets.hpp"
 #include "traceap/tree/name_traits.hpp"
 
 namespace traceap {
@@ -66,21 +67,21 @@ Point GraphBuilder::point_before(const Lane& thread, std::int64_t time_ns, bool 
 }
 
 DependencyGraph GraphBuilder::finish() {
-  graph_.in_offsets.assign(std::size_t{graph_.size()} + 1, 0);
-  for (const Edge& edge : edges_) ++graph_.in_offsets[edge.destination + 1];
-  for (Point p = 0; p < graph_.size(); ++p) graph_.in_offsets[p + 1] += graph_.in_offsets[p];
-  std::vector<std::uint32_t> next(graph_.in_offsets.begin(), graph_.in_offsets.end() - 1);
+  CountingSort by_destination(graph_.size());
+  for (const Edge& edge : edges_) by_destination.count(edge.destination);
+  by_destination.start_placing();
   graph_.source.resize(edges_.size());
   graph_.owner.resize(edges_.size());
   graph_.kind.resize(edges_.size());
   graph_.evidence.resize(edges_.size());
   for (const Edge& edge : edges_) {
-    const std::uint32_t at = next[edge.destination]++;
+    const std::uint32_t at = by_destination.place(edge.destination);
     graph_.source[at] = edge.source;
     graph_.owner[at] = edge.owner;
     graph_.kind[at] = edge.kind;
     graph_.evidence[at] = edge.evidence;
   }
+  graph_.in_offsets = by_destination.take_offsets();
   return std::move(graph_);
 }
 

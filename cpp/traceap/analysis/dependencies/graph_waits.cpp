@@ -28,6 +28,7 @@
 #include "traceap/analysis/dependencies/stream_waits.hpp"
 #include "traceap/analysis/idle/host_activity.hpp"
 #include "traceap/analysis/idle/idle.hpp"
+#include "traceap/base/text.hpp"
 #include "traceap/tree/id_index.hpp"
 
 namespace traceap {
@@ -45,20 +46,17 @@ constexpr int kMostBack = 64;
 
 enum class Wait : std::uint8_t { kNone, kDevice, kStream, kEvent, kStreamWait, kRecord, kFree };
 
-bool has(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
-
 /// CUDA and HIP, runtime and driver calls. Queries return at once and wait for nothing.
 Wait classify_wait(std::string_view name) {
-  if (has(name, "StreamWaitEvent")) return Wait::kStreamWait;
-  if (has(name, "EventRecord")) return Wait::kRecord;
-  if (has(name, "Synchronize")) {
-    if (has(name, "Event")) return Wait::kEvent;
-    return has(name, "Stream") ? Wait::kStream : Wait::kDevice;
+  if (contains(name, "StreamWaitEvent")) return Wait::kStreamWait;
+  if (contains(name, "EventRecord")) return Wait::kRecord;
+  if (contains(name, "Synchronize")) {
+    if (contains(name, "Event")) return Wait::kEvent;
+    return contains(name, "Stream") ? Wait::kStream : Wait::kDevice;
   }
-  const bool frees = has(name, "cudaFree") || has(name, "hipFree") || has(name, "cuMemFree");
-  return frees && !has(name, "Async") && !has(name, "Host") ? Wait::kFree : Wait::kNone;
+  const bool frees =
+      contains(name, "cudaFree") || contains(name, "hipFree") || contains(name, "cuMemFree");
+  return frees && !contains(name, "Async") && !contains(name, "Host") ? Wait::kFree : Wait::kNone;
 }
 
 /// GPU work with the time when the host put it into its queue (host clock, no rank offset).

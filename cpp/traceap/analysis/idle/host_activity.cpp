@@ -1,63 +1,43 @@
 #include "traceap/analysis/idle/host_activity.hpp"
 
 #include <algorithm>
-#include <initializer_list>
 #include <string>
+
+#include "traceap/base/text.hpp"
 
 namespace traceap {
 namespace {
 
-using Words = std::initializer_list<std::string_view>;
-
-bool has(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
-
-bool has_any(std::string_view text, Words parts) {
-  return std::any_of(parts.begin(), parts.end(), [&](auto part) { return has(text, part); });
-}
-
-bool is_any(std::string_view text, Words names) {
-  return std::find(names.begin(), names.end(), text) != names.end();
-}
-
-bool starts_with_any(std::string_view text, Words prefixes) {
-  return std::any_of(prefixes.begin(), prefixes.end(),
-                     [&](auto prefix) { return text.starts_with(prefix); });
-}
-
-/// ASCII lower case of a name's beginning; the words looked for stand there.
+/// Lower case of a name's beginning; the words looked for stand there.
 std::string lower_case(std::string_view text) {
   constexpr std::size_t kEnough = 512;
-  std::string lower(text.substr(0, kEnough));
-  for (char& c : lower) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return lower;
+  return to_lower(text.substr(0, kEnough));
 }
 
 /// CUDA, HIP, Level Zero and SYCL (ur*) calls. Graph-building calls name copies and allocations
 /// that they don't do.
 HostActivity classify_api_call(std::string_view name) {
-  if (has_any(name,
-              {"GraphInstantiate", "GraphUpload", "StreamBeginCapture", "StreamEndCapture"})) {
+  if (contains_any(name,
+                   {"GraphInstantiate", "GraphUpload", "StreamBeginCapture", "StreamEndCapture"})) {
     return HostActivity::kCompilation;
   }
-  if (has(name, "Graph")) return HostActivity::kApiCall;
-  if (has(name, "Synchronize") || is_any(name, {"urEventWait", "urQueueFinish", "piEventsWait",
-                                                "piQueueFinish", "clFinish", "clWaitForEvents"})) {
+  if (contains(name, "Graph")) return HostActivity::kApiCall;
+  if (contains(name, "Synchronize") ||
+      is_any(name, {"urEventWait", "urQueueFinish", "piEventsWait", "piQueueFinish", "clFinish",
+                    "clWaitForEvents"})) {
     return HostActivity::kSynchronize;
   }
-  if (has(name, "Memcpy")) {
-    return has_any(name, {"Async", "Enqueue"}) ? HostActivity::kAsyncCopy : HostActivity::kSyncCopy;
+  if (contains(name, "Memcpy")) {
+    return contains_any(name, {"Async", "Enqueue"}) ? HostActivity::kAsyncCopy
+                                                    : HostActivity::kSyncCopy;
   }
-  if (has_any(name,
-              {"lloc", "Free", "HostRegister", "HostUnregister", "MemCreate", "MemMap", "MemUnmap",
-               "MemRelease", "MemSetAccess", "MemAddressReserve", "MemPoolTrim"})) {
+  if (contains_any(
+          name, {"lloc", "Free", "HostRegister", "HostUnregister", "MemCreate", "MemMap",
+                 "MemUnmap", "MemRelease", "MemSetAccess", "MemAddressReserve", "MemPoolTrim"})) {
     return HostActivity::kAllocator;
   }
-  if (has_any(name, {"ModuleLoad", "LibraryLoad", "ModuleGetFunction", "LibraryGetKernel",
-                     "KernelGetFunction", "cuLink", "nvrtc", "hiprtc"})) {
+  if (contains_any(name, {"ModuleLoad", "LibraryLoad", "ModuleGetFunction", "LibraryGetKernel",
+                          "KernelGetFunction", "cuLink", "nvrtc", "hiprtc"})) {
     return HostActivity::kCompilation;
   }
   return HostActivity::kApiCall;
@@ -70,35 +50,36 @@ bool is_compiling_function(std::string_view frame) {
       colon == std::string_view::npos ? frame : frame.substr(colon + 2);
   const std::size_t at = function.find("compile");
   if (at != std::string_view::npos && function.substr(at, 8) != "compiled") return true;
-  return has_any(function, {"autotun", "benchmark", "do_bench", "_bench"});
+  return contains_any(function, {"autotun", "benchmark", "do_bench", "_bench"});
 }
 
 /// Python frames read "path/file.py(line): function" or "<built-in method ...>".
 HostActivity classify_frame(std::string_view raw_name) {
   std::string forward_slashes;  // paths written on Windows
-  if (has(raw_name, "\\")) {
+  if (contains(raw_name, "\\")) {
     forward_slashes = raw_name;
     std::replace(forward_slashes.begin(), forward_slashes.end(), '\\', '/');
   }
   const std::string_view name = forward_slashes.empty() ? raw_name : forward_slashes;
-  if (has_any(name, {"torch/utils/data/", "torchdata/", "nvidia/dali/", "webdataset/"})) {
+  if (contains_any(name, {"torch/utils/data/", "torchdata/", "nvidia/dali/", "webdataset/"})) {
     return HostActivity::kDataLoading;
   }
-  if (has_any(name, {": synchronize", "_synchronize>", "method synchronize of"})) {
+  if (contains_any(name, {": synchronize", "_synchronize>", "method synchronize of"})) {
     return HostActivity::kSynchronize;
   }
-  if (has_any(name, {"torch/_dynamo/convert_frame.py", "torch/_dynamo/symbolic_convert.py",
-                     "torch/_dynamo/output_graph.py"})) {
+  if (contains_any(name, {"torch/_dynamo/convert_frame.py", "torch/_dynamo/symbolic_convert.py",
+                          "torch/_dynamo/output_graph.py"})) {
     return HostActivity::kCompilation;
   }
-  if (has_any(name, {"torch/_inductor/", "triton/"}) && is_compiling_function(name)) {
+  if (contains_any(name, {"torch/_inductor/", "triton/"}) && is_compiling_function(name)) {
     return HostActivity::kCompilation;
   }
-  if (has_any(name, {"method wait of torch._C._distributed", "distributed_c10d.py"}) &&
-      has_any(name, {"method wait of", ": barrier", ": monitored_barrier", ": wait"})) {
+  if (contains_any(name, {"method wait of torch._C._distributed", "distributed_c10d.py"}) &&
+      contains_any(name, {"method wait of", ": barrier", ": monitored_barrier", ": wait"})) {
     return HostActivity::kCommunicationWait;
   }
-  return has(name, "torch/profiler/profiler.py") ? HostActivity::kProfiler : HostActivity::kPlain;
+  return contains(name, "torch/profiler/profiler.py") ? HostActivity::kProfiler
+                                                      : HostActivity::kPlain;
 }
 
 HostActivity classify_aten_op(std::string_view name) {
@@ -113,16 +94,17 @@ HostActivity classify_aten_op(std::string_view name) {
       starts_with_any(name, {"aten::unique", "aten::_unique"})) {
     return HostActivity::kSyncingOp;
   }
-  return has(name, "convolution") ? HostActivity::kConvolutionOp : HostActivity::kPlain;
+  return contains(name, "convolution") ? HostActivity::kConvolutionOp : HostActivity::kPlain;
 }
 
 /// Words that people and libraries give to ranges around the loader.
 bool is_loading_range(std::string_view name) {
   if (name.starts_with("enumerate(DataLoader)")) return true;
   const std::string lower = lower_case(name);
-  return has_any(lower, {"dataloader_next", "dataloader.next", "dataloader.__next__",
-                         "data_loading", "dataloading", "data loading", "data_load ", "load_batch",
-                         "load_data", "next_batch", "fetch_batch", "get_batch"}) ||
+  return contains_any(lower,
+                      {"dataloader_next", "dataloader.next", "dataloader.__next__", "data_loading",
+                       "dataloading", "data loading", "data_load ", "load_batch", "load_data",
+                       "next_batch", "fetch_batch", "get_batch"}) ||
          lower.ends_with("data_load");
 }
 
@@ -132,7 +114,7 @@ bool is_compiling_range(std::string_view name) {
   return name.ends_with("(dynamo_timed)") ||
          starts_with_any(name, {"compile_fx", "CachingAutotuner.", "OutputGraph.call_user_compiler",
                                 "entire_frame_compile", "backend_compile"}) ||
-         has_any(name, {"benchmark_all_configs"});
+         contains_any(name, {"benchmark_all_configs"});
 }
 
 bool is_waiting_range(std::string_view name) {
@@ -140,7 +122,8 @@ bool is_waiting_range(std::string_view name) {
                     "c10d::barrier", "c10d::monitored_barrier_"})) {
     return true;
   }
-  return name.ends_with("_Wait") || has(name, "waitable wait()") || has(name, "Request wait()");
+  return name.ends_with("_Wait") || contains(name, "waitable wait()") ||
+         contains(name, "Request wait()");
 }
 
 HostActivity classify_range(EventKind kind, std::string_view name) {
@@ -161,15 +144,15 @@ HostActivity classify_range(EventKind kind, std::string_view name) {
 
 /// CUPTI's overhead rows.
 HostActivity classify_overhead(std::string_view name) {
-  return has_any(name, {"Lazy Function Loading", "Module Loading", "Driver Compiler"})
+  return contains_any(name, {"Lazy Function Loading", "Module Loading", "Driver Compiler"})
              ? HostActivity::kCompilation
              : HostActivity::kProfiler;
 }
 
 CopyMemory pick(std::string_view lower, CopyMemory pageable, CopyMemory pinned,
                 CopyMemory unknown) {
-  if (has(lower, "pageable")) return pageable;
-  return has(lower, "pinned") ? pinned : unknown;
+  if (contains(lower, "pageable")) return pageable;
+  return contains(lower, "pinned") ? pinned : unknown;
 }
 
 }  // namespace
@@ -201,15 +184,15 @@ HostActivity HostActivities::operator()(Row row) const {
 
 CopyMemory classify_copy_memory(std::string_view name) {
   const std::string lower = lower_case(name);
-  if (has_any(lower, {"htod", "htoa", "h2d", "hosttodevice", "host_to_device"})) {
+  if (contains_any(lower, {"htod", "htoa", "h2d", "hosttodevice", "host_to_device"})) {
     return pick(lower, CopyMemory::kHtoDPageable, CopyMemory::kHtoDPinned,
                 CopyMemory::kHtoDUnknown);
   }
-  if (has_any(lower, {"dtoh", "atoh", "d2h", "devicetohost", "device_to_host"})) {
+  if (contains_any(lower, {"dtoh", "atoh", "d2h", "devicetohost", "device_to_host"})) {
     return pick(lower, CopyMemory::kDtoHPageable, CopyMemory::kDtoHPinned,
                 CopyMemory::kDtoHUnknown);
   }
-  if (has_any(lower, {"dtod", "ptop", "d2d", "p2p", "devicetodevice", "device_to_device"})) {
+  if (contains_any(lower, {"dtod", "ptop", "d2d", "p2p", "devicetodevice", "device_to_device"})) {
     return CopyMemory::kDtoD;
   }
   return CopyMemory::kOther;
