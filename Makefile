@@ -15,6 +15,8 @@ BIN := $(VENV)/bin
 BUILD := build/make
 FUZZ := $(wildcard tests/cpp/fuzz/CMakeLists.txt)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+RUFF := 'ruff>=0.6,<1'
+CPP_FILES := git ls-files 'cpp/*.[ch]pp' 'tests/cpp/*.[ch]pp' 'benchmarks/cpp/*.[ch]pp'
 # One build folder serves the extension module and the C++ tests.
 PIP_BUILD := --no-build-isolation \
   --config-settings=build-dir=$(BUILD) \
@@ -35,7 +37,7 @@ demo: install ## diagnose the bundled ResNet-50 trace in the terminal, write out
 	@echo "==> The same as a page: file://$(CURDIR)/out/resnet50.html"
 
 .PHONY: test
-test: test-cpp test-asan test-python lint ## C++ tests (plain and sanitized), a minute of fuzzing, Python tests, lint
+test: lint test-cpp test-asan test-tsan test-python test-wheel ## lint, C++ tests (plain, sanitized), fuzzing, Python tests, wheel
 	@echo "==> all tests passed"
 
 .PHONY: venv
@@ -78,25 +80,49 @@ test-asan: install-test ## C++ tests with address and undefined-behaviour saniti
 	@ctest --test-dir build/asan --parallel $(JOBS) --output-on-failure --no-tests=error
 	@$(if $(FUZZ),tools/fuzz.sh build/asan $(FUZZ_SECONDS),echo "==> no fuzz targets")
 
+.PHONY: test-tsan
+test-tsan: ## C++ tests of what several threads run, with the thread sanitizer
+	@tools/install_packages.sh build test
+	@echo "==> C++ tests under the thread sanitizer"
+	@cmake --preset tsan >/dev/null
+	@cmake --build --preset tsan --parallel $(JOBS) -- --quiet
+	@ctest --preset tsan --parallel $(JOBS) --no-tests=error
+
 .PHONY: test-python
 test-python: install-test torch ## Python tests
 	@echo "==> Python tests"
 	@mkdir -p out
 	@$(BIN)/python -m pytest 2>&1 | tee out/pytest.log
 
+.PHONY: test-wheel
+test-wheel: wheel ## install the wheel into an empty virtual environment and diagnose the bundled trace with it
+	@echo "==> the wheel in an empty environment"
+	@tools/check_wheel.sh $(BIN)/python dist $(TRACE)
+
 .PHONY: lint
-lint: install-test ## ruff, mypy, layers
-	@echo "==> ruff, mypy, layers"
+lint: style types ## everything that needs no test run
+
+.PHONY: style
+style: venv ## format, ruff, layers: what needs no build
+	@tools/install_packages.sh format
+	@$(PIP) install $(RUFF)
+	@echo "==> ruff, clang-format, layers"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+	@$(CPP_FILES) | xargs clang-format --dry-run -Werror
 	@$(BIN)/python tools/check_layers.py
+
+.PHONY: types
+types: install-test ## mypy, and whether the stub is that of the built module
+	@echo "==> mypy, stub"
+	@$(BIN)/mypy
+	@$(BIN)/python tools/update_stubs.py --check
 
 .PHONY: format
 format: venv ## format C++ and Python in place
-	@tools/install_packages.sh tidy
-	@$(PIP) install 'ruff>=0.6,<1'
-	@git ls-files 'cpp/*.[ch]pp' 'tests/cpp/*.[ch]pp' 'benchmarks/cpp/*.[ch]pp' | xargs clang-format -i
+	@tools/install_packages.sh format
+	@$(PIP) install $(RUFF)
+	@$(CPP_FILES) | xargs clang-format -i
 	@$(BIN)/ruff format .
 
 .PHONY: tidy
@@ -119,7 +145,9 @@ bench: venv ## compare load and diagnose with other tools (docs/performance.md);
 wheel: venv ## build the source archive and a wheel into dist/
 	@tools/install_packages.sh build
 	@$(PIP) install 'build>=1.2,<2'
-	@$(BIN)/python -m build --no-isolation
+	@echo "==> building the source archive, and a wheel from it"
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation >/dev/null
 
 .PHONY: clean
 clean: ## remove builds, the virtual environment and outputs

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian or Ubuntu packages that a build needs; does nothing when all are there.
-#   tools/install_packages.sh GROUP...      groups: python build test bench tidy
+#   tools/install_packages.sh GROUP...      groups: python build test bench format tidy
 # Elsewhere, environment.yml holds the same for conda-forge.
 set -euo pipefail
 
@@ -12,7 +12,8 @@ declare -A groups=(
   # browser tests of the HTML report.
   [test]="catch2 clang libclang-rt-14-dev llvm chromium fonts-dejavu-core"
   [bench]="libbenchmark-dev"
-  [tidy]="clang-format clang-tidy"
+  [format]="clang-format"
+  [tidy]="clang-tidy"
 )
 
 is_installed() {

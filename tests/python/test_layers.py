@@ -1,4 +1,4 @@
-"""tools/check_layers.py: the tree is in order, and planted violations are caught."""
+"""tools/check_layers.py: planted violations are caught (`make style` checks the project)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ def plant(root: Path, name: str, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def test_the_project_itself_is_in_order(
-    layers: ModuleType, capsys: pytest.CaptureFixture[str]
+def test_a_tree_without_violations_passes(
+    layers: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert layers.main([str(ROOT)]) == 0
+    plant(tmp_path, "cpp/traceap/base/a.cpp", "#include <vector>")
+    plant(tmp_path, "python/torchtraceap/errors.py", "import os")
+    assert layers.main([str(tmp_path)]) == 0
     assert capsys.readouterr().out == "layers: in order\n"
 
 

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Installs the wheel into an empty virtual environment and diagnoses a trace with it, away from the
+# checkout: tools/check_wheel.sh [PYTHON] [FOLDER_OF_THE_WHEEL] [TRACE]
+set -euo pipefail
+
+python=${1:-python3}
+wheel=$(ls "${2:-dist}"/torchtraceap-*.whl)
+root=$(cd "$(dirname "$0")/.." && pwd)
+trace=$(realpath "${3:-$root/examples/traces/resnet50_num_workers_0.json.gz}")
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$python" -m venv "$work/venv"
+"$work/venv/bin/python" -m pip --quiet --disable-pip-version-check install "$wheel"
+cd "$work"
+venv/bin/torchtraceap diagnose "$trace" --json >diagnosis.json
+venv/bin/torchtraceap report "$trace" --html report.html
+venv/bin/python - <<'END'
+import json
+from pathlib import Path
+
+import torchtraceap
+
+assert Path(torchtraceap.__file__).is_relative_to(Path.cwd()), torchtraceap.__file__
+found = [f["type"] for f in json.loads(Path("diagnosis.json").read_text())["findings"]]
+assert found, "no finding in a trace that has some"
+assert Path("report.html").stat().st_size > 10_000
+print(f"the wheel works: {', '.join(found)}")
+END
