@@ -10,7 +10,7 @@
 #include "traceap/analysis/idle/idle.hpp"
 #include "traceap/analysis/idle/timeline.hpp"
 #include "traceap/base/error.hpp"
-#include "traceap/detect/finding.hpp"
+#include "traceap/detect/rules.hpp"
 #include "traceap/features/window_features.hpp"
 #include "traceap/trace/read.hpp"
 #include "traceap/tree/event_tree.hpp"

@@ -30,6 +30,9 @@ __all__: list[str] = [
     "KernelSequences",
     "LaunchQueue",
     "MATCHED_END",
+    "MATERIAL_SHARE",
+    "MAX_EVIDENCE",
+    "MatrixUnits",
     "ModuleTree",
     "NEVER",
     "NO_ID",
@@ -37,9 +40,11 @@ __all__: list[str] = [
     "NO_STRING",
     "PeerView",
     "ProcessGroup",
+    "QUEUE_DEPTH",
     "REPAIRED",
     "RankCollectives",
     "RowGroups",
+    "Rule",
     "Step",
     "StepPieces",
     "Stream",
@@ -61,7 +66,6 @@ __all__: list[str] = [
     "critical_path",
     "dependency_kind_names",
     "detect",
-    "detector_types",
     "device_timelines",
     "evidence_names",
     "execution_graph",
@@ -90,6 +94,7 @@ __all__: list[str] = [
     "read_trace_bytes",
     "replay",
     "replay_chain",
+    "rules",
     "step_part_names",
     "step_pieces",
     "synchronising_kinds",
@@ -1533,9 +1538,9 @@ class Finding:
         How many rows there are in all.
         """
     @property
-    def facts(self) -> dict[str, str]:
+    def facts(self) -> dict[str, tuple[str, typing.Any]]:
         """
-        Figures for the sentence a person reads.
+        By name (kind, value): count, duration_ns, bytes (int), share, rate (float) or text (str).
         """
     @property
     def intervals(self) -> numpy.typing.NDArray[numpy.int64]:
@@ -1578,6 +1583,55 @@ class Finding:
     def verdict(self) -> str:
         """
         present, absent or unknown.
+        """
+
+class Rule:
+    """
+    One rule: a type of finding and what its saving rests on.
+    """
+    @property
+    def paper(self) -> bool:
+        """
+        One of the paper's eight types.
+        """
+    @property
+    def saving_basis(self) -> str:
+        """
+        idle, idle_or_exposed, cost, gpu_work or idle_and_work.
+        """
+    @property
+    def saving_shares(self) -> tuple[float, float, float]:
+        """
+        Careful figure, guess and bound as shares of the basis.
+        """
+    @property
+    def type(self) -> str: ...
+
+class MatrixUnits:
+    """
+    Matrix arithmetic of a device relative to plain fp32 products.
+    """
+    def __init__(
+        self,
+        *,
+        half_ratio: typing.SupportsFloat | typing.SupportsIndex,
+        tf32_ratio: typing.SupportsFloat | typing.SupportsIndex,
+        device: str,
+    ) -> None:
+        """
+        Ratios of 0: no such units. `device` is its name for a person.
+        """
+    @property
+    def device(self) -> str: ...
+    @property
+    def half_ratio(self) -> float:
+        """
+        fp16 or bf16 over plain fp32.
+        """
+    @property
+    def tf32_ratio(self) -> float:
+        """
+        TF32 over plain fp32.
         """
 
 class PeerView:
@@ -1735,14 +1789,10 @@ def detect(
     *,
     material_share: typing.SupportsFloat | typing.SupportsIndex = 0.02,
     peers: PeerView | None = None,
+    matrix_units: MatrixUnits | None = None,
 ) -> list[Finding]:
     """
-    Runs every rule on one rank.
-    """
-
-def detector_types() -> list[str]:
-    """
-    Types of all rules, the paper's eight first.
+    Runs every rule on one rank. Without `matrix_units` the names of kernels tell what the device can do.
     """
 
 def device_timelines(
@@ -2019,6 +2069,11 @@ def replay_chain(
     int64 [copies, points]: copies of the run one behind the other; carries are (source, destination, lag_ns) from a copy to the next. NEVER where a point does not happen.
     """
 
+def rules() -> list[Rule]:
+    """
+    All rules, the paper's eight first.
+    """
+
 def step_part_names() -> list[str]:
     """
     Names of StepPieces.part.
@@ -2120,8 +2175,11 @@ def write_trace(
 HAS_DURATION: int = 2
 HAS_TIME: int = 1
 MATCHED_END: int = 4
+MATERIAL_SHARE: float = 0.02
+MAX_EVIDENCE: int = 20
 NEVER: int = -9223372036854775808
 NO_ID: int = -9223372036854775808
 NO_ROW: int = 4294967295
 NO_STRING: int = 4294967295
+QUEUE_DEPTH: int = 1021
 REPAIRED: int = 8

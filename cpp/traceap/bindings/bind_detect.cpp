@@ -5,7 +5,7 @@
 
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
-#include "traceap/detect/finding.hpp"
+#include "traceap/detect/rules.hpp"
 
 namespace traceap::bindings {
 namespace {
@@ -63,17 +63,21 @@ PeerView make_peers(const EventTable& table, const std::vector<PartTuple>& parts
 }
 
 std::vector<BoundFinding> detect(const TablePtr& table, const BoundTree& tree,
-                                 double material_share, const std::optional<PeerView>& peers) {
+                                 double material_share, const std::optional<PeerView>& peers,
+                                 const std::optional<MatrixUnits>& matrix_units) {
   if (!(material_share >= 0.0 && material_share <= 1.0)) {
     throw OptionError("material_share must lie in [0, 1]");
   }
-  Signals signals = build_signals(*table, tree_of(table, tree), {material_share});
+  Signals signals = build_signals(*table, tree_of(table, tree),
+                                  {.material_share = material_share, .matrix_units = matrix_units});
   if (peers) signals.peers = *peers;
   std::vector<Finding> findings = detect_all(signals);
   const std::vector<std::int64_t> unclaimed = compute_unclaimed_cost(findings);
   std::vector<BoundFinding> bound;
   for (std::size_t i = 0; i < findings.size(); ++i) {
-    bound.push_back({std::move(findings[i]), detectors()[i].paper, unclaimed[i]});
+    bound.push_back({.finding = std::move(findings[i]),
+                     .paper = all_rules()[i].paper_place != 0,
+                     .unclaimed_cost_ns = unclaimed[i]});
   }
   return bound;
 }
@@ -88,10 +92,52 @@ Int64Array intervals_of(py::object self) {
   return view(self.cast<const BoundFinding&>().finding.intervals, self);
 }
 
-using Facts = py::typing::Dict<py::str, py::str>;
+const char* fact_kind_name(FactKind kind) {
+  switch (kind) {
+    case FactKind::kDuration:
+      return "duration_ns";
+    case FactKind::kBytes:
+      return "bytes";
+    case FactKind::kShare:
+      return "share";
+    case FactKind::kRate:
+      return "rate";
+    case FactKind::kText:
+      return "text";
+    case FactKind::kCount:
+      break;
+  }
+  return "count";
+}
+
+const char* saving_basis_name(SavingBasis basis) {
+  switch (basis) {
+    case SavingBasis::kIdle:
+      return "idle";
+    case SavingBasis::kCost:
+      return "cost";
+    case SavingBasis::kGpuWork:
+      return "gpu_work";
+    case SavingBasis::kIdleAndWork:
+      return "idle_and_work";
+    case SavingBasis::kIdleOrExposed:
+      break;
+  }
+  return "idle_or_exposed";
+}
+
+py::object value_of(const Fact& fact) {
+  if (const auto* text = std::get_if<std::string>(&fact.value)) return to_str(*text);
+  return std::visit([](const auto& value) { return py::cast(value); }, fact.value);
+}
+
+using FactTuple = py::typing::Tuple<py::str, py::object>;
+using Facts = py::typing::Dict<py::str, FactTuple>;
 Facts facts_of(const BoundFinding& self) {
   Facts facts;
-  for (const auto& [name, value] : self.finding.facts) facts[to_str(name)] = to_str(value);
+  for (const Fact& fact : self.finding.facts) {
+    facts[to_str(fact.name)] = py::make_tuple(fact_kind_name(fact.kind), value_of(fact));
+  }
   return facts;
 }
 
@@ -131,19 +177,48 @@ void bind_finding(py::module_& module) {
           "missing_signals",
           [](const BoundFinding& self) { return texts(self.finding.missing_signals); },
           "What would have made it surer.")
-      .def_property_readonly("facts", facts_of, "Figures for the sentence a person reads.");
+      .def_property_readonly("facts", facts_of,
+                             "By name (kind, value): count, duration_ns, bytes (int), share, rate "
+                             "(float) or text (str).");
 }
 
-std::vector<std::string> detector_types() {
-  std::vector<std::string> types;
-  for (const DetectorEntry& entry : detectors()) types.emplace_back(entry.type);
-  return types;
+void bind_rules(py::module_& module) {
+  py::class_<Rule>(module, "Rule", "One rule: a type of finding and what its saving rests on.")
+      .def_property_readonly("type", [](const Rule& self) { return to_str(self.type); })
+      .def_property_readonly(
+          "paper", [](const Rule& self) { return self.paper_place != 0; },
+          "One of the paper's eight types.")
+      .def_property_readonly(
+          "saving_basis", [](const Rule& self) { return saving_basis_name(self.saving.basis); },
+          "idle, idle_or_exposed, cost, gpu_work or idle_and_work.")
+      .def_property_readonly(
+          "saving_shares",
+          [](const Rule& self) {
+            return std::tuple(self.saving.low, self.saving.best, self.saving.high);
+          },
+          "Careful figure, guess and bound as shares of the basis.");
+  module.def("rules", all_rules, py::return_value_policy::reference,
+             "All rules, the paper's eight first.");
+  py::class_<MatrixUnits>(module, "MatrixUnits",
+                          "Matrix arithmetic of a device relative to plain fp32 products.")
+      .def(py::init([](double half_ratio, double tf32_ratio, const std::string& device) {
+             return MatrixUnits{
+                 .half_ratio = half_ratio, .tf32_ratio = tf32_ratio, .device = device};
+           }),
+           py::kw_only(), py::arg("half_ratio"), py::arg("tf32_ratio"), py::arg("device"),
+           "Ratios of 0: no such units. `device` is its name for a person.")
+      .def_readonly("half_ratio", &MatrixUnits::half_ratio, "fp16 or bf16 over plain fp32.")
+      .def_readonly("tf32_ratio", &MatrixUnits::tf32_ratio, "TF32 over plain fp32.")
+      .def_property_readonly("device", [](const MatrixUnits& self) { return to_str(self.device); });
+  module.attr("MATERIAL_SHARE") = kMaterialShare;
+  module.attr("MAX_EVIDENCE") = kMaxEvidence;
 }
 
 }  // namespace
 
 void bind_detect(py::module_& module) {
   bind_finding(module);
+  bind_rules(module);
   py::class_<PeerView>(module, "PeerView", "What the traces of other ranks say of one rank.")
       .def(py::init([](const TablePtr& table, const std::vector<PartTuple>& parts,
                        bool has_straggler, const std::map<std::string, std::string>& facts) {
@@ -154,10 +229,10 @@ void bind_detect(py::module_& module) {
            "Parts are (row, wait for late ranks, of that gained without them, wait for any rank, "
            "transfer lost to uneven parts), in ns.");
   module.def("detect", detect, py::arg("table"), py::arg("tree"), py::kw_only(),
-             py::arg("material_share") = DetectOptions().material_share,
-             py::arg("peers") = py::none(), py::call_guard<py::gil_scoped_release>(),
-             "Runs every rule on one rank.");
-  module.def("detector_types", detector_types, "Types of all rules, the paper's eight first.");
+             py::arg("material_share") = kMaterialShare, py::arg("peers") = py::none(),
+             py::arg("matrix_units") = py::none(), py::call_guard<py::gil_scoped_release>(),
+             "Runs every rule on one rank. Without `matrix_units` the names of kernels tell what "
+             "the device can do.");
 }
 
 }  // namespace traceap::bindings

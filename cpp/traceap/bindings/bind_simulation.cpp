@@ -209,6 +209,7 @@ void bind_simulation(py::module_& module) {
              "int64 [copies, points]: copies of the run one behind the other; carries are (source, "
              "destination, lag_ns) from a copy to the next. NEVER where a point does not happen.");
   module.attr("NEVER") = kNever;
+  module.attr("QUEUE_DEPTH") = kQueueDepth;
   module.def(
       "binding_edges",
       [](const ExecutionGraph& graph, const Int64Array& time_ns, bool with_residuals) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 namespace traceap {
 namespace {
@@ -51,20 +50,44 @@ void set_evidence(const Signals& signals, const Draft& draft, Finding& finding) 
   for (std::size_t i = 0; i < kept; ++i) finding.evidence.push_back(rows[i].row);
 }
 
-std::int64_t saving_basis_ns(const Signals& signals, const Finding& finding, SavingBasis basis) {
-  switch (basis) {
-    case SavingBasis::kIdle:
-      return total_length_ns(set_difference(finding.intervals, signals.gpu.busy));
-    case SavingBasis::kIdleOrExposed:
-      return total_length_ns(set_difference(finding.intervals, signals.gpu.compute));
-    case SavingBasis::kCost:
-      break;
-  }
-  return finding.cost_ns;
-}
-
 std::int64_t share_of(std::int64_t ns, double share) {
   return std::llround(static_cast<double>(ns) * std::clamp(share, 0.0, 1.0));
+}
+
+double busy_share(const Signals& signals) {
+  const auto profiled = static_cast<double>(std::max<std::int64_t>(signals.profiled_ns(), 1));
+  return 1.0 - static_cast<double>(total_length_ns(signals.gpu_idle)) / profiled;
+}
+
+/// What a fix could give back of these intervals at most.
+std::int64_t basis_ns(const Signals& signals, const IntervalSet& cost, SavingBasis basis) {
+  switch (basis) {
+    case SavingBasis::kIdle:
+      return total_length_ns(set_difference(cost, signals.gpu.busy));
+    case SavingBasis::kIdleOrExposed:
+      return total_length_ns(set_difference(cost, signals.gpu.compute));
+    case SavingBasis::kCost:
+    case SavingBasis::kGpuWork:
+    case SavingBasis::kIdleAndWork:
+      break;
+  }
+  return total_length_ns(cost);
+}
+
+void bound_saving(const Signals& signals, const Draft& draft, Finding& finding) {
+  const SavingShares& shares = draft.saving;
+  const IntervalSet cost = set_difference(finding.intervals, draft.kept_cost);
+  std::int64_t basis = basis_ns(signals, cost, shares.basis);
+  if (draft.saving_limit_ns) basis = std::min(basis, *draft.saving_limit_ns);
+  double best = shares.best;
+  std::int64_t whole_ns = 0;  // what the guess takes whole
+  if (shares.basis == SavingBasis::kGpuWork) best *= busy_share(signals);
+  if (shares.basis == SavingBasis::kIdleAndWork) {
+    whole_ns = std::min(basis, basis_ns(signals, cost, SavingBasis::kIdle));
+  }
+  finding.saving_low_ns = share_of(basis, shares.low);
+  finding.saving_best_ns = whole_ns + share_of(basis - whole_ns, best);
+  finding.saving_high_ns = share_of(basis, shares.high);
 }
 
 }  // namespace
@@ -82,69 +105,34 @@ bool is_material(const Signals& signals, std::int64_t cost_ns) {
 
 Finding finish_finding(const Signals& signals, Draft draft) {
   Finding finding;
-  finding.type = draft.type;
   finding.intervals = set_clip(make_union(std::move(draft.cost)), signals.profiled);
   finding.cost_ns = total_length_ns(finding.intervals);
   finding.verdict = is_material(signals, finding.cost_ns) ? Verdict::kPresent : Verdict::kAbsent;
   set_evidence(signals, draft, finding);
+  bound_saving(signals, draft, finding);
   finding.missing_signals = std::move(draft.missing_signals);
   finding.confidence = std::clamp(draft.confidence, 0.0, 1.0);
   finding.facts = std::move(draft.facts);
-  finding.saving_high_ns = saving_basis_ns(signals, finding, draft.saving.basis);
-  finding.saving_best_ns = share_of(finding.saving_high_ns, draft.saving.best);
-  finding.saving_low_ns = share_of(finding.saving_high_ns, draft.saving.low);
   return finding;
 }
 
-Finding abstain(std::string_view type, std::initializer_list<std::string_view> missing_signals) {
+Finding abstain(std::initializer_list<std::string_view> missing_signals) {
   Finding finding;
-  finding.type = type;
   finding.verdict = Verdict::kUnknown;
   for (std::string_view signal : missing_signals) finding.missing_signals.emplace_back(signal);
   return finding;
 }
 
-Finding absent(std::string_view type, double confidence) {
+Finding absent(double confidence) {
   Finding finding;
-  finding.type = type;
   finding.confidence = confidence;
   return finding;
 }
 
-IntervalSet silent_idle(const Signals& signals, std::int64_t min_length_ns) {
-  const EventTable& table = signals.table;
-  const NameSet operators(table.strings, is_operator_name);
-  IntervalSet work;  // rows come by start, so the union grows at its end
-  for (Row r = 0; r < table.size(); ++r) {
-    if (signals.tree.host_position[r] == kNoRow) continue;
-    const bool is_op = table.kind[r] == EventKind::kCpuOp &&
-                       (operators.contains(table.name[r]) || subtree_rows(signals.tree, r).empty());
-    if (!is_op && !is_api_call(table.kind[r])) continue;
-    const Interval next = signals.on_gpu_clock(interval_of(table, r));
-    if (next.end_ns <= next.start_ns) continue;
-    if (!work.empty() && next.start_ns <= work.back().end_ns) {
-      work.back().end_ns = std::max(work.back().end_ns, next.end_ns);
-    } else {
-      work.push_back(next);
-    }
-  }
-  const IntervalSet silence = set_complement(work, signals.profiled);
-  IntervalSet silent = set_intersection(signals.gpu_idle, silence);
-  std::erase_if(silent, [&](const Interval& i) { return i.length_ns() < min_length_ns; });
-  return silent;
-}
-
-std::string format_ms(std::int64_t ns) {
-  char text[48];
-  std::snprintf(text, sizeof text, "%.*f ms", ns < 1'000'000 ? 3 : 1,
-                static_cast<double>(ns) * 1e-6);
-  return text;
-}
-
-std::string format_percent(double share) {
-  char text[48];
-  std::snprintf(text, sizeof text, "%.1f %%", share * 100.0);
-  return text;
+void add_per_step_fact(const Signals& signals, Draft& draft, std::string name, std::size_t count) {
+  const std::size_t steps = signals.tree.steps.size();
+  if (steps == 0) return;
+  draft.rate(std::move(name), static_cast<double>(count) / static_cast<double>(steps));
 }
 
 }  // namespace traceap

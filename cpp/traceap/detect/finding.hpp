@@ -2,9 +2,10 @@
 // A finding is a cost, not a name: intervals in ns, the rows that show it, what was missing.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
+#include <variant>
 #include <vector>
 
 #include "traceap/analysis/collectives/metadata.hpp"
@@ -18,10 +19,20 @@ namespace traceap {
 
 enum class Verdict : std::uint8_t { kAbsent = 0, kPresent, kUnknown };
 
-/// What one detector says of one trace. `type` is the stable snake_case name; title, why and fix
+/// What a number is of; Python writes it with the unit that fits (units.py).
+enum class FactKind : std::uint8_t { kCount = 0, kDuration, kBytes, kShare, kRate, kText };
+/// A figure for the sentence a person reads, such as ("fetches", kCount, 6).
+struct Fact {
+  std::string name;
+  FactKind kind = FactKind::kCount;
+  /// Counts, nanoseconds and bytes; shares and rates; texts.
+  std::variant<std::int64_t, double, std::string> value;
+};
+
+/// What one rule says of one trace. `type` is the stable snake_case name; title, why and fix
 /// come from the knowledge base by that name (python/torchtraceap/knowledge/).
 struct Finding {
-  std::string_view type;
+  std::string_view type;                     ///< set by `detect_all`
   Verdict verdict = Verdict::kAbsent;        ///< present: material (DetectOptions::material_share)
   IntervalSet intervals;                     ///< the cost
   std::int64_t cost_ns = 0;                  ///< total length of intervals
@@ -29,16 +40,27 @@ struct Finding {
   std::uint64_t evidence_count = 0;          ///< how many rows there are in all
   std::vector<std::string> missing_signals;  ///< why the verdict is unknown, or less sure
   double confidence = 0.0;                   ///< in [0, 1]
-  /// Facts for the sentence a person reads: (name, value), such as ("fetches", "6").
-  std::vector<std::pair<std::string, std::string>> facts;
+  std::vector<Fact> facts;
   /// Bound on the saving: GPU idle or exposed time inside the intervals.
   std::int64_t saving_low_ns = 0, saving_best_ns = 0, saving_high_ns = 0;
 };
+/// A person looks at a few events and believes the rest; the report has room for these.
 inline constexpr std::size_t kMaxEvidence = 20;
+/// Of the profiled time: INTERFACE's definition of "present".
+inline constexpr double kMaterialShare = 0.02;
+
+/// Matrix arithmetic of a device relative to what plain fp32 products reach on it.
+struct MatrixUnits {
+  double half_ratio = 0;  ///< fp16/bf16 with fp32 accumulation over fp32; 0: no matrix units
+  double tf32_ratio = 0;  ///< TF32 over fp32; 0: no TF32
+  std::string device;     ///< name for a person; empty where the trace names none
+};
 
 /// Every constant that a rule uses stands here or on top of the rule's own file, with its reason.
 struct DetectOptions {
-  double material_share = 0.02;  ///< of profiled time: INTERFACE's definition of "present"
+  double material_share = kMaterialShare;  ///< of profiled time
+  /// Of the trace's device, by the database of devices; empty: the names of kernels have to tell.
+  std::optional<MatrixUnits> matrix_units;
 };
 
 /// One collective of this rank as the other ranks' traces show it.
@@ -88,20 +110,5 @@ struct Signals {
 };
 Signals build_signals(const EventTable& table, const EventTree& tree,
                       const DetectOptions& options = {});
-
-using Detector = Finding (*)(const Signals&);
-struct DetectorEntry {
-  std::string_view type;
-  bool paper;  ///< one of the paper's eight
-  Detector detect;
-};
-/// All rules, the paper's eight first, in INTERFACE's order. One file per rule.
-const std::vector<DetectorEntry>& detectors();
-
-/// Runs every rule.
-std::vector<Finding> detect_all(const Signals& signals);
-/// cost_ns of each finding that no finding ranked before it has claimed (by cost, largest first):
-/// overlapping causes are not counted twice. Same order as `findings`.
-std::vector<std::int64_t> compute_unclaimed_cost(const std::vector<Finding>& findings);
 
 }  // namespace traceap

@@ -1,45 +1,40 @@
 #pragma once
-// The rules, one file each. A new rule is declared here, listed in the registry and described
-// in the knowledge base.
+// The rules. Each file of rules/ defines one `Rule` under the file's own name in namespace `rules`;
+// the build lists them (rule_list.cpp.in).
 
+#include <cstdint>
+#include <string_view>
 #include <vector>
 
-#include "traceap/detect/finding.hpp"
+#include "traceap/detect/evidence.hpp"
 
 namespace traceap {
 
-// The paper's eight, by INTERFACE.md's settled readings (docs/rules.md).
-Finding detect_single_process_data_loading(const Signals& signals);
-Finding detect_no_memory_pin(const Signals& signals);
-Finding detect_high_memcpy(const Signals& signals);
-Finding detect_graph_break(const Signals& signals);
-Finding detect_cpu_bound(const Signals& signals);
-Finding detect_small_nccl_kernels(const Signals& signals);
-Finding detect_nccl_blocks_main_stream(const Signals& signals);
-Finding detect_nccl_compute_not_overlapped(const Signals& signals);
+/// Whose time it is where the costs of findings overlap: the later of these goes first, then the
+/// larger cost.
+enum class Claim : std::uint8_t {
+  kByCost = 0,
+  kSpecific,   ///< names the cause of what another rule sees only the symptom of
+  kRootCause,  ///< the others' cost only exists because of it
+};
 
-// Ours, in the order in which they are reported.
-Finding detect_worker_starvation(const Signals& signals);
-Finding detect_host_sync_in_loop(const Signals& signals);
-Finding detect_explicit_synchronize(const Signals& signals);
-Finding detect_allocator_thrash(const Signals& signals);
-Finding detect_tiny_kernels(const Signals& signals);
-Finding detect_unfused_optimizer(const Signals& signals);
-Finding detect_zero_grad_not_none(const Signals& signals);
-Finding detect_fp32_matmul(const Signals& signals);
-Finding detect_misaligned_dimensions(const Signals& signals);
-Finding detect_layout_conversion(const Signals& signals);
-Finding detect_cast_storm(const Signals& signals);
-Finding detect_blocking_copy(const Signals& signals);
-Finding detect_recompilation(const Signals& signals);
-Finding detect_cold_start(const Signals& signals);
-Finding detect_find_unused_parameters(const Signals& signals);
-Finding detect_attention_not_fused(const Signals& signals);
-Finding detect_device_to_device_copies(const Signals& signals);
-Finding detect_host_silence(const Signals& signals);
-Finding detect_straggler(const Signals& signals);
-Finding detect_collective_imbalance(const Signals& signals);
-Finding detect_one_bucket_ddp(const Signals& signals);
-Finding detect_broadcast_buffers(const Signals& signals);
+struct Rule {
+  std::string_view type;         ///< stable snake_case name, as in the knowledge base
+  std::uint8_t paper_place = 0;  ///< among the paper's eight, from 1, in INTERFACE's order; else 0
+  Claim claim = Claim::kByCost;
+  SavingShares saving;  ///< what its drafts begin with; docs/rules.md lists them
+  Finding (*detect)(const Signals& signals) = nullptr;
+};
+
+/// All rules: the paper's eight in INTERFACE's order, then ours by name.
+const std::vector<Rule>& all_rules();
+/// Null for a type that no rule has.
+const Rule* find_rule(std::string_view type);
+
+/// Runs every rule, in the order of `all_rules`.
+std::vector<Finding> detect_all(const Signals& signals);
+/// cost_ns of each finding that no finding ranked before it has claimed (by `Rule::claim`, then by
+/// cost, largest first): overlapping causes are not counted twice. Same order as `findings`.
+std::vector<std::int64_t> compute_unclaimed_cost(const std::vector<Finding>& findings);
 
 }  // namespace traceap

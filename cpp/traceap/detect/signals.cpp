@@ -41,7 +41,11 @@ const PeerPart* PeerView::find(Row row) const {
 
 Signals build_signals(const EventTable& table, const EventTree& tree,
                       const DetectOptions& options) {
-  Signals signals{table, tree, build_gpu_intervals(table, tree), {}, tree.profiled, options};
+  Signals signals{.table = table,
+                  .tree = tree,
+                  .gpu = build_gpu_intervals(table, tree),
+                  .profiled = tree.profiled,
+                  .options = options};
   signals.idle = explain_idle(table, tree, signals.gpu, signals.profiled);
   signals.gpu_idle = set_complement(signals.gpu.busy, signals.profiled);
   signals.api_class = classify_api_names(table);

@@ -3,10 +3,7 @@
 
 #include <string>
 
-#include "catch.hpp"
-#include "trace_text.hpp"
-#include "traceap/detect/evidence.hpp"
-#include "traceap/detect/rules.hpp"
+#include "judged.hpp"
 
 /// A trace of training steps on stream 7; times in microseconds.
 class RuleCase : public TraceText {
@@ -57,20 +54,7 @@ class RuleCase : public TraceText {
   int next_correlation_ = 1;
 };
 
-inline traceap::Finding judge(traceap::Detector detect, const TraceText& text) {
-  const traceap::EventTable table = text.table();
-  const traceap::EventTree tree = traceap::build_tree(table);
-  return detect(traceap::build_signals(table, tree));
-}
-
 /// Cost in microseconds.
 inline double cost_us(const traceap::Finding& finding) {
   return static_cast<double>(finding.cost_ns) * 1e-3;
-}
-
-inline std::string fact(const traceap::Finding& finding, const std::string& name) {
-  for (const auto& [key, value] : finding.facts) {
-    if (key == name) return value;
-  }
-  return "";
 }

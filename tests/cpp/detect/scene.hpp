@@ -1,12 +1,10 @@
 #pragma once
 // A stage for rules: a few events with running correlation ids, then one rule's verdict.
 
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "trace_text.hpp"
-#include "traceap/detect/rules.hpp"
+#include "judged.hpp"
 
 /// Times in microseconds. Host events run on thread 1, GPU events on stream 7 of device 0.
 class Scene {
@@ -43,30 +41,21 @@ class Scene {
     text_.gpu("gpu_memcpy", name, ts, dur, 7, id_, R"("bytes":)" + std::to_string(bytes));
     return *this;
   }
-  Scene& device(const std::string& name, int major, int minor) {
-    text_.top(R"("deviceProperties":[{"id":0,"name":")" + name + R"(","computeMajor":)" +
-              std::to_string(major) + R"(,"computeMinor":)" + std::to_string(minor) + "}]");
+  /// What the device's matrix units do relative to plain fp32.
+  Scene& units(const std::string& device, double half_ratio, double tf32_ratio) {
+    options_.matrix_units = {.half_ratio = half_ratio, .tf32_ratio = tf32_ratio, .device = device};
     return *this;
   }
   TraceText& text() { return text_; }
 
-  traceap::Finding judge(traceap::Finding (*rule)(const traceap::Signals&)) const {
-    const traceap::EventTable table = text_.table();
-    const traceap::EventTree tree = traceap::build_tree(table);
-    return rule(traceap::build_signals(table, tree));
-  }
+  traceap::Finding judge(std::string_view type) const { return ::judge(type, text_, options_); }
 
  private:
   TraceText text_;
+  traceap::DetectOptions options_;
   int id_ = 0;
 };
 
-inline std::string fact(const traceap::Finding& finding, const std::string& name) {
-  for (const auto& [key, value] : finding.facts) {
-    if (key == name) return value;
-  }
-  return "";
-}
 /// Input Dims and Input type of two matrices, as args.
 inline std::string two_inputs(const std::string& dims_a, const std::string& dims_b,
                               const std::string& type) {

@@ -38,12 +38,12 @@ TEST_CASE("a collective alone at the end of the backward pass is not overlapped"
           "[detect][nccl_compute_not_overlapped]") {
   RuleCase t = training_step();
   t.op(kBackward, 1'260, 30).queued(kAllReduce, 1'270, 6'030, 2'990, 20, elements(1 << 24));
-  const Finding finding = judge(detect_nccl_compute_not_overlapped, t);
+  const Finding finding = judge("nccl_compute_not_overlapped", t);
   CHECK(finding.verdict == Verdict::kPresent);
   CHECK(cost_us(finding) == Approx(2'990));
   CHECK(finding.saving_high_ns == finding.cost_ns);  // 4 ms of backward could cover it
-  CHECK(judge(detect_nccl_blocks_main_stream, t).verdict == Verdict::kAbsent);
-  CHECK(judge(detect_small_nccl_kernels, t).verdict == Verdict::kAbsent);
+  CHECK(judge("nccl_blocks_main_stream", t).verdict == Verdict::kAbsent);
+  CHECK(judge("small_nccl_kernels", t).verdict == Verdict::kAbsent);
 }
 
 TEST_CASE("gradients exchanged among the first kernels of the optimizer end the backward pass",
@@ -61,19 +61,18 @@ TEST_CASE("gradients exchanged among the first kernels of the optimizer end the 
   }
   t.op("c10d::reduce_scatter_", 929, 1);
   t.queued(kAllReduce, 929.2, 4'935, 3'000, 20, elements(1 << 24));
-  const Finding finding = judge(detect_nccl_compute_not_overlapped, t);
+  const Finding finding = judge("nccl_compute_not_overlapped", t);
   CHECK(finding.verdict == Verdict::kPresent);
   CHECK(cost_us(finding) == Approx(3'000));
-  CHECK(judge(detect_nccl_blocks_main_stream, t).verdict == Verdict::kAbsent);
+  CHECK(judge("nccl_blocks_main_stream", t).verdict == Verdict::kAbsent);
 }
 
 TEST_CASE("a collective under the backward pass is overlapped",
           "[detect][nccl_compute_not_overlapped]") {
   RuleCase t = training_step();
   t.op(kBackward, 760, 10).queued(kAllReduce, 765, 3'000, 2'990, 20, elements(1 << 24));
-  for (const Detector detect :
-       {detect_nccl_compute_not_overlapped, detect_nccl_blocks_main_stream}) {
-    const Finding finding = judge(detect, t);
+  for (const char* type : {"nccl_compute_not_overlapped", "nccl_blocks_main_stream"}) {
+    const Finding finding = judge(type, t);
     CHECK(finding.verdict == Verdict::kAbsent);
     CHECK(finding.cost_ns == 0);
   }
@@ -84,7 +83,7 @@ TEST_CASE("the saving of overlapping is bounded by the compute there is",
   RuleCase t;
   t.step(1, 0, 10'000).op(kBackward, 5, 20).queued("gemm_bw", 10, 30, 500);
   t.op(kBackward, 30, 20).queued(kAllReduce, 35, 540, 9'000, 20, elements(1 << 26));
-  const Finding finding = judge(detect_nccl_compute_not_overlapped, t);
+  const Finding finding = judge("nccl_compute_not_overlapped", t);
   CHECK(finding.verdict == Verdict::kPresent);
   CHECK(cost_us(finding) == Approx(9'000));
   CHECK(finding.saving_high_ns == 500'000);
@@ -100,11 +99,11 @@ TEST_CASE("a queued kernel of the same phase that waits is blocked",
     t.queued(kAllReduce, 36 + 60.0 * i, 1'305 + 2'000.0 * i, 990, 20, elements(1 << 22));
   }
   t.op("aten::mm", 300, 20).queued("gemm", 305, 8'300, 1'000);
-  const Finding finding = judge(detect_nccl_blocks_main_stream, t);
+  const Finding finding = judge("nccl_blocks_main_stream", t);
   CHECK(finding.verdict == Verdict::kPresent);
   CHECK(cost_us(finding) == Approx(4 * 990));
   CHECK(fact(finding, "waits") == "4");
-  CHECK(judge(detect_nccl_compute_not_overlapped, t).verdict == Verdict::kAbsent);
+  CHECK(judge("nccl_compute_not_overlapped", t).verdict == Verdict::kAbsent);
 }
 
 TEST_CASE("a collective that runs while the host is late blocks nobody",
@@ -115,12 +114,12 @@ TEST_CASE("a collective that runs while the host is late blocks nobody",
   for (int i = 0; i < 30; ++i) {  // the next kernel is only launched when the collective is over
     t.op("aten::mm", 3'080 + 200.0 * i, 30).kernel("gemm", 3'100 + 200.0 * i, 190);
   }
-  const Finding finding = judge(detect_nccl_blocks_main_stream, t);
+  const Finding finding = judge("nccl_blocks_main_stream", t);
   CHECK(finding.verdict == Verdict::kAbsent);
   CHECK(finding.cost_ns == 0);
   SECTION("unless the host was late because it waited for it") {
     t.api("cudaStreamSynchronize", 60, 2'985);
-    CHECK(judge(detect_nccl_blocks_main_stream, t).verdict == Verdict::kPresent);
+    CHECK(judge("nccl_blocks_main_stream", t).verdict == Verdict::kPresent);
   }
 }
 
@@ -130,13 +129,13 @@ TEST_CASE("a row of small collectives costs first to last", "[detect][small_nccl
   for (int i = 0; i < 60; ++i) {
     t.queued(kAllReduce, 1'262 + 1.0 * i, 6'035 + 45.0 * i, 15, 20, elements(256));
   }
-  const Finding finding = judge(detect_small_nccl_kernels, t);
+  const Finding finding = judge("small_nccl_kernels", t);
   CHECK(finding.verdict == Verdict::kPresent);
   CHECK(cost_us(finding) == Approx(59 * 45 + 15));
   CHECK(finding.evidence_count == 60);
   SECTION("what compute covers is not lost") {
     t.queued("gemm", 1'390, 6'035, 2'000);
-    CHECK(cost_us(judge(detect_small_nccl_kernels, t)) < 1'000);
+    CHECK(cost_us(judge("small_nccl_kernels", t)) < 1'000);
   }
 }
 
@@ -146,7 +145,7 @@ TEST_CASE("small collectives by size, whatever they take", "[detect][small_nccl_
   for (int i = 0; i < 30; ++i) {
     t.queued(kAllReduce, 1'262 + 1.0 * i, 6'035 + 90.0 * i, 60, 20, elements(1'000));
   }
-  CHECK(judge(detect_small_nccl_kernels, t).verdict == Verdict::kPresent);
+  CHECK(judge("small_nccl_kernels", t).verdict == Verdict::kPresent);
 }
 
 TEST_CASE("a small barrier, large buckets and waiting are no small collectives",
@@ -154,7 +153,7 @@ TEST_CASE("a small barrier, large buckets and waiting are no small collectives",
   SECTION("one barrier per step, however long it waits") {
     RuleCase t = training_step();
     t.op(kBackward, 1'260, 30).queued(kAllReduce, 1'270, 6'030, 2'990, 20, elements(1));
-    CHECK(judge(detect_small_nccl_kernels, t).verdict == Verdict::kAbsent);
+    CHECK(judge("small_nccl_kernels", t).verdict == Verdict::kAbsent);
   }
   SECTION("buckets") {
     RuleCase t = training_step();
@@ -162,7 +161,7 @@ TEST_CASE("a small barrier, large buckets and waiting are no small collectives",
     for (int i = 0; i < 8; ++i) {
       t.queued(kAllReduce, 1'262 + 1.0 * i, 6'035 + 350.0 * i, 340, 20, elements(1 << 22));
     }
-    CHECK(judge(detect_small_nccl_kernels, t).verdict == Verdict::kAbsent);
+    CHECK(judge("small_nccl_kernels", t).verdict == Verdict::kAbsent);
   }
   SECTION("a row of flags of which one waits for a late rank") {
     RuleCase t = training_step();
@@ -171,7 +170,7 @@ TEST_CASE("a small barrier, large buckets and waiting are no small collectives",
       t.queued(kAllReduce, 1'262 + 1.0 * i, 6'035 + 12.0 * i, 8, 20, elements(1));
     }
     t.queued(kAllReduce, 1'269, 6'100, 2'900, 20, elements(1));
-    CHECK(judge(detect_small_nccl_kernels, t).verdict == Verdict::kAbsent);
+    CHECK(judge("small_nccl_kernels", t).verdict == Verdict::kAbsent);
   }
 }
 
@@ -202,11 +201,11 @@ TEST_CASE("without communication kernels it depends on what else is there",
   RuleCase host_only;
   host_only.step(1, 0, 1'000).op("aten::mm", 10, 10);
   host_only.top(R"("distributedInfo":{"backend":"nccl","rank":0,"world_size":8})");
-  for (const Detector detect : {detect_small_nccl_kernels, detect_nccl_blocks_main_stream,
-                                detect_nccl_compute_not_overlapped}) {
-    CHECK(judge(detect, single).verdict == Verdict::kAbsent);
-    CHECK(judge(detect, group_of_one).verdict == Verdict::kAbsent);
-    CHECK(judge(detect, lost).missing_signals == std::vector<std::string>{"communication kernels"});
-    CHECK(judge(detect, host_only).missing_signals == std::vector<std::string>{"GPU events"});
+  for (const char* type :
+       {"small_nccl_kernels", "nccl_blocks_main_stream", "nccl_compute_not_overlapped"}) {
+    CHECK(judge(type, single).verdict == Verdict::kAbsent);
+    CHECK(judge(type, group_of_one).verdict == Verdict::kAbsent);
+    CHECK(judge(type, lost).missing_signals == std::vector<std::string>{"communication kernels"});
+    CHECK(judge(type, host_only).missing_signals == std::vector<std::string>{"GPU events"});
   }
 }

@@ -24,8 +24,9 @@ std::optional<Verdicts> judge(const std::string& name) {
   const EventTree tree = build_tree(table);
   const Signals signals = build_signals(table, tree);
   Verdicts verdicts;
-  for (const DetectorEntry& entry : detectors()) {
-    verdicts[std::string(entry.type)] = entry.detect(signals).verdict;
+  for (const Rule& rule : all_rules()) {
+    if (rule.paper_place != 0) continue;
+    verdicts[std::string(rule.type)] = rule.detect(signals).verdict;
   }
   return verdicts;
 }

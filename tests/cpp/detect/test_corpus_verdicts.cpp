@@ -25,8 +25,8 @@ std::optional<Verdicts> verdicts_of(const std::string& name) {
   const EventTree tree = build_tree(table);
   const Signals signals = build_signals(table, tree);
   Verdicts verdicts;
-  for (const DetectorEntry& entry : detectors()) {
-    if (entry.paper) verdicts[entry.type] = entry.detect(signals).verdict;
+  for (const Rule& rule : all_rules()) {
+    if (rule.paper_place != 0) verdicts[rule.type] = rule.detect(signals).verdict;
   }
   return verdicts;
 }

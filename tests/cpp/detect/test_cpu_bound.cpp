@@ -3,7 +3,7 @@
 using namespace traceap;
 
 namespace {
-constexpr auto kDetect = detect_cpu_bound;
+constexpr const char* kDetect = "cpu_bound";
 
 /// Kernels of `kernel_us` every 100 us over `steps` steps of 10 ms, each launched just in time.
 RuleCase just_in_time(double kernel_us, int steps = 3) {

@@ -23,11 +23,9 @@ TEST_CASE("a finding's cost is a clipped union and its saving what compute leave
   const EventTable table = ten_milliseconds().table();
   const EventTree tree = build_tree(table);
   const Signals signals = build_signals(table, tree);
-  Draft draft("test");
+  Draft draft({.low = 0.25, .best = 0.5});
   draft.cost = {{1'000'000, 3'000'000}, {2'500'000, 7'000'000}, {9'500'000, 20'000'000}};
   for (Row r = 0; r < table.size(); ++r) draft.evidence.insert(draft.evidence.end(), {r, r});
-  draft.saving.low = 0.25;
-  draft.saving.best = 0.5;
   const Finding finding = finish_finding(signals, draft);
   CHECK(finding.intervals == IntervalSet{{1'000'000, 7'000'000}, {9'500'000, 10'000'000}});
   CHECK(finding.cost_ns == 6'500'000);
@@ -45,6 +43,33 @@ TEST_CASE("a finding's cost is a clipped union and its saving what compute leave
     draft.saving.basis = SavingBasis::kCost;
     CHECK(finish_finding(signals, draft).saving_high_ns == 6'500'000);
   }
+  SECTION("GPU work that gets shorter helps as far as the GPU is busy, 3 of 10 ms") {
+    draft.saving = {.basis = SavingBasis::kGpuWork, .best = 0.5, .high = 0.75};
+    const Finding work = finish_finding(signals, draft);
+    CHECK(work.saving_low_ns == 0);
+    CHECK(work.saving_best_ns == 975'000);
+    CHECK(work.saving_high_ns == 4'875'000);
+  }
+  SECTION("the idle time whole and a share of the work") {
+    draft.saving = {.basis = SavingBasis::kIdleAndWork, .best = 0.5};
+    const Finding both = finish_finding(signals, draft);
+    CHECK(both.saving_best_ns == 3'500'000 + 1'500'000);
+    CHECK(both.saving_high_ns == 6'500'000);
+  }
+  SECTION("a limit from elsewhere bounds what the shares are of") {
+    draft.saving_limit_ns = 999'999;
+    const Finding limited = finish_finding(signals, draft);
+    CHECK(limited.cost_ns == 6'500'000);
+    CHECK(limited.saving_low_ns == 250'000);  // rounded
+    CHECK(limited.saving_best_ns == 500'000);
+    CHECK(limited.saving_high_ns == 999'999);
+  }
+  SECTION("cost that the fix does not touch is kept and saves nothing") {
+    draft.kept_cost = {{0, 2'000'000}};
+    const Finding kept = finish_finding(signals, draft);
+    CHECK(kept.cost_ns == 6'500'000);
+    CHECK(kept.saving_high_ns == 3'500'000);
+  }
   SECTION("two per cent of the profiled time is material, less is not") {
     draft.cost = {{0, 200'000}};
     CHECK(finish_finding(signals, draft).verdict == Verdict::kPresent);
@@ -59,15 +84,49 @@ TEST_CASE("overlapping causes are not counted twice", "[detect][evidence]") {
   CHECK(compute_unclaimed_cost(findings) == std::vector<std::int64_t>{30, 100, 0});
 }
 
+TEST_CASE("a root cause claims its time first, then what names the cause, then the larger cost",
+          "[detect][evidence]") {
+  std::vector<Finding> findings = {finding_of({{0, 100}}), finding_of({{50, 90}}),
+                                   finding_of({{80, 95}})};
+  findings[0].type = "small_nccl_kernels";
+  findings[1].type = "per_parameter_all_reduce";
+  findings[2].type = "straggler";
+  CHECK(compute_unclaimed_cost(findings) == std::vector<std::int64_t>{55, 30, 15});
+  findings[1].type = "no such type";
+  CHECK(compute_unclaimed_cost(findings) == std::vector<std::int64_t>{85, 0, 15});
+}
+
+TEST_CASE("a draft keeps figures as numbers with their kind", "[detect][evidence]") {
+  Draft draft({});
+  draft.count("rows", std::size_t{3});
+  draft.duration("longest", 1'500);
+  draft.share("part", 0.25);
+  draft.text("name", "gemm");
+  REQUIRE(draft.facts.size() == 4);
+  CHECK(draft.facts[0].kind == FactKind::kCount);
+  CHECK(std::get<std::int64_t>(draft.facts[0].value) == 3);
+  CHECK(draft.facts[1].kind == FactKind::kDuration);
+  CHECK(std::get<double>(draft.facts[2].value) == 0.25);
+  CHECK(std::get<std::string>(draft.facts[3].value) == "gemm");
+}
+
+TEST_CASE("the paper's eight come first, in their order", "[detect][registry]") {
+  for (std::size_t i = 0; i < all_rules().size(); ++i) {
+    CHECK(all_rules()[i].paper_place == (i < 8 ? i + 1 : 0));
+    CHECK(find_rule(all_rules()[i].type) == &all_rules()[i]);
+  }
+  CHECK(find_rule("") == nullptr);
+}
+
 TEST_CASE("every rule gives a finding of its own type on any trace", "[detect][registry]") {
   const EventTable table = ten_milliseconds().table();
   const EventTree tree = build_tree(table);
   const std::vector<Finding> findings = detect_all(build_signals(table, tree));
-  REQUIRE(findings.size() == detectors().size());
+  REQUIRE(findings.size() == all_rules().size());
   std::size_t paper = 0;
   for (std::size_t i = 0; i < findings.size(); ++i) {
-    CHECK(findings[i].type == detectors()[i].type);
-    paper += detectors()[i].paper ? 1 : 0;
+    CHECK(findings[i].type == all_rules()[i].type);
+    paper += all_rules()[i].paper_place != 0 ? 1 : 0;
     if (findings[i].verdict == Verdict::kUnknown) CHECK_FALSE(findings[i].missing_signals.empty());
     CHECK(findings[i].saving_low_ns <= findings[i].saving_best_ns);
     CHECK(findings[i].saving_best_ns <= findings[i].saving_high_ns);
@@ -85,7 +144,7 @@ TEST_CASE("rules survive traces with next to nothing in them", "[detect][registr
   for (const RuleCase* text : {&one_kernel, &one_op, &metadata_only}) {
     const EventTable table = text->table();
     const EventTree tree = build_tree(table);
-    CHECK(detect_all(build_signals(table, tree)).size() == detectors().size());
+    CHECK(detect_all(build_signals(table, tree)).size() == all_rules().size());
   }
 }
 

@@ -3,7 +3,7 @@
 using namespace traceap;
 
 namespace {
-constexpr auto kDetect = detect_graph_break;
+constexpr const char* kDetect = "graph_break";
 
 /// One compiled call in which the graph ends at 2 ms and goes on at 4 ms, as torch 2.13 draws it.
 /// `between` is what stands around the second region.

@@ -3,7 +3,7 @@
 using namespace traceap;
 
 namespace {
-constexpr auto kDetect = detect_high_memcpy;
+constexpr const char* kDetect = "high_memcpy";
 constexpr const char* kDown = "Memcpy DtoH (Device -> Pageable)";
 }  // namespace
 

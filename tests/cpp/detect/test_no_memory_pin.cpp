@@ -3,7 +3,7 @@
 using namespace traceap;
 
 namespace {
-constexpr auto kDetect = detect_no_memory_pin;
+constexpr const char* kDetect = "no_memory_pin";
 constexpr const char* kPageable = "Memcpy HtoD (Pageable -> Device)";
 constexpr const char* kPinned = "Memcpy HtoD (Pinned -> Device)";
 

@@ -3,7 +3,7 @@
 using namespace traceap;
 
 namespace {
-constexpr auto kDetect = detect_single_process_data_loading;
+constexpr const char* kDetect = "single_process_data_loading";
 constexpr const char* kSingle = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__";
 constexpr const char* kMulti = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__";
 

@@ -3,7 +3,8 @@
 #include "catch.hpp"
 #include "scene.hpp"
 #include "traceap/detect/queries/matmul.hpp"
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/shapes.hpp"
+#include "traceap/detect/queries/warm_up.hpp"
 #include "traceap/detect/rules.hpp"
 
 using namespace traceap;
@@ -54,13 +55,12 @@ TEST_CASE("every rule answers on a trace without GPU and on one without host", "
   Scene host, gpu;
   host.op("aten::mm", 0, 100).op("aten::add", 200, 50);
   gpu.text().gpu("kernel", "k", 0, 10, 7, 1).gpu("kernel", "k", 50, 10, 7, 2);
-  for (const DetectorEntry& entry : detectors()) {
-    INFO(entry.type);
-    const Finding on_host = host.judge(entry.detect), on_gpu = gpu.judge(entry.detect);
+  for (const Rule& rule : all_rules()) {
+    INFO(rule.type);
+    const Finding on_host = host.judge(rule.type), on_gpu = gpu.judge(rule.type);
     CHECK(on_host.verdict != Verdict::kPresent);
     CHECK(on_gpu.verdict != Verdict::kPresent);
     for (const Finding* finding : {&on_host, &on_gpu}) {
-      CHECK(finding->type == entry.type);
       if (finding->verdict == Verdict::kUnknown) CHECK_FALSE(finding->missing_signals.empty());
       CHECK(finding->saving_low_ns <= finding->saving_best_ns);
       CHECK(finding->saving_best_ns <= finding->saving_high_ns);
@@ -81,7 +81,7 @@ TEST_CASE("clocks that disagree are corrected before host and GPU are compared",
   const EventTable table = scene.text().table();
   const EventTree tree = build_tree(table);
   REQUIRE(tree.launch_delay_correction_ns != 0);
-  const Finding finding = detect_worker_starvation(build_signals(table, tree));
+  const Finding finding = run_rule("worker_starvation", build_signals(table, tree));
   CHECK(finding.verdict == Verdict::kPresent);
   // On the GPU's clock the last two fetches lie behind the last step.
   CHECK(finding.cost_ns >= 10 * 3'900'000);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "traceap/detect/evidence.hpp"
+#include "traceap/detect/queries/names.hpp"
 
 namespace traceap {
 namespace {
@@ -70,18 +71,18 @@ class PhaseOfRow {
   explicit PhaseOfRow(const Signals& signals)
       : tree_(signals.tree),
         table_(signals.table),
-        foreach_(signals.table.strings,
+        foreach_(signals.table,
                  [](std::string_view name) { return contains(name, "multi_tensor_apply"); }) {}
   Phase operator()(Row row) const {
     const Phase phase = tree_.phase[row];
     if (phase != Phase::kOther) return phase;
-    return foreach_.contains(table_.name[row]) ? Phase::kOptimizer : Phase::kOther;
+    return foreach_(row) ? Phase::kOptimizer : Phase::kOther;
   }
 
  private:
   const EventTree& tree_;
   const EventTable& table_;
-  NameSet foreach_;
+  LazyNames<> foreach_;
 };
 
 /// Does a row of phase `own` end a stretch of phase `current`? A row of unknown phase belongs to
@@ -246,13 +247,12 @@ class PieceBuilder {
 };
 
 bool has_host_collective(const EventTable& table) {
-  const NameSet names(table.strings, [](std::string_view name) {
+  const LazyNames is_collective(table, [](std::string_view name) {
     return name == "record_param_comms" || name.substr(0, 6) == "c10d::" ||
            name.substr(0, 17) == "_c10d_functional:" || name.substr(0, 5) == "nccl:";
   });
-  if (!names.any()) return false;
   for (Row r = 0; r < table.size(); ++r) {
-    if (is_host(table.kind[r]) && names.contains(table.name[r])) return true;
+    if (is_host(table.kind[r]) && is_collective(r)) return true;
   }
   return false;
 }
@@ -280,30 +280,23 @@ IntervalSet waits_for_late_ranks(const Signals& signals) {
   return make_union(std::move(waits));
 }
 
-void discount_with_fact(const Signals& signals, Finding& finding, std::string_view name) {
-  const IntervalSet waits = set_intersection(waits_for_late_ranks(signals), finding.intervals);
-  if (waits.empty() || finding.saving_high_ns <= 0) return;
-  const std::int64_t before_ns = finding.saving_high_ns;
-  const IntervalSet rest = set_difference(finding.intervals, waits);
-  const std::int64_t left_ns = total_length_ns(set_difference(rest, signals.gpu.compute));
-  finding.saving_high_ns = std::min(before_ns, left_ns);
-  const double kept = static_cast<double>(finding.saving_high_ns) / static_cast<double>(before_ns);
-  for (std::int64_t* saving : {&finding.saving_low_ns, &finding.saving_best_ns}) {
-    *saving = static_cast<std::int64_t>(kept * static_cast<double>(*saving));
-  }
-  finding.facts.emplace_back(name, format_ms(total_length_ns(waits)));
+void leave_to_late_ranks(const Signals& signals, Draft& draft, std::string name) {
+  const IntervalSet cost = set_clip(make_union(draft.cost), signals.profiled);
+  draft.kept_cost = set_intersection(waits_for_late_ranks(signals), cost);
+  if (draft.kept_cost.empty()) return;
+  draft.duration(std::move(name), total_length_ns(draft.kept_cost));
 }
 
-std::optional<Finding> judge_without_collectives(const Signals& signals, std::string_view type) {
+std::optional<Finding> judge_without_collectives(const Signals& signals) {
   if (!signals.gpu.communication.empty()) return std::nullopt;
   // NCCL launches nothing in a group of one, whatever the host calls.
-  if (signals.table.distributed.world_size == 1) return absent(type);
+  if (signals.table.distributed.world_size == 1) return absent();
   const bool several_ranks = signals.table.distributed.world_size.value_or(1) > 1;
   const bool host_collective = has_host_collective(signals.table);
-  if (host_collective && !signals.has_gpu) return abstain(type, {"GPU events"});
-  if (host_collective) return abstain(type, {"communication kernels"});
-  if (several_ranks && !signals.has_gpu) return abstain(type, {"GPU events"});
-  return absent(type);
+  if (host_collective && !signals.has_gpu) return abstain({"GPU events"});
+  if (host_collective) return abstain({"communication kernels"});
+  if (several_ranks && !signals.has_gpu) return abstain({"GPU events"});
+  return absent();
 }
 
 }  // namespace traceap

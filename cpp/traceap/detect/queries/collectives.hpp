@@ -3,10 +3,10 @@
 
 #include <cstdint>
 #include <optional>
-#include <string_view>
+#include <string>
 #include <vector>
 
-#include "traceap/detect/finding.hpp"
+#include "traceap/detect/evidence.hpp"
 
 namespace traceap {
 
@@ -25,12 +25,12 @@ std::vector<ExposedPiece> build_exposed_pieces(const Signals& signals);
 
 /// Where this rank waited in collectives for a rank that keeps the others waiting (Signals::peers).
 IntervalSet waits_for_late_ranks(const Signals& signals);
-/// Takes what is a late rank's fault out of a finding's saving, and says in a fact how much of its
-/// cost that is. Overlapping communication with compute would not bring the rank any sooner.
-void discount_with_fact(const Signals& signals, Finding& finding, std::string_view name);
+/// Takes what is a late rank's fault out of a draft's saving, and says in a fact of that name how
+/// much of its cost it is. Overlapping communication with compute would not bring the rank sooner.
+void leave_to_late_ranks(const Signals& signals, Draft& draft, std::string name);
 
 /// The verdict where there is no communication kernel at all: absent if nothing says that this is
 /// one of several ranks, else unknown. Empty if there are communication kernels.
-std::optional<Finding> judge_without_collectives(const Signals& signals, std::string_view type);
+std::optional<Finding> judge_without_collectives(const Signals& signals);
 
 }  // namespace traceap

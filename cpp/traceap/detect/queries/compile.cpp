@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/ranges.hpp"
+#include "traceap/detect/queries/warm_up.hpp"
 
 namespace traceap {
 namespace {

@@ -1,7 +1,6 @@
 #include "traceap/detect/queries/host_queries.hpp"
 
 #include <algorithm>
-#include <initializer_list>
 #include <limits>
 
 #include "traceap/analysis/idle/host_activity.hpp"
@@ -16,13 +15,6 @@ constexpr int kMaxCallsBeforeSync = 6;
 /// 256 GiB: more than one copy can move, and little enough that millions of them add up without
 /// leaving 64 bits. Whatever claims more has no size.
 constexpr std::int64_t kMaxCopyBytes = std::int64_t{1} << 38;
-
-constexpr char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
-
-bool contains_one_of(std::string_view text, std::initializer_list<std::string_view> parts) {
-  return std::any_of(parts.begin(), parts.end(),
-                     [&](std::string_view part) { return contains(text, part); });
-}
 
 /// The synchronisation on the same stack level that directly follows a copy call, or kNoRow.
 Row following_sync(const EventTable& table, const EventTree& tree,
@@ -44,7 +36,7 @@ ApiClass classify_api(std::string_view name) {
   if (contains(name, "GraphLaunch")) return ApiClass::kGraphLaunch;
   if (contains(name, "Launch") && !contains(name, "HostFunc")) return ApiClass::kKernelLaunch;
   if (contains(name, "StreamSynchronize")) return ApiClass::kStreamSync;
-  if (contains_one_of(name, {"DeviceSynchronize", "CtxSynchronize", "ThreadSynchronize"})) {
+  if (contains_any(name, {"DeviceSynchronize", "CtxSynchronize", "ThreadSynchronize"})) {
     return ApiClass::kDeviceSync;
   }
   if (contains(name, "EventSynchronize")) return ApiClass::kEventSync;
@@ -52,18 +44,17 @@ ApiClass classify_api(std::string_view name) {
   if (contains(name, "EventRecord")) return ApiClass::kEventRecord;
   if (contains_any_case(name, "memcpy")) return ApiClass::kMemcpy;
   if (contains_any_case(name, "memset")) return ApiClass::kMemset;
-  if (contains_one_of(name,
-                      {"HostAlloc", "MallocHost", "HostMalloc", "AllocHost", "HostRegister"})) {
+  if (contains_any(name, {"HostAlloc", "MallocHost", "HostMalloc", "AllocHost", "HostRegister"})) {
     return ApiClass::kHostAlloc;
   }
-  if (contains_one_of(name, {"FreeHost", "HostFree", "HostUnregister"})) return ApiClass::kOther;
-  if (contains_one_of(name, {"Malloc", "MemAlloc", "MemCreate", "MemMap"})) {
+  if (contains_any(name, {"FreeHost", "HostFree", "HostUnregister"})) return ApiClass::kOther;
+  if (contains_any(name, {"Malloc", "MemAlloc", "MemCreate", "MemMap"})) {
     return ApiClass::kMalloc;
   }
-  if (contains_one_of(name, {"cudaFree", "hipFree", "MemFree", "MemUnmap", "MemRelease"})) {
+  if (contains_any(name, {"cudaFree", "hipFree", "MemFree", "MemUnmap", "MemRelease"})) {
     return ApiClass::kFree;
   }
-  if (contains_one_of(name, {"ModuleLoad", "LibraryLoad", "LibraryGetKernel"})) {
+  if (contains_any(name, {"ModuleLoad", "LibraryLoad", "LibraryGetKernel"})) {
     return ApiClass::kModuleLoad;
   }
   return ApiClass::kOther;
@@ -155,33 +146,11 @@ std::vector<Copy> build_copies(const EventTable& table, const EventTree& tree,
   return copies;
 }
 
-bool is_operator_name(std::string_view name) {
-  if (contains(name, "#")) return false;
-  return contains(name, "::") || contains(name, "Backward");
-}
-
 std::int64_t add_saturated(std::int64_t a, std::int64_t b) {
   std::int64_t sum = 0;
   if (!__builtin_add_overflow(a, b, &sum)) return sum;
   return b < 0 ? std::numeric_limits<std::int64_t>::min()
                : std::numeric_limits<std::int64_t>::max();
-}
-
-bool contains_any_case(std::string_view text, std::string_view part_lower) {
-  const auto same = [](char a, char b) { return lower(a) == b; };
-  return std::search(text.begin(), text.end(), part_lower.begin(), part_lower.end(), same) !=
-         text.end();
-}
-
-std::vector<Row> host_rows_named(const EventTable& table, const EventTree& tree,
-                                 const NameSet& names) {
-  std::vector<Row> rows;
-  if (!names.any()) return rows;
-  for (Row r : tree.host_rows) {
-    if (names.contains(table.name[r])) rows.push_back(r);
-  }
-  std::sort(rows.begin(), rows.end());
-  return rows;
 }
 
 Row next_sibling(const EventTable& table, const EventTree& tree, Row row) {

@@ -1,6 +1,5 @@
 #pragma once
-// Questions that several rules ask about names, API calls, copies and the host's stacks. A name is
-// judged once per distinct string, never once per row.
+// Questions that several rules ask about API calls, copies and the host's stacks.
 
 #include <cstdint>
 #include <optional>
@@ -10,7 +9,7 @@
 
 #include "traceap/base/ids.hpp"
 #include "traceap/base/intervals.hpp"
-#include "traceap/base/string_pool.hpp"
+#include "traceap/base/text.hpp"
 #include "traceap/table/event_table.hpp"
 #include "traceap/tree/event_tree.hpp"
 
@@ -76,41 +75,9 @@ struct Copy {
 std::vector<Copy> build_copies(const EventTable& table, const EventTree& tree,
                                const std::vector<ApiClass>& api_class);
 
-/// A property of names, judged once per distinct string.
-class NameSet {
- public:
-  template <class Predicate>  // bool(std::string_view)
-  NameSet(const StringPool& strings, Predicate&& predicate) : member_(strings.size()) {
-    for (std::size_t id = 0; id < member_.size(); ++id) {
-      member_[id] = predicate(strings[static_cast<StringId>(id)]) ? 1 : 0;
-      any_ = any_ || member_[id];
-    }
-  }
-  bool contains(StringId id) const { return id < member_.size() && member_[id] != 0; }
-  bool any() const { return any_; }
-
- private:
-  std::vector<std::uint8_t> member_;
-  bool any_ = false;
-};
-
-/// An operator's name, rather than that of a range that a program or record_function put around
-/// code ("ProfilerStep#3", "Optimizer.step#Adam.step"), which older torch writes as an operator.
-bool is_operator_name(std::string_view name);
-
 /// Sums stop at the ends of 64 bits: a trace may claim any time.
 std::int64_t add_saturated(std::int64_t a, std::int64_t b);
 
-/// Case-sensitive helpers for predicates.
-inline bool contains(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
-/// Does `text` hold `part` (lower case) in any case? ASCII only.
-bool contains_any_case(std::string_view text, std::string_view part_lower);
-
-/// Complete host rows whose name is in `names`, by start. O(n), or O(1) if the set is empty.
-std::vector<Row> host_rows_named(const EventTable& table, const EventTree& tree,
-                                 const NameSet& names);
 /// The row after `row` on the same thread that has the same parent, or kNoRow. O(1).
 Row next_sibling(const EventTable& table, const EventTree& tree, Row row);
 /// First GPU row in `sorted_rows` (by start) that starts at or after `time_ns`; kNoRow if none.

@@ -1,13 +1,14 @@
 // Device memory is allocated from or given back to the driver in steady state, where the caching
 // allocator should serve everything from its pool.
 
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/stalls.hpp"
+#include "traceap/detect/queries/warm_up.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "allocator_thrash";
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdle};
 
 struct Calls {
   std::vector<Row> rows;
@@ -35,32 +36,36 @@ Calls calls_from(const Signals& signals, const std::vector<Row>& rows, std::int6
   return calls;
 }
 
-}  // namespace
-
-Finding detect_allocator_thrash(const Signals& signals) {
-  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
-  if (signals.api_rows.empty()) return abstain(kType, {"runtime calls"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
+  if (signals.api_rows.empty()) return abstain({"runtime calls"});
   const std::vector<Row> rows = allocator_rows(signals);
-  if (rows.empty()) return absent(kType);
+  if (rows.empty()) return absent();
   const WarmUp warm_up = find_warm_up(signals);
   const Calls calls =
       calls_from(signals, rows, warm_up.known ? warm_up.end_ns : signals.profiled.start_ns);
 
-  Draft draft(kType);
+  Draft draft(kSaving);
   std::vector<Interval> stalls;
   for (Row r : calls.rows) stalls.push_back(stall_window(signals, interval_of(signals.table, r)));
   draft.cost = unexplained_idle_inside(signals, std::move(stalls));
   draft.evidence = calls.rows;
-  draft.saving.basis = SavingBasis::kIdle;
-  if (calls.mallocs > 0) draft.fact("mallocs", calls.mallocs);
-  if (calls.frees > 0) draft.fact("frees", calls.frees);
-  if (!warm_up.by_steps) draft.confidence = 0.7;
+  if (calls.mallocs > 0) draft.count("mallocs", calls.mallocs);
+  if (calls.frees > 0) draft.count("frees", calls.frees);
+  if (!warm_up.by_steps) draft.confidence = 0.7;  // pools may still grow
   Finding finding = finish_finding(signals, std::move(draft));
   if (!warm_up.known && finding.verdict == Verdict::kPresent) {
     // A program that runs once allocates as it goes: growth of the pool, or thrash?
-    return abstain(kType, {"steps, or a loop that repeats its kernels: where warm-up ends"});
+    return abstain({"steps, or a loop that repeats its kernels: where warm-up ends"});
   }
   return finding;
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule allocator_thrash{
+    .type = "allocator_thrash", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

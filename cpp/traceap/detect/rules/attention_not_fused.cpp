@@ -3,20 +3,20 @@
 #include <algorithm>
 #include <optional>
 
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/shapes.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "attention_not_fused";
 /// A score matrix with fewer keys fits in registers, and one query (decoding) has no matrix at all:
 /// there is no traffic to save.
 constexpr std::int64_t kMinKeys = 64;
 constexpr std::int64_t kMinQueries = 16;
 /// FlashAttention's paper measures two to four times the speed of unfused attention.
-constexpr double kBestShare = 1.0 - 1.0 / 2.0;
-constexpr double kHighShare = 1.0 - 1.0 / 4.0;
+constexpr SavingShares kSaving{
+    .basis = SavingBasis::kGpuWork, .best = 1.0 - 1.0 / 2.0, .high = 1.0 - 1.0 / 4.0};
 
 enum class Part : std::uint8_t { kOther = 0, kBatchedProduct, kSoftmax, kBreak, kMath };
 
@@ -169,18 +169,17 @@ bool has_products(const Signals& signals) {
                      [&](Row r) { return product(r); });
 }
 
-}  // namespace
-
-Finding detect_attention_not_fused(const Signals& signals) {
-  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
-  if (!signals.has_host_ops) return abstain(kType, {"host operators"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
+  if (!signals.has_host_ops) return abstain({"host operators"});
   BlockFinder finder(signals);
   visit_operators(signals, finder);
-  if (finder.blocks().empty()) return absent(kType, has_products(signals) ? 0.8 : 0.9);
+  if (finder.blocks().empty())
+    return absent(has_products(signals) ? 0.8 : 0.9);  // operators of its own
 
   std::vector<std::uint8_t> in_block = rows_in_blocks(signals, finder.blocks());
   add_backward(signals, in_block);
-  Draft draft(kType);
+  Draft draft(kSaving);
   for (Row r : signals.tree.gpu_rows) {
     const Row launch = signals.tree.launch[r];
     if (launch != kNoRow && in_block[launch] != 0) {
@@ -191,14 +190,18 @@ Finding detect_attention_not_fused(const Signals& signals) {
     draft.evidence.push_back(block.softmax.value_or(block.first));
   if (!finder.shapes_known()) {
     draft.missing_signals.emplace_back("input shapes (record_shapes=True)");
-    draft.confidence = 0.6;
+    draft.confidence = 0.6;  // decoding has the same operators
   }
-  draft.fact("blocks", static_cast<std::int64_t>(finder.blocks().size()));
-  if (!finder.example().empty()) draft.fact("example", finder.example());
-  draft.saving.basis = SavingBasis::kCost;
-  Finding finding = finish_finding(signals, std::move(draft));
-  bound_gpu_saving(signals, finding, kBestShare, kHighShare);
-  return finding;
+  draft.count("blocks", finder.blocks().size());
+  if (!finder.example().empty()) draft.text("example", finder.example());
+  return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule attention_not_fused{
+    .type = "attention_not_fused", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

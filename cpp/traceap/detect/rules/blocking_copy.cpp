@@ -1,12 +1,12 @@
 // A copy from pinned memory that still makes the host wait: non_blocking=True is missing.
 
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "blocking_copy";
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdle};
 
 struct Uploads {
   std::vector<const Copy*> blocking;  ///< pinned, with a synchronise call behind
@@ -30,27 +30,30 @@ Uploads find_uploads(const Signals& signals) {
   return uploads;
 }
 
-}  // namespace
-
-Finding detect_blocking_copy(const Signals& signals) {
-  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
-  if (signals.api_rows.empty()) return abstain(kType, {"runtime calls"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
+  if (signals.api_rows.empty()) return abstain({"runtime calls"});
   const Uploads uploads = find_uploads(signals);
   if (uploads.blocking.empty()) {
-    if (uploads.memory_unknown) return abstain(kType, {"pinned or pageable in copy names"});
-    return absent(kType);
+    if (uploads.memory_unknown) return abstain({"pinned or pageable in copy names"});
+    return absent();
   }
-  Draft draft(kType);
+  Draft draft(kSaving);
   std::vector<Interval> stalls;
   for (const Copy* copy : uploads.blocking) {
     stalls.push_back(stall_window(signals, copy->host));
     draft.evidence.push_back(copy->row);
   }
   draft.cost = unexplained_idle_inside(signals, std::move(stalls));
-  draft.saving.basis = SavingBasis::kIdle;
-  draft.fact("copies", static_cast<std::int64_t>(draft.evidence.size()));
-  if (uploads.bytes > 0) draft.fact("bytes", format_bytes(uploads.bytes));
+  draft.count("copies", draft.evidence.size());
+  if (uploads.bytes > 0) draft.bytes("bytes", uploads.bytes);
   return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule blocking_copy{.type = "blocking_copy", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

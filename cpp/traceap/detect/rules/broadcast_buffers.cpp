@@ -7,13 +7,16 @@
 #include <algorithm>
 
 #include "traceap/detect/queries/collectives.hpp"
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/ranges.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "broadcast_buffers";
+/// The broadcast goes away; half of it is the careful figure where a forward pass would wait
+/// anyway.
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdleOrExposed, .low = 0.5};
 /// Parameters are broadcast once, when the model is wrapped; buffers in every step.
 constexpr std::size_t kMinSteps = 2;
 
@@ -33,10 +36,8 @@ bool is_before_backward(const Signals& signals, Row row) {
   return phase != Phase::kBackward && phase != Phase::kOptimizer;
 }
 
-}  // namespace
-
-Finding detect_broadcast_buffers(const Signals& signals) {
-  if (signals.gpu.communication.empty() || !has_backward(signals)) return absent(kType);
+Finding detect(const Signals& signals) {
+  if (signals.gpu.communication.empty() || !has_backward(signals)) return absent();
   const LazyNames is_ddp(signals.table, [](std::string_view name) {
     return contains(name, "DistributedDataParallel.forward");
   });
@@ -59,17 +60,25 @@ Finding detect_broadcast_buffers(const Signals& signals) {
   steps.erase(std::unique(steps.begin(), steps.end()), steps.end());
   const bool repeats = steps.size() >= kMinSteps;
   const std::vector<Row>& rows = in_ddp.empty() && repeats ? elsewhere : in_ddp;
-  if (rows.empty()) return absent(kType, unnamed ? 0.6 : 0.9);
-  Draft draft(kType);
+  // Kernels that do not name their kind may be broadcasts.
+  if (rows.empty()) return absent(unnamed ? 0.6 : 0.9);
+  Draft draft(kSaving);
   std::vector<Interval> own;
   for (Row r : rows) own.push_back(interval_of(signals.table, r));
   draft.cost = set_difference(make_union(std::move(own)), signals.gpu.compute);
   draft.cost = set_difference(draft.cost, waits_for_late_ranks(signals));
   draft.evidence = rows;
-  draft.fact("broadcasts", static_cast<std::int64_t>(rows.size()));
+  draft.count("broadcasts", rows.size());
+  // Without the range of DDP a program may broadcast for reasons of its own.
   draft.confidence = in_ddp.empty() ? 0.7 : 0.9;
-  draft.saving = {SavingBasis::kIdleOrExposed, 0.5, 1.0};
   return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule broadcast_buffers{
+    .type = "broadcast_buffers", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -3,15 +3,15 @@
 
 #include <unordered_map>
 
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/shapes.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "cast_storm";
 /// Half of the casts stay even in a model that casts well: activations at autocast's borders.
-constexpr double kBestShare = 0.5;
+constexpr SavingShares kSaving{.basis = SavingBasis::kGpuWork, .best = 0.5};
 
 /// Kernels that say so: copies into half types, and the copy kernel that loads another type.
 bool is_cast_kernel(std::string_view name) {
@@ -79,12 +79,10 @@ std::string most_frequent(const std::unordered_map<std::string, std::size_t>& co
   return best;
 }
 
-}  // namespace
-
-Finding detect_cast_storm(const Signals& signals) {
-  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
   CastJudge judge(signals);
-  Draft draft(kType);
+  Draft draft(kSaving);
   std::unordered_map<std::string, std::size_t> kinds;
   for (Row r : signals.tree.gpu_rows) {
     if (signals.table.kind[r] != EventKind::kKernel || !judge.is_cast(r)) continue;
@@ -96,19 +94,23 @@ Finding detect_cast_storm(const Signals& signals) {
   }
   if (!judge.told_all()) {
     draft.missing_signals.emplace_back("input types (record_shapes=True)");
-    draft.confidence = 0.7;
+    draft.confidence = 0.7;  // not every kernel that casts says so
   }
   if (draft.evidence.empty()) {
-    Finding finding = absent(kType, draft.confidence);
+    Finding finding = absent(draft.confidence);
     finding.missing_signals = std::move(draft.missing_signals);
     return finding;
   }
-  draft.fact("casts", static_cast<std::int64_t>(draft.evidence.size()));
+  draft.count("casts", draft.evidence.size());
   add_per_step_fact(signals, draft, "per step", draft.evidence.size());
-  if (!kinds.empty()) draft.fact("example", most_frequent(kinds));
-  Finding finding = finish_finding(signals, std::move(draft));
-  bound_gpu_saving(signals, finding, kBestShare, 1.0);
-  return finding;
+  if (!kinds.empty()) draft.text("example", most_frequent(kinds));
+  return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule cast_storm{.type = "cast_storm", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -4,13 +4,16 @@
 #include <algorithm>
 
 #include "traceap/detect/queries/compile.hpp"
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/stalls.hpp"
+#include "traceap/detect/queries/warm_up.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "cold_start";
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdle};
+
 /// A launch takes some microseconds; the first one of a kernel loads its code (lazy loading since
 /// CUDA 11.7), which takes milliseconds. In between lies no other reason with an idle GPU.
 constexpr std::int64_t kSlowLaunchNs = 1'000'000;
@@ -80,28 +83,31 @@ void add_allocations(const Signals& signals, Costs& costs) {
   }
 }
 
-}  // namespace
-
-Finding detect_cold_start(const Signals& signals) {
-  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
-  if (signals.api_rows.empty()) return abstain(kType, {"runtime calls"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
+  if (signals.api_rows.empty()) return abstain({"runtime calls"});
   Costs costs;
   add_loading(signals, costs);
   add_calls(signals, costs);
   add_slow_first_launches(signals, costs);
   add_allocations(signals, costs);
   for (Row r : find_compile_ranges(signals).first) costs.add(signals, r, "compilation");
-  if (costs.rows.empty()) return absent(kType);
+  if (costs.rows.empty()) return absent();
 
-  Draft draft(kType);
+  Draft draft(kSaving);
   draft.cost = idle_inside(signals, std::move(costs.intervals));
   draft.evidence = std::move(costs.rows);
-  draft.saving.basis = SavingBasis::kIdle;
   std::sort(costs.kinds.begin(), costs.kinds.end());
   std::string kinds;
   for (const std::string& kind : costs.kinds) kinds += (kinds.empty() ? "" : ", ") + kind;
-  draft.fact("kinds", kinds);
+  draft.text("kinds", kinds);
   return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule cold_start{.type = "cold_start", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -5,28 +5,24 @@
 
 #include <algorithm>
 
-#include "traceap/detect/queries/collectives.hpp"
-#include "traceap/detect/queries/support.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "collective_imbalance";
-
+/// Even parts need work moved between ranks, and latency stays.
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdleOrExposed, .best = 0.5};
 bool has_uneven_all_to_all(const Signals& signals) {
   const auto list = build_collectives(signals.table, signals.tree);
   return std::any_of(list.collectives.begin(), list.collectives.end(),
                      [](const Collective& c) { return c.kind == CollectiveKind::kAllToAllV; });
 }
 
-}  // namespace
-
-Finding detect_collective_imbalance(const Signals& signals) {
-  if (signals.gpu.communication.empty() || !has_uneven_all_to_all(signals)) return absent(kType);
-  if (!signals.peers.known) return abstain(kType, {"traces of the other ranks"});
-  if (signals.peers.imbalance.empty()) return abstain(kType, {"split sizes of the all-to-alls"});
-  Draft draft(kType);
+Finding detect(const Signals& signals) {
+  if (signals.gpu.communication.empty() || !has_uneven_all_to_all(signals)) return absent();
+  if (!signals.peers.known) return abstain({"traces of the other ranks"});
+  if (signals.peers.imbalance.empty()) return abstain({"split sizes of the all-to-alls"});
+  Draft draft(kSaving);
   std::int64_t uneven = 0;
   for (const PeerPart& part : signals.peers.parts) {
     if (part.imbalance_ns <= 0) continue;
@@ -37,11 +33,17 @@ Finding detect_collective_imbalance(const Signals& signals) {
     ++uneven;
   }
   draft.cost = set_difference(make_union(std::move(draft.cost)), signals.gpu.compute);
-  draft.fact("exchanges", uneven);
-  draft.fact("imbalance", signals.peers.imbalance);
-  draft.confidence = 0.7;
-  draft.saving = {SavingBasis::kIdleOrExposed, 0.0, 0.5};
+  draft.count("exchanges", uneven);
+  draft.text("imbalance", signals.peers.imbalance);
+  draft.confidence = 0.7;  // whether bandwidth decides is assumed
   return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule collective_imbalance{
+    .type = "collective_imbalance", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -7,13 +7,13 @@
 
 #include <algorithm>
 
-#include "traceap/detect/evidence.hpp"
+#include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "cpu_bound";
 /// Two gaps belong to one burst if the GPU work between them is shorter than this: less than any
 /// launch costs the host (5 to 10 us), so it vanishes beside the gaps, and the cost stays what is
 /// lost rather than what passes.
@@ -29,7 +29,7 @@ constexpr std::int64_t kSilenceNs = 10'000'000;
 /// Steps of one loop differ, but hardly by a factor of two in what the host makes the GPU wait.
 constexpr double kOddStepRatio = 2.0;
 /// CUDA graphs or larger batches take away nearly all launch gaps, small fixes some.
-constexpr SavingShares kSaving{SavingBasis::kIdle, 0.2, 0.7};
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdle, .low = 0.2, .best = 0.7};
 
 struct NameTimes {
   Row first = kNoRow;
@@ -151,17 +151,15 @@ double short_kernel_share(const Signals& signals) {
   return linked == 0 ? 0.0 : static_cast<double>(shorter) / static_cast<double>(linked);
 }
 
-}  // namespace
-
-Finding detect_cpu_bound(const Signals& signals) {
-  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
   const std::int64_t idle_ns = total_length_ns(signals.gpu_idle);
   const bool host_seen = signals.has_host_ops || !signals.api_rows.empty();
   if (!host_seen || signals.tree.linked_gpu_rows.empty()) {
-    if (!is_material(signals, idle_ns)) return absent(kType);
-    return abstain(kType, {host_seen ? "launch calls of GPU events" : "host events"});
+    if (!is_material(signals, idle_ns)) return absent();
+    return abstain({host_seen ? "launch calls of GPU events" : "host events"});
   }
-  Draft draft(kType);
+  Draft draft(kSaving);
   std::vector<Interval> waits;
   for (const IdleInterval& idle : signals.idle.intervals) {
     if (idle.cause != IdleCause::kHostWait) continue;
@@ -177,17 +175,24 @@ Finding detect_cpu_bound(const Signals& signals) {
   gaps = set_difference(gaps, silent_idle(signals, kSilenceNs));
   gaps = without_odd_first_step(signals, std::move(gaps));
   draft.cost = merge_bursts(gaps);
-  draft.saving = kSaving;
+  // Without steps the profile may hold more than the loop.
   draft.confidence = signals.tree.steps.empty() ? 0.7 : 0.9;
-  draft.fact("gaps", static_cast<std::int64_t>(gaps.size()));
-  draft.fact("GPU idle in them", format_ms(total_length_ns(gaps)));
-  draft.fact("kernels shorter than their launch", format_percent(short_kernel_share(signals)));
+  draft.count("gaps", gaps.size());
+  draft.duration("GPU idle in them", total_length_ns(gaps));
+  draft.share("kernels shorter than their launch", short_kernel_share(signals));
   Finding finding = finish_finding(signals, std::move(draft));
   // Launch calls alone tell that the queue was empty, not what kept the host from launching.
   if (finding.verdict == Verdict::kPresent && !signals.has_host_ops) {
-    return abstain(kType, {"host operators"});
+    return abstain({"host operators"});
   }
   return finding;
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule cpu_bound{
+    .type = "cpu_bound", .paper_place = 5, .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

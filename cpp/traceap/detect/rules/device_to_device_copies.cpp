@@ -2,15 +2,16 @@
 
 #include <algorithm>
 
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/ranges.hpp"
+#include "traceap/detect/queries/shapes.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "device_to_device_copies";
 /// Some of the joining and reordering is what the model computes; half is the guess for the rest.
-constexpr double kBestShare = 0.5;
+constexpr SavingShares kSaving{.basis = SavingBasis::kGpuWork, .best = 0.5};
 
 bool is_cat_kernel(std::string_view name) { return contains(name, "CatArrayBatchedCopy"); }
 
@@ -81,31 +82,34 @@ class DeviceCopies {
   std::int64_t bytes_ = 0;
 };
 
-}  // namespace
-
-Finding detect_device_to_device_copies(const Signals& signals) {
-  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
-  Draft draft(kType);
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
+  Draft draft(kSaving);
   DeviceCopies copies(signals);
   copies.add_memcpys(draft);
   copies.add_kernels(draft);
   if (!signals.has_host_ops) {
     draft.missing_signals.emplace_back("host operators: copy kernels can't be told apart");
-    draft.confidence = 0.6;
+    draft.confidence = 0.6;  // memcpys alone
   }
   if (draft.evidence.empty()) {
-    Finding finding = absent(kType, draft.confidence);
+    Finding finding = absent(draft.confidence);
     finding.missing_signals = std::move(draft.missing_signals);
     return finding;
   }
-  draft.fact("copies", static_cast<std::int64_t>(draft.evidence.size()));
-  if (copies.bytes() >= 1 << 20) draft.fact("bytes", format_bytes(copies.bytes()));
+  draft.count("copies", draft.evidence.size());
+  if (copies.bytes() >= 1 << 20) draft.bytes("bytes", copies.bytes());
   if (!copies.operators().empty()) {
-    draft.fact("operations", most_frequent_names(signals.table, copies.operators(), 2));
+    draft.text("operations", most_frequent_names(signals.table, copies.operators(), 2));
   }
-  Finding finding = finish_finding(signals, std::move(draft));
-  bound_gpu_saving(signals, finding, kBestShare, 1.0);
-  return finding;
+  return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule device_to_device_copies{
+    .type = "device_to_device_copies", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -1,12 +1,13 @@
 // torch.cuda.synchronize(), stream.synchronize() or event.synchronize() in the program itself.
 
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/ranges.hpp"
+#include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "explicit_synchronize";
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdle};
 
 /// Waits that the program asked for, with GPU work on both sides: the profiler itself waits for the
 /// device before it starts and after it stops.
@@ -25,21 +26,19 @@ std::vector<Row> find_calls(const Signals& signals) {
   return calls;
 }
 
-}  // namespace
-
-Finding detect_explicit_synchronize(const Signals& signals) {
-  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
-  if (signals.api_rows.empty()) return abstain(kType, {"runtime calls"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
+  if (signals.api_rows.empty()) return abstain({"runtime calls"});
   if (!signals.has_host_ops) {
     // Without operators nothing tells the program's own waits from those inside operators.
-    return abstain(kType, {"host operators"});
+    return abstain({"host operators"});
   }
   std::vector<Interval> copies;  // a wait behind a copy call is the copy's
   for (const Copy& copy : signals.copies) {
     if (copy.sync != kNoRow) copies.push_back(interval_of(signals.table, copy.sync));
   }
   const IntervalSet copy_syncs = make_union(std::move(copies));
-  Draft draft(kType);
+  Draft draft(kSaving);
   std::vector<Interval> stalls;
   for (Row r : find_calls(signals)) {
     const Interval call = interval_of(signals.table, r);
@@ -47,13 +46,19 @@ Finding detect_explicit_synchronize(const Signals& signals) {
     stalls.push_back(stall_window(signals, call));
     draft.evidence.push_back(r);
   }
-  if (stalls.empty()) return absent(kType);
+  if (stalls.empty()) return absent();
   const std::size_t stalls_found = stalls.size();
   draft.cost = unexplained_idle_inside(signals, std::move(stalls));
-  draft.saving.basis = SavingBasis::kIdle;
   if (stalls_found == 1) draft.confidence = 0.6;  // once: a measurement's end rather than a loop's
-  draft.fact("calls", static_cast<std::int64_t>(draft.evidence.size()));
+  draft.count("calls", draft.evidence.size());
   return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule explicit_synchronize{
+    .type = "explicit_synchronize", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -15,16 +15,15 @@
 #include <algorithm>
 #include <limits>
 
-#include "traceap/detect/evidence.hpp"
+#include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "graph_break";
 /// Taking a break away also takes the guards of the resume function away, but the eager work in it
 /// may be needed (a log line, a metric): half the idle time is the middle of none and all.
-constexpr SavingShares kSaving{SavingBasis::kIdle, 0.0, 0.5};
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdle, .best = 0.5};
 
 bool starts_with(std::string_view text, std::string_view start) {
   return text.substr(0, start.size()) == start;
@@ -57,14 +56,14 @@ std::string_view frame_number(std::string_view name) {
 }
 
 struct Names {
-  NameSet region, compiled_call, resume, dynamo, entry, lookup;
-  explicit Names(const StringPool& strings)
-      : region(strings, is_region),
-        compiled_call(strings, is_compiled_call),
-        resume(strings, is_resume_frame),
-        dynamo(strings, is_dynamo_range),
-        entry(strings, is_compiled_entry),
-        lookup(strings, [](std::string_view n) { return n == "TorchDynamo Cache Lookup"; }) {}
+  LazyNames<> region, compiled_call, resume, dynamo, entry, lookup;
+  explicit Names(const EventTable& table)
+      : region(table, is_region),
+        compiled_call(table, is_compiled_call),
+        resume(table, is_resume_frame),
+        dynamo(table, is_dynamo_range),
+        entry(table, is_compiled_entry),
+        lookup(table, [](std::string_view n) { return n == "TorchDynamo Cache Lookup"; }) {}
 };
 
 /// What encloses a row: the nearest region, if no operator stands between, and the nearest
@@ -84,13 +83,12 @@ class Enclosures {
     for (Row r = 0; r < table.size(); ++r) {  // parents precede children
       if (tree_.host_position[r] == kNoRow) continue;
       below_[r] = (*this)[r];
-      const StringId name = table.name[r];
-      if (names.region.contains(name)) {
+      if (names.region(r)) {
         below_[r] = {r, kNoRow, false};
-      } else if (names.compiled_call.contains(name) ||
-                 (table.kind[r] == EventKind::kCpuOp && !names.dynamo.contains(name))) {
+      } else if (names.compiled_call(r) ||
+                 (table.kind[r] == EventKind::kCpuOp && !names.dynamo(r))) {
         below_[r] = {kNoRow, kNoRow, true};
-      } else if (names.entry.contains(name) && table.kind[r] == EventKind::kPythonFunction) {
+      } else if (names.entry(r) && table.kind[r] == EventKind::kPythonFunction) {
         below_[r].entry = r;
       }
     }
@@ -127,14 +125,13 @@ class Walk {
   void visit(std::size_t position) {
     const EventTable& table = signals_.table;
     const Row row = signals_.tree.host_rows[position];
-    const StringId name = table.name[row];
-    if (names_.compiled_call.contains(name)) {
+    if (names_.compiled_call(row)) {
       graph_end_ns_ = std::max(graph_end_ns_, table.end_ns(row));
     } else if (is_launch(signals_.api(row))) {
       launch_end_ns_ = std::max(launch_end_ns_, table.end_ns(row));
     }
-    if (names_.region.contains(name)) visit_region(position, row);
-    if (names_.resume.contains(name)) visit_resume(position, row);
+    if (names_.region(row)) visit_region(position, row);
+    if (names_.resume(row)) visit_resume(position, row);
   }
 
  private:
@@ -271,42 +268,47 @@ std::vector<Interval> cost_of(const Signals& signals, const std::vector<Break>& 
 Finding judge_without_regions(const Signals& signals, const Names& names) {
   const bool idle_matters = is_material(signals, total_length_ns(signals.gpu_idle));
   if (host_rows_named(signals.table, signals.tree, names.lookup).size() > 1 && idle_matters) {
-    return abstain(kType, {"ranges of compiled regions"});  // torch before 2.2
+    return abstain({"ranges of compiled regions"});  // torch before 2.2
   }
   if (!signals.has_host_ops && idle_matters) {
-    const NameSet triton(signals.table.strings,
-                         [](std::string_view name) { return starts_with(name, "triton_"); });
+    const LazyNames triton(signals.table,
+                           [](std::string_view name) { return starts_with(name, "triton_"); });
     const auto& rows = signals.tree.gpu_rows;
-    if (std::any_of(rows.begin(), rows.end(),
-                    [&](Row r) { return triton.contains(signals.table.name[r]); })) {
-      return abstain(kType, {"host events"});
+    if (std::any_of(rows.begin(), rows.end(), [&](Row r) { return triton(r); })) {
+      return abstain({"host events"});
     }
   }
-  return absent(kType);
+  return absent();
+}
+
+Finding detect(const Signals& signals) {
+  const Names names(signals.table);
+  const auto& host_rows = signals.tree.host_rows;
+  const bool any = std::any_of(host_rows.begin(), host_rows.end(),
+                               [&](Row r) { return names.region(r) || names.resume(r); });
+  if (!any) return judge_without_regions(signals, names);
+  const Breaks breaks = find_breaks(signals, names);
+  Draft draft(kSaving);
+  draft.cost = cost_of(signals, breaks.sure);
+  for (const Break& b : breaks.sure) draft.evidence.push_back(b.into);
+  draft.count("compiled regions", breaks.regions);
+  draft.count("graph breaks", breaks.sure.size());
+  Finding finding = finish_finding(signals, std::move(draft));
+  if (!signals.has_gpu && finding.verdict == Verdict::kPresent) {
+    return abstain({"GPU events"});
+  }
+  if (finding.verdict == Verdict::kPresent || breaks.ambiguous.empty()) return finding;
+  Draft possible(kSaving);
+  possible.cost = cost_of(signals, breaks.ambiguous);
+  if (finish_finding(signals, std::move(possible)).verdict != Verdict::kPresent) return finding;
+  return abstain({"Python frames (with_stack) to tell one compiled call from several"});
 }
 
 }  // namespace
 
-Finding detect_graph_break(const Signals& signals) {
-  const Names names(signals.table.strings);
-  if (!names.region.any() && !names.resume.any()) return judge_without_regions(signals, names);
-  const Breaks breaks = find_breaks(signals, names);
-  Draft draft(kType);
-  draft.cost = cost_of(signals, breaks.sure);
-  for (const Break& b : breaks.sure) draft.evidence.push_back(b.into);
-  draft.saving = kSaving;
-  draft.confidence = 0.9;
-  draft.fact("compiled regions", breaks.regions);
-  draft.fact("graph breaks", static_cast<std::int64_t>(breaks.sure.size()));
-  Finding finding = finish_finding(signals, std::move(draft));
-  if (!signals.has_gpu && finding.verdict == Verdict::kPresent) {
-    return abstain(kType, {"GPU events"});
-  }
-  if (finding.verdict == Verdict::kPresent || breaks.ambiguous.empty()) return finding;
-  Draft possible(kType);
-  possible.cost = cost_of(signals, breaks.ambiguous);
-  if (finish_finding(signals, std::move(possible)).verdict != Verdict::kPresent) return finding;
-  return abstain(kType, {"Python frames (with_stack) to tell one compiled call from several"});
+namespace rules {
+extern constexpr Rule graph_break{
+    .type = "graph_break", .paper_place = 4, .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -5,16 +5,14 @@
 
 #include <algorithm>
 
-#include "traceap/detect/evidence.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "high_memcpy";
 /// Copies that are needless (metrics read each step, a round trip to NumPy) vanish whole, batch
 /// uploads can only be hidden: half is the middle of "none" and "all".
-constexpr SavingShares kSaving{SavingBasis::kIdleOrExposed, 0.0, 0.5};
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdleOrExposed, .best = 0.5};
 
 struct Copies {
   std::vector<Row> rows;
@@ -35,30 +33,28 @@ void add(const Signals& signals, const Copy& copy, Copies& copies) {
 }
 
 Finding judge(const Signals& signals, Copies copies) {
-  Draft draft(kType);
+  Draft draft(kSaving);
   const IntervalSet exposed =
       set_difference(make_union(std::move(copies.copied)), signals.gpu.compute);
   const IntervalSet waiting =
       set_intersection(make_union(std::move(copies.held)), signals.gpu_idle);
   draft.cost = set_union(exposed, waiting);
   draft.evidence = std::move(copies.rows);
-  draft.saving = kSaving;
+  // Without its call nothing shows how long a copy held the host.
   draft.confidence = copies.orphan ? 0.8 : 0.95;
   if (copies.orphan) draft.missing_signals.emplace_back("launch calls of some copies");
-  draft.fact("host to device", copies.up);
-  draft.fact("host to device bytes", copies.up_bytes);
-  draft.fact("device to host", copies.down);
-  draft.fact("device to host bytes", copies.down_bytes);
-  draft.fact("copies the host waited for", copies.waits);
-  draft.fact("exposed copy time", format_ms(total_length_ns(exposed)));
-  draft.fact("GPU idle in copy calls", format_ms(total_length_ns(waiting)));
+  draft.count("host to device", copies.up);
+  draft.bytes("host to device bytes", copies.up_bytes);
+  draft.count("device to host", copies.down);
+  draft.bytes("device to host bytes", copies.down_bytes);
+  draft.count("copies the host waited for", copies.waits);
+  draft.duration("exposed copy time", total_length_ns(exposed));
+  draft.duration("GPU idle in copy calls", total_length_ns(waiting));
   return finish_finding(signals, std::move(draft));
 }
 
-}  // namespace
-
-Finding detect_high_memcpy(const Signals& signals) {
-  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
   Copies known, possible;
   for (const Copy& copy : signals.copies) {
     if (!in_profile(signals, copy.row)) continue;
@@ -71,7 +67,14 @@ Finding detect_high_memcpy(const Signals& signals) {
   Finding finding = judge(signals, std::move(known));
   if (finding.verdict == Verdict::kPresent || !any_unknown) return finding;
   if (judge(signals, std::move(possible)).verdict != Verdict::kPresent) return finding;
-  return abstain(kType, {"direction of the copies"});
+  return abstain({"direction of the copies"});
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule high_memcpy{
+    .type = "high_memcpy", .paper_place = 3, .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

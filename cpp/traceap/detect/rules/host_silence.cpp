@@ -4,13 +4,15 @@
 #include <algorithm>
 
 #include "traceap/detect/queries/compile.hpp"
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "host_silence";
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdle};
+
 /// Python between two operators takes microseconds. 10 ms without a single one is noticed in any
 /// step, and well above what the scheduler takes away.
 constexpr std::int64_t kMinGapNs = 10'000'000;
@@ -64,13 +66,11 @@ Row awaited_row(const Signals& signals, const Interval& gap) {
   return call.start_ns >= gap.start_ns ? launch : kNoRow;
 }
 
-}  // namespace
-
-Finding detect_host_silence(const Signals& signals) {
-  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
-  if (!signals.has_host_ops) return abstain(kType, {"host operators"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
+  if (!signals.has_host_ops) return abstain({"host operators"});
   const IntervalSet silent = set_complement(make_union(host_activity(signals)), signals.profiled);
-  Draft draft(kType);
+  Draft draft(kSaving);
   Interval longest{0, 0};
   for (const Interval& gap : unexplained_idle_inside(signals, silent)) {
     if (gap.length_ns() < kMinGapNs) continue;
@@ -81,16 +81,21 @@ Finding detect_host_silence(const Signals& signals) {
     const Row row = covering_row(signals, gap.start_ns + gap.length_ns() / 2);
     draft.evidence.push_back(row != kNoRow ? row : launch);
   }
-  if (draft.cost.empty()) return absent(kType);
+  if (draft.cost.empty()) return absent();
   draft.confidence = 0.7;  // the cause itself is not in the trace
-  draft.saving.basis = SavingBasis::kIdle;
-  draft.fact("gaps", static_cast<std::int64_t>(draft.cost.size()));
-  draft.fact("longest", format_ms(longest.length_ns()));
+  draft.count("gaps", draft.cost.size());
+  draft.duration("longest", longest.length_ns());
   const Row row = covering_row(signals, longest.start_ns + longest.length_ns() / 2);
   if (row != kNoRow && signals.table.kind[row] == EventKind::kPythonFunction) {
-    draft.fact("frame", std::string(signals.table.name_of(row).substr(0, 100)));
+    draft.text("frame", std::string(signals.table.name_of(row).substr(0, 100)));
   }
   return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule host_silence{.type = "host_silence", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

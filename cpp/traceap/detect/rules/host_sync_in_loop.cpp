@@ -3,13 +3,15 @@
 
 #include <algorithm>
 
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/ranges.hpp"
+#include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "host_sync_in_loop";
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdle};
 /// A read of a value or of an index list, rather than of results: the size below which INTERFACE
 /// calls copies small constants. Larger ones are high_memcpy's.
 constexpr std::int64_t kSmallReadBytes = 64 * 1024;
@@ -63,11 +65,9 @@ void add_bare_syncs(const Signals& signals, const std::vector<Row>& reading,
   }
 }
 
-}  // namespace
-
-Finding detect_host_sync_in_loop(const Signals& signals) {
-  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
-  if (signals.api_rows.empty()) return abstain(kType, {"runtime calls"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
+  if (signals.api_rows.empty()) return abstain({"runtime calls"});
   const EventTable& table = signals.table;
   const LazyNames is_reading(table, is_reading_operator);
   const std::vector<Row> reading = outermost_ranges(
@@ -75,9 +75,9 @@ Finding detect_host_sync_in_loop(const Signals& signals) {
   std::vector<Sync> syncs;
   add_small_reads(signals, syncs);
   add_bare_syncs(signals, reading, syncs);
-  if (syncs.size() < kMinRepeats) return absent(kType);
+  if (syncs.size() < kMinRepeats) return absent();
 
-  Draft draft(kType);
+  Draft draft(kSaving);
   std::vector<Interval> stalls;
   std::vector<Row> operators;
   const LazyNames is_aten(table,
@@ -91,15 +91,21 @@ Finding detect_host_sync_in_loop(const Signals& signals) {
     if (op != kNoRow) operators.push_back(op);
   }
   draft.cost = unexplained_idle_inside(signals, std::move(stalls));
-  draft.saving = {SavingBasis::kIdle, 0.0, 1.0};
-  draft.fact("syncs", static_cast<std::int64_t>(syncs.size()));
+  draft.count("syncs", syncs.size());
   add_per_step_fact(signals, draft, "per step", syncs.size());
-  if (!operators.empty()) draft.fact("operations", most_frequent_names(table, operators, 3));
+  if (!operators.empty()) draft.text("operations", most_frequent_names(table, operators, 3));
   if (!signals.has_host_ops) {
     draft.missing_signals.emplace_back("host operators: which operation reads the value");
-    draft.confidence = 0.6;
+    draft.confidence = 0.6;  // the program may need what it reads
   }
   return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule host_sync_in_loop{
+    .type = "host_sync_in_loop", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

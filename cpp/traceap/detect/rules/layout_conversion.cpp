@@ -3,15 +3,14 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "layout_conversion";
 /// One conversion per step is the input's, and stays.
-constexpr double kBestShare = 0.8;
+constexpr SavingShares kSaving{.basis = SavingBasis::kGpuWork, .best = 0.8};
 
 /// cuDNN's and MIOpen's conversions. A conversion fused into a convolution carries other words too
 /// (nhwckrsc_nchw in an xmma kernel's name is its layouts).
@@ -26,23 +25,26 @@ bool is_layout_kernel(std::string_view name) {
                      [&](std::string_view word) { return contains_any_case(name, word); });
 }
 
-}  // namespace
-
-Finding detect_layout_conversion(const Signals& signals) {
-  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
   const LazyNames is_layout(signals.table, is_layout_kernel);
-  Draft draft(kType);
+  Draft draft(kSaving);
   for (Row r : signals.tree.gpu_rows) {
     if (signals.table.kind[r] != EventKind::kKernel || !is_layout(r)) continue;
     draft.cost.push_back(interval_of(signals.table, r));
     draft.evidence.push_back(r);
   }
-  if (draft.evidence.empty()) return absent(kType);
-  draft.fact("conversions", static_cast<std::int64_t>(draft.evidence.size()));
+  if (draft.evidence.empty()) return absent();
+  draft.count("conversions", draft.evidence.size());
   add_per_step_fact(signals, draft, "per step", draft.evidence.size());
-  Finding finding = finish_finding(signals, std::move(draft));
-  bound_gpu_saving(signals, finding, kBestShare, 1.0);
-  return finding;
+  return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule layout_conversion{
+    .type = "layout_conversion", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -6,13 +6,13 @@
 #include <optional>
 
 #include "traceap/detect/queries/matmul.hpp"
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/shapes.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "misaligned_dimensions";
 /// 16 bytes of a 2-byte type: NVIDIA's requirement for efficient tensor cores (Matrix
 /// Multiplication Background guide, section 2.2).
 constexpr std::int64_t kAlignment = 8;
@@ -20,8 +20,7 @@ constexpr std::int64_t kAlignment = 8;
 constexpr std::int64_t kMinSize = 16;
 /// What padding gives is measured nowhere in a trace. The guide's figures for cuBLAS 11 show
 /// between nothing and a factor of two.
-constexpr double kHighShare = 0.5;
-constexpr double kBestShare = 0.25;
+constexpr SavingShares kSaving{.basis = SavingBasis::kGpuWork, .best = 0.25, .high = 0.5};
 
 enum class Operation : std::uint8_t { kNone, kProduct, kProductWithBias, kConvolution };
 
@@ -111,7 +110,7 @@ bool kernel_shows_misalignment(std::string_view name) {
 }
 
 struct Search {
-  Draft draft{kType};
+  Draft draft{kSaving};
   std::size_t products = 0;  ///< misaligned operator calls
   bool half_products = false, shapes = false, untold = false;
   std::string example;
@@ -161,10 +160,8 @@ void search_by_kernel_name(const Signals& signals, Search& search) {
   }
 }
 
-}  // namespace
-
-Finding detect_misaligned_dimensions(const Signals& signals) {
-  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
   Search search;
   search_by_shape(signals, search);
   if (!search.shapes) search_by_kernel_name(signals, search);
@@ -176,20 +173,24 @@ Finding detect_misaligned_dimensions(const Signals& signals) {
         search.untold || std::any_of(signals.tree.gpu_rows.begin(), signals.tree.gpu_rows.end(),
                                      [&](Row r) { return matmul(r); });
     if (!search.shapes && any_product) {
-      return abstain(kType, {"input shapes and types (record_shapes=True)"});
+      return abstain({"input shapes and types (record_shapes=True)"});
     }
-    return absent(kType);
+    return absent();
   }
   if (!search.shapes) {
     search.draft.missing_signals.emplace_back("input shapes: judged by kernel names");
-    search.draft.confidence = 0.6;
+    search.draft.confidence = 0.6;  // a library may choose such a kernel for other reasons
   }
-  search.draft.saving.basis = SavingBasis::kCost;
-  search.draft.fact("products", static_cast<std::int64_t>(search.products));
-  if (!search.example.empty()) search.draft.fact("example", search.example);
-  Finding finding = finish_finding(signals, std::move(search.draft));
-  bound_gpu_saving(signals, finding, kBestShare, kHighShare);
-  return finding;
+  search.draft.count("products", search.products);
+  if (!search.example.empty()) search.draft.text("example", search.example);
+  return finish_finding(signals, std::move(search.draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule misaligned_dimensions{
+    .type = "misaligned_dimensions", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -7,22 +7,18 @@
 
 #include <algorithm>
 
-#include "traceap/detect/evidence.hpp"
 #include "traceap/detect/queries/collectives.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "nccl_blocks_main_stream";
 /// Issuing early and waiting late covers a wait only where other work can be moved in between.
-constexpr SavingShares kSaving{SavingBasis::kIdleOrExposed, 0.0, 0.5};
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdleOrExposed, .best = 0.5};
 
-}  // namespace
-
-Finding detect_nccl_blocks_main_stream(const Signals& signals) {
-  if (auto early = judge_without_collectives(signals, kType)) return *early;
-  Draft draft(kType);
+Finding detect(const Signals& signals) {
+  if (auto early = judge_without_collectives(signals)) return *early;
+  Draft draft(kSaving);
   std::int64_t waits = 0, longest = 0;
   for (const ExposedPiece& piece : build_exposed_pieces(signals)) {
     if (piece.wait.empty() || (piece.ends_phase && piece.phase_compute_ns > 0)) continue;
@@ -35,13 +31,19 @@ Finding detect_nccl_blocks_main_stream(const Signals& signals) {
   }
   const bool linked = !signals.tree.linked_gpu_rows.empty();
   if (!linked) draft.missing_signals.emplace_back("launch calls");
-  draft.saving = kSaving;
+  // Without launch calls nothing shows that the kernel was queued already.
   draft.confidence = linked ? 0.85 : 0.6;
-  draft.fact("waits", waits);
-  draft.fact("longest wait", format_ms(longest));
-  Finding finding = finish_finding(signals, std::move(draft));
-  discount_with_fact(signals, finding, "behind a late rank");
-  return finding;
+  draft.count("waits", waits);
+  draft.duration("longest wait", longest);
+  leave_to_late_ranks(signals, draft, "behind a late rank");
+  return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule nccl_blocks_main_stream{
+    .type = "nccl_blocks_main_stream", .paper_place = 7, .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -5,63 +5,74 @@
 // than that cannot be covered.
 
 #include <algorithm>
+#include <optional>
+#include <vector>
 
-#include "traceap/detect/evidence.hpp"
 #include "traceap/detect/queries/collectives.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "nccl_compute_not_overlapped";
 /// The last bucket always stays exposed, and kernels slow down a little beside a collective.
-constexpr double kLowShare = 0.3, kBestShare = 0.7;
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdleOrExposed, .low = 0.3, .best = 0.7};
+/// What ends a phase is told by the order of kernels, and independence of the work is assumed.
+constexpr double kConfidence = 0.8;
+
+/// Exposed pieces that end a phase which had compute.
+std::vector<ExposedPiece> phase_tails(const Signals& signals) {
+  std::vector<ExposedPiece> pieces = build_exposed_pieces(signals);
+  std::erase_if(pieces, [](const ExposedPiece& piece) {
+    return !piece.ends_phase || piece.phase_compute_ns == 0;
+  });
+  return pieces;
+}
+
+/// How much of the tails the compute of their phases could cover; pieces of one tail share it.
+std::int64_t coverable_ns(const std::vector<ExposedPiece>& tails) {
+  std::int64_t total = 0, exposed = 0;
+  for (std::size_t i = 0; i < tails.size(); ++i) {
+    exposed += tails[i].interval.length_ns();
+    if (i + 1 < tails.size() && tails[i + 1].phase_index == tails[i].phase_index) continue;
+    total += std::min(exposed, tails[i].phase_compute_ns);
+    exposed = 0;
+  }
+  return total;
+}
+
+/// Share of the communication that compute runs beside; none without communication.
+std::optional<double> overlapped_share(const Signals& signals) {
+  const IntervalSet communication = set_clip(signals.gpu.communication, signals.profiled);
+  const std::int64_t all_ns = total_length_ns(communication);
+  if (all_ns == 0) return std::nullopt;
+  const std::int64_t exposed_ns =
+      total_length_ns(set_difference(communication, signals.gpu.compute));
+  return 1.0 - static_cast<double>(exposed_ns) / static_cast<double>(all_ns);
+}
+
+Finding detect(const Signals& signals) {
+  if (auto early = judge_without_collectives(signals)) return *early;
+  const std::vector<ExposedPiece> tails = phase_tails(signals);
+  Draft draft(kSaving);
+  for (const ExposedPiece& piece : tails) {
+    draft.cost.push_back(piece.interval);
+    if (piece.collective == kNoRow) continue;
+    draft.evidence.push_back(piece.collective);
+    draft.evidence_weights.push_back(piece.interval.length_ns());
+  }
+  draft.saving_limit_ns = coverable_ns(tails);
+  draft.confidence = kConfidence;
+  draft.count("exposed at the end of a phase", tails.size());
+  if (const auto share = overlapped_share(signals)) draft.share("communication overlapped", *share);
+  leave_to_late_ranks(signals, draft, "behind a late rank");
+  return finish_finding(signals, std::move(draft));
+}
 
 }  // namespace
 
-Finding detect_nccl_compute_not_overlapped(const Signals& signals) {
-  if (auto early = judge_without_collectives(signals, kType)) return *early;
-  Draft draft(kType);
-  std::int64_t coverable_ns = 0, phase_exposed_ns = 0, phase_compute_ns = 0;
-  std::uint32_t phase_index = 0;
-  const auto close_phase = [&] {
-    coverable_ns += std::min(phase_exposed_ns, phase_compute_ns);
-    phase_exposed_ns = phase_compute_ns = 0;
-  };
-  for (const ExposedPiece& piece : build_exposed_pieces(signals)) {
-    if (!piece.ends_phase || piece.phase_compute_ns == 0) continue;
-    // Pieces of one tail share the compute that could cover them.
-    if (piece.phase_index != phase_index) close_phase();
-    phase_index = piece.phase_index;
-    draft.cost.push_back(piece.interval);
-    if (piece.collective != kNoRow) {
-      draft.evidence.push_back(piece.collective);
-      draft.evidence_weights.push_back(piece.interval.length_ns());
-    }
-    phase_exposed_ns += piece.interval.length_ns();
-    phase_compute_ns = piece.phase_compute_ns;
-  }
-  close_phase();
-  const std::int64_t communication_ns =
-      total_length_ns(set_clip(signals.gpu.communication, signals.profiled));
-  const std::int64_t exposed_ns = total_length_ns(
-      set_clip(set_difference(signals.gpu.communication, signals.gpu.compute), signals.profiled));
-  const std::int64_t pieces = static_cast<std::int64_t>(draft.cost.size());
-  draft.confidence = 0.8;
-  draft.fact("exposed at the end of a phase", pieces);
-  if (communication_ns > 0) {
-    const double overlapped =
-        1.0 - static_cast<double>(exposed_ns) / static_cast<double>(communication_ns);
-    draft.fact("communication overlapped", format_percent(overlapped));
-  }
-  Finding finding = finish_finding(signals, std::move(draft));
-  finding.saving_high_ns = std::min(finding.saving_high_ns, coverable_ns);
-  finding.saving_best_ns =
-      static_cast<std::int64_t>(kBestShare * static_cast<double>(finding.saving_high_ns));
-  finding.saving_low_ns =
-      static_cast<std::int64_t>(kLowShare * static_cast<double>(finding.saving_high_ns));
-  discount_with_fact(signals, finding, "behind a late rank");
-  return finding;
+namespace rules {
+extern constexpr Rule nccl_compute_not_overlapped{
+    .type = "nccl_compute_not_overlapped", .paper_place = 8, .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

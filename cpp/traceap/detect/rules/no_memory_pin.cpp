@@ -8,21 +8,17 @@
 
 #include <algorithm>
 
-#include "traceap/detect/evidence.hpp"
+#include "traceap/detect/queries/small_uploads.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "no_memory_pin";
-/// INTERFACE: small constants (under 64 KiB in all) are not material. CUDA also returns from a
-/// pageable copy of up to 64 KiB before it is done, so such copies hold nobody up.
-constexpr std::int64_t kSmallBytes = 64 << 10;
 /// The host counts as held if its call lasts at least this share of the copy.
 constexpr double kHeldShare = 0.5;
 /// Pinned copies run at link speed, about twice the staged ones, and can run under compute: the
 /// bound is all of the cost, the careful figure the half that pinning alone gives.
-constexpr SavingShares kSaving{SavingBasis::kIdleOrExposed, 0.3, 0.7};
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdleOrExposed, .low = 0.3, .best = 0.7};
 
 bool holds_host(const Signals& signals, const Copy& copy) {
   if (copy.launch == kNoRow) return true;  // can't be seen; lowers the confidence
@@ -67,12 +63,19 @@ struct Uploads {
   std::int64_t bytes = 0;
   bool all_sizes_known = true;
   bool any_orphan = false;
-  bool small() const { return all_sizes_known && bytes < kSmallBytes; }
+  bool small() const { return all_sizes_known && bytes < kSmallUploadBytes; }
 };
 
 Uploads collect_uploads(const Signals& signals, HostMemory memory) {
   Uploads uploads;
+  // By start, as the copies. Hundreds of constants are small_copies: pinning would not help them.
+  const std::vector<const Copy*> constants = find_small_uploads(signals).copies;
+  auto constant = constants.begin();
   for (const Copy& copy : signals.copies) {
+    if (constant != constants.end() && *constant == &copy) {
+      ++constant;
+      continue;
+    }
     // A copy of unknown direction is of unknown memory too: it could be an upload.
     const bool upload = copy.kind.direction == CopyDirection::kHostToDevice ||
                         copy.kind.direction == CopyDirection::kUnknown;
@@ -115,26 +118,31 @@ std::vector<Interval> cost_of(const Signals& signals, const std::vector<const Co
 }
 
 Finding judge_uploads(const Signals& signals, const Uploads& uploads) {
-  Draft draft(kType);
+  Draft draft(kSaving);
   if (!uploads.small()) draft.cost = cost_of(signals, uploads.copies);
   for (const Copy* copy : uploads.copies) draft.evidence.push_back(copy->row);
+  // Without calls or sizes it is not seen whether the host was held, or how much there was.
   draft.confidence = uploads.any_orphan || !uploads.all_sizes_known ? 0.7 : 0.95;
-  draft.saving = kSaving;
-  draft.fact("copies", static_cast<std::int64_t>(uploads.copies.size()));
-  draft.fact("bytes", uploads.bytes);
+  draft.count("copies", uploads.copies.size());
+  draft.bytes("bytes", uploads.bytes);
   return finish_finding(signals, std::move(draft));
 }
 
-}  // namespace
-
-Finding detect_no_memory_pin(const Signals& signals) {
-  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
   const Finding finding = judge_uploads(signals, collect_uploads(signals, HostMemory::kPageable));
   if (finding.verdict == Verdict::kPresent) return finding;
   // AMD's copies carry no word on the host's memory: these could be the same.
   const Uploads unknown = collect_uploads(signals, HostMemory::kUnknown);
   if (judge_uploads(signals, unknown).verdict != Verdict::kPresent) return finding;
-  return abstain(kType, {"pageable or pinned in the names of the copies"});
+  return abstain({"pageable or pinned in the names of the copies"});
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule no_memory_pin{
+    .type = "no_memory_pin", .paper_place = 2, .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -8,13 +8,14 @@
 #include <unordered_map>
 
 #include "traceap/detect/queries/collectives.hpp"
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/ranges.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "one_bucket_ddp";
+/// The last bucket always stays exposed, and the kernels beside the others slow down.
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdleOrExposed, .low = 0.2, .best = 0.6};
 /// DistributedDataParallel's bucket_cap_mb is 25; a single tensor may exceed it by itself, twice
 /// that leaves room.
 constexpr std::int64_t kLargeBucketBytes = std::int64_t{50} << 20;
@@ -62,10 +63,8 @@ IntervalSet exposed_of(const Signals& signals, const std::vector<Row>& rows) {
   return set_difference(alone, waits_for_late_ranks(signals));
 }
 
-}  // namespace
-
-Finding detect_one_bucket_ddp(const Signals& signals) {
-  if (signals.gpu.communication.empty() || !has_backward(signals)) return absent(kType);
+Finding detect(const Signals& signals) {
+  if (signals.gpu.communication.empty() || !has_backward(signals)) return absent();
   std::vector<Row> single;
   std::int64_t bytes = 0;
   bool sized = true;
@@ -76,19 +75,24 @@ Finding detect_one_bucket_ddp(const Signals& signals) {
     bytes = std::max(bytes, pass.bytes);
     sized = sized && pass.sized;
   }
-  if (single.empty()) return absent(kType);
-  Draft draft(kType);
+  if (single.empty()) return absent();
+  Draft draft(kSaving);
   draft.cost = exposed_of(signals, single);
   if (!sized) {
-    if (!is_material(signals, total_length_ns(draft.cost))) return absent(kType);
-    return abstain(kType, {"message sizes of the collectives"});
+    if (!is_material(signals, total_length_ns(draft.cost))) return absent();
+    return abstain({"message sizes of the collectives"});
   }
   draft.evidence = single;
-  draft.fact("passes", static_cast<std::int64_t>(single.size()));
-  draft.fact("bucket", format_bytes(bytes));
-  draft.confidence = 0.8;
-  draft.saving = {SavingBasis::kIdleOrExposed, 0.2, 0.6};
+  draft.count("passes", single.size());
+  draft.bytes("bucket", bytes);
+  draft.confidence = 0.8;  // a model of one huge tensor looks the same
   return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule one_bucket_ddp{.type = "one_bucket_ddp", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -3,25 +3,23 @@
 #include <algorithm>
 
 #include "traceap/detect/queries/compile.hpp"
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "recompilation";
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdle};
 
-}  // namespace
-
-Finding detect_recompilation(const Signals& signals) {
-  if (!signals.has_host_ops) return abstain(kType, {"host operators"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_host_ops) return abstain({"host operators"});
   const CompileRanges ranges = find_compile_ranges(signals);
   if (ranges.again.empty()) {
     // Since PyTorch 2.1 every phase of compilation has its range; older traces of compiled code
     // show none, and no trace shows what a compiler outside of PyTorch does.
-    return absent(kType, has_compiled_code(signals) ? 0.7 : 0.95);
+    return absent(has_compiled_code(signals) ? 0.7 : 0.95);
   }
-  Draft draft(kType);
+  Draft draft(kSaving);
   std::vector<Interval> intervals;
   std::int64_t longest_ns = 0;
   for (Row r : ranges.again) {
@@ -30,14 +28,19 @@ Finding detect_recompilation(const Signals& signals) {
   }
   draft.cost = idle_inside(signals, std::move(intervals));
   draft.evidence = ranges.again;
-  draft.saving.basis = SavingBasis::kIdle;
-  draft.fact("compilations", static_cast<std::int64_t>(ranges.again.size()));
-  draft.fact("longest", format_ms(longest_ns));
+  draft.count("compilations", ranges.again.size());
+  draft.duration("longest", longest_ns);
   if (!signals.has_gpu) {
     draft.missing_signals.emplace_back("GPU events: host time is counted as lost");
-    draft.confidence = 0.7;
+    draft.confidence = 0.7;  // the GPU may have had work queued
   }
   return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule recompilation{.type = "recompilation", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

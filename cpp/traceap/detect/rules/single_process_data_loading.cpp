@@ -6,17 +6,17 @@
 
 #include <algorithm>
 
-#include "traceap/detect/evidence.hpp"
+#include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "single_process_data_loading";
 /// With workers a fetch is a hand-over of a ready batch. Kineto's twin recordings of one ResNet-50
 /// run (num_workers 0 and 4) spend 273-416 ms and under 10 ms in six fetches: at least 96 % goes
 /// away when the workers keep up. Half of it is the careful figure where they hardly do.
-constexpr SavingShares kSaving{SavingBasis::kIdle, 0.5, 0.95};
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdle, .low = 0.5, .best = 0.95};
 
 /// Between two operators Python is silent for microseconds; making a batch takes a millisecond at
 /// least where it matters.
@@ -49,25 +49,23 @@ std::int64_t hiding_place_ns(const Signals& signals) {
 }
 
 Finding judge_without_range(const Signals& signals, bool multi_process_loader) {
-  if (multi_process_loader) return absent(kType);
+  if (multi_process_loader) return absent();
   if (!signals.has_host_ops) {
-    if (!is_material(signals, total_length_ns(signals.gpu_idle))) return absent(kType);
-    return abstain(kType, {"host operators and annotations"});
+    if (!is_material(signals, total_length_ns(signals.gpu_idle))) return absent();
+    return abstain({"host operators and annotations"});
   }
   const bool has_frames =
       std::any_of(signals.tree.host_rows.begin(), signals.tree.host_rows.end(),
                   [&](Row r) { return signals.table.kind[r] == EventKind::kPythonFunction; });
-  if (has_frames || !is_material(signals, hiding_place_ns(signals))) return absent(kType);
-  if (!signals.has_gpu) return abstain(kType, {"DataLoader range", "GPU events"});
-  return abstain(kType, {"DataLoader range"});
+  if (has_frames || !is_material(signals, hiding_place_ns(signals))) return absent();
+  if (!signals.has_gpu) return abstain({"DataLoader range", "GPU events"});
+  return abstain({"DataLoader range"});
 }
 
-}  // namespace
-
-Finding detect_single_process_data_loading(const Signals& signals) {
+Finding detect(const Signals& signals) {
   const EventTable& table = signals.table;
-  const NameSet single(table.strings, is_single_process_fetch);
-  const NameSet multi(table.strings, is_multi_process_fetch);
+  const LazyNames single(table, is_single_process_fetch);
+  const LazyNames multi(table, is_multi_process_fetch);
   std::vector<Row> fetches = host_rows_named(table, signals.tree, single);
   // A loader on a thread beside the one that trains does not hold the training up.
   const bool main_known = !signals.tree.steps.empty() && !signals.tree.steps_inferred;
@@ -82,18 +80,24 @@ Finding detect_single_process_data_loading(const Signals& signals) {
   const IntervalSet spans = set_clip(make_union(std::move(loading)), signals.profiled);
   const std::int64_t loading_ns = total_length_ns(spans);
   if (!signals.has_gpu) {
-    if (!is_material(signals, loading_ns)) return absent(kType);
-    return abstain(kType, {"GPU events"});
+    if (!is_material(signals, loading_ns)) return absent();
+    return abstain({"GPU events"});
   }
-  Draft draft(kType);
+  Draft draft(kSaving);
   draft.cost = set_intersection(spans, signals.gpu_idle);
   draft.evidence = fetches;
   draft.confidence = 0.97;  // torch writes the range itself
-  draft.saving = kSaving;
-  draft.fact("fetches", static_cast<std::int64_t>(fetches.size()));
-  draft.fact("loader time", format_ms(loading_ns));
-  draft.fact("GPU idle meanwhile", format_ms(total_length_ns(draft.cost)));
+  draft.count("fetches", fetches.size());
+  draft.duration("loader time", loading_ns);
+  draft.duration("GPU idle meanwhile", total_length_ns(draft.cost));
   return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule single_process_data_loading{
+    .type = "single_process_data_loading", .paper_place = 1, .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -7,14 +7,12 @@
 #include <algorithm>
 #include <span>
 
-#include "traceap/detect/evidence.hpp"
 #include "traceap/detect/queries/collectives.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "small_nccl_kernels";
 /// The definition's bounds: below them a collective is latency, not bandwidth.
 constexpr std::int64_t kSmallBytes = 64 << 10;
 constexpr std::int64_t kSmallNs = 20'000;
@@ -28,7 +26,7 @@ constexpr std::int64_t kMaxPauseNs = 500'000;
 constexpr std::int64_t kWaitingNs = 1'000'000;
 /// Merging n collectives leaves one latency of n: nearly all of the exposed time goes away, unless
 /// each result is needed before the next can be issued.
-constexpr SavingShares kSaving{SavingBasis::kIdleOrExposed, 0.0, 0.6};
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdleOrExposed, .best = 0.6};
 
 /// A collective's time without waiting for other ranks, as far as their traces tell.
 Interval transfer_of(const Signals& signals, Row row) {
@@ -85,16 +83,14 @@ void add_runs(const Signals& signals, std::span<const Collective> members, Draft
   if (begin < members.size()) close(members.size());
 }
 
-}  // namespace
-
-Finding detect_small_nccl_kernels(const Signals& signals) {
-  if (auto early = judge_without_collectives(signals, kType)) return *early;
+Finding detect(const Signals& signals) {
+  if (auto early = judge_without_collectives(signals)) return *early;
   std::vector<Collective> all = signals.collectives;
   const auto device = [&](const Collective& c) { return signals.table.device[c.row]; };
   std::stable_sort(all.begin(), all.end(), [&](const Collective& a, const Collective& b) {
     return device(a) < device(b);  // by start inside a device
   });
-  Draft draft(kType);
+  Draft draft(kSaving);
   std::size_t begin = 0;
   std::int64_t sized = 0;
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -104,12 +100,19 @@ Finding detect_small_nccl_kernels(const Signals& signals) {
     begin = i + 1;
   }
   draft.cost = set_difference(make_union(std::move(draft.cost)), signals.gpu.compute);
-  draft.saving = kSaving;
+  // Without sizes a short duration has to do.
   draft.confidence = sized == static_cast<std::int64_t>(all.size()) ? 0.9 : 0.75;
   if (sized == 0) draft.missing_signals.emplace_back("message sizes of the collectives");
-  draft.fact("collectives", static_cast<std::int64_t>(draft.evidence.size()));
-  draft.fact("collectives in all", static_cast<std::int64_t>(all.size()));
+  draft.count("collectives", draft.evidence.size());
+  draft.count("collectives in all", all.size());
   return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule small_nccl_kernels{
+    .type = "small_nccl_kernels", .paper_place = 6, .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

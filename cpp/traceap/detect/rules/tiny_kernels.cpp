@@ -2,13 +2,14 @@
 
 #include <algorithm>
 
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/base/statistics.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "tiny_kernels";
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdle};
+
 /// A launch costs the host 4 to 10 us (6.4 us per launch against 0.58 us per graph node measured in
 /// ocannl#488; Python and the profiler come on top): a kernel below that can't hide the next
 /// launch.
@@ -89,14 +90,12 @@ class GapFinder {
   std::vector<std::int64_t> previous_launch_;
 };
 
-}  // namespace
-
-Finding detect_tiny_kernels(const Signals& signals) {
-  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
-  if (signals.tree.linked_gpu_rows.empty()) return abstain(kType, {"launch calls of GPU events"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
+  if (signals.tree.linked_gpu_rows.empty()) return abstain({"launch calls of GPU events"});
   const std::vector<Gap> gaps = GapFinder(signals).find();
-  if (gaps.empty()) return absent(kType);
-  Draft draft(kType);
+  if (gaps.empty()) return absent();
+  Draft draft(kSaving);
   std::vector<std::int64_t> kernel_ns, interval_ns;
   for (const Gap& gap : gaps) {
     draft.cost.push_back(gap.idle);
@@ -104,11 +103,18 @@ Finding detect_tiny_kernels(const Signals& signals) {
     kernel_ns.push_back(signals.table.dur_ns[gap.kernel]);
     interval_ns.push_back(gap.interval_ns);
   }
-  draft.saving.basis = SavingBasis::kIdle;
-  draft.fact("kernels", static_cast<std::int64_t>(gaps.size()));
-  draft.fact("median kernel", format_us(median_of(kernel_ns)));
-  draft.fact("launch interval", format_us(median_of(interval_ns)));
+  draft.count("kernels", gaps.size());
+  // Older traces cut times to whole microseconds: 0 says nothing.
+  const std::int64_t median_ns = median_of(kernel_ns);
+  if (median_ns > 0) draft.duration("median kernel", median_ns);
+  draft.duration("launch interval", median_of(interval_ns));
   return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule tiny_kernels{.type = "tiny_kernels", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -3,13 +3,14 @@
 
 #include <algorithm>
 
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/ranges.hpp"
+#include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "unfused_optimizer";
 /// A fused step takes one launch per some hundred tensors and a foreach step about ten times that;
 /// SGD by parameter takes one to three launches per parameter, Adam ten or more. With fewer
 /// launches than this there is nothing to fuse.
@@ -18,7 +19,7 @@ constexpr std::size_t kMinLaunches = 50;
 constexpr double kMinSingleShare = 0.5;
 /// Without a simulator: half of the GPU work, as a fused update reads and writes every tensor once
 /// where the single operators do it two to ten times; the other half stays.
-constexpr double kBestWorkShare = 0.5;
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdleAndWork, .best = 0.5};
 
 bool is_step_range(std::string_view name) {
   return name.substr(0, 15) == "Optimizer.step#" || contains(name, "): _single_tensor_");
@@ -55,15 +56,13 @@ StepCost judge_step(const Signals& signals, const std::vector<Row>& gpu_rows,
 }
 
 Finding without_ranges(const Signals& signals) {
-  if (!signals.has_host_ops) return abstain(kType, {"host operators"});
-  if (has_backward(signals)) return abstain(kType, {"Optimizer.step ranges"});
-  return absent(kType);  // inference
+  if (!signals.has_host_ops) return abstain({"host operators"});
+  if (has_backward(signals)) return abstain({"Optimizer.step ranges"});
+  return absent();  // inference
 }
 
-}  // namespace
-
-Finding detect_unfused_optimizer(const Signals& signals) {
-  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
   const EventTable& table = signals.table;
   const LazyNames is_step(table, is_step_range);
   const auto outer = outermost_ranges(signals, is_step);
@@ -72,7 +71,7 @@ Finding detect_unfused_optimizer(const Signals& signals) {
 
   const LazyNames pointwise(table, is_pointwise_kernel);
   const LazyNames fused_operator(table, is_fused_operator);
-  Draft draft(kType);
+  Draft draft(kSaving);
   std::size_t launches = 0, steps = 0;
   for (const RangeLaunches& range : ranges) {
     const StepCost step = judge_step(signals, range.gpu_rows, pointwise, fused_operator);
@@ -89,15 +88,16 @@ Finding detect_unfused_optimizer(const Signals& signals) {
     draft.cost.insert(draft.cost.end(), idle.begin(), idle.end());
     draft.evidence.push_back(range.range);
   }
-  if (steps == 0) return absent(kType);
-  draft.fact("launches per step", static_cast<std::int64_t>(launches / steps));
-  draft.saving.basis = SavingBasis::kCost;
-  Finding finding = finish_finding(signals, std::move(draft));
-  const std::int64_t idle_ns = total_length_ns(set_difference(finding.intervals, signals.gpu.busy));
-  finding.saving_best_ns =
-      idle_ns +
-      static_cast<std::int64_t>(kBestWorkShare * static_cast<double>(finding.cost_ns - idle_ns));
-  return finding;
+  if (steps == 0) return absent();
+  draft.count("launches per step", launches / steps);
+  return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule unfused_optimizer{
+    .type = "unfused_optimizer", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

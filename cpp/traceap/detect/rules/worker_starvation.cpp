@@ -3,13 +3,16 @@
 
 #include <algorithm>
 
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/ranges.hpp"
+#include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "worker_starvation";
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdle};
+
 /// Taking a finished batch off the queue costs some hundred microseconds (unpickling of handles);
 /// a fetch during which the GPU idled longer than this came late.
 constexpr std::int64_t kLateNs = 1'000'000;
@@ -48,13 +51,11 @@ bool only_first_is_late(const std::vector<Fetch>& fetches) {
                       [](const Fetch& f) { return f.idle_ns >= kLateNs; });
 }
 
-}  // namespace
-
-Finding detect_worker_starvation(const Signals& signals) {
-  if (!signals.has_host_ops) return abstain(kType, {"host operators"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_host_ops) return abstain({"host operators"});
   std::vector<Fetch> fetches = find_fetches(signals);
-  if (fetches.empty() || only_first_is_late(fetches)) return absent(kType);
-  Draft draft(kType);
+  if (fetches.empty() || only_first_is_late(fetches)) return absent();
+  Draft draft(kSaving);
   std::vector<Interval> intervals;
   std::size_t late = 0;
   std::int64_t longest_ns = 0;
@@ -66,17 +67,23 @@ Finding detect_worker_starvation(const Signals& signals) {
     draft.evidence.push_back(fetch.row);
   }
   draft.cost = idle_inside(signals, std::move(intervals));
-  draft.saving.basis = SavingBasis::kIdle;
   if (!signals.has_gpu) {
     draft.missing_signals.emplace_back("GPU events: the host's wait is counted as lost");
-    draft.confidence = 0.6;
+    draft.confidence = 0.6;  // the GPU may have had work queued
   }
-  draft.fact("fetches", static_cast<std::int64_t>(fetches.size()));
+  draft.count("fetches", fetches.size());
   if (late > 0) {
-    draft.fact("late fetches", static_cast<std::int64_t>(late));
-    draft.fact("longest wait", format_ms(longest_ns));
+    draft.count("late fetches", late);
+    draft.duration("longest wait", longest_ns);
   }
   return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule worker_starvation{
+    .type = "worker_starvation", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -2,14 +2,15 @@
 
 #include <algorithm>
 
-#include "traceap/detect/queries/support.hpp"
+#include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/ranges.hpp"
+#include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
 namespace {
 
-constexpr std::string_view kType = "zero_grad_not_none";
-
+constexpr SavingShares kSaving{.basis = SavingBasis::kCost};
 bool is_zero_grad_range(std::string_view name) {
   return name.substr(0, 20) == "Optimizer.zero_grad#" ||
          (contains(name, ".py(") && contains(name, "): zero_grad"));
@@ -19,26 +20,25 @@ bool is_zeroing_operator(std::string_view name) {
   return name == "aten::zero_" || name == "aten::fill_" || contains(name, "_foreach_zero_");
 }
 
-}  // namespace
-
-Finding detect_zero_grad_not_none(const Signals& signals) {
-  if (!signals.has_gpu) return abstain(kType, {"GPU events"});
-  if (!signals.has_host_ops) return abstain(kType, {"host operators"});
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
+  if (!signals.has_host_ops) return abstain({"host operators"});
   const EventTable& table = signals.table;
   const LazyNames is_range(table, is_zero_grad_range);
   const std::vector<RangeLaunches> ranges =
       launches_by_range(signals, outermost_ranges(signals, is_range));
   if (ranges.empty()) {
-    if (!has_backward(signals)) return absent(kType);
+    if (!has_backward(signals)) return absent();
     // Both ranges came with the same PyTorch: a step without zero_grad sets gradients otherwise.
     const LazyNames is_step(
         table, [](std::string_view name) { return name.substr(0, 15) == "Optimizer.step#"; });
     const bool has_steps = std::any_of(signals.tree.host_rows.begin(), signals.tree.host_rows.end(),
                                        [&](Row r) { return is_step(r); });
-    return has_steps ? absent(kType, 0.6) : abstain(kType, {"Optimizer.zero_grad ranges"});
+    // A loop over gradients of its own leaves no range.
+    return has_steps ? absent(0.6) : abstain({"Optimizer.zero_grad ranges"});
   }
   const LazyNames zeroing(table, is_zeroing_operator);
-  Draft draft(kType);
+  Draft draft(kSaving);
   std::size_t launches = 0;
   for (const RangeLaunches& range : ranges) {
     std::vector<Row> fills;
@@ -55,10 +55,16 @@ Finding detect_zero_grad_not_none(const Signals& signals) {
     draft.cost.insert(draft.cost.end(), idle.begin(), idle.end());
     draft.evidence.push_back(range.range);
   }
-  if (draft.evidence.empty()) return absent(kType);
-  draft.saving.basis = SavingBasis::kCost;
-  draft.fact("launches per step", static_cast<std::int64_t>(launches / draft.evidence.size()));
+  if (draft.evidence.empty()) return absent();
+  draft.count("launches per step", launches / draft.evidence.size());
   return finish_finding(signals, std::move(draft));
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule zero_grad_not_none{
+    .type = "zero_grad_not_none", .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -1,0 +1,57 @@
+#include "traceap/detect/queries/stalls.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "traceap/detect/queries/names.hpp"
+
+namespace traceap {
+
+Interval stall_window(const Signals& signals, Interval host_call) {
+  const Interval call = signals.on_gpu_clock(host_call);
+  const Row next = first_row_from(signals.table, signals.tree.gpu_rows, call.end_ns);
+  std::int64_t end_ns = add_saturated(call.end_ns, kRefillReachNs);
+  if (next != kNoRow) end_ns = std::min(end_ns, signals.table.ts_ns[next]);
+  return {call.start_ns, std::max(end_ns, call.end_ns)};
+}
+
+IntervalSet idle_inside(const Signals& signals, std::vector<Interval> intervals) {
+  return set_intersection(make_union(std::move(intervals)), signals.gpu_idle);
+}
+
+IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval> intervals) {
+  std::vector<Interval> elsewhere;
+  for (const IdleInterval& idle : signals.idle.intervals) {
+    if (idle.cause == IdleCause::kDataLoading || idle.cause == IdleCause::kCompilation ||
+        idle.cause == IdleCause::kProfiler) {
+      elsewhere.push_back(idle.interval);
+    }
+  }
+  return set_difference(idle_inside(signals, std::move(intervals)),
+                        make_union(std::move(elsewhere)));
+}
+
+IntervalSet silent_idle(const Signals& signals, std::int64_t min_length_ns) {
+  const EventTable& table = signals.table;
+  const LazyNames is_operator(table, is_operator_name);
+  IntervalSet work;  // rows come by start, so the union grows at its end
+  for (Row r = 0; r < table.size(); ++r) {
+    if (signals.tree.host_position[r] == kNoRow) continue;
+    const bool is_op = table.kind[r] == EventKind::kCpuOp &&
+                       (is_operator(r) || subtree_rows(signals.tree, r).empty());
+    if (!is_op && !is_api_call(table.kind[r])) continue;
+    const Interval next = signals.on_gpu_clock(interval_of(table, r));
+    if (next.end_ns <= next.start_ns) continue;
+    if (!work.empty() && next.start_ns <= work.back().end_ns) {
+      work.back().end_ns = std::max(work.back().end_ns, next.end_ns);
+    } else {
+      work.push_back(next);
+    }
+  }
+  const IntervalSet silence = set_complement(work, signals.profiled);
+  IntervalSet silent = set_intersection(signals.gpu_idle, silence);
+  std::erase_if(silent, [&](const Interval& i) { return i.length_ns() < min_length_ns; });
+  return silent;
+}
+
+}  // namespace traceap
