@@ -59,7 +59,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "columns": {"_core", "aliases", "errors"},
     "table": {"columns", "rendering"},
     "event_frame": {"columns"},
-    "results": {"errors", "intervals", "rendering", "units"},
+    "results": {"_core", "errors", "intervals", "rendering", "units"},
     "files": {"aliases", "results"},
     "ranks": {"remember", "results", "table", "threads"},
     "tree": {"ranks", "report"},

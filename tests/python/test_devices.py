@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchtraceap import _core
 from torchtraceap import devices as package
+from torchtraceap.analysis.recorded_device import matrix_units
 from torchtraceap.devices import Device, device_named, find_device, load_devices
 from torchtraceap.devices.__main__ import compile_devices
 from torchtraceap.errors import OptionError
@@ -31,6 +34,15 @@ REPORTED = {
     ("NVIDIA A100 80GB PCIe", 108, 84987740160, "8.0"): "a100_pcie_80gb",
     ("NVIDIA A10", 72, 23609475072, "8.6"): "a10",
     ("NVIDIA GeForce RTX 3060", 28, 12487294976, "8.6"): "rtx_3060",
+    ("NVIDIA GeForce RTX 3080", 68, 10503258112, "8.6"): "rtx_3080",
+    ("NVIDIA RTX A4000", 48, 16892952576, "8.6"): "rtx_a4000",
+    ("NVIDIA RTX A5000", 64, 25425608704, "8.6"): "rtx_a5000",
+    ("Tesla T4", 40, 15843721216, "7.5"): "t4",
+    ("Quadro RTX 6000", 72, 25396838400, "7.5"): "quadro_rtx_6000",
+    ("NVIDIA RTX 6000 Ada Generation", 142, 50925535232, "8.9"): "rtx_6000_ada",
+    ("NVIDIA RTX 5000 Ada Generation", 100, 34078130176, "8.9"): "rtx_5000_ada",
+    ("NVIDIA L4", 58, 23580639232, "8.9"): "l4",
+    ("NVIDIA L40S", 142, 47810936832, "8.9"): "l40s",
     ("NVIDIA GeForce RTX 4090", 128, 25393692672, "8.9"): "rtx_4090",
     ("NVIDIA H100 80GB HBM3", 132, 85028634624, "9.0"): "h100_sxm",
     ("NVIDIA H200", 132, 150110011392, "9.0"): "h200_sxm",
@@ -117,6 +129,60 @@ def test_any_report_is_looked_up(
     find_device(
         name, multiprocessors=multiprocessors, memory_bytes=memory, architecture=architecture
     )
+
+
+# Half precision and TF32 over plain fp32; 0 where there are no such units.
+RATIOS = {
+    ("Tesla T4", 7, 5): (65 / 8.1, 0),
+    ("NVIDIA GeForce RTX 2080 Ti", 7, 5): (53.8 / 13.4, 0),
+    ("NVIDIA RTX A4000", 8, 6): (76.7 / 19.2, 38.3 / 19.2),
+    ("NVIDIA GeForce RTX 3060", 8, 6): (25.5 / 12.7, 1),
+    ("NVIDIA RTX 6000 Ada Generation", 8, 9): (364.2 / 91.1, 182.1 / 91.1),
+    ("NVIDIA A100-SXM4-40GB", 8, 0): (16, 8),
+    ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 8, 0): (16, 8),  # a part has the ratios of the whole
+    ("Tesla P100-SXM2-16GB", 6, 0): (0, 0),
+    ("AMD Instinct MI300X", 9, 4): (1307.4 / 163.4, 0),
+    ("AMD Instinct MI100", 9, 0): (92.3 / 46.1, 0),  # bf16 is the slower one there
+    # Not in the database: the least favourable of the architecture, or of the one before.
+    ("NVIDIA GeForce RTX 3070", 8, 6): (71 / 35.6, 1),
+    ("NVIDIA H100", 9, 0): (835.5 / 60, 417.5 / 60),
+    ("Orin", 8, 7): (71 / 35.6, 1),
+    ("NVIDIA GeForce GTX 1080", 6, 1): (0, 0),
+    ("NVIDIA GeForce GTX 750", 5, 0): (0, 0),
+}
+
+
+def table_of(tmp_path: Path, *devices: dict[str, Any]) -> _core.EventTable:
+    path = tmp_path / "trace.json"
+    event = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1, "dur": 1, "pid": 0, "tid": 7}
+    path.write_text(json.dumps({"deviceProperties": devices, "traceEvents": [event]}))
+    return _core.read_trace(str(path))
+
+
+@pytest.mark.parametrize(("reported", "expected"), RATIOS.items())
+def test_matrix_units_are_those_of_the_device(
+    tmp_path: Path, reported: tuple[str, int, int], expected: tuple[float, float]
+) -> None:
+    name, major, minor = reported
+    entry = {"id": 0, "name": name, "computeMajor": major, "computeMinor": minor}
+    units = matrix_units(table_of(tmp_path, entry))
+    assert units is not None and units.device == name
+    assert (units.half_ratio, units.tf32_ratio) == pytest.approx(expected)
+
+
+def test_of_several_devices_the_one_with_most_to_gain_counts(tmp_path: Path) -> None:
+    devices = [{"id": i, "name": name} for i, name in enumerate(["Tesla P100-SXM2-16GB", "T4"])]
+    units = matrix_units(table_of(tmp_path, *devices))
+    assert units is not None and units.device == "T4"
+
+
+@pytest.mark.parametrize("name", ["", "AMD Radeon RX 7900", "Imaginary 9000"])
+def test_an_unknown_device_has_no_ratios(tmp_path: Path, name: str) -> None:
+    entry = {"id": 0, "name": name}
+    if name.startswith("AMD"):
+        entry |= {"computeMajor": 11, "computeMinor": 0}  # not a compute capability of NVIDIA
+    assert matrix_units(table_of(tmp_path, entry)) is None
+    assert matrix_units(table_of(tmp_path)) is None
 
 
 PUBLISHED = {

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchtraceap import _core
+from torchtraceap.analysis.recorded_device import matrix_units
 from torchtraceap.threads import map_on_threads
 
 if TYPE_CHECKING:
     from torchtraceap.ranks import Ranks, RankTrace
 
-__all__ = ["MATERIAL_SHARE", "PerRank", "detect", "judge", "known"]
-
-MATERIAL_SHARE = 0.02
-"""Cost, as a share of the profiled time, from which a type is "present" (a given definition)."""
+__all__ = ["PerRank", "detect", "judge", "known"]
 
 PerRank = Sequence[tuple["RankTrace", _core.Finding]]
 """What one rule says of each rank."""
@@ -34,7 +32,8 @@ def detect(trace: Ranks) -> dict[str, PerRank]:
 
     def detect_one(index: int) -> list[_core.Finding]:
         rank, view = trace.ranks[index], peers[index]
-        return _core.detect(rank.table, rank.tree, material_share=MATERIAL_SHARE, peers=view)
+        units = matrix_units(rank.table)
+        return _core.detect(rank.table, rank.tree, peers=view, matrix_units=units)
 
     by_rank = map_on_threads(detect_one, range(len(trace.ranks)))
     return {
@@ -57,7 +56,7 @@ def judge(parts: PerRank) -> str:
     """
     if len(parts) == 1:
         return parts[0][1].verdict
-    material_ns = MATERIAL_SHARE * sum(rank.profiled_ns for rank, _ in parts)
+    material_ns = _core.MATERIAL_SHARE * sum(rank.profiled_ns for rank, _ in parts)
     checked = known(parts)
     cost_ns = sum(found.cost_ns for _, found in checked)
     if any(found.verdict == "present" for _, found in checked):

@@ -25,9 +25,9 @@ from torchtraceap.units import format_ns
 
 __all__ = ["FULL_QUEUE", "build_launches"]
 
-FULL_QUEUE = 1000
-"""Launches in a stream's queue from which it counts as full: CUDA holds about 1024, of which the
-profiler shows somewhat fewer (1022 on a V100)."""
+FULL_QUEUE = _core.QUEUE_DEPTH * 49 // 50
+"""Launches in a stream's queue from which it counts as full: within 2 % of its depth, since the
+next call returns some time after a place is free."""
 
 # Other runtimes hold other numbers: a queue is full as well where it stays at its longest.
 _PLATEAU_HEIGHT = 32

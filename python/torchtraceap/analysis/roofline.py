@@ -17,8 +17,9 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
+from torchtraceap.analysis.recorded_device import recorded_device
 from torchtraceap.columns import JsonCodes, TextCodes, encode_texts
-from torchtraceap.devices import Device, device_named, find_device
+from torchtraceap.devices import Device, device_named
 from torchtraceap.errors import OptionError
 from torchtraceap.models import Work, family_of, model_of, work_of
 from torchtraceap.ranks import RankTrace
@@ -323,7 +324,7 @@ def _recorded_device(part: RankTrace) -> _Rates:
     if not listed:
         return _Rates(None, "The trace does not say which GPU it is of, so nothing is compared "
                       "with a peak; name one with `device`.")  # fmt: skip
-    found = {_look_up(entry) for entry in listed}
+    found = {recorded_device(entry) for entry in listed}
     names = sorted({entry.name for entry in listed})
     if len(found) == 1 and (only := found.pop()) is not None:
         return _described(only, "")
@@ -331,16 +332,6 @@ def _recorded_device(part: RankTrace) -> _Rates:
     reason = "GPUs of several kinds" if len(names) > 1 else "a GPU that is not told by its name"
     return _Rates(None, f"The trace is of {reason} ({said}), so nothing is compared with a peak; "
                   "name one with `device`.")  # fmt: skip
-
-
-def _look_up(entry: _core.Device) -> Device | None:
-    known = entry.compute_major is not None and entry.compute_minor is not None
-    return find_device(
-        entry.name,
-        multiprocessors=entry.sm_count,
-        memory_bytes=entry.memory_bytes,
-        architecture=f"{entry.compute_major}.{entry.compute_minor}" if known else None,
-    )
 
 
 def _described(device: Device, note: str) -> _Rates:

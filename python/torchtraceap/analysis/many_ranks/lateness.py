@@ -32,9 +32,6 @@ CAUSES = ("compute", "communication", "copies", "input", "host")
 PROVEN_SHARE = 0.8
 """traceml's bound: below it the cause of a late rank is not named."""
 
-MATERIAL_SHARE = 0.02
-"""Of a rank's profiled time: waits that a late rank causes count from here on, as costs do."""
-
 _CAUSE_OF_IDLE = {
     "data_loading": "input",
     "memory_copy": "copies",
@@ -66,7 +63,7 @@ class Lateness:
 
     def is_late(self, rank: int) -> bool:
         """Does it keep the others waiting for a material time, beyond jitter?"""
-        bound = MATERIAL_SHARE * float(self.profiled_ns[rank])
+        bound = _core.MATERIAL_SHARE * float(self.profiled_ns[rank])
         late = min(self.excess_wait_ns(rank), int(self.lateness_ns[rank]))
         return bool(self.profiled_ns[rank]) and late > 0 and late >= bound
 

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
-from torchtraceap.devices import Device, find_device
+from torchtraceap.analysis.recorded_device import recorded_device
+from torchtraceap.devices import Device
 from torchtraceap.ranks import RankTrace
 from torchtraceap.remember import Memory
 from torchtraceap.simulation.edits.base import Change
@@ -209,17 +210,8 @@ class RankView:
     @cached_property
     def device(self) -> Device | None:
         """The GPU that the trace was recorded on, if it is known."""
-        for entry in self.table.devices:
-            version = (entry.compute_major, entry.compute_minor)
-            found = find_device(
-                entry.name,
-                multiprocessors=entry.sm_count,
-                memory_bytes=entry.memory_bytes,
-                architecture=None if None in version else f"{version[0]}.{version[1]}",
-            )
-            if found is not None:
-                return found
-        return None
+        found = map(recorded_device, self.table.devices)
+        return next((device for device in found if device is not None), None)
 
     # ------------------------------------------------------------------------- edges
 

@@ -1,0 +1,77 @@
+"""Which device of the database a trace was recorded on, and what it gains in matrix products."""
+
+from __future__ import annotations
+
+from torchtraceap import _core
+from torchtraceap.devices import Device, find_device, load_devices
+
+__all__ = ["matrix_units", "recorded_device"]
+
+_AMD = ("amd", "radeon", "instinct", "gfx")
+
+
+def recorded_device(entry: _core.Device) -> Device | None:
+    """The device that an entry of `deviceProperties` describes, or None rather than a guess."""
+    return find_device(
+        entry.name,
+        multiprocessors=entry.sm_count,
+        memory_bytes=entry.memory_bytes,
+        architecture=_architecture(entry),
+    )
+
+
+def matrix_units(table: _core.EventTable) -> _core.MatrixUnits | None:
+    """Matrix units relative to plain fp32, of the trace's device that has the most to gain.
+
+    A device that the database lacks gets the least favourable ratios of its architecture, or of
+    the newest before it. None where the trace describes no device that could be told so.
+    """
+    best: tuple[float, float, str] | None = None
+    for entry in table.devices:
+        ratios = _ratios_of(entry)
+        if ratios and (best is None or ratios[0] > best[0]):
+            best = (*ratios, entry.name)
+    if best is None:
+        return None
+    half, tf32, name = best
+    return _core.MatrixUnits(half_ratio=half, tf32_ratio=tf32, device=name)
+
+
+def _ratios_of(entry: _core.Device) -> tuple[float, float] | None:
+    # A part of a GPU (MIG, a partition) has the ratios of the whole.
+    device = recorded_device(entry) or find_device(entry.name)
+    if device is not None:
+        return _ratios(device)
+    name, version = entry.name.lower(), _version(_architecture(entry))
+    if not name or version is None or any(word in name for word in _AMD):
+        return None
+    known = [d for d in load_devices().values() if d.vendor == "nvidia"]
+    older = [v for d in known if (v := _version(d.architecture)) is not None and v <= version]
+    if not older:
+        return 0.0, 0.0  # before matrix units
+    return min(_ratios(d) for d in known if _version(d.architecture) == max(older))
+
+
+def _ratios(device: Device) -> tuple[float, float]:
+    """Half precision and TF32 over plain fp32; 0 where there is none.
+
+    AMD's fp32 products run on matrix units too. Its TF32 is behind a switch of hipBLASLt and not
+    what PyTorch's setting turns on, so that it is left out.
+    """
+    plain = max(device.matrix.get("fp32", 0.0), device.vector.get("fp32", 0.0))
+    halves = [device.matrix[name] for name in ("fp16", "bf16") if name in device.matrix]
+    tf32 = device.matrix.get("tf32", 0.0) if device.vendor == "nvidia" else 0.0
+    return (min(halves) / plain, tf32 / plain) if plain and halves else (0.0, 0.0)
+
+
+def _architecture(entry: _core.Device) -> str | None:
+    if entry.compute_major is None or entry.compute_minor is None:
+        return None
+    return f"{entry.compute_major}.{entry.compute_minor}"
+
+
+def _version(architecture: str | None) -> tuple[int, int] | None:
+    if not architecture:
+        return None
+    major, _, minor = architecture.partition(".")
+    return int(major), int(minor or 0)
