@@ -148,6 +148,7 @@ EDITS_OF_FINDING: dict[str, tuple[str, ...]] = {
     "nccl_blocks_main_stream": ("overlap_collectives",),
     "nccl_compute_not_overlapped": ("overlap_collectives",),
     "one_bucket_ddp": ("bucket_size_mb=25",),
+    "per_parameter_all_reduce": ("bucket_size_mb=25", "merge_collectives"),
     "host_sync_in_loop": ("remove_host_sync",),
     "explicit_synchronize": ("remove_host_sync",),
     "allocator_thrash": ("no_allocator_calls",),
