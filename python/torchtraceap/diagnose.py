@@ -32,6 +32,7 @@ from torchtraceap.results import (
     PAPER_TYPES,
     Diagnosis,
     Evidence,
+    Fact,
     Finding,
     Saving,
     Windows,
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
     from torchtraceap.trace import Trace
 
 __all__ = ["build_diagnosis"]
-
-MAX_EVIDENCE = 20
-"""Rows that a merged finding lists; the core lists as many for each rank."""
 
 SCORER = "rules"
 
@@ -133,11 +131,12 @@ def _merge(name: str, parts: PerRank, profiled_ns: int) -> Finding:
     share = min(1.0, cost_ns / profiled_ns) if profiled_ns else 0.0
     leading = max(paying, key=lambda part: part[1].cost_ns)[1] if paying else parts[0][1]
     entry = load_knowledge()[name]
-    facts = dict(leading.facts)
+    facts = {fact: Fact(*typed) for fact, typed in leading.facts.items()}
+    texts = {fact: str(figure) for fact, figure in facts.items()}
     return Finding(
         type=name,
         title=entry.title,
-        why=entry.why_text(facts, cost=format_ns(cost_ns), share=format_share(share)),
+        why=entry.why_text(texts, cost=format_ns(cost_ns), share=format_share(share)),
         fix=entry.fix,
         code=entry.code_after,
         doc_url=entry.doc_url,
@@ -164,7 +163,7 @@ def _evidence(parts: PerRank) -> tuple[Evidence, ...]:
     ordered = sorted(parts, key=lambda part: -part[1].cost_ns)
     columns = [[(rank, row) for row in found.evidence.tolist()] for rank, found in ordered]
     in_turn = (pick for picks in zip_longest(*columns) for pick in picks if pick is not None)
-    chosen = [pick for _, pick in zip(range(MAX_EVIDENCE), in_turn, strict=False)]
+    chosen = [pick for _, pick in zip(range(_core.MAX_EVIDENCE), in_turn, strict=False)]
     return tuple(_event(rank, row) for rank, row in chosen)
 
 

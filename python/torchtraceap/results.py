@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from torchtraceap import _core
 from torchtraceap.rendering import render
+from torchtraceap.units import format_fact
 
 if TYPE_CHECKING:
     from torchtraceap.trace import Trace
@@ -26,6 +28,7 @@ __all__ = [
     "Diagnostic",
     "EventCounts",
     "Evidence",
+    "Fact",
     "Finding",
     "PlannedFix",
     "RankTimeline",
@@ -42,16 +45,7 @@ __all__ = [
 Int64Array = npt.NDArray[np.int64]
 Json = dict[str, Any]
 
-PAPER_TYPES = (
-    "single_process_data_loading",
-    "no_memory_pin",
-    "high_memcpy",
-    "graph_break",
-    "cpu_bound",
-    "small_nccl_kernels",
-    "nccl_blocks_main_stream",
-    "nccl_compute_not_overlapped",
-)
+PAPER_TYPES = tuple(rule.type for rule in _core.rules() if rule.paper)
 """The eight anti-patterns of the paper, in the order in which every table shows them."""
 
 
@@ -232,6 +226,18 @@ class Evidence(Result):
 
 
 @dataclass(frozen=True, slots=True)
+class Fact(Result):
+    """A figure of a finding; `str` writes it with its unit."""
+
+    kind: str
+    """count, duration_ns, bytes, share, rate (a plain number) or text."""
+    value: int | float | str
+
+    def __str__(self) -> str:
+        return format_fact(self.kind, self.value)
+
+
+@dataclass(frozen=True, slots=True)
 class Saving(Result):
     """What a fix saves, in wall time of one rank (the mean over ranks)."""
 
@@ -320,13 +326,13 @@ class Finding(Result):
     interval_ranks: tuple[int | None, ...] = field(repr=False)
     """Rank of each interval, `[n]`."""
     evidence: tuple[Evidence, ...] = field(repr=False)
-    """The most telling events first, at most 20."""
+    """The most telling events first, at most `_core.MAX_EVIDENCE`."""
     evidence_count: int
     """How many there are in all."""
     missing_signals: tuple[str, ...]
     """What would have made it surer."""
     confidence: float
-    facts: dict[str, str]
+    facts: dict[str, Fact]
     """Figures for the sentence a person reads, of the rank that pays most."""
     saving: Saving | None
     paper: bool
@@ -362,7 +368,8 @@ class Finding(Result):
             "saving": self.saving.to_dict() if self.saving else None,
             "unclaimed_cost_ns": self.unclaimed_cost_ns,
             "evidence_count": self.evidence_count,
-            "facts": dict(self.facts),
+            "facts": {name: str(fact) for name, fact in self.facts.items()},
+            "figures": {name: fact.to_dict() for name, fact in self.facts.items()},
             "paper": self.paper,
             "ranks": list(self.ranks),
         }

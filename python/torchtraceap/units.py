@@ -1,8 +1,18 @@
-"""Times, shares and counts for a person; everything else speaks integer nanoseconds."""
+"""Numbers for a person; everything else speaks integer nanoseconds and bytes."""
 
 from __future__ import annotations
 
-__all__ = ["counted", "format_bytes", "format_count", "format_ns", "format_share"]
+from collections.abc import Callable
+
+__all__ = [
+    "counted",
+    "format_bytes",
+    "format_count",
+    "format_fact",
+    "format_ns",
+    "format_rate",
+    "format_share",
+]
 
 _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 
@@ -44,3 +54,35 @@ def format_count(value: int) -> str:
 def counted(value: int, noun: str) -> str:
     """Such as "1 step", "1,200 steps"; the noun is one that takes an s."""
     return f"{format_count(value)} {noun}{'' if value == 1 else 's'}"
+
+
+def format_rate(rate: float) -> str:
+    """A plain number with three significant digits at most, such as "2.5" or "120"."""
+    return f"{rate:.0f}" if abs(rate) >= 99.95 else f"{rate:.3g}"
+
+
+def format_fact(kind: str, value: float | str) -> str:
+    """A fact of a finding as text.
+
+    Args:
+        kind: `count`, `duration_ns`, `bytes`, `share`, `rate` or `text`, as `_core.Finding.facts`
+            names it.
+        value: In the unit that the kind says; a `str` for `text`.
+
+    Raises:
+        ValueError: A kind that there is not.
+    """
+    if isinstance(value, str) and kind == "text":
+        return value
+    if isinstance(value, str) or kind not in _FACT_WRITERS:
+        raise ValueError(f"{value!r} is no fact of kind {kind!r}")
+    return _FACT_WRITERS[kind](value)
+
+
+_FACT_WRITERS: dict[str, Callable[[float], str]] = {
+    "count": lambda value: str(int(value)),
+    "duration_ns": lambda value: format_ns(int(value)),
+    "bytes": format_bytes,
+    "share": format_share,
+    "rate": format_rate,
+}

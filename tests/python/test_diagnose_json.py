@@ -14,7 +14,7 @@ from conftest import WriteTrace
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.detection import MATERIAL_SHARE, judge
+from torchtraceap.analysis.detection import judge
 from torchtraceap.intervals import covered_ns, union
 from torchtraceap.results import PAPER_TYPES
 
@@ -29,7 +29,7 @@ def assert_diagnosis(document: dict[str, Any]) -> None:
     assert list(document["verdicts"]) == list(PAPER_TYPES)
     verdicts = document["verdicts"] | document["further_verdicts"]
     assert set(verdicts.values()) <= {"present", "absent", "unknown"}
-    assert set(verdicts) == set(_core.detector_types())
+    assert set(verdicts) == {rule.type for rule in _core.rules()}
     present = {name for name, verdict in verdicts.items() if verdict == "present"}
     assert {finding["type"] for finding in document["findings"]} == present
     for finding in document["findings"]:
@@ -47,7 +47,7 @@ def assert_finding(finding: dict[str, Any], profiled_ns: int) -> None:
     assert all(length > 0 for length in lengths)
     assert sum(lengths) == finding["cost_ns"] > 0
     assert finding["cost_share"] == pytest.approx(finding["cost_ns"] / profiled_ns)
-    assert MATERIAL_SHARE <= finding["cost_share"] <= 1
+    assert _core.MATERIAL_SHARE <= finding["cost_share"] <= 1
     assert 0 <= finding["unclaimed_cost_ns"] <= finding["cost_ns"]
     assert 0 <= finding["confidence"] <= 1
     for row in finding["evidence"]:
@@ -271,3 +271,35 @@ def test_the_bundled_trace_loads_its_data_in_the_training_process(bundled: Path)
     twin = ttap.diagnose(bundled.with_name("resnet50_num_workers_4.json.gz"))
     assert twin.verdicts["single_process_data_loading"] == "absent"
     assert diagnosis.findings[0].type == "single_process_data_loading"
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "ratio", "precision"),
+    [
+        ("Tesla T4", (7, 5), "8", "half precision"),
+        ("NVIDIA RTX A4000", (8, 6), "2", "TF32"),
+        ("NVIDIA GeForce RTX 3060", (8, 6), "2", "half precision"),
+    ],
+)
+def test_what_matrix_units_would_give_is_told_by_the_device(
+    tmp_path: Path, device: str, capability: tuple[int, int], ratio: str, precision: str
+) -> None:
+    args = {"device": 0, "stream": 7, "correlation": 1}
+    kernel = {"ph": "X", "cat": "kernel", "name": "ampere_sgemm_128x64_tn", "args": args}
+    major, minor = capability
+    properties = {"id": 0, "name": device, "computeMajor": major, "computeMinor": minor}
+    path = tmp_path / "trace.json"
+    path.write_text(
+        json.dumps(
+            {
+                "deviceProperties": [properties],
+                "traceEvents": [kernel | {"ts": 0, "dur": 100, "pid": 0, "tid": 7}],
+            }
+        )
+    )
+    finding = ttap.load(path).diagnose().finding("fp32_matmul")
+    assert finding is not None
+    document = finding.to_dict()
+    assert document["facts"] == {"device": device, "ratio": ratio, "precision": precision}
+    assert document["figures"]["ratio"] == {"kind": "rate", "value": float(ratio)}
+    assert f"on {device}, whose matrix units do {ratio} times" in finding.why

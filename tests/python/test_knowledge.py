@@ -9,12 +9,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from torchtraceap import _core
 from torchtraceap.knowledge import KnowledgeEntry, load_knowledge
 from torchtraceap.knowledge.__main__ import compile_knowledge
 from torchtraceap.results import PAPER_TYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "python/torchtraceap/knowledge"
+RULES = ROOT / "cpp/traceap/detect/rules"
 ENTRIES = tuple(load_knowledge().values())
 OFFICIAL_HOSTS = {
     "docs.pytorch.org",
@@ -29,22 +31,7 @@ def each_entry() -> pytest.MarkDecorator:
 
 
 def facts_in(template: str) -> set[str]:
-    return set(re.findall(r"\{([\w ]+)[:}]", template))
-
-
-def registered_types() -> set[str]:
-    """The types in the C++ registry, from the module if it is built, else from its source."""
-    try:
-        from torchtraceap import _core
-    except ImportError:
-        _core = None
-    if _core is not None and hasattr(_core, "detector_types"):
-        return set(_core.detector_types())
-    names: set[str] = set()
-    for name in ("registry.cpp", "ext_registry.cpp"):
-        text = (ROOT / "cpp/traceap/detect" / name).read_text(encoding="utf-8")
-        names.update(re.findall(r'\{"(\w+)",\s*(?:true|false),', text))
-    return names
+    return set(re.findall(r"\{([\w -]+)[:}]", template))
 
 
 def test_kb_json_is_made_from_kb_yaml() -> None:
@@ -53,7 +40,7 @@ def test_kb_json_is_made_from_kb_yaml() -> None:
 
 
 def test_every_registered_type_has_an_entry_and_the_other_way_round() -> None:
-    assert set(load_knowledge()) == registered_types()
+    assert set(load_knowledge()) == {rule.type for rule in _core.rules()}
 
 
 def test_the_papers_eight_come_first() -> None:
@@ -118,11 +105,39 @@ def test_link_is_an_official_page(entry: KnowledgeEntry) -> None:
 
 @each_entry()
 def test_placeholders_are_facts_that_the_rule_gives(entry: KnowledgeEntry) -> None:
-    folder = ROOT / "cpp/traceap/detect"
-    rule = next(p for p in folder.glob("*.cpp") if p.stem.removeprefix("ext_") == entry.type)
-    given = set(re.findall(r'(?:fact|per_step_fact)\([^;]*?"([\w ]+)"', rule.read_text("utf-8")))
+    rule = (RULES / f"{entry.type}.cpp").read_text(encoding="utf-8")
+    given = set(re.findall(rf'(?:{_GIVES})\([^;]*?"([\w -]+)"', rule))
     wanted = facts_in(entry.why) - {"cost", "share"}
     assert wanted <= given
+
+
+_GIVES = r"draft\.(?:count|duration|bytes|share|rate|text)|add_per_step_fact|leave_to_late_ranks"
+
+
+def test_each_rule_is_one_file_of_its_own_name() -> None:
+    types = [rule.type for rule in _core.rules()]
+    assert sorted(types) == sorted(path.stem for path in RULES.glob("*.cpp"))
+    tested = {path.stem for path in (ROOT / "tests/cpp/detect").glob("test_*.cpp")}
+    assert {"test_per_parameter_all_reduce", "test_small_copies"} <= tested
+
+
+def test_the_documented_savings_are_those_of_the_rules() -> None:
+    text = (ROOT / "docs/rules.md").read_text(encoding="utf-8")
+    row = re.compile(r"^\| `(\w+)` \| ([\d.]+), ([\d.]+), ([\d.]+) \| (\w(?: \+ \w)?) \|$", re.M)
+    documented = {name: (of, *map(float, shares)) for name, *shares, of in row.findall(text)}
+    assert documented == {
+        rule.type: (_BASES[rule.saving_basis], *rule.saving_shares) for rule in _core.rules()
+    }
+    assert all(f"### {name}\n" in text for name in documented if "nccl" not in name)
+
+
+_BASES = {
+    "idle": "I",
+    "idle_or_exposed": "E",
+    "cost": "C",
+    "gpu_work": "W",
+    "idle_and_work": "W + I",
+}
 
 
 def test_a_fact_with_braces_is_text_and_not_a_template() -> None:

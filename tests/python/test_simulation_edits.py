@@ -535,4 +535,4 @@ def test_every_proposed_edit_has_a_name_that_works() -> None:
 
 
 def test_findings_are_types_that_the_rules_know() -> None:
-    assert set(EDITS_OF_FINDING) <= set(ttap._core.detector_types())
+    assert set(EDITS_OF_FINDING) <= {rule.type for rule in ttap._core.rules()}

@@ -19,7 +19,7 @@ from typing import Any
 __all__ = ["KnowledgeEntry", "load_knowledge"]
 
 _OPTIONAL = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
-_PLACEHOLDER = re.compile(r"\{([\w ]+)(?::([^|{}]+)\|([^|{}]+))?\}")
+_PLACEHOLDER = re.compile(r"\{([\w -]+)(?::([^|{}]+)\|([^|{}]+))?\}")
 
 
 @dataclass(frozen=True, slots=True)
