@@ -86,10 +86,12 @@ def print_collectives(corpus: Path) -> None:
         return
     run = SimulatedRun(ttap.load(folder))
     off = run.replay(with_residuals=False) - run.graph.time_ns
-    ends = [int(run.graph.end_of(rank)[row]) for group in run.collectives for rank, row in group]
+    assert run.meetings is not None
+    members = zip(run.meetings.rank.tolist(), run.meetings.row.tolist(), strict=True)
+    ends = [int(run.graph.end_of(rank)[row]) for rank, row in members]
     apart = np.abs(off[ends]) / 1e3
     print(
-        f"ends of {len(run.collectives)} collectives on {len(run.ranks)} ranks (n = {len(ends)}): "
+        f"ends of {len(run.meetings)} collectives on {len(run.ranks)} ranks (n = {len(ends)}): "
         f"off by {apart.mean():.1f} us on average, {apart.max():.1f} us at most\n"
     )
 
@@ -156,8 +158,8 @@ def least_s(work: Callable[[], object], rounds: int = 5) -> float:
 def print_speed(corpus: Path, nodes: int = 1_000_000) -> None:
     rng = random.Random(1)
     durations = [rng.randrange(1000) for _ in range(nodes)]
-    edges = [(2 * (i - 1 - rng.randrange(min(i, 8))) + 1, 2 * i, 1) for i in range(1, nodes)]
-    graph = _core.plain_graph(durations, edges)
+    sources = [2 * (i - 1 - rng.randrange(min(i, 8))) + 1 for i in range(1, nodes)]
+    graph = _core.plain_graph(durations, sources, range(2, 2 * nodes, 2), np.ones(nodes - 1))
     seconds = least_s(lambda: _core.replay(graph))
     print(f"engine: {nodes} nodes in {seconds * 1e3:.0f} ms, {nodes / seconds / 1e6:.0f} M nodes/s")
     path = corpus / "hta" / "ddp_a100_rank_of_8_control.json.gz"

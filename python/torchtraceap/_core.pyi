@@ -28,23 +28,22 @@ __all__: list[str] = [
     "HtaPath",
     "IdleBreakdown",
     "KernelSequences",
+    "Lateness",
     "LaunchQueue",
     "MATCHED_END",
-    "MATERIAL_SHARE",
-    "MAX_EVIDENCE",
-    "MatrixUnits",
+    "Meetings",
+    "MissingRanks",
     "ModuleTree",
     "NEVER",
     "NO_ID",
     "NO_ROW",
     "NO_STRING",
+    "PROVEN_SHARE",
     "PeerView",
     "ProcessGroup",
-    "QUEUE_DEPTH",
     "REPAIRED",
     "RankCollectives",
     "RowGroups",
-    "Rule",
     "Step",
     "StepPieces",
     "Stream",
@@ -66,6 +65,7 @@ __all__: list[str] = [
     "critical_path",
     "dependency_kind_names",
     "detect",
+    "detector_types",
     "device_timelines",
     "evidence_names",
     "execution_graph",
@@ -80,9 +80,9 @@ __all__: list[str] = [
     "hta_critical_path",
     "hta_edge_kind_names",
     "idle_cause_names",
-    "innermost_marked",
     "kernel_sequences",
     "kind_names",
+    "late_cause_names",
     "launch_queue",
     "matched_by_names",
     "path_cause_names",
@@ -90,14 +90,13 @@ __all__: list[str] = [
     "plain_graph",
     "quantize_delays_ns",
     "quantize_durations_ns",
+    "rank_verdict_names",
     "read_trace",
     "read_trace_bytes",
     "replay",
     "replay_chain",
-    "rules",
     "step_part_names",
     "step_pieces",
-    "synchronising_kinds",
     "timeline",
     "timelines",
     "trace_json",
@@ -869,14 +868,9 @@ class KernelSequences:
         uint32 [n]: occurrences that don't overlap.
         """
     @property
-    def first_offsets(self) -> numpy.typing.NDArray[numpy.uint32]:
+    def first_row(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
-        uint32 [n + 1]: into first_rows.
-        """
-    @property
-    def first_rows(self) -> numpy.typing.NDArray[numpy.uint32]:
-        """
-        uint32: first kernel of each occurrence.
+        uint32 [n]: first kernel of the first occurrence.
         """
     @property
     def gap_ns(self) -> numpy.typing.NDArray[numpy.int64]:
@@ -889,14 +883,9 @@ class KernelSequences:
         int64 [n]: time of its kernels.
         """
     @property
-    def kernel_offsets(self) -> numpy.typing.NDArray[numpy.uint32]:
-        """
-        uint32 [n + 1]: into kernel_rows.
-        """
-    @property
     def kernel_rows(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
-        uint32: kernels of one occurrence, with known launches if there is such.
+        uint32: kernels of one occurrence of each, `length` of them, one sequence behind the other; with known launches if there is such an occurrence.
         """
     @property
     def launch_ns(self) -> numpy.typing.NDArray[numpy.int64]:
@@ -988,52 +977,194 @@ class ProcessGroup:
         0 where not recorded.
         """
 
+class Meetings:
+    """
+    Collectives whose end needs every member; ragged.
+    """
+    def __len__(self) -> int: ...
+    @property
+    def offsets(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n + 1]: members of each, into the columns.
+        """
+    @property
+    def rank(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32: index of the rank in the graph.
+        """
+    @property
+    def row(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32: of that rank.
+        """
+
+class MissingRanks:
+    """
+    Ranks without a part in a match.
+    """
+    @property
+    def list_of(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [matches]: index in lists.
+        """
+    @property
+    def lists(self) -> list[list[int]]:
+        """
+        Numbers of ranks; the first one is empty.
+        """
+
+class Lateness:
+    """
+    By rank: who keeps the others waiting, and why.
+    """
+    @property
+    def cause(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [ranks]: index in late_cause_names(): largest excess.
+        """
+    @property
+    def cause_share(self) -> numpy.typing.NDArray[numpy.float64]:
+        """
+        float64 [ranks]: of the lateness, what it explains.
+        """
+    @property
+    def compared(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [ranks]: collectives with arrivals to compare.
+        """
+    @property
+    def excess_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [ranks, late_cause_names()]: time beyond the others' median, in the segments of late arrivals.
+        """
+    @property
+    def lateness_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [ranks]: start behind the median of the others, summed over collectives.
+        """
+    @property
+    def times_last(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [ranks]: how often it came last of all.
+        """
+    @property
+    def verdict(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [ranks]: index in rank_verdict_names().
+        """
+    @property
+    def wait_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [ranks]: waited in collectives for later ranks.
+        """
+
 class RankCollectives:
     """
-    Collectives matched across ranks; one entry per part, which is one rank's share in one match.
+    Collectives matched across ranks. A part is one rank's share in one match; parts of a match stand beside each other.
     """
+    def lateness(self, *, material_share: typing.SupportsFloat | typing.SupportsIndex) -> Lateness:
+        """
+        Who keeps the others waiting for that share of the profiled time, and because of what.
+        """
+    def meetings(
+        self, places: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ) -> Meetings:
+        """
+        Where the ranks of a graph meet; places: the index of each in the input.
+        """
+    def missing_ranks(self) -> MissingRanks:
+        """
+        Of each match the ranks of its group (of its pair, for send and recv) without a part.
+        """
+    def peer_views(self, lateness: Lateness) -> list[PeerView]:
+        """
+        For each rank what the traces of the others say of it.
+        """
     @property
     def bytes(self) -> numpy.typing.NDArray[numpy.int64]:
         """
-        int64: NO_ID where unknown.
+        int64 [parts]: NO_ID where unknown.
         """
     @property
     def clock_epoch_ns(self) -> int: ...
     @property
     def clocks(self) -> list[ClockFit]: ...
     @property
-    def dtypes(self) -> list[str]: ...
+    def comparable(self) -> numpy.typing.NDArray[numpy.bool]:
+        """
+        bool [matches]: several ranks whose clocks can be compared.
+        """
+    @property
+    def count(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [matches]: parts.
+        """
+    @property
+    def dtypes(self) -> list[str]:
+        """
+        [parts].
+        """
     @property
     def end_ns(self) -> numpy.typing.NDArray[numpy.int64]:
         """
-        int64: common clock.
+        int64 [parts]: common clock.
+        """
+    @property
+    def expected_ranks(self) -> list[list[int]]:
+        """
+        By group: numbers of its ranks, as recorded, else of all that use it.
         """
     @property
     def exposed_ns(self) -> numpy.typing.NDArray[numpy.int64]:
         """
-        int64: the rank ran no compute kernel.
+        int64 [parts]: it ran no compute kernel.
+        """
+    @property
+    def first(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [matches]: first part of each.
         """
     @property
     def group(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
-        uint32: index in groups.
+        uint32 [parts]: index in groups.
+        """
+    @property
+    def group_of(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [matches]: index in groups.
         """
     @property
     def groups(self) -> list[ProcessGroup]: ...
     @property
     def host_row(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
-        uint32: host event that describes it, or NO_ROW.
+        uint32 [parts]: host event that describes it, or NO_ROW.
         """
     @property
     def kind(self) -> numpy.typing.NDArray[numpy.uint8]:
         """
-        uint8: see collective_kind_names.
+        uint8 [parts]: see collective_kind_names.
+        """
+    @property
+    def kind_of(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [matches]: by the ranks that know it; send_recv for a matched pair.
+        """
+    @property
+    def latest_rank(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [matches]: index of that rank; NO_ROW where nothing is comparable.
+        """
+    @property
+    def latest_start_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [matches]: when the last rank came, common clock.
         """
     @property
     def match(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
-        uint32: by time.
+        uint32 [parts]: by time.
         """
     @property
     def matches(self) -> int:
@@ -1043,29 +1174,37 @@ class RankCollectives:
     @property
     def members(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
-        uint32: calls it serves.
+        uint32 [parts]: calls it serves.
         """
     @property
-    def names(self) -> list[str]: ...
+    def names(self) -> list[str]:
+        """
+        [parts].
+        """
     @property
     def peer(self) -> numpy.typing.NDArray[numpy.int64]:
         """
-        int64: of send and recv.
+        int64 [parts]: of send and recv.
         """
     @property
     def rank(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
-        uint32: index in the input.
+        uint32 [parts]: index in the input.
+        """
+    @property
+    def recorded_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [ranks, 2]: what each file covers, common clock.
         """
     @property
     def row(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
-        uint32: kernel, or host range.
+        uint32 [parts]: kernel, or host range.
         """
     @property
     def sequence(self) -> numpy.typing.NDArray[numpy.int64]:
         """
-        int64: NO_ID if none.
+        int64 [parts]: NO_ID if none.
         """
     @property
     def splits(self) -> list[tuple[int, list[int], list[int]]]:
@@ -1075,7 +1214,17 @@ class RankCollectives:
     @property
     def start_ns(self) -> numpy.typing.NDArray[numpy.int64]:
         """
-        int64: common clock.
+        int64 [parts]: common clock.
+        """
+    @property
+    def synchronising(self) -> numpy.typing.NDArray[numpy.bool]:
+        """
+        bool [matches]: no rank leaves before every rank has come.
+        """
+    @property
+    def wait_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [parts]: for the last rank; 0 where nothing can be compared.
         """
 
 class CriticalPath:
@@ -1159,6 +1308,11 @@ class HtaPath:
     Edges of the path that HTA finds.
     """
     @property
+    def begin(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: node where each edge begins.
+        """
+    @property
     def bound(self) -> numpy.typing.NDArray[numpy.uint8]:
         """
         uint8 [n]: in hta_bound_names().
@@ -1177,6 +1331,11 @@ class HtaPath:
         uint8 [n]: in hta_edge_kind_names().
         """
     @property
+    def node_us(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [nodes]: when each is.
+        """
+    @property
     def nodes(self) -> int: ...
     @property
     def path_events(self) -> int: ...
@@ -1186,11 +1345,6 @@ class HtaPath:
     def row(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
         uint32 [n]: or NO_ROW.
-        """
-    @property
-    def start_us(self) -> numpy.typing.NDArray[numpy.int64]:
-        """
-        int64 [n]: of each edge.
         """
     @property
     def weight_us(self) -> numpy.typing.NDArray[numpy.int64]:
@@ -1378,9 +1532,29 @@ class ExecutionGraph:
         uint32 [points]: index in lanes.
         """
     @property
-    def lanes(self) -> list[tuple[int, int, int]]:
+    def lane_begin(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
-        (rank, 0 thread | 1 stream | 2 meeting points, index) of each lane.
+        uint32 [lanes]: its first point.
+        """
+    @property
+    def lane_end(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [lanes]: behind its last point.
+        """
+    @property
+    def lane_index(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [lanes]: in the table's tracks or the tree's streams.
+        """
+    @property
+    def lane_kind(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [lanes]: 0 thread, 1 stream, 2 meeting points.
+        """
+    @property
+    def lane_rank(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [lanes]: index of the rank.
         """
     @property
     def order(self) -> numpy.typing.NDArray[numpy.uint32]:
@@ -1538,9 +1712,9 @@ class Finding:
         How many rows there are in all.
         """
     @property
-    def facts(self) -> dict[str, tuple[str, typing.Any]]:
+    def facts(self) -> dict[str, str]:
         """
-        By name (kind, value): count, duration_ns, bytes (int), share, rate (float) or text (str).
+        Figures for the sentence a person reads.
         """
     @property
     def intervals(self) -> numpy.typing.NDArray[numpy.int64]:
@@ -1585,77 +1759,14 @@ class Finding:
         present, absent or unknown.
         """
 
-class Rule:
-    """
-    One rule: a type of finding and what its saving rests on.
-    """
-    @property
-    def paper(self) -> bool:
-        """
-        One of the paper's eight types.
-        """
-    @property
-    def saving_basis(self) -> str:
-        """
-        idle, idle_or_exposed, cost, gpu_work or idle_and_work.
-        """
-    @property
-    def saving_shares(self) -> tuple[float, float, float]:
-        """
-        Careful figure, guess and bound as shares of the basis.
-        """
-    @property
-    def type(self) -> str: ...
-
-class MatrixUnits:
-    """
-    Matrix arithmetic of a device relative to plain fp32 products.
-    """
-    def __init__(
-        self,
-        *,
-        half_ratio: typing.SupportsFloat | typing.SupportsIndex,
-        tf32_ratio: typing.SupportsFloat | typing.SupportsIndex,
-        device: str,
-    ) -> None:
-        """
-        Ratios of 0: no such units. `device` is its name for a person.
-        """
-    @property
-    def device(self) -> str: ...
-    @property
-    def half_ratio(self) -> float:
-        """
-        fp16 or bf16 over plain fp32.
-        """
-    @property
-    def tf32_ratio(self) -> float:
-        """
-        TF32 over plain fp32.
-        """
-
 class PeerView:
     """
     What the traces of other ranks say of one rank.
     """
-    def __init__(
-        self,
-        table: EventTable,
-        parts: collections.abc.Sequence[
-            tuple[
-                typing.SupportsInt | typing.SupportsIndex,
-                typing.SupportsInt | typing.SupportsIndex,
-                typing.SupportsInt | typing.SupportsIndex,
-                typing.SupportsInt | typing.SupportsIndex,
-                typing.SupportsInt | typing.SupportsIndex,
-            ]
-        ],
-        *,
-        has_straggler: bool,
-        facts: collections.abc.Mapping[str, str],
-    ) -> None:
+    @property
+    def known(self) -> bool:
         """
-        Parts are (row, wait for late ranks, of that gained without them, wait for any rank, transfer lost to uneven parts), in ns.
+        Were there others to compare it with?
         """
 
 class ArrowTable:
@@ -1766,16 +1877,10 @@ def critical_path(
         typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
     ],
     *,
-    collectives: collections.abc.Sequence[
-        collections.abc.Sequence[
-            tuple[
-                typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
-            ]
-        ]
-    ] = [],
+    meetings: Meetings | None = None,
 ) -> CriticalPath:
     """
-    The chain of events that decided when the range (start_ns, end_ns) ended. `ranks`: (table, tree, offset_ns) of each; `collectives`: (rank index, GPU row) of the members of each matched collective.
+    The chain of events that decided when the range (start_ns, end_ns) ended. `ranks`: (table, tree, offset_ns) of each; `meetings`: where they meet.
     """
 
 def dependency_kind_names() -> list[str]:
@@ -1789,10 +1894,14 @@ def detect(
     *,
     material_share: typing.SupportsFloat | typing.SupportsIndex = 0.02,
     peers: PeerView | None = None,
-    matrix_units: MatrixUnits | None = None,
 ) -> list[Finding]:
     """
-    Runs every rule on one rank. Without `matrix_units` the names of kernels tell what the device can do.
+    Runs every rule on one rank.
+    """
+
+def detector_types() -> list[str]:
+    """
+    Types of all rules, the paper's eight first.
     """
 
 def device_timelines(
@@ -1812,13 +1921,7 @@ def execution_graph(
         tuple[EventTable, EventTree, typing.SupportsInt | typing.SupportsIndex]
     ],
     *,
-    collectives: collections.abc.Sequence[
-        collections.abc.Sequence[
-            tuple[
-                typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
-            ]
-        ]
-    ] = [],
+    meetings: Meetings | None = None,
     dependencies: collections.abc.Sequence[
         tuple[
             typing.SupportsInt | typing.SupportsIndex,
@@ -1830,7 +1933,7 @@ def execution_graph(
     queue_depth: typing.SupportsInt | typing.SupportsIndex = 1021,
 ) -> ExecutionGraph:
     """
-    Ranks as (table, tree, offset_ns), the (rank index, GPU row) of each matched collective's members, and (rank index, producer, consumer) GPU rows of dependencies that are known otherwise, as a graph. `queue_depth`: launches that a CUDA stream takes; 0: any number.
+    Ranks as (table, tree, offset_ns), where they meet, and (rank index, producer, consumer) GPU rows of dependencies that are known otherwise, as a graph. `queue_depth`: launches that a CUDA stream takes; 0: any number.
     """
 
 def explain_idle(
@@ -1928,15 +2031,6 @@ def idle_cause_names() -> list[str]:
     Names of IdleBreakdown.cause.
     """
 
-def innermost_marked(
-    table: EventTable,
-    tree: EventTree,
-    marked: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
-) -> numpy.typing.NDArray[numpy.uint32]:
-    """
-    uint32 [n]: the innermost row at or above each for which `marked` (one number per row) is not 0, or NO_ROW.
-    """
-
 def kernel_sequences(
     table: EventTable,
     tree: EventTree,
@@ -1952,6 +2046,11 @@ def kernel_sequences(
 def kind_names() -> list[str]:
     """
     Names of EventTable.kind.
+    """
+
+def late_cause_names() -> list[str]:
+    """
+    Names of Lateness.cause.
     """
 
 def launch_queue(table: EventTable, tree: EventTree) -> LaunchQueue:
@@ -1974,24 +2073,6 @@ def phase_names() -> list[str]:
     Names of EventTree.phase.
     """
 
-@typing.overload
-def plain_graph(
-    duration_ns: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    edges: collections.abc.Sequence[
-        tuple[
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-        ]
-    ],
-    *,
-    start_ns: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
-) -> ExecutionGraph:
-    """
-    Nodes with durations and (source, destination, lag_ns) edges; node i is the points 2 i (begin) and 2 i + 1 (end).
-    """
-
-@typing.overload
 def plain_graph(
     duration_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
     source: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
@@ -2001,7 +2082,7 @@ def plain_graph(
     start_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] = ...,
 ) -> ExecutionGraph:
     """
-    The same with the edges as arrays: int64 [nodes], uint32 [edges] twice, int64 [edges]. Of edges to one point that of the node's duration is the first.
+    Nodes with durations, int64 [nodes], and edges, uint32 [edges] twice and int64 [edges]; node i is the points 2 i (begin) and 2 i + 1 (end). Of edges to one point that of the node's duration is the first.
     """
 
 def quantize_delays_ns(
@@ -2016,6 +2097,11 @@ def quantize_durations_ns(
 ) -> numpy.typing.NDArray[numpy.int32]:
     """
     int32 [n]: logarithmic ids of durations (paper, Eq. 3).
+    """
+
+def rank_verdict_names() -> list[str]:
+    """
+    Names of Lateness.verdict.
     """
 
 def read_trace(
@@ -2069,11 +2155,6 @@ def replay_chain(
     int64 [copies, points]: copies of the run one behind the other; carries are (source, destination, lag_ns) from a copy to the next. NEVER where a point does not happen.
     """
 
-def rules() -> list[Rule]:
-    """
-    All rules, the paper's eight first.
-    """
-
 def step_part_names() -> list[str]:
     """
     Names of StepPieces.part.
@@ -2088,11 +2169,6 @@ def step_pieces(
 ) -> StepPieces:
     """
     Every instant of the steps (sorted, disjoint bounds) to a GPU event, an idle cause or, without GPU events, a row of the main thread.
-    """
-
-def synchronising_kinds() -> list[bool]:
-    """
-    By number: does no rank leave before every rank has come?
     """
 
 def timeline(
@@ -2175,11 +2251,9 @@ def write_trace(
 HAS_DURATION: int = 2
 HAS_TIME: int = 1
 MATCHED_END: int = 4
-MATERIAL_SHARE: float = 0.02
-MAX_EVIDENCE: int = 20
 NEVER: int = -9223372036854775808
 NO_ID: int = -9223372036854775808
 NO_ROW: int = 4294967295
 NO_STRING: int = 4294967295
-QUEUE_DEPTH: int = 1021
+PROVEN_SHARE: float = 0.8
 REPAIRED: int = 8

@@ -4,7 +4,7 @@ Note [Several ranks]: costs and the profiled time are summed over the ranks, as 
 a share is that of all GPUs' time. A saving is wall time, which ranks that train together save
 together: it is the mean over the ranks, per step where every rank has steps. Row numbers and
 intervals belong to their rank and say which one it is. What one rank's trace can't show, such as
-who was waited for, the rules are told by `analysis/many_ranks/peers.py`.
+who was waited for, the rules are told by `analysis/many_ranks/lateness.py`.
 
 Note [Savings]: a rule's own saving is a bound. Where the run can be replayed with the finding
 fixed, what that saves takes its place, and fixes are put into an order (simulation/savings.py).

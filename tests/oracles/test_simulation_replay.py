@@ -41,12 +41,14 @@ def test_eight_ranks_take_the_measured_time(dlrm: SimulatedRun) -> None:
 
 
 def test_collectives_end_when_they_did(dlrm: SimulatedRun) -> None:
-    assert len(dlrm.collectives) == 8
+    meetings = dlrm.meetings
+    assert meetings is not None
+    assert len(meetings) == 8
+    assert len(meetings.rank) == 8 * len(dlrm.ranks)
     times = dlrm.replay(with_residuals=False)
-    for members in dlrm.collectives:
-        for rank, row in members:
-            end = int(dlrm.graph.end_of(rank)[row])
-            assert abs(int(times[end] - dlrm.graph.time_ns[end])) <= 50_000
+    for rank, row in zip(meetings.rank.tolist(), meetings.row.tolist(), strict=True):
+        end = int(dlrm.graph.end_of(rank)[row])
+        assert abs(int(times[end] - dlrm.graph.time_ns[end])) <= 50_000
 
 
 # --------------------------------------------------------------------- V2: single ranks, all traces

@@ -92,4 +92,21 @@ std::int64_t covered_ns(std::span<const Interval> a, Interval bounds) {
   return total;
 }
 
+CoverIndex::CoverIndex(IntervalSet set) : set_(std::move(set)) {
+  std::int64_t total = 0;
+  for (const Interval& member : set_) {
+    before_.push_back(total);
+    total += member.length_ns();
+  }
+}
+
+std::int64_t CoverIndex::before_ns(std::int64_t time_ns) const {
+  const auto next = std::partition_point(
+      set_.begin(), set_.end(), [&](const Interval& member) { return member.start_ns < time_ns; });
+  if (next == set_.begin()) return 0;
+  const Interval& last = *(next - 1);
+  return before_[static_cast<std::size_t>(next - 1 - set_.begin())] +
+         std::min(time_ns, last.end_ns) - last.start_ns;
+}
+
 }  // namespace traceap

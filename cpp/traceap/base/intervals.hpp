@@ -30,4 +30,20 @@ std::int64_t total_length_ns(std::span<const Interval> a);
 /// Length of `a` inside [start, end). O(log n + members met).
 std::int64_t covered_ns(std::span<const Interval> a, Interval bounds);
 
+/// A set that answers covered_ns in O(log n), however many members lie inside of the bounds.
+class CoverIndex {
+ public:
+  CoverIndex() = default;
+  explicit CoverIndex(IntervalSet set);
+  std::int64_t covered_ns(Interval bounds) const {
+    return before_ns(bounds.end_ns) - before_ns(bounds.start_ns);
+  }
+
+ private:
+  /// Length of the set before a time.
+  std::int64_t before_ns(std::int64_t time_ns) const;
+  IntervalSet set_;
+  std::vector<std::int64_t> before_;  ///< by member: length of those before it
+};
+
 }  // namespace traceap

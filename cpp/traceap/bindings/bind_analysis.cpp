@@ -83,17 +83,6 @@ void bind_timeline(py::module_& module) {
       .def_readonly("exposed_memcpy_ns", &Timeline::exposed_memcpy_ns);
 }
 
-/// View of one member of every idle interval, strided over the array of structs.
-template <typename T, typename Get>
-auto idle_column(Get get) {
-  return [get](py::object self) {
-    const auto& intervals = self.cast<const IdleBreakdown&>().intervals;
-    const auto size = static_cast<py::ssize_t>(intervals.size());
-    const void* first = intervals.empty() ? nullptr : get(intervals.front());
-    return view<T>(first, {size}, {static_cast<py::ssize_t>(sizeof(IdleInterval))}, self);
-  };
-}
-
 using NamedTimes = py::typing::Dict<py::str, py::int_>;
 NamedTimes idle_totals(const IdleBreakdown& idle) {
   NamedTimes totals;
@@ -103,39 +92,26 @@ NamedTimes idle_totals(const IdleBreakdown& idle) {
   return totals;
 }
 
-TextList idle_cause_names() {
-  TextList names;
-  for (int cause = 0; cause < kIdleCauseCount; ++cause) {
-    names.append(to_str(idle_cause_name(static_cast<IdleCause>(cause))));
-  }
-  return names;
-}
-
 void bind_idle(py::module_& module) {
+  using Idle = IdleBreakdown;
   using I = IdleInterval;
   IdleClass(module, "IdleBreakdown", "Idle intervals of the GPU with one cause each.")
       .def("__len__", [](const IdleBreakdown& self) { return self.intervals.size(); })
-      .def_property_readonly("start_ns", idle_column<std::int64_t>([](const I& i) -> const void* {
-                               return &i.interval.start_ns;
-                             }),
+      .def_property_readonly("start_ns",
+                             column_of(&Idle::intervals, &I::interval, &Interval::start_ns),
                              "int64 [n]: sorted.")
-      .def_property_readonly("end_ns", idle_column<std::int64_t>([](const I& i) -> const void* {
-                               return &i.interval.end_ns;
-                             }),
+      .def_property_readonly("end_ns", column_of(&Idle::intervals, &I::interval, &Interval::end_ns),
                              "int64 [n].")
-      .def_property_readonly(
-          "cause", idle_column<std::uint8_t>([](const I& i) -> const void* { return &i.cause; }),
-          "uint8 [n]: index in idle_cause_names().")
-      .def_property_readonly("explained_by", idle_column<Row>([](const I& i) -> const void* {
-                               return &i.explained_by;
-                             }),
+      .def_property_readonly("cause", column_of(&Idle::intervals, &I::cause),
+                             "uint8 [n]: index in idle_cause_names().")
+      .def_property_readonly("explained_by", column_of(&Idle::intervals, &I::explained_by),
                              "uint32 [n]: host row that explains it, or NO_ROW.")
-      .def_property_readonly("next_gpu_row", idle_column<Row>([](const I& i) -> const void* {
-                               return &i.next_gpu_row;
-                             }),
+      .def_property_readonly("next_gpu_row", column_of(&Idle::intervals, &I::next_gpu_row),
                              "uint32 [n]: first GPU event after it, or NO_ROW.")
       .def_property_readonly("totals", idle_totals, "In ns, by cause.");
-  module.def("idle_cause_names", idle_cause_names, "Names of IdleBreakdown.cause.");
+  module.def(
+      "idle_cause_names", [] { return names_of<IdleCause>(kIdleCauseCount, idle_cause_name); },
+      "Names of IdleBreakdown.cause.");
 }
 
 }  // namespace

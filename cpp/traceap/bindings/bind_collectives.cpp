@@ -1,6 +1,9 @@
 #include <pybind11/stl.h>
 
-#include "traceap/analysis/collectives/rank_collectives.hpp"
+#include "traceap/analysis/collectives/lateness.hpp"
+#include "traceap/analysis/collectives/meetings.hpp"
+#include "traceap/analysis/collectives/missing_ranks.hpp"
+#include "traceap/analysis/collectives/peers.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
 
@@ -9,51 +12,22 @@ namespace {
 
 using RankTuple = std::tuple<TablePtr, std::shared_ptr<BoundTree>, std::optional<std::int64_t>>;
 
-/// Columns with one entry per part (one rank's share in one matched collective).
+/// With the tables and trees, which what is asked later goes back to.
 struct BoundCollectives {
+  std::vector<RankTuple> owners;
+  std::vector<RankInput> ranks;
   RankCollectives all;
-  std::vector<std::uint32_t> match, rank, group, row, host_row, members;
-  std::vector<std::uint8_t> kind;
-  std::vector<std::int64_t> start_ns, end_ns, exposed_ns, bytes, sequence, peer;
-  std::vector<std::string> names, dtypes;
 };
-
-void fill_columns(BoundCollectives& out) {
-  for (const CollectivePart& part : out.all.parts) {
-    const Collective& c = out.all.lists[part.rank].collectives[part.index];
-    out.match.push_back(part.match);
-    out.rank.push_back(part.rank);
-    out.group.push_back(c.group);
-    out.row.push_back(c.row);
-    out.host_row.push_back(c.host);
-    out.members.push_back(c.members);
-    out.kind.push_back(static_cast<std::uint8_t>(c.kind));
-    out.start_ns.push_back(part.start_ns);
-    out.end_ns.push_back(part.end_ns);
-    out.exposed_ns.push_back(part.exposed_ns);
-    out.bytes.push_back(c.bytes.value_or(kNoId));
-    out.sequence.push_back(c.sequence);
-    out.peer.push_back(c.peer);
-    out.names.push_back(c.name);
-    out.dtypes.emplace_back(c.dtype);
-  }
-}
+using CollectivesClass = py::class_<BoundCollectives, std::shared_ptr<BoundCollectives>>;
 
 std::shared_ptr<BoundCollectives> collectives(const std::vector<RankTuple>& ranks) {
-  std::vector<RankInput> inputs;
-  for (const auto& [table, tree, rank] : ranks) {
-    inputs.push_back({table.get(), &tree_of(table, *tree), rank.value_or(kNoId)});
-  }
   auto bound = std::make_shared<BoundCollectives>();
-  bound->all = build_rank_collectives(inputs);
-  fill_columns(*bound);
+  bound->owners = ranks;
+  for (const auto& [table, tree, rank] : ranks) {
+    bound->ranks.push_back({table.get(), &tree_of(table, *tree), rank.value_or(kNoId)});
+  }
+  bound->all = build_rank_collectives(bound->ranks);
   return bound;
-}
-
-TextList text_list(const std::vector<std::string>& texts) {
-  TextList list;
-  for (const std::string& text : texts) list.append(to_str(text));
-  return list;
 }
 
 using IntList = py::typing::List<py::int_>;
@@ -63,13 +37,22 @@ IntList int_list(const std::vector<std::int64_t>& values) {
   return list;
 }
 
+/// One text of every part.
+template <typename Get>
+auto part_texts(Get get) {
+  return [get](const BoundCollectives& self) {
+    TextList texts;
+    for (const CollectivePart& part : self.all.parts) texts.append(to_str(get(part.call)));
+    return texts;
+  };
+}
+
 /// (part, bytes to each rank of the group, bytes from each) where parts are uneven.
 using Splits = py::typing::List<py::typing::Tuple<py::int_, IntList, IntList>>;
 Splits splits_of(const BoundCollectives& self) {
   Splits list;
   for (std::size_t i = 0; i < self.all.parts.size(); ++i) {
-    const CollectivePart& part = self.all.parts[i];
-    const Collective& c = self.all.lists[part.rank].collectives[part.index];
+    const Collective& c = self.all.parts[i].call;
     if (c.sent_bytes.empty() && c.received_bytes.empty()) continue;
     list.append(py::make_tuple(i, int_list(c.sent_bytes), int_list(c.received_bytes)));
   }
@@ -98,20 +81,157 @@ void bind_group(py::module_& module) {
       .def_readonly("size", &ProcessGroup::size, "0 where not recorded.");
 }
 
-std::vector<std::string> kind_names() {
-  std::vector<std::string> names;
-  for (int k = 0; k < kCollectiveKindCount; ++k) {
-    names.emplace_back(collective_kind_name(static_cast<CollectiveKind>(k)));
-  }
-  return names;
+void bind_meetings(py::module_& module) {
+  using M = Meetings;
+  py::class_<M, std::shared_ptr<M>>(module, "Meetings",
+                                    "Collectives whose end needs every member; ragged.")
+      .def("__len__", &M::size)
+      .def_property_readonly("offsets", column_of(&M::offsets),
+                             "uint32 [n + 1]: members of each, into the columns.")
+      .def_property_readonly("rank", column_of(&M::members, &CollectiveMember::rank),
+                             "uint32: index of the rank in the graph.")
+      .def_property_readonly("row", column_of(&M::members, &CollectiveMember::row),
+                             "uint32: of that rank.");
 }
 
-std::vector<bool> synchronising_kinds() {
-  std::vector<bool> flags;
-  for (int k = 0; k < kCollectiveKindCount; ++k) {
-    flags.push_back(ends_together(static_cast<CollectiveKind>(k)));
-  }
-  return flags;
+void bind_missing(py::module_& module) {
+  py::class_<MissingRanks>(module, "MissingRanks", "Ranks without a part in a match.")
+      .def_property_readonly("list_of", column_of(&MissingRanks::list_of),
+                             "uint32 [matches]: index in lists.")
+      .def_readonly("lists", &MissingRanks::lists, "Numbers of ranks; the first one is empty.");
+}
+
+struct BoundLateness {
+  std::vector<RankLateness> ranks;
+};
+
+void bind_lateness(py::module_& module) {
+  using L = RankLateness;
+  using Late = BoundLateness;
+  py::class_<Late> lateness(module, "Lateness", "By rank: who keeps the others waiting, and why.");
+  const auto column = [&](const char* name, auto member, const char* doc) {
+    lateness.def_property_readonly(name, column_of(&Late::ranks, member), doc);
+  };
+  column("wait_ns", &L::wait_ns, "int64 [ranks]: waited in collectives for later ranks.");
+  column("compared", &L::compared, "int64 [ranks]: collectives with arrivals to compare.");
+  column("times_last", &L::times_last, "int64 [ranks]: how often it came last of all.");
+  column("lateness_ns", &L::lateness_ns,
+         "int64 [ranks]: start behind the median of the others, summed over collectives.");
+  column("excess_ns", &L::excess_ns,
+         "int64 [ranks, late_cause_names()]: time beyond the others' median, in the segments "
+         "of late arrivals.");
+  column("verdict", &L::verdict, "uint8 [ranks]: index in rank_verdict_names().");
+  column("cause", &L::cause, "uint8 [ranks]: index in late_cause_names(): largest excess.");
+  column("cause_share", &L::cause_share, "float64 [ranks]: of the lateness, what it explains.");
+  module.attr("PROVEN_SHARE") = kProvenShare;
+  py::class_<PeerView>(module, "PeerView", "What the traces of other ranks say of one rank.")
+      .def_readonly("known", &PeerView::known, "Were there others to compare it with?");
+}
+
+/// Member of a part, or of its call.
+template <typename... Members>
+auto part_column(Members... members) {
+  return [=](py::object self) {
+    return member_view(self.cast<const BoundCollectives&>().all.parts, self, members...);
+  };
+}
+
+template <typename Member>
+auto match_column(Member member) {
+  return [=](py::object self) {
+    return member_view(self.cast<const BoundCollectives&>().all.matches, self, member);
+  };
+}
+
+void bind_parts(CollectivesClass& all) {
+  using P = CollectivePart;
+  using C = Collective;
+  const auto part = [&](const char* name, auto getter, const char* doc) {
+    all.def_property_readonly(name, getter, doc);
+  };
+  part("match", part_column(&P::match), "uint32 [parts]: by time.");
+  part("rank", part_column(&P::rank), "uint32 [parts]: index in the input.");
+  part("start_ns", part_column(&P::start_ns), "int64 [parts]: common clock.");
+  part("end_ns", part_column(&P::end_ns), "int64 [parts]: common clock.");
+  part("exposed_ns", part_column(&P::exposed_ns), "int64 [parts]: it ran no compute kernel.");
+  part("wait_ns", part_column(&P::wait_ns),
+       "int64 [parts]: for the last rank; 0 where nothing can be compared.");
+  part("bytes", part_column(&P::bytes), "int64 [parts]: NO_ID where unknown.");
+  part("group", part_column(&P::call, &C::group), "uint32 [parts]: index in groups.");
+  part("row", part_column(&P::call, &C::row), "uint32 [parts]: kernel, or host range.");
+  part("host_row", part_column(&P::call, &C::host),
+       "uint32 [parts]: host event that describes it, or NO_ROW.");
+  part("members", part_column(&P::call, &C::members), "uint32 [parts]: calls it serves.");
+  part("kind", part_column(&P::call, &C::kind), "uint8 [parts]: see collective_kind_names.");
+  part("sequence", part_column(&P::call, &C::sequence), "int64 [parts]: NO_ID if none.");
+  part("peer", part_column(&P::call, &C::peer), "int64 [parts]: of send and recv.");
+  part("names", part_texts([](const C& c) { return std::string_view(c.name); }), "[parts].");
+  part("dtypes", part_texts([](const C& c) { return c.dtype; }), "[parts].");
+  part("splits", splits_of, "(part, bytes to, bytes from each rank) of uneven all-to-alls.");
+}
+
+void bind_matches(CollectivesClass& all) {
+  using M = CollectiveMatch;
+  const auto match = [&](const char* name, auto member, const char* doc) {
+    all.def_property_readonly(name, match_column(member), doc);
+  };
+  all.def_property_readonly(
+      "matches", [](const BoundCollectives& self) { return self.all.matches.size(); }, "How many.");
+  match("first", &M::first, "uint32 [matches]: first part of each.");
+  match("count", &M::count, "uint32 [matches]: parts.");
+  match("group_of", &M::group, "uint32 [matches]: index in groups.");
+  match("kind_of", &M::kind,
+        "uint8 [matches]: by the ranks that know it; send_recv for a matched pair.");
+  match("comparable", &M::comparable,
+        "bool [matches]: several ranks whose clocks can be compared.");
+  match("synchronising", &M::synchronising,
+        "bool [matches]: no rank leaves before every rank has come.");
+  match("latest_start_ns", &M::latest_start_ns,
+        "int64 [matches]: when the last rank came, common clock.");
+  match("latest_rank", &M::latest_rank,
+        "uint32 [matches]: index of that rank; NO_ROW where nothing is comparable.");
+}
+
+void bind_ranks(CollectivesClass& all) {
+  using Self = BoundCollectives;
+  all.def_property_readonly("groups", [](const Self& self) { return self.all.groups; })
+      .def_property_readonly(
+          "expected_ranks", [](const Self& self) { return expected_ranks(self.all, self.ranks); },
+          "By group: numbers of its ranks, as recorded, else of all that use it.")
+      .def_property_readonly("clocks", [](const Self& self) { return self.all.clocks.clocks; })
+      .def_property_readonly("clock_epoch_ns",
+                             [](const Self& self) { return self.all.clocks.epoch_ns; })
+      .def_property_readonly(
+          "recorded_ns",
+          [](py::object self) { return view(self.cast<const Self&>().all.recorded, self); },
+          "int64 [ranks, 2]: what each file covers, common clock.")
+      .def(
+          "missing_ranks",
+          [](const Self& self) { return find_missing_ranks(self.all, self.ranks); },
+          "Of each match the ranks of its group (of its pair, for send and recv) without a part.")
+      .def(
+          "meetings",
+          [](const Self& self, const std::vector<std::uint32_t>& places) {
+            return std::make_shared<Meetings>(find_meetings(self.all, places));
+          },
+          py::arg("places"),
+          "Where the ranks of a graph meet; places: the index of each in the input.")
+      .def(
+          "lateness",
+          [](const Self& self, double material_share) {
+            return BoundLateness{measure_lateness(self.all, self.ranks, material_share)};
+          },
+          py::kw_only(), py::arg("material_share"), py::call_guard<py::gil_scoped_release>(),
+          "Who keeps the others waiting for that share of the profiled time, and because of what.")
+      .def(
+          "peer_views",
+          [](const Self& self, const BoundLateness& lateness) {
+            if (lateness.ranks.size() != self.ranks.size()) {
+              throw SchemaError("lateness of other ranks");
+            }
+            return build_peer_views(self.all, lateness.ranks, self.ranks);
+          },
+          py::arg("lateness"), "For each rank what the traces of the others say of it.");
 }
 
 }  // namespace
@@ -119,40 +239,31 @@ std::vector<bool> synchronising_kinds() {
 void bind_collectives(py::module_& module) {
   bind_clock(module);
   bind_group(module);
-  using Self = BoundCollectives;
-  py::class_<Self, std::shared_ptr<Self>>(module, "RankCollectives",
-                                          "Collectives matched across ranks; one entry per part, "
-                                          "which is one rank's share in one match.")
-      .def_property_readonly("match", column_of(&Self::match), "uint32: by time.")
-      .def_property_readonly("rank", column_of(&Self::rank), "uint32: index in the input.")
-      .def_property_readonly("group", column_of(&Self::group), "uint32: index in groups.")
-      .def_property_readonly("row", column_of(&Self::row), "uint32: kernel, or host range.")
-      .def_property_readonly("host_row", column_of(&Self::host_row),
-                             "uint32: host event that describes it, or NO_ROW.")
-      .def_property_readonly("members", column_of(&Self::members), "uint32: calls it serves.")
-      .def_property_readonly("kind", column_of(&Self::kind), "uint8: see collective_kind_names.")
-      .def_property_readonly("start_ns", column_of(&Self::start_ns), "int64: common clock.")
-      .def_property_readonly("end_ns", column_of(&Self::end_ns), "int64: common clock.")
-      .def_property_readonly("exposed_ns", column_of(&Self::exposed_ns),
-                             "int64: the rank ran no compute kernel.")
-      .def_property_readonly("bytes", column_of(&Self::bytes), "int64: NO_ID where unknown.")
-      .def_property_readonly("sequence", column_of(&Self::sequence), "int64: NO_ID if none.")
-      .def_property_readonly("peer", column_of(&Self::peer), "int64: of send and recv.")
-      .def_property_readonly("names", [](const Self& self) { return text_list(self.names); })
-      .def_property_readonly("dtypes", [](const Self& self) { return text_list(self.dtypes); })
-      .def_property_readonly("splits", splits_of,
-                             "(part, bytes to, bytes from each rank) of uneven all-to-alls.")
-      .def_property_readonly(
-          "matches", [](const Self& self) { return self.all.matches; }, "How many.")
-      .def_property_readonly("groups", [](const Self& self) { return self.all.groups; })
-      .def_property_readonly("clocks", [](const Self& self) { return self.all.clocks.clocks; })
-      .def_property_readonly("clock_epoch_ns",
-                             [](const Self& self) { return self.all.clocks.epoch_ns; });
+  bind_meetings(module);
+  bind_missing(module);
+  bind_lateness(module);
+  CollectivesClass all(module, "RankCollectives",
+                       "Collectives matched across ranks. A part is one rank's share in one "
+                       "match; parts of a match stand beside each other.");
+  bind_parts(all);
+  bind_matches(all);
+  bind_ranks(all);
   module.def("collectives", collectives, py::arg("ranks"), py::call_guard<py::gil_scoped_release>(),
              "Matches the collectives of ranks, each (table, tree, rank), and aligns the clocks.");
-  module.def("collective_kind_names", kind_names, "By number.");
-  module.def("synchronising_kinds", synchronising_kinds,
-             "By number: does no rank leave before every rank has come?");
+  const auto names = [&](const char* name, auto get, const char* doc) {
+    module.def(name, get, doc);
+  };
+  names(
+      "collective_kind_names",
+      [] { return names_of<CollectiveKind>(kCollectiveKindCount, collective_kind_name); },
+      "By number.");
+  names(
+      "late_cause_names", [] { return names_of<LateCause>(kLateCauseCount, late_cause_name); },
+      "Names of Lateness.cause.");
+  names(
+      "rank_verdict_names",
+      [] { return names_of<RankVerdict>(kRankVerdictCount, rank_verdict_name); },
+      "Names of Lateness.verdict.");
 }
 
 }  // namespace traceap::bindings

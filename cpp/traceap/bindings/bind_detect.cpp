@@ -1,8 +1,5 @@
 #include <pybind11/stl.h>
 
-#include <algorithm>
-#include <map>
-
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
 #include "traceap/detect/rules.hpp"
@@ -28,42 +25,8 @@ const char* verdict_name(Verdict verdict) {
   }
 }
 
-using PartTuple =
-    std::tuple<Row, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;  // as PeerPart
-
-/// Parts in any order; several of one row (a batch of sends) add up to the longest.
-PeerView make_peers(const EventTable& table, const std::vector<PartTuple>& parts,
-                    bool has_straggler, const std::map<std::string, std::string>& facts) {
-  PeerView peers;
-  peers.known = true;
-  peers.has_straggler = has_straggler;
-  const auto fact = [&](const char* name) {
-    const auto it = facts.find(name);
-    return it == facts.end() ? std::string() : it->second;
-  };
-  peers.late_rank = fact("late rank");
-  peers.cause = fact("cause");
-  peers.lateness = fact("lateness");
-  peers.explained = fact("explained");
-  peers.unproven = fact("unproven");
-  peers.imbalance = fact("imbalance");
-  for (const auto& [row, wait, gain, wait_any, imbalance] : parts) {
-    if (row >= table.size()) throw OptionError("peers: no such row");
-    const std::int64_t length = table.dur_ns[row];
-    const auto inside = [&](std::int64_t ns) { return std::clamp<std::int64_t>(ns, 0, length); };
-    peers.parts.push_back({row, inside(wait), inside(gain), inside(wait_any), inside(imbalance)});
-  }
-  std::sort(peers.parts.begin(), peers.parts.end(), [](const PeerPart& a, const PeerPart& b) {
-    return a.row != b.row ? a.row < b.row : a.wait_ns > b.wait_ns;
-  });
-  const auto same_row = [](const PeerPart& a, const PeerPart& b) { return a.row == b.row; };
-  peers.parts.erase(std::unique(peers.parts.begin(), peers.parts.end(), same_row),
-                    peers.parts.end());
-  return peers;
-}
-
 std::vector<BoundFinding> detect(const TablePtr& table, const BoundTree& tree,
-                                 double material_share, const std::optional<PeerView>& peers,
+                                 double material_share, const PeerView* peers,
                                  const std::optional<MatrixUnits>& matrix_units) {
   if (!(material_share >= 0.0 && material_share <= 1.0)) {
     throw OptionError("material_share must lie in [0, 1]");
@@ -219,15 +182,6 @@ void bind_rules(py::module_& module) {
 void bind_detect(py::module_& module) {
   bind_finding(module);
   bind_rules(module);
-  py::class_<PeerView>(module, "PeerView", "What the traces of other ranks say of one rank.")
-      .def(py::init([](const TablePtr& table, const std::vector<PartTuple>& parts,
-                       bool has_straggler, const std::map<std::string, std::string>& facts) {
-             return make_peers(*table, parts, has_straggler, facts);
-           }),
-           py::arg("table"), py::arg("parts"), py::kw_only(), py::arg("has_straggler"),
-           py::arg("facts"),
-           "Parts are (row, wait for late ranks, of that gained without them, wait for any rank, "
-           "transfer lost to uneven parts), in ns.");
   module.def("detect", detect, py::arg("table"), py::arg("tree"), py::kw_only(),
              py::arg("material_share") = kMaterialShare, py::arg("peers") = py::none(),
              py::arg("matrix_units") = py::none(), py::call_guard<py::gil_scoped_release>(),

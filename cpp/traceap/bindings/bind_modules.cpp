@@ -19,17 +19,6 @@ std::span<const std::int32_t> span_of(const GroupArray& groups) {
 
 // --------------------------------------------------------------------------------- modules
 
-/// One number of every node.
-template <typename Get>
-auto node_column(Get get) {
-  return [get](const ModuleTree& self) {
-    std::vector<std::invoke_result_t<Get, const ModuleNode&>> values;
-    values.reserve(self.nodes.size());
-    for (const ModuleNode& node : self.nodes) values.push_back(get(node));
-    return adopt(std::move(values));
-  };
-}
-
 template <typename Get>
 auto node_texts(Get get) {
   return [get](const ModuleTree& self) {
@@ -39,42 +28,19 @@ auto node_texts(Get get) {
   };
 }
 
-/// int64 [nodes, passes] over an array of structs.
-template <typename Member>
-auto pass_matrix(std::vector<ModuleCosts> ModuleTree::*costs, Member member) {
-  return [costs, member](py::object self) {
-    const std::vector<ModuleCosts>& of_node = self.cast<const ModuleTree&>().*costs;
-    const void* first = of_node.empty() ? nullptr : (of_node.front().*member).data();
-    return view<std::int64_t>(
-        first, {static_cast<py::ssize_t>(of_node.size()), py::ssize_t{kModulePassCount}},
-        {static_cast<py::ssize_t>(sizeof(ModuleCosts)), py::ssize_t{sizeof(std::int64_t)}}, self);
-  };
-}
-
-auto gpu_events(std::vector<ModuleCosts> ModuleTree::*costs) {
-  return [costs](py::object self) {
-    const std::vector<ModuleCosts>& of_node = self.cast<const ModuleTree&>().*costs;
-    const void* first = of_node.empty() ? nullptr : &of_node.front().gpu_events;
-    return view<std::int64_t>(first, {static_cast<py::ssize_t>(of_node.size())},
-                              {static_cast<py::ssize_t>(sizeof(ModuleCosts))}, self);
-  };
-}
-
 void bind_module_nodes(ModuleClass& modules) {
+  using Modules = ModuleTree;
+  using Node = ModuleNode;
   modules.def_property_readonly("names", node_texts([](const ModuleNode& n) { return n.name; }))
       .def_property_readonly("types", node_texts([](const ModuleNode& n) { return n.type; }),
                              "Class of each module, or empty.")
-      .def_property_readonly("parent", node_column([](const ModuleNode& n) { return n.parent; }),
+      .def_property_readonly("parent", column_of(&Modules::nodes, &Node::parent),
                              "uint32 [nodes]: node of the caller, or NO_ROW.")
-      .def_property_readonly("depth", node_column([](const ModuleNode& n) { return n.depth; }),
-                             "uint32 [nodes].")
-      .def_property_readonly("first_call",
-                             node_column([](const ModuleNode& n) { return n.first_call; }),
+      .def_property_readonly("depth", column_of(&Modules::nodes, &Node::depth), "uint32 [nodes].")
+      .def_property_readonly("first_call", column_of(&Modules::nodes, &Node::first_call),
                              "uint32 [nodes]: first row that belongs to it, or NO_ROW.")
-      .def_property_readonly("calls", node_column([](const ModuleNode& n) { return n.calls; }),
-                             "uint32 [nodes].")
-      .def_property_readonly("recompute_calls",
-                             node_column([](const ModuleNode& n) { return n.recompute_calls; }),
+      .def_property_readonly("calls", column_of(&Modules::nodes, &Node::calls), "uint32 [nodes].")
+      .def_property_readonly("recompute_calls", column_of(&Modules::nodes, &Node::recompute_calls),
                              "uint32 [nodes]: calls by activation checkpointing.")
       .def_property_readonly("preorder", column_of(&ModuleTree::preorder), "uint32 [nodes].");
 }
@@ -86,16 +52,18 @@ void bind_module_tree(py::module_& module) {
       .def_property_readonly(
           "source", [](const ModuleTree& self) { return to_str(module_source_name(self.source)); },
           "none, python_frames, module_hierarchy, hlo_module or annotations.")
-      .def_property_readonly("own_gpu_ns", pass_matrix(&ModuleTree::own, &ModuleCosts::gpu_ns),
+      .def_property_readonly("own_gpu_ns", column_of(&ModuleTree::own, &ModuleCosts::gpu_ns),
                              "int64 [nodes, 4]: forward, backward, recompute, none.")
-      .def_property_readonly("own_host_ns", pass_matrix(&ModuleTree::own, &ModuleCosts::host_ns),
+      .def_property_readonly("own_host_ns", column_of(&ModuleTree::own, &ModuleCosts::host_ns),
                              "int64 [nodes, 4].")
-      .def_property_readonly("own_gpu_events", gpu_events(&ModuleTree::own), "int64 [nodes].")
-      .def_property_readonly("gpu_ns", pass_matrix(&ModuleTree::total, &ModuleCosts::gpu_ns),
+      .def_property_readonly(
+          "own_gpu_events", column_of(&ModuleTree::own, &ModuleCosts::gpu_events), "int64 [nodes].")
+      .def_property_readonly("gpu_ns", column_of(&ModuleTree::total, &ModuleCosts::gpu_ns),
                              "int64 [nodes, 4]: with the nodes below.")
-      .def_property_readonly("host_ns", pass_matrix(&ModuleTree::total, &ModuleCosts::host_ns),
+      .def_property_readonly("host_ns", column_of(&ModuleTree::total, &ModuleCosts::host_ns),
                              "int64 [nodes, 4]: with the nodes below.")
-      .def_property_readonly("gpu_events", gpu_events(&ModuleTree::total), "int64 [nodes].")
+      .def_property_readonly("gpu_events", column_of(&ModuleTree::total, &ModuleCosts::gpu_events),
+                             "int64 [nodes].")
       .def_property_readonly("node_of", column_of(&ModuleTree::node_of),
                              "uint32 [n]: innermost node of each row; 0 outside of modules.")
       .def_property_readonly("pass_of", column_of(&ModuleTree::pass_of),
@@ -112,30 +80,6 @@ void bind_module_tree(py::module_& module) {
 
 // ------------------------------------------------------------------------------------ host
 
-/// int64 [rows, causes] over rows of NsByCause that lie `stride` bytes apart.
-Int64Array cause_matrix(const void* first, std::size_t rows, std::size_t stride, py::handle owner) {
-  return view<std::int64_t>(first, {static_cast<py::ssize_t>(rows), py::ssize_t{kIdleCauseCount}},
-                            {static_cast<py::ssize_t>(stride), py::ssize_t{sizeof(std::int64_t)}},
-                            owner);
-}
-
-template <typename T>
-auto thread_column(T HostThread::*member) {
-  return [member](const HostIdle& self) {
-    std::vector<T> values;
-    for (const HostThread& thread : self.threads) values.push_back(thread.*member);
-    return adopt(std::move(values));
-  };
-}
-
-auto thread_causes(NsByCause HostThread::*member) {
-  return [member](py::object self) {
-    const std::vector<HostThread>& threads = self.cast<const HostIdle&>().threads;
-    const void* first = threads.empty() ? nullptr : (threads.front().*member).data();
-    return cause_matrix(first, threads.size(), sizeof(HostThread), self);
-  };
-}
-
 std::shared_ptr<HostIdle> host_idle(const TablePtr& table, const BoundTree& tree,
                                     const IdleBreakdown& idle, const Bounds& bounds,
                                     const GroupArray& group_of, std::size_t groups) {
@@ -150,23 +94,25 @@ std::shared_ptr<HostIdle> host_idle(const TablePtr& table, const BoundTree& tree
 
 void bind_host_idle(py::module_& module) {
   IdleClass(module, "HostIdle", "What host threads did, and what while the GPU was idle; in ns.")
-      .def_property_readonly("track", thread_column(&HostThread::track),
+      .def_property_readonly("track", column_of(&HostIdle::threads, &HostThread::track),
                              "uint32 [threads]: track id.")
-      .def_property_readonly("busy_ns", thread_column(&HostThread::busy_ns),
+      .def_property_readonly("busy_ns", column_of(&HostIdle::threads, &HostThread::busy_ns),
                              "int64 [threads]: union of the thread's rows.")
-      .def_property_readonly("blocked_idle_ns", thread_column(&HostThread::blocked_idle_ns),
+      .def_property_readonly("blocked_idle_ns",
+                             column_of(&HostIdle::threads, &HostThread::blocked_idle_ns),
                              "int64 [threads]: GPU idle, in calls that wait.")
-      .def_property_readonly("busy_idle_ns", thread_causes(&HostThread::busy_idle_ns),
+      .def_property_readonly("busy_idle_ns",
+                             column_of(&HostIdle::threads, &HostThread::busy_idle_ns),
                              "int64 [threads, causes]: GPU idle, some row open.")
-      .def_property_readonly("silent_idle_ns", thread_causes(&HostThread::silent_idle_ns),
+      .def_property_readonly("silent_idle_ns",
+                             column_of(&HostIdle::threads, &HostThread::silent_idle_ns),
                              "int64 [threads, causes]: GPU idle, no row open.")
       .def_property_readonly("self_ns", column_of(&HostIdle::self_ns),
                              "int64 [groups + 1]: self time; the last entry is of no group.")
       .def_property_readonly(
           "idle_self_ns",
           [](py::object self) {
-            const auto& values = self.cast<const HostIdle&>().idle_self_ns;
-            return cause_matrix(values.data(), values.size(), sizeof(NsByCause), self);
+            return member_view(self.cast<const HostIdle&>().idle_self_ns, self);
           },
           "int64 [groups + 1, causes]: self time while the GPU was idle.");
   module.def("host_idle", host_idle, py::arg("table"), py::arg("tree"), py::arg("idle"),

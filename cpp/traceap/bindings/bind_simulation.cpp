@@ -16,11 +16,10 @@ using Times = std::vector<std::int64_t>;
 using GraphClass = py::class_<ExecutionGraph, std::shared_ptr<ExecutionGraph>>;
 
 std::shared_ptr<ExecutionGraph> execution_graph(const std::vector<RankArgument>& ranks,
-                                                const std::vector<MemberArgument>& collectives,
+                                                const Meetings* meetings,
                                                 const std::vector<DependencyArgument>& dependencies,
                                                 bool explicit_only, std::uint32_t queue_depth) {
   const std::vector<GraphRank> parts = graph_ranks(ranks);
-  const std::vector<CollectiveMembers> groups = graph_collectives(collectives);
   std::vector<GpuDependency> known;
   for (const auto& [rank, producer, consumer] : dependencies) {
     known.push_back({rank, producer, consumer});
@@ -30,7 +29,8 @@ std::shared_ptr<ExecutionGraph> execution_graph(const std::vector<RankArgument>&
   options.explicit_only = explicit_only;
   options.queue_depth = queue_depth;
   options.dependencies = known;
-  return std::make_shared<ExecutionGraph>(build_execution_graph(parts, groups, options));
+  return std::make_shared<ExecutionGraph>(
+      build_execution_graph(parts, meetings ? *meetings : Meetings(), options));
 }
 
 /// Any sequence of numbers, as an array.
@@ -42,22 +42,9 @@ std::span<const std::int64_t> items(const TimeArray& array) {
   return {array.data(), static_cast<std::size_t>(array.size())};
 }
 
-using PlainEdges = std::vector<std::tuple<Point, Point, std::int64_t>>;
-std::shared_ptr<ExecutionGraph> plain_graph(const Times& duration_ns, const PlainEdges& edges,
-                                            const Times& start_ns) {
-  std::vector<PlainEdge> plain;
-  for (const auto& [source, destination, lag_ns] : edges) {
-    plain.push_back({source, destination, lag_ns});
-  }
-  py::gil_scoped_release release;
-  return std::make_shared<ExecutionGraph>(build_plain_graph(duration_ns, plain, start_ns));
-}
-
-std::shared_ptr<ExecutionGraph> plain_graph_of_arrays(const TimeArray& duration_ns,
-                                                      const IndexArray& source,
-                                                      const IndexArray& destination,
-                                                      const TimeArray& lag_ns,
-                                                      const TimeArray& start_ns) {
+std::shared_ptr<ExecutionGraph> plain_graph(const TimeArray& duration_ns, const IndexArray& source,
+                                            const IndexArray& destination, const TimeArray& lag_ns,
+                                            const TimeArray& start_ns) {
   if (source.size() != destination.size() || source.size() != lag_ns.size()) {
     throw SchemaError("a source, a destination and a lag for each edge");
   }
@@ -74,6 +61,13 @@ template <typename T>
 auto points_column(std::vector<T> DependencyGraph::*member) {
   return [member](py::object self) {
     return view(self.cast<const ExecutionGraph&>().points.*member, self);
+  };
+}
+
+template <typename Member>
+auto lane_column(Member member) {
+  return [member](py::object self) {
+    return member_view(self.cast<const ExecutionGraph&>().points.lanes, self, member);
   };
 }
 
@@ -94,15 +88,15 @@ void bind_graph(py::module_& module) {
           [](py::object self, std::size_t rank) {
             return view(self.cast<const ExecutionGraph&>().end_of.at(rank), self);
           },
-          py::arg("rank"), "uint32 [rows]: the point where a row ends, or NO_ROW.")
-      .def_property_readonly(
-          "lanes",
-          [](const ExecutionGraph& self) {
-            std::vector<std::tuple<std::uint32_t, int, std::uint32_t>> lanes;
-            for (const Lane& l : self.points.lanes) lanes.emplace_back(l.rank, l.kind, l.index);
-            return lanes;
-          },
-          "(rank, 0 thread | 1 stream | 2 meeting points, index) of each lane.");
+          py::arg("rank"), "uint32 [rows]: the point where a row ends, or NO_ROW.");
+  const auto lane = [&](const char* name, auto member, const char* doc) {
+    graph.def_property_readonly(name, lane_column(member), doc);
+  };
+  lane("lane_rank", &Lane::rank, "uint32 [lanes]: index of the rank.");
+  lane("lane_kind", &Lane::kind, "uint8 [lanes]: 0 thread, 1 stream, 2 meeting points.");
+  lane("lane_index", &Lane::index, "uint32 [lanes]: in the table's tracks or the tree's streams.");
+  lane("lane_begin", &Lane::begin, "uint32 [lanes]: its first point.");
+  lane("lane_end", &Lane::end, "uint32 [lanes]: behind its last point.");
   const auto column = [&](const char* name, auto member, const char* doc) {
     graph.def_property_readonly(name, points_column(member), doc);
   };
@@ -124,8 +118,11 @@ void bind_graph(py::module_& module) {
                              "uint32 [points]: sources before destinations.");
 }
 
-Int64Array replay_copies(const ExecutionGraph& graph, const PlainEdges& carries,
-                         std::uint32_t copies, const GraphDelta* delta, bool with_residuals) {
+/// (point of a copy, point of the next one, lag in ns).
+using Carries = std::vector<std::tuple<Point, Point, std::int64_t>>;
+
+Int64Array replay_copies(const ExecutionGraph& graph, const Carries& carries, std::uint32_t copies,
+                         const GraphDelta* delta, bool with_residuals) {
   std::vector<PlainEdge> carried;
   for (const auto& [source, destination, lag_ns] : carries) {
     carried.push_back({source, destination, lag_ns});
@@ -133,8 +130,8 @@ Int64Array replay_copies(const ExecutionGraph& graph, const PlainEdges& carries,
   Times time_ns;
   {
     py::gil_scoped_release release;
-    time_ns =
-        replay_chain(graph, carried, copies, delta ? *delta : GraphDelta(), {with_residuals, 1.0});
+    time_ns = replay_chain(graph, carried, copies, delta ? *delta : GraphDelta(),
+                           {.with_residuals = with_residuals});
   }
   const auto points = static_cast<py::ssize_t>(graph.size());
   return adopt(std::move(time_ns)).reshape({static_cast<py::ssize_t>(copies), points});
@@ -175,29 +172,27 @@ void bind_simulation(py::module_& module) {
   bind_graph(module);
   bind_delta(module);
   module.def("execution_graph", execution_graph, py::arg("ranks"), py::kw_only(),
-             py::arg("collectives") = std::vector<MemberArgument>(),
+             py::arg("meetings") = py::none(),
              py::arg("dependencies") = std::vector<DependencyArgument>(),
              py::arg("explicit_only") = false, py::arg("queue_depth") = kQueueDepth,
-             "Ranks as (table, tree, offset_ns), the (rank index, GPU row) of each matched "
-             "collective's members, and (rank index, producer, consumer) GPU rows of dependencies "
-             "that are known otherwise, as a graph. `queue_depth`: launches that a CUDA stream "
+             "Ranks as (table, tree, offset_ns), where they meet, and (rank index, producer, "
+             "consumer) GPU rows of dependencies that are known otherwise, as a graph. "
+             "`queue_depth`: launches that a CUDA stream "
              "takes; 0: any number.");
-  module.def("plain_graph", plain_graph, py::arg("duration_ns"), py::arg("edges"), py::kw_only(),
-             py::arg("start_ns") = Times(),
-             "Nodes with durations and (source, destination, lag_ns) edges; node i is the points "
-             "2 i (begin) and 2 i + 1 (end).");
-  module.def("plain_graph", plain_graph_of_arrays, py::arg("duration_ns"), py::arg("source"),
+  module.def("plain_graph", plain_graph, py::arg("duration_ns"), py::arg("source"),
              py::arg("destination"), py::arg("lag_ns"), py::kw_only(),
              py::arg("start_ns") = TimeArray(),
-             "The same with the edges as arrays: int64 [nodes], uint32 [edges] twice, int64 "
-             "[edges]. Of edges to one point that of the node's duration is the first.");
+             "Nodes with durations, int64 [nodes], and edges, uint32 [edges] twice and int64 "
+             "[edges]; node i is the points 2 i (begin) and 2 i + 1 (end). Of edges to one point "
+             "that of the node's duration is the first.");
   module.def(
       "replay",
       [](const ExecutionGraph& graph, const GraphDelta* delta, bool with_residuals, double scale) {
         Times time_ns;
         {
           py::gil_scoped_release release;
-          time_ns = replay(graph, delta ? *delta : GraphDelta(), {with_residuals, scale});
+          time_ns = replay(graph, delta ? *delta : GraphDelta(),
+                           {.with_residuals = with_residuals, .scale = scale});
         }
         return adopt(std::move(time_ns));
       },
@@ -215,7 +210,7 @@ void bind_simulation(py::module_& module) {
       [](const ExecutionGraph& graph, const Int64Array& time_ns, bool with_residuals) {
         return adopt(binding_edges(graph,
                                    {time_ns.data(), static_cast<std::size_t>(time_ns.size())},
-                                   {with_residuals, 1.0}));
+                                   {.with_residuals = with_residuals}));
       },
       py::arg("graph"), py::arg("time_ns"), py::kw_only(), py::arg("with_residuals") = true,
       "uint32 [points]: the edge that each point waited for, or NO_ROW.");

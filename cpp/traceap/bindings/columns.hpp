@@ -6,6 +6,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/typing.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -58,6 +59,37 @@ py::array_t<scalar_t<T>> view(const std::vector<T>& column, py::handle owner) {
   static_assert(sizeof(scalar_t<T>) == sizeof(T));
   return view<scalar_t<T>>(column.data(), {static_cast<py::ssize_t>(column.size())}, {}, owner);
 }
+namespace detail {
+/// What one entry of a column holds: a scalar, or an array of them.
+template <typename T>
+struct Entry {
+  using scalar = T;
+  static constexpr py::ssize_t length = 0;
+};
+template <typename T, std::size_t n>
+struct Entry<std::array<T, n>> {
+  using scalar = T;
+  static constexpr py::ssize_t length = n;
+};
+}  // namespace detail
+
+/// View of one member of each struct, strided over them: of what `members` lead to, such as
+/// (&PathSegment::row) or (&IdleInterval::interval, &Interval::start_ns). [n], or [n, length] of
+/// members that are arrays.
+template <typename Struct, typename... Members>
+auto member_view(const std::vector<Struct>& structs, py::handle owner, Members... members) {
+  using Member = std::remove_cvref_t<decltype((std::declval<const Struct&>().*....*members))>;
+  using Entry = detail::Entry<Member>;
+  using Scalar = typename Entry::scalar;
+  std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(structs.size())};
+  std::vector<py::ssize_t> strides{static_cast<py::ssize_t>(sizeof(Struct))};
+  if constexpr (Entry::length > 0) {
+    shape.push_back(Entry::length);
+    strides.push_back(static_cast<py::ssize_t>(sizeof(Scalar)));
+  }
+  const void* first = structs.empty() ? nullptr : &(structs.front().*....*members);
+  return view<scalar_t<Scalar>>(first, std::move(shape), std::move(strides), owner);
+}
 /// The same as int64 [n, 2].
 Int64Array view(const IntervalSet& intervals, py::handle owner);
 
@@ -78,6 +110,21 @@ TextList to_list(const StringPool& strings);
 template <typename Owner, typename T>
 auto column_of(std::vector<T> Owner::*member) {
   return [member](py::object self) { return view(self.cast<const Owner&>().*member, self); };
+}
+/// ... for one member of its structs: column_of(&LaneSet::lanes, &Lane::rank).
+template <typename Owner, typename Struct, typename Member, typename... Members>
+auto column_of(std::vector<Struct> Owner::*structs, Member member, Members... members) {
+  return [=](py::object self) {
+    return member_view(self.cast<const Owner&>().*structs, self, member, members...);
+  };
+}
+
+/// Names of the values of an enum, in order.
+template <typename Enum, typename Name>
+TextList names_of(int count, Name name) {
+  TextList names;
+  for (int i = 0; i < count; ++i) names.append(to_str(name(static_cast<Enum>(i))));
+  return names;
 }
 
 }  // namespace traceap::bindings

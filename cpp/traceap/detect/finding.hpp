@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "traceap/analysis/collectives/metadata.hpp"
+#include "traceap/analysis/collectives/peers.hpp"
 #include "traceap/analysis/idle/idle.hpp"
 #include "traceap/analysis/idle/timeline.hpp"
 #include "traceap/detect/queries/host_queries.hpp"
@@ -61,25 +62,6 @@ struct DetectOptions {
   double material_share = kMaterialShare;  ///< of profiled time
   /// Of the trace's device, by the database of devices; empty: the names of kernels have to tell.
   std::optional<MatrixUnits> matrix_units;
-};
-
-/// One collective of this rank as the other ranks' traces show it.
-struct PeerPart {
-  Row row;
-  std::int64_t wait_ns = 0;  ///< it waited at the start for a rank that keeps the others waiting
-  std::int64_t gain_ns = 0;  ///< of that, what is gone if that rank comes with the last but one
-  std::int64_t wait_any_ns = 0;   ///< waited for whichever rank came last
-  std::int64_t imbalance_ns = 0;  ///< transfer that even parts of an all-to-all would save
-};
-/// What only the traces of several ranks can tell.
-struct PeerView {
-  bool known = false;           ///< traces of other ranks were compared with this one
-  std::vector<PeerPart> parts;  ///< by row
-  bool has_straggler = false;   ///< some rank is late, and one cause explains it
-  std::string late_rank, cause, lateness, explained;  ///< for the sentence a person reads
-  std::string unproven;   ///< ranks that are late without a proven cause
-  std::string imbalance;  ///< largest over mean of what ranks receive; empty if not known
-  const PeerPart* find(Row row) const;
 };
 
 /// What all rules share, computed once per trace. Refers to table and tree: keep them alive.

@@ -33,12 +33,6 @@ bool any_host_op(const EventTable& table) {
 
 }  // namespace
 
-const PeerPart* PeerView::find(Row row) const {
-  const auto it = std::lower_bound(parts.begin(), parts.end(), row,
-                                   [](const PeerPart& part, Row r) { return part.row < r; });
-  return it != parts.end() && it->row == row ? &*it : nullptr;
-}
-
 Signals build_signals(const EventTable& table, const EventTree& tree,
                       const DetectOptions& options) {
   Signals signals{.table = table,

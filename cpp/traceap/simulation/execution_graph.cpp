@@ -79,11 +79,10 @@ void set_order(ExecutionGraph& graph, std::vector<Point> order) {
 
 }  // namespace
 
-ExecutionGraph build_execution_graph(std::span<const GraphRank> ranks,
-                                     std::span<const CollectiveMembers> collectives,
+ExecutionGraph build_execution_graph(std::span<const GraphRank> ranks, const Meetings& meetings,
                                      const ExecutionOptions& options) {
   ExecutionGraph graph;
-  graph.points = build_dependency_graph(ranks, collectives);
+  graph.points = build_dependency_graph(ranks, meetings);
   index_rows(graph, ranks);
   insert_edges(graph.points, resource_edges(graph, ranks, options));
   insert_edges(graph.points, tensor_edges(graph, options.dependencies));

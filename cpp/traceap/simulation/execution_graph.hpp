@@ -54,7 +54,7 @@ struct ExecutionGraph {
 
 /// O((points + edges) log points). `ranks` must outlive nothing: all that is needed is copied.
 ExecutionGraph build_execution_graph(std::span<const GraphRank> ranks,
-                                     std::span<const CollectiveMembers> collectives = {},
+                                     const Meetings& meetings = {},
                                      const ExecutionOptions& options = {});
 
 /// Makes a graph of plain nodes and edges, for runs that are no Kineto trace (operators of a

@@ -104,11 +104,7 @@ def path_segments(trace: Ranks, step: str | int | None = None) -> list[dict[str,
 def _find_path(trace: Ranks, step: str | int | None) -> _Path:
     scope = join_ranks(trace)
     range_ns = _range_of(scope, step)
-    ranks = [
-        (part.table, part.tree, offset)
-        for part, offset in zip(scope.parts, scope.offsets_ns, strict=True)
-    ]
-    core = _core.critical_path(ranks, range_ns, collectives=scope.collectives)
+    core = _core.critical_path(scope.as_arguments, range_ns, meetings=scope.meetings)
     return _Path(core, scope, range_ns)
 
 

@@ -26,7 +26,7 @@ def detect(trace: Ranks) -> dict[str, PerRank]:
     """What each rule says of each rank, by type; ranks see what the others' traces tell of them."""
     peers: Sequence[_core.PeerView | None] = [None] * len(trace.ranks)
     if len(trace.ranks) > 1:
-        from torchtraceap.analysis.many_ranks.peers import peer_views
+        from torchtraceap.analysis.many_ranks.lateness import peer_views
 
         peers = peer_views(trace)
 

@@ -125,7 +125,7 @@ def _by_event(part: RankTrace, path: _core.HtaPath) -> dict[str, Column]:
     return {
         "row": np.ma.array(row, mask=missing),
         "name": _names(part, path),
-        "start_ns": path.start_us * 1000,
+        "start_ns": path.node_us[path.begin] * 1000,
         "duration_ns": path.weight_us * 1000,
         "cause": _causes(path.bound),
         "edge": TextCodes(path.kind.astype(np.int32), _core.hta_edge_kind_names()),

@@ -59,7 +59,7 @@ def build_sequences(part: RankTrace, *, length: int = 0) -> ColumnTable:
         "gpu_ns": found.gpu_ns,
         "op": events.names_of(found.op),
         **device_and_stream(part, found.stream.astype(np.int64)),
-        "first_row": found.first_rows[found.first_offsets[:-1]].astype(np.int64),
+        "first_row": found.first_row.astype(np.int64),
         "ops": encode_json(_op_lists(found, events)),
         "names": encode_json(_name_lists(found, events)),
     }
@@ -114,7 +114,8 @@ def _op_lists(found: _core.KernelSequences, events: GpuEvents) -> list[list[str 
 
 
 def _split(found: _core.KernelSequences, values: list[T]) -> list[list[T]]:
-    return [values[a:b] for a, b in pairwise(found.kernel_offsets.tolist())]
+    ends = np.cumsum(found.length, dtype=np.int64).tolist()
+    return [values[a:b] for a, b in pairwise([0, *ends])]
 
 
 def _notes(events: GpuEvents, found: _core.KernelSequences) -> list[str]:

@@ -9,6 +9,7 @@ reach into the next copy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -30,14 +31,22 @@ class Marked(Protocol):
     def points(self) -> Array: ...
 
 
-def carried_edges(graph: _core.ExecutionGraph, step: Marked) -> list[tuple[int, int, int]]:
-    """(point of a copy, point of the next copy, lag in ns). See Note [Carried edges]."""
+def carried_edges(
+    graph: _core.ExecutionGraph, steps: Sequence[Marked]
+) -> list[tuple[int, int, int]]:
+    """(point of a copy, point of the next copy, lag in ns). See Note [Carried edges].
+
+    Args:
+        graph: The run.
+        steps: One of each rank.
+    """
+    gap_ns = _typical_gap_ns(graph)
+    return [edge for step in steps for edge in _edges_of(graph, step, gap_ns)]
+
+
+def _edges_of(graph: _core.ExecutionGraph, step: Marked, gap_ns: int) -> list[tuple[int, int, int]]:
     own = int(graph.lane[step.begin])
     edges = [(step.end, step.begin, 0)]
-    inside = np.zeros(len(graph), dtype=bool)
-    inside[step.points] = True
-    gap_ns = _typical_gap_ns(graph)
-    kinds = [kind for _, kind, _ in graph.lanes]
     points = step.points[np.argsort(graph.time_ns[step.points], kind="stable")]
     lanes = graph.lane[points]
     for lane in np.unique(lanes).tolist():
@@ -45,10 +54,10 @@ def carried_edges(graph: _core.ExecutionGraph, step: Marked) -> list[tuple[int, 
             continue
         mine = points[lanes == lane]
         first, last = int(mine[0]), int(mine[-1])
-        if not _is_started(graph, first, inside):
+        if not _is_started(graph, first, step.points):
             edges.append((last, first, _round_ns(graph, step, first, last)))
         else:
-            edges.append((last, first, gap_ns if kinds[lane] == 1 else 0))
+            edges.append((last, first, gap_ns if graph.lane_kind[lane] == 1 else 0))
     return edges
 
 
@@ -59,8 +68,11 @@ def _typical_gap_ns(graph: _core.ExecutionGraph) -> int:
 
 
 def _is_started(graph: _core.ExecutionGraph, point: int, inside: Array) -> bool:
+    """Does other work of the step, sorted points, lead to this point?"""
     sources = graph.source[graph.in_offsets[point] : graph.in_offsets[point + 1]]
-    return bool((inside[sources] & (graph.lane[sources] != graph.lane[point])).any())
+    place = np.minimum(np.searchsorted(inside, sources), len(inside) - 1)
+    known = inside[place] == sources
+    return bool((known & (graph.lane[sources] != graph.lane[point])).any())
 
 
 def _round_ns(graph: _core.ExecutionGraph, step: Marked, first: int, last: int) -> int:

@@ -236,7 +236,8 @@ def _groups(run: SimulatedRun, hops: _Hops) -> list[Array]:
 
 def _event_of(run: SimulatedRun, hops: _Hops, group: Array) -> tuple[int, int, str]:
     """Index of the rank, row and name of the event that a part of the chain stands for."""
-    rank, kind, _ = run.graph.lanes[int(hops.lane[group[0]])]
+    lane = hops.lane[group[0]]
+    rank, kind = int(run.graph.lane_rank[lane]), int(run.graph.lane_kind[lane])
     time_ns = hops.idle_ns[group]
     known = hops.row[group] != _core.NO_ROW
     if kind not in (_THREAD, _STREAM) or not known.any():
@@ -290,7 +291,8 @@ def _summed(rows: Array, time_ns: Array) -> tuple[list[int], list[int]]:
 
 
 def _lane_name(run: SimulatedRun, lane: int) -> str:
-    rank, kind, index = run.graph.lanes[lane]
+    graph = run.graph
+    rank, kind, index = graph.lane_rank[lane], graph.lane_kind[lane], int(graph.lane_index[lane])
     if kind == _THREAD:
         return thread_names(run.ranks[rank])[index]
     if kind == _STREAM:
@@ -309,7 +311,7 @@ def _offset_ns(run: SimulatedRun, rank: int) -> int:
     """What the graph's clock is ahead of the host's clock of this rank."""
     begins, starts_ns = run.graph.begin_of(rank), run.ranks[rank].table.ts_ns
     rows = np.flatnonzero(begins != _core.NO_ROW)
-    on_host = np.array([lane[1] == _THREAD for lane in run.graph.lanes], dtype=bool)
+    on_host = run.graph.lane_kind == _THREAD
     rows = rows[on_host[run.graph.lane[begins[rows]]]][:1]
     return int(run.graph.time_ns[begins[rows[0]]] - starts_ns[rows[0]]) if len(rows) else 0
 

@@ -13,7 +13,7 @@ asks events of NCCL whether they are done, holds nothing up. What it does ends n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,6 +34,7 @@ KINDS = {name: code for code, name in enumerate(_core.dependency_kind_names())}
 WHOLE = "whole trace"
 CHAINED = 3
 """Copies of a single step: the last two begin in the state that the one before left."""
+_THREAD, _MEETING_POINTS = 0, 2  # kinds of lanes
 CALLS = [_core.kind_names().index(name) for name in ("runtime", "driver")]
 
 
@@ -50,6 +51,25 @@ class RunStep:
     """Point where it ends."""
     points: Array
     """All points of its work: host rows inside it and GPU events launched there."""
+
+
+class _StepColumns:
+    """Steps as columns, for what every replay asks."""
+
+    def __init__(self, steps: Sequence[RunStep], chosen: Sequence[bool]) -> None:
+        rank = np.array([step.rank for step in steps], dtype=np.int64)
+        self.begin = np.array([step.begin for step in steps], dtype=np.int64)
+        self.is_first: Array = np.diff(rank, prepend=-1) != 0
+        """bool `[steps]`: of its rank."""
+        self.chosen = np.array(chosen, dtype=bool)
+        work = [step.points if len(step.points) else np.array([step.end]) for step in steps]
+        self._work = np.concatenate([*work, np.zeros(0, dtype=np.int64)])
+        self._starts = np.cumsum([0, *map(len, work)])[:-1]
+
+    def ends(self, times: Array) -> Array:
+        """int64 `[..., steps]`: when all work of each has ended; times are `[..., points]`."""
+        ends: Array = np.maximum.reduceat(times[..., self._work], self._starts, axis=-1)
+        return ends
 
 
 class SimulatedRun:
@@ -76,15 +96,13 @@ class SimulatedRun:
         self.ranks: tuple[RankTrace, ...] = tuple(scope.parts)
         """Those whose clocks can be compared; ranks that share no collective are left out."""
         self.notes: list[str] = scope.notes
-        self.collectives: list[list[tuple[int, int]]] = scope.collectives
-        """(rank index, GPU row) of the members of each matched collective."""
-        parts = [
-            (part.table, part.tree, offset)
-            for part, offset in zip(self.ranks, scope.offsets_ns, strict=True)
-        ]
+        self.places: list[int] = scope.places
+        """Index of each in the trace."""
+        self.meetings: _core.Meetings | None = scope.meetings
+        """Matched collectives whose end needs every member; None where there is one rank."""
         self.graph: _core.ExecutionGraph = _core.execution_graph(
-            parts,
-            collectives=self.collectives,
+            scope.as_arguments,
+            meetings=self.meetings,
             dependencies=self._known(dependencies or {}),
             explicit_only=explicit_only,
         )
@@ -147,9 +165,15 @@ class SimulatedRun:
         return np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
 
     @cached_property
-    def lanes(self) -> list[tuple[int, int, int]]:
-        """(rank, 0 thread | 1 stream | 2 meeting points, index) of each lane."""
-        return self.graph.lanes
+    def point_bounds(self) -> Array:
+        """int64 `[ranks, 2]`: the points of each rank's threads and streams, which stand beside
+        each other: the first one, and the one behind the last."""
+        graph = self.graph
+        own = graph.lane_kind != _MEETING_POINTS
+        bounds = np.tile(np.array([len(graph), 0], dtype=np.int64), (len(self.ranks), 1))
+        np.minimum.at(bounds[:, 0], graph.lane_rank[own], graph.lane_begin[own])
+        np.maximum.at(bounds[:, 1], graph.lane_rank[own], graph.lane_end[own])
+        return bounds
 
     @cached_property
     def cost_ns(self) -> Array:
@@ -172,16 +196,21 @@ class SimulatedRun:
     @cached_property
     def steps(self) -> list[RunStep]:
         """By rank, then by start; one for each rank without steps."""
-        return [step for index in range(len(self.ranks)) for step in self._steps_of(index)]
+        return [step for mine in self.steps_by_rank for step in mine]
 
     @cached_property
     def chosen_steps(self) -> list[RunStep]:
         """Without the first and last of a rank that has more than two: they are often cut."""
-        chosen = []
-        for index in range(len(self.ranks)):
-            mine = [step for step in self.steps if step.rank == index]
-            chosen += mine[1:-1] if len(mine) > 2 else mine
-        return chosen
+        return [step for mine in self._chosen_by_rank for step in mine]
+
+    @cached_property
+    def steps_by_rank(self) -> list[list[RunStep]]:
+        """By start; none where nothing of a rank is in the graph."""
+        return [self._steps_of(index) for index in range(len(self.ranks))]
+
+    @cached_property
+    def _chosen_by_rank(self) -> list[list[RunStep]]:
+        return [mine[1:-1] if len(mine) > 2 else mine for mine in self.steps_by_rank]
 
     def _steps_of(self, rank: int) -> list[RunStep]:
         part = self.ranks[rank]
@@ -205,10 +234,8 @@ class SimulatedRun:
         return steps
 
     def _points_of_rank(self, rank: int) -> Array:
-        lanes = [lane[0] if lane[1] < 2 else -1 for lane in self.lanes]
-        mine = np.array(lanes, dtype=np.int64)[self.graph.lane] == rank
-        mine &= ~np.isin(self.graph.lane, self._watchdogs(rank))
-        return np.flatnonzero(mine)
+        points = np.arange(*self.point_bounds[rank])
+        return points[~np.isin(self.graph.lane[points], self._watchdogs(rank))]
 
     def _watchdogs(self, rank: int) -> list[int]:
         """Lanes that hold nothing up. See Note [Watchdogs]."""
@@ -217,10 +244,10 @@ class SimulatedRun:
         launching = np.zeros(len(is_call), dtype=bool)
         launches = part.tree.launch[part.tree.gpu_rows]
         launching[launches[launches != _core.NO_ROW]] = True
-        threads = [i for i, lane in enumerate(self.lanes) if lane[:2] == (rank, 0)]
+        threads = np.flatnonzero((graph.lane_rank == rank) & (graph.lane_kind == _THREAD)).tolist()
         held = []
         for lane in threads:
-            rows = graph.row[slice(*np.searchsorted(graph.lane, [lane, lane + 1]))]
+            rows = graph.row[graph.lane_begin[lane] : graph.lane_end[lane]]
             if len(rows) and is_call[rows].all() and not launching[rows].any():
                 held.append(lane)
         return held if len(held) < len(threads) else []
@@ -247,17 +274,17 @@ class SimulatedRun:
 
     def iteration_ns(self, times: Array) -> float:
         """Median time of an iteration in a replay. See Note [Iteration time]."""
+        columns = self._step_columns
+        if not columns.chosen.any():
+            return 0.0
+        ends = columns.ends(times)
+        starts = np.where(columns.is_first, times[columns.begin], np.roll(ends, 1))
+        return float(np.median((ends - starts)[columns.chosen]))
+
+    @cached_property
+    def _step_columns(self) -> _StepColumns:
         chosen = {id(step) for step in self.chosen_steps}
-        lengths = []
-        for index in range(len(self.ranks)):
-            before: int | None = None
-            for step in (s for s in self.steps if s.rank == index):
-                end = int(times[step.points].max()) if len(step.points) else int(times[step.end])
-                start = int(times[step.begin]) if before is None else before
-                if id(step) in chosen:
-                    lengths.append(end - start)
-                before = end
-        return float(np.median(lengths)) if lengths else 0.0
+        return _StepColumns(self.steps, [id(step) in chosen for step in self.steps])
 
     def steady_ns(
         self,
@@ -277,8 +304,8 @@ class SimulatedRun:
         times = _core.replay_chain(
             self.graph, self._carried, copies, edit, with_residuals=with_residuals
         )
-        ends = [times[:, step.points].max(axis=1) for step in self.steps]
-        return float(np.median([end[-1] - end[-2] for end in ends]))
+        ends = self._step_columns.ends(times)
+        return float(np.median(ends[-1] - ends[-2]))
 
     @cached_property
     def chained(self) -> bool:
@@ -289,7 +316,7 @@ class SimulatedRun:
 
     @cached_property
     def _carried(self) -> list[tuple[int, int, int]]:
-        return [edge for step in self.steps for edge in carried_edges(self.graph, step)]
+        return carried_edges(self.graph, self.steps)
 
     # ------------------------------------------------------------------------- trust
 
@@ -301,13 +328,11 @@ class SimulatedRun:
         Args:
             rank: Index in `ranks`.
         """
-        indices = range(len(self.ranks)) if rank is None else [rank]
-        errors = [
-            float(np.median(errors))
-            for index in indices
-            if (errors := self.step_errors[[s.rank == index for s in self.chosen_steps]]).size
-        ]
-        return max(errors, key=abs, default=0.0)
+        ends = np.cumsum([len(steps) for steps in self._chosen_by_rank])
+        by_rank = np.split(self.step_errors, ends[:-1])
+        errors = by_rank if rank is None else [by_rank[rank]]
+        medians = [float(np.median(of_rank)) for of_rank in errors if of_rank.size]
+        return max(medians, key=abs, default=0.0)
 
     @cached_property
     def step_errors(self) -> Array:

@@ -111,7 +111,7 @@ TEST_CASE("where ranks wait the path goes on with the last one") {
   late.host("cpu_op", "slow", 0, 80).launch("ncclDevKernel_AllReduce", 85, 2, 90, 30, 7, 1);
   const Analysed a(early), b(late);
   const std::vector<GraphRank> ranks{{&a.table, &a.tree, 0}, {&b.table, &b.tree, 0}};
-  const std::vector<CollectiveMembers> met{{{0, a.tree.gpu_rows[0]}, {1, b.tree.gpu_rows[0]}}};
+  const Meetings met{{0, 2}, {{0, a.tree.gpu_rows[0]}, {1, b.tree.gpu_rows[0]}}};
   const CriticalPath path =
       find_critical_path(build_dependency_graph(ranks, met), ranks, {0, 125 * kUs});
   require_tiling(path);

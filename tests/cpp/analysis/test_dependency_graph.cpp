@@ -207,7 +207,7 @@ TEST_CASE("a collective's ends follow its last beginning") {
   late.launch("ncclDevKernel_AllReduce", 80, 2, 90, 22, 7, 1);
   const Analysed a(early), b(late);
   const std::vector<GraphRank> ranks{{&a.table, &a.tree, 0}, {&b.table, &b.tree, 1000}};
-  const std::vector<CollectiveMembers> met{{{0, a.tree.gpu_rows[0]}, {1, b.tree.gpu_rows[0]}}};
+  const Meetings met{{0, 2}, {{0, a.tree.gpu_rows[0]}, {1, b.tree.gpu_rows[0]}}};
   const DependencyGraph graph = build_dependency_graph(ranks, met);
   const Point meeting = graph.size() - 1;
   CHECK(graph.row[meeting] == kNoRow);
@@ -223,7 +223,7 @@ TEST_CASE("members that a graph doesn't hold are left out") {
   text.launch("ncclDevKernel_AllReduce", 0, 2, 10, 100, 7, 1);
   const Analysed a(text);
   const std::vector<GraphRank> ranks{{&a.table, &a.tree, 0}};
-  const std::vector<CollectiveMembers> met{{{0, a.tree.gpu_rows[0]}, {3, 0}, {0, 999}}, {}};
+  const Meetings met{{0, 3, 3}, {{0, a.tree.gpu_rows[0]}, {3, 0}, {0, 999}}};
   const DependencyGraph graph = build_dependency_graph(ranks, met);
   CHECK(std::count(graph.row.begin(), graph.row.end(), kNoRow) == 0);
 }

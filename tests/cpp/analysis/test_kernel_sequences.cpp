@@ -38,19 +38,20 @@ struct Letters {
     }
     return text;
   }
-  std::vector<KernelSequence> find(SequenceOptions options = {}) const {
+  KernelSequences find(SequenceOptions options = {}) const {
     return find_kernel_sequences(a.table, a.tree, symbols, options);
   }
-  std::string text(const KernelSequence& sequence) const {
+  std::string text(const KernelSequences& found, const KernelSequence& sequence) const {
     std::string text;
-    for (const Row row : sequence.kernel_rows) text += a.name(row);
+    for (const Row row : found.kernels_of(sequence)) text += a.name(row);
     return text;
   }
   /// "abc x2" for each sequence, sorted.
   std::set<std::string> found(SequenceOptions options = {}) const {
     std::set<std::string> lines;
-    for (const KernelSequence& s : find(options)) {
-      lines.insert(text(s) + " x" + std::to_string(s.count));
+    const KernelSequences found = find(options);
+    for (const KernelSequence& s : found.sequences) {
+      lines.insert(text(found, s) + " x" + std::to_string(s.count));
     }
     return lines;
   }
@@ -141,7 +142,7 @@ TEST_CASE("a length chosen by the user", "[sequences]") {
 
 TEST_CASE("what fusing would remove", "[sequences]") {
   const Letters letters("abcxabcy");
-  const auto sequences = letters.find();
+  const auto sequences = letters.find().sequences;
   REQUIRE(sequences.size() == 1);
   const KernelSequence& s = sequences.front();
   CHECK(s.gpu_ns == 60'000);       // 6 kernels of 10 us
@@ -150,8 +151,7 @@ TEST_CASE("what fusing would remove", "[sequences]") {
   CHECK(s.launch_ns == 20'000);    // of 5 us
   CHECK(s.removable_ns == 8'000);  // the calls returned long before: only the gaps
   CHECK(s.op == kNoRow);
-  REQUIRE(s.first_rows.size() == 2);
-  CHECK(letters.a.name(s.first_rows[1]) == "a");
+  CHECK(letters.a.name(s.first_row) == "a");
 }
 
 TEST_CASE("where the host is late, its calls count", "[sequences]") {
@@ -166,7 +166,8 @@ TEST_CASE("where the host is late, its calls count", "[sequences]") {
   SequenceOptions options;
   options.length = 2;
   options.max_gap_ns = 10'000;
-  const auto sequences = find_kernel_sequences(a.table, a.tree, symbols, options);
+  const auto found = find_kernel_sequences(a.table, a.tree, symbols, options);
+  const auto& sequences = found.sequences;
   REQUIRE(sequences.size() == 1);
   CHECK(sequences[0].gap_ns == 4'000);         // 1 us, four times
   CHECK(sequences[0].removable_ns == 36'000);  // the calls of 9 us
@@ -180,7 +181,8 @@ TEST_CASE("kernels of a graph have no launch of their own", "[sequences]") {
   }
   const Analysed a(text);
   const std::vector<std::int32_t> symbols{0, 1, 0, 1};
-  const auto sequences = find_kernel_sequences(a.table, a.tree, symbols);
+  const auto found = find_kernel_sequences(a.table, a.tree, symbols);
+  const auto& sequences = found.sequences;
   REQUIRE(sequences.size() == 1);
   CHECK(sequences[0].launches == 0);
   CHECK(sequences[0].launch_ns == 0);
@@ -198,7 +200,8 @@ TEST_CASE("the op that launches a whole sequence", "[sequences]") {
   }
   const Analysed a(text);
   const std::vector<std::int32_t> symbols{0, 1, 10, 0, 1, 11, 0, 1, 12};
-  const auto sequences = find_kernel_sequences(a.table, a.tree, symbols);
+  const auto found = find_kernel_sequences(a.table, a.tree, symbols);
+  const auto& sequences = found.sequences;
   REQUIRE(sequences.size() == 1);
   CHECK(sequences[0].count == 3);
   CHECK(a.name(sequences[0].op) == "aten::layer_norm");
@@ -216,12 +219,13 @@ TEST_CASE("occurrences without a launch say nothing about the op", "[sequences]"
   }
   const Analysed a(text);
   const std::vector<std::int32_t> symbols{0, 1, 2, 0, 1, 0, 1};
-  const auto sequences = find_kernel_sequences(a.table, a.tree, symbols);
+  const auto found = find_kernel_sequences(a.table, a.tree, symbols);
+  const auto& sequences = found.sequences;
   REQUIRE(sequences.size() == 1);
   CHECK(sequences[0].count == 3);
   CHECK(a.name(sequences[0].op) == "aten::layer_norm");
-  CHECK(a.tree.launch[sequences[0].kernel_rows[0]] != kNoRow);
-  CHECK(a.tree.launch[sequences[0].first_rows[0]] == kNoRow);
+  CHECK(a.tree.launch[found.kernels_of(sequences[0])[0]] != kNoRow);
+  CHECK(a.tree.launch[sequences[0].first_row] == kNoRow);
 }
 
 TEST_CASE("no sequence reaches over the border of a step", "[sequences]") {
@@ -234,10 +238,11 @@ TEST_CASE("no sequence reaches over the border of a step", "[sequences]") {
   }
   const Analysed a(text);
   const std::vector<std::int32_t> symbols{1, 0, 1, 0, 1, 0};
-  const auto sequences = find_kernel_sequences(a.table, a.tree, symbols);
+  const auto found = find_kernel_sequences(a.table, a.tree, symbols);
+  const auto& sequences = found.sequences;
   REQUIRE(sequences.size() == 1);
   CHECK(sequences[0].count == 3);
-  CHECK(a.name(sequences[0].kernel_rows[0]) == "b");  // never a, then b of the next step
+  CHECK(a.name(found.kernels_of(sequences[0])[0]) == "b");  // never a, then b of the next step
 }
 
 TEST_CASE("symbols must fit the events", "[sequences]") {
@@ -249,14 +254,15 @@ TEST_CASE("symbols must fit the events", "[sequences]") {
 TEST_CASE("the most removable come first and the rest is cut", "[sequences]") {
   const Letters letters("abcdxabcdyabqabrcd");
   const auto all = letters.find();
-  REQUIRE(all.size() >= 2);
-  for (std::size_t i = 1; i < all.size(); ++i) {
-    CHECK(all[i - 1].removable_ns >= all[i].removable_ns);
+  REQUIRE(all.sequences.size() >= 2);
+  for (std::size_t i = 1; i < all.sequences.size(); ++i) {
+    CHECK(all.sequences[i - 1].removable_ns >= all.sequences[i].removable_ns);
   }
   SequenceOptions options;
   options.limit = 1;
-  REQUIRE(letters.find(options).size() == 1);
-  CHECK(letters.text(letters.find(options)[0]) == letters.text(all[0]));
+  REQUIRE(letters.find(options).sequences.size() == 1);
+  const auto first = letters.find(options);
+  CHECK(letters.text(first, first.sequences[0]) == letters.text(all, all.sequences[0]));
 }
 
 TEST_CASE("what a row above all but covers is left out", "[sequences]") {

@@ -23,6 +23,9 @@ TEST_CASE("covered length equals the length of the clipped set", "[base]") {
   for (std::int64_t start = -2; start < 42; ++start) {
     for (std::int64_t end = start; end < 44; ++end) {
       CHECK(covered_ns(a, {start, end}) == total_length_ns(set_clip(a, {start, end})));
+      CHECK(CoverIndex(a).covered_ns({start, end}) == covered_ns(a, {start, end}));
     }
   }
 }
+
+TEST_CASE("nothing covers any time", "[base]") { CHECK(CoverIndex().covered_ns({-5, 5}) == 0); }

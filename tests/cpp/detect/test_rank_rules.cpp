@@ -49,9 +49,8 @@ Finding judge_with_peers(const char* type, const TraceText& text, double wait_us
 
 PeerView straggler() {
   PeerView peers;
-  peers.has_straggler = true;
-  peers.late_rank = "1";
-  peers.cause = "host";
+  peers.straggler = {
+      .rank = 1, .cause = LateCause::kHost, .lateness_ns = 3'600'000, .explained = 0.9};
   return peers;
 }
 
@@ -82,6 +81,9 @@ TEST_CASE("waiting for a late rank is the straggler's", "[detect][straggler]") {
   CHECK(finding.verdict == Verdict::kPresent);
   CHECK(cost_us(finding) == Approx(4 * 900));
   CHECK(fact(finding, "late rank") == "1");
+  CHECK(fact(finding, "cause") == "host");
+  CHECK(fact(finding, "lateness") == "3.60 ms");
+  CHECK(fact(finding, "explained") == "90.0 %");
   CHECK(finding.evidence_count == 4);
   CHECK(finding.saving_high_ns == 3'600'000);
 }
@@ -102,8 +104,11 @@ TEST_CASE("no straggler without proof", "[detect][straggler]") {
   }
   SECTION("late, but no cause explains it") {
     PeerView peers;
-    peers.unproven = "1";
-    CHECK(judge_with_peers("straggler", t, 0, peers).verdict == Verdict::kUnknown);
+    peers.unproven = {1, 3};
+    const Finding finding = judge_with_peers("straggler", t, 0, peers);
+    CHECK(finding.verdict == Verdict::kUnknown);
+    CHECK(finding.missing_signals ==
+          std::vector<std::string>{"what delays rank 1, 3: no cause explains 80 % of it"});
   }
 }
 
@@ -147,7 +152,7 @@ TEST_CASE("uneven parts of an all-to-all", "[detect][collective_imbalance]") {
   signals.peers.known = true;
   CHECK(run_rule("collective_imbalance", signals).missing_signals ==
         std::vector<std::string>{"split sizes of the all-to-alls"});
-  signals.peers.imbalance = "1.80";
+  signals.peers.imbalance = 1.8;
   signals.peers.parts = {{signals.collectives[0].row, 0, 0, 0, 1'500'000}};
   const Finding finding = run_rule("collective_imbalance", signals);
   CHECK(finding.verdict == Verdict::kPresent);

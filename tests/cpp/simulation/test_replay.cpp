@@ -429,7 +429,7 @@ TEST_CASE("Identical ranks take one rank's time") {
   std::vector<Analysed> traces;
   for (int r = 0; r < 4; ++r) traces.emplace_back(text(r));
   std::vector<GraphRank> ranks;
-  CollectiveMembers members;
+  std::vector<CollectiveMember> members;
   for (std::uint32_t r = 0; r < 4; ++r) {
     ranks.push_back({&traces[r].table, &traces[r].tree});
     for (Row row = 0; row < traces[r].table.size(); ++row) {
@@ -437,8 +437,9 @@ TEST_CASE("Identical ranks take one rank's time") {
     }
   }
   REQUIRE(members.size() == 4);
-  const std::vector<CollectiveMembers> groups{members};
-  const ExecutionGraph all = build_execution_graph(ranks, groups);
+  Meetings meetings;
+  meetings.add(members);
+  const ExecutionGraph all = build_execution_graph(ranks, meetings);
   const ExecutionGraph one = build_execution_graph(std::span(ranks).first(1));
   const auto last = [](const std::vector<std::int64_t>& t) {
     return *std::max_element(t.begin(), t.end());

@@ -30,6 +30,10 @@ struct ClockAlignment {
   std::int64_t epoch_ns = 0;
   /// A time of one clock on the common one; unchanged where nothing was applied.
   std::int64_t to_common(std::uint32_t clock, std::int64_t time_ns) const;
+  /// What is taken off the times of a clock, but for a drift.
+  std::int64_t shift_ns(std::uint32_t clock) const {
+    return clocks[clock].applied ? clocks[clock].offset_ns : 0;
+  }
 };
 
 /// Least absolute deviations: minimises the sum over readings of |time - moment - offset(clock)| by

@@ -120,30 +120,33 @@ StreamKey stream_of(const Collective& c, std::int64_t rank) {
   return key;
 }
 
+/// What ranks call, by rank.
+using CallLists = std::vector<std::vector<Collective>>;
+
 class Matcher {
  public:
-  Matcher(const std::vector<RankInput>& ranks, RankCollectives& out) : ranks_(ranks), out_(out) {}
+  Matcher(std::span<const RankInput> ranks, const CallLists& calls)
+      : ranks_(ranks), calls_(calls) {}
 
-  void run() {
+  /// Parts without times; matches are numbered in no order.
+  std::vector<CollectivePart> run() {
     std::map<StreamKey, std::vector<StreamItem>> streams;
     for (std::uint32_t r = 0; r < ranks_.size(); ++r) {
-      const auto& collectives = out_.lists[r].collectives;
-      for (std::uint32_t i = 0; i < collectives.size(); ++i) {
-        streams[stream_of(collectives[i], ranks_[r].rank)].push_back({r, i});
+      for (std::uint32_t i = 0; i < calls_[r].size(); ++i) {
+        streams[stream_of(calls_[r][i], ranks_[r].rank)].push_back({r, i});
       }
     }
     for (const auto& [key, items] : streams) match_stream(key, items);
+    return std::move(parts_);
   }
 
  private:
-  const Collective& at(StreamItem item) const {
-    return out_.lists[item.rank].collectives[item.index];
-  }
+  const Collective& at(StreamItem item) const { return calls_[item.rank][item.index]; }
 
   void match_stream(const StreamKey& key, const std::vector<StreamItem>& items) {
     const bool lone = key.source == kNoId && is_lone_point_to_point(items);
     if (lone) {
-      for (const StreamItem& item : items) add_part(out_.matches++, item);
+      for (const StreamItem& item : items) add_part(matches_++, item);
       return;
     }
     const bool sequenced = std::all_of(items.begin(), items.end(), [&](StreamItem item) {
@@ -172,8 +175,8 @@ class Matcher {
       CollectiveKind kind = c.kind;
       if (kind == CollectiveKind::kAllToAllV) kind = CollectiveKind::kAllToAll;
       const std::uint32_t occurrence = seen[{item.rank, c.sequence, kind}]++;
-      const auto [it, added] = match_of.try_emplace({c.sequence, kind, occurrence}, out_.matches);
-      if (added) ++out_.matches;
+      const auto [it, added] = match_of.try_emplace({c.sequence, kind, occurrence}, matches_);
+      if (added) ++matches_;
       add_part(it->second, item);
     }
   }
@@ -197,18 +200,20 @@ class Matcher {
     for (std::size_t slot = 0; slot < slots.slots(); ++slot) {
       for (std::size_t s = 0; s < sequences.size(); ++s) {
         const std::uint32_t place = slots.at(slot, s);
-        if (place != kNoMatch) add_part(out_.matches, sources[s][place]);
+        if (place != kNoMatch) add_part(matches_, sources[s][place]);
       }
-      ++out_.matches;
+      ++matches_;
     }
   }
 
   void add_part(std::uint32_t match, StreamItem item) {
-    out_.parts.push_back({match, item.rank, item.index, 0, 0, 0});
+    parts_.push_back({.match = match, .rank = item.rank, .index = item.index});
   }
 
-  const std::vector<RankInput>& ranks_;
-  RankCollectives& out_;
+  std::span<const RankInput> ranks_;
+  const CallLists& calls_;
+  std::vector<CollectivePart> parts_;
+  std::uint32_t matches_ = 0;
 };
 
 void sort_parts(RankCollectives& out) {
@@ -218,26 +223,31 @@ void sort_parts(RankCollectives& out) {
             });
 }
 
-void align(const std::vector<RankInput>& ranks, RankCollectives& out) {
+void align(std::span<const RankInput> ranks, const CallLists& calls, RankCollectives& out) {
   std::vector<ClockReading> readings;
   for (const CollectivePart& part : out.parts) {
-    const Collective& c = out.lists[part.rank].collectives[part.index];
+    const Collective& c = calls[part.rank][part.index];
     if (!ends_together(c.kind)) continue;
     readings.push_back({part.match, part.rank, ranks[part.rank].table->end_ns(c.row)});
   }
   out.clocks = align_clocks(readings, ranks.size());
+  for (std::uint32_t r = 0; r < ranks.size(); ++r) {
+    const Interval own = recorded_bounds(*ranks[r].table);
+    const std::int64_t shift_ns = out.clocks.shift_ns(r);
+    out.recorded.push_back({own.start_ns - shift_ns, own.end_ns - shift_ns});
+  }
 }
 
-void place_in_time(const std::vector<RankInput>& ranks, RankCollectives& out) {
+void place_in_time(std::span<const RankInput> ranks, const CallLists& calls, RankCollectives& out) {
   std::vector<IntervalSet> compute;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
-    compute.push_back(out.lists[r].collectives.empty()
+    compute.push_back(calls[r].empty()
                           ? IntervalSet{}
                           : build_gpu_intervals(*ranks[r].table, *ranks[r].tree).compute);
   }
   for (CollectivePart& part : out.parts) {
     const EventTable& table = *ranks[part.rank].table;
-    const Row row = out.lists[part.rank].collectives[part.index].row;
+    const Row row = calls[part.rank][part.index].row;
     const Interval own{table.ts_ns[row], table.end_ns(row)};
     part.exposed_ns = own.length_ns() - covered_ns(compute[part.rank], own);
     part.start_ns = out.clocks.to_common(part.rank, own.start_ns);
@@ -247,39 +257,122 @@ void place_in_time(const std::vector<RankInput>& ranks, RankCollectives& out) {
 
 /// Numbers matches by the start of their first part on the common clock.
 void number_by_time(RankCollectives& out) {
-  std::vector<std::int64_t> first(out.matches, std::numeric_limits<std::int64_t>::max());
+  const std::size_t matches = out.parts.empty() ? 0 : std::size_t{out.parts.back().match} + 1;
+  std::vector<std::int64_t> first(matches, std::numeric_limits<std::int64_t>::max());
   for (const CollectivePart& part : out.parts) {
     first[part.match] = std::min(first[part.match], part.start_ns);
   }
-  std::vector<std::uint32_t> order(out.matches), place(out.matches);
-  for (std::uint32_t m = 0; m < out.matches; ++m) order[m] = m;
+  std::vector<std::uint32_t> order(matches), place(matches);
+  for (std::uint32_t m = 0; m < matches; ++m) order[m] = m;
   std::stable_sort(order.begin(), order.end(),
                    [&](std::uint32_t a, std::uint32_t b) { return first[a] < first[b]; });
-  for (std::uint32_t i = 0; i < out.matches; ++i) place[order[i]] = i;
+  for (std::uint32_t i = 0; i < matches; ++i) place[order[i]] = i;
   for (CollectivePart& part : out.parts) part.match = place[part.match];
   sort_parts(out);
 }
 
+/// Every call has become one part.
+void take_calls(CallLists& calls, RankCollectives& out) {
+  for (CollectivePart& part : out.parts) {
+    part.call = std::move(calls[part.rank][part.index]);
+    part.bytes = part.call.bytes.value_or(kNoId);
+  }
+}
+
+/// By the ranks that know it: a kernel's name alone says "unknown" or "send_recv".
+CollectiveKind kind_of(std::span<const CollectivePart> parts) {
+  const auto first_of = [&](auto holds) {
+    const auto found = std::find_if(parts.begin(), parts.end(), [&](const CollectivePart& part) {
+      return holds(part.call.kind);
+    });
+    return found == parts.end() ? CollectiveKind::kUnknown : found->call.kind;
+  };
+  const CollectiveKind paired = first_of(is_point_to_point);
+  if (paired != CollectiveKind::kUnknown) {
+    return parts.size() > 1 ? CollectiveKind::kSendRecv : paired;
+  }
+  const CollectiveKind uneven =
+      first_of([](CollectiveKind kind) { return kind == CollectiveKind::kAllToAllV; });
+  if (uneven != CollectiveKind::kUnknown) return uneven;
+  const CollectiveKind known = first_of([](CollectiveKind kind) {
+    return kind != CollectiveKind::kUnknown && kind != CollectiveKind::kSendRecv;
+  });
+  return known != CollectiveKind::kUnknown ? known : parts.front().call.kind;
+}
+
+CollectiveMatch describe(const RankCollectives& out, std::uint32_t first, std::uint32_t count) {
+  const std::span<const CollectivePart> parts = std::span(out.parts).subspan(first, count);
+  const auto component = [&](const CollectivePart& part) {
+    return out.clocks.clocks[part.rank].component;
+  };
+  const auto latest = std::max_element(
+      parts.begin(), parts.end(),
+      [](const CollectivePart& a, const CollectivePart& b) { return a.start_ns < b.start_ns; });
+  const CollectiveKind kind = kind_of(parts);
+  const bool comparable = count > 1 && std::all_of(parts.begin(), parts.end(), [&](const auto& p) {
+                            return component(p) == component(parts.front());
+                          });
+  return {.first = first,
+          .count = count,
+          .group = parts.front().call.group,
+          .kind = kind,
+          .comparable = comparable,
+          .synchronising = ends_together(kind),
+          .latest_start_ns = latest->start_ns,
+          .latest_rank = comparable ? latest->rank : kNoRank};
+}
+
+/// Matches and what each part waited. See Note [Waiting and transfer].
+void describe_matches(RankCollectives& out) {
+  for (std::uint32_t first = 0; first < out.parts.size();) {
+    std::uint32_t end = first;
+    while (end < out.parts.size() && out.parts[end].match == out.parts[first].match) ++end;
+    const CollectiveMatch match = describe(out, first, end - first);
+    for (; first < end; ++first) {
+      CollectivePart& part = out.parts[first];
+      const std::int64_t lead_ns = match.latest_start_ns - part.start_ns;
+      part.wait_ns = match.comparable ? std::min(lead_ns, part.duration_ns()) : 0;
+    }
+    out.matches.push_back(match);
+  }
+}
+
 }  // namespace
 
-RankCollectives build_rank_collectives(const std::vector<RankInput>& ranks) {
-  RankCollectives out;
-  for (const RankInput& rank : ranks) {
-    out.lists.push_back(build_collectives(*rank.table, *rank.tree));
+Interval recorded_bounds(const EventTable& table) {
+  Interval bounds{0, 0};
+  bool any = false;
+  for (Row row = 0; row < table.size(); ++row) {
+    if (!table.is_complete(row)) continue;
+    if (!any) bounds = {table.ts_ns[row], table.end_ns(row)};
+    any = true;
+    bounds.end_ns = std::max(bounds.end_ns, table.end_ns(row));
   }
-  GroupTable groups(out.lists);
-  for (CollectiveList& list : out.lists) {
+  return bounds;
+}
+
+RankCollectives build_rank_collectives(std::span<const RankInput> ranks) {
+  RankCollectives out;
+  std::vector<CollectiveList> lists;
+  for (const RankInput& rank : ranks) {
+    lists.push_back(build_collectives(*rank.table, *rank.tree));
+  }
+  GroupTable groups(lists);
+  CallLists calls;
+  for (CollectiveList& list : lists) {
     std::vector<std::uint32_t> number;
     for (const ProcessGroup& group : list.groups) number.push_back(groups.number(group));
     for (Collective& c : list.collectives) c.group = number[c.group];
-    list.groups.clear();
+    calls.push_back(std::move(list.collectives));
   }
   out.groups = groups.take();
-  Matcher(ranks, out).run();
+  out.parts = Matcher(ranks, calls).run();
   sort_parts(out);
-  align(ranks, out);
-  place_in_time(ranks, out);
+  align(ranks, calls, out);
+  place_in_time(ranks, calls, out);
   number_by_time(out);
+  take_calls(calls, out);
+  describe_matches(out);
   return out;
 }
 

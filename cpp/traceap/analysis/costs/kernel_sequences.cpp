@@ -337,7 +337,7 @@ Candidate measure(const Text& text, const Repeat& repeat, const std::vector<Plac
   sequence.launches = launches;
   sequence.removable_ns = static_cast<std::int64_t>(removable_ns);
   sequence.op = kNoRow;
-  return {repeat, starts.front(), std::move(sequence)};
+  return {repeat, starts.front(), sequence};
 }
 
 bool all_linked(const EventTree& tree, std::span<const Row> kernels) {
@@ -357,26 +357,30 @@ Row common_op(const EventTable& table, const EventTree& tree, std::span<const Ro
   return above;
 }
 
-/// Rows and op of a sequence; occurrences with unknown launches say nothing about the op.
-void add_rows(const EventTable& table, const EventTree& tree, const Text& text,
-              const std::vector<Place>& starts, KernelSequence& sequence) {
+/// Adds a sequence with its op and rows; occurrences with unknown launches say nothing about the
+/// op.
+void add_sequence(const EventTable& table, const EventTree& tree, const Text& text,
+                  const std::vector<Place>& starts, KernelSequence sequence,
+                  KernelSequences& found) {
+  Place shown = starts.front();
   bool known = false;
   for (const Place start : starts) {
     const std::span<const Row> kernels = std::span(text.row).subspan(start, sequence.length);
-    sequence.first_rows.push_back(kernels.front());
     if (!all_linked(tree, kernels)) continue;
     const Row op = common_op(table, tree, kernels);
     if (!known) {
       sequence.op = op;
-      sequence.kernel_rows.assign(kernels.begin(), kernels.end());
+      shown = start;
     } else if (op == kNoRow || sequence.op == kNoRow || table.name[op] != table.name[sequence.op]) {
       sequence.op = kNoRow;
     }
     known = true;
   }
-  if (known) return;
-  const auto first = text.row.begin() + starts.front();
-  sequence.kernel_rows.assign(first, first + sequence.length);
+  sequence.first_row = text.row[starts.front()];
+  sequence.kernels_begin = static_cast<std::uint32_t>(found.kernel_rows.size());
+  const auto first = text.row.begin() + shown;
+  found.kernel_rows.insert(found.kernel_rows.end(), first, first + sequence.length);
+  found.sequences.push_back(sequence);
 }
 
 std::vector<Candidate> find_candidates(const Text& text, const SuffixOrder& suffixes,
@@ -448,9 +452,9 @@ class Coverage {
 
 }  // namespace
 
-std::vector<KernelSequence> find_kernel_sequences(const EventTable& table, const EventTree& tree,
-                                                  std::span<const std::int32_t> symbols,
-                                                  const SequenceOptions& options) {
+KernelSequences find_kernel_sequences(const EventTable& table, const EventTree& tree,
+                                      std::span<const std::int32_t> symbols,
+                                      const SequenceOptions& options) {
   if (symbols.size() != tree.gpu_rows.size()) {
     throw SchemaError("symbols: expected one per GPU event");
   }
@@ -461,18 +465,17 @@ std::vector<KernelSequence> find_kernel_sequences(const EventTable& table, const
   const SuffixOrder suffixes(text.symbol, std::min(longest, text.size()));
   std::vector<Candidate> candidates = find_candidates(text, suffixes, options);
   sort_by_gain(candidates);
-  std::vector<KernelSequence> sequences;
+  KernelSequences found;
   Coverage coverage(text.size());
   for (Candidate& candidate : candidates) {
-    if (sequences.size() == options.limit) break;
+    if (found.sequences.size() == options.limit) break;
     const std::vector<Place> starts =
         separate(places_of(suffixes, candidate.repeat), candidate.repeat.length);
     if (options.drop_similar && coverage.holds(candidate.sequence, starts)) continue;
     if (options.drop_similar) coverage.add(candidate.sequence, starts);
-    add_rows(table, tree, text, starts, candidate.sequence);
-    sequences.push_back(std::move(candidate.sequence));
+    add_sequence(table, tree, text, starts, candidate.sequence, found);
   }
-  return sequences;
+  return found;
 }
 
 }  // namespace traceap

@@ -35,9 +35,19 @@ struct KernelSequence {
   /// The op call whose subtree launches all kernels of an occurrence, if ops of one name do so for
   /// every occurrence whose launches are known; else kNoRow.
   Row op;
-  std::vector<Row> first_rows;   ///< first kernel of each occurrence
-  std::vector<Row> kernel_rows;  ///< of the first occurrence whose launches are known, else of the
-                                 ///< first
+  Row first_row;                ///< first kernel of the first occurrence
+  std::uint32_t kernels_begin;  ///< its kernels in KernelSequences::kernel_rows
+};
+
+struct KernelSequences {
+  std::vector<KernelSequence> sequences;
+  /// The kernels of each sequence, one sequence behind the other: those of its first occurrence
+  /// whose launches are known, else of its first.
+  std::vector<Row> kernel_rows;
+
+  std::span<const Row> kernels_of(const KernelSequence& sequence) const {
+    return std::span(kernel_rows).subspan(sequence.kernels_begin, sequence.length);
+  }
 };
 
 /// Repeated sequences that are maximal: one more kernel to either side would occur less often
@@ -53,8 +63,8 @@ struct KernelSequence {
 /// Suffix sorting by prefix doubling up to the largest length, then the intervals of equal prefixes
 /// (Abouelhoda, Kurtz, Ohlebusch 2004): O(n log L) for n kernels and largest length L, plus the
 /// occurrences of what is listed, at most n L.
-std::vector<KernelSequence> find_kernel_sequences(const EventTable& table, const EventTree& tree,
-                                                  std::span<const std::int32_t> symbols,
-                                                  const SequenceOptions& options = {});
+KernelSequences find_kernel_sequences(const EventTable& table, const EventTree& tree,
+                                      std::span<const std::int32_t> symbols,
+                                      const SequenceOptions& options = {});
 
 }  // namespace traceap

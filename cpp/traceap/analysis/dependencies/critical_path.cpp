@@ -117,6 +117,8 @@ class PathWalker {
   PathWalker(const DependencyGraph& graph, std::span<const GraphRank> ranks, Interval range)
       : graph_(graph), ranks_(ranks) {
     path_.range = range;
+    path_.points = graph.size();
+    path_.edges = graph.edges();
     for (const GraphRank& rank : ranks) causes_.emplace_back(rank);
   }
 
@@ -189,18 +191,18 @@ class PathWalker {
   void add_step(Point at, const Step& step) {
     const Row owner = graph_.owner[step.edge];
     const Interval time{time_of(step.edge), graph_.time_ns[at]};
-    const std::uint32_t lane = graph_.lane[at];
+    const Lane& lane = graph_.lanes[graph_.lane[at]];
     const DependencyKind kind = graph_.kind[step.edge];
-    PathSegment segment{time.start_ns,
-                        time.end_ns,
-                        graph_.lanes[lane].rank,
-                        owner,
-                        lane,
-                        cause_of(graph_.lanes[lane].rank, kind, owner, time.length_ns()),
-                        kind,
-                        graph_.evidence[step.edge],
-                        step.margin_ns};
-    add(segment);
+    add({.start_ns = time.start_ns,
+         .end_ns = time.end_ns,
+         .rank = lane.rank,
+         .row = owner,
+         .lane_kind = lane.kind,
+         .lane_index = lane.index,
+         .cause = cause_of(lane.rank, kind, owner, time.length_ns()),
+         .kind = kind,
+         .evidence = graph_.evidence[step.edge],
+         .margin_ns = step.margin_ns});
   }
 
   PathCause cause_of(std::uint32_t rank, DependencyKind kind, Row owner,
@@ -245,10 +247,18 @@ class PathWalker {
   }
 
   void add_unknown(std::int64_t start_ns, std::int64_t end_ns, Point near) {
-    const std::uint32_t lane = near == kNoPoint ? kNoPoint : graph_.lane[near];
-    const std::uint32_t rank = near == kNoPoint ? 0 : graph_.lanes[lane].rank;
-    add({start_ns, end_ns, rank, kNoRow, lane, PathCause::kUnknown, DependencyKind::kProgramOrder,
-         Evidence::kAssumed, kNoId});
+    const Lane lane =
+        near == kNoPoint ? Lane{0, Lane::kCollectives, 0, 0, 0} : graph_.lanes[graph_.lane[near]];
+    add({.start_ns = start_ns,
+         .end_ns = end_ns,
+         .rank = lane.rank,
+         .row = kNoRow,
+         .lane_kind = lane.kind,
+         .lane_index = lane.index,
+         .cause = PathCause::kUnknown,
+         .kind = DependencyKind::kProgramOrder,
+         .evidence = Evidence::kAssumed,
+         .margin_ns = kNoId});
   }
 
   /// Pieces come from the last to the first.
@@ -269,7 +279,8 @@ class PathWalker {
 
   /// Stretches of one row between children of no length, and the like.
   static bool continues(const PathSegment& later, const PathSegment& earlier) {
-    return later.row == earlier.row && later.rank == earlier.rank && later.lane == earlier.lane &&
+    return later.row == earlier.row && later.rank == earlier.rank &&
+           later.lane_kind == earlier.lane_kind && later.lane_index == earlier.lane_index &&
            later.kind == earlier.kind && later.cause == earlier.cause &&
            later.evidence == earlier.evidence && later.margin_ns == kNoId &&
            earlier.margin_ns == kNoId;

@@ -38,7 +38,8 @@ struct PathSegment {
   std::int64_t start_ns, end_ns;  ///< common clock: the host's, GPU times corrected
   std::uint32_t rank;             ///< index of the rank
   Row row;                        ///< of that rank; kNoRow if no event covers it
-  std::uint32_t lane;             ///< index in the graph's lanes; kNoPoint before the first point
+  Lane::Kind lane_kind;           ///< kCollectives where it is on no thread and no stream
+  std::uint32_t lane_index;       ///< in the tracks of the table or the streams of the tree
   PathCause cause;
   DependencyKind kind;  ///< the edge that was followed
   Evidence evidence;
@@ -51,8 +52,9 @@ struct CriticalPath {
   Interval range;                     ///< what the segments tile, without hole or overlap
   std::vector<PathSegment> segments;  ///< by time
   std::array<std::int64_t, kPathCauseCount> total_ns{};  ///< sums to the range
-  std::int64_t assumed_ns = 0;  ///< time on edges that are assumed, and unknown time
-  Point anchor = kNoPoint;      ///< the point from which the path was walked back
+  std::int64_t assumed_ns = 0;        ///< time on edges that are assumed, and unknown time
+  Point anchor = kNoPoint;            ///< the point from which the path was walked back
+  std::size_t points = 0, edges = 0;  ///< of the graph
 };
 
 /// Walks back from the last end of the main threads and the GPUs: at each point to the predecessor

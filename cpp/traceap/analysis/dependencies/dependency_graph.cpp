@@ -330,7 +330,7 @@ class RankLinker {
 
 /// The data of a collective moves from the moment when its last rank has begun: every end follows
 /// the meeting point, which follows every beginning.
-void link_collective(GraphBuilder& builder, const CollectiveMembers& members) {
+void link_collective(GraphBuilder& builder, std::span<const CollectiveMember> members) {
   std::int64_t met_ns = std::numeric_limits<std::int64_t>::min();
   for (const CollectiveMember& m : members) {
     met_ns = std::max(met_ns, builder.time_ns(builder.points(m.rank).begin[m.row]));
@@ -368,14 +368,17 @@ std::string_view evidence_name(Evidence evidence) {
   return kNames[static_cast<std::size_t>(evidence)];
 }
 
-DependencyGraph build_dependency_graph(std::span<const GraphRank> ranks,
-                                       std::span<const CollectiveMembers> collectives) {
+DependencyGraph build_dependency_graph(std::span<const GraphRank> ranks, const Meetings& meetings) {
   GraphBuilder builder(ranks.size());
   for (std::uint32_t i = 0; i < ranks.size(); ++i) RankLinker(builder, ranks[i], i).link();
   builder.start_lane(0, Lane::kCollectives, 0);
-  for (CollectiveMembers members : collectives) {
-    std::erase_if(members, [&](const auto& m) { return !has_points(builder, ranks.size(), m); });
-    if (members.size() > 1) link_collective(builder, members);
+  std::vector<CollectiveMember> present;
+  for (std::size_t i = 0; i < meetings.size(); ++i) {
+    present.clear();
+    for (const CollectiveMember& member : meetings[i]) {
+      if (has_points(builder, ranks.size(), member)) present.push_back(member);
+    }
+    if (present.size() > 1) link_collective(builder, present);
   }
   builder.end_lane();
   return builder.finish();

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "traceap/analysis/collectives/meetings.hpp"
 #include "traceap/table/event_table.hpp"
 #include "traceap/tree/event_tree.hpp"
 
@@ -54,13 +55,6 @@ struct GraphRank {
   std::int64_t offset_ns = 0;  ///< added to its times gives the common clock
 };
 
-/// A GPU event of a collective, one of each rank that takes part and has a trace.
-struct CollectiveMember {
-  std::uint32_t rank;  ///< index of the rank in the graph
-  Row row;
-};
-using CollectiveMembers = std::vector<CollectiveMember>;
-
 /// A host thread, a stream, or (without an index) the meeting points of collectives.
 struct Lane {
   enum Kind : std::uint8_t { kThread, kStream, kCollectives };
@@ -99,6 +93,6 @@ struct DependencyGraph {
 /// Complete host rows on their threads and GPU events on their streams, with the edges that
 /// docs/critical_path.md lists. O(n log n) in events; never fails, whatever the times are.
 DependencyGraph build_dependency_graph(std::span<const GraphRank> ranks,
-                                       std::span<const CollectiveMembers> collectives = {});
+                                       const Meetings& meetings = {});
 
 }  // namespace traceap

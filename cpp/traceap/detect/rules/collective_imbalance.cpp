@@ -21,7 +21,7 @@ bool has_uneven_all_to_all(const Signals& signals) {
 Finding detect(const Signals& signals) {
   if (signals.gpu.communication.empty() || !has_uneven_all_to_all(signals)) return absent();
   if (!signals.peers.known) return abstain({"traces of the other ranks"});
-  if (signals.peers.imbalance.empty()) return abstain({"split sizes of the all-to-alls"});
+  if (!signals.peers.imbalance) return abstain({"split sizes of the all-to-alls"});
   Draft draft(kSaving);
   std::int64_t uneven = 0;
   for (const PeerPart& part : signals.peers.parts) {
@@ -34,7 +34,7 @@ Finding detect(const Signals& signals) {
   }
   draft.cost = set_difference(make_union(std::move(draft.cost)), signals.gpu.compute);
   draft.count("exchanges", uneven);
-  draft.text("imbalance", signals.peers.imbalance);
+  draft.rate("imbalance", *signals.peers.imbalance);
   draft.confidence = 0.7;  // whether bandwidth decides is assumed
   return finish_finding(signals, std::move(draft));
 }

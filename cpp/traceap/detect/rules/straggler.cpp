@@ -3,6 +3,9 @@
 // Only the traces of several ranks show it. Cost: this rank's waiting, on aligned clocks, for ranks
 // whose lateness one cause explains. The late rank itself loses nothing here.
 
+#include <algorithm>
+#include <string>
+
 #include "traceap/detect/queries/collectives.hpp"
 #include "traceap/detect/rules.hpp"
 
@@ -11,6 +14,32 @@ namespace {
 
 /// The rank may come later than the last but one by its nature (more work, an uneven batch).
 constexpr SavingShares kSaving{.basis = SavingBasis::kIdleOrExposed, .low = 0.3, .best = 0.9};
+constexpr std::size_t kNamedRanks = 4;
+
+/// The first few ranks that are late without a proven cause, such as "1, 3".
+std::string unproven_ranks(const PeerView& peers) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(kNamedRanks, peers.unproven.size()); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(peers.unproven[i]);
+  }
+  return text;
+}
+
+std::string_view words_of(LateCause cause) {
+  switch (cause) {
+    case LateCause::kCompute:
+      return "compute kernels";
+    case LateCause::kCommunication:
+      return "other collectives";
+    case LateCause::kCopies:
+      return "copies";
+    case LateCause::kInput:
+      return "input pipeline";
+    case LateCause::kHost:
+      break;
+  }
+  return "host";
+}
 
 Finding detect(const Signals& signals) {
   const PeerView& peers = signals.peers;
@@ -18,9 +47,10 @@ Finding detect(const Signals& signals) {
     if (signals.table.distributed.world_size.value_or(1) <= 1) return absent();
     return abstain({"traces of the other ranks"});
   }
-  if (!peers.has_straggler) {
+  if (!peers.straggler) {
     if (peers.unproven.empty()) return absent();
-    return abstain({"what delays rank " + peers.unproven + ": no cause explains 80 % of it"});
+    return abstain(
+        {"what delays rank " + unproven_ranks(peers) + ": no cause explains 80 % of it"});
   }
   Draft draft(kSaving);
   draft.cost = waits_for_late_ranks(signals);
@@ -32,10 +62,10 @@ Finding detect(const Signals& signals) {
     *draft.saving_limit_ns += part.gain_ns;
   }
   draft.count("waits", draft.evidence.size());
-  draft.text("late rank", peers.late_rank);
-  draft.text("cause", peers.cause);
-  draft.text("lateness", peers.lateness);
-  draft.text("explained", peers.explained);
+  draft.text("late rank", std::to_string(peers.straggler->rank));
+  draft.text("cause", std::string(words_of(peers.straggler->cause)));
+  draft.duration("lateness", peers.straggler->lateness_ns);
+  draft.share("explained", peers.straggler->explained);
   return finish_finding(signals, std::move(draft));
 }
 

@@ -72,32 +72,32 @@ def build_collectives(trace: Ranks) -> ColumnTable:
     algorithm, bus = _bandwidths(kinds, sizes, message, transfer_ns, matched)
     core = matched.core
     numbers = np.asarray(matched.rank_numbers, dtype=np.int64)
-    latest = matched.latest_rank
+    alone = ~core.comparable
     columns: dict[str, Column] = {
         "name": _first(matched, core.names),
         "kind": encode_texts(kinds),
-        "group": encode_texts(matched.groups[g].name or None for g in matched.group_of.tolist()),
+        "group": encode_texts(matched.groups[g].name or None for g in core.group_of.tolist()),
         "group_description": encode_texts(
-            matched.groups[g].description or None for g in matched.group_of.tolist()
+            matched.groups[g].description or None for g in core.group_of.tolist()
         ),
-        "sequence": _nullable(core.sequence[matched.first], _core.NO_ID),
+        "sequence": _nullable(core.sequence[core.first], _core.NO_ID),
         "ranks": _lists(matched, numbers[core.rank]),
         "group_size": _optional(sizes),
         "dtype": _known(matched, core.dtypes),
         "bytes": _optional(message),
         "transfer_ns": _optional(transfer_ns),
         "exposed_ns": _maximum(matched, core.exposed_ns),
-        "wait_ns": _lists(matched, matched.wait_ns, matched.comparable),
-        "longest_wait_ns": _masked(_maximum(matched, matched.wait_ns), ~matched.comparable),
-        "skew_ns": _masked(_spread(matched, core.start_ns), ~matched.comparable),
-        "end_skew_ns": _masked(_spread(matched, core.end_ns), ~matched.comparable),
-        "latest_rank": _masked(numbers[latest] if len(latest) else latest, latest < 0),
+        "wait_ns": _lists(matched, core.wait_ns, core.comparable),
+        "longest_wait_ns": _masked(_maximum(matched, core.wait_ns), alone),
+        "skew_ns": _masked(_spread(matched, core.start_ns), alone),
+        "end_skew_ns": _masked(_spread(matched, core.end_ns), alone),
+        "latest_rank": _masked(numbers[np.where(alone, 0, core.latest_rank)], alone),
         "algorithm_bandwidth_gb_per_s": algorithm,
         "bus_bandwidth_gb_per_s": bus,
         "start_ns": _lists(matched, core.start_ns),
         "duration_ns": _lists(matched, matched.duration_ns),
         "longest_duration_ns": _maximum(matched, matched.duration_ns),
-        "transfer_by_rank_ns": _lists(matched, matched.transfer_ns, matched.comparable),
+        "transfer_by_rank_ns": _lists(matched, matched.transfer_ns, core.comparable),
         "exposed_by_rank_ns": _lists(matched, core.exposed_ns),
         "bytes_by_rank": _lists(matched, core.bytes, absent=_core.NO_ID),
         "row": _lists(matched, core.row.astype(np.int64)),
@@ -105,7 +105,7 @@ def build_collectives(trace: Ranks) -> ColumnTable:
         "phase": _phases(matched),
         "stream": _streams(matched),
         "node_span": encode_texts(_node_spans(matched)),
-        "calls": core.members[matched.first].astype(np.int64),
+        "calls": core.members[core.first].astype(np.int64),
         "missing_ranks": _shared_lists(missing),
         "reason": encode_texts(_reasons(matched, missing)),
     }
@@ -136,7 +136,7 @@ def rank_notes(matched: MatchedCollectives) -> list[str]:
     return notes
 
 
-def _time_notes(matched: MatchedCollectives, missing: Sequence[tuple[int, ...]]) -> list[str]:
+def _time_notes(matched: MatchedCollectives, missing: Sequence[Sequence[int]]) -> list[str]:
     if not matched.matches:
         return [_nothing_to_show(matched)]
     if len(matched.trace.ranks) == 1:
@@ -186,9 +186,9 @@ def clock_notes(matched: MatchedCollectives) -> list[str]:
     return notes
 
 
-def _facts(matched: MatchedCollectives, missing: Sequence[tuple[int, ...]]) -> dict[str, Any]:
-    duration = int(matched.duration_ns[matched.comparable[matched.core.match]].sum())
-    wait = int(matched.wait_ns.sum())
+def _facts(matched: MatchedCollectives, missing: Sequence[Sequence[int]]) -> dict[str, Any]:
+    duration = int(matched.duration_ns[matched.core.comparable[matched.core.match]].sum())
+    wait = int(matched.core.wait_ns.sum())
     return {
         "ranks": matched.rank_numbers,
         "world_size": matched.world_size,
@@ -207,7 +207,7 @@ def _facts(matched: MatchedCollectives, missing: Sequence[tuple[int, ...]]) -> d
 def _by_match(matched: MatchedCollectives, values: Array) -> list[int | None]:
     """Median over the ranks; None where nothing is comparable."""
     medians = (round(float(np.median(values[part]))) for part in matched.parts_by_match)
-    known = matched.comparable.tolist()
+    known = matched.core.comparable.tolist()
     return [value if ok else None for value, ok in zip(medians, known, strict=True)]
 
 
@@ -231,7 +231,7 @@ def _bandwidths(
     ):
         if volume and time_ns and kind not in ("barrier", "unknown"):
             algorithm[i] = volume / time_ns  # bytes per ns are GB per s
-            factor[i] = bus_factor(kind, size or int(matched.count[i]))
+            factor[i] = bus_factor(kind, size or int(matched.core.count[i]))
     return algorithm, algorithm * factor
 
 
@@ -250,7 +250,7 @@ def _lists(
     return encode_json(plain[part] if ok else None for part, ok in parts)
 
 
-def _shared_lists(values: Sequence[tuple[int, ...]]) -> TextCodes:
+def _shared_lists(values: Sequence[Sequence[int]]) -> TextCodes:
     """Each distinct list is written once; empty ones are absent."""
     codes: dict[int, int] = {}
     texts: list[str] = []
@@ -268,15 +268,15 @@ def _shared_lists(values: Sequence[tuple[int, ...]]) -> TextCodes:
 def _maximum(matched: MatchedCollectives, values: Array) -> Array:
     if not matched.matches:
         return np.zeros(0, dtype=np.int64)
-    largest: Array = np.maximum.reduceat(values, matched.first)
+    largest: Array = np.maximum.reduceat(values, matched.core.first)
     return largest
 
 
 def _spread(matched: MatchedCollectives, values: Array) -> Array:
     if not matched.matches:
         return np.zeros(0, dtype=np.int64)
-    low = np.minimum.reduceat(values, matched.first)
-    spread: Array = np.maximum.reduceat(values, matched.first) - low
+    low = np.minimum.reduceat(values, matched.core.first)
+    spread: Array = np.maximum.reduceat(values, matched.core.first) - low
     return spread
 
 
@@ -305,8 +305,8 @@ def _known(matched: MatchedCollectives, texts: Sequence[str]) -> TextCodes:
 
 def _leaders(matched: MatchedCollectives) -> list[tuple[int, Array, Array]]:
     """For each rank: its index, the matches that it leads (as first part), and their rows."""
-    ranks = matched.core.rank[matched.first]
-    rows = matched.core.row[matched.first]
+    ranks = matched.core.rank[matched.core.first]
+    rows = matched.core.row[matched.core.first]
     found = ((int(r), np.flatnonzero(ranks == r)) for r in np.unique(ranks))
     return [(rank, chosen, rows[chosen]) for rank, chosen in found]
 
@@ -348,10 +348,11 @@ def _node_spans(matched: MatchedCollectives) -> list[str | None]:
     nodes = dict(zip(matched.rank_numbers, matched.nodes, strict=True))
     numbers = matched.rank_numbers
     ranks = matched.core.rank.tolist()
+    groups = matched.core.group_of.tolist()
     cache: dict[tuple[int, tuple[int, ...]], str | None] = {}
     result = []
     for match, part in enumerate(matched.parts_by_match):
-        group = -1 if matched.kinds[match] == "send_recv" else int(matched.group_of[match])
+        group = -1 if matched.kinds[match] == "send_recv" else groups[match]
         key = (group, tuple(ranks[part]))
         if key not in cache:
             members = {numbers[rank] for rank in ranks[part]}
@@ -369,10 +370,10 @@ def _span(places: set[str | None], ranks: int) -> str | None:
     return "intra" if None not in places and ranks > 1 else None
 
 
-def _reasons(matched: MatchedCollectives, missing: Sequence[tuple[int, ...]]) -> list[str | None]:
+def _reasons(matched: MatchedCollectives, missing: Sequence[Sequence[int]]) -> list[str | None]:
     index = {number: i for i, number in enumerate(matched.rank_numbers)}
     ends = _maximum(matched, matched.core.end_ns).tolist()
-    starts = matched.latest_start_ns.tolist()
+    starts = matched.core.latest_start_ns.tolist()
     no_file: dict[int, list[int]] = {}  # by identity of the list: there are few, and long ones
     reasons: list[str | None] = []
     for match, ranks in enumerate(missing):
@@ -383,7 +384,7 @@ def _reasons(matched: MatchedCollectives, missing: Sequence[tuple[int, ...]]) ->
                 why = _why(matched, index[rank], starts[match], ends[match])
                 words.setdefault(why, []).append(rank)
         reason = "; ".join(_say(why, who) for why, who in words.items()) or None
-        if reason is None and matched.count[match] == 1 and not _is_lone_group(matched, match):
+        if reason is None and matched.core.count[match] == 1 and not _is_lone_group(matched, match):
             reason = _why_lone(matched, match)
         reasons.append(reason)
     return reasons

@@ -11,12 +11,7 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.analysis.many_ranks.collectives import clock_notes, rank_notes
-from torchtraceap.analysis.many_ranks.lateness import (
-    CAUSES,
-    PROVEN_SHARE,
-    Lateness,
-    measure_lateness,
-)
+from torchtraceap.analysis.many_ranks.lateness import rank_lateness
 from torchtraceap.analysis.many_ranks.matching import MatchedCollectives, match_collectives
 from torchtraceap.columns import Column, encode_json, encode_texts
 from torchtraceap.errors import OptionError
@@ -52,37 +47,35 @@ def build_ranks(trace: Ranks, *, by: str = "rank") -> ColumnTable:
 
 
 def _by_rank(matched: MatchedCollectives) -> ColumnTable:
-    late = measure_lateness(matched)
+    late = rank_lateness(matched.trace)
     ranks = matched.trace.ranks
     timelines = [rank.profiled_timeline() for rank in ranks]
     clocks = matched.clocks
-    causes = [late.main_cause(i) for i in range(len(ranks))]
-    verdicts = [late.verdict(i) for i in range(len(ranks))]
-    behind = [verdict in ("straggler", "late, cause not proven") for verdict in verdicts]
+    profiled_ns = np.array([rank.profiled_ns for rank in ranks], dtype=np.int64)
+    proven = late.verdict == _STRAGGLER
+    behind = proven | (late.verdict == _LATE)
     with np.errstate(divide="ignore", invalid="ignore"):
         last_share = np.where(late.compared > 0, late.times_last / late.compared, np.nan)
-        wait_share = np.where(late.profiled_ns > 0, late.wait_ns / late.profiled_ns, np.nan)
+        wait_share = np.where(profiled_ns > 0, late.wait_ns / profiled_ns, np.nan)
     columns: dict[str, Column] = {
         "rank": np.asarray(matched.rank_numbers, dtype=np.int64),
         "node": encode_texts(matched.nodes),
-        "verdict": encode_texts(verdicts),
+        "verdict": encode_texts(_VERDICTS[code] for code in late.verdict.tolist()),
         "cause": encode_texts(
-            cause if yes and share >= PROVEN_SHARE else None
-            for (cause, share), yes in zip(causes, behind, strict=True)
+            _CAUSES[code] if yes else None
+            for code, yes in zip(late.cause.tolist(), proven.tolist(), strict=True)
         ),
-        "cause_share": np.array(
-            [share if yes else np.nan for (_, share), yes in zip(causes, behind, strict=True)]
-        ),
+        "cause_share": np.where(behind, late.cause_share, np.nan),
         "lateness_ns": late.lateness_ns,
         "wait_ns": late.wait_ns,
         "wait_share": wait_share,
-        "times_last": late.times_last.astype(np.int64),
+        "times_last": late.times_last,
         "last_share": last_share,
         "collectives": np.bincount(matched.core.rank, minlength=len(ranks)).astype(np.int64),
-        "compared": late.compared.astype(np.int64),
-        **{f"late_{cause}_ns": late.excess_ns[cause] for cause in CAUSES},
+        "compared": late.compared,
+        **{f"late_{cause}_ns": late.excess_ns[:, code] for code, cause in enumerate(_CAUSES)},
         "steps": np.array([len(rank.tree.steps) for rank in ranks], dtype=np.int64),
-        "profiled_ns": late.profiled_ns,
+        "profiled_ns": profiled_ns,
         **{
             f"{name}_ns": np.array([getattr(t, f"{name}_ns") for t in timelines], dtype=np.int64)
             for name in _TIMELINE
@@ -95,6 +88,8 @@ def _by_rank(matched: MatchedCollectives) -> ColumnTable:
     return ColumnTable(columns, shown=_RANK_SHOWN, notes=notes)
 
 
+_CAUSES, _VERDICTS = _core.late_cause_names(), _core.rank_verdict_names()
+_STRAGGLER, _LATE = _VERDICTS.index("straggler"), _VERDICTS.index("late, cause not proven")
 _TIMELINE = ("compute", "exposed_communication", "exposed_memcpy", "idle")
 _RANK_SHOWN = (
     "rank",
@@ -113,23 +108,23 @@ _RANK_SHOWN = (
 )
 
 
-def _lateness_notes(matched: MatchedCollectives, late: Lateness) -> list[str]:
+def _lateness_notes(matched: MatchedCollectives, late: _core.Lateness) -> list[str]:
     if len(matched.trace.ranks) == 1:
         return [LONE]
     if not late.compared.any():
         return ["No collective that synchronises its ranks was matched: lateness can't be told."]
     notes = []
     for i, number in enumerate(matched.rank_numbers):
-        if late.verdict(i) in ("on time", "unknown"):
+        if late.verdict[i] not in (_STRAGGLER, _LATE):
             continue
-        cause, share = late.main_cause(i)
+        cause, share = _CAUSES[late.cause[i]], float(late.cause_share[i])
         words = f"Rank {number} arrives {format_ns(int(late.lateness_ns[i]))} late in all"
-        if share >= PROVEN_SHARE:
+        if late.verdict[i] == _STRAGGLER:
             notes.append(f"{words}: {format_share(share)} of it by {_CAUSE_WORDS[cause]}.")
         else:
             notes.append(
                 f"{words}, cause not proven: {format_share(share)} of it by {_CAUSE_WORDS[cause]}, "
-                f"less than {format_share(PROVEN_SHARE)}."
+                f"less than {format_share(_core.PROVEN_SHARE)}."
             )
     return notes or ["No rank keeps the others waiting for long."]
 

@@ -139,7 +139,7 @@ def _chains(run: SimulatedRun, view: RankView, *, same_grid: bool) -> tuple[Arra
 
 def _waits_before(run: SimulatedRun, view: RankView, calls: Array) -> Array:
     """How often the host has waited for the GPU before each call: no kernel spans a wait."""
-    waits = np.unique(run.destination[run.edges_of("host_wait")])
+    waits = view.wait_ends
     waited_ns = np.sort(run.graph.time_ns[waits[np.isin(waits, view.end_of)]])
     return np.searchsorted(waited_ns, run.graph.time_ns[view.begin_of[calls]])
 

@@ -81,7 +81,7 @@ def _segments(run: SimulatedRun, view: RankView, *, optimizer: bool) -> list[Arr
 def _graph_ends(run: SimulatedRun, view: RankView, copies: Array) -> Array:
     """Times at which no graph may go on, sorted."""
     time_ns = run.graph.time_ns
-    waits = np.unique(run.destination[run.edges_of("host_wait")])
+    waits = view.wait_ends
     mine = np.isin(waits, view.end_of[view.calls_named("")])
     fetches = view.rows_named(r"DataLoader.*__next__", "cpu_op", "user_annotation")
     points = np.concatenate([waits[mine], view.end_of[copies], view.end_of[fetches]])
@@ -172,12 +172,10 @@ def _close(
     run: SimulatedRun, view: RankView, intervals: Array, best: Change, cautious: Change
 ) -> None:
     graph = run.graph
-    main = [
-        number
-        for number, (rank, kind, index) in enumerate(graph.lanes)
-        if rank == view.index and kind == 0 and index == view.tree.main_track
-    ]
-    points = np.flatnonzero(np.isin(graph.lane, main))
+    is_main = (graph.lane_rank == view.index) & (graph.lane_kind == 0)
+    is_main &= graph.lane_index == view.tree.main_track
+    bounds_of = np.stack([graph.lane_begin, graph.lane_end], axis=1)[is_main].astype(np.int64)
+    points = np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(*b) for b in bounds_of)])
     # Intervals are on the clock of the table's GPU events, points on the run's common clock.
     first = view.gpu_rows[:1]
     shift = graph.time_ns[view.begin_of[first]] - view.table.ts_ns[first]

@@ -6,6 +6,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
+from torchtraceap.analysis.many_ranks.matching import rank_collectives
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.edits.view import PHASES, RankView, views
 from torchtraceap.simulation.run import SimulatedRun
@@ -30,12 +31,14 @@ class RankParts:
         transfer_ns: int64: from the arrival of the last rank with a trace to the end.
     """
 
-    def __init__(self, run: SimulatedRun, view: RankView, core: _core.RankCollectives) -> None:
+    def __init__(
+        self, run: SimulatedRun, view: RankView, core: _core.RankCollectives, group_sizes: Array
+    ) -> None:
         self.view = view
         rows = view.gpu_class("communication")
         order = np.argsort(view.launch_times_ns(rows), kind="stable")
         self.rows = rows[order]
-        place = _place_in(core, view.index, self.rows)
+        place = _place_in(core, run.places[view.index], self.rows)
         known = place >= 0
         at = np.maximum(place, 0)
         self.kind = np.array(
@@ -45,8 +48,7 @@ class RankParts:
             ]
         )
         self.group = np.where(known, _pick(core.group, at).astype(np.int64), -1)
-        sizes = np.array([*(group.size for group in core.groups), 0], dtype=np.int64)
-        self.group_size = sizes[self.group]
+        self.group_size = group_sizes[self.group]
         size = _pick(core.bytes, at)
         self.size = np.where(known & (size != _core.NO_ID), size, -1)
         self.phase = view.phase_of(self.rows)
@@ -95,9 +97,9 @@ def parts_of(run: SimulatedRun) -> tuple[RankParts, ...]:
 
 
 def _build(run: SimulatedRun) -> tuple[RankParts, ...]:
-    ranks = [(part.table, part.tree, part.rank) for part in run.ranks]
-    core = _core.collectives(ranks)
-    return tuple(RankParts(run, view, core) for view in views(run))
+    core = rank_collectives(run.trace)
+    sizes = np.array([*(group.size for group in core.groups), 0], dtype=np.int64)
+    return tuple(RankParts(run, view, core, sizes) for view in views(run))
 
 
 def _pick(values: Array, at: Array) -> Array:

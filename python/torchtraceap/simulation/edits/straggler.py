@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from torchtraceap import _core
+from torchtraceap.aliases import Array
+from torchtraceap.analysis.grouping import Groups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
-from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.simulation.run import KINDS, SimulatedRun
 from torchtraceap.units import format_ns
 
 __all__ = ["StragglerToMedian"]
 
+_LONG_AGO = np.iinfo(np.int64).min
 _LEAST_RANKS = 3
 """With two ranks the median lies between them, and neither is the usual one."""
 
@@ -29,9 +33,10 @@ class StragglerToMedian:
     def apply(self, run: SimulatedRun) -> EditedGraph:
         if len(run.ranks) < 2:
             raise NotApplicableError("it compares ranks, and there is one")
-        if not run.collectives:
+        if run.meetings is None or not len(run.meetings):
             raise NotApplicableError("the ranks share no collective that all of them must join")
-        pieces = _Pieces(run)
+        arrivals = _Arrivals(run, run.meetings)
+        pieces = _Pieces(run, arrivals)
         late_ns = pieces.late_ns
         if not late_ns.any():
             raise NotApplicableError("no rank arrives later than the median of the others")
@@ -41,7 +46,7 @@ class StragglerToMedian:
             pieces.shrink(best, rank)
         pieces.shrink(cautious, worst)
         for change in (best, cautious):
-            _follow_collectives(run, change)
+            _follow_collectives(run, arrivals, change)
         name = run.ranks[worst].rank
         note = (
             f"rank {worst if name is None else name} took {format_ns(int(late_ns[worst]))} longer "
@@ -57,18 +62,46 @@ RETURN_NS = 100_000
 caching allocator does so before it gives memory back."""
 
 
-def _follow_collectives(run: SimulatedRun, change: Change) -> None:
+class _Arrivals:
+    """Members of meetings, by rank and then by time. A rank that has two counts with the later."""
+
+    def __init__(self, run: SimulatedRun, meetings: _core.Meetings) -> None:
+        rank = meetings.rank.astype(np.int64)
+        count = meetings.offsets[1:] - meetings.offsets[:-1]
+        meeting = np.repeat(np.arange(len(meetings)), count)
+        begin, end = np.zeros((2, len(rank)), dtype=np.int64)
+        for index, mine in enumerate(_split_by(rank, len(run.ranks))):
+            begin[mine] = run.graph.begin_of(index)[meetings.row[mine]]
+            end[mine] = run.graph.end_of(index)[meetings.row[mine]]
+        met_ns = np.maximum.reduceat(run.graph.time_ns[begin], meetings.offsets[:-1])
+        place = np.argsort(np.argsort(met_ns, kind="stable"))[meeting]
+        order = np.lexsort([place, rank])
+        again = (np.diff(rank[order]) == 0) & (np.diff(place[order]) == 0)
+        kept = order[np.append(~again, True)]
+        self.rank, self.place, self.end = rank[kept], place[kept], end[kept]
+        """int64: of the rank, of the meeting by time, and the point where the member ends."""
+        self.begin_ns = run.graph.time_ns[begin[kept]]
+        self.end_ns = run.graph.time_ns[self.end]
+        self.by_rank = _split_by(self.rank, len(run.ranks))
+
+
+def _split_by(keys: Array, count: int) -> list[Array]:
+    """Places of each key below `count`, in order."""
+    order = np.argsort(keys, kind="stable")
+    return np.split(order, np.searchsorted(keys[order], np.arange(1, count)))
+
+
+def _follow_collectives(run: SimulatedRun, arrivals: _Arrivals, change: Change) -> None:
     graph = run.graph
     order = run.edges_of("program_order")
     silent = order[run.cost_ns[order] >= SILENT_NS]
-    on_rank = np.array([lane[0] for lane in graph.lanes])[graph.lane[run.destination[silent]]]
-    for rank in np.unique(on_rank).tolist():
-        rows = [row for members in run.collectives for r, row in members if r == rank]
-        if not rows:
+    on_rank = graph.lane_rank[graph.lane[run.destination[silent]]]
+    for rank, places in enumerate(_split_by(on_rank, len(run.ranks))):
+        ends = arrivals.end[arrivals.by_rank[rank]]
+        if not len(ends) or not len(places):
             continue
-        ends = graph.end_of(rank)[rows]
         ends = ends[np.argsort(graph.time_ns[ends])]
-        edges = silent[on_rank == rank]
+        edges = silent[places]
         since, until = graph.time_ns[graph.source[edges]], graph.time_ns[run.destination[edges]]
         place = np.searchsorted(graph.time_ns[ends], until, side="right") - 1
         source = ends[np.maximum(place, 0)]
@@ -81,64 +114,48 @@ def _follow_collectives(run: SimulatedRun, change: Change) -> None:
 class _Pieces:
     """The time of each rank between its collectives, and what share of it the median takes."""
 
-    def __init__(self, run: SimulatedRun) -> None:
+    def __init__(self, run: SimulatedRun, arrivals: _Arrivals) -> None:
         self._run = run
-        self._begin: list[list[int]] = [[] for _ in run.ranks]
-        self._end: list[list[int]] = [[] for _ in run.ranks]
-        self._factor: list[list[float]] = [[] for _ in run.ranks]
-        self.late_ns = np.zeros(len(run.ranks))
-        self._free_since = self._first_times()
-        for members in sorted(run.collectives, key=self._met_ns):
-            self._compare(members)
+        since_ns, known = self._free_since(arrivals)
+        # What begins with the recording has no length that could be compared.
+        rank, until_ns = arrivals.rank[known], arrivals.begin_ns[known]
+        since_ns = since_ns[known]
+        spans = until_ns - since_ns
+        groups = Groups(arrivals.place[known])
+        middle, least = groups.median(spans), groups.minimum(spans)
+        usual = np.maximum(np.where(groups.count >= _LEAST_RANKS, middle, least), 0.0)
+        usual = usual[groups.index]
+        long = (groups.count[groups.index] >= 2) & (spans > usual)
+        self._begin, self._end = since_ns[long], until_ns[long]
+        self._factor = usual[long] / spans[long]
+        self._by_rank = _split_by(rank[long], len(run.ranks))
+        self.late_ns = np.bincount(
+            rank[long], weights=(spans - usual)[long], minlength=len(run.ranks)
+        )
+        """float64 `[ranks]`: beyond the usual time, summed."""
 
-    def _first_times(self) -> dict[int, int]:
-        """When each rank's first step, or recording, begins."""
-        times: dict[int, int] = {}
-        for step in self._run.steps:
-            times.setdefault(step.rank, int(self._run.graph.time_ns[step.begin]))
-        return times
-
-    def _times(self, rank: int, row: int) -> tuple[int, int]:
-        graph = self._run.graph
-        begin, end = graph.begin_of(rank)[row], graph.end_of(rank)[row]
-        return int(graph.time_ns[begin]), int(graph.time_ns[end])
-
-    def _met_ns(self, members: list[tuple[int, int]]) -> int:
-        return max(self._times(rank, row)[0] for rank, row in members)
-
-    def _compare(self, members: list[tuple[int, int]]) -> None:
-        arrived = {rank: self._times(rank, row) for rank, row in members}
-        spans = {
-            rank: begin - self._free_since[rank]
-            for rank, (begin, _) in arrived.items()
-            if rank in self._free_since
-        }
-        if len(spans) >= 2:
-            self._record(arrived, spans)
-        for rank, (_, end) in arrived.items():
-            self._free_since[rank] = max(self._free_since.get(rank, end), end)
-
-    def _record(self, arrived: dict[int, tuple[int, int]], spans: dict[int, int]) -> None:
-        usual = float(np.median(list(spans.values())))
-        if len(spans) < _LEAST_RANKS:
-            usual = float(min(spans.values()))
-        for rank, span in spans.items():
-            if span <= max(usual, 0.0):
+    def _free_since(self, arrivals: _Arrivals) -> tuple[Array, Array]:
+        """When each member's rank was done with its collectives before, and whether it had any, or
+        a step or recording that began before."""
+        since_ns = np.zeros(len(arrivals.rank), dtype=np.int64)
+        known = np.ones(len(arrivals.rank), dtype=bool)
+        for steps, mine in zip(self._run.steps_by_rank, arrivals.by_rank, strict=True):
+            if not len(mine):
                 continue
-            self._begin[rank].append(self._free_since[rank])
-            self._end[rank].append(arrived[rank][0])
-            self._factor[rank].append(max(usual, 0.0) / span)
-            self.late_ns[rank] += span - max(usual, 0.0)
+            first = int(self._run.graph.time_ns[steps[0].begin]) if steps else _LONG_AGO
+            known[mine[0]] = bool(steps)
+            before = np.concatenate([[first], arrivals.end_ns[mine[:-1]]])
+            since_ns[mine] = np.maximum.accumulate(before)
+        return since_ns, known
 
     def shrink(self, change: Change, rank: int) -> None:
         """All work of the rank in its long pieces takes less time."""
-        run = self._run
-        lanes = np.array([lane[0] if lane[1] < 2 else -1 for lane in run.graph.lanes])
-        mine = np.flatnonzero(lanes[run.graph.lane[run.destination]] == rank)
-        times = run.graph.time_ns[run.destination[mine]]
-        begin, end = np.array(self._begin[rank]), np.array(self._end[rank])
-        place = np.searchsorted(begin, times, side="left") - 1
-        inside = (place >= 0) & (times <= end[np.maximum(place, 0)])
-        inside &= ~np.isin(mine, run.edges_of("rendezvous"))
-        edges = mine[inside]
-        change.set_lags(edges, run.cost_ns[edges] * np.array(self._factor[rank])[place[inside]])
+        run, mine = self._run, self._by_rank[rank]
+        first, last = run.graph.in_offsets[run.point_bounds[rank]].tolist()
+        edges = np.arange(first, last)
+        times = run.graph.time_ns[run.destination[edges]]
+        place = np.searchsorted(self._begin[mine], times, side="left") - 1
+        inside = (place >= 0) & (times <= self._end[mine][np.maximum(place, 0)])
+        inside &= run.graph.kind[edges] != KINDS["rendezvous"]
+        edges = edges[inside]
+        change.set_lags(edges, run.cost_ns[edges] * self._factor[mine][place[inside]])

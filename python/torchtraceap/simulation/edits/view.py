@@ -51,12 +51,30 @@ def ranges_of(first: Array, count: Array) -> tuple[Array, Array]:
 
 
 class _Edges:
-    """By point: the edge of its own work. Shared by the ranks of a run."""
+    """Edges by point. Shared by the ranks of a run."""
 
     def __init__(self, run: SimulatedRun) -> None:
+        self._graph = run.graph
         self.own = np.full(len(run.graph), -1, dtype=np.int64)
         order = run.edges_of("program_order")
         self.own[run.destination[order]] = order
+        """int64 `[points]`: the edge of its own work, or -1."""
+
+    @cached_property
+    def in_offsets(self) -> Array:
+        """int64 `[points + 1]`: edges by the point that they lead to."""
+        return self._graph.in_offsets.astype(np.int64)
+
+    @cached_property
+    def by_source(self) -> Array:
+        """int64 `[edges]`."""
+        return np.argsort(self._graph.source, kind="stable")
+
+    @cached_property
+    def out_offsets(self) -> Array:
+        """int64 `[points + 1]`: where the edges that start at each point begin in `by_source`."""
+        counts = np.bincount(self._graph.source, minlength=len(self._graph))
+        return np.concatenate([[0], np.cumsum(counts)])
 
 
 class RankView:
@@ -69,7 +87,9 @@ class RankView:
         self.table, self.tree = self.part.table, self.part.tree
         self.begin_of = run.graph.begin_of(index)
         self.end_of = run.graph.end_of(index)
+        self._points = run.point_bounds[index]
         self._own_edge = edges.own
+        self._edges = edges
         self.remember = Memory()
         """What several edits need of the rank."""
 
@@ -218,7 +238,7 @@ class RankView:
     def edges_into(self, points: Array, *kinds: str) -> Array:
         """Edges that lead to points, of these kinds; in time of the points' number."""
         graph, _, _ = self._run
-        offsets = self._in_offsets
+        offsets = self._edges.in_offsets
         points = points.astype(np.int64)
         if not (np.diff(points) > 0).all():
             points = np.unique(points)
@@ -226,18 +246,20 @@ class RankView:
         return edges[_is_of(kinds)[graph.kind[edges]]] if kinds else edges
 
     @cached_property
-    def _in_offsets(self) -> Array:
-        """int64 `[points + 1]`: edges by the point that they lead to."""
-        graph, _, _ = self._run
-        return graph.in_offsets.astype(np.int64)
+    def wait_ends(self) -> Array:
+        """Points at which the rank's host goes on behind a wait for the GPU, sorted."""
+        waits = self.edges_into(np.arange(*self._points), "host_wait")
+        ends: Array = np.unique(self.destination_of(waits)).astype(np.int64)
+        return ends
 
     def edges_from(self, points: Array, *kinds: str) -> Array:
         """Edges that start at points, of these kinds."""
         graph, _, _ = self._run
-        wanted = np.zeros(len(graph), dtype=bool)
-        wanted[points] = True
-        codes = [_DEPENDENCIES[kind] for kind in kinds]
-        return np.flatnonzero(wanted[graph.source] & np.isin(graph.kind, codes))
+        offsets = self._edges.out_offsets
+        points = np.unique(points).astype(np.int64)
+        places, _ = ranges_of(offsets[points], offsets[points + 1] - offsets[points])
+        edges: Array = np.sort(self._edges.by_source[places])
+        return edges[_is_of(kinds)[graph.kind[edges]]]
 
     def source_of(self, edges: Array) -> Array:
         """Points."""
