@@ -1058,6 +1058,16 @@ class Lateness:
         int64 [ranks]: waited in collectives for later ranks.
         """
 
+class PeerView:
+    """
+    What the traces of other ranks say of one rank.
+    """
+    @property
+    def known(self) -> bool:
+        """
+        Were there others to compare it with?
+        """
+
 class RankCollectives:
     """
     Collectives matched across ranks. A part is one rank's share in one match; parts of a match stand beside each other.
@@ -1757,16 +1767,6 @@ class Finding:
     def verdict(self) -> str:
         """
         present, absent or unknown.
-        """
-
-class PeerView:
-    """
-    What the traces of other ranks say of one rank.
-    """
-    @property
-    def known(self) -> bool:
-        """
-        Were there others to compare it with?
         """
 
 class ArrowTable:

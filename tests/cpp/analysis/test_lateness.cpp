@@ -20,11 +20,11 @@ constexpr const char* kAllReduce = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(nccl
 constexpr const char* kSendRecv = "ncclDevKernel_SendRecv(ncclDevComm*)";
 constexpr const char* kLoader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__";
 
-std::string called(const std::string& name, const std::string& ranks,
-                   const std::string& more = "") {
-  return R"("Collective name":")" + name +
-         R"(","In msg nelems":64,"Out msg nelems":64,"dtype":"Float","Process Group Name":"0",)" +
-         R"("Process Group Ranks":")" + ranks + "\"" + more;
+std::string called(const std::string& name, int elements, const std::string& more) {
+  const std::string count = std::to_string(elements);
+  return R"("Collective name":")" + name + R"(","In msg nelems":)" + count +
+         R"(,"Out msg nelems":)" + count + R"(,"dtype":"Float","Process Group Name":"0",)" +
+         R"("Process Group Ranks":"[0, 1, 2]")" + more;
 }
 
 /// Ranks on one clock, in us. Every rank begins to record at 1 and has one thread.
@@ -42,13 +42,14 @@ class Job {
   }
   /// Each rank's start; negative: it has no part.
   Job& all_reduce(const std::vector<double>& starts_us, double end_us,
-                  const std::string& name = "allreduce", const std::string& more = "") {
+                  const std::string& name = "allreduce", const std::string& more = "",
+                  int elements = 64) {
     ++correlation_;
     for (std::size_t r = 0; r < starts_us.size(); ++r) {
       if (starts_us[r] < 0) continue;
       const char* kernel = name == "all_to_allv" ? kSendRecv : kAllReduce;
       texts_[r].launch(kernel, starts_us[r] - 0.5, 0.2, starts_us[r], end_us - starts_us[r], 20,
-                       correlation_, called(name, "[0, 1, 2]", more));
+                       correlation_, called(name, elements, more));
     }
     return *this;
   }
@@ -228,7 +229,8 @@ TEST_CASE("waits for a rank whose cause is not proven are for any rank", "[peers
   Job job(3);
   job.work(0, 10, 100).work(1, 10, 100).work(2, 110, 200);
   job.all_reduce({110, 110, 310}, 320);
-  const std::vector<PeerView> views = build_peer_views(job.all, job.lateness(), job.ranks);
+  const std::vector<RankLateness> late = job.lateness();
+  const std::vector<PeerView> views = build_peer_views(job.all, late, job.ranks);
   CHECK_FALSE(views[0].straggler);
   CHECK(views[0].unproven == std::vector<std::int64_t>{2});
   CHECK(views[0].parts[0].wait_ns == 0);
@@ -236,25 +238,27 @@ TEST_CASE("waits for a rank whose cause is not proven are for any rank", "[peers
 }
 
 TEST_CASE("the fullest rank of an all-to-all sets its time", "[peers]") {
-  const auto views_of = [](const std::string& first, const std::string& second) {
+  // The first rank sends and receives 10 and `more` elements, the second 20 in all.
+  const auto views_of = [](int more) {
     Job job(2);
     job.work(0, 10, 100).work(1, 10, 100);
     const auto split = [](const std::string& sizes) {
       return R"(,"In split size":")" + sizes + R"(","Out split size":")" + sizes + "\"";
     };
-    job.all_reduce({110, -1}, 210, "all_to_allv", split(first));
-    job.all_reduce({-1, 110}, 210, "all_to_allv", split(second));
+    job.all_reduce({110, -1}, 210, "all_to_allv", split("[10, " + std::to_string(more) + "]"),
+                   10 + more);
+    job.all_reduce({-1, 110}, 210, "all_to_allv", split("[10, 10]"), 20);
     const std::vector<RankLateness> late = job.lateness();
     return build_peer_views(job.all, late, job.ranks);
   };
   SECTION("uneven: largest over mean is 4/3, so a quarter of the transfer is lost") {
-    const std::vector<PeerView> views = views_of("[10, 30]", "[10, 10]");
+    const std::vector<PeerView> views = views_of(30);
     REQUIRE(views[0].imbalance);
     CHECK(*views[0].imbalance == Approx(4.0 / 3.0));
     CHECK(views[1].parts[0].imbalance_ns == 25'000);
   }
   SECTION("up to 1.2 it counts as even") {
-    const std::vector<PeerView> views = views_of("[10, 20]", "[10, 10]");
+    const std::vector<PeerView> views = views_of(20);
     CHECK(*views[0].imbalance == Approx(1.2));
     CHECK(views[0].parts[0].imbalance_ns == 0);
   }
@@ -262,7 +266,9 @@ TEST_CASE("the fullest rank of an all-to-all sets its time", "[peers]") {
 
 TEST_CASE("ranks of the group without a part are missing", "[collectives]") {
   Job job(3);
-  job.all_reduce({10, 10, 10}, 20).all_reduce({30, -1, 30}, 40).all_reduce({50, -1, 50}, 60);
+  job.all_reduce({10, 10, 10}, 20, "allreduce", R"(,"Seq":1)");
+  job.all_reduce({30, -1, 30}, 40, "allreduce", R"(,"Seq":2)");
+  job.all_reduce({50, -1, 50}, 60, "allreduce", R"(,"Seq":3)");
   job.match();
   CHECK(expected_ranks(job.all, job.ranks) == std::vector<std::vector<std::int64_t>>{{0, 1, 2}});
   const MissingRanks missing = find_missing_ranks(job.all, job.ranks);
