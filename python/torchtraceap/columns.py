@@ -39,11 +39,23 @@ class TextCodes:
         """The same texts for some rows."""
         return type(self)(self.codes[rows], self.texts)
 
+    def compact(self) -> Self:
+        """The same column without texts that no row has; a column may hold all of its trace."""
+        used = np.zeros(len(self.texts) + 1, dtype=bool)  # absent, -1, is the last
+        used[self.codes] = True
+        chosen = np.flatnonzero(used[:-1])
+        if len(chosen) == len(self.texts):
+            return self
+        codes = np.full(len(used), -1, dtype=np.int32)
+        codes[chosen] = np.arange(len(chosen))
+        return type(self)(codes[self.codes], [self.texts[i] for i in chosen.tolist()])
+
     def to_numpy(self) -> Array:
         """object `[n]` of str, None where absent."""
-        texts = np.empty(len(self.texts) + 1, dtype=object)
-        texts[:-1] = self.texts
-        return texts[self.codes]
+        column = self.compact() if len(self.texts) > len(self.codes) else self
+        texts = np.empty(len(column.texts) + 1, dtype=object)
+        texts[:-1] = column.texts
+        return texts[column.codes]
 
     def to_list(self) -> list[Any]:
         """Plain values for JSON, None where absent."""
@@ -63,15 +75,17 @@ class JsonCodes(TextCodes):
     """A column of lists or objects, kept as JSON text: files get the text, JSON the value."""
 
     def to_list(self) -> list[Any]:
-        values = [*(_parsed(text) for text in self.texts), None]
-        return [values[code] for code in self.codes.tolist()]
+        column = self.compact()
+        values = [*(_parsed(text) for text in column.texts), None]
+        return [values[code] for code in column.codes.tolist()]
 
 
 def _parsed(text: str) -> Any:
-    """The value; a trace may hold anything, so text that is no JSON stays text."""
+    """The value; a trace may hold anything, so text that is no JSON stays text, and so does what
+    is nested too deep for a value of a row of a document."""
     try:
         value = json.loads(text, strict=False)
-        json.dumps(value, allow_nan=False)
+        json.dumps([[[[value]]]], allow_nan=False)
     except (ValueError, RecursionError):
         return text
     return value

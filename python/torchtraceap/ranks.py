@@ -8,8 +8,6 @@ from torchtraceap import _core
 from torchtraceap.errors import OptionError
 from torchtraceap.remember import Memory
 from torchtraceap.results import Diagnostic, Timeline, TraceFile
-from torchtraceap.table import ColumnTable, stack_ranks
-from torchtraceap.threads import map_on_threads
 
 __all__ = ["RankTrace", "Ranks", "from_core_timeline"]
 
@@ -53,6 +51,20 @@ class RankTrace:
         """First to last profiled step, else first to last complete event."""
         start_ns, end_ns = self.tree.profiled
         return end_ns - start_ns
+
+    def step_bounds(self, step: str | int | None) -> tuple[int, int] | None:
+        """Start and end of a step, by name or by place (0 is the first); None for no step.
+
+        Raises:
+            OptionError: There is no such step.
+        """
+        if step is None:
+            return None
+        for place, candidate in enumerate(self.tree.steps):
+            if step in (candidate.name, place):
+                return candidate.start_ns, candidate.end_ns
+        known = ", ".join(candidate.name for candidate in self.tree.steps[:8]) or "none"
+        raise OptionError(f"no step {step!r} in this trace; there are: {known}")
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
@@ -146,12 +158,6 @@ class Ranks:
         """GPU time by class, all devices of a rank in one union, summed over the ranks."""
         parts = (rank.timeline(linked_only=linked_only) for rank in self.ranks)
         return sum(parts, Timeline())
-
-    def per_rank(self, build: Callable[[RankTrace], ColumnTable], rank: int | None) -> ColumnTable:
-        if rank is not None or len(self.ranks) == 1:
-            return build(self.rank(rank))
-        tables = map_on_threads(build, self.ranks)
-        return stack_ranks([(p.rank, table) for p, table in zip(self.ranks, tables, strict=True)])
 
 
 def _add(a: Diagnostic, b: Diagnostic) -> Diagnostic:

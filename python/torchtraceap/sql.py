@@ -5,51 +5,35 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 
+from torchtraceap.analysis.catalogue import TABLES, table_spec
 from torchtraceap.columns import Column, encode_json, encode_texts
 from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.ranks import Ranks
 from torchtraceap.table import ColumnTable
 
-if TYPE_CHECKING:
-    from torchtraceap.trace import Trace
-
-__all__ = ["SQL_TABLES", "run_sql"]
-
-SQL_TABLES: dict[str, Callable[[Trace], Any]] = {
-    "events": lambda trace: trace.events(),
-    "ops": lambda trace: trace.ops(),
-    "op_args": lambda trace: trace.ops(by="args"),
-    "op_calls": lambda trace: trace.ops(by="call"),
-    "categories": lambda trace: trace.ops(by="category"),
-    "modules": lambda trace: trace.modules(),
-    "kernels": lambda trace: trace.kernels(),
-    "gpu_events": lambda trace: trace.kernels(by="event"),
-    "short_kernels": lambda trace: trace.short_kernels(),
-    "sequences": lambda trace: trace.sequences(),
-    "launches": lambda trace: trace.launches(by="event"),
-    "queue": lambda trace: trace.launches(by="queue"),
-    "roofline": lambda trace: trace.roofline(),
-    "copies": lambda trace: trace.memory(by="copy"),
-    "allocator": lambda trace: trace.memory(by="allocator"),
-    "memory": lambda trace: trace.memory(by="timeline"),
-    "host": lambda trace: trace.host(by="op"),
-    "steps": lambda trace: trace.steps(),
-    "collectives": lambda trace: trace.collectives(),
-    "ranks": lambda trace: trace.ranks_table(),
-    "critical_path": lambda trace: trace.critical_path(by="event"),
-}
-"""What a query may name; a table is made only when the query names it."""
+__all__ = ["run_sql", "sql_tables"]
 
 
-def run_sql(trace: Trace, query: str) -> ColumnTable:
+def sql_tables() -> dict[str, Callable[[Ranks], ColumnTable]]:
+    """What a query may name; a table is made only when the query names it."""
+    return {
+        name: partial(spec.make, **options)
+        for spec in map(table_spec, TABLES)
+        for name, options in spec.sql.items()
+    }
+
+
+def run_sql(trace: Ranks, query: str) -> ColumnTable:
     """Runs one query over the tables of a trace.
 
     Args:
         trace: What to query.
-        query: DuckDB's SQL; tables are those of `SQL_TABLES`. Files and networks are out of reach.
+        query: DuckDB's SQL; tables are those of `sql_tables`. Files and networks are out of reach.
 
     Raises:
         OptionError: DuckDB does not understand the query.
@@ -59,15 +43,16 @@ def run_sql(trace: Trace, query: str) -> ColumnTable:
         import duckdb
     except ImportError:
         raise MissingDependencyError("SQL needs DuckDB: pip install 'torchtraceap[sql]'") from None
+    tables = sql_tables()
     words = set(re.findall(r"\w+", query.lower()))
     connection = duckdb.connect(config={"enable_external_access": "false"})
     try:
-        for name in SQL_TABLES.keys() & words:
-            connection.register(name, SQL_TABLES[name](trace))
+        for name in tables.keys() & words:
+            connection.register(name, tables[name](trace))
         return _to_table(connection.execute(query) if query.strip() else None)
     except duckdb.Error as error:
-        tables = ", ".join(SQL_TABLES)
-        raise OptionError(f"SQL: {' '.join(str(error).split())} (tables: {tables})") from None
+        names = ", ".join(tables)
+        raise OptionError(f"SQL: {' '.join(str(error).split())} (tables: {names})") from None
     finally:
         connection.close()
 

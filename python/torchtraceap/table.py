@@ -8,8 +8,10 @@ here.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from io import StringIO
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +25,12 @@ from torchtraceap.rendering import render
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ColumnTable", "stack_ranks"]
+__all__ = ["ColumnTable", "MadeColumn", "stack_ranks", "take_rows"]
+
+JSON_ROWS = 20_000  # rows encoded at once
+
+MadeColumn = Column | Callable[[], Column]
+"""A column, or what makes it when it is first asked for."""
 
 
 class ColumnTable(Mapping[str, Array]):
@@ -32,21 +39,26 @@ class ColumnTable(Mapping[str, Array]):
     Names end in their unit: `_ns`, `_bytes`, `_share` (a fraction), `_row` (of the event table).
 
     Args:
-        columns: By name, in order.
+        columns: By name, in order; a function in place of a column is called when the column is
+            first asked for.
         shown: The columns that a person reads first; by default all.
         facts: Values beside the rows, such as totals; they join the JSON document.
         notes: Sentences for a person: what the table rests on, what it lacks and why.
+        batches: The same rows as tables of equal columns, which Arrow takes one by one and so
+            without a copy.
     """
 
     def __init__(
         self,
-        columns: Mapping[str, Column],
+        columns: Mapping[str, MadeColumn],
         *,
         shown: Sequence[str] = (),
         facts: Mapping[str, Any] | None = None,
         notes: Sequence[str] = (),
+        batches: Sequence[ColumnTable] = (),
     ) -> None:
-        self._columns = dict(columns)
+        self._columns: dict[str, MadeColumn] = dict(columns)
+        self.batches = tuple(batches)
         self._arrow: _core.ArrowTable | None = None
         self.shown = tuple(shown) or tuple(self._columns)
         self.facts = dict(facts or {})
@@ -59,10 +71,10 @@ class ColumnTable(Mapping[str, Array]):
 
     @property
     def num_rows(self) -> int:
-        return len(next(iter(self._columns.values()))) if self._columns else 0
+        return len(self.column(next(iter(self._columns)))) if self._columns else 0
 
     def __getitem__(self, name: str) -> Array:
-        column = self._columns[name]
+        column = self.column(name)
         return column.to_numpy() if isinstance(column, TextCodes) else column
 
     def __iter__(self) -> Iterator[str]:
@@ -77,19 +89,31 @@ class ColumnTable(Mapping[str, Array]):
 
     def column(self, name: str) -> Column:
         """A column as it is kept; `table[name]` gives an array of values."""
-        return self._columns[name]
+        column = self._columns[name]
+        if not isinstance(column, (np.ndarray, TextCodes)):
+            column = self._columns[name] = column()
+        return column
 
     def take(self, rows: Array | slice) -> ColumnTable:
         """The same table with some rows, in the given order."""
-        columns = {
-            name: column.take(rows) if isinstance(column, TextCodes) else column[rows]
-            for name, column in self._columns.items()
-        }
-        return ColumnTable(columns, shown=self.shown, facts=self.facts, notes=self.notes)
+        return ColumnTable(
+            {name: self._take_column(name, rows) for name in self._columns},
+            shown=self.shown,
+            facts=self.facts,
+            notes=self.notes,
+        )
+
+    def _take_column(self, name: str, rows: Array | slice) -> MadeColumn:
+        column = self._columns[name]
+        if isinstance(column, TextCodes):
+            return column.take(rows)
+        if isinstance(column, np.ndarray):
+            return column[rows]
+        return lambda: take_rows(self.column(name), rows)
 
     def to_list(self, name: str) -> list[Any]:
         """A column as plain values; None where absent."""
-        column = self._columns[name]
+        column = self.column(name)
         if isinstance(column, TextCodes):
             return column.to_list()
         plain: list[Any] = column.tolist()
@@ -116,7 +140,19 @@ class ColumnTable(Mapping[str, Array]):
         }
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
+        text = StringIO()
+        self.write_json(text)
+        return text.getvalue()
+
+    def write_json(self, stream: IO[str]) -> None:
+        """Writes `to_dict()` as JSON, some rows at a time: the whole of millions never lies in
+        memory."""
+        stream.write(_json({"schema": "torchtraceap.table/1", "columns": self.columns})[:-1])
+        stream.write(',"rows":[')
+        for start in range(0, self.num_rows, JSON_ROWS):
+            rows = _json(list(self.take(slice(start, start + JSON_ROWS)).rows()))[1:-1]
+            stream.write(f",{rows}" if start else rows)
+        stream.write("]," + _json({**self.facts, "notes": self.notes})[1:])
 
     def to_csv(self, path: PathLike) -> None:
         """Writes the rows as CSV, UTF-8; absent values are empty."""
@@ -141,17 +177,18 @@ class ColumnTable(Mapping[str, Array]):
         """A DataFrame; text columns are categorical, integers that may be absent nullable."""
         import pandas as pd
 
-        return pd.DataFrame(
-            {name: _pandas_column(column) for name, column in self._columns.items()}
-        )
+        return pd.DataFrame({name: _pandas_column(self.column(name)) for name in self._columns})
 
     def _repr_html_(self) -> str:
         return render(self, "html")
 
     def _arrow_table(self) -> _core.ArrowTable:
         if self._arrow is None:
-            self._arrow = _core.arrow_columns(
-                [_arrow_column(name, column) for name, column in self._columns.items()]
+            self._arrow = _core.arrow_batches(
+                [
+                    [_arrow_column(name, batch.column(name)) for name in batch]
+                    for batch in self.batches or (self,)
+                ]
             )
         return self._arrow
 
@@ -166,27 +203,36 @@ class ColumnTable(Mapping[str, Array]):
 _INFINITE = (float("inf"), float("-inf"))
 
 
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
 def _pandas_column(column: Column) -> Any:
     import pandas as pd
 
     if isinstance(column, TextCodes):
-        return unique_texts(TextCodes(column.codes, column.texts)).to_pandas()
+        return unique_texts(_few_texts(column)).to_pandas()
     if not isinstance(column, np.ma.MaskedArray):
         return column
     mask = np.ma.getmaskarray(column)
     if column.dtype.kind in "iu":
-        return pd.arrays.IntegerArray(column.data.astype(np.int64), mask.copy())
+        return pd.arrays.IntegerArray(column.data.copy(), mask.copy())
     return np.where(mask, np.nan, column.data)
 
 
 def _arrow_column(
     name: str, column: Column
 ) -> tuple[str, Array, list[str] | None, npt.NDArray[np.bool_] | None]:
-    """What `_core.arrow_columns` takes: name, values, texts, where there is a value."""
+    """What `_core.arrow_batches` takes: name, values, texts, where there is a value."""
     if isinstance(column, TextCodes):
-        absent = column.codes < 0
-        valid = ~absent if absent.any() else None
-        return name, np.where(absent, 0, column.codes), list(column.texts) or [""], valid
+        column = _few_texts(column)
+        codes, texts = column.codes, list(column.texts) or [""]
+        absent = codes < 0
+        return (
+            (name, np.where(absent, 0, codes), texts, ~absent)
+            if absent.any()
+            else (name, codes, texts, None)
+        )
     values, absent = np.ma.getdata(column), np.ma.getmaskarray(column)
     if values.dtype.kind == "f":
         values = values.astype(np.float64, copy=False)
@@ -196,23 +242,39 @@ def _arrow_column(
     return name, values, None, ~absent if absent.any() else None
 
 
-def stack_ranks(parts: Sequence[tuple[int | None, ColumnTable]]) -> ColumnTable:
+def take_rows(column: Column, rows: Array | slice) -> Column:
+    return column.take(rows) if isinstance(column, TextCodes) else column[rows]
+
+
+def _few_texts(column: TextCodes) -> TextCodes:
+    """Plain texts, not many more than rows."""
+    plain = TextCodes(column.codes, column.texts)
+    return plain.compact() if len(plain.texts) > len(plain.codes) else plain
+
+
+def stack_ranks(
+    parts: Sequence[tuple[int | None, ColumnTable]], *, uniform: bool = False
+) -> ColumnTable:
     """Tables under each other, with a first column `rank`; what a rank's table lacks is absent.
 
     Facts become lists by rank under their names. Notes that all ranks share are said once, others
     name their rank.
+
+    Args:
+        parts: Rank and table.
+        uniform: The tables have equal columns of equal types. Then nothing is joined before it is
+            asked for, and Arrow takes table by table.
     """
     tables = [table for _, table in parts]
-    counts = [table.num_rows for _, table in parts]
-    ranks = np.array([0 if rank is None else rank for rank, _ in parts], dtype=np.int64)
-    unknown = np.array([rank is None for rank, _ in parts])
-    columns: dict[str, Column] = {
-        "rank": np.ma.array(np.repeat(ranks, counts), mask=np.repeat(unknown, counts))
+    columns: dict[str, MadeColumn] = {
+        "rank": _concatenate([_rank_column(rank, table.num_rows) for rank, table in parts])
     }
     for name in _names_of(table.columns for table in tables):
-        columns[name] = _concatenate(_present_or_absent(tables, name))
+        join = partial(_join, tables, name)
+        columns[name] = join if uniform else join()
     return ColumnTable(
         columns,
+        batches=[_with_rank(rank, table) for rank, table in parts] if uniform else (),
         shown=("rank", *max(tables, key=lambda table: table.num_rows > 0).shown),
         facts={
             name: [table.facts.get(name) for table in tables]
@@ -220,6 +282,19 @@ def stack_ranks(parts: Sequence[tuple[int | None, ColumnTable]]) -> ColumnTable:
         },
         notes=_stack_notes(parts),
     )
+
+
+def _rank_column(rank: int | None, rows: int) -> Array:
+    return np.ma.array(np.full(rows, rank or 0, dtype=np.int64), mask=np.full(rows, rank is None))
+
+
+def _with_rank(rank: int | None, table: ColumnTable) -> ColumnTable:
+    columns = {name: partial(table.column, name) for name in table}
+    return ColumnTable({"rank": _rank_column(rank, table.num_rows), **columns})
+
+
+def _join(tables: Sequence[ColumnTable], name: str) -> Column:
+    return _concatenate(_present_or_absent(tables, name))
 
 
 def _names_of(groups: Iterable[Iterable[str]]) -> list[str]:
@@ -266,14 +341,10 @@ def _concatenate(columns: Sequence[Column]) -> Column:
 
 
 def _concatenate_texts(columns: Sequence[TextCodes]) -> TextCodes:
-    """Each text once, and only those in use: a column may hold all strings of its trace."""
+    """Each text once, and only those in use."""
     distinct: dict[str, int] = {}
     parts = []
-    for column in columns:
-        used = np.zeros(len(column.texts) + 1, dtype=bool)  # absent, -1, is the last
-        used[column.codes] = True
-        joined = np.full(len(used), -1, dtype=np.int32)
-        for code in np.flatnonzero(used[:-1]).tolist():
-            joined[code] = distinct.setdefault(column.texts[code], len(distinct))
-        parts.append(joined[column.codes])
+    for column in map(TextCodes.compact, columns):
+        joined = [distinct.setdefault(text, len(distinct)) for text in column.texts]
+        parts.append(np.array([*joined, -1], dtype=np.int32)[column.codes])
     return type(columns[0])(np.concatenate(parts), list(distinct))

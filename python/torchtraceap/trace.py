@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torchtraceap.aliases import PathLike
 from torchtraceap.errors import ParseError
-from torchtraceap.event_frame import EventFrame
 from torchtraceap.ranks import Ranks
 from torchtraceap.results import Diagnosis, Summary
 from torchtraceap.table import ColumnTable
 
 if TYPE_CHECKING:
     from torchtraceap import _core
+    from torchtraceap.analysis.events import EventRows
     from torchtraceap.analysis.idle import IdleTable
     from torchtraceap.analysis.windows import FeatureTable
     from torchtraceap.replay import ReplayResult
@@ -32,8 +32,8 @@ __all__ = ["Trace"]
 class Trace(Ranks):
     """A trace of one or several ranks with a method for each view of it; `ttap.load` makes it.
 
-    Methods that take `rank` use the only (or first) rank where it is left out, except `events`,
-    which then covers all of them.
+    Methods that take `rank` use the only (or first) rank where it is left out; tables then cover
+    all of them.
     """
 
     def _repr_html_(self) -> str:
@@ -64,12 +64,6 @@ class Trace(Ranks):
         from torchtraceap.tree import TreeView
 
         return TreeView(self.rank(rank))
-
-    def events(self, rank: int | None = None) -> EventFrame:
-        """The events as a table for NumPy, pandas and Arrow; all ranks unless one is given."""
-        ranks = self.ranks if rank is None else (self.rank(rank),)
-        tables = [(part.table, part.rank) for part in ranks]
-        return EventFrame(tables, with_rank=rank is None and len(ranks) > 1)
 
     def event(self, row: int, rank: int | None = None) -> dict[str, Any]:
         """One event with every key that it had in the file."""
@@ -106,7 +100,61 @@ class Trace(Ranks):
         return build_features(self.rank(rank), count=count)
 
     # ------------------------------------------------------------------------------ tables
-    # Of every rank under each other, with a first column `rank`, unless one is named.
+    # Of every rank under each other, with a first column `rank`, unless one is named. The spec of
+    # each, beside the function that builds it, has the same options; a test compares.
+
+    def _table(self, name: str, rank: int | None = None, **options: Any) -> ColumnTable:
+        from torchtraceap.analysis.catalogue import table_spec
+
+        return table_spec(name).make(self, rank=rank, **options)
+
+    def events(
+        self,
+        rank: int | None = None,
+        *,
+        name: str = "",
+        kind: str = "",
+        longest: bool = False,
+        with_args: bool = False,
+    ) -> EventRows:
+        """The events, by start.
+
+        Args:
+            rank: Only this rank.
+            name: Only events whose name holds this, in any case.
+            kind: Only events of this kind, such as "kernel".
+            longest: Longest first.
+            with_args: A last column `args`, JSON.
+        """
+        chosen = {"name": name, "kind": kind, "longest": longest, "with_args": with_args}
+        return cast("EventRows", self._table("events", rank, **chosen))
+
+    def tree_rows(
+        self,
+        *,
+        step: str | int | None = None,
+        max_depth: int = 6,
+        min_duration_ns: int = 0,
+        kernels: bool = True,
+        rank: int | None = None,
+    ) -> ColumnTable:
+        """The call tree as rows by time; a GPU event's parent is the call that launched it.
+
+        Args:
+            step: Only what starts in this step, by name or by place (0 is the first).
+            max_depth: Deepest level of host calls.
+            min_duration_ns: Leave shorter host events out.
+            kernels: List GPU events too.
+            rank: Only this rank.
+        """
+        return self._table(
+            "tree",
+            rank,
+            step=step,
+            max_depth=max_depth,
+            min_duration_ns=min_duration_ns,
+            kernels=kernels,
+        )
 
     def ops(self, *, by: str = "name", rank: int | None = None) -> ColumnTable:
         """GPU and host time of operators; forward and backward joined.
@@ -116,15 +164,11 @@ class Trace(Ranks):
                 "call" (every call).
             rank: Only this rank.
         """
-        from torchtraceap.analysis.ops import build_ops
-
-        return self.per_rank(lambda part: build_ops(part, by=by), rank)
+        return self._table("ops", rank, by=by)
 
     def modules(self, *, rank: int | None = None) -> ColumnTable:
         """The tree of `nn.Module` calls with GPU and host time, backward included."""
-        from torchtraceap.analysis.modules import build_modules
-
-        return self.per_rank(build_modules, rank)
+        return self._table("modules", rank)
 
     def kernels(self, *, by: str = "name", rank: int | None = None) -> ColumnTable:
         """GPU events by name, op and stream: counts, times, grid, block.
@@ -134,15 +178,11 @@ class Trace(Ranks):
                 numbers) or "event" (every event).
             rank: Only this rank.
         """
-        from torchtraceap.analysis.kernels import build_kernels
-
-        return self.per_rank(lambda part: build_kernels(part, by=by), rank)
+        return self._table("kernels", rank, by=by)
 
     def short_kernels(self, *, below_ns: int = 10_000, rank: int | None = None) -> ColumnTable:
         """Kernels shorter than `below_ns` by owner, with what launching them costs."""
-        from torchtraceap.analysis.kernels import build_short_kernels
-
-        return self.per_rank(lambda part: build_short_kernels(part, below_ns=below_ns), rank)
+        return self._table("kernels", rank, short=True, below_ns=below_ns)
 
     def sequences(self, *, length: int = 0, rank: int | None = None) -> ColumnTable:
         """Sequences of kernels that repeat, with what fusing each would remove.
@@ -151,9 +191,7 @@ class Trace(Ranks):
             length: Kernels in a sequence; 0 looks for all lengths.
             rank: Only this rank.
         """
-        from torchtraceap.analysis.sequences import build_sequences
-
-        return self.per_rank(lambda part: build_sequences(part, length=length), rank)
+        return self._table("sequences", rank, length=length)
 
     def launches(self, *, by: str = "call", rank: int | None = None) -> ColumnTable:
         """Launch calls, CUDA and HIP: their cost on the host, delay, queue length.
@@ -163,9 +201,7 @@ class Trace(Ranks):
                 "queue" (queue length over time).
             rank: Only this rank.
         """
-        from torchtraceap.analysis.launches import build_launches
-
-        return self.per_rank(lambda part: build_launches(part, by=by), rank)
+        return self._table("launches", rank, by=by)
 
     def roofline(
         self,
@@ -183,11 +219,7 @@ class Trace(Ranks):
             compat: "tracelens" for the numbers of its models.
             rank: Only this rank.
         """
-        from torchtraceap.analysis.roofline import build_roofline
-
-        return self.per_rank(
-            lambda part: build_roofline(part, device=device, by=by, compat=compat), rank
-        )
+        return self._table("roofline", rank, by=by, device=device, compat=compat)
 
     def memory(self, *, by: str = "direction", rank: int | None = None) -> ColumnTable:
         """Copies and the memory of the device.
@@ -197,9 +229,7 @@ class Trace(Ranks):
                 "allocator" (allocator calls), "timeline" (`[memory]` events).
             rank: Only this rank.
         """
-        from torchtraceap.analysis.memory import build_memory
-
-        return self.per_rank(lambda part: build_memory(part, by=by), rank)
+        return self._table("memory", rank, by=by)
 
     def host(self, *, by: str = "thread", rank: int | None = None) -> ColumnTable:
         """What the CPU threads did while the GPU waited.
@@ -208,21 +238,15 @@ class Trace(Ranks):
             by: "thread", "op" (names by self time) or "frame" (Python frames).
             rank: Only this rank.
         """
-        from torchtraceap.analysis.host import build_host
-
-        return self.per_rank(lambda part: build_host(part, by=by), rank)
+        return self._table("host", rank, by=by)
 
     def steps(self, *, rank: int | None = None) -> ColumnTable:
         """Every step with its timeline, how unusual it is and what differs in it."""
-        from torchtraceap.analysis.steps import build_steps
-
-        return self.per_rank(build_steps, rank)
+        return self._table("steps", rank)
 
     def collectives(self) -> ColumnTable:
         """Collectives matched across the ranks: bytes, transfer, wait of each rank, bandwidth."""
-        from torchtraceap.analysis.many_ranks.collectives import build_collectives
-
-        return build_collectives(self)
+        return self._table("collectives")
 
     def ranks_table(self, *, by: str = "rank") -> ColumnTable:
         """Ranks compared: who arrives last, how often and because of what.
@@ -230,9 +254,7 @@ class Trace(Ranks):
         Args:
             by: "rank", "op" (equal operators), "alltoall" (bytes from rank to rank) or "clock".
         """
-        from torchtraceap.analysis.many_ranks.ranks import build_ranks
-
-        return build_ranks(self, by=by)
+        return self._table("ranks", by=by)
 
     def critical_path(
         self, *, step: str | int | None = None, by: str = "cause", compat: str | None = None
@@ -244,9 +266,7 @@ class Trace(Ranks):
             by: "cause" (shares), "event" (the path itself) or "name".
             compat: "hta" for the graph that HTA builds.
         """
-        from torchtraceap.analysis.critical_path import build_critical_path
-
-        return build_critical_path(self, step=step, by=by, compat=compat)
+        return self._table("critical-path", step=step, by=by, compat=compat)
 
     def explain_idle(
         self, start_ns: int, end_ns: int | None = None, *, rank: int | None = None
@@ -276,7 +296,7 @@ class Trace(Ranks):
     # ------------------------------------------------------------------------------ ways out
 
     def sql(self, query: str) -> ColumnTable:
-        """One query of DuckDB's SQL over all tables; `torchtraceap.sql.SQL_TABLES` lists them."""
+        """One query of DuckDB's SQL over all tables; `torchtraceap.sql.sql_tables` lists them."""
         from torchtraceap.sql import run_sql
 
         return run_sql(self, query)

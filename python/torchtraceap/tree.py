@@ -119,7 +119,7 @@ class TreeView:
         if max_lines < 1:
             raise OptionError("max_lines must be at least 1")
         chosen = _Filter(max_depth, min_duration_ns, kernels)
-        lines = list(islice(self._lines(self._bounds(step), chosen), max_lines + 1))
+        lines = list(islice(self._lines(self._rank.step_bounds(step), chosen), max_lines + 1))
         if len(lines) > max_lines:
             lines[-1] = f"... cut after {max_lines} lines"
         return "\n".join(lines)
@@ -131,16 +131,6 @@ class TreeView:
         tree = self.core
         tracks = [int(track) for track in tree.host_tracks]
         return sorted(tracks, key=lambda track: (track != tree.main_track, track))
-
-    def _bounds(self, step: str | int | None) -> tuple[int, int] | None:
-        if step is None:
-            return None
-        steps = self.steps
-        for i, candidate in enumerate(steps):
-            if step in (candidate.name, i):
-                return candidate.start_ns, candidate.end_ns
-        known = ", ".join(s.name for s in steps[:8]) or "none"
-        raise OptionError(f"no step {step!r} in this trace; there are: {known}")
 
     def _shown_rows(
         self, track: int, bounds: tuple[int, int] | None, chosen: _Filter

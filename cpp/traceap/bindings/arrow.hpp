@@ -7,12 +7,9 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "traceap/table/event_table.hpp"
 
 extern "C" {
 struct ArrowSchema {
@@ -95,9 +92,5 @@ void set_validity(ArrowColumn& column, std::size_t length, IsValid is_valid) {
 void export_stream(ArrowBatches batches, ArrowArrayStream* out);
 /// The schema of the batches alone.
 void export_schema(const ArrowBatches& batches, ArrowSchema* out);
-
-/// The columns of a table. Numbers are views into it; `rank` adds a column of that name.
-ArrowBatch make_event_batch(const std::shared_ptr<const EventTable>& table, bool with_rank,
-                            std::optional<std::int64_t> rank);
 
 }  // namespace traceap::bindings

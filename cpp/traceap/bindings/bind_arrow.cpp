@@ -1,17 +1,13 @@
 #include <pybind11/stl.h>
 
-#include <optional>
+#include <algorithm>
 #include <unordered_map>
 
 #include "traceap/bindings/arrow.hpp"
 #include "traceap/bindings/columns.hpp"
-#include "traceap/bindings/handles.hpp"
 
 namespace traceap::bindings {
 namespace {
-
-using Rank = std::optional<std::int64_t>;
-using Ranked = std::pair<std::shared_ptr<EventTable>, Rank>;
 
 /// Batches ready to be exported any number of times.
 struct ArrowTable {
@@ -38,19 +34,6 @@ py::capsule schema(const ArrowTable& table) {
   auto exported = std::make_unique<ArrowSchema>();
   export_schema(table.batches, exported.get());
   return make_capsule(exported.release(), "arrow_schema");
-}
-
-ArrowTable make_table(std::vector<ArrowBatch>&& batches) {
-  if (batches.empty()) throw SchemaError("an Arrow table needs a batch");
-  return {std::make_shared<const std::vector<ArrowBatch>>(std::move(batches))};
-}
-
-ArrowTable events(const std::vector<Ranked>& tables, bool with_rank) {
-  std::vector<ArrowBatch> batches;
-  for (const auto& [table, rank] : tables) {
-    batches.push_back(make_event_batch(table, with_rank, rank));
-  }
-  return make_table(std::move(batches));
 }
 
 /// Keeps a Python object alive for buffers that may be released on a thread without the GIL.
@@ -103,7 +86,7 @@ ArrowColumn make_column(const std::string& name, const py::array& given, const p
 using Columns =
     py::typing::List<py::typing::Tuple<py::str, py::array, py::typing::Optional<TextList>,
                                        py::typing::Optional<py::array>>>;
-ArrowTable columns(const Columns& given) {
+ArrowBatch make_batch(const Columns& given) {
   ArrowBatch batch;
   for (const py::handle item : given) {
     const auto [name, values, texts, valid] =
@@ -115,9 +98,28 @@ ArrowTable columns(const Columns& given) {
     batch.length = length;
     batch.columns.push_back(make_column(name, values, texts, valid));
   }
-  std::vector<ArrowBatch> batches;
-  batches.push_back(std::move(batch));
-  return make_table(std::move(batches));
+  return batch;
+}
+
+/// All batches have the names and types of the first: a stream has one schema.
+void check_like_first(const ArrowBatch& first, const ArrowBatch& batch) {
+  const auto like = [](const ArrowColumn& a, const ArrowColumn& b) {
+    return a.name == b.name && a.format == b.format && !a.dictionary == !b.dictionary;
+  };
+  if (!std::equal(first.columns.begin(), first.columns.end(), batch.columns.begin(),
+                  batch.columns.end(), like)) {
+    throw SchemaError("all batches must have the same columns");
+  }
+}
+
+ArrowTable batches(const std::vector<Columns>& given) {
+  auto batches = std::make_shared<std::vector<ArrowBatch>>();
+  for (const Columns& columns : given) {
+    batches->push_back(make_batch(columns));
+    check_like_first(batches->front(), batches->back());
+  }
+  if (batches->empty()) throw SchemaError("an Arrow table needs a batch");
+  return {batches};
 }
 
 }  // namespace
@@ -126,12 +128,9 @@ void bind_arrow(py::module_& module) {
   py::class_<ArrowTable>(module, "ArrowTable", "Columns for any consumer of the Arrow C stream.")
       .def("stream", stream, "A fresh arrow_array_stream capsule.")
       .def("schema", schema, "An arrow_schema capsule.");
-  module.def("arrow_events", events, py::arg("tables"), py::kw_only(), py::arg("with_rank") = false,
-             py::call_guard<py::gil_scoped_release>(),
-             "One batch per (table, rank); int64 columns are not copied.");
-  module.def("arrow_columns", columns, py::arg("columns"),
-             "One batch of (name, array [n], texts, valid): with texts the array holds indices, "
-             "where valid [n] is False there is no value.");
+  module.def("arrow_batches", batches, py::arg("batches"),
+             "Batches of columns (name, array [n], texts, valid): with texts the array holds "
+             "indices, where valid [n] is False there is no value. Arrays are not copied.");
 }
 
 }  // namespace traceap::bindings

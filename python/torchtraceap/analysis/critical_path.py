@@ -13,13 +13,14 @@ from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.analysis.labels import check_choice, thread_names
 from torchtraceap.analysis.many_ranks.joined_ranks import JoinedRanks, join_ranks
+from torchtraceap.analysis.spec import Option, PageView, TableSpec
 from torchtraceap.columns import Column, TextCodes, encode_texts
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns, format_share
 
-__all__ = ["build_critical_path", "path_segments"]
+__all__ = ["TABLE", "build_critical_path", "path_segments"]
 
 BOUNDS: dict[str, tuple[str, ...]] = {
     "data_loading": ("data_loading",),
@@ -75,7 +76,7 @@ def build_critical_path(
     Raises:
         OptionError: An option has no such value, or there is no such step.
     """
-    check_choice("by", by, ("cause", "name", "event"))
+    check_choice("by", by, TABLE.views)
     if compat is not None:
         check_choice("compat", compat, ("hta",))
         from torchtraceap.analysis.hta_path import build_hta_path
@@ -348,3 +349,25 @@ def _infers_waits(path: _Path) -> bool:
     waits = [kinds.index("stream_wait"), kinds.index("host_wait")]
     inferred = path.core.evidence > _core.evidence_names().index("explicit")
     return bool((np.isin(path.core.kind, waits) & inferred).any())
+
+
+TABLE = TableSpec(
+    build=build_critical_path,
+    views=("cause", "name", "event"),
+    options=(
+        Option("step", "--step", "only this step, by name or place", "step", metavar="STEP"),
+        Option("compat", "--compat", "the graph that HTA would build", choices=("hta",)),
+    ),
+    per_rank=False,
+    sql={"critical_path": {"by": "event"}},
+    page=(
+        PageView(
+            "path",
+            "by cause",
+            hint="The chain of work that decided when the time ended: making anything else faster "
+            "gains nothing. It has a lane of its own in the timeline.",
+            meter="time_share",
+        ),
+        PageView("path", "by name", {"by": "name"}, find="name", meter="time_share"),
+    ),
+)

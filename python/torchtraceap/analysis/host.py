@@ -10,11 +10,12 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.analysis.labels import check_choice, thread_names
+from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, TextCodes, encode_texts
 from torchtraceap.ranks import RankTrace
 from torchtraceap.table import ColumnTable
 
-__all__ = ["build_host"]
+__all__ = ["TABLE", "build_host"]
 
 
 def build_host(part: RankTrace, *, by: str = "thread") -> ColumnTable:
@@ -33,7 +34,7 @@ def build_host(part: RankTrace, *, by: str = "thread") -> ColumnTable:
     Raises:
         OptionError: `by` is something else.
     """
-    check_choice("by", by, ("thread", "op", "frame"))
+    check_choice("by", by, TABLE.views)
     idle = part.idle(part.tree.profiled)
     if by == "thread":
         columns, shown, notes = _by_thread(part, idle)
@@ -205,3 +206,22 @@ def _idle_notes(part: RankTrace) -> list[str]:
     if not len(part.tree.gpu_rows):
         return ["The trace has no GPU events: all of its profiled time counts as GPU idle."]
     return []
+
+
+TABLE = TableSpec(
+    build=build_host,
+    views=("thread", "op", "frame"),
+    sql={"host": {"by": "op"}},
+    page=(
+        PageView("host", "by thread"),
+        PageView(
+            "host",
+            "by event",
+            {"by": "op"},
+            "Self time on the host, and the part of it in which the GPU had nothing to do.",
+            find="name",
+            meter="idle_share",
+        ),
+        PageView("host", "by Python frame", {"by": "frame"}, find="name", meter="idle_share"),
+    ),
+)

@@ -18,6 +18,7 @@ from torchtraceap.analysis.gpu_events import (
 )
 from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.analysis.labels import check_choice, phases_of, steps_of
+from torchtraceap.analysis.spec import Option, PageView, TableSpec
 from torchtraceap.columns import Column, JsonCodes, TextCodes, encode_json
 from torchtraceap.errors import OptionError
 from torchtraceap.kernel_names import TritonName, triton_name
@@ -25,10 +26,10 @@ from torchtraceap.ranks import RankTrace
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns, format_share
 
-__all__ = ["build_kernels", "build_short_kernels"]
+__all__ = ["TABLE", "build_kernels", "build_short_kernels"]
 
 _HISTOGRAM_BINS = 100
-_VIEWS = ("name", "canonical", "event")
+SHORT_NS = 10_000  # what a short kernel is, unless asked otherwise
 
 
 def build_kernels(part: RankTrace, *, by: str = "name") -> ColumnTable:
@@ -44,7 +45,7 @@ def build_kernels(part: RankTrace, *, by: str = "name") -> ColumnTable:
     Raises:
         OptionError: `by` is something else.
     """
-    check_choice("by", by, _VIEWS)
+    check_choice("by", by, TABLE.views)
     events = GpuEvents.of(part)
     columns, shown = _by_event(events) if by == "event" else _grouped(events, by)
     facts = {"busy_ns": int(events.exclusive_ns.sum()), "gpu_events": len(events)}
@@ -203,7 +204,7 @@ def _notes(events: GpuEvents) -> list[str]:
 # --------------------------------------------------------------------------------- short kernels
 
 
-def build_short_kernels(part: RankTrace, *, below_ns: int = 10_000) -> ColumnTable:
+def build_short_kernels(part: RankTrace, *, below_ns: int = SHORT_NS) -> ColumnTable:
     """Kernels shorter than `below_ns` by owner and canonical name, longest total time first.
 
     Args:
@@ -293,3 +294,35 @@ def _short_notes(kernels: GpuEvents, short: GpuEvents, facts: dict[str, Any]) ->
             "recording resolves."
         )
     return notes
+
+
+def _build(
+    part: RankTrace, *, by: str = "name", short: bool = False, below_ns: int = SHORT_NS
+) -> ColumnTable:
+    return build_short_kernels(part, below_ns=below_ns) if short else build_kernels(part, by=by)
+
+
+TABLE = TableSpec(
+    build=_build,
+    views=("name", "canonical", "event"),
+    options=(
+        Option("short", "--short", "only kernels below --below-us, by owner", "flag", False),
+        Option("below_ns", "--below-us", "what short means [10]", "microseconds", SHORT_NS, "US"),
+    ),
+    sql={
+        "kernels": {},
+        "gpu_events": {"by": "event"},
+        "short_kernels": {"short": True},
+    },
+    page=(
+        PageView(
+            "kernels",
+            "by short name",
+            {"by": "canonical"},
+            "Names without template arguments and numbers; copies and memsets too.",
+            meter="busy_share",
+        ),
+        PageView("kernels", "by full name", find="name", meter="busy_share"),
+        PageView("kernels", "short ones", {"short": True}, meter="busy_share"),
+    ),
+)

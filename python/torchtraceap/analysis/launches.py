@@ -18,12 +18,13 @@ from torchtraceap.analysis.gpu_events import (
 )
 from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.analysis.labels import check_choice, steps_of, threads_of
+from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, TextCodes
 from torchtraceap.ranks import RankTrace
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns
 
-__all__ = ["FULL_QUEUE", "build_launches"]
+__all__ = ["FULL_QUEUE", "TABLE", "build_launches"]
 
 FULL_QUEUE = _core.QUEUE_DEPTH * 49 // 50
 """Launches in a stream's queue from which it counts as full: within 2 % of its depth, since the
@@ -34,8 +35,6 @@ _PLATEAU_HEIGHT = 32
 _PLATEAU_LAUNCHES = 64
 _PLATEAU_SHARE = 0.1
 _PLATEAU_BELOW_MAX = 2
-
-_VIEWS = ("call", "kernel", "stream", "event", "queue")
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def build_launches(part: RankTrace, *, by: str = "call") -> ColumnTable:
     Raises:
         OptionError: `by` is something else.
     """
-    check_choice("by", by, _VIEWS)
+    check_choice("by", by, TABLE.views)
     every = GpuEvents.of(part)
     launches = Launches(every.where(every.is_linked), _core.launch_queue(part.table, part.tree))
     build = {
@@ -350,3 +349,20 @@ def _notes(
             f"{format_ns(facts['launch_delay_correction_ns'])}."
         )
     return notes
+
+
+TABLE = TableSpec(
+    build=build_launches,
+    views=("call", "kernel", "stream", "event", "queue"),
+    sql={"launches": {"by": "event"}, "queue": {"by": "queue"}},
+    page=(
+        PageView(
+            "launches",
+            "by call",
+            hint="Delay: from the call to the start on the GPU. Queue: launches that wait.",
+            find="call",
+        ),
+        PageView("launches", "by kernel", {"by": "kernel"}),
+        PageView("launches", "by stream", {"by": "stream"}),
+    ),
+)

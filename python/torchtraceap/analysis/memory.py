@@ -18,12 +18,13 @@ from torchtraceap.analysis.gpu_events import (
 )
 from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.analysis.labels import check_choice, steps_of, threads_of
+from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, TextCodes, encode_texts
 from torchtraceap.ranks import RankTrace
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_bytes, format_ns
 
-__all__ = ["Transfer", "build_memory", "transfer_of"]
+__all__ = ["TABLE", "Transfer", "build_memory", "transfer_of"]
 
 Masked = np.ma.MaskedArray[Any, Any]
 View = tuple[dict[str, Column], tuple[str, ...], dict[str, Any], list[str]]
@@ -149,15 +150,8 @@ def build_memory(part: RankTrace, *, by: str = "direction") -> ColumnTable:
     Raises:
         OptionError: `by` is something else.
     """
-    views = {
-        "direction": _by_direction,
-        "copy": _by_copy,
-        "bandwidth": _by_bandwidth,
-        "allocator": _by_allocator,
-        "timeline": _by_timeline,
-    }
-    check_choice("by", by, tuple(views))
-    columns, shown, facts, notes = views[by](part)
+    check_choice("by", by, TABLE.views)
+    columns, shown, facts, notes = _VIEWS[by](part)
     return ColumnTable(columns, shown=shown, facts=facts, notes=notes)
 
 
@@ -639,3 +633,26 @@ def enclosing_ops(part: RankTrace, rows: Array) -> Array:
         known = above != _core.NO_ROW
         result[here[known]] = tree.op[above[known]]
     return result
+
+
+_VIEWS = {
+    "direction": _by_direction,
+    "copy": _by_copy,
+    "bandwidth": _by_bandwidth,
+    "allocator": _by_allocator,
+    "timeline": _by_timeline,
+}
+
+TABLE = TableSpec(
+    build=build_memory,
+    views=tuple(_VIEWS),
+    sql={
+        "copies": {"by": "copy"},
+        "allocator": {"by": "allocator"},
+        "memory": {"by": "timeline"},
+    },
+    page=(
+        PageView("memory", "copies", hint="Exposed: while nothing else runs on the GPU."),
+        PageView("memory", "allocator calls", {"by": "allocator"}, find="call"),
+    ),
+)

@@ -6,11 +6,12 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
+from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, TextCodes
 from torchtraceap.ranks import RankTrace
 from torchtraceap.table import ColumnTable
 
-__all__ = ["build_modules", "modules_of"]
+__all__ = ["TABLE", "build_modules", "modules_of"]
 
 _FORWARD, _BACKWARD, _RECOMPUTE, _NONE = range(4)
 
@@ -161,3 +162,18 @@ def _notes(part: RankTrace, tree: _core.ModuleTree) -> list[str]:
             "(outside modules)/backward."
         )
     return notes
+
+
+TABLE = TableSpec(
+    build=build_modules,
+    sql={"modules": {}},
+    page=(
+        PageView(
+            "modules",
+            "outline",
+            hint="GPU time with and without (own) the modules below, backward included.",
+            find="outline",
+            meter="busy_share",
+        ),
+    ),
+)

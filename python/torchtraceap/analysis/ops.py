@@ -13,12 +13,13 @@ from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.analysis.labels import check_choice, phases_of, steps_of, threads_of
 from torchtraceap.analysis.modules import modules_of
+from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, TextCodes, encode_texts
 from torchtraceap.models.families import family_of
 from torchtraceap.ranks import RankTrace
 from torchtraceap.table import ColumnTable
 
-__all__ = ["Calls", "build_ops", "collect_calls"]
+__all__ = ["TABLE", "Calls", "build_ops", "collect_calls"]
 
 KINDS = ("operator", "launch", "no launch", "hlo operation")
 _OPERATOR, _LAUNCH, _ORPHAN, _HLO = range(4)
@@ -531,3 +532,27 @@ def _backward_notes(calls: Calls) -> list[str]:
     if not in_backward.any() or calls.backward_ns.any() or not calls.gpu_events.any():
         return []
     return ["No backward operator could be joined with its forward: no sequence numbers match."]
+
+
+_OWN_TIME = (
+    "Exclusive: every instant of GPU time belongs to one event, so that the column sums to the "
+    "time that the GPU is busy. Subtree: with everything launched below."
+)
+
+TABLE = TableSpec(
+    build=build_ops,
+    views=tuple(_VIEWS),
+    sql={
+        "ops": {},
+        "op_args": {"by": "args"},
+        "op_calls": {"by": "call"},
+        "categories": {"by": "category"},
+    },
+    page=(
+        PageView("operators", "by name", hint=_OWN_TIME, find="name", meter="busy_share"),
+        PageView("operators", "by family", {"by": "category"}, meter="busy_share"),
+        PageView(
+            "operators", "by shapes", {"by": "args"}, _OWN_TIME, find="name", meter="busy_share"
+        ),
+    ),
+)

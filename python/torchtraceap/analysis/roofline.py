@@ -17,7 +17,9 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
+from torchtraceap.analysis.labels import check_choice
 from torchtraceap.analysis.recorded_device import recorded_device
+from torchtraceap.analysis.spec import Option, PageView, TableSpec
 from torchtraceap.columns import JsonCodes, TextCodes, encode_texts
 from torchtraceap.devices import Device, device_named
 from torchtraceap.errors import OptionError
@@ -25,13 +27,12 @@ from torchtraceap.models import Work, family_of, model_of, work_of
 from torchtraceap.ranks import RankTrace
 from torchtraceap.table import ColumnTable
 
-__all__ = ["attainable_ns", "build_roofline"]
+__all__ = ["TABLE", "attainable_ns", "build_roofline"]
 
 _Texts = tuple[str | None, str | None, str | None, str | None]
 _NO_TEXTS: _Texts = (None, None, None, None)
 _KEYS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 _NO_ROW = np.uint32(_core.NO_ROW)
-_BY = ("args", "family", "call")
 _COMPAT = (None, "tracelens")
 _MOST_KERNELS = 8
 # Data of up to so many times the L2 cache can still gain from it visibly.
@@ -91,8 +92,7 @@ def build_roofline(
     Raises:
         OptionError: An unknown choice, or a device that is not known.
     """
-    if by not in _BY:
-        raise OptionError(f"by must be one of {', '.join(_BY)}, not {by!r}")
+    check_choice("by", by, TABLE.views)
     if compat not in _COMPAT:
         raise OptionError(f"compat must be tracelens or left out, not {compat!r}")
     rates = _rates_of(part, device)
@@ -653,3 +653,22 @@ def _host_table(calls: _Calls) -> ColumnTable:
     )
     shown = ("name", "family", "dims", "flops", "bytes", "intensity", "host_ns")
     return ColumnTable(columns, shown=shown, notes=[note])
+
+
+TABLE = TableSpec(
+    build=build_roofline,
+    views=("args", "family", "call"),
+    options=(
+        Option(
+            "device", "--device", "a device of the database, such as A100-SXM4-80GB", metavar="NAME"
+        ),
+        Option(
+            "compat", "--compat", "the numbers that TraceLens would give", choices=("tracelens",)
+        ),
+    ),
+    sql={"roofline": {}},
+    page=(
+        PageView("roofline", "by shapes", find="name", meter="roofline_share"),
+        PageView("roofline", "by family", {"by": "family"}, meter="roofline_share"),
+    ),
+)

@@ -11,13 +11,14 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.gpu_events import GpuEvents, device_and_stream, gpu_notes
 from torchtraceap.analysis.grouping import Groups
+from torchtraceap.analysis.spec import Option, PageView, TableSpec
 from torchtraceap.columns import Column, encode_json
 from torchtraceap.errors import OptionError
 from torchtraceap.kernel_names import canonical_name, triton_name
 from torchtraceap.ranks import RankTrace
 from torchtraceap.table import ColumnTable
 
-__all__ = ["build_sequences"]
+__all__ = ["TABLE", "build_sequences"]
 
 T = TypeVar("T")
 
@@ -131,3 +132,19 @@ def _notes(events: GpuEvents, found: _core.KernelSequences) -> list[str]:
     if len(found) == _LIMIT:
         notes.append(f"Only the {_LIMIT} sequences that would remove most are listed.")
     return notes
+
+
+TABLE = TableSpec(
+    build=build_sequences,
+    options=(
+        Option("length", "--length", "kernels in a sequence [all lengths]", "integer", 0, "N"),
+    ),
+    sql={"sequences": {}},
+    page=(
+        PageView(
+            "kernels",
+            "sequences",
+            hint="Kernels that follow each other over and over, and what fusing them would remove.",
+        ),
+    ),
+)

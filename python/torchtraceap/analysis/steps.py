@@ -33,6 +33,7 @@ from torchtraceap.analysis.pieces import (
     sums,
     whole_steps,
 )
+from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, encode_json, encode_texts
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns, format_share
@@ -40,7 +41,7 @@ from torchtraceap.units import format_ns, format_share
 if TYPE_CHECKING:
     from torchtraceap.ranks import RankTrace
 
-__all__ = ["Trend", "build_steps", "kernel_trend"]
+__all__ = ["TABLE", "Trend", "build_steps", "kernel_trend"]
 
 OUTLIER_SIGMAS = 3.5
 """Robust z from which a step is an outlier (Iglewicz and Hoaglin's bound)."""
@@ -399,3 +400,6 @@ def _agreeing(group: Array, ratio: Array, time: Array, weight: Array, change: fl
     moves = np.sign(medians[1::2] - medians[::2]) == np.sign(change)
     total = groups.sum(weight)
     return float(total[moves].sum() / total.sum())
+
+
+TABLE = TableSpec(build=build_steps, sql={"steps": {}}, page=(PageView("steps", "steps"),))

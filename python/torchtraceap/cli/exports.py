@@ -58,11 +58,11 @@ def _annotate(options: Options) -> int:
 
 
 def _describe_sql(parser: Parser) -> None:
-    from torchtraceap.sql import SQL_TABLES
+    from torchtraceap.sql import sql_tables
 
     parser.add_argument("source", metavar="PATH", help="a trace file or a folder of ranks")
     parser.add_argument(
-        "query", metavar="QUERY", help=f"DuckDB's SQL; tables: {', '.join(SQL_TABLES)}"
+        "query", metavar="QUERY", help=f"DuckDB's SQL; tables: {', '.join(sql_tables())}"
     )
     add_table_output(parser)
     add_threads(parser)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from torchtraceap.cli.parsing import UsageError
 
 if TYPE_CHECKING:
-    from torchtraceap.report.tables import Table
+    from torchtraceap.report.tables import TextTable
     from torchtraceap.results import Diagnosis
+    from torchtraceap.table import ColumnTable
 
 
 def print_text(text: str) -> None:
@@ -59,7 +60,7 @@ def print_diagnosis(diagnosis: Diagnosis, no_color: bool) -> None:
     terminal.print_report(diagnosis, Console(width=_width()))
 
 
-def print_tables(tables: Sequence[Table], no_color: bool) -> None:
+def print_tables(tables: Sequence[TextTable], no_color: bool) -> None:
     from torchtraceap.report.tables import render_table
 
     colour = _colour_wanted(no_color)
@@ -67,8 +68,8 @@ def print_tables(tables: Sequence[Table], no_color: bool) -> None:
     print_text("\n\n".join(render_table(table, bold=colour, width=width) for table in tables))
 
 
-def print_json_table(table: Table) -> None:
-    """Row by row: a document of millions of rows never lies in memory whole."""
+def print_json(table: ColumnTable) -> None:
+    """Some rows at a time: a document of millions of rows never lies in memory whole."""
     try:
         table.write_json(sys.stdout)
         sys.stdout.write("\n")

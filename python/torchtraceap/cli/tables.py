@@ -1,14 +1,14 @@
-"""The commands that print a table: each is a few options and one method of `Trace`."""
+"""The commands that print a table, made from what each table says of itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from torchtraceap.analysis.catalogue import TABLES, table_spec
 from torchtraceap.cli.input import load
-from torchtraceap.cli.output import check_output, note, print_tables, print_text
+from torchtraceap.cli.output import check_output, note, print_json, print_tables
 from torchtraceap.cli.parsing import (
     DEFAULT_ROWS,
     FINE,
@@ -25,167 +25,94 @@ from torchtraceap.cli.parsing import (
 )
 
 if TYPE_CHECKING:
+    from torchtraceap.analysis.spec import Option
     from torchtraceap.table import ColumnTable
     from torchtraceap.trace import Trace
 
-__all__ = ["TABLE_COMMANDS", "TableCommand", "add_table_output", "check_table_output", "give_table"]
-
-DIFF_VIEWS = ("op", "kernel", "cause", "finding")
-
-
-@dataclass(frozen=True, slots=True)
-class TableCommand:
-    """A table: what it says of itself, how it is split up, its further options, how it is made."""
-
-    summary: str
-    build: Callable[[Trace, Options], ColumnTable]
-    views: Sequence[str] = ()
-    """Values of `--by`, the first is the default; none: no such option."""
-    describe: Callable[[Parser], None] | None = None
-    per_rank: bool = True
-    """Takes `--rank`."""
+__all__ = [
+    "TABLE_COMMANDS",
+    "add_table_output",
+    "check_table_output",
+    "describe_table",
+    "give_table",
+    "make_table",
+]
 
 
-def _describe_kernels(parser: Parser) -> None:
-    parser.add_argument(
-        "--short", action="store_true", help="only kernels below --below-us, by owner"
-    )
-    parser.add_argument(
-        "--below-us",
-        type=microseconds,
-        default=10_000,
-        metavar="US",
-        help="what short means [10]",
-    )
+def _step(text: str) -> str | int:
+    return int(text) if text.isdecimal() else text
 
 
-def _kernels(trace: Trace, options: Options) -> ColumnTable:
-    if options.short:
-        return trace.short_kernels(below_ns=options.below_us, rank=options.rank)
-    return trace.kernels(by=options.by, rank=options.rank)
-
-
-def _describe_sequences(parser: Parser) -> None:
-    parser.add_argument(
-        "--length", type=int, default=0, metavar="N", help="kernels in a sequence [all lengths]"
-    )
-
-
-def _describe_roofline(parser: Parser) -> None:
-    parser.add_argument(
-        "--device", metavar="NAME", help="a device of the database, such as A100-SXM4-80GB"
-    )
-    parser.add_argument(
-        "--compat", choices=("tracelens",), help="the numbers that TraceLens would give"
-    )
-
-
-def _describe_critical_path(parser: Parser) -> None:
-    parser.add_argument("--step", metavar="STEP", help="only this step, by name or place")
-    parser.add_argument("--compat", choices=("hta",), help="the graph that HTA would build")
-
-
-def _critical_path(trace: Trace, options: Options) -> ColumnTable:
-    step = options.step
-    chosen = int(step) if step and step.isdecimal() else step
-    return trace.critical_path(step=chosen, by=options.by, compat=options.compat)
-
-
-_TABLES = {
-    "ops": TableCommand(
-        "operators: own and subtree GPU time, host time, launches",
-        lambda trace, options: trace.ops(by=options.by, rank=options.rank),
-        ("name", "category", "args", "call"),
-    ),
-    "modules": TableCommand(
-        "the nn.Module tree with GPU and host time, backward included",
-        lambda trace, options: trace.modules(rank=options.rank),
-    ),
-    "kernels": TableCommand(
-        "GPU events: counts, times, grid and block, owners",
-        _kernels,
-        ("name", "canonical", "event"),
-        _describe_kernels,
-    ),
-    "sequences": TableCommand(
-        "kernel sequences that repeat, and what fusing them would remove",
-        lambda trace, options: trace.sequences(length=options.length, rank=options.rank),
-        describe=_describe_sequences,
-    ),
-    "launches": TableCommand(
-        "launch calls: cost on the host, delay, queue length",
-        lambda trace, options: trace.launches(by=options.by, rank=options.rank),
-        ("call", "kernel", "stream", "event", "queue"),
-    ),
-    "roofline": TableCommand(
-        "FLOPs, bytes, achieved rates and how far they are from the device's peak",
-        lambda trace, options: trace.roofline(
-            device=options.device, by=options.by, compat=options.compat, rank=options.rank
-        ),
-        ("args", "family", "call"),
-        _describe_roofline,
-    ),
-    "memory": TableCommand(
-        "copies with their bandwidth, allocator calls, memory over time",
-        lambda trace, options: trace.memory(by=options.by, rank=options.rank),
-        ("direction", "copy", "bandwidth", "allocator", "timeline"),
-    ),
-    "host": TableCommand(
-        "what the CPU threads did while the GPU waited",
-        lambda trace, options: trace.host(by=options.by, rank=options.rank),
-        ("thread", "op", "frame"),
-    ),
-    "steps": TableCommand(
-        "steps: time, outliers, trend, what differs",
-        lambda trace, options: trace.steps(rank=options.rank),
-    ),
-    "collectives": TableCommand(
-        "collectives matched across ranks: bytes, transfer, waits, bandwidth",
-        lambda trace, options: trace.collectives(),
-        per_rank=False,
-    ),
-    "ranks": TableCommand(
-        "ranks compared: who arrives last, how often, because of what",
-        lambda trace, options: trace.ranks_table(by=options.by),
-        ("rank", "op", "alltoall", "clock"),
-        per_rank=False,
-    ),
-    "critical-path": TableCommand(
-        "the longest chain of dependent work, and what it consists of",
-        _critical_path,
-        ("cause", "name", "event"),
-        _describe_critical_path,
-        per_rank=False,
-    ),
+_READERS: dict[str, Callable[[str], Any]] = {
+    "text": str,
+    "integer": int,
+    "count": count,
+    "microseconds": microseconds,
+    "step": _step,
 }
 
 
-def _table_command(table: TableCommand) -> Command:
-    """A command that prints one table, or writes it."""
+def _add_option(parser: Parser, option: Option) -> None:
+    if option.kind in ("flag", "no_flag"):
+        action = "store_true" if option.kind == "flag" else "store_false"
+        parser.add_argument(option.flag, dest=option.keyword, action=action, help=option.help)
+        return
+    parser.add_argument(
+        option.flag,
+        dest=option.keyword,
+        type=_READERS[option.kind],
+        default=option.default,
+        choices=option.choices,
+        metavar=option.metavar,
+        help=option.help,
+    )
 
-    def describe(parser: Parser) -> None:
-        add_paths(parser)
-        add_table_output(parser)
-        if table.views:
-            parser.add_argument(
-                "--by",
-                choices=table.views,
-                default=table.views[0],
-                metavar="WHAT",
-                help=f"{', '.join(table.views)} [{table.views[0]}]",
-            )
-        if table.describe:
-            table.describe(parser)
-        if table.per_rank:
-            add_rank(parser)
-        add_threads(parser)
-        add_no_color(parser)
+
+def add_views(parser: Parser, views: Sequence[str]) -> None:
+    if views:
+        parser.add_argument(
+            "--by",
+            choices=views,
+            default=views[0],
+            metavar="WHAT",
+            help=f"{', '.join(views)} [{views[0]}]",
+        )
+
+
+def describe_table(parser: Parser, name: str) -> None:
+    """The options of a table's command."""
+    spec = table_spec(name)
+    add_paths(parser)
+    add_table_output(parser)
+    add_views(parser, spec.views)
+    for option in spec.options:
+        _add_option(parser, option)
+    if spec.per_rank:
+        add_rank(parser)
+    add_threads(parser)
+    add_no_color(parser)
+
+
+def make_table(trace: Trace, name: str, options: Options) -> ColumnTable:
+    """The table that the options of its command ask for."""
+    spec = table_spec(name)
+    chosen = {option.keyword: getattr(options, option.keyword) for option in spec.options}
+    if spec.views:
+        chosen["by"] = options.by
+    if spec.per_rank:
+        chosen["rank"] = options.rank
+    return spec.make(trace, **chosen, **(spec.json_options if options.json else {}))
+
+
+def _table_command(name: str) -> Command:
+    """A command that prints one table, or writes it."""
 
     def run(options: Options) -> int:
         check_table_output(options, options.paths)
-        return give_table(table.build(load(options.paths, options.threads), options), options)
+        trace = load(options.paths, options.threads)
+        return give_table(make_table(trace, name, options), options)
 
-    return Command(table.summary, describe, run)
+    return Command(TABLES[name].summary, lambda parser: describe_table(parser, name), run)
 
 
 def add_table_output(parser: Parser) -> None:
@@ -212,7 +139,7 @@ def give_table(table: ColumnTable, options: Options) -> int:
         kept.to_parquet(options.parquet)
         note(f"wrote {options.parquet}")
     if options.json:
-        print_text(kept.to_json())
+        print_json(kept)
     elif not (options.csv or options.parquet):
         from torchtraceap.report.tables import table_for_reading
 
@@ -223,15 +150,11 @@ def give_table(table: ColumnTable, options: Options) -> int:
 
 
 def _describe_diff(parser: Parser) -> None:
+    from torchtraceap.analysis.diff import VIEWS
+
     parser.add_argument("before", metavar="A", help="a trace file or a folder of ranks")
     parser.add_argument("after", metavar="B", help="the one to compare with it")
-    parser.add_argument(
-        "--by",
-        choices=DIFF_VIEWS,
-        default=DIFF_VIEWS[0],
-        metavar="WHAT",
-        help=f"{', '.join(DIFF_VIEWS)} [{DIFF_VIEWS[0]}]",
-    )
+    add_views(parser, [view for view in VIEWS if view != "tree"])  # a page draws the tree
     parser.add_argument("--html", metavar="FILE", help="write both side by side as a page")
     add_table_output(parser)
     add_threads(parser)
@@ -271,7 +194,7 @@ def _memory_timeline(options: Options) -> int:
 
 
 TABLE_COMMANDS = {
-    **{name: _table_command(table) for name, table in _TABLES.items()},
+    **{name: _table_command(name) for name in TABLES if name != "tree"},
     "diff": Command(
         "what makes one trace slower than another, to the nanosecond", _describe_diff, _diff
     ),

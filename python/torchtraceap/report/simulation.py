@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchtraceap.report.tables import Table
+from torchtraceap.report.tables import TextTable
 from torchtraceap.report.words import one_line
 from torchtraceap.units import format_ns
 
@@ -15,7 +15,7 @@ MAX_STEPS = 12  # rows of the table of steps
 MAX_NOTE = 400
 
 
-def simulation_tables(document: Mapping[str, Any], *, plan: bool = False) -> list[Table]:
+def simulation_tables(document: Mapping[str, Any], *, plan: bool = False) -> list[TextTable]:
     """Tables for reading.
 
     Args:
@@ -28,7 +28,7 @@ def simulation_tables(document: Mapping[str, Any], *, plan: bool = False) -> lis
     return tables
 
 
-def _steps(document: Mapping[str, Any]) -> Table:
+def _steps(document: Mapping[str, Any]) -> TextTable:
     steps = document["steps"]
     several = len({step["rank"] for step in steps}) > 1
     rows = [
@@ -44,10 +44,10 @@ def _steps(document: Mapping[str, Any]) -> Table:
     head = (*(["rank"] if several else []), "step", "measured", "replayed", "off by")
     more = [f"and {len(steps) - MAX_STEPS} more steps (--json)"] if len(steps) > MAX_STEPS else []
     notes = [one_line(note, MAX_NOTE) for note in document["notes"]]
-    return Table("Replay", head, rows, "\n".join([*more, *notes]))
+    return TextTable("Replay", head, rows, "\n".join([*more, *notes]))
 
 
-def _edits(document: Mapping[str, Any]) -> Table:
+def _edits(document: Mapping[str, Any]) -> TextTable:
     applied = [edit for edit in document["edits"] if edit["predicted_ns"] is not None]
     rows = [
         (
@@ -65,10 +65,10 @@ def _edits(document: Mapping[str, Any]) -> Table:
         if edit["note"]
     ]
     head = ("edit", "now", "then", "between", "change") if rows else ()
-    return Table("Edits, each by itself", head, rows, _lines(notes))
+    return TextTable("Edits, each by itself", head, rows, _lines(notes))
 
 
-def _plan(document: Mapping[str, Any]) -> Table:
+def _plan(document: Mapping[str, Any]) -> TextTable:
     rows = [
         (
             number,
@@ -82,7 +82,7 @@ def _plan(document: Mapping[str, Any]) -> Table:
     ]
     head = ("", "edit", "gains", "then", "between", "change in all") if rows else ()
     empty = [] if rows else ["No edit saves more than the steps vary by themselves."]
-    return Table("Plan, each on top of those before it", head, rows, _lines(empty))
+    return TextTable("Plan, each on top of those before it", head, rows, _lines(empty))
 
 
 def _lines(notes: Sequence[str]) -> str:

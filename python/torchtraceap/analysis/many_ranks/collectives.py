@@ -11,6 +11,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.many_ranks.matching import MatchedCollectives, match_collectives
+from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, JsonCodes, TextCodes, encode_json, encode_texts
 from torchtraceap.kernel_names import canonical_name
 from torchtraceap.table import ColumnTable
@@ -19,7 +20,7 @@ from torchtraceap.units import format_ns
 if TYPE_CHECKING:
     from torchtraceap.ranks import Ranks
 
-__all__ = ["build_collectives", "bus_factor", "clock_notes", "rank_notes"]
+__all__ = ["TABLE", "build_collectives", "bus_factor", "clock_notes", "rank_notes"]
 
 SHOWN = (
     "name",
@@ -416,3 +417,17 @@ def _why(matched: MatchedCollectives, rank: int, start_ns: int, end_ns: int) -> 
 def _say(why: str, ranks: Sequence[int]) -> str:
     listed = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if ranks[8:] else "")
     return f"rank {listed}: {why}"
+
+
+TABLE = TableSpec(
+    build=build_collectives,
+    per_rank=False,
+    sql={"collectives": {}},
+    page=(
+        PageView(
+            "collectives",
+            "collectives",
+            hint="Transfer: from the last arrival to the end. Wait: what comes before it.",
+        ),
+    ),
+)

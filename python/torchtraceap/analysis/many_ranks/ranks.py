@@ -10,18 +10,19 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
+from torchtraceap.analysis.labels import check_choice
 from torchtraceap.analysis.many_ranks.collectives import clock_notes, rank_notes
 from torchtraceap.analysis.many_ranks.lateness import rank_lateness
 from torchtraceap.analysis.many_ranks.matching import MatchedCollectives, match_collectives
+from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, encode_json, encode_texts
-from torchtraceap.errors import OptionError
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns, format_share
 
 if TYPE_CHECKING:
     from torchtraceap.ranks import Ranks, RankTrace
 
-__all__ = ["all_to_all_matrix", "build_ranks"]
+__all__ = ["TABLE", "all_to_all_matrix", "build_ranks"]
 
 LONE = "There is one rank only: nothing to compare it with."
 
@@ -37,10 +38,8 @@ def build_ranks(trace: Ranks, *, by: str = "rank") -> ColumnTable:
     Raises:
         OptionError: Another `by`.
     """
-    builders = {"rank": _by_rank, "op": _by_op, "alltoall": _all_to_all, "clock": _by_clock}
-    if by not in builders:
-        raise OptionError(f"ranks can't be shown by {by!r}; there are: {', '.join(builders)}")
-    return builders[by](match_collectives(trace))
+    check_choice("by", by, TABLE.views)
+    return _VIEWS[by](match_collectives(trace))
 
 
 # --- by rank ---
@@ -311,3 +310,19 @@ def _by_clock(matched: MatchedCollectives) -> ColumnTable:
     elif not any(clock.readings for clock in clocks):
         notes.append("No collective that ends on all its ranks at once was matched.")
     return ColumnTable(columns, notes=notes)
+
+
+_VIEWS = {"rank": _by_rank, "op": _by_op, "alltoall": _all_to_all, "clock": _by_clock}
+
+TABLE = TableSpec(
+    build=build_ranks,
+    views=tuple(_VIEWS),
+    per_rank=False,
+    sql={"ranks": {}},
+    page=(
+        PageView("ranks", "by rank"),
+        PageView("ranks", "equal operators", {"by": "op"}, find="name"),
+        PageView("ranks", "all-to-all", {"by": "alltoall"}, meter="share"),
+        PageView("ranks", "clocks", {"by": "clock"}),
+    ),
+)

@@ -1,14 +1,16 @@
 """The tables of a trace as sections of the page: each with one sentence, views and charts.
 
-A section is a row of `SECTIONS`; one that has nothing to show becomes a sentence that says why.
+A section is a row of `SECTIONS`; tables say themselves which views they have there. A section that
+has nothing to show becomes a sentence that says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torchtraceap.analysis.catalogue import TABLES, table_spec
 from torchtraceap.report.page import charts
 from torchtraceap.report.page.document import compressed_json
 from torchtraceap.report.page.table_data import table_data
@@ -16,49 +18,30 @@ from torchtraceap.report.words import format_percent, one_line
 from torchtraceap.units import counted, format_bytes, format_count, format_ns
 
 if TYPE_CHECKING:
-    from torchtraceap.ranks import RankTrace
+    from torchtraceap.analysis.spec import PageView, TableSpec
+    from torchtraceap.ranks import Ranks, RankTrace
     from torchtraceap.table import ColumnTable
-    from torchtraceap.trace import Trace
 
-__all__ = ["SECTIONS", "Section", "Sections", "View", "build_sections", "pack_tables"]
+__all__ = ["SECTIONS", "Section", "Sections", "build_sections", "pack_tables"]
 
 MAX_ROWS = 1000  # of a table in the page
 MAX_ROWS_IN_ALL = 2400  # of one table over all ranks
 MAX_BYTES = 400_000  # of all tables, compressed; base64 adds a third
 FEWEST_ROWS = 50
 
-Build = Callable[["Trace", "int | None"], "ColumnTable"]
 ChartOf = Callable[["ColumnTable", "RankTrace"], "charts.Chart | None"]
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """One table of a section."""
-
-    key: str
-    label: str
-    build: Build
-    """From a trace and the number of a rank; None where the trace has one rank only."""
-    hint: str = ""
-    """What the columns mean, in a sentence."""
-    find: str = ""
-    """The column whose text a click looks for in the timeline."""
-    meter: str = ""
-    """The share that is drawn as well as written."""
-    chart: ChartOf | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Section:
-    """Views of one subject."""
+    """One subject; its views are those of the tables that name it."""
 
     key: str
     title: str
-    views: Sequence[View]
     lead: Callable[[ColumnTable], str]
     """The one sentence that the closed section shows, from the first view with rows."""
-    per_rank: bool = True
-    """A table per rank; else one for all ranks."""
+    charts: Mapping[str, ChartOf] = field(default_factory=dict)
+    """By the label of the view that they are drawn for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,29 +56,39 @@ class Sections:
     """Sections with nothing to show, and why."""
 
 
-def build_sections(trace: Trace, ranks: Sequence[RankTrace]) -> Sections:
+def build_sections(trace: Ranks, ranks: Sequence[RankTrace]) -> Sections:
     """All sections of a trace, with the tables of the given ranks."""
     numbers = [part.rank if len(trace.ranks) > 1 else None for part in ranks]
+    specs = [table_spec(name) for name in TABLES]
     heads, found, absent = [], {}, []
     for section in SECTIONS:
         if section.key == "ranks" and len(trace.ranks) < 2:
             continue
-        chosen = numbers if section.per_rank else [None]
-        views = [(view, [view.build(trace, n) for n in chosen]) for view in section.views]
+        views = [
+            (view, [spec.make(trace, rank=n, **view.options) for n in numbers[: _parts_of(spec)]])
+            for spec in specs
+            for view in spec.page
+            if view.section == section.key
+        ]
         kept = [(view, parts) for view, parts in views if any(p.num_rows for p in parts)]
         if not kept:
             notes = [note for _, parts in views for part in parts for note in part.notes]
             absent.append({"title": section.title, "why": one_line(notes[0] if notes else "", 300)})
             continue
         heads.append(_head(section, kept))
-        found[section.key] = kept
+        found[section.key] = [(section.charts.get(view.label), parts) for view, parts in kept]
     return Sections(heads, pack_tables(found, ranks), absent)
 
 
-Found = dict[str, list[tuple[View, list["ColumnTable"]]]]
+def _parts_of(spec: TableSpec) -> int | None:
+    """How many ranks have a table of their own: all, or one for all."""
+    return None if spec.per_rank else 1
 
 
-def _head(section: Section, kept: Sequence[tuple[View, list[ColumnTable]]]) -> dict[str, Any]:
+Found = dict[str, list[tuple["ChartOf | None", list["ColumnTable"]]]]
+
+
+def _head(section: Section, kept: Sequence[tuple[PageView, list[ColumnTable]]]) -> dict[str, Any]:
     first = kept[0][1]
     return {
         "key": section.key,
@@ -104,7 +97,7 @@ def _head(section: Section, kept: Sequence[tuple[View, list[ColumnTable]]]) -> d
         "leads": [one_line(section.lead(table), 300) if table.num_rows else "" for table in first],
         "views": [
             {
-                "key": view.key,
+                "key": view.label,
                 "label": view.label,
                 "hint": view.hint,
                 "find": view.find,
@@ -121,7 +114,7 @@ def pack_tables(found: Found, ranks: Sequence[RankTrace]) -> bytes:
     while True:
         packed = compressed_json(
             {
-                key: [_parts(view, tables, ranks, rows) for view, tables in views]
+                key: [_parts(chart, tables, ranks, rows) for chart, tables in views]
                 for key, views in found.items()
             }
         )
@@ -131,12 +124,12 @@ def pack_tables(found: Found, ranks: Sequence[RankTrace]) -> bytes:
 
 
 def _parts(
-    view: View, tables: Sequence[ColumnTable], ranks: Sequence[RankTrace], rows: int
+    chart: ChartOf | None, tables: Sequence[ColumnTable], ranks: Sequence[RankTrace], rows: int
 ) -> list[dict[str, Any]]:
     parts = []
     for table, rank in zip(tables, ranks, strict=False):
         data = table_data(table, most_rows=rows, origin_ns=rank.tree.profiled[0])
-        data["chart"] = view.chart(table, rank) if view.chart and table.num_rows else None
+        data["chart"] = chart(table, rank) if chart and table.num_rows else None
         parts.append(data)
     return parts
 
@@ -249,247 +242,45 @@ def _path_lead(table: ColumnTable) -> str:
 
 # ---------------------------------------------------------------------------------- the sections
 
-_OWN_TIME = (
-    "Exclusive: every instant of GPU time belongs to one event, so that the column sums to the "
-    "time that the GPU is busy. Subtree: with everything launched below."
-)
-
 SECTIONS: tuple[Section, ...] = (
-    Section(
-        "operators",
-        "Operators",
-        (
-            View(
-                "name",
-                "by name",
-                lambda trace, rank: trace.ops(rank=rank),
-                _OWN_TIME,
-                find="name",
-                meter="busy_share",
-            ),
-            View(
-                "category",
-                "by family",
-                lambda trace, rank: trace.ops(by="category", rank=rank),
-                meter="busy_share",
-            ),
-            View(
-                "args",
-                "by shapes",
-                lambda trace, rank: trace.ops(by="args", rank=rank),
-                _OWN_TIME,
-                find="name",
-                meter="busy_share",
-            ),
-        ),
-        lambda table: _top(table, "operator", "name"),
-    ),
-    Section(
-        "modules",
-        "Modules",
-        (
-            View(
-                "module",
-                "outline",
-                lambda trace, rank: trace.modules(rank=rank),
-                "GPU time with and without (own) the modules below, backward included.",
-                find="outline",
-                meter="busy_share",
-            ),
-        ),
-        _modules_lead,
-    ),
-    Section(
-        "kernels",
-        "Kernels",
-        (
-            View(
-                "canonical",
-                "by short name",
-                lambda trace, rank: trace.kernels(by="canonical", rank=rank),
-                "Names without template arguments and numbers; copies and memsets too.",
-                meter="busy_share",
-            ),
-            View(
-                "name",
-                "by full name",
-                lambda trace, rank: trace.kernels(rank=rank),
-                find="name",
-                meter="busy_share",
-            ),
-            View(
-                "short",
-                "short ones",
-                lambda trace, rank: trace.short_kernels(rank=rank),
-                meter="busy_share",
-            ),
-            View(
-                "sequences",
-                "sequences",
-                lambda trace, rank: trace.sequences(rank=rank),
-                "Kernels that follow each other over and over, and what fusing them would remove.",
-            ),
-        ),
-        lambda table: _top(table, "kernel", "canonical"),
-    ),
+    Section("operators", "Operators", lambda table: _top(table, "operator", "name")),
+    Section("modules", "Modules", _modules_lead),
+    Section("kernels", "Kernels", lambda table: _top(table, "kernel", "canonical")),
     Section(
         "roofline",
         "Roofline",
-        (
-            View(
-                "args",
-                "by shapes",
-                lambda trace, rank: trace.roofline(rank=rank),
-                find="name",
-                meter="roofline_share",
-                chart=lambda table, rank: charts.roofline(table, _device(rank)),
-            ),
-            View(
-                "family",
-                "by family",
-                lambda trace, rank: trace.roofline(by="family", rank=rank),
-                meter="roofline_share",
-            ),
-        ),
         _roofline_lead,
+        {"by shapes": lambda table, rank: charts.roofline(table, _device(rank))},
     ),
-    Section(
-        "launches",
-        "Launches",
-        (
-            View(
-                "call",
-                "by call",
-                lambda trace, rank: trace.launches(rank=rank),
-                "Delay: from the call to the start on the GPU. Queue: launches that wait.",
-                find="call",
-            ),
-            View("kernel", "by kernel", lambda trace, rank: trace.launches(by="kernel", rank=rank)),
-            View("stream", "by stream", lambda trace, rank: trace.launches(by="stream", rank=rank)),
-        ),
-        _launches_lead,
-    ),
-    Section(
-        "memory",
-        "Copies and memory",
-        (
-            View(
-                "direction",
-                "copies",
-                lambda trace, rank: trace.memory(rank=rank),
-                "Exposed: while nothing else runs on the GPU.",
-            ),
-            View(
-                "allocator",
-                "allocator calls",
-                lambda trace, rank: trace.memory(by="allocator", rank=rank),
-                find="call",
-            ),
-        ),
-        _memory_lead,
-    ),
-    Section(
-        "host",
-        "Host threads",
-        (
-            View("thread", "by thread", lambda trace, rank: trace.host(rank=rank)),
-            View(
-                "op",
-                "by event",
-                lambda trace, rank: trace.host(by="op", rank=rank),
-                "Self time on the host, and the part of it in which the GPU had nothing to do.",
-                find="name",
-                meter="idle_share",
-            ),
-            View(
-                "frame",
-                "by Python frame",
-                lambda trace, rank: trace.host(by="frame", rank=rank),
-                find="name",
-                meter="idle_share",
-            ),
-        ),
-        _host_lead,
-    ),
+    Section("launches", "Launches", _launches_lead),
+    Section("memory", "Copies and memory", _memory_lead),
+    Section("host", "Host threads", _host_lead),
     Section(
         "steps",
         "Step times",
-        (
-            View(
-                "step",
-                "steps",
-                lambda trace, rank: trace.steps(rank=rank),
-                chart=lambda table, rank: charts.steps(table, rank.tree.profiled[0]),
-            ),
-        ),
         _steps_lead,
+        {"steps": lambda table, rank: charts.steps(table, rank.tree.profiled[0])},
     ),
     Section(
         "collectives",
         "Collectives",
-        (
-            View(
-                "collective",
-                "collectives",
-                lambda trace, _: trace.collectives(),
-                "Transfer: from the last arrival to the end. Wait: what comes before it.",
-                chart=lambda table, _: charts.collective_waits(table),
-            ),
-        ),
         _collectives_lead,
-        per_rank=False,
+        {"collectives": lambda table, _: charts.collective_waits(table)},
     ),
     Section(
         "ranks",
-        "Trace compared",
-        (
-            View(
-                "rank",
-                "by rank",
-                lambda trace, _: trace.ranks_table(),
-                chart=lambda table, _: charts.lateness(table),
-            ),
-            View(
-                "op",
-                "equal operators",
-                lambda trace, _: trace.ranks_table(by="op"),
-                find="name",
-            ),
-            View(
-                "alltoall",
-                "all-to-all",
-                lambda trace, _: trace.ranks_table(by="alltoall"),
-                meter="share",
-                chart=lambda table, _: charts.rank_to_rank(table),
-            ),
-            View("clock", "clocks", lambda trace, _: trace.ranks_table(by="clock")),
-        ),
+        "Ranks compared",
         _ranks_lead,
-        per_rank=False,
+        {
+            "by rank": lambda table, _: charts.lateness(table),
+            "all-to-all": lambda table, _: charts.rank_to_rank(table),
+        },
     ),
     Section(
         "path",
         "Critical path",
-        (
-            View(
-                "cause",
-                "by cause",
-                lambda trace, _: trace.critical_path(),
-                "The chain of work that decided when the time ended: making anything else faster "
-                "gains nothing. It has a lane of its own in the timeline.",
-                meter="time_share",
-                chart=lambda table, _: charts.path_shares(table),
-            ),
-            View(
-                "name",
-                "by name",
-                lambda trace, _: trace.critical_path(by="name"),
-                find="name",
-                meter="time_share",
-            ),
-        ),
         _path_lead,
-        per_rank=False,
+        {"by cause": lambda table, _: charts.path_shares(table)},
     ),
 )
 

@@ -1,0 +1,83 @@
+"""Which tables there are. A table's own module says the rest in its `TABLE`, loaded on use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchtraceap.analysis.spec import TableSpec
+
+__all__ = ["TABLES", "TableEntry", "table_spec"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """A table in `torchtraceap --help`, which must not load what makes it."""
+
+    module: str
+    """In `torchtraceap.analysis`."""
+    summary: str
+    method: str
+    """Of `Trace`."""
+
+
+TABLES: Mapping[str, TableEntry] = MappingProxyType(
+    {
+        "tree": TableEntry(
+            "tree_rows", "host calls by thread with the GPU events that they launched", "tree_rows"
+        ),
+        "events": TableEntry("events", "the events as a table, as JSON, CSV or Parquet", "events"),
+        "ops": TableEntry("ops", "operators: own and subtree GPU time, host time, launches", "ops"),
+        "modules": TableEntry(
+            "modules", "the nn.Module tree with GPU and host time, backward included", "modules"
+        ),
+        "kernels": TableEntry(
+            "kernels", "GPU events: counts, times, grid and block, owners", "kernels"
+        ),
+        "sequences": TableEntry(
+            "sequences",
+            "kernel sequences that repeat, and what fusing them would remove",
+            "sequences",
+        ),
+        "launches": TableEntry(
+            "launches", "launch calls: cost on the host, delay, queue length", "launches"
+        ),
+        "roofline": TableEntry(
+            "roofline",
+            "FLOPs, bytes, achieved rates and how far they are from the device's peak",
+            "roofline",
+        ),
+        "memory": TableEntry(
+            "memory", "copies with their bandwidth, allocator calls, memory over time", "memory"
+        ),
+        "host": TableEntry("host", "what the CPU threads did while the GPU waited", "host"),
+        "steps": TableEntry("steps", "steps: time, outliers, trend, what differs", "steps"),
+        "collectives": TableEntry(
+            "many_ranks.collectives",
+            "collectives matched across ranks: bytes, transfer, waits, bandwidth",
+            "collectives",
+        ),
+        "ranks": TableEntry(
+            "many_ranks.ranks",
+            "ranks compared: who arrives last, how often, because of what",
+            "ranks_table",
+        ),
+        "critical-path": TableEntry(
+            "critical_path",
+            "the longest chain of dependent work, and what it consists of",
+            "critical_path",
+        ),
+    }
+)
+"""By the name of the command, in the order in which they are listed."""
+
+
+def table_spec(name: str) -> TableSpec:
+    """What the table of a command says of itself."""
+    module = import_module(f"torchtraceap.analysis.{TABLES[name].module}")
+    spec: TableSpec = module.TABLE
+    return spec
