@@ -1,4 +1,4 @@
-"""Seconds of every table on its own: python benchmarks/table_times.py TRACE [--repeats 5]
+"""Seconds of every table that the page shows, on its own: python benchmarks/table_times.py TRACE [--repeats 5]
 
 A trace is a file or a folder with a file per rank. Best of the repeats, each with the file read
 anew; what a table finds already made (the tree, the costs, idle causes) it does not pay for again.
@@ -13,32 +13,14 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import commit, machine
 
 T = TypeVar("T")
-
-VIEWS = {
-    "ops": ("name", "category", "args"),
-    "modules": (),
-    "kernels": ("name", "canonical"),
-    "short_kernels": (),
-    "sequences": (),
-    "launches": ("call", "kernel", "stream"),
-    "roofline": ("args",),
-    "memory": ("direction", "allocator", "timeline"),
-    "host": ("thread", "op", "frame"),
-    "steps": (),
-    "collectives": (),
-    "ranks_table": ("rank", "op", "alltoall", "clock"),
-    "critical_path": (),
-    "summary": (),
-    "diagnose": (),
-}
-
 
 class Times:
     """Best seconds and processor seconds by name."""
@@ -56,14 +38,18 @@ class Times:
 
 def run_once(path: Path, times: Times) -> None:
     import torchtraceap as ttap
+    from torchtraceap.analysis.catalogue import TABLES, table_spec
 
     trace = times.measure("load", lambda: ttap.load(path))
     times.measure("tree, costs", lambda: [(rank.tree, rank.costs) for rank in trace.ranks])
-    for table, views in VIEWS.items():
-        method: Callable[..., Any] = getattr(trace, table)
-        for by in views or ("",):
-            options = {"by": by} if by else {}
-            times.measure(f"{table} {by}".strip(), lambda m=method, o=options: m(**o))  # type: ignore[misc]
+    for name in TABLES:
+        spec = table_spec(name)
+        for view in spec.page:
+            options = "".join(f" {key}={value}" for key, value in view.options.items())
+            make = partial(spec.make, trace, **view.options)
+            times.measure(f"{name}{options}", make)
+    times.measure("summary", trace.summary)
+    times.measure("diagnose", trace.diagnose)
 
 
 def main() -> None:

@@ -193,6 +193,15 @@ class Trace(Ranks):
         """
         return self._table("sequences", rank, length=length)
 
+    def grids(self, *, by: str = "name", rank: int | None = None) -> ColumnTable:
+        """Kernels by the size of their grid: waves on the device, how empty the last one is.
+
+        Args:
+            by: "name" (canonical), "grid" (name and launch shape) or "event" (every kernel).
+            rank: Only this rank.
+        """
+        return self._table("grids", rank, by=by)
+
     def launches(self, *, by: str = "call", rank: int | None = None) -> ColumnTable:
         """Launch calls, CUDA and HIP: their cost on the host, delay, queue length.
 

@@ -17,7 +17,6 @@ from conftest import WriteTrace
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.columns import JsonCodes, TextCodes, encode_texts
-from torchtraceap.errors import OptionError
 from torchtraceap.table import ColumnTable, stack_ranks
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow reads the Arrow streams in these tests")
@@ -76,11 +75,25 @@ def test_arguments_by_name(trace: ttap.Trace) -> None:
     events = trace.events()
     values, there = events.int_arg("correlation")
     assert there.dtype == np.bool_
-    assert np.array_equal(values[there], events["correlation"][there])
-    assert np.array_equal(there, events["correlation"] != _core.NO_ID)
+    correlation = events["correlation"]
+    assert np.array_equal(values[there], correlation[there])
+    assert np.array_equal(there, ~np.ma.getmaskarray(correlation))
     streams = events.arg("stream")
     assert set(streams) == {None, "7"}
-    assert len(streams) == len(events)
+    assert len(streams) == events.num_rows
+
+
+def test_arguments_of_chosen_events_follow_their_order(ranks: ttap.Trace) -> None:
+    longest = ranks.events(longest=True)
+    assert sorted(longest["dur_ns"].tolist(), reverse=True) == longest["dur_ns"].tolist()
+    values, there = longest.int_arg("correlation")
+    correlation = longest["correlation"]
+    assert np.array_equal(there, ~np.ma.getmaskarray(correlation))
+    assert np.array_equal(values[there], correlation[there])
+    assert longest.arg("correlation") == [str(v) if yes else None for v, yes in zip(values, there)]
+    kernels = ranks.events(3, kind="kernel")
+    assert set(kernels.arg("stream")) == {"7"}
+    assert set(kernels["kind"]) == {"kernel"}
 
 
 def test_row_numbers_are_checked(trace: ttap.Trace) -> None:
@@ -112,7 +125,7 @@ def test_trees_and_windows_of_another_trace_are_refused(write_trace: WriteTrace)
 def test_events_reach_arrow_with_types_and_nulls(trace: ttap.Trace) -> None:
     table = pa.table(trace.events())
     table.validate(full=True)
-    assert table.num_rows == len(trace.events())
+    assert table.num_rows == trace.events().num_rows
     assert table.column_names == list(trace.events().columns)
     types = {field.name: field.type for field in table.schema}
     assert types["ts_ns"] == types["dur_ns"] == types["correlation"] == pa.int64()
@@ -120,11 +133,12 @@ def test_events_reach_arrow_with_types_and_nulls(trace: ttap.Trace) -> None:
     events = trace.events()
     for name in ("ts_ns", "dur_ns", "name", "category", "kind", "phase", "pid", "tid"):
         assert table[name].to_pylist() == events[name].tolist(), name
-    stream = [None if value == _core.NO_ID else value for value in events["stream"].tolist()]
+    stream = events["stream"].tolist()
     assert table["stream"].to_pylist() == stream
     assert table["stream"].null_count == stream.count(None) > 0
-    device = [None if value < 0 else value for value in events["device"].tolist()]
-    assert table["device"].to_pylist() == device
+    assert stream == [None if v == _core.NO_ID else v for v in trace.rank().table.stream.tolist()]
+    device = [None if value < 0 else value for value in trace.rank().table.device.tolist()]
+    assert table["device"].to_pylist() == events["device"].tolist() == device
 
 
 def test_int64_columns_reach_arrow_without_a_copy(trace: ttap.Trace) -> None:
@@ -161,7 +175,7 @@ def test_unread_and_half_read_streams_are_released(trace: ttap.Trace) -> None:
         trace.events().__arrow_c_stream__()
         reader = pa.RecordBatchReader.from_stream(trace.events())
         batch = reader.read_next_batch()
-        column = batch.column(2)
+        column = batch.column(batch.schema.get_field_index("name"))
         del reader, batch
         assert len(column.dictionary) > 0
 
@@ -172,6 +186,9 @@ def test_ranks_become_batches_with_a_rank_column(ranks: ttap.Trace) -> None:
     assert table.column_names[0] == "rank"
     assert set(table["rank"].to_pylist()) == {0, 3}
     assert table.num_rows == sum(len(rank.table) for rank in ranks.ranks)
+    assert [chunk.buffers()[1].address for chunk in table["ts_ns"].chunks] == [
+        rank.table.ts_ns.__array_interface__["data"][0] for rank in ranks.ranks
+    ]
     assert table["name"].to_pylist() == ranks.events()["name"].tolist()
 
 
@@ -193,7 +210,7 @@ def test_texts_that_are_no_utf8_are_valid_in_arrow(tmp_path: Path) -> None:
     trace = ttap.load(path)
     table = pa.table(trace.events())
     table.validate(full=True)
-    assert len(trace.events()) == len(names)
+    assert trace.events().num_rows == len(names)
     assert table["name"].to_pylist()[2] == "ok é"
     assert len(trace.events().to_pandas()) == len(names)
 
@@ -228,6 +245,8 @@ def test_column_tables_check_what_they_export() -> None:
     uneven = ColumnTable({"a": np.arange(4), "b": np.arange(3)})
     with pytest.raises(ttap.errors.SchemaError, match="one length"):
         uneven.__arrow_c_stream__()
+    with pytest.raises(ttap.errors.SchemaError, match="same columns"):
+        ColumnTable({}, batches=[good, strided]).__arrow_c_stream__()
     with pytest.raises(ttap.errors.SchemaError, match="dtype"):
         ColumnTable({"a": np.zeros(2, dtype=complex)}).__arrow_c_stream__()
 
@@ -246,7 +265,7 @@ def test_events_as_a_data_frame(trace: ttap.Trace) -> None:
     assert frame["pid"].cat.categories.tolist() == ["0", "100"]  # tracks are sorted by name
     by_kind = frame.groupby("kind", observed=True)["dur_ns"].sum()
     assert by_kind["kernel"] == 2 * 8 * 6_590_000
-    some = events.to_pandas(events["dur_ns"] > 1_000_000)
+    some = events.take(events["dur_ns"] > 1_000_000).to_pandas()
     assert (some["dur_ns"] > 1_000_000).all()
     assert len(some) < len(frame)
 
@@ -256,9 +275,8 @@ def test_several_ranks_as_a_data_frame(ranks: ttap.Trace) -> None:
     assert frame["rank"].unique().tolist() == [0, 3]
     assert frame["name"].dtype == "category"
     assert frame["name"].astype(str).tolist() == ranks.events()["name"].tolist()
-    assert ranks.events(3).columns[0] == "ts_ns"
-    with pytest.raises(OptionError, match="rank"):
-        ranks.events().to_pandas(slice(0, 3))
+    assert ranks.events(3).columns[0] == "row"
+    assert ranks.events().take(slice(0, 3)).to_pandas()["row"].tolist() == [0, 1, 2]
 
 
 def test_other_tables_as_data_frames(trace: ttap.Trace) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap.errors import OptionError
-from torchtraceap.sql import SQL_TABLES
+from torchtraceap.sql import sql_tables
 
 pytest.importorskip("duckdb")
 DEMO = Path(__file__).parents[2] / "examples/traces/resnet50_num_workers_0.json.gz"
@@ -19,10 +19,9 @@ def trace() -> ttap.Trace:
     return ttap.load(DEMO)
 
 
-@pytest.mark.parametrize("name", SQL_TABLES)
+@pytest.mark.parametrize("name", sql_tables())
 def test_every_table_can_be_queried(trace: ttap.Trace, name: str) -> None:
-    made = SQL_TABLES[name](trace)
-    rows = made.num_rows if isinstance(made, ttap.ColumnTable) else len(made)
+    rows = sql_tables()[name](trace).num_rows
     assert trace.sql(f"select count(*) as n from {name}").to_list("n") == [rows]
 
 
@@ -43,7 +42,7 @@ def test_values_of_all_kinds(trace: ttap.Trace) -> None:
 
 
 def test_errors_are_one_sentence(trace: ttap.Trace) -> None:
-    with pytest.raises(OptionError, match=r"tables: events, ops"):
+    with pytest.raises(OptionError, match=r"tables: tree, events, ops"):
         trace.sql("select * from nothing")
     with pytest.raises(OptionError, match="SQL"):
         trace.sql("selec 1")

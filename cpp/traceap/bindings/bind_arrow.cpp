@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "traceap/base/error.hpp"
 #include "traceap/bindings/arrow.hpp"
 #include "traceap/bindings/columns.hpp"
 

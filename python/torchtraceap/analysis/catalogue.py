@@ -43,6 +43,9 @@ TABLES: Mapping[str, TableEntry] = MappingProxyType(
             "kernel sequences that repeat, and what fusing them would remove",
             "sequences",
         ),
+        "grids": TableEntry(
+            "grids", "kernels by grid size: waves on the multiprocessors, empty tails", "grids"
+        ),
         "launches": TableEntry(
             "launches", "launch calls: cost on the host, delay, queue length", "launches"
         ),

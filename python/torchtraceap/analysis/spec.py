@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 from torchtraceap.ranks import Ranks, RankTrace
@@ -14,7 +13,6 @@ from torchtraceap.threads import map_on_threads
 __all__ = ["Option", "PageView", "TableSpec"]
 
 Options = Mapping[str, Any]
-NONE: Options = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class PageView:
     section: str
     """Key of a section of the page."""
     label: str
-    options: Options = NONE
+    options: Options = field(default_factory=dict)
     hint: str = ""
     """What the columns mean, in a sentence."""
     find: str = ""
@@ -65,7 +63,7 @@ class TableSpec:
     per_rank: bool = True
     stack: Callable[..., ColumnTable] = _stack
     """Joins the tables of ranks, given as (rank, table), with the options of the call."""
-    json_options: Options = NONE
+    json_options: Options = field(default_factory=dict)
     """What the JSON of the command line has beyond its other forms."""
     sql: Mapping[str, Options] = field(default_factory=dict)
     """Names in SQL, with the options of each."""
