@@ -1,4 +1,4 @@
-"""Seconds of every table that the page shows, on its own: python benchmarks/table_times.py TRACE [--repeats 5]
+"""Seconds of every table of the page: python benchmarks/table_times.py TRACE [--repeats 5]
 
 A trace is a file or a folder with a file per rank. Best of the repeats, each with the file read
 anew; what a table finds already made (the tree, the costs, idle causes) it does not pay for again.
@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import commit, machine
 
 T = TypeVar("T")
+
 
 class Times:
     """Best seconds and processor seconds by name."""

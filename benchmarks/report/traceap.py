@@ -1,4 +1,4 @@
-"""Every table that the page of torchtraceap shows, from the file, or from a folder with a file per rank."""
+"""Every table that the page shows, from the file, or from a folder with a file per rank."""
 
 from __future__ import annotations
 

@@ -59,9 +59,10 @@ class GpuTrace:
         self.events.append(event)
         return self
 
-    def load(self, folder: Path) -> ttap.Trace:
+    def load(self, folder: Path, **members: Any) -> ttap.Trace:
+        """Reads the events; `members` stand beside them, such as `deviceProperties`."""
         path = folder / "trace.json"
-        path.write_text(json.dumps({"traceEvents": self.events}), encoding="utf-8")
+        path.write_text(json.dumps({"traceEvents": self.events, **members}), encoding="utf-8")
         return ttap.load(path)
 
     def _add(

@@ -90,7 +90,8 @@ def test_arguments_of_chosen_events_follow_their_order(ranks: ttap.Trace) -> Non
     correlation = longest["correlation"]
     assert np.array_equal(there, ~np.ma.getmaskarray(correlation))
     assert np.array_equal(values[there], correlation[there])
-    assert longest.arg("correlation") == [str(v) if yes else None for v, yes in zip(values, there)]
+    expected = [str(v) if yes else None for v, yes in zip(values, there, strict=True)]
+    assert longest.arg("correlation") == expected
     kernels = ranks.events(3, kind="kernel")
     assert set(kernels.arg("stream")) == {"7"}
     assert set(kernels["kind"]) == {"kernel"}

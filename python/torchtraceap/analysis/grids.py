@@ -41,6 +41,8 @@ from torchtraceap.units import format_ns, format_share
 __all__ = ["TABLE", "build_grids"]
 
 _UNKNOWN = Multiprocessor()
+_NO_SIZE = (np.nan, np.nan, np.nan)
+_CALLS_IN_THREADS = ("hipExtModuleLaunchKernel", "hipHccModuleLaunchKernel")
 
 
 def build_grids(part: RankTrace, *, by: str = "name") -> ColumnTable:
@@ -72,12 +74,23 @@ class _Grids:
     @cached_property
     def blocks(self) -> Array:
         """float64: of the grid."""
-        return _product(self.events.json_arg("grid"))
+        grid = _sizes(self.events.json_arg("grid"))
+        counts = np.where(
+            self.in_threads, np.ceil(grid / _sizes(self.events.json_arg("block"))), grid
+        )
+        return counts.prod(axis=0)
+
+    @cached_property
+    def in_threads(self) -> Array:
+        """bool: the grid is in threads, as this call of HIP takes it; else in blocks."""
+        names = self.events.names_of(self.events.launch)
+        counted = np.array([*(text in _CALLS_IN_THREADS for text in names.texts), False])
+        return counted[names.codes]
 
     @cached_property
     def threads(self) -> Array:
         """float64: of a block."""
-        return _product(self.events.json_arg("block"))
+        return _sizes(self.events.json_arg("block")).prod(axis=0)
 
     @cached_property
     def registers(self) -> Array:
@@ -151,6 +164,13 @@ class _Grids:
         return share
 
     @cached_property
+    def empty_share(self) -> Array:
+        """The part of all waves that is empty: what the tail costs if all blocks take as long."""
+        waves = np.ceil(self.waves)
+        share: Array = (waves - self.waves) / waves
+        return share
+
+    @cached_property
     def used_share(self) -> Array:
         """The part of the multiprocessors that gets a block."""
         share: Array = np.minimum(1.0, self.blocks / self.multiprocessors)
@@ -163,20 +183,19 @@ class _Grids:
         return found
 
 
-def _product(column: TextCodes) -> Array:
-    """float64: of three whole numbers as JSON; NaN for anything else."""
-    sizes = np.array([*map(_size, column.texts), np.nan])
-    size: Array = sizes[column.codes]
-    return size
+def _sizes(column: TextCodes) -> Array:
+    """float64 `[3, n]`: three whole numbers in JSON; NaN for anything else."""
+    sizes = np.array([*map(_three, column.texts), _NO_SIZE])
+    return sizes[column.codes].T
 
 
-def _size(text: str) -> float:
+def _three(text: str) -> tuple[float, float, float]:
     dims = json.loads(text)
     if not isinstance(dims, list) or len(dims) != 3:
-        return np.nan
+        return _NO_SIZE
     if not all(type(dim) is int and 0 < dim < 2**31 for dim in dims):
-        return np.nan
-    return float(dims[0] * dims[1] * dims[2])
+        return _NO_SIZE
+    return float(dims[0]), float(dims[1]), float(dims[2])
 
 
 # ------------------------------------------------------------------------------------- views
@@ -193,6 +212,7 @@ def _by_name(grids: _Grids) -> View:
     op, _ = most_frequent(groups, events.op.codes)
     _, shapes = most_frequent(groups, events.json_arg("grid").codes)
     below_ns = groups.sum(np.where(grids.waves < 1, events.duration_ns, 0))[order]
+    unknown = groups.sum(~np.isnan(grids.waves)) == 0
     columns: Columns = {
         "canonical": events.canonical.take(first),
         "class": events.gpu_class.take(first),
@@ -204,10 +224,17 @@ def _by_name(grids: _Grids) -> View:
             name: weighted_mean(groups, values, events.duration_ns)[order]
             for name, values in _figures(grids).items()
         },
-        "below_one_wave_ns": below_ns,
+        "below_one_wave_ns": np.ma.array(below_ns, mask=unknown[order]),
     }
     shown = ("canonical", "count", "sum_ns", "kernel_share", "grids", "blocks", "resident_blocks")
-    return columns, (*shown, "waves", "tail_share", "used_share", "below_one_wave_ns")
+    return columns, (
+        *shown,
+        "waves",
+        "tail_share",
+        "empty_share",
+        "used_share",
+        "below_one_wave_ns",
+    )
 
 
 def _by_grid(grids: _Grids) -> View:
@@ -228,7 +255,7 @@ def _by_grid(grids: _Grids) -> View:
         "kernel_share": _kernel_share(groups, events)[order],
     }
     shown = ("canonical", "grid", "block", "count", "sum_ns", "kernel_share", "resident_blocks")
-    return columns, (*shown, "limited_by", "waves", "tail_share", "used_share")
+    return columns, (*shown, "limited_by", "waves", "tail_share", "empty_share", "used_share")
 
 
 def _by_event(grids: _Grids) -> View:
@@ -246,7 +273,15 @@ def _by_event(grids: _Grids) -> View:
         **_launch_shape(grids, np.arange(len(events))),
     }
     shown = ("row", "name", "op", "since_first_ns", "duration_ns", "grid", "block")
-    return columns, (*shown, "resident_blocks", "limited_by", "waves", "tail_share", "used_share")
+    return columns, (
+        *shown,
+        "resident_blocks",
+        "limited_by",
+        "waves",
+        "tail_share",
+        "empty_share",
+        "used_share",
+    )
 
 
 def _figures(grids: _Grids) -> dict[str, Array]:
@@ -257,6 +292,7 @@ def _figures(grids: _Grids) -> dict[str, Array]:
         "resident_blocks": grids.resident_blocks,
         "waves": grids.waves,
         "tail_share": grids.tail_share,
+        "empty_share": grids.empty_share,
         "used_share": grids.used_share,
     }
 
@@ -331,10 +367,7 @@ def _notes(grids: _Grids) -> Sequence[str]:
 def _lacks(grids: _Grids) -> Sequence[str]:
     missing = np.isnan(grids.blocks)
     if missing.all():
-        return [
-            "The trace has no grid sizes: profilers before PyTorch 1.9, and on ROCm graph replays, "
-            "do not record them."
-        ]
+        return ["The trace records no grid sizes, so that waves are not known."]
     notes = []
     if missing.any():
         notes.append(f"{int(missing.sum())} of {len(missing)} kernels have no grid size.")
