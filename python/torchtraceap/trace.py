@@ -272,7 +272,7 @@ class Trace(Ranks):
 
         Args:
             step: Only this step, by name or place; by default all steps, else the whole trace.
-            by: "cause" (shares), "event" (the path itself) or "name".
+            by: "cause" (shares), "name" or "event" (the path itself).
             compat: "hta" for the graph that HTA builds.
         """
         return self._table("critical-path", step=step, by=by, compat=compat)
