@@ -103,7 +103,7 @@ class Trace(Ranks):
     # Of every rank under each other, with a first column `rank`, unless one is named. The spec of
     # each, beside the function that builds it, has the same options; a test compares.
 
-    def _table(self, name: str, rank: int | None = None, **options: Any) -> ColumnTable:
+    def _table(self, name: str, rank: int | None = None, /, **options: Any) -> ColumnTable:
         from torchtraceap.analysis.catalogue import table_spec
 
         return table_spec(name).make(self, rank=rank, **options)

@@ -108,7 +108,7 @@ def test_one_rank_alone(tmp_path: Path) -> None:
 
 
 def test_an_unknown_view_is_an_option_error(tmp_path: Path) -> None:
-    with pytest.raises(ttap.errors.OptionError, match="there are: rank, op"):
+    with pytest.raises(ttap.errors.OptionError, match="one of rank, op"):
         late_rank().load(tmp_path).ranks_table(by="colour")
 
 

@@ -69,7 +69,7 @@ class TableSpec:
     """Names in SQL, with the options of each."""
     page: Sequence[PageView] = ()
 
-    def make(self, trace: Ranks, *, rank: int | None = None, **options: Any) -> ColumnTable:
+    def make(self, trace: Ranks, /, *, rank: int | None = None, **options: Any) -> ColumnTable:
         """The table of a trace; those of single ranks under each other unless one is named."""
         if not self.per_rank:
             return self.build(trace, **options)
