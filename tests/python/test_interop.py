@@ -345,6 +345,50 @@ def test_absent_values_leave_as_null() -> None:
     }
 
 
+def test_absent_numbers_of_every_type_leave_through_pandas() -> None:
+    gone = [False, True]
+    table = ColumnTable(
+        {
+            "count": np.ma.array([1, 2], mask=gone),
+            "small": np.ma.array(np.array([3, 4], dtype=np.int32), mask=gone),
+            "time": np.ma.array([0.5, 1.5], mask=gone),
+            "whole": np.ma.array([True, False], mask=gone),
+        }
+    )
+    frame = table.to_pandas()
+    assert [frame[name].isna().tolist() for name in frame] == [gone] * 4
+    assert [frame[name][0] for name in frame] == [1, 3, 0.5, True]
+
+
+def test_columns_are_made_when_they_are_asked_for() -> None:
+    made: list[str] = []
+
+    def make(name: str) -> Any:
+        made.append(name)
+        return np.arange(3)
+
+    table = ColumnTable({"a": np.arange(3), "b": lambda: make("b"), "c": lambda: make("c")})
+    few = table.take(slice(0, 2))
+    assert (table.num_rows, few.num_rows, made) == (3, 2, [])
+    assert few["b"].tolist() == [0, 1]
+    assert (table["b"].tolist(), made) == ([0, 1, 2], ["b"])
+
+
+def test_only_texts_in_use_leave_a_column() -> None:
+    column = TextCodes(np.array([5, -1, 5], dtype=np.int32), [f"text {i}" for i in range(1000)])
+    assert column.compact().texts == ["text 5"]
+    assert column.to_list() == ["text 5", None, "text 5"]
+    table = ColumnTable({"name": column})
+    assert pa.table(table)["name"].chunk(0).dictionary.to_pylist() == ["text 5"]
+    assert list(table.to_pandas()["name"].cat.categories) == ["text 5"]
+
+
+def test_a_long_table_is_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchtraceap.table.JSON_ROWS", 2)
+    table = ColumnTable({"a": np.arange(5)}, facts={"n": 1}, notes=["x"])
+    assert json.loads(table.to_json()) == json.loads(json.dumps(table.to_dict()))
+
+
 def test_a_table_shows_itself_with_units_and_nothing_of_it_is_markup() -> None:
     table = ColumnTable(
         {"name": encode_texts(["<b>x</b>"] * 30), "gpu_ns": np.full(30, 1500)}, notes=["a < b"]

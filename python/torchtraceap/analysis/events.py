@@ -131,18 +131,22 @@ def _columns(table: _core.EventTable) -> dict[str, MadeColumn]:
         "since_first_ns": lambda: table.ts_ns - _first_ns(table),
         "dur_ns": table.dur_ns,
         "name": lambda: TextCodes(table.name.view(np.int32), table.strings),
-        "category": lambda: TextCodes(table.category.view(np.int32), table.strings).compact(),
+        "category": lambda: TextCodes(table.category.view(np.int32), table.strings),
         "kind": lambda: TextCodes(table.kind.view(np.int8), _core.kind_names()),
         "phase": lambda: _letters(table.phase),
         "flags": table.flags,
         "track": table.track,
         "pid": lambda: recode(table.track, [track.pid for track in table.tracks]),
         "tid": lambda: recode(table.track, [track.tid for track in table.tracks]),
-        "device": lambda: np.ma.masked_equal(table.device, -1, copy=False),
-        "stream": lambda: np.ma.masked_equal(table.stream, _core.NO_ID, copy=False),
-        "correlation": lambda: np.ma.masked_equal(table.correlation, _core.NO_ID, copy=False),
-        "external_id": lambda: np.ma.masked_equal(table.external_id, _core.NO_ID, copy=False),
+        "device": lambda: _or_absent(table.device, -1),
+        "stream": lambda: _or_absent(table.stream, _core.NO_ID),
+        "correlation": lambda: _or_absent(table.correlation, _core.NO_ID),
+        "external_id": lambda: _or_absent(table.external_id, _core.NO_ID),
     }
+
+
+def _or_absent(values: Array, absent: int) -> Array:
+    return np.ma.array(values, mask=values == absent)
 
 
 def _some(column: MadeColumn, rows: Array) -> Column:
@@ -158,8 +162,10 @@ def _first_ns(table: _core.EventTable) -> int:
 
 def _letters(codes: Array) -> TextCodes:
     """A column of character codes, with the letters that occur."""
-    used = np.flatnonzero(np.bincount(codes, minlength=1))
-    mapping = np.zeros(256, dtype=np.int32)
+    occurs = np.zeros(256, dtype=bool)
+    occurs[codes] = True
+    used = np.flatnonzero(occurs)
+    mapping = np.zeros(256, dtype=np.int16)
     mapping[used] = np.arange(len(used))
     return TextCodes(mapping[codes], [chr(code) for code in used])
 
