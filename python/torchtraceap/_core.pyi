@@ -51,8 +51,7 @@ __all__: list[str] = [
     "Track",
     "TreeDiff",
     "WindowSet",
-    "arrow_columns",
-    "arrow_events",
+    "arrow_batches",
     "binding_edges",
     "build_features",
     "build_modules",
@@ -1782,22 +1781,13 @@ class ArrowTable:
         A fresh arrow_array_stream capsule.
         """
 
-def arrow_columns(
-    columns: list[tuple[str, numpy.ndarray, list[str] | None, numpy.ndarray | None]],
-) -> ArrowTable:
-    """
-    One batch of (name, array [n], texts, valid): with texts the array holds indices, where valid [n] is False there is no value.
-    """
-
-def arrow_events(
-    tables: collections.abc.Sequence[
-        tuple[EventTable, typing.SupportsInt | typing.SupportsIndex | None]
+def arrow_batches(
+    batches: collections.abc.Sequence[
+        list[tuple[str, numpy.ndarray, list[str] | None, numpy.ndarray | None]]
     ],
-    *,
-    with_rank: bool = False,
 ) -> ArrowTable:
     """
-    One batch per (table, rank); int64 columns are not copied.
+    Batches of columns (name, array [n], texts, valid): with texts the array holds indices, where valid [n] is False there is no value. Arrays are not copied.
     """
 
 def binding_edges(
