@@ -62,7 +62,8 @@ def build_grids(part: RankTrace, *, by: str = "name") -> ColumnTable:
     kernels = _Grids(GpuEvents.of(part, ["kernel"]))
     views = {"name": _by_name, "grid": _by_grid, "event": _by_event}
     columns, shown = views[by](kernels)
-    return ColumnTable(columns, shown=shown, facts=_facts(kernels), notes=_notes(kernels))
+    facts = _facts(kernels)
+    return ColumnTable(columns, shown=shown, facts=facts, notes=_notes(kernels, facts))
 
 
 @dataclass(frozen=True)
@@ -78,19 +79,22 @@ class _Grids:
         counts = np.where(
             self.in_threads, np.ceil(grid / _sizes(self.events.json_arg("block"))), grid
         )
-        return counts.prod(axis=0)
+        count: Array = counts.prod(axis=0)
+        return count
 
     @cached_property
     def in_threads(self) -> Array:
         """bool: the grid is in threads, as this call of HIP takes it; else in blocks."""
         names = self.events.names_of(self.events.launch)
         counted = np.array([*(text in _CALLS_IN_THREADS for text in names.texts), False])
-        return counted[names.codes]
+        taken: Array = counted[names.codes]
+        return taken
 
     @cached_property
     def threads(self) -> Array:
         """float64: of a block."""
-        return _sizes(self.events.json_arg("block")).prod(axis=0)
+        count: Array = _sizes(self.events.json_arg("block")).prod(axis=0)
+        return count
 
     @cached_property
     def registers(self) -> Array:
@@ -349,12 +353,11 @@ def _facts(grids: _Grids) -> dict[str, Any]:
     }
 
 
-def _notes(grids: _Grids) -> Sequence[str]:
+def _notes(grids: _Grids, facts: dict[str, Any]) -> Sequence[str]:
     events = grids.events
     notes = gpu_notes(events, "kernels")
     if not len(events):
         return notes
-    facts = _facts(grids)
     if facts["known_ns"]:
         share = format_share(facts["below_one_wave_share"])
         notes.append(
