@@ -10,7 +10,8 @@ from time import sleep
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap import loading, ranks
+from torchtraceap import loading
+from torchtraceap.analysis import spec
 from torchtraceap.remember import Memory
 from torchtraceap.threads import core_count, map_on_threads
 
@@ -54,7 +55,7 @@ def test_tables_are_those_of_one_thread(
 ) -> None:
     many = getattr(ttap.load(folder), table)()
     monkeypatch.setattr(loading, "core_count", lambda: 1)
-    for module in (loading, ranks):
+    for module in (loading, spec):
         monkeypatch.setattr(module, "map_on_threads", lambda f, items, threads=0: [*map(f, items)])
     one = getattr(ttap.load(folder), table)()
     assert many.to_dict() == one.to_dict()
