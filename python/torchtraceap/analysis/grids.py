@@ -41,6 +41,7 @@ from torchtraceap.units import format_ns, format_share
 __all__ = ["TABLE", "build_grids"]
 
 _UNKNOWN = Multiprocessor()
+_SHAPE = ("grid", "block", "registers per thread", "shared memory")
 _NO_SIZE = (np.nan, np.nan, np.nan)
 _CALLS_IN_THREADS = ("hipExtModuleLaunchKernel", "hipHccModuleLaunchKernel")
 
@@ -244,9 +245,10 @@ def _by_name(grids: _Grids) -> View:
 def _by_grid(grids: _Grids) -> View:
     """Rows of one launch shape on one kind of device: what is a mean by name is exact here."""
     events = grids.events
-    grid, block = events.json_arg("grid"), events.json_arg("block")
-    shape = _codes(grids.registers, grids.shared_bytes, grids.multiprocessors)
-    groups = Groups(events.canonical.codes, grid.codes, block.codes, shape)
+    asked = [events.text_arg(key).codes for key in _SHAPE]
+    groups = Groups(
+        events.canonical.codes, *asked, np.ma.filled(_as_int(grids.multiprocessors), -1)
+    )
     order = order_by(groups.sum(events.duration_ns), descending=[True])
     first = groups.first[order]
     op, _ = most_frequent(groups, events.op.codes)
@@ -318,13 +320,6 @@ def _as_int(values: Array) -> Array:
     """int64, masked where NaN or beyond any device."""
     absent = ~(np.abs(values) < 2**62)
     return np.ma.array(np.where(absent, 0, values).astype(np.int64), mask=absent)
-
-
-def _codes(*columns: Array) -> Array:
-    """int64: equal where all columns are, NaN being equal to NaN."""
-    filled = [np.where(np.isnan(column), -1.0, column) for column in columns]
-    _, codes = np.unique(np.stack(filled), axis=1, return_inverse=True)
-    return codes.reshape(-1)
 
 
 def _kernel_share(groups: Groups, events: GpuEvents) -> Array:
