@@ -43,7 +43,7 @@ test: lint test-cpp test-asan test-tsan test-python test-wheel ## lint, C++ test
 .PHONY: venv
 venv: ## make the virtual environment, with the build tools in it
 	@tools/make_venv.sh $(VENV)
-	@$(PIP) install 'scikit-build-core>=0.11,<2' 'pybind11>=2.13,<4'
+	@$(PIP) install 'scikit-build-core>=0.11,<2' 'pybind11>=3,<4'
 
 .PHONY: install
 install: venv ## build and install the package into the virtual environment

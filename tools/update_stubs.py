@@ -8,6 +8,7 @@ Needs pybind11-stubgen and ruff (the extra `lint`) and a built `_core`.
 from __future__ import annotations
 
 import difflib
+import enum
 import re
 import subprocess
 import sys
@@ -27,9 +28,23 @@ def generate() -> str:
         text = (Path(folder) / "torchtraceap/_core.pyi").read_text("utf-8")
     text = re.sub(r'\A"""(.|\n)*?"""\n', "", text)
     text = text.replace("os.PathLike |", "os.PathLike[str] |")
+    text = with_plain_enums(text)
     # A pointer that may be None; the generator does not say so.
     text = re.sub(r"(\w+): (\w+) = None", r"\1: \2 | None = None", text)
     return format_stub(HEADER + text)
+
+
+def with_plain_enums(text: str) -> str:
+    """Enums as people write them: the generator shows their inside instead."""
+    from torchtraceap import _core
+
+    for name, kind in vars(_core).items():
+        if isinstance(kind, type) and issubclass(kind, enum.IntEnum):
+            lines = [f'class {name}(enum.IntEnum):\n    """{kind.__doc__}"""\n']
+            lines += [f"    {member.name} = {member.value}" for member in kind]
+            inside = rf"class {name}\(enum\.IntEnum\):\n(?:(?: .*)?\n)+"
+            text = re.sub(inside, "\n".join(lines) + "\n\n", text)
+    return text.replace("import builtins\n", "")
 
 
 def format_stub(text: str) -> str:

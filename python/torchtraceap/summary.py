@@ -46,8 +46,7 @@ def build_summary(trace: Ranks, *, linked_only: bool = False) -> Summary:
 
 def _counts(rank: RankTrace) -> EventCounts:
     table, tree = rank.table, rank.tree
-    needed = _core.HAS_TIME | _core.HAS_DURATION
-    complete = (table.flags & needed) == needed
+    complete = table.complete
     gpu, linked = len(tree.gpu_rows), len(tree.linked_gpu_rows)
     return EventCounts(
         total=table.total_objects,

@@ -20,6 +20,7 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap import _core
+from torchtraceap.codes import API_KINDS
 
 # (file, idle, compute, non-compute, total), microseconds; last step cut where there are several.
 TEMPORAL = [
@@ -47,8 +48,7 @@ def hta_rows(rank: ttap.RankTrace) -> np.ndarray:
     stream = np.asarray(table.stream)
     complete = (np.asarray(table.flags) & 3) == 3
     on_stream = complete & (stream != _core.NO_ID) & (stream != -1)
-    kinds = _core.kind_names()
-    host = np.isin(np.asarray(table.kind), [kinds.index("runtime"), kinds.index("driver")])
+    host = np.isin(np.asarray(table.kind), API_KINDS)
     rows = np.flatnonzero(on_stream & ~host)
     steps = [s for s in tree.steps if s.row is not None] if not tree.steps_inferred else []
     if len(steps) < 2:

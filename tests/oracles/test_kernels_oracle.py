@@ -56,7 +56,7 @@ def rows_of(path: Path) -> Iterator[dict[str, str]]:
 def kernels_of(trace: ttap.Trace) -> list[dict[str, Any]]:
     """Every event of category kernel."""
     kind = trace.rank().table.kind
-    is_kernel = (kind == _core.kind_names().index("kernel")).tolist()
+    is_kernel = (kind == _core.EventKind.KERNEL).tolist()
     return [record for record in trace.kernels(by="event").records() if is_kernel[record["row"]]]
 
 

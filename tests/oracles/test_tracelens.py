@@ -28,7 +28,7 @@ from .interface_reference import timeline
 def arrow_ids(table: _core.EventTable) -> set[int]:
     """Ids of `ac2g` arrows that have both a begin and an end."""
     ends: dict[str, set[int]] = {"s": set(), "f": set()}
-    for row in np.flatnonzero(np.asarray(table.kind) == _core.kind_names().index("flow")):
+    for row in np.flatnonzero(np.asarray(table.kind) == _core.EventKind.FLOW):
         event = json.loads(table.event_json(int(row)))
         if event["ph"] in ends and event.get("cat") == "ac2g":
             ends[event["ph"]].add(event["id"])

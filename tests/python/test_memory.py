@@ -14,36 +14,42 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import torchtraceap as ttap
-from torchtraceap.analysis.memory import Transfer, transfer_of
 from torchtraceap.analysis.memory_timeline import CATEGORIES, read_memory_timeline
 from torchtraceap.errors import MissingFileError, OptionError, ParseError
 
 VIEWS = ("direction", "copy", "bandwidth", "allocator", "timeline")
 MIB = 2**20
 
-TRANSFERS = {
-    ("Memcpy HtoD (Pageable -> Device)", ""): Transfer("HtoD", "Pageable"),
-    ("Memcpy DtoH (Device -> Pinned)", ""): Transfer("DtoH", "Pinned"),
-    ("Memcpy DtoD (Device -> Device)", ""): Transfer("DtoD", None),
-    ("Memcpy PtoP (Device -> Device)", ""): Transfer("PtoP", None),
-    ("Memcpy HtoH (Pinned -> Pageable)", ""): Transfer("HtoH", "Pinned"),
-    ("Memcpy HtoD (Host -> Device)", "HtoD"): Transfer("HtoD", "Host"),
-    ("Memset (Device)", ""): Transfer("memset", None),
-    ("hipMemset", ""): Transfer("memset", None),
-    ("CopyHostToDevice", ""): Transfer("HtoD", None),
-    ("CopyDeviceToHost", ""): Transfer("DtoH", None),
-    ("MEMORY_COPY_DEVICE_TO_DEVICE", ""): Transfer("DtoD", None),
-    ("hipMemcpyAsync", "HostToDevice"): Transfer("HtoD", None),
-    ("__amd_rocclr_copyBuffer", ""): Transfer("DtoD", None),
-    ("__amd_rocclr_copyBuffer", "DeviceToHost"): Transfer("DtoH", None),
-    ("Memcpy", ""): Transfer("unknown", None),
-    ("x" * 100_000 + "(" * 100_000, ""): Transfer("unknown", None),
+# (name, category, `kind` of the event) -> (direction, host memory)
+COPIES: dict[tuple[str, str, str], tuple[str, str | None]] = {
+    ("Memcpy HtoD (Pageable -> Device)", "gpu_memcpy", ""): ("HtoD", "Pageable"),
+    ("Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", ""): ("DtoH", "Pinned"),
+    ("Memcpy HtoD (Managed -> Device)", "gpu_memcpy", ""): ("HtoD", "Managed"),
+    ("Memcpy DtoD (Device -> Device)", "gpu_memcpy", ""): ("DtoD", None),
+    ("Memcpy PtoP (Device -> Device)", "gpu_memcpy", ""): ("PtoP", None),
+    ("Memcpy HtoH (Pinned -> Pinned)", "gpu_memcpy", ""): ("HtoH", "Pinned"),
+    ("Memcpy HtoD (Host -> Device)", "gpu_memcpy", "HtoD"): ("HtoD", "Host"),
+    ("Memset (Device)", "gpu_memset", ""): ("memset", None),
+    ("hipMemset", "gpu_memset", ""): ("memset", None),
+    ("CopyHostToDevice", "gpu_memcpy", ""): ("HtoD", "Host"),
+    ("CopyDeviceToHost", "gpu_memcpy", ""): ("DtoH", "Host"),
+    ("MEMORY_COPY_DEVICE_TO_DEVICE", "kernel", ""): ("DtoD", None),
+    ("hipMemcpyAsync", "gpu_memcpy", "HostToDevice"): ("HtoD", "Host"),
+    ("MemcpyD2H", "gpu_memcpy", ""): ("DtoH", "Host"),
+    ("__amd_rocclr_copyBuffer", "kernel", ""): ("DtoD", None),
+    ("__amd_rocclr_copyBuffer", "kernel", "DeviceToHost"): ("DtoH", "Host"),
+    ("Memcpy", "gpu_memcpy", ""): ("unknown", None),
+    ("x" * 100_000 + "(" * 100_000, "gpu_memcpy", ""): ("unknown", None),
 }
 
 
-@pytest.mark.parametrize(("name", "kind"), TRANSFERS)
-def test_direction_and_host_memory(name: str, kind: str) -> None:
-    assert transfer_of(name, kind) == TRANSFERS[name, kind]
+@pytest.mark.parametrize(("name", "cat", "kind"), COPIES)
+def test_direction_and_host_memory(tmp_path: Path, name: str, cat: str, kind: str) -> None:
+    said = {"kind": kind} if kind else {}
+    table = GpuTrace().gpu(name, 0, 10, cat=cat, **said).load(tmp_path).memory(by="copy")
+    found = (table.to_list("direction"), table.to_list("host_memory"))
+    direction, memory = COPIES[name, cat, kind]
+    assert found == ([direction], [memory])
 
 
 @pytest.fixture

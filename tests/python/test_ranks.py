@@ -175,9 +175,9 @@ def test_merged_ranks_load_as_one_trace(tmp_path: Path) -> None:
     merge_ranks(trace, out)
     merged = ttap.load(out)
     parts = [rank.table for rank in trace.ranks]
-    complete = sum(int(((t.flags & 3) == 3).sum()) for t in parts)
+    complete = sum(int(t.complete.sum()) for t in parts)
     table = merged.ranks[0].table
-    assert int(((table.flags & 3) == 3).sum()) == complete
+    assert int(table.complete.sum()) == complete
     assert len(merged.ranks[0].tree.linked_gpu_rows) == sum(
         len(rank.tree.linked_gpu_rows) for rank in trace.ranks
     )

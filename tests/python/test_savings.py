@@ -21,7 +21,7 @@ from torchtraceap.report.words import arrow, dash
 from torchtraceap.results import Finding, PlannedFix, ReplayCheck, Saving
 from torchtraceap.simulation import savings as module
 from torchtraceap.simulation.edits.base import Change, EditedGraph
-from torchtraceap.simulation.registry import EDITS_OF_FINDING, make_edit
+from torchtraceap.simulation.registry import edits_by_finding, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import EditOutcome
 
@@ -185,7 +185,7 @@ def test_a_bad_replay_leaves_bounds(
 def test_an_edit_that_changes_nothing_leaves_a_bound_with_its_reason(
     write_trace: WriteTrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(module.EDITS_OF_FINDING, LOADING, ("pin_memory",))
+    monkeypatch.setattr(module, "edits_by_finding", lambda: {LOADING: ("pin_memory",)})
     saving = saving_of(loader(write_trace))
     assert saving.method == "bound"
     assert saving.note.startswith("not simulated: ")
@@ -195,15 +195,15 @@ def test_an_edit_that_changes_nothing_leaves_a_bound_with_its_reason(
 def test_the_first_edit_that_applies_stands(
     write_trace: WriteTrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(module.EDITS_OF_FINDING, LOADING, ("pin_memory", "loader_workers=2"))
+    edits = {LOADING: ("pin_memory", "loader_workers=2")}
+    monkeypatch.setattr(module, "edits_by_finding", lambda: edits)
     assert saving_of(loader(write_trace)).edit == "loader_workers=2"
 
 
 def test_a_finding_without_an_edit_keeps_its_bound(
     write_trace: WriteTrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in load_knowledge():
-        monkeypatch.delitem(module.EDITS_OF_FINDING, name, raising=False)
+    monkeypatch.setattr(module, "edits_by_finding", dict)
     diagnosis = loader(write_trace)
     saving = saving_of(diagnosis)
     assert (saving.method, saving.note) == ("bound", "no simulated edit stands for this fix")
@@ -278,15 +278,15 @@ def test_a_trace_without_steps_is_one_stretch(write_trace: WriteTrace) -> None:
 
 
 def test_every_edit_of_a_finding_can_be_made() -> None:
-    assert set(EDITS_OF_FINDING) <= set(load_knowledge())
-    for names in EDITS_OF_FINDING.values():
+    assert set(edits_by_finding()) <= set(load_knowledge())
+    for names in edits_by_finding().values():
         assert [make_edit(name).name for name in names]
 
 
 def test_the_documentation_lists_the_edits_of_every_finding() -> None:
     text = (ROOT / "docs/simulation_edits.md").read_text("utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| `")]
-    for finding, names in EDITS_OF_FINDING.items():
+    for finding, names in edits_by_finding().items():
         assert any(f"`{finding}`" in row and f"`{names[0]}`" in row for row in rows), finding
 
 

@@ -12,10 +12,11 @@ import report_samples as samples
 
 import torchtraceap as ttap
 from torchtraceap.cli import main
+from torchtraceap.codes import EventKind
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph
 from torchtraceap.simulation.edits.view import views
-from torchtraceap.simulation.registry import DEFAULT_EDITS, edit_names
+from torchtraceap.simulation.registry import default_edits, edit_names
 from torchtraceap.simulation.run import SimulatedRun
 
 WriteTrace = Callable[..., Path]
@@ -52,7 +53,7 @@ def test_the_document_has_steps_times_and_edits(
     assert document["replay_error"] == pytest.approx(
         document["replayed_ns"] / document["measured_ns"] - 1
     )
-    assert [edit["edit"] for edit in document["edits"]] == list(DEFAULT_EDITS)
+    assert [edit["edit"] for edit in document["edits"]] == list(default_edits())
     for edit in document["edits"]:
         times = [edit[key] for key in ("low_ns", "predicted_ns", "high_ns")]
         if edit["predicted_ns"] is None:
@@ -133,7 +134,7 @@ def test_the_list_names_every_edit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--list"]) == 0
     assert capsys.readouterr().out.splitlines() == edit_names()
     document = answer(capsys, "simulate", "--list", "--json")
-    assert document == {"edits": edit_names(), "default": list(DEFAULT_EDITS)}
+    assert document == {"edits": edit_names(), "default": list(default_edits())}
 
 
 def test_a_trace_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +161,7 @@ class Cached:
     def apply(self, run: SimulatedRun) -> EditedGraph:
         change = Change()
         for view in views(run):
-            rows = view.rows_named("__next__", "user_annotation")
+            rows = view.rows_named("__next__", EventKind.USER_ANNOTATION)
             view.set_host_work(change, rows, 0)
         return EditedGraph(change)
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from rank_samples import Job
 
 import torchtraceap as ttap
+from torchtraceap.codes import EventKind
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError, joined
 from torchtraceap.simulation.edits.view import views
-from torchtraceap.simulation.registry import DEFAULT_EDITS, EDITS_OF_FINDING, make_edit, register
+from torchtraceap.simulation.registry import default_edits, edits_by_finding, make_edit, register
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import EditOutcome, Simulation, simulate
 
@@ -455,7 +456,7 @@ class HalfTheKernels:
     def apply(self, run: SimulatedRun) -> EditedGraph:
         change = Change()
         for view in views(run):
-            view.scale_gpu(change, view.rows_named(f"^{self.kernel}$", "kernel"), 0.5)
+            view.scale_gpu(change, view.rows_named(f"^{self.kernel}$", EventKind.KERNEL), 0.5)
         if not len(change):
             raise NotApplicableError(f"no kernel is called {self.kernel}")
         return EditedGraph(change, note=f"{self.kernel} takes half of its time")
@@ -464,7 +465,7 @@ class HalfTheKernels:
 def test_users_add_edits_of_their_own(write_trace: WriteTrace) -> None:
     trace = ttap.load(write_trace(steps_of(loading)))
     by_object = simulate(trace, [HalfTheKernels()]).edits[0]
-    register("half", HalfTheKernels, value="KERNEL")
+    register("half", value="KERNEL")(HalfTheKernels)
     by_name = simulate(trace, ["half=gemm", "half=relu"])
     assert by_name.edits[0].predicted_ns == by_object.predicted_ns
     assert by_name.measured_ns - (by_object.predicted_ns or 0) == pytest.approx(10_000e3, rel=0.01)
@@ -530,9 +531,12 @@ def test_an_added_edge_is_no_removal(any_run: SimulatedRun) -> None:
 
 
 def test_every_proposed_edit_has_a_name_that_works() -> None:
-    for text in {*DEFAULT_EDITS, *(name for names in EDITS_OF_FINDING.values() for name in names)}:
+    for text in {
+        *default_edits(),
+        *(name for names in edits_by_finding().values() for name in names),
+    }:
         assert make_edit(text).name == text
 
 
 def test_findings_are_types_that_the_rules_know() -> None:
-    assert set(EDITS_OF_FINDING) <= {rule.type for rule in ttap._core.rules()}
+    assert set(edits_by_finding()) <= {rule.type for rule in ttap._core.rules()}

@@ -15,6 +15,7 @@ from wait_programs import Program, make_program
 import torchtraceap as ttap
 from held_out import held_out_errors, step_noise
 from torchtraceap import _core
+from torchtraceap.errors import SchemaError
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.overhead import ProfilerOverhead, estimate_unprofiled
 from torchtraceap.simulation.run import SimulatedRun
@@ -262,3 +263,64 @@ def gpu_bound_at(k: int) -> list[Event]:
         host("cudaDeviceSynchronize", at + 30, 445, "cuda_runtime"),
         host("aten::add", at + 476, 20),
     ]
+
+
+# ------------------------------------------------------------------------- values from Python
+
+MOST_NS = 2_300_000_000_000_000_000
+BEYOND = (2**63 - 1, -(2**63), MOST_NS + 1, -MOST_NS - 1)
+
+
+def two_nodes() -> _core.ExecutionGraph:
+    return _core.plain_graph([100, 50], [0, 1], [1, 2], [0, 7])
+
+
+@pytest.mark.parametrize("ns", BEYOND)
+def test_lags_beyond_all_times_are_refused(ns: int) -> None:
+    delta = _core.GraphDelta()
+    for change in (
+        lambda: delta.set_lag(0, ns),
+        lambda: delta.set_lags([0], [ns]),
+        lambda: delta.add(0, 3, ns),
+        lambda: _core.plain_graph([1, 1], [1], [2], [ns]),
+    ):
+        with pytest.raises(SchemaError, match=f"{MOST_NS} ns .*expected.*{ns}"):
+            change()
+    assert len(delta) == 0
+
+
+@pytest.mark.parametrize("ns", BEYOND)
+def test_times_of_plain_nodes_beyond_all_times_are_refused(ns: int) -> None:
+    with pytest.raises(SchemaError, match=f"start of node 1.*{MOST_NS} ns.*{ns}"):
+        _core.plain_graph([1, 1], [], [], [], start_ns=[0, ns])
+    with pytest.raises(SchemaError, match=f"duration of node 0.*{MOST_NS} ns.*{ns}"):
+        _core.plain_graph([ns], [], [], [], start_ns=[0])
+
+
+def test_the_longest_lag_still_replays_and_long_chains_end_at_64_bits() -> None:
+    delta = _core.GraphDelta()
+    delta.set_lag(0, MOST_NS)
+    assert _core.replay(two_nodes(), delta).max() > MOST_NS
+    nodes = 8
+    chain = _core.plain_graph(
+        [MOST_NS] * nodes, np.arange(nodes - 1) * 2 + 1, np.arange(1, nodes) * 2, [0] * (nodes - 1)
+    )
+    times = _core.replay(chain)
+    assert times[1] == MOST_NS
+    assert times[-1] == 2**63 - 1
+    assert (np.diff(times) >= 0).all()
+
+
+def test_a_replay_takes_no_scale() -> None:
+    with pytest.raises(TypeError):
+        _core.replay(two_nodes(), scale=float("nan"))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("ns", BEYOND)
+def test_clock_offsets_beyond_all_times_are_refused(write_trace: WriteTrace, ns: int) -> None:
+    (rank,) = ttap.load(write_trace(one_step(100, 30))).ranks
+    with pytest.raises(SchemaError, match=f"offset_ns: .* expected, not {ns}"):
+        _core.execution_graph([(rank.table, rank.tree, ns)])
+    shifted = _core.execution_graph([(rank.table, rank.tree, 10**18)])
+    plain = _core.execution_graph([(rank.table, rank.tree, 0)])
+    assert (shifted.time_ns - plain.time_ns == 10**18).all()

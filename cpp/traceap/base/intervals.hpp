@@ -3,10 +3,22 @@
 // idle causes and findings. A set is sorted by start and its members neither overlap nor touch.
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
 namespace traceap {
+
+/// No time of an event lies farther from 0, nor does a duration; sums of two then fit 64 bits.
+inline constexpr std::int64_t kMaxTimeNs = 2'300'000'000'000'000'000;
+
+/// Sums of times stop at the ends of 64 bits: a trace may claim any time.
+constexpr std::int64_t add_saturated(std::int64_t a, std::int64_t b) {
+  std::int64_t sum = 0;
+  if (!__builtin_add_overflow(a, b, &sum)) return sum;
+  return b < 0 ? std::numeric_limits<std::int64_t>::min()
+               : std::numeric_limits<std::int64_t>::max();
+}
 
 struct Interval {
   std::int64_t start_ns;

@@ -2,6 +2,7 @@
 
 #include "traceap/analysis/idle/idle.hpp"
 #include "traceap/analysis/idle/timeline.hpp"
+#include "traceap/bindings/codes.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
 
@@ -103,7 +104,7 @@ void bind_idle(py::module_& module) {
       .def_property_readonly("end_ns", column_of(&Idle::intervals, &I::interval, &Interval::end_ns),
                              "int64 [n].")
       .def_property_readonly("cause", column_of(&Idle::intervals, &I::cause),
-                             "uint8 [n]: index in idle_cause_names().")
+                             "uint8 [n]: IdleCause.")
       .def_property_readonly("explained_by", column_of(&Idle::intervals, &I::explained_by),
                              "uint32 [n]: host row that explains it, or NO_ROW.")
       .def_property_readonly("next_gpu_row", column_of(&Idle::intervals, &I::next_gpu_row),

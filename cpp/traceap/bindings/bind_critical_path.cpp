@@ -2,6 +2,7 @@
 
 #include "traceap/analysis/compat/hta_graph.hpp"
 #include "traceap/analysis/dependencies/critical_path.hpp"
+#include "traceap/bindings/codes.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/graph_arguments.hpp"
 #include "traceap/bindings/handles.hpp"
@@ -48,9 +49,9 @@ void bind_path(py::module_& module) {
   column("row", &S::row, "uint32 [n]: of that rank, or NO_ROW.");
   column("lane_kind", &S::lane_kind, "uint8 [n]: 0 host thread, 1 stream, 2 none.");
   column("lane_index", &S::lane_index, "uint32 [n]: in the table's tracks or the tree's streams.");
-  column("cause", &S::cause, "uint8 [n]: index in path_cause_names().");
-  column("kind", &S::kind, "uint8 [n]: index in dependency_kind_names().");
-  column("evidence", &S::evidence, "uint8 [n]: index in evidence_names().");
+  column("cause", &S::cause, "uint8 [n]: PathCause.");
+  column("kind", &S::kind, "uint8 [n]: DependencyKind.");
+  column("evidence", &S::evidence, "uint8 [n]: Evidence.");
   column("margin_ns", &S::margin_ns,
          "int64 [n]: how much earlier the next best predecessor was ready; NO_ID without one.");
   path.def_property_readonly(

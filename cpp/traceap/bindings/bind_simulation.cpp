@@ -107,8 +107,8 @@ void bind_graph(py::module_& module) {
   column("in_offsets", &DependencyGraph::in_offsets, "uint32 [points + 1]: edges by destination.");
   column("source", &DependencyGraph::source, "uint32 [edges]: point.");
   column("owner", &DependencyGraph::owner, "uint32 [edges]: row whose time it is, or NO_ROW.");
-  column("kind", &DependencyGraph::kind, "uint8 [edges]: index in dependency_kind_names().");
-  column("evidence", &DependencyGraph::evidence, "uint8 [edges]: index in evidence_names().");
+  column("kind", &DependencyGraph::kind, "uint8 [edges]: DependencyKind.");
+  column("evidence", &DependencyGraph::evidence, "uint8 [edges]: Evidence.");
   graph
       .def_property_readonly("lag_ns", column_of(&ExecutionGraph::lag_ns),
                              "int64 [edges]: work, or the typical latency of its kind.")
@@ -187,18 +187,17 @@ void bind_simulation(py::module_& module) {
              "that of the node's duration is the first.");
   module.def(
       "replay",
-      [](const ExecutionGraph& graph, const GraphDelta* delta, bool with_residuals, double scale) {
+      [](const ExecutionGraph& graph, const GraphDelta* delta, bool with_residuals) {
         Times time_ns;
         {
           py::gil_scoped_release release;
           time_ns = replay(graph, delta ? *delta : GraphDelta(),
-                           {.with_residuals = with_residuals, .scale = scale});
+                           {.with_residuals = with_residuals});
         }
         return adopt(std::move(time_ns));
       },
       py::arg("graph"), py::arg("delta") = py::none(), py::kw_only(),
-      py::arg("with_residuals") = true, py::arg("scale") = 1.0,
-      "int64 [points]: when each point happens.");
+      py::arg("with_residuals") = true, "int64 [points]: when each point happens.");
   module.def("replay_chain", replay_copies, py::arg("graph"), py::arg("carries"), py::arg("copies"),
              py::arg("delta") = py::none(), py::kw_only(), py::arg("with_residuals") = true,
              "int64 [copies, points]: copies of the run one behind the other; carries are (source, "

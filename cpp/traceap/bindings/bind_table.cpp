@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include "traceap/bindings/arg_columns.hpp"
+#include "traceap/bindings/codes.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
 
@@ -68,6 +69,12 @@ void bind_diagnostic(py::module_& module) {
       .def_property_readonly("message", text_of(&Diagnostic::message), "For a person.");
 }
 
+py::array_t<bool> complete_rows(const EventTable& table) {
+  std::vector<std::uint8_t> complete(table.size());
+  for (Row r = 0; r < table.size(); ++r) complete[r] = table.is_complete(r) ? 1 : 0;
+  return adopt(std::move(complete)).attr("view")("bool");
+}
+
 void bind_table_columns(TableClass& table) {
   const auto column = [&](const char* name, auto member, const char* doc) {
     table.def_property_readonly(name, column_of(member), doc);
@@ -76,9 +83,11 @@ void bind_table_columns(TableClass& table) {
   column("dur_ns", &EventTable::dur_ns, "int64 [n]: duration; 0 without HAS_DURATION.");
   column("name", &EventTable::name, "uint32 [n]: index in strings.");
   column("category", &EventTable::category, "uint32 [n]: index in strings, or NO_STRING.");
-  column("kind", &EventTable::kind, "uint8 [n]: index in kind_names().");
+  column("kind", &EventTable::kind, "uint8 [n]: EventKind.");
   column("phase", &EventTable::phase, "uint8 [n]: the phase letter's code.");
   column("flags", &EventTable::flags, "uint8 [n]: HAS_TIME | HAS_DURATION | ...");
+  table.def_property_readonly("complete", complete_rows,
+                              "bool [n]: the event has a start and a duration; a new array.");
   column("track", &EventTable::track, "uint32 [n]: index in tracks.");
   column("device", &EventTable::device, "int32 [n]: args.device, -1 if absent.");
   column("stream", &EventTable::stream, "int64 [n]: args.stream, or NO_ID.");
@@ -203,14 +212,6 @@ void bind_table_rows(TableClass& table) {
            "texts, -1 where absent.");
 }
 
-TextList kind_names() {
-  TextList names;
-  for (int kind = 0; kind < kEventKindCount; ++kind) {
-    names.append(to_str(kind_name(static_cast<EventKind>(kind))));
-  }
-  return names;
-}
-
 }  // namespace
 
 void bind_table(py::module_& module) {
@@ -223,7 +224,9 @@ void bind_table(py::module_& module) {
   bind_table_columns(table);
   bind_table_members(table);
   bind_table_rows(table);
-  module.def("kind_names", kind_names, "Names of EventTable.kind.");
+  module.def(
+      "kind_names", [] { return names_of<EventKind>(kEventKindCount, kind_name); },
+      "Names of EventTable.kind.");
 }
 
 }  // namespace traceap::bindings

@@ -34,6 +34,13 @@ void bind_step(py::module_& module) {
           "Row of its annotation; None where the step is inferred.");
 }
 
+void bind_warm_up(py::module_& module) {
+  py::class_<WarmUp>(module, "WarmUp", "Where warm-up ends.")
+      .def_readonly("known", &WarmUp::known, "Steps or the repetition of kernels tell.")
+      .def_readonly("by_steps", &WarmUp::by_steps, "Steps tell.")
+      .def_readonly("end_ns", &WarmUp::end_ns, "On the host's clock; 0 where it is not known.");
+}
+
 void bind_stream(py::module_& module) {
   py::class_<Stream>(module, "Stream", "A GPU stream that ran something.")
       .def_property_readonly(
@@ -65,8 +72,16 @@ void bind_tree_columns(TreeClass& tree) {
   column("launch", &EventTree::launch, "uint32 [n]: call that launched a GPU event, or NO_ROW.");
   column("op", &EventTree::op, "uint32 [n]: innermost cpu_op above a row, or NO_ROW.");
   column("forward", &EventTree::forward, "uint32 [n]: a backward op's forward op, or NO_ROW.");
-  column("gpu_class", &EventTree::gpu_class, "uint8 [n]: index in gpu_class_names().");
-  column("phase", &EventTree::phase, "uint8 [n]: index in phase_names().");
+  column("gpu_class", &EventTree::gpu_class, "uint8 [n]: GpuClass.");
+  column("api", &EventTree::api, "uint8 [n]: ApiClass; NONE for rows that are no API call.");
+  column("copy_direction", &EventTree::copy_direction,
+         "uint8 [n]: CopyDirection of GPU events that copy; NONE for others.");
+  column("host_memory", &EventTree::host_memory,
+         "uint8 [n]: HostMemory, the host's side of a copy; NONE without one.");
+  column("step", &EventTree::step,
+         "uint32 [n]: index in steps of the step that holds a row's start (of GPU events: its "
+         "launch), or NO_ROW.");
+  column("phase", &EventTree::phase, "uint8 [n]: Phase.");
   column("stream_of", &EventTree::stream_of, "uint32 [n]: index in streams, or NO_ROW.");
   column("host_rows", &EventTree::host_rows, "uint32: host rows by track, a pre-order each.");
   column("host_offsets", &EventTree::host_offsets, "uint32 [tracks + 1]: into host_rows.");
@@ -87,6 +102,8 @@ void bind_tree_members(TreeClass& tree) {
       .def_property_readonly(
           "steps_inferred", [](const BoundTree& self) { return self.tree.steps_inferred; },
           "The steps come from a repeated pattern.")
+      .def_property_readonly(
+          "warm_up", [](const BoundTree& self) { return self.tree.warm_up; }, "Where warm-up ends.")
       .def_property_readonly(
           "streams", [](const BoundTree& self) { return self.tree.streams; },
           "By device and stream.")
@@ -123,6 +140,7 @@ std::shared_ptr<BoundTree> build(const TablePtr& table, std::int64_t overlap_tol
 
 void bind_tree(py::module_& module) {
   bind_step(module);
+  bind_warm_up(module);
   bind_stream(module);
   TreeClass tree(module, "EventTree", "Links between the rows of an EventTable.");
   bind_tree_columns(tree);
@@ -130,18 +148,6 @@ void bind_tree(py::module_& module) {
   module.def("build_tree", build, py::arg("table"), py::kw_only(),
              py::arg("overlap_tolerance_ns") = TreeOptions().overlap_tolerance_ns,
              py::call_guard<py::gil_scoped_release>(), "Links the rows of a table.");
-  module.def(
-      "gpu_class_names",
-      [] {
-        return std::vector<std::string>{"none", "compute", "communication", "memcpy"};
-      },
-      "Names of EventTree.gpu_class.");
-  module.def(
-      "phase_names",
-      [] {
-        return std::vector<std::string>{"other", "input", "forward", "backward", "optimizer"};
-      },
-      "Names of EventTree.phase.");
 }
 
 }  // namespace traceap::bindings

@@ -34,6 +34,7 @@ inline const EventTree& tree_of(const TablePtr& table, const BoundTree& tree) {
 }
 
 void bind_errors(py::module_& module);
+void bind_codes(py::module_& module);
 void bind_table(py::module_& module);
 void bind_trace(py::module_& module);
 void bind_tree(py::module_& module);

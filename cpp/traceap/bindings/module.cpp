@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, module) {
   using namespace traceap::bindings;
   module.doc() = "C++ core of torchtraceap: columns in, columns out. Private.";
   bind_errors(module);
+  bind_codes(module);
   bind_table(module);
   bind_trace(module);
   bind_tree(module);

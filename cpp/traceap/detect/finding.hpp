@@ -72,12 +72,11 @@ struct Signals {
   IdleBreakdown idle;  ///< over `profiled`
   Interval profiled;   ///< tree.profiled
   DetectOptions options;
-  IntervalSet gpu_idle;             ///< complement of gpu.busy in `profiled`
-  std::vector<ApiClass> api_class;  ///< per StringId; meaningful for runtime and driver rows only
-  std::vector<Copy> copies;         ///< every memcpy-class GPU event, by start
-  std::vector<Row> api_rows;        ///< complete runtime and driver calls by start
-  bool has_host_ops = false;        ///< a complete cpu_op, annotation or python frame exists
-  bool has_gpu = false;             ///< a complete GPU event exists
+  IntervalSet gpu_idle;                 ///< complement of gpu.busy in `profiled`
+  std::vector<Copy> copies;             ///< every memcpy-class GPU event, by start
+  std::vector<Row> api_rows;            ///< complete runtime and driver calls by start
+  bool has_host_ops = false;            ///< a complete cpu_op, annotation or python frame exists
+  bool has_gpu = false;                 ///< a complete GPU event exists
   std::vector<Collective> collectives;  ///< communication kernels by start
   PeerView peers;                       ///< empty where this rank was read alone
   std::int64_t profiled_ns() const { return profiled.end_ns - profiled.start_ns; }
@@ -86,9 +85,7 @@ struct Signals {
     const std::int64_t shift_ns = -tree.launch_delay_correction_ns;
     return {add_saturated(host.start_ns, shift_ns), add_saturated(host.end_ns, shift_ns)};
   }
-  ApiClass api(Row row) const {
-    return is_api_call(table.kind[row]) ? api_class[table.name[row]] : ApiClass::kNone;
-  }
+  ApiClass api(Row row) const { return tree.api[row]; }
 };
 Signals build_signals(const EventTable& table, const EventTree& tree,
                       const DetectOptions& options = {});

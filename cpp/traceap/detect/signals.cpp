@@ -5,17 +5,6 @@
 namespace traceap {
 namespace {
 
-/// Only names that an API call bears are judged: the others are many and never asked for.
-std::vector<ApiClass> classify_api_names(const EventTable& table) {
-  std::vector<ApiClass> classes(table.strings.size(), ApiClass::kNone);
-  for (Row r = 0; r < table.size(); ++r) {
-    const StringId name = table.name[r];
-    if (!is_api_call(table.kind[r]) || classes[name] != ApiClass::kNone) continue;
-    classes[name] = classify_api(table.strings[name]);
-  }
-  return classes;
-}
-
 std::vector<Row> complete_api_rows(const EventTable& table) {
   std::vector<Row> rows;
   for (Row r = 0; r < table.size(); ++r) {
@@ -42,8 +31,7 @@ Signals build_signals(const EventTable& table, const EventTree& tree,
                   .options = options};
   signals.idle = explain_idle(table, tree, signals.gpu, signals.profiled);
   signals.gpu_idle = set_complement(signals.gpu.busy, signals.profiled);
-  signals.api_class = classify_api_names(table);
-  signals.copies = build_copies(table, tree, signals.api_class);
+  signals.copies = build_copies(table, tree);
   signals.api_rows = complete_api_rows(table);
   signals.has_host_ops = any_host_op(table);
   signals.collectives = build_collectives(table, tree).collectives;

@@ -35,7 +35,6 @@ class GpuFeatures {
         tree_(tree),
         windows_(windows),
         matrix_(matrix),
-        copy_memory_(table),
         bytes_(table, "bytes"),
         message_bytes_(message_bytes(table, tree)),
         last_window_of_stream_(tree.streams.size(), kNoRow) {}
@@ -92,25 +91,20 @@ class GpuFeatures {
   void add_copy(Row r, std::uint32_t w, std::int64_t (&copied)[6]) {
     ++matrix_.at(w, kCopyCount);
     const std::int64_t bytes = std::max<std::int64_t>(0, bytes_.integer(r).value_or(0));
-    std::int64_t& sum = copied[copy_column(copy_memory_(r)) - kCopyBytesHtoDPageable];
+    std::int64_t& sum = copied[copy_column(tree_.copy_of(r)) - kCopyBytesHtoDPageable];
     sum = bytes > INT64_MAX - sum ? INT64_MAX : sum + bytes;
   }
 
-  static int copy_column(CopyMemory memory) {
-    switch (memory) {
-      case CopyMemory::kHtoDPageable:
-        return kCopyBytesHtoDPageable;
-      case CopyMemory::kHtoDPinned:
-        return kCopyBytesHtoDPinned;
-      case CopyMemory::kDtoHPageable:
-        return kCopyBytesDtoHPageable;
-      case CopyMemory::kDtoHPinned:
-        return kCopyBytesDtoHPinned;
-      case CopyMemory::kDtoD:
-        return kCopyBytesDtoD;
-      default:
-        return kCopyBytesOther;
+  static int copy_column(CopyKind copy) {
+    const bool pageable = copy.memory == HostMemory::kPageable;
+    if (is_between_devices(copy.direction)) return kCopyBytesDtoD;
+    if (!is_host_device(copy.direction) || !(pageable || copy.memory == HostMemory::kPinned)) {
+      return kCopyBytesOther;
     }
+    if (copy.direction == CopyDirection::kHostToDevice) {
+      return pageable ? kCopyBytesHtoDPageable : kCopyBytesHtoDPinned;
+    }
+    return pageable ? kCopyBytesDtoHPageable : kCopyBytesDtoHPinned;
   }
 
   void add_collective(Row r) {
@@ -144,7 +138,6 @@ class GpuFeatures {
   const EventTree& tree_;
   const WindowSet& windows_;
   FeatureMatrix& matrix_;
-  CopyMemories copy_memory_;
   ArgReader bytes_;
   MessageBytes message_bytes_;
   std::vector<std::uint32_t> last_window_of_stream_;

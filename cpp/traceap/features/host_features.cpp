@@ -29,8 +29,7 @@ class HostFeatures {
         tree_(tree),
         windows_(windows),
         matrix_(matrix),
-        activity_(table),
-        copy_memory_(table),
+        activity_(table, tree),
         walk_(windows),
         busy_(windows, matrix, kHostBusyShare),
         synchronization_(windows, matrix, kSynchronizationShare),
@@ -75,7 +74,7 @@ class HostFeatures {
       case HostActivity::kSyncCopy:
         return blocking_copy_.add(start, end);
       case HostActivity::kAsyncCopy:
-        if (is_blocking_copy(table_, tree_, copy_memory_, r)) blocking_copy_.add(start, end);
+        if (is_blocking_copy(table_, tree_, r)) blocking_copy_.add(start, end);
         return;
       case HostActivity::kAllocator:
         if (window < windows_.count()) ++matrix_.at(window, kAllocatorCount);
@@ -169,7 +168,6 @@ class HostFeatures {
   const WindowSet& windows_;
   FeatureMatrix& matrix_;
   HostActivities activity_;
-  CopyMemories copy_memory_;
   WindowWalk walk_;
   CoverColumn busy_, synchronization_, blocking_copy_, allocator_, data_loading_, compilation_;
   std::array<CoverColumn, 4> phases_;  ///< by Phase, kOther left out

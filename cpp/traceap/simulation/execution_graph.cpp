@@ -6,6 +6,7 @@
 #include <string>
 
 #include "traceap/base/error.hpp"
+#include "traceap/base/intervals.hpp"
 #include "traceap/base/offsets.hpp"
 #include "traceap/simulation/lags.hpp"
 #include "traceap/simulation/resources.hpp"
@@ -13,6 +14,12 @@
 
 namespace traceap {
 namespace {
+
+void check_range(std::int64_t ns, std::int64_t least_ns, const std::string& what) {
+  if (ns >= least_ns && ns <= kMaxTimeNs) return;
+  throw SchemaError(what + ": from " + std::to_string(least_ns) + " to " +
+                    std::to_string(kMaxTimeNs) + " ns were expected, not " + std::to_string(ns));
+}
 
 /// Leaves out the edges that `keep` refuses.
 template <typename Keep>
@@ -115,8 +122,9 @@ ExecutionGraph build_plain_graph(std::span<const std::int64_t> duration_ns,
   points.lane.assign(2 * std::size_t{nodes}, 0);
   CountingSort by_destination(2 * std::size_t{nodes});
   for (Point i = 0; i < nodes; ++i) {
-    if (duration_ns[i] < 0) throw SchemaError("node " + std::to_string(i) + ": negative duration");
     const std::int64_t start = start_ns.empty() ? 0 : start_ns[i];
+    check_range(duration_ns[i], 0, "duration of node " + std::to_string(i));
+    check_range(start, -kMaxTimeNs, "start of node " + std::to_string(i));
     points.time_ns.insert(points.time_ns.end(), {start, start + duration_ns[i]});
     points.row.insert(points.row.end(), {i, i});
     points.is_end.insert(points.is_end.end(), {0, 1});
@@ -126,6 +134,7 @@ ExecutionGraph build_plain_graph(std::span<const std::int64_t> duration_ns,
     if (edge.source >= 2 * nodes || edge.destination >= 2 * nodes) {
       throw SchemaError("an edge names a point outside the graph");
     }
+    check_range(edge.lag_ns, -kMaxTimeNs, "lag of an edge");
     by_destination.count(edge.destination);
   }
   const std::size_t total = by_destination.start_placing();

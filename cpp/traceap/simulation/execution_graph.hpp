@@ -59,7 +59,7 @@ ExecutionGraph build_execution_graph(std::span<const GraphRank> ranks,
 
 /// Makes a graph of plain nodes and edges, for runs that are no Kineto trace (operators of a
 /// pipeline schedule, for example). A node is two points, 2 i and 2 i + 1. Throws SchemaError for
-/// indices outside, negative durations and cycles.
+/// indices outside, durations below 0, times and lags outside +-kMaxTimeNs, and cycles.
 struct PlainEdge {
   Point source, destination;
   std::int64_t lag_ns;

@@ -96,7 +96,6 @@ class LagMeasurer {
       }
     }
     for (const GraphRank& rank : ranks) {
-      copy_memory_.emplace_back(*rank.table);
       bytes_.emplace_back(*rank.table, "bytes");
     }
   }
@@ -174,7 +173,7 @@ class LagMeasurer {
     const std::uint32_t rank = rank_of(source);
     const Row row = points_.row[source];
     if (row == kNoRow || ranks_[rank].tree->gpu_class[row] != GpuClass::kMemcpy) return 0;
-    if (!is_pageable(copy_memory_[rank](row))) return 0;
+    if (ranks_[rank].tree->host_memory[row] != HostMemory::kPageable) return 0;
     return std::max<std::int64_t>(0, bytes_[rank].integer(row).value_or(0));
   }
 
@@ -284,9 +283,8 @@ class LagMeasurer {
   ExecutionGraph& graph_;
   const DependencyGraph& points_;
   std::span<const GraphRank> ranks_;
-  std::vector<std::int64_t> gap_ns_;       // by edge: measured time between its points
-  std::vector<CopyMemories> copy_memory_;  // by rank
-  std::vector<ArgReader> bytes_;           // by rank
+  std::vector<std::int64_t> gap_ns_;  // by edge: measured time between its points
+  std::vector<ArgReader> bytes_;      // by rank
   std::unordered_map<std::uint64_t, std::int64_t> call_cost_ns_;
   std::unordered_map<std::uint64_t, std::pair<std::size_t, std::int64_t>> typical_ns_;
   std::vector<std::pair<EdgeId, std::int64_t>> staged_;

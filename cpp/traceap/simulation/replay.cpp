@@ -1,15 +1,27 @@
 #include "traceap/simulation/replay.hpp"
 
 #include <algorithm>
-#include <cmath>
+#include <string>
 
 #include "traceap/base/error.hpp"
+#include "traceap/base/intervals.hpp"
 #include "traceap/simulation/topological_order.hpp"
 
 namespace traceap {
 namespace {
 
 constexpr std::int64_t kDropped = kNever;
+
+/// When a dependency is met: long chains of long lags stop at the ends of 64 bits. Never kNever.
+std::int64_t reached_ns(std::int64_t source_ns, std::int64_t lag_ns) {
+  return std::max(add_saturated(source_ns, lag_ns), kNever + 1);
+}
+
+std::int64_t checked_lag_ns(std::int64_t lag_ns) {
+  if (lag_ns >= -kMaxTimeNs && lag_ns <= kMaxTimeNs) return lag_ns;
+  throw SchemaError("edit: a lag of at most " + std::to_string(kMaxTimeNs) +
+                    " ns was expected, either way, not of " + std::to_string(lag_ns) + " ns");
+}
 
 /// Lag of every edge with the edit's changes; kDropped for edges that are gone.
 std::vector<std::int64_t> edited_lags(const ExecutionGraph& graph, const GraphDelta& delta,
@@ -25,25 +37,11 @@ std::vector<std::int64_t> edited_lags(const ExecutionGraph& graph, const GraphDe
     check(edge);
     lags[edge] = lag_ns;
   }
-  if (options.scale != 1.0) {
-    for (std::int64_t& lag : lags) lag = std::llround(static_cast<double>(lag) * options.scale);
-  }
   for (const EdgeId edge : delta.dropped) {
     check(edge);
     lags[edge] = kDropped;
   }
   return lags;
-}
-
-/// When points without an edge happen: as measured, their distances scaled with everything else.
-std::vector<std::int64_t> root_times(const std::vector<std::int64_t>& measured, double scale) {
-  std::vector<std::int64_t> time_ns(measured);
-  if (scale == 1.0 || time_ns.empty()) return time_ns;
-  const std::int64_t origin = *std::min_element(time_ns.begin(), time_ns.end());
-  for (std::int64_t& t : time_ns) {
-    t = origin + std::llround(static_cast<double>(t - origin) * scale);
-  }
-  return time_ns;
 }
 
 /// Added edges by destination, each list in the order in which they were added.
@@ -101,7 +99,7 @@ class Replayer {
     for (const Point point : order()) {
       std::int64_t latest = kNever;
       const auto reach = [&](std::int64_t source_ns, std::int64_t lag_ns) {
-        if (source_ns != kNever) latest = std::max(latest, source_ns + lag_ns);
+        if (source_ns != kNever) latest = std::max(latest, reached_ns(source_ns, lag_ns));
       };
       const DependencyGraph& points = graph_.points;
       for (EdgeId e = points.in_offsets[point]; e < points.in_offsets[point + 1]; ++e) {
@@ -120,11 +118,12 @@ class Replayer {
     const DependencyGraph& points = graph_.points;
     std::int64_t latest = kDropped;
     for (EdgeId e = points.in_offsets[point]; e < points.in_offsets[point + 1]; ++e) {
-      if (lags_[e] != kDropped) latest = std::max(latest, time_ns[points.source[e]] + lags_[e]);
+      if (lags_[e] != kDropped)
+        latest = std::max(latest, reached_ns(time_ns[points.source[e]], lags_[e]));
     }
     if (!added_.empty()) {
       added_.to(point, [&](const PlainEdge& edge) {
-        latest = std::max(latest, time_ns[edge.source] + edge.lag_ns);
+        latest = std::max(latest, reached_ns(time_ns[edge.source], edge.lag_ns));
       });
     }
     return latest;
@@ -147,6 +146,14 @@ class Replayer {
 
 }  // namespace
 
+void GraphDelta::set_lag(EdgeId edge, std::int64_t lag_ns) {
+  lags.emplace_back(edge, checked_lag_ns(lag_ns));
+}
+
+void GraphDelta::add(Point source, Point destination, std::int64_t lag_ns) {
+  added.push_back({source, destination, checked_lag_ns(lag_ns)});
+}
+
 void GraphDelta::join(const GraphDelta& other) {
   lags.insert(lags.end(), other.lags.begin(), other.lags.end());
   dropped.insert(dropped.end(), other.dropped.begin(), other.dropped.end());
@@ -155,7 +162,7 @@ void GraphDelta::join(const GraphDelta& other) {
 
 std::vector<std::int64_t> replay(const ExecutionGraph& graph, const GraphDelta& delta,
                                  const ReplayOptions& options) {
-  std::vector<std::int64_t> time_ns = root_times(graph.points.time_ns, options.scale);
+  std::vector<std::int64_t> time_ns = graph.points.time_ns;
   Replayer(graph, delta, options).run(time_ns);
   return time_ns;
 }
@@ -165,7 +172,7 @@ std::vector<std::int64_t> replay_chain(const ExecutionGraph& graph,
                                        const GraphDelta& delta, const ReplayOptions& options) {
   const Replayer replayer(graph, delta, options);
   const AddedEdges carried(graph, carries);
-  std::vector<std::int64_t> time_ns = root_times(graph.points.time_ns, options.scale);
+  std::vector<std::int64_t> time_ns = graph.points.time_ns;
   time_ns.resize(graph.size() * std::size_t{copies});
   const auto copy = [&](std::uint32_t i) {
     return std::span(time_ns).subspan(i * std::size_t{graph.size()}, graph.size());
@@ -185,7 +192,7 @@ std::vector<EdgeId> binding_edges(const ExecutionGraph& graph,
   for (Point point = 0; point < graph.size(); ++point) {
     std::int64_t latest = kDropped;
     for (EdgeId e = points.in_offsets[point]; e < points.in_offsets[point + 1]; ++e) {
-      const std::int64_t reached = time_ns[points.source[e]] + lags[e];
+      const std::int64_t reached = reached_ns(time_ns[points.source[e]], lags[e]);
       if (reached <= latest) continue;
       latest = reached;
       binding[point] = e;

@@ -18,23 +18,21 @@ struct GraphDelta {
   std::vector<PlainEdge> added;
 
   bool empty() const { return lags.empty() && dropped.empty() && added.empty(); }
-  void set_lag(EdgeId edge, std::int64_t lag_ns) { lags.emplace_back(edge, lag_ns); }
+  /// Throws SchemaError for a lag outside +-kMaxTimeNs, as `add` does.
+  void set_lag(EdgeId edge, std::int64_t lag_ns);
   void drop(EdgeId edge) { dropped.push_back(edge); }
-  void add(Point source, Point destination, std::int64_t lag_ns) {
-    added.push_back({source, destination, lag_ns});
-  }
+  void add(Point source, Point destination, std::int64_t lag_ns);
   /// Both changes; where they touch the same edge, `other` wins.
   void join(const GraphDelta& other);
 };
 
 struct ReplayOptions {
   bool with_residuals = true;
-  /// Edges may be scaled as a whole: 1.0 leaves them (used to check that time scales with them).
-  double scale = 1.0;
 };
 
-/// Time of each point, ns of the common clock. O(points + edges), deterministic. Throws SchemaError
-/// for an edit that names edges or points outside the graph, or that closes a cycle.
+/// Time of each point, ns of the common clock; times stop at the ends of 64 bits. O(points +
+/// edges), deterministic. Throws SchemaError for an edit that names edges or points outside the
+/// graph, or that closes a cycle.
 std::vector<std::int64_t> replay(const ExecutionGraph& graph, const GraphDelta& delta = {},
                                  const ReplayOptions& options = {});
 

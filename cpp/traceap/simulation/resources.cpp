@@ -100,31 +100,11 @@ class ResourceLinker {
 
   // ---- copies, see Note [Copy engines]
 
-  enum Direction : std::uint8_t { kHtoD, kDtoH, kInside, kDirectionCount };
-  static Direction direction_of(CopyMemory memory) {
-    switch (memory) {
-      case CopyMemory::kHtoDPageable:
-      case CopyMemory::kHtoDPinned:
-      case CopyMemory::kHtoDUnknown:
-        return kHtoD;
-      case CopyMemory::kDtoHPageable:
-      case CopyMemory::kDtoHPinned:
-      case CopyMemory::kDtoHUnknown:
-        return kDtoH;
-      case CopyMemory::kDtoD:
-      case CopyMemory::kOther:
-        break;
-    }
-    return kInside;
-  }
-
   void link_copies() {
-    const CopyMemories memory_of(table());
-    std::map<std::pair<std::int32_t, Direction>, std::vector<Row>> copies;
+    std::map<std::pair<std::int32_t, CopyDirection>, std::vector<Row>> copies;
     for (const Row row : tree().gpu_rows) {
-      if (tree().gpu_class[row] != GpuClass::kMemcpy) continue;
-      const Direction direction = direction_of(memory_of(row));
-      if (direction == kInside) continue;  // kernels or engines do these, as the driver likes
+      const CopyDirection direction = tree().copy_direction[row];
+      if (!is_host_device(direction)) continue;  // kernels or engines do these, as the driver likes
       copies[{tree().streams[tree().stream_of[row]].device, direction}].push_back(row);
     }
     for (const auto& [engine, rows] : copies) link_engine(rows);

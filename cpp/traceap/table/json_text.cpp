@@ -6,6 +6,8 @@
 #include <limits>
 #include <vector>
 
+#include "traceap/base/intervals.hpp"
+
 namespace traceap {
 
 std::string_view trim_space(std::string_view text) {
@@ -165,8 +167,6 @@ std::optional<std::int64_t> parse_int64(std::string_view t) {
 
 namespace {
 
-constexpr std::int64_t kMaxNs = 2'300'000'000'000'000'000;  // any length then fits int64
-
 /// Digits d1 d2 ... times 10^(point - n), in ns, rounded half to even.
 std::optional<std::int64_t> round_digits(const std::string& digits, std::int64_t point) {
   if (digits.empty()) return 0;
@@ -176,7 +176,7 @@ std::optional<std::int64_t> round_digits(const std::string& digits, std::int64_t
   for (std::int64_t i = 0; i < point; ++i) {
     const unsigned digit = i < static_cast<std::int64_t>(digits.size()) ? digits[i] - '0' : 0;
     value = value * 10 + digit;
-    if (value > static_cast<std::uint64_t>(kMaxNs)) return std::nullopt;
+    if (value > static_cast<std::uint64_t>(kMaxTimeNs)) return std::nullopt;
   }
   const auto rest = static_cast<std::size_t>(point);
   if (rest < digits.size()) {
@@ -217,7 +217,7 @@ std::optional<std::int64_t> parse_us_slow(std::string_view t) {
 
 std::optional<std::int64_t> parse_us_as_ns(std::string_view t) {
   // Fast way: up to 16 digits, a point, up to 3 digits, as every profiler writes them.
-  constexpr std::uint64_t kMaxUs = kMaxNs / 1000 - 1;
+  constexpr std::uint64_t kMaxUs = kMaxTimeNs / 1000 - 1;
   std::size_t i = 0;
   std::uint64_t us = 0;
   while (i < t.size() && i < 17 && is_digit(t[i]))

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -43,6 +44,9 @@ class RareKey {
   std::optional<std::int64_t> integer(Row row) const {
     return may_have(row) ? reader_->integer(row) : std::nullopt;
   }
+  std::optional<std::string> text(Row row) const {
+    return may_have(row) ? reader_->text(row) : std::nullopt;
+  }
 
  private:
   bool may_have(Row row) const { return reader_ && mentions_[table_.args.template_id[row]]; }
@@ -55,6 +59,8 @@ class RareKey {
 /// Text before number: which number a track has may depend on the order of events in the file.
 bool is_named_before(const Track& a, const Track& b);
 
+/// api.
+void classify_api_rows(const TreeContext& context, EventTree& tree);
 /// host_rows, host_offsets, host_position, host_tracks.
 void group_host_rows(const TreeContext& context, EventTree& tree);
 /// parent, depth, subtree_end, op of host rows.
@@ -69,6 +75,8 @@ void link_by_correlation(const TreeContext& context, EventTree& tree);
 void link_by_flows(const TreeContext& context, EventTree& tree);
 /// launched_offsets, launched_rows.
 void invert_launches(const TreeContext& context, EventTree& tree);
+/// copy_direction, host_memory.
+void classify_copies(const TreeContext& context, EventTree& tree);
 /// op of GPU events.
 void assign_gpu_ops(const TreeContext& context, EventTree& tree);
 /// context.sequenced.
@@ -89,5 +97,10 @@ void place_phases(const TreeContext& context, EventTree& tree);
 void group_streams(const TreeContext& context, EventTree& tree);
 /// launch_delay_correction_ns.
 void compare_clocks(const TreeContext& context, EventTree& tree);
+
+/// step.
+void assign_steps(const TreeContext& context, EventTree& tree);
+/// warm_up.
+void find_warm_up(const TreeContext& context, EventTree& tree);
 
 }  // namespace traceap

@@ -93,8 +93,7 @@ bool waits_agree(const TreeContext& context, const EventTree& tree) {
     for (const Row gpu_row : tree.launched_by(row)) {
       last_end_ns = std::max(last_end_ns, table.end_ns(gpu_row));
     }
-    const bool waits = is_api_call(table.kind[row]) && table.is_complete(row) &&
-                       context.has_trait(row, kTraitBlockingSync);
+    const bool waits = tree.api[row] == ApiClass::kDeviceSync && table.is_complete(row);
     if (!waits || last_end_ns <= table.ts_ns[row]) continue;  // nothing to wait for
     if (distance(table.end_ns(row), last_end_ns) <= kReturnNs) return true;
   }

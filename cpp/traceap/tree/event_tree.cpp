@@ -36,6 +36,7 @@ bool is_named_before(const Track& a, const Track& b) {
 EventTree build_tree(const EventTable& table, const TreeOptions& options) {
   TreeContext context{table, within_limits(options), classify_names(table.strings), {}, {}};
   EventTree tree;
+  classify_api_rows(context, tree);
   group_host_rows(context, tree);
   nest_host_rows(context, tree);
   name_phases(context, tree);
@@ -43,6 +44,7 @@ EventTree build_tree(const EventTable& table, const TreeOptions& options) {
   link_by_correlation(context, tree);
   link_by_flows(context, tree);
   invert_launches(context, tree);
+  classify_copies(context, tree);
   assign_gpu_ops(context, tree);
   read_sequence_numbers(context, tree);
   link_forward(context, tree);
@@ -53,6 +55,8 @@ EventTree build_tree(const EventTable& table, const TreeOptions& options) {
   place_phases(context, tree);
   group_streams(context, tree);
   compare_clocks(context, tree);
+  assign_steps(context, tree);
+  find_warm_up(context, tree);
   return tree;
 }
 
@@ -64,6 +68,12 @@ std::int64_t launch_delay_ns(const EventTable& table, const EventTree& tree, Row
   const bool overflows =
       __builtin_add_overflow(delay_ns, tree.launch_delay_correction_ns, &corrected_ns);
   return overflows ? delay_ns : corrected_ns;
+}
+
+std::int64_t launch_time_ns(const EventTable& table, const EventTree& tree, Row gpu_row) {
+  const Row launch = tree.launch[gpu_row];
+  return launch != kNoRow ? table.ts_ns[launch]
+                          : table.ts_ns[gpu_row] + tree.launch_delay_correction_ns;
 }
 
 std::span<const Row> subtree_rows(const EventTree& tree, Row row) {

@@ -8,6 +8,8 @@
 
 #include "traceap/base/ids.hpp"
 #include "traceap/base/intervals.hpp"
+#include "traceap/table/api_call.hpp"
+#include "traceap/table/copy_kind.hpp"
 #include "traceap/table/event_table.hpp"
 
 namespace traceap {
@@ -34,6 +36,16 @@ struct Step {
   Row row;  ///< the annotation's row; kNoRow where no annotation covers it
 };
 
+/// No step holds the row.
+inline constexpr std::uint32_t kNoStep = kNoRow;
+
+/// Where warm-up ends. Before it first-call costs are to be expected, after it they are defects.
+struct WarmUp {
+  bool known = false;       ///< false: neither steps nor repetition tell
+  bool by_steps = false;    ///< told by steps, else by the repetition of kernels
+  std::int64_t end_ns = 0;  ///< host clock; start of the profile if it begins warm
+};
+
 struct TreeOptions {
   /// An event that ends after its would-be parent by at most this much is its child all the same:
   /// profilers round start and duration apart, and the clock reads take time.
@@ -54,6 +66,10 @@ struct EventTree {
   std::vector<std::uint32_t> host_position;  ///< per row: index in host_rows; kNoRow for others
   std::vector<std::uint32_t>
       subtree_end;  ///< per index in host_rows: one past its last descendant's
+  // What rows are.
+  std::vector<ApiClass> api;  ///< per row: what a runtime or driver call does; kNone for others
+  std::vector<CopyDirection> copy_direction;  ///< per row: of GPU events of class memcpy
+  std::vector<HostMemory> host_memory;        ///< per row: the host's side of such a copy
   // Host to GPU.
   std::vector<Row> launch;  ///< GPU event -> runtime/driver call that launched it; kNoRow: orphan
   std::vector<std::uint32_t>
@@ -71,6 +87,10 @@ struct EventTree {
   std::vector<std::uint32_t> stream_of;  ///< per row: index in `streams`; kNoRow for non-GPU rows
   std::vector<Step> steps;               ///< by start; do not overlap
   bool steps_inferred = false;
+  /// Per row: index of the step in which it starts, or kNoStep. A step holds its start and not its
+  /// end. GPU events belong to the step that launched them, on the host's clock.
+  std::vector<std::uint32_t> step;
+  WarmUp warm_up;
   TrackId main_track = kNoTrack;  ///< host thread that carries steps or most launches
   /// Added to (GPU start - launch start) gives a sane launch delay: 0 unless the clocks disagree.
   std::int64_t launch_delay_correction_ns = 0;
@@ -80,6 +100,7 @@ struct EventTree {
   std::vector<TrackId> host_tracks;
   Diagnostics diagnostics;  ///< of linking; the table's own are in the table
 
+  CopyKind copy_of(Row r) const { return {copy_direction[r], host_memory[r]}; }
   std::span<const Row> launched_by(Row r) const {
     return {launched_rows.data() + launched_offsets[r],
             launched_rows.data() + launched_offsets[r + 1]};
@@ -91,6 +112,8 @@ EventTree build_tree(const EventTable& table, const TreeOptions& options = {});
 
 /// Start delay of a GPU event behind its launch call's start, clocks corrected; kNoId for orphans.
 std::int64_t launch_delay_ns(const EventTable& table, const EventTree& tree, Row gpu_row);
+/// When a GPU event was launched, on the host's clock: its own start, corrected, for orphans.
+std::int64_t launch_time_ns(const EventTable& table, const EventTree& tree, Row gpu_row);
 /// Rows of the subtree below `row` (itself excluded), as a slice of tree.host_rows (pre-order).
 std::span<const Row> subtree_rows(const EventTree& tree, Row row);
 /// Is `ancestor` on the way from `row` up to its root (or `row` itself)? O(1).

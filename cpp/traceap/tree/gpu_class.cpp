@@ -13,7 +13,7 @@ GpuClass class_of(const TreeContext& context, const RareKey& collective_name, Ro
   const NameTraits traits = context.traits_of(row);
   if (traits & kTraitCommunication) return GpuClass::kCommunication;
   if (collective_name.has(row)) return GpuClass::kCommunication;
-  return (traits & kTraitRocmCopy) != 0 ? GpuClass::kMemcpy : GpuClass::kCompute;
+  return (traits & kTraitCopyKernel) != 0 ? GpuClass::kMemcpy : GpuClass::kCompute;
 }
 
 }  // namespace

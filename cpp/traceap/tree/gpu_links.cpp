@@ -23,7 +23,7 @@ class CallIndex {
     for (Row row = 0; row < table_.size(); ++row) {
       if (!is_api_call(table_.kind[row]) || tree.host_position[row] == kNoRow) continue;
       if (table_.correlation[row] == kNoId) continue;
-      auto& calls = context.has_trait(row, kTraitLaunchCall) ? launching : others;
+      auto& calls = starts_gpu_work(tree.api[row]) ? launching : others;
       calls.push_back({table_.correlation[row], row});
     }
     launching_ = IdIndex(std::move(launching));

@@ -26,13 +26,6 @@ struct OpenRange {
   std::uint32_t position;
 };
 
-std::int64_t add_saturated(std::int64_t a, std::int64_t b) {
-  std::int64_t sum;
-  if (!__builtin_add_overflow(a, b, &sum)) return sum;
-  return b < 0 ? std::numeric_limits<std::int64_t>::min()
-               : std::numeric_limits<std::int64_t>::max();
-}
-
 bool is_host_row(const EventTable& table, Row row) {
   return is_host(table.kind[row]) && table.is_complete(row);
 }

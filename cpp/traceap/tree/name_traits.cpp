@@ -4,6 +4,7 @@
 #include <string>
 
 #include "traceap/base/text.hpp"
+#include "traceap/table/copy_kind.hpp"
 
 namespace traceap {
 
@@ -111,15 +112,6 @@ NameTraits direction_traits(std::string_view spoken) {
   return backward ? kTraitBackward : kTraitForward;
 }
 
-NameTraits api_traits(std::string_view lower_name) {
-  NameTraits traits = 0;
-  if (contains_any(lower_name, {"launch", "memcpy", "memset"})) traits |= kTraitLaunchCall;
-  if (contains_any(lower_name, {"devicesynchronize", "ctxsynchronize"})) {
-    traits |= kTraitBlockingSync;
-  }
-  return traits;
-}
-
 NameTraits phase_traits(std::string_view name, std::string_view lower_name) {
   const std::string_view spoken = spoken_part(lower_name);
   if (is_backward_node(name)) return kTraitBackwardNode | kTraitBackward;
@@ -138,11 +130,9 @@ bool is_communication_name(std::string_view name) {
 NameTraits classify_name(std::string_view name) {
   if (is_profiler_step(name)) return kTraitProfilerStep;
   const std::string lower_name = to_lower(name);
-  NameTraits traits = api_traits(lower_name) | phase_traits(name, lower_name);
+  NameTraits traits = phase_traits(name, lower_name);
   if (contains_communication_word(lower_name)) traits |= kTraitCommunication;
-  if (name.starts_with("MEMORY_COPY") || name.starts_with("__amd_rocclr_copyBuffer")) {
-    traits |= kTraitRocmCopy;
-  }
+  if (is_copy_kernel(name)) traits |= kTraitCopyKernel;
   if (contains_any(lower_name, {"step", "iter", "batch"})) traits |= kTraitStepWord;
   return traits;
 }

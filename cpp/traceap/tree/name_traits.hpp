@@ -11,16 +11,14 @@ namespace traceap {
 
 enum NameTrait : std::uint16_t {
   kTraitCommunication = 1 << 0,  ///< INTERFACE's expression for communication kernels
-  kTraitRocmCopy = 1 << 1,       ///< a ROCm copy that is drawn as a kernel
-  kTraitLaunchCall = 1 << 2,     ///< an API call that puts work on the GPU
-  kTraitBlockingSync = 1 << 3,   ///< an API call that waits for the whole device
-  kTraitProfilerStep = 1 << 4,   ///< ProfilerStep#N
-  kTraitInput = 1 << 5,          ///< making or fetching a batch
-  kTraitOptimizer = 1 << 6,      ///< optimizer step or zero_grad
-  kTraitBackwardNode = 1 << 7,   ///< a node that the autograd engine runs
-  kTraitBackward = 1 << 8,       ///< says "backward" (nodes too)
-  kTraitForward = 1 << 9,        ///< says "forward", or is an nn.Module call
-  kTraitStepWord = 1 << 10,      ///< says step, iteration or batch: may mark one of many
+  kTraitCopyKernel = 1 << 1,     ///< a ROCm copy that is drawn as a kernel
+  kTraitProfilerStep = 1 << 2,   ///< ProfilerStep#N
+  kTraitInput = 1 << 3,          ///< making or fetching a batch
+  kTraitOptimizer = 1 << 4,      ///< optimizer step or zero_grad
+  kTraitBackwardNode = 1 << 5,   ///< a node that the autograd engine runs
+  kTraitBackward = 1 << 6,       ///< says "backward" (nodes too)
+  kTraitForward = 1 << 7,        ///< says "forward", or is an nn.Module call
+  kTraitStepWord = 1 << 8,       ///< says step, iteration or batch: may mark one of many
 };
 using NameTraits = std::uint16_t;
 

@@ -213,7 +213,7 @@ def _names_of(path: _Path) -> TextCodes:
     """Name of the event behind each segment; where there is none, why."""
     core = path.core
     distinct: dict[str, int] = {_NO_EVENT: 0, _UNKNOWN: 1}
-    is_unknown = core.cause == _core.path_cause_names().index("unknown")
+    is_unknown = core.cause == _core.PathCause.UNKNOWN
     codes = np.where(is_unknown, 1, 0).astype(np.int32)
     for index, part in enumerate(path.scope.parts):
         chosen = path.has_row & (core.rank == index)
@@ -321,7 +321,7 @@ def _notes(path: _Path) -> list[str]:
 def _missing_ranks(path: _Path) -> list[str]:
     parts = path.scope.parts
     world = max((part.world_size or 0 for part in parts), default=0)
-    communicates = path.core.total_ns[_core.path_cause_names().index("communication")] > 0
+    communicates = path.core.total_ns[_core.PathCause.COMMUNICATION] > 0
     if world <= len(parts) or not communicates:
         return []
     verb = "has" if len(parts) == 1 else "have"
@@ -345,9 +345,8 @@ def _summary(path: _Path) -> list[str]:
 
 def _infers_waits(path: _Path) -> bool:
     """Does the path follow a wait whose partner the trace doesn't name?"""
-    kinds = _core.dependency_kind_names()
-    waits = [kinds.index("stream_wait"), kinds.index("host_wait")]
-    inferred = path.core.evidence > _core.evidence_names().index("explicit")
+    waits = (_core.DependencyKind.STREAM_WAIT, _core.DependencyKind.HOST_WAIT)
+    inferred = path.core.evidence > _core.Evidence.EXPLICIT
     return bool((np.isin(path.core.kind, waits) & inferred).any())
 
 

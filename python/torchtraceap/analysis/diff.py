@@ -200,7 +200,7 @@ class _OpRows(_Rows):
         of_op = np.zeros(len(kind), dtype=bool)
         owner = row_of_node[node[inside]]
         host = kind[inside] == first_idle_part() - 1
-        is_op = part.part.table.kind[owner] == _core.kind_names().index("cpu_op")
+        is_op = part.part.table.kind[owner] == _core.EventKind.CPU_OP
         of_op[inside] = np.where(host, owner == part.row[inside], is_op)
         leaf = np.where(of_op, -1, part.leaf_codes(self._book))
         return _packed((variant + 1) * _LEAVES + leaf + 1, kind)
@@ -285,7 +285,7 @@ def align(comparison: Comparison) -> tuple[_core.TreeDiff, list[str]]:
 def _dims_codes(part: RankTrace, book: Codebook) -> Array:
     """int32 `[rows]`: shapes of operators, codes that both sides share, -1 where absent."""
     codes = np.full(len(part.table), -1, dtype=np.int32)
-    ops = np.flatnonzero(part.table.kind == _core.kind_names().index("cpu_op"))
+    ops = np.flatnonzero(part.table.kind == _core.EventKind.CPU_OP)
     for key in ("Input Dims", "Input dims"):
         own, texts = part.table.text_codes(key, ops)
         shared = np.asarray([*(book.code(text) for text in texts), -1], dtype=np.int32)

@@ -41,13 +41,12 @@ class GpuEvents:
     """int64 `[n]`: index in `tree.gpu_rows`, ascending."""
 
     @classmethod
-    def of(cls, part: RankTrace, kinds: Sequence[str] = ()) -> GpuEvents:
-        """All of them by start, or those of some kinds (kernel, gpu_memcpy, gpu_memset)."""
+    def of(cls, part: RankTrace, *kinds: _core.EventKind) -> GpuEvents:
+        """All of them by start, or those of some kinds."""
         rows = part.tree.gpu_rows
         if not kinds:
             return cls(part, np.arange(len(rows)))
-        wanted = [_core.kind_names().index(kind) for kind in kinds]
-        return cls(part, np.flatnonzero(np.isin(part.table.kind[rows], wanted)))
+        return cls(part, np.flatnonzero(np.isin(part.table.kind[rows], kinds)))
 
     def where(self, mask: Array) -> GpuEvents:
         return GpuEvents(self.part, self.places[mask])

@@ -113,7 +113,7 @@ def _by_name(part: RankTrace, idle: _core.IdleBreakdown, *, frames: bool) -> Vie
     table = part.table
     rows = part.tree.host_rows
     if frames:
-        rows = rows[table.kind[rows] == _core.kind_names().index("python_function")]
+        rows = rows[table.kind[rows] == _core.EventKind.PYTHON_FUNCTION]
     names = _names_without_addresses(part, rows)
     groups = Groups(table.kind[rows], names.codes)
     host = _host_idle(part, idle, rows, groups)

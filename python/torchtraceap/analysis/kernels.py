@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.gpu_events import (
     GpuEvents,
@@ -169,7 +170,7 @@ def _by_event(events: GpuEvents) -> tuple[dict[str, Column], tuple[str, ...]]:
         "op_row": row_numbers(events.part.tree.op[events.rows]),
         "launch_row": row_numbers(events.launch),
         **device_and_stream(events.part, events.stream),
-        "step": steps_of(events.part, np.where(events.is_linked, events.launch, events.rows)),
+        "step": steps_of(events.part, events.rows),
         "phase": phases_of(events.part, events.rows),
         "start_ns": events.start_ns,
         "since_first_ns": events.start_ns - events.first_ns,
@@ -195,7 +196,7 @@ def _notes(events: GpuEvents) -> list[str]:
             f"{of_graphs} events belong to calls that launched several, such as graph replays: "
             "their operator is the one that made the call."
         )
-    kernels = GpuEvents.of(events.part, ["kernel"])
+    kernels = GpuEvents.of(events.part, _core.EventKind.KERNEL)
     if len(kernels) and np.isnan(kernels.number_arg("est. achieved occupancy %")).all():
         notes.append("Occupancy is not recorded in this trace (the profiler has it on CUDA only).")
     return notes
@@ -219,7 +220,7 @@ def build_short_kernels(part: RankTrace, *, below_ns: int = SHORT_NS) -> ColumnT
     """
     if below_ns <= 0:
         raise OptionError(f"below_ns must be positive, not {below_ns}")
-    kernels = GpuEvents.of(part, ["kernel"])
+    kernels = GpuEvents.of(part, _core.EventKind.KERNEL)
     short = kernels.where(kernels.duration_ns < below_ns)
     groups = Groups(short.op.codes, short.canonical.codes)
     order = order_by(groups.sum(short.duration_ns), descending=[True])

@@ -44,15 +44,9 @@ def threads_of(part: RankTrace, rows: Rows) -> TextCodes:
 
 
 def steps_of(part: RankTrace, rows: Rows) -> TextCodes:
-    """The step in which each row starts; absent outside of all steps."""
-    steps = part.tree.steps
-    starts = np.array([step.start_ns for step in steps], dtype=np.int64)
-    ends = np.array([step.end_ns for step in steps], dtype=np.int64)
-    times = part.table.ts_ns[rows]
-    index = np.searchsorted(starts, times, side="right") - 1
-    if len(steps):
-        index = np.where((index >= 0) & (times < ends[index]), index, -1)
-    return TextCodes(index.astype(np.int32), [step.name for step in steps])
+    """The step that each row belongs to, GPU events by their launch; absent outside of all."""
+    index = part.tree.step[rows].astype(np.int32)  # NO_ROW becomes -1
+    return TextCodes(index, [step.name for step in part.tree.steps])
 
 
 def phases_of(part: RankTrace, rows: Rows) -> TextCodes:

@@ -129,7 +129,7 @@ def _by_call(launches: Launches) -> View:
 def _recorded_calls(events: GpuEvents) -> Array:
     """int64 by string: API calls of that name, with and without GPU events."""
     table = events.part.table
-    api = np.isin(table.kind, [_core.kind_names().index(kind) for kind in ("runtime", "driver")])
+    api = events.part.tree.api != _core.ApiClass.NONE
     return np.bincount(table.name[api], minlength=len(events.texts))
 
 

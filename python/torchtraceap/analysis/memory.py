@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,12 +17,13 @@ from torchtraceap.analysis.gpu_events import (
 from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.analysis.labels import check_choice, steps_of, threads_of
 from torchtraceap.analysis.spec import PageView, TableSpec
+from torchtraceap.codes import ALLOCATOR_CALLS, HOST_MEMORY_CALLS, MEMORY_RETURNS
 from torchtraceap.columns import Column, TextCodes, encode_texts
 from torchtraceap.ranks import RankTrace
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_bytes, format_ns
 
-__all__ = ["TABLE", "Transfer", "build_memory", "transfer_of"]
+__all__ = ["TABLE", "build_memory"]
 
 Masked = np.ma.MaskedArray[Any, Any]
 View = tuple[dict[str, Column], tuple[str, ...], dict[str, Any], list[str]]
@@ -35,44 +34,10 @@ _MOST_BYTES = 2.0**50
 # ------------------------------------------------------------------------------------- copies
 
 
-class Transfer(NamedTuple):
-    """What the name of a copy says."""
-
-    direction: str
-    """HtoD, DtoH, DtoD, HtoH, PtoP, memset, or "unknown"."""
-    host_memory: str | None
-    """Pageable, Pinned, Host (ROCm doesn't tell the two apart), ...; None without a host side."""
-
-
-_BETWEEN = re.compile(r"mem(?:cpy|set)[^(]{0,40}\(\s*(\w+)\s*(?:->\s*(\w+)\s*)?\)", re.IGNORECASE)
-_LETTERS = re.compile(r"(?:^|[^a-z])([HDPA])to([HDPA])(?![a-z])")
-_WORDS = re.compile(r"(host|device|peer)_?to_?(host|device|peer)", re.IGNORECASE)
-
-
-@lru_cache(maxsize=1 << 12)
-def transfer_of(name: str, kind: str = "") -> Transfer:
-    """Direction and host memory of a copy, by its name, else by its argument `kind`.
-
-    CUDA: `Memcpy HtoD (Pageable -> Device)`; ROCm: the same with `Host`, `CopyHostToDevice`,
-    `MEMORY_COPY_HOST_TO_DEVICE`; kernels that copy, such as `__amd_rocclr_copyBuffer`, are DtoD.
-    """
-    if "memset" in name[:64].lower():
-        return Transfer("memset", None)
-    between = _BETWEEN.match(name.removeprefix("hip"))
-    direction = _direction(name[:256]) or _direction(kind[:256])
-    if not direction:
-        direction = "DtoD" if name.startswith("__amd_rocclr_copyBuffer") else "unknown"
-    source, target = (between[1], between[2]) if between else (None, None)
-    host = {"HtoD": source, "DtoH": target, "HtoH": source}.get(direction)
-    return Transfer(direction, host)
-
-
-def _direction(text: str) -> str:
-    if letters := _LETTERS.search(text):
-        return f"{letters[1]}to{letters[2]}"
-    if words := _WORDS.search(text):
-        return f"{words[1][0].upper()}to{words[2][0].upper()}"
-    return ""
+# By `CopyDirection`; of what is copied or set only memsets have no direction.
+_DIRECTIONS = ("memset", "HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "unknown")
+# By `HostMemory`, NONE left out; ROCm says no more than Host.
+_HOST_MEMORIES = ("Pageable", "Pinned", "Managed", "Host")
 
 
 class Copies:
@@ -80,28 +45,19 @@ class Copies:
 
     def __init__(self, part: RankTrace) -> None:
         every = GpuEvents.of(part)
-        kinds = _core.kind_names()
-        memset = part.table.kind[every.rows] == kinds.index("gpu_memset")
-        memcpy = every.gpu_class.codes == _core.gpu_class_names().index("memcpy")
+        memset = part.table.kind[every.rows] == _core.EventKind.GPU_MEMSET
+        memcpy = every.gpu_class.codes == _core.GpuClass.MEMCPY
         self.events = every.where(memcpy | memset)
-        self._read_transfers()
+        direction = part.tree.copy_direction[self.events.rows]
+        memory = part.tree.host_memory[self.events.rows].astype(np.int32)
+        says = (memory != _core.HostMemory.NONE) & (direction != _core.CopyDirection.UNKNOWN)
+        self.direction = TextCodes(direction.astype(np.int32), _DIRECTIONS)
+        self.host_memory = TextCodes(np.where(says, memory - 1, -1), _HOST_MEMORIES)
         self.bytes: Array = self._read_bytes()
         """float64, NaN where the trace doesn't say."""
 
     def __len__(self) -> int:
         return len(self.events)
-
-    def _read_transfers(self) -> None:
-        events = self.events
-        kind = events.text_arg("kind")
-        pairs = Groups(events.name, kind.codes)
-        names, kinds = events.name[pairs.first].tolist(), kind.codes[pairs.first].tolist()
-        found = [
-            transfer_of(events.texts[name], kind.texts[code] if code >= 0 else "")
-            for name, code in zip(names, kinds, strict=True)
-        ]
-        self.direction: TextCodes = encode_texts(t.direction for t in found).take(pairs.index)
-        self.host_memory: TextCodes = encode_texts(t.host_memory for t in found).take(pairs.index)
 
     def _read_bytes(self) -> Array:
         """Of the event, else of its launch call, which says `bytes` or `size` on ROCm."""
@@ -291,7 +247,7 @@ def _by_copy(part: RankTrace) -> View:
         "call_ns": np.ma.array(events.call_ns, mask=~events.is_linked),
         "delay_ns": events.delay_ns,
         "op": events.op,
-        "step": steps_of(part, np.where(events.is_linked, events.launch, events.rows)),
+        "step": steps_of(part, events.rows),
         **device_and_stream(part, events.stream),
         "from_device": _integers(events.number_arg("fromDevice")),
         "to_device": _integers(events.number_arg("toDevice")),
@@ -387,20 +343,6 @@ def _progress(start_ns: Array, lasts_ns: Array, amount: Array, times: Array) -> 
 
 # ----------------------------------------------------------------------------- allocator calls
 
-_ALLOCATOR = re.compile(
-    r"(?P<host>(?:malloc|free|alloc).{0,3}host|host.{0,2}(?:malloc|free|alloc|register|unregister))"
-    r"|(?P<free>free|memrelease|memunmap|mempooldestroy|mempooltrim)"
-    r"|(?P<allocate>malloc|memalloc|memcreate|memmap|memaddressreserve|memsetaccess|mempoolcreate)",
-    re.IGNORECASE,
-)
-
-
-@lru_cache(maxsize=1 << 12)
-def _allocator_kind(name: str) -> str | None:
-    """allocate, free or host; None for other calls."""
-    found = _ALLOCATOR.search(name[:256])
-    return found.lastgroup if found else None
-
 
 def _by_allocator(part: RankTrace) -> View:
     table = part.table
@@ -430,16 +372,15 @@ def _by_allocator(part: RankTrace) -> View:
     return columns, shown, facts, _allocator_notes(part, facts, step)
 
 
+_ALLOCATOR_KINDS = ("allocate", "free", "host")
+
+
 def _allocator_calls(part: RankTrace) -> tuple[Array, TextCodes]:
     """Rows of the API calls that allocate or free, by start, and their kinds."""
-    table, names = part.table, _core.kind_names()
-    is_api = np.isin(table.kind, [names.index("runtime"), names.index("driver")])
-    rows = np.flatnonzero(is_api & ((table.flags & 3) == 3))
-    used, inverse = np.unique(table.name[rows], return_inverse=True)
-    strings = table.strings
-    kinds = encode_texts(_allocator_kind(strings[i]) for i in used.tolist()).take(inverse)
-    chosen = kinds.codes >= 0
-    return rows[chosen], kinds.take(chosen)
+    rows = np.flatnonzero(np.isin(part.tree.api, ALLOCATOR_CALLS) & part.table.complete)
+    api = part.tree.api[rows]
+    kinds = np.where(np.isin(api, MEMORY_RETURNS), 1, 0)
+    return rows, TextCodes(np.where(np.isin(api, HOST_MEMORY_CALLS), 2, kinds), _ALLOCATOR_KINDS)
 
 
 def _call_bytes(part: RankTrace, rows: Array) -> Array:
@@ -468,8 +409,7 @@ def _allocator_totals(part: RankTrace) -> dict[str, Any]:
 def _allocator_notes(part: RankTrace, facts: dict[str, Any], step: TextCodes) -> list[str]:
     notes = []
     if not facts["calls"]:
-        kinds = _core.kind_names()
-        api = np.isin(part.table.kind, [kinds.index("runtime"), kinds.index("driver")]).any()
+        api = (part.tree.api != _core.ApiClass.NONE).any()
         notes.append(
             "No call allocates or frees memory: the caching allocator served all requests from "
             "what it held."
@@ -506,7 +446,9 @@ class MemoryEvents:
         self.part = part
         strings = table.strings
         name = strings.index("[memory]") if "[memory]" in strings else -1
-        self.rows: Array = np.flatnonzero((table.name == name) & ((table.flags & 1) == 1))
+        self.rows: Array = np.flatnonzero(
+            (table.name == name) & ((table.flags & _core.HAS_TIME) != 0)
+        )
         self.time_ns: Array = table.ts_ns[self.rows]
         self.bytes, self.known = self._integers("Bytes")
         """int64, negative where memory was given back; and where the event says so."""

@@ -149,7 +149,7 @@ def _notes(part: RankTrace, tree: _core.ModuleTree) -> list[str]:
         notes.append("Recompute is forward work that activation checkpointing does once more.")
     if not gpu.any():
         notes.append("The trace has no GPU time: modules have host time only.")
-    backward = part.tree.phase == _core.phase_names().index("backward")
+    backward = part.tree.phase == _core.Phase.BACKWARD
     if not gpu[:, _BACKWARD].any() and gpu.any() and backward[part.tree.gpu_rows].any():
         joined = bool(np.any(part.tree.forward != _core.NO_ROW))
         why = (

@@ -111,7 +111,7 @@ def collect_calls(part: RankTrace) -> Calls:
     table, tree, costs = part.table, part.tree, part.costs
     is_op = np.zeros(len(table), dtype=bool)
     host_rows = tree.host_rows
-    is_op[host_rows] = table.kind[host_rows] == _core.kind_names().index("cpu_op")
+    is_op[host_rows] = table.kind[host_rows] == _core.EventKind.CPU_OP
     is_launch = (costs.own_gpu_events > 0) & ~is_op
     is_orphan = np.zeros(len(table), dtype=bool)
     is_orphan[tree.gpu_rows] = costs.owner[tree.gpu_rows] == _core.NO_ROW
@@ -438,20 +438,20 @@ def _event_families(calls: Calls) -> TextCodes:
     """The family of each GPU event: copies, memsets and collectives have their own, kernels that
     of their operator, else that of their own name."""
     table, tree, costs = calls.part.table, calls.part.tree, calls.part.costs
-    events, classes, kinds = tree.gpu_rows, _core.gpu_class_names(), _core.kind_names()
+    events = tree.gpu_rows
     gpu_class = tree.gpu_class[events]
     fixed = np.select(
         [
-            gpu_class == classes.index("communication"),
-            gpu_class == classes.index("memcpy"),
-            table.kind[events] == kinds.index("gpu_memset"),
+            gpu_class == _core.GpuClass.COMMUNICATION,
+            gpu_class == _core.GpuClass.MEMCPY,
+            table.kind[events] == _core.EventKind.GPU_MEMSET,
         ],
         [0, 1, 2],
         -1,
     )
     owner = costs.owner[events]
     by_op = (owner != _core.NO_ROW) & (
-        table.kind[np.where(owner == _core.NO_ROW, 0, owner)] == kinds.index("cpu_op")
+        table.kind[np.where(owner == _core.NO_ROW, 0, owner)] == _core.EventKind.CPU_OP
     )
     source = table.name[np.where(by_op, owner, events)].astype(np.int64)
     keys, index = np.unique(
@@ -527,7 +527,7 @@ def _common_notes(calls: Calls) -> list[str]:
 
 
 def _backward_notes(calls: Calls) -> list[str]:
-    backward = _core.phase_names().index("backward")
+    backward = _core.Phase.BACKWARD
     in_backward = calls.part.tree.phase[calls.rows] == backward
     if not in_backward.any() or calls.backward_ns.any() or not calls.gpu_events.any():
         return []

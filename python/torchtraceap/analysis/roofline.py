@@ -39,7 +39,7 @@ _MOST_KERNELS = 8
 _CACHED = 4
 # Work of an operator that these alone stand below is still its own: they only prepare it.
 _HELPERS = ("copy", "memory_set", "view", "padding")
-_OVER_A_LINK = re.compile(r"Mem(?:cpy|ory)\W*(?:HtoD|DtoH|HtoH|PtoP)|HostToDevice|DeviceToHost")
+_ON_THE_DEVICE = (_core.CopyDirection.DEVICE_TO_DEVICE, _core.CopyDirection.UNKNOWN)
 _SHOWS_TF32 = re.compile(r"tf32|s1688|xf32|_S_MX_|_S_B_X_", re.IGNORECASE)
 _SHOWS_FP32 = re.compile(
     r"sgemm|scudnn|_simt_|gemv|f32f32_f32f32|dot_kernel|winograd", re.IGNORECASE
@@ -134,7 +134,7 @@ class _Calls:
     def __init__(self, part: RankTrace, compat: str | None) -> None:
         self.part = part
         table = part.table
-        is_op = table.kind == _core.kind_names().index("cpu_op")
+        is_op = table.kind == _core.EventKind.CPU_OP
         launched = part.costs.subtree_gpu_events > 0
         self.gpu = bool(np.any(is_op & launched)) or len(part.tree.gpu_rows) > 0
         self.strings = table.strings
@@ -371,8 +371,12 @@ def _uses_tf32(work: Work, device: Device, kernels: Sequence[str]) -> bool:
     return work.allow_tf32 is True
 
 
+def _copies_over_a_link(kernels: Sequence[str]) -> bool:
+    return any(_core.classify_copy(name)[0] not in _ON_THE_DEVICE for name in kernels)
+
+
 def _attainable(work: Work, device: Device, kernels: Sequence[str]) -> _Attainable:
-    if any(_OVER_A_LINK.search(name) for name in kernels):
+    if _copies_over_a_link(kernels):
         return _Attainable(bound="link")
     memory_ns = work.bytes / device.bandwidth * 1e9
     if not work.flops:
@@ -452,7 +456,7 @@ class _RowTable:
         found = _Attainable()
         if call.work is not None and device is not None:
             found = _attainable(call.work, device, kernels)
-        elif any(_OVER_A_LINK.search(name) for name in kernels):
+        elif _copies_over_a_link(kernels):
             found = _Attainable(bound="link")
         return _Call(call.name, call.texts, kernels, call.work, ""), found
 

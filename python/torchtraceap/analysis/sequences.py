@@ -77,7 +77,7 @@ def _symbols(events: GpuEvents) -> tuple[Array, list[str]]:
         for kernel, op in zip(kernels.tolist(), ops.tolist(), strict=True)
     ]
     symbols = np.array(codes, dtype=np.int32)[pairs.index]
-    compute = events.gpu_class.codes == _core.gpu_class_names().index("compute")
+    compute = events.gpu_class.codes == _core.GpuClass.COMPUTE
     labels = [canonical_name(key) for key in distinct]
     return np.where(compute, symbols, -1).astype(np.int32), labels
 

@@ -326,8 +326,8 @@ def kernel_trend(part: RankTrace) -> Trend:
 def _compute_rows(part: RankTrace) -> Array:
     """Compute kernels that take time."""
     rows = part.tree.gpu_rows
-    compute = part.tree.gpu_class[rows] == _core.gpu_class_names().index("compute")
-    kernel = part.table.kind[rows] == _core.kind_names().index("kernel")
+    compute = part.tree.gpu_class[rows] == _core.GpuClass.COMPUTE
+    kernel = part.table.kind[rows] == _core.EventKind.KERNEL
     chosen: Array = rows[compute & kernel & (part.table.dur_ns[rows] > 0)]
     return chosen
 

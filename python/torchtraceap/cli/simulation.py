@@ -88,12 +88,12 @@ def _unusable(names: list[str]) -> list[str]:
 
 
 def _list_edits(*, as_json: bool) -> int:
-    from torchtraceap.simulation.registry import DEFAULT_EDITS, edit_names
+    from torchtraceap.simulation.registry import default_edits, edit_names
 
     if as_json:
         import json
 
-        document = {"edits": edit_names(), "default": list(DEFAULT_EDITS)}
+        document = {"edits": edit_names(), "default": list(default_edits())}
         print_text(json.dumps(document, separators=(",", ":")))
         return FINE
     print_text("\n".join(edit_names()))

@@ -46,10 +46,9 @@ def match_nodes(nodes: Sequence[Node], rank: RankTrace) -> tuple[dict[int, int],
 
 def _host_rows(rank: RankTrace) -> Array:
     """Complete operators and annotations of the host, by start."""
-    table, names = rank.table, _core.kind_names()
-    kinds = [names.index(name) for name in ("cpu_op", "user_annotation")]
-    complete = (table.flags & _core.HAS_DURATION) != 0
-    rows = np.flatnonzero(np.isin(table.kind, kinds) & complete)
+    table = rank.table
+    kinds = (_core.EventKind.CPU_OP, _core.EventKind.USER_ANNOTATION)
+    rows = np.flatnonzero(np.isin(table.kind, kinds) & table.complete)
     # Clocks of a microsecond let calls begin together: their ids tell which came first.
     return rows[np.lexsort((table.external_id[rows], table.ts_ns[rows]))]
 

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from torchtraceap import _core
 from torchtraceap.errors import MissingDependencyError
 from torchtraceap.overlay.tracks import Counter, Slices
 from torchtraceap.ranks import RankTrace
@@ -56,22 +54,17 @@ def write_protobuf(
 def _first_time(part: RankTrace, slices: Sequence[Slices], counters: Sequence[Counter]) -> int:
     """The earliest time of all if it is negative, else 0; ns."""
     times = [
-        part.table.ts_ns[_complete_rows(part)],
+        part.table.ts_ns[np.flatnonzero(part.table.complete)],
         *(track.start_ns for track in slices),
         *(counter.time_ns for counter in counters),
     ]
     return min(0, *(int(values.min(initial=0)) for values in times))
 
 
-def _complete_rows(part: RankTrace) -> npt.NDArray[np.int64]:
-    complete = _core.HAS_TIME | _core.HAS_DURATION
-    return np.flatnonzero((part.table.flags & complete) == complete)
-
-
 def _write_events(writer: _Writer, part: RankTrace) -> None:
     """Every complete event on the track where the profiler drew it; overlaps get lanes."""
     table = part.table
-    rows = _complete_rows(part)
+    rows = np.flatnonzero(part.table.complete)
     strings, tracks = table.strings, table.tracks
     for track_id in np.unique(table.track[rows]).tolist():
         track = tracks[track_id]

@@ -223,9 +223,7 @@ def _table_notes(
 def _unique_calls(part: RankTrace) -> tuple[Array, Groups]:
     """Rows of operators, and their groups by name and arguments."""
     table = part.table
-    operator = _core.kind_names().index("cpu_op")
-    complete = (table.flags & _core.HAS_DURATION) != 0
-    rows = np.flatnonzero((table.kind == operator) & complete)
+    rows = np.flatnonzero((table.kind == _core.EventKind.CPU_OP) & table.complete)
     keys = (*DIMS_KEYS, TYPES_KEY, STRIDES_KEY, VALUES_KEY)
     codes = [table.text_codes(key, rows)[0] for key in keys]
     return rows, Groups(table.name[rows].astype(np.int64), *codes)

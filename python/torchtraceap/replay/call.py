@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from torchtraceap import _core
 from torchtraceap.ranks import RankTrace
 from torchtraceap.replay.literals import parse_value
 
@@ -147,7 +147,6 @@ def _value(text: Any, kind: str) -> tuple[Any, str | None]:
 
 
 _MAX_BELOW = 256
-_COPY = re.compile(r"Memcpy (\w)to(\w) \((\w+) -> (\w+)\)")
 
 
 def find_surroundings(rank: RankTrace, row: int) -> Surroundings:
@@ -191,11 +190,10 @@ def _texts(rank: RankTrace, keys: Iterable[str], rows: Any) -> list[str | None]:
 def copy_ends(call: RecordedCall) -> tuple[str, str] | None:
     """Where a copy between host and device came from and went to: "pinned", "cpu" or "device"."""
     for name in call.around.gpu_names:
-        match = _COPY.search(name)
-        if match and {match[1], match[2]} == {"H", "D"}:
-            ends = [_END.get(word, "cpu") for word in (match[3], match[4])]
-            return ends[0], ends[1]
+        direction, memory = _core.classify_copy(name)
+        host = "pinned" if memory == _core.HostMemory.PINNED else "cpu"
+        if direction == _core.CopyDirection.HOST_TO_DEVICE:
+            return host, "device"
+        if direction == _core.CopyDirection.DEVICE_TO_HOST:
+            return "device", host
     return None
-
-
-_END = {"Device": "device", "Pinned": "pinned"}

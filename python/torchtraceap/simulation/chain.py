@@ -62,7 +62,7 @@ def _edges_of(graph: _core.ExecutionGraph, step: Marked, gap_ns: int) -> list[tu
 
 
 def _typical_gap_ns(graph: _core.ExecutionGraph) -> int:
-    kind = _core.dependency_kind_names().index("stream_order")
+    kind = _core.DependencyKind.STREAM_ORDER
     lags = graph.lag_ns[graph.kind == kind]
     return int(np.median(lags)) if len(lags) else 0
 

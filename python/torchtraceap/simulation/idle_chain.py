@@ -27,7 +27,7 @@ from torchtraceap.units import format_ns
 
 __all__ = ["build_idle_chain"]
 
-_ASSUMED = _core.evidence_names().index("assumed")
+_ASSUMED = _core.Evidence.ASSUMED
 _THREAD, _STREAM = 0, 1
 _SHOWN = (
     "lane",

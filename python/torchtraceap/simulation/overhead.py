@@ -14,6 +14,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
+from torchtraceap.codes import API_KINDS
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = [
@@ -93,14 +94,9 @@ def overhead_delta(
 
 
 def _by_row(run: SimulatedRun, rank: int, overhead: ProfilerOverhead) -> Array:
-    by_kind = np.zeros(len(_core.kind_names()), dtype=np.int64)
-    for name, cost_ns in (
-        ("cpu_op", overhead.operator_ns),
-        ("user_annotation", overhead.operator_ns),
-        ("python_function", overhead.frame_ns),
-        ("runtime", overhead.call_ns),
-        ("driver", overhead.call_ns),
-    ):
-        by_kind[_core.kind_names().index(name)] = cost_ns
+    by_kind = np.zeros(len(_core.EventKind), dtype=np.int64)
+    by_kind[[_core.EventKind.CPU_OP, _core.EventKind.USER_ANNOTATION]] = overhead.operator_ns
+    by_kind[_core.EventKind.PYTHON_FUNCTION] = overhead.frame_ns
+    by_kind[list(API_KINDS)] = overhead.call_ns
     per_row: Array = by_kind[run.ranks[rank].table.kind]
     return per_row

@@ -1,68 +1,81 @@
-"""Edits by name: the package's own and a user's.
+"""Edits by name: the package's own, each a file in `edits/`, and a user's.
 
-from torchtraceap.simulation.registry import register
-
-register("skip_logging", SkipLogging)             # a class of the Edit protocol, or
-register("batch_size", BatchSize, value="N")      # with a value: batch_size=64
+@register("batch_size", value="N")      # batch_size=64; a class of the Edit protocol
+class BatchSize: ...
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, TypeVar
 
 from torchtraceap.errors import OptionError
-from torchtraceap.simulation.edits.allocator import NoAllocatorCalls
+from torchtraceap.simulation import edits
 from torchtraceap.simulation.edits.base import Edit
-from torchtraceap.simulation.edits.collectives import (
-    BucketSize,
-    MergeCollectives,
-    OverlapCollectives,
-)
-from torchtraceap.simulation.edits.copies import PinMemory
-from torchtraceap.simulation.edits.fusion import FuseOptimizer, FusePointwise
-from torchtraceap.simulation.edits.graphs import CudaGraph, MergeCompiledRegions
-from torchtraceap.simulation.edits.loading import LoaderWorkers
-from torchtraceap.simulation.edits.precision import (
-    ChannelsLast,
-    MixedPrecision,
-    OtherDevice,
-)
-from torchtraceap.simulation.edits.removal import (
-    NoBroadcastBuffers,
-    no_recompilation,
-    no_unused_parameter_search,
-    zero_grad_to_none,
-)
-from torchtraceap.simulation.edits.straggler import StragglerToMedian
-from torchtraceap.simulation.edits.synchronisation import RemoveHostSync
 
-__all__ = ["DEFAULT_EDITS", "EDITS_OF_FINDING", "edit_names", "make_edit", "register"]
+__all__ = ["default_edits", "edit_names", "edits_by_finding", "make_edit", "register"]
 
-Factory = Callable[[str | None], Edit] | Callable[[], Edit]
+_Make = TypeVar("_Make", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     make: Callable[..., Edit]
     value: str
-    """What stands behind the name; empty: nothing may."""
     required: bool
+    default: bool | str
+    fixes: tuple[str, ...]
+    instead: tuple[str, ...]
 
 
 _EDITS: dict[str, _Entry] = {}
 
 
-def register(name: str, make: Factory, *, value: str = "", required: bool = False) -> None:
-    """Adds an edit, in place of an earlier one of that name.
+def register(
+    name: str,
+    *,
+    value: str = "",
+    required: bool = False,
+    default: bool | str = False,
+    fixes: tuple[str, ...] = (),
+    instead: tuple[str, ...] = (),
+) -> Callable[[_Make], _Make]:
+    """Adds an edit, in place of an earlier one of that name: `@register("half")` on its class.
 
     Args:
         name: As on the command line.
-        make: Makes the edit; with `value` it takes the text behind the `=`, or None.
-        value: What that text is, such as "N", for the help. Empty: the edit takes none.
+        value: What stands behind the `=`, such as "N", for the help; the class takes that text, or
+            None. Empty: the edit takes none.
         required: Without a value the name makes no sense.
+        default: Tried if no edit is named, with this value if it is a text.
+        fixes: Types of findings whose fix it stands for, with a value as in "worker_starvation=8".
+        instead: The same where another edit is the one proposed and this one is tried if that
+            does not apply.
     """
-    _EDITS[name] = _Entry(make, value, required)
+
+    def add(make: _Make) -> _Make:
+        _EDITS[name] = _Entry(make, value, required, default, fixes, instead)
+        return make
+
+    return add
+
+
+@cache
+def _load() -> None:
+    """Modules of `edits/` register what they hold; a user's edit of the same name stays."""
+    own = dict(_EDITS)
+    for module in iter_modules(edits.__path__):
+        import_module(f"{edits.__name__}.{module.name}")
+    _EDITS.update(own)
+
+
+def _entries() -> dict[str, _Entry]:
+    _load()
+    return _EDITS
 
 
 def edit_names() -> list[str]:
@@ -73,7 +86,29 @@ def edit_names() -> list[str]:
             return name
         return f"{name}={entry.value}" if entry.required else f"{name}[={entry.value}]"
 
-    return [shown(name, entry) for name, entry in _EDITS.items()]
+    return [shown(name, entry) for name, entry in _entries().items()]
+
+
+def default_edits() -> tuple[str, ...]:
+    """What is tried if nothing is named: every fix that needs no decision of the user."""
+    chosen = ((name, entry.default) for name, entry in _entries().items())
+    return tuple(
+        f"{name}={default}" if isinstance(default, str) else name
+        for name, default in chosen
+        if default is not False
+    )
+
+
+def edits_by_finding() -> dict[str, tuple[str, ...]]:
+    """The edits that stand for the fix of a finding, by its type; the first is the one proposed."""
+    entries = _entries().items()
+    fixes = [(name, fix) for name, entry in entries for fix in entry.fixes]
+    fixes += [(name, fix) for name, entry in entries for fix in entry.instead]
+    found: dict[str, tuple[str, ...]] = {}
+    for name, fix in fixes:
+        finding, equals, value = fix.partition("=")
+        found[finding] = (*found.get(finding, ()), name + equals + value)
+    return found
 
 
 def make_edit(text: str) -> Edit:
@@ -83,7 +118,7 @@ def make_edit(text: str) -> Edit:
         OptionError: No edit has that name, or the value makes no sense.
     """
     name, has_value, value = text.strip().partition("=")
-    entry = _EDITS.get(name)
+    entry = _entries().get(name)
     if entry is None:
         raise OptionError(f"no edit is called {name!r}; there are: {', '.join(edit_names())}")
     if has_value and not entry.value:
@@ -91,74 +126,3 @@ def make_edit(text: str) -> Edit:
     if entry.required and not value:
         raise OptionError(f"{name} needs a value: {name}={entry.value}")
     return entry.make(value or None) if entry.value else entry.make()
-
-
-register("pin_memory", PinMemory, value="HtoD|DtoH")
-register("loader_workers", LoaderWorkers, value="N")
-register("remove_host_sync", RemoveHostSync)
-register("overlap_collectives", OverlapCollectives)
-register("merge_collectives", MergeCollectives)
-register("bucket_size_mb", BucketSize, value="MIB")
-register("straggler_to_median", StragglerToMedian)
-register("cuda_graph", CudaGraph)
-register("fused_optimizer", FuseOptimizer)
-register("fuse_pointwise", FusePointwise)
-register("mixed_precision", MixedPrecision, value="bf16|fp16|tf32")
-register("channels_last", ChannelsLast)
-register("no_allocator_calls", NoAllocatorCalls)
-register("merge_compiled_regions", MergeCompiledRegions)
-register("zero_grad_to_none", zero_grad_to_none)
-register("no_unused_parameter_search", no_unused_parameter_search)
-register("no_recompilation", no_recompilation)
-register("no_broadcast_buffers", NoBroadcastBuffers)
-register("device", OtherDevice, value="NAME", required=True)
-
-DEFAULT_EDITS: tuple[str, ...] = (
-    "pin_memory",
-    "loader_workers=4",
-    "remove_host_sync",
-    "overlap_collectives",
-    "merge_collectives",
-    "bucket_size_mb=25",
-    "straggler_to_median",
-    "cuda_graph",
-    "fused_optimizer",
-    "fuse_pointwise",
-    "mixed_precision",
-    "channels_last",
-    "no_allocator_calls",
-    "merge_compiled_regions",
-    "zero_grad_to_none",
-    "no_unused_parameter_search",
-    "no_recompilation",
-    "no_broadcast_buffers",
-)
-"""What is tried if nothing is named: every fix that needs no decision of the user."""
-
-EDITS_OF_FINDING: dict[str, tuple[str, ...]] = {
-    "single_process_data_loading": ("loader_workers=4",),
-    "worker_starvation": ("loader_workers=8",),
-    "no_memory_pin": ("pin_memory=HtoD",),
-    "blocking_copy": ("pin_memory=HtoD",),
-    "high_memcpy": ("pin_memory",),
-    "graph_break": ("merge_compiled_regions",),
-    "cpu_bound": ("cuda_graph",),
-    "tiny_kernels": ("cuda_graph", "fuse_pointwise"),
-    "small_nccl_kernels": ("merge_collectives",),
-    "nccl_blocks_main_stream": ("overlap_collectives",),
-    "nccl_compute_not_overlapped": ("overlap_collectives",),
-    "one_bucket_ddp": ("bucket_size_mb=25",),
-    "per_parameter_all_reduce": ("bucket_size_mb=25", "merge_collectives"),
-    "host_sync_in_loop": ("remove_host_sync",),
-    "explicit_synchronize": ("remove_host_sync",),
-    "allocator_thrash": ("no_allocator_calls",),
-    "unfused_optimizer": ("fused_optimizer",),
-    "fp32_matmul": ("mixed_precision", "mixed_precision=tf32"),
-    "layout_conversion": ("channels_last",),
-    "straggler": ("straggler_to_median",),
-    "zero_grad_not_none": ("zero_grad_to_none",),
-    "find_unused_parameters": ("no_unused_parameter_search",),
-    "recompilation": ("no_recompilation",),
-    "broadcast_buffers": ("no_broadcast_buffers",),
-}
-"""The edits that stand for the fix of a finding, by its type; the first is the one proposed."""

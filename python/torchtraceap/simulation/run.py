@@ -30,12 +30,12 @@ from torchtraceap.units import format_ns
 
 __all__ = ["RunStep", "SimulatedRun"]
 
-KINDS = {name: code for code, name in enumerate(_core.dependency_kind_names())}
+KINDS = {kind.name.lower(): kind for kind in _core.DependencyKind}
+"""Dependencies by name."""
 WHOLE = "whole trace"
 CHAINED = 3
 """Copies of a single step: the last two begin in the state that the one before left."""
 _THREAD, _MEETING_POINTS = 0, 2  # kinds of lanes
-CALLS = [_core.kind_names().index(name) for name in ("runtime", "driver")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class SimulatedRun:
         return self.graph.lag_ns + self.graph.residual_ns
 
     def edges_of(self, *kinds: str) -> Array:
-        """Edges of these kinds (`_core.dependency_kind_names()`)."""
+        """Edges of these kinds, by the names of `_core.DependencyKind`."""
         return np.flatnonzero(np.isin(self.graph.kind, [KINDS[kind] for kind in kinds]))
 
     # ------------------------------------------------------------------------- time
@@ -240,7 +240,7 @@ class SimulatedRun:
     def _watchdogs(self, rank: int) -> list[int]:
         """Lanes that hold nothing up. See Note [Watchdogs]."""
         part, graph = self.ranks[rank], self.graph
-        is_call = np.isin(part.table.kind, CALLS)
+        is_call = part.tree.api != _core.ApiClass.NONE
         launching = np.zeros(len(is_call), dtype=bool)
         launches = part.tree.launch[part.tree.gpu_rows]
         launching[launches[launches != _core.NO_ROW]] = True

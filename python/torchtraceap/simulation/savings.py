@@ -18,7 +18,7 @@ from torchtraceap.errors import TraceError
 from torchtraceap.ranks import Ranks
 from torchtraceap.results import Finding, PlannedFix, ReplayCheck, Saving
 from torchtraceap.simulation.edits.base import EditedGraph, NotApplicableError
-from torchtraceap.simulation.registry import EDITS_OF_FINDING, make_edit
+from torchtraceap.simulation.registry import edits_by_finding, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import TRUSTED_ERROR, EditOutcome, Simulation
 from torchtraceap.units import format_share
@@ -53,7 +53,7 @@ def simulate_savings(trace: Ranks, findings: Sequence[Finding]) -> Outlook:
 
 
 def _simulate(trace: Ranks, findings: Sequence[Finding]) -> Outlook:
-    if not any(finding.type in EDITS_OF_FINDING for finding in findings):
+    if not any(finding.type in edits_by_finding() for finding in findings):
         return _only_bounds(findings, _NO_EDIT)
     if not any(len(rank.tree.gpu_rows) for rank in trace.ranks):
         return _only_bounds(findings, "there is no GPU work to replay")
@@ -96,7 +96,7 @@ class _Edits:
 
     def choose(self, finding: Finding) -> _Applied | str:
         """Of the edits for its fix the first that applies; else why the first does not."""
-        names = EDITS_OF_FINDING.get(finding.type, ())
+        names = edits_by_finding().get(finding.type, ())
         tried = map(self._try, names)
         applied = next((edit for edit in tried if isinstance(edit, _Applied)), None)
         if applied is None:

@@ -31,7 +31,7 @@ from torchtraceap.simulation.edits.base import (
     NotApplicableError,
     joined,
 )
-from torchtraceap.simulation.registry import DEFAULT_EDITS, make_edit
+from torchtraceap.simulation.registry import default_edits, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns, format_share
 
@@ -100,7 +100,7 @@ def simulate(trace: Ranks, edits: Iterable[str | Edit] | None = None) -> Simulat
             fix that needs no decision. A name that is unknown or does not apply is said in the
             outcome's note.
     """
-    return Simulation(SimulatedRun(trace), DEFAULT_EDITS if edits is None else tuple(edits))
+    return Simulation(SimulatedRun(trace), default_edits() if edits is None else tuple(edits))
 
 
 class Simulation:

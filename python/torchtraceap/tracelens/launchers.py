@@ -20,10 +20,6 @@ from torchtraceap.tracelens.categories import is_communication
 
 __all__ = ["CompatTree", "Slices", "to_us", "union_us"]
 
-_KINDS = {name: number for number, name in enumerate(_core.kind_names())}
-_OP, _PYTHON, _FLOW = _KINDS["cpu_op"], _KINDS["python_function"], _KINDS["flow"]
-_RUNTIME, _DRIVER, _METADATA = _KINDS["runtime"], _KINDS["driver"], _KINDS["metadata"]
-_MEMCPY_CLASS = _core.gpu_class_names().index("memcpy")
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch")
 _ENGINE = "autograd::engine::evaluate_function:"
 _LEVELS_TO_WRAPPER = 5
@@ -121,7 +117,7 @@ class CompatTree:
         self.host_end = subtree_end.astype(np.int64)
         self.position = np.full(len(self.table), -1, dtype=np.int64)
         self.position[rows] = np.arange(len(rows))
-        ops = np.flatnonzero((self.kind == _OP) & _complete(self.table))
+        ops = np.flatnonzero((self.kind == _core.EventKind.CPU_OP) & self.table.complete)
         numbers, known = self.table.int_column("Ev Idx")
         # The profiler numbers operators in the order in which it writes them, thread by thread.
         self.op_rows = ops[np.argsort(np.where(known[ops], numbers[ops], 0), kind="stable")]
@@ -150,7 +146,7 @@ class CompatTree:
         self.place = place[order]
 
     def _arrows(self, phase: str) -> _Arrows:
-        flows = (self.kind == _FLOW) & (np.asarray(self.table.phase) == ord(phase))
+        flows = (self.kind == _core.EventKind.FLOW) & (np.asarray(self.table.phase) == ord(phase))
         flows &= np.isin(np.asarray(self.table.category), self.ids_where("ac2g".__eq__))
         return _Arrows(self.table, np.flatnonzero(flows))
 
@@ -160,11 +156,20 @@ class CompatTree:
             communication[i] = is_communication(self.strings[i])
         self.communication = communication[self.name]
         """bool `[n]`: GPU events with the name of a collective."""
-        self.memcpy = np.asarray(self.part.tree.gpu_class) == _MEMCPY_CLASS
-        above = self.first_op(self.parent[self.call], through=(_PYTHON,), skip=("execute",))
+        self.memcpy = np.asarray(self.part.tree.gpu_class) == _core.GpuClass.MEMCPY
+        above = self.first_op(
+            self.parent[self.call], through=(_core.EventKind.PYTHON_FUNCTION,), skip=("execute",)
+        )
         self.launcher = np.where(above >= 0, above, self.call)
         """int64, per linked event: the operator that launched it, else its call."""
-        self.op_above = self.first_op(self.call, through=(_PYTHON, _RUNTIME, _DRIVER))
+        self.op_above = self.first_op(
+            self.call,
+            through=(
+                _core.EventKind.PYTHON_FUNCTION,
+                _core.EventKind.RUNTIME,
+                _core.EventKind.DRIVER,
+            ),
+        )
         """int64, per linked event: the innermost operator above its call, or -1."""
 
     def first_op(self, rows: Array, *, through: Sequence[int], skip: Sequence[str] = ()) -> Array:
@@ -178,7 +183,7 @@ class CompatTree:
         skipped = self.ids_where(skip.__contains__) if skip else []
         current = rows.copy()
         while True:
-            is_op = self.kind[current] == _OP
+            is_op = self.kind[current] == _core.EventKind.CPU_OP
             passes = np.isin(self.kind[current], through)
             passes |= is_op & np.isin(self.name[current], skipped)
             current[~(is_op | passes)] = -1
@@ -222,7 +227,8 @@ class CompatTree:
             lambda name: "torch/utils/checkpoint.py" in name and "recompute_fn" in name
         )
         roots = np.flatnonzero(
-            np.isin(self.name[self.host], wanted) & (self.kind[self.host] == _PYTHON)
+            np.isin(self.name[self.host], wanted)
+            & (self.kind[self.host] == _core.EventKind.PYTHON_FUNCTION)
         )
         depth = np.zeros(len(self.host) + 1, dtype=np.int64)
         np.add.at(depth, roots, 1)
@@ -256,9 +262,11 @@ class CompatTree:
 
         Calls of the driver interface are not among them, so that a Triton kernel has no leaf.
         """
-        by_runtime = self.call[self.kind[self.call] == _RUNTIME]
+        by_runtime = self.call[self.kind[self.call] == _core.EventKind.RUNTIME]
         leaves = np.zeros(len(self.table), dtype=bool)
-        found = self.first_op(by_runtime, through=(_RUNTIME, _PYTHON))
+        found = self.first_op(
+            by_runtime, through=(_core.EventKind.RUNTIME, _core.EventKind.PYTHON_FUNCTION)
+        )
         leaves[found[found >= 0]] = True
         return leaves
 
@@ -315,7 +323,7 @@ class CompatTree:
     def _read_thread_names(self) -> list[tuple[str, str, str]]:
         """Of several names of a thread the last counts there: the one that it gave itself."""
         named = np.isin(self.name, self.ids_where("thread_name".__eq__))
-        rows = np.flatnonzero(named & (self.kind == _METADATA))
+        rows = np.flatnonzero(named & (self.kind == _core.EventKind.METADATA))
         codes, texts = self.texts("name", rows)
         names: dict[int, list[str]] = {}
         for track, code in zip(np.asarray(self.table.track)[rows].tolist(), codes, strict=True):
@@ -347,9 +355,3 @@ class _Arrows:
     def isin(self, rows: Array) -> Array | None:
         """bool: does an arrow touch the start of each row? None if there are no arrows at all."""
         return np.isin(self._key(rows), self._keys) if len(self._keys) else None
-
-
-def _complete(table: _core.EventTable) -> Array:
-    both = _core.HAS_TIME | _core.HAS_DURATION
-    complete: Array = (np.asarray(table.flags) & both) == both
-    return complete

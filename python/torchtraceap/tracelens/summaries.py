@@ -246,7 +246,7 @@ class Kernels:
 
     def __init__(self, tree: CompatTree, launchers: Launchers) -> None:
         self.tree = tree
-        kernel = _core.kind_names().index("kernel")
+        kernel = _core.EventKind.KERNEL
         self.rows = tree.gpu_rows[tree.kind[tree.gpu_rows] == kernel]
         self.rows.sort()
         self.dur_us = tree.dur_us[self.rows]
@@ -394,7 +394,7 @@ _ELEMENT_TYPES = (
 
 def coll_analysis(tree: CompatTree) -> Sheet:
     """Collectives by their metadata; those without all of it are left out, rank is 0 as theirs."""
-    kernel = _core.kind_names().index("kernel")
+    kernel = _core.EventKind.KERNEL
     wanted = tree.communication[tree.linked] & (tree.kind[tree.linked] == kernel)
     rows = np.sort(tree.linked[wanted])
     texts = [tree.texts(key, rows) for key in _COLLECTIVE_KEYS]

@@ -94,18 +94,3 @@ TEST_CASE("waits, operators and the profiler have classes of their own", "[analy
   CHECK(classify_host_activity(EventKind::kOverhead, "Buffer Flush") == HostActivity::kProfiler);
   CHECK(frame("torch/cuda/__init__.py(975): synchronize") == HostActivity::kSynchronize);
 }
-
-TEST_CASE("copies tell direction and host memory, where the name has the words", "[analysis]") {
-  CHECK(classify_copy_memory("Memcpy HtoD (Pageable -> Device)") == CopyMemory::kHtoDPageable);
-  CHECK(classify_copy_memory("Memcpy HtoD (Pinned -> Device)") == CopyMemory::kHtoDPinned);
-  CHECK(classify_copy_memory("Memcpy DtoH (Device -> Pageable)") == CopyMemory::kDtoHPageable);
-  CHECK(classify_copy_memory("Memcpy DtoH (Device -> Pinned)") == CopyMemory::kDtoHPinned);
-  CHECK(classify_copy_memory("Memcpy DtoD (Device -> Device)") == CopyMemory::kDtoD);
-  CHECK(classify_copy_memory("Memcpy PtoP (Device -> Device)") == CopyMemory::kDtoD);
-  CHECK(classify_copy_memory("CopyHostToDevice") == CopyMemory::kHtoDUnknown);
-  CHECK(classify_copy_memory("MEMORY_COPY_DEVICE_TO_HOST") == CopyMemory::kDtoHUnknown);
-  CHECK(classify_copy_memory("MemcpyH2D") == CopyMemory::kHtoDUnknown);  // XLA
-  CHECK(classify_copy_memory("MemcpyD2H") == CopyMemory::kDtoHUnknown);
-  CHECK(classify_copy_memory("MemcpyP2P") == CopyMemory::kDtoD);
-  CHECK(classify_copy_memory("Memcpy") == CopyMemory::kOther);
-}

@@ -2,41 +2,6 @@
 
 using namespace traceap;
 
-TEST_CASE("API names of CUDA and HIP are told apart by what they do", "[detect][host_queries]") {
-  CHECK(classify_api("cudaLaunchKernelExC") == ApiClass::kKernelLaunch);
-  CHECK(classify_api("hipExtModuleLaunchKernel") == ApiClass::kKernelLaunch);
-  CHECK(classify_api("cuLaunchKernelEx") == ApiClass::kKernelLaunch);
-  CHECK(classify_api("cudaLaunchHostFunc") == ApiClass::kOther);
-  CHECK(classify_api("hipGraphLaunch") == ApiClass::kGraphLaunch);
-  CHECK(classify_api("hipMemcpyWithStream") == ApiClass::kMemcpy);
-  CHECK(classify_api("cudaMemsetAsync") == ApiClass::kMemset);
-  CHECK(classify_api("hipDeviceSynchronize") == ApiClass::kDeviceSync);
-  CHECK(classify_api("cuCtxSynchronize") == ApiClass::kDeviceSync);
-  CHECK(classify_api("cudaStreamWaitEvent") == ApiClass::kStreamWaitEvent);
-  CHECK(classify_api("cudaMallocHost") == ApiClass::kHostAlloc);
-  CHECK(classify_api("hipMalloc") == ApiClass::kMalloc);
-  CHECK(classify_api("cudaFreeHost") == ApiClass::kOther);
-  CHECK(classify_api("cudaFreeAsync") == ApiClass::kFree);
-  CHECK(classify_api("cudaGetDevice") == ApiClass::kOther);
-  CHECK(classify_api("") == ApiClass::kOther);
-}
-
-TEST_CASE("copies are understood in the words of every profiler", "[detect][host_queries]") {
-  const auto is = [](const char* name, CopyDirection direction, HostMemory memory) {
-    const CopyKind kind = classify_copy(name);
-    return kind.direction == direction && kind.memory == memory;
-  };
-  CHECK(
-      is("Memcpy HtoD (Pageable -> Device)", CopyDirection::kHostToDevice, HostMemory::kPageable));
-  CHECK(is("Memcpy DtoH (Device -> Pinned)", CopyDirection::kDeviceToHost, HostMemory::kPinned));
-  CHECK(is("Memcpy HtoD (Host -> Device)", CopyDirection::kHostToDevice, HostMemory::kUnknown));
-  CHECK(is("CopyHostToDevice", CopyDirection::kHostToDevice, HostMemory::kUnknown));
-  CHECK(is("MEMORY_COPY_DEVICE_TO_HOST", CopyDirection::kDeviceToHost, HostMemory::kUnknown));
-  CHECK(is("Memcpy DtoD (Device -> Device)", CopyDirection::kDeviceToDevice, HostMemory::kNoHost));
-  CHECK(is("Memcpy PtoP (Device -> Device)", CopyDirection::kPeerToPeer, HostMemory::kNoHost));
-  CHECK(is("__amd_rocclr_copyBuffer", CopyDirection::kUnknown, HostMemory::kUnknown));
-}
-
 TEST_CASE("a copy holds the host to the end of the synchronisation behind it",
           "[detect][host_queries]") {
   RuleCase t;

@@ -4,7 +4,6 @@
 #include "scene.hpp"
 #include "traceap/detect/queries/matmul.hpp"
 #include "traceap/detect/queries/shapes.hpp"
-#include "traceap/detect/queries/warm_up.hpp"
 #include "traceap/detect/rules.hpp"
 
 using namespace traceap;
@@ -33,22 +32,6 @@ TEST_CASE("names of kernels tell which units they use", "[detect]") {
         MatmulKind::kNone);
   CHECK(classify_matmul("Cijk_") == MatmulKind::kNone);
   CHECK(classify_matmul("") == MatmulKind::kNone);
-}
-
-TEST_CASE("warm-up is told by the number of the first step, else by the first of several",
-          "[detect]") {
-  const auto warm_up = [](int first_number, int steps) {
-    Scene scene;
-    for (int i = 0; i < steps; ++i) scene.step(first_number + i, i * 100.0, 100);
-    scene.kernel("k", 1, 5, 20);
-    const EventTable table = scene.text().table();
-    const EventTree tree = build_tree(table);
-    return find_warm_up(build_signals(table, tree));
-  };
-  CHECK(warm_up(0, 3).end_ns == 100'000);
-  CHECK(warm_up(5, 3).end_ns == 0);
-  CHECK(warm_up(5, 1).known);
-  CHECK_FALSE(warm_up(0, 1).known);
 }
 
 TEST_CASE("every rule answers on a trace without GPU and on one without host", "[detect]") {

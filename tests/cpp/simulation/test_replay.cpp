@@ -177,11 +177,26 @@ TEST_CASE("A plain graph is replayed as its longest paths") {
   }
 }
 
-TEST_CASE("Scaling everything scales the result") {
-  const RandomGraph random(5);
-  const ExecutionGraph graph = build_plain_graph(random.durations, random.edges);
-  const auto once = replay(graph), thrice = replay(graph, {}, {.scale = 3.0});
-  for (std::size_t p = 0; p < once.size(); ++p) REQUIRE(thrice[p] == 3 * once[p]);
+TEST_CASE("Times stop at the ends of 64 bits, and lags beyond all times are refused") {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  const std::vector<std::int64_t> durations(8, kMaxTimeNs);
+  std::vector<PlainEdge> edges;
+  for (Point i = 0; i + 1 < durations.size(); ++i) edges.push_back({2 * i + 1, 2 * i + 2, 0});
+  const ExecutionGraph graph = build_plain_graph(durations, edges);
+  CHECK(replay(graph).back() == kMost);
+  CHECK(replay_chain(graph, {}, 2).back() == kNever);
+  GraphDelta delta;
+  for (EdgeId e = 0; e < graph.points.edges(); ++e) delta.set_lag(e, -kMaxTimeNs);
+  CHECK(replay(graph, delta).back() == kNever + 1);  // a time, and not the word for none
+  for (const std::int64_t lag : {kMost, kNever, kMaxTimeNs + 1, -kMaxTimeNs - 1}) {
+    CHECK_THROWS_AS(delta.set_lag(0, lag), SchemaError);
+    CHECK_THROWS_AS(delta.add(0, 1, lag), SchemaError);
+    const PlainEdge edge[] = {{1, 2, lag}};
+    CHECK_THROWS_AS(build_plain_graph(std::vector<std::int64_t>{1, 1}, edge), SchemaError);
+    CHECK_THROWS_AS(build_plain_graph(std::vector<std::int64_t>{lag}, {}), SchemaError);
+    const std::int64_t start[] = {lag};
+    CHECK_THROWS_AS(build_plain_graph(std::vector<std::int64_t>{1}, {}, start), SchemaError);
+  }
 }
 
 TEST_CASE("Work that is taken away never makes a replay slower") {

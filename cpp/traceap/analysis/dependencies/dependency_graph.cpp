@@ -16,8 +16,11 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <string>
 
 #include "traceap/analysis/dependencies/graph_builder.hpp"
+#include "traceap/base/error.hpp"
+#include "traceap/base/intervals.hpp"
 #include "traceap/base/offsets.hpp"
 #include "traceap/tree/name_traits.hpp"
 
@@ -352,6 +355,22 @@ bool has_points(GraphBuilder& builder, std::size_t ranks, const CollectiveMember
   return member.row < points.begin.size() && points.begin[member.row] != kNoPoint;
 }
 
+/// Shifted times must leave room for their differences in 64 bits.
+void check_offset(const GraphRank& rank) {
+  const EventTable& table = *rank.table;
+  const std::int64_t offset_ns = rank.offset_ns;
+  const auto fits = [](std::int64_t ns, std::int64_t most) { return ns >= -most && ns <= most; };
+  bool all_fit = fits(offset_ns, kMaxTimeNs);
+  for (Row row = 0; all_fit && offset_ns != 0 && row < table.size(); ++row) {
+    all_fit = fits(table.ts_ns[row] + offset_ns, 2 * kMaxTimeNs) &&
+              fits(table.end_ns(row) + offset_ns, 2 * kMaxTimeNs);
+  }
+  if (all_fit) return;
+  throw SchemaError("offset_ns: one that leaves all times within " +
+                    std::to_string(2 * kMaxTimeNs) + " ns of 0 was expected, not " +
+                    std::to_string(offset_ns));
+}
+
 }  // namespace
 
 std::string_view dependency_kind_name(DependencyKind kind) {
@@ -370,6 +389,7 @@ std::string_view evidence_name(Evidence evidence) {
 
 DependencyGraph build_dependency_graph(std::span<const GraphRank> ranks, const Meetings& meetings) {
   GraphBuilder builder(ranks.size());
+  for (const GraphRank& rank : ranks) check_offset(rank);
   for (std::uint32_t i = 0; i < ranks.size(); ++i) RankLinker(builder, ranks[i], i).link();
   builder.start_lane(0, Lane::kCollectives, 0);
   std::vector<CollectiveMember> present;

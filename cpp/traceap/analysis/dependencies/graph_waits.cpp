@@ -21,12 +21,10 @@
 #include <map>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <utility>
 
 #include "traceap/analysis/dependencies/graph_builder.hpp"
 #include "traceap/analysis/dependencies/stream_waits.hpp"
-#include "traceap/analysis/idle/host_activity.hpp"
 #include "traceap/analysis/idle/idle.hpp"
 #include "traceap/base/text.hpp"
 #include "traceap/tree/id_index.hpp"
@@ -44,19 +42,11 @@ constexpr std::int64_t kCopyWaitNs = 20'000;
 // Events looked at before a time; bounds hostile input.
 constexpr int kMostBack = 64;
 
-enum class Wait : std::uint8_t { kNone, kDevice, kStream, kEvent, kStreamWait, kRecord, kFree };
-
-/// CUDA and HIP, runtime and driver calls. Queries return at once and wait for nothing.
-Wait classify_wait(std::string_view name) {
-  if (contains(name, "StreamWaitEvent")) return Wait::kStreamWait;
-  if (contains(name, "EventRecord")) return Wait::kRecord;
-  if (contains(name, "Synchronize")) {
-    if (contains(name, "Event")) return Wait::kEvent;
-    return contains(name, "Stream") ? Wait::kStream : Wait::kDevice;
-  }
-  const bool frees =
-      contains(name, "cudaFree") || contains(name, "hipFree") || contains(name, "cuMemFree");
-  return frees && !contains(name, "Async") && !contains(name, "Host") ? Wait::kFree : Wait::kNone;
+/// Calls after which the host or a stream goes on when GPU work is done, and the records of events.
+/// Queries return at once and wait for nothing.
+bool orders_work(ApiClass api) {
+  return is_synchronisation(api) || api == ApiClass::kStreamWaitEvent ||
+         api == ApiClass::kEventRecord || api == ApiClass::kDeviceFree;
 }
 
 /// GPU work with the time when the host put it into its queue (host clock, no rank offset).
@@ -77,16 +67,10 @@ class WaitLinker {
         points_(builder.points(rank_index)),
         rank_index_(rank_index),
         shift_ns_(rank.offset_ns),
-        activity_(table_),
-        copy_memory_(table_),
-        wait_of_name_(table_.strings.size()),
         on_stream_(tree_.streams.size()),
         unawaited_(tree_.streams.size(), kNoRow),
         waiting_since_(table_.tracks.size(), kNoId),
         explained_(table_.size()) {
-    for (StringId id = 0; id < table_.strings.size(); ++id) {
-      wait_of_name_[id] = classify_wait(table_.strings[id]);
-    }
     order_gpu_work();
     index_sync_rows();
   }
@@ -106,11 +90,7 @@ class WaitLinker {
 
   void order_gpu_work() {
     for (const Row row : tree_.gpu_rows) {
-      const Row call = tree_.launch[row];
-      const std::int64_t time_ns = call != kNoRow
-                                       ? table_.ts_ns[call]
-                                       : table_.ts_ns[row] + tree_.launch_delay_correction_ns;
-      launched_.push_back({time_ns, row});
+      launched_.push_back({launch_time_ns(table_, tree_, row), row});
     }
     std::sort(launched_.begin(), launched_.end());
     for (const Launched& l : launched_) on_stream_[tree_.stream_of[l.row]].push_back(l);
@@ -126,9 +106,9 @@ class WaitLinker {
       if (table_.kind[row] == EventKind::kCudaSync) {
         syncs.push_back({table_.correlation[row], row});
       } else if (is_api_call(table_.kind[row]) && points_.begin[row] != kNoPoint) {
-        const Wait wait = wait_of_name_[table_.name[row]];
-        if (wait == Wait::kRecord) records.push_back({table_.correlation[row], row});
-        if (wait != Wait::kNone) calls.push_back({table_.correlation[row], row});
+        const ApiClass api = tree_.api[row];
+        if (api == ApiClass::kEventRecord) records.push_back({table_.correlation[row], row});
+        if (orders_work(api)) calls.push_back({table_.correlation[row], row});
       }
     }
     if (!syncs.empty()) {
@@ -169,11 +149,6 @@ class WaitLinker {
         work.begin(), work.end(), [&](const Launched& l) { return l.time_ns <= after_ns; });
     return next == work.end() ? kNoRow : next->row;
   }
-  std::int64_t launch_time_ns(Row gpu_row) const {
-    const Row call = tree_.launch[gpu_row];
-    return call != kNoRow ? table_.ts_ns[call]
-                          : table_.ts_ns[gpu_row] + tree_.launch_delay_correction_ns;
-  }
 
   /// Of the work launched before a moment, that which ended last but not after `end_ns` (common
   /// clock) nor before `since_ns`; `other_than`: not on this stream.
@@ -186,7 +161,7 @@ class WaitLinker {
       const Row row = *--it;
       if (table_.end_ns(row) + shift < since_ns) break;
       if (tree_.stream_of[row] == other_than) continue;
-      if (launch_time_ns(row) < launched_before_ns) return row;
+      if (launch_time_ns(table_, tree_, row) < launched_before_ns) return row;
     }
     return kNoRow;
   }
@@ -194,19 +169,19 @@ class WaitLinker {
   // ---- calls
 
   void link_call(Row call) {
-    switch (wait_of_name_[table_.name[call]]) {
-      case Wait::kStreamWait:
+    switch (tree_.api[call]) {
+      case ApiClass::kStreamWaitEvent:
         return link_stream_wait(call, sync_row_of(call));
-      case Wait::kDevice:
+      case ApiClass::kDeviceSync:
         return link_device_wait(call);
-      case Wait::kStream:
-      case Wait::kEvent:
+      case ApiClass::kStreamSync:
+      case ApiClass::kEventSync:
         return link_host_wait(call);
-      case Wait::kFree:
+      case ApiClass::kDeviceFree:
         return link_by_return(call);
-      case Wait::kRecord:
+      case ApiClass::kEventRecord:
         return;
-      case Wait::kNone:
+      default:
         break;
     }
     const auto launched = tree_.launched_by(call);
@@ -249,7 +224,7 @@ class WaitLinker {
   /// What a recorded synchronisation of the host waits for; kNoRow: nothing was launched there;
   /// nothing: the row doesn't say where.
   std::optional<Row> awaited_by_host(Row call, Row sync_row) const {
-    if (wait_of_name_[table_.name[call]] == Wait::kStream) {
+    if (tree_.api[call] == ApiClass::kStreamSync) {
       const auto stream = find_stream(table_.device[sync_row], table_.stream[sync_row]);
       if (!stream) return std::nullopt;
       return last_on_stream(*stream, table_.ts_ns[call]);
@@ -307,17 +282,18 @@ class WaitLinker {
   }
 
   void link_copies(Row call, std::span<const Row> launched) {
-    const HostActivity activity = activity_(call);
-    const bool synchronous = activity == HostActivity::kSyncCopy;
-    if (!synchronous && activity != HostActivity::kAsyncCopy) return;
+    if (!is_copy_call(tree_.api[call])) return;
+    const bool synchronous = tree_.api[call] == ApiClass::kCopy;
     for (const Row copy : launched) {
       if (tree_.gpu_class[copy] != GpuClass::kMemcpy) continue;
-      const CopyMemory memory = copy_memory_(copy);
-      const bool reads = memory == CopyMemory::kDtoHPageable;
-      const bool certain = synchronous || is_pageable(memory);
+      const CopyKind kind = tree_.copy_of(copy);
+      const bool pageable = kind.memory == HostMemory::kPageable;
+      const bool reads = pageable && kind.direction == CopyDirection::kDeviceToHost;
+      const bool certain = synchronous || pageable;
       const std::int64_t open_ns =
           builder_.time_ns(points_.end[copy]) - builder_.time_ns(points_.begin[call]);
-      if (!certain && (memory == CopyMemory::kDtoD || open_ns < kCopyWaitNs)) continue;
+      const bool stays = is_between_devices(kind.direction);
+      if (!certain && (stays || open_ns < kCopyWaitNs)) continue;
       // An upload from pageable memory is awaited until it is staged, which may be earlier.
       builder_.add_edge_within(synchronous || reads ? kClockJitterNs : 0, points_.end[copy],
                                points_.end[call], call, DependencyKind::kHostWait,
@@ -338,11 +314,12 @@ class WaitLinker {
     std::vector<StreamCall> calls;
     for (Row row = 0; row < table_.size(); ++row) {
       if (!is_api_call(table_.kind[row]) || points_.end[row] == kNoPoint) continue;
-      const Wait wait = wait_of_name_[table_.name[row]];
-      if (wait != Wait::kRecord && !(wait == Wait::kStreamWait && names_no_partner(row))) continue;
-      has_records_ = has_records_ || wait == Wait::kRecord;
+      const bool records = tree_.api[row] == ApiClass::kEventRecord;
+      const bool waits = tree_.api[row] == ApiClass::kStreamWaitEvent && names_no_partner(row);
+      if (!records && !waits) continue;
+      has_records_ = has_records_ || records;
       calls.push_back({table_.ts_ns[row] + shift_ns_, table_.track[row],
-                       wait == Wait::kRecord ? StreamCall::kRecord : StreamCall::kWait});
+                       records ? StreamCall::kRecord : StreamCall::kWait});
     }
     if (!has_records_) return;
     add_launches(calls);
@@ -446,8 +423,8 @@ class WaitLinker {
   void explain_start(Row row, std::int64_t ready_ns) {
     const std::int64_t start_ns = builder_.time_ns(points_.begin[row]);
     if (start_ns - ready_ns <= kUsualStartNs) return;
-    const bool linked =
-        link_last_end(row, start_ns - kCoincidenceNs, launch_time_ns(row), Evidence::kAssumed);
+    const bool linked = link_last_end(row, start_ns - kCoincidenceNs,
+                                      launch_time_ns(table_, tree_, row), Evidence::kAssumed);
     if (!linked && start_ns - ready_ns > kLaunchLatencyBoundNs) link_room(row, ready_ns);
   }
 
@@ -495,9 +472,6 @@ class WaitLinker {
   RankPoints& points_;
   const std::uint32_t rank_index_;
   const std::int64_t shift_ns_;
-  HostActivities activity_;
-  CopyMemories copy_memory_;
-  std::vector<Wait> wait_of_name_;
   std::vector<Launched> launched_;                ///< in order of launch
   std::vector<std::vector<Launched>> on_stream_;  ///< the same by stream
   std::vector<Row> by_end_;                       ///< GPU rows by end

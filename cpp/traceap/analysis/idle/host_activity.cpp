@@ -14,35 +14,6 @@ std::string lower_case(std::string_view text) {
   return to_lower(text.substr(0, kEnough));
 }
 
-/// CUDA, HIP, Level Zero and SYCL (ur*) calls. Graph-building calls name copies and allocations
-/// that they don't do.
-HostActivity classify_api_call(std::string_view name) {
-  if (contains_any(name,
-                   {"GraphInstantiate", "GraphUpload", "StreamBeginCapture", "StreamEndCapture"})) {
-    return HostActivity::kCompilation;
-  }
-  if (contains(name, "Graph")) return HostActivity::kApiCall;
-  if (contains(name, "Synchronize") ||
-      is_any(name, {"urEventWait", "urQueueFinish", "piEventsWait", "piQueueFinish", "clFinish",
-                    "clWaitForEvents"})) {
-    return HostActivity::kSynchronize;
-  }
-  if (contains(name, "Memcpy")) {
-    return contains_any(name, {"Async", "Enqueue"}) ? HostActivity::kAsyncCopy
-                                                    : HostActivity::kSyncCopy;
-  }
-  if (contains_any(
-          name, {"lloc", "Free", "HostRegister", "HostUnregister", "MemCreate", "MemMap",
-                 "MemUnmap", "MemRelease", "MemSetAccess", "MemAddressReserve", "MemPoolTrim"})) {
-    return HostActivity::kAllocator;
-  }
-  if (contains_any(name, {"ModuleLoad", "LibraryLoad", "ModuleGetFunction", "LibraryGetKernel",
-                          "KernelGetFunction", "cuLink", "nvrtc", "hiprtc"})) {
-    return HostActivity::kCompilation;
-  }
-  return HostActivity::kApiCall;
-}
-
 /// "compile", "autotune" and kin as the name of a function; "compiled" is the result being called.
 bool is_compiling_function(std::string_view frame) {
   const std::size_t colon = frame.rfind(": ");
@@ -149,29 +120,39 @@ HostActivity classify_overhead(std::string_view name) {
              : HostActivity::kProfiler;
 }
 
-CopyMemory pick(std::string_view lower, CopyMemory pageable, CopyMemory pinned,
-                CopyMemory unknown) {
-  if (contains(lower, "pageable")) return pageable;
-  return contains(lower, "pinned") ? pinned : unknown;
-}
-
 }  // namespace
 
+HostActivity activity_of(ApiClass api) {
+  if (is_synchronisation(api)) return HostActivity::kSynchronize;
+  if (is_allocator_call(api)) return HostActivity::kAllocator;
+  switch (api) {
+    case ApiClass::kCopy:
+      return HostActivity::kSyncCopy;
+    case ApiClass::kAsyncCopy:
+      return HostActivity::kAsyncCopy;
+    case ApiClass::kCodeLoading:
+    case ApiClass::kGraphBuilding:
+      return HostActivity::kCompilation;
+    default:
+      return HostActivity::kApiCall;
+  }
+}
+
 HostActivity classify_host_activity(EventKind kind, std::string_view name) {
-  if (is_api_call(kind)) return classify_api_call(name);
+  if (is_api_call(kind)) return activity_of(classify_api_call(name));
   if (kind == EventKind::kPythonFunction) return classify_frame(name);
   if (kind == EventKind::kOverhead) return classify_overhead(name);
   return classify_range(kind, name);
 }
 
 HostActivities::Namespace HostActivities::namespace_of(EventKind kind) {
-  if (is_api_call(kind)) return kApi;
   if (kind == EventKind::kPythonFunction) return kFrame;
   return kind == EventKind::kOverhead ? kOverheadRow : kRange;
 }
 
 HostActivity HostActivities::operator()(Row row) const {
   const EventKind kind = table_.kind[row];
+  if (is_api_call(kind)) return activity_of(tree_.api[row]);
   // An annotation and an operator of one name are judged by different words: two slots a string.
   std::vector<std::uint8_t>& seen = seen_[namespace_of(kind)];
   if (seen.empty()) seen.assign(2 * table_.strings.size(), kUnseen);
@@ -182,39 +163,14 @@ HostActivity HostActivities::operator()(Row row) const {
   return static_cast<HostActivity>(seen[slot]);
 }
 
-CopyMemory classify_copy_memory(std::string_view name) {
-  const std::string lower = lower_case(name);
-  if (contains_any(lower, {"htod", "htoa", "h2d", "hosttodevice", "host_to_device"})) {
-    return pick(lower, CopyMemory::kHtoDPageable, CopyMemory::kHtoDPinned,
-                CopyMemory::kHtoDUnknown);
-  }
-  if (contains_any(lower, {"dtoh", "atoh", "d2h", "devicetohost", "device_to_host"})) {
-    return pick(lower, CopyMemory::kDtoHPageable, CopyMemory::kDtoHPinned,
-                CopyMemory::kDtoHUnknown);
-  }
-  if (contains_any(lower, {"dtod", "ptop", "d2d", "p2p", "devicetodevice", "device_to_device"})) {
-    return CopyMemory::kDtoD;
-  }
-  return CopyMemory::kOther;
-}
-
-CopyMemory CopyMemories::operator()(Row row) const {
-  if (seen_.empty()) seen_.assign(table_.strings.size(), kUnseen);
-  std::uint8_t& seen = seen_[table_.name[row]];
-  if (seen == kUnseen) seen = static_cast<std::uint8_t>(classify_copy_memory(table_.name_of(row)));
-  return static_cast<CopyMemory>(seen);
-}
-
-bool is_blocking_copy(const EventTable& table, const EventTree& tree, const CopyMemories& memory_of,
-                      Row call) {
+bool is_blocking_copy(const EventTable& table, const EventTree& tree, Row call) {
   bool any_copy = false;
   for (const Row gpu : tree.launched_by(call)) {
     if (tree.gpu_class[gpu] != GpuClass::kMemcpy) continue;
     any_copy = true;
-    const CopyMemory memory = memory_of(gpu);
-    if (is_pageable(memory)) return true;
+    if (tree.host_memory[gpu] == HostMemory::kPageable) return true;
     const std::int64_t done_ns = table.end_ns(gpu) + tree.launch_delay_correction_ns;
-    if (memory != CopyMemory::kDtoD && table.end_ns(call) >= done_ns) return true;
+    if (!is_between_devices(tree.copy_direction[gpu]) && table.end_ns(call) >= done_ns) return true;
   }
   return !any_copy && table.dur_ns[call] >= kLongCallNs;
 }

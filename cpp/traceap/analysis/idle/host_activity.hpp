@@ -1,6 +1,6 @@
 #pragma once
-// What a host row's name says about the time spent in it, and what a copy's name says about its
-// memory. Names are judged once per distinct string, and only when first met.
+// What a host row says about the time spent in it: an API call by its class, other rows by their
+// names, which are judged once per distinct string, and only when first met.
 
 #include <array>
 #include <cstdint>
@@ -32,51 +32,25 @@ enum class HostActivity : std::uint8_t {
   kProfiler,           ///< work of the profiler itself
 };
 
+/// What an API call of a class does to the host.
+HostActivity activity_of(ApiClass api);
 /// Judges by kind and name: what "cudaFree" means depends on whether an API call bears the name.
 HostActivity classify_host_activity(EventKind kind, std::string_view name);
 
 /// classify_host_activity for rows of one table, cached per string. Not thread-safe.
 class HostActivities {
  public:
-  explicit HostActivities(const EventTable& table) : table_(table) {}
+  HostActivities(const EventTable& table, const EventTree& tree) : table_(table), tree_(tree) {}
   HostActivity operator()(Row row) const;
 
  private:
   static constexpr std::uint8_t kUnseen = 0xff;
-  enum Namespace { kApi, kFrame, kRange, kOverheadRow, kNamespaceCount };
+  enum Namespace { kFrame, kRange, kOverheadRow, kNamespaceCount };
   static Namespace namespace_of(EventKind kind);
 
   const EventTable& table_;
+  const EventTree& tree_;
   mutable std::array<std::vector<std::uint8_t>, kNamespaceCount> seen_;
-};
-
-/// Direction and host memory of a GPU copy.
-enum class CopyMemory : std::uint8_t {
-  kHtoDPageable = 0,
-  kHtoDPinned,
-  kHtoDUnknown,  ///< the name has no word on the host memory: AMD
-  kDtoHPageable,
-  kDtoHPinned,
-  kDtoHUnknown,
-  kDtoD,   ///< also between devices
-  kOther,  ///< the name says nothing
-};
-CopyMemory classify_copy_memory(std::string_view name);
-constexpr bool is_host_copy(CopyMemory m) { return m < CopyMemory::kDtoD; }
-constexpr bool is_pageable(CopyMemory m) {
-  return m == CopyMemory::kHtoDPageable || m == CopyMemory::kDtoHPageable;
-}
-
-/// classify_copy_memory for rows of one table, cached per string. Not thread-safe.
-class CopyMemories {
- public:
-  explicit CopyMemories(const EventTable& table) : table_(table) {}
-  CopyMemory operator()(Row row) const;
-
- private:
-  static constexpr std::uint8_t kUnseen = 0xff;
-  const EventTable& table_;
-  mutable std::vector<std::uint8_t> seen_;
 };
 
 /// A call that neither copies, waits nor allocates takes 1 to 100 us, and the queue can't be full
@@ -86,7 +60,6 @@ inline constexpr std::int64_t kLongCallNs = 1'000'000;
 
 /// Does the host stay in this asynchronous copy call until the copy is done? Yes for pageable
 /// memory, and where the call returns after the copy's end; never for copies inside the device.
-bool is_blocking_copy(const EventTable& table, const EventTree& tree, const CopyMemories& memory_of,
-                      Row call);
+bool is_blocking_copy(const EventTable& table, const EventTree& tree, Row call);
 
 }  // namespace traceap

@@ -9,8 +9,7 @@ namespace traceap {
 HostModel::HostModel(const EventTable& event_table, const EventTree& event_tree)
     : table(event_table),
       tree(event_tree),
-      activity(event_table),
-      copy_memory(event_table),
+      activity(event_table, event_tree),
       waits_for_copy_(event_table.size()),
       first_call_of_name_(event_table.strings.size(), kNoRow),
       first_launch_of_name_(event_table.strings.size(), kNoRow) {
@@ -187,7 +186,7 @@ bool HostCursor::is_long_first_use(Row call) const {
 IdleCause HostCursor::allocator_cause(Row call) const {
   const bool starts_context = model_.table.dur_ns[call] >= kLongCallNs &&
                               model_.before_first_launch(call) &&
-                              model_.table.name_of(call).find("Free") != std::string_view::npos;
+                              gives_memory_back(model_.tree.api[call]);
   return starts_context ? IdleCause::kCompilation : IdleCause::kAllocator;
 }
 

@@ -27,9 +27,7 @@ class HostModel {
   /// Does a copy or scalar-read operator hold a copy, or a synchronisation, that the host waits
   /// for?
   bool waits_for_copy(Row op) const { return waits_for_copy_[op]; }
-  bool is_blocking_copy(Row call) const {
-    return traceap::is_blocking_copy(table, tree, copy_memory, call);
-  }
+  bool is_blocking_copy(Row call) const { return traceap::is_blocking_copy(table, tree, call); }
   /// Is this call long because it is the first of its kind: of its name, or to launch its kernel?
   bool is_first_use(Row call) const;
   /// Was nothing launched before this call? Then there is nothing to give back: cudaFree(0) is
@@ -39,7 +37,6 @@ class HostModel {
   const EventTable& table;
   const EventTree& tree;
   HostActivities activity;
-  CopyMemories copy_memory;
 
  private:
   void mark_copy_ops();

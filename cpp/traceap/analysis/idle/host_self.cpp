@@ -55,7 +55,7 @@ class IdleWalk {
 class BlockingRows {
  public:
   BlockingRows(const EventTable& table, const EventTree& tree)
-      : table_(table), tree_(tree), activity_(table), memory_(table) {}
+      : table_(table), tree_(tree), activity_(table, tree) {}
 
   bool operator()(Row row) const {
     switch (activity_(row)) {
@@ -64,7 +64,7 @@ class BlockingRows {
       case HostActivity::kCommunicationWait:
         return true;
       case HostActivity::kAsyncCopy:
-        return is_blocking_copy(table_, tree_, memory_, row);
+        return is_blocking_copy(table_, tree_, row);
       default:
         return false;
     }
@@ -74,7 +74,6 @@ class BlockingRows {
   const EventTable& table_;
   const EventTree& tree_;
   HostActivities activity_;
-  CopyMemories memory_;
 };
 
 /// The group of each row, from the row around it where it has none of its own.

@@ -50,7 +50,7 @@ std::vector<std::uint32_t> step_of_rows(const Signals& signals, const std::vecto
 std::vector<Row> consumers(const Signals& signals) {
   std::vector<Row> host_copies;  // by start, like gpu_rows
   for (const Copy& copy : signals.copies) {
-    if (copy.kind.memory != HostMemory::kNoHost) host_copies.push_back(copy.row);
+    if (copy.kind.memory != HostMemory::kNone) host_copies.push_back(copy.row);
   }
   std::vector<Row> rows;
   auto host_copy = host_copies.begin();
@@ -127,7 +127,7 @@ ComputeOrder order_compute(const Signals& signals) {
 IntervalSet host_syncs(const Signals& signals) {
   std::vector<Interval> syncs;
   for (Row r : signals.api_rows) {
-    if (is_sync(signals.api(r))) {
+    if (is_synchronisation(signals.api(r))) {
       syncs.push_back(signals.on_gpu_clock(interval_of(signals.table, r)));
     }
   }

@@ -5,7 +5,6 @@
 
 #include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/ranges.hpp"
-#include "traceap/detect/queries/warm_up.hpp"
 
 namespace traceap {
 namespace {
@@ -55,7 +54,7 @@ CompileRanges find_compile_ranges(const Signals& signals) {
   const std::vector<Row> rows = range_rows(outermost_ranges(signals, is_compile));
   CompileRanges ranges;
   if (rows.empty()) return ranges;
-  const WarmUp warm_up = find_warm_up(signals);
+  const WarmUp& warm_up = signals.tree.warm_up;
   const std::int64_t steady_ns =
       warm_up.by_steps ? warm_up.end_ns : first_plain_region_end_ns(signals, rows);
   for (Row r : rows) (table.ts_ns[r] < steady_ns ? ranges.first : ranges.again).push_back(r);

@@ -1,9 +1,6 @@
 #include "traceap/detect/queries/host_queries.hpp"
 
 #include <algorithm>
-#include <limits>
-
-#include "traceap/analysis/idle/host_activity.hpp"
 
 namespace traceap {
 namespace {
@@ -17,13 +14,12 @@ constexpr int kMaxCallsBeforeSync = 6;
 constexpr std::int64_t kMaxCopyBytes = std::int64_t{1} << 38;
 
 /// The synchronisation on the same stack level that directly follows a copy call, or kNoRow.
-Row following_sync(const EventTable& table, const EventTree& tree,
-                   const std::vector<ApiClass>& api_class, Row call) {
+Row following_sync(const EventTable& table, const EventTree& tree, Row call) {
   Row next = next_sibling(table, tree, call);
   for (int i = 0; i < kMaxCallsBeforeSync && next != kNoRow; ++i) {
     if (!is_api_call(table.kind[next])) return kNoRow;
-    const ApiClass api = api_class[table.name[next]];
-    if (is_sync(api)) return next;
+    const ApiClass api = tree.api[next];
+    if (is_synchronisation(api)) return next;
     if (api != ApiClass::kOther && api != ApiClass::kEventRecord) return kNoRow;
     next = next_sibling(table, tree, next);
   }
@@ -32,125 +28,21 @@ Row following_sync(const EventTable& table, const EventTree& tree,
 
 }  // namespace
 
-ApiClass classify_api(std::string_view name) {
-  if (contains(name, "GraphLaunch")) return ApiClass::kGraphLaunch;
-  if (contains(name, "Launch") && !contains(name, "HostFunc")) return ApiClass::kKernelLaunch;
-  if (contains(name, "StreamSynchronize")) return ApiClass::kStreamSync;
-  if (contains_any(name, {"DeviceSynchronize", "CtxSynchronize", "ThreadSynchronize"})) {
-    return ApiClass::kDeviceSync;
-  }
-  if (contains(name, "EventSynchronize")) return ApiClass::kEventSync;
-  if (contains(name, "StreamWaitEvent")) return ApiClass::kStreamWaitEvent;
-  if (contains(name, "EventRecord")) return ApiClass::kEventRecord;
-  if (contains_any_case(name, "memcpy")) return ApiClass::kMemcpy;
-  if (contains_any_case(name, "memset")) return ApiClass::kMemset;
-  if (contains_any(name, {"HostAlloc", "MallocHost", "HostMalloc", "AllocHost", "HostRegister"})) {
-    return ApiClass::kHostAlloc;
-  }
-  if (contains_any(name, {"FreeHost", "HostFree", "HostUnregister"})) return ApiClass::kOther;
-  if (contains_any(name, {"Malloc", "MemAlloc", "MemCreate", "MemMap"})) {
-    return ApiClass::kMalloc;
-  }
-  if (contains_any(name, {"cudaFree", "hipFree", "MemFree", "MemUnmap", "MemRelease"})) {
-    return ApiClass::kFree;
-  }
-  if (contains_any(name, {"ModuleLoad", "LibraryLoad", "LibraryGetKernel"})) {
-    return ApiClass::kModuleLoad;
-  }
-  return ApiClass::kOther;
-}
-
-CopyKind classify_copy(std::string_view name) {
-  using enum CopyMemory;
-  switch (classify_copy_memory(name)) {
-    case kHtoDPageable:
-      return {CopyDirection::kHostToDevice, HostMemory::kPageable};
-    case kHtoDPinned:
-      return {CopyDirection::kHostToDevice, HostMemory::kPinned};
-    case kHtoDUnknown:
-      return {CopyDirection::kHostToDevice, HostMemory::kUnknown};
-    case kDtoHPageable:
-      return {CopyDirection::kDeviceToHost, HostMemory::kPageable};
-    case kDtoHPinned:
-      return {CopyDirection::kDeviceToHost, HostMemory::kPinned};
-    case kDtoHUnknown:
-      return {CopyDirection::kDeviceToHost, HostMemory::kUnknown};
-    case kDtoD:
-      return {contains_any_case(name, "ptop") || contains_any_case(name, "p2p") ||
-                      contains_any_case(name, "peer")
-                  ? CopyDirection::kPeerToPeer
-                  : CopyDirection::kDeviceToDevice,
-              HostMemory::kNoHost};
-    case kOther:
-      break;
-  }
-  return {};
-}
-
-namespace {
-
-/// Kinds of copies by name, judged once per distinct name, and by what HIP writes beside it.
-class CopyKinds {
- public:
-  CopyKinds(const EventTable& table, const EventTree& tree)
-      : table_(table), tree_(tree), of_name_(table.strings.size()), kind_(table, "kind") {}
-
-  CopyKind operator()(Row row) {
-    std::optional<CopyKind>& known = of_name_[table_.name[row]];
-    if (!known) known = classify_copy(table_.name_of(row));
-    return known->direction == CopyDirection::kUnknown ? by_arguments(row) : *known;
-  }
-
- private:
-  /// A copy that runs as a kernel (__amd_rocclr_copyBuffer) does not say which way it goes, but its
-  /// call does: hipMemcpyKind.
-  CopyKind by_arguments(Row row) const {
-    const Row launch = tree_.launch[row];
-    if (launch == kNoRow) return {};
-    switch (kind_.integer(launch).value_or(-1)) {
-      case 1:
-        return {CopyDirection::kHostToDevice, HostMemory::kUnknown};
-      case 2:
-        return {CopyDirection::kDeviceToHost, HostMemory::kUnknown};
-      case 3:
-        return {CopyDirection::kDeviceToDevice, HostMemory::kNoHost};
-      default:
-        return {};
-    }
-  }
-
-  const EventTable& table_;
-  const EventTree& tree_;
-  std::vector<std::optional<CopyKind>> of_name_;
-  ArgReader kind_;
-};
-
-}  // namespace
-
-std::vector<Copy> build_copies(const EventTable& table, const EventTree& tree,
-                               const std::vector<ApiClass>& api_class) {
-  CopyKinds kind_of(table, tree);
+std::vector<Copy> build_copies(const EventTable& table, const EventTree& tree) {
   const ArgReader bytes(table, "bytes");
   std::vector<Copy> copies;
   for (Row r : tree.gpu_rows) {
     if (tree.gpu_class[r] != GpuClass::kMemcpy) continue;
-    Copy copy{r, kind_of(r), bytes.integer(r), tree.launch[r], {0, 0}, kNoRow};
+    Copy copy{r, tree.copy_of(r), bytes.integer(r), tree.launch[r], {0, 0}, kNoRow};
     if (copy.bytes && (*copy.bytes < 0 || *copy.bytes > kMaxCopyBytes)) copy.bytes.reset();
     if (copy.launch != kNoRow) {
       copy.host = interval_of(table, copy.launch);
-      copy.sync = following_sync(table, tree, api_class, copy.launch);
+      copy.sync = following_sync(table, tree, copy.launch);
       if (copy.sync != kNoRow) copy.host.end_ns = table.end_ns(copy.sync);
     }
     copies.push_back(copy);
   }
   return copies;
-}
-
-std::int64_t add_saturated(std::int64_t a, std::int64_t b) {
-  std::int64_t sum = 0;
-  if (!__builtin_add_overflow(a, b, &sum)) return sum;
-  return b < 0 ? std::numeric_limits<std::int64_t>::min()
-               : std::numeric_limits<std::int64_t>::max();
 }
 
 Row next_sibling(const EventTable& table, const EventTree& tree, Row row) {

@@ -9,10 +9,7 @@ namespace traceap {
 std::vector<std::uint8_t> launching_tracks(const Signals& signals) {
   std::vector<std::uint8_t> launching(signals.table.tracks.size(), 0);
   for (Row r : signals.api_rows) {
-    const ApiClass api = signals.api(r);
-    if (is_launch(api) || api == ApiClass::kMemcpy || api == ApiClass::kMemset) {
-      launching[signals.table.track[r]] = 1;
-    }
+    if (starts_gpu_work(signals.api(r))) launching[signals.table.track[r]] = 1;
   }
   return launching;
 }

@@ -2,7 +2,6 @@
 // allocator should serve everything from its pool.
 
 #include "traceap/detect/queries/stalls.hpp"
-#include "traceap/detect/queries/warm_up.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
@@ -18,10 +17,7 @@ struct Calls {
 std::vector<Row> allocator_rows(const Signals& signals) {
   std::vector<Row> rows;
   for (Row r : signals.api_rows) {
-    const ApiClass api = signals.api(r);
-    if (api == ApiClass::kMalloc || api == ApiClass::kFree || api == ApiClass::kHostAlloc) {
-      rows.push_back(r);
-    }
+    if (is_allocator_call(signals.api(r))) rows.push_back(r);
   }
   return rows;
 }
@@ -31,7 +27,7 @@ Calls calls_from(const Signals& signals, const std::vector<Row>& rows, std::int6
   for (Row r : rows) {
     if (signals.table.ts_ns[r] < begin_ns) continue;
     calls.rows.push_back(r);
-    ++(signals.api(r) == ApiClass::kFree ? calls.frees : calls.mallocs);
+    ++(gives_memory_back(signals.api(r)) ? calls.frees : calls.mallocs);
   }
   return calls;
 }
@@ -41,7 +37,7 @@ Finding detect(const Signals& signals) {
   if (signals.api_rows.empty()) return abstain({"runtime calls"});
   const std::vector<Row> rows = allocator_rows(signals);
   if (rows.empty()) return absent();
-  const WarmUp warm_up = find_warm_up(signals);
+  const WarmUp& warm_up = signals.tree.warm_up;
   const Calls calls =
       calls_from(signals, rows, warm_up.known ? warm_up.end_ns : signals.profiled.start_ns);
 

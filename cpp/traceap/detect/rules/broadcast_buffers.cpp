@@ -20,17 +20,6 @@ constexpr SavingShares kSaving{.basis = SavingBasis::kIdleOrExposed, .low = 0.5}
 /// Parameters are broadcast once, when the model is wrapped; buffers in every step.
 constexpr std::size_t kMinSteps = 2;
 
-/// Index of the step in which the row was launched; none without steps, or between them.
-std::optional<std::size_t> step_of(const Signals& signals, Row row) {
-  const Row launch = signals.tree.launch[row];
-  const std::int64_t time = signals.table.ts_ns[launch == kNoRow ? row : launch];
-  const auto& steps = signals.tree.steps;
-  const auto it = std::upper_bound(steps.begin(), steps.end(), time,
-                                   [](std::int64_t t, const Step& s) { return t < s.start_ns; });
-  if (it == steps.begin() || time >= std::prev(it)->end_ns) return std::nullopt;
-  return static_cast<std::size_t>(std::prev(it) - steps.begin());
-}
-
 bool is_before_backward(const Signals& signals, Row row) {
   const Phase phase = signals.tree.phase[row];
   return phase != Phase::kBackward && phase != Phase::kOptimizer;
@@ -43,7 +32,7 @@ Finding detect(const Signals& signals) {
   });
   const std::vector<Row> inside = outermost_ranges(signals, is_ddp);
   std::vector<Row> in_ddp, elsewhere;
-  std::vector<std::size_t> steps;
+  std::vector<std::uint32_t> steps;
   bool unnamed = false;
   for (const Collective& c : signals.collectives) {
     unnamed = unnamed || c.kind == CollectiveKind::kUnknown;
@@ -51,9 +40,9 @@ Finding detect(const Signals& signals) {
     const Row launch = signals.tree.launch[c.row];
     if (launch != kNoRow && inside[launch] != kNoRow) {
       in_ddp.push_back(c.row);
-    } else if (const auto step = step_of(signals, c.row)) {
+    } else if (const std::uint32_t step = signals.tree.step[c.row]; step != kNoStep) {
       elsewhere.push_back(c.row);
-      if (steps.empty() || steps.back() != *step) steps.push_back(*step);
+      if (steps.empty() || steps.back() != step) steps.push_back(step);
     }
   }
   std::sort(steps.begin(), steps.end());

@@ -6,7 +6,6 @@
 #include "traceap/detect/queries/compile.hpp"
 #include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/stalls.hpp"
-#include "traceap/detect/queries/warm_up.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
@@ -30,11 +29,6 @@ struct Costs {
   }
 };
 
-bool makes_handles(std::string_view name) {
-  return contains(name, "StreamCreate") || contains(name, "hipInit") || contains(name, "cuInit") ||
-         contains(name, "GraphInstantiate") || contains(name, "CtxCreate");
-}
-
 /// The profiler marks the driver's loading of code as overhead ("Lazy Function Loading", "Runtime
 /// Triggered Module Loading").
 void add_loading(const Signals& signals, Costs& costs) {
@@ -48,11 +42,11 @@ void add_loading(const Signals& signals, Costs& costs) {
 }
 
 void add_calls(const Signals& signals, Costs& costs) {
-  const LazyNames handles(signals.table, makes_handles);
   for (Row r : signals.api_rows) {
-    if (signals.api(r) == ApiClass::kModuleLoad) {
+    const ApiClass api = signals.api(r);
+    if (api == ApiClass::kCodeLoading) {
       costs.add(signals, r, "loading of modules");
-    } else if (handles(r)) {
+    } else if (api == ApiClass::kSetup || api == ApiClass::kGraphBuilding) {
       costs.add(signals, r, "creation of streams and handles");
     }
   }
@@ -73,13 +67,10 @@ void add_slow_first_launches(const Signals& signals, Costs& costs) {
 
 /// Growth of the pools in warm-up; in a program that runs once all of it.
 void add_allocations(const Signals& signals, Costs& costs) {
-  const WarmUp warm_up = find_warm_up(signals);
+  const WarmUp& warm_up = signals.tree.warm_up;
   for (Row r : signals.api_rows) {
     if (warm_up.known && signals.table.ts_ns[r] >= warm_up.end_ns) return;
-    const ApiClass api = signals.api(r);
-    if (api == ApiClass::kMalloc || api == ApiClass::kHostAlloc || api == ApiClass::kFree) {
-      costs.add(signals, r, "allocation of memory");
-    }
+    if (is_allocator_call(signals.api(r))) costs.add(signals, r, "allocation of memory");
   }
 }
 

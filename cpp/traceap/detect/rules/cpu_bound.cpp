@@ -50,7 +50,7 @@ IntervalSet cold_calls(const Signals& signals) {
   for (Row r = 0; r < table.size(); ++r) {  // by time, over all threads
     if (signals.tree.host_position[r] == kNoRow) continue;
     if (table.kind[r] != EventKind::kCpuOp && !is_api_call(table.kind[r])) continue;
-    if (is_sync(signals.api(r))) continue;  // long because the GPU works
+    if (is_synchronisation(signals.api(r))) continue;  // long because the GPU works
     NameTimes& times = names[table.name[r]];
     if (times.first == kNoRow) {
       times.first = r;

@@ -17,7 +17,8 @@ std::vector<Row> find_calls(const Signals& signals) {
   const auto launching = launching_tracks(signals);
   std::vector<Row> calls;
   for (Row r : signals.api_rows) {
-    if (!is_sync(signals.api(r)) || inside[r] != 0 || launching[table.track[r]] == 0) continue;
+    if (!is_synchronisation(signals.api(r)) || inside[r] != 0 || launching[table.track[r]] == 0)
+      continue;
     const Interval call = signals.on_gpu_clock(interval_of(table, r));
     const bool work_before = table.ts_ns[signals.tree.gpu_rows.front()] < call.start_ns;
     const bool work_after = first_row_from(table, signals.tree.gpu_rows, call.end_ns) != kNoRow;

@@ -181,14 +181,7 @@ class Walk {
     add(breaks_.ambiguous, position, row, begin);
   }
 
-  bool same_step(Row a, Row b) const {
-    const auto& steps = signals_.tree.steps;
-    const auto step = [&](Row r) {
-      return std::upper_bound(steps.begin(), steps.end(), signals_.table.ts_ns[r],
-                              [](std::int64_t t, const Step& s) { return t < s.start_ns; });
-    };
-    return step(a) == step(b);
-  }
+  bool same_step(Row a, Row b) const { return signals_.tree.step[a] == signals_.tree.step[b]; }
 
   void add(std::vector<Break>& list, std::size_t position, Row into, std::int64_t earliest_ns) {
     const EventTable& table = signals_.table;

@@ -40,8 +40,7 @@ struct Sync {
 
 bool blocks_host(const Signals& signals, const Copy& copy) {
   if (copy.sync != kNoRow || copy.kind.memory == HostMemory::kPageable) return true;
-  // cudaMemcpy and hipMemcpyWithStream return when the copy is done; the asynchronous ones say so.
-  return copy.launch != kNoRow && !contains(signals.table.name_of(copy.launch), "Async");
+  return copy.launch != kNoRow && signals.api(copy.launch) == ApiClass::kCopy;
 }
 
 void add_small_reads(const Signals& signals, std::vector<Sync>& syncs) {
@@ -59,7 +58,7 @@ void add_bare_syncs(const Signals& signals, const std::vector<Row>& reading,
   for (const Copy& copy : signals.copies) known.push_back(copy.sync);
   std::sort(known.begin(), known.end());
   for (Row r : signals.api_rows) {
-    if (!is_sync(signals.api(r)) || reading[r] == kNoRow) continue;
+    if (!is_synchronisation(signals.api(r)) || reading[r] == kNoRow) continue;
     if (std::binary_search(known.begin(), known.end(), r)) continue;
     syncs.push_back({r, interval_of(signals.table, r)});
   }

@@ -10,6 +10,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
+from torchtraceap.analysis.labels import steps_of
 from torchtraceap.analysis.many_ranks.matching import MatchedCollectives, match_collectives
 from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, JsonCodes, TextCodes, encode_json, encode_texts
@@ -315,18 +316,9 @@ def _leaders(matched: MatchedCollectives) -> list[tuple[int, Array, Array]]:
 def _steps(matched: MatchedCollectives) -> TextCodes:
     names: list[str | None] = [None] * matched.matches
     for index, chosen, rows in _leaders(matched):
-        rank = matched.trace.ranks[index]
-        steps = rank.tree.steps
-        if not steps:
-            continue
-        launch = rank.tree.launch[rows]
-        called = np.where(launch == _core.NO_ROW, rows, launch)
-        times = rank.table.ts_ns[called]
-        starts = np.array([step.start_ns for step in steps])
-        at = np.searchsorted(starts, times, side="right") - 1
-        for match, step, time in zip(chosen.tolist(), at.tolist(), times.tolist(), strict=True):
-            if step >= 0 and time < steps[step].end_ns:
-                names[match] = steps[step].name
+        steps = steps_of(matched.trace.ranks[index], rows).to_list()
+        for match, name in zip(chosen.tolist(), steps, strict=True):
+            names[match] = name
     return encode_texts(names)
 
 

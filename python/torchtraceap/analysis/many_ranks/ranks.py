@@ -190,11 +190,11 @@ def _by_op(matched: MatchedCollectives) -> ColumnTable:
 def _op_medians(rank: RankTrace) -> dict[tuple[str, str], tuple[float, int]]:
     """Of each (name, shapes): median of own GPU time, and calls."""
     table, tree, costs = rank.table, rank.tree, rank.costs
-    op_kind = _core.kind_names().index("cpu_op")
+    op_kind = _core.EventKind.CPU_OP
     owned = np.asarray(costs.own_gpu_ns) > 0
     is_op = owned & (np.asarray(table.kind) == op_kind)
     gpu = np.asarray(tree.gpu_rows)
-    communication = _core.gpu_class_names().index("communication")
+    communication = _core.GpuClass.COMMUNICATION
     owners = costs.owner[gpu[tree.gpu_class[gpu] == communication]]
     is_op[owners[owners != _core.NO_ROW]] = False
     rows = np.flatnonzero(is_op)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from torchtraceap.codes import ALLOCATOR_CALLS
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import views
+from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import counted, format_ns
 
 __all__ = ["NoAllocatorCalls"]
 
-# As the rule of allocator_thrash: device and pinned memory, taken or given back.
-_CALLS = (
-    r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostMalloc|HostFree|HostRegister|HostUnregister|"
-    r"MallocHost|FreeHost|MallocManaged)$|"
-    r"^(?:cu|hip)Mem(?:Create|Release|Map|Unmap|SetAccess|AddressReserve|AddressFree|Alloc|Free)"
-)
 
-
+@register("no_allocator_calls", default=True, fixes=("allocator_thrash",))
 class NoAllocatorCalls:
     """cudaMalloc, cudaFree and their kin cost nothing and wait for nothing.
 
@@ -30,12 +26,12 @@ class NoAllocatorCalls:
         best, cautious = Change(), Change()
         calls, work_ns, sure = 0, 0, True
         for view in views(run):
-            rows = view.outermost(view.calls_named(_CALLS))
-            since_ns = view.steady_since_ns
-            if since_ns is not None:
-                rows = rows[view.table.ts_ns[rows] >= since_ns]
+            rows = view.outermost(view.calls_that(ALLOCATOR_CALLS))
+            steady = view.in_steady_state(rows)
+            if steady is not None:
+                rows = steady
                 view.remove_calls(cautious, rows)
-            sure = sure and since_ns is not None
+            sure = sure and steady is not None
             view.remove_calls(best, rows)
             calls += len(rows)
             work_ns += int(view.work_ns(rows).sum())

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from torchtraceap._core import GpuClass, Phase
 from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.contention import slow_overlapped
 from torchtraceap.simulation.edits.parts import RankParts, parts_of
-from torchtraceap.simulation.edits.view import CLASSES, PHASES, RankView
+from torchtraceap.simulation.edits.view import RankView
+from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import counted
 
@@ -25,6 +27,11 @@ SHORTEST_RUN = 2
 _NO_COLLECTIVES = "the trace has no collectives on the GPU"
 
 
+@register(
+    "overlap_collectives",
+    default=True,
+    fixes=("nccl_blocks_main_stream", "nccl_compute_not_overlapped"),
+)
 class OverlapCollectives:
     """Computation goes on while collectives run on a stream of their own.
 
@@ -70,7 +77,7 @@ def _detach(run: SimulatedRun, parts: RankParts, places: Array, change: Change) 
     ends = view.end_of[parts.rows[places]]
     edges = view.edges_from(ends, "stream_wait", "stream_order", "device_busy")
     target = run.graph.row[view.destination_of(edges)]
-    is_compute = np.isin(view.tree.gpu_class[target], [CLASSES["compute"], CLASSES["memcpy"]])
+    is_compute = np.isin(view.tree.gpu_class[target], [GpuClass.COMPUTE, GpuClass.MEMCPY])
     edges, target = edges[is_compute], target[is_compute].astype(np.int64)
     consumer = _consumers(parts, places)
     of_edge = np.argsort(ends)[np.searchsorted(np.sort(ends), run.graph.source[edges])]
@@ -87,7 +94,7 @@ def _join_around(run: SimulatedRun, view: RankView, targets: Array, change: Chan
     """Kernels that followed a collective on their stream follow the work before it."""
     stream = view.tree.stream_of
     rows = view.gpu_rows
-    is_communication = view.tree.gpu_class[rows] == CLASSES["communication"]
+    is_communication = view.tree.gpu_class[rows] == GpuClass.COMMUNICATION
     for index in np.unique(stream[targets]).tolist():
         on_stream = stream[rows] == index
         others = rows[on_stream & ~is_communication]
@@ -100,12 +107,12 @@ def _consumers(parts: RankParts, places: Array) -> Array:
     """Point where the result is needed at the latest: the begin of the next work that the
     optimizer launched, or of the first of the next step; -1 where there is none."""
     view = parts.view
-    rows = view.gpu_class("compute")
+    rows = view.gpu_class(GpuClass.COMPUTE)
     phase = view.phase_of(rows)
     step = view.step_of(rows)
     ends_ns = view.table.ts_ns[parts.rows[places]] + view.table.dur_ns[parts.rows[places]]
     first = np.searchsorted(view.table.ts_ns[rows], ends_ns)
-    optimizer = np.flatnonzero(phase == PHASES["optimizer"])
+    optimizer = np.flatnonzero(phase == Phase.OPTIMIZER)
     place = np.searchsorted(optimizer, first)
     needed = np.concatenate([optimizer, [len(rows)]])[place]
     for number in np.unique(parts.step[places]).tolist():
@@ -121,8 +128,8 @@ def _consumers(parts: RankParts, places: Array) -> Array:
 def _send_early(parts: RankParts, gradients: Array, change: Change) -> None:
     """Collectives behind a backward pass begin as their share of it is done."""
     view = parts.view
-    rows = view.gpu_class("compute")
-    backward = rows[view.phase_of(rows) == PHASES["backward"]]
+    rows = view.gpu_class(GpuClass.COMPUTE)
+    backward = rows[view.phase_of(rows) == Phase.BACKWARD]
     step = view.step_of(backward)
     for number in np.unique(parts.step[gradients]).tolist():
         work = backward[step == number]
@@ -142,6 +149,12 @@ def _send_early(parts: RankParts, gradients: Array, change: Change) -> None:
 # ------------------------------------------------------------------------- merging
 
 
+@register(
+    "merge_collectives",
+    default=True,
+    fixes=("small_nccl_kernels",),
+    instead=("per_parameter_all_reduce",),
+)
 class MergeCollectives:
     """Small collectives that follow each other become one, as soon as the last is ready.
 
@@ -165,6 +178,12 @@ class MergeCollectives:
         return merged.result(f"small ones (under {SMALL_BYTES >> 10} KiB)")
 
 
+@register(
+    "bucket_size_mb",
+    value="MIB",
+    default="25",
+    fixes=("one_bucket_ddp=25", "per_parameter_all_reduce=25"),
+)
 class BucketSize:
     """Gradients are exchanged in buckets of this size: smaller collectives are merged, larger
     ones split and sent as their part of the backward pass is done."""
@@ -230,7 +249,7 @@ def _first_use_ns(parts: RankParts) -> Array:
     target = view.row_of(view.destination_of(edges))
     order = np.argsort(ends)
     owner = order[np.searchsorted(ends[order], view.source_of(edges))]
-    other = view.tree.gpu_class[target] != CLASSES["communication"]
+    other = view.tree.gpu_class[target] != GpuClass.COMMUNICATION
     first = np.full(len(parts.rows), np.iinfo(np.int64).max)
     np.minimum.at(first, owner[other], view.table.ts_ns[target[other]])
     return first
@@ -275,9 +294,9 @@ class _Merge:
         view = parts.view
         row = int(parts.rows[place])
         pieces = int(np.ceil(parts.size[place] / size))
-        rows = view.gpu_class("compute")
+        rows = view.gpu_class(GpuClass.COMPUTE)
         phase, step = view.phase_of(rows), view.step_of(rows)
-        before = rows[(phase == PHASES["backward"]) & (step == parts.step[place])]
+        before = rows[(phase == Phase.BACKWARD) & (step == parts.step[place])]
         before = before[
             view.table.ts_ns[before] + view.table.dur_ns[before] <= view.table.ts_ns[row]
         ]

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torchtraceap._core import GpuClass
 from torchtraceap.aliases import Array
 from torchtraceap.simulation.edits.base import Change
-from torchtraceap.simulation.edits.view import CLASSES, RankView, views
+from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = ["Slowdown", "slow_overlapped"]
@@ -34,7 +35,7 @@ def slow_overlapped(run: SimulatedRun, change: Change) -> Slowdown:
     slower = _measured(run)
     before, after = run.graph.time_ns, run.replay(change.delta())
     for view in views(run):
-        rows = view.gpu_rows[view.tree.gpu_class[view.gpu_rows] == CLASSES["compute"]]
+        rows = view.gpu_rows[view.tree.gpu_class[view.gpu_rows] == GpuClass.COMPUTE]
         more = _overlap(view, rows, after) - _overlap(view, rows, before)
         chosen = more > 0
         view.scale_gpu(change, rows[chosen], 1 + (slower.factor - 1) * more[chosen])
@@ -44,7 +45,7 @@ def slow_overlapped(run: SimulatedRun, change: Change) -> Slowdown:
 def _overlap(view: RankView, rows: Array, times: Array) -> Array:
     """Share of each GPU event during which communication runs, [0, 1]."""
     begin, end = times[view.begin_of[rows]], times[view.end_of[rows]]
-    other = view.gpu_class("communication")
+    other = view.gpu_class(GpuClass.COMMUNICATION)
     if not len(other) or not len(rows):
         return np.zeros(len(rows))
     starts, covered = _coverage(times[view.begin_of[other]], times[view.end_of[other]])
@@ -80,7 +81,7 @@ def _measured(run: SimulatedRun) -> Slowdown:
 
 
 def _ratios(view: RankView, times: Array) -> list[float]:
-    rows = view.gpu_rows[view.tree.gpu_class[view.gpu_rows] == CLASSES["compute"]]
+    rows = view.gpu_rows[view.tree.gpu_class[view.gpu_rows] == GpuClass.COMPUTE]
     share = _overlap(view, rows, times)
     grid, _ = view.table.text_codes("grid", rows=rows)
     names, lengths = view.table.name[rows].astype(np.int64) << 32 | grid, view.table.dur_ns[rows]

@@ -6,17 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from torchtraceap._core import CopyDirection, EventKind, HostMemory
 from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
-from torchtraceap.simulation.edits.view import DTOH, HTOD, RankView, views
+from torchtraceap.simulation.edits.view import RankView, views
+from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns
 
 __all__ = ["PinMemory"]
 
-DIRECTIONS = ("HtoD", "DtoH")
+_DIRECTIONS = {"HtoD": CopyDirection.HOST_TO_DEVICE, "DtoH": CopyDirection.DEVICE_TO_HOST}
+DIRECTIONS = tuple(_DIRECTIONS)
 SMALL_BYTES = 64 << 10
 """Reads up to this size are values."""
 TIMED_BYTES = 1 << 20
@@ -26,6 +29,12 @@ START_NS = 1_000.0
 _PINNED_ANSWER = "the copies in this trace read and write page-locked memory already"
 
 
+@register(
+    "pin_memory",
+    value="HtoD|DtoH",
+    default=True,
+    fixes=("no_memory_pin=HtoD", "blocking_copy=HtoD", "high_memcpy"),
+)
 class PinMemory:
     """`pin_memory=True` in the loader, `non_blocking=True` in the copy.
 
@@ -58,7 +67,10 @@ class PinMemory:
 
 
 _WORKERS = r"MultiProcessingDataLoaderIter.*__next__"
-_HOST = ("cpu_op", "user_annotation", "python_function")
+_HOST = (EventKind.CPU_OP, EventKind.USER_ANNOTATION, EventKind.PYTHON_FUNCTION)
+
+
+_KNOWN_MEMORY = (HostMemory.PAGEABLE, HostMemory.PINNED)
 
 
 class _Copies:
@@ -66,9 +78,9 @@ class _Copies:
 
     def __init__(self, view: RankView, direction: str) -> None:
         self.view, self.direction = view, direction
-        rows = view.gpu_rows[view.is_kind("gpu_memcpy")[view.gpu_rows]]
-        rows = rows[view.has_name(_DIRECTION_WORDS[direction])[rows]]
-        pageable, pinned = view.has_name("pageable")[rows], view.has_name("pinned")[rows]
+        rows = view.copies(_DIRECTIONS[direction])
+        memory = view.tree.host_memory[rows]
+        pageable, pinned = memory == HostMemory.PAGEABLE, memory == HostMemory.PINNED
         if direction == "DtoH":  # single values are remove_host_sync's
             pageable &= view.bytes_of[rows] > SMALL_BYTES
         self.pageable, self.pinned = rows[pageable], rows[pinned]
@@ -150,14 +162,10 @@ def _note(plans: Sequence[_Copies]) -> str:
     return "; ".join(parts)
 
 
-_DIRECTION_WORDS = {"HtoD": HTOD, "DtoH": DTOH}
-
-
 def _why_not(run: SimulatedRun, directions: tuple[str, ...]) -> str:
-    words = "|".join(_DIRECTION_WORDS[direction] for direction in directions)
     for view in views(run):
-        copies = view.gpu_rows[view.has_name(words)[view.gpu_rows]]
-        if len(copies) and not view.has_name("pageable|pinned")[copies].any():
+        copies = view.copies(*(_DIRECTIONS[direction] for direction in directions))
+        if len(copies) and not np.isin(view.tree.host_memory[copies], _KNOWN_MEMORY).any():
             return "the copies in this trace don't say what host memory they use"
         if len(copies):
             return _PINNED_ANSWER

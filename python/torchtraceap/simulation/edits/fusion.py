@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from torchtraceap import _core
+from torchtraceap._core import EventKind
 from torchtraceap.aliases import Array
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.edits.works import families_of
+from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns
 
@@ -24,6 +26,7 @@ _POINTWISE = ("elementwise", "activation", "dropout", "copy", "gradient_accumula
 _OF_OPTIMIZER = (*_POINTWISE, "optimizer", "memory_set")
 
 
+@register("fused_optimizer", default=True, fixes=("unfused_optimizer",))
 class FuseOptimizer:
     """Each operator of an optimizer step runs once for all parameters, or all of them at once.
 
@@ -48,7 +51,7 @@ class FuseOptimizer:
         return EditedGraph(best, cautious, note=note)
 
 
-_RANGES = ("cpu_op", "user_annotation")
+_RANGES = (EventKind.CPU_OP, EventKind.USER_ANNOTATION)
 
 
 def _fuse_step(view: RankView, row: int, best: Change, cautious: Change) -> int:
@@ -86,6 +89,7 @@ def _why_not_fused(run: SimulatedRun) -> str:
     return "the trace has no ranges of an optimizer's step"
 
 
+@register("fuse_pointwise", default=True, instead=("tiny_kernels",))
 class FusePointwise:
     """Pointwise kernels that follow each other on a stream become one.
 
@@ -119,7 +123,7 @@ def _chains(run: SimulatedRun, view: RankView, *, same_grid: bool) -> tuple[Arra
     rows, stream = rows[order], stream[order]
     calls = view.launch_of(rows)
     known = calls >= 0
-    pointwise = known & view.is_kind("kernel")[rows]
+    pointwise = known & view.is_kind(EventKind.KERNEL)[rows]
     pointwise[pointwise] = np.isin(families_of(view, rows[pointwise]), _POINTWISE)
     at = np.maximum(calls, 0)
     follows = pointwise[1:] & pointwise[:-1] & (stream[1:] == stream[:-1])

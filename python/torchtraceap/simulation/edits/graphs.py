@@ -5,17 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from torchtraceap import _core
+from torchtraceap._core import ApiClass, CopyDirection, EventKind, Phase
 from torchtraceap.aliases import Array
+from torchtraceap.codes import API_KINDS
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import (
-    DTOH,
-    HTOD,
-    KINDS,
-    PHASES,
     RankView,
     ranges_of,
     views,
 )
+from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import counted, format_ns
 
@@ -28,6 +27,11 @@ GAP_NS = 1_000
 driver still walks the graph at launch (before CUDA 12.6)."""
 
 
+_WITH_THE_HOST = (CopyDirection.HOST_TO_DEVICE, CopyDirection.DEVICE_TO_HOST)
+_NO_LAUNCHES = (ApiClass.NONE, ApiClass.GRAPH_LAUNCH, ApiClass.GRAPH_BUILDING)
+
+
+@register("cuda_graph", default=True, fixes=("cpu_bound", "tiny_kernels"))
 class CudaGraph:
     """What is launched between two waits of the host is launched by one call.
 
@@ -61,17 +65,16 @@ class CudaGraph:
 def _segments(run: SimulatedRun, view: RankView, *, optimizer: bool) -> list[Array]:
     """Launch calls, in order of time, between two things that a graph can't hold."""
     gpu = view.gpu_rows
-    to_host = view.has_name(f"{HTOD}|{DTOH}")[gpu]
+    to_host = np.isin(view.tree.copy_direction[gpu], _WITH_THE_HOST)
     calls = view.launch_of(gpu)
-    is_graph = view.has_name("GraphLaunch|StreamBeginCapture")
     held = np.unique(calls[(calls >= 0) & ~to_host])
-    held = held[~is_graph[held] & view.is_kind("runtime", "driver")[held]]
+    held = held[~np.isin(view.tree.api[held], _NO_LAUNCHES)]
     times = run.graph.time_ns[view.begin_of[held]]
     held, times = held[np.argsort(times, kind="stable")], np.sort(times)
     ends = _graph_ends(run, view, np.unique(calls[(calls >= 0) & to_host]))
     place = 2 * np.searchsorted(ends, times, side="right")
     if not optimizer:
-        in_optimizer = view.tree.phase[held] == PHASES["optimizer"]
+        in_optimizer = view.tree.phase[held] == Phase.OPTIMIZER
         place = np.cumsum(np.diff(place + in_optimizer, prepend=-1) != 0)
         held, place = held[~in_optimizer], place[~in_optimizer]
     groups = np.split(held, np.flatnonzero(np.diff(place)) + 1) if len(held) else []
@@ -82,8 +85,8 @@ def _graph_ends(run: SimulatedRun, view: RankView, copies: Array) -> Array:
     """Times at which no graph may go on, sorted."""
     time_ns = run.graph.time_ns
     waits = view.wait_ends
-    mine = np.isin(waits, view.end_of[view.calls_named("")])
-    fetches = view.rows_named(r"DataLoader.*__next__", "cpu_op", "user_annotation")
+    mine = np.isin(waits, view.end_of[view.calls])
+    fetches = view.rows_named(r"DataLoader.*__next__", EventKind.CPU_OP, EventKind.USER_ANNOTATION)
     points = np.concatenate([waits[mine], view.end_of[copies], view.end_of[fetches]])
     steps = np.array([step.start_ns for step in view.tree.steps], dtype=np.int64)
     return np.sort(np.concatenate([time_ns[points], steps + view.offset_ns]))
@@ -135,7 +138,7 @@ _HOST_EDGES = ("program_order", "thread_start", "thread_join", "queue_limit")
 
 def _why_no_graph(run: SimulatedRun) -> str:
     for view in views(run):
-        if len(view.calls_named("GraphLaunch")):
+        if len(view.calls_that(np.array([ApiClass.GRAPH_LAUNCH]))):
             return "what is launched comes from graphs already"
     return (
         f"nowhere are {FEWEST_LAUNCHES} kernels launched without the host waiting in between, or "
@@ -143,6 +146,7 @@ def _why_no_graph(run: SimulatedRun) -> str:
     )
 
 
+@register("merge_compiled_regions", default=True, fixes=("graph_break",))
 class MergeCompiledRegions:
     """Compiled functions don't fall apart: between two regions of one call the host does nothing.
 
@@ -187,6 +191,6 @@ def _close(
     owner = graph.owner[edges]
     known = owner != _core.NO_ROW
     in_operator = known.copy()
-    kinds = [KINDS[kind] for kind in ("cpu_op", "runtime", "driver")]
+    kinds = (EventKind.CPU_OP, *API_KINDS)
     in_operator[known] = np.isin(view.table.kind[owner[known]], kinds)
     cautious.set_lags(edges[~in_operator], 0)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from torchtraceap._core import EventKind
 from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import RankView, views
+from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns
 
@@ -19,11 +21,17 @@ workers take CPU time and memory bandwidth from the training process."""
 TAKE_NS = (200_000, 2_000_000)
 """To take a finished batch off the queue: mapping shared memory, waking up."""
 _SOURCE = "four public pairs of ResNet-50 with 0 and 4 workers"
-_HOST = ("cpu_op", "user_annotation", "python_function")
+_HOST = (EventKind.CPU_OP, EventKind.USER_ANNOTATION, EventKind.PYTHON_FUNCTION)
 _SINGLE = r"SingleProcess.*__next__"
 _SEVERAL = r"MultiProcess.*__next__"
 
 
+@register(
+    "loader_workers",
+    value="N",
+    default="4",
+    fixes=("single_process_data_loading=4", "worker_starvation=8"),
+)
 class LoaderWorkers:
     """`num_workers=N`: a fetch takes a finished batch; a batch is ready every time / N.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from torchtraceap import _core
+from torchtraceap._core import GpuClass, Phase
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.many_ranks.matching import rank_collectives
 from torchtraceap.simulation.edits.base import Change
-from torchtraceap.simulation.edits.view import PHASES, RankView, views
+from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = ["RankParts", "parts_of"]
@@ -35,7 +36,7 @@ class RankParts:
         self, run: SimulatedRun, view: RankView, core: _core.RankCollectives, group_sizes: Array
     ) -> None:
         self.view = view
-        rows = view.gpu_class("communication")
+        rows = view.gpu_class(GpuClass.COMMUNICATION)
         order = np.argsort(view.launch_times_ns(rows), kind="stable")
         self.rows = rows[order]
         place = _place_in(core, run.places[view.index], self.rows)
@@ -88,7 +89,7 @@ class RankParts:
         """bool `[rows]`: reduces gradients: of such a kind, in a backward pass or the optimizer's
         beginning, or in no known phase between them."""
         of_kind = np.isin(self.kind, GRADIENT_KINDS)
-        return of_kind & np.isin(self.phase, [PHASES["backward"], PHASES["optimizer"]])
+        return of_kind & np.isin(self.phase, [Phase.BACKWARD, Phase.OPTIMIZER])
 
 
 def parts_of(run: SimulatedRun) -> tuple[RankParts, ...]:

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from torchtraceap import _core
+from torchtraceap._core import CopyDirection, EventKind, GpuClass
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.roofline import attainable_ns
 from torchtraceap.devices import Device, device_named
@@ -17,8 +18,9 @@ from torchtraceap.models import OpCall, Work, family_of
 from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.parts import parts_of
-from torchtraceap.simulation.edits.view import DTOH, HTOD, RankView, views
+from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.edits.works import works_of
+from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import counted, format_ns
 
@@ -30,6 +32,13 @@ _PRODUCTS = ("gemm", "grouped_gemm", "convolution_forward", "convolution_backwar
 _ON_MATRIX_UNITS = r"tf32|h884|s884|h1688|s1688|16816|hmma|fp16|bf16|half|hgemm"
 
 
+@register(
+    "mixed_precision",
+    value="bf16|fp16|tf32",
+    default=True,
+    fixes=("fp32_matmul",),
+    instead=("fp32_matmul=tf32",),
+)
 class MixedPrecision:
     """Products and convolutions in fp32 run on matrix units, in bf16, fp16 or tf32.
 
@@ -108,7 +117,7 @@ def _product_ratio(device: Device, dtype: str, work: Work, call: OpCall) -> floa
 
 def _products_of_unknown_work(view: RankView) -> Array:
     """Kernels of products and convolutions with fp32 inputs that no model gives numbers for."""
-    rows = view.gpu_class("compute")
+    rows = view.gpu_class(GpuClass.COMPUTE)
     operator = view.tree.op[rows]
     rows = rows[(operator != _core.NO_ROW) & (works_of(view).kind_of[rows] < 0)]
     operator = view.tree.op[rows]
@@ -131,7 +140,7 @@ def _other_in_fp32(work: Work, _: OpCall) -> float:
 def _ratios(view: RankView, ratio_of: Callable[[Work, OpCall], float]) -> tuple[Array, Array]:
     """Compute kernels whose ratio is not 1, and their ratios."""
     works = works_of(view)
-    rows = view.gpu_class("compute")
+    rows = view.gpu_class(GpuClass.COMPUTE)
     kinds = works.kind_of[rows]
     rows, kinds = rows[kinds >= 0], kinds[kinds >= 0]
     table = np.ones(len(works.kinds))
@@ -141,6 +150,7 @@ def _ratios(view: RankView, ratio_of: Callable[[Work, OpCall], float]) -> tuple[
     return rows[ratio != 1], ratio[ratio != 1]
 
 
+@register("channels_last", default=True, fixes=("layout_conversion",))
 class ChannelsLast:
     """Kernels that only turn tensors between NCHW and NHWC are gone.
 
@@ -154,10 +164,8 @@ class ChannelsLast:
         count = gone_ns = 0
         for view in views(run):
             rows = view.gpu_rows[view.has_name(_LAYOUT)[view.gpu_rows]]
-            rows = rows[view.is_kind("kernel")[rows]]
-            starts = np.array([step.start_ns for step in view.tree.steps], dtype=np.int64)
-            step = np.searchsorted(starts, view.table.ts_ns[rows], side="right")
-            first = np.flatnonzero(np.diff(step, prepend=-1))
+            rows = rows[view.is_kind(EventKind.KERNEL)[rows]]
+            _, first = np.unique(view.step_of(rows), return_index=True)
             _without(view, best, rows)
             _without(view, cautious, np.delete(rows, first))
             count, gone_ns = count + len(rows), gone_ns + int(view.table.dur_ns[rows].sum())
@@ -190,6 +198,7 @@ FLOOR_NS = 2_000
 """Of a kernel's time, what starting and ending it takes on any GPU."""
 
 
+@register("device", value="NAME", required=True)
 class OtherDevice:
     """The same program on another GPU; the host stays.
 
@@ -224,7 +233,7 @@ class OtherDevice:
         return EditedGraph(best, cautious, source=source, note=note)
 
     def _compute(self, view: RankView, old: Device, best: Change, cautious: Change) -> None:
-        rows = view.gpu_class("compute")
+        rows = view.gpu_class(GpuClass.COMPUTE)
         low, high = sorted(_plain_ratios(old, self.device))
         fast, slow = np.full(len(rows), low), np.full(len(rows), high)
         known, ratio = _ratios(view, partial(self._ratio, old))
@@ -244,8 +253,7 @@ class OtherDevice:
 
     def _copies(self, view: RankView, old: Device, best: Change, cautious: Change) -> None:
         ratio = _link_ratio(old, self.device, ("pcie",))
-        rows = view.gpu_class("memcpy")
-        rows = rows[view.has_name(f"{HTOD}|{DTOH}")[rows]]
+        rows = view.copies(CopyDirection.HOST_TO_DEVICE, CopyDirection.DEVICE_TO_HOST)
         if ratio is not None:
             view.scale_gpu(best, rows, ratio)
             view.scale_gpu(cautious, rows, max(ratio, 1.0))

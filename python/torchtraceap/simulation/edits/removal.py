@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
+from torchtraceap._core import EventKind
 from torchtraceap.aliases import Array
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.parts import parts_of
 from torchtraceap.simulation.edits.view import RankView, views
+from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import counted, format_ns
 
-__all__ = [
-    "NoBroadcastBuffers",
-    "RemoveRanges",
-    "no_recompilation",
-    "no_unused_parameter_search",
-    "zero_grad_to_none",
-]
+__all__ = ["NoBroadcastBuffers", "RemoveRanges"]
 
-_RANGES = ("cpu_op", "user_annotation")
+_RANGES = (EventKind.CPU_OP, EventKind.USER_ANNOTATION)
 
 
 @dataclass(frozen=True)
@@ -42,8 +38,8 @@ class RemoveRanges:
         for view in views(run):
             rows = view.outermost(view.rows_named(self.pattern, *_RANGES))
             if not self.in_warm_up:
-                since_ns = view.steady_since_ns
-                rows = rows[view.table.ts_ns[rows] >= since_ns] if since_ns else rows[:0]
+                steady = view.in_steady_state(rows)
+                rows = rows[:0] if steady is None else steady
             ranges, work_ns = ranges + len(rows), work_ns + int(view.work_ns(rows).sum())
             _remove(view, change, rows)
         if not ranges:
@@ -56,29 +52,35 @@ class RemoveRanges:
 def _remove(view: RankView, change: Change, rows: Array) -> None:
     launched, _ = view.launched_inside(rows)
     view.remove_gpu(change, launched)
-    calls = view.calls_named("")
+    calls = view.calls
     inside = view.inside(view.begin_of[calls].astype(np.int64), rows) >= 0
     change.drop(view.waits_of(calls[inside]))
     view.set_host_work(change, rows, 0)
 
 
-def _factory(edit: RemoveRanges) -> Callable[[], RemoveRanges]:
-    return lambda: edit
-
-
-zero_grad_to_none = _factory(
-    RemoveRanges("zero_grad_to_none", r"^Optimizer\.zero_grad#", "range of zero_grad")
+_REMOVALS = (
+    (
+        RemoveRanges("zero_grad_to_none", r"^Optimizer\.zero_grad#", "range of zero_grad"),
+        "zero_grad_not_none",
+    ),
+    (
+        RemoveRanges(
+            "no_unused_parameter_search",
+            "search_unused_parameters",
+            "search for unused parameters",
+        ),
+        "find_unused_parameters",
+    ),
+    (
+        RemoveRanges("no_recompilation", r"\(dynamo_timed\)", "compilation", in_warm_up=False),
+        "recompilation",
+    ),
 )
-no_unused_parameter_search = _factory(
-    RemoveRanges(
-        "no_unused_parameter_search", "search_unused_parameters", "search for unused parameters"
-    )
-)
-no_recompilation = _factory(
-    RemoveRanges("no_recompilation", r"\(dynamo_timed\)", "compilation", in_warm_up=False)
-)
+for _edit, _finding in _REMOVALS:
+    register(_edit.name, default=True, fixes=(_finding,))(partial(replace, _edit))
 
 
+@register("no_broadcast_buffers", default=True, fixes=("broadcast_buffers",))
 class NoBroadcastBuffers:
     """`broadcast_buffers=False`: no buffers are sent before a forward pass."""
 

@@ -8,6 +8,7 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
+from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import KINDS, SimulatedRun
 from torchtraceap.units import format_ns
 
@@ -18,6 +19,7 @@ _LEAST_RANKS = 3
 """With two ranks the median lies between them, and neither is the usual one."""
 
 
+@register("straggler_to_median", default=True, fixes=("straggler",))
 class StragglerToMedian:
     """Between two collectives that all of its members join, a rank that took longer than the
     median of them takes that median: all its work in between shrinks alike.

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from torchtraceap import _core
+from torchtraceap._core import CopyDirection, EventKind
 from torchtraceap.aliases import Array
+from torchtraceap.codes import COPY_CALLS, SYNCHRONISATIONS
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
-from torchtraceap.simulation.edits.view import DTOH, HTOD, RankView, views
+from torchtraceap.simulation.edits.view import RankView, views
+from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import counted
 
@@ -19,6 +22,7 @@ _VALUES = r"^aten::(?:item|_local_scalar_dense|is_nonzero)$"
 _COPIES = r"^aten::(?:to|_to_copy|copy_|cpu)$"
 
 
+@register("remove_host_sync", default=True, fixes=("host_sync_in_loop", "explicit_synchronize"))
 class RemoveHostSync:
     """Values stay on the device; the program doesn't synchronise.
 
@@ -68,7 +72,7 @@ def _reads(view: RankView, waiting: Array, pattern: str) -> tuple[Array, Array]:
 
 
 def _operators(view: RankView, pattern: str) -> Array:
-    rows = view.rows_named(pattern, "cpu_op")
+    rows = view.rows_named(pattern, EventKind.CPU_OP)
     return rows[np.argsort(view.begin_of[rows])]
 
 
@@ -80,22 +84,24 @@ def _remove_reads(view: RankView, change: Change, reads: Array) -> None:
 
 
 def _calls_inside(view: RankView, rows: Array) -> Array:
-    calls = view.calls_named("")
+    calls = view.calls
     return calls[view.inside(view.begin_of[calls].astype(np.int64), rows) >= 0]
 
 
 def _waiting_calls(view: RankView) -> Array:
     """Synchronisations and copies of values that the host waits for, uploads left out."""
-    calls = view.calls_named(r"Synchronize|Memcpy|MemoryCopy")
+    calls = view.calls_that(np.concatenate([SYNCHRONISATIONS, COPY_CALLS]))
     calls = calls[_has_wait(view, calls)]
     launched = view.launched_by(calls)
-    is_sync = view.has_name("Synchronize")[calls]
-    small = view.bytes_of[np.maximum(launched, 0)] <= SMALL_BYTES
-    reads = (launched >= 0) & view.has_name(DTOH)[np.maximum(launched, 0)] & small
-    uploads = view.copies_before(calls, HTOD)
-    large = view.copies_before(calls, DTOH, SMALL_BYTES)
+    at = np.maximum(launched, 0)
+    is_sync = np.isin(view.tree.api[calls], SYNCHRONISATIONS)
+    to_host = view.tree.copy_direction[at] == CopyDirection.DEVICE_TO_HOST
+    reads = (launched >= 0) & to_host & (view.bytes_of[at] <= SMALL_BYTES)
+    uploads = view.copies_before(calls, CopyDirection.HOST_TO_DEVICE)
+    large = view.copies_before(calls, CopyDirection.DEVICE_TO_HOST, SMALL_BYTES)
     last = view.begin_of[calls] > _last_launch(view)
-    return calls[(is_sync & ~uploads & ~large & ~last) | reads]
+    waiting: Array = calls[(is_sync & ~uploads & ~large & ~last) | reads]
+    return waiting
 
 
 def _has_wait(view: RankView, calls: Array) -> Array:
@@ -110,5 +116,6 @@ def _last_launch(view: RankView) -> int:
 
 def _split(view: RankView, calls: Array) -> tuple[Array, Array]:
     """Synchronisations that no operator made, and the rest."""
-    explicit = (view.tree.op[calls] == _core.NO_ROW) & view.has_name("Synchronize")[calls]
+    is_sync = np.isin(view.tree.api[calls], SYNCHRONISATIONS)
+    explicit = (view.tree.op[calls] == _core.NO_ROW) & is_sync
     return calls[explicit], calls[~explicit]

@@ -10,23 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap._core import ApiClass, CopyDirection, EventKind, GpuClass
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.recorded_device import recorded_device
+from torchtraceap.codes import SYNCHRONISATIONS
 from torchtraceap.devices import Device
 from torchtraceap.ranks import RankTrace
 from torchtraceap.remember import Memory
 from torchtraceap.simulation.edits.base import Change
-from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.simulation.run import KINDS, SimulatedRun
 
-__all__ = ["DTOH", "HTOD", "RankView", "ranges_of", "views"]
+__all__ = ["RankView", "ranges_of", "views"]
 
-KINDS = {name: code for code, name in enumerate(_core.kind_names())}
-PHASES = {name: code for code, name in enumerate(_core.phase_names())}
-CLASSES = {name: code for code, name in enumerate(_core.gpu_class_names())}
-
-HTOD = r"HtoD|HostToDevice|HOST_TO_DEVICE"
-DTOH = r"DtoH|DeviceToHost|DEVICE_TO_HOST"
-"""In the names of copies, CUDA's and HIP's."""
 FALLBACK_LAUNCH_NS = 10_000
 """Cost of a call that starts GPU work, where a trace has none to measure."""
 _ONE_TIME_NS, _ONE_TIME_RATIO = 1_000_000, 10  # as the rules' cold_start
@@ -110,9 +105,9 @@ class RankView:
 
         return self.remember(("named", pattern), match)
 
-    def is_kind(self, *kinds: str) -> Array:
+    def is_kind(self, *kinds: EventKind) -> Array:
         """bool `[rows]`."""
-        return np.isin(self.table.kind, [KINDS[kind] for kind in kinds])
+        return np.isin(self.table.kind, [EventKind(kind) for kind in kinds])
 
     @cached_property
     def has_points(self) -> Array:
@@ -120,14 +115,23 @@ class RankView:
         known: Array = (self.begin_of != _core.NO_ROW) & (self.end_of != _core.NO_ROW)
         return known
 
-    def rows_named(self, pattern: str, *kinds: str) -> Array:
+    def rows_named(self, pattern: str, *kinds: EventKind) -> Array:
         """Rows of the graph by name and kind."""
         rows = np.flatnonzero(self.has_points & self.has_name(pattern))
-        return rows[np.isin(self.table.kind[rows], [KINDS[kind] for kind in kinds])]
+        return rows[np.isin(self.table.kind[rows], [EventKind(kind) for kind in kinds])]
 
-    def calls_named(self, pattern: str) -> Array:
-        """Runtime and driver calls."""
-        return self.rows_named(pattern, "runtime", "driver")
+    @cached_property
+    def calls(self) -> Array:
+        """Runtime and driver calls of the graph."""
+        return np.flatnonzero(self.has_points & (self.tree.api != ApiClass.NONE))
+
+    def calls_that(self, classes: Array) -> Array:
+        """Calls of some classes, such as `codes.SYNCHRONISATIONS`."""
+        return self.calls[np.isin(self.tree.api[self.calls], classes)]
+
+    def copies(self, *directions: CopyDirection) -> Array:
+        """GPU events that copy in one of these directions, by start."""
+        return self.gpu_rows[np.isin(self.tree.copy_direction[self.gpu_rows], directions)]
 
     @cached_property
     def gpu_rows(self) -> Array:
@@ -136,9 +140,9 @@ class RankView:
         known: Array = rows[self.has_points[rows]]
         return known
 
-    def gpu_class(self, name: str) -> Array:
+    def gpu_class(self, name: GpuClass) -> Array:
         """GPU rows of a class."""
-        chosen: Array = self.gpu_rows[self.tree.gpu_class[self.gpu_rows] == CLASSES[name]]
+        chosen: Array = self.gpu_rows[self.tree.gpu_class[self.gpu_rows] == name]
         return chosen
 
     def launch_of(self, gpu_rows: Array) -> Array:
@@ -161,13 +165,8 @@ class RankView:
 
     def step_of(self, gpu_rows: Array) -> Array:
         """Index of the profiled step in which GPU work was launched; -1 outside of all."""
-        starts = np.array([step.start_ns for step in self.tree.steps], dtype=np.int64)
-        ends = np.array([step.end_ns for step in self.tree.steps], dtype=np.int64)
-        if not len(starts):
-            return np.full(len(gpu_rows), -1)
-        times = self.launch_times_ns(gpu_rows)
-        place = np.searchsorted(starts, times, side="right") - 1
-        return np.where((place >= 0) & (times <= ends[np.maximum(place, 0)]), place, -1)
+        step = self.tree.step[gpu_rows].astype(np.int64)
+        return np.where(step == _core.NO_ROW, -1, step)
 
     def outermost(self, rows: Array) -> Array:
         """Host rows that lie in none of the others."""
@@ -202,7 +201,7 @@ class RankView:
                 return
             yield current
 
-    def below(self, rows: Array, pattern: str, *kinds: str) -> Array:
+    def below(self, rows: Array, pattern: str, *kinds: EventKind) -> Array:
         """For each row its outermost ancestor of that name, or NO_ROW."""
         chosen = self.has_name(pattern) & self.is_kind(*kinds)
         found = np.full(len(rows), _core.NO_ROW, dtype=np.uint32)
@@ -215,7 +214,7 @@ class RankView:
     @cached_property
     def offset_ns(self) -> int:
         """Added to host times of the table gives those of the graph."""
-        rows = self.calls_named("")[:1]
+        rows = self.calls[:1]
         if not len(rows):
             rows = np.flatnonzero(self.has_points & (self.end_of != _core.NO_ROW))[:1]
         graph, _, _ = self._run
@@ -313,9 +312,9 @@ class RankView:
         rows = self.tree.launched_rows.astype(np.int64)
         return np.where(has, rows[np.where(has, offsets[calls], 0)] if len(rows) else -1, -1)
 
-    def copies_before(self, calls: Array, pattern: str, above_bytes: int = -1) -> Array:
-        """bool `[calls]`: right before it, on its thread, a copy of that name was launched."""
-        copies = self.gpu_rows[self.has_name(pattern)[self.gpu_rows]]
+    def copies_before(self, calls: Array, direction: CopyDirection, above_bytes: int = -1) -> Array:
+        """bool `[calls]`: right before it, on its thread, such a copy was launched."""
+        copies = self.copies(direction)
         copies = copies[self.bytes_of[copies] > above_bytes]
         launches = self.launch_of(copies)
         behind = self.waits_behind(launches[launches >= 0])
@@ -327,7 +326,7 @@ class RankView:
         offsets = graph.in_offsets.astype(np.int64)
         ends = points.astype(np.int64)
         edges, place = ranges_of(offsets[ends], offsets[ends + 1] - offsets[ends])
-        of_kind = graph.kind[edges] == _DEPENDENCIES[kind]
+        of_kind = graph.kind[edges] == KINDS[kind]
         return np.bincount(place[of_kind], minlength=len(points))
 
     def next_wait(self, calls: Array) -> Array:
@@ -335,7 +334,7 @@ class RankView:
 
         Without an operator only a wait for the stream counts: others are the program's own.
         """
-        syncs = self.calls_named("Synchronize")
+        syncs = self.calls_that(SYNCHRONISATIONS)
         if not len(syncs):
             return np.full(len(calls), -1)
         syncs = syncs[np.argsort(self.begin_of[syncs])]
@@ -345,7 +344,7 @@ class RankView:
         near = (place < len(syncs)) & (self.begin_of[found] == after + 1)
         parent = self.tree.parent[found]
         near &= parent == self.tree.parent[calls]
-        near &= (parent != _core.NO_ROW) | self.has_name("Stream")[found]
+        near &= (parent != _core.NO_ROW) | (self.tree.api[found] == ApiClass.STREAM_SYNC)
         return np.where(near, found, -1)
 
     def waits_behind(self, calls: Array) -> Array:
@@ -356,7 +355,9 @@ class RankView:
     @cached_property
     def launch_cost_ns(self) -> int:
         """What a call that starts GPU work costs the host: the median of kernel launches."""
-        calls = np.unique(self.launch_of(self.gpu_rows[self.is_kind("kernel")[self.gpu_rows]]))
+        calls = np.unique(
+            self.launch_of(self.gpu_rows[self.is_kind(EventKind.KERNEL)[self.gpu_rows]])
+        )
         calls = calls[calls >= 0]
         return int(np.median(self.work_ns(calls))) if len(calls) else FALLBACK_LAUNCH_NS
 
@@ -365,26 +366,13 @@ class RankView:
         only move to another launch."""
         return self.work_ns(calls) > max(_ONE_TIME_NS, _ONE_TIME_RATIO * self.launch_cost_ns)
 
-    @cached_property
-    def steady_since_ns(self) -> int | None:
-        """When warm-up is over, on the table's clock; None: the trace shows no steady state.
-
-        As the rules have it: from the second step (the first, if its number says that others went
-        before); without steps from when 90 % of the kernels' names have been seen, if at least
-        half of the kernels are still to come.
-        """
-        steps = self.tree.steps
-        if steps:
-            number = re.search(r"#(\d+)$", steps[0].name)
-            if number and int(number[1]) >= 2:
-                return steps[0].start_ns
-            return steps[1].start_ns if len(steps) > 1 else None
-        rows = self.gpu_rows
-        first = np.sort(np.unique(self.table.name[rows], return_index=True)[1])
-        if not len(first):
+    def in_steady_state(self, host_rows: Array) -> Array | None:
+        """Of host rows those behind the warm-up; None: the trace shows no steady state."""
+        warm_up = self.tree.warm_up
+        if not warm_up.known:
             return None
-        seen = int(first[int(0.9 * (len(first) - 1))])
-        return int(self.table.ts_ns[rows[seen]]) if 2 * (seen + 1) <= len(rows) else None
+        steady: Array = host_rows[self.table.ts_ns[host_rows] >= warm_up.end_ns]
+        return steady
 
     # ------------------------------------------------------------------------- changes
 
@@ -419,9 +407,6 @@ class RankView:
 
 def _is_of(kinds: tuple[str, ...]) -> Array:
     """bool: by code of a dependency, whether it is of these kinds."""
-    chosen = np.zeros(len(_DEPENDENCIES), dtype=bool)
-    chosen[[_DEPENDENCIES[kind] for kind in kinds]] = True
+    chosen = np.zeros(len(KINDS), dtype=bool)
+    chosen[[KINDS[kind] for kind in kinds]] = True
     return chosen
-
-
-_DEPENDENCIES = {name: code for code, name in enumerate(_core.dependency_kind_names())}

@@ -1,13 +1,15 @@
-#include "traceap/detect/queries/warm_up.hpp"
+// Where warm-up ends: by the numbers of steps, by their count, or by the kernels that repeat.
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <optional>
 #include <string_view>
-#include <vector>
+
+#include "traceap/tree/build_parts.hpp"
 
 namespace traceap {
+
 namespace {
 
 /// A step with this number in its name (ProfilerStep#2) follows two others of the same program, so
@@ -20,6 +22,7 @@ constexpr double kSeenNames = 0.9;
 constexpr double kKernelsToCome = 0.5;
 /// Fewer kernels than this tell nothing.
 constexpr std::size_t kMinKernels = 50;
+
 /// N of "ProfilerStep#N".
 std::optional<std::int64_t> profiler_step_number(std::string_view name) {
   constexpr std::string_view kPrefix = "ProfilerStep#";
@@ -31,13 +34,13 @@ std::optional<std::int64_t> profiler_step_number(std::string_view name) {
   return number;
 }
 
-WarmUp warm_up_by_repetition(const Signals& signals) {
-  const auto& rows = signals.tree.linked_gpu_rows;
+WarmUp warm_up_by_repetition(const EventTable& table, const EventTree& tree) {
+  const auto& rows = tree.linked_gpu_rows;
   if (rows.size() < kMinKernels) return {};
-  std::vector<std::uint8_t> seen(signals.table.strings.size(), 0);
+  std::vector<std::uint8_t> seen(table.strings.size(), 0);
   std::vector<std::size_t> first_uses;
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    std::uint8_t& name_seen = seen[signals.table.name[rows[i]]];
+    std::uint8_t& name_seen = seen[table.name[rows[i]]];
     if (name_seen == 0) first_uses.push_back(i);
     name_seen = 1;
   }
@@ -46,21 +49,24 @@ WarmUp warm_up_by_repetition(const Signals& signals) {
   const std::size_t at = first_uses[std::min(last, first_uses.size() - 1)];
   const auto to_come = static_cast<double>(rows.size() - at);
   if (to_come < kKernelsToCome * static_cast<double>(rows.size())) return {};
-  const Row launch = signals.tree.launch[rows[at]];
+  const Row launch = tree.launch[rows[at]];
   if (launch == kNoRow) return {};
-  return {true, false, signals.table.end_ns(launch)};
+  return {true, false, table.end_ns(launch)};
 }
 
 }  // namespace
 
-WarmUp find_warm_up(const Signals& signals) {
-  const auto& steps = signals.tree.steps;
-  if (!steps.empty() && !signals.tree.steps_inferred) {
+void find_warm_up(const TreeContext& context, EventTree& tree) {
+  const auto& steps = tree.steps;
+  if (!steps.empty() && !tree.steps_inferred) {
     const auto number = profiler_step_number(steps.front().name);
-    if (number && *number >= kFirstWarmStepNumber) return {true, true, steps.front().start_ns};
+    if (number && *number >= kFirstWarmStepNumber) {
+      tree.warm_up = {true, true, steps.front().start_ns};
+      return;
+    }
   }
-  if (steps.size() >= 2) return {true, true, steps[1].start_ns};
-  return warm_up_by_repetition(signals);
+  tree.warm_up = steps.size() >= 2 ? WarmUp{true, true, steps[1].start_ns}
+                                   : warm_up_by_repetition(context.table, tree);
 }
 
 }  // namespace traceap
