@@ -90,7 +90,7 @@ def mutants_of(path: Path, shown_path: Path) -> list[Mutant]:
                 line=line,
                 lines=_lines(site) if inside else (),
                 names=() if inside else _names(site),
-                function=".".join(getattr(n, "name", "") for n in site.function),
+                function=".".join(_around(site)),
                 operator=site.operator,
                 change=_change(before, after),
             )
@@ -306,6 +306,13 @@ def _lines(site: _Site) -> tuple[int, ...]:
         if below and name != "cases":
             last = max(site.statement.lineno, below[0].lineno - 1)
     return tuple(range(site.statement.lineno, last + 1))
+
+
+def _around(site: _Site) -> Iterator[str]:
+    """Names of the classes and functions around a place; a default belongs to its function."""
+    for node in (*site.function, site.statement):
+        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            yield node.name
 
 
 def _names(site: _Site) -> tuple[str, ...]:

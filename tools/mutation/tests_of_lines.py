@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SUITE = ("tests/python", "tests/golden")
 # What starts browsers, notebooks, torch or other processes runs no line of a mutant in this process.
 LEFT_OUT = ("test_browser", "test_notebooks", "test_collect", "test_record_pairs", "test_layers")
+# hypothesis is imported before pytest could rewrite its assertions.
+NO_NOISE = ("-p", "no:cacheprovider", "-p", "no:unraisableexception", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 
 
 def same_examples_each_time() -> None:
@@ -117,7 +119,7 @@ def record(sources: list[Path], tests: list[str]) -> LineMap:
     recorder = Recorder(sources)
     same_examples_each_time()
     ignored = [f"--ignore={ROOT}/{SUITE[0]}/{name}.py" for name in LEFT_OUT]
-    pytest.main(["-q", "-p", "no:cacheprovider", *ignored, *tests], plugins=[recorder])
+    pytest.main(["-q", *NO_NOISE, *ignored, *tests], plugins=[recorder])
     return recorder.map
 
 

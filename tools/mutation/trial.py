@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -19,11 +20,11 @@ from typing import Any
 
 import pytest
 from mutants import Mutant, mutated
-from tests_of_lines import ROOT
+from tests_of_lines import NO_NOISE, ROOT
 
 # What the package and its tests import: loaded once in the parent.
 _LIBRARIES = ("numpy", "numpy.ma", "pandas", "pyarrow", "pyarrow.parquet", "pyarrow.csv", "duckdb", "jinja2",
-              "hypothesis.strategies", "hypothesis.extra.numpy", "rich.console", "openpyxl", "yaml")  # fmt: skip
+              "hypothesis.strategies", "hypothesis.extra.numpy", "hypothesis.internal.conjecture.engine", "rich.console", "openpyxl", "yaml")  # fmt: skip
 _LEAST_TIMEOUT_S = 20.0
 
 
@@ -38,7 +39,9 @@ class Outcome:
 
 def warm_up() -> None:
     """Imports what all mutants share; never the package itself."""
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    sys.dont_write_bytecode = False  # without compiled files each child would compile the package
+    sys.pycache_prefix = str(ROOT / "build" / "mutation" / "pycache")
+    os.environ |= {"OPENBLAS_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     for name in _LIBRARIES:
         try:
             importlib.import_module(name)
@@ -46,6 +49,8 @@ def warm_up() -> None:
             continue
     if "torchtraceap" in sys.modules:
         raise RuntimeError("the package is loaded already: no mutant would be seen")
+    gc.collect()
+    gc.freeze()  # what is loaded here is never garbage: collections in a child skip it
 
 
 def try_mutant(mutant: Mutant, batches: list[list[str]], expected_s: float) -> Outcome:
@@ -89,7 +94,7 @@ def _in_child(mutant: Mutant, batches: list[list[str]], folder: Path) -> int:
         sys.meta_path.insert(0, _Changed(mutant))
         for number, tests in enumerate(batches):
             files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
-            options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={folder}/{number}"]
+            options = ["-x", "-q", "--assert=plain", *NO_NOISE, f"--basetemp={folder}/{number}"]
             status = pytest.main([*options, *files], plugins=[_Only(tests)])
             if status != 0:
                 return 1
