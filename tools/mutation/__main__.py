@@ -20,7 +20,11 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "python"), str(HERE.parents[1] / "tests" / "python")]
+sys.path[:0] = [
+    str(HERE),
+    str(HERE.parents[1] / "python"),
+    str(HERE.parents[1] / "tests" / "python"),
+]
 os.environ["TORCHTRACEAP_CORPUS"] = os.devnull
 
 from mutants import Mutant, draw, mutants_of  # noqa: E402
@@ -69,7 +73,9 @@ def _sources(targets: list[str] | None) -> list[Path]:
     found: set[Path] = set()
     for target in targets or TARGETS:
         path = PACKAGE / target
-        found |= set(path.rglob("*.py")) if path.is_dir() else {path} & set(path.parent.glob("*.py"))
+        found |= (
+            set(path.rglob("*.py")) if path.is_dir() else {path} & set(path.parent.glob("*.py"))
+        )
     return sorted(found)
 
 
@@ -90,12 +96,16 @@ def _run(options: argparse.Namespace, sources: list[Path], recorded: LineMap) ->
     if options.only:
         drawn = [mutant for mutant in mutants if options.only in mutant.key]
     if options.again:
-        before = {s["key"] for s in json.loads(options.again.read_text(encoding="utf-8"))["survivors"]}
+        before = {
+            s["key"] for s in json.loads(options.again.read_text(encoding="utf-8"))["survivors"]
+        }
         drawn = [mutant for mutant in drawn if mutant.key in before]
     chooser = Chooser(recorded)
     began = time.monotonic()
-    results = []
+    results: list[tuple[Mutant, Outcome]] = []
     for mutant in drawn:
+        if len(results) % 50 == 49:
+            print(f"{len(results) + 1} of {len(drawn)}", flush=True)
         batches = chooser.batches(mutant, options.budget)
         outcome = try_mutant(mutant, batches, chooser.seconds(batches))
         results.append((mutant, outcome))

@@ -123,7 +123,9 @@ def draw(mutants: list[Mutant], count: int, seed: int, least: int = 4) -> list[M
         shares[path] = min(shares[path] + more, len(of_path))
     chosen = []
     for path in sorted(by_path):
-        ranked = sorted(zip(_ranks(by_path[path], seed), by_path[path], strict=True), key=lambda r: r[0])
+        ranked = sorted(
+            zip(_ranks(by_path[path], seed), by_path[path], strict=True), key=lambda r: r[0]
+        )
         drawn = [mutant for _, mutant in ranked[: shares[path]]]
         chosen += sorted(drawn, key=lambda mutant: mutant.index)
     return chosen

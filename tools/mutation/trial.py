@@ -127,7 +127,9 @@ class _Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if name != self._name:
             return None
         path = ROOT / self._mutant.path
-        spec = importlib.machinery.ModuleSpec(name, self, origin=str(path), is_package=self._is_package)
+        spec = importlib.machinery.ModuleSpec(
+            name, self, origin=str(path), is_package=self._is_package
+        )
         spec.has_location = True
         if self._is_package:
             spec.submodule_search_locations = [str(path.parent)]
