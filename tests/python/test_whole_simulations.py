@@ -17,6 +17,7 @@ from fix_programs import NCCL, FlawedProgram
 from made_job import load_job
 from rank_samples import describe, late_rank
 from test_whole_tables import differences
+from test_whole_tables import document as table_document
 
 import torchtraceap as ttap
 from torchtraceap.simulation.registry import DEFAULT_EDITS
@@ -113,6 +114,40 @@ def communicating(p: FlawedProgram, step: int) -> None:
     p.synchronize()
 
 
+def fetching(p: FlawedProgram, step: int) -> None:
+    """Worker processes load, and are late."""
+    with p.range(LOADER.replace("Single", "Multi"), "user_annotation"):
+        p.work(2_500 if step % 3 else 100)
+    p.launch("gemm", 1_500)
+    p.synchronize()
+
+
+def exchanging(p: FlawedProgram, step: int) -> None:
+    """Gradients are reduced behind the backward pass, one small and three large buckets."""
+    for number in range(6):
+        with p.range("autograd::engine::evaluate_function: AddmmBackward0"):
+            p.launch("gemm", 100 + number)
+            if number == 5:
+                for megabytes in (1, 2, 30, 40):
+                    args = describe("allreduce", megabytes << 18, [0, 1])
+                    p.launch(NCCL, 20 + 10 * megabytes, **args)
+    with p.range("Optimizer.step#SGD.step", "user_annotation"):
+        p.launch("multi_tensor_apply_kernel", 50)
+    p.synchronize()
+
+
+def overlapping(p: FlawedProgram, step: int) -> None:
+    """Products beside a collective take 1.3 times as long; then one waits for a collective."""
+    for _ in range(5):
+        p.launch("gemm", 100, grid=[8, 1, 1])
+    p.synchronize()
+    p.launch(NCCL, 900, stream=20, **describe("allreduce", 1 << 20, [0, 1]))
+    for _ in range(5):
+        p.launch("gemm", 130, grid=[8, 1, 1])
+    p.synchronize()
+    communicating(p, step)
+
+
 def job_of(*bodies: Callable[[FlawedProgram, int], None]) -> Callable[[Path], ttap.Trace]:
     """Seven steps; the later ones do a little more."""
 
@@ -133,6 +168,9 @@ JOBS: dict[str, Callable[[Path], ttap.Trace]] = {
     "updating": job_of(computing, updating),
     "compiling": job_of(compiling),
     "communicating": job_of(communicating),
+    "fetching": job_of(fetching, computing),
+    "exchanging": job_of(exchanging),
+    "overlapping": job_of(overlapping),
     "everything": job_of(loading, computing, updating, compiling, communicating),
     "two_ranks": lambda folder: load_job(folder / "job", waits_us=(0, 2, 0, 4, 2, 0)),
     "late_rank": lambda folder: late_rank().load(folder / "job"),
@@ -151,8 +189,20 @@ def savings(trace: ttap.Trace) -> dict[str, Any]:
     return {"findings": findings, "plan": found["plan"], "replay_error": found["replay_error"]}
 
 
+def chains(trace: ttap.Trace) -> list[dict[str, Any]]:
+    """What the ten longest idle intervals wait for."""
+    rank = trace.ranks[-1].rank
+    idle = sorted(trace.idle(rank).records(), key=lambda row: row["start_ns"] - row["end_ns"])
+    ranges = [(row["start_ns"], row["end_ns"]) for row in idle[:10]]
+    return [table_document(trace.explain_idle(*chosen, rank=rank)) for chosen in ranges]
+
+
 def document(trace: ttap.Trace) -> dict[str, Any]:
-    content = {"simulation": simulation(trace), "savings": savings(trace)}
+    content = {
+        "simulation": simulation(trace),
+        "savings": savings(trace),
+        "chains": chains(trace),
+    }
     plain: dict[str, Any] = json.loads(json.dumps(content, default=str))
     return plain
 

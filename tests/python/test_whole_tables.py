@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from made_job import load_job
+from rank_samples import Job, describe
 
 import torchtraceap as ttap
 from torchtraceap.analysis.diff import build_diff
@@ -22,6 +23,7 @@ from torchtraceap.table import ColumnTable
 
 EXPECTED = Path(__file__).resolve().parents[1] / "golden" / "tables"
 US = 1000
+RANK_VIEWS = ("rank", "op", "alltoall", "clock")
 
 Tables = dict[str, Callable[["Jobs"], ColumnTable]]
 
@@ -31,11 +33,38 @@ class Jobs:
 
     def __init__(self, folder: Path) -> None:
         self.trace = load_job(folder / "before")
+        self.exchange = exchange(folder / "exchange")
         self.other = load_job(folder / "after", gemm_us=230, relu=False, think_us=500)
 
 
-def of(name: str, **options: Any) -> Callable[[Jobs], ColumnTable]:
-    return lambda jobs: getattr(jobs.trace, name)(**options)
+def exchange(folder: Path) -> ttap.Trace:
+    """Three ranks; rank 1 has most of each all-to-all, and the last broadcast is without rank 2."""
+    job = Job(3, world_size=4)
+    parts = {
+        0: ([10, 30, 5], [10, 50, 2]),
+        1: ([50, 10, 8], [30, 10, 40]),
+        2: ([2, 40, 1], [5, 8, 1]),
+    }
+    kinds = ("all_to_allv", "allgather", "reduce_scatter", "broadcast", "send", "all_to_allv")
+    for number, kind in enumerate(kinds):
+        at = 1_000.0 * number + 100
+        job.step(number, at, 1_000)
+        for rank, (sent, received) in parts.items():
+            start = at + 100 + 40 * rank * (number % 3)
+            job.kernel(rank, at + 20, 60)
+            if (kind == "broadcast" and rank == 2) or (kind == "send" and rank == 1):
+                continue
+            args = describe(kind, 64, [0, 1, 2])
+            if kind == "all_to_allv":
+                args |= {"In msg nelems": sum(sent), "Out msg nelems": sum(received)}
+                args |= {"In split size": str(sent), "Out split size": str(received)}
+            name = "ncclDevKernel_SendRecv(ncclDevComm*)"
+            job.ranks[rank].gpu("kernel", name, start, at + 500 - start, launch=at + 85, **args)
+    return job.load(folder)
+
+
+def of(name: str, job: str = "trace", **options: Any) -> Callable[[Jobs], ColumnTable]:
+    return lambda jobs: getattr(getattr(jobs, job), name)(**options)
 
 
 def difference(by: str) -> Callable[[Jobs], ColumnTable]:
@@ -63,10 +92,16 @@ TABLES: Tables = {
     **{f"host_{by}": of("host", by=by) for by in ("thread", "op", "frame")},
     "steps": of("steps"),
     "collectives": of("collectives"),
-    **{f"ranks_{by}": of("ranks_table", by=by) for by in ("rank", "op", "alltoall", "clock")},
+    **{f"ranks_{by}": of("ranks_table", by=by) for by in RANK_VIEWS},
     **{f"critical_path_{by}": of("critical_path", by=by) for by in ("cause", "name")},
     "critical_path_event": of("critical_path", by="event", step=2),
-    "critical_path_hta": of("critical_path", compat="hta", step=1),
+    **{
+        f"critical_path_hta_{by}": of("critical_path", compat="hta", step=1, by=by)
+        for by in ("cause", "name", "event")
+    },
+    **{f"exchange_{by}": of("ranks_table", job="exchange", by=by) for by in RANK_VIEWS},
+    "exchange_collectives": of("collectives", job="exchange"),
+    "exchange_path": of("critical_path", job="exchange"),
     "idle": of("idle", rank=1, profiled=True),
     **{f"diff_{by}": difference(by) for by in ("op", "kernel", "cause", "finding", "tree")},
 }
@@ -158,6 +193,16 @@ def test_copies_and_memory(jobs: Jobs) -> None:
     assert upload["bandwidth_gb_per_s"] == pytest.approx(8_192_000 / 40e-6 / 1e9)
     (allocation,) = jobs.trace.memory(by="allocator", rank=0).records()
     assert (allocation["count"], allocation["sum_ns"]) == (1, 50 * US)
+
+
+def test_uneven_parts_of_an_exchange(jobs: Jobs) -> None:
+    """Two exchanges of floats; ranks 1 and 2 come up to 80 us behind rank 0, in every third not."""
+    table = jobs.exchange.ranks_table(by="alltoall")
+    assert table.facts["matrix_bytes"] == [[80, 240, 40], [400, 80, 64], [16, 320, 8]]
+    received = [496, 640, 112]
+    assert table.facts["received_imbalance"] == pytest.approx(640 / (sum(received) / 3))
+    waits = jobs.exchange.collectives().to_list("wait_ns")
+    assert waits[:3] == [[0, 0, 0], [80 * US, 40 * US, 0], [160 * US, 80 * US, 0]]
 
 
 def test_the_critical_path_covers_the_steps(jobs: Jobs) -> None:
