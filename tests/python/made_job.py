@@ -1,8 +1,10 @@
 """A training job of two ranks, made by hand: a bit of everything that a table or an edit looks at.
 
-Times are in microseconds. Each of six steps of about 3 ms fetches a batch on the main thread (step 2 for 1.5 ms longer), copies it
-from pageable memory, runs a linear layer and a ReLU, goes backward on another thread, reduces the gradients on stream 20, updates with a
-foreach call and two calls for one parameter each, and reads the loss. Rank 1 computes 200 us longer than rank 0; its clock is 50 us ahead.
+Times are in microseconds. Each of six steps of about 3 ms fetches a batch on the main thread (step
+2 for 1.5 ms longer), copies it from pageable memory, runs a linear layer and a ReLU, goes backward
+on another thread, reduces the gradients on stream 20, updates with a foreach call and two calls for
+one parameter each, and reads the loss. Rank 1 computes 200 us longer than rank 0; its clock is 50
+us ahead.
 """
 
 from __future__ import annotations
@@ -99,7 +101,8 @@ def step(
     made: RankMaker, number: int, at: float, *, gemm_us: float = 200, relu: bool = True,
     think_us: float = 0, waits_us: Sequence[float] = WAITS_US,
 ) -> None:  # fmt: skip
-    """One step of 3 ms and what its batch takes longer, with some Python before the loss is read."""
+    """One step of 3 ms and what its batch takes longer, with some Python before the loss is
+    read."""
     waits = waits_us[number]
     made.host("user_annotation", f"ProfilerStep#{number}", at, STEP_US + waits + think_us)
     made.host("user_annotation", LOADER, at + 10, 90 + waits)

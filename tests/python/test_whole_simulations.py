@@ -1,7 +1,9 @@
-"""Whole simulations and savings of jobs with many flaws: what each edit predicts, between which bounds, and in which words.
+"""Whole simulations and savings of jobs with many flaws: what each edit predicts, between which
+bounds, and in which words.
 
-Numbers worked out by hand are in test_simulation_edits. Here nothing of an outcome is left out: `tests/golden/simulations` has all of
-it. `python tests/python/test_whole_simulations.py` rewrites these files; read the difference before you keep it.
+Numbers worked out by hand are in test_simulation_edits. Here nothing of an outcome is left out:
+`tests/golden/simulations` has all of it. `python tests/python/test_whole_simulations.py` rewrites
+these files; read the difference before you keep it.
 """
 
 from __future__ import annotations

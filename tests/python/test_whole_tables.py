@@ -1,7 +1,8 @@
 """Every table of a job made by hand, whole: each column, fact and note.
 
-The numbers of the job are worked out in the tests below from what `made_job` writes, so that they stand on their own. The rest is compared
-with `tests/golden/tables`. `python tests/python/test_whole_tables.py` rewrites these files; read the difference before you keep it.
+The numbers of the job are worked out in the tests below from what `made_job` writes, so that they
+stand on their own. The rest is compared with `tests/golden/tables`. `python
+tests/python/test_whole_tables.py` rewrites these files; read the difference before you keep it.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def differences(got: Any, expected: Any, where: str = "") -> list[str]:
 
 
 def by_name(table: ColumnTable, column: str, rank: int = 0) -> dict[str, Any]:
-    """A column of one rank by the name of its rows; where a name has several rows, the first counts."""
+    """A column of one rank by the name of its rows; the first row of a name counts."""
     rows = [row for row in table.records() if row.get("rank", rank) == rank]
     return {row["name"]: row[column] for row in reversed(rows)}
 
@@ -147,7 +148,8 @@ def by_name(table: ColumnTable, column: str, rank: int = 0) -> dict[str, Any]:
 
 
 def test_what_the_gpu_does(jobs: Jobs) -> None:
-    """In each step a copy of 40 us, a memset and a read of 4, a ReLU of 8, a foreach of 30, two additions of 3, products and a collective."""
+    """In each step a copy of 40 us, a memset and a read of 4, a ReLU of 8, a foreach of 30, two
+    additions of 3, products and a collective."""
     others = 40 + 4 + 4 + 8 + 30 + 2 * 3
     products, waits = 3 * 200, 450 - 30  # rank 0 waits for rank 1
     steps, left_over = 6, 20

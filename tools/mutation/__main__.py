@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Do the tests notice small wrong changes? `tools/mutation map`, then `tools/mutation run`.
 
-`map` runs the tests once and notes which runs which line. `run` draws changes to the sources, runs for each the tests of its lines, and
-says which changes no test noticed. The real traces are never used: what counts is what a plain clone tests.
+`map` runs the tests once and notes which runs which line. `run` draws changes to the sources, runs
+for each the tests of its lines, and says which changes no test noticed. The real traces are never
+used: what counts is what a plain clone tests.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ sys.path[:0] = [
 os.environ["TORCHTRACEAP_CORPUS"] = os.devnull
 
 from mutants import Mutant, draw, mutants_of  # noqa: E402
-from tests_of_lines import ROOT, SUITE, Chooser, LineMap, record, same_examples_each_time  # noqa: E402
+from tests_of_lines import (  # noqa: E402
+    ROOT,
+    SUITE,
+    Chooser,
+    LineMap,
+    record,
+    same_examples_each_time,
+)
 from trial import Outcome, try_mutant, warm_up  # noqa: E402
 
 PACKAGE = Path("python/torchtraceap")

@@ -1,4 +1,5 @@
-"""Small wrong changes to Python sources: which there are, and a sample that stays the same when lines move."""
+"""Small wrong changes to Python sources: which there are, and a sample that stays the same when
+lines move."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
 _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift,
-    ast.RShift: ast.LShift,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Mod: ast.Mult,
+    ast.FloorDiv: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+    ast.LShift: ast.RShift, ast.RShift: ast.LShift,
 }  # fmt: skip
 _PAIRS = [("min", "max"), ("minimum", "maximum"), ("argmin", "argmax"), ("any", "all"),
           ("floor", "ceil"), ("left", "right")]  # fmt: skip
@@ -111,7 +112,8 @@ def mutated(source: str, index: int) -> ast.Module:
 def draw(mutants: list[Mutant], count: int, seed: int, least: int = 4) -> list[Mutant]:
     """A sample over all files: `least` of each, the rest by size.
 
-    Which are drawn hangs on the seed and on what a mutant is, not on its line: edits elsewhere leave the sample as it is.
+    Which are drawn hangs on the seed and on what a mutant is, not on its line: edits elsewhere
+    leave the sample as it is.
     """
     by_path: dict[Path, list[Mutant]] = defaultdict(list)
     for mutant in mutants:

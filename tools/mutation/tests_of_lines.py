@@ -1,4 +1,5 @@
-"""Which test runs which line: recorded once, so that a mutant meets the tests that can notice it and no others."""
+"""Which test runs which line: recorded once, so that a mutant meets the tests that can notice it
+and no others."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from mutants import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = ("tests/python", "tests/golden")
-# What starts browsers, notebooks, torch or other processes runs no line of a mutant in this process.
+# What starts browsers, notebooks, torch or other processes runs no line of a mutant in this
+# process.
 LEFT_OUT = ("test_browser", "test_notebooks", "test_collect", "test_record_pairs", "test_layers")
 # hypothesis is imported before pytest could rewrite its assertions.
 NO_NOISE = (
@@ -150,7 +152,8 @@ class Chooser:
         return {test for test, sources in self._map.lines.items() if source in sources}
 
     def batches(self, mutant: Mutant, budget_s: float) -> list[list[str]]:
-        """Its tests in two runs: those of the file that is named after the source or nearest, then the others.
+        """Its tests in two runs: those of the file that is named after the source or nearest, then
+        the others.
 
         Short tests come first, and what would take more than the budget is left out.
         """
@@ -174,7 +177,8 @@ class Chooser:
 
 
 def _users(sources: list[Path]) -> dict[str, set[tuple[str, int]]]:
-    """For each name the lines of the sources that read it; of a function or class, its own lines."""
+    """For each name the lines of the sources that read it; of a function or class, its own
+    lines."""
     found: dict[str, set[tuple[str, int]]] = defaultdict(set)
     for source in sources:
         for node in ast.walk(ast.parse((ROOT / source).read_text(encoding="utf-8"))):

@@ -1,4 +1,5 @@
-"""A mutant against its tests: in a forked process whose libraries are loaded and whose package is not yet."""
+"""A mutant against its tests: in a forked process whose libraries are loaded and whose package is
+not yet."""
 
 from __future__ import annotations
 
@@ -23,8 +24,11 @@ from mutants import Mutant, mutated
 from tests_of_lines import NO_NOISE, ROOT
 
 # What the package and its tests import: loaded once in the parent.
-_LIBRARIES = ("numpy", "numpy.ma", "pandas", "pyarrow", "pyarrow.parquet", "pyarrow.csv", "duckdb", "jinja2",
-              "hypothesis.strategies", "hypothesis.extra.numpy", "hypothesis.internal.conjecture.engine", "rich.console", "openpyxl", "yaml")  # fmt: skip
+_LIBRARIES = (
+    "numpy.ma", "pandas", "pyarrow.parquet", "pyarrow.csv", "duckdb", "jinja2", "rich.console",
+    "hypothesis.strategies", "hypothesis.extra.numpy", "hypothesis.internal.conjecture.engine",
+    "openpyxl", "yaml",
+)  # fmt: skip
 _LEAST_TIMEOUT_S = 20.0
 
 
