@@ -220,7 +220,8 @@ def _is_deletable(statement: ast.stmt) -> bool:
 
 
 def _changes(node: ast.AST, holder: ast.AST, field: str) -> Iterator[tuple[str, ast.AST]]:
-    if field in ("test", "ifs") and isinstance(node, ast.expr):
+    is_negation = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+    if field in ("test", "ifs") and isinstance(node, ast.expr) and not is_negation:
         yield "condition", ast.UnaryOp(ast.Not(), node)
     if _is_mask(node, holder, field):
         yield "mask", ast.UnaryOp(ast.Invert(), node)
