@@ -126,9 +126,10 @@ def test_rates_are_consistent(device: Device) -> None:
 def test_any_report_is_looked_up(
     name: str, multiprocessors: int | None, memory: int | None, architecture: str | None
 ) -> None:
-    find_device(
+    found = find_device(
         name, multiprocessors=multiprocessors, memory_bytes=memory, architecture=architecture
     )
+    assert found is None or multiprocessors in (None, found.multiprocessors)
 
 
 # Half precision and TF32 over plain fp32; 0 where there are no such units.

@@ -417,13 +417,14 @@ def test_a_mistake_in_a_users_model_is_a_reason() -> None:
     assert reason == "its model failed with ZeroDivisionError: division by zero"
 
 
-def test_the_example_of_the_documentation_runs() -> None:
+def test_the_example_of_the_documentation_gives_its_work() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "roofline.md").read_text("utf-8")
     (block,) = (part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
                 if "@register" in part)  # fmt: skip
     program = block + (
         "from torchtraceap.models import work_of\n"
         'work, _ = work_of("mylib::scale", [[4, 8]], ["float"])\n'
-        "assert (work.flops, work.bytes) == (32, 256)\n"
+        "print(work.flops, work.bytes)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert said.stdout.split() == [b"32", b"256"]

@@ -96,233 +96,242 @@ DTYPES = [
 ]
 
 
-def _cases() -> dict[str, tuple[str, Callable[[Any], Callable[[], Any]]]]:
-    """Operator to replay, and a function of torch that prepares inputs and gives the call."""
+Prepare = Callable[[Any], Callable[[], Any]]
+"""Takes torch, prepares inputs and gives the call."""
 
-    def simple(op: str, *shapes: Any, **options: Any) -> Callable[[Any], Callable[[], Any]]:
-        def prepare(torch: Any) -> Callable[[], Any]:
-            function: Any = torch
-            for part in op.split("."):
-                function = getattr(function, part)
-            inputs = [torch.randn(*s) if isinstance(s, tuple) else s for s in shapes]
-            return lambda: function(*inputs, **options)
 
-        return prepare
+def simple(op: str, *shapes: Any, **options: Any) -> Prepare:
+    def prepare(torch: Any) -> Callable[[], Any]:
+        function: Any = torch
+        for part in op.split("."):
+            function = getattr(function, part)
+        inputs = [torch.randn(*s) if isinstance(s, tuple) else s for s in shapes]
+        return lambda: function(*inputs, **options)
 
-    def with_indices(call: Callable[[Any, Any], Any], high: int, *shape: int) -> Any:
-        def prepare(torch: Any) -> Callable[[], Any]:
-            indices = torch.randint(0, high, shape)
-            return lambda: call(torch, indices)
+    return prepare
 
-        return prepare
 
-    def on_ones(call: Callable[[Any, Any], Any]) -> Callable[[Any], Callable[[], Any]]:
-        def prepare(torch: Any) -> Callable[[], Any]:
-            ones = torch.ones(4, 8)
-            return lambda: call(torch, ones)
+def with_indices(call: Callable[[Any, Any], Any], high: int, *shape: int) -> Any:
+    def prepare(torch: Any) -> Callable[[], Any]:
+        indices = torch.randint(0, high, shape)
+        return lambda: call(torch, indices)
 
-        return prepare
+    return prepare
 
-    def build(make: Callable[[Any], Callable[[], Any]]) -> Callable[[Any], Callable[[], Any]]:
-        return make
 
-    def fused_adam(torch: Any) -> Callable[[], Any]:
-        weights = [torch.randn(3, 4, requires_grad=True), torch.randn(5, requires_grad=True)]
-        optimizer = torch.optim.Adam(weights, fused=True)
-        for weight in weights:
-            weight.grad = torch.randn_like(weight)
-        return lambda: optimizer.step()
+def on_ones(call: Callable[[Any, Any], Any]) -> Prepare:
+    def prepare(torch: Any) -> Callable[[], Any]:
+        ones = torch.ones(4, 8)
+        return lambda: call(torch, ones)
 
-    def strided(torch: Any) -> Callable[[], Any]:
-        a = torch.randn(6, 10)[::2, 1:9:3]
-        b = torch.randn(4, 3).t()
-        return lambda: (torch.add(a, b[:, :3])).sum()
+    return prepare
 
-    def channels_last(torch: Any) -> Callable[[], Any]:
-        x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
-        weight = torch.randn(4, 3, 3, 3)
-        return lambda: torch.conv2d(x, weight, stride=2, padding=1)
 
-    def out_variant(torch: Any) -> Callable[[], Any]:
-        a, b, out = torch.randn(4, 5), torch.randn(5, 6), torch.empty(4, 6)
-        return lambda: torch.mm(a, b, out=out)
+def fused_adam(torch: Any) -> Callable[[], Any]:
+    weights = [torch.randn(3, 4, requires_grad=True), torch.randn(5, requires_grad=True)]
+    optimizer = torch.optim.Adam(weights, fused=True)
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    return lambda: optimizer.step()
 
-    def pool_backward(torch: Any) -> Callable[[], Any]:
-        x = torch.randn(1, 2, 8, 8, requires_grad=True)
-        return lambda: torch.nn.functional.max_pool2d(x, 2).sum().backward()
 
-    def conv_backward(torch: Any) -> Callable[[], Any]:
-        x = torch.randn(2, 3, 8, 8, requires_grad=True)
-        layer = torch.nn.Conv2d(3, 4, 3)
-        return lambda: layer(x).sum().backward()
+def strided(torch: Any) -> Callable[[], Any]:
+    a = torch.randn(6, 10)[::2, 1:9:3]
+    b = torch.randn(4, 3).t()
+    return lambda: (torch.add(a, b[:, :3])).sum()
 
-    def embedding_backward(torch: Any) -> Callable[[], Any]:
-        layer, indices = torch.nn.Embedding(10, 4), torch.randint(0, 10, (3, 5))
-        return lambda: layer(indices).sum().backward()
 
-    def embedding_bag(torch: Any) -> Callable[[], Any]:
-        layer = torch.nn.EmbeddingBag(10, 4, mode="sum")
-        indices, offsets = torch.randint(0, 10, (12,)), torch.tensor([0, 3, 3, 7])
-        return lambda: layer(indices, offsets)
+def channels_last(torch: Any) -> Callable[[], Any]:
+    x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    weight = torch.randn(4, 3, 3, 3)
+    return lambda: torch.conv2d(x, weight, stride=2, padding=1)
 
-    def where(torch: Any) -> Callable[[], Any]:
-        condition, a = torch.randn(4, 8) > 0, torch.randn(4, 8)
-        return lambda: torch.where(condition, a, torch.zeros(()))
 
-    def lstm(torch: Any) -> Callable[[], Any]:
-        layer, x = torch.nn.LSTM(4, 5), torch.ones(2, 3, 4)
-        return lambda: layer(x)
+def out_variant(torch: Any) -> Callable[[], Any]:
+    a, b, out = torch.randn(4, 5), torch.randn(5, 6), torch.empty(4, 6)
+    return lambda: torch.mm(a, b, out=out)
 
-    def cast(dtype: str) -> Callable[[Any], Callable[[], Any]]:
-        return on_ones(lambda torch, x: x.to(getattr(torch, dtype)))
 
-    def typed(dtype: str) -> Callable[[Any], Callable[[], Any]]:
-        def prepare(torch: Any) -> Callable[[], Any]:
-            x = torch.ones(4, 8).to(getattr(torch, dtype))
-            return lambda: x.clone()
+def pool_backward(torch: Any) -> Callable[[], Any]:
+    x = torch.randn(1, 2, 8, 8, requires_grad=True)
+    return lambda: torch.nn.functional.max_pool2d(x, 2).sum().backward()
 
-        return prepare
 
-    return {
-        "mm": ("aten::mm", simple("mm", (4, 5), (5, 6))),
-        "mm out": ("aten::mm", build(out_variant)),
-        "addmm": ("aten::addmm", simple("addmm", (6,), (4, 5), (5, 6), beta=0.5, alpha=2)),
-        "bmm": ("aten::bmm", simple("bmm", (2, 4, 5), (2, 5, 6))),
-        "baddbmm": ("aten::baddbmm", simple("baddbmm", (2, 4, 6), (2, 4, 5), (2, 5, 6))),
-        "linear": ("aten::linear", simple("nn.functional.linear", (4, 5), (6, 5), (6,))),
-        "strided": ("aten::add", build(strided)),
-        "expanded": ("aten::sum", lambda torch: torch.randn(1, 8).expand(4, 8).sum),
-        "conv2d": ("aten::conv2d", build(channels_last)),
-        "convolution": ("aten::convolution", simple("conv1d", (1, 4, 9), (6, 2, 3), groups=2)),
-        "convolution_backward": ("aten::convolution_backward", build(conv_backward)),
-        "conv_transpose": (
-            "aten::convolution",
-            simple("conv_transpose2d", (1, 4, 5, 5), (4, 2, 3, 3)),
+def conv_backward(torch: Any) -> Callable[[], Any]:
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    layer = torch.nn.Conv2d(3, 4, 3)
+    return lambda: layer(x).sum().backward()
+
+
+def embedding_backward(torch: Any) -> Callable[[], Any]:
+    layer, indices = torch.nn.Embedding(10, 4), torch.randint(0, 10, (3, 5))
+    return lambda: layer(indices).sum().backward()
+
+
+def embedding_bag(torch: Any) -> Callable[[], Any]:
+    layer = torch.nn.EmbeddingBag(10, 4, mode="sum")
+    indices, offsets = torch.randint(0, 10, (12,)), torch.tensor([0, 3, 3, 7])
+    return lambda: layer(indices, offsets)
+
+
+def where(torch: Any) -> Callable[[], Any]:
+    condition, a = torch.randn(4, 8) > 0, torch.randn(4, 8)
+    return lambda: torch.where(condition, a, torch.zeros(()))
+
+
+def lstm(torch: Any) -> Callable[[], Any]:
+    layer, x = torch.nn.LSTM(4, 5), torch.ones(2, 3, 4)
+    return lambda: layer(x)
+
+
+def cast(dtype: str) -> Prepare:
+    return on_ones(lambda torch, x: x.to(getattr(torch, dtype)))
+
+
+def typed(dtype: str) -> Prepare:
+    def prepare(torch: Any) -> Callable[[], Any]:
+        x = torch.ones(4, 8).to(getattr(torch, dtype))
+        return lambda: x.clone()
+
+    return prepare
+
+
+CASES: dict[str, tuple[str, Prepare]] = {
+    "mm": ("aten::mm", simple("mm", (4, 5), (5, 6))),
+    "mm out": ("aten::mm", out_variant),
+    "addmm": ("aten::addmm", simple("addmm", (6,), (4, 5), (5, 6), beta=0.5, alpha=2)),
+    "bmm": ("aten::bmm", simple("bmm", (2, 4, 5), (2, 5, 6))),
+    "baddbmm": ("aten::baddbmm", simple("baddbmm", (2, 4, 6), (2, 4, 5), (2, 5, 6))),
+    "linear": ("aten::linear", simple("nn.functional.linear", (4, 5), (6, 5), (6,))),
+    "strided": ("aten::add", strided),
+    "expanded": ("aten::sum", lambda torch: torch.randn(1, 8).expand(4, 8).sum),
+    "conv2d": ("aten::conv2d", channels_last),
+    "convolution": ("aten::convolution", simple("conv1d", (1, 4, 9), (6, 2, 3), groups=2)),
+    "convolution_backward": ("aten::convolution_backward", conv_backward),
+    "conv_transpose": (
+        "aten::convolution",
+        simple("conv_transpose2d", (1, 4, 5, 5), (4, 2, 3, 3)),
+    ),
+    "layer_norm": ("aten::native_layer_norm", simple("layer_norm", (4, 8), [8])),
+    "group_norm": ("aten::group_norm", simple("group_norm", (2, 6, 4), 3)),
+    "batch_norm": (
+        "aten::native_batch_norm",
+        simple("nn.functional.batch_norm", (2, 3, 4), (3,), (3,), training=True),
+    ),
+    "softmax": ("aten::_softmax", simple("softmax", (4, 8), 1)),
+    "log_softmax": ("aten::log_softmax", simple("log_softmax", (4, 8), -1)),
+    "embedding": (
+        "aten::embedding",
+        with_indices(
+            lambda torch, i: torch.nn.functional.embedding(i, torch.ones(10, 5)), 10, 3, 4
         ),
-        "layer_norm": ("aten::native_layer_norm", simple("layer_norm", (4, 8), [8])),
-        "group_norm": ("aten::group_norm", simple("group_norm", (2, 6, 4), 3)),
-        "batch_norm": (
-            "aten::native_batch_norm",
-            simple("nn.functional.batch_norm", (2, 3, 4), (3,), (3,), training=True),
+    ),
+    "embedding backward": ("aten::embedding_dense_backward", embedding_backward),
+    "embedding_bag": ("aten::_embedding_bag", embedding_bag),
+    "index_select": (
+        "aten::index_select",
+        with_indices(lambda torch, i: torch.ones(4, 8).index_select(1, i), 8, 5),
+    ),
+    "index_add": (
+        "aten::index_add",
+        with_indices(lambda torch, i: torch.ones(4, 8).index_add(0, i, torch.ones(5, 8)), 4, 5),
+    ),
+    "gather": (
+        "aten::gather",
+        with_indices(lambda torch, i: torch.ones(4, 8).gather(1, i), 8, 4, 3),
+    ),
+    "scatter_add": (
+        "aten::scatter_add",
+        with_indices(
+            lambda torch, i: torch.ones(4, 8).scatter_add(1, i, torch.ones(4, 3)), 8, 4, 3
         ),
-        "softmax": ("aten::_softmax", simple("softmax", (4, 8), 1)),
-        "log_softmax": ("aten::log_softmax", simple("log_softmax", (4, 8), -1)),
-        "embedding": (
-            "aten::embedding",
-            with_indices(
-                lambda torch, i: torch.nn.functional.embedding(i, torch.ones(10, 5)), 10, 3, 4
-            ),
+    ),
+    "one_hot": (
+        "aten::one_hot",
+        with_indices(lambda torch, i: torch.nn.functional.one_hot(i, 6), 6, 4),
+    ),
+    "cross_entropy": (
+        "aten::cross_entropy_loss",
+        with_indices(
+            lambda torch, i: torch.nn.functional.cross_entropy(torch.ones(4, 10), i), 10, 4
         ),
-        "embedding backward": ("aten::embedding_dense_backward", build(embedding_backward)),
-        "embedding_bag": ("aten::_embedding_bag", build(embedding_bag)),
-        "index_select": (
-            "aten::index_select",
-            with_indices(lambda torch, i: torch.ones(4, 8).index_select(1, i), 8, 5),
+    ),
+    "cross_entropy 2d": (
+        "aten::nll_loss2d_forward",
+        with_indices(
+            lambda torch, i: torch.nn.functional.cross_entropy(torch.ones(2, 7, 3, 3), i),
+            7,
+            2,
+            3,
+            3,
         ),
-        "index_add": (
-            "aten::index_add",
-            with_indices(lambda torch, i: torch.ones(4, 8).index_add(0, i, torch.ones(5, 8)), 4, 5),
+    ),
+    "bce": (
+        "aten::binary_cross_entropy",
+        lambda torch: (
+            lambda: torch.nn.functional.binary_cross_entropy(torch.full((4,), 0.5), torch.ones(4))
         ),
-        "gather": (
-            "aten::gather",
-            with_indices(lambda torch, i: torch.ones(4, 8).gather(1, i), 8, 4, 3),
+    ),
+    "sdpa": (
+        "aten::scaled_dot_product_attention",
+        simple(
+            "nn.functional.scaled_dot_product_attention",
+            (1, 2, 4, 8),
+            (1, 2, 6, 8),
+            (1, 2, 6, 8),
+            is_causal=True,
         ),
-        "scatter_add": (
-            "aten::scatter_add",
-            with_indices(
-                lambda torch, i: torch.ones(4, 8).scatter_add(1, i, torch.ones(4, 3)), 8, 4, 3
-            ),
-        ),
-        "one_hot": (
-            "aten::one_hot",
-            with_indices(lambda torch, i: torch.nn.functional.one_hot(i, 6), 6, 4),
-        ),
-        "cross_entropy": (
-            "aten::cross_entropy_loss",
-            with_indices(
-                lambda torch, i: torch.nn.functional.cross_entropy(torch.ones(4, 10), i), 10, 4
-            ),
-        ),
-        "cross_entropy 2d": (
-            "aten::nll_loss2d_forward",
-            with_indices(
-                lambda torch, i: torch.nn.functional.cross_entropy(torch.ones(2, 7, 3, 3), i),
-                7,
-                2,
-                3,
-                3,
-            ),
-        ),
-        "bce": (
-            "aten::binary_cross_entropy",
-            lambda torch: (
-                lambda: torch.nn.functional.binary_cross_entropy(
-                    torch.full((4,), 0.5), torch.ones(4)
-                )
-            ),
-        ),
-        "sdpa": (
-            "aten::scaled_dot_product_attention",
-            simple(
-                "nn.functional.scaled_dot_product_attention",
-                (1, 2, 4, 8),
-                (1, 2, 6, 8),
-                (1, 2, 6, 8),
-                is_causal=True,
-            ),
-        ),
-        "max_pool2d": ("aten::max_pool2d", simple("max_pool2d", (1, 3, 8, 8), 2)),
-        "max_pool2d backward": ("aten::max_pool2d_with_indices_backward", build(pool_backward)),
-        "adaptive pool": (
-            "aten::_adaptive_avg_pool2d",
-            simple("nn.functional.adaptive_avg_pool2d", (1, 3, 8, 8), 3),
-        ),
-        "interpolate": (
-            "aten::upsample_nearest2d",
-            simple("nn.functional.interpolate", (1, 3, 4, 4), scale_factor=2.0),
-        ),
-        "dropout": ("aten::dropout", simple("dropout", (4, 8), 0.5, True)),
-        "where": ("aten::where", build(where)),
-        "cat": ("aten::cat", on_ones(lambda torch, a: torch.cat([a, a], 1))),
-        "stack": ("aten::stack", on_ones(lambda torch, a: torch.stack([a, a, a]))),
-        "sum": ("aten::sum", simple("sum", (4, 8), 1, True)),
-        "std": ("aten::std", simple("std", (4, 8), dim=1, correction=2)),
-        "arange": ("aten::arange", lambda torch: lambda: torch.arange(2, 11, 3)),
-        "full inf": ("aten::full", lambda torch: lambda: torch.full((3,), float("inf"))),
-        "full complex": ("aten::full", lambda torch: lambda: torch.full((3,), 1 - 2j)),
-        "zeros": ("aten::zeros", lambda torch: lambda: torch.zeros(3, 4, dtype=torch.int32)),
-        "random_": ("aten::random_", lambda torch: lambda: torch.empty(4).random_(1, 9)),
-        "clamp": ("aten::clamp", simple("clamp", (4, 8), min=0.1)),
-        "foreach scalar": (
-            "aten::_foreach_mul",
-            on_ones(lambda torch, a: torch._foreach_mul([a, a], 2.0)),
-        ),
-        "foreach list": (
-            "aten::_foreach_add",
-            on_ones(lambda torch, a: torch._foreach_add([a, a], [a, a])),
-        ),
-        "foreach scalars": (
-            "aten::_foreach_mul",
-            on_ones(lambda torch, a: torch._foreach_mul([a, a], [1.0, 2.0])),
-        ),
-        "fused adam": ("aten::_fused_adam_", build(fused_adam)),
-        "lstm": ("aten::lstm", build(lstm)),
-        "searchsorted": (
-            "aten::searchsorted",
-            lambda torch: lambda: torch.searchsorted(torch.arange(5.0), torch.rand(3)),
-        ),
-        "cholesky": (
-            "aten::linalg_cholesky_ex",
-            lambda torch: lambda: torch.linalg.cholesky(torch.eye(4)),
-        ),
-        "to half": ("aten::to", cast("float16")),
-        "to float8": ("aten::_to_copy", cast("float8_e4m3fn")),
-        "view dtype": ("aten::view", on_ones(lambda torch, a: a.view(torch.int32))),
-        **{f"clone {dtype}": ("aten::clone", typed(dtype)) for dtype in DTYPES},
-    }
-
-
-CASES = _cases()
+    ),
+    "max_pool2d": ("aten::max_pool2d", simple("max_pool2d", (1, 3, 8, 8), 2)),
+    "max_pool2d backward": ("aten::max_pool2d_with_indices_backward", pool_backward),
+    "adaptive pool": (
+        "aten::_adaptive_avg_pool2d",
+        simple("nn.functional.adaptive_avg_pool2d", (1, 3, 8, 8), 3),
+    ),
+    "interpolate": (
+        "aten::upsample_nearest2d",
+        simple("nn.functional.interpolate", (1, 3, 4, 4), scale_factor=2.0),
+    ),
+    "dropout": ("aten::dropout", simple("dropout", (4, 8), 0.5, True)),
+    "where": ("aten::where", where),
+    "cat": ("aten::cat", on_ones(lambda torch, a: torch.cat([a, a], 1))),
+    "stack": ("aten::stack", on_ones(lambda torch, a: torch.stack([a, a, a]))),
+    "sum": ("aten::sum", simple("sum", (4, 8), 1, True)),
+    "std": ("aten::std", simple("std", (4, 8), dim=1, correction=2)),
+    "arange": ("aten::arange", lambda torch: lambda: torch.arange(2, 11, 3)),
+    "full inf": ("aten::full", lambda torch: lambda: torch.full((3,), float("inf"))),
+    "full complex": ("aten::full", lambda torch: lambda: torch.full((3,), 1 - 2j)),
+    "zeros": ("aten::zeros", lambda torch: lambda: torch.zeros(3, 4, dtype=torch.int32)),
+    "random_": ("aten::random_", lambda torch: lambda: torch.empty(4).random_(1, 9)),
+    "clamp": ("aten::clamp", simple("clamp", (4, 8), min=0.1)),
+    "foreach scalar": (
+        "aten::_foreach_mul",
+        on_ones(lambda torch, a: torch._foreach_mul([a, a], 2.0)),
+    ),
+    "foreach list": (
+        "aten::_foreach_add",
+        on_ones(lambda torch, a: torch._foreach_add([a, a], [a, a])),
+    ),
+    "foreach scalars": (
+        "aten::_foreach_mul",
+        on_ones(lambda torch, a: torch._foreach_mul([a, a], [1.0, 2.0])),
+    ),
+    "fused adam": ("aten::_fused_adam_", fused_adam),
+    "lstm": ("aten::lstm", lstm),
+    "searchsorted": (
+        "aten::searchsorted",
+        lambda torch: lambda: torch.searchsorted(torch.arange(5.0), torch.rand(3)),
+    ),
+    "cholesky": (
+        "aten::linalg_cholesky_ex",
+        lambda torch: lambda: torch.linalg.cholesky(torch.eye(4)),
+    ),
+    "to half": ("aten::to", cast("float16")),
+    "to float8": ("aten::_to_copy", cast("float8_e4m3fn")),
+    "view dtype": ("aten::view", on_ones(lambda torch, a: a.view(torch.int32))),
+    **{f"clone {dtype}": ("aten::clone", typed(dtype)) for dtype in DTYPES},
+}
+"""Operator to replay, and what makes a call in which it occurs."""
 
 
 def outputs_of(trace: Any, row: int) -> list[tuple[Any, ...]]:

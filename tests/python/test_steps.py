@@ -16,6 +16,7 @@ from hypothesis.extra.numpy import arrays
 import torchtraceap as ttap
 from torchtraceap.analysis.steps import (
     _mann_kendall,
+    _series,
     _theil_sen,
     build_steps,
     kernel_trend,
@@ -206,3 +207,147 @@ def test_mann_kendall_by_hand() -> None:
     value = np.asarray([1, 2, 3, 4, 5, 6, 8, 7, 11, 10, 9], dtype=float)
     score = 55 - 2 * 4  # four of the 55 pairs fall
     assert _mann_kendall(value) == pytest.approx(erfc((score - 1) / sqrt(165) / sqrt(2)))
+
+
+# ------------------------------------------------------------- both sides of each threshold
+
+# Deviations of nine whole steps but one: their median is 0, the median of their size 1.
+EVEN = (-2, -1, -1, 0, 0, 1, 1, 2)
+
+
+def with_odd_step(odd_us: float, unit_us: float = 10) -> list[Event]:
+    """Eleven steps of 520 us and a bit, of which the sixth deviates by `odd_us`."""
+    waits = [100 + unit_us * d for d in EVEN]
+    all_waits = [100, *waits[:4], 100 + odd_us, *waits[4:], 100]
+    return training(len(all_waits), wait_us=lambda n: all_waits[n])
+
+
+@pytest.mark.parametrize(("odd_us", "is_outlier"), [(51, False), (53, True)])
+def test_outliers_begin_at_3_5_robust_sigmas(load: Load, odd_us: float, is_outlier: bool) -> None:
+    table = build_steps(load(with_odd_step(odd_us)))
+    assert table["z"][5] == pytest.approx(odd_us / (1.4826 * 10), rel=1e-3)  # 3.44 and 3.57
+    assert table["outlier"][5] == is_outlier
+
+
+@pytest.mark.parametrize(("odd_us", "is_outlier"), [(5.1, False), (5.3, True)])
+def test_outliers_deviate_by_a_hundredth_of_the_median(
+    load: Load, odd_us: float, is_outlier: bool
+) -> None:
+    table = build_steps(load(with_odd_step(odd_us, unit_us=0.1)))
+    assert np.median(table["duration_ns"]) == 520_000
+    assert table["outlier"][5] == is_outlier
+    assert bool(table.to_list("differs")[5]) == is_outlier
+
+
+@pytest.mark.parametrize(("odd_us", "is_slow"), [(259, False), (260, False), (261, True)])
+def test_slow_steps_take_more_than_one_and_a_half_medians(
+    load: Load, odd_us: float, is_slow: bool
+) -> None:
+    assert build_steps(load(with_odd_step(odd_us)))["slow"][5] == is_slow
+
+
+def test_three_causes_are_named_for_a_step(load: Load) -> None:
+    events = training(5, lambda n: 200.0 if n == 2 else 100.0)
+    launches = [e for e in events if e["cat"] == "cpu_op"]
+    for place, event in enumerate(launches):
+        event["name"] = f"aten::op{place % 4}"
+    longest = iter(range(4))
+    for event in (e for e in events if e["cat"] == "kernel" and e["dur"] == 200):
+        event["dur"] -= 10 * next(longest)
+    differs = build_steps(load(events)).to_list("differs")[2]
+    named = [part["name"] for part in differs]
+    assert named[:3] == ["aten::op0", "aten::op1", "aten::op2"]
+    assert len(named) == 3
+
+
+@pytest.mark.parametrize(
+    ("count", "reason"),
+    [
+        (7, "too few kernels repeat"),
+        (8, "the kernels run in too few moments"),
+        (47, "the kernels run in too few moments"),
+        (48, ""),
+    ],
+)
+def test_a_trend_needs_eight_repeats_in_six_slices(load: Load, count: int, reason: str) -> None:
+    trend = kernel_trend(load(training(count, kernels=1)))
+    assert trend.reason == reason
+    assert trend.verdict == ("unknown" if reason else "none")
+
+
+def test_a_trend_has_at_most_64_slices() -> None:
+    time = np.arange(2_000.0)
+    assert len(_series(np.ones(2_000), time, np.ones(2_000))) == 64
+    assert len(_series(np.ones(8 * 40), time[: 8 * 40], np.ones(8 * 40))) == 40
+
+
+@pytest.mark.parametrize(("slower_us", "verdict"), [(9, "none"), (13, "clock or thermal drop")])
+def test_a_drop_is_a_tenth(load: Load, slower_us: float, verdict: str) -> None:
+    trend = kernel_trend(load(training(40, lambda n: 100 + slower_us * n / 39)))
+    assert trend.verdict == verdict
+    assert trend.change_share == pytest.approx(slower_us / (100 + slower_us / 2), rel=0.1)
+
+
+@pytest.mark.parametrize(("swapped", "verdict"), [(False, "clock or thermal drop"), (True, "none")])
+def test_a_drop_is_no_chance(load: Load, swapped: bool, verdict: str) -> None:
+    """Six slices that rise one after the other: p is 0.0085; with one pair swapped 0.024."""
+    levels = [100, 120, 140, 160, 180, 200]
+    if swapped:
+        levels[2], levels[3] = levels[3], levels[2]
+    # Slices are of equal time, so the pauses between kernels make up for their length.
+    starts = training(48, lambda n: float(levels[n // 8]), kernels=1)
+    trend = kernel_trend(load(evenly_spaced(starts)))
+    assert trend.verdict == verdict
+    assert trend.p_value is not None
+    assert (trend.p_value < 0.01) == (not swapped)
+
+
+def evenly_spaced(events: list[Event]) -> list[Event]:
+    """Steps begin every millisecond, whatever they take."""
+    number = -1
+    shift = 0.0
+    for event in sorted(events, key=lambda e: (e["ts"], e["name"] != "aten::mm")):
+        if event["name"] == "aten::mm":
+            number += 1
+            shift = 1_000.0 * number - event["ts"]
+        event["ts"] += shift if event["cat"] != "user_annotation" else 0
+    return [e for e in events if e["cat"] != "user_annotation"]
+
+
+@pytest.mark.parametrize(("other_us", "is_watched"), [(390, True), (410, False)])
+def test_a_fifth_of_the_time_has_to_repeat(load: Load, other_us: float, is_watched: bool) -> None:
+    """Each step runs 100 us of a kernel that repeats, and one of its own."""
+    events = training(48, kernels=1)
+    own = training(48, lambda _: other_us, kernels=1)
+    for number, event in enumerate(e for e in own if e["cat"] == "kernel"):
+        event["name"] = f"own_{number}"
+        event["args"] = {**event["args"], "stream": 9}
+    for event in own:
+        event["tid"] += 10
+        if "correlation" in event["args"]:
+            event["args"]["correlation"] += 1000
+    own = [e for e in own if e["cat"] != "user_annotation"]
+    trend = kernel_trend(load(events + own))
+    assert trend.watched_share == pytest.approx(100 / (100 + other_us))
+    assert (trend.reason != "too few kernels repeat") == is_watched
+
+
+@pytest.mark.parametrize(("steady_us", "verdict"), [(32, "clock or thermal drop"), (50, "none")])
+def test_three_quarters_of_the_time_have_to_agree(
+    load: Load, steady_us: float, verdict: str
+) -> None:
+    """Beside kernels of 100 us that slow down run some of another length that speed up."""
+    events = training(48, lambda n: 100 + n, kernels=1)
+    other = training(48, lambda n: steady_us * (1 - 0.002 * n), kernels=1)
+    for event in other:
+        event["tid"] += 10
+        event["args"] = {**event["args"], "grid": [9, 1, 1]}
+        if "correlation" in event["args"]:
+            event["args"]["correlation"] += 1000
+    other = [e for e in other if e["cat"] != "user_annotation"]
+    trend = kernel_trend(load(events + other))
+    slowing = 48 * 100 + 48 * 47 / 2
+    share = slowing / (slowing + sum(steady_us * (1 - 0.002 * n) for n in range(48)))
+    assert trend.agreeing_share == pytest.approx(share, abs=0.01)
+    assert (trend.agreeing_share >= 0.75) == (verdict != "none")
+    assert trend.verdict == verdict
