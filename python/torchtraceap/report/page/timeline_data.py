@@ -143,15 +143,9 @@ def kind_codes(names: Sequence[str], wanted: Sequence[str]) -> IntArray:
     return np.array([i for i, name in enumerate(names) if name in wanted], dtype=np.int64)
 
 
-def complete_rows(table: Any) -> npt.NDArray[np.bool_]:
-    """Mask of rows with a start and a duration."""
-    mask: npt.NDArray[np.bool_] = (np.asarray(table.flags) & 3) == 3
-    return mask
-
-
 def visible_range(table: Any, profiled: tuple[int, int]) -> tuple[int, int]:
     """Time range to show: all complete events, but not further out than MAX_OUTSIDE."""
-    mask = complete_rows(table)
+    mask = table.complete
     low, high = int(profiled[0]), int(profiled[1])
     if not mask.any():
         return low, max(high, low + 1)
@@ -375,7 +369,7 @@ def _pack_once(
 ) -> TimelineBlob:
     low, high = visible_range(table, tree.profiled)
     start, dur = np.asarray(table.ts_ns), np.asarray(table.dur_ns)
-    inside = complete_rows(table) & (start >= low) & (start + dur <= high)
+    inside = table.complete & (start >= low) & (start + dur <= high)
     kind = np.asarray(table.kind)
     is_gpu = inside & np.isin(kind, kind_codes(kind_names, _GPU_KINDS))
     is_host = inside & np.isin(kind, kind_codes(kind_names, _HOST_KINDS))
