@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 import collections.abc
+import enum
 import numpy
 import numpy.typing
 import os
@@ -9,28 +10,39 @@ import typing
 import typing_extensions
 
 __all__: list[str] = [
+    "ApiClass",
     "ArrowTable",
     "ClockFit",
     "CompatNesting",
+    "CopyDirection",
     "CriticalPath",
+    "DependencyKind",
     "Device",
     "Diagnostic",
+    "EventKind",
     "EventTable",
     "EventTree",
+    "Evidence",
     "ExecutionGraph",
     "FeatureBlock",
     "Finding",
+    "GpuClass",
     "GpuCosts",
     "GraphDelta",
     "HAS_DURATION",
     "HAS_TIME",
     "HostIdle",
+    "HostMemory",
     "HtaPath",
     "IdleBreakdown",
+    "IdleCause",
     "KernelSequences",
     "Lateness",
     "LaunchQueue",
     "MATCHED_END",
+    "MATERIAL_SHARE",
+    "MAX_EVIDENCE",
+    "MatrixUnits",
     "Meetings",
     "MissingRanks",
     "ModuleTree",
@@ -39,17 +51,22 @@ __all__: list[str] = [
     "NO_ROW",
     "NO_STRING",
     "PROVEN_SHARE",
+    "PathCause",
     "PeerView",
+    "Phase",
     "ProcessGroup",
+    "QUEUE_DEPTH",
     "REPAIRED",
     "RankCollectives",
     "RowGroups",
+    "Rule",
     "Step",
     "StepPieces",
     "Stream",
     "Timeline",
     "Track",
     "TreeDiff",
+    "WarmUp",
     "WindowSet",
     "arrow_batches",
     "binding_edges",
@@ -57,6 +74,7 @@ __all__: list[str] = [
     "build_modules",
     "build_tree",
     "build_windows",
+    "classify_copy",
     "collective_kind_names",
     "collectives",
     "comparable_names",
@@ -64,11 +82,11 @@ __all__: list[str] = [
     "critical_path",
     "dependency_kind_names",
     "detect",
-    "detector_types",
     "device_timelines",
     "evidence_names",
     "execution_graph",
     "explain_idle",
+    "gives_memory_back",
     "gpu_class_names",
     "gpu_costs",
     "gpu_intervals",
@@ -79,6 +97,11 @@ __all__: list[str] = [
     "hta_critical_path",
     "hta_edge_kind_names",
     "idle_cause_names",
+    "innermost_marked",
+    "is_allocator_call",
+    "is_copy_call",
+    "is_host_memory_call",
+    "is_synchronisation",
     "kernel_sequences",
     "kind_names",
     "late_cause_names",
@@ -94,6 +117,7 @@ __all__: list[str] = [
     "read_trace_bytes",
     "replay",
     "replay_chain",
+    "rules",
     "step_part_names",
     "step_pieces",
     "timeline",
@@ -103,6 +127,152 @@ __all__: list[str] = [
     "write_merged_trace",
     "write_trace",
 ]
+
+class EventKind(enum.IntEnum):
+    """EventTable.kind."""
+
+    OTHER = 0
+    CPU_OP = 1
+    USER_ANNOTATION = 2
+    PYTHON_FUNCTION = 3
+    RUNTIME = 4
+    DRIVER = 5
+    KERNEL = 6
+    GPU_MEMCPY = 7
+    GPU_MEMSET = 8
+    GPU_USER_ANNOTATION = 9
+    CUDA_SYNC = 10
+    OVERHEAD = 11
+    PROFILER_TRACE = 12
+    INSTANT = 13
+    FLOW = 14
+    ASYNC = 15
+    COUNTER = 16
+    METADATA = 17
+
+class ApiClass(enum.IntEnum):
+    """EventTree.api: what a runtime or driver call does."""
+
+    NONE = 0
+    OTHER = 1
+    KERNEL_LAUNCH = 2
+    GRAPH_LAUNCH = 3
+    COPY = 4
+    ASYNC_COPY = 5
+    MEMSET = 6
+    STREAM_SYNC = 7
+    DEVICE_SYNC = 8
+    EVENT_SYNC = 9
+    STREAM_WAIT_EVENT = 10
+    EVENT_RECORD = 11
+    DEVICE_ALLOCATION = 12
+    DEVICE_FREE = 13
+    POOL_ALLOCATION = 14
+    POOL_FREE = 15
+    MAPPING = 16
+    UNMAPPING = 17
+    HOST_ALLOCATION = 18
+    HOST_FREE = 19
+    CODE_LOADING = 20
+    GRAPH_BUILDING = 21
+    SETUP = 22
+
+class CopyDirection(enum.IntEnum):
+    """EventTree.copy_direction."""
+
+    NONE = 0
+    HOST_TO_DEVICE = 1
+    DEVICE_TO_HOST = 2
+    DEVICE_TO_DEVICE = 3
+    PEER_TO_PEER = 4
+    HOST_TO_HOST = 5
+    UNKNOWN = 6
+
+class HostMemory(enum.IntEnum):
+    """EventTree.host_memory: the host's side of a copy."""
+
+    NONE = 0
+    PAGEABLE = 1
+    PINNED = 2
+    MANAGED = 3
+    UNKNOWN = 4
+
+class GpuClass(enum.IntEnum):
+    """EventTree.gpu_class."""
+
+    NONE = 0
+    COMPUTE = 1
+    COMMUNICATION = 2
+    MEMCPY = 3
+
+class Phase(enum.IntEnum):
+    """EventTree.phase."""
+
+    OTHER = 0
+    INPUT = 1
+    FORWARD = 2
+    BACKWARD = 3
+    OPTIMIZER = 4
+
+class IdleCause(enum.IntEnum):
+    """IdleBreakdown.cause."""
+
+    DATA_LOADING = 0
+    HOST_WAIT = 1
+    SYNCHRONIZATION = 2
+    MEMORY_COPY = 3
+    COMMUNICATION_WAIT = 4
+    COMPILATION = 5
+    ALLOCATOR = 6
+    LAUNCH_LATENCY = 7
+    PROFILER = 8
+    UNKNOWN = 9
+
+class PathCause(enum.IntEnum):
+    """CriticalPath.cause."""
+
+    DATA_LOADING = 0
+    HOST_FORWARD = 1
+    HOST_BACKWARD = 2
+    HOST_OPTIMIZER = 3
+    HOST_OTHER = 4
+    HOST_GAP = 5
+    COMPILATION = 6
+    ALLOCATOR = 7
+    PROFILER = 8
+    SYNCHRONIZATION = 9
+    LAUNCH_LATENCY = 10
+    GPU_COMPUTE = 11
+    COMMUNICATION = 12
+    COPY = 13
+    GPU_GAP = 14
+    UNKNOWN = 15
+
+class DependencyKind(enum.IntEnum):
+    """CriticalPath.kind and ExecutionGraph.kind."""
+
+    PROGRAM_ORDER = 0
+    EXECUTION = 1
+    STREAM_ORDER = 2
+    LAUNCH = 3
+    STREAM_WAIT = 4
+    HOST_WAIT = 5
+    THREAD_START = 6
+    THREAD_JOIN = 7
+    DEVICE_ORDER = 8
+    DEVICE_BUSY = 9
+    RENDEZVOUS = 10
+    QUEUE_LIMIT = 11
+    COPY_ENGINE = 12
+    GRAPH_ORDER = 13
+    TENSOR = 14
+
+class Evidence(enum.IntEnum):
+    """CriticalPath.evidence and ExecutionGraph.evidence."""
+
+    EXPLICIT = 0
+    INFERRED = 1
+    ASSUMED = 2
 
 class Track:
     """
@@ -248,6 +418,11 @@ class EventTable:
         uint32 [n]: index in strings, or NO_STRING.
         """
     @property
+    def complete(self) -> numpy.typing.NDArray[numpy.bool]:
+        """
+        bool [n]: the event has a start and a duration; a new array.
+        """
+    @property
     def correlation(self) -> numpy.typing.NDArray[numpy.int64]:
         """
         int64 [n]: args.correlation, or NO_ID.
@@ -285,7 +460,7 @@ class EventTable:
     @property
     def kind(self) -> numpy.typing.NDArray[numpy.uint8]:
         """
-        uint8 [n]: index in kind_names().
+        uint8 [n]: EventKind.
         """
     @property
     def metadata(self) -> list[tuple[str, str]]:
@@ -369,6 +544,26 @@ class Step:
     @property
     def start_ns(self) -> int: ...
 
+class WarmUp:
+    """
+    Where warm-up ends.
+    """
+    @property
+    def by_steps(self) -> bool:
+        """
+        Steps tell.
+        """
+    @property
+    def end_ns(self) -> int:
+        """
+        On the host's clock; 0 where it is not known.
+        """
+    @property
+    def known(self) -> bool:
+        """
+        Steps or the repetition of kernels tell.
+        """
+
 class Stream:
     """
     A GPU stream that ran something.
@@ -403,6 +598,16 @@ class EventTree:
         int64, per gpu_rows: start behind the launching call's start; NO_ID for orphans.
         """
     @property
+    def api(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [n]: ApiClass; NONE for rows that are no API call.
+        """
+    @property
+    def copy_direction(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [n]: CopyDirection of GPU events that copy; NONE for others.
+        """
+    @property
     def depth(self) -> numpy.typing.NDArray[numpy.uint16]:
         """
         uint16 [n]: 0 for roots; saturates.
@@ -420,12 +625,17 @@ class EventTree:
     @property
     def gpu_class(self) -> numpy.typing.NDArray[numpy.uint8]:
         """
-        uint8 [n]: index in gpu_class_names().
+        uint8 [n]: GpuClass.
         """
     @property
     def gpu_rows(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
         uint32: all GPU events by start.
+        """
+    @property
+    def host_memory(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [n]: HostMemory, the host's side of a copy; NONE without one.
         """
     @property
     def host_offsets(self) -> numpy.typing.NDArray[numpy.uint32]:
@@ -490,12 +700,17 @@ class EventTree:
     @property
     def phase(self) -> numpy.typing.NDArray[numpy.uint8]:
         """
-        uint8 [n]: index in phase_names().
+        uint8 [n]: Phase.
         """
     @property
     def profiled(self) -> tuple[int, int]:
         """
         (start_ns, end_ns): first to last step, else complete events.
+        """
+    @property
+    def step(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: index in steps of the step that holds a row's start (of GPU events: its launch), or NO_ROW.
         """
     @property
     def steps(self) -> list[Step]:
@@ -521,6 +736,11 @@ class EventTree:
     def subtree_end(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
         uint32, per index in host_rows: one past its last descendant's index.
+        """
+    @property
+    def warm_up(self) -> WarmUp:
+        """
+        Where warm-up ends.
         """
 
 class Timeline:
@@ -552,7 +772,7 @@ class IdleBreakdown:
     @property
     def cause(self) -> numpy.typing.NDArray[numpy.uint8]:
         """
-        uint8 [n]: index in idle_cause_names().
+        uint8 [n]: IdleCause.
         """
     @property
     def end_ns(self) -> numpy.typing.NDArray[numpy.int64]:
@@ -1249,7 +1469,7 @@ class CriticalPath:
     @property
     def cause(self) -> numpy.typing.NDArray[numpy.uint8]:
         """
-        uint8 [n]: index in path_cause_names().
+        uint8 [n]: PathCause.
         """
     @property
     def edges(self) -> int:
@@ -1264,12 +1484,12 @@ class CriticalPath:
     @property
     def evidence(self) -> numpy.typing.NDArray[numpy.uint8]:
         """
-        uint8 [n]: index in evidence_names().
+        uint8 [n]: Evidence.
         """
     @property
     def kind(self) -> numpy.typing.NDArray[numpy.uint8]:
         """
-        uint8 [n]: index in dependency_kind_names().
+        uint8 [n]: DependencyKind.
         """
     @property
     def lane_index(self) -> numpy.typing.NDArray[numpy.uint32]:
@@ -1513,7 +1733,7 @@ class ExecutionGraph:
     @property
     def evidence(self) -> numpy.typing.NDArray[numpy.uint8]:
         """
-        uint8 [edges]: index in evidence_names().
+        uint8 [edges]: Evidence.
         """
     @property
     def in_offsets(self) -> numpy.typing.NDArray[numpy.uint32]:
@@ -1528,7 +1748,7 @@ class ExecutionGraph:
     @property
     def kind(self) -> numpy.typing.NDArray[numpy.uint8]:
         """
-        uint8 [edges]: index in dependency_kind_names().
+        uint8 [edges]: DependencyKind.
         """
     @property
     def lag_ns(self) -> numpy.typing.NDArray[numpy.int64]:
@@ -1721,9 +1941,9 @@ class Finding:
         How many rows there are in all.
         """
     @property
-    def facts(self) -> dict[str, str]:
+    def facts(self) -> dict[str, tuple[str, typing.Any]]:
         """
-        Figures for the sentence a person reads.
+        By name (kind, value): count, duration_ns, bytes (int), share, rate (float) or text (str).
         """
     @property
     def intervals(self) -> numpy.typing.NDArray[numpy.int64]:
@@ -1766,6 +1986,55 @@ class Finding:
     def verdict(self) -> str:
         """
         present, absent or unknown.
+        """
+
+class Rule:
+    """
+    One rule: a type of finding and what its saving rests on.
+    """
+    @property
+    def paper(self) -> bool:
+        """
+        One of the paper's eight types.
+        """
+    @property
+    def saving_basis(self) -> str:
+        """
+        idle, idle_or_exposed, cost, gpu_work or idle_and_work.
+        """
+    @property
+    def saving_shares(self) -> tuple[float, float, float]:
+        """
+        Careful figure, guess and bound as shares of the basis.
+        """
+    @property
+    def type(self) -> str: ...
+
+class MatrixUnits:
+    """
+    Matrix arithmetic of a device relative to plain fp32 products.
+    """
+    def __init__(
+        self,
+        *,
+        half_ratio: typing.SupportsFloat | typing.SupportsIndex,
+        tf32_ratio: typing.SupportsFloat | typing.SupportsIndex,
+        device: str,
+    ) -> None:
+        """
+        Ratios of 0: no such units. `device` is its name for a person.
+        """
+    @property
+    def device(self) -> str: ...
+    @property
+    def half_ratio(self) -> float:
+        """
+        fp16 or bf16 over plain fp32.
+        """
+    @property
+    def tf32_ratio(self) -> float:
+        """
+        TF32 over plain fp32.
         """
 
 class ArrowTable:
@@ -1833,6 +2102,11 @@ def build_windows(
     Windows of equal time, or of length_ns, over the profiled time or bounds.
     """
 
+def classify_copy(name: str) -> tuple[CopyDirection, HostMemory]:
+    """
+    Which way a copy goes and the host's memory, by the name of a GPU event; UNKNOWN for kernels.
+    """
+
 def collective_kind_names() -> list[str]:
     """
     By number.
@@ -1884,14 +2158,10 @@ def detect(
     *,
     material_share: typing.SupportsFloat | typing.SupportsIndex = 0.02,
     peers: PeerView | None = None,
+    matrix_units: MatrixUnits | None = None,
 ) -> list[Finding]:
     """
-    Runs every rule on one rank.
-    """
-
-def detector_types() -> list[str]:
-    """
-    Types of all rules, the paper's eight first.
+    Runs every rule on one rank. Without `matrix_units` the names of kernels tell what the device can do.
     """
 
 def device_timelines(
@@ -1937,6 +2207,11 @@ def explain_idle(
 ) -> IdleBreakdown:
     """
     Why the GPU idles, over the span of its events or inside bounds.
+    """
+
+def gives_memory_back(api: ApiClass) -> bool:
+    """
+    Memory is given back or unmapped.
     """
 
 def gpu_class_names() -> list[str]:
@@ -2019,6 +2294,35 @@ def hta_edge_kind_names() -> list[str]:
 def idle_cause_names() -> list[str]:
     """
     Names of IdleBreakdown.cause.
+    """
+
+def innermost_marked(
+    table: EventTable,
+    tree: EventTree,
+    marked: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
+) -> numpy.typing.NDArray[numpy.uint32]:
+    """
+    uint32 [n]: the innermost row at or above each for which `marked` (one number per row) is not 0, or NO_ROW.
+    """
+
+def is_allocator_call(api: ApiClass) -> bool:
+    """
+    Device or pinned memory is taken, mapped or given back.
+    """
+
+def is_copy_call(api: ApiClass) -> bool:
+    """
+    Copies memory.
+    """
+
+def is_host_memory_call(api: ApiClass) -> bool:
+    """
+    Pinned memory of the host is taken or given back.
+    """
+
+def is_synchronisation(api: ApiClass) -> bool:
+    """
+    The host waits until GPU work is done, and for nothing else.
     """
 
 def kernel_sequences(
@@ -2117,11 +2421,7 @@ def read_trace_bytes(
     """
 
 def replay(
-    graph: ExecutionGraph,
-    delta: GraphDelta | None = None,
-    *,
-    with_residuals: bool = True,
-    scale: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+    graph: ExecutionGraph, delta: GraphDelta | None = None, *, with_residuals: bool = True
 ) -> numpy.typing.NDArray[numpy.int64]:
     """
     int64 [points]: when each point happens.
@@ -2143,6 +2443,11 @@ def replay_chain(
 ) -> numpy.typing.NDArray[numpy.int64]:
     """
     int64 [copies, points]: copies of the run one behind the other; carries are (source, destination, lag_ns) from a copy to the next. NEVER where a point does not happen.
+    """
+
+def rules() -> list[Rule]:
+    """
+    All rules, the paper's eight first.
     """
 
 def step_part_names() -> list[str]:
@@ -2241,9 +2546,12 @@ def write_trace(
 HAS_DURATION: int = 2
 HAS_TIME: int = 1
 MATCHED_END: int = 4
+MATERIAL_SHARE: float = 0.02
+MAX_EVIDENCE: int = 20
 NEVER: int = -9223372036854775808
 NO_ID: int = -9223372036854775808
 NO_ROW: int = 4294967295
 NO_STRING: int = 4294967295
 PROVEN_SHARE: float = 0.8
+QUEUE_DEPTH: int = 1021
 REPAIRED: int = 8

@@ -11,7 +11,7 @@
 inline std::filesystem::path corpus_folder() {
   constexpr int kSkipped = 4;
   const char* given = std::getenv("TORCHTRACEAP_CORPUS");
-  const auto checkout = std::filesystem::absolute(__FILE__).parent_path() / "../..";
+  const std::filesystem::path checkout = TRACEAP_SOURCE_DIR;
   const std::filesystem::path folder = given ? given : checkout / "../shared/traces";
   if (std::filesystem::is_directory(folder)) return folder;
   std::printf("skipped: no traces in %s (set TORCHTRACEAP_CORPUS)\n", folder.c_str());

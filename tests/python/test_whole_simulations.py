@@ -22,7 +22,7 @@ from test_whole_tables import differences
 from test_whole_tables import document as table_document
 
 import torchtraceap as ttap
-from torchtraceap.simulation.registry import DEFAULT_EDITS
+from torchtraceap.simulation.registry import default_edits
 
 EXPECTED = Path(__file__).resolve().parents[1] / "golden" / "simulations"
 VALUES = (
@@ -180,7 +180,9 @@ JOBS: dict[str, Callable[[Path], ttap.Trace]] = {
 
 
 def simulation(trace: ttap.Trace) -> dict[str, Any]:
-    return trace.simulate([*DEFAULT_EDITS, *VALUES]).to_dict()
+    found = trace.simulate([*default_edits(), *VALUES]).to_dict()
+    found["edits"].sort(key=lambda edit: edit["edit"])
+    return found
 
 
 def savings(trace: ttap.Trace) -> dict[str, Any]:
@@ -209,6 +211,18 @@ def document(trace: ttap.Trace) -> dict[str, Any]:
     return plain
 
 
+def lines_of(content: Any, depth: int = 0) -> str:
+    """JSON with an edit, a finding or a chain to a line."""
+    if not isinstance(content, (dict, list)) or depth == 3 or not content:
+        return json.dumps(content)
+    inner = ["" if isinstance(content, list) else f"{json.dumps(key)}: " for key in content]
+    values = content if isinstance(content, list) else content.values()
+    indent = " " * (depth + 1)
+    rows = [f"{indent}{k}{lines_of(v, depth + 1)}" for k, v in zip(inner, values, strict=True)]
+    opened, closed = "[]" if isinstance(content, list) else "{}"
+    return f"{opened}\n" + ",\n".join(rows) + f"\n{indent[1:]}{closed}"
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_whole_simulation(name: str, tmp_path: Path) -> None:
     expected = json.loads((EXPECTED / f"{name}.json").read_text(encoding="utf-8"))
@@ -223,5 +237,5 @@ if __name__ == "__main__":
     EXPECTED.mkdir(exist_ok=True)
     for job, make in JOBS.items():
         with tempfile.TemporaryDirectory() as made:
-            text = json.dumps(document(make(Path(made))), indent=1)
+            text = lines_of(document(make(Path(made))))
         (EXPECTED / f"{job}.json").write_text(text + "\n", encoding="utf-8")

@@ -26,18 +26,15 @@ class CopyKinds {
   }
 
  private:
-  /// HIP says it in the event, or in the call (hipMemcpyKind). A kernel that copies runs on the
-  /// device, and copies inside it unless one of them says otherwise.
+  /// HIP says it in the event, or in the call (hipMemcpyKind). A kernel that copies reaches the
+  /// host's memory too: where neither says which way it goes, nothing does.
   CopyKind by_arguments(Row row) const {
     const CopyKind of_event = classify_copy(kind_.text(row).value_or(""));
     if (of_event.direction != CopyDirection::kUnknown) return of_event;
     const Row launch = tree_.launch[row];
     const std::optional<std::int64_t> kind =
         launch == kNoRow ? std::nullopt : kind_.integer(launch);
-    const CopyKind of_call = copy_of_hip_kind(kind.value_or(-1));
-    if (of_call.direction != CopyDirection::kUnknown) return of_call;
-    if (!context_.has_trait(row, kTraitCopyKernel)) return {};
-    return {CopyDirection::kDeviceToDevice, HostMemory::kNone};
+    return copy_of_hip_kind(kind.value_or(-1));
   }
 
   const TreeContext& context_;

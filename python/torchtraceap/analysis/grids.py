@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.gpu_events import (
     GpuEvents,
@@ -60,7 +61,7 @@ def build_grids(part: RankTrace, *, by: str = "name") -> ColumnTable:
         OptionError: `by` is something else.
     """
     check_choice("by", by, TABLE.views)
-    kernels = _Grids(GpuEvents.of(part, ["kernel"]))
+    kernels = _Grids(GpuEvents.of(part, _core.EventKind.KERNEL))
     views = {"name": _by_name, "grid": _by_grid, "event": _by_event}
     columns, shown = views[by](kernels)
     facts = _facts(kernels)
@@ -184,7 +185,7 @@ class _Grids:
     @cached_property
     def is_compute(self) -> Array:
         """Collectives take few multiprocessors on purpose."""
-        found: Array = self.events.gpu_class.codes == self.events.gpu_class.texts.index("compute")
+        found: Array = self.events.part.tree.gpu_class[self.events.rows] == _core.GpuClass.COMPUTE
         return found
 
 

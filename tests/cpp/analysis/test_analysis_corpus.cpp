@@ -15,12 +15,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-bool absent(const fs::path& path) {
-  if (fs::exists(path)) return false;
-  WARN("no such trace: " << path);
-  return true;
-}
-
 std::vector<fs::path> all_traces() {
   std::vector<fs::path> paths;
   for (const auto& entry : fs::recursive_directory_iterator(corpus_folder())) {

@@ -41,7 +41,7 @@ Features features_of(const TraceText& text, Interval bounds, std::uint32_t count
 
 /// Names in the first table of docs/features.md: the code word that begins each row.
 std::vector<std::string> documented_names() {
-  const auto root = std::filesystem::path(__FILE__).parent_path() / "../../..";
+  const auto root = std::filesystem::path(TRACEAP_SOURCE_DIR);
   std::ifstream file(root / "docs/features.md");
   std::vector<std::string> names;
   for (std::string line; std::getline(file, line) && line.rfind("## ", 0) != 0;) {
