@@ -320,3 +320,53 @@ def test_what_cannot_be_taken_together(write_trace: WriteTrace) -> None:
     with pytest.raises(OptionError, match="can't be taken together: pin_memory: the trace has no"):
         simulation.together(["pin_memory"])
     assert simulation.applied == {}
+
+
+# -------------------------------------------------------------------------------- contention
+
+
+def beside(names: int, ratio: float) -> Program:
+    """Kernels of so many names, alone and beside a collective; another collective is in the way."""
+
+    def body(p: FlawedProgram) -> None:
+        for name in range(names):
+            p.launch(f"gemm_{name}", 50, grid=[8, 1, 1])
+        p.synchronize()
+        p.launch(NCCL, 60 * names * ratio + 300, stream=20)
+        p.work(20)
+        for name in range(names):
+            p.launch(f"gemm_{name}", 50 * ratio, grid=[8, 1, 1])
+        p.synchronize()
+        p.launch(NCCL, 100)
+        p.launch("gemm_behind", 100)
+        p.synchronize()
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("names", "ratio", "words"),
+    [
+        (4, 1.5, "1.30 times as long (assumed: the trace doesn't show it)"),
+        (5, 1.5, "1.50 times as long (measured: 5 kernels ran both ways in this trace)"),
+        (5, 0.8, "1.00 times as long (measured: 5 kernels"),
+        (5, 2.5, "2.00 times as long (measured: 5 kernels"),
+    ],
+)
+def test_five_kernels_tell_what_communication_beside_them_costs(
+    tried: Tried, names: int, ratio: float, words: str
+) -> None:
+    assert words in tried(beside(names, ratio), "overlap_collectives").note
+
+
+@pytest.mark.parametrize(("steps", "measured"), [(4, False), (5, True)])
+def test_each_kernel_has_to_run_five_times(
+    write_trace: WriteTrace, steps: int, measured: bool
+) -> None:
+    program = FlawedProgram()
+    for number in range(steps):
+        with program.step(number + 5):
+            beside(5, 1.5)(program)
+    trace = ttap.load(write_trace(program.document()))
+    (outcome,) = simulate(trace, ["overlap_collectives"]).edits
+    assert ("measured: 5 kernels" in outcome.note) == measured
