@@ -370,3 +370,21 @@ def test_each_kernel_has_to_run_five_times(
     trace = ttap.load(write_trace(program.document()))
     (outcome,) = simulate(trace, ["overlap_collectives"]).edits
     assert ("measured: 5 kernels" in outcome.note) == measured
+
+
+# ------------------------------------------------------------------------------------- noise
+
+
+@pytest.mark.parametrize(("lengths", "noise_us"), [((1000, 1100), 100), ((1000,), 0)])
+def test_two_steps_show_noise_and_one_shows_none(
+    write_trace: WriteTrace, lengths: tuple[float, ...], noise_us: float
+) -> None:
+    """The first and last step are left out; twice the standard error of the others is the noise."""
+    program = FlawedProgram()
+    for number, length in enumerate((1000, *lengths, 1000)):
+        with program.step(number):
+            program.launch("gemm", 5)
+            program.work(length - 7)
+    simulation = simulate(ttap.load(write_trace(program.document())), [])
+    assert len(simulation.steps) == len(lengths)
+    assert simulation.noise_ns == pytest.approx(noise_us * 1_000)
