@@ -258,6 +258,24 @@ def test_of_two_ranks_the_faster_is_the_usual_one(
     assert note.endswith(f"1 of {ranks} ranks did at some")
 
 
+@pytest.mark.parametrize(
+    ("late_us", "beyond_ms"),
+    [((0, 3_000), 15.0), ((0, 1_000, 3_000), 10.0), ((0, 0, 2_000, 3_000), 10.0)],
+)
+def test_from_three_ranks_on_the_median_is_the_usual_one(
+    tmp_path: Path, late_us: tuple[float, ...], beyond_ms: float
+) -> None:
+    job = Job(len(late_us))
+    for number in range(5):
+        at = 10_000.0 * number + 100
+        job.step(number + 5, at, 10_000)
+        for rank, late in enumerate(late_us):
+            job.kernel(rank, at + 50, 1_000 + late)
+        job.all_reduce([at + 1_100 + late for late in late_us], at + 4_400)
+    simulation = simulate(job.load(tmp_path / "job"), ["straggler_to_median"])
+    assert f"took {beyond_ms} ms longer than the median rank" in simulation.edits[0].note
+
+
 @pytest.mark.parametrize(("back_us", "saves"), [(99, True), (101, False)])
 def test_a_host_that_is_back_within_100_us_waited(
     tmp_path: Path, back_us: float, saves: bool
