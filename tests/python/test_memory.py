@@ -384,3 +384,23 @@ def test_the_command_prints_a_memory_timeline(
     document = json.loads(capsys.readouterr().out)
     assert document["rows"] == read_memory_timeline(path).to_dict()["rows"]
     assert cli.main(["memory-timeline", str(tmp_path / "absent.json")]) == 2
+
+
+@pytest.mark.parametrize(("letters", "shown"), [(58, 60), (59, 60)])
+def test_what_was_found_instead_is_shown_up_to_sixty_letters(
+    tmp_path: Path, letters: int, shown: int
+) -> None:
+    path = write(tmp_path / "m.json", "x" * letters)
+    with pytest.raises(ParseError) as error:
+        read_memory_timeline(path)
+    found = str(error.value).rpartition("found ")[2]
+    assert len(found) == shown
+    assert found.endswith("..." if letters == 59 else 'x"')
+
+
+def test_fractions_are_rounded_and_what_is_held_is_listed_largest_first(tmp_path: Path) -> None:
+    sizes = [[0, 100.4, 0, 2048.6, 0, 0, 0, 0, 0], [0, 7, 0, 0, 0, 0, 0, 0, 0]]
+    table = read_memory_timeline(write(tmp_path / "m.json", [[6.6, 9.4], sizes]))
+    assert table.to_list("time_ns") == [7000, 9000]
+    assert table.to_list("total_bytes") == [2149, 7]
+    assert table.notes == ("Most memory: 2.10 KiB (input 2.00 KiB, parameter 100 B).",)

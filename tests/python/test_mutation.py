@@ -39,7 +39,9 @@ def mutants(tmp_path: Path) -> list[Mutant]:
 def test_the_changes_of_a_source(mutants: list[Mutant]) -> None:
     assert [(m.operator, m.change) for m in mutants] == [
         ("constant", "LIMIT = 3 -> LIMIT = 6"),
+        ("constant", "LIMIT = 3 -> LIMIT = 1"),
         ("constant", "HALF = 0.5 -> HALF = 1.0"),
+        ("constant", "HALF = 0.5 -> HALF = 0.25"),
         ("constant", "values: list[int], *, strict: bool=False -> "
                      "values: list[int], *, strict: bool=True"),
         ("condition", "for v in values if v < LIMIT and (not strict) -> "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -292,3 +293,57 @@ def test_conservation_and_warnings_on_real_traces(corpus_file: Path) -> None:
             assert "failed with" not in (row["why_not"] or "")
             if (row["roofline_share"] or 0) > 1:
                 assert row["warning"]
+
+
+SMALL_CACHE = dataclasses.replace(DEVICE, l2_bytes=1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "more", "kernel_name", "reason"),
+    [
+        # Three tensors of 1.3 MiB are less than four caches of 1 MiB, of 1.4 MiB more.
+        ("aten::add", [[1 << 10, 680]] * 2, {}, "add", "from the L2 cache"),
+        ("aten::add", [[1 << 10, 684]] * 2, {}, "add", "strides are not recorded"),
+        ("aten::add", [[1 << 10, 684]] * 2, {"Input Strides": [[684, 1]] * 2}, "add",
+         "came from a cache, or the device is another one"),
+        ("aten::mm", MM, {"Input type": ["float", "float"]}, "sgemm", "may compute in tf32"),
+        ("aten::mm", MM, {}, "bf16_gemm", "the model counts more than was done"),
+    ],
+)  # fmt: skip
+def test_what_is_faster_than_its_device_says_why(
+    write_trace: WriteTrace, name: str, dims: Any, more: Any, kernel_name: str, reason: str
+) -> None:
+    types = more.pop("Input type", BF16)
+    events = [op(name, 0, 20, dims, types, **more), launch(5, 1), kernel(30, 0.1, 1, kernel_name)]
+    table = load(write_trace, events).roofline(device=SMALL_CACHE)
+    (row,) = table.records()
+    assert row["roofline_share"] > 1
+    assert row["warning"].startswith("above the roofline: ")
+    assert reason in row["warning"]
+    assert "1 row lies above the roofline; the column warning says why." in table.notes
+
+
+def test_rows_above_the_roofline_are_counted(write_trace: WriteTrace) -> None:
+    events = [op("aten::mm", 0, 20, MM, BF16), launch(5, 1), kernel(30, 0.1, 1)]
+    events += [op("aten::add", 50, 20, MM, BF16), launch(55, 2), kernel(80, 0.1, 2)]
+    table = load(write_trace, events).roofline(device=SMALL_CACHE)
+    assert "2 rows lie above the roofline; the column warning says why." in table.notes
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"], "GPUs of several kinds"),
+        (["Some GPU"], "a GPU that is not told by its name ('Some GPU')"),
+    ],
+)
+def test_devices_that_give_no_peak_are_said(
+    write_trace: WriteTrace, names: list[str], reason: str
+) -> None:
+    devices = [{**H100[0], "id": i, "name": name} for i, name in enumerate(names)]
+    events = [op("aten::mm", 0, 20, MM, BF16)]
+    for i in range(len(names)):
+        events += [launch(5 + i, 1 + i), kernel(30 + 10 * i, 5, 1 + i, device=i)]
+    table = load(write_trace, events, devices).roofline()
+    assert table.facts["device"] is None
+    assert any(reason in note for note in table.notes)

@@ -308,3 +308,63 @@ def test_parts_are_uneven_from_1_2_times_their_mean(
         # Each of four exchanges takes 8 ms on either rank, 20 / 25 of it with even parts.
         assert finding.facts["imbalance"] == "1.25"
         assert finding.cost_ns == 2 * 4 * 8_000_000 * (25 - 20) / 25
+
+
+# -------------------------------------------------------------------------- calls that differ
+
+
+def test_the_longest_call_of_an_operator_is_told(tmp_path: Path) -> None:
+    trace = GpuTrace()
+    for start, host_us, gpu_us in ((0, 10, 5), (100, 30, 20), (200, 20, 2)):
+        trace.op("aten::mm", start, host_us)
+        trace.launch("k", (start + 1, 4), (start + 40, gpu_us))
+    (row,) = trace.load(tmp_path).ops().records()
+    assert (row["own_gpu_max_ns"], row["host_max_ns"]) == (20_000, 30_000)
+    assert row["own_gpu_mean_ns"] == pytest.approx(9_000)
+    assert row["host_mean_ns"] == pytest.approx(20_000)
+
+
+def test_kernels_are_compared_with_their_own_kind_only(tmp_path: Path) -> None:
+    """Kernels of 10 us become rarer and ones of 100 us more frequent: nothing slows down."""
+    trace = GpuTrace()
+    for number in range(120):
+        is_long = number * 7 % 120 < number
+        start = 200.0 * number
+        trace.launch(
+            "long" if is_long else "short", (start, 4), (start + 9, 100 if is_long else 10)
+        )
+    trend = trace.load(tmp_path).steps().facts["trend"]
+    assert trend["verdict"] == "none"
+    assert trend["change_share"] == 0
+    assert trend["p_value"] == 1
+
+
+def test_old_triton_kernels_are_told_apart_by_their_operator(tmp_path: Path) -> None:
+    """All are called `triton__0d1d2d`; the operators around them say what they do."""
+    trace = GpuTrace()
+    for number in range(6):
+        start = 40.0 * number
+        what = ("triton_poi_fused_add_3", "triton_red_fused_mul_4")[number % 2]
+        trace.op(what, start, 12)
+        trace.launch("triton__0d1d2d", (start + 1, 5), (start + 14, 4))
+    table = trace.load(tmp_path).sequences(length=2)
+    kernels = {frozenset(row["kernels"]) for row in table.records()}
+    assert kernels == {frozenset({"triton_poi_fused_add", "triton_red_fused_mul"})}
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_forward_work_in_the_backward_pass_is_recompute(tmp_path: Path, recomputes: bool) -> None:
+    trace = GpuTrace()
+    trace.host("python_function", "nn.Module: Linear_0", 0, 100, **{"Python id": 1})
+    trace.op("aten::mm", 10, 50).launch("k", (20, 5), (30, 40))
+    trace.op("autograd::engine::evaluate_function: CheckpointFunctionBackward", 200, 200)
+    if recomputes:
+        trace.host("python_function", "nn.Module: Linear_0", 210, 100, **{"Python id": 2})
+    trace.op("aten::mm", 220, 50).launch("k", (230, 5), (240, 30))
+    table = trace.load(tmp_path).modules()
+    row = table.records()[0]
+    assert row["forward_gpu_ns"] == 40_000
+    assert row["recompute_gpu_ns"] == 30_000 * recomputes
+    assert row["recompute_calls"] == int(recomputes)
+    assert ("recompute_gpu_ns" in table.shown) == recomputes
+    assert any("activation checkpointing" in note for note in table.notes) == recomputes

@@ -151,6 +151,8 @@ def _report(
         for mutant, outcome in results
         if not _GOALS[outcome.verdict]
     ]
+    noticed = totals["killed"] + totals["timeout"]
+    unexplained = totals["drawn"] - sum(survivor["reason"] is not None for survivor in survivors)
     return {
         "command": " ".join(["python", "tools/mutation", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -158,7 +160,8 @@ def _report(
         "python": platform.python_version(),
         "seconds": round(seconds, 1),
         "totals": dict(totals),
-        "killed_share": round((totals["killed"] + totals["timeout"]) / max(totals["drawn"], 1), 4),
+        "killed_share": round(noticed / max(totals["drawn"], 1), 4),
+        "killed_share_without_known": round(noticed / max(unexplained, 1), 4),
         "modules": {module: dict(counts) for module, counts in sorted(modules.items())},
         "survivors": survivors,
     }

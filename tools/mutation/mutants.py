@@ -184,7 +184,10 @@ def _of_expression(
 ) -> Iterator[_Site]:
     if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.keyword) and node.arg == "strict"):
         return
-    for operator, new in _changes(node, holder, field):
+    changes = [*_changes(node, holder, field)]
+    if not around and isinstance(statement, ast.Assign | ast.AnnAssign):
+        changes += _halved(node)
+    for operator, new in changes:
         yield _Site(operator, holder, field, at, new, statement, around)
     for name, value in ast.iter_fields(node):
         if name != "annotation":
@@ -275,6 +278,13 @@ def _constant(node: ast.Constant) -> Iterator[tuple[str, ast.AST]]:
         yield "constant", ast.Constant(value * 2 or type(value)(1))
     elif isinstance(value, str) and value in ("left", "right"):
         yield "opposite", ast.Constant(_OPPOSITE[value])
+
+
+def _halved(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """A named number has two sides: half of it beside twice of it."""
+    value = getattr(node, "value", None)
+    if isinstance(node, ast.Constant) and type(value) in (int, float) and value:
+        yield "constant", ast.Constant(value // 2 if isinstance(value, int) else value / 2)
 
 
 def _slice(node: ast.Slice) -> Iterator[tuple[str, ast.AST]]:
