@@ -473,6 +473,13 @@ def test_models_never_raise(name: str, values: list[Any]) -> None:
         float(found[0]), float(found[1] or 0)
 
 
+@pytest.mark.parametrize("name", ["aten::logsumexp", "aten::mm", "aten::sum"])
+def test_a_text_among_sizes_is_not_repeated_as_often_as_they_say(name: str) -> None:
+    dims = json.dumps([[1 << 40, 1 << 20, "0"]])
+    assert compat_work(name, dims, json.dumps(["float"]), None, None) is None
+    assert compat_work(name, json.dumps([[8, 8]]), None, dims, None) is None
+
+
 def test_odd_arguments(write_trace: WriteTrace) -> None:
     deep = "[" * 4000 + "]" * 4000
     args = [{"Input Dims": deep}, {"Input Dims": [[10**400, 2], [2, 10**400]]}, {"Input Dims": 3}]

@@ -98,7 +98,8 @@ def run_model(
     if model is None:
         raise UnmodelledError(name)
     try:
-        dims, types, strides, concrete = (_parsed(text) for text in texts)
+        dims, strides = _sizes(texts[0]), _sizes(texts[2])
+        types, concrete = _parsed(texts[1]), _parsed(texts[3])
         work = model(Call(name, dims, types, strides, concrete, transpose))
         sensible = work.flops <= _MOST_WORK and (work.bytes or 0) <= _MOST_WORK
         return work if sensible else None
@@ -127,6 +128,20 @@ def compat_work(
     except UnmodelledError:
         return None
     return None if work is None else (work.flops, work.bytes)
+
+
+@lru_cache(maxsize=1 << 14)
+def _sizes(text: str | None) -> Any:
+    """Nested lists of numbers: a text among sizes would be repeated as often as they say."""
+    parsed = _parsed(text)
+    open_lists = [parsed]
+    while open_lists:
+        item = open_lists.pop()
+        if isinstance(item, (str, dict)):
+            raise TypeError(f"a size is {type(item).__name__}, not a number")
+        if isinstance(item, list):
+            open_lists += item
+    return parsed
 
 
 @lru_cache(maxsize=1 << 14)
