@@ -2,7 +2,8 @@
 
 add_library(traceap_options INTERFACE)
 target_include_directories(traceap_options INTERFACE ${PROJECT_SOURCE_DIR}/cpp)
-target_compile_options(traceap_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wno-missing-field-initializers)
+target_compile_options(traceap_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion
+                       -Wsign-conversion -Wno-missing-field-initializers)
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # False alarms on std::string concatenation at -O3: GCC bug 105651.
   target_compile_options(traceap_options INTERFACE -Wno-restrict)

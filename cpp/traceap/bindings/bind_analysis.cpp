@@ -87,7 +87,7 @@ void bind_timeline(py::module_& module) {
 using NamedTimes = py::typing::Dict<py::str, py::int_>;
 NamedTimes idle_totals(const IdleBreakdown& idle) {
   NamedTimes totals;
-  for (int cause = 0; cause < kIdleCauseCount; ++cause) {
+  for (std::size_t cause = 0; cause < idle.total_ns.size(); ++cause) {
     totals[to_str(idle_cause_name(static_cast<IdleCause>(cause)))] = idle.total_ns[cause];
   }
   return totals;

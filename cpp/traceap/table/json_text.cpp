@@ -77,7 +77,7 @@ bool is_valid_string(std::string_view inside) {
     if (++i >= inside.size()) return false;
     if (inside[i] == 'u') {
       if (i + 4 >= inside.size()) return false;
-      for (int k = 1; k <= 4; ++k) {
+      for (std::size_t k = 1; k <= 4; ++k) {
         if (!std::isxdigit(static_cast<unsigned char>(inside[i + k]))) return false;
       }
       i += 4;
@@ -173,12 +173,12 @@ std::optional<std::int64_t> round_digits(const std::string& digits, std::int64_t
   if (point > 19) return std::nullopt;
   if (point < 0) return 0;
   std::uint64_t value = 0;
-  for (std::int64_t i = 0; i < point; ++i) {
-    const unsigned digit = i < static_cast<std::int64_t>(digits.size()) ? digits[i] - '0' : 0;
-    value = value * 10 + digit;
+  const auto rest = static_cast<std::size_t>(point);
+  for (std::size_t i = 0; i < rest; ++i) {
+    const char digit = i < digits.size() ? digits[i] : '0';
+    value = value * 10 + static_cast<std::uint64_t>(digit - '0');
     if (value > static_cast<std::uint64_t>(kMaxTimeNs)) return std::nullopt;
   }
-  const auto rest = static_cast<std::size_t>(point);
   if (rest < digits.size()) {
     const bool tail = digits.find_first_not_of('0', rest + 1) != std::string::npos;
     const char first = digits[rest];

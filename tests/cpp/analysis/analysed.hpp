@@ -78,7 +78,9 @@ class RandomTrace {
     std::int64_t ts_ns, dur_ns;
     int pid, tid;
   };
-  std::int64_t below(std::int64_t n) { return static_cast<std::int64_t>(random_() % n); }
+  std::int64_t below(std::int64_t n) {
+    return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(n));
+  }
 
   void add_event(int id) {
     static const std::vector<std::pair<std::string, std::string>> host{
@@ -105,11 +107,11 @@ class RandomTrace {
                        length = below(std::max<std::int64_t>(2, span_ns_ / 8));
     const int track = static_cast<int>(below(3));
     if (below(5) < 2) {
-      const auto& [category, name] = host[static_cast<std::size_t>(below(host.size()))];
+      const auto& [category, name] = host[static_cast<std::size_t>(below(std::ssize(host)))];
       events_.push_back({category, name, "", start, length, 1, track});
       return;
     }
-    const auto& [category, name] = gpu[static_cast<std::size_t>(below(gpu.size()))];
+    const auto& [category, name] = gpu[static_cast<std::size_t>(below(std::ssize(gpu)))];
     const int stream = 7 + static_cast<int>(below(3));
     const bool copies = category == "gpu_memcpy";
     const std::int64_t called = std::max<std::int64_t>(0, start - below(span_ns_ / 8 + 1));

@@ -70,7 +70,7 @@ TEST_CASE("one launch owns all events of a graph replay", "[tree]") {
   const Built b = build(text);
   const auto launched = b.tree.launched_by(b.row("cudaGraphLaunch"));
   REQUIRE(launched.size() == 5);
-  for (int i = 0; i < 5; ++i) CHECK(b.name(launched[i]) == "k" + std::to_string(i));
+  for (std::size_t i = 0; i < 5; ++i) CHECK(b.name(launched[i]) == "k" + std::to_string(i));
   CHECK(b.op("k4") == "replay");
   CHECK(b.count("graph_launches") == 1);
   CHECK(b.tree.launched_by(b.row("replay")).empty());

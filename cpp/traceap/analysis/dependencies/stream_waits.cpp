@@ -161,7 +161,7 @@ class PartnerFinder {
       if (std::find(seen.begin(), seen.end(), stream_of(*it)) != seen.end()) continue;
       seen.push_back(stream_of(*it));
       if (is_found(source, *it)) continue;
-      used += add(source, *it) ? 1 : 0;
+      if (add(source, *it)) ++used;
     }
     return used;
   }
