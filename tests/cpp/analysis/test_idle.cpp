@@ -408,7 +408,7 @@ TEST_CASE("narrower bounds give the same causes, clipped", "[analysis]") {
     const IdleBreakdown whole = a.idle({0, 7'000'000});
     std::mt19937 random(seed);
     for (int n = 0; n < 40; ++n) {
-      const std::int64_t start = random() % 5'500'000;
+      const std::int64_t start = static_cast<std::int64_t>(random() % 5'500'000);
       const Interval bounds{start, start + static_cast<std::int64_t>(random() % 1'000'000)};
       const IdleBreakdown narrow = a.idle(bounds), expected = clip(whole, bounds);
       REQUIRE(narrow.intervals.size() == expected.intervals.size());

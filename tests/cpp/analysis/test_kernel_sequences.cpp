@@ -285,7 +285,7 @@ TEST_CASE("what a row above all but covers is left out", "[sequences]") {
 TEST_CASE("random texts give what trying every substring gives", "[sequences]") {
   std::mt19937 random(5);
   for (int round = 0; round < 60; ++round) {
-    const int letters = 1 + static_cast<int>(random() % 4);
+    const auto letters = 1 + random() % 4;
     std::vector<std::string> pieces(1 + random() % 3);
     std::string text;
     for (std::string& piece : pieces) {

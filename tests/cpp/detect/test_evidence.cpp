@@ -126,7 +126,7 @@ TEST_CASE("every rule gives a finding of its own type on any trace", "[detect][r
   std::size_t paper = 0;
   for (std::size_t i = 0; i < findings.size(); ++i) {
     CHECK(findings[i].type == all_rules()[i].type);
-    paper += all_rules()[i].paper_place != 0 ? 1 : 0;
+    paper += all_rules()[i].paper_place != 0 ? 1U : 0U;
     if (findings[i].verdict == Verdict::kUnknown) CHECK_FALSE(findings[i].missing_signals.empty());
     CHECK(findings[i].saving_low_ns <= findings[i].saving_best_ns);
     CHECK(findings[i].saving_best_ns <= findings[i].saving_high_ns);
