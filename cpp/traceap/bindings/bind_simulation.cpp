@@ -191,8 +191,8 @@ void bind_simulation(py::module_& module) {
         Times time_ns;
         {
           py::gil_scoped_release release;
-          time_ns = replay(graph, delta ? *delta : GraphDelta(),
-                           {.with_residuals = with_residuals});
+          time_ns =
+              replay(graph, delta ? *delta : GraphDelta(), {.with_residuals = with_residuals});
         }
         return adopt(std::move(time_ns));
       },
