@@ -306,7 +306,7 @@ def test_parts_are_uneven_from_1_2_times_their_mean(
     assert (finding is not None) == is_uneven
     if finding is not None:
         # Each of four exchanges takes 8 ms on either rank, 20 / 25 of it with even parts.
-        assert finding.facts["imbalance"] == "1.25"
+        assert finding.facts["imbalance"].value == pytest.approx(1.25)
         assert finding.cost_ns == 2 * 4 * 8_000_000 * (25 - 20) / 25
 
 
