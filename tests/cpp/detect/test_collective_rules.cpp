@@ -209,3 +209,96 @@ TEST_CASE("without communication kernels it depends on what else is there",
     CHECK(judge(type, host_only).missing_signals == std::vector<std::string>{"GPU events"});
   }
 }
+
+namespace {
+
+/// A training step with `count` all-reduces between backward and optimizer, launched early.
+RuleCase all_reduces(int count, double length_us, double every_us, int element_count) {
+  RuleCase t = training_step();
+  t.op(kBackward, 1'260, 100);
+  for (int i = 0; i < count; ++i) {
+    t.queued(kAllReduce, 1'262 + i, 6'035 + every_us * i, length_us, 20, elements(element_count));
+  }
+  return t;
+}
+
+}  // namespace
+
+TEST_CASE("a collective is small below 64 KiB or up to 20 us, and five make a row",
+          "[detect][small_nccl_kernels]") {
+  const auto verdict = [](const RuleCase& t) { return judge("small_nccl_kernels", t).verdict; };
+  CHECK(verdict(all_reduces(30, 60, 90, 16'383)) == Verdict::kPresent);  // 65'532 bytes
+  CHECK(verdict(all_reduces(30, 60, 90, 16'384)) == Verdict::kAbsent);
+  CHECK(verdict(all_reduces(30, 20, 90, 1 << 20)) == Verdict::kPresent);
+  CHECK(verdict(all_reduces(30, 20.1, 90, 1 << 20)) == Verdict::kAbsent);
+  CHECK(verdict(all_reduces(5, 60, 90, 256)) == Verdict::kPresent);
+  CHECK(verdict(all_reduces(4, 60, 90, 256)) == Verdict::kAbsent);
+}
+
+TEST_CASE("a pause of more than 500 us ends a row of small collectives",
+          "[detect][small_nccl_kernels]") {
+  const auto verdict = [](double pause_us) {
+    RuleCase t = all_reduces(3, 60, 90, 256);  // to 6275 us
+    for (int i = 0; i < 3; ++i) {
+      t.queued(kAllReduce, 1'270 + i, 6'275 + pause_us + 90.0 * i, 60, 20, elements(256));
+    }
+    return judge("small_nccl_kernels", t).verdict;
+  };
+  CHECK(verdict(500) == Verdict::kPresent);
+  CHECK(verdict(501) == Verdict::kAbsent);
+}
+
+TEST_CASE("a small collective of 1 ms waits for another rank", "[detect][small_nccl_kernels]") {
+  const auto verdict = [](double last_us) {
+    RuleCase t = all_reduces(5, 8, 12, 1);
+    t.queued(kAllReduce, 1'269, 6'100, last_us, 20, elements(1));
+    return judge("small_nccl_kernels", t).verdict;
+  };
+  CHECK(verdict(999) == Verdict::kPresent);
+  CHECK(verdict(1'000) == Verdict::kAbsent);
+}
+
+TEST_CASE("a kernel that starts within 100 us of a collective was held back by it",
+          "[detect][nccl_blocks_main_stream]") {
+  const auto verdict = [](double late_us) {
+    RuleCase t;
+    t.step(1, 0, 10'000);
+    for (int i = 0; i < 4; ++i) {
+      t.op("aten::mm", 10 + 60.0 * i, 20).queued("gemm", 15 + 60.0 * i, 300 + 2'000.0 * i, 1'000);
+      t.op("c10d::allreduce_", 31 + 60.0 * i, 20);
+      t.queued(kAllReduce, 36 + 60.0 * i, 1'305 + 2'000.0 * i, 995 - late_us, 20,
+               elements(1 << 22));
+    }
+    t.op("aten::mm", 300, 20).queued("gemm", 305, 8'300, 1'000);
+    return judge("nccl_blocks_main_stream", t).verdict;
+  };
+  CHECK(verdict(100) == Verdict::kPresent);
+  CHECK(verdict(101) == Verdict::kAbsent);
+}
+
+TEST_CASE("a phase is over when one in twenty of its kernels is still to come",
+          "[detect][nccl_compute_not_overlapped]") {
+  const auto finding = [](int to_come) {
+    RuleCase t;
+    t.step(1, 0, 10'000);
+    for (int i = 0; i < 40; ++i) {
+      t.op(kBackward, 50 + 20.0 * i, 18);
+      t.queued("gemm_bw", 55 + 20.0 * i, 900 + 100.0 * i + (i < 40 - to_come ? 0 : 3'000), 100);
+    }
+    t.op(kBackward, 900, 30)
+        .queued(kAllReduce, 910, 4'900 - 100.0 * to_come, 2'990, 20, elements(1 << 24));
+    t.annotation("Optimizer.step#SGD.step", 1'000, 500);
+    t.op("aten::_foreach_add_", 1'010, 18).queued("foreach", 1'015, 7'910, 2'000);
+    return judge("nccl_compute_not_overlapped", t);
+  };
+  CHECK(finding(2).verdict == Verdict::kPresent);  // 2 of 40
+  CHECK(finding(3).verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("overlapping saves 30 to 70 per cent of what is exposed", "[detect]") {
+  RuleCase t = training_step();
+  t.op(kBackward, 1'260, 30).queued(kAllReduce, 1'270, 6'030, 2'990, 20, elements(1 << 24));
+  const Finding finding = judge("nccl_compute_not_overlapped", t);
+  CHECK(finding.saving_low_ns == 897'000);
+  CHECK(finding.saving_best_ns == 2'093'000);
+}

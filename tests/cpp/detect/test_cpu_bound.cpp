@@ -102,3 +102,58 @@ TEST_CASE("CPU bound is unknown without GPU events or without launches", "[detec
     CHECK(judge(kDetect, launches).missing_signals == std::vector<std::string>{"host operators"});
   }
 }
+
+TEST_CASE("kernels of up to 2 us do not part the gaps around them", "[detect][cpu_bound]") {
+  CHECK(judge(kDetect, just_in_time(2)).intervals.size() < 10);
+  CHECK(judge(kDetect, just_in_time(2.1)).intervals.size() > 200);
+}
+
+TEST_CASE("a first call is cold from 1 ms, ten times the mean, with three calls behind it",
+          "[detect][cpu_bound]") {
+  // The GPU idles during the first call only; behind it one kernel covers the later calls.
+  const auto verdict = [](double first_us, double later_us, int later_calls) {
+    RuleCase t;
+    t.step(1, 0, 20'000).op("aten::mm", 5, 20).queued("gemm", 10, 100, 900);
+    const double done = 1'000 + first_us;
+    t.op("aten::gelu", 1'000, first_us).queued("gelu", done - 10, done + 5, 19'900 - done);
+    for (int i = 0; i < later_calls; ++i) {
+      t.op("aten::gelu", done + 20 + (later_us + 10) * i, later_us);
+    }
+    return judge(kDetect, t).verdict;
+  };
+  CHECK(verdict(1'000, 10, 3) == Verdict::kAbsent);
+  CHECK(verdict(999, 10, 3) == Verdict::kPresent);
+  CHECK(verdict(2'000, 200, 3) == Verdict::kAbsent);
+  CHECK(verdict(2'000, 201, 3) == Verdict::kPresent);
+  CHECK(verdict(2'000, 10, 2) == Verdict::kPresent);
+}
+
+TEST_CASE("a host that is silent for 10 ms does something else", "[detect][cpu_bound]") {
+  const auto verdict = [](double next_us) {
+    RuleCase t;
+    t.step(1, 0, 60'000).op("aten::add", 1, 20).kernel("conv", 20, 20'000);  // to 20'020
+    t.op("aten::add", next_us, 20).kernel("conv", next_us + 20, 59'900 - next_us);
+    return judge(kDetect, t).verdict;
+  };
+  CHECK(verdict(30'019) == Verdict::kPresent);
+  CHECK(verdict(30'020) == Verdict::kAbsent);
+}
+
+TEST_CASE("a first step with more than twice the idle share of the others is left out",
+          "[detect][cpu_bound]") {
+  const auto cost = [](double first_gap_us) {
+    RuleCase t;
+    for (int i = 0; i < 3; ++i) t.step(i, 10'000.0 * i, 10'000);
+    t.op("aten::mm", 5, 30).kernel("gemm", 50, 4'950);
+    double end = 5'000;
+    for (int i = 0; i < 3; ++i) {  // one gap per step
+      const double gap = i == 0 ? first_gap_us : 1'000, next_end = 15'000 + 10'000.0 * i;
+      t.op("aten::mm", end - 100, gap + 100);
+      t.kernel("gemm", end + gap, (i < 2 ? next_end : 30'000) - (end + gap));
+      end = next_end;
+    }
+    return cost_us(judge(kDetect, t));
+  };
+  CHECK(cost(1'990) == Approx(3'990));
+  CHECK(cost(2'010) == Approx(2'000));
+}

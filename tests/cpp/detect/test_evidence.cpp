@@ -187,3 +187,16 @@ TEST_CASE("rules survive hostile traces", "[detect][registry]") {
     CHECK(finding.evidence.size() <= kMaxEvidence);
   }
 }
+
+TEST_CASE("a finding shows twenty rows and counts them all", "[detect][evidence]") {
+  RuleCase t;
+  for (int i = 0; i < 25; ++i) t.kernel("gemm", 100 + 20.0 * i, 10);
+  const EventTable table = t.table();
+  const EventTree tree = build_tree(table);
+  const Signals signals = build_signals(table, tree);
+  Draft draft({});
+  draft.evidence = tree.gpu_rows;
+  const Finding finding = finish_finding(signals, draft);
+  CHECK(finding.evidence.size() == 20);
+  CHECK(finding.evidence_count == 25);
+}

@@ -53,6 +53,18 @@ TEST_CASE("short kernels that are not launch bound", "[detect]") {
   }
 }
 
+TEST_CASE("tiny kernels: below 10 us, gaps up to 50 us, ten in a row", "[detect]") {
+  const auto verdict = [](int count, double dur, double interval) {
+    return launch_bound(count, dur, interval).judge("tiny_kernels").verdict;
+  };
+  CHECK(verdict(50, 9.9, 20) == Verdict::kPresent);
+  CHECK(verdict(50, 10, 20) == Verdict::kAbsent);
+  CHECK(verdict(50, 3, 53) == Verdict::kPresent);
+  CHECK(verdict(50, 3, 53.1) == Verdict::kAbsent);
+  CHECK(verdict(11, 3, 12) == Verdict::kPresent);  // the first has no gap before it
+  CHECK(verdict(10, 3, 12) == Verdict::kAbsent);
+}
+
 TEST_CASE("GPU events without launches leave tiny_kernels unknown", "[detect]") {
   Scene scene;
   for (int i = 0; i < 50; ++i) scene.text().gpu("kernel", "k", i * 12.0, 3, 7, i);
@@ -104,6 +116,24 @@ TEST_CASE("fused, foreach, compiled and small optimisers are fine", "[detect]") 
   CHECK(optimizer("aten::add_", "vectorized_elementwise_kernel", 20)
             .judge("unfused_optimizer")
             .verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("an optimiser is unfused from 50 single launches, half of all, upwards", "[detect]") {
+  const auto verdict = [](Scene scene) { return scene.judge("unfused_optimizer").verdict; };
+  CHECK(verdict(optimizer("aten::add_", "elementwise_kernel", 50)) == Verdict::kPresent);
+  CHECK(verdict(optimizer("aten::add_", "elementwise_kernel", 49)) == Verdict::kAbsent);
+  const auto with_reductions = [](int reductions) {
+    Scene scene = optimizer("aten::add_", "elementwise_kernel", 60);
+    for (int i = 0; i < 2; ++i) {
+      for (int k = 0; k < reductions; ++k) {  // a second and third launch of the operators
+        const double at = 1000 + i * 10000.0 + 4105 + (k % 60) * 12.0 + k / 60;
+        scene.kernel("reduce_kernel", at + 7, at + 16, 1, 0.5);
+      }
+    }
+    return scene;
+  };
+  CHECK(verdict(with_reductions(60)) == Verdict::kPresent);
+  CHECK(verdict(with_reductions(61)) == Verdict::kAbsent);
 }
 
 TEST_CASE("training without optimiser ranges leaves the optimiser unknown", "[detect]") {
@@ -222,6 +252,16 @@ TEST_CASE("products that fit, need not fit or cannot be padded", "[detect]") {
   CHECK(product(kernel, two_inputs("[768,513]", "[513,1024]", "c10::BFloat16") + strides)
             .judge("misaligned_dimensions")
             .verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("rows of half precision fit in eights, from 16 upwards", "[detect]") {
+  const auto judge = [&](const std::string& a, const std::string& b) {
+    return product("gemm", two_inputs(a, b, "c10::Half")).judge("misaligned_dimensions").verdict;
+  };
+  CHECK(judge("[512,768]", "[768,50264]") == Verdict::kAbsent);   // 8 * 6283
+  CHECK(judge("[512,768]", "[768,50260]") == Verdict::kPresent);  // 4 * 12565
+  CHECK(judge("[16,768]", "[768,50257]") == Verdict::kPresent);
+  CHECK(judge("[15,768]", "[768,50257]") == Verdict::kAbsent);
 }
 
 TEST_CASE("without shapes misalignment is unknown unless a kernel's name shows it", "[detect]") {
@@ -356,6 +396,16 @@ TEST_CASE("what looks like attention and is not", "[detect]") {
         Verdict::kAbsent);
 }
 
+TEST_CASE("a score matrix has 64 keys and 16 queries at least", "[detect]") {
+  const auto verdict = [](const std::string& scores) {
+    return attention(scores).judge("attention_not_fused").verdict;
+  };
+  CHECK(verdict("[96,512,64]") == Verdict::kPresent);
+  CHECK(verdict("[96,512,63]") == Verdict::kAbsent);
+  CHECK(verdict("[96,16,512]") == Verdict::kPresent);
+  CHECK(verdict("[96,15,512]") == Verdict::kAbsent);
+}
+
 TEST_CASE("attention without shapes is found with less confidence", "[detect]") {
   Scene scene;
   scene.op("aten::bmm", 0, 20).kernel("gemm_qk", 5, 10, 100);
@@ -390,4 +440,46 @@ TEST_CASE("copies within the device are counted, casts and uploads are not", "[d
   Scene average;
   average.op("aten::copy_", 0, 20).kernel("elementwise_kernel<direct_copy_kernel_cuda>", 5, 10, 99);
   CHECK(average.judge("device_to_device_copies").verdict == Verdict::kAbsent);
+}
+
+namespace {
+
+/// A step of 1 ms: the kernel in question for 500 us, another for 300, idle for 200. Of what is
+/// saved of GPU work the guess therefore counts 0.8.
+Scene four_fifths_busy(const std::string& kernel, const std::string& op,
+                       const std::string& args = "") {
+  Scene scene;
+  scene.step(5, 0, 1000);
+  scene.op(op, 10, 20, args).kernel(kernel, 15, 200, 500);
+  return scene.op("aten::add", 40, 20).kernel("elementwise", 45, 700, 300);
+}
+
+}  // namespace
+
+TEST_CASE("the guess at the saving of shorter GPU work, rule by rule", "[detect]") {
+  SECTION("padding gives a quarter") {
+    const std::string args = two_inputs("[512,768]", "[768,50257]", "c10::Half");
+    const Finding finding =
+        four_fifths_busy("gemm", "aten::mm", args).judge("misaligned_dimensions");
+    CHECK(finding.saving_best_ns == 100'000);
+  }
+  SECTION("four of five conversions of the layout go") {
+    const Finding finding =
+        four_fifths_busy("nchwToNhwcKernel", "aten::conv2d").judge("layout_conversion");
+    CHECK(finding.saving_best_ns == 320'000);
+  }
+  SECTION("half of the casts go") {
+    const Finding finding =
+        four_fifths_busy("bfloat16_copy_kernel_cuda", "aten::copy_").judge("cast_storm");
+    CHECK(finding.saving_best_ns == 200'000);
+  }
+  SECTION("half of the copies go") {
+    const Finding finding =
+        four_fifths_busy("CatArrayBatchedCopy", "aten::cat").judge("device_to_device_copies");
+    CHECK(finding.saving_best_ns == 200'000);
+  }
+  SECTION("attention takes half as long") {  // 450 of 550 us in a step of 1100
+    const Finding finding = attention("[96,512,512]").step(5, 0, 1100).judge("attention_not_fused");
+    CHECK(finding.saving_best_ns == 112'500);
+  }
 }

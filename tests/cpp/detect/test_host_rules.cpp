@@ -61,6 +61,13 @@ TEST_CASE("workers that deliver in time, or while the GPU works, are no starvati
   }
 }
 
+TEST_CASE("a fetch is late when the GPU idles for 1 ms in it", "[detect]") {
+  Scene scene = three_steps(6000);
+  scene.range(kMultiFetch, 1000, 999).range(kMultiFetch, 11000, 1000);
+  scene.range(kMultiFetch, 21000, 1000);
+  CHECK(fact(scene.judge("worker_starvation"), "late fetches") == "2");
+}
+
 TEST_CASE("no host events leave worker starvation unknown", "[detect]") {
   Scene scene;
   scene.text().gpu("kernel", "k", 0, 10, 7, 1).gpu("kernel", "k", 500, 10, 7, 2);
@@ -119,6 +126,15 @@ TEST_CASE("what looks like host_sync_in_loop and is not", "[detect]") {
   SECTION("large results are high_memcpy's") {
     CHECK(item_in_loop(400, 10 << 20).judge("host_sync_in_loop").verdict == Verdict::kAbsent);
   }
+}
+
+TEST_CASE("a small read has 64 KiB at most, and refilling the queue takes 1 ms at most",
+          "[detect]") {
+  CHECK(item_in_loop(400, 65'536).judge("host_sync_in_loop").verdict == Verdict::kPresent);
+  CHECK(item_in_loop(400, 65'537).judge("host_sync_in_loop").verdict == Verdict::kAbsent);
+  const Finding late = item_in_loop(2500).judge("host_sync_in_loop");
+  CHECK(late.cost_ns >= 3 * 1'000'000);
+  CHECK(late.cost_ns <= 3 * 1'020'000);
 }
 
 namespace {
@@ -265,6 +281,16 @@ TEST_CASE("the slow first launch of a kernel and module loading are a cold start
   CHECK(finding.verdict == Verdict::kPresent);
   CHECK(fact(finding, "kinds") == "first launches of kernels, loading of modules");
   CHECK(finding.cost_ns == 2'990'000 + 1'500'000);
+}
+
+TEST_CASE("a first launch is slow from 1 ms upwards", "[detect]") {
+  const auto verdict = [](double launch_us) {
+    Scene scene;
+    scene.op("aten::mm", 0, 1200).kernel("gemm", 5, 1210, 1000, launch_us);
+    return scene.judge("cold_start").verdict;
+  };
+  CHECK(verdict(1000) == Verdict::kPresent);
+  CHECK(verdict(999) == Verdict::kAbsent);
 }
 
 TEST_CASE("what looks like a cold start and is not", "[detect]") {
@@ -456,4 +482,9 @@ TEST_CASE("what looks like silence and is not", "[detect]") {
   CHECK(
       silent_loop("inductor_compile (dynamo_timed)", 20000, false).judge("host_silence").verdict ==
       Verdict::kAbsent);
+}
+
+TEST_CASE("silence counts from 10 ms upwards", "[detect]") {
+  CHECK(silent_loop("", 10'000, false).judge("host_silence").verdict == Verdict::kPresent);
+  CHECK(silent_loop("", 9'980, false).judge("host_silence").verdict == Verdict::kAbsent);
 }

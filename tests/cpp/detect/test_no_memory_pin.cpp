@@ -77,3 +77,20 @@ TEST_CASE("without GPU events nothing is known of copies", "[detect][no_memory_p
   t.step(1, 0, 10'000).op("aten::conv2d", 10, 9'000);
   CHECK(judge(kDetect, t).verdict == Verdict::kUnknown);
 }
+
+TEST_CASE("a copy holds the host if its call lasts half of it", "[detect][no_memory_pin]") {
+  const auto verdict = [](double call_us) {
+    RuleCase t;
+    t.step(1, 0, 10'000).op("aten::copy_", 90, 1'050);
+    t.copy(kPageable, 100, call_us, 110, 1'000, 8 << 20);
+    t.op("aten::conv2d", 1'190, 30).kernel("conv", 1'210, 8'700);
+    return judge(kDetect, t).verdict;
+  };
+  CHECK(verdict(500) == Verdict::kPresent);
+  CHECK(verdict(499) == Verdict::kAbsent);
+}
+
+TEST_CASE("uploads matter from 64 KiB upwards", "[detect][no_memory_pin]") {
+  CHECK(judge(kDetect, upload(kPageable, 65'536)).verdict == Verdict::kPresent);
+  CHECK(judge(kDetect, upload(kPageable, 65'535)).verdict == Verdict::kAbsent);
+}

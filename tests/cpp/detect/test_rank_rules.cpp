@@ -85,6 +85,8 @@ TEST_CASE("waiting for a late rank is the straggler's", "[detect][straggler]") {
   CHECK(fact(finding, "lateness") == "3600000");
   CHECK(fact(finding, "explained") == "0.9");
   CHECK(finding.evidence_count == 4);
+  CHECK(finding.saving_low_ns == 1'080'000);   // 0.3
+  CHECK(finding.saving_best_ns == 3'240'000);  // 0.9
   CHECK(finding.saving_high_ns == 3'600'000);
 }
 
@@ -171,6 +173,11 @@ TEST_CASE("several buckets, or a small model, are no single bucket", "[detect][o
   CHECK(judge("one_bucket_ddp", gradient_exchange(4, 400)).verdict == Verdict::kAbsent);
   CHECK(judge("one_bucket_ddp", gradient_exchange(1, 8)).verdict == Verdict::kAbsent);
   CHECK(judge("one_bucket_ddp", blocked_steps()).verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("one bucket is large from 50 MiB upwards", "[detect][one_bucket_ddp]") {
+  CHECK(judge("one_bucket_ddp", gradient_exchange(1, 50)).verdict == Verdict::kPresent);
+  CHECK(judge("one_bucket_ddp", gradient_exchange(1, 49)).verdict == Verdict::kAbsent);
 }
 
 TEST_CASE("buffers are broadcast in every forward pass", "[detect][broadcast_buffers]") {

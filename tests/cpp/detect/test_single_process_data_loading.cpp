@@ -86,3 +86,9 @@ TEST_CASE("a loader on a thread of its own does not hold the training up",
   t.op("aten::conv2d", 100, 7'000).kernel("conv", 7'000, 2'900);
   CHECK(judge(kDetect, t).cost_ns == 0);
 }
+
+TEST_CASE("silence of 1 ms could hide a loader", "[detect][single_process_data_loading]") {
+  // Silent from the start of the first step to 80 us behind the fetch; less later.
+  CHECK(judge(kDetect, loading_steps(nullptr, 920)).verdict == Verdict::kUnknown);
+  CHECK(judge(kDetect, loading_steps(nullptr, 909)).verdict == Verdict::kAbsent);
+}

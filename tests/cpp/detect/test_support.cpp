@@ -19,6 +19,16 @@ TEST_CASE("shapes are read from their JSON, and nonsense is no shape", "[detect]
   CHECK(parse_int_lists("").empty());
 }
 
+TEST_CASE("256 lists are read, and 64 numbers of each", "[detect]") {
+  std::string lists, numbers = "0";
+  for (int i = 0; i < 300; ++i) lists += "[1],";
+  for (int i = 1; i < 70; ++i) numbers += "," + std::to_string(i);
+  CHECK(parse_int_lists("[" + lists + "[1]]").size() == 256);
+  const auto list = parse_int_lists("[[" + numbers + "]]").at(0);
+  CHECK(list.size() == 64);
+  CHECK(list.back() == 63);
+}
+
 TEST_CASE("names of kernels tell which units they use", "[detect]") {
   CHECK(classify_matmul("volta_sgemm_128x64_tn") == MatmulKind::kPlainFp32);
   CHECK(classify_matmul("cudnn_infer_ampere_scudnn_128x32_relu_xregs_large_nn_v1") ==
