@@ -201,6 +201,96 @@ TEST_CASE("work that waits for room follows from inside the work that fills the 
   CHECK(g.graph.time_ns[g.graph.size() - 1] == 4'900'000);
 }
 
+TEST_CASE("a wait returns within 200 us of the work it waited for") {
+  const auto waits = [](double returned_us) {
+    TraceText text;
+    text.launch("a", 0, 5, 10, 25, 7, 1);  // to 35
+    call(text, "cudaStreamSynchronize", 15, returned_us - 15, 4);
+    return Linked(text).edges(DependencyKind::kHostWait).size();
+  };
+  CHECK(waits(235) == 1);
+  CHECK(waits(236) == 0);
+}
+
+TEST_CASE("clocks of host and GPU agree to 20 us") {
+  const auto waits = [](double returned_us) {
+    TraceText text;
+    text.launch("a", 0, 5, 10, 25, 7, 1);  // to 35
+    call(text, "cudaStreamSynchronize", 8, returned_us - 8, 4);
+    text.gpu("cuda_sync", "Stream Sync", 8, returned_us - 8, 7, 4);
+    return Linked(text).edges(DependencyKind::kHostWait).size();
+  };
+  CHECK(waits(15) == 1);
+  CHECK(waits(14) == 0);
+}
+
+TEST_CASE("a start 20 us late, within 5 us of other work's end, waited for that") {
+  const auto waits = [](double end_us, double start_us) {
+    TraceText text;
+    text.launch("producer", 0, 2, 10, end_us - 10, 7, 1);
+    text.launch("consumer", 10, 2, start_us, 5, 8, 2);  // ready at 12
+    return Linked(text).edges(DependencyKind::kStreamWait);
+  };
+  CHECK(waits(31, 33) == Lines{"end of producer -> begin of consumer (assumed)"});
+  CHECK(waits(30, 32).empty());
+  CHECK(waits(45, 50) == Lines{"end of producer -> begin of consumer (assumed)"});
+  CHECK(waits(44, 50).empty());
+}
+
+TEST_CASE("a copy call that says nothing of memory waits if it is open for 20 us") {
+  const auto waits = [](double copied_us) {
+    TraceText text;
+    call(text, "hipMemcpyAsync", 0, 50, 1)
+        .gpu("gpu_memcpy", "CopyDeviceToHost", 5, copied_us - 5, 7, 1);
+    return Linked(text).edges(DependencyKind::kHostWait);
+  };
+  CHECK(waits(20) == Lines{"end of CopyDeviceToHost -> end of hipMemcpyAsync (inferred)"});
+  CHECK(waits(19).empty());
+}
+
+TEST_CASE("the work a stream waited for is among the last 64 that ended") {
+  const auto waits = [](int own_work) {
+    TraceText text;
+    text.launch("producer", 0, 2, 10, 5'000, 7, 1);
+    for (int i = 0; i < own_work; ++i) {
+      text.launch("own", 3 + 0.1 * i, 0.05, 6'000 + 2.0 * i, 1, 8, 100 + i);
+    }
+    call(text, "hipStreamWaitEvent", 20, 1, 4);
+    text.launch("consumer", 22, 2, 6'000 + 2.0 * own_work, 5, 8, 5);
+    return Linked(text).edges(DependencyKind::kStreamWait);
+  };
+  CHECK(waits(63) == Lines{"end of producer -> begin of consumer (inferred)"});
+  CHECK(waits(64).empty());
+}
+
+TEST_CASE("a thread that was idle for 300 us was woken") {
+  const auto starts = [](double again_us) {
+    TraceText text;
+    text.host("user_annotation", "ProfilerStep#1", 0, 500)
+        .host("cpu_op", "a", 5, 5)
+        .host("cpu_op", "b", 200, 10)
+        .complete("cpu_op", "x", 20, 10, 1, "2")
+        .complete("cpu_op", "y", again_us, 10, 1, "2");
+    return Linked(text).edges(DependencyKind::kThreadStart);
+  };
+  CHECK(starts(330) ==
+        Lines{"end of a -> begin of x (assumed)", "end of b -> begin of y (assumed)"});
+  CHECK(starts(329) == Lines{"end of a -> begin of x (assumed)"});
+}
+
+TEST_CASE("a thread goes on within 100 us of another that it waited for") {
+  const auto joins = [](double on_us) {
+    TraceText text;
+    text.host("user_annotation", "ProfilerStep#1", 0, 500)
+        .host("cpu_op", "a", 5, 5)
+        .complete("cpu_op", "x", 20, 10, 1, "2")
+        .host("cpu_op", "b", on_us, 10);
+    return Linked(text).edges(DependencyKind::kThreadJoin);
+  };
+  CHECK(joins(130) == Lines{"end of x -> begin of b (assumed)"});
+  CHECK(joins(131).empty());
+}
+
 TEST_CASE("a collective's ends follow its last beginning") {
   TraceText early, late;
   early.launch("ncclDevKernel_AllReduce", 0, 2, 10, 100, 7, 1);

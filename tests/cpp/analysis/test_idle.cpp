@@ -104,6 +104,15 @@ TEST_CASE("queued work that waits for long without a collective is unknown", "[a
   CHECK(idle_of(collective) == Lines{"communication_wait 20-520 by cudaLaunchKernel"});
 }
 
+TEST_CASE("a device takes up to 100 us to start queued work", "[analysis]") {
+  const auto queued_until = [](double start_us) {
+    TraceText text = first_kernel();
+    return idle_of(text.launch("relu", 6, 2, start_us, 10, 7, 2));
+  };
+  CHECK(queued_until(120) == Lines{"launch_latency 20-120 by cudaLaunchKernel"});
+  CHECK(queued_until(121) == Lines{"unknown 20-121 by cudaLaunchKernel"});
+}
+
 TEST_CASE("the loader owns its interval, the launch after it does not", "[analysis]") {
   TraceText text = first_kernel();
   text.host("user_annotation", kLoader, 15, 65).host("cpu_op", "aten::stack", 30, 20);
@@ -254,6 +263,16 @@ TEST_CASE("the first launch of a kernel that takes long loads code, a later one 
   CHECK(idle_of(text) == Lines{"host_wait 20-30 by cudaLaunchKernel",
                                "compilation 30-5020 by cudaLaunchKernel",
                                "host_wait 5030-10090 by cudaLaunchKernel"});
+}
+
+TEST_CASE("a first launch takes long from 1 ms upwards", "[analysis]") {
+  const auto first_launch = [](double call_us) {
+    TraceText text = first_kernel();
+    return idle_of(text.launch("relu", 30, call_us, 1020, 10, 7, 2));
+  };
+  CHECK(first_launch(1000) ==
+        Lines{"host_wait 20-30 by cudaLaunchKernel", "compilation 30-1020 by cudaLaunchKernel"});
+  CHECK(first_launch(999) == Lines{"host_wait 20-1020 by cudaLaunchKernel"});
 }
 
 TEST_CASE("cudaFree before anything was launched starts the context", "[analysis]") {

@@ -224,6 +224,38 @@ TEST_CASE("among equal keys the ends decide where the gap is", "[match]") {
   }
 }
 
+TEST_CASE("ends within 100 us of each other agree on an offset", "[match]") {
+  // Three of six agree on 1 ms; the others are milliseconds apart.
+  const auto offset = [](double third_us) {
+    const auto a = items({1, 2, 3, 4, 5, 6, 9}, {1e5, 2e5, 3e5, 4e5, 5e5, 6e5, 7e5});
+    const auto b = items({1, 2, 3, 4, 5, 6}, {1e5 + 1000, 2e5 + 1000, 3e5 + third_us, 4e5 + 5000,
+                                              5e5 + 9000, 6e5 - 7000});
+    return align_sequences(a, b).offset_ns;
+  };
+  CHECK(offset(1100) == 1'000'000);
+  CHECK(offset(1101) == 0);
+}
+
+TEST_CASE("equal sequences may scatter by 1 ms", "[match]") {
+  const auto offset = [](double scatter_us) {
+    const auto a = items({1, 2, 3}, {1e5, 2e5, 3e5});
+    const auto b = items({1, 2, 3}, {1e5, 2e5 + scatter_us, 3e5 + 2 * scatter_us});
+    return align_sequences(a, b).offset_ns;
+  };
+  CHECK(offset(1000) == 1'000'000);
+  CHECK(offset(1001) == 0);
+}
+
+TEST_CASE("ends more than 10 ms apart are of different collectives", "[match]") {
+  const auto last = [](double apart_us) {
+    const auto a = items({1, 2, 3, 4, 5, 9}, {1e5, 2e5, 3e5, 4e5, 5e5, 6e5});
+    const auto b = items({1, 2, 3, 4, 5}, {1e5, 2e5, 3e5, 4e5, 5e5 + apart_us});
+    return align_sequences(a, b).to_first.back();
+  };
+  CHECK(last(10'000) == 4);
+  CHECK(last(10'001) == kNoMatch);
+}
+
 TEST_CASE("a long run of equal keys with a gap is aligned in no time", "[match]") {
   constexpr int kCount = 20'000;
   std::mt19937 random(3);
@@ -327,6 +359,60 @@ TEST_CASE("a drift is found where there is time enough", "[clocks]") {
   for (const std::int64_t moment : {std::int64_t{0}, std::int64_t{9'950'000'000}}) {
     CHECK(std::abs(found.to_common(1, moment + 500'000 + moment / 20'000) - moment) < 2'000);
   }
+}
+
+namespace {
+
+/// The second clock's fit from readings every `step_us`; it gains 1 ms per second.
+ClockFit fit_with_drift(std::uint32_t count, std::int64_t step_us) {
+  std::vector<ClockReading> readings;
+  for (std::uint32_t k = 0; k < count; ++k) {
+    const std::int64_t moment = std::int64_t{k} * step_us * 1'000;
+    readings.push_back({k, 0, moment});
+    readings.push_back({k, 1, moment + moment / 1'000});
+  }
+  return align_clocks(readings, 2).clocks[1];
+}
+
+/// The second clock's fit from one reading per entry: how far it is ahead then.
+ClockFit fit_of(const std::vector<std::int64_t>& ahead_ns) {
+  std::vector<ClockReading> readings;
+  for (std::uint32_t k = 0; k < ahead_ns.size(); ++k) {
+    readings.push_back({k, 0, std::int64_t{k} * 1'000'000});
+    readings.push_back({k, 1, std::int64_t{k} * 1'000'000 + ahead_ns[k]});
+  }
+  return align_clocks(readings, 2).clocks[1];
+}
+
+}  // namespace
+
+TEST_CASE("an offset is shown above 20 us, three times its scatter, or 1 ms by two readings",
+          "[clocks]") {
+  CHECK(fit_of({20'010, 20'010, 20'010}).applied);
+  CHECK_FALSE(fit_of({19'990, 19'990, 19'990}).applied);
+  CHECK(fit_of({5'000, 5'000, 5'000}).uncertainty_ns == 20'000);
+  CHECK(fit_of({5'000, 5'000}).uncertainty_ns == 1'000'000);
+  const ClockFit scattered = fit_of({-10'000, -10'000, 0, 10'000, 10'000});
+  CHECK(std::abs(scattered.uncertainty_ns - 30'000) < 300);
+}
+
+TEST_CASE("a drift takes twenty readings over a second", "[clocks]") {
+  CHECK(fit_with_drift(20, 60'000).drift != 0.0);  // 1.14 s
+  CHECK(fit_with_drift(19, 60'000).drift == 0.0);
+  CHECK(fit_with_drift(21, 50'000).drift != 0.0);  // 1 s
+  CHECK(fit_with_drift(21, 49'900).drift == 0.0);
+}
+
+TEST_CASE("moments are thinned out from a million pairs of readings on", "[clocks]") {
+  const auto used = [](std::uint32_t moments) {
+    std::vector<ClockReading> readings;
+    for (std::uint32_t k = 0; k < moments; ++k) {
+      for (std::uint32_t c = 0; c < 100; ++c) readings.push_back({k, c, std::int64_t{k} * 1'000});
+    }
+    return align_clocks(readings, 100).clocks[1].readings;
+  };
+  CHECK(used(99) == 99);
+  CHECK(used(100) == 50);
 }
 
 TEST_CASE("clocks that share no moment are different components", "[clocks]") {
