@@ -34,6 +34,11 @@ def told(run: SimulatedRun, change: Change | None) -> list[str]:
     return words + [f"new {points[a]} {points[b]}: {_us(lag)}" for a, b, lag in new]
 
 
+def told_point(run: SimulatedRun, point: int) -> str:
+    """`gemm[` where a row of that name begins, `gemm]` where it ends."""
+    return _points(run)[point]
+
+
 def _us(ns: int) -> str:
     return f"{ns / 1e3:g}"
 
