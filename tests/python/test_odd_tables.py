@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 from gpu_traces import GpuTrace
-from test_whole_tables import differences, document
+from rank_samples import Job, describe
+from test_whole_tables import RANK_VIEWS, differences, document
 
 import torchtraceap as ttap
 from torchtraceap.analysis.diff import build_diff
@@ -117,13 +118,60 @@ def odd(folder: Path, *, slower: float = 0) -> ttap.Trace:
     return t.load(folder, deviceProperties=DEVICES)
 
 
+def apart(folder: Path) -> ttap.Trace:
+    """Five of a dozen ranks. Rank 3 shares nothing, rank 4 begins late and ends early, clocks of 1
+    and 2 are far off; there are groups of two, sizes that nobody knows, and a barrier."""
+    job = Job(5, world_size=12)
+    everyone = [0, 1, 2, 4]
+    kinds = ("allreduce", "barrier", "broadcast", "allgather", "reduce_scatter", "send", "alltoall")
+    for number in range(12):
+        at = 1_000.0 * number + 100
+        kind = kinds[number % 7]
+        pair = number % 5 == 4
+        members = [0, 1] if pair else everyone
+        for rank in range(5):
+            if rank == 4 and not 3 <= number < 10:
+                continue
+            job.host(rank, f"ProfilerStep#{number}", at, 1_000)
+            shapes = {"Input Dims": [[64, 8 * (1 + number % 2)]], "Input type": ["float"]}
+            job.ranks[rank].host("cpu_op", "aten::mm", at + 5, 40, **shapes)
+            job.kernel(rank, at + 30, 100 + (150 if rank == 2 else 10 * rank))
+            if rank not in members:
+                continue
+            args: dict[str, Any] = describe(kind, 256 * (number + 1), members)
+            args |= {"Process Group Name": "pair" if pair else "0"}
+            if number % 6 == 5:
+                args = {"Collective name": kind}
+            start = at + 300 + (150 if rank == 2 else 10 * rank)
+            job.ranks[rank].gpu("kernel", NAMES[kind], start, at + 700 - start, launch=at + 80,
+                                **args)  # fmt: skip
+    for maker in job.ranks:
+        maker.top["deviceProperties"] = [{"id": i, "name": "GPU"} for i in range(2)]
+        for event in maker.events:
+            if "device" in event["args"]:
+                event["args"]["device"] = maker.top["distributedInfo"]["rank"] % 2
+    return job.load(folder, offsets=(0, 4_000, -9_000, 0, 0))
+
+
+NAMES = {
+    "allreduce": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)",
+    "barrier": "ncclDevKernel_AllReduce_Sum_f32_TREE_LL(ncclDevComm*)",
+    "broadcast": "ncclDevKernel_Broadcast_RING_LL(ncclDevComm*)",
+    "allgather": "ncclDevKernel_AllGather_RING_LL(ncclDevComm*)",
+    "reduce_scatter": "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevComm*)",
+    "send": "ncclDevKernel_SendRecv(ncclDevComm*)",
+    "alltoall": "ncclDevKernel_SendRecv(ncclDevComm*)",
+}
+
+
 class Traces:
     def __init__(self, folder: Path) -> None:
         self.trace, self.other = odd(folder / "one"), odd(folder / "two", slower=40)
+        self.apart = apart(folder / "apart")
 
 
-def of(name: str, **options: Any) -> Callable[[Traces], ColumnTable]:
-    return lambda traces: getattr(traces.trace, name)(**options)
+def of(name: str, trace: str = "trace", **options: Any) -> Callable[[Traces], ColumnTable]:
+    return lambda traces: getattr(getattr(traces, trace), name)(**options)
 
 
 def difference(by: str) -> Callable[[Traces], ColumnTable]:
@@ -150,6 +198,9 @@ TABLES: dict[str, Callable[[Traces], ColumnTable]] = {
     "hta_event": of("critical_path", compat="hta", step=2, by="event"),
     "hta_cause": of("critical_path", compat="hta", step="ProfilerStep#3", by="cause"),
     "hta_all": of("critical_path", compat="hta", by="name"),
+    "apart_collectives": of("collectives", "apart"),
+    **{f"apart_{by}": of("ranks_table", "apart", by=by) for by in RANK_VIEWS},
+    **{f"apart_path_{by}": of("critical_path", "apart", by=by) for by in VIEWS["critical_path"]},
     "idle": of("idle"),
     "idle_profiled": of("idle", profiled=True),
     **{f"diff_{by}": difference(by) for by in ("op", "kernel", "cause", "finding", "tree")},
