@@ -77,10 +77,14 @@ def test_a_thread_that_nothing_starts_keeps_its_rhythm(write_trace: WriteTrace) 
     assert carried(run)[1:] == [("last]", "first[", 650_000), ("c]", "a[", 4000)]
 
 
-def test_a_rhythm_counts_what_is_before_and_what_is_behind(write_trace: WriteTrace) -> None:
+@pytest.mark.parametrize("since_us", [0, 7_000])
+def test_a_rhythm_counts_what_is_before_and_what_is_behind(
+    write_trace: WriteTrace, since_us: float
+) -> None:
     """The first point inside the step comes 95 us behind its begin, the last 10 before its end."""
     own = [host("first", -5, 100, tid=2), host("last", 990, 50, tid=2)]
-    run = run_of(write_trace([host("before", -50, 20), *three_kernels(), *own]))
+    events = [host("before", -50, 20), *three_kernels(), *own]
+    run = run_of(write_trace([event | {"ts": event["ts"] + since_us} for event in events]))
     assert carried(run)[1:] == [("last[", "first]", 105_000), ("c]", "a[", 4000)]
 
 
