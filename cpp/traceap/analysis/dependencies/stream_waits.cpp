@@ -36,7 +36,7 @@ constexpr std::int64_t kClockStepNs = 1'000;
 // Records without a taker that are kept, streams and launches looked at; bounds hostile input.
 constexpr std::size_t kMost = 64;
 
-// Work whose event is recorded without another sign was launched at most so many calls before.
+// Work whose event is recorded without another sign was launched fewer than so many calls before.
 constexpr std::size_t kRecent = 24;
 
 using Index = std::size_t;  // of a call

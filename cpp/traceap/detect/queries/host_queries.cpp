@@ -6,8 +6,8 @@ namespace traceap {
 namespace {
 
 /// Calls such as cudaStreamIsCapturing or cudaGetLastError may stand between a copy and the
-/// synchronisation that waits for it; PyTorch makes at most a few.
-constexpr int kMaxCallsBeforeSync = 6;
+/// synchronisation that waits for it; PyTorch makes at most a few. The synchronisation counts too.
+constexpr int kMaxCallsToSync = 6;
 
 /// 256 GiB: more than one copy can move, and little enough that millions of them add up without
 /// leaving 64 bits. Whatever claims more has no size.
@@ -16,7 +16,7 @@ constexpr std::int64_t kMaxCopyBytes = std::int64_t{1} << 38;
 /// The synchronisation on the same stack level that directly follows a copy call, or kNoRow.
 Row following_sync(const EventTable& table, const EventTree& tree, Row call) {
   Row next = next_sibling(table, tree, call);
-  for (int i = 0; i < kMaxCallsBeforeSync && next != kNoRow; ++i) {
+  for (int i = 0; i < kMaxCallsToSync && next != kNoRow; ++i) {
     if (!is_api_call(table.kind[next])) return kNoRow;
     const ApiClass api = tree.api[next];
     if (is_synchronisation(api)) return next;

@@ -87,12 +87,6 @@ class Change:
         parts = [*(e for e, _ in self._lags), *self._dropped, *(b for b, _, _ in self._added)]
         return sum(map(len, parts))
 
-    def extend(self, other: Change) -> None:
-        """Takes the other's changes in; its lags hold over earlier ones."""
-        self._lags += other._lags
-        self._dropped += other._dropped
-        self._added += other._added
-
     def delta(self) -> _core.GraphDelta:
         """As the engine takes it."""
         delta = _core.GraphDelta()

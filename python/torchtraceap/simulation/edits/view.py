@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
@@ -190,26 +189,6 @@ class RankView:
         place = np.full(len(calls), -1)
         place[known] = self.inside(self.begin_of[calls[known]].astype(np.int64), rows)
         return self.gpu_rows[place >= 0], place[place >= 0]
-
-    def ancestors(self, rows: Array) -> Iterator[Array]:
-        """Parents, then their parents, until none is left; NO_ROW where a row has none."""
-        current = rows.astype(np.uint32)
-        while True:
-            known = current != _core.NO_ROW
-            current = np.where(known, self.tree.parent[np.where(known, current, 0)], current)
-            if (current == _core.NO_ROW).all():
-                return
-            yield current
-
-    def below(self, rows: Array, pattern: str, *kinds: EventKind) -> Array:
-        """For each row its outermost ancestor of that name, or NO_ROW."""
-        chosen = self.has_name(pattern) & self.is_kind(*kinds)
-        found = np.full(len(rows), _core.NO_ROW, dtype=np.uint32)
-        for above in self.ancestors(rows):
-            known = above != _core.NO_ROW
-            known[known] = chosen[above[known]]
-            found = np.where(known, above, found)
-        return found
 
     @cached_property
     def offset_ns(self) -> int:
