@@ -92,12 +92,15 @@ test-tsan: ## C++ tests of what several threads run, with the thread sanitizer
 test-python: install-test torch ## Python tests
 	@echo "==> Python tests"
 	@mkdir -p out
-	@$(BIN)/python -m pytest 2>&1 | tee out/pytest.log
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile 2>&1 | tee out/pytest.log
 
 .PHONY: test-wheel
-test-wheel: wheel ## install the wheel into an empty virtual environment and diagnose the bundled trace with it
+test-wheel: install-test ## install a wheel of what was built into an empty virtual environment, and run it there
 	@echo "==> the wheel in an empty environment"
-	@tools/check_wheel.sh $(BIN)/python dist $(TRACE)
+	@rm -rf build/wheel
+	@$(PIP) wheel --no-deps --wheel-dir build/wheel $(PIP_BUILD) \
+	  --config-settings=cmake.define.TRACEAP_BUILD_TESTS=ON .
+	@tools/check_wheel.sh $(BIN)/python build/wheel $(TRACE)
 
 .PHONY: lint
 lint: style types ## everything that needs no test run
