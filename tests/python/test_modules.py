@@ -107,7 +107,7 @@ def test_without_gpu_events() -> None:
     table = trace_of(events).modules()
     assert any("host time only" in note for note in table.notes)
     assert "gpu_ns" not in table.shown
-    assert table.to_list("busy_share")[0] is None
+    assert table.to_list("subtree_busy_share")[0] is None
 
 
 def test_ranks_are_stacked(tmp_path: Path) -> None:

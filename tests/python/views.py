@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 
 import torchtraceap as ttap
 from torchtraceap.analysis.catalogue import TABLES, table_spec
@@ -13,6 +14,7 @@ from torchtraceap.report.view import build_view
 from torchtraceap.table import ColumnTable
 
 # A fact of these names is of the rows that the view shows, and says so where it stands.
+EXCLUSIVE = ("exclusive_gpu_ns", "exclusive_ns")
 OF_THE_VIEW = {"host_ns", "calls_ns", "total_ns", "modelled_share", "roofline_share"}
 
 
@@ -40,11 +42,14 @@ def assert_facts_agree(trace: ttap.Trace) -> None:
 def assert_shares_agree(trace: ttap.Trace) -> None:
     """A share of the busy time is that of the same events in every table that has it."""
     for view, table in views_of(trace):
-        if "busy_share" not in table.names or "exclusive_gpu_ns" not in table.names:
+        if "busy_share" not in table.columns or not (busy_ns := table.facts["busy_ns"]):
             continue
-        busy_ns = table.facts["busy_ns"]
-        expected = table["exclusive_gpu_ns"] / busy_ns if busy_ns else table["busy_share"]
-        np.testing.assert_allclose(table["busy_share"], expected, rtol=1e-12, err_msg=view)
+        shares = np.ma.filled(table["busy_share"], np.nan)
+        own_ns = next((table[name] for name in EXCLUSIVE if name in table.columns), None)
+        if own_ns is None:  # the roofline's rows own all of the busy time between them
+            assert np.nansum(shares) == pytest.approx(1), view
+        else:
+            np.testing.assert_allclose(shares, own_ns / busy_ns, rtol=1e-12, err_msg=view)
 
 
 def assert_diagnosis_agrees(trace: ttap.Trace) -> None:

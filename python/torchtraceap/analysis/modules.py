@@ -66,7 +66,7 @@ def build_modules(part: RankTrace) -> ColumnTable:
         "self_host_ns": own_host[:, _FORWARD] + own_host[:, _NONE],
         "backward_host_ns": host[:, _BACKWARD],
         "recompute_host_ns": host[:, _RECOMPUTE],
-        "busy_share": gpu_ns / busy_ns if busy_ns else np.full(len(order), np.nan),
+        "subtree_busy_share": gpu_ns / busy_ns if busy_ns else np.full(len(order), np.nan),
         "first_row": _rows(tree.first_call[order]),
     }
     return ColumnTable(
@@ -134,7 +134,7 @@ def _shown(gpu: Array) -> tuple[str, ...]:
     names = ["outline", "calls"]
     if not gpu.any():
         return (*names, "host_ns", "self_host_ns", "backward_host_ns")
-    names += ["gpu_ns", "busy_share", "own_gpu_ns"]
+    names += ["gpu_ns", "subtree_busy_share", "own_gpu_ns"]
     names += ["forward_gpu_ns", "backward_gpu_ns"] if gpu[:, _BACKWARD].any() else []
     names += ["recompute_gpu_ns"] if gpu[:, _RECOMPUTE].any() else []
     return (*names, "host_ns")
@@ -173,7 +173,7 @@ TABLE = TableSpec(
             "outline",
             hint="GPU time with and without (own) the modules below, backward included.",
             find="outline",
-            meter="busy_share",
+            meter="subtree_busy_share",
         ),
     ),
 )
