@@ -135,7 +135,11 @@ def summary_tables(summary: Summary) -> list[TextTable]:
     return [
         _file_table(summary),
         TextTable("Events", ("category", "events"), _category_rows(summary)),
-        TextTable("GPU time, of the span from first to last GPU event", ("of", *_TIMELINE_HEAD), _timeline_rows(summary)),
+        TextTable(
+            "GPU time, of the span from first to last GPU event",
+            ("of", *_TIMELINE_HEAD),
+            _timeline_rows(summary),
+        ),
         *_diagnostic_tables(summary),
     ]
 
