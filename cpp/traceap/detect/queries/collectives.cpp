@@ -69,10 +69,9 @@ std::vector<Row> consumers(const Signals& signals) {
 class PhaseOfRow {
  public:
   explicit PhaseOfRow(const Signals& signals)
-      : tree_(signals.tree),
-        table_(signals.table),
-        foreach_(signals.table,
-                 [](std::string_view name) { return contains(name, "multi_tensor_apply"); }) {}
+      : tree_(signals.tree), foreach_(signals.table, [](std::string_view name) {
+          return contains(name, "multi_tensor_apply");
+        }) {}
   Phase operator()(Row row) const {
     const Phase phase = tree_.phase[row];
     if (phase != Phase::kOther) return phase;
@@ -81,7 +80,6 @@ class PhaseOfRow {
 
  private:
   const EventTree& tree_;
-  const EventTable& table_;
   LazyNames<> foreach_;
 };
 
