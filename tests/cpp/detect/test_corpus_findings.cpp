@@ -1,48 +1,14 @@
 // The extended rules on real traces: what their authors state or what stands in them outright.
 
-#include <map>
-#include <optional>
-
-#include "catch.hpp"
-#include "corpus.hpp"
-#include "traceap/detect/rules.hpp"
-#include "traceap/trace/read.hpp"
+#include "detect/corpus_verdicts.hpp"
 
 using namespace traceap;
 
 namespace {
 
-using Verdicts = std::map<std::string, Verdict>;
-
-std::optional<Verdicts> judge(const std::string& name) {
-  const std::filesystem::path path = corpus_folder() / name;
-  if (!std::filesystem::exists(path)) {
-    WARN("no such trace: " << path);
-    return std::nullopt;
-  }
-  const EventTable table = read_trace(path.string());
-  const EventTree tree = build_tree(table);
-  const Signals signals = build_signals(table, tree);
-  Verdicts verdicts;
-  for (const Rule& rule : all_rules()) {
-    if (rule.paper_place != 0) continue;
-    verdicts[std::string(rule.type)] = rule.detect(signals).verdict;
-  }
-  return verdicts;
-}
-
 void expect(const std::string& name, std::initializer_list<const char*> present,
-            std::initializer_list<const char*> not_present) {
-  const auto verdicts = judge(name);
-  if (!verdicts) return;
-  for (const char* type : present) {
-    INFO(name << " has " << type);
-    CHECK(verdicts->at(type) == Verdict::kPresent);
-  }
-  for (const char* type : not_present) {
-    INFO(name << " does not have " << type);
-    CHECK(verdicts->at(type) != Verdict::kPresent);
-  }
+            std::initializer_list<const char*> others) {
+  expect_verdicts(name, present, others, {Verdict::kAbsent, Verdict::kUnknown});
 }
 
 }  // namespace
@@ -82,12 +48,14 @@ TEST_CASE("compiled training with CUDA graphs keeps its GPU busy", "[detect]") {
 TEST_CASE("compiled bf16 training on eight GPUs has no extended finding", "[detect]") {
   for (const char* name :
        {"modded_nanogpt/overlap_before.json.gz", "modded_nanogpt/overlap_hook.json.gz"}) {
-    const auto verdicts = judge(name);
+    const auto verdicts = verdicts_of(name);
     if (!verdicts) continue;
-    for (const auto& [type, verdict] : *verdicts) {
-      INFO(name << ": " << type);
+    for (const Rule& rule : all_rules()) {
+      if (rule.paper_place != 0) continue;
+      INFO(name << ": " << rule.type);
       // Whether it waits for a late rank, one rank of eight can't tell.
-      CHECK(verdict == (type == "straggler" ? Verdict::kUnknown : Verdict::kAbsent));
+      CHECK(verdicts->at(rule.type) ==
+            (rule.type == "straggler" ? Verdict::kUnknown : Verdict::kAbsent));
     }
   }
 }
