@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -18,9 +19,11 @@ __all__ = [
     "Column",
     "JsonCodes",
     "TextCodes",
+    "csv_quoting",
     "encode_json",
     "encode_texts",
     "recode",
+    "spreadsheet_cell",
     "unique_texts",
 ]
 
@@ -123,3 +126,19 @@ def unique_texts(column: TextCodes) -> TextCodes:
     recoded = recode(np.arange(len(column.texts)), column.texts)
     codes = np.append(recoded.codes, np.int32(-1))[column.codes]
     return TextCodes(codes, recoded.texts)
+
+
+def csv_quoting(texts: Iterable[str]) -> Literal[0, 2]:
+    """How the module `csv` has to quote texts (`csv.QUOTE_...`): alone it takes a carriage return
+    for nothing special where lines end in a line feed, and readers then end the row there."""
+    return csv.QUOTE_NONNUMERIC if any("\r" in text for text in texts) else csv.QUOTE_MINIMAL
+
+
+# What begins a formula in a spreadsheet, also as East Asian keyboards write it.
+_FORMULA_STARTS = frozenset("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+
+
+def spreadsheet_cell(text: str) -> str:
+    """A text that a spreadsheet shows instead of computing it: an apostrophe stands before what
+    would begin a formula."""
+    return f"'{text}" if text[:1] in _FORMULA_STARTS else text

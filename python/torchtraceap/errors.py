@@ -9,6 +9,7 @@ __all__ = [
     "MissingDependencyError",
     "MissingFileError",
     "OptionError",
+    "OutputError",
     "ParseError",
     "SchemaError",
     "TraceError",
@@ -36,6 +37,10 @@ class SchemaError(TraceError, ValueError):
 
 class OptionError(TraceError, ValueError):
     """An option has a value outside its range."""
+
+
+class OutputError(TraceError, OSError):
+    """A file can't or must not be written; the message names it, and what was there is intact."""
 
 
 class MissingDependencyError(TraceError, ImportError):

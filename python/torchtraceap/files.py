@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,14 @@ from torchtraceap.aliases import PathLike
 from torchtraceap.errors import MissingFileError, ParseError
 from torchtraceap.results import Diagnostic
 
-__all__ = ["RankClaim", "assign_ranks", "expand_paths", "natural_key"]
+__all__ = [
+    "RankClaim",
+    "assign_ranks",
+    "expand_paths",
+    "files_read",
+    "looks_like_trace_name",
+    "natural_key",
+]
 
 _TRACE_SUFFIXES = (".json", ".json.gz", ".json.zst")
 _MAGIC = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")  # gzip, zstd
@@ -43,6 +51,21 @@ def expand_paths(given: PathLike | Iterable[PathLike]) -> tuple[list[Path], bool
     return list(dict.fromkeys(files)), bool(folders)
 
 
+def files_read(given: Iterable[PathLike]) -> list[Path]:
+    """The files that paths stand for, as far as there are any."""
+    files = []
+    for path in given:
+        with contextlib.suppress(ParseError, OSError):
+            files += expand_paths(path)[0]
+    return files
+
+
+def looks_like_trace_name(path: PathLike) -> bool:
+    """Whether a folder with such a file in it has it read as a rank."""
+    name = Path(path).name
+    return name.lower().endswith(_TRACE_SUFFIXES) and not name.startswith(".")
+
+
 def _files_of(folder: Path) -> list[Path]:
     try:
         entries = sorted((p for p in folder.iterdir() if p.name[0] != "."), key=natural_key)
@@ -58,7 +81,7 @@ def _files_of(folder: Path) -> list[Path]:
 
 def _looks_like_trace(path: Path) -> bool:
     """By name, else by content: compressed, or an object or array."""
-    if path.name.lower().endswith(_TRACE_SUFFIXES):
+    if looks_like_trace_name(path):
         return True
     try:
         with path.open("rb") as file:

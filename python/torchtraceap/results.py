@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import PathLike
 from torchtraceap.rendering import render
 from torchtraceap.units import format_fact
+from torchtraceap.writing import check_target, write_text
 
 if TYPE_CHECKING:
     from torchtraceap.trace import Trace
@@ -458,11 +459,19 @@ class Diagnosis(Result):
             "files": [file.to_dict() for file in self.summary.files],
         }
 
-    def to_html(self, path: str | Path | None = None) -> str:
-        """The report as one self-contained HTML page, also written to `path` if given."""
+    def to_html(self, path: PathLike | None = None) -> str:
+        """The report as one self-contained HTML page, also written to `path` if given.
+
+        Raises:
+            OptionError: `path` is one of the files that were read.
+            OutputError: It can't be written.
+        """
+        inputs = [file.path for file in self.summary.files]
+        if path is not None:
+            check_target(path, inputs)
         page = render(self, "page")
         if path is not None:
-            Path(path).write_text(page, encoding="utf-8")
+            write_text(path, page, inputs=inputs)
         return page
 
     def __str__(self) -> str:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from io import StringIO
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,9 +19,10 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array, PathLike
-from torchtraceap.columns import Column, TextCodes, unique_texts
+from torchtraceap.columns import Column, TextCodes, csv_quoting, spreadsheet_cell, unique_texts
 from torchtraceap.errors import MissingDependencyError
 from torchtraceap.rendering import render
+from torchtraceap.writing import replacing, replacing_stream
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,15 +156,41 @@ class ColumnTable(Mapping[str, Array]):
             stream.write(f",{rows}" if start else rows)
         stream.write("]," + _json({**self.facts, "notes": self.notes})[1:])
 
-    def to_csv(self, path: PathLike) -> None:
-        """Writes the rows as CSV, UTF-8; absent values are empty."""
-        self.to_pandas().to_csv(path, index=False, lineterminator="\n", errors="replace")
+    def to_csv(self, path: PathLike, *, spreadsheet: bool = False) -> None:
+        """Writes the rows as CSV, UTF-8; absent values are empty.
+
+        Args:
+            path: Where to.
+            spreadsheet: For people who open it in a spreadsheet: an apostrophe stands before text
+                (also of headings) that would be taken for a formula. Else text is exact.
+
+        Raises:
+            OutputError: The file can't be written.
+        """
+        table = self._for_spreadsheets() if spreadsheet else self
+        frame = table.to_pandas()
+        columns = [column for name in table if isinstance(column := table.column(name), TextCodes)]
+        quoting = csv_quoting(chain(table, *(column.texts for column in columns)))
+        with replacing(path) as staged:
+            frame.to_csv(
+                staged, index=False, lineterminator="\n", errors="replace", quoting=quoting
+            )
+
+    def _for_spreadsheets(self) -> ColumnTable:
+        columns: dict[str, MadeColumn] = {}
+        for name in self._columns:
+            column = self.column(name)
+            if isinstance(column, TextCodes):
+                column = TextCodes(column.codes, [spreadsheet_cell(t) for t in column.texts])
+            columns[spreadsheet_cell(name)] = column
+        return ColumnTable(columns)
 
     def to_parquet(self, path: PathLike) -> None:
         """Writes the rows as Parquet.
 
         Raises:
             MissingDependencyError: pyarrow is not installed.
+            OutputError: The file can't be written.
         """
         try:
             import pyarrow as pa
@@ -171,7 +199,9 @@ class ColumnTable(Mapping[str, Array]):
             raise MissingDependencyError(
                 "Parquet needs pyarrow: pip install 'torchtraceap[arrow]'"
             ) from None
-        parquet.write_table(pa.table(self), path)
+        rows = pa.table(self)
+        with replacing_stream(path) as stream:
+            parquet.write_table(rows, stream)
 
     def to_pandas(self) -> pd.DataFrame:
         """A DataFrame; text columns are categorical, integers that may be absent nullable."""

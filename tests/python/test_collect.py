@@ -26,6 +26,7 @@ from torchtraceap.collect import (
 from torchtraceap.collect.export import TraceNames
 from torchtraceap.collect.sanitize import holds_work, kept_pieces, private_cuts
 from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.writing import first_free
 
 ANALYSIS = importlib.util.find_spec("torchtraceap._core") is not None
 needs_analysis = pytest.mark.skipif(not ANALYSIS, reason="torchtraceap._core is not built")
@@ -138,11 +139,16 @@ def test_marks_alone_are_no_work() -> None:
 
 
 def test_names_count_up_and_never_repeat(tmp_path: Path) -> None:
+    def take(names: TraceNames) -> str:
+        finished = tmp_path / "finished"
+        finished.write_bytes(b"{}")
+        return first_free(finished, names.candidates()).name
+
     names = TraceNames(tmp_path / "runs", rank=3, worker_name="my job/7")
-    taken = [names.reserve().name for _ in range(2)]
+    taken = [take(names) for _ in range(2)]
     assert taken == ["my_job_7_rank3_cycle001.json.gz", "my_job_7_rank3_cycle002.json.gz"]
     for rank, expected in ((0, "one.json"), (0, "one_2.json"), (2, "one_rank2.json")):
-        assert TraceNames(tmp_path / "one.json", rank=rank).reserve().name == expected
+        assert take(TraceNames(tmp_path / "one.json", rank=rank)) == expected
 
 
 # -- profile -----------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from torchtraceap.sql import sql_tables
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
 TRACE = ROOT / "examples/traces/resnet50_num_workers_0.json.gz"
-EVERYWHERE = {"--help", "--json", "--csv", "--parquet", "--limit", "--all-columns", "--rank",
-              "--threads", "--no-color"}  # fmt: skip
+EVERYWHERE = {"--help", "--json", "--csv", "--spreadsheet", "--parquet", "--limit", "--all-columns",
+              "--rank", "--threads", "--no-color"}  # fmt: skip
 
 
 def read(name: str) -> str:

@@ -22,6 +22,12 @@ auto make_progress(const py::object& callback) {
   };
 }
 
+/// Lets Ctrl-C stop a writer.
+void check_signals() {
+  py::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 ReadOptions make_options(unsigned threads, std::size_t chunk_bytes) {
   ReadOptions options;
   options.threads = threads;
@@ -47,7 +53,8 @@ TablePtr read_bytes(const py::bytes& data, const std::string& name, unsigned thr
 
 void write_file(const EventTable& table, const std::filesystem::path& path,
                 const std::vector<std::string>& more_events) {
-  write_trace(table, path.string(), more_events);
+  py::gil_scoped_release release;
+  write_trace(table, path.string(), more_events, check_signals);
 }
 
 using MergeTuple = std::tuple<TablePtr, std::string, std::int64_t, double>;
@@ -58,7 +65,8 @@ void write_merged(const std::vector<MergeTuple>& ranks, const std::filesystem::p
   for (const auto& [table, label, offset_ns, drift] : ranks) {
     inputs.push_back({table.get(), label, offset_ns, drift, epoch_ns});
   }
-  write_merged_trace(inputs, path.string());
+  py::gil_scoped_release release;
+  write_merged_trace(inputs, path.string(), check_signals);
 }
 
 py::bytes table_json(const EventTable& table) {
@@ -82,11 +90,10 @@ void bind_trace(py::module_& module) {
              "Reads a trace from bytes; `name` stands for the path in messages.");
   module.def("write_trace", write_file, py::arg("table"), py::arg("path"), py::kw_only(),
              py::arg("more_events") = std::vector<std::string>(),
-             py::call_guard<py::gil_scoped_release>(),
              "Writes Chrome-trace JSON, gzip when the name ends in '.gz'; more_events are JSON "
              "objects that join the table's own.");
   module.def("write_merged_trace", write_merged, py::arg("ranks"), py::arg("path"), py::kw_only(),
-             py::arg("epoch_ns") = 0, py::call_guard<py::gil_scoped_release>(),
+             py::arg("epoch_ns") = 0,
              "Writes ranks, each (table, label, offset_ns, drift), as one trace on one clock.");
   module.def("trace_json", table_json, py::arg("table"), "The JSON text as bytes.");
 }

@@ -6,7 +6,6 @@
 #include <map>
 
 #include "traceap/table/json_text.hpp"
-#include "traceap/trace/text_file.hpp"
 
 namespace traceap {
 namespace {
@@ -201,8 +200,9 @@ void write_head(const EventTable& table, TextFile& file) {
 
 }  // namespace
 
-void write_merged_trace(const std::vector<MergeInput>& ranks, const std::string& path) {
-  TextFile file(path);
+void write_merged_trace(const std::vector<MergeInput>& ranks, const std::string& path,
+                        const BetweenBlocks& between_blocks) {
+  TextFile file(path, between_blocks);
   if (ranks.empty()) {
     file.write("{\"traceEvents\": []}\n");
     file.close();

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "traceap/base/error.hpp"
 
@@ -29,10 +30,7 @@ struct TextFile::Sink {
     }
     if (!gzip && !plain) fail();
   }
-  ~Sink() {
-    if (gzip) gzclose(gzip);
-    if (plain) std::fclose(plain);
-  }
+  ~Sink() { static_cast<void>(close()); }
   Sink(const Sink&) = delete;
   Sink& operator=(const Sink&) = delete;
 
@@ -43,15 +41,21 @@ struct TextFile::Sink {
     if (!done) fail();
   }
   void finish() {
-    const bool done = gzip ? gzflush(gzip, Z_FINISH) == Z_OK : std::fflush(plain) == 0;
-    if (!done) fail();
+    if (!close()) fail();
+  }
+  /// What is still buffered goes out here: a full disk may show no earlier.
+  bool close() {
+    gzFile_s* const packed = std::exchange(gzip, nullptr);
+    std::FILE* const file = std::exchange(plain, nullptr);
+    return (!packed || gzclose(packed) == Z_OK) && (!file || std::fclose(file) == 0);
   }
   [[noreturn]] void fail() const {
     throw Error(path + ": can't be written: " + std::strerror(errno));
   }
 };
 
-TextFile::TextFile(const std::string& path) : sink_(std::make_unique<Sink>(path)) {}
+TextFile::TextFile(const std::string& path, BetweenBlocks between_blocks)
+    : sink_(std::make_unique<Sink>(path)), between_blocks_(std::move(between_blocks)) {}
 TextFile::~TextFile() = default;
 
 void TextFile::write(std::string_view text) {
@@ -59,6 +63,7 @@ void TextFile::write(std::string_view text) {
   if (block_.size() < kBlockBytes) return;
   sink_->write(block_);
   block_.clear();
+  if (between_blocks_) between_blocks_();
 }
 
 void TextFile::close() {

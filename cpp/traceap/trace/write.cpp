@@ -1,7 +1,6 @@
 #include "traceap/trace/write.hpp"
 
 #include "traceap/table/json_text.hpp"
-#include "traceap/trace/text_file.hpp"
 
 namespace traceap {
 
@@ -37,8 +36,9 @@ void write_text(const EventTable& table, const Texts& more_events, Sink sink) {
 
 }  // namespace
 
-void write_trace(const EventTable& table, const std::string& path, const Texts& more_events) {
-  TextFile file(path);
+void write_trace(const EventTable& table, const std::string& path, const Texts& more_events,
+                 const BetweenBlocks& between_blocks) {
+  TextFile file(path, between_blocks);
   write_text(table, more_events, [&](const std::string& block) { file.write(block); });
   file.close();
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "traceap/table/event_table.hpp"
+#include "traceap/trace/text_file.hpp"
 
 namespace traceap {
 
@@ -12,7 +13,8 @@ namespace traceap {
 /// join the table's own, such as tracks drawn over them. Throws Error when the file can't be
 /// written.
 void write_trace(const EventTable& table, const std::string& path,
-                 const std::vector<std::string>& more_events = {});
+                 const std::vector<std::string>& more_events = {},
+                 const BetweenBlocks& between_blocks = {});
 /// The JSON text.
 std::string trace_json(const EventTable& table);
 

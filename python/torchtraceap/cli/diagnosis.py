@@ -17,6 +17,7 @@ from torchtraceap.cli.parsing import (
     add_json,
     add_no_color,
     add_paths,
+    add_spreadsheet,
     add_threads,
     add_windows,
     unknown_word,
@@ -24,7 +25,6 @@ from torchtraceap.cli.parsing import (
 
 if TYPE_CHECKING:
     from torchtraceap.results import Diagnosis
-    from torchtraceap.trace import Trace
 
 
 def _describe_diagnose(parser: Parser) -> None:
@@ -97,6 +97,7 @@ def _describe_report(parser: Parser) -> None:
     parser.add_argument(
         "--tracelens-csv", metavar="DIR", help="write the tables of TraceLens under their names"
     )
+    add_spreadsheet(parser, "--tracelens-csv")
     parser.add_argument(
         "--tracelens-xlsx", metavar="FILE", help="the same as one workbook (needs openpyxl)"
     )
@@ -107,25 +108,25 @@ def _describe_report(parser: Parser) -> None:
 def _report(options: Options) -> int:
     if not (options.html or options.tracelens_csv or options.tracelens_xlsx):
         raise UsageError("report needs --html FILE, --tracelens-csv DIR or --tracelens-xlsx FILE")
+    if options.spreadsheet and not options.tracelens_csv:
+        raise UsageError("--spreadsheet goes with --tracelens-csv DIR")
     for path in filter(None, (options.html, options.tracelens_xlsx)):
         check_output(path, options.paths)
     trace = load(options.paths, options.threads)
     if options.html:
         write_html(trace.diagnose(windows=options.windows), options.html)
-    if options.tracelens_csv or options.tracelens_xlsx:
-        _write_tracelens(trace, options.tracelens_csv, options.tracelens_xlsx)
-    return FINE
+    if options.tracelens_csv:
+        from torchtraceap.tracelens import write_tracelens_csvs
 
-
-def _write_tracelens(trace: Trace, folder: str | None, workbook: str | None) -> None:
-    from torchtraceap import tracelens
-
-    if folder:
-        written = tracelens.write_tracelens_csvs(trace, folder)
+        folder = options.tracelens_csv
+        written = write_tracelens_csvs(trace, folder, spreadsheet=options.spreadsheet)
         note(f"wrote {len(written)} tables into {folder}")
-    if workbook:
-        tracelens.write_tracelens_xlsx(trace, workbook)
-        note(f"wrote {workbook}")
+    if options.tracelens_xlsx:
+        from torchtraceap.tracelens import write_tracelens_xlsx
+
+        write_tracelens_xlsx(trace, options.tracelens_xlsx)
+        note(f"wrote {options.tracelens_xlsx}")
+    return FINE
 
 
 DIAGNOSIS_COMMANDS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchtraceap.cli.input import load
@@ -110,7 +109,9 @@ def _replay_one(trace: Trace, options: Options) -> int:
     if options.script or not options.run:
         script = replay.replay_script(trace, row, op=op, rank=rank)
         if options.script:
-            Path(options.script).write_text(script, encoding="utf-8")
+            from torchtraceap.writing import write_text
+
+            write_text(options.script, script)
             note(f"wrote {options.script}")
         else:
             print_text(script)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from torchtraceap.cli.parsing import UsageError
+from torchtraceap.files import files_read, looks_like_trace_name
+from torchtraceap.writing import check_target, standard_output_error
 
 if TYPE_CHECKING:
     from torchtraceap.report.tables import TextTable
@@ -17,13 +20,23 @@ if TYPE_CHECKING:
 
 
 def print_text(text: str) -> None:
-    """Writes to standard output. A reader that went away is no error: the rest is dropped."""
+    """Writes to standard output."""
+    with _standard_output() as stream:
+        stream.write(text)
+        stream.write("\n")
+
+
+@contextlib.contextmanager
+def _standard_output() -> Iterator[TextIO]:
+    """Takes the result. A reader that went away is no error, a full disk is one."""
     try:
-        sys.stdout.write(text)
-        sys.stdout.write("\n")
+        yield sys.stdout
         sys.stdout.flush()
     except BrokenPipeError:
         drop_stdout()
+    except OSError as error:
+        drop_stdout()
+        raise standard_output_error(error) from None
 
 
 def drop_stdout() -> None:
@@ -34,7 +47,8 @@ def drop_stdout() -> None:
 def note(text: str) -> None:
     from torchtraceap.report.words import harmless
 
-    sys.stderr.write(f"torchtraceap: {harmless(text)}\n")
+    with contextlib.suppress(OSError):  # nobody can be told
+        sys.stderr.write(f"torchtraceap: {harmless(text)}\n")
 
 
 def _colour_wanted(no_color: bool) -> bool:
@@ -57,7 +71,8 @@ def print_diagnosis(diagnosis: Diagnosis, no_color: bool) -> None:
         return print_text(terminal.render_text(diagnosis, width=width))
     from rich.console import Console
 
-    terminal.print_report(diagnosis, Console(width=_width()))
+    with _standard_output():
+        terminal.print_report(diagnosis, Console(width=_width()))
 
 
 def print_tables(tables: Sequence[TextTable], no_color: bool) -> None:
@@ -70,12 +85,9 @@ def print_tables(tables: Sequence[TextTable], no_color: bool) -> None:
 
 def print_json(table: ColumnTable) -> None:
     """Some rows at a time: a document of millions of rows never lies in memory whole."""
-    try:
-        table.write_json(sys.stdout)
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        drop_stdout()
+    with _standard_output() as stream:
+        table.write_json(stream)
+        stream.write("\n")
 
 
 def write_html(diagnosis: Diagnosis, path: str) -> None:
@@ -85,12 +97,11 @@ def write_html(diagnosis: Diagnosis, path: str) -> None:
 
 def check_output(path: str, inputs: Sequence[str]) -> None:
     """Says early, and in one sentence, that a file cannot or must not be written."""
-    target = Path(path)
-    if target.exists() and any(target.samefile(name) for name in inputs if os.path.exists(name)):
-        raise UsageError(f"{path}: input and output are the same file")
-    if target.is_dir():
-        raise UsageError(f"{path}: is a folder, a file name is needed")
-    if not target.absolute().parent.is_dir():
-        raise UsageError(f"{path}: the folder {target.absolute().parent} does not exist")
-    if not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
-        raise UsageError(f"{path}: no permission to write")
+    read = files_read(inputs)
+    check_target(path, read)
+    folder = Path(path).absolute().parent
+    for given in inputs:
+        if looks_like_trace_name(path) and os.path.isdir(given) and folder.samefile(given):
+            raise UsageError(
+                f"{path}: would be read as one more rank of {given} next time; write it elsewhere"
+            )

@@ -64,6 +64,14 @@ def add_threads(parser: Parser) -> None:
     )
 
 
+def add_spreadsheet(parser: Parser, files: str) -> None:
+    parser.add_argument(
+        "--spreadsheet",
+        action="store_true",
+        help=f"with {files}: no cell is taken for a formula (an apostrophe stands before it)",
+    )
+
+
 def add_no_color(parser: Parser) -> None:
     parser.add_argument("--no-color", action="store_true", help="plain text even on a terminal")
 

@@ -15,10 +15,12 @@ from torchtraceap.cli.parsing import (
     Command,
     Options,
     Parser,
+    UsageError,
     add_json,
     add_no_color,
     add_paths,
     add_rank,
+    add_spreadsheet,
     add_threads,
     count,
     microseconds,
@@ -118,6 +120,7 @@ def _table_command(name: str) -> Command:
 def add_table_output(parser: Parser) -> None:
     add_json(parser)
     parser.add_argument("--csv", metavar="FILE", help="write the table as CSV")
+    add_spreadsheet(parser, "--csv")
     parser.add_argument("--parquet", metavar="FILE", help="write the table as Parquet")
     parser.add_argument(
         "--limit", type=count, metavar="N", help="at most so many rows; 40 for reading"
@@ -126,6 +129,8 @@ def add_table_output(parser: Parser) -> None:
 
 
 def check_table_output(options: Options, inputs: Sequence[str]) -> None:
+    if options.spreadsheet and not options.csv:
+        raise UsageError("--spreadsheet goes with --csv FILE")
     for path in filter(None, (options.csv, options.parquet)):
         check_output(path, inputs)
 
@@ -133,7 +138,7 @@ def check_table_output(options: Options, inputs: Sequence[str]) -> None:
 def give_table(table: ColumnTable, options: Options) -> int:
     kept = table if options.limit is None else table.take(slice(0, options.limit))
     if options.csv:
-        kept.to_csv(options.csv)
+        kept.to_csv(options.csv, spreadsheet=options.spreadsheet)
         note(f"wrote {options.csv}")
     if options.parquet:
         kept.to_parquet(options.parquet)
@@ -164,11 +169,12 @@ def _describe_diff(parser: Parser) -> None:
 def _diff(options: Options) -> int:
     inputs = [options.before, options.after]
     check_table_output(options, inputs)
+    if options.html:
+        check_output(options.html, inputs)
     from torchtraceap.analysis.diff import build_diff
 
     before, after = (load([path], options.threads) for path in inputs)
     if options.html:
-        check_output(options.html, inputs)
         from torchtraceap.report.page.diff_page import write_diff_page
 
         write_diff_page(before, after, Path(options.html))

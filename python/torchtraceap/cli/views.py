@@ -91,8 +91,10 @@ def _convert(options: Options) -> int:
         trace.events(with_args=True).to_parquet(target)
     else:
         from torchtraceap import _core
+        from torchtraceap.writing import replacing
 
-        _core.write_trace(trace.ranks[0].table, target)
+        with replacing(target) as staged:
+            _core.write_trace(trace.ranks[0].table, staged)
     note(f"wrote {target}")
     return FINE
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torchtraceap.collect.sanitize import copy_without_private_data
+from torchtraceap.errors import OutputError
+from torchtraceap.writing import first_free, naming, staging
 
 __all__ = ["TraceNames", "export_trace"]
 
 SUFFIXES = (".json.gz", ".json")
 DEFAULT_WORKER = "trace"
+_TAIL_BYTES = 64
 
 
 class TraceNames:
@@ -64,14 +65,6 @@ class TraceNames:
             yield self.folder / f"{stem}_{number}{self.suffix}"
             number += 1
 
-    def reserve(self) -> Path:
-        """Creates an empty file under the first free name, so that nobody else takes it."""
-        for path in self.candidates():
-            with contextlib.suppress(FileExistsError):
-                path.open("xb").close()
-                return path
-        raise AssertionError("the names never end")
-
 
 def export_trace(profiler: Any, names: TraceNames) -> Path | None:
     """Exports what a stopped torch profiler holds.
@@ -82,27 +75,24 @@ def export_trace(profiler: Any, names: TraceNames) -> Path | None:
     Returns:
         The file, or None when the profiler holds nothing but its own marks (a discarded or empty
         cycle): there is then no file.
+
+    Raises:
+        OutputError: The disk is full, or there is another reason why it can't be written.
     """
-    handle, raw_name = tempfile.mkstemp(prefix=".recording_", suffix=".json", dir=names.folder)
-    os.close(handle)
-    raw, packed = Path(raw_name), Path(raw_name + ".partial")
-    try:
+    with naming(names.folder), staging(names.folder) as folder:
+        raw, packed = folder / "recording.json", folder / f"packed{names.suffix}"
         profiler.export_chrome_trace(str(raw))
-        if raw.stat().st_size == 0:
+        if not raw.exists() or raw.stat().st_size == 0:
             return None
-        with packed.open("wb") as target:
+        _check_whole(raw, names.folder)
+        with packed.open("xb") as target:
             worth_keeping = copy_without_private_data(raw, target, use_gzip=names.use_gzip)
-        return publish(packed, names) if worth_keeping else None
-    finally:
-        raw.unlink(missing_ok=True)
-        packed.unlink(missing_ok=True)
+        return first_free(packed, names.candidates()) if worth_keeping else None
 
 
-def publish(finished: Path, names: TraceNames) -> Path:
-    path = names.reserve()
-    try:
-        os.replace(finished, path)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-    return path
+def _check_whole(raw: Path, folder: Path) -> None:
+    """The profiler says nothing where the disk took only a part of its file."""
+    with raw.open("rb") as file:
+        file.seek(max(0, raw.stat().st_size - _TAIL_BYTES))
+        if not file.read().rstrip().endswith(b"}"):
+            raise OutputError(f"{folder}: the profiler wrote only a part of its file")

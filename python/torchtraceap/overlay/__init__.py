@@ -11,12 +11,14 @@ from torchtraceap.errors import OptionError
 from torchtraceap.overlay.chrome import write_chrome
 from torchtraceap.overlay.protobuf import write_protobuf
 from torchtraceap.overlay.tracks import Counter, Slices, build_counters, build_slices
+from torchtraceap.writing import check_target, replacing, replacing_stream
 
 if TYPE_CHECKING:
     from torchtraceap.trace import Trace
 
 __all__ = ["Counter", "Slices", "annotate", "build_counters", "build_slices"]
 
+CHROME_SUFFIXES = (".json", ".json.gz")
 PROTOBUF_SUFFIXES = (".pftrace", ".perfetto-trace")
 
 
@@ -30,18 +32,23 @@ def annotate(trace: Trace, path: PathLike, *, rank: int | None = None) -> None:
         rank: Which rank; may be left out where there is only one.
 
     Raises:
-        OptionError: Another ending, or several ranks and none chosen.
+        OptionError: Another ending, a file that was read, or several ranks and none chosen.
         MissingDependencyError: Perfetto's format without its package.
+        OutputError: The file can't be written.
     """
     if rank is None and len(trace.ranks) > 1:
         raise OptionError(f"choose one of {len(trace.ranks)} ranks (merge puts them in one file)")
     target = Path(path)
     name = target.name.lower()
+    if not name.endswith((*CHROME_SUFFIXES, *PROTOBUF_SUFFIXES)):
+        raise OptionError(f"{target}: the name must end in .json, .json.gz or .pftrace")
+    inputs = [part.path for part in trace.ranks]
+    check_target(target, inputs)
     diagnosis = build_diagnosis(trace)
     slices, counters = build_slices(diagnosis, rank), build_counters(diagnosis, rank)
-    if name.endswith((".json", ".json.gz")):
-        write_chrome(trace.rank(rank), slices, counters, target)
-    elif name.endswith(PROTOBUF_SUFFIXES):
-        write_protobuf(trace.rank(rank), slices, counters, target)
+    if name.endswith(CHROME_SUFFIXES):
+        with replacing(target, inputs=inputs) as staged:
+            write_chrome(trace.rank(rank), slices, counters, staged)
     else:
-        raise OptionError(f"{target}: the name must end in .json, .json.gz or .pftrace")
+        with replacing_stream(target, inputs=inputs) as stream:
+            write_protobuf(trace.rank(rank), slices, counters, stream)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -19,7 +18,7 @@ SEQUENCE = 1
 
 
 def write_protobuf(
-    part: RankTrace, slices: Sequence[Slices], counters: Sequence[Counter], path: Path
+    part: RankTrace, slices: Sequence[Slices], counters: Sequence[Counter], stream: BinaryIO
 ) -> None:
     """Writes complete events of the trace as slices by track, and the overlay beside them.
 
@@ -32,23 +31,20 @@ def write_protobuf(
         raise MissingDependencyError(
             "Perfetto's format needs its package: pip install 'torchtraceap[perfetto]'"
         ) from None
-    with path.open("wb") as stream:
-        origin_ns = _first_time(part, slices, counters)
-        writer = _Writer(StreamingTraceProtoBuilder(stream), protos, origin_ns)
-        _write_events(writer, part)
-        for track in slices:
-            group = writer.group(f"torchtraceap: {track.group}")
-            uuid = writer.track(track.track, parent=group)
-            for name, start, end in zip(
-                track.names, track.start_ns.tolist(), track.end_ns.tolist(), strict=True
-            ):
-                writer.slice(uuid, name, start, end)
-        for counter in counters:
-            uuid = writer.counter_track(counter.name)
-            for time_ns, value in zip(
-                counter.time_ns.tolist(), counter.value.tolist(), strict=True
-            ):
-                writer.count(uuid, time_ns, value)
+    origin_ns = _first_time(part, slices, counters)
+    writer = _Writer(StreamingTraceProtoBuilder(stream), protos, origin_ns)
+    _write_events(writer, part)
+    for track in slices:
+        group = writer.group(f"torchtraceap: {track.group}")
+        uuid = writer.track(track.track, parent=group)
+        for name, start, end in zip(
+            track.names, track.start_ns.tolist(), track.end_ns.tolist(), strict=True
+        ):
+            writer.slice(uuid, name, start, end)
+    for counter in counters:
+        uuid = writer.counter_track(counter.name)
+        for time_ns, value in zip(counter.time_ns.tolist(), counter.value.tolist(), strict=True):
+            writer.count(uuid, time_ns, value)
 
 
 def _first_time(part: RankTrace, slices: Sequence[Slices], counters: Sequence[Counter]) -> int:

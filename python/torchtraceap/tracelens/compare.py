@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import RankTrace
 from torchtraceap.tracelens.report import tracelens_sheets
-from torchtraceap.tracelens.sheets import Sheet, csv_text
+from torchtraceap.tracelens.sheets import Sheet, write_csv
+from torchtraceap.writing import write_files
 
 if TYPE_CHECKING:
     from torchtraceap.aliases import PathLike
@@ -150,17 +152,12 @@ def write_tracelens_comparison(
         The files, in order.
 
     Raises:
-        OptionError: See `compare_sheets`.
+        OptionError: See `compare_sheets` and `write_tracelens_csvs`.
+        OutputError: See `write_tracelens_csvs`.
     """
     sheets = compare_sheets([tracelens_sheets(part) for part in parts], names)
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, sheet in sheets.items():
-        path = target / f"{name}.csv"
-        path.write_bytes(csv_text(sheet).encode("utf-8", errors="replace"))
-        written.append(path)
-    return written
+    files = ((f"{name}.csv", partial(write_csv, sheet)) for name, sheet in sheets.items())
+    return write_files(folder, files, inputs=[part.path for part in parts])
 
 
 def _family_plan(tables: Sequence[Sheet]) -> _Plan:

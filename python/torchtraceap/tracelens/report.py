@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from torchtraceap.errors import MissingDependencyError
 from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.tracelens.launchers import CompatTree
 from torchtraceap.tracelens.perf_sheets import ModelledOps, family_sheets, unified_perf_summary
-from torchtraceap.tracelens.sheets import Sheet, csv_text
+from torchtraceap.tracelens.sheets import Sheet, write_csv
 from torchtraceap.tracelens.summaries import (
     Kernels,
     coll_analysis,
@@ -23,6 +26,7 @@ from torchtraceap.tracelens.summaries import (
     short_kernels_summary,
     total_us,
 )
+from torchtraceap.writing import replacing_stream, write_files
 
 if TYPE_CHECKING:
     from torchtraceap.aliases import PathLike
@@ -60,7 +64,11 @@ def tracelens_sheets(part: RankTrace, *, detect_recompute: bool = False) -> dict
 
 
 def write_tracelens_csvs(
-    trace: Ranks | RankTrace, folder: PathLike, *, detect_recompute: bool = False
+    trace: Ranks | RankTrace,
+    folder: PathLike,
+    *,
+    detect_recompute: bool = False,
+    spreadsheet: bool = False,
 ) -> list[Path]:
     """Writes one CSV per sheet; of several ranks each gets a folder `rank<N>` of its own.
 
@@ -68,29 +76,30 @@ def write_tracelens_csvs(
         trace: A trace, or one rank of it.
         folder: Is made if it does not exist.
         detect_recompute: See `tracelens_sheets`.
+        spreadsheet: No cell is taken for a formula; see `ColumnTable.to_csv`.
 
     Returns:
         The files, in order.
+
+    Raises:
+        OptionError: One would replace a file that was read.
+        OutputError: One can't be written; none is then replaced.
     """
-    written = []
-    for part, place in _places(trace, Path(folder)):
-        place.mkdir(parents=True, exist_ok=True)
-        for name, sheet in tracelens_sheets(part, detect_recompute=detect_recompute).items():
-            path = place / f"{name}.csv"
-            text = csv_text(sheet).encode("utf-8", errors="replace")
-            path.write_bytes(text)
-            written.append(path)
-    return written
+    parts = _parts(trace)
+    files = (
+        (str(Path(place, f"{name}.csv")), partial(write_csv, sheet, spreadsheet=spreadsheet))
+        for part, place in parts
+        for name, sheet in tracelens_sheets(part, detect_recompute=detect_recompute).items()
+    )
+    return write_files(folder, files, inputs=[part.path for part, _ in parts])
 
 
-def _places(trace: Ranks | RankTrace, folder: Path) -> list[tuple[RankTrace, Path]]:
+def _parts(trace: Ranks | RankTrace) -> list[tuple[RankTrace, str]]:
+    """Ranks, and the folder of each where there are several."""
     ranks = [trace] if isinstance(trace, RankTrace) else list(trace.ranks)
     if len(ranks) == 1:
-        return [(ranks[0], folder)]
-    return [
-        (part, folder / f"rank{i if part.rank is None else part.rank}")
-        for i, part in enumerate(ranks)
-    ]
+        return [(ranks[0], "")]
+    return [(part, f"rank{i if part.rank is None else part.rank}") for i, part in enumerate(ranks)]
 
 
 def write_tracelens_xlsx(
@@ -108,6 +117,7 @@ def write_tracelens_xlsx(
 
     Raises:
         MissingDependencyError: openpyxl is not installed.
+        OptionError, OutputError: See `write_tracelens_csvs`.
     """
     try:
         from openpyxl import Workbook
@@ -115,18 +125,44 @@ def write_tracelens_xlsx(
         raise MissingDependencyError(
             "a workbook needs openpyxl: pip install 'torchtraceap[xlsx]'"
         ) from None
-    first = Path(path)
-    places = _places(trace, first.parent)
-    paths = [
-        first if len(places) == 1 else first.with_stem(f"{first.stem}_{place.name}")
-        for _, place in places
-    ]
-    for (part, _), target in zip(places, paths, strict=True):
-        book = Workbook(write_only=True)
-        for name, sheet in tracelens_sheets(part, detect_recompute=detect_recompute).items():
+
+    def write(part: RankTrace, stream: BinaryIO) -> None:
+        sheets = tracelens_sheets(part, detect_recompute=detect_recompute)
+        _write_book(Workbook, sheets, stream)
+
+    first, parts = Path(path), _parts(trace)
+    inputs = [part.path for part, _ in parts]
+    if len(parts) == 1:
+        with replacing_stream(path, inputs=inputs) as stream:
+            write(parts[0][0], stream)
+        return first
+    files = ((f"{first.stem}_{place}{first.suffix}", partial(write, part)) for part, place in parts)
+    return write_files(first.parent, files, inputs=inputs)[0]
+
+
+def _write_book(workbook: Any, sheets: dict[str, Sheet], stream: BinaryIO) -> None:
+    """Raises `OSError` and nothing else: what openpyxl had open would complain once more, on
+    standard error, whenever it is collected."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        error = _try_book(workbook, sheets, stream)
+        if error is not None:
+            gc.collect()
+    finally:
+        sys.unraisablehook = hook
+    if error is not None:
+        raise error
+
+
+def _try_book(workbook: Any, sheets: dict[str, Sheet], stream: BinaryIO) -> OSError | None:
+    try:
+        book = workbook(write_only=True)
+        for name, sheet in sheets.items():
             _add_sheet(book, name, sheet)
-        book.save(target)
-    return paths[0]
+        book.save(stream)
+    except OSError as error:
+        return OSError(error.errno, error.strerror)
+    return None
 
 
 _LONGEST_CELL = 32_767
@@ -135,15 +171,20 @@ _LONGEST_TITLE = 31
 
 def _add_sheet(book: Any, name: str, sheet: Sheet) -> None:
     page = book.create_sheet(name[:_LONGEST_TITLE])
-    page.append(list(sheet))
+    page.append([_cell(page, title) for title in sheet])
     for row in zip(*sheet.values(), strict=True):
-        page.append([_cell(value) for value in row])
+        page.append([_cell(page, value) for value in row])
 
 
-def _cell(value: Any) -> Any:
+def _cell(page: Any, value: Any) -> Any:
     """What a workbook takes: no NaN, no control characters, no text beyond its limit."""
-    if isinstance(value, str):
-        text = "".join(c if c >= " " or c in "\t\n" else "\ufffd" for c in value)
-        # A text is never a formula, whatever a name in the trace begins with.
-        return text[:_LONGEST_CELL] if not text.startswith("=") else f"'{text}"[:_LONGEST_CELL]
-    return None if value is None or value != value else value
+    if not isinstance(value, str):
+        return None if value is None or value != value else value
+    text = "".join(c if c >= " " or c in "\t\n" else "\ufffd" for c in value)[:_LONGEST_CELL]
+    if not text.startswith(("=", "#")):
+        return text
+    from openpyxl.cell import WriteOnlyCell
+
+    cell = WriteOnlyCell(page, text)
+    cell.data_type = "s"  # not a formula, not an error such as #N/A: the text that it is
+    return cell

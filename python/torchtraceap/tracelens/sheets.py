@@ -7,12 +7,14 @@ import json
 from collections.abc import Callable
 from functools import lru_cache
 from io import StringIO
-from typing import Any
+from itertools import chain
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
+from torchtraceap.columns import csv_quoting, spreadsheet_cell
 
 __all__ = [
     "METRICS",
@@ -25,6 +27,7 @@ __all__ = [
     "shares",
     "statistics",
     "take",
+    "write_csv",
 ]
 
 Sheet = dict[str, list[Any]]
@@ -105,15 +108,36 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
+def write_csv(sheet: Sheet, stream: BinaryIO, *, spreadsheet: bool = False) -> None:
+    """Writes the sheet as CSV; one without columns is an empty line, as pandas writes it.
+
+    Args:
+        sheet: What.
+        stream: Where to.
+        spreadsheet: No cell is taken for a formula.
+    """
+    text = csv_text(_for_spreadsheets(sheet) if spreadsheet else sheet)
+    stream.write(text.encode("utf-8", errors="replace"))
+
+
 def csv_text(sheet: Sheet) -> str:
-    """The sheet as CSV; a sheet without columns is an empty line, as pandas writes it."""
+    """The text that `write_csv` writes."""
     if not sheet:
         return "\n"
     out = StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    columns = [_cells(column) for column in sheet.values()]
+    texts = (value for value in chain(sheet, *columns) if isinstance(value, str))
+    writer = csv.writer(out, lineterminator="\n", quoting=csv_quoting(texts))
     writer.writerow(sheet)
-    writer.writerows(zip(*(_cells(column) for column in sheet.values()), strict=True))
+    writer.writerows(zip(*columns, strict=True))
     return out.getvalue()
+
+
+def _for_spreadsheets(sheet: Sheet) -> Sheet:
+    def cell(value: Any) -> Any:
+        return spreadsheet_cell(value) if isinstance(value, str) else value
+
+    return {cell(title): [cell(value) for value in column] for title, column in sheet.items()}
 
 
 def _cells(column: list[Any]) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torchtraceap import _core
 from torchtraceap.analysis.many_ranks.matching import MatchedCollectives, match_collectives
 from torchtraceap.errors import OptionError
+from torchtraceap.writing import check_target, replacing
 
 if TYPE_CHECKING:
     from torchtraceap.ranks import Ranks
@@ -25,20 +26,20 @@ def merge_ranks(trace: Ranks, path: str | os.PathLike[str]) -> MatchedCollective
 
     Args:
         trace: One or several ranks.
-        path: Where to write it; a rank's own file is refused.
+        path: Where to write it.
 
     Returns:
         The matched collectives, whose clocks say what was moved.
 
     Raises:
         OptionError: Another ending, or the path is that of a file that was read.
-        TraceError: The file can't be written.
+        OutputError: The file can't be written.
     """
     target = Path(path)
     if not target.name.lower().endswith((".json", ".json.gz")):
         raise OptionError(f"{target}: the name must end in .json or .json.gz")
-    if any(Path(rank.path).resolve() == target.resolve() for rank in trace.ranks):
-        raise OptionError(f"{target}: this file was read, choose another name")
+    inputs = [rank.path for rank in trace.ranks]
+    check_target(target, inputs)
     matched = match_collectives(trace)
     ranks = [
         (rank.table, f"rank {number}", clock.offset_ns, clock.drift)
@@ -48,5 +49,6 @@ def merge_ranks(trace: Ranks, path: str | os.PathLike[str]) -> MatchedCollective
             trace.ranks, matched.rank_numbers, matched.clocks, strict=True
         )
     ]
-    _core.write_merged_trace(ranks, target, epoch_ns=matched.core.clock_epoch_ns)
+    with replacing(target, inputs=inputs) as staged:
+        _core.write_merged_trace(ranks, staged, epoch_ns=matched.core.clock_epoch_ns)
     return matched

@@ -15,6 +15,7 @@ from torchtraceap.report.page.document import compressed_json, render_document
 from torchtraceap.report.page.table_data import table_data
 from torchtraceap.report.view import GPU_LABELS, IDLE_LABELS, Segment, facts_of, title_of
 from torchtraceap.units import counted, format_ns
+from torchtraceap.writing import check_target, write_text
 
 if TYPE_CHECKING:
     from torchtraceap.results import Summary
@@ -54,8 +55,15 @@ _STATUS = {
 
 
 def write_diff_page(before: Trace, after: Trace, path: Path) -> None:
-    """Writes the page that compares two traces."""
-    path.write_text(render_diff(before, after), encoding="utf-8")
+    """Writes the page that compares two traces.
+
+    Raises:
+        OptionError: `path` is one of the files that were read.
+        OutputError: It can't be written.
+    """
+    inputs = [part.path for trace in (before, after) for part in trace.ranks]
+    check_target(path, inputs)
+    write_text(path, render_diff(before, after), inputs=inputs)
 
 
 def render_diff(before: Trace, after: Trace) -> str:
