@@ -278,12 +278,13 @@ def test_unwritable_output_is_one_sentence(slow: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_full_disk_is_one_sentence(slow: Path) -> None:
-    command = [sys.executable, "-m", "torchtraceap", "events", str(slow), "--json"]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert done.returncode == 2
-    assert "No space left" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    for words in (f"events {slow} --json", f"{slow}", "--help", "ops --help"):
+        command = [sys.executable, "-m", "torchtraceap", *words.split()]
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 2
+        assert "standard output: can't be written: No space left" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_reader_that_goes_away_is_no_error(slow: Path) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from torchtraceap.cli.diagnosis import DIAGNOSIS_COMMANDS
 from torchtraceap.cli.exports import EXPORT_COMMANDS
-from torchtraceap.cli.output import drop_stdout, note, print_text
+from torchtraceap.cli.output import drop_stdout, note, print_text, standard_output
 from torchtraceap.cli.parsing import FINE, INTERRUPTED, UNUSABLE, Parser, UsageError, unknown_word
 from torchtraceap.cli.simulation import SIMULATION_COMMANDS
 from torchtraceap.cli.tables import TABLE_COMMANDS
@@ -85,7 +85,9 @@ def _run(given: list[str]) -> int:
         allow_abbrev=False,
     )
     command.describe(parser)
-    return command.run(parser.parse_intermixed_args(rest))
+    with standard_output():  # takes the help
+        options = parser.parse_intermixed_args(rest)
+    return command.run(options)
 
 
 def _sentence(error: BaseException) -> str:

@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 
 def print_text(text: str) -> None:
     """Writes to standard output."""
-    with _standard_output() as stream:
+    with standard_output() as stream:
         stream.write(text)
         stream.write("\n")
 
 
 @contextlib.contextmanager
-def _standard_output() -> Iterator[TextIO]:
+def standard_output() -> Iterator[TextIO]:
     """Takes the result. A reader that went away is no error, a full disk is one."""
     try:
-        yield sys.stdout
-        sys.stdout.flush()
+        try:
+            yield sys.stdout
+        finally:
+            sys.stdout.flush()
     except BrokenPipeError:
         drop_stdout()
     except OSError as error:
@@ -71,7 +73,7 @@ def print_diagnosis(diagnosis: Diagnosis, no_color: bool) -> None:
         return print_text(terminal.render_text(diagnosis, width=width))
     from rich.console import Console
 
-    with _standard_output():
+    with standard_output():
         terminal.print_report(diagnosis, Console(width=_width()))
 
 
@@ -85,7 +87,7 @@ def print_tables(tables: Sequence[TextTable], no_color: bool) -> None:
 
 def print_json(table: ColumnTable) -> None:
     """Some rows at a time: a document of millions of rows never lies in memory whole."""
-    with _standard_output() as stream:
+    with standard_output() as stream:
         table.write_json(stream)
         stream.write("\n")
 
