@@ -30,7 +30,7 @@ CPP_LAYERS: dict[str, set[str]] = {
 }
 # Third-party header -> the one layer that may see it. What matches nothing must be standard.
 CPP_THIRD_PARTY: dict[str, str] = {
-    r"simdjson\.h|isa-l(\.h|/.*)|zstd\.h|zlib\.h": "trace",
+    r"simdjson\.h|isa-l(\.h|/.*)|zstd(_errors)?\.h|zlib\.h": "trace",
     r"Eigen/.*": "analysis",
     r"(xtensor|xtl)/.*": "features",
     r"pybind11/.*": "bindings",

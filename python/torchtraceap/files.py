@@ -23,7 +23,9 @@ __all__ = [
 ]
 
 _TRACE_SUFFIXES = (".json", ".json.gz", ".json.zst")
-_MAGIC = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")  # gzip, zstd
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_ZSTD_SKIPPABLE = tuple(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))
+_MAGIC = (_GZIP, _ZSTD, *_ZSTD_SKIPPABLE)
 _RANK_IN_NAME = re.compile(r"(?<![a-z])rank[-_ .=]?(\d{1,9})(?!\d)", re.IGNORECASE)
 
 

@@ -210,6 +210,28 @@ def test_a_trace_with_an_unusual_name_is_found_by_content(write_trace: WriteTrac
     assert len(ttap.load(folder).ranks) == 1
 
 
+@pytest.mark.parametrize("first", [0x50, 0x5F])
+def test_zstd_that_begins_with_a_skippable_frame_is_a_trace(tmp_path: Path, first: int) -> None:
+    skippable = bytes([first]) + b"\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"hello"
+    content = skippable + zstandard.ZstdCompressor().compress(json.dumps(document()).encode())
+    (tmp_path / "archived").write_bytes(content + skippable)
+    assert ttap.load(tmp_path / "archived").events().num_rows == 1
+    assert ttap.load(tmp_path).events().num_rows == 1
+    assert not codes(ttap.load(tmp_path))
+
+
+def test_a_window_above_the_limit_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "long.json.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd\x00\xa0\x09\x00\x00x")  # a window of 1 GiB
+    with pytest.raises(errors.ParseError, match="window of 1073741824 bytes is above the limit"):
+        ttap.load(path)
+    whole = zstandard.ZstdCompressor().compress(json.dumps(document()).encode())
+    path.write_bytes(whole + path.read_bytes())
+    (diagnostic,) = ttap.load(path).diagnostics
+    assert diagnostic.code == "damaged_stream"
+    assert "above the limit of 134217728" in diagnostic.message
+
+
 @pytest.mark.parametrize("content", [None, "README.md", "broken.json"])
 def test_a_folder_without_any_trace_is_an_error(tmp_path: Path, content: str | None) -> None:
     if content:

@@ -134,10 +134,7 @@ class Reader {
                      "events), found " +
                          (text.empty() ? "no text" : shown) + damage_text());
   }
-  std::string damage_text() const {
-    if (!source_.damage()) return "";
-    return "; the compressed stream is damaged: " + source_.damage()->message;
-  }
+  std::string damage_text() const { return source_.damage() ? "; " + *source_.damage() : ""; }
 
   // --- events ---
 
@@ -303,10 +300,7 @@ class Reader {
     Diagnostics read;
     reasons_.write_to(read);
     if (source_.damage()) {
-      read.add("damaged_stream",
-               "the compressed stream is damaged (" + source_.damage()->message +
-                   "); what came before is kept",
-               1, fetched_);
+      read.add("damaged_stream", *source_.damage() + "; what came before is kept", 1, fetched_);
     }
     read.merge(table_.diagnostics);
     table_.diagnostics = std::move(read);
@@ -333,19 +327,21 @@ class Reader {
   bool resync_ = false;     ///< inside an event that was given up
 };
 
+EventTable read_all(RawInput& raw, const std::string& name, const ReadOptions& options) {
+  return with_text(raw, [&](TextSource& source) {
+    return Reader(source, name, raw.total_bytes(), options).read();
+  });
+}
+
 }  // namespace
 
 EventTable read_trace(const std::string& path, const ReadOptions& options) {
-  std::unique_ptr<RawInput> raw = open_file(path);
-  const std::uint64_t total = raw->total_bytes();
-  const std::unique_ptr<TextSource> source = open_text(std::move(raw));
-  return Reader(*source, path, total, options).read();
+  return read_all(*open_file(path), path, options);
 }
 
 EventTable read_trace_bytes(std::string_view bytes, const std::string& name,
                             const ReadOptions& options) {
-  const std::unique_ptr<TextSource> source = open_text(open_bytes(bytes));
-  return Reader(*source, name, bytes.size(), options).read();
+  return read_all(*open_bytes(bytes), name, options);
 }
 
 }  // namespace traceap

@@ -245,6 +245,27 @@ TEST_CASE("a compressed stream that breaks keeps what came before", "[trace]") {
   }
 }
 
+TEST_CASE("a damaged stream gives one table, whatever the chunks and threads", "[trace]") {
+  const std::string text = object(kFirst + ",\n" + kSecond + ",\n" + kFirst);
+  for (const std::string& packed : {packed_gzip(text), packed_zstd(text)}) {
+    for (std::size_t at = packed.size() / 2; at < packed.size(); at += 3) {
+      CAPTURE(at);
+      std::string damaged = packed;
+      damaged[at] = static_cast<char>(damaged[at] ^ 0x40);
+      const auto read = [&](std::size_t chunk, unsigned threads) {
+        try {
+          return fingerprint(load(damaged, chunk, threads));
+        } catch (const ParseError& error) {
+          return std::string(error.what());
+        }
+      };
+      const std::string expected = read(1 << 20, 1);
+      for (const std::size_t chunk : {1U, 7U, 100U, 4096U}) CHECK(read(chunk, 1) == expected);
+      CHECK(read(100, 3) == expected);
+    }
+  }
+}
+
 TEST_CASE("a file without an event is an error of one sentence", "[trace]") {
   for (const std::string& text :
        {std::string(), std::string("\n\n"), std::string("{}"), std::string("[]"),
