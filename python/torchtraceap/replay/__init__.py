@@ -4,13 +4,14 @@
     print(result.script, result.time_ns)
 
 The overload comes from torch's own registry, the inputs from the recorded shapes, strides, types
-and concrete values; what cannot be rebuilt is said with the reason (docs/replay.md).
+and concrete values. Only operators that calculate are called, on bounded sizes (`allowed.py`,
+`bounds.py`); what cannot be rebuilt is said with the reason (docs/replay.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.columns import Column, encode_texts
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import Ranks, RankTrace
-from torchtraceap.replay.arguments import CallPlan, plan_call
+from torchtraceap.replay.allowed import check_name
+from torchtraceap.replay.arguments import plan_call
 from torchtraceap.replay.call import (
     DIMS_KEYS,
     STRIDES_KEY,
@@ -32,6 +34,7 @@ from torchtraceap.replay.call import (
     find_surroundings,
     text_of_args,
 )
+from torchtraceap.replay.plan import CallPlan
 from torchtraceap.replay.run import check_device, has_kernel, time_call
 from torchtraceap.replay.schema import require_torch
 from torchtraceap.replay.script import render_script
@@ -99,14 +102,15 @@ def replay(
     part = trace.rank(rank)
     row = _chosen_row(part, row, op)
     plan = _plan_row(part, row)
-    timing = time_call(plan, device, min_run_time=min_run_time)
+    script = _script(part, row, plan)
+    timing = time_call(plan.operator, script, device, min_run_time=min_run_time)
     measured_ns, measured = _measured(part, row)
     return ReplayResult(
         plan.operator.qualified,
-        _full_name(plan),
+        plan.operator.full_name,
         row,
         device,
-        _script(part, row, plan),
+        script,
         timing.median_ns,
         timing.iqr_ns,
         timing.samples,
@@ -161,7 +165,7 @@ def find_replayable(
     names = part.table.strings
     columns: dict[str, Column] = {
         "op": encode_texts(names[part.table.name[row]] for row in representatives),
-        "overload": encode_texts(_full_name(v.plan) if v.plan else None for v in verdicts),
+        "overload": encode_texts(v.plan.operator.full_name if v.plan else None for v in verdicts),
         "calls": groups.count[chosen],
         "gpu_time_ns": gpu_ns[chosen],
         "gpu_time_share": gpu_ns[chosen] / total_ns if total_ns else np.full(len(chosen), np.nan),
@@ -262,17 +266,19 @@ def _plan(part: RankTrace, row: int) -> CallPlan:
     name, texts = part.table.name_of(row), text_of_args(part, row)
     looks_around = name in _COPIES or "TensorList" in (texts[1] or "")
     around = find_surroundings(part, row) if looks_around else None
-    if texts[0] is None:
-        from torchtraceap.replay.schema import check_name
+    check_name(name)  # rather than missing shapes, say that it is no operator
+    plan = plan_call(call_from_texts(name, texts, around))
+    from torchtraceap.replay.extent import made_bytes
 
-        check_name(name)  # rather than missing shapes, say that it is no operator
-    return plan_call(call_from_texts(name, texts, around))
+    return replace(plan, made_bytes=made_bytes(plan))
 
 
 def _script(part: RankTrace, row: int, plan: CallPlan) -> str:
     measured_ns, measured = _measured(part, row)
     where = "on the GPU" if measured == "gpu" else "on the host"
-    return render_script(plan, row=row, measured=f"{measured_ns / 1000:.1f} us {where}")
+    return render_script(
+        plan, source=part.path, row=row, measured=f"{measured_ns / 1000:.1f} us {where}"
+    )
 
 
 def _measured(part: RankTrace, row: int) -> tuple[int, str]:
@@ -290,11 +296,6 @@ def _comparison_notes(part: RankTrace, plan: CallPlan, device: str, measured: st
     if any(argument.written for argument in plan.operator.arguments):
         notes.append("the operator writes to its inputs: later calls meet the results of earlier")
     return notes
-
-
-def _full_name(plan: CallPlan) -> str:
-    operator = plan.operator
-    return f"{operator.qualified}.{operator.overload}" if operator.overload else operator.qualified
 
 
 def _masked(values: Sequence[int | None]) -> Array:

@@ -4,54 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torchtraceap.replay import dtypes
+from torchtraceap.replay.allowed import check_name, check_number, check_operator, check_text
+from torchtraceap.replay.bounds import MAX_BYTES, MAX_NUMBERS, MAX_TENSORS, TOO_LARGE
 from torchtraceap.replay.call import NO_SCALARS, NotReplayableError, RecordedCall, copy_ends
+from torchtraceap.replay.fits import check_fits
+from torchtraceap.replay.plan import DEVICE, HOST, CallPlan, Make, TorchName
 from torchtraceap.replay.roles import fill_for
 from torchtraceap.replay.schema import Argument, Operator, match_operator
 
-__all__ = ["DEVICE", "CallPlan", "Make", "TorchName", "plan_call"]
-
-
-@dataclass(frozen=True, slots=True)
-class TorchName:
-    """A constant of torch, such as `float32`; the name is one of our own tables."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceName:
-    """Where tensors live: the device of the replay, or the host."""
-
-    host: bool = False
-
-
-DEVICE, HOST = DeviceName(), DeviceName(host=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Make:
-    """A tensor: a function of `inputs.py` and its arguments."""
-
-    function: str
-    arguments: tuple[Any, ...]
-    pinned: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CallPlan:
-    """All that it takes to call an operator again."""
-
-    operator: Operator
-    positional: tuple[tuple[str, Any], ...]
-    """Name and node: a literal, `TorchName`, `DeviceName`, `Make`, or a list of these."""
-    keyword: tuple[tuple[str, Any], ...]
-    input_bytes: int
-    notes: tuple[str, ...]
-    """What was assumed where the trace does not say."""
+__all__ = ["plan_call"]
 
 
 def plan_call(call: RecordedCall) -> CallPlan:
@@ -60,7 +24,9 @@ def plan_call(call: RecordedCall) -> CallPlan:
     Raises:
         NotReplayableError: With the reason.
     """
+    check_name(call.name)
     operator = match_operator(call)
+    check_operator(operator)
     if operator.name in _CHANGES_SHAPE:
         raise NotReplayableError(
             f"{operator.qualified} changes the shape of its argument, so that a second call would "
@@ -71,12 +37,8 @@ def plan_call(call: RecordedCall) -> CallPlan:
 
 _CHANGES_SHAPE = frozenset(
     {
-        "_resize_output_",
         "as_strided_",
         "detach_",
-        "resize_",
-        "resize_as_",
-        "set_",
         "squeeze_",
         "swapaxes_",
         "swapdims_",
@@ -145,6 +107,7 @@ class _Planner:
         if self._call.strides is None and self._bytes:
             self._note("strides were not recorded: tensors are contiguous")
         operator = self._operator
+        check_fits(operator, dict((*positional, *keyword)))
         return CallPlan(
             operator, tuple(positional), tuple(keyword), self._bytes, tuple(self._notes)
         )
@@ -219,6 +182,11 @@ class _Planner:
             return []
         if not all(isinstance(shape, tuple) for shape in shapes):
             raise NotReplayableError(f"the shapes in '{argument.name}' are not those of a list")
+        if len(shapes) > MAX_TENSORS:
+            raise NotReplayableError(
+                f"'{argument.name}' has {len(shapes)} tensors, more than the {MAX_TENSORS} that "
+                "are made"
+            )
         strides: Sequence[Any] = [None] * len(shapes)
         if call.strides is not None and len(call.strides[place]) == len(shapes):
             strides = call.strides[place]
@@ -263,14 +231,15 @@ class _Planner:
             0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         )
         self._bytes += elements * dtypes.ELEMENT_BYTES[dtype]
-        if self._bytes > 1 << 50:
-            raise NotReplayableError(f"'{name}' of shape {list(shape)} is too large to be real")
-        function, arguments = self._fill(name, shape, dtype)
+        repeated = math.prod(shape) * dtypes.ELEMENT_BYTES[dtype]  # strides of 0 take no storage
+        if max(self._bytes, repeated) > MAX_BYTES:
+            raise NotReplayableError(
+                f"'{name}' of shape {list(shape)} is too large to be real: {TOO_LARGE}"
+            )
+        function, leading = self._fill(name, shape, dtype)
         target = DEVICE if place == "device" else HOST
-        typed = () if function == "booleans" else (TorchName(dtype),)
-        return Make(
-            function, (*arguments, tuple(shape), tuple(strides), *typed, target), place == "pinned"
-        )
+        pinned = place == "pinned"
+        return Make(function, leading, tuple(shape), tuple(strides), dtype, target, pinned)
 
     def _fill(self, name: str, shape: tuple[int, ...], dtype: str) -> tuple[str, tuple[Any, ...]]:
         operator = self._operator
@@ -346,6 +315,11 @@ class _Planner:
         if element is None:
             return _scalar(argument, kind, value)
         if isinstance(value, list | tuple):
+            if len(value) > MAX_NUMBERS:
+                raise NotReplayableError(
+                    f"'{argument.name}' has {len(value)} numbers, more than the {MAX_NUMBERS} "
+                    "that are taken"
+                )
             return [_scalar(argument, element, inner) for inner in value]
         return [_scalar(argument, element, value)]
 
@@ -355,6 +329,10 @@ def _scalar(argument: Argument, kind: str, value: Any) -> Any:
     if type(value) not in allowed or (type(value) is int and not -(1 << 63) <= value < 1 << 63):
         text = ascii(value)[:60]
         raise NotReplayableError(f"the value of '{argument.name}' is {text}, not of kind {kind}")
+    if kind == "str":
+        check_text(argument, value)
+    else:
+        check_number(argument, value)
     return float(value) if kind == "float" else value
 
 

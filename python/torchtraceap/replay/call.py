@@ -11,6 +11,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.ranks import RankTrace
+from torchtraceap.replay.bounds import MAX_AXES
 from torchtraceap.replay.literals import parse_value
 
 __all__ = [
@@ -26,7 +27,6 @@ TYPES_KEY, STRIDES_KEY, VALUES_KEY = "Input type", "Input Strides", "Concrete In
 NO_SCALARS = "the trace has no Concrete Inputs (recorded since PyTorch 2.1 with record_shapes=True)"
 
 _MAX_SIZE = 1 << 48
-_MAX_RANK = 64
 
 
 class NotReplayableError(Exception):
@@ -127,7 +127,7 @@ def _sizes(entry: Any) -> tuple[Any, ...]:
 
 def _plain_sizes(entry: list[Any]) -> tuple[int, ...]:
     whole = all(type(size) is int and 0 <= size <= _MAX_SIZE for size in entry)
-    if not whole or len(entry) > _MAX_RANK:
+    if not whole or len(entry) > MAX_AXES:
         raise NotReplayableError(f"{ascii(entry)[:60]} is no shape")
     return tuple(entry)
 

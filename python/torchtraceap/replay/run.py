@@ -1,19 +1,21 @@
-"""Calling a plan on a device, and how long it takes there."""
+"""Running a script on a device, and how long its call takes there."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torchtraceap.errors import OptionError
-from torchtraceap.replay.arguments import CallPlan, DeviceName, Make, TorchName
 from torchtraceap.replay.schema import Operator, require_torch
 
-__all__ = ["Timing", "build_call", "check_device", "has_kernel", "time_call"]
-
-_ROOM = 3  # inputs, outputs and what the operator needs between them
+__all__ = ["Timing", "check_device", "has_kernel", "time_call"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,6 @@ class Timing:
     iqr_ns: float
     """Distance of the quartiles."""
     samples: int
-    calls: int
 
 
 def check_device(device: str) -> Any:
@@ -45,92 +46,47 @@ def check_device(device: str) -> Any:
 def has_kernel(operator: Operator, device: str) -> bool:
     """Whether the operator has an implementation for the device's kind."""
     torch = require_torch()
-    name = operator.qualified + (f".{operator.overload}" if operator.overload else "")
     key = torch._C._dispatch_key_for_device(torch.device(device).type)
-    try:
-        return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, key))
-    except RuntimeError:  # known to TorchScript only, which runs on any device
-        return True
+    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(operator.full_name, key))
 
 
-def build_call(plan: CallPlan, device: str) -> Callable[[], Any]:
-    """Makes the inputs and returns the call without arguments.
+def time_call(operator: Operator, script: str, device: str, *, min_run_time: float) -> Timing:
+    """Runs a script (`script.py`) in a process and an empty folder of its own.
 
-    Raises:
-        OptionError: The inputs do not fit on the device.
-    """
-    torch = require_torch()
-    chosen = check_device(device)
-    _check_room(plan, chosen)
-    operator = plan.operator
-    namespace = getattr(torch.ops, operator.namespace)
-    overload = getattr(getattr(namespace, operator.name), operator.overload or "default")
-    with torch.random.fork_rng(devices=[] if chosen.type == "cpu" else None):
-        torch.manual_seed(0)
-        positional = [_value(node, device) for _, node in plan.positional]
-        named = {name: _value(node, device) for name, node in plan.keyword}
-    return lambda: overload(*positional, **named)
-
-
-def time_call(plan: CallPlan, device: str, *, min_run_time: float) -> Timing:
-    """Median time of the call, after a first call that is not measured.
+    So what the call does to its process (a crash, memory, generators of random numbers) is not done
+    to this one, and an interrupt ends it.
 
     Raises:
         OptionError: The operator does not run on the device; the message is torch's own.
     """
-    torch = require_torch()
-    from torch.utils import benchmark
-
-    name = plan.operator.qualified
-    try:
-        call = build_call(plan, device)
-        call()
-        timer = benchmark.Timer(
-            "call()", globals={"call": call}, num_threads=torch.get_num_threads()
+    with tempfile.TemporaryDirectory(prefix="torchtraceap-") as folder:
+        path = Path(folder) / "call.py"
+        path.write_text(script, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, str(path), device, str(min_run_time)],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
         )
-        measured = timer.blocked_autorange(min_run_time=min_run_time)
-    except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:
-        raise OptionError(f"{name} does not run on {device}: {_first_line(error)}") from None
-    return Timing(
-        measured.median * 1e9,
-        measured.iqr * 1e9,
-        len(measured.times),
-        len(measured.times) * measured.number_per_run,
-    )
+    if done.returncode:
+        reason = _reason(done.returncode, done.stderr)
+        raise OptionError(f"{operator.qualified} does not run on {device}: {reason}")
+    return Timing(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def _value(node: Any, device: str) -> Any:
-    if isinstance(node, Make):
-        from torchtraceap.replay import inputs
-
-        arguments = [_value(inner, device) for inner in node.arguments]
-        tensor = getattr(inputs, node.function)(*arguments)
-        return tensor.pin_memory() if node.pinned and device != "cpu" else tensor
-    if isinstance(node, TorchName):
-        return getattr(require_torch(), node.name)
-    if isinstance(node, DeviceName):
-        return "cpu" if node.host else device
-    return [_value(inner, device) for inner in node] if isinstance(node, list) else node
+_ERROR = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
 
 
-def _check_room(plan: CallPlan, device: Any) -> None:
-    free = _free_bytes(device)
-    if free is not None and _ROOM * plan.input_bytes > free:
-        raise OptionError(
-            f"the inputs of {plan.operator.qualified} take {plan.input_bytes / 1e9:.1f} GB, "
-            f"too much for {free / 1e9:.1f} GB of free memory"
-        )
-
-
-def _free_bytes(device: Any) -> int | None:
-    if device.type == "cuda":
-        return int(require_torch().cuda.mem_get_info(device)[0])
-    if device.type != "cpu" or not hasattr(os, "sysconf"):
-        return None
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
+def _reason(code: int, errors: str) -> str:
+    """The error that ended a script, in one line."""
+    if code < 0:
+        return f"it ended its process with {signal.Signals(-code).name}"
+    found = _ERROR.search(errors)
+    lines = [found[0]] if found else errors.strip().splitlines()
+    return lines[-1][:300] if lines else f"exit code {code}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from torchtraceap.errors import MissingDependencyError
 from torchtraceap.replay.call import NotReplayableError, RecordedCall
 
-__all__ = ["Argument", "Operator", "check_name", "match_operator", "require_torch"]
+__all__ = ["Argument", "Operator", "match_operator", "registered_overloads", "require_torch"]
 
 _PLAIN = {
     "Tensor": "tensor",
@@ -53,6 +53,17 @@ class Argument:
     default: Any
     written: bool
     """The operator writes to it."""
+    length: int | None = None
+    """Of a list that has a fixed one, such as 4 for `int[4] padding`."""
+
+    @property
+    def takes_tensors(self) -> bool:
+        return self.kind in ("tensor", "tensors", "optional_tensors")
+
+    @property
+    def is_output(self) -> bool:
+        """Only where the result goes: `out=`."""
+        return self.written and self.keyword_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +81,15 @@ class Operator:
         return f"{self.namespace}::{self.name}"
 
     @property
+    def full_name(self) -> str:
+        """As torch spells it: `aten::add.Tensor`."""
+        return f"{self.qualified}.{self.overload}" if self.overload else self.qualified
+
+    @property
     def base_name(self) -> str:
         """Without namespace and without the underscore of the in-place form."""
-        return self.name[:-1] if self.name.endswith("_") else self.name
+        in_place = self.name.endswith("_") and not self.name.endswith("__")
+        return self.name[:-1] if in_place else self.name
 
 
 def require_torch() -> Any:
@@ -99,13 +116,9 @@ def match_operator(call: RecordedCall) -> Operator:
     Raises:
         NotReplayableError: The name is no registered operator, or no overload fits.
     """
-    check_name(call.name)
     overloads = registered_overloads(call.name)
     if not overloads:
-        raise NotReplayableError(
-            f"{_quoted(call.name)} is not registered in this process; "
-            "import the library that defines it first"
-        )
+        raise NotReplayableError(f"{call.name} is no operator of this version of torch")
     count = len(call.types)
     same = [op for op in overloads if len(op.arguments) == count]
     longer = [op for op in overloads if _has_grown(op, count)]
@@ -120,29 +133,21 @@ def match_operator(call: RecordedCall) -> Operator:
     )
 
 
-def check_name(name: str) -> None:
-    namespace, separator, rest = name.partition("::")
-    if name.startswith(("autograd::engine", "torch::autograd")) or "Backward" in rest + namespace:
-        raise NotReplayableError(
-            "an autograd node is no operator; those that it calls can be replayed one by one"
-        )
-    if not separator or not namespace.isidentifier() or not rest.isidentifier():
-        raise NotReplayableError(
-            f"{_quoted(name)} is no registered operator: annotations, Python functions and "
-            "compiled kernels have no schema"
-        )
-
-
-def _quoted(name: str) -> str:
-    return ascii(name if len(name) <= 80 else name[:77] + "...")
-
-
 @lru_cache(maxsize=4096)
 def registered_overloads(name: str) -> tuple[Operator, ...]:
-    """What torch knows by this name, those with tensors in the order of registration."""
-    schemas = require_torch()._C._jit_get_schemas_for_operator(name)
+    """What torch's dispatcher knows by this name, in the order of registration.
+
+    Builtins of TorchScript (`aten::save`) are not among them: the profiler records none.
+    """
+    torch = require_torch()
+    schemas = torch._C._jit_get_schemas_for_operator(name)
     operators = (_operator(schema) for schema in schemas)
-    return tuple(op for op in operators if op.overload == "" or op.overload.isidentifier())
+    return tuple(
+        op
+        for op in operators
+        if (op.overload == "" or op.overload.isidentifier())
+        and torch._C._dispatch_has_kernel(op.full_name)
+    )
 
 
 def _operator(schema: Any) -> Operator:
@@ -164,6 +169,7 @@ def _argument(argument: Any) -> Argument:
         has_default,
         argument.default_value if has_default else None,
         argument.alias_info is not None and argument.alias_info.is_write,
+        argument.N,
     )
 
 

@@ -7,42 +7,68 @@ import keyword
 import math
 from typing import Any
 
-from torchtraceap.replay.arguments import CallPlan, DeviceName, Make, TorchName
+from torchtraceap.replay.plan import CallPlan, DeviceName, Make, TorchName
 from torchtraceap.replay.schema import Operator
 
 __all__ = ["render_script"]
 
 _WIDTH = 100
+_SHOWN = 6  # shapes of a list
 _ALWAYS = ("storage_size", "strided")
 _NEEDS_EMPTY = frozenset({"ascending", "shares", "identity"})
-_TAKEN = frozenset({"benchmark", "call", "sys", "torch", "Shape", "DEVICE"})
+_TAKEN = frozenset(
+    {
+        *("benchmark", "call", "claim_room", "free_bytes", "json", "measured", "os", "sys"),
+        *("timer", "times", "torch", "Shape", "DEVICE", "NEEDED", "SECONDS"),
+    }
+)
+_MEASURING = """\
+if __name__ == "__main__":
+    call()  # what happens only once is not measured
+    timer = benchmark.Timer(
+        "call()", globals={"call": call}, num_threads=torch.get_num_threads()
+    )
+    measured = timer.blocked_autorange(min_run_time=SECONDS)
+    print(measured)
+    times = {"median_ns": measured.median * 1e9, "iqr_ns": measured.iqr * 1e9}
+    print(json.dumps({**times, "samples": len(measured.times)}))
+"""
 
 
-def render_script(plan: CallPlan, *, row: int, measured: str) -> str:
-    """The script as text.
+def render_script(plan: CallPlan, *, source: str, row: int, measured: str) -> str:
+    """The script as text, which says at its head what it calls, on what and after which trace.
 
     Args:
         plan: What to call.
-        row: Row of the event table, named in the header.
+        source: Path of the trace.
+        row: Row of the event table.
         measured: How long the call took in the trace, in words.
     """
     operator = plan.operator
     functions = _functions(plan)
     variables, arguments = _bind(plan, taken=_TAKEN | set(functions))
     lines = [
-        f"# Reproduces {operator.qualified}, row {row} of a trace ({measured}).",
-        "# It needs PyTorch only. Usage: python FILE [DEVICE]",
+        f"# Calls {operator.full_name} and nothing else, again and again, and times it.",
+        *_tensor_lines(plan),
+        f"# Recorded in row {row} of the trace {source!a} ({measured}).",
         f"# {operator.schema}",
+        "# It needs PyTorch only. Usage: python FILE [DEVICE [SECONDS]]",
         *(f"# Assumed: {note}." for note in plan.notes),
         "",
+        "import json",
+        "import os",
         "import sys",
         "",
         "import torch",
         "from torch.utils import benchmark",
         "",
         'DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"',
+        "SECONDS = float(sys.argv[2]) if len(sys.argv) > 2 else 0.5",
+        f"NEEDED = {plan.needed_bytes}  # bytes: inputs, results and room between them",
         *_helpers(functions),
         "",
+        'if __name__ == "__main__":',
+        "    claim_room(NEEDED, torch.device(DEVICE))",
         "torch.manual_seed(0)",
         *variables,
         "",
@@ -51,22 +77,25 @@ def render_script(plan: CallPlan, *, row: int, measured: str) -> str:
         *_call(operator, arguments),
         "",
         "",
-        'if __name__ == "__main__":',
-        "    call()  # what happens only once is not measured",
-        "    timer = benchmark.Timer(",
-        '        "call()", globals={"call": call}, num_threads=torch.get_num_threads()',
-        "    )",
-        "    print(timer.blocked_autorange(min_run_time=0.5))",
-        "",
+        _MEASURING,
     ]
     return "\n".join(lines)
+
+
+def _tensor_lines(plan: CallPlan) -> list[str]:
+    """A comment for each argument with tensors: types and shapes."""
+    lines = []
+    for name, node in (*plan.positional, *plan.keyword):
+        makes = _makes(node)
+        shown = ", ".join(f"{make.dtype} {list(make.shape)}" for make in makes[:_SHOWN])
+        more = f", ... ({len(makes)} tensors)" if len(makes) > _SHOWN else ""
+        lines += [f"#   {name}: {shown}{more}"] if makes else []
+    return lines
 
 
 def _functions(plan: CallPlan) -> list[str]:
     """Functions of `inputs.py` in the order in which they are written."""
     used = {make.function for _, node in (*plan.positional, *plan.keyword) for make in _makes(node)}
-    if not used:
-        return []
     needed = {*_ALWAYS, *used, *(("empty",) if used & _NEEDS_EMPTY else ())}
     return [*_ALWAYS, *sorted(needed - set(_ALWAYS), key=lambda name: (name != "empty", name))]
 
@@ -78,13 +107,15 @@ def _makes(node: Any) -> list[Make]:
 
 
 def _helpers(functions: list[str]) -> list[str]:
-    if not functions:
-        return [""]
-    from torchtraceap.replay import inputs
+    from torchtraceap.replay import inputs, room
 
-    lines = ["", "Shape = tuple[int, ...]"]
-    for name in functions:
-        lines += ["", "", *inspect.getsource(getattr(inputs, name)).rstrip().splitlines()]
+    lines = ["Shape = tuple[int, ...]"]
+    for function in (
+        room.free_bytes,
+        room.claim_room,
+        *(getattr(inputs, name) for name in functions),
+    ):
+        lines += ["", "", *inspect.getsource(function).rstrip().splitlines()]
     return [*lines, ""]
 
 
