@@ -11,6 +11,7 @@
 // is first seen.
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -86,6 +87,22 @@ struct Pattern {
   std::size_t length() const { return stop - begin; }
 };
 
+/// Rows that go on with a pattern as far as they can: two of one period share less than a period.
+class Stretches {
+ public:
+  void add(const Pattern& stretch) { stops_[{stretch.period, stretch.begin}] = stretch.stop; }
+
+  bool contains(const Pattern& run) const {
+    auto behind = stops_.upper_bound({run.period, run.first});
+    if (behind == stops_.begin()) return false;
+    const auto& [place, stop] = *--behind;
+    return place.first == run.period && run.end() <= stop;
+  }
+
+ private:
+  std::map<std::pair<std::size_t, std::size_t>, std::size_t> stops_;  ///< by period and begin
+};
+
 class PatternFinder {
  public:
   PatternFinder(const TreeContext& context, std::vector<Row> rows)
@@ -97,12 +114,18 @@ class PatternFinder {
   const std::vector<Row>& rows() const { return rows_; }
 
   /// The one pattern of the sequence, or nothing.
+  ///
+  /// All words of a period lead to the same rows. Each stretch of rows is looked at once, so that
+  /// the time is that of the rows times the stretches that cover one: O(log n) with 3 repetitions.
   std::optional<Pattern> find() const {
     std::optional<Pattern> best;
+    Stretches seen;
     for (std::size_t word = 0; word + 1 < word_offsets_.size(); ++word) {
       const Pattern run = longest_run(word);
-      if (run.repetitions < kMinRepetitions) continue;
-      const Pattern pattern = rotated(extended(run));
+      if (run.repetitions < kMinRepetitions || seen.contains(run)) continue;
+      const Pattern stretch = extended(run);
+      seen.add(stretch);
+      const Pattern pattern = rotated(stretch);
       if (pattern.repetitions < kMinRepetitions || !is_step(pattern)) continue;
       if (best && best->period != pattern.period) return std::nullopt;
       if (!best || pattern.length() > best->length()) best = pattern;
