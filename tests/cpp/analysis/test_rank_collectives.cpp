@@ -275,6 +275,45 @@ TEST_CASE("a long run of equal keys with a gap is aligned in no time", "[match]"
   CHECK(wrong == 0);
 }
 
+TEST_CASE("sequences of very different length are paired in one pass", "[match]") {
+  // One lacks the second half, and has a gap of its own: a table of all pairs would take 80 GB.
+  std::vector<SequenceItem> a, b;
+  for (std::uint64_t i = 0; i < 400'000; ++i) {
+    const auto time = static_cast<std::int64_t>(i) * 1'000'000'000;
+    a.push_back({i % 7, time, true});
+    if (i < 200'000 && i % 1000 != 0) b.push_back({i % 7, time + 5'000'000, true});
+  }
+  const auto match = align_sequences(a, b);
+  std::size_t wrong = 0;
+  for (std::size_t j = 0; j < b.size(); ++j) {
+    wrong +=
+        match.to_first[j] == kNoMatch || a[match.to_first[j]].end_ns != b[j].end_ns - 5'000'000;
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("a budget that is used up leaves one pass", "[match]") {
+  const auto a = items({1, 2, 3, 4, 5}, {10, 20, 30, 40, 50});
+  const auto b = items({1, 2, 4, 5}, {10, 20, 40, 50});
+  CHECK(align_sequences(a, b, AlignmentBudget{0}).to_first ==
+        std::vector<std::uint32_t>{0, 1, 3, 4});
+  const auto c = items({1, 3, 2, 4, 5, 6, 7}, {10, 20, 30, 40, 50, 60, 70});
+  const auto d = items({1, 2, 3, 4}, {10, 20, 30, 40});  // 2 or 3 could be paired, not both
+  CHECK(align_sequences(c, d, AlignmentBudget{0}).to_first ==
+        std::vector<std::uint32_t>{0, 2, kNoMatch, kNoMatch});
+}
+
+TEST_CASE("ranks that share nothing are merged in time that grows with what they have", "[match]") {
+  std::vector<std::vector<SequenceItem>> sequences(400);
+  for (std::size_t s = 0; s < sequences.size(); ++s) {
+    for (std::int64_t i = 0; i < 500; ++i) sequences[s].push_back({s, 1000 * i, true});
+  }
+  AlignmentBudget budget{1'000'000};
+  const MatchedSlots slots = match_sequences(sequences, budget);
+  CHECK(slots.slots() == 400 * 500);
+  CHECK(budget.pairs < 1'000'000);
+}
+
 TEST_CASE("what no other rank has gets a slot of its own, in order", "[match]") {
   const std::vector<std::vector<SequenceItem>> sequences = {
       items({1, 2, 3, 9}, {10, 20, 30, 90}), items({1, 8, 3}, {10, 15, 30}),

@@ -67,16 +67,26 @@ Cluster densest_cluster(const std::vector<std::int64_t>& differences,
   return best;
 }
 
+/// Takes from the budget; false if it does not last.
+bool spend(AlignmentBudget& budget, std::size_t pairs) {
+  if (pairs > budget.pairs) return false;
+  budget.pairs -= pairs;
+  return true;
+}
+
 /// The offset that pairs of equal keys near the diagonal agree on.
-Offset find_offset(std::span<const SequenceItem> a, std::span<const SequenceItem> b) {
+Offset find_offset(std::span<const SequenceItem> a, std::span<const SequenceItem> b,
+                   AlignmentBudget& budget) {
   constexpr std::ptrdiff_t kReach = 24;
   constexpr std::size_t kMaxPairs = std::size_t{1} << 22;
   const auto n = static_cast<std::ptrdiff_t>(a.size()), m = static_cast<std::ptrdiff_t>(b.size());
   const std::ptrdiff_t reach = std::abs(n - m) + kReach;
   std::vector<std::int64_t> differences;
   for (std::ptrdiff_t j = 0; j < m; ++j) {
+    const std::ptrdiff_t begin = std::max<std::ptrdiff_t>(0, j - reach);
     const std::ptrdiff_t last = std::min(n, j + reach + 1);
-    for (std::ptrdiff_t i = std::max<std::ptrdiff_t>(0, j - reach); i < last; ++i) {
+    if (begin < last && !spend(budget, static_cast<std::size_t>(last - begin))) break;
+    for (std::ptrdiff_t i = begin; i < last; ++i) {
       const SequenceItem& x = a[static_cast<std::size_t>(i)];
       const SequenceItem& y = b[static_cast<std::size_t>(j)];
       if (x.key == y.key) differences.push_back(y.end_ns - x.end_ns);
@@ -94,17 +104,22 @@ Offset find_offset(std::span<const SequenceItem> a, std::span<const SequenceItem
 /// Global alignment in a band around the diagonal; the band widens until the best path fits in.
 class BandedAlignment {
  public:
-  BandedAlignment(std::span<const SequenceItem> a, std::span<const SequenceItem> b, Offset offset)
-      : a_(a), b_(b), offset_(offset) {}
+  BandedAlignment(std::span<const SequenceItem> a, std::span<const SequenceItem> b, Offset offset,
+                  AlignmentBudget& budget)
+      : a_(a), b_(b), offset_(offset), budget_(budget) {}
 
   std::vector<std::uint32_t> solve() {
     constexpr std::size_t kMaxCells = std::size_t{1} << 26;
+    constexpr std::size_t kFirstSlack = 16;
+    if (cells(kFirstSlack) > 2 * kMaxCells || !spend(budget_, cells(kFirstSlack))) {
+      return in_one_pass();
+    }
     const std::size_t longer = std::max(a_.size(), b_.size());
-    for (std::size_t slack = 16;; slack *= 4) {
+    for (std::size_t slack = kFirstSlack;; slack *= 4) {
       const float cost = fill(slack);
-      const std::size_t cells = (b_.size() + 1) * width_ * 4;
       // A path that leaves the band skips more items than `slack` on one side.
-      if (cost <= static_cast<float>(slack) || slack >= longer || cells > kMaxCells) break;
+      if (cost <= static_cast<float>(slack) || slack >= longer) break;
+      if (4 * cells(slack) > kMaxCells || !spend(budget_, cells(4 * slack))) break;
     }
     return trace_back();
   }
@@ -112,6 +127,28 @@ class BandedAlignment {
  private:
   enum Move : std::uint8_t { kNone, kDiagonal, kSkipFirst, kSkipSecond };
   static constexpr float kInfinite = std::numeric_limits<float>::infinity();
+
+  std::size_t cells(std::size_t slack) const {
+    const std::size_t longer = std::max(a_.size(), b_.size());
+    const std::size_t shorter = std::min(a_.size(), b_.size());
+    return (b_.size() + 1) * (longer - shorter + 2 * slack + 1);
+  }
+
+  /// Without looking ahead: of two items that can't match, the one that ended first has no partner;
+  /// if times tell nothing, the one of which more are left.
+  std::vector<std::uint32_t> in_one_pass() const {
+    std::vector<std::uint32_t> to_first(b_.size(), kNoMatch);
+    for (std::size_t i = 0, j = 0; i < a_.size() && j < b_.size();) {
+      if (match_cost(i, j) != kInfinite) {
+        to_first[j++] = static_cast<std::uint32_t>(i++);
+        continue;
+      }
+      const bool first_ended = b_[j].end_ns - a_[i].end_ns > offset_.ns;
+      const bool skips_first = offset_.known ? first_ended : a_.size() - i > b_.size() - j;
+      ++(skips_first ? i : j);
+    }
+    return to_first;
+  }
 
   /// 0 for a perfect match, at most 1; skipping two items instead costs 2.
   float match_cost(std::size_t i, std::size_t j) const {
@@ -195,6 +232,7 @@ class BandedAlignment {
 
   std::span<const SequenceItem> a_, b_;
   Offset offset_;
+  AlignmentBudget& budget_;
   std::ptrdiff_t low_ = 0;
   std::size_t width_ = 0;
   std::vector<Move> moves_;
@@ -203,16 +241,22 @@ class BandedAlignment {
 /// Slots of the sequences merged so far, as a sequence to align the next one with.
 class SlotMerger {
  public:
-  explicit SlotMerger(std::size_t sequences) { slots_.sequences = sequences; }
+  SlotMerger(std::size_t sequences, AlignmentBudget& budget) : budget_(budget) {
+    slots_.slot_of.resize(sequences);
+  }
 
   void add(const std::vector<SequenceItem>& sequence, std::size_t index) {
-    const SequenceMatch match = align_sequences(order_, sequence);
+    const SequenceMatch match = align_sequences(order_, sequence, budget_);
     std::vector<SequenceItem> order;
-    std::vector<std::uint32_t> items;
+    std::vector<std::uint32_t> made;
     std::size_t taken = 0;
     const auto take_until = [&](std::size_t slot) {
-      for (; taken < slot; ++taken) copy_slot(taken, order, items);
+      for (; taken < slot; ++taken) {
+        order.push_back(order_[taken]);
+        made.push_back(made_[taken]);
+      }
     };
+    std::vector<std::uint32_t>& slot_of = slots_.slot_of[index];
     for (std::size_t j = 0; j < sequence.size(); ++j) {
       if (match.to_first[j] != kNoMatch) {
         take_until(match.to_first[j] + 1);
@@ -220,48 +264,62 @@ class SlotMerger {
         SequenceItem item = sequence[j];
         item.end_ns -= match.offset_ns;
         order.push_back(item);
-        items.insert(items.end(), slots_.sequences, kNoMatch);
+        made.push_back(static_cast<std::uint32_t>(slots_.count++));
       }
-      items[items.size() - slots_.sequences + index] = static_cast<std::uint32_t>(j);
+      slot_of.push_back(made.back());
     }
     take_until(order_.size());
     order_ = std::move(order);
-    slots_.items = std::move(items);
+    made_ = std::move(made);
   }
 
-  MatchedSlots take() { return std::move(slots_); }
+  MatchedSlots take() {
+    std::vector<std::uint32_t> place(slots_.count);
+    for (std::uint32_t i = 0; i < made_.size(); ++i) place[made_[i]] = i;
+    for (std::vector<std::uint32_t>& items : slots_.slot_of) {
+      for (std::uint32_t& slot : items) slot = place[slot];
+    }
+    return std::move(slots_);
+  }
 
  private:
-  void copy_slot(std::size_t slot, std::vector<SequenceItem>& order,
-                 std::vector<std::uint32_t>& items) const {
-    order.push_back(order_[slot]);
-    const auto begin = slots_.items.begin() + static_cast<std::ptrdiff_t>(slot * slots_.sequences);
-    items.insert(items.end(), begin, begin + static_cast<std::ptrdiff_t>(slots_.sequences));
-  }
-
-  MatchedSlots slots_;
-  std::vector<SequenceItem> order_;
+  AlignmentBudget& budget_;
+  MatchedSlots slots_;               ///< until the end by the number under which a slot was made
+  std::vector<SequenceItem> order_;  ///< slots in order
+  std::vector<std::uint32_t> made_;  ///< the number of each
 };
 
 }  // namespace
 
 SequenceMatch align_sequences(std::span<const SequenceItem> first,
-                              std::span<const SequenceItem> second) {
+                              std::span<const SequenceItem> second, AlignmentBudget& budget) {
   SequenceMatch match;
+  if (first.empty() || second.empty()) {
+    match.to_first.assign(second.size(), kNoMatch);
+    return match;
+  }
   if (const auto offset = identity_offset(first, second)) {
     match.to_first.resize(second.size());
     std::iota(match.to_first.begin(), match.to_first.end(), 0U);
     match.offset_ns = offset->ns;
     return match;
   }
-  const Offset offset = find_offset(first, second);
-  match.to_first = BandedAlignment(first, second, offset).solve();
+  const Offset offset = find_offset(first, second, budget);
+  match.to_first = BandedAlignment(first, second, offset, budget).solve();
   match.offset_ns = offset.known ? offset.ns : 0;
   return match;
 }
 
-MatchedSlots match_sequences(const std::vector<std::vector<SequenceItem>>& sequences) {
-  SlotMerger merger(sequences.size());
+std::uint32_t MatchedSlots::at(std::size_t slot, std::size_t sequence) const {
+  const std::vector<std::uint32_t>& items = slot_of[sequence];
+  const auto found = std::lower_bound(items.begin(), items.end(), slot);
+  if (found == items.end() || *found != slot) return kNoMatch;
+  return static_cast<std::uint32_t>(found - items.begin());
+}
+
+MatchedSlots match_sequences(const std::vector<std::vector<SequenceItem>>& sequences,
+                             AlignmentBudget& budget) {
+  SlotMerger merger(sequences.size(), budget);
   std::vector<std::size_t> order(sequences.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {

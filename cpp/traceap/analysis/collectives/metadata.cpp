@@ -14,6 +14,9 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
+#include <map>
+#include <tuple>
 
 #include "traceap/base/text.hpp"
 #include "traceap/table/dtypes.hpp"
@@ -278,7 +281,12 @@ class CollectiveBuilder {
         tree_(tree),
         reader_(table),
         host_name_state_(table.strings.size(), 0),
-        configured_(configured_groups(table)) {}
+        configured_(configured_groups(table)),
+        configured_index_(configured_.size(), kNoGroup) {
+    for (std::uint32_t i = 0; i < configured_.size(); ++i) {
+      if (!configured_[i].name.empty()) configured_by_name_[configured_[i].name] = i;
+    }
+  }
 
   CollectiveList build() {
     find_calls();
@@ -295,6 +303,7 @@ class CollectiveBuilder {
   }
 
  private:
+  static constexpr std::uint32_t kNoGroup = std::numeric_limits<std::uint32_t>::max();
   enum NameState : std::uint8_t { kUnseen = 0, kPlain, kDescribes, kBackend };
 
   NameState name_state(Row row) {
@@ -323,6 +332,21 @@ class CollectiveBuilder {
       }
     }
     call_used_.assign(calls_.size(), false);
+    for (std::uint32_t i = 0; i < calls_.size(); ++i) {
+      calls_of_track_[table_.track[calls_[i]]].push_back(i);
+    }
+    if (!calls_.empty()) count_communication();
+  }
+
+  void count_communication() {
+    communication_before_.assign(1, 0);
+    for (Row host : tree_.host_rows) {
+      const auto launched = tree_.launched_by(host);
+      const bool communicates = std::any_of(launched.begin(), launched.end(), [&](Row gpu) {
+        return tree_.gpu_class[gpu] == GpuClass::kCommunication;
+      });
+      communication_before_.push_back(communication_before_.back() + (communicates ? 1 : 0));
+    }
   }
 
   void add_host_collectives() {
@@ -407,8 +431,12 @@ class CollectiveBuilder {
   std::vector<Row> pending_calls(Row launch) {
     constexpr std::size_t kMaxCalls = 4096;
     std::vector<Row> calls;
-    for (std::size_t at = call_index(launch); at-- > 0 && calls.size() < kMaxCalls;) {
-      if (table_.track[calls_[at]] != table_.track[launch]) continue;
+    const auto mine = calls_of_track_.find(table_.track[launch]);
+    if (mine == calls_of_track_.end()) return calls;
+    const std::vector<std::uint32_t>& places = mine->second;
+    auto next = std::lower_bound(places.begin(), places.end(), call_index(launch));
+    while (next != places.begin() && calls.size() < kMaxCalls) {
+      const std::uint32_t at = *--next;
       if (call_used_[at] || launches_communication(calls_[at])) break;
       call_used_[at] = true;
       calls.push_back(calls_[at]);
@@ -418,12 +446,8 @@ class CollectiveBuilder {
   }
 
   bool launches_communication(Row host) const {
-    for (Row r : subtree_rows(tree_, host)) {
-      for (Row gpu : tree_.launched_by(r)) {
-        if (tree_.gpu_class[gpu] == GpuClass::kCommunication) return true;
-      }
-    }
-    return false;
+    const std::uint32_t position = tree_.host_position[host];
+    return communication_before_[tree_.subtree_end[position]] != communication_before_[position];
   }
 
   /// Fills `made` from the first of `sources` that has each field.
@@ -435,8 +459,8 @@ class CollectiveBuilder {
     }
     made.name = name_of(messages, sources);
     made.kind = kind_of(messages, sources);
-    const ProcessGroup group = group_of(messages);
-    made.group = group_index(group);
+    made.group = group_index(said_group(messages));
+    const ProcessGroup& group = list_.groups[made.group];
     for (const Message& m : messages) {
       if (m.sequence && made.sequence == kNoId) made.sequence = *m.sequence;
       if (made.peer == kNoId) made.peer = peer_of(made.kind, m, group);
@@ -475,39 +499,63 @@ class CollectiveBuilder {
     return weak;
   }
 
-  ProcessGroup group_of(const std::vector<Message>& messages) const {
+  /// What the calls themselves say of their group.
+  static ProcessGroup said_group(const std::vector<Message>& messages) {
     ProcessGroup group;
     for (const Message& m : messages) {
-      if (!m.names_group) {
-        if (group.size == 0 && !m.name.empty()) group.size = m.group.size;
-        continue;
-      }
-      group = m.group;
-      break;
+      if (m.names_group) return m.group;
+      if (group.size == 0 && !m.name.empty()) group.size = m.group.size;
     }
-    const ProcessGroup* known = nullptr;
-    for (const ProcessGroup& candidate : configured_) {
-      if (!group.name.empty() && candidate.name == group.name) known = &candidate;
-    }
-    if (group.name.empty() && group.ranks.empty() && configured_.size() == 1) {
-      known = &configured_.front();
-    }
-    if (known) {
-      if (group.name.empty()) group.name = known->name;
-      if (group.description.empty()) group.description = known->description;
-      if (group.ranks.empty()) group.ranks = known->ranks;
-      if (group.size == 0 || !group.ranks.empty()) group.size = known->size;
-    }
-    if (!group.ranks.empty()) group.size = static_cast<std::int64_t>(group.ranks.size());
     return group;
   }
 
-  std::uint32_t group_index(const ProcessGroup& group) {
-    for (std::size_t i = list_.groups.size(); i-- > 0;) {
-      if (list_.groups[i] == group) return static_cast<std::uint32_t>(i);
+  /// Index of the group among those that the job had; kNoGroup if it is none of them.
+  std::uint32_t configured_of(const ProcessGroup& said) const {
+    if (!said.name.empty()) {
+      const auto found = configured_by_name_.find(said.name);
+      return found == configured_by_name_.end() ? kNoGroup : found->second;
     }
-    list_.groups.push_back(group);
-    return static_cast<std::uint32_t>(list_.groups.size() - 1);
+    return said.ranks.empty() && configured_.size() == 1 ? 0 : kNoGroup;
+  }
+
+  /// The number of a group, with what the job says of it.
+  std::uint32_t group_index(ProcessGroup said) {
+    const std::uint32_t known = configured_of(said);
+    if (known == kNoGroup) return intern(std::move(said));
+    const ProcessGroup& group = configured_[known];
+    if (said.description.empty()) said.description = group.description;
+    if (!said.ranks.empty()) return intern(std::move(said));
+    if (group.ranks.empty()) {
+      if (said.name.empty()) said.name = group.name;
+      if (said.size == 0) said.size = group.size;
+      return intern(std::move(said));
+    }
+    // The list of its ranks may be long and is looked at once, not with every call.
+    std::uint32_t& index = configured_index_[known];
+    if (index == kNoGroup) index = intern({group.name, {}, group.ranks, group.size});
+    describe_group(index, said.description);
+    return index;
+  }
+
+  /// Groups of the same name and ranks are one; where ranks are unknown, all else has to be equal.
+  std::uint32_t intern(ProcessGroup group) {
+    if (!group.ranks.empty()) group.size = static_cast<std::int64_t>(group.ranks.size());
+    const bool known = !group.ranks.empty();
+    const auto next = static_cast<std::uint32_t>(list_.groups.size());
+    GroupKey key{group.name, group.ranks, known ? std::string() : group.description,
+                 known ? 0 : group.size};
+    const auto [it, added] = group_numbers_.try_emplace(std::move(key), next);
+    if (added) {
+      list_.groups.push_back(std::move(group));
+    } else {
+      describe_group(it->second, group.description);
+    }
+    return it->second;
+  }
+
+  void describe_group(std::uint32_t index, const std::string& description) {
+    std::string& kept = list_.groups[index].description;
+    if (kept.empty()) kept = description;
   }
 
   /// "Src Rank" and "Dst Rank" are global; "Rank" is the peer's place in the group.
@@ -619,8 +667,15 @@ class CollectiveBuilder {
   MessageReader reader_;
   std::vector<std::uint8_t> host_name_state_;
   std::vector<ProcessGroup> configured_;
+  std::vector<std::uint32_t> configured_index_;  ///< in list_.groups
+  std::map<std::string, std::uint32_t> configured_by_name_;
+  using GroupKey = std::tuple<std::string, std::vector<std::int64_t>, std::string, std::int64_t>;
+  std::map<GroupKey, std::uint32_t> group_numbers_;
   std::vector<Row> calls_, backend_rows_;
   std::vector<bool> call_used_;
+  std::map<TrackId, std::vector<std::uint32_t>> calls_of_track_;  ///< places in calls_
+  /// Per position in the tree's host rows: rows before it that launched communication.
+  std::vector<std::uint32_t> communication_before_;
   CollectiveList list_;
 };
 

@@ -44,8 +44,12 @@ MissingRanks find_missing_ranks(const RankCollectives& all, std::span<const Rank
     const auto [entry, added] = known.try_emplace(situation_of(all, match), 0);
     if (added) {
       const auto& [group, here, peer] = entry->first;
-      std::vector<std::int64_t> members = expected[group];
-      if (peer != kNoId) members.assign(here.size() > 1 ? 0 : 1, peer);
+      std::vector<std::int64_t> members;
+      if (peer == kNoId) {
+        members = expected[group];
+      } else if (here.size() <= 1) {
+        members.push_back(peer);
+      }
       std::set<std::int64_t> present;
       for (const std::uint32_t r : here) present.insert(number_of(ranks, r));
       std::erase_if(members, [&](std::int64_t rank) { return present.contains(rank); });

@@ -196,14 +196,13 @@ class Matcher {
       sequences.back().push_back({matching_key(c), end_ns, ends_together(c.kind)});
       sources.back().push_back(item);
     }
-    const MatchedSlots slots = match_sequences(sequences);
-    for (std::size_t slot = 0; slot < slots.slots(); ++slot) {
-      for (std::size_t s = 0; s < sequences.size(); ++s) {
-        const std::uint32_t place = slots.at(slot, s);
-        if (place != kNoMatch) add_part(matches_, sources[s][place]);
+    const MatchedSlots slots = match_sequences(sequences, budget_);
+    for (std::size_t s = 0; s < sequences.size(); ++s) {
+      for (std::size_t i = 0; i < sources[s].size(); ++i) {
+        add_part(matches_ + slots.slot_of[s][i], sources[s][i]);
       }
-      ++matches_;
     }
+    matches_ += static_cast<std::uint32_t>(slots.slots());
   }
 
   void add_part(std::uint32_t match, StreamItem item) {
@@ -214,6 +213,7 @@ class Matcher {
   const CallLists& calls_;
   std::vector<CollectivePart> parts_;
   std::uint32_t matches_ = 0;
+  AlignmentBudget budget_;
 };
 
 void sort_parts(RankCollectives& out) {

@@ -25,6 +25,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 
 namespace traceap {
 namespace {
@@ -153,14 +154,12 @@ class PartnerFinder {
   /// First launches on other streams until the thread waits again.
   std::size_t fork(Index source, std::size_t most) {
     const std::vector<Index>& mine = by_thread_[calls_[group_end_ - 1].thread];
-    std::vector<std::uint32_t> seen{stream_of(source)};
+    std::set<std::uint32_t> seen{stream_of(source)};
     std::size_t used = 0;
     for (auto it = std::lower_bound(mine.begin(), mine.end(), group_end_);
          it != mine.end() && calls_[*it].kind != StreamCall::kWait && used < most; ++it) {
       if (calls_[*it].kind != StreamCall::kLaunch) continue;
-      if (std::find(seen.begin(), seen.end(), stream_of(*it)) != seen.end()) continue;
-      seen.push_back(stream_of(*it));
-      if (is_found(source, *it)) continue;
+      if (!seen.insert(stream_of(*it)).second || is_found(source, *it)) continue;
       if (add(source, *it)) ++used;
     }
     return used;
