@@ -20,8 +20,15 @@ import numpy as np
 
 from torchtraceap.aliases import Array
 from torchtraceap.columns import Column, TextCodes, encode_texts
-from torchtraceap.execution_trace.dependencies import KINDS, Dependency, find_dependencies
-from torchtraceap.execution_trace.link import gpu_rows_of, match_nodes
+from torchtraceap.errors import ParseError
+from torchtraceap.execution_trace.dependencies import (
+    KINDS,
+    MAX_DEPENDENCIES,
+    MAX_VISITS,
+    Dependency,
+    find_dependencies,
+)
+from torchtraceap.execution_trace.link import GpuRows, match_nodes
 from torchtraceap.execution_trace.reader import Node, NodeFile, read_nodes
 from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.table import ColumnTable
@@ -55,7 +62,10 @@ class ExecutionTrace:
         self.pid = file.pid
         """-1 if absent."""
         self._nodes = file.nodes
-        self._found = find_dependencies(file.nodes)
+        try:
+            self._found = find_dependencies(file.nodes)
+        except ParseError as error:
+            raise ParseError(f"{path}: {error}") from None
         self.nodes = _node_table(file, self._found)
         """One row per call: node, name, parent, rf_id, thread, ..., by id."""
         self.dependencies = _dependency_table(file.nodes, self._found)
@@ -142,19 +152,18 @@ def _match_table(
     nodes: Sequence[Node], rank: RankTrace, rows: dict[int, int], how: str
 ) -> ColumnTable:
     calls = [node for node in nodes if node.rf_id != 0]
-    threads = sorted({node.thread for node in calls})
-    counts = [[node.node in rows for node in calls if node.thread == t] for t in threads]
-    tracks = [
-        {int(rank.table.track[rows[n.node]]) for n in calls if n.thread == t and n.node in rows}
-        for t in threads
-    ]
+    by_thread: dict[int, list[int]] = {}
+    for node in calls:
+        by_thread.setdefault(node.thread, []).append(node.node)
+    threads = sorted(by_thread)
+    found = [[rows[n] for n in by_thread[t] if n in rows] for t in threads]
     columns: dict[str, Column] = {
         "thread": _ints(threads),
-        "nodes": _ints(len(part) for part in counts),
-        "matched": _ints(sum(part) for part in counts),
-        "tracks": _ints(len(part) for part in tracks),
+        "nodes": _ints(len(by_thread[t]) for t in threads),
+        "matched": _ints(len(part) for part in found),
+        "tracks": _ints(len(np.unique(rank.table.track[part])) for part in found),
     }
-    matched = sum(sum(part) for part in counts)
+    matched = sum(len(part) for part in found)
     notes = [_HOWS.get(how, "nothing matches: the traces are of different runs or processes")]
     if how and matched < len(calls):
         notes.append(f"{len(calls) - matched} of {len(calls)} nodes have no event")
@@ -165,13 +174,13 @@ def _match_table(
 def _gpu_dependency_table(
     rank: RankTrace, found: Sequence[Dependency], rows: dict[int, int]
 ) -> ColumnTable:
-    gpu = gpu_rows_of(rank, sorted(set(rows.values())))
+    ends = _Ends(rank, rows)
     pairs: dict[tuple[int, int], int] = {}
     for dependency in found:
-        before = gpu.get(rows.get(dependency.producer, -1), [])
-        after = gpu.get(rows.get(dependency.consumer, -1), [])
-        for pair in _facing_events(rank, before, after):
+        for pair in ends.facing(dependency.producer, dependency.consumer):
             pairs[pair] = min(pairs.get(pair, dependency.kind), dependency.kind)
+        if len(pairs) > MAX_DEPENDENCIES:
+            raise ParseError(f"GPU events depend on each other in over {MAX_DEPENDENCIES:,} ways")
     table = rank.table
     producers = np.array([pair[0] for pair in pairs], dtype=np.int64)
     consumers = np.array([pair[1] for pair in pairs], dtype=np.int64)
@@ -199,16 +208,38 @@ def _gpu_dependency_table(
     return ColumnTable(columns, shown=shown, facts=facts, notes=notes)
 
 
-def _facing_events(
-    rank: RankTrace, before: Sequence[int], after: Sequence[int]
-) -> list[tuple[int, int]]:
-    """The last events of the producer on each stream with the first of the consumer on each."""
-    if not before or not after or before is after:
-        return []
-    stream_of = rank.tree.stream_of
-    last = {int(stream_of[row]): row for row in sorted(before)}
-    first = {int(stream_of[row]): row for row in sorted(after, reverse=True)}
-    return [(p, c) for p in last.values() for c in first.values() if p != c]
+class _Ends:
+    """The first and the last GPU events of calls, by stream; looked for once for each call."""
+
+    def __init__(self, rank: RankTrace, rows: dict[int, int]) -> None:
+        self._gpu = GpuRows(rank)
+        self._stream_of = rank.tree.stream_of
+        self._rows = rows
+        self._known: dict[int, tuple[list[int], list[int]]] = {}
+        self._pairs = 0
+
+    def facing(self, producer: int, consumer: int) -> list[tuple[int, int]]:
+        """The last events of the producer on each stream with the first of the consumer on each."""
+        before, after = self._rows.get(producer), self._rows.get(consumer)
+        if before is None or after is None or before == after:
+            return []
+        last, first = self._of(before)[1], self._of(after)[0]
+        self._pairs += len(last) * len(first)
+        if self._pairs > MAX_VISITS:
+            raise ParseError(f"calls that depend on each other face on over {MAX_VISITS:,} streams")
+        return [(p, c) for p in last for c in first if p != c]
+
+    def _of(self, row: int) -> tuple[list[int], list[int]]:
+        if row not in self._known:
+            events = np.unique(self._gpu.of(row))
+            streams = self._stream_of[events]
+            first = np.unique(streams, return_index=True)[1]
+            last = len(events) - 1 - np.unique(streams[::-1], return_index=True)[1]
+            self._known[row] = (
+                events[first[np.argsort(-last)]].tolist(),
+                events[last[np.argsort(first)]].tolist(),
+            )
+        return self._known[row]
 
 
 def _ints(values: Any) -> Array:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
+from torchtraceap.errors import ParseError
 from torchtraceap.execution_trace.reader import Node
 from torchtraceap.ranks import RankTrace
 
-__all__ = ["gpu_rows_of", "match_nodes"]
+__all__ = ["MAX_EVENTS_BELOW", "MAX_PAIRED_THREADS", "GpuRows", "match_nodes"]
 
 _MIN_AGREEMENT = 0.9
 _LOOK_AHEAD = 64
 _CONFIRM = 2
 _THREAD_NODE = "[pytorch|profiler|execution_"
+MAX_PAIRED_THREADS = 256
+"""Of each trace, those with the most calls: every one is compared with every one."""
+MAX_EVENTS_BELOW = 1 << 26
+"""GPU events of all calls that depend on each other; those of a call count for all above it."""
 
 
 def match_nodes(nodes: Sequence[Node], rank: RankTrace) -> tuple[dict[int, int], str]:
@@ -88,10 +94,13 @@ def _pair_threads(
     by_thread: dict[int, list[Node]], by_track: dict[int, list[str]]
 ) -> Iterable[tuple[int, int]]:
     """Each thread with the track that shares most names with it, best pairs first."""
-    tracks = {track: Counter(names) for track, names in by_track.items()}
+    threads = {
+        thread: Counter(call.name for call in by_thread[thread]) for thread in _longest(by_thread)
+    }
+    tracks = {track: Counter(by_track[track]) for track in _longest(by_track)}
     shared = [
-        ((Counter(call.name for call in part) & tracks[track]).total(), thread, track)
-        for thread, part in by_thread.items()
+        ((names & tracks[track]).total(), thread, track)
+        for thread, names in threads.items()
         for track in tracks
     ]
     used: set[tuple[str, int]] = set()
@@ -99,6 +108,11 @@ def _pair_threads(
         if count and not used & {("thread", thread), ("track", track)}:
             used |= {("thread", thread), ("track", track)}
             yield thread, track
+
+
+def _longest(lists: Mapping[int, Sized]) -> list[int]:
+    """Keys of the MAX_PAIRED_THREADS longest."""
+    return heapq.nlargest(MAX_PAIRED_THREADS, lists, key=lambda key: len(lists[key]))
 
 
 def _align(a: Sequence[str], b: Sequence[str]) -> Iterable[tuple[int, int]]:
@@ -114,6 +128,22 @@ def _align(a: Sequence[str], b: Sequence[str]) -> Iterable[tuple[int, int]]:
 
 
 def _next_agreement(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
+    """How many to skip of each so that the next two names agree: as few as can be, of b first."""
+    if min(len(a), len(b)) < _LOOK_AHEAD + _CONFIRM:
+        return _agreement_at_end(a, b)
+    places: dict[tuple[str, ...], int] = {}
+    for place in range(_LOOK_AHEAD - 1, -1, -1):
+        places[tuple(b[place : place + _CONFIRM])] = place
+    best, found = _LOOK_AHEAD, (1, 1)
+    for skip_a in range(_LOOK_AHEAD):
+        skip_b = places.get(tuple(a[skip_a : skip_a + _CONFIRM]), _LOOK_AHEAD)
+        if 0 < skip_a + skip_b < best:
+            best, found = skip_a + skip_b, (skip_a, skip_b)
+    return found
+
+
+def _agreement_at_end(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
+    """The same where one list is about to end, with which agreement may end too."""
     for skipped in range(1, _LOOK_AHEAD):
         for skip_a in range(skipped + 1):
             skip_b = skipped - skip_a
@@ -124,25 +154,46 @@ def _next_agreement(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
     return 1, 1
 
 
-def gpu_rows_of(rank: RankTrace, rows: Iterable[int]) -> dict[int, list[int]]:
-    """GPU events of each host row: those that it owns, else those launched below it."""
-    owners = rank.costs.owner[rank.tree.gpu_rows].astype(np.int64)
-    order = np.argsort(owners, kind="stable")
-    gpu = rank.tree.gpu_rows[order].astype(np.int64)
-    owners = owners[order]
-    result: dict[int, list[int]] = {}
-    for row in rows:
-        start, end = np.searchsorted(owners, [row, row + 1])
-        result[row] = gpu[start:end].tolist() or _launched_below(rank, row)
-    return result
+class GpuRows:
+    """GPU events of host rows: those that a row owns, else those launched below it."""
 
+    def __init__(self, rank: RankTrace) -> None:
+        tree = rank.tree
+        owners = rank.costs.owner[tree.gpu_rows].astype(np.int64)
+        order = np.argsort(owners, kind="stable")
+        self._gpu: Array = tree.gpu_rows[order].astype(np.int64)
+        self._owners: Array = owners[order]
+        self._position: Array = tree.host_position
+        self._subtree_end: Array = tree.subtree_end
+        # Launched events in the order of the rows that launched them in the tree: those below a
+        # row stand side by side.
+        offsets = tree.launched_offsets.astype(np.int64)
+        counts = np.diff(offsets)[tree.host_rows]
+        self._before: Array = np.concatenate([[0], np.cumsum(counts)])
+        within = np.arange(self._before[-1]) - np.repeat(self._before[:-1], counts)
+        places = np.repeat(offsets[:-1][tree.host_rows], counts) + within
+        self._launched: Array = tree.launched_rows[places].astype(np.int64)
+        self._seen = 0
 
-def _launched_below(rank: RankTrace, row: int) -> list[int]:
-    tree = rank.tree
-    position = int(tree.host_position[row])
-    if position >= len(tree.host_rows) or not rank.costs.subtree_gpu_events[row]:
-        return []
-    below = tree.host_rows[position : int(tree.subtree_end[position])]
-    offsets = tree.launched_offsets
-    launched = [tree.launched_rows[offsets[r] : offsets[r + 1]].tolist() for r in below.tolist()]
-    return [gpu for part in launched for gpu in part]
+    def of(self, row: int) -> Array:
+        """int64, in no order.
+
+        Raises:
+            ParseError: With those asked for before there are more than MAX_EVENTS_BELOW.
+        """
+        start, end = np.searchsorted(self._owners, [row, row + 1])
+        found = self._gpu[start:end] if start < end else self._below(row)
+        self._seen += len(found)
+        if self._seen > MAX_EVENTS_BELOW:
+            raise ParseError(
+                "calls that depend on each other are nested too deep: they have more than "
+                f"{MAX_EVENTS_BELOW:,} GPU events"
+            )
+        return found
+
+    def _below(self, row: int) -> Array:
+        position = int(self._position[row])
+        if position >= len(self._subtree_end):
+            return self._launched[:0]
+        begin, end = self._before[[position, int(self._subtree_end[position])]].tolist()
+        return self._launched[begin:end]

@@ -6,21 +6,24 @@ Two layouts of a node exist: `parent`, `inputs`, `rf_id`, ... beside each other 
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtraceap.errors import MissingFileError, ParseError
+from torchtraceap.errors import ParseError
+from torchtraceap.execution_trace.text import DamageError, Text, open_text
 
-__all__ = ["Access", "Node", "read_nodes"]
+__all__ = ["MAX_ENTRIES", "MAX_TENSORS", "Access", "Node", "read_nodes"]
 
-_MAX_BYTES = 4 << 30
+MAX_ENTRIES = 1 << 22
+"""In the list of nodes; long trainings record a hundred thousand."""
+MAX_TENSORS = 1 << 23
+"""Arguments of all nodes that are tensors."""
 _MAX_DEPTH = 16
 _NO_ID = -1
+_INTEGER = re.compile(r"-?[0-9]{1,40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,123 +83,180 @@ def read_nodes(path: Path) -> NodeFile:
         MissingFileError: There is no such file.
         ParseError: It is no execution trace, or its nodes contradict each other.
     """
-    document, notes = _parse(_text_of(path), path)
-    entries = document.get("nodes") if isinstance(document, dict) else None
-    if not isinstance(entries, list):
+    with open_text(path) as text:
+        reader = _Reader(path)
+        damage = reader.read(text)
+    nodes = reader.by_id
+    if not reader.has_list and not damage:
         raise ParseError(f"{path} is no execution trace: it has no list 'nodes'")
-    by_id: dict[int, Node] = {}
-    bad = repeated = 0
-    for entry in entries:
-        node = _node(entry) if isinstance(entry, dict) else None
-        if node is None:
-            bad += 1
-        elif by_id.setdefault(node.node, node) is not node:
-            repeated += 1
-    if not by_id:
-        raise ParseError(f"{path} is no execution trace: none of its {len(entries)} nodes is valid")
-    _check_cycles(by_id, path)
-    if bad:
-        notes.append(f"{bad} entries are no nodes and were left out")
-    if repeated:
-        notes.append(f"{repeated} nodes repeat the id of another and were left out")
-    nodes = tuple(by_id[key] for key in sorted(by_id))
-    pid = _int(document.get("pid"), _NO_ID)
-    return NodeFile(str(document.get("schema", "")), pid, nodes, tuple(notes))
+    if damage and not reader.entries:
+        raise ParseError(f"{path} is no JSON: {damage}")
+    if not nodes:
+        raise ParseError(
+            f"{path} is no execution trace: none of its {reader.entries} nodes is valid"
+        )
+    _check_cycles(nodes, path)
+    pid = reader.integer(reader.members.get("pid"), _NO_ID, "pid")
+    schema = _text(reader.members.get("schema"))
+    ordered = tuple(nodes[key] for key in sorted(nodes))
+    return NodeFile(schema, pid, ordered, tuple(reader.notes(damage)))
 
 
-def _text_of(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise MissingFileError(f"no such file: {path}") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise ParseError(f"{path} cannot be read: {error}") from None
-    if len(content) > _MAX_BYTES:
-        raise ParseError(f"{path} holds more than {_MAX_BYTES >> 30} GiB")
-    return content
+class _Reader:
+    """Goes through the file entry by entry, so that only its nodes are kept."""
 
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._where = ""
+        self._tensors = self._bad = self._repeated = 0
+        self.by_id: dict[int, Node] = {}
+        self.members: dict[str, Any] = {}
+        """Of the file beside its nodes: schema, pid."""
+        self.entries = 0
+        self.has_list = False
 
-def _parse(content: bytes, path: Path) -> tuple[Any, list[str]]:
-    try:
-        return _loads(content), []
-    except (ValueError, RecursionError) as error:
-        entries = list(_whole_entries(content.decode("utf-8", errors="replace")))
-        if not entries:
-            raise ParseError(f"{path} is no JSON: {error}") from None
-        head = content[:4096].decode("utf-8", errors="replace")
-        document = {
-            "nodes": entries,
-            "schema": _after(head, '"schema"'),
-            "pid": _after(head, '"pid"'),
-        }
-        return document, [
-            f"the file is damaged or ends early: its first {len(entries)} nodes are read"
-        ]
-
-
-def _loads(content: bytes) -> Any:
-    try:
-        import orjson
-    except ImportError:
-        return json.loads(content)
-    try:
-        return orjson.loads(content)
-    except orjson.JSONDecodeError:
-        return json.loads(content)  # takes NaN and Infinity, which PyTorch writes
-
-
-def _whole_entries(text: str) -> Iterator[Any]:
-    """Entries of the list `nodes` up to the first that is not whole."""
-    place = text.find("[", text.find('"nodes"') + 1)
-    if '"nodes"' not in text or place < 0:
-        return
-    decoder = json.JSONDecoder()
-    place += 1
-    while True:
-        while place < len(text) and text[place] in " \t\r\n,":
-            place += 1
+    def read(self, text: Text) -> DamageError | None:
+        """Reads on to the end, or to what is damaged."""
         try:
-            entry, place = decoder.raw_decode(text, place)
-        except (ValueError, RecursionError):
+            self._read_document(text)
+        except DamageError as damage:
+            if self.has_list or not text.find('"nodes"'):
+                return damage
+            try:
+                text.find("[")
+                self._read_entries(text)
+            except DamageError:
+                pass
+            return damage
+        return None
+
+    def notes(self, damage: DamageError | None) -> list[str]:
+        notes = []
+        if damage:
+            notes.append(
+                f"the file is damaged or ends early: its first {self.entries} nodes are read"
+            )
+        if self._bad:
+            notes.append(f"{self._bad} entries are no nodes and were left out")
+        if self._repeated:
+            notes.append(f"{self._repeated} nodes repeat the id of another and were left out")
+        return notes
+
+    def _read_document(self, text: Text) -> None:
+        if not text.skip("{"):
+            text.value()
+        else:
+            while not text.skip("}"):
+                key = text.key()
+                if key == "nodes" and text.skip("["):
+                    self._read_entries(text)
+                else:
+                    value = text.value()
+                    if key in ("schema", "pid"):
+                        self.members[key] = value
+                text.skip(",")
+        text.expect_end()
+
+    def _read_entries(self, text: Text) -> None:
+        self.has_list = True
+        while not text.skip("]"):
+            entry = text.value()
+            text.skip(",")
+            self.entries += 1
+            if self.entries > MAX_ENTRIES:
+                raise ParseError(f"{self._path} has more than {MAX_ENTRIES:,} nodes")
+            node = self._node(entry) if isinstance(entry, dict) else None
+            if node is None:
+                self._bad += 1
+            elif self.by_id.setdefault(node.node, node) is not node:
+                self._repeated += 1
+
+    def _node(self, entry: Mapping[str, Any]) -> Node | None:
+        identity, name = _whole(entry.get("id")), entry.get("name")
+        if identity is None or not 0 <= identity < 1 << 63 or not isinstance(name, str):
+            return None
+        self._where = f"node {identity}, "
+        attributes = _attributes(entry)
+        parent = self.integer(entry.get("ctrl_deps", entry.get("parent")), _NO_ID, "parent")
+
+        def attribute(key: str, default: int = _NO_ID) -> int:
+            return self.integer(attributes.get(key), default, key)
+
+        return Node(
+            identity,
+            name,
+            _NO_ID if parent == identity else parent,
+            attribute("rf_id"),
+            attribute("tid"),
+            attribute("fw_parent", 0),
+            attribute("fw_tid", 0),
+            attribute("seq_id"),
+            attribute("scope"),
+            _text(attributes.get("op_schema")),
+            self._accesses(entry, "input"),
+            self._accesses(entry, "output"),
+        )
+
+    def integer(self, value: Any, default: int, what: str) -> int:
+        """The integer that a value stands for; `default` if it is none.
+
+        Raises:
+            ParseError: It takes more than 64 bits.
+        """
+        whole = _whole(value)
+        if whole is None:
+            return default
+        if not -(1 << 63) <= whole < 1 << 63:
+            raise self._out_of_range(what, whole)
+        return whole
+
+    def _out_of_range(self, what: str, value: int) -> ParseError:
+        shown = str(value) if abs(value) < 10**40 else f"one of {value.bit_length()} bits"
+        return ParseError(
+            f"{self._path}: {self._where}{what}: expected an integer of 64 bits, found {shown}"
+        )
+
+    def _accesses(self, entry: Mapping[str, Any], which: str) -> tuple[Access, ...]:
+        both = entry.get(which + "s")
+        if isinstance(both, dict):
+            values, shapes, strides = (both.get(key) for key in ("values", "shapes", "strides"))
+        else:
+            values, shapes, strides = both, entry.get(which + "_shapes"), None
+        if not isinstance(values, list):
+            return ()
+        found: list[Access] = []
+        for place, value in enumerate(values):
+            what = f"{which}s[{place}]"
+            self._collect(value, _at(shapes, place), _at(strides, place), place, found, what)
+        self._check_bytes(found, which)
+        return tuple(found)
+
+    def _collect(
+        self, value: Any, shape: Any, stride: Any, argument: int, found: list[Access], what: str,
+        depth: int = 0,
+    ) -> None:  # fmt: skip
+        """Tensors in a value: [tensor id, storage id, offset, elements, bytes of one, device]."""
+        if not isinstance(value, list) or depth > _MAX_DEPTH:
             return
-        yield entry
+        if len(value) == 6 and isinstance(value[5], str) and all(type(v) is int for v in value[:5]):
+            access = _access(value, shape, stride, argument)
+            for part in (access.storage, access.start, access.end):
+                if not -(1 << 63) <= part < 1 << 63:
+                    raise self._out_of_range(what, part)
+            self._tensors += 1
+            if self._tensors > MAX_TENSORS:
+                raise ParseError(f"{self._path} has more than {MAX_TENSORS:,} tensors")
+            if not access.is_empty:
+                found.append(access)
+            return
+        for place, inner in enumerate(value):
+            inner_shape, inner_stride = _at(shape, place), _at(stride, place)
+            self._collect(inner, inner_shape, inner_stride, argument, found, what, depth + 1)
 
-
-def _after(text: str, key: str) -> Any:
-    """The value behind a key in the head of a damaged file."""
-    place = text.find(key)
-    colon = text.find(":", place)
-    if place < 0 or colon < 0:
-        return None
-    try:
-        return json.JSONDecoder().raw_decode(text[colon + 1 :].lstrip())[0]
-    except (ValueError, RecursionError):
-        return None
-
-
-def _node(entry: Mapping[str, Any]) -> Node | None:
-    identity, name = _int(entry.get("id"), _NO_ID), entry.get("name")
-    if identity < 0 or not isinstance(name, str):
-        return None
-    attributes = _attributes(entry)
-    parent = _int(entry.get("ctrl_deps", entry.get("parent")), _NO_ID)
-    return Node(
-        identity,
-        name,
-        _NO_ID if parent == identity else parent,
-        _int(attributes.get("rf_id"), _NO_ID),
-        _int(attributes.get("tid"), _NO_ID),
-        _int(attributes.get("fw_parent"), 0),
-        _int(attributes.get("fw_tid"), 0),
-        _int(attributes.get("seq_id"), _NO_ID),
-        _int(attributes.get("scope"), _NO_ID),
-        str(attributes.get("op_schema") or ""),
-        _accesses(entry, "input"),
-        _accesses(entry, "output"),
-    )
+    def _check_bytes(self, found: list[Access], which: str) -> None:
+        total = sum(access.end - access.start for access in found)
+        if total >= 1 << 63:
+            raise self._out_of_range(f"bytes of the {which}s", total)
 
 
 def _attributes(entry: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -207,47 +267,21 @@ def _attributes(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     return {str(pair.get("name")): pair.get("value") for pair in pairs}
 
 
-def _int(value: Any, default: int) -> int:
+def _whole(value: Any) -> int | None:
     """Ids are numbers, in some versions written as texts or as a list of one."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
-    if isinstance(value, str) and value.isascii() and value.lstrip("-").isdecimal():
-        value = int(value[:20])
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return int(value) if whole and -(1 << 63) <= value < 1 << 63 else default
+    if isinstance(value, str) and _INTEGER.fullmatch(value):
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _accesses(entry: Mapping[str, Any], which: str) -> tuple[Access, ...]:
-    both = entry.get(which + "s")
-    if isinstance(both, dict):
-        values, shapes, strides = (both.get(key) for key in ("values", "shapes", "strides"))
-    else:
-        values, shapes, strides = both, entry.get(which + "_shapes"), None
-    if not isinstance(values, list):
-        return ()
-    found: list[Access] = []
-    for place, value in enumerate(values):
-        _collect(value, _at(shapes, place), _at(strides, place), place, found, 0)
-    return tuple(found)
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, str | int | float) else ""
 
 
 def _at(values: Any, place: int) -> Any:
     return values[place] if isinstance(values, list) and place < len(values) else None
-
-
-def _collect(
-    value: Any, shape: Any, stride: Any, argument: int, found: list[Access], depth: int
-) -> None:
-    """Tensors in a value: [tensor id, storage id, offset, elements, bytes of one, device]."""
-    if not isinstance(value, list) or depth > _MAX_DEPTH:
-        return
-    if len(value) == 6 and isinstance(value[5], str) and all(type(v) is int for v in value[:5]):
-        access = _access(value, shape, stride, argument)
-        if not access.is_empty:
-            found.append(access)
-        return
-    for place, inner in enumerate(value):
-        _collect(inner, _at(shape, place), _at(stride, place), argument, found, depth + 1)
 
 
 def _access(value: list[Any], shape: Any, stride: Any, argument: int) -> Access:
