@@ -8,7 +8,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from torchtraceap.analysis.grouping import Groups
 from torchtraceap.errors import MissingDependencyError
+from torchtraceap.overlay.lanes import assign_lanes
 from torchtraceap.overlay.tracks import Counter, Slices
 from torchtraceap.ranks import RankTrace
 
@@ -62,34 +64,22 @@ def _write_events(writer: _Writer, part: RankTrace) -> None:
     table = part.table
     rows = np.flatnonzero(part.table.complete)
     strings, tracks = table.strings, table.tracks
-    for track_id in np.unique(table.track[rows]).tolist():
-        track = tracks[track_id]
+    by_track = Groups(table.track[rows])
+    track_ids = table.track[rows[by_track.first]]
+    for place in np.argsort(track_ids).tolist():
+        track = tracks[track_ids[place]]
         group = writer.group(track.process_name or f"process {track.pid}")
-        mine = rows[table.track[rows] == track_id]
-        lanes = _Lanes(writer, group, track.thread_name or f"thread {track.tid}")
-        starts, lengths = table.ts_ns[mine].tolist(), table.dur_ns[mine].tolist()
-        for start, length, name in zip(starts, lengths, table.name[mine].tolist(), strict=True):
-            writer.slice(lanes.place(start, start + length), strings[name], start, start + length)
-
-
-class _Lanes:
-    """Tracks of one label: slices that overlap without nesting go to the next one."""
-
-    def __init__(self, writer: _Writer, group: int, label: str) -> None:
-        self._writer, self._group, self._label = writer, group, label
-        self._lanes: list[tuple[int, list[int]]] = []  # uuid, ends of the slices still open
-
-    def place(self, start: int, end: int) -> int:
-        """The first lane on which the slice nests; starts must not decrease."""
-        for uuid, open_ends in self._lanes:
-            while open_ends and open_ends[-1] <= start:
-                open_ends.pop()
-            if not open_ends or end <= open_ends[-1]:
-                open_ends.append(end)
-                return uuid
-        uuid = self._writer.track(self._label, parent=self._group)
-        self._lanes.append((uuid, [end]))
-        return uuid
+        mine = rows[by_track.rows(place)]
+        starts, lengths = table.ts_ns[mine], table.dur_ns[mine]
+        ends = starts + lengths
+        lanes = assign_lanes(starts, ends).tolist()
+        label = track.thread_name or f"thread {track.tid}"
+        uuids = [writer.track(label, parent=group) for _ in range(max(lanes) + 1)]
+        names = table.name[mine].tolist()
+        for lane, start, end, name in zip(
+            lanes, starts.tolist(), ends.tolist(), names, strict=True
+        ):
+            writer.slice(uuids[lane], strings[name], start, end)
 
 
 class _Writer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +11,11 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.analysis.critical_path import build_critical_path
+from torchtraceap.analysis.grouping import Groups
 from torchtraceap.analysis.idle import build_idle
 from torchtraceap.analysis.launches import build_launches
 from torchtraceap.analysis.memory import build_memory
+from torchtraceap.columns import encode_texts
 from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.results import Diagnosis
 
@@ -122,30 +125,35 @@ def _window_counters(diagnosis: Diagnosis, rank: int | None) -> list[Counter]:
 
 def _queues(part: RankTrace) -> list[Counter]:
     queue = build_launches(part, by="queue")
-    streams = queue.to_list("stream")
     times, lengths = queue["time_ns"], queue["length"]
-    labels = np.array([str(stream) for stream in streams], dtype=object)
     return [
         Counter(
             f"queue of stream {label}",
-            np.asarray(times[labels == label], dtype=np.int64),
-            np.asarray(lengths[labels == label], dtype=np.float64),
+            np.asarray(times[rows], dtype=np.int64),
+            np.asarray(lengths[rows], dtype=np.float64),
         )
-        for label in dict.fromkeys(labels.tolist())
+        for label, rows in _by_label(str(stream) for stream in queue.to_list("stream"))
     ]
+
+
+def _by_label(labels: Iterable[str]) -> Iterator[tuple[str, IntArray]]:
+    """Each label with its rows, in order of its first."""
+    column = encode_texts(labels)
+    groups = Groups(column.codes)
+    for group, label in enumerate(column.texts):
+        yield label, groups.rows(group)
 
 
 def _memory(part: RankTrace) -> list[Counter]:
     """One counter per device and total, of the events that carry one."""
     table = build_memory(part, by="timeline")
     kinds, numbers = table.to_list("device_type"), table.to_list("device")
-    devices = [f"{kind} {number}" for kind, number in zip(kinds, numbers, strict=True)]
-    names = np.array(devices, dtype=object)
+    devices = (f"{kind} {number}" for kind, number in zip(kinds, numbers, strict=True))
+    totals = {name: np.ma.asarray(table[f"{name}_bytes"]) for name in ("allocated", "reserved")}
     counters = []
-    for device in dict.fromkeys(devices):
-        for total in ("allocated", "reserved"):
-            values = np.ma.asarray(table[f"{total}_bytes"])
-            rows = np.flatnonzero((names == device) & ~np.ma.getmaskarray(values))
+    for device, of_device in _by_label(devices):
+        for total, values in totals.items():
+            rows = of_device[~np.ma.getmaskarray(values)[of_device]]
             if len(rows):
                 mebibytes = values.data[rows] / 2**20
                 label = f"{total} on {device} (MiB)"
