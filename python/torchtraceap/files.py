@@ -32,7 +32,7 @@ _RANK_IN_NAME = re.compile(r"(?<![a-z])rank[-_ .=]?(\d{1,9})(?!\d)", re.IGNORECA
 def natural_key(path: Path) -> list[tuple[int, int, str]]:
     """Sorts rank2 before rank10."""
     parts = re.split(r"(\d+)", str(path))
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
 
 
 def expand_paths(given: PathLike | Iterable[PathLike]) -> tuple[list[Path], bool]:

@@ -122,25 +122,35 @@ class _Grids:
         counts = np.full(len(self.events), np.nan)
         with np.errstate(divide="ignore", invalid="ignore"):
             implied = self.blocks / self.events.number_arg("blocks per SM")
-        for number in np.unique(self.device).tolist():
-            here = self.device == number
+        plausible = (implied >= 1) & np.isfinite(implied)
+        for number, here in self._rows_by_device:
             count = self._of(number).count
-            usable = implied[here & (implied >= 1) & np.isfinite(implied)]
+            usable = implied[here[plausible[here]]]
             if not count and len(usable):
                 count = round(float(np.median(usable)))
             counts[here] = count or np.nan
         return counts
 
+    @cached_property
+    def _rows_by_device(self) -> list[tuple[int, Array]]:
+        groups = Groups(self.device)
+        numbers = self.device[groups.first].tolist()
+        return [(number, groups.rows(group)) for group, number in enumerate(numbers)]
+
     def _of(self, number: int) -> Multiprocessor:
+        return self.described.get(number, self._common)
+
+    @cached_property
+    def _common(self) -> Multiprocessor:
+        """What all devices of the trace are; unknown where they differ."""
         alike = set(self.described.values())
-        return self.described.get(number, alike.pop() if len(alike) == 1 else _UNKNOWN)
+        return alike.pop() if len(alike) == 1 else _UNKNOWN
 
     @cached_property
     def _resident(self) -> tuple[Array, Array]:
         blocks = np.full(len(self.events), np.nan)
         limit = np.full(len(self.events), -1, dtype=np.int32)
-        for number in np.unique(self.device).tolist():
-            here = self.device == number
+        for number, here in self._rows_by_device:
             blocks[here], limit[here] = resident_blocks(
                 self._of(number),
                 self.threads[here],

@@ -559,8 +559,9 @@ def enclosing_ops(part: RankTrace, rows: Array) -> Array:
     table, tree = part.table, part.tree
     result = np.full(len(rows), _core.NO_ROW, dtype=np.uint32)
     end_ns = table.ts_ns + table.dur_ns
-    for track in np.unique(table.track[rows]).tolist():
-        here = np.flatnonzero(table.track[rows] == track)
+    groups = Groups(table.track[rows])
+    for group, track in enumerate(table.track[rows[groups.first]].tolist()):
+        here = groups.rows(group)
         host = tree.host_rows[int(tree.host_offsets[track]) : int(tree.host_offsets[track + 1])]
         times = table.ts_ns[rows[here]]
         last = np.searchsorted(table.ts_ns[host], times, side="right") - 1

@@ -8,17 +8,23 @@ Source: TraceLens at 171dd747, Trace2Tree/trace_to_tree.py and TreePerf/tree_per
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
+from torchtraceap.analysis.grouping import Groups
+from torchtraceap.errors import TraceError
 from torchtraceap.ranks import RankTrace
 from torchtraceap.tracelens.categories import is_communication
 
-__all__ = ["CompatTree", "Slices", "to_us", "union_us"]
+__all__ = ["MAX_LISTED_EVENTS", "CompatTree", "Slices", "to_us", "union_us"]
+
+MAX_LISTED_EVENTS = 1 << 25
+"""GPU events of all operators of a sheet; one counts for every operator above it."""
+_LISTED_AT_ONCE = 1 << 22
 
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch")
 _ENGINE = "autograd::engine::evaluate_function:"
@@ -55,11 +61,36 @@ class Slices:
         return self.end - self.begin
 
     def expand(self) -> tuple[Array, Array]:
-        """(list number, index of the event) of every entry, list by list."""
+        """(list number, index of the event) of every entry, list by list.
+
+        Raises:
+            TraceError: There are more than MAX_LISTED_EVENTS.
+        """
         lengths = self.lengths
+        self.check_listed(int(lengths.sum()))
         owner = np.repeat(np.arange(len(self)), lengths)
         skipped = np.cumsum(lengths) - lengths
         return owner, np.arange(len(owner)) - np.repeat(skipped - self.begin, lengths)
+
+    @staticmethod
+    def check_listed(events: int) -> None:
+        if events > MAX_LISTED_EVENTS:
+            raise TraceError(
+                "TraceLens's tables list the GPU events below every operator: here these are "
+                f"{events:,}, and at most {MAX_LISTED_EVENTS:,} are listed; the calls of this "
+                "trace are nested too deep"
+            )
+
+    def pieces(self) -> Iterator[tuple[int, Slices]]:
+        """A few lists at a time, with the number of the first."""
+        ends = np.cumsum(self.lengths)
+        begin = 0
+        while begin < len(self):
+            listed = int(ends[begin - 1]) if begin else 0
+            end = int(np.searchsorted(ends, listed + _LISTED_AT_ONCE, side="right"))
+            end = max(end, begin + 1)
+            yield begin, Slices(self.begin[begin:end], self.end[begin:end])
+            begin = end
 
 
 def union_us(groups: int, index: Array, start: Array, end: Array) -> Array:
@@ -253,9 +284,18 @@ class CompatTree:
 
     def busy_us(self, slices: Slices) -> Array:
         """float64 `[lists]`: union of the GPU events of each list."""
-        owner, index = slices.expand()
-        rows = self.linked[index]
-        return union_us(len(slices), owner, self.start_us[rows], self.end_us[rows])
+        # Calls that only wrap another one have the same events.
+        groups = Groups(slices.begin, slices.end)
+        distinct = slices.take(groups.first)
+        Slices.check_listed(int(distinct.lengths.sum()))
+        busy = np.zeros(len(distinct))
+        for first, piece in distinct.pieces():
+            owner, index = piece.expand()
+            rows = self.linked[index]
+            busy[first : first + len(piece)] = union_us(
+                len(piece), owner, self.start_us[rows], self.end_us[rows]
+            )
+        return busy[groups.index]
 
     def leaf_ops(self) -> Array:
         """bool `[n]`: operators that reach a GPU event through runtime calls and frames alone.

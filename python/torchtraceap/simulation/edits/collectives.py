@@ -8,6 +8,7 @@ import numpy as np
 
 from torchtraceap._core import GpuClass, Phase
 from torchtraceap.aliases import Array
+from torchtraceap.analysis.grouping import Groups
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
@@ -115,11 +116,11 @@ def _consumers(parts: RankParts, places: Array) -> Array:
     optimizer = np.flatnonzero(phase == Phase.OPTIMIZER)
     place = np.searchsorted(optimizer, first)
     needed = np.concatenate([optimizer, [len(rows)]])[place]
-    for number in np.unique(parts.step[places]).tolist():
-        mine = parts.step[places] == number
-        later = np.flatnonzero(step > number)
-        next_step = int(later[0]) if len(later) else len(rows)
-        needed[mine] = np.minimum(needed[mine], np.maximum(next_step, first[mine]))
+    steps, first_of_step = np.unique(step, return_index=True)
+    # The first work of any later step, by step; none behind the last.
+    earliest = np.minimum.accumulate(np.append(first_of_step, len(rows))[::-1])[::-1]
+    next_step = earliest[np.searchsorted(steps, parts.step[places], side="right")]
+    needed = np.minimum(needed, np.maximum(next_step, first))
     begins = np.concatenate([view.begin_of[rows].astype(np.int64), [-1]])
     points: Array = begins[needed]
     return points
@@ -131,12 +132,15 @@ def _send_early(parts: RankParts, gradients: Array, change: Change) -> None:
     rows = view.gpu_class(GpuClass.COMPUTE)
     backward = rows[view.phase_of(rows) == Phase.BACKWARD]
     step = view.step_of(backward)
-    for number in np.unique(parts.step[gradients]).tolist():
-        work = backward[step == number]
-        if not len(work):
+    works = Groups(step)
+    group_of = {number: group for group, number in enumerate(step[works.first].tolist())}
+    by_step = Groups(parts.step[gradients])
+    for place, number in enumerate(parts.step[gradients[by_step.first]].tolist()):
+        if number not in group_of:
             continue
+        work = backward[works.rows(group_of[number])]
         done_ns = int((view.table.ts_ns[work] + view.table.dur_ns[work])[int(0.95 * len(work))])
-        mine = gradients[parts.step[gradients] == number]
+        mine = gradients[by_step.rows(place)]
         late = mine[view.table.ts_ns[parts.rows[mine]] >= done_ns]
         if len(late) < SHORTEST_RUN:
             continue
@@ -223,20 +227,22 @@ def _runs(parts: RankParts, usable: Array, most_bytes: float) -> Iterator[Array]
     needed_ns = _first_use_ns(parts)
     keys = np.stack([parts.group, parts.step, parts.phase.astype(np.int64)])
     current: list[int] = []
+    size = first_needed_ns = 0  # of the current run
     for place in np.flatnonzero(usable).tolist():
         begin_ns = int(view.table.ts_ns[parts.rows[place]])
+        own_size, own_needed_ns = max(int(parts.size[place]), 0), int(needed_ns[place])
         fits = bool(current) and place == current[-1] + 1
         if fits:
             same = bool((keys[:, place] == keys[:, current[0]]).all())
-            size = int(np.maximum(parts.size[[*current, place]], 0).sum())
-            early = int(needed_ns[current].min()) < begin_ns
-            fits = same and parts.kind[place] == parts.kind[current[0]] and not early
-            fits = fits and size <= most_bytes
+            fits = same and parts.kind[place] == parts.kind[current[0]]
+            fits = fits and first_needed_ns >= begin_ns and size + own_size <= most_bytes
         if not fits:
             if len(current) >= SHORTEST_RUN:
                 yield np.array(current)
-            current = []
+            current, size, first_needed_ns = [], 0, own_needed_ns
         current.append(place)
+        size += own_size
+        first_needed_ns = min(first_needed_ns, own_needed_ns)
     if len(current) >= SHORTEST_RUN:
         yield np.array(current)
 

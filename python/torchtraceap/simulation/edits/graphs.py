@@ -102,7 +102,7 @@ def _capture(
     end_ns = int(time_ns[view.end_of[calls]].max())
     threads = np.unique(run.graph.lane[view.begin_of[calls]])
     edges = _host_edges(run, threads, start_ns, end_ns)
-    setting_up, _ = view.work_edges(calls[view.one_time(calls)])
+    setting_up, _ = view.work_edges(view.outermost(calls[view.one_time(calls)]))
     if len(setting_up):
         edges = edges[~np.isin(edges, setting_up)]
     gone_ns = int(run.cost_ns[edges].sum())

@@ -23,6 +23,8 @@ __all__ = ["RankView", "ranges_of", "views"]
 
 FALLBACK_LAUNCH_NS = 10_000
 """Cost of a call that starts GPU work, where a trace has none to measure."""
+_DEEPEST_CALLS = 64
+"""In how many calls that an edit changes a point may lie; runtimes nest two deep."""
 _ONE_TIME_NS, _ONE_TIME_RATIO = 1_000_000, 10  # as the rules' cold_start
 
 
@@ -53,6 +55,12 @@ class _Edges:
         order = run.edges_of("program_order")
         self.own[run.destination[order]] = order
         """int64 `[points]`: the edge of its own work, or -1."""
+
+    @cached_property
+    def work_before(self) -> Array:
+        """int64 `[points + 1]`, ns: own work of all points before."""
+        work = np.where(self.own >= 0, self._graph.lag_ns[np.maximum(self.own, 0)], 0)
+        return np.concatenate([[0], np.cumsum(work)])
 
     @cached_property
     def in_offsets(self) -> Array:
@@ -271,18 +279,24 @@ class RankView:
         return found
 
     def work_edges(self, host_rows: Array) -> tuple[Array, Array]:
-        """The edges of work inside host rows, and the place of each in `host_rows`."""
+        """The edges of work inside host rows, and the place of each in `host_rows`.
+
+        Rows inside others have the same edges as well, unless calls are nested without end.
+        """
         begin = self.begin_of[host_rows].astype(np.int64)
-        points, place = ranges_of(begin + 1, self.end_of[host_rows].astype(np.int64) - begin)
+        count = self.end_of[host_rows].astype(np.int64) - begin
+        if int(count.sum()) > _DEEPEST_CALLS * len(self._own_edge):
+            count[~np.isin(host_rows, self.outermost(host_rows))] = 0
+        points, place = ranges_of(begin + 1, count)
         edges = self._own_edge[points]
         return edges[edges >= 0], place[edges >= 0]
 
     def work_ns(self, host_rows: Array) -> Array:
         """int64 `[rows]`: host work inside rows, without waits."""
-        graph, _, _ = self._run
-        edges, place = self.work_edges(host_rows)
-        lengths = np.bincount(place, weights=graph.lag_ns[edges], minlength=len(host_rows))
-        return lengths.astype(np.int64)
+        before = self._edges.work_before
+        ends = self.end_of[host_rows].astype(np.int64)
+        lengths: Array = before[ends + 1] - before[self.begin_of[host_rows].astype(np.int64) + 1]
+        return lengths
 
     def launched_by(self, calls: Array) -> Array:
         """The first GPU row that each call launched, or -1."""

@@ -1,0 +1,260 @@
+"""What grows with the input grows in proportion, or is refused with a sentence.
+
+Inputs are so large that a way which grows with their square takes minutes or all memory; none of
+the tests looks at a clock.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hostile_shapes import ALL_REDUCE, SHAPES, Made
+from hypothesis import given
+from hypothesis import strategies as st
+
+import torchtraceap as ttap
+from torchtraceap.analysis.many_ranks.matching import match_collectives, rank_collectives
+from torchtraceap.errors import TraceError
+from torchtraceap.overlay import tracks
+from torchtraceap.overlay.lanes import assign_lanes
+from torchtraceap.simulation.simulate import simulate
+from torchtraceap.tracelens import launchers
+
+
+def load(folder: Path, made: Made | str, events: int = 0) -> ttap.Trace:
+    """A trace made here, or a shape of the benchmark."""
+    files = SHAPES[made](events) if isinstance(made, str) else made.file
+    folder.mkdir(exist_ok=True)
+    for name, document in files.items():
+        (folder / name).write_text(json.dumps(document), encoding="utf-8")
+    return ttap.load(folder)
+
+
+# ------------------------------------------------------------------------------- steps
+
+
+def test_a_pattern_of_many_names(tmp_path: Path) -> None:
+    """Every name leads to the pattern, which is one stretch of rows."""
+    names = [f"f{chr(97 + i % 26)}{chr(97 + i // 26 % 26)}{'x' * (i // 676)}" for i in range(9_000)]
+    event = '{"ph":"X","cat":"cpu_op","name":"%s","pid":1,"tid":1,"ts":%d,"dur":1}'
+    rows = [*names * 60, "odd"]
+    text = ",".join(event % (name, 2 * i) for i, name in enumerate(rows))
+    path = tmp_path / "trace.json"
+    path.write_text('{"traceEvents":[' + text + "]}", encoding="utf-8")
+    # The last row is no part of it, so that the pattern is not the whole thread: no steps.
+    assert not ttap.load(path).ranks[0].tree.steps
+
+
+# ------------------------------------------------------------------------------- overlay
+
+
+def first_fit(starts: list[int], ends: list[int]) -> list[int]:
+    """What `assign_lanes` says of itself, lane by lane."""
+    lanes: list[list[int]] = []
+    chosen = []
+    for start, end in zip(starts, ends, strict=True):
+        for lane in lanes:
+            while lane and lane[-1] <= start:
+                lane.pop()
+        fits = [i for i, lane in enumerate(lanes) if not lane or end <= lane[-1]]
+        if not fits:
+            lanes.append([])
+        chosen.append(fits[0] if fits else len(lanes) - 1)
+        lanes[chosen[-1]].append(end)
+    return chosen
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 20)), max_size=40))
+def test_a_slice_goes_where_it_nests_first(slices: list[tuple[int, int]]) -> None:
+    starts = sorted(start for start, _ in slices)
+    ends = [start + length for start, (_, length) in zip(starts, slices, strict=True)]
+    lanes = assign_lanes(np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64))
+    assert lanes.tolist() == first_fit(starts, ends)
+
+
+def test_slices_that_all_cross_each_other() -> None:
+    starts = np.arange(200_000)
+    assert assign_lanes(starts, 2 * starts + len(starts)).tolist() == starts.tolist()
+
+
+def test_a_queue_for_each_of_many_streams(tmp_path: Path) -> None:
+    trace = load(tmp_path / "t", "many_streams", 80_000)
+    counters = tracks._queues(trace.ranks[0])
+    assert len(counters) == 40_000
+    assert {len(counter.time_ns) for counter in counters} == {2}
+
+
+def test_memory_of_many_devices(tmp_path: Path) -> None:
+    trace = load(tmp_path / "t", "memory_events", 60_000)
+    assert len(tracks._memory(trace.ranks[0])) == 2 * 30_000
+
+
+def test_every_thread_is_drawn(tmp_path: Path) -> None:
+    protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    from torchtraceap.overlay.protobuf import write_protobuf
+
+    trace = load(tmp_path / "t", "many_threads", 60_000)
+    write_protobuf(trace.ranks[0], [], [], tmp_path / "t.pftrace")
+    read = protos.Trace.FromString((tmp_path / "t.pftrace").read_bytes())
+    labels = [p.track_descriptor.name for p in read.packet if p.HasField("track_descriptor")]
+    assert {f"thread {i}" for i in range(20_000)} <= set(labels)
+
+
+# ------------------------------------------------------------------------------- collectives
+
+
+def test_a_group_for_each_collective(tmp_path: Path) -> None:
+    trace = load(tmp_path / "t", "many_groups", 320_000)
+    matched = match_collectives(trace)
+    assert matched.matches == 80_000 and len(matched.groups) == 80_000
+    assert matched.core.count.tolist() == [2] * 80_000
+    assert all(group.ranks == [0, 1] for group in matched.groups[:10])
+
+
+def test_a_configured_group_that_every_call_describes_anew(tmp_path: Path) -> None:
+    """Its long list of ranks is kept once, with the first description."""
+    ranks = list(range(50_000))
+    group = {"pg_name": "0", "ranks": ranks}
+    about = {"backend": "nccl", "rank": 0, "world_size": len(ranks), "pg_config": [group]}
+    made = Made(distributedInfo=about)
+    for i in range(20_000):
+        said = {"Collective name": "allreduce", "Process Group Name": "0"}
+        said |= {"Process Group Description": f"group {i}", "Group size": i}
+        made.launch(ALL_REDUCE, i + 1, 100.0 * i, 50, stream=20, **said)
+    found = rank_collectives(load(tmp_path / "t", made)).groups
+    assert [(g.name, g.description, g.size) for g in found] == [("0", "group 0", len(ranks))]
+    assert found[0].ranks == ranks
+
+
+def test_calls_of_one_thread_and_kernels_of_another(tmp_path: Path) -> None:
+    made = Made()
+    count = 120_000
+    for i in range(count):
+        made.op("record_param_comms", 2.0 * i, 1, **{"Collective name": "allreduce"})
+    for i in range(count):
+        at = 2.0 * (count + i)
+        made.call("cudaLaunchKernel", at, 1, tid=2, correlation=i + 1)
+        made.gpu(ALL_REDUCE, at + 3, 1, stream=20, correlation=i + 1)
+    core = rank_collectives(load(tmp_path / "t", made))
+    assert core.matches == count and len(core.groups) == 1
+
+
+def test_calls_around_everything_that_is_launched(tmp_path: Path) -> None:
+    """Whether something was launched below a call is not asked row by row."""
+    made = Made()
+    count = 60_000
+    for i in range(count):
+        args = {"Collective name": "allreduce"}
+        made.op("record_param_comms", float(i), 4.0 * count - 2 * i, **args)
+    for i in range(count):
+        at = float(4 * count + 2 * i)
+        made.call("cudaLaunchKernel", at, 1, correlation=i + 1)
+        made.gpu(ALL_REDUCE, at + 3, 1, stream=20, correlation=i + 1)
+    assert rank_collectives(load(tmp_path / "t", made)).matches == count
+
+
+def test_pairs_of_a_large_group(tmp_path: Path) -> None:
+    """Who is missing from a send does not take the list of the group."""
+    ranks = list(range(40_000))
+    group = {"pg_name": "0", "ranks": ranks}
+    about = {"backend": "nccl", "rank": 0, "world_size": len(ranks), "pg_config": [group]}
+    made = Made(distributedInfo=about)
+    for i in range(30_000):
+        said = {"Collective name": "send", "Process Group Name": "0", "Dst Rank": i + 1}
+        made.launch("ncclDevKernel_SendRecv", i + 1, 100.0 * i, 50, stream=20, **said)
+    matched = match_collectives(load(tmp_path / "t", made))
+    assert sorted(matched.missing_ranks) == [[i + 1] for i in range(30_000)]
+
+
+# ------------------------------------------------------------------------------- tables
+
+
+def test_grids_of_many_devices(tmp_path: Path) -> None:
+    grids = load(tmp_path / "t", "many_devices", 60_000).grids(by="event")
+    assert grids.num_rows == 30_000
+
+
+def test_tables_of_tracelens_of_deep_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchtraceap.tracelens import tracelens_sheets
+
+    tables = tracelens_sheets(load(tmp_path / "a", "deep_stacks", 3_000).ranks[0])
+    monkeypatch.setattr(launchers, "_LISTED_AT_ONCE", 7)
+    assert repr(tracelens_sheets(ttap.load(tmp_path / "a").ranks[0])) == repr(tables)
+    with pytest.raises(TraceError, match=r"nested too deep"):
+        tracelens_sheets(load(tmp_path / "b", "deep_stacks", 150_000).ranks[0])
+
+
+# ------------------------------------------------------------------------------- simulation
+
+
+def test_calls_that_all_lie_in_each_other(tmp_path: Path) -> None:
+    """Every launch begins at one instant: what an edit takes away lies in all of them."""
+    trace = load(tmp_path / "t", "same_time", 180_000)
+    assert len(simulate(trace, ["cuda_graph"]).edits) == 1
+
+
+def small_collectives(count: int, *, steps: bool = False) -> Made:
+    made = Made(distributedInfo={"backend": "nccl", "rank": 0, "world_size": 8})
+    said = {"Collective name": "allreduce", "In msg nelems": 8, "Out msg nelems": 8}
+    said |= {"dtype": "Float", "Process Group Name": "0", "Group size": 8}
+    for i in range(count):
+        at = 100.0 * i
+        if steps:
+            made.add("user_annotation", f"ProfilerStep#{i}", at, 100)
+            made.launch("gemm", 2 * i + 1, at + 20, 10)
+        made.launch(ALL_REDUCE, 2 * i + 2, at + 50, 10, stream=20, **said)
+    return made
+
+
+def test_one_long_run_of_small_collectives(tmp_path: Path) -> None:
+    outcome = simulate(load(tmp_path / "t", small_collectives(40_000)), ["merge_collectives"])
+    assert outcome.edits[0].predicted_ns is not None
+
+
+def test_collectives_of_many_steps(tmp_path: Path) -> None:
+    trace = load(tmp_path / "t", small_collectives(40_000, steps=True))
+    assert len(simulate(trace, ["overlap_communication", "merge_collectives"]).edits) == 2
+
+
+def test_many_kernels_beside_communication_and_alone(tmp_path: Path) -> None:
+    made = Made()
+    for i in range(20_000):
+        made.launch(ALL_REDUCE, 3 * i + 1, 100.0 * i, 20, stream=20)
+        made.launch(f"gemm{i}", 3 * i + 2, 100.0 * i + 1, 10)
+        made.launch(f"gemm{i}", 3 * i + 3, 100.0 * i + 40, 8)
+    assert simulate(load(tmp_path / "t", made), ["overlap_communication"]).edits
+
+
+# ------------------------------------------------------------------------------- the list of bounds
+
+ROOT = Path(__file__).parents[2]
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def rows_of_bounds() -> list[list[str]]:
+    text = (ROOT / "docs/errors.md").read_text(encoding="utf-8").split("\n## Bounds\n")[1]
+    lines = [line for line in text.split("\n## ")[0].splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines[1:]]
+
+
+def value_of(path: str, name: str) -> int:
+    """What the constant of a source file is set to."""
+    file = ROOT / (path if path.startswith("cpp/") else f"python/torchtraceap/{path}")
+    found = re.search(rf"\b{name}\s*=\s*([^;#\n]+)", file.read_text(encoding="utf-8"))
+    assert found, f"{file} has no {name}"
+    expression = re.sub(r"std::\w+\{(\w+)\}", r"\1", found[1]).replace("'", "").replace("_", "")
+    return int(eval(re.sub(r"(?<=\d)[uUlL]+", "", expression), {"__builtins__": {}}))
+
+
+@pytest.mark.parametrize("row", rows_of_bounds(), ids=lambda row: row[0])
+def test_the_list_of_bounds_says_what_the_code_does(row: list[str]) -> None:
+    _, most, _, owner = row
+    path, name = owner.strip("`").split(": ")
+    number, _, unit = most.partition(" ")
+    assert int(number.replace(",", "")) * UNITS.get(unit, 1) == value_of(path, name)
