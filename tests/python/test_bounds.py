@@ -6,6 +6,7 @@ the tests looks at a clock.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -98,8 +99,9 @@ def test_every_thread_is_drawn(tmp_path: Path) -> None:
     from torchtraceap.overlay.protobuf import write_protobuf
 
     trace = load(tmp_path / "t", "many_threads", 60_000)
-    write_protobuf(trace.ranks[0], [], [], tmp_path / "t.pftrace")
-    read = protos.Trace.FromString((tmp_path / "t.pftrace").read_bytes())
+    stream = io.BytesIO()
+    write_protobuf(trace.ranks[0], [], [], stream)
+    read = protos.Trace.FromString(stream.getvalue())
     labels = [p.track_descriptor.name for p in read.packet if p.HasField("track_descriptor")]
     assert {f"thread {i}" for i in range(20_000)} <= set(labels)
 
@@ -237,24 +239,36 @@ ROOT = Path(__file__).parents[2]
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
-def rows_of_bounds() -> list[list[str]]:
+def rows_of_bounds() -> list[tuple[list[str], list[str]]]:
+    """The files that stand above each table, and a row of it."""
     text = (ROOT / "docs/errors.md").read_text(encoding="utf-8").split("\n## Bounds\n")[1]
-    lines = [line for line in text.split("\n## ")[0].splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines[1:]]
+    rows, files = [], list[str]()
+    for block in text.split("\n## ")[0].split("\n\n"):
+        lines = block.strip().splitlines()
+        if lines and lines[0].startswith("| "):
+            rows += [(files, [cell.strip() for cell in row.strip("| ").split("|")])
+                     for row in lines[2:]]  # fmt: skip
+        else:
+            files = re.findall(r"`([\w/]+\.(?:py|[ch]pp))`", block)
+    return rows
 
 
-def value_of(path: str, name: str) -> int:
-    """What the constant of a source file is set to."""
-    file = ROOT / (path if path.startswith("cpp/") else f"python/torchtraceap/{path}")
-    found = re.search(rf"\b{name}\s*=\s*([^;#\n]+)", file.read_text(encoding="utf-8"))
-    assert found, f"{file} has no {name}"
-    expression = re.sub(r"std::\w+\{(\w+)\}", r"\1", found[1]).replace("'", "").replace("_", "")
+def value_of(files: list[str], name: str) -> int:
+    """What the constant is set to in one of the files."""
+    found = []
+    for path in files:
+        file = ROOT / (path if path.startswith("cpp/") else f"python/torchtraceap/{path}")
+        assert file.is_file(), file
+        text = file.read_text(encoding="utf-8")
+        found += re.findall(rf"\b{name}\s*=\s*([^;#\n]+)", text)
+    assert len(found) == 1, f"{name} stands {len(found)} times in {files}"
+    expression = re.sub(r"std::\w+\{(\w+)\}", r"\1", found[0]).replace("'", "").replace("_", "")
     return int(eval(re.sub(r"(?<=\d)[uUlL]+", "", expression), {"__builtins__": {}}))
 
 
-@pytest.mark.parametrize("row", rows_of_bounds(), ids=lambda row: row[0])
-def test_the_list_of_bounds_says_what_the_code_does(row: list[str]) -> None:
-    _, most, _, owner = row
-    path, name = owner.strip("`").split(": ")
+@pytest.mark.parametrize(("files", "row"), rows_of_bounds(), ids=lambda value: value[0])
+def test_the_list_of_bounds_says_what_the_code_does(files: list[str], row: list[str]) -> None:
+    _, most, beyond, name = row
     number, _, unit = most.partition(" ")
-    assert int(number.replace(",", "")) * UNITS.get(unit, 1) == value_of(path, name)
+    assert int(number.replace(",", "")) * UNITS.get(unit, 1) == value_of(files, name.strip("`"))
+    assert beyond

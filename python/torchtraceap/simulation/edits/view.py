@@ -19,11 +19,11 @@ from torchtraceap.remember import Memory
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.run import KINDS, SimulatedRun
 
-__all__ = ["RankView", "ranges_of", "views"]
+__all__ = ["DEEPEST_CALLS", "RankView", "ranges_of", "views"]
 
 FALLBACK_LAUNCH_NS = 10_000
 """Cost of a call that starts GPU work, where a trace has none to measure."""
-_DEEPEST_CALLS = 64
+DEEPEST_CALLS = 64
 """In how many calls that an edit changes a point may lie; runtimes nest two deep."""
 _ONE_TIME_NS, _ONE_TIME_RATIO = 1_000_000, 10  # as the rules' cold_start
 
@@ -285,7 +285,7 @@ class RankView:
         """
         begin = self.begin_of[host_rows].astype(np.int64)
         count = self.end_of[host_rows].astype(np.int64) - begin
-        if int(count.sum()) > _DEEPEST_CALLS * len(self._own_edge):
+        if int(count.sum()) > DEEPEST_CALLS * len(self._own_edge):
             count[~np.isin(host_rows, self.outermost(host_rows))] = 0
         points, place = ranges_of(begin + 1, count)
         edges = self._own_edge[points]
