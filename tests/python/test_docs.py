@@ -8,6 +8,7 @@ import functools
 import json
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,15 @@ def test_every_command_and_option_is_documented(command: str) -> None:
 def test_every_command_stands_on_the_page_of_tables_or_of_exports(command: str) -> None:
     text = read("docs/tables.md") + read("docs/exports.md") + read("README.md")
     assert re.search(rf"`(torchtraceap )?{command}\b", text)
+
+
+def test_every_dependency_has_an_upper_bound() -> None:
+    project = tomllib.loads(read("pyproject.toml"))
+    groups = {"": project["project"]["dependencies"], "build": project["build-system"]["requires"],
+              **project["project"]["optional-dependencies"]}  # fmt: skip
+    open_ended = [(g, entry) for g, entries in groups.items() for entry in entries
+                  if not re.search(r",<\d", entry)]  # fmt: skip
+    assert open_ended == []
 
 
 def test_every_documented_command_exists() -> None:

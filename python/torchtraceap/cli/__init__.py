@@ -96,8 +96,12 @@ def _sentence(error: BaseException) -> str:
         return "not enough memory for this trace"
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
+        return _one_line(f"{where}{error.strerror}")
+    return _one_line(str(error)) or type(error).__name__
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _is_expected(error: BaseException) -> bool:

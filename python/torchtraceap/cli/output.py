@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from torchtraceap.cli.parsing import UsageError
 from torchtraceap.files import files_read, looks_like_trace_name
+from torchtraceap.report.words import harmless
 from torchtraceap.writing import check_target, standard_output_error
 
 if TYPE_CHECKING:
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 
 
 def print_text(text: str) -> None:
-    """Writes to standard output."""
+    """Writes to standard output what may hold text of a trace or of the user."""
+    _write_plain(harmless(text))
+
+
+def _write_plain(text: str) -> None:
+    """For what already is harmless; headings in bold must stay so."""
     with standard_output() as stream:
         stream.write(text)
         stream.write("\n")
@@ -47,8 +53,6 @@ def drop_stdout() -> None:
 
 
 def note(text: str) -> None:
-    from torchtraceap.report.words import harmless
-
     with contextlib.suppress(OSError):  # nobody can be told
         sys.stderr.write(f"torchtraceap: {harmless(text)}\n")
 
@@ -82,7 +86,7 @@ def print_tables(tables: Sequence[TextTable], no_color: bool) -> None:
 
     colour = _colour_wanted(no_color)
     width = _width() if sys.stdout.isatty() else 0
-    print_text("\n\n".join(render_table(table, bold=colour, width=width) for table in tables))
+    _write_plain("\n\n".join(render_table(table, bold=colour, width=width) for table in tables))
 
 
 def print_json(table: ColumnTable) -> None:

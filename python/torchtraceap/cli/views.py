@@ -56,8 +56,6 @@ def _tree(options: Options) -> int:
     trace = load(options.paths, options.threads)
     if options.json or options.csv or options.parquet or options.all_columns:
         return give_table(make_table(trace, "tree", options), options)
-    from torchtraceap.report.words import harmless
-
     text = trace.tree(options.rank).to_text(
         step=options.step,
         max_lines=max(1, options.max_lines),
@@ -65,7 +63,7 @@ def _tree(options: Options) -> int:
         min_duration_ns=options.min_duration_ns,
         kernels=options.kernels,
     )
-    print_text(harmless(text))
+    print_text(text)
     return FINE
 
 

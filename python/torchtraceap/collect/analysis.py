@@ -30,9 +30,11 @@ def show(diagnosis: Diagnosis, path: Path) -> None:
     from rich.console import Console
 
     from torchtraceap.report.terminal import DEFAULT_WIDTH, print_report
+    from torchtraceap.report.words import harmless
 
     console = Console()
     if not (console.is_terminal or console.is_jupyter):
         console = Console(width=DEFAULT_WIDTH)
     print_report(diagnosis, console)
-    console.print(f"trace     {path}", soft_wrap=True, highlight=False, markup=False, emoji=False)
+    text = harmless(f"trace     {path}")
+    console.print(text, soft_wrap=True, highlight=False, markup=False, emoji=False)

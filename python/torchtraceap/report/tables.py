@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchtraceap.report.words import (
     cells,
     format_percent,
+    harmless,
     headings,
     one_line,
 )
@@ -36,19 +37,25 @@ class TextTable:
 
 
 def render_table(table: TextTable, *, bold: bool = False, width: int = 0) -> str:
-    """A table for reading: numbers to the right, the first wide column cut to the width."""
-    rows = [[str(cell) for cell in row] for row in table.rows]
-    widths = [cells(name) for name in table.columns]
+    """A table for reading: numbers to the right, the first wide column cut to the width; nothing
+    in it commands a terminal, but for the heading in bold."""
+    columns = [_plain(name) for name in table.columns]
+    rows = [[_plain(cell) for cell in row] for row in table.rows]
+    widths = [cells(name) for name in columns]
     for row in rows:
         widths = [max(w, cells(cell)) for w, cell in zip(widths, row, strict=True)]
     widths = _fit(widths, width)
     right = [bool(rows) and all(_is_figure(row[i]) for row in rows) for i in range(len(widths))]
-    lines = [_row(table.columns, widths, right)]
+    lines = [_row(columns, widths, right)]
     if bold:
         lines[0] = f"\x1b[1m{lines[0]}\x1b[0m"
     lines += [_row(row, widths, right) for row in rows]
-    head = [table.title] if table.title else []
-    return "\n".join([*head, *lines, *([table.note] if table.note else [])])
+    head = [_plain(table.title)] if table.title else []
+    return "\n".join([*head, *lines, *([harmless(table.note)] if table.note else [])])
+
+
+def _plain(cell: object) -> str:
+    return harmless(str(cell)).replace("\n", " ")
 
 
 def _fit(widths: list[int], width: int) -> list[int]:

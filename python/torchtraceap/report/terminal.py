@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchtraceap.report.view import FindingView, ReportView, Segment, build_view, label_of
-from torchtraceap.report.words import cells, format_percent, one_line
+from torchtraceap.report.words import cells, format_percent, harmless, one_line
 from torchtraceap.units import format_count, format_ns
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def report_lines(view: ReportView, *, width: int = DEFAULT_WIDTH) -> list[Line]:
         lines = list(_report(view, columns, detail))
         if len(lines) <= MAX_LINES:
             break
-    return lines
+    return [[Piece(harmless(piece.text), piece.style) for piece in line] for line in lines]
 
 
 def _report(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 from torchtraceap.units import format_ns
 
-__all__ = ["arrow", "cells", "format_percent", "headings", "one_line"]
+__all__ = ["arrow", "cells", "format_percent", "harmless", "headings", "one_line"]
 
 # Control, format and bidirectional characters could reorder or hide what a terminal shows, or
 # command it; private and unassigned ones show as nothing.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
+MAX_HEADING = 60
 _UNITS = ("_ns", "_share", "_bytes", "_gb_per_s")
 
 
@@ -56,12 +57,16 @@ def cells(text: str) -> int:
 
 
 def headings(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of columns as words: without the unit, which cells show, unless two then look alike."""
+    """Names of columns as words: without the unit, which cells show, unless two then look alike.
+
+    A query may make columns of what stands in a trace.
+    """
     short = [name.removesuffix(next(filter(name.endswith, _UNITS), "")) for name in names]
-    return tuple(
-        (name if short.count(plain) > 1 and not name.endswith("_ns") else plain).replace("_", " ")
+    chosen = (
+        name if short.count(plain) > 1 and not name.endswith("_ns") else plain
         for name, plain in zip(names, short, strict=True)
     )
+    return tuple(one_line(name.replace("_", " "), MAX_HEADING) for name in chosen)
 
 
 def one_line(text: str, limit: int) -> str:
@@ -74,7 +79,7 @@ def one_line(text: str, limit: int) -> str:
     head = " ".join(text[: limit * 4].split())
     clean = head
     if not (head.isascii() and head.isprintable()):
-        clean = "".join("�" if unicodedata.category(c) in _HIDDEN else c for c in head)
+        clean = harmless(head)
     if len(text) <= limit * 4 and cells(clean) <= limit:
         return clean
     clean = clean[:limit]
@@ -84,7 +89,9 @@ def one_line(text: str, limit: int) -> str:
 
 
 def harmless(text: str) -> str:
-    """Text from a trace with its line breaks kept and every other control character replaced."""
+    """Text with its line breaks kept and every other character replaced that commands a terminal,
+    reorders what it shows, or hides in it."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join("�" if c != "\n" and unicodedata.category(c) in _HIDDEN else c for c in text)
+    hidden = [c for c in set(text) if c != "\n" and unicodedata.category(c) in _HIDDEN]
+    return text.translate(dict.fromkeys(map(ord, hidden), "�")) if hidden else text
