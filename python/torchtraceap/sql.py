@@ -61,6 +61,8 @@ _OTHER_FUNCTIONS = {"getenv", "current_setting", "getvariable", "write_log", "sl
                     "setseed", "combine", "finalize", "to_aggregate_state", "stats", "vector_type",
                     "json_serialize_plan", "json_execute_serialized_sql"}  # fmt: skip
 _INTERNAL = "__internal"
+_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
+MAX_MESSAGE = 600  # an internal error brings its stack along
 
 
 def sql_tables() -> dict[str, Callable[[Ranks], ColumnTable]]:
@@ -99,7 +101,8 @@ def run_sql(trace: Ranks, query: str) -> ColumnTable:
         return _to_table(*_answer(connection, query))
     except duckdb.Error as error:
         names = ", ".join(tables)
-        raise OptionError(f"SQL: {' '.join(str(error).split())} (tables: {names})") from None
+        message = " ".join(str(error).split())[:MAX_MESSAGE]
+        raise OptionError(f"SQL: {message} (tables: {names})") from None
 
 
 def _connect(duckdb: Any) -> Any:
@@ -149,8 +152,8 @@ def _tokens(duckdb: Any, query: str) -> Iterator[_Token]:
         name = getattr(kind, "name", str(kind)).rpartition(".")[2]
         if name == "comment":
             continue
-        if name == "identifier" and token[:1] == '"':
-            token = token[1:-1].replace('""', '"')
+        if name == "identifier" and (quoted := _QUOTED.match(token)):
+            token = quoted[1].replace('""', '"')
         yield _Token(name, token)
 
 
