@@ -398,6 +398,7 @@ GIVEN = {
     ("cli/tables.py", "kept.to_parquet(options.parquet)"),
     ("cli/views.py", "trace.events(with_args=True).to_parquet(target)"),
     ("tracelens/report.py", "book.save(stream)"),
+    ("replay/run.py", "path.write_text(script, encoding='utf-8')"),  # its own temporary folder
 }
 CREATE = {"open", "fdopen", "GzipFile", "NamedTemporaryFile", "TemporaryFile"}
 WRITE = {"write_bytes", "to_csv", "to_parquet", "to_excel", "savetxt", "tofile", "save", "savez"}
