@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the wheel into an empty virtual environment and diagnoses a trace with it, away from the
-# checkout: tools/check_wheel.sh [PYTHON] [FOLDER_OF_THE_WHEEL] [TRACE]
+# Installs the wheel into an empty virtual environment, checks its notices and bill of materials, and
+# diagnoses a trace with it, away from the checkout: tools/check_wheel.sh [PYTHON] [FOLDER_OF_THE_WHEEL] [TRACE]
 set -euo pipefail
 
 python=${1:-python3}
@@ -13,6 +13,7 @@ trap 'rm -rf "$work"' EXIT
 "$python" -m venv "$work/venv"
 "$work/venv/bin/python" -m pip --quiet --disable-pip-version-check install "$wheel"
 cd "$work"
+venv/bin/python "$root/tools/check_sbom.py"
 venv/bin/torchtraceap diagnose "$trace" --json >diagnosis.json
 venv/bin/torchtraceap report "$trace" --html report.html
 venv/bin/python - <<'END'

@@ -365,6 +365,19 @@ UNFIT = {
         ),
         "differ in shape",
     ),
+    "absent tensor": (
+        shaped("aten::copy", [[], [4], []], ["", "float", "Bool"], ["", "", "False"]),
+        "'self' is absent",
+    ),
+    "noise": (
+        shaped(
+            "aten::rrelu_with_noise",
+            [[4, 4], [2], *[[]] * 4],
+            ["float", "float", "Scalar", "Scalar", "Bool", ""],
+            ["", "", "0.1", "0.3", "True", ""],
+        ),
+        "'self' and 'noise' differ",
+    ),
     "channels of pools": (
         shaped(
             "aten::adaptive_max_pool2d_backward",

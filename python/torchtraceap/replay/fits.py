@@ -35,6 +35,9 @@ def check_fits(operator: Operator, nodes: Nodes) -> None:
     """
     for argument in operator.arguments:
         _check_length(operator, argument, nodes.get(argument.name))
+    first = next((a for a in operator.arguments if a.kind == "tensor"), None)
+    if first is not None and not first.optional:
+        _shape(nodes, first.name)
     base = operator.base_name
     if base.startswith(_OF_LISTS):
         _check_lists(operator, nodes)
@@ -50,8 +53,9 @@ def check_fits(operator: Operator, nodes: Nodes) -> None:
         _check_rows(nodes)
     if base.endswith("_backward_data"):
         _check_equal(nodes, "grad_output", "output")
-    if "max_pool" in base and base.endswith("_backward") and nodes.get("indices"):
-        _check_equal(nodes, "grad_output", "indices")
+    if base.startswith("rrelu_with_noise"):
+        _check_equal(nodes, "self", "noise")
+    if "pool" in base and base.endswith("_backward"):
         _check_pooled(nodes, axes=3 if "pool3d" in base else 2)
 
 
@@ -138,7 +142,7 @@ def _check_bags(nodes: Nodes) -> None:
 
 def _check_rows(nodes: Nodes) -> None:
     """The gradient of an embedding has a row for each index."""
-    rows, indices = nodes["grad_output"].shape[:-1], nodes["indices"].shape
+    rows, indices = _shape(nodes, "grad_output")[:-1], _shape(nodes, "indices")
     if math.prod(rows) != math.prod(indices):
         raise NotReplayableError(
             f"'grad_output' has {math.prod(rows)} rows for {math.prod(indices)} indices"
@@ -147,12 +151,21 @@ def _check_rows(nodes: Nodes) -> None:
 
 def _check_equal(nodes: Nodes, first: str, second: str) -> None:
     """Two tensors of which a kernel reads the same elements have the same shape."""
-    if nodes[first].shape != nodes[second].shape:
+    if _shape(nodes, first) != _shape(nodes, second):
         raise NotReplayableError(f"'{first}' and '{second}' differ in shape")
 
 
 def _check_pooled(nodes: Nodes, axes: int) -> None:
-    """Pooling keeps the axes before those that it pools."""
-    before, after = nodes["self"].shape, nodes["grad_output"].shape
+    """Pooling keeps the axes before those that it pools, and has an index for each result."""
+    before, after = _shape(nodes, "self"), _shape(nodes, "grad_output")
     if len(before) != len(after) or before[:-axes] != after[:-axes]:
         raise NotReplayableError("'grad_output' has not the batch and channels of 'self'")
+    if nodes.get("indices"):
+        _check_equal(nodes, "grad_output", "indices")
+
+
+def _shape(nodes: Nodes, name: str) -> tuple[int, ...]:
+    node = nodes.get(name)
+    if not isinstance(node, Make):
+        raise NotReplayableError(f"'{name}' is absent, and the call uses it")
+    return node.shape
