@@ -55,6 +55,8 @@ def check_fits(operator: Operator, nodes: Nodes) -> None:
         _check_equal(nodes, "grad_output", "output")
     if base.startswith("rrelu_with_noise"):
         _check_equal(nodes, "self", "noise")
+        if nodes.get("out"):
+            _check_equal(nodes, "self", "out")
     if "pool" in base and base.endswith("_backward"):
         _check_pooled(nodes, axes=3 if "pool3d" in base else 2)
 
