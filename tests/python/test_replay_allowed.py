@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -162,6 +165,7 @@ HOSTILE = [
 
 EVERY_WAY = """
 import sys
+import time
 from torchtraceap.cli import main
 
 for row in range(int(sys.argv[2])):
@@ -509,3 +513,29 @@ def test_a_call_that_ends_its_process_does_not_end_this_one() -> None:
     script = "raise RuntimeError('shapes\\nException raised from x.cpp')\n"
     with pytest.raises(OptionError, match=r"RuntimeError: shapes$"):
         time_call(operator, script, "cpu", min_run_time=0.01)
+
+
+INTERRUPTED = """
+import sys
+import time
+from torchtraceap.replay.run import time_call
+from torchtraceap.replay.schema import registered_overloads
+
+script = f"import os, time; open({sys.argv[1]!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+time_call(registered_overloads("aten::relu")[0], script, "cpu", min_run_time=0.01)
+"""
+
+
+def test_an_interrupt_ends_the_call(tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    outer = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(mark)], stderr=subprocess.PIPE, text=True
+    )
+    while not (mark.exists() and mark.read_text("utf-8")):
+        assert outer.poll() is None
+        time.sleep(0.05)
+    outer.send_signal(signal.SIGINT)
+    _, errors = outer.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text("utf-8")), 0)
