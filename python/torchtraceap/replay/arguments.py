@@ -130,8 +130,8 @@ class _Planner:
             return self._tensors(argument, place) if text else self._absent_tensors(argument)
         if kind == "device":
             return self._device(argument)
-        if kind in ("generator", "other"):
-            return self._absent_object(argument)
+        if kind == "generator":
+            return None
         return self._plain(argument, place)
 
     # -- tensors
@@ -262,13 +262,6 @@ class _Planner:
             return DEVICE if self._ends[1] == "device" else HOST
         takes_tensors = any(isinstance(value, tuple) for value in self._known.values())
         return None if argument.optional and takes_tensors else DEVICE
-
-    def _absent_object(self, argument: Argument) -> None:
-        if argument.kind == "other" and not argument.optional:
-            raise NotReplayableError(
-                f"'{argument.name}' is of type {ascii(argument.type_name)[:80]}, which a trace "
-                "cannot hold"
-            )
 
     def _plain(self, argument: Argument, place: int) -> Any:
         call, value = self._call, self._call.values[place]
