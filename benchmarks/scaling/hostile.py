@@ -1,7 +1,7 @@
 """CPU seconds and memory of every command on traces that no profiler writes, at n and 4n events.
 
     python benchmarks/scaling/hostile.py [--events 50000 200000] [--shapes NAME ...]
-        [--commands WORD ...] [--output FILE]
+        [--commands WORD ...] [--all-views] [--output FILE]
 
 A command is listed if its time or memory grows by more than 6 from n to 4n, or if it takes more
 than 20 seconds or is stopped. Seconds are those of all threads, so that a busy machine changes
@@ -52,14 +52,14 @@ class Run:
     says: str
 
 
-def commands() -> Iterator[list[str]]:
-    """Each with PATH for the trace, OUT for a folder to write to."""
+def commands(all_views: bool) -> Iterator[list[str]]:
+    """Each with PATH for the trace, OUT for a folder to write to; of tables all views or one."""
     yield from (["diagnose", "PATH"], ["diagnose", "PATH", "--html", "OUT/page.html"])
     yield from (["summary", "PATH"], ["tree", "PATH"], ["replay", "PATH", "--json"])
     yield from (["simulate", "PATH"], ["simulate", "PATH", "--plan"], ["explain-idle", "PATH"])
     for name in TABLES:
         spec = table_spec(name)
-        views = [["--by", view] for view in spec.views] or [[]]
+        views = [["--by", view] for view in spec.views][: None if all_views else 1] or [[]]
         yield from ([name, "PATH", *view, "--json"] for view in views)
         yield from (
             [name, "PATH", option.flag, choice, "--json"]
@@ -67,7 +67,7 @@ def commands() -> Iterator[list[str]]:
             for choice in option.choices or ()
             if option.flag == "--compat"
         )
-    for by in ("op", "kernel", "cause", "finding"):
+    for by in ("op", "kernel", "cause", "finding") if all_views else ("finding",):
         yield ["diff", "PATH", "PATH", "--by", by, "--json"]
     yield ["diff", "PATH", "PATH", "--html", "OUT/diff.html"]
     yield ["sql", "PATH", "select count(*) from ops"]
@@ -162,10 +162,13 @@ def main() -> None:
     parser.add_argument("--events", type=int, nargs=2, default=[50_000, 200_000])
     parser.add_argument("--shapes", nargs="+", default=[*SHAPES], choices=[*SHAPES])
     parser.add_argument("--commands", nargs="+", help="only commands that begin with one of these")
+    parser.add_argument("--all-views", action="store_true", help="of tables, not only the first")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for a command")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    chosen = [c for c in commands() if not options.commands or c[0] in options.commands]
+    chosen = [
+        c for c in commands(options.all_views) if not options.commands or c[0] in options.commands
+    ]
     found: list[dict[str, Any]] = []
     defects = 0
     for shape in options.shapes:
@@ -178,16 +181,20 @@ def main() -> None:
             if is_defect(before, after):
                 defects += 1
                 print(f"  {after.command}: {describe(before)} -> {describe(after)}", flush=True)
+        if options.output:
+            write_results(options.output, found)
     print(f"{defects} of {len(found) // 2} commands grow too fast or take too long")
-    if options.output:
-        document = {
-            "command": "python " + " ".join(sys.argv),
-            "date": time.strftime("%Y-%m-%d"),
-            "commit": commit(),
-            "machine": machine(),
-            "results": found,
-        }
-        options.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def write_results(path: Path, found: list[dict[str, Any]]) -> None:
+    document = {
+        "command": "python " + " ".join(sys.argv),
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "machine": machine(),
+        "results": found,
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

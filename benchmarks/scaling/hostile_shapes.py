@@ -423,6 +423,134 @@ def loaders(n: int) -> Files:
     return made.file
 
 
+def long_fetches(n: int) -> Files:
+    """Every worker's fetch lasts as long as all, while the GPU works in short pieces."""
+    made = Made()
+    name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    for i in range(n // 3):
+        made.add("user_annotation", name, float(i), 20.0 * n, tid=i + 2)
+        made.launch("gemm", i + 1, 20.0 * i + 4, 4)
+    return made.file
+
+
+def long_collectives(n: int) -> Files:
+    """Each on a stream of its own, all at the same time, over short kernels."""
+    made = Made(distributedInfo={"backend": "nccl", "rank": 0, "world_size": 8})
+    for i in range(n // 4):
+        said = _collective("0")
+        made.launch(ALL_REDUCE, 2 * i + 1, 2.0 * i, 20.0 * n, stream=i + 100, **said)
+        made.launch("gemm", 2 * i + 2, 20.0 * i + 4, 4)
+    return made.file
+
+
+def long_synchronisations(n: int) -> Files:
+    """Every thread waits for the device all the time, and for copies."""
+    made = Made()
+    for i in range(n // 6):
+        at = 20.0 * i
+        made.op("aten::mm", at, 9)
+        made.launch("gemm", 2 * i + 1, at + 5, 4)
+        made.call("cudaDeviceSynchronize", at, 20.0 * n, tid=i + 2, correlation=10**7 + i)
+        made.call("cudaMemcpyAsync", at + 10, 2, correlation=2 * i + 2)
+        made.call("cudaStreamSynchronize", at + 13, 4, correlation=2 * 10**7 + i)
+        made.gpu("Memcpy DtoH (Device -> Pageable)", at + 12, 3, cat="gpu_memcpy",
+                 correlation=2 * i + 2, bytes=1024)  # fmt: skip
+    return made.file
+
+
+def grouped_waits(n: int) -> Files:
+    """As many waits side by side as streams that get work behind them."""
+    made = Made()
+    count = n // 4
+    for i in range(count):
+        made.call("cudaEventRecord", float(i), 0.5, correlation=10**7 + i)
+    for i in range(count):
+        made.call("cudaStreamWaitEvent", count + float(i), 0.5, correlation=2 * 10**7 + i)
+    for i in range(count):
+        made.launch(f"gemm{i % 9}", i + 1, 2 * count + 9.0 * i, 4, stream=i)
+    return made.file
+
+
+def sends_and_receives(n: int) -> Files:
+    """Between as many pairs of ranks as there are."""
+    files: Files = {}
+    for rank in range(2):
+        made = Made(distributedInfo={"backend": "nccl", "rank": rank, "world_size": 10**6})
+        for i in range(n // 4):
+            peer = {"Dst Rank": i, "Collective name": "send"}
+            if rank:
+                peer = {"Src Rank": 0, "Collective name": "recv"}
+            said = _collective("0", 10**6) | peer
+            made.launch("ncclDevKernel_SendRecv", i + 1, 10.0 * i, 8, stream=20, **said)
+        files[f"rank{rank}.json"] = made.document
+    return files
+
+
+def unlike_ranks(n: int) -> Files:
+    """Ranks whose collectives have little in common, in number and kind."""
+    files: Files = {}
+    for rank in range(8):
+        made = Made(distributedInfo={"backend": "nccl", "rank": rank, "world_size": 8})
+        for i in range(n // 8 * (rank + 1) // 9):
+            said = _collective("0") | {"In msg nelems": i * (rank + 1) % 97}
+            made.launch(ALL_REDUCE, i + 1, 10.0 * i + 3 * rank, 8, stream=20, **said)
+        files[f"rank{rank}.json"] = made.document
+    return files
+
+
+def deep_annotations(n: int) -> Files:
+    """Ranges of the user inside each other, on host and GPU, optimizers among them."""
+    made = Made()
+    depth = n // 4
+    for i in range(depth):
+        name = "Optimizer.step#AdamW.step" if i % 3 else f"forward{i}"
+        extent = (3.0 * i, 6.0 * depth - 6 * i)
+        made.add("user_annotation", name, *extent)
+        made.add("gpu_user_annotation", name, *extent, tid=7, stream=7)
+        made.launch(f"gemm{i % 20}", i + 1, 3.0 * i + 4, 1)
+    return made.file
+
+
+def backward_threads(n: int) -> Files:
+    """Every backward call on a thread of its own, each of another forward thread."""
+    made = Made()
+    for i in range(n // 3):
+        number = {"Sequence number": i // 2}
+        made.op("aten::mm", 10.0 * i, 8, tid=2 * i, **number | {"Fwd thread id": 0})
+        name = "autograd::engine::evaluate_function: MmBackward0"
+        made.op(name, 10.0 * (n + i), 8, 2 * i + 1, **number | {"Fwd thread id": i})
+        made.op("MmBackward0", 10.0 * (n + i) + 1, 5, 2 * i + 1, **number | {"Fwd thread id": i})
+    return made.file
+
+
+def small_collectives(n: int) -> Files:
+    """One long run of them, each in a step of its own."""
+    made = Made(distributedInfo={"backend": "nccl", "rank": 0, "world_size": 8})
+    for i in range(n // 5):
+        made.add("user_annotation", f"ProfilerStep#{i}", 100.0 * i, 100)
+        made.launch("gemm", 2 * i + 1, 100.0 * i + 10, 10)
+        said = _collective("0") | {"In msg nelems": 8, "Out msg nelems": 8}
+        made.launch(ALL_REDUCE, 2 * i + 2, 100.0 * i + 50, 10, stream=20, **said)
+    return made.file
+
+
+def unlike_steps(n: int) -> Files:
+    """Every step has a kernel of its own name."""
+    made = Made()
+    for i in range(n // 3):
+        made.add("user_annotation", f"ProfilerStep#{i}", 100.0 * i, 100)
+        made.launch(f"kernel{i}", i + 1, 100.0 * i + 20, 10 + i % 7)
+    return made.file
+
+
+def streams_of_one_step(n: int) -> Files:
+    made = Made()
+    for i in range(n // 2):
+        made.launch(f"gemm{i % 9}", i + 1, 10.0 * i + 20, 4, stream=i)
+    made.add("user_annotation", "ProfilerStep#1", 0, 5.0 * n)
+    return made.file
+
+
 SHAPES: dict[str, Callable[[int], Files]] = {
     shape.__name__: shape
     for shape in (
@@ -432,6 +560,8 @@ SHAPES: dict[str, Callable[[int], Files]] = {
         overlaps_on_one_thread, one_correlation, many_steps, annotations, distinct_names,
         distinct_shapes, huge_ids, waits, syncs_over_streams, one_graph, many_graphs, copies,
         memory_events, flows, one_sequence_number, repeated_pattern, kernel_sequences,
-        same_kernels, counters, late_launches, loaders,
+        same_kernels, counters, late_launches, loaders, long_fetches, long_collectives,
+        long_synchronisations, grouped_waits, sends_and_receives, unlike_ranks, deep_annotations,
+        backward_threads, small_collectives, unlike_steps, streams_of_one_step,
     )
 }  # fmt: skip

@@ -353,4 +353,6 @@ def _parse(text: str, row: int) -> dict[str, Any]:
         parsed: dict[str, Any] = json.loads(text, strict=False)
     except RecursionError:
         raise ParseError(f"row {row}: nested too deeply for Python's objects") from None
+    except ValueError as error:  # a number of more digits than Python reads
+        raise ParseError(f"row {row}: {error}") from None
     return parsed

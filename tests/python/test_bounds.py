@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 
 import torchtraceap as ttap
 from torchtraceap.analysis.many_ranks.matching import match_collectives, rank_collectives
+from torchtraceap.analysis.pieces import Cells, robust_sigma
 from torchtraceap.errors import TraceError
 from torchtraceap.overlay import tracks
 from torchtraceap.overlay.lanes import assign_lanes
+from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import simulate
 from torchtraceap.tracelens import launchers
 
@@ -192,7 +194,50 @@ def test_tables_of_tracelens_of_deep_stacks(
         tracelens_sheets(load(tmp_path / "b", "deep_stacks", 150_000).ranks[0])
 
 
+def unlike_steps(count: int) -> Made:
+    made = Made()
+    for i in range(count):
+        made.add("user_annotation", f"ProfilerStep#{i}", 100.0 * i, 100)
+        made.launch(f"kernel{i}", i + 1, 100.0 * i + 20, 10 + i % 7)
+    return made
+
+
+def test_steps_that_have_nothing_in_common(tmp_path: Path) -> None:
+    """As many names as steps: a matrix of both would have 3.6 billion numbers."""
+    steps = load(tmp_path / "t", unlike_steps(60_000)).steps()
+    assert steps.num_rows == 60_000
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6), st.integers(0, 9)), max_size=60))
+def test_what_most_steps_lack_is_known_without_a_matrix(pieces: list[tuple[int, int, int]]) -> None:
+    row, step, ns = np.array(pieces, dtype=np.int64).reshape(-1, 3).T
+    matrix = np.zeros((6, 7))
+    np.add.at(matrix, (row, step), ns)
+    cells = Cells.of(row, step, ns, matrix.shape)
+    assert cells.sigmas() == pytest.approx(robust_sigma(matrix))
+    assert cells.medians().tolist() == np.median(matrix, axis=1).tolist()
+    chosen = np.arange(7) % 3 != 1
+    of_some = np.median(matrix[:, chosen], axis=1)
+    assert cells.of_steps(chosen).medians().tolist() == of_some.tolist()
+
+
 # ------------------------------------------------------------------------------- simulation
+
+
+def test_work_of_many_steps(tmp_path: Path) -> None:
+    """What belongs to a step is not asked of all that was recorded."""
+    run = SimulatedRun(load(tmp_path / "t", unlike_steps(60_000)))
+    assert len(run.steps) == 60_000
+    assert {len(step.points) for step in run.steps} == {7, 8}  # with those on their borders
+
+
+def test_many_streams_in_one_step(tmp_path: Path) -> None:
+    made = Made()
+    for i in range(60_000):
+        made.launch("gemm", i + 1, 10.0 * i + 20, 4, stream=i)
+    made.add("user_annotation", "ProfilerStep#1", 0, 10.0 * 60_000)
+    run = SimulatedRun(load(tmp_path / "t", made))
+    assert run.chained and len(run._carried) >= 60_000
 
 
 def test_calls_that_all_lie_in_each_other(tmp_path: Path) -> None:

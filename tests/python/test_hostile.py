@@ -19,6 +19,7 @@ from torchtraceap.analysis.catalogue import TABLES, table_spec
 from torchtraceap.analysis.many_ranks.matching import match_collectives
 from torchtraceap.cli import main
 from torchtraceap.columns import encode_texts
+from torchtraceap.errors import ParseError
 from torchtraceap.models.families import family_of
 from torchtraceap.table import ColumnTable, stack_ranks
 
@@ -105,6 +106,38 @@ def test_garbage_in_every_argument(
     trace.raw({"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1,
                "ts": 50, "args": args})  # fmt: skip
     check(write(tmp_path, *trace.events), capsys)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["9" * 5000, "[" + "9" * 5000 + ", 1, 1]", '"[' + "9" * 5000 + ']"', "-0", "1e999999",
+     '"\\ud800"', '{"a":' * 2000 + "1" + "}" * 2000, "[1, " + "[" * 990 + "]" * 990 + ", 1]"],
+    ids=lambda text: text[:12],
+)  # fmt: skip
+def test_any_json_anywhere(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In every argument, and for what stands beside the events, whole and in its parts."""
+    trace = GpuTrace().host("user_annotation", "ProfilerStep#1", 0, 400)
+    args = dict.fromkeys(ARGUMENTS, "@")
+    for at, name in enumerate(("aten::mm", "record_param_comms")):
+        trace.op(name, 100 * at, 90, **args)
+        trace.launch("gemm", (100 * at + 5, 5), (100 * at + 20, 9), **args)
+        trace.launch(ALL_REDUCE, (100 * at + 17, 5), (100 * at + 40, 9), stream=20, **args)
+    device = dict.fromkeys(("id", "name", "numSms", "totalGlobalMem", "computeMajor"), "@")
+    job = dict.fromkeys(("pg_config", "rank", "world_size", "backend"), "@")
+    path = tmp_path / "trace.json"
+    for head in ({"distributedInfo": "@", "deviceProperties": "@"},
+                 {"distributedInfo": job, "deviceProperties": [device]}):  # fmt: skip
+        document = json.dumps(head | {"traceEvents": trace.events})
+        path.write_text(document.replace('"@"', text), encoding="utf-8")
+        check(path, capsys)
+
+
+def test_an_event_that_python_cannot_hold(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    text = json.dumps({"traceEvents": GpuTrace().op("aten::mm", 0, 50, n="@").events})
+    path.write_text(text.replace('"@"', "9" * 5000), encoding="utf-8")
+    with pytest.raises(ParseError, match="row 0: Exceeds the limit"):
+        ttap.load(path).event(0)
 
 
 @pytest.mark.parametrize("depth", [980, 100_000])

@@ -23,14 +23,13 @@ from torchtraceap.analysis.comparison import Comparison, Side, compare
 from torchtraceap.analysis.detection import detect, judge
 from torchtraceap.analysis.pieces import (
     Bounds,
+    Cells,
     Codebook,
     Cut,
     first_idle_part,
     joined,
     middle_half,
     part_titles,
-    robust_sigma,
-    spread_of_rows,
     sums,
 )
 from torchtraceap.columns import Column, TextCodes, encode_texts
@@ -399,11 +398,7 @@ class _Measured:
 
     def sigma(self, rows: int) -> Array:
         """float64 `[rows]`: robust standard deviation from step to step."""
-        row, step, ns = self._pieces
-        sigma = np.zeros(rows)
-        for part, matrix in spread_of_rows(row, step, ns, (rows, self.steps)):
-            sigma[part] = robust_sigma(matrix)
-        return sigma
+        return Cells.of(*self._pieces, (rows, self.steps)).sigmas()
 
 
 def _noise_ns(measured: Sequence[_Measured]) -> Array:

@@ -57,9 +57,10 @@ def multiprocessors_of(part: RankTrace) -> dict[int, Multiprocessor]:
     text = dict(part.table.metadata).get("deviceProperties", "[]")
     try:
         entries = json.loads(text, strict=False)
-    except RecursionError:
+    except (ValueError, RecursionError):  # too many digits for Python, or too deep
         entries = []
-    described = [entry for entry in entries if isinstance(entry, dict)]
+    listed = entries if isinstance(entries, list) else []
+    described = [entry for entry in listed if isinstance(entry, dict)]
     return {
         _whole(entry, "id", default=place): _multiprocessor(entry)
         for place, entry in enumerate(described)

@@ -15,6 +15,7 @@ from torchtraceap.kernel_names import canonical_name
 from torchtraceap.ranks import RankTrace
 
 __all__ = [
+    "Cells",
     "Codebook",
     "Cut",
     "cut",
@@ -24,7 +25,6 @@ __all__ = [
     "middle_half",
     "part_titles",
     "robust_sigma",
-    "spread_of_rows",
     "step_bounds",
     "sums",
     "whole_steps",
@@ -162,27 +162,75 @@ def part_titles() -> list[str]:
     return names[:idle] + [f"idle: {name}" for name in names[idle:]]
 
 
-def spread_of_rows(
-    row: Array, step: Array, ns: Array, shape: tuple[int, int]
-) -> Iterable[tuple[slice, Array]]:
-    """Sums by row and step as dense float64 matrices `[rows of the slice, steps]`, in turn.
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Sums by row and step where there are any, by row; columns of equal length, `[cells]`.
 
-    Args:
-        row: Of each piece, below `shape[0]`.
-        step: Of each piece, below `shape[1]`.
-        ns: Of each piece.
-        shape: (rows, steps).
+    Rows and steps may both be many, so that most of their pairs hold nothing. What is asked of a
+    row's values, zeros included, is looked up in a matrix only where at least half are not zero.
     """
-    rows, steps = shape
-    order = np.argsort(row, kind="stable")
-    row, step, ns = row[order], step[order].astype(np.int64), ns[order].astype(np.float64)
-    at_once = max(1, _CELLS_AT_ONCE // max(1, steps))
-    for begin in range(0, rows, at_once):
-        end = min(rows, begin + at_once)
-        low, high = np.searchsorted(row, (begin, end))
-        cell = (row[low:high] - begin) * steps + step[low:high]
-        flat = np.bincount(cell, weights=ns[low:high], minlength=(end - begin) * steps)
-        yield slice(begin, end), flat.reshape(end - begin, steps)
+
+    row: Array
+    """int64."""
+    step: Array
+    """int64."""
+    ns: Array
+    """float64, at least 0."""
+    rows: int
+    steps: int
+
+    @classmethod
+    def of(cls, row: Array, step: Array, ns: Array, shape: tuple[int, int]) -> Cells:
+        """Adds up pieces.
+
+        Args:
+            row: Of each piece, below `shape[0]`.
+            step: Of each piece, below `shape[1]`.
+            ns: Of each piece.
+            shape: (rows, steps).
+        """
+        rows, steps = shape
+        keys, cell = np.unique(row.astype(np.int64) * max(1, steps) + step, return_inverse=True)
+        added = np.bincount(cell, weights=ns.astype(np.float64), minlength=len(keys))
+        return cls(keys // max(1, steps), keys % max(1, steps), added, rows, steps)
+
+    def of_steps(self, chosen: Array) -> Cells:
+        """The cells of some steps, bool `[steps]`, numbered anew."""
+        kept = chosen[self.step]
+        number = np.cumsum(chosen) - 1
+        row, step, ns = self.row[kept], number[self.step[kept]], self.ns[kept]
+        return Cells(row, step, ns, self.rows, int(chosen.sum()))
+
+    def medians(self) -> Array:
+        """float64 `[rows]`, over all steps."""
+        result = np.zeros(self.rows)
+        for rows, matrix in self._half_full():
+            result[rows] = np.median(matrix, axis=1)
+        return result
+
+    def sigmas(self) -> Array:
+        """float64 `[rows]`: `robust_sigma` over all steps."""
+        total = np.bincount(self.row, weights=self.ns, minlength=self.rows)
+        result = NORMAL_MEAN_AD * (total / max(1, self.steps))  # median and MAD are 0
+        for rows, matrix in self._half_full():
+            result[rows] = robust_sigma(matrix)
+        return result
+
+    def _half_full(self) -> Iterable[tuple[Array, Array]]:
+        """Rows of which at least half the values are not zero, and these `[rows, steps]`."""
+        count = np.bincount(self.row, minlength=self.rows)
+        chosen = np.flatnonzero(2 * count >= max(1, self.steps))
+        place = np.full(self.rows, -1, dtype=np.int64)
+        place[chosen] = np.arange(len(chosen))
+        kept = place[self.row] >= 0
+        row, step, ns = place[self.row[kept]], self.step[kept], self.ns[kept]
+        at_once = max(1, _CELLS_AT_ONCE // max(1, self.steps))
+        for begin in range(0, len(chosen), at_once):
+            end = min(len(chosen), begin + at_once)
+            low, high = np.searchsorted(row, (begin, end))
+            matrix = np.zeros((end - begin, self.steps))
+            matrix[row[low:high] - begin, step[low:high]] = ns[low:high]
+            yield chosen[begin:end], matrix
 
 
 def sums(index: Array, values: Array, size: int) -> Array:

@@ -21,6 +21,7 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.analysis.pieces import (
+    Cells,
     Codebook,
     Cut,
     cut,
@@ -28,7 +29,6 @@ from torchtraceap.analysis.pieces import (
     median_ns,
     part_titles,
     robust_sigma,
-    spread_of_rows,
     step_bounds,
     sums,
     whole_steps,
@@ -153,32 +153,15 @@ def _differences(pieces: Cut, whole: Array) -> list[list[dict[str, Any]]]:
     steps = len(pieces.durations)
     if not whole.any() or not len(keys):
         return [[] for _ in range(steps)]
-    best_ns = np.zeros((steps, 0))
-    best_row = np.zeros((steps, 0), dtype=np.int64)
-    for rows, matrix in spread_of_rows(row, pieces.step, pieces.ns, (len(keys), steps)):
-        excess = (matrix - np.median(matrix[:, whole], axis=1, keepdims=True)).T
-        numbers = np.broadcast_to(np.arange(rows.start, rows.stop), excess.shape)
-        best_ns = np.concatenate([best_ns, excess], axis=1)
-        best_row = np.concatenate([best_row, numbers], axis=1)
-        best_ns, best_row = _largest(best_ns, best_row)
+    cells = Cells.of(row, pieces.step, pieces.ns, (len(keys), steps))
+    excess = cells.ns - cells.of_steps(whole).medians()[cells.row]
     floor = OUTLIER_SHARE * np.median(pieces.durations[whole])
-    return [
-        [
-            {"name": names[index], "delta_ns": round(ns)}
-            for index, ns in zip(rows.tolist(), extra.tolist(), strict=True)
-            if ns > floor
-        ]
-        for rows, extra in zip(best_row, best_ns, strict=True)
-    ]
-
-
-def _largest(ns: Array, row: Array) -> tuple[Array, Array]:
-    """The few largest of each line, in order, with their rows."""
-    if ns.shape[1] > MOST_CAUSES:
-        kept = np.argpartition(-ns, MOST_CAUSES - 1, axis=1)[:, :MOST_CAUSES]
-        ns, row = (np.take_along_axis(values, kept, axis=1) for values in (ns, row))
-    order = np.argsort(-ns, axis=1, kind="stable")
-    return np.take_along_axis(ns, order, axis=1), np.take_along_axis(row, order, axis=1)
+    found: list[list[dict[str, Any]]] = [[] for _ in range(steps)]
+    for cell in np.lexsort((cells.row, -excess, cells.step)).tolist():
+        of_step = found[cells.step[cell]]
+        if excess[cell] > floor and len(of_step) < MOST_CAUSES:
+            of_step.append({"name": names[cells.row[cell]], "delta_ns": round(excess[cell])})
+    return found
 
 
 def _owner_codes(pieces: Cut, book: Codebook) -> Array:

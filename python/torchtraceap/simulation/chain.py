@@ -49,11 +49,12 @@ def _edges_of(graph: _core.ExecutionGraph, step: Marked, gap_ns: int) -> list[tu
     edges = [(step.end, step.begin, 0)]
     points = step.points[np.argsort(graph.time_ns[step.points], kind="stable")]
     lanes = graph.lane[points]
-    for lane in np.unique(lanes).tolist():
+    found, first_of = np.unique(lanes, return_index=True)
+    last_of = len(lanes) - 1 - np.unique(lanes[::-1], return_index=True)[1]
+    for lane, at, behind in zip(found.tolist(), first_of, last_of, strict=True):
         if lane == own:
             continue
-        mine = points[lanes == lane]
-        first, last = int(mine[0]), int(mine[-1])
+        first, last = int(points[at]), int(points[behind])
         if not _is_started(graph, first, step.points):
             edges.append((last, first, _round_ns(graph, step, first, last)))
         else:

@@ -225,12 +225,15 @@ class SimulatedRun:
             first, last = points[int(times.argmin())], points[int(times.argmax())]
             return [RunStep(rank, WHOLE, int(first), int(last), points)]
         owner_ns = self._host_time_of(rank, points)
+        order = np.argsort(owner_ns, kind="stable")
+        points, owner_ns = points[order], owner_ns[order]
         steps = []
         for name, row in marked:
             begin, end = int(begin_of[row]), int(end_of[row])
             start_ns, stop_ns = self.graph.time_ns[begin], self.graph.time_ns[end]
-            inside = points[(owner_ns >= start_ns) & (owner_ns <= stop_ns)]
-            steps.append(RunStep(rank, name, begin, end, inside))
+            first = int(np.searchsorted(owner_ns, start_ns, side="left"))
+            last = int(np.searchsorted(owner_ns, stop_ns, side="right"))
+            steps.append(RunStep(rank, name, begin, end, np.sort(points[first:last])))
         return steps
 
     def _points_of_rank(self, rank: int) -> Array:

@@ -95,11 +95,13 @@ def _join_around(run: SimulatedRun, view: RankView, targets: Array, change: Chan
     """Kernels that followed a collective on their stream follow the work before it."""
     stream = view.tree.stream_of
     rows = view.gpu_rows
-    is_communication = view.tree.gpu_class[rows] == GpuClass.COMMUNICATION
-    for index in np.unique(stream[targets]).tolist():
-        on_stream = stream[rows] == index
-        others = rows[on_stream & ~is_communication]
-        place = np.searchsorted(others, targets[stream[targets] == index])
+    kept = rows[view.tree.gpu_class[rows] != GpuClass.COMMUNICATION]
+    groups = Groups(stream[kept])
+    of_stream = {index: group for group, index in enumerate(stream[kept[groups.first]].tolist())}
+    moved = Groups(stream[targets])
+    for group, index in enumerate(stream[targets[moved.first]].tolist()):
+        others = kept[groups.rows(of_stream[index])] if index in of_stream else kept[:0]
+        place = np.searchsorted(others, targets[moved.rows(group)])
         inner = place > 0
         change.add(view.end_of[others[place[inner] - 1]], view.begin_of[others[place[inner]]], 0)
 
