@@ -132,8 +132,8 @@ def find_device(
         same = [d for d in load_devices().values() if d.vendor == "amd" and agrees(d)]
         return same[0] if len(same) == 1 else None
     best, longest = None, 0
-    for device in load_devices().values():
-        length = _match_length(device, plain)
+    for device, parts in _parts_of_names():
+        length = max(_lengths(parts, plain), default=0)
         if length > longest and agrees(device):
             best, longest = device, length
     return best
@@ -166,8 +166,10 @@ def _holds(text: str, part: str) -> bool:
     return f" {part} " in f" {text} "
 
 
-def _match_length(device: Device, plain: str) -> int:
-    return max(_lengths(map(_plain, device.matches), plain), default=0)
+@cache
+def _parts_of_names() -> tuple[tuple[Device, tuple[str, ...]], ...]:
+    """Each device with what its name may be, plain: a trace may describe a device per event."""
+    return tuple((d, tuple(map(_plain, d.matches))) for d in load_devices().values())
 
 
 def _lengths(parts: Iterable[str], plain: str) -> Iterable[int]:

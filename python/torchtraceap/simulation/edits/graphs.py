@@ -126,7 +126,7 @@ def _host_edges(run: SimulatedRun, threads: Array, start_ns: int, end_ns: int) -
     edges = []
     for thread in threads.tolist():
         # The points of a thread are adjacent and in order of time.
-        first, last = np.searchsorted(graph.lane, [thread, thread + 1])
+        first, last = int(graph.lane_begin[thread]), int(graph.lane_end[thread])
         times = graph.time_ns[first:last]
         inside = np.searchsorted(times, [start_ns, end_ns], side="right")
         edges.append(views(run)[0].edges_into(np.arange(*(first + inside)), *_HOST_EDGES))
