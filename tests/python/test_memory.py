@@ -279,6 +279,13 @@ def test_sizes_file(tmp_path: Path) -> None:
     assert table.to_list("activation_bytes") == [0, 50]
 
 
+def test_sizes_are_rows_by_time(tmp_path: Path) -> None:
+    sizes = [[0, size, 0, 0, 0, 0, 0, 0, 0] for size in (1, 2, 3, 4)]
+    table = read_memory_timeline(write(tmp_path / "m.json", [[9, 2, 9, 7], sizes]))
+    assert table.to_list("time_ns") == [2000, 7000, 9000]
+    assert table.to_list("total_bytes") == [2, 4, 3]
+
+
 def test_two_raw_events_are_no_sizes(tmp_path: Path) -> None:
     table = read_memory_timeline(write(tmp_path / "m.json", RAW[:2]))
     assert table.facts["format"] == "raw"

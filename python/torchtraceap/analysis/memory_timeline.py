@@ -201,8 +201,9 @@ def _from_sizes(path: PathLike, text: bytes) -> tuple[Array, Array]:
         raise _unexpected(path, "times in microseconds")
     _check_sums(path, sizes[:, 1:])
     times_ns = _fill_unknown(times_us) * 1000
-    last = _is_last(times_ns)
-    return times_ns[last], sizes[last, 1:]
+    order = np.argsort(times_ns, kind="stable")
+    last = _is_last(times_ns[order])
+    return times_ns[order][last], sizes[order[last], 1:]
 
 
 def _check_sums(path: PathLike, sizes: Array) -> None:
