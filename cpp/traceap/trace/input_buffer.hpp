@@ -15,7 +15,8 @@ namespace traceap {
 /// Compressed bytes with one buffer; counts what was handed out.
 class InputBuffer {
  public:
-  explicit InputBuffer(RawInput& raw) : raw_(&raw), buffer_(kBytes) {}
+  explicit InputBuffer(RawInput& raw)
+      : raw_(&raw), buffer_(std::clamp(raw.total_bytes(), kLeastBytes, kMostBytes)) {}
 
   /// The bytes at hand: at least `wanted` of them, unless the input ends before.
   std::string_view ahead(std::size_t wanted = 1) {
@@ -35,7 +36,8 @@ class InputBuffer {
   }
 
  private:
-  static constexpr std::size_t kBytes = std::size_t{1} << 18;
+  /// No more than there is to read; pipes, and files that grow, don't say how much that is.
+  static constexpr std::uint64_t kLeastBytes = 1 << 12, kMostBytes = 1 << 18;
 
   /// Moves what is left to the front and fills the rest of the buffer if there is as much.
   void refill() {
