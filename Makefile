@@ -10,10 +10,10 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 WERROR ?= OFF
 TRACE ?= examples/traces/resnet50_num_workers_0.json.gz
 TORCH ?= torch==2.13.0
-FUZZ_SECONDS ?= 60
+FUZZ_SECONDS ?= 600
+CI_FUZZ_SECONDS ?= 60
 BIN := $(VENV)/bin
 BUILD := build/make
-FUZZ := $(wildcard tests/cpp/fuzz/CMakeLists.txt)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 RUFF := 'ruff>=0.6,<1'
 CPP_FILES := git ls-files 'cpp/*.[ch]pp' 'tests/cpp/*.[ch]pp' 'benchmarks/cpp/*.[ch]pp'
@@ -55,7 +55,7 @@ install: venv ## build and install the package into the virtual environment
 install-test: venv ## the same with everything that the tests need
 	@tools/install_packages.sh build test
 	@echo "==> building and installing torchtraceap with its test tools into $(VENV) (build folder $(BUILD))"
-	@$(PIP) install $(PIP_BUILD) --config-settings=cmake.define.TRACEAP_BUILD_TESTS=ON '.[test,lint]'
+	@$(PIP) install $(PIP_BUILD) --config-settings=cmake.define.TRACEAP_BUILD_TESTS=ON '.[test,lint,fuzz]'
 
 # Only the tests of collect/ use torch. Which build of it pip takes is the machine's own affair:
 # where its default is a large CUDA build, install another by hand first, or set TORCH= to do without.
@@ -72,13 +72,23 @@ test-cpp: install-test ## C++ tests
 	@cmake --build $(BUILD) --parallel $(JOBS) -- --quiet
 	@ctest --test-dir $(BUILD) --parallel $(JOBS) --output-on-failure --no-tests=error
 
-.PHONY: test-asan
-test-asan: install-test ## C++ tests with address and undefined-behaviour sanitizers, then the fuzz targets
-	@echo "==> C++ tests under sanitizers"
-	@cmake --preset asan -DTRACEAP_BUILD_FUZZ=$(if $(FUZZ),ON,OFF) >/dev/null
+.PHONY: build-asan
+build-asan: install-test
+	@cmake --preset asan -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
 	@cmake --build build/asan --parallel $(JOBS) -- --quiet
+
+.PHONY: test-asan
+test-asan: build-asan ## C++ tests and hostile traces with address and undefined-behaviour sanitizers, then a minute of fuzzing
+	@echo "==> C++ tests under sanitizers"
 	@ctest --test-dir build/asan --parallel $(JOBS) --output-on-failure --no-tests=error
-	@$(if $(FUZZ),tools/fuzz.sh build/asan $(FUZZ_SECONDS),echo "==> no fuzz targets")
+	@echo "==> hostile traces, the extension under sanitizers"
+	@tools/test_asan_python.sh $(BIN)/python build/asan
+	@echo "==> fuzzing for $(CI_FUZZ_SECONDS) s"
+	@$(BIN)/python tools/fuzz --jobs $(JOBS) --seconds $(CI_FUZZ_SECONDS)
+
+.PHONY: fuzz
+fuzz: build-asan ## ten minutes of fuzzing over all targets (FUZZ_SECONDS), other inputs each time
+	@$(BIN)/python tools/fuzz --jobs $(JOBS) --seconds $(FUZZ_SECONDS) --seed 0 --merge
 
 .PHONY: test-tsan
 test-tsan: ## C++ tests of what several threads run, with the thread sanitizer

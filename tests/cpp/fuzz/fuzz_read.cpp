@@ -1,20 +1,22 @@
 // Any bytes either are refused with ParseError or give a table that
-//   1. does not depend on where the text is cut into chunks, and
-//   2. survives being written and read again.
+//   1. does not depend on where the text is cut into chunks,
+//   2. survives being written and read again, and
+//   3. is the same from the text packed by gzip or zstd; where the packed bytes are damaged, what
+//   is
+//      left of it depends on them alone.
 
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <optional>
-#include <string>
 
+#include "../trace/packed.hpp"
+#include "input.hpp"
 #include "traceap/base/error.hpp"
 #include "traceap/trace/read.hpp"
 #include "traceap/trace/write.hpp"
 
-using namespace traceap;
-
+namespace traceap::fuzz {
 namespace {
+
+constexpr std::size_t kOneChunk = std::size_t{1} << 20;
 
 std::optional<EventTable> load(std::string_view text, std::size_t chunk_bytes) {
   ReadOptions options;
@@ -43,23 +45,52 @@ void require_equal(const std::string& a, const std::string& b, const char* what)
   std::abort();
 }
 
+/// What was read in two ways is the same, or both were refused.
+void require_same(const std::optional<EventTable>& a, const std::optional<EventTable>& b,
+                  const char* what) {
+  if (a.has_value() != b.has_value()) std::fprintf(stderr, "%s:\n", what);
+  check(a.has_value() == b.has_value(), "both ways are refused, or none");
+  if (!a) return;
+  require_equal(trace_json(*a), trace_json(*b), what);
+  require_equal(diagnostics(*a), diagnostics(*b), what);
+}
+
+/// The text in one or two members, or frames.
+std::string pack(const std::string& text, Choices& choices) {
+  const auto packed = choices.flag() ? packed_gzip : packed_zstd;
+  const std::size_t cut = choices.below(text.size() + 1);
+  if (cut == 0) return packed(text);
+  return packed(text.substr(0, cut)) + packed(text.substr(cut));
+}
+
+void check_packed(const std::string& text, const std::optional<EventTable>& plain,
+                  std::size_t chunk_bytes, Choices& choices) {
+  std::string packed = pack(text, choices);
+  const bool is_packed = text.starts_with("\x1f\x8b") || text.starts_with("\x28\xb5\x2f\xfd");
+  if (!is_packed) require_same(plain, load(packed, kOneChunk), "packed and plain text");
+  for (std::size_t left = choices.below(3); left > 0; --left) {
+    packed[choices.below(packed.size())] ^= static_cast<char>(choices.byte() | 1);
+  }
+  require_same(load(packed, kOneChunk), load(packed, chunk_bytes), "damaged bytes by chunk size");
+}
+
 }  // namespace
+}  // namespace traceap::fuzz
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  if (size < 1) return 0;
-  const std::string_view text(reinterpret_cast<const char*>(data + 1), size - 1);
-  const std::optional<EventTable> whole = load(text, 1 << 20);
-  const std::optional<EventTable> pieces = load(text, 1 + data[0]);
-  if (whole.has_value() != pieces.has_value()) {
-    std::fprintf(stderr, "only one way of cutting is refused\n");
-    std::abort();
-  }
+  using namespace traceap::fuzz;
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
+  const Input input = split_input(bytes);
+  Choices choices(input.choices);
+  const std::string& text = input.texts.front();
+  const std::size_t chunk_bytes = 1 + choices.byte();
+  const auto whole = load(text, kOneChunk);
+  require_same(whole, load(text, chunk_bytes), "tables by chunk size");
+  if (choices.flag()) check_packed(text, whole, chunk_bytes, choices);
   if (!whole) return 0;
-  const std::string written = trace_json(*whole);
-  require_equal(written, trace_json(*pieces), "tables by chunk size");
-  require_equal(diagnostics(*whole), diagnostics(*pieces), "diagnostics by chunk size");
-  const std::optional<EventTable> again = load(written, 1 << 20);
-  if (!again) std::abort();
-  require_equal(written, trace_json(*again), "written and read-again tables");
+  const std::string written = traceap::trace_json(*whole);
+  const auto again = load(written, kOneChunk);
+  check(again.has_value(), "what was written can be read");
+  require_equal(written, traceap::trace_json(*again), "written and read-again tables");
   return 0;
 }
