@@ -38,6 +38,7 @@ from torchtraceap.results import (
     Windows,
 )
 from torchtraceap.summary import build_summary
+from torchtraceap.sums import clamped, totals
 from torchtraceap.units import format_ns, format_share
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
         OptionError: A number of windows that makes no sense.
     """
     check_count("windows", windows)
-    profiled_ns = sum(rank.profiled_ns for rank in trace.ranks)
+    profiled_ns = clamped(sum(rank.profiled_ns for rank in trace.ranks))
     by_type = detect(trace)
     verdicts = {name: judge(parts) for name, parts in by_type.items()}
     present = {name: by_type[name] for name, v in verdicts.items() if v == "present"}
@@ -127,7 +128,7 @@ def _rank_key(finding: Finding, steps: int, ranks: int) -> tuple[float, int, str
 
 def _merge(name: str, parts: PerRank, profiled_ns: int) -> Finding:
     paying = [(rank, found) for rank, found in known(parts) if found.cost_ns > 0]
-    cost_ns = sum(found.cost_ns for _, found in paying)
+    cost_ns = clamped(sum(found.cost_ns for _, found in paying))
     share = min(1.0, cost_ns / profiled_ns) if profiled_ns else 0.0
     leading = max(paying, key=lambda part: part[1].cost_ns)[1] if paying else parts[0][1]
     entry = load_knowledge()[name]
@@ -142,7 +143,7 @@ def _merge(name: str, parts: PerRank, profiled_ns: int) -> Finding:
         doc_url=entry.doc_url,
         cost_ns=cost_ns,
         cost_share=share,
-        unclaimed_cost_ns=sum(found.unclaimed_cost_ns for _, found in paying),
+        unclaimed_cost_ns=clamped(sum(found.unclaimed_cost_ns for _, found in paying)),
         intervals=np.concatenate([EMPTY, *(found.intervals for _, found in paying)]),
         interval_ranks=tuple(
             chain.from_iterable([rank.rank] * len(found.intervals) for rank, found in paying)
@@ -208,7 +209,7 @@ def _score_windows(trace: Trace, present: dict[str, PerRank], count: int) -> Win
     bounds = tuple(start_ns + (end_ns - start_ns) * i // count for i in range(count + 1))
     bounds_ns = np.asarray(bounds, dtype=np.int64)
     spans = [np.asarray([pair], dtype=np.int64) for pair in profiled]
-    length_ns = np.sum([covered_ns(span, bounds_ns) for span in spans], axis=0)
+    length_ns = totals(np.stack([covered_ns(span, bounds_ns) for span in spans]), 0)
 
     def share(chosen: Sequence[PerRank]) -> npt.NDArray[np.float64]:
         cost_ns = np.zeros(count)

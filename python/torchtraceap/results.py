@@ -16,6 +16,7 @@ import numpy.typing as npt
 from torchtraceap import _core
 from torchtraceap.aliases import PathLike
 from torchtraceap.rendering import render
+from torchtraceap.sums import clamped
 from torchtraceap.units import format_fact
 from torchtraceap.writing import check_target, write_text
 
@@ -98,7 +99,8 @@ class Timeline(Result):
     """A copy runs and neither compute nor communication does."""
 
     def __add__(self, other: Timeline) -> Timeline:
-        return Timeline(*(a + b for a, b in zip(self.values(), other.values(), strict=True)))
+        pairs = zip(self.values(), other.values(), strict=True)
+        return Timeline(*(clamped(a + b) for a, b in pairs))
 
     def values(self) -> tuple[int, ...]:
         """The eight numbers in field order."""

@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import RankTrace
 from torchtraceap.report.words import one_line
+from torchtraceap.sums import total
 from torchtraceap.units import format_ns
 
 __all__ = ["TreeView"]
@@ -30,11 +32,11 @@ class _Filter:
 class TreeView:
     """Reads the tree of one rank; rows are those of `trace.events(rank)`."""
 
-    __slots__ = ("_gpu_before", "_rank")
+    __slots__ = ("_gpu", "_rank")
 
     def __init__(self, rank: RankTrace) -> None:
         self._rank = rank
-        self._gpu_before: npt.NDArray[np.int64] | None = None
+        self._gpu: tuple[Array, Array] | None = None
 
     @property
     def core(self) -> _core.EventTree:
@@ -77,26 +79,20 @@ class TreeView:
         position = int(self.core.host_position[row])
         if position == _core.NO_ROW:
             return 0, 0
-        if self._gpu_before is None:
-            self._gpu_before = self._sum_gpu_before()
-        end = int(self.core.subtree_end[position])
-        time_ns, events = self._gpu_before[end] - self._gpu_before[position]
-        return int(time_ns), int(events)
+        if self._gpu is None:
+            self._gpu = self._gpu_by_position()
+        positions, lasts_ns = self._gpu
+        first, last = np.searchsorted(positions, (position, int(self.core.subtree_end[position])))
+        return total(lasts_ns[first:last]), int(last - first)
 
-    def _sum_gpu_before(self) -> npt.NDArray[np.int64]:
-        """int64 `[host rows + 1, 2]`: time and number of GPU events launched by earlier rows."""
+    def _gpu_by_position(self) -> tuple[Array, Array]:
+        """Place in `host_rows` of what launched a GPU event, ascending, and how long that lasts."""
         tree, table = self.core, self._rank.table
         gpu = tree.linked_gpu_rows
         position = tree.host_position[tree.launch[gpu]]
         known = position != _core.NO_ROW
         order = np.argsort(position[known], kind="stable")
-        sums = np.zeros((len(gpu) + 1, 2), dtype=np.int64)
-        sums = sums[: int(known.sum()) + 1]
-        np.cumsum(table.dur_ns[gpu[known][order]], out=sums[1:, 0])
-        sums[1:, 1] = np.arange(1, len(sums))
-        places = np.arange(len(tree.host_rows) + 1)
-        before: npt.NDArray[np.int64] = sums[np.searchsorted(position[known][order], places)]
-        return before
+        return position[known][order], table.dur_ns[gpu[known][order]]
 
     def to_text(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 __all__ = [
     "counted",
+    "exact_us",
     "format_bytes",
     "format_count",
     "format_fact",
@@ -27,6 +28,13 @@ def format_ns(ns: int) -> str:
         return f"{ns} ns"
     digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     return f"{value:.{digits}f} {unit}"
+
+
+def exact_us(ns: int) -> str:
+    """Microseconds as a decimal number, exact, such as "-0.5" for -500 ns."""
+    whole, rest = divmod(abs(ns), 1000)
+    sign = "-" if ns < 0 else ""
+    return f"{sign}{whole}.{rest:03d}".rstrip("0").rstrip(".")
 
 
 def format_share(share: float) -> str:

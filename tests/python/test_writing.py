@@ -25,6 +25,7 @@ from gpu_traces import GpuTrace
 import torchtraceap as ttap
 from torchtraceap import _core, cli, writing
 from torchtraceap.cli.parsing import Parser
+from torchtraceap.collect.export import TraceNames, export_trace
 from torchtraceap.columns import encode_texts
 from torchtraceap.errors import OptionError, OutputError
 from torchtraceap.tracelens.sheets import write_csv
@@ -336,6 +337,35 @@ def test_results_are_not_written_over_their_trace(trace: Path) -> None:
     with pytest.raises(OutputError, match="does not exist"):
         loaded.ops().to_csv(trace.parent / "no" / "ops.csv")
     assert trace.read_bytes() == before
+
+
+class Recorder:
+    """A profiler that exports a text, or part of it before the disk is full."""
+
+    def __init__(self, text: str, *, fails: bool = False) -> None:
+        self._text, self._fails = text, fails
+
+    def export_chrome_trace(self, path: str) -> None:
+        Path(path).write_text(self._text, encoding="utf-8")
+        if self._fails:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+RECORDED = '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "mm", "ts": 1, "dur": 1}]}\n'
+
+
+def test_a_recording_is_whole_or_not_there(tmp_path: Path) -> None:
+    names = TraceNames(tmp_path / "runs", rank=0)
+    for recorder, reason in (
+        (Recorder(RECORDED[:40]), "wrote only a part"),
+        (Recorder(RECORDED, fails=True), "can't be written: No space left"),
+    ):
+        with pytest.raises(OutputError, match=f"runs: .*{reason}"):
+            export_trace(recorder, names)
+        assert list((tmp_path / "runs").iterdir()) == []
+    kept = [export_trace(Recorder(RECORDED), names) for _ in range(2)]
+    assert sorted((tmp_path / "runs").iterdir()) == kept
+    assert [len(ttap.load(path).ranks[0].table) for path in kept if path] == [1, 1]
 
 
 def test_an_interrupt_stops_the_core_while_it_writes(trace: Path) -> None:

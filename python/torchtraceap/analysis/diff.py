@@ -30,11 +30,11 @@ from torchtraceap.analysis.pieces import (
     joined,
     middle_half,
     part_titles,
-    sums,
 )
 from torchtraceap.columns import Column, TextCodes, encode_texts
 from torchtraceap.errors import OptionError
 from torchtraceap.intervals import covered_ns, union
+from torchtraceap.sums import added, by_index, total
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_share
 
@@ -374,7 +374,7 @@ def _piece_table(comparison: Comparison, view: _Rows) -> ColumnTable:
     calls = _Calls(*(m.calls[kept] for m in measured))
     naming = view.columns(keys[kept], calls)
     ns = [m.ns[kept] for m in measured]
-    rest = [step - int(part.sum()) for step, part in zip(comparison.step_ns, ns, strict=True)]
+    rest = [step - total(part) for step, part in zip(comparison.step_ns, ns, strict=True)]
     noise = _noise_ns(measured)[kept]
     return _closed(comparison, naming, ns, rest, noise)
 
@@ -390,10 +390,12 @@ class _Measured:
         chosen[middle_half(durations)] = True
         inside = chosen[step]
         count = max(1, int(chosen.sum()))
-        total = sums(row[inside], ns[inside], rows)
-        self.ns: Array = (2 * total + count) // (2 * count)
+        total_ns = by_index(row[inside], ns[inside], rows)
+        self.ns: Array = added(total_ns, count // 2) // count
         """int64 `[rows]`."""
-        self.calls: Array = sums(row[inside], side.column("count", np.int64)[inside], rows) / count
+        self.calls: Array = (
+            by_index(row[inside], side.column("count", np.int64)[inside], rows) / count
+        )
         """float64 `[rows]`: stretches of time per step."""
 
     def sigma(self, rows: int) -> Array:
@@ -549,7 +551,7 @@ def _finding_table(comparison: Comparison) -> ColumnTable:
     delta = ns[1] - ns[0]
     order = np.argsort(-np.abs(delta), kind="stable")
     names = [names[i] for i in order]
-    rest = [step - int(part.sum()) for step, part in zip(comparison.step_ns, ns, strict=True)]
+    rest = [step - total(part) for step, part in zip(comparison.step_ns, ns, strict=True)]
     before, after = (
         np.append(part[order], np.int64(left)) for part, left in zip(ns, rest, strict=True)
     )
@@ -597,7 +599,7 @@ class _Findings:
 def _covered_ns(intervals: Array, bounds: Bounds) -> int:
     """Length of intervals inside sorted, disjoint bounds."""
     edges = np.asarray(bounds, dtype=np.int64).ravel()
-    return int(covered_ns(union([intervals]), edges)[::2].sum())
+    return total(covered_ns(union([intervals]), edges)[::2])
 
 
 def _finding_status(comparison: Comparison, found: Sequence[_Findings], name: str) -> str:

@@ -36,6 +36,7 @@ from torchtraceap.analysis.occupancy import (
 from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, TextCodes
 from torchtraceap.ranks import RankTrace
+from torchtraceap.sums import total
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns, format_share
 
@@ -334,7 +335,7 @@ def _as_int(values: Array) -> Array:
 
 
 def _kernel_share(groups: Groups, events: GpuEvents) -> Array:
-    share: Array = groups.sum(events.duration_ns) / max(1, int(events.duration_ns.sum()))
+    share: Array = groups.sum(events.duration_ns) / max(1, total(events.duration_ns))
     return share
 
 
@@ -345,11 +346,11 @@ def _facts(grids: _Grids) -> dict[str, Any]:
     """Totals; the shares are of compute kernels whose waves are known."""
     duration_ns = grids.events.duration_ns
     known = grids.is_compute & ~np.isnan(grids.waves)
-    known_ns = int(duration_ns[known].sum())
-    below_ns = int(duration_ns[known & (grids.waves < 1)].sum())
+    known_ns = total(duration_ns[known])
+    below_ns = total(duration_ns[known & (grids.waves < 1)])
     return {
-        "kernels_ns": int(duration_ns.sum()),
-        "compute_ns": int(duration_ns[grids.is_compute].sum()),
+        "kernels_ns": total(duration_ns),
+        "compute_ns": total(duration_ns[grids.is_compute]),
         "known_ns": known_ns,
         "below_one_wave_ns": below_ns,
         "below_one_wave_share": below_ns / known_ns if known_ns else None,

@@ -8,6 +8,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
+from torchtraceap.sums import MOST, of_groups
 
 __all__ = ["Groups", "order_by"]
 
@@ -38,8 +39,10 @@ class Groups:
         return self._sorted[start : start + self.count[group]]
 
     def sum(self, values: Array) -> Array:
-        """Exact for integers."""
-        return self._reduce(np.add, values)
+        """Exact for integers, up to the ends of 64 bits."""
+        if not len(self):
+            return np.zeros(0, dtype=values.dtype)
+        return of_groups(values[self._sorted], self._starts)
 
     def minimum(self, values: Array) -> Array:
         return self._reduce(np.minimum, values)
@@ -49,7 +52,10 @@ class Groups:
 
     def mean(self, values: Array) -> Array:
         """float64 `[groups]`."""
-        means: Array = self.sum(values) / self.count
+        sums = self.sum(values)
+        if values.dtype.kind == "i" and np.abs(sums).max(initial=0) >= MOST:
+            sums = self.sum(values.astype(np.float64))
+        means: Array = sums / self.count
         return means
 
     def std(self, values: Array, *, ddof: int = 0) -> Array:

@@ -13,6 +13,7 @@ from torchtraceap.analysis.labels import check_choice, thread_names
 from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, TextCodes, encode_texts
 from torchtraceap.ranks import RankTrace
+from torchtraceap.sums import total, totals
 from torchtraceap.table import ColumnTable
 
 __all__ = ["TABLE", "build_host"]
@@ -66,7 +67,7 @@ def _by_thread(part: RankTrace, idle: _core.IdleBreakdown) -> View:
     launches = np.diff(tree.launched_offsets.astype(np.int64))[host_rows] > 0
     launches_of_track = np.bincount(table.track[host_rows[launches]], minlength=len(table.tracks))
     top, top_ns = _top_names(part, host, groups, host_rows, track)
-    busy_idle = host.busy_idle_ns.sum(axis=1)
+    busy_idle = totals(host.busy_idle_ns, 1)
     columns: dict[str, Column] = {
         "thread": TextCodes(track.astype(np.int32), thread_names(part)),
         "is_main": track == (-1 if tree.main_track is None else tree.main_track),
@@ -76,7 +77,7 @@ def _by_thread(part: RankTrace, idle: _core.IdleBreakdown) -> View:
         "profiled_share": _share(host.busy_ns, part.profiled_ns),
         "busy_gpu_idle_ns": busy_idle,
         "blocked_gpu_idle_ns": host.blocked_idle_ns,
-        "silent_gpu_idle_ns": host.silent_idle_ns.sum(axis=1),
+        "silent_gpu_idle_ns": totals(host.silent_idle_ns, 1),
         "top_op": top,
         "top_op_gpu_idle_ns": top_ns,
         **_cause_columns(host.busy_idle_ns),
@@ -90,7 +91,7 @@ def _top_names(
     part: RankTrace, host: _core.HostIdle, groups: Groups, host_rows: Array, track: Array
 ) -> tuple[TextCodes, Array]:
     """For each thread the name with most self time while the GPU was idle, and that time."""
-    idle_ns = host.idle_self_ns[:-1].sum(axis=1)
+    idle_ns = totals(host.idle_self_ns[:-1], 1)
     best = np.full(len(part.table.tracks), -1, dtype=np.int64)
     order = np.argsort(idle_ns, kind="stable")
     # Ascending: the last write, of the largest, stays.
@@ -119,7 +120,7 @@ def _by_name(part: RankTrace, idle: _core.IdleBreakdown, *, frames: bool) -> Vie
     host = _host_idle(part, idle, rows, groups)
     first = rows[groups.first]
     idle_by_cause = host.idle_self_ns[:-1]
-    idle_ns, self_ns = idle_by_cause.sum(axis=1), host.self_ns[:-1]
+    idle_ns, self_ns = totals(idle_by_cause, 1), host.self_ns[:-1]
     threads = _thread_counts(groups, table.track[rows])
     columns: dict[str, Column] = {
         "name": names.take(groups.first),
@@ -141,7 +142,7 @@ def _by_name(part: RankTrace, idle: _core.IdleBreakdown, *, frames: bool) -> Vie
         notes.append("Time of a frame includes the operators and calls that it makes itself.")
     else:
         shown = ("name", "kind", *shown[1:])
-    if int(idle_ns.sum()) > sum(idle.totals.values()):
+    if total(idle_ns) > sum(idle.totals.values()):
         notes.append("Threads run at the same time: the rows sum to more than the idle time.")
     return columns, shown, notes
 

@@ -94,7 +94,7 @@ def _nothing_found(annotation: str, instances: tuple[int, int]) -> str:
 
 def _by_cause(part: RankTrace, path: _core.HtaPath) -> dict[str, Column]:
     groups = Groups(path.bound)
-    time_ns = groups.sum(path.weight_us) * 1000
+    time_ns = groups.sum(path.weight_us * 1000)
     rows = order_by(time_ns, descending=[True])
     return {
         "cause": _causes(path.bound[groups.first[rows]]),
@@ -107,7 +107,7 @@ def _by_cause(part: RankTrace, path: _core.HtaPath) -> dict[str, Column]:
 def _by_name(part: RankTrace, path: _core.HtaPath) -> dict[str, Column]:
     names = _names(part, path)
     groups = Groups(path.bound, names.codes)
-    time_ns = groups.sum(path.weight_us) * 1000
+    time_ns = groups.sum(path.weight_us * 1000)
     rows = order_by(time_ns, descending=[True])
     first = groups.first[rows]
     return {

@@ -24,6 +24,7 @@ from torchtraceap.columns import Column, JsonCodes, TextCodes, encode_json
 from torchtraceap.errors import OptionError
 from torchtraceap.kernel_names import TritonName, triton_name
 from torchtraceap.ranks import RankTrace
+from torchtraceap.sums import total
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns, format_share
 
@@ -49,7 +50,7 @@ def build_kernels(part: RankTrace, *, by: str = "name") -> ColumnTable:
     check_choice("by", by, TABLE.views)
     events = GpuEvents.of(part)
     columns, shown = _by_event(events) if by == "event" else _grouped(events, by)
-    facts = {"busy_ns": int(events.exclusive_ns.sum()), "gpu_events": len(events)}
+    facts = {"busy_ns": total(events.exclusive_ns), "gpu_events": len(events)}
     return ColumnTable(columns, shown=shown, facts=facts, notes=_notes(events))
 
 
@@ -61,7 +62,7 @@ def _grouped(events: GpuEvents, by: str) -> tuple[dict[str, Column], tuple[str, 
     sums = groups.sum(events.duration_ns)
     order = order_by(sums, descending=[True])
     first = groups.first[order]
-    busy_ns = max(1, int(events.exclusive_ns.sum()))
+    busy_ns = max(1, total(events.exclusive_ns))
     exclusive_ns = groups.sum(events.exclusive_ns)[order]
     statistics = time_statistics(groups, events.duration_ns, order)
     shares: dict[str, Column] = {
@@ -225,7 +226,7 @@ def build_short_kernels(part: RankTrace, *, below_ns: int = SHORT_NS) -> ColumnT
     groups = Groups(short.op.codes, short.canonical.codes)
     order = order_by(groups.sum(short.duration_ns), descending=[True])
     first = groups.first[order]
-    busy_ns = max(1, int(part.costs.exclusive_ns.sum()))
+    busy_ns = max(1, total(part.costs.exclusive_ns))
     launch_ns = _call_share_ns(short)
     columns: dict[str, Column] = {
         "op": short.op.take(first),
@@ -257,10 +258,10 @@ def _short_facts(kernels: GpuEvents, short: GpuEvents, below_ns: int) -> dict[st
     return {
         "below_ns": below_ns,
         "kernels": len(kernels),
-        "kernels_ns": int(kernels.duration_ns.sum()),
+        "kernels_ns": total(kernels.duration_ns),
         "short_kernels": len(short),
-        "short_ns": int(short.duration_ns.sum()),
-        "short_launch_ns": int(call_ns.sum()),
+        "short_ns": total(short.duration_ns),
+        "short_launch_ns": total(call_ns),
         "short_launch_median_ns": float(np.median(call_ns)) if len(short) else 0.0,
         "zero_length_kernels": int((short.duration_ns == 0).sum()),
         "histogram": {

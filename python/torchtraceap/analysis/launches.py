@@ -21,6 +21,7 @@ from torchtraceap.analysis.labels import check_choice, steps_of, threads_of
 from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, TextCodes
 from torchtraceap.ranks import RankTrace
+from torchtraceap.sums import total
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns
 
@@ -237,7 +238,7 @@ def _queue_statistics(queue: _core.LaunchQueue, stream: int) -> QueueStatistics:
     length = queue.length[begin:end].astype(np.int64)
     lasts_ns = np.diff(queue.time_ns[begin:end])
     during = length[:-1]
-    span_ns = max(1, int(lasts_ns.sum()))
+    span_ns = max(1, total(lasts_ns))
     full_length = _full_length(length)
     full = during >= full_length if full_length else np.zeros(len(during), dtype=bool)
     return QueueStatistics(
@@ -245,9 +246,9 @@ def _queue_statistics(queue: _core.LaunchQueue, stream: int) -> QueueStatistics:
         mean=float((during * lasts_ns.astype(np.float64)).sum()) / span_ns,
         mean_at_change=float(length.mean()) if len(length) else 0.0,
         longest=int(length.max(initial=0)),
-        waiting_ns=int(lasts_ns[during > 0].sum()),
+        waiting_ns=total(lasts_ns[during > 0]),
         full_length=full_length,
-        full_ns=int(lasts_ns[full].sum()),
+        full_ns=total(lasts_ns[full]),
     )
 
 
@@ -318,7 +319,7 @@ def _facts(launches: Launches, gpu_events: int) -> dict[str, Any]:
         "gpu_events": gpu_events,
         "linked_gpu_events": len(events),
         "calls": int(calls.sum()),
-        "host_ns": int(events.call_ns[calls].sum()),
+        "host_ns": total(events.call_ns[calls]),
         "short": int(launches.is_short.sum()),
         "max_queue_length": max((row.longest for row in streams), default=0),
         "full_queue_ns": sum(row.full_ns for row in streams),

@@ -20,6 +20,7 @@ from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.codes import ALLOCATOR_CALLS, HOST_MEMORY_CALLS, MEMORY_RETURNS
 from torchtraceap.columns import Column, TextCodes, encode_texts
 from torchtraceap.ranks import RankTrace
+from torchtraceap.sums import clamped, rounded, running, total
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_bytes, format_ns
 
@@ -141,13 +142,13 @@ def _by_direction(part: RankTrace) -> View:
     }
     shown = ("direction", "host_memory", "count", "total_bytes", "time_ns", "exposed_ns")
     rates_shown = ("bandwidth_gb_per_s", "recorded_gb_per_s", "mean_bytes", "op")
-    facts = {"busy_ns": int(part.costs.exclusive_ns.sum()), "sizes": _sizes(copies)}
+    facts = {"busy_ns": total(part.costs.exclusive_ns), "sizes": _sizes(copies)}
     return columns, (*shown, *rates_shown), facts, _copy_notes(copies)
 
 
 def _whole(sums: Array, groups: Groups, known: Array) -> Masked:
     """Sums of bytes as int64, masked where no event of a group says its size."""
-    return np.ma.array(sums.astype(np.int64), mask=groups.sum(known.astype(np.int64)) == 0)
+    return np.ma.array(rounded(sums), mask=groups.sum(known.astype(np.int64)) == 0)
 
 
 def _mean(groups: Groups, values: Array) -> Array:
@@ -194,7 +195,7 @@ def _sizes(copies: Copies) -> list[dict[str, Any]]:
         np.where(exponent[first] == 0, 0, top // 2).tolist(),
         top.tolist(),
         groups.count[order].tolist(),
-        groups.sum(size)[order].astype(np.int64).tolist(),
+        rounded(groups.sum(size)[order]).tolist(),
         groups.sum(events.duration_ns)[order].tolist(),
     )
     names = (
@@ -291,8 +292,8 @@ def _by_bandwidth(part: RankTrace) -> View:
         "end_ns": np.tile(edges[1:], len(groups)),
         "since_first_ns": np.tile(edges[:-1] - edges[0], len(groups)),
         "copies": counts.astype(np.int64),
-        "moved_bytes": np.rint(moved).astype(np.int64),
-        "copying_ns": np.rint(copying_ns).astype(np.int64),
+        "moved_bytes": rounded(moved),
+        "copying_ns": rounded(copying_ns),
         "bandwidth_gb_per_s": _ratio(moved, length_ns),
         "bandwidth_while_copying_gb_per_s": _ratio(moved, copying_ns),
     }
@@ -368,7 +369,7 @@ def _by_allocator(part: RankTrace) -> View:
         "first_row": rows[first],
     }
     shown = ("call", "kind", "step", "count", "sum_ns", "mean_ns", "max_ns", "op")
-    facts = {"calls": len(rows), "calls_ns": int(duration_ns.sum()), **_allocator_totals(part)}
+    facts = {"calls": len(rows), "calls_ns": total(duration_ns), **_allocator_totals(part)}
     return columns, shown, facts, _allocator_notes(part, facts, step)
 
 
@@ -399,9 +400,9 @@ def _allocator_totals(part: RankTrace) -> dict[str, Any]:
     return {
         "memory_events": len(events.rows),
         "allocations": int((size > 0).sum()),
-        "allocated_bytes": int(size[size > 0].sum()),
+        "allocated_bytes": total(size[size > 0]),
         "frees": int((size < 0).sum()),
-        "freed_bytes": -int(size[size < 0].sum()),
+        "freed_bytes": clamped(-total(size[size < 0])),
         "peaks": events.peaks(),
     }
 
@@ -478,7 +479,7 @@ class MemoryEvents:
         groups = self.by_device()
         for group in range(len(groups)):
             members = groups.rows(group)
-            net[members] = np.cumsum(net[members])
+            net[members] = running(net[members])
         return net
 
     def peaks(self) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from torchtraceap.aliases import Array
 from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, TextCodes
 from torchtraceap.ranks import RankTrace
+from torchtraceap.sums import added, totals
 from torchtraceap.table import ColumnTable
 
 __all__ = ["TABLE", "build_modules", "modules_of"]
@@ -45,7 +46,7 @@ def build_modules(part: RankTrace) -> ColumnTable:
     gpu, host = tree.gpu_ns[order], tree.host_ns[order]
     own_gpu, own_host = tree.own_gpu_ns[order], tree.own_host_ns[order]
     busy_ns = part.timeline().busy_ns
-    gpu_ns = gpu.sum(axis=1)
+    gpu_ns = totals(gpu, 1)
     columns: dict[str, Column] = {
         "module": TextCodes(np.arange(len(order), dtype=np.int32), _paths(tree, order)),
         "name": _texts(tree.names, order),
@@ -57,13 +58,13 @@ def build_modules(part: RankTrace) -> ColumnTable:
         "calls": _calls(tree, tree.calls, order),
         "recompute_calls": _calls(tree, tree.recompute_calls, order),
         "gpu_ns": gpu_ns,
-        "own_gpu_ns": own_gpu.sum(axis=1),
+        "own_gpu_ns": totals(own_gpu, 1),
         "forward_gpu_ns": gpu[:, _FORWARD],
         "backward_gpu_ns": gpu[:, _BACKWARD],
         "recompute_gpu_ns": gpu[:, _RECOMPUTE],
         "gpu_events": tree.gpu_events[order],
-        "host_ns": host[:, _FORWARD] + host[:, _NONE],
-        "self_host_ns": own_host[:, _FORWARD] + own_host[:, _NONE],
+        "host_ns": added(host[:, _FORWARD], host[:, _NONE]),
+        "self_host_ns": added(own_host[:, _FORWARD], own_host[:, _NONE]),
         "backward_host_ns": host[:, _BACKWARD],
         "recompute_host_ns": host[:, _RECOMPUTE],
         "subtree_busy_share": gpu_ns / busy_ns if busy_ns else np.full(len(order), np.nan),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap import _core
+from torchtraceap import _core, sums
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.analysis.labels import check_choice, phases_of, steps_of, threads_of
@@ -224,8 +224,9 @@ def _by_category(calls: Calls) -> View:
     name_family = both.codes[len(events.texts) :]
     op_family = name_family[names.index]
 
-    def total(codes: Array, values: Array | int = 1) -> Array:
-        return _sum_by(codes, values, len(both.texts))
+    def total(codes: Array, values: Array | None = None) -> Array:
+        each = np.ones(len(codes), dtype=np.int64) if values is None else values
+        return sums.by_index(codes, each, len(both.texts))
 
     columns: dict[str, Column] = {
         "family": TextCodes(np.arange(len(both.texts), dtype=np.int32), both.texts),
@@ -360,15 +361,8 @@ def _collation(column: Column) -> Array:
 
 def _share(values: Array) -> Array:
     """float64: of the sum; NaN where that is zero."""
-    total = int(values.sum())
+    total = sums.total(values)
     return values / total if total else np.full(len(values), np.nan)
-
-
-def _sum_by(codes: Array, values: Array | int, count: int) -> Array:
-    """int64 `[count]`, exact."""
-    sums = np.zeros(count, dtype=np.int64)
-    np.add.at(sums, codes, values)
-    return sums
 
 
 def _forward_names(calls: Calls, groups: Groups) -> TextCodes:
@@ -501,7 +495,7 @@ def _facts(calls: Calls) -> dict[str, Any]:
         "busy_ns": timeline.busy_ns,
         "gpu_events": int(calls.gpu_events.sum()),
         "gpu_events_without_launch": int(orphan.sum()),
-        "without_launch_ns": int(calls.exclusive_ns[orphan].sum()),
+        "without_launch_ns": sums.total(calls.exclusive_ns[orphan]),
     }
 
 

@@ -26,7 +26,6 @@ __all__ = [
     "part_titles",
     "robust_sigma",
     "step_bounds",
-    "sums",
     "whole_steps",
 ]
 
@@ -231,13 +230,6 @@ class Cells:
             matrix = np.zeros((end - begin, self.steps))
             matrix[row[low:high] - begin, step[low:high]] = ns[low:high]
             yield chosen[begin:end], matrix
-
-
-def sums(index: Array, values: Array, size: int) -> Array:
-    """Exact int64 sums of values by index `[size]`."""
-    total = np.zeros(size, dtype=np.int64)
-    np.add.at(total, index, values.astype(np.int64))
-    return total
 
 
 def joined(parts: Sequence[Array], dtype: Any) -> Array:

@@ -25,6 +25,7 @@ from torchtraceap.devices import Device, device_named
 from torchtraceap.errors import OptionError
 from torchtraceap.models import Work, family_of, model_of, work_of
 from torchtraceap.ranks import RankTrace
+from torchtraceap.sums import by_index, total
 from torchtraceap.table import ColumnTable
 
 __all__ = ["TABLE", "attainable_ns", "build_roofline"]
@@ -253,8 +254,8 @@ class _GpuCalls:
         starts = table.ts_ns[self.events]
         ends = starts + table.dur_ns[self.events]
         self.gpu_ns = _union_by(self.event_call, len(self.rows), starts, ends)
-        self.exclusive_ns = _sum_by(
-            self.event_call, len(self.rows), part.costs.exclusive_ns[self.events]
+        self.exclusive_ns = by_index(
+            self.event_call, part.costs.exclusive_ns[self.events], len(self.rows)
         )
         self.count = np.bincount(self.event_call, minlength=len(self.rows))
 
@@ -266,12 +267,6 @@ def _modelled_above(part: RankTrace, events: Array, has_work: Array) -> Array:
     modelled = _core.innermost_marked(part.table, part.tree, has_work[:-1])[target[owned]]
     target[owned] = np.where(modelled != _NO_ROW, modelled, target[owned])
     return target
-
-
-def _sum_by(group: Array, groups: int, values: Array) -> Array:
-    total = np.zeros(groups, dtype=np.int64)
-    np.add.at(total, group, values)
-    return total
 
 
 def _union_by(group: Array, groups: int, starts: Array, ends: Array) -> Array:
@@ -290,7 +285,7 @@ def _union_by(group: Array, groups: int, starts: Array, ends: Array) -> Array:
     reached = np.maximum.accumulate(ends + shift)
     before = np.concatenate([[0], reached[:-1]])
     covered = np.maximum(reached - np.maximum(starts + shift, before), 0)
-    return _sum_by(group, groups, covered)
+    return by_index(group, covered, groups)
 
 
 def _union_slowly(group: Array, groups: int, starts: Array, ends: Array) -> Array:
@@ -508,7 +503,7 @@ class _RowTable:
         }
 
     def _busy_share(self, groups: Groups) -> Array:
-        busy_ns = int(self._on_gpu.exclusive_ns.sum())
+        busy_ns = total(self._on_gpu.exclusive_ns)
         shares: Array = groups.sum(self._on_gpu.exclusive_ns) / (busy_ns or np.nan)
         return shares
 
@@ -568,9 +563,9 @@ class _RowTable:
 
     def _facts(self, columns: dict[str, Any]) -> dict[str, Any]:
         modelled = columns["has_model"]
-        busy_ns = int(self._on_gpu.exclusive_ns.sum())
+        busy_ns = total(self._on_gpu.exclusive_ns)
         compared = np.isfinite(columns["roofline_share"])
-        gpu_ns = int(columns["gpu_ns"][compared].sum())
+        gpu_ns = total(columns["gpu_ns"][compared])
         roofline = columns["roofline_ns"] * columns["count"]
         return {
             "busy_ns": busy_ns,

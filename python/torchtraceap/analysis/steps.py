@@ -30,11 +30,11 @@ from torchtraceap.analysis.pieces import (
     part_titles,
     robust_sigma,
     step_bounds,
-    sums,
     whole_steps,
 )
 from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, encode_json, encode_texts
+from torchtraceap.sums import by_index
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns, format_share
 
@@ -129,7 +129,7 @@ def _timeline_columns(
     names = _core.step_part_names()
     for kind in range(first_idle_part(), len(names)):
         mine = pieces.kind == kind
-        columns[f"idle_{names[kind]}_ns"] = sums(
+        columns[f"idle_{names[kind]}_ns"] = by_index(
             pieces.step[mine], pieces.ns[mine], len(pieces.durations)
         )
     return columns

@@ -10,6 +10,7 @@ from typing import Any
 from torchtraceap import _core
 from torchtraceap.overlay.tracks import Counter, Slices
 from torchtraceap.ranks import RankTrace
+from torchtraceap.units import exact_us
 
 __all__ = ["write_chrome"]
 
@@ -26,7 +27,7 @@ def write_chrome(
 def _dump(event: dict[str, Any]) -> str:
     """JSON with times as exact decimal microseconds."""
     times = {key: event.pop(key) for key in ("ts", "dur") if key in event}
-    exact = "".join(f',"{key}":{ns // 1000}.{ns % 1000:03d}' for key, ns in times.items())
+    exact = "".join(f',"{key}":{exact_us(ns)}' for key, ns in times.items())
     return json.dumps(event, separators=(",", ":"))[:-1] + exact + "}"
 
 

@@ -38,6 +38,7 @@ from torchtraceap.replay.plan import CallPlan
 from torchtraceap.replay.run import check_device, has_kernel, time_call
 from torchtraceap.replay.schema import require_torch
 from torchtraceap.replay.script import render_script
+from torchtraceap.sums import total
 from torchtraceap.table import ColumnTable
 
 __all__ = ["ReplayResult", "find_replayable", "replay", "replay_script"]
@@ -160,7 +161,7 @@ def find_replayable(
     chosen = order[:limit]
     representatives = [int(rows[groups.first[group]]) for group in chosen]
     verdicts = [_verdict(part, row, device) for row in representatives]
-    total_ns = int(part.costs.own_gpu_ns.sum())
+    total_ns = total(part.costs.own_gpu_ns)
     known = np.array([verdict.plan is not None for verdict in verdicts], dtype=bool)
     names = part.table.strings
     columns: dict[str, Column] = {

@@ -22,6 +22,7 @@ from torchtraceap.columns import Column, encode_texts
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.sums import total
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns
 
@@ -169,7 +170,7 @@ def _table(run: SimulatedRun, rank: int, interval: _Interval, facts: dict[str, A
         return _nothing("Nothing is known that the event which ends the interval waits for.", facts)
     groups = _groups(run, hops)
     offset_ns = _offset_ns(run, rank)
-    idle_ns = [int(hops.idle_ns[g].sum()) for g in groups]
+    idle_ns = [total(hops.idle_ns[g]) for g in groups]
     named = [_event_of(run, hops, group) for group in groups]
     kinds, evidence = _core.dependency_kind_names(), _core.evidence_names()
     begin_ns = np.array([hops.begin_ns[g[0]] for g in groups], dtype=np.int64) - offset_ns
@@ -247,7 +248,7 @@ def _event_of(run: SimulatedRun, hops: _Hops, group: Array) -> tuple[int, int, s
     if kind == _STREAM:
         row = int(rows[time_ns[known].argmax()])
         return rank, row, part.table.name_of(row)
-    row = _deepest(part, rows, time_ns[known], int(time_ns.sum()))
+    row = _deepest(part, rows, time_ns[known], total(time_ns))
     return rank, row, part.table.name_of(row) if row != _core.NO_ROW else _without_event(kind)
 
 

@@ -16,6 +16,7 @@ from torchtraceap.analysis.many_ranks.matching import MatchedCollectives, match_
 from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, JsonCodes, TextCodes, encode_json, encode_texts
 from torchtraceap.kernel_names import canonical_name
+from torchtraceap.sums import total
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns
 
@@ -190,8 +191,8 @@ def clock_notes(matched: MatchedCollectives) -> list[str]:
 
 
 def _facts(matched: MatchedCollectives, missing: Sequence[Sequence[int]]) -> dict[str, Any]:
-    duration = int(matched.duration_ns[matched.core.comparable[matched.core.match]].sum())
-    wait = int(matched.core.wait_ns.sum())
+    duration = total(matched.duration_ns[matched.core.comparable[matched.core.match]])
+    wait = total(matched.core.wait_ns)
     return {
         "ranks": matched.rank_numbers,
         "world_size": matched.world_size,

@@ -16,6 +16,7 @@ from torchtraceap.analysis.many_ranks.lateness import rank_lateness
 from torchtraceap.analysis.many_ranks.matching import MatchedCollectives, match_collectives
 from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, encode_json, encode_texts
+from torchtraceap.sums import total, totals
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns, format_share
 
@@ -247,24 +248,24 @@ def all_to_all_matrix(matched: MatchedCollectives) -> tuple[list[int], Array]:
 def _all_to_all(matched: MatchedCollectives) -> ColumnTable:
     ranks, matrix = all_to_all_matrix(matched)
     numbers = np.asarray(ranks, dtype=np.int64)
-    total = int(matrix.sum())
+    moved = total(matrix)
     columns: dict[str, Column] = {
         "source_rank": np.repeat(numbers, len(ranks)),
         "target_rank": np.tile(numbers, len(ranks)),
         "bytes": matrix.ravel(),
-        "share": matrix.ravel() / total if total else np.zeros(matrix.size),
+        "share": matrix.ravel() / moved if moved else np.zeros(matrix.size),
     }
     kinds = matched.kinds
     facts: dict[str, Any] = {
         "ranks": ranks,
         "matrix_bytes": matrix.tolist(),
         "all_to_all_v": len({int(matched.core.match[part]) for part, _, _ in matched.core.splits}),
-        "sent_imbalance": _imbalance(matrix.sum(axis=1)),
-        "received_imbalance": _imbalance(matrix.sum(axis=0)),
+        "sent_imbalance": _imbalance(totals(matrix, 1)),
+        "received_imbalance": _imbalance(totals(matrix, 0)),
     }
     notes = [*rank_notes(matched)]
-    if total:
-        worst = ranks[int(matrix.sum(axis=0).argmax())]
+    if moved:
+        worst = ranks[int(totals(matrix, 0).argmax())]
         notes.append(
             f"Rank {worst} receives most: {facts['received_imbalance']:.2f} times the mean of the "
             "ranks."

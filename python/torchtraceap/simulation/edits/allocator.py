@@ -7,6 +7,7 @@ from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicabl
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.sums import total
 from torchtraceap.units import counted, format_ns
 
 __all__ = ["NoAllocatorCalls"]
@@ -34,7 +35,7 @@ class NoAllocatorCalls:
             sure = sure and steady is not None
             view.remove_calls(best, rows)
             calls += len(rows)
-            work_ns += int(view.work_ns(rows).sum())
+            work_ns += total(view.work_ns(rows))
         if not calls:
             raise NotApplicableError("no call in steady state takes or gives back memory")
         note = f"gone: {counted(calls, 'call')} that took {format_ns(work_ns)} without waiting"

@@ -14,6 +14,7 @@ from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicabl
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.sums import total
 from torchtraceap.units import format_ns
 
 __all__ = ["PinMemory"]
@@ -149,9 +150,9 @@ def _note(plans: Sequence[_Copies]) -> str:
         mine = [plan for plan in plans if plan.direction == direction and len(plan.pageable)]
         if mine:
             rows = [(plan.view, plan.pageable) for plan in mine]
-            size = sum(int(view.bytes_of[copies].sum()) for view, copies in rows)
-            before = sum(int(view.table.dur_ns[copies].sum()) for view, copies in rows)
-            after = sum(int(plan.durations(0).sum()) for plan in mine)
+            size = sum(total(view.bytes_of[copies]) for view, copies in rows)
+            before = sum(total(view.table.dur_ns[copies]) for view, copies in rows)
+            after = sum(total(plan.durations(0)) for plan in mine)
             parts.append(
                 f"{sum(len(copies) for _, copies in rows)} pageable {direction} copies of "
                 f"{size / 1e6:.1f} MB take {format_ns(after)} instead of {format_ns(before)}"

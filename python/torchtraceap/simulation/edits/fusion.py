@@ -12,6 +12,7 @@ from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.edits.works import families_of
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.sums import of_groups
 from torchtraceap.units import format_ns
 
 __all__ = ["FuseOptimizer", "FusePointwise"]
@@ -156,9 +157,9 @@ def _fuse(
         return 0
     lengths = view.table.dur_ns[rows]
     first = np.flatnonzero(np.diff(chain, prepend=-1))
-    total = np.add.reduceat(lengths, first)
+    sums_ns = of_groups(lengths, first)
     longest = np.maximum.reduceat(lengths, first)
-    fused_ns = longest + share * (total - longest)
+    fused_ns = longest + share * (sums_ns - longest)
     rest = np.delete(rows, first)
     view.remove_gpu(change, rest)
     view.scale_gpu(change, rows[first], fused_ns / np.maximum(lengths[first], 1))
@@ -169,4 +170,4 @@ def _fuse(
         owners = np.setdiff1d(view.tree.op[calls], view.tree.op[calls[one_time]])
         owners = view.outermost(owners[owners != _core.NO_ROW].astype(np.int64))
         view.set_host_work(change, owners, 0)
-    return int((total - fused_ns).sum())
+    return int((sums_ns - fused_ns).sum())

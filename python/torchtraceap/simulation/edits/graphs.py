@@ -16,6 +16,7 @@ from torchtraceap.simulation.edits.view import (
 )
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.sums import total
 from torchtraceap.units import counted, format_ns
 
 __all__ = ["CudaGraph", "MergeCompiledRegions"]
@@ -105,7 +106,7 @@ def _capture(
     setting_up, _ = view.work_edges(view.outermost(calls[view.one_time(calls)]))
     if len(setting_up):
         edges = edges[~np.isin(edges, setting_up)]
-    gone_ns = int(run.cost_ns[edges].sum())
+    gone_ns = total(run.cost_ns[edges])
     change.set_lags(edges, 0)
     cost_ns = min(gone_ns, view.launch_cost_ns + per_kernel_ns * len(calls))
     change.set_lags(view.edges_into(view.end_of[[first]], "program_order"), cost_ns)

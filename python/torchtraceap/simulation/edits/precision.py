@@ -22,6 +22,7 @@ from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.edits.works import works_of
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.sums import total
 from torchtraceap.units import counted, format_ns
 
 __all__ = ["ChannelsLast", "MixedPrecision", "OtherDevice"]
@@ -168,7 +169,7 @@ class ChannelsLast:
             _, first = np.unique(view.step_of(rows), return_index=True)
             _without(view, best, rows)
             _without(view, cautious, np.delete(rows, first))
-            count, gone_ns = count + len(rows), gone_ns + int(view.table.dur_ns[rows].sum())
+            count, gone_ns = count + len(rows), gone_ns + total(view.table.dur_ns[rows])
         if not count:
             raise NotApplicableError("no kernel only converts between NCHW and NHWC")
         return EditedGraph(

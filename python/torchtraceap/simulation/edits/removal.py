@@ -14,6 +14,7 @@ from torchtraceap.simulation.edits.parts import parts_of
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.sums import total
 from torchtraceap.units import counted, format_ns
 
 __all__ = ["NoBroadcastBuffers", "RemoveRanges"]
@@ -40,7 +41,7 @@ class RemoveRanges:
             if not self.in_warm_up:
                 steady = view.in_steady_state(rows)
                 rows = rows[:0] if steady is None else steady
-            ranges, work_ns = ranges + len(rows), work_ns + int(view.work_ns(rows).sum())
+            ranges, work_ns = ranges + len(rows), work_ns + total(view.work_ns(rows))
             _remove(view, change, rows)
         if not ranges:
             where = "" if self.in_warm_up else " in steady state"
