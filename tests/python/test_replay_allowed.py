@@ -197,6 +197,28 @@ def test_no_way_of_replay_touches_a_file(tmp_path: Path) -> None:
     assert all(row["why"] for row in listed)
 
 
+LONG = "x" * 100_000
+STRANGE = [
+    shaped(f"aten::{LONG}", [[2]], ["float"]),
+    shaped(f"{LONG}::add", [[2]], ["float"]),
+    shaped("aten::\u0438\u043c\u044f", [[2]], ["float"]),
+    shaped("aten::relu", [[2], [2]], ["float", f"\x1b[31m\u202e{LONG}"]),
+    shaped("aten::relu", [[2]], [f"\x1b[31m\u202e{LONG}"]),
+    shaped("aten::gelu", [[2], []], ["float", ""], ["", f"\x1b[31m\u202e{LONG}"]),
+    shaped("aten::dropout", [[2], [], []], ["float", "Double", "Bool"], ["", LONG, "\x1b[31m"]),
+]
+
+
+@pytest.mark.parametrize("recorded", STRANGE, ids=range(len(STRANGE)))
+def test_reasons_are_short_and_plain(recorded: Any, write_trace: Any) -> None:
+    trace = torchtraceap.load(write_trace([recorded]))
+    with pytest.raises(OptionError) as refused:
+        replay_script(trace, 0)
+    reason = str(find_replayable(trace)["why"][0])
+    for text in (str(refused.value), reason):
+        assert len(text) < 500 and text.isascii() and text.isprintable()
+
+
 def test_recorded_texts_that_are_choices_are_taken(write_trace: Any) -> None:
     rows = [
         shaped("aten::gelu", [[4], []], ["float", ""], ["", "tanh"]),

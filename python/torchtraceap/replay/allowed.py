@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from torchtraceap.replay.bounds import MAX_AXES, MAX_ROUNDS
-from torchtraceap.replay.call import NotReplayableError
+from torchtraceap.replay.call import NotReplayableError, quoted
 from torchtraceap.replay.schema import Argument, Operator
 
 __all__ = ["check_name", "check_number", "check_operator", "check_text"]
@@ -171,13 +171,13 @@ def check_name(name: str) -> None:
         )
     if not separator or not namespace.isidentifier() or not rest.isidentifier():
         raise NotReplayableError(
-            f"{_quoted(name)} is no registered operator: annotations, Python functions and "
+            f"{quoted(name)} is no registered operator: annotations, Python functions and "
             "compiled kernels have no schema"
         )
     if namespace not in _NAMESPACES:
         raise NotReplayableError(
             f"only operators of {', '.join(sorted(_NAMESPACES))} are called again: those of "
-            f"{_quoted(namespace)} may communicate, use files or change what later code meets"
+            f"{quoted(namespace)} may communicate, use files or change what later code meets"
         )
 
 
@@ -223,7 +223,7 @@ def check_text(argument: Argument, text: str) -> None:
     Raises:
         NotReplayableError: With the choices.
     """
-    shown = _quoted(text)
+    shown = quoted(text)
     grammar = _GRAMMARS.get(argument.name)
     if grammar is not None:
         if len(text) > _MAX_TEXT or not grammar.fullmatch(text):
@@ -246,7 +246,3 @@ def check_number(argument: Argument, number: float) -> None:
         raise NotReplayableError(
             f"'{argument.name}' is {number:g}, more rounds than the {most} that are made"
         )
-
-
-def _quoted(text: str) -> str:
-    return ascii(text if len(text) <= 80 else text[:77] + "...")

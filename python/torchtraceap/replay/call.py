@@ -19,6 +19,7 @@ __all__ = [
     "RecordedCall",
     "call_from_texts",
     "find_surroundings",
+    "quoted",
     "text_of_args",
 ]
 
@@ -31,6 +32,11 @@ _MAX_SIZE = 1 << 48
 
 class NotReplayableError(Exception):
     """The call cannot be rebuilt; the message is the reason, for a person."""
+
+
+def quoted(text: str, most: int = 80) -> str:
+    """Text of a trace for a message: ASCII, in quotes, and not long."""
+    return ascii(text if len(text) <= most else text[: most - 3] + "...")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from torchtraceap.errors import MissingDependencyError
-from torchtraceap.replay.call import NotReplayableError, RecordedCall
+from torchtraceap.replay.call import NotReplayableError, RecordedCall, quoted
 
 __all__ = ["Argument", "Operator", "match_operator", "registered_overloads", "require_torch"]
 
@@ -118,7 +118,7 @@ def match_operator(call: RecordedCall) -> Operator:
     """
     overloads = registered_overloads(call.name)
     if not overloads:
-        raise NotReplayableError(f"{call.name} is no operator of this version of torch")
+        raise NotReplayableError(f"{quoted(call.name)} is no operator of this version of torch")
     count = len(call.types)
     same = [op for op in overloads if len(op.arguments) == count]
     longer = [op for op in overloads if _has_grown(op, count)]
@@ -127,9 +127,10 @@ def match_operator(call: RecordedCall) -> Operator:
         fitting = [(fit, op) for fit, op in scored if fit is not None]
         if fitting:
             return max(fitting, key=lambda pair: pair[0])[1]
+    kinds = ", ".join(quoted(text, 40)[1:-1] or "None" for text in call.types[:12])
     raise NotReplayableError(
         f"no overload of {call.name} in this version of torch takes the {count} recorded "
-        f"arguments ({', '.join(text or 'None' for text in call.types[:12])})"
+        f"arguments ({kinds})"
     )
 
 
