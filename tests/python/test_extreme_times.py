@@ -128,7 +128,7 @@ def wrong(command: str, document: Any) -> set[str]:
     return names
 
 
-EVERY = [*(c for c in COMMANDS if c != "sequences"), "simulate", "simulate --plan", "explain-idle"]
+EVERY = [*COMMANDS, "simulate", "simulate --plan", "explain-idle"]
 
 
 @pytest.mark.parametrize("command", EVERY)

@@ -5,6 +5,7 @@
 
 #include "traceap/base/error.hpp"
 #include "traceap/base/intervals.hpp"
+#include "traceap/base/sums.hpp"
 #include "traceap/simulation/topological_order.hpp"
 
 namespace traceap {
@@ -28,7 +29,7 @@ std::vector<std::int64_t> edited_lags(const ExecutionGraph& graph, const GraphDe
                                       const ReplayOptions& options) {
   std::vector<std::int64_t> lags(graph.lag_ns);
   if (options.with_residuals) {
-    for (std::size_t e = 0; e < lags.size(); ++e) lags[e] += graph.residual_ns[e];
+    for (std::size_t e = 0; e < lags.size(); ++e) add_to(lags[e], graph.residual_ns[e]);
   }
   const auto check = [&](EdgeId edge) {
     if (edge >= lags.size()) throw SchemaError("edit: there is no edge " + std::to_string(edge));

@@ -1,10 +1,12 @@
 #include "traceap/trace/merge.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
 #include <map>
 
+#include "traceap/base/intervals.hpp"
 #include "traceap/table/json_text.hpp"
 
 namespace traceap {
@@ -141,9 +143,14 @@ class RankRewriter {
   }
 
   bool is_moved() const { return input_.offset_ns != 0 || input_.drift != 0.0; }
+  /// A time that the reader takes, however far the clocks are apart.
   std::int64_t moved(std::int64_t time_ns) const {
-    const std::int64_t level = time_ns - input_.offset_ns;
-    return level - std::llround(input_.drift * static_cast<double>(level - input_.epoch_ns));
+    const std::int64_t level = add_saturated(time_ns, -input_.offset_ns);
+    const auto since_epoch = static_cast<double>(add_saturated(level, -input_.epoch_ns));
+    constexpr double kMost = 1e18;
+    const std::int64_t drifted =
+        std::llround(std::clamp(input_.drift * since_epoch, -kMost, kMost));
+    return std::clamp(add_saturated(level, -drifted), -kMaxTimeNs, kMaxTimeNs);
   }
 
   /// Integers are spread out; other ids get the rank before them. 0 and -1 mean none.

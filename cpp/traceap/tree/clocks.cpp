@@ -103,7 +103,8 @@ bool waits_agree(const TreeContext& context, const EventTree& tree) {
 std::string in_us(std::int64_t ns) { return std::to_string(ns / 1000) + " us"; }
 
 void correct(EventTree& tree, std::int64_t smallest) {
-  tree.launch_delay_correction_ns = kUsualDelayNs - smallest;
+  // Clocks with origins of their own may be decades apart; more leaves no room for differences.
+  tree.launch_delay_correction_ns = std::clamp(kUsualDelayNs - smallest, -kMaxTimeNs, kMaxTimeNs);
   tree.diagnostics.add("clock_offset",
                        "Host and GPU clocks disagree: GPU work starts " + in_us(smallest) +
                            " after its launch call at the earliest, where a launch takes about " +

@@ -17,6 +17,7 @@
 #include "traceap/analysis/idle/idle.hpp"
 #include "traceap/analysis/idle/timeline.hpp"
 #include "traceap/base/statistics.hpp"
+#include "traceap/base/sums.hpp"
 
 namespace traceap {
 namespace {
@@ -105,7 +106,7 @@ class LatenessMeter {
     if (!is_usable(match)) return;
     ++found_[match.latest_rank].times_last;
     for (const CollectivePart& part : all_.parts_of(match)) {
-      found_[part.rank].wait_ns += part.wait_ns;
+      add_to(found_[part.rank].wait_ns, part.wait_ns);
       ++found_[part.rank].compared;
     }
   }
@@ -209,13 +210,14 @@ class LatenessMeter {
     const auto is_behind = [&](std::size_t s) { return segments_[s].until_ns > starts[s - begin]; };
     for (std::size_t s = begin; s < end; ++s) {
       if (!is_behind(s)) continue;
-      found_[part_of(segments_[s]).rank].lateness_ns += segments_[s].until_ns - starts[s - begin];
+      add_to(found_[part_of(segments_[s]).rank].lateness_ns,
+             segments_[s].until_ns - starts[s - begin]);
     }
     for (std::size_t c = 0; c < kLateCauseCount; ++c) {
       const auto usual = fill([&](std::size_t s) { return spent[s][c]; });
       for (std::size_t s = begin; s < end; ++s) {
         if (!is_behind(s)) continue;
-        found_[part_of(segments_[s]).rank].excess_ns[c] += spent[s][c] - usual[s - begin];
+        add_to(found_[part_of(segments_[s]).rank].excess_ns[c], spent[s][c] - usual[s - begin]);
       }
     }
   }

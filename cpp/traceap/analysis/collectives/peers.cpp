@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "traceap/base/intervals.hpp"
+
 namespace traceap {
 namespace {
 
@@ -21,7 +23,7 @@ std::int64_t lead_of_last_ns(std::span<const CollectivePart> parts) {
 }
 
 std::int64_t sum_of(const std::vector<std::int64_t>& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}, add_saturated);
 }
 
 /// Largest over mean of what each rank sends or receives, whichever is more: the fullest rank sets

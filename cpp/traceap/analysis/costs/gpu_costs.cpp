@@ -6,6 +6,7 @@
 #include "traceap/analysis/costs/subtree_unions.hpp"
 #include "traceap/analysis/idle/host_self.hpp"
 #include "traceap/analysis/idle/timeline.hpp"
+#include "traceap/base/sums.hpp"
 
 namespace traceap {
 namespace {
@@ -117,7 +118,7 @@ void add_backward(const EventTree& tree, GpuCosts& costs) {
       [&](Row row) {
         const Row forward = tree.forward[row];
         if (forward != kNoRow && open[forward]++ == 0) {
-          costs.backward_gpu_ns[forward] += costs.subtree_gpu_ns[row];
+          add_to(costs.backward_gpu_ns[forward], costs.subtree_gpu_ns[row]);
         }
       },
       [&](Row row) {
@@ -127,7 +128,7 @@ void add_backward(const EventTree& tree, GpuCosts& costs) {
   for (std::size_t i = tree.host_rows.size(); i-- > 0;) {
     const Row row = tree.host_rows[i], parent = tree.parent[row];
     if (parent != kNoRow) {
-      costs.subtree_backward_gpu_ns[parent] += costs.subtree_backward_gpu_ns[row];
+      add_to(costs.subtree_backward_gpu_ns[parent], costs.subtree_backward_gpu_ns[row]);
     }
   }
 }

@@ -2,15 +2,51 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <numeric>
 #include <tuple>
 
 #include "traceap/base/error.hpp"
+#include "traceap/base/intervals.hpp"
+#include "traceap/base/sums.hpp"
 
 namespace traceap {
 namespace {
 
 using Place = std::uint32_t;  // index in Text
+
+/// A value from 0 for each place, and their sums over consecutive places.
+class PlaceSums {
+ public:
+  void push_back(std::uint64_t value) { before_.push_back(value); }
+  std::uint64_t& back() { return before_.back(); }
+
+  /// Once all values are there.
+  void sum_up() {
+    double total = 0.0;
+    for (const std::uint64_t value : before_) total += static_cast<double>(value);
+    before_.push_back(0);
+    // The sums over all may wrap, and differences are right all the same unless they wrap too.
+    if (total > kNearlyWraps) {
+      rough_.assign(before_.begin(), before_.end());
+      std::exclusive_scan(rough_.begin(), rough_.end(), rough_.begin(), 0.0);
+    }
+    std::exclusive_scan(before_.begin(), before_.end(), before_.begin(), std::uint64_t{0});
+  }
+  /// Of the places from `first` to before `last`; stops at the end of 64 bits.
+  std::int64_t between(Place first, Place last) const {
+    constexpr std::uint64_t kLargest = std::numeric_limits<std::int64_t>::max();
+    const bool wraps = !rough_.empty() && rough_[last] - rough_[first] > kNearlyWraps;
+    const std::uint64_t sum = wraps ? kLargest : before_[last] - before_[first];
+    return static_cast<std::int64_t>(std::min(sum, kLargest));
+  }
+
+ private:
+  static constexpr double kNearlyWraps = 1.3e19;  // between 2^63 and 2^64, far from either
+
+  std::vector<std::uint64_t> before_;  // values at first, then sums over the places before
+  std::vector<double> rough_;          // the same sums, where some are beyond 64 bits
+};
 
 /// Kernels of all streams one after another. Where a sequence must not pass stands a place without
 /// a row, whose symbol occurs nowhere else.
@@ -18,12 +54,11 @@ struct Text {
   std::vector<std::uint32_t> symbol;  ///< dense, from 0
   std::vector<Row> row;
   std::vector<std::uint32_t> stream;
-  // Sums over the places before. Unsigned: absurd times wrap around instead of overflowing.
-  std::vector<std::uint64_t> gpu_ns;        ///< durations
-  std::vector<std::uint64_t> gap_ns;        ///< idle time of the stream in front of a kernel
-  std::vector<std::uint64_t> launch_ns;     ///< launch calls that launch nothing else
-  std::vector<std::uint64_t> removable_ns;  ///< see KernelSequence
-  std::vector<std::uint32_t> launches;
+  PlaceSums gpu_ns;                     ///< durations
+  PlaceSums gap_ns;                     ///< idle time of the stream in front of a kernel
+  PlaceSums launch_ns;                  ///< launch calls that launch nothing else
+  PlaceSums removable_ns;               ///< see KernelSequence
+  std::vector<std::uint32_t> launches;  ///< sums over the places before
 
   Place size() const { return static_cast<Place>(symbol.size()); }
 };
@@ -153,16 +188,12 @@ class TextBuilder {
   }
 
   void sum_up() {
-    const auto sum = [](auto& column) {
-      column.push_back(0);
-      std::exclusive_scan(column.begin(), column.end(), column.begin(),
-                          typename std::decay_t<decltype(column)>::value_type{0});
-    };
-    sum(text_.gpu_ns);
-    sum(text_.gap_ns);
-    sum(text_.launch_ns);
-    sum(text_.removable_ns);
-    sum(text_.launches);
+    text_.gpu_ns.sum_up();
+    text_.gap_ns.sum_up();
+    text_.launch_ns.sum_up();
+    text_.removable_ns.sum_up();
+    text_.launches.push_back(0);
+    std::exclusive_scan(text_.launches.begin(), text_.launches.end(), text_.launches.begin(), 0U);
   }
 
   const EventTable& table_;
@@ -317,25 +348,25 @@ struct Candidate {
 };
 
 Candidate measure(const Text& text, const Repeat& repeat, const std::vector<Place>& starts) {
-  std::uint64_t gpu_ns = 0, gap_ns = 0, launch_ns = 0, removable_ns = 0;
+  std::int64_t gpu_ns = 0, gap_ns = 0, launch_ns = 0, removable_ns = 0;
   std::uint32_t launches = 0;
   for (const Place start : starts) {
     const Place end = start + repeat.length;
-    gpu_ns += text.gpu_ns[end] - text.gpu_ns[start];
-    gap_ns += text.gap_ns[end] - text.gap_ns[start + 1];
-    launch_ns += text.launch_ns[end] - text.launch_ns[start + 1];
-    removable_ns += text.removable_ns[end] - text.removable_ns[start + 1];
+    add_to(gpu_ns, text.gpu_ns.between(start, end));
+    add_to(gap_ns, text.gap_ns.between(start + 1, end));
+    add_to(launch_ns, text.launch_ns.between(start + 1, end));
+    add_to(removable_ns, text.removable_ns.between(start + 1, end));
     launches += text.launches[end] - text.launches[start + 1];
   }
   KernelSequence sequence{};
   sequence.length = repeat.length;
   sequence.count = static_cast<std::uint32_t>(starts.size());
   sequence.stream = text.stream[starts.front()];
-  sequence.gpu_ns = static_cast<std::int64_t>(gpu_ns);
-  sequence.gap_ns = static_cast<std::int64_t>(gap_ns);
-  sequence.launch_ns = static_cast<std::int64_t>(launch_ns);
+  sequence.gpu_ns = gpu_ns;
+  sequence.gap_ns = gap_ns;
+  sequence.launch_ns = launch_ns;
   sequence.launches = launches;
-  sequence.removable_ns = static_cast<std::int64_t>(removable_ns);
+  sequence.removable_ns = removable_ns;
   sequence.op = kNoRow;
   return {repeat, starts.front(), sequence};
 }

@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "traceap/base/sums.hpp"
 #include "traceap/tree/name_traits.hpp"
 
 namespace traceap {
@@ -357,11 +358,11 @@ void add_costs(const EventTree& tree, const GpuCosts& costs, ModuleTree& modules
   modules.own.assign(modules.nodes.size(), {});
   for (const Row row : tree.host_rows) {
     ModuleCosts& own = modules.own[modules.node_of[row]];
-    own.host_ns[static_cast<std::size_t>(modules.pass_of[row])] += costs.self_host_ns[row];
+    add_to(own.host_ns[static_cast<std::size_t>(modules.pass_of[row])], costs.self_host_ns[row]);
   }
   for (const Row row : tree.gpu_rows) {
     ModuleCosts& own = modules.own[modules.node_of[row]];
-    own.gpu_ns[static_cast<std::size_t>(modules.pass_of[row])] += costs.exclusive_ns[row];
+    add_to(own.gpu_ns[static_cast<std::size_t>(modules.pass_of[row])], costs.exclusive_ns[row]);
     ++own.gpu_events;
   }
   modules.total = modules.own;
@@ -370,8 +371,8 @@ void add_costs(const EventTree& tree, const GpuCosts& costs, ModuleTree& modules
     const ModuleCosts& from = modules.total[node];
     ModuleCosts& to = modules.total[modules.nodes[node].parent];
     for (std::size_t pass = 0; pass < from.gpu_ns.size(); ++pass) {
-      to.gpu_ns[pass] += from.gpu_ns[pass];
-      to.host_ns[pass] += from.host_ns[pass];
+      add_to(to.gpu_ns[pass], from.gpu_ns[pass]);
+      add_to(to.host_ns[pass], from.host_ns[pass]);
     }
     to.gpu_events += from.gpu_events;
   }

@@ -60,12 +60,12 @@ class CommonAncestors {
 /// The intervals that are open at an instant, in the order of the rows that they count for.
 class OpenIntervals {
  public:
-  OpenIntervals(const EventTree& tree, std::vector<std::int64_t>& sum_ns)
+  OpenIntervals(const EventTree& tree, std::vector<std::uint64_t>& sum_ns)
       : tree_(tree), sum_ns_(sum_ns) {}
 
   void open(std::uint32_t position, Interval interval) {
     close_until(interval.start_ns);
-    sum_ns_[position] += interval.length_ns();
+    sum_ns_[position] += static_cast<std::uint64_t>(interval.length_ns());
     const Key key{position, count_++};
     if (const auto next = open_.lower_bound(key); next != open_.end()) {
       settle(next, interval.start_ns);
@@ -97,12 +97,12 @@ class OpenIntervals {
     if (together_ns == 0 || entry == open_.begin()) return;
     if (!ancestors_) ancestors_.emplace(tree_);
     if (const auto shared = ancestors_->of(std::prev(entry)->first.first, entry->first.first)) {
-      sum_ns_[*shared] -= together_ns;
+      sum_ns_[*shared] -= static_cast<std::uint64_t>(together_ns);
     }
   }
 
   const EventTree& tree_;
-  std::vector<std::int64_t>& sum_ns_;
+  std::vector<std::uint64_t>& sum_ns_;
   std::optional<CommonAncestors> ancestors_;  // a trace whose GPU events never overlap needs none
   Entries open_;
   std::priority_queue<End, std::vector<End>, std::greater<>> ends_;
@@ -113,7 +113,8 @@ class OpenIntervals {
 
 std::vector<std::int64_t> subtree_union_ns(const EventTree& tree,
                                            std::span<const PlacedInterval> placed) {
-  std::vector<std::int64_t> sum_ns(tree.host_rows.size(), 0);
+  // What overlaps is counted and taken off again: sums may wrap on the way, a union fits.
+  std::vector<std::uint64_t> sum_ns(tree.host_rows.size(), 0);
   OpenIntervals open(tree, sum_ns);
   for (const PlacedInterval& each : placed) {
     if (each.interval.length_ns() > 0) open.open(tree.host_position[each.host_row], each.interval);
@@ -123,7 +124,7 @@ std::vector<std::int64_t> subtree_union_ns(const EventTree& tree,
     const Row parent = tree.parent[tree.host_rows[at]];
     if (parent != kNoRow) sum_ns[tree.host_position[parent]] += sum_ns[at];
   }
-  return sum_ns;
+  return {sum_ns.begin(), sum_ns.end()};
 }
 
 }  // namespace traceap

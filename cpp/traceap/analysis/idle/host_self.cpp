@@ -1,6 +1,7 @@
 #include "traceap/analysis/idle/host_self.hpp"
 
 #include "traceap/analysis/idle/host_activity.hpp"
+#include "traceap/base/sums.hpp"
 
 namespace traceap {
 namespace {
@@ -111,14 +112,14 @@ HostIdle build_host_idle(const EventTable& table, const EventTree& tree, const I
       piece = {std::max(piece.start_ns, host.start_ns), std::min(piece.end_ns, host.end_ns)};
       if (piece.end_ns <= piece.start_ns) return;
       thread.busy_ns += piece.length_ns();
-      result.self_ns[group[row]] += piece.length_ns();
+      add_to(result.self_ns[group[row]], piece.length_ns());
       NsByCause met{};
       const std::int64_t idle_ns = walk.add_overlap(piece, met);
       if (idle_ns == 0) return;
       if (blocks(row)) thread.blocked_idle_ns += idle_ns;
       for (std::size_t cause = 0; cause < met.size(); ++cause) {
         thread.busy_idle_ns[cause] += met[cause];
-        result.idle_self_ns[group[row]][cause] += met[cause];
+        add_to(result.idle_self_ns[group[row]][cause], met[cause]);
       }
     });
     for (std::size_t cause = 0; cause < thread.silent_idle_ns.size(); ++cause) {

@@ -1,5 +1,6 @@
 // A copy from pinned memory that still makes the host wait: non_blocking=True is missing.
 
+#include "traceap/base/sums.hpp"
 #include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
@@ -23,7 +24,7 @@ Uploads find_uploads(const Signals& signals) {
     if (copy.sync == kNoRow) continue;
     if (copy.kind.memory == HostMemory::kPinned) {
       uploads.blocking.push_back(&copy);
-      uploads.bytes += copy.bytes.value_or(0);
+      add_to(uploads.bytes, copy.bytes.value_or(0));
     }
     uploads.memory_unknown = uploads.memory_unknown || copy.kind.memory == HostMemory::kUnknown;
   }

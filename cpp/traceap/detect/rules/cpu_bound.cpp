@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "traceap/base/sums.hpp"
 #include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
@@ -56,7 +57,7 @@ IntervalSet cold_calls(const Signals& signals) {
       times.first = r;
     } else {
       ++times.later_calls;
-      times.later_ns += table.dur_ns[r];
+      add_to(times.later_ns, table.dur_ns[r]);
     }
   }
   std::vector<Interval> cold;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "traceap/base/sums.hpp"
 #include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/ranges.hpp"
 #include "traceap/detect/queries/shapes.hpp"
@@ -39,7 +40,7 @@ class DeviceCopies {
     for (const Copy& copy : signals_.copies) {
       if (copy.kind.direction != CopyDirection::kDeviceToDevice) continue;
       add(copy.row, draft);
-      bytes_ += copy.bytes.value_or(0);
+      add_to(bytes_, copy.bytes.value_or(0));
     }
   }
   void add_kernels(Draft& draft) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "traceap/base/sums.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
@@ -24,7 +25,7 @@ struct Copies {
 void add(const Signals& signals, const Copy& copy, Copies& copies) {
   const bool up = copy.kind.direction == CopyDirection::kHostToDevice;
   (up ? copies.up : copies.down) += 1;
-  (up ? copies.up_bytes : copies.down_bytes) += copy.bytes.value_or(0);
+  add_to(up ? copies.up_bytes : copies.down_bytes, copy.bytes.value_or(0));
   if (copy.sync != kNoRow) ++copies.waits;
   copies.rows.push_back(copy.row);
   copies.copied.push_back(interval_of(signals.table, copy.row));

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "traceap/base/sums.hpp"
 #include "traceap/detect/queries/collectives.hpp"
 #include "traceap/detect/rules.hpp"
 
@@ -32,9 +33,9 @@ std::vector<ExposedPiece> phase_tails(const Signals& signals) {
 std::int64_t coverable_ns(const std::vector<ExposedPiece>& tails) {
   std::int64_t total = 0, exposed = 0;
   for (std::size_t i = 0; i < tails.size(); ++i) {
-    exposed += tails[i].interval.length_ns();
+    add_to(exposed, tails[i].interval.length_ns());
     if (i + 1 < tails.size() && tails[i + 1].phase_index == tails[i].phase_index) continue;
-    total += std::min(exposed, tails[i].phase_compute_ns);
+    add_to(total, std::min(exposed, tails[i].phase_compute_ns));
     exposed = 0;
   }
   return total;

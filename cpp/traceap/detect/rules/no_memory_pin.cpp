@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "traceap/base/sums.hpp"
 #include "traceap/detect/queries/small_uploads.hpp"
 #include "traceap/detect/rules.hpp"
 
@@ -82,7 +83,7 @@ Uploads collect_uploads(const Signals& signals, HostMemory memory) {
     if (!upload || copy.kind.memory != memory) continue;
     if (!in_profile(signals, copy.row) || !holds_host(signals, copy)) continue;
     uploads.copies.push_back(&copy);
-    uploads.bytes += copy.bytes.value_or(0);
+    add_to(uploads.bytes, copy.bytes.value_or(0));
     uploads.all_sizes_known = uploads.all_sizes_known && copy.bytes.has_value();
     uploads.any_orphan = uploads.any_orphan || copy.launch == kNoRow;
   }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "traceap/base/sums.hpp"
 #include "traceap/detect/queries/collectives.hpp"
 #include "traceap/detect/queries/ranges.hpp"
 #include "traceap/detect/rules.hpp"
@@ -51,7 +52,7 @@ std::vector<BackwardPass> list_passes(const Signals& signals) {
     if (found == all_reduces.end()) continue;
     pass.all_reduces.push_back(r);
     pass.sized = pass.sized && found->second->bytes.has_value();
-    pass.bytes += found->second->bytes.value_or(0);
+    add_to(pass.bytes, found->second->bytes.value_or(0));
   }
   return passes;
 }

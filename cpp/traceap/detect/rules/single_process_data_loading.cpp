@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "traceap/base/sums.hpp"
 #include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
@@ -43,7 +44,7 @@ std::int64_t hiding_place_ns(const Signals& signals) {
     const Row first = first_row_from(table, signals.tree.gpu_rows, step.start_ns);
     const std::int64_t end =
         first == kNoRow ? step.end_ns : std::min(step.end_ns, table.ts_ns[first]);
-    total += covered_ns(silent, {step.start_ns, std::max(end, step.start_ns)});
+    add_to(total, covered_ns(silent, {step.start_ns, std::max(end, step.start_ns)}));
   }
   return total;
 }

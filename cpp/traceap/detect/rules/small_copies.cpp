@@ -4,6 +4,7 @@
 // Cost: the copies where no kernel covers them, and GPU idle time while the host sits in their
 // calls; where a call held the host until the copy was done, its whole stall.
 
+#include "traceap/base/sums.hpp"
 #include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/ranges.hpp"
 #include "traceap/detect/queries/small_uploads.hpp"
@@ -50,7 +51,7 @@ Finding detect(const Signals& signals) {
     copied.push_back(interval_of(signals.table, copy->row));
     waiting.push_back(waiting_window(signals, *copy));
     draft.evidence.push_back(copy->row);
-    bytes += *copy->bytes;
+    add_to(bytes, *copy->bytes);
   }
   draft.cost = set_union(set_difference(make_union(std::move(copied)), signals.gpu.compute),
                          unexplained_idle_inside(signals, std::move(waiting)));

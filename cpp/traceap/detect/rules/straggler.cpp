@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string>
 
+#include "traceap/base/sums.hpp"
 #include "traceap/detect/queries/collectives.hpp"
 #include "traceap/detect/rules.hpp"
 
@@ -59,7 +60,7 @@ Finding detect(const Signals& signals) {
     if (part.wait_ns <= 0) continue;
     draft.evidence.push_back(part.row);
     draft.evidence_weights.push_back(part.wait_ns);
-    *draft.saving_limit_ns += part.gain_ns;
+    add_to(*draft.saving_limit_ns, part.gain_ns);
   }
   draft.count("waits", draft.evidence.size());
   draft.text("late rank", std::to_string(peers.straggler->rank));
