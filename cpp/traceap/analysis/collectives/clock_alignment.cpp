@@ -26,6 +26,9 @@ constexpr std::uint32_t kDriftReadings = 20;
 constexpr std::int64_t kDriftSpanNs = 1'000'000'000;
 /// Work bound: readings squared per moment, summed.
 constexpr std::size_t kMaxWork = 1'000'000;
+/// Work bound of the fits: unknowns to the third power, summed over rounds. All rounds for a
+/// thousand clocks; beyond 3,500 the medians that a fit begins with are what there is.
+constexpr double kMostFitting = 4.3e10;
 
 struct Moment {
   std::size_t begin, end;  ///< in readings
@@ -86,8 +89,10 @@ class LeastAbsoluteDeviations {
     epoch_ns_ = epoch_ns;
     const auto unknowns = static_cast<Eigen::Index>(component_.size()) * terms;
     solution_ = Eigen::VectorXd::Zero(unknowns);
-    constexpr int kRounds = 40;
-    for (int round = 0; round < kRounds; ++round) {
+    constexpr double kRounds = 40.0;
+    const auto n = static_cast<double>(unknowns);
+    const int rounds = static_cast<int>(std::min(kRounds, kMostFitting / (n * n * n)));
+    for (int round = 0; round < rounds; ++round) {
       const Eigen::VectorXd before = solution_;
       solve_weighted(round == 0);
       if ((solution_ - before).cwiseAbs().maxCoeff() < 1.0) break;

@@ -239,17 +239,16 @@ void align(std::span<const RankInput> ranks, const CallLists& calls, RankCollect
 }
 
 void place_in_time(std::span<const RankInput> ranks, const CallLists& calls, RankCollectives& out) {
-  std::vector<IntervalSet> compute;
+  std::vector<CoverIndex> compute(ranks.size());
   for (std::size_t r = 0; r < ranks.size(); ++r) {
-    compute.push_back(calls[r].empty()
-                          ? IntervalSet{}
-                          : build_gpu_intervals(*ranks[r].table, *ranks[r].tree).compute);
+    if (calls[r].empty()) continue;
+    compute[r] = CoverIndex(build_gpu_intervals(*ranks[r].table, *ranks[r].tree).compute);
   }
   for (CollectivePart& part : out.parts) {
     const EventTable& table = *ranks[part.rank].table;
     const Row row = calls[part.rank][part.index].row;
     const Interval own{table.ts_ns[row], table.end_ns(row)};
-    part.exposed_ns = own.length_ns() - covered_ns(compute[part.rank], own);
+    part.exposed_ns = own.length_ns() - compute[part.rank].covered_ns(own);
     part.start_ns = out.clocks.to_common(part.rank, own.start_ns);
     part.end_ns = part.start_ns + own.length_ns();  // a drift within one kernel is nothing
   }

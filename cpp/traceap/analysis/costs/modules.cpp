@@ -22,6 +22,8 @@ namespace {
 
 constexpr std::string_view kFramePrefix = "nn.Module: ";
 constexpr std::uint32_t kOutside = 0;
+/// Modules in each other that are searched for one that is called again; networks have dozens.
+constexpr int kMostLevels = 1'024;
 
 std::string_view phase_title(Phase phase) {
   constexpr std::array<std::string_view, 5> kTitles{"other", "input", "forward", "backward",
@@ -246,12 +248,16 @@ class ModuleAssigner {
   /// Note [Modules in backward].
   std::uint32_t find_again(std::uint32_t from, std::string_view name, std::string_view type,
                            Row row) {
-    for (std::uint32_t up = from; up != kNoRow; up = result_.nodes[up].parent) {
+    int level = 0;
+    for (std::uint32_t up = from; up != kNoRow && level < kMostLevels; ++level) {
       if (result_.nodes[up].name == name) return up;
+      up = result_.nodes[up].parent;
     }
-    for (std::uint32_t up = from; up != kNoRow; up = result_.nodes[up].parent) {
+    level = 0;
+    for (std::uint32_t up = from; up != kNoRow && level < kMostLevels; ++level) {
       const std::uint32_t below = nodes_.find_child(up, name);
       if (below != kNoRow) return below;
+      up = result_.nodes[up].parent;
     }
     const std::uint32_t known = nodes_.find_anywhere(name);
     return known != kNoRow ? known : nodes_.child(from, name, type, row);

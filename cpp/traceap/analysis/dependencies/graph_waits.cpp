@@ -203,15 +203,15 @@ class WaitLinker {
     }
     const Row sync_row = sync_row_of(call);
     if (sync_row != kNoRow) return await_device(call, table_.device[sync_row]);
-    for (const auto& [device, streams] : unawaited_of_) await_device(call, device);
+    while (!unawaited_of_.empty()) await_device(call, unawaited_of_.begin()->first);
   }
 
   void await_device(Row call, std::int32_t device) {
-    std::vector<std::uint32_t>& streams = unawaited_of_[device];
-    for (const std::uint32_t stream : streams) {
+    const auto waiting = unawaited_of_.extract(device);
+    if (waiting.empty()) return;
+    for (const std::uint32_t stream : waiting.mapped()) {
       add_host_wait(std::exchange(unawaited_[stream], kNoRow), call, Evidence::kExplicit);
     }
-    streams.clear();
   }
 
   void link_host_wait(Row call) {

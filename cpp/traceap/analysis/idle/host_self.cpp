@@ -6,30 +6,45 @@
 namespace traceap {
 namespace {
 
-/// Idle intervals in the host's clock, met in order of time.
+/// Idle intervals in the host's clock, met in order of time. A row may last as long as the trace,
+/// on every thread: whole blocks of intervals inside of it are added at once.
 class IdleWalk {
  public:
   IdleWalk(const std::vector<IdleInterval>& intervals, std::int64_t to_host_clock_ns)
-      : intervals_(intervals), shift_ns_(to_host_clock_ns) {}
+      : intervals_(intervals), shift_ns_(to_host_clock_ns) {
+    NsByCause sum{};
+    for (std::size_t i = 0; i < intervals.size(); ++i) {
+      if (i % kBlock == 0) before_block_.push_back(sum);
+      sum[cause_of(i)] += intervals[i].interval.length_ns();
+    }
+  }
 
   void rewind() { next_ = 0; }
 
   /// Adds the idle time inside `piece`, which must not start before the last one, and returns it.
   std::int64_t add_overlap(Interval piece, NsByCause& by_cause) {
     skip_to(piece.start_ns - shift_ns_);
-    const std::int64_t start_ns = piece.start_ns - shift_ns_, end_ns = piece.end_ns - shift_ns_;
+    const Interval own{piece.start_ns - shift_ns_, piece.end_ns - shift_ns_};
     std::int64_t sum_ns = 0;
-    for (std::size_t i = next_; i < intervals_.size(); ++i) {
+    for (std::size_t i = next_; i < intervals_.size();) {
       const Interval& idle = intervals_[i].interval;
-      if (idle.start_ns >= end_ns) break;
-      const std::int64_t ns = std::min(idle.end_ns, end_ns) - std::max(idle.start_ns, start_ns);
-      by_cause[static_cast<std::size_t>(intervals_[i].cause)] += ns;
+      if (idle.start_ns >= own.end_ns) break;
+      if (i % kBlock == 0 && is_block_inside(i, own)) {
+        sum_ns += add_block(i / kBlock, by_cause);
+        i += kBlock;
+        continue;
+      }
+      const std::int64_t ns =
+          std::min(idle.end_ns, own.end_ns) - std::max(idle.start_ns, own.start_ns);
+      by_cause[cause_of(i++)] += ns;
       sum_ns += ns;
     }
     return sum_ns;
   }
 
  private:
+  static constexpr std::size_t kBlock = 64;
+
   /// To the first interval that ends after `time_ns`, in strides that double.
   void skip_to(std::int64_t time_ns) {
     const std::size_t size = intervals_.size();
@@ -47,9 +62,30 @@ class IdleWalk {
     next_ = static_cast<std::size_t>(found - begin);
   }
 
+  std::size_t cause_of(std::size_t i) const {
+    return static_cast<std::size_t>(intervals_[i].cause);
+  }
+
+  bool is_block_inside(std::size_t first, const Interval& own) const {
+    return first + kBlock < intervals_.size() &&
+           intervals_[first].interval.start_ns >= own.start_ns &&
+           intervals_[first + kBlock - 1].interval.end_ns <= own.end_ns;
+  }
+
+  std::int64_t add_block(std::size_t block, NsByCause& by_cause) const {
+    std::int64_t sum_ns = 0;
+    for (std::size_t cause = 0; cause < by_cause.size(); ++cause) {
+      const std::int64_t ns = before_block_[block + 1][cause] - before_block_[block][cause];
+      by_cause[cause] += ns;
+      sum_ns += ns;
+    }
+    return sum_ns;
+  }
+
   const std::vector<IdleInterval>& intervals_;
   std::int64_t shift_ns_;
   std::size_t next_ = 0;
+  std::vector<NsByCause> before_block_;  ///< idle time before every kBlock-th interval
 };
 
 /// Rows in which the thread waits for the GPU or for a collective.

@@ -38,12 +38,12 @@ Finding detect(const Signals& signals) {
   for (const Copy& copy : signals.copies) {
     if (copy.sync != kNoRow) copies.push_back(interval_of(signals.table, copy.sync));
   }
-  const IntervalSet copy_syncs = make_union(std::move(copies));
+  const CoverIndex copy_syncs(make_union(std::move(copies)));
   Draft draft(kSaving);
   std::vector<Interval> stalls;
   for (Row r : find_calls(signals)) {
     const Interval call = interval_of(signals.table, r);
-    if (covered_ns(copy_syncs, call) == call.length_ns() && call.length_ns() > 0) continue;
+    if (copy_syncs.covered_ns(call) == call.length_ns() && call.length_ns() > 0) continue;
     stalls.push_back(stall_window(signals, call));
     draft.evidence.push_back(r);
   }

@@ -36,9 +36,10 @@ std::vector<Fetch> find_fetches(const Signals& signals) {
            is_fetch(r);
   });
   std::vector<Fetch> fetches;
+  const CoverIndex idle(signals.gpu_idle);  // fetches of several threads may lie over each other
   for (Row r : range_rows(outer)) {
     const Interval interval = signals.on_gpu_clock(interval_of(table, r));
-    fetches.push_back({r, interval, covered_ns(signals.gpu_idle, interval)});
+    fetches.push_back({r, interval, idle.covered_ns(interval)});
   }
   return fetches;
 }
