@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <random>
 
 namespace traceap {
 
@@ -20,9 +21,15 @@ inline std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
   return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
 }
 
-constexpr std::uint64_t kP0 = 0xa0761d6478bd642fULL;
-constexpr std::uint64_t kP1 = 0xe7037ed1a0b428dbULL;
-constexpr std::uint64_t kP2 = 0x8ebc6af09c88c6e3ULL;
+/// Drawn anew by every process, so that nobody can write a trace whose strings collide. Nothing may
+/// depend on the order of hashes.
+std::uint64_t draw_secret() {
+  std::random_device device;
+  return (std::uint64_t{device()} << 32 | device()) | 1;
+}
+const std::uint64_t kP0 = draw_secret();
+const std::uint64_t kP1 = draw_secret();
+const std::uint64_t kP2 = draw_secret();
 
 std::uint64_t load_tail(const char* p, std::size_t n) {
   std::uint64_t v = 0;

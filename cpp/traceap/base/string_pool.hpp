@@ -40,7 +40,7 @@ class StringPool {
   std::size_t text_bytes_ = 0;
 };
 
-/// 64-bit hash of bytes (not stable between versions; never stored in files).
+/// 64-bit hash of bytes: another one in each process, never stored in files.
 std::uint64_t hash_bytes(const char* data, std::size_t size);
 
 }  // namespace traceap

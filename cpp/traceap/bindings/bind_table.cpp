@@ -39,8 +39,12 @@ void bind_track(py::module_& module) {
       .def_property_readonly("tid", text_of(&Track::tid), "As text.")
       .def_readonly("pid_number", &Track::pid_number, "As an integer, if it is one.")
       .def_readonly("tid_number", &Track::tid_number, "As an integer, if it is one.")
-      .def_property_readonly("process_name", text_of(&Track::process_name), "Or empty.")
-      .def_property_readonly("process_labels", text_of(&Track::process_labels), "Or empty.")
+      .def_property_readonly(
+          "process_name", [](const Track& self) { return to_str(self.process_name()); },
+          "Or empty.")
+      .def_property_readonly(
+          "process_labels", [](const Track& self) { return to_str(self.process_labels()); },
+          "Or empty.")
       .def_property_readonly("thread_name", text_of(&Track::thread_name), "Or empty.");
 }
 

@@ -2,6 +2,7 @@
 // EventTable: one rank's trace as columns of equal length. Built once by trace/, then immutable.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,15 +24,26 @@ enum EventFlag : std::uint8_t {
   kRepaired = 8,     ///< the text needed a repair
 };
 
+/// What metadata events say of a process: at most kMaxNameBytes each, or empty.
+struct ProcessNames {
+  std::string name;    ///< process_name
+  std::string labels;  ///< process_labels
+};
+
 /// A (pid, tid) pair as written, which may be integers ("7" and 7 are the same) or words.
 struct Track {
+  /// Longer names of processes and threads are cut: each of many tracks may show its own.
+  static constexpr std::size_t kMaxNameBytes = 1024;
+
   std::string pid;
   std::string tid;
   std::optional<std::int64_t> pid_number;
   std::optional<std::int64_t> tid_number;
-  std::string process_name;    ///< metadata event process_name, or empty
-  std::string process_labels;  ///< metadata event process_labels, or empty
-  std::string thread_name;     ///< metadata event thread_name, or empty
+  std::shared_ptr<const ProcessNames> process;  ///< one for all tracks of a process; null if none
+  std::string thread_name;                      ///< metadata event thread_name, or empty
+
+  std::string_view process_name() const { return process ? process->name : std::string_view(); }
+  std::string_view process_labels() const { return process ? process->labels : std::string_view(); }
 };
 
 /// An event's text with the values of columns and all integers of `args` taken out.

@@ -38,6 +38,8 @@ class Assembler {
 void clean_metadata(TopMembers& members, Diagnostics& diagnostics);
 /// deviceProperties and distributedInfo out of table.metadata.
 void read_metadata(EventTable& table);
+/// A number for the process of each track, without gaps; `tracks` are sorted by pid.
+std::vector<std::uint32_t> number_processes(const std::vector<Track>& tracks);
 /// process_name, process_labels and thread_name events to table.tracks.
 void name_tracks(EventTable& table);
 /// Kind, device, stream and correlation of events that XLA's profiler wrote; needs named tracks.

@@ -16,6 +16,8 @@ class ChunkParser::Impl {
   RowBuilder rows;
 
  private:
+  class Landmarks;
+  bool resync(ChunkTask& task);
   bool parse_strict(const ChunkTask& task, std::size_t& pos);
   void parse_tolerant(const ChunkTask& task, std::size_t pos);
   bool read_object(const ChunkTask& task, std::uint32_t& token, std::size_t& pos);
@@ -144,9 +146,35 @@ bool ChunkParser::Impl::repair_one(const ChunkTask& task, std::size_t& pos) {
   return true;
 }
 
+/// Where reading goes on behind a token that is no event. Positions only move on, so that what was
+/// found once holds until it is passed: the text is searched once, whatever the number of tokens.
+class ChunkParser::Impl::Landmarks {
+ public:
+  explicit Landmarks(std::string_view text) : text_(text) {}
+
+  /// The next event behind `pos`; text.size() if there is none for sure.
+  std::size_t event_behind(std::size_t pos) {
+    if (event_ <= pos) {
+      const EventStart next = find_event_start(text_, pos + 1);
+      event_ = next.match == Match::kYes ? next.pos : text_.size();
+    }
+    return event_;
+  }
+  /// The next ']' behind `pos`, or text.size().
+  std::size_t close_behind(std::size_t pos) {
+    if (close_ <= pos) close_ = std::min(text_.find(']', pos + 1), text_.size());
+    return close_;
+  }
+
+ private:
+  std::string_view text_;
+  std::size_t event_ = 0, close_ = 0;
+};
+
 /// Event by event from `pos`: for text that simdjson refuses as a whole.
 void ChunkParser::Impl::parse_tolerant(const ChunkTask& task, std::size_t pos) {
   const std::string_view text = task.text;
+  Landmarks landmarks(text);
   for (;;) {
     pos = skip_space(text, pos);
     if (pos >= text.size()) break;
@@ -164,17 +192,27 @@ void ChunkParser::Impl::parse_tolerant(const ChunkTask& task, std::size_t pos) {
     } else if (c == ']') {
       return meet_close(task.base_offset + pos, pos);
     } else {
-      const std::size_t next = find_event_start(text, pos + 1);
-      const std::size_t close = text.find(']', pos + 1);
-      if (std::min(next, close) >= text.size() && !task.is_final) {
+      std::size_t next = landmarks.event_behind(pos);
+      if (c != '[') next = std::min(next, landmarks.close_behind(pos));
+      if (next >= text.size() && !task.is_final) {
         result_.consumed = pos;
         return;
       }
       result_.reasons.add(Reason::kNotAnObject, task.base_offset + pos);
-      pos = c == '[' ? next : std::min({next, close, text.size()});
+      pos = next;
     }
   }
   result_.consumed = text.size();
+}
+
+/// Leaves out what stands before the first event. False when that takes more text.
+bool ChunkParser::Impl::resync(ChunkTask& task) {
+  const EventStart first = find_event_start(task.text, 0);
+  const bool found = first.match == Match::kYes;
+  const std::size_t skipped = found || !task.is_final ? first.pos : task.text.size();
+  task.text.remove_prefix(skipped);
+  task.base_offset += skipped;
+  return found || task.is_final;
 }
 
 ChunkResult ChunkParser::Impl::parse(const ChunkTask& task) {
@@ -183,22 +221,15 @@ ChunkResult ChunkParser::Impl::parse(const ChunkTask& task) {
   stopped_ = false;
   max_event_bytes_ = task.max_event_bytes;
   ChunkTask rest = task;
-  std::size_t skipped = 0;
-  if (task.resync) {
-    skipped = find_event_start(task.text, 0);
-    if (skipped == task.text.size() && !task.is_final) {
-      result_.resyncing = true;
-      result_.consumed = skipped;
-      return std::move(result_);
-    }
-    rest.text.remove_prefix(skipped);
-    rest.base_offset += skipped;
+  if (task.resync && !resync(rest)) {
+    result_.resyncing = true;
+  } else {
+    const std::size_t expected = rest.text.size() / 300;
+    result_.events.ts_ns.reserve(expected);
+    std::size_t pos = 0;
+    if (!parse_strict(rest, pos)) parse_tolerant(rest, pos);
   }
-  const std::size_t expected = rest.text.size() / 300;
-  result_.events.ts_ns.reserve(expected);
-  std::size_t pos = 0;
-  if (!parse_strict(rest, pos)) parse_tolerant(rest, pos);
-  result_.consumed += skipped;
+  result_.consumed += task.text.size() - rest.text.size();
   return std::move(result_);
 }
 

@@ -19,8 +19,7 @@ bool may_go_on(std::string_view text, std::size_t end, bool is_final) {
 }  // namespace
 
 ContainerResult read_members(std::string_view text, std::size_t pos, bool is_final,
-                             TopMembers& members) {
-  const auto need_more = ContainerResult{ContainerStatus::kNeedMore, pos};
+                             MemberList& members) {
   for (;;) {
     pos = skip_space(text, pos);
     if (pos >= text.size()) return {ContainerStatus::kNeedMore, pos};
@@ -30,6 +29,7 @@ ContainerResult read_members(std::string_view text, std::size_t pos, bool is_fin
     }
     if (text[pos] == '}') return {ContainerStatus::kEnd, pos + 1};
     if (text[pos] != '"') return {ContainerStatus::kBroken, pos};
+    const auto need_more = ContainerResult{ContainerStatus::kNeedMore, pos};
     const std::size_t key_end = string_end(text, pos);
     if (key_end == kNone) return need_more;
     const std::size_t colon = skip_space(text, key_end);
@@ -39,14 +39,14 @@ ContainerResult read_members(std::string_view text, std::size_t pos, bool is_fin
     const std::string key = unescape_json(text.substr(pos + 1, key_end - pos - 2));
     if (key == "traceEvents" && text[value] == '[') return {ContainerStatus::kEvents, value + 1};
     const std::size_t end = value_end(text, value);
-    if (may_go_on(text, end, is_final)) return {ContainerStatus::kNeedMore, pos};
+    if (may_go_on(text, end, is_final)) return need_more;
     if (end == kNone || end == value) return {ContainerStatus::kBroken, pos};
-    members.emplace_back(key, text.substr(value, end - value));
+    members.add(key, text.substr(value, end - value));
     pos = end;
   }
 }
 
-ContainerResult read_head(std::string_view text, bool is_final, TopMembers& members) {
+ContainerResult read_head(std::string_view text, bool is_final, MemberList& members) {
   members.clear();
   std::size_t pos = text.starts_with("\xef\xbb\xbf") ? 3 : 0;
   pos = skip_space(text, pos);
@@ -58,7 +58,7 @@ ContainerResult read_head(std::string_view text, bool is_final, TopMembers& memb
   const bool more_may_come = result.status == ContainerStatus::kNeedMore && !is_final;
   if (result.status == ContainerStatus::kEvents || more_may_come) return result;
   const auto is_phase = [](const auto& member) { return member.first == "ph"; };
-  if (std::any_of(members.begin(), members.end(), is_phase)) {
+  if (std::ranges::any_of(members.members(), is_phase)) {
     members.clear();
     return {ContainerStatus::kJsonLines, begin};
   }

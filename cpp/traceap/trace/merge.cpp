@@ -124,8 +124,8 @@ class RankRewriter {
       if (!used[t]) continue;
       const auto [it, added] = processes_.try_emplace(track.pid, Process{next, {}, {}});
       if (added) ++next;
-      if (it->second.name.empty()) it->second.name = track.process_name;
-      if (it->second.labels.empty()) it->second.labels = track.process_labels;
+      if (it->second.name.empty()) it->second.name = track.process_name();
+      if (it->second.labels.empty()) it->second.labels = track.process_labels();
     }
   }
 

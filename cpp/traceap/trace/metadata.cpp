@@ -1,7 +1,5 @@
 #include <simdjson.h>
 
-#include <unordered_map>
-
 #include "traceap/table/json_text.hpp"
 #include "traceap/trace/assemble.hpp"
 #include "traceap/trace/repair.hpp"
@@ -9,6 +7,11 @@
 namespace traceap {
 
 namespace {
+
+constexpr std::string_view kBadMetadata =
+    "a member beside traceEvents that is no valid JSON was mended or dropped";
+/// deviceProperties beyond it are left out; a machine has a dozen.
+constexpr std::size_t kMaxDevices = 1024;
 
 std::optional<std::int64_t> integer(simdjson::dom::element object, std::string_view key) {
   std::int64_t value = 0;
@@ -37,6 +40,15 @@ void read_distributed(simdjson::dom::element object, DistributedInfo& info) {
   if (object["backend"].get(backend) == simdjson::SUCCESS) info.backend = backend;
 }
 
+/// The text of an argument, cut between characters where it is too long for a name.
+std::string shown_name(const ArgReader& reader, Row row) {
+  std::string text = reader.text(row).value_or("");
+  if (text.size() <= Track::kMaxNameBytes) return text;
+  std::size_t end = Track::kMaxNameBytes;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return text.substr(0, end);
+}
+
 }  // namespace
 
 void clean_metadata(TopMembers& members, Diagnostics& diagnostics) {
@@ -48,8 +60,7 @@ void clean_metadata(TopMembers& members, Diagnostics& diagnostics) {
       kept.emplace_back(std::move(key), std::move(json));
       continue;
     }
-    diagnostics.add("bad_metadata",
-                    "a member beside traceEvents that is no valid JSON was mended or dropped");
+    diagnostics.add("bad_metadata", kBadMetadata);
     std::string object(kOpen), mended;
     object += json;
     object += '}';
@@ -69,17 +80,28 @@ void read_metadata(EventTable& table) {
     if (key != "deviceProperties" && key != "distributedInfo") continue;
     simdjson::dom::element value;
     if (parser.parse(json).get(value) != simdjson::SUCCESS) {
-      table.diagnostics.add(
-          "bad_metadata",
-          "a member beside traceEvents that is no valid JSON was mended or dropped");
+      table.diagnostics.add("bad_metadata", kBadMetadata);
     } else if (key == "distributedInfo") {
       read_distributed(value, table.distributed);
     } else if (simdjson::dom::array devices; value.get(devices) == simdjson::SUCCESS) {
       for (const simdjson::dom::element device : devices) {
+        if (table.devices.size() == kMaxDevices) {
+          const ReasonText& text = text_of(Reason::kMembersLeftOut);
+          table.diagnostics.add(text.code, text.message, devices.size() - kMaxDevices);
+          break;
+        }
         if (device.is_object()) table.devices.push_back(read_device(device));
       }
     }
   }
+}
+
+std::vector<std::uint32_t> number_processes(const std::vector<Track>& tracks) {
+  std::vector<std::uint32_t> numbers(tracks.size());
+  for (std::size_t i = 1; i < tracks.size(); ++i) {
+    numbers[i] = numbers[i - 1] + (tracks[i].pid != tracks[i - 1].pid ? 1 : 0);
+  }
+  return numbers;
 }
 
 void name_tracks(EventTable& table) {
@@ -88,19 +110,21 @@ void name_tracks(EventTable& table) {
   const StringId thread = table.strings.find("thread_name");
   const ArgReader name(table, "name");
   const ArgReader label(table, "labels");
-  std::unordered_map<std::string, std::pair<std::string, std::string>> of_process;
+  const std::vector<std::uint32_t> number = number_processes(table.tracks);
+  std::vector<std::shared_ptr<ProcessNames>> processes(number.empty() ? 0 : number.back() + 1);
+  const auto of_process = [&](Row r) -> ProcessNames& {
+    std::shared_ptr<ProcessNames>& names = processes[number[table.track[r]]];
+    if (!names) names = std::make_shared<ProcessNames>();
+    return *names;
+  };
   for (Row r = 0; r < table.size(); ++r) {
     if (table.kind[r] != EventKind::kMetadata) continue;
-    Track& track = table.tracks[table.track[r]];
-    if (table.name[r] == process) of_process[track.pid].first = name.text(r).value_or("");
-    if (table.name[r] == labels) of_process[track.pid].second = label.text(r).value_or("");
-    if (table.name[r] == thread) track.thread_name = name.text(r).value_or("");
+    if (table.name[r] == process) of_process(r).name = shown_name(name, r);
+    if (table.name[r] == labels) of_process(r).labels = shown_name(label, r);
+    if (table.name[r] == thread) table.tracks[table.track[r]].thread_name = shown_name(name, r);
   }
-  for (Track& track : table.tracks) {
-    const auto found = of_process.find(track.pid);
-    if (found == of_process.end()) continue;
-    track.process_name = found->second.first;
-    track.process_labels = found->second.second;
+  for (std::size_t i = 0; i < table.tracks.size(); ++i) {
+    table.tracks[i].process = processes[number[i]];
   }
 }
 

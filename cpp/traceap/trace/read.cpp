@@ -12,6 +12,7 @@
 #include "traceap/trace/decompress.hpp"
 #include "traceap/trace/parser_threads.hpp"
 #include "traceap/trace/repair.hpp"
+#include "traceap/trace/unread_text.hpp"
 
 namespace traceap {
 
@@ -19,8 +20,10 @@ namespace {
 
 constexpr auto kNone = std::string_view::npos;
 constexpr std::size_t kHeadBytes = std::size_t{64} << 10;
-/// Text before the first event beyond which a file is taken for no trace.
-constexpr std::size_t kMaxHeadBytes = std::size_t{64} << 20;
+/// A chunk in which no event's border can be found grows up to this; then it is cut anywhere.
+constexpr std::size_t kMaxUncutBytes = std::size_t{4} << 20;
+/// See Note [Closed arrays].
+constexpr std::size_t kFirstStepBytes = std::size_t{1} << 10;
 
 /// Place to cut `text` before: an object behind `}` or `},` whose first key is an event's. The
 /// parser finds out if the guess was wrong (a look-alike inside a string or a nested list).
@@ -50,7 +53,8 @@ class Reader {
         options_(options),
         total_bytes_(total_bytes),
         chunk_bytes_(std::max<std::size_t>(options.chunk_bytes, 1)),
-        parsers_(thread_count(options.threads)) {
+        parsers_(thread_count(options.threads)),
+        ahead_bytes_(most_ahead()) {
     table_.path = name;
   }
 
@@ -73,6 +77,18 @@ class Reader {
     return wanted > 1 ? std::min(wanted, kMostThreads) : 0;
   }
 
+  // Note [Closed arrays]: the array of events may be closed and another one opened anywhere, and
+  // what was read ahead has to be taken back then. Behind a closed array the reader goes ahead by
+  // little, and by twice as much with every chunk that does not close: so it takes back no more
+  // than it has read since, however many arrays there are.
+  std::size_t most_ahead() const {
+    return std::max((parsers_.thread_count() + 1) * chunk_bytes_, 2 * kFirstStepBytes);
+  }
+  bool is_careful() const { return ahead_bytes_ < most_ahead(); }
+
+  void fetch(std::size_t bytes) {
+    unread_.append([&](std::string& text) { fetch(text, bytes); });
+  }
   /// Appends up to `bytes` of text.
   void fetch(std::string& text, std::size_t bytes) {
     const std::size_t old_size = text.size();
@@ -88,11 +104,11 @@ class Reader {
   // --- before the events ---
 
   Section read_head_text() {
-    std::string head;
     for (;;) {
-      fetch(head, std::max(kHeadBytes, head.size()));
+      fetch(std::max(kHeadBytes, unread_.size()));
+      const std::string_view head = unread_.view();
       if (skip_space(head, 0) == head.size() && !at_end_) {
-        head.clear();  // blank text before the trace is dropped as it comes
+        unread_.drop(head.size());  // blank text before the trace is dropped as it comes
         continue;
       }
       ContainerResult found = read_head(head, at_end_, members_);
@@ -103,8 +119,7 @@ class Reader {
       if (!has_events(found.status)) refuse(head);
       json_lines_ = found.status == ContainerStatus::kJsonLines;
       in_object_ = found.status == ContainerStatus::kEvents;
-      pending_offset_ = fetched_ - head.size() + found.pos;
-      pending_ = head.substr(found.pos);
+      unread_.drop(found.pos);
       return Section::kEvents;
     }
   }
@@ -118,10 +133,13 @@ class Reader {
   /// that looks like an event.
   void recover_head(std::string_view head, bool give_up, ContainerResult& found) {
     std::size_t events = find_trace_events(head);
-    if (events == kNone && give_up) events = find_event_start(head, 0);
-    if (events == kNone || events == head.size()) return;
+    if (events == kNone && give_up) {
+      const EventStart first = find_event_start(head, 0);
+      if (first.match == Match::kYes) events = first.pos;
+    }
+    if (events == kNone) return;
     members_.clear();
-    reasons_.add(Reason::kBrokenHeader, fetched_ - head.size());
+    reasons_.add(Reason::kBrokenHeader, unread_.offset());
     found = {ContainerStatus::kEvents, events};
   }
 
@@ -146,6 +164,7 @@ class Reader {
       const std::size_t consumed = job->result.consumed;
       assembler_.add(job->result.events, job->parser);
       if (job->result.array_closed) return leave_events(*job, consumed);
+      ahead_bytes_ = std::min(2 * ahead_bytes_, most_ahead());
       keep_carry(*job, consumed);
     }
     if (in_object_) reasons_.add(Reason::kUnclosedTrace, fetched_);
@@ -169,6 +188,7 @@ class Reader {
     } else if (!carry_.empty()) {
       job = std::make_shared<ParseJob>();
       job->task.is_final = true;
+      job->task.json_lines = json_lines_;
       job->task.max_event_bytes = options_.max_event_bytes;
     } else {
       return nullptr;
@@ -202,16 +222,20 @@ class Reader {
   void keep_carry(const ParseJob& job, std::size_t consumed) {
     carry_.assign(job.text, consumed);
     carry_offset_ = job.task.base_offset + consumed;
-    if (carry_.size() <= options_.max_event_bytes) return;
+    // The end of an event that is only somewhat too long is still found, so that it is left out and
+    // nothing else.
+    if (carry_.size() <= 2 * options_.max_event_bytes) return;
     reasons_.add(Reason::kEventTooLong, carry_offset_);
     ++table_.total_objects;
     carry_.clear();
     resync_ = true;
   }
 
-  /// One job for every thread and one more to be ready.
+  /// One job for every thread and one more to be ready, or fewer behind a closed array.
   void fill_queue() {
-    while (queue_.size() <= parsers_.thread_count()) {
+    const std::size_t jobs =
+        std::clamp<std::size_t>(ahead_bytes_ / chunk_bytes_, 1, parsers_.thread_count() + 1);
+    while (queue_.size() < jobs) {
       std::shared_ptr<ParseJob> job = next_chunk();
       if (!job) return;
       queue_.push_back(job);
@@ -221,38 +245,43 @@ class Reader {
 
   /// The next piece of text, cut at an event's border if one can be found.
   std::shared_ptr<ParseJob> next_chunk() {
-    std::string text = std::move(pending_);
-    pending_.clear();
-    std::size_t cut = kNone;
-    while (!at_end_ && cut == kNone && text.size() <= options_.max_event_bytes) {
-      fetch(text, text.size() < chunk_bytes_ ? chunk_bytes_ - text.size() : text.size());
-      if (!at_end_) cut = find_cut(text);
-    }
-    if (cut != kNone) {
-      pending_ = text.substr(cut);
-      text.resize(cut);
-    }
-    if (text.empty()) return nullptr;
+    const std::size_t cut = find_next_cut();
+    if (cut == 0) return nullptr;
     auto job = std::make_shared<ParseJob>();
-    job->task.base_offset = pending_offset_;
-    job->task.is_final = at_end_ && pending_.empty();
+    job->task.base_offset = unread_.offset();
+    job->text = unread_.take(cut);
+    job->task.is_final = at_end_ && unread_.size() == 0;
     job->task.json_lines = json_lines_;
     job->task.max_event_bytes = options_.max_event_bytes;
-    pending_offset_ += text.size();
-    job->text = std::move(text);
     return job;
   }
 
-  /// Puts the text behind ']' together again: the rest of this chunk and of those under way.
+  /// Length of the next chunk; 0 at the end.
+  std::size_t find_next_cut() {
+    const std::size_t longest =
+        std::max(chunk_bytes_, std::min(options_.max_event_bytes, kMaxUncutBytes));
+    for (std::size_t wanted = std::min(chunk_bytes_, ahead_bytes_);; wanted *= 2) {
+      if (unread_.size() < wanted && !at_end_) {
+        fetch(std::max(wanted, chunk_bytes_) - unread_.size());
+      }
+      const std::string_view text = unread_.view().substr(0, wanted);
+      if (at_end_ && text.size() == unread_.size()) return text.size();
+      const std::size_t cut = find_cut(text);
+      if (cut != kNone) return cut;
+      if (wanted >= longest || is_careful()) return text.size();
+    }
+  }
+
+  /// Takes back the text behind ']': the rest of this chunk and those under way.
   Section leave_events(const ParseJob& job, std::size_t consumed) {
-    std::string rest(job.text, consumed);
+    std::vector<std::string_view> ahead{std::string_view(job.text).substr(consumed)};
     for (const std::shared_ptr<ParseJob>& later : queue_) {
       parsers_.withdraw(later);
-      rest += later->text;
+      ahead.push_back(later->text);
     }
+    unread_.put_back(ahead);
     queue_.clear();
-    pending_offset_ = job.task.base_offset + consumed;
-    pending_ = rest + pending_;
+    ahead_bytes_ = kFirstStepBytes;
     resync_ = false;
     return Section::kTail;
   }
@@ -260,30 +289,33 @@ class Reader {
   // --- behind the events ---
 
   Section read_tail() {
-    std::string text = std::move(pending_);
-    pending_.clear();
-    ContainerResult found{ContainerStatus::kEnd, 0};
     while (in_object_) {
-      TopMembers more;
-      found = read_members(text, 0, at_end_, more);
-      if (found.status != ContainerStatus::kNeedMore || at_end_ || text.size() > kMaxHeadBytes) {
-        members_.insert(members_.end(), more.begin(), more.end());
-        break;
+      const ContainerResult found = read_members(unread_.view(), 0, at_end_, members_);
+      unread_.drop(found.pos);
+      if (found.status == ContainerStatus::kEvents) return Section::kEvents;
+      if (found.status != ContainerStatus::kNeedMore) break;
+      if (at_end_) {
+        reasons_.add(Reason::kUnclosedTrace, fetched_);
+        return Section::kEnd;
       }
-      fetch(text, std::max(kHeadBytes, text.size()));
+      if (unread_.size() > kMaxHeadBytes) {
+        reasons_.add(Reason::kMembersLeftOut, unread_.offset());
+        return Section::kEnd;
+      }
+      fetch(std::max(kHeadBytes, unread_.size()));
     }
-    const std::uint64_t offset = pending_offset_ + found.pos;
-    if (found.status == ContainerStatus::kEvents) {
-      pending_ = text.substr(found.pos);
-      pending_offset_ = offset;
-      return Section::kEvents;
-    }
-    if (found.status == ContainerStatus::kNeedMore) {
-      reasons_.add(Reason::kUnclosedTrace, fetched_);
-    } else if (skip_space(text, found.pos) < text.size()) {
-      reasons_.add(Reason::kTextAfterEnd, offset);
-    }
+    const std::uint64_t end = unread_.offset();
+    if (has_text_left()) reasons_.add(Reason::kTextAfterEnd, end);
     return Section::kEnd;
+  }
+
+  bool has_text_left() {
+    for (;;) {
+      if (skip_space(unread_.view(), 0) < unread_.size()) return true;
+      if (at_end_) return false;
+      unread_.drop(unread_.size());
+      fetch(kHeadBytes);
+    }
   }
 
   // --- the table ---
@@ -295,10 +327,12 @@ class Reader {
                            std::to_string(table_.total_objects) +
                            " objects of which none is an event" + damage_text());
     }
-    assembler_.finish(parsers_.pools(), std::move(members_));
+    assembler_.finish(parsers_.pools(), members_.take());
     table_.text_bytes = fetched_;
     Diagnostics read;
     reasons_.write_to(read);
+    const ReasonText& left_out = text_of(Reason::kMembersLeftOut);
+    read.add(left_out.code, left_out.message, members_.left_out());
     if (source_.damage()) {
       read.add("damaged_stream", *source_.damage() + "; what came before is kept", 1, fetched_);
     }
@@ -313,12 +347,12 @@ class Reader {
   ParserThreads parsers_;
   EventTable table_;
   Assembler assembler_{table_};
-  TopMembers members_;
+  MemberList members_;
   ReasonCounts reasons_;
   std::deque<std::shared_ptr<ParseJob>> queue_;
-  std::string pending_;               ///< text read, but in no job yet
-  std::uint64_t pending_offset_ = 0;  ///< of pending_[0] in the whole text
-  std::string carry_;                 ///< begin of an event that a chunk's end cut in two
+  UnreadText unread_;
+  std::size_t ahead_bytes_;  ///< text that may be in jobs at once
+  std::string carry_;        ///< begin of an event that a chunk's end cut in two
   std::uint64_t carry_offset_ = 0;
   std::uint64_t fetched_ = 0;
   bool at_end_ = false;

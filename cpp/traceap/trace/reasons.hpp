@@ -41,6 +41,7 @@ enum class Reason : std::uint8_t {
   kNotAnObject,
   // The file as a whole.
   kBrokenHeader,
+  kMembersLeftOut,
   kUnclosedTrace,
   kTextAfterEnd,
   kCount
@@ -75,9 +76,14 @@ inline constexpr std::array<ReasonText, static_cast<std::size_t>(Reason::kCount)
     {"event_too_long", "an event longer than the limit was skipped"},
     {"not_an_object", "a member of traceEvents that is no object was skipped"},
     {"broken_header", "the text before traceEvents is no valid JSON; its metadata is lost"},
+    {"members_left_out", "members beside traceEvents above the limits were left out"},
     {"unclosed_trace", "the text ends before the trace is closed"},
     {"text_after_end", "text after the end of the trace was ignored"},
 }};
+
+constexpr const ReasonText& text_of(Reason reason) {
+  return kReasonTexts[static_cast<std::size_t>(reason)];
+}
 
 /// Counts by reason with the first byte offset.
 class ReasonCounts {

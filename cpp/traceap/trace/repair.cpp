@@ -55,10 +55,10 @@ class EventRepair {
   bool in_object() const { return stack_.back() == '{'; }
 
   RepairResult skip() {
-    const std::size_t next = find_event_start(text_, std::max(pos_, start_ + 1));
-    if (next == text_.size() && !final_) return {RepairStatus::kNeedMore, start_};
+    const EventStart next = find_event_start(text_, std::max(pos_, start_ + 1));
+    if (next.match != Match::kYes && !final_) return {RepairStatus::kNeedMore, start_};
     counts_.add(Reason::kUnreadableEvent, base_ + start_);
-    return {RepairStatus::kSkipped, next};
+    return {RepairStatus::kSkipped, next.match == Match::kYes ? next.pos : text_.size()};
   }
 
   void step() {
@@ -397,21 +397,27 @@ class EventRepair {
     while (end < text_.size() &&
            (std::isalnum(static_cast<unsigned char>(text_[end])) || text_[end] == '_'))
       ++end;
-    if (end == text_.size()) return Closing::kNeedMore;
-    return end > pos && text_[skip_space(text_, end)] == ':' ? Closing::kCloses
-                                                             : Closing::kEmbedded;
+    const std::size_t colon = skip_space(text_, end);
+    if (colon == text_.size()) return Closing::kNeedMore;
+    return end > pos && text_[colon] == ':' ? Closing::kCloses : Closing::kEmbedded;
   }
   Closing to_closing(Match match, std::size_t quote, std::size_t opened) const {
     if (match == Match::kYes) return Closing::kCloses;
     if (match == Match::kNeedMore) return Closing::kNeedMore;
     // `"foo, "pid": 1`: this quote opens the next key, the closing one is missing.
-    const std::string_view sofar = trim_space(std::string_view(out_).substr(opened + 1));
-    if (!sofar.empty() && sofar.back() == ',') {
+    if (comma_ends_string(opened)) {
       const Match key = key_follows(quote);
       if (key == Match::kYes) return Closing::kClosedBeforeComma;
       if (key == Match::kNeedMore) return Closing::kNeedMore;
     }
     return Closing::kEmbedded;
+  }
+  /// Is a comma the last character so far of the string that opened there? Looks at no more than
+  /// the white space behind the last quote.
+  bool comma_ends_string(std::size_t opened) const {
+    std::size_t end = out_.size();
+    while (end > opened + 1 && is_json_space(out_[end - 1])) --end;
+    return end > opened + 1 && out_[end - 1] == ',';
   }
   void close_before_comma(std::size_t opened) {
     log(Reason::kLoneQuote);
@@ -449,24 +455,25 @@ Match match_event_start(std::string_view text, std::size_t pos) {
   const std::size_t key = skip_space(text, pos + 1);
   if (key >= text.size()) return Match::kNeedMore;
   if (text[key] != '"') return Match::kNo;
-  const std::size_t end = text.find('"', key + 1);
-  if (end == std::string_view::npos) {
-    return text.size() - key > kLongestEventKey + 1 ? Match::kNo : Match::kNeedMore;
+  const std::string_view longest = text.substr(key + 1, kLongestEventKey + 1);
+  const std::size_t length = longest.find('"');
+  if (length == std::string_view::npos) {
+    return longest.size() > kLongestEventKey ? Match::kNo : Match::kNeedMore;
   }
-  const std::string_view name = text.substr(key + 1, end - key - 1);
+  const std::string_view name = longest.substr(0, length);
   if (std::find(kEventKeys.begin(), kEventKeys.end(), name) == kEventKeys.end()) return Match::kNo;
+  const std::size_t end = key + 1 + length;
   const std::size_t colon = skip_space(text, end + 1);
   if (colon >= text.size()) return Match::kNeedMore;
   return text[colon] == ':' ? Match::kYes : Match::kNo;
 }
 
-std::size_t find_event_start(std::string_view text, std::size_t pos) {
+EventStart find_event_start(std::string_view text, std::size_t pos) {
   for (;;) {
     pos = text.find('{', pos);
-    if (pos == std::string_view::npos) return text.size();
+    if (pos == std::string_view::npos) return {text.size(), Match::kNo};
     const Match match = match_event_start(text, pos);
-    if (match == Match::kYes) return pos;
-    if (match == Match::kNeedMore) return text.size();
+    if (match != Match::kNo) return {pos, match};
     ++pos;
   }
 }

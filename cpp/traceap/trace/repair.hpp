@@ -30,7 +30,12 @@ RepairResult repair_event(std::string_view text, std::size_t pos, bool is_final,
 enum class Match { kNo, kYes, kNeedMore };
 /// Does an event begin at `pos`: '{', then a key that events have?
 Match match_event_start(std::string_view text, std::size_t pos);
-/// First position at or after `pos` where an event begins; text.size() if there is none.
-std::size_t find_event_start(std::string_view text, std::size_t pos);
+/// kYes: the first event at or after `pos` begins there. kNeedMore: perhaps one does, the text ends
+/// before that shows. kNo: there is none, and `pos` is the end of the text.
+struct EventStart {
+  std::size_t pos;
+  Match match;
+};
+EventStart find_event_start(std::string_view text, std::size_t pos);
 
 }  // namespace traceap

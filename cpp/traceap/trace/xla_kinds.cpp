@@ -9,7 +9,6 @@
 
 #include <charconv>
 #include <limits>
-#include <unordered_set>
 
 #include "traceap/base/text.hpp"
 #include "traceap/trace/assemble.hpp"
@@ -48,7 +47,7 @@ std::int32_t device_number(std::string_view process) {
 
 XlaTrack device_track(const Track& track, bool has_streams) {
   const std::string_view thread = track.thread_name;
-  XlaTrack found{Line::kDrawn, device_number(track.process_name), kNoId};
+  XlaTrack found{Line::kDrawn, device_number(track.process_name()), kNoId};
   if (thread.starts_with(kStream)) {
     found.line = Line::kStream;
     found.stream = leading_number(thread.substr(kStream.size())).value_or(kNoId);
@@ -65,18 +64,20 @@ XlaTrack device_track(const Track& track, bool has_streams) {
 
 /// By track; empty unless this is an XLA trace.
 std::vector<XlaTrack> find_xla_tracks(const std::vector<Track>& tracks) {
-  std::unordered_set<std::string_view> with_streams;
+  const std::vector<std::uint32_t> process = number_processes(tracks);
+  std::vector<bool> has_streams(tracks.size());  // by process
   bool any = false;
-  for (const Track& track : tracks) {
-    any = any || contains(track.process_name, kDevice) || contains(track.process_name, kHost);
-    if (track.thread_name.starts_with(kStream)) with_streams.insert(track.pid);
+  for (std::size_t i = 0; i < tracks.size(); ++i) {
+    const std::string_view name = tracks[i].process_name();
+    any = any || contains(name, kDevice) || contains(name, kHost);
+    if (tracks[i].thread_name.starts_with(kStream)) has_streams[process[i]] = true;
   }
   std::vector<XlaTrack> found(any ? tracks.size() : 0);
   for (std::size_t i = 0; i < found.size(); ++i) {
     const Track& track = tracks[i];
-    if (contains(track.process_name, kDevice)) {
-      found[i] = device_track(track, with_streams.contains(track.pid));
-    } else if (contains(track.process_name, kHost)) {
+    if (contains(track.process_name(), kDevice)) {
+      found[i] = device_track(track, has_streams[process[i]]);
+    } else if (contains(track.process_name(), kHost)) {
       found[i].line = Line::kHost;
     }
   }

@@ -3,6 +3,7 @@
 #include <zstd.h>
 #include <zstd_errors.h>
 
+#include <bit>
 #include <new>
 
 #include "traceap/trace/input_buffer.hpp"
@@ -11,8 +12,8 @@ namespace traceap {
 
 namespace {
 
-/// A frame may ask for as much memory as its window. zstd's own default.
-constexpr int kWindowLogMax = 27;
+/// A frame may ask for as much memory as its window. zstd's own limit.
+constexpr std::uint64_t kMaxWindowBytes = std::uint64_t{128} << 20;
 
 enum class Frame { kData, kSkippable, kOld, kNone };
 
@@ -51,7 +52,7 @@ class ZstdText final : public TextSource {
   explicit ZstdText(InputBuffer input)
       : input_(std::move(input)), stream_(ZSTD_createDStream(), &ZSTD_freeDStream) {
     if (!stream_) throw std::bad_alloc();
-    ZSTD_DCtx_setParameter(stream_.get(), ZSTD_d_windowLogMax, kWindowLogMax);
+    ZSTD_DCtx_setParameter(stream_.get(), ZSTD_d_windowLogMax, std::countr_zero(kMaxWindowBytes));
   }
   std::size_t read(char* out, std::size_t size) override {
     ZSTD_outBuffer output{out, size, 0};
@@ -115,7 +116,7 @@ class ZstdText final : public TextSource {
     switch (ZSTD_getErrorCode(code)) {
       case ZSTD_error_frameParameter_windowTooLarge:
         return "its window of " + std::to_string(window_bytes(header_)) +
-               " bytes is above the limit of " + std::to_string(std::uint64_t{1} << kWindowLogMax) +
+               " bytes is above the limit of " + std::to_string(kMaxWindowBytes) +
                "; compress it again without --long or --ultra";
       case ZSTD_error_dictionary_wrong:
         return "it was compressed with a dictionary, which the file does not hold";

@@ -127,8 +127,8 @@ struct Recording : Analysed {
     const ArgReader reader(table, "Input Dims");
     for (Row row = 0; row < table.size(); ++row) {
       if (const auto text_of = reader.text(row)) {
-        dims[row] =
-            static_cast<std::int32_t>(hash_bytes(text_of->data(), text_of->size()) & 0xfffff);
+        static StringPool texts;
+        dims[row] = static_cast<std::int32_t>(texts.intern(*text_of));
       }
     }
   }

@@ -1,3 +1,4 @@
+#include <cstring>
 #include <set>
 #include <string>
 
@@ -69,5 +70,24 @@ TEST_CASE("the hash sees the length and every byte", "[base]") {
       REQUIRE(seen.insert(hash_bytes(text.data(), size)).second);
       c = 'a';
     }
+  }
+}
+
+TEST_CASE("nobody can choose strings that collide", "[base]") {
+  // With constants that everybody knows, a first word equal to one of them makes the hash of all
+  // strings that begin with it the same.
+  constexpr std::uint64_t kOfWyhash[] = {0xa0761d6478bd642f, 0xe7037ed1a0b428db,
+                                         0x8ebc6af09c88c6e3};
+  for (const std::uint64_t word : kOfWyhash) {
+    StringPool pool;
+    constexpr StringId kStrings = 400'000;
+    for (StringId i = 0; i < kStrings; ++i) {
+      char text[16];
+      const std::uint64_t first = word ^ sizeof text, second = i;
+      std::memcpy(text, &first, 8);
+      std::memcpy(text + 8, &second, 8);
+      pool.intern({text, sizeof text});
+    }
+    CHECK(pool.size() == kStrings);
   }
 }
