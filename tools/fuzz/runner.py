@@ -22,8 +22,8 @@ _LIMITS = (f"-max_len={_MAX_INPUT_BYTES}", "-timeout=10", "-rss_limit_mb=2048")
 # Both would take most of the time where a run covers thousands of edges: a search for leaks after
 # each run, and frequencies of all that inputs reach. Leaks are looked for when the program ends.
 _FAST = ("-detect_leaks=0", "-entropic=0")
-# Stacks of allocations cost a tenth of the time, which the command that repeats a finding has. Memory
-# given back is kept for less than a run's worth, so that it stays in the cache: a third of the time.
+# Stacks of allocations cost a tenth of the time; the command that repeats a finding has them.
+# What was given back is kept for about one run, so that it stays in the cache: a third of the time.
 _ASAN = "malloc_context_size=0:quarantine_size_mb=1:thread_local_quarantine_size_kb=64"
 
 
