@@ -32,11 +32,12 @@ class _Filter:
 class TreeView:
     """Reads the tree of one rank; rows are those of `trace.events(rank)`."""
 
-    __slots__ = ("_gpu", "_rank")
+    __slots__ = ("_gpu", "_rank", "_streams")
 
     def __init__(self, rank: RankTrace) -> None:
         self._rank = rank
         self._gpu: tuple[Array, Array] | None = None
+        self._streams: Array | None = None
 
     @property
     def core(self) -> _core.EventTree:
@@ -172,7 +173,9 @@ class TreeView:
         return f"  [GPU {format_ns(time_ns)}, {events} event{'s' if events != 1 else ''}]"
 
     def _stream(self, row: int) -> str:
-        stream = int(self._rank.table.stream[row])
+        if self._streams is None:
+            self._streams = self._rank.table.stream
+        stream = int(self._streams[row])
         return f"  stream {stream}" if stream != _core.NO_ID else ""
 
 

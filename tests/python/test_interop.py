@@ -40,13 +40,17 @@ def ranks(tmp_path: Path) -> ttap.Trace:
 
 def test_columns_are_read_only_views_of_the_core(trace: ttap.Trace) -> None:
     table = trace.rank().table
-    for name in ("ts_ns", "dur_ns", "name", "kind", "phase", "stream", "correlation"):
+    for name in ("ts_ns", "dur_ns", "name", "kind", "phase", "track"):
         column = getattr(table, name)
         assert column.base is table
         assert not column.flags.writeable
         assert not column.flags.owndata
         with pytest.raises(ValueError, match="read-only"):
             column[0] = 0
+    for name in ("category", "device", "stream", "correlation", "external_id"):
+        column = getattr(table, name)  # widened, so it is made anew
+        assert not column.flags.writeable
+        assert np.array_equal(column, getattr(table, name))
     again = table.ts_ns
     assert again.__array_interface__["data"] == table.ts_ns.__array_interface__["data"]
     assert trace.events()["ts_ns"].__array_interface__["data"] == again.__array_interface__["data"]
@@ -144,7 +148,7 @@ def test_events_reach_arrow_with_types_and_nulls(trace: ttap.Trace) -> None:
 
 def test_int64_columns_reach_arrow_without_a_copy(trace: ttap.Trace) -> None:
     table = pa.table(trace.events())
-    for name in ("ts_ns", "dur_ns", "stream", "correlation", "external_id", "name"):
+    for name in ("ts_ns", "dur_ns", "name"):
         buffer = table[name].chunk(0).buffers()[1]
         column = getattr(trace.rank().table, name)
         assert buffer.address == column.__array_interface__["data"][0]

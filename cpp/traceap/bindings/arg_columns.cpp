@@ -1,5 +1,7 @@
 #include "traceap/bindings/arg_columns.hpp"
 
+#include "traceap/base/interrupt.hpp"
+
 namespace traceap::bindings {
 
 namespace {
@@ -37,6 +39,7 @@ TextColumn read_text_column(const EventTable& table, std::string_view key) {
   const ArgReader reader(table, key);
   TextColumn column{StringPool(), std::vector<StringId>(table.size(), kNoString)};
   for (Row row = 0; row < table.size(); ++row) {
+    poll_interrupt();
     if (const auto text = reader.text(row)) column.ids[row] = column.texts.intern(*text);
   }
   return column;
@@ -61,7 +64,8 @@ class TextCoder {
       if (known == kUnknown) known = code_of_text(row);
       return known;
     }
-    source_.assign(reinterpret_cast<const char*>(&template_id_[row]), sizeof(std::uint32_t));
+    const StringId id = template_id_[row];
+    source_.assign(reinterpret_cast<const char*>(&id), sizeof id);
     source_ += *packed;
     const StringId source = sources_.intern(source_);
     if (source == codes_.size()) codes_.push_back(code_of_text(row));
@@ -77,7 +81,7 @@ class TextCoder {
     return text ? static_cast<std::int32_t>(texts_.intern(*text)) : -1;
   }
 
-  const std::vector<std::uint32_t>& template_id_;
+  const NarrowColumn<StringId, kNoString>& template_id_;
   ArgReader reader_;
   std::vector<std::int32_t> constant_;  ///< by template: code of a value without slots
   StringPool texts_, sources_;

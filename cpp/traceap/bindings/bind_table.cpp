@@ -4,6 +4,7 @@
 #include "traceap/bindings/codes.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
+#include "traceap/bindings/interrupt.hpp"
 
 namespace traceap::bindings {
 namespace {
@@ -86,17 +87,25 @@ void bind_table_columns(TableClass& table) {
   column("ts_ns", &EventTable::ts_ns, "int64 [n]: start; 0 without HAS_TIME.");
   column("dur_ns", &EventTable::dur_ns, "int64 [n]: duration; 0 without HAS_DURATION.");
   column("name", &EventTable::name, "uint32 [n]: index in strings.");
-  column("category", &EventTable::category, "uint32 [n]: index in strings, or NO_STRING.");
   column("kind", &EventTable::kind, "uint8 [n]: EventKind.");
   column("phase", &EventTable::phase, "uint8 [n]: the phase letter's code.");
   column("flags", &EventTable::flags, "uint8 [n]: HAS_TIME | HAS_DURATION | ...");
   table.def_property_readonly("complete", complete_rows,
                               "bool [n]: the event has a start and a duration; a new array.");
   column("track", &EventTable::track, "uint32 [n]: index in tracks.");
-  column("device", &EventTable::device, "int32 [n]: args.device, -1 if absent.");
-  column("stream", &EventTable::stream, "int64 [n]: args.stream, or NO_ID.");
-  column("correlation", &EventTable::correlation, "int64 [n]: args.correlation, or NO_ID.");
-  column("external_id", &EventTable::external_id, "int64 [n]: args['External id'], or NO_ID.");
+  // Narrow in the core, so that these are made anew.
+  const auto narrow = [&](const char* name, auto member, const char* doc) {
+    table.def_property_readonly(
+        name, [member](const EventTable& self) { return adopt((self.*member).values()); }, doc);
+  };
+  narrow("category", &EventTable::category,
+         "uint32 [n]: index in strings, or NO_STRING; a new array.");
+  narrow("device", &EventTable::device, "int32 [n]: args.device, -1 if absent; a new array.");
+  narrow("stream", &EventTable::stream, "int64 [n]: args.stream, or NO_ID; a new array.");
+  narrow("correlation", &EventTable::correlation,
+         "int64 [n]: args.correlation, or NO_ID; a new array.");
+  narrow("external_id", &EventTable::external_id,
+         "int64 [n]: args['External id'], or NO_ID; a new array.");
 }
 
 using Metadata = py::typing::List<py::typing::Tuple<py::str, py::str>>;
@@ -151,7 +160,7 @@ IntsAndMask int_column(const EventTable& table, const std::string& key,
   const RowChoice wanted = chosen(table, rows);
   IntColumn column;
   {
-    py::gil_scoped_release release;
+    const Unlocked unlocked;
     column = read_int_column(table, key, wanted);
   }
   const py::object valid = adopt(std::move(column.valid)).attr("view")("bool");
@@ -162,7 +171,7 @@ using TextsOrNone = py::typing::List<py::typing::Optional<py::str>>;
 TextsOrNone text_column(const EventTable& table, const std::string& key) {
   TextColumn column;
   {
-    py::gil_scoped_release release;
+    const Unlocked unlocked;
     column = read_text_column(table, key);
   }
   const TextList texts = to_list(column.texts);
@@ -180,7 +189,7 @@ CodesAndTexts text_codes(const EventTable& table, const std::string& key,
   const RowChoice wanted = chosen(table, rows);
   TextCodes column;
   {
-    py::gil_scoped_release release;
+    const Unlocked unlocked;
     column = read_text_codes(table, key, wanted);
   }
   return py::make_tuple(adopt(std::move(column.codes)), to_list(column.texts));

@@ -129,6 +129,19 @@ Span find_member(std::string_view text, std::size_t pos, std::string_view key) {
 
 }  // namespace
 
+PackedValues::PackedValues(const EventTable& table)
+    : table_(&table), kinds_(table.args.templates.size()) {}
+
+std::span<const std::uint8_t> PackedValues::operator[](Row row) const {
+  const StringId id = table_->args.template_id[row];
+  std::optional<std::string>& kinds = kinds_[id];
+  if (!kinds) kinds = packed_kinds(table_->args.templates[id]);
+  const std::uint8_t* begin = packed_begin(*table_, row);
+  const std::uint8_t* end = begin;
+  skip_packed(end, *kinds);
+  return {begin, end};
+}
+
 std::string event_json(const EventTable& table, Row row) {
   std::string out;
   const std::uint8_t* p = packed_begin(table, row);

@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "traceap/base/ids.hpp"
+#include "traceap/base/narrow_column.hpp"
 #include "traceap/base/string_pool.hpp"
 #include "traceap/table/diagnostics.hpp"
 #include "traceap/table/event_kind.hpp"
@@ -51,9 +53,9 @@ struct Track {
 /// left repeats; it is interned, and an event costs one id plus its packed integers. The text of
 /// an event can be rebuilt from template, columns and integers: nothing is lost.
 struct ArgStore {
-  std::vector<std::uint32_t> template_id;    ///< per row
-  std::vector<std::uint32_t> values_offset;  ///< per row: where its integers begin in `values`
-  std::vector<std::uint8_t> values;          ///< zig-zag LEB128 integers, or length + number text
+  NarrowColumn<StringId, kNoString> template_id;  ///< per row
+  std::vector<std::uint32_t> values_offset;       ///< per row: where its integers begin in `values`
+  std::vector<std::uint8_t> values;  ///< zig-zag LEB128 integers, or length + number text
   StringPool templates;
 };
 
@@ -87,18 +89,18 @@ struct DistributedInfo {
 /// Invariants: all columns have size() entries; rows are sorted by (ts_ns, longer first), ties by
 /// content and never by place in the file; events without a time come first with ts_ns 0.
 struct EventTable {
-  std::vector<std::int64_t> ts_ns;   ///< start, trace clock; 0 without kHasTime
-  std::vector<std::int64_t> dur_ns;  ///< >= 0; 0 without kHasDuration
-  std::vector<StringId> name;        ///< in `strings`
-  std::vector<StringId> category;    ///< in `strings`; kNoString if absent
+  std::vector<std::int64_t> ts_ns;             ///< start, trace clock; 0 without kHasTime
+  std::vector<std::int64_t> dur_ns;            ///< >= 0; 0 without kHasDuration
+  std::vector<StringId> name;                  ///< in `strings`
+  NarrowColumn<StringId, kNoString> category;  ///< in `strings`; kNoString if absent
   std::vector<EventKind> kind;
   std::vector<char> phase;
-  std::vector<std::uint8_t> flags;        ///< EventFlag bits
-  std::vector<TrackId> track;             ///< in `tracks`
-  std::vector<std::int32_t> device;       ///< args.device (GPU rows); -1 if absent
-  std::vector<std::int64_t> stream;       ///< args.stream; kNoId if absent
-  std::vector<std::int64_t> correlation;  ///< args.correlation; kNoId if absent
-  std::vector<std::int64_t> external_id;  ///< args["External id"]; kNoId if absent
+  std::vector<std::uint8_t> flags;                ///< EventFlag bits
+  std::vector<TrackId> track;                     ///< in `tracks`
+  NarrowColumn<std::int32_t, -1> device;          ///< args.device (GPU rows); -1 if absent
+  NarrowColumn<std::int64_t, kNoId> stream;       ///< args.stream; kNoId if absent
+  NarrowColumn<std::int64_t, kNoId> correlation;  ///< args.correlation; kNoId if absent
+  NarrowColumn<std::int64_t, kNoId> external_id;  ///< args["External id"]; kNoId if absent
   ArgStore args;
 
   StringPool strings;  ///< names and categories, unescaped UTF-8
@@ -128,6 +130,17 @@ struct EventTable {
 std::string event_json(const EventTable& table, Row row);
 /// JSON text of its `args` object ("{}" if it has none).
 std::string args_json(const EventTable& table, Row row);
+
+/// The packed values of whole rows; which a template has is found once. Not thread-safe.
+class PackedValues {
+ public:
+  explicit PackedValues(const EventTable& table);
+  std::span<const std::uint8_t> operator[](Row row) const;
+
+ private:
+  const EventTable* table_;
+  mutable std::vector<std::optional<std::string>> kinds_;  ///< by template
+};
 
 /// Reads one key of `args` for many rows: the key's place is found once per template.
 /// The hot keys device, stream, correlation and External id are found too. Not thread-safe.

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "traceap/base/error.hpp"
+#include "traceap/base/interrupt.hpp"
 #include "traceap/table/json_text.hpp"
 
 namespace traceap {
@@ -72,9 +73,17 @@ std::vector<IdMaps> merge_pools(const std::vector<const ParserPools*>& pools, Ev
 }
 
 /// Replaces ids of [begin, end) by what `map` gives for them; kNoString stays.
+void renumber(NarrowColumn<StringId, kNoString>& column, Row begin, Row end,
+              const std::vector<std::uint32_t>& map) {
+  for (Row r = begin; r < end; ++r) {
+    poll_interrupt();
+    if (column[r] != kNoString) column.set(r, map[column[r]]);
+  }
+}
 void renumber(std::vector<std::uint32_t>& column, Row begin, Row end,
               const std::vector<std::uint32_t>& map) {
   for (Row r = begin; r < end; ++r) {
+    poll_interrupt();
     if (column[r] != kNoString) column[r] = map[column[r]];
   }
 }
@@ -84,6 +93,7 @@ void classify(EventTable& t) {
   std::vector<bool> known(t.strings.size());
   t.kind.resize(t.size());
   for (Row r = 0; r < t.size(); ++r) {
+    poll_interrupt();
     const bool slice = t.phase[r] == 'X' || t.phase[r] == 'B' || t.phase[r] == 'E';
     const StringId c = t.category[r];
     if (!slice || c == kNoString) {
@@ -107,6 +117,7 @@ class TimeKeys {
     std::int64_t lowest = std::numeric_limits<std::int64_t>::max(), highest = 0;
     bool any = false;
     for (Row r = 0; r < t.size(); ++r) {
+      poll_interrupt();
       if (!(t.flags[r] & kHasTime)) continue;
       lowest = std::min(lowest, t.ts_ns[r]);
       highest = any ? std::max(highest, t.ts_ns[r]) : t.ts_ns[r];
@@ -139,6 +150,7 @@ std::vector<Row> order_by_time(const EventTable& t, const TimeKeys& key) {
   for (unsigned shift = 0; shift < 64 && (key.range() >> shift) != 0; shift += kBits) {
     std::array<std::uint32_t, (1U << kBits) + 1> begin{};
     constexpr std::uint64_t kMask = (1U << kBits) - 1;
+    poll_interrupt_now();
     for (const Row r : order) ++begin[((key[r] >> shift) & kMask) + 1];
     for (std::size_t b = 1; b < begin.size(); ++b) begin[b] += begin[b - 1];
     for (const Row r : order) next[begin[(key[r] >> shift) & kMask]++] = r;
@@ -204,6 +216,7 @@ class ContentOrder {
 void order_ties(const EventTable& t, const TimeKeys& key, std::vector<Row>& order) {
   const ContentOrder less(t);
   for (std::size_t begin = 0; begin < order.size();) {
+    poll_interrupt();
     std::size_t end = begin + 1;
     while (end < order.size() && key[order[end]] == key[order[begin]]) ++end;
     if (end - begin > 1) {
@@ -221,21 +234,17 @@ void permute(std::vector<T>& column, const std::vector<Row>& order) {
   column.swap(sorted);
 }
 
+template <class T, T kAbsent>
+void permute(NarrowColumn<T, kAbsent>& column, const std::vector<Row>& order) {
+  column = column.pick(order);
+}
+
 void permute_columns(EventTable& t, const std::vector<Row>& order) {
-  permute(t.ts_ns, order);
-  permute(t.dur_ns, order);
-  permute(t.name, order);
-  permute(t.category, order);
-  permute(t.kind, order);
-  permute(t.phase, order);
-  permute(t.flags, order);
-  permute(t.track, order);
-  permute(t.device, order);
-  permute(t.stream, order);
-  permute(t.correlation, order);
-  permute(t.external_id, order);
-  permute(t.args.template_id, order);
-  permute(t.args.values_offset, order);
+  const auto each = [&](auto&... columns) {
+    ((poll_interrupt_now(), permute(columns, order)), ...);
+  };
+  each(t.ts_ns, t.dur_ns, t.name, t.category, t.kind, t.phase, t.flags, t.track, t.device, t.stream,
+       t.correlation, t.external_id, t.args.template_id, t.args.values_offset);
 }
 
 // --- B and E ------------------------------------------------------------------------------------
@@ -290,6 +299,7 @@ void match_begin_end(EventTable& t, const TimeKeys& key, std::vector<Row>& order
   order_ties(t, key, order);
   BeginEndMatcher matcher(t);
   for (const Row r : order) {
+    poll_interrupt();
     if (t.flags[r] & kHasTime) matcher.add(r);
   }
   matcher.finish();
@@ -302,6 +312,11 @@ namespace {
 template <class T>
 void append(std::vector<T>& to, const std::vector<T>& from) {
   to.insert(to.end(), from.begin(), from.end());
+}
+
+template <class T, T kAbsent>
+void append(NarrowColumn<T, kAbsent>& to, const std::vector<T>& from) {
+  to.append(from);
 }
 
 }  // namespace
@@ -347,6 +362,7 @@ void Assembler::finish(const std::vector<const ParserPools*>& pools, TopMembers 
   const std::vector<IdMaps> maps = merge_pools(pools, t);
   Row begin = 0;
   for (const auto& [end, parser] : ranges_) {
+    poll_interrupt_now();
     renumber(t.name, begin, end, maps[parser].names);
     renumber(t.category, begin, end, maps[parser].names);
     renumber(t.track, begin, end, maps[parser].tracks);

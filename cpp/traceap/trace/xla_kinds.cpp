@@ -10,6 +10,7 @@
 #include <charconv>
 #include <limits>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/text.hpp"
 #include "traceap/trace/assemble.hpp"
 
@@ -149,14 +150,16 @@ void classify_xla_events(EventTable& table) {
   if (tracks.empty()) return;
   const XlaArgs args(table);
   for (Row row = 0; row < table.size(); ++row) {
+    poll_interrupt();
     const bool slice = table.phase[row] == 'X' || table.phase[row] == 'B';
     if (!slice || table.category[row] != kNoString) continue;
     const XlaTrack& track = tracks[table.track[row]];
     table.kind[row] = kind_on(track.line, args, row);
-    if (table.device[row] < 0) table.device[row] = track.device;
-    if (table.stream[row] == kNoId) table.stream[row] = track.stream;
+    if (table.device[row] < 0) table.device.set(row, track.device);
+    if (table.stream[row] == kNoId) table.stream.set(row, track.stream);
     const bool linked = track.line == Line::kHost || track.line == Line::kStream;
-    if (linked && table.correlation[row] == kNoId) table.correlation[row] = args.correlation(row);
+    if (linked && table.correlation[row] == kNoId)
+      table.correlation.set(row, args.correlation(row));
   }
 }
 

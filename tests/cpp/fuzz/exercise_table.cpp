@@ -65,7 +65,8 @@ void check_key(const EventTable& table, std::string_view key) {
 
 void check_groups(const EventTable& table) {
   std::vector<std::int64_t> names(table.name.begin(), table.name.end());
-  const std::array<std::span<const std::int64_t>, 2> keys{names, table.stream};
+  const std::vector<std::int64_t> streams = table.stream.values();
+  const std::array<std::span<const std::int64_t>, 2> keys{names, streams};
   const RowGroups groups = group_rows(keys);
   check(groups.rows.size() == table.size(), "every row is in a group");
   const std::vector<double> values(table.dur_ns.begin(), table.dur_ns.end());

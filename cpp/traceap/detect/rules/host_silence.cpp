@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/detect/queries/compile.hpp"
 #include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/stalls.hpp"
@@ -22,21 +23,31 @@ bool is_loader_range(std::string_view name) { return contains(name, "enumerate(D
 /// When does a host row prove that the host works? API calls and operators do. A range around code
 /// (annotations, Python frames, legacy ranges written as operators) does not, unless nothing is
 /// recorded inside it and it therefore stands for work itself.
+///
+/// Rows inside each other come one behind the other: joining each to the last one keeps few.
 std::vector<Interval> host_activity(const Signals& signals) {
   const EventTable& table = signals.table;
   const EventTree& tree = signals.tree;
   const LazyNames is_operator(table, is_operator_name);
   const LazyNames is_loader(table, is_loader_range);
   std::vector<Interval> active;
+  const auto add = [&](Row r) {
+    const Interval time = signals.on_gpu_clock(interval_of(table, r));
+    const bool joins = !active.empty() && active.back().start_ns <= time.start_ns &&
+                       time.start_ns <= active.back().end_ns;
+    if (!joins) return active.push_back(time);
+    active.back().end_ns = std::max(active.back().end_ns, time.end_ns);
+  };
   for (Row r : tree.host_rows) {
+    poll_interrupt();
     const bool works =
         is_api_call(table.kind[r]) || is_loader(r) ||
         (table.kind[r] == EventKind::kCpuOp && (is_operator(r) || subtree_rows(tree, r).empty()));
-    if (works) active.push_back(signals.on_gpu_clock(interval_of(table, r)));
+    if (works) add(r);
   }
   const CompileRanges compiles = find_compile_ranges(signals);
   for (const auto* rows : {&compiles.first, &compiles.again}) {
-    for (Row r : *rows) active.push_back(signals.on_gpu_clock(interval_of(table, r)));
+    for (Row r : *rows) add(r);
   }
   return active;
 }

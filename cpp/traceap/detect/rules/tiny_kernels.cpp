@@ -25,15 +25,15 @@ struct Gap {
   std::int64_t interval_ns;  ///< from the launch before to this kernel's launch
 };
 
-/// Start of the launch before, per launch call on the same thread; kNoId for the first.
-std::vector<std::int64_t> previous_launch_ns(const Signals& signals) {
+/// By row: the launch before a launch call on the same thread; kNoRow for the first.
+std::vector<Row> previous_launches(const Signals& signals) {
   const EventTable& table = signals.table;
-  std::vector<std::int64_t> last(table.tracks.size(), kNoId);
-  std::vector<std::int64_t> previous(table.size(), kNoId);
+  std::vector<Row> last(table.tracks.size(), kNoRow);
+  std::vector<Row> previous(table.size(), kNoRow);
   for (Row r : signals.api_rows) {
     if (!is_launch(signals.api(r))) continue;
     previous[r] = last[table.track[r]];
-    last[table.track[r]] = table.ts_ns[r];
+    last[table.track[r]] = r;
   }
   return previous;
 }
@@ -42,7 +42,7 @@ std::vector<std::int64_t> previous_launch_ns(const Signals& signals) {
 class GapFinder {
  public:
   explicit GapFinder(const Signals& signals)
-      : signals_(signals), previous_launch_(previous_launch_ns(signals)) {}
+      : signals_(signals), previous_launch_(previous_launches(signals)) {}
 
   /// Runs of at least kMinRun launch-bound gaps, one behind the other.
   std::vector<Gap> find() const {
@@ -59,9 +59,10 @@ class GapFinder {
       const bool gap_before = busy_until_ns != kNoId && kernel.start_ns > busy_until_ns;
       if (gap_before && tiny && tiny_before && is_launch_bound(r, busy_until_ns)) {
         const Row launch = signals_.tree.launch[r];
-        run.push_back({{busy_until_ns, kernel.start_ns},
-                       r,
-                       signals_.table.ts_ns[launch] - previous_launch_[launch]});
+        run.push_back(
+            {{busy_until_ns, kernel.start_ns},
+             r,
+             signals_.table.ts_ns[launch] - signals_.table.ts_ns[previous_launch_[launch]]});
       } else if (gap_before || !tiny) {
         flush();
       }
@@ -82,12 +83,13 @@ class GapFinder {
     if (signals_.api(launch) != ApiClass::kKernelLaunch) return false;
     if (table.ts_ns[kernel] - gap_start_ns > kMaxGapNs) return false;
     if (signals_.on_gpu_clock(interval_of(table, launch)).end_ns < gap_start_ns) return false;
-    const std::int64_t before = previous_launch_[launch];
-    return before != kNoId && table.ts_ns[launch] - before > table.dur_ns[kernel];
+    const Row before = previous_launch_[launch];
+    if (before == kNoRow) return false;
+    return table.ts_ns[launch] - table.ts_ns[before] > table.dur_ns[kernel];
   }
 
   const Signals& signals_;
-  std::vector<std::int64_t> previous_launch_;
+  std::vector<Row> previous_launch_;
 };
 
 Finding detect(const Signals& signals) {
