@@ -17,13 +17,17 @@ class RankTrace:
 
     __slots__ = ("path", "rank", "remember", "table", "world_size")
 
-    def __init__(self, table: _core.EventTable, rank: int | None) -> None:
+    def __init__(
+        self, table: _core.EventTable, rank: int | None, tree: _core.EventTree | None = None
+    ) -> None:
         self.path: str = table.path
         self.rank = rank
         self.world_size: int | None = table.world_size
         self.table = table
         self.remember = Memory()
         """What several tables need of the rank."""
+        if tree is not None:
+            self.remember("tree", lambda: tree)
 
     @property
     def tree(self) -> _core.EventTree:

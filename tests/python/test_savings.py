@@ -218,7 +218,7 @@ def test_a_trace_that_cannot_be_replayed_is_no_error(
     def fail(trace: ttap.Trace) -> None:
         raise ttap.errors.SchemaError("ranks disagree")
 
-    monkeypatch.setattr(module, "SimulatedRun", fail)
+    monkeypatch.setattr(module, "simulated_run", fail)
     saving = saving_of(loader(write_trace))
     assert saving.method == "bound"
     assert saving.note == "the run can't be replayed: ranks disagree"

@@ -3,6 +3,8 @@
 #include "traceap/bindings/arg_columns.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
+#include "traceap/bindings/interrupt.hpp"
+#include "traceap/tree/excerpt.hpp"
 
 namespace traceap::bindings {
 namespace {
@@ -136,6 +138,21 @@ std::shared_ptr<BoundTree> build(const TablePtr& table, std::int64_t overlap_tol
   return std::make_shared<BoundTree>(BoundTree{table, build_tree(*table, options)});
 }
 
+using ExcerptOut = py::typing::Tuple<TablePtr, std::shared_ptr<BoundTree>>;
+ExcerptOut excerpt(const TablePtr& table, const BoundTree& tree, std::int64_t start_ns,
+                   std::int64_t end_ns) {
+  const EventTree& whole = tree_of(table, tree);
+  TablePtr part;
+  std::shared_ptr<BoundTree> links;
+  {
+    const Unlocked unlocked;
+    Excerpt taken = take_excerpt(*table, whole, {start_ns, end_ns});
+    part = std::make_shared<EventTable>(std::move(taken.table));
+    links = std::make_shared<BoundTree>(BoundTree{part, std::move(taken.tree)});
+  }
+  return py::make_tuple(part, links);
+}
+
 }  // namespace
 
 void bind_tree(py::module_& module) {
@@ -147,7 +164,11 @@ void bind_tree(py::module_& module) {
   bind_tree_members(tree);
   module.def("build_tree", build, py::arg("table"), py::kw_only(),
              py::arg("overlap_tolerance_ns") = TreeOptions().overlap_tolerance_ns,
-             py::call_guard<py::gil_scoped_release>(), "Links the rows of a table.");
+             py::call_guard<Unlocked>(), "Links the rows of a table.");
+  module.def(
+      "excerpt", excerpt, py::arg("table"), py::arg("tree"), py::arg("start_ns"), py::arg("end_ns"),
+      "The rows that lie inside a stretch of time (host clock), with the GPU events launched "
+      "there, as a table and tree of their own.");
 }
 
 }  // namespace traceap::bindings

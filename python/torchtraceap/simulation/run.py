@@ -80,6 +80,8 @@ class SimulatedRun:
         explicit_only: Leave out dependencies that rest on times alone.
         dependencies: By rank number, the `gpu_dependencies` of its linked execution trace: what
             each GPU event really needs.
+        notes: What else a person should know of the run.
+        stands_for: How many times as long the whole is, where the trace is a stretch without steps.
     """
 
     def __init__(
@@ -88,14 +90,17 @@ class SimulatedRun:
         *,
         explicit_only: bool = False,
         dependencies: Mapping[int | None, ColumnTable] | None = None,
+        notes: Sequence[str] = (),
+        stands_for: float = 1.0,
     ) -> None:
         scope = join_ranks(trace)
         self.trace = trace
+        self.stands_for = stands_for
         self.remember = Memory()
         """What several edits need of the run."""
         self.ranks: tuple[RankTrace, ...] = tuple(scope.parts)
         """Those whose clocks can be compared; ranks that share no collective are left out."""
-        self.notes: list[str] = scope.notes
+        self.notes: list[str] = [*notes, *scope.notes]
         self.places: list[int] = scope.places
         """Index of each in the trace."""
         self.meetings: _core.Meetings | None = scope.meetings

@@ -18,6 +18,7 @@ from torchtraceap.errors import TraceError
 from torchtraceap.ranks import Ranks
 from torchtraceap.results import Finding, PlannedFix, ReplayCheck, Saving
 from torchtraceap.simulation.edits.base import EditedGraph, NotApplicableError
+from torchtraceap.simulation.excerpt import simulated_run
 from torchtraceap.simulation.registry import edits_by_finding, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import TRUSTED_ERROR, EditOutcome, Simulation
@@ -57,7 +58,7 @@ def _simulate(trace: Ranks, findings: Sequence[Finding]) -> Outlook:
         return _only_bounds(findings, _NO_EDIT)
     if not any(len(rank.tree.gpu_rows) for rank in trace.ranks):
         return _only_bounds(findings, "there is no GPU work to replay")
-    run = SimulatedRun(trace)
+    run = simulated_run(trace)
     tried = _Edits(run)
     chosen = {finding.type: tried.choose(finding) for finding in findings}
     edits = {edit.name: edit for edit in chosen.values() if isinstance(edit, _Applied)}

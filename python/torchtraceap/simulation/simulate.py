@@ -31,6 +31,7 @@ from torchtraceap.simulation.edits.base import (
     NotApplicableError,
     joined,
 )
+from torchtraceap.simulation.excerpt import simulated_run
 from torchtraceap.simulation.registry import default_edits, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns, format_share
@@ -100,7 +101,7 @@ def simulate(trace: Ranks, edits: Iterable[str | Edit] | None = None) -> Simulat
             fix that needs no decision. A name that is unknown or does not apply is said in the
             outcome's note.
     """
-    return Simulation(SimulatedRun(trace), default_edits() if edits is None else tuple(edits))
+    return Simulation(simulated_run(trace), default_edits() if edits is None else tuple(edits))
 
 
 class Simulation:
@@ -150,12 +151,12 @@ class Simulation:
     @cached_property
     def measured_ns(self) -> int:
         """Median of the steps."""
-        return _median([step.measured_ns for step in self.steps])
+        return round(self.run.stands_for * _median([step.measured_ns for step in self.steps]))
 
     @cached_property
     def replayed_ns(self) -> int:
         """Median of the steps, without anything that only the measured run knew."""
-        return _median([step.replayed_ns for step in self.steps])
+        return round(self.run.stands_for * _median([step.replayed_ns for step in self.steps]))
 
     @cached_property
     def replay_error(self) -> float:

@@ -1,0 +1,21 @@
+#pragma once
+// A stretch of a trace as a small trace of its own.
+
+#include "traceap/base/intervals.hpp"
+#include "traceap/table/event_table.hpp"
+#include "traceap/tree/event_tree.hpp"
+
+namespace traceap {
+
+struct Excerpt {
+  EventTable table;
+  EventTree tree;
+};
+
+/// The rows that lie inside `window` (host clock) with the GPU events that were launched there, in
+/// the same order under new numbers. Everything that the tree says about them is as in the whole
+/// trace (phases, launches, steps, warm-up); links to rows outside are gone. Tracks and streams
+/// keep their numbers, top-level metadata is left out. O(rows of the trace).
+Excerpt take_excerpt(const EventTable& table, const EventTree& tree, Interval window);
+
+}  // namespace traceap

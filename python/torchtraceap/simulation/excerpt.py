@@ -1,0 +1,104 @@
+"""`simulated_run`: the run that savings are simulated on.
+
+Note [Excerpt]: a graph with its replays takes more memory than the trace, and steps repeat. So of a
+trace with more than `MOST_EVENTS` events the steps in the middle are simulated, as many as hold
+that many events but never fewer than `LEAST_STEPS`: times are per step anyway. Where no steps are
+marked, a stretch in the middle stands for the whole and savings are scaled to it. Simulated as a
+whole are ranks whose steps have different names, several ranks without steps, and a trace of which
+some steps are marked and some are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.aliases import Array
+from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.units import format_ns
+
+__all__ = ["LEAST_STEPS", "MOST_EVENTS", "simulated_run"]
+
+MOST_EVENTS = 120_000
+LEAST_STEPS = 8
+
+
+def simulated_run(
+    trace: Ranks, *, most_events: int = MOST_EVENTS, least_steps: int = LEAST_STEPS
+) -> SimulatedRun:
+    """The run as a graph, or an excerpt of it. See Note [Excerpt]."""
+    if sum(len(rank.table) for rank in trace.ranks) <= most_events:
+        return SimulatedRun(trace)
+    names = [[step.name for step in rank.tree.steps] for rank in trace.ranks]
+    marked = [step.row is not None for rank in trace.ranks for step in rank.tree.steps]
+    if marked and all(marked) and all(other == names[0] for other in names):
+        return _some_steps(trace, names[0], most_events, least_steps)
+    if not any(marked) and len(trace.ranks) == 1:
+        return _a_stretch(trace, most_events)
+    return SimulatedRun(trace)
+
+
+def _some_steps(trace: Ranks, names: Sequence[str], most: int, least: int) -> SimulatedRun:
+    events = np.sum([_events_by_step(rank) for rank in trace.ranks], axis=0)
+    first, last = _middle(events, most, least)
+    if last - first == len(names):
+        return SimulatedRun(trace)
+    bounds = [
+        (rank.tree.steps[first].start_ns, rank.tree.steps[last - 1].end_ns) for rank in trace.ranks
+    ]
+    note = (
+        f"Simulated on {last - first} of {len(names)} steps, those in the middle "
+        f"({names[first]} to {names[last - 1]}): the whole would take more memory than the trace."
+    )
+    return SimulatedRun(_excerpt(trace, bounds), notes=[note])
+
+
+def _events_by_step(rank: RankTrace) -> Array:
+    """int64 `[steps]`: events that start in each."""
+    starts = [step.start_ns for step in rank.tree.steps]
+    ends = [step.end_ns for step in rank.tree.steps]
+    times = rank.table.ts_ns
+    found: Array = np.searchsorted(times, ends) - np.searchsorted(times, starts)
+    return found
+
+
+def _middle(events: Array, most: int, least: int) -> tuple[int, int]:
+    """Of steps the range around the middle that holds at most so many events, or `least` steps."""
+    first, last = len(events) // 2, len(events) // 2
+    held = 0
+    while last - first < len(events):
+        forward = first == 0 or (last < len(events) and (last - first) % 2 == 0)
+        held += int(events[last] if forward else events[first - 1])
+        if held > most and last - first >= least:
+            break
+        first, last = (first, last + 1) if forward else (first - 1, last)
+    return first, last
+
+
+def _a_stretch(trace: Ranks, most: int) -> SimulatedRun:
+    rank = trace.ranks[0]
+    times = rank.table.ts_ns
+    begin = (len(times) - most) // 2
+    bounds = int(times[begin]), int(times[begin + most])
+    length_ns = bounds[1] - bounds[0]
+    if length_ns <= 0:
+        return SimulatedRun(trace)
+    note = (
+        f"Simulated on {format_ns(length_ns)} in the middle, of {format_ns(rank.profiled_ns)}, and "
+        "scaled: the whole would take more memory than the trace."
+    )
+    return SimulatedRun(
+        _excerpt(trace, [bounds]), notes=[note], stands_for=rank.profiled_ns / length_ns
+    )
+
+
+def _excerpt(trace: Ranks, bounds: Sequence[tuple[int, int]]) -> Ranks:
+    """`bounds`: start and end for each rank, ns."""
+    ranks = []
+    for whole, (start_ns, end_ns) in zip(trace.ranks, bounds, strict=True):
+        table, tree = _core.excerpt(whole.table, whole.tree, start_ns, end_ns)
+        ranks.append(RankTrace(table, whole.rank, tree))
+    return Ranks(ranks)
