@@ -35,7 +35,7 @@ CPP_THIRD_PARTY: dict[str, str] = {
     r"(xtensor|xtl)/.*": "features",
     r"pybind11/.*": "bindings",
 }
-STANDARD = re.compile(r"[a-z_0-9]+|(sys/\w+|unistd|fcntl|immintrin)\.h")
+STANDARD = re.compile(r"[a-z_0-9]+|(sys/\w+|unistd|fcntl|malloc|immintrin)\.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 # Python module or package -> its siblings that it may import, at module level and in functions;
@@ -51,14 +51,14 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "kernel_names": set(),
     "remember": set(),
     "rendering": set(),
-    "threads": set(),
+    "threads": {"_core"},
     "units": set(),
     "devices": {"errors"},
     "knowledge": {"errors"},
     "models": {"aliases", "dtypes", "errors", "kernel_names"},
     "durations": {"devices", "models"},
     "codes": {"_core"},
-    "writing": {"aliases", "errors"},
+    "writing": {"_core", "aliases", "errors"},
     "columns": {"_core", "aliases", "errors"},
     "table": {"columns", "rendering", "writing"},
     "results": {"_core", "errors", "intervals", "rendering", "sums", "units", "writing"},

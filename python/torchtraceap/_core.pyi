@@ -12,6 +12,7 @@ import typing_extensions
 __all__: list[str] = [
     "ApiClass",
     "ArrowTable",
+    "Cancellation",
     "ClockFit",
     "CompatNesting",
     "CopyDirection",
@@ -83,7 +84,9 @@ __all__: list[str] = [
     "dependency_kind_names",
     "detect",
     "device_timelines",
+    "drop_scratch",
     "evidence_names",
+    "excerpt",
     "execution_graph",
     "explain_idle",
     "gives_memory_back",
@@ -102,6 +105,7 @@ __all__: list[str] = [
     "is_copy_call",
     "is_host_memory_call",
     "is_synchronisation",
+    "keep_scratch",
     "kernel_sequences",
     "kind_names",
     "late_cause_names",
@@ -117,16 +121,34 @@ __all__: list[str] = [
     "read_trace_bytes",
     "replay",
     "replay_chain",
+    "return_freed_memory",
     "rules",
+    "say_interrupted",
     "step_part_names",
     "step_pieces",
     "timeline",
     "timelines",
     "trace_json",
     "tree_diff",
+    "watch_interrupts",
     "write_merged_trace",
     "write_trace",
 ]
+
+class Cancellation:
+    """
+    Stops work on other threads: calls into the core inside `with cancellation:` raise KeyboardInterrupt soon after `cancel`.
+    """
+    def __enter__(self) -> None: ...
+    def __exit__(self, kind: typing.Any, error: typing.Any, traceback: typing.Any) -> None: ...
+    def __init__(self) -> None:
+        """
+        Not cancelled.
+        """
+    def cancel(self) -> None:
+        """
+        From any thread.
+        """
 
 class EventKind(enum.IntEnum):
     """EventTable.kind."""
@@ -415,7 +437,7 @@ class EventTable:
     @property
     def category(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
-        uint32 [n]: index in strings, or NO_STRING.
+        uint32 [n]: index in strings, or NO_STRING; a new array.
         """
     @property
     def complete(self) -> numpy.typing.NDArray[numpy.bool]:
@@ -425,12 +447,12 @@ class EventTable:
     @property
     def correlation(self) -> numpy.typing.NDArray[numpy.int64]:
         """
-        int64 [n]: args.correlation, or NO_ID.
+        int64 [n]: args.correlation, or NO_ID; a new array.
         """
     @property
     def device(self) -> numpy.typing.NDArray[numpy.int32]:
         """
-        int32 [n]: args.device, -1 if absent.
+        int32 [n]: args.device, -1 if absent; a new array.
         """
     @property
     def devices(self) -> list[Device]:
@@ -450,7 +472,7 @@ class EventTable:
     @property
     def external_id(self) -> numpy.typing.NDArray[numpy.int64]:
         """
-        int64 [n]: args['External id'], or NO_ID.
+        int64 [n]: args['External id'], or NO_ID; a new array.
         """
     @property
     def flags(self) -> numpy.typing.NDArray[numpy.uint8]:
@@ -490,7 +512,7 @@ class EventTable:
     @property
     def stream(self) -> numpy.typing.NDArray[numpy.int64]:
         """
-        int64 [n]: args.stream, or NO_ID.
+        int64 [n]: args.stream, or NO_ID; a new array.
         """
     @property
     def strings(self) -> list[str]:
@@ -2171,9 +2193,24 @@ def device_timelines(
     (device, timeline) for each device that ran something; -1: no device named.
     """
 
+def drop_scratch(folder: os.PathLike[str] | str | bytes) -> None:
+    """
+    It is gone.
+    """
+
 def evidence_names() -> list[str]:
     """
     Names of CriticalPath.evidence.
+    """
+
+def excerpt(
+    table: EventTable,
+    tree: EventTree,
+    start_ns: typing.SupportsInt | typing.SupportsIndex,
+    end_ns: typing.SupportsInt | typing.SupportsIndex,
+) -> tuple[EventTable, EventTree]:
+    """
+    The rows that lie inside a stretch of time (host clock), with the GPU events launched there, as a table and tree of their own.
     """
 
 def execution_graph(
@@ -2325,6 +2362,11 @@ def is_synchronisation(api: ApiClass) -> bool:
     The host waits until GPU work is done, and for nothing else.
     """
 
+def keep_scratch(folder: os.PathLike[str] | str | bytes) -> None:
+    """
+    A folder that must not outlive an interrupted process.
+    """
+
 def kernel_sequences(
     table: EventTable,
     tree: EventTree,
@@ -2445,9 +2487,19 @@ def replay_chain(
     int64 [copies, points]: copies of the run one behind the other; carries are (source, destination, lag_ns) from a copy to the next. NEVER where a point does not happen.
     """
 
+def return_freed_memory() -> None:
+    """
+    From now on blocks of 2 MB and more go back to the system when they are freed. For a process of our own: it holds for all of it.
+    """
+
 def rules() -> list[Rule]:
     """
     All rules, the paper's eight first.
+    """
+
+def say_interrupted() -> None:
+    """
+    Writes the message of `watch_interrupts` to standard error, once.
     """
 
 def step_part_names() -> list[str]:
@@ -2514,6 +2566,15 @@ def tree_diff(
 ) -> TreeDiff:
     """
     Aligns ranks in pairs; each is (table, tree, costs, codes of the shapes by row).
+    """
+
+def watch_interrupts(
+    descriptor: typing.SupportsInt | typing.SupportsIndex,
+    grace_ms: typing.SupportsInt | typing.SupportsIndex,
+    message: str,
+) -> None:
+    """
+    Reads signal numbers from a descriptor (signal.set_wakeup_fd). Where the process still runs `grace_ms` after a SIGINT it is ended with exit code 130: folders of `keep_scratch` are removed, nothing else is cleaned up. Once in a process.
     """
 
 def write_merged_trace(

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from torchtraceap import _core
+
 __all__ = ["core_count", "map_on_threads"]
 
 Item = TypeVar("Item")
@@ -30,7 +32,8 @@ def map_on_threads(
         threads: At most so many at the same time; 0 for the number of cores.
 
     Raises:
-        Whatever `function` raised for the first item of those for which it failed.
+        Whatever `function` raised for the first item of those for which it failed; what other
+        threads do in the core is then stopped, as it is by Ctrl-C.
     """
     listed = list(items)
     workers = min(threads or core_count(), len(listed))
@@ -38,5 +41,18 @@ def map_on_threads(
         return [function(item) for item in listed]
     from concurrent.futures import ThreadPoolExecutor
 
+    stop = _core.Cancellation()
+
+    def call(item: Item) -> Result:
+        with stop:
+            return function(item)
+
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(function, listed))
+        futures = [pool.submit(call, item) for item in listed]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            # Nobody wants the rest: neither what waits nor what the core computes for it.
+            stop.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

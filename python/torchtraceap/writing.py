@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from torchtraceap import _core
 from torchtraceap.aliases import PathLike
 from torchtraceap.errors import OptionError, OutputError, TraceError
 
@@ -170,10 +171,12 @@ def staging(folder: PathLike | None) -> Iterator[Path]:
     """
     with naming(folder or tempfile.gettempdir()):
         staged = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=folder))
+    _core.keep_scratch(staged)
     try:
         yield staged
     finally:
         shutil.rmtree(staged, ignore_errors=True)
+        _core.drop_scratch(staged)
 
 
 def first_free(staged: Path, places: Iterable[Path]) -> Path:

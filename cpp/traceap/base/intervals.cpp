@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "traceap/base/interrupt.hpp"
+
 namespace traceap {
 
 IntervalSet make_union(std::vector<Interval> intervals) {
@@ -34,6 +36,7 @@ IntervalSet set_union(std::span<const Interval> a, std::span<const Interval> b) 
 IntervalSet set_intersection(std::span<const Interval> a, std::span<const Interval> b) {
   IntervalSet out;
   for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    poll_interrupt();
     const Interval overlap{std::max(a[i].start_ns, b[j].start_ns),
                            std::min(a[i].end_ns, b[j].end_ns)};
     if (overlap.start_ns < overlap.end_ns) out.push_back(overlap);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/offsets.hpp"
 #include "traceap/base/statistics.hpp"
 
@@ -81,6 +82,7 @@ void sort_by_group(RowGroups& groups) {
   sort.start_placing();
   groups.rows.resize(groups.index.size());
   for (std::size_t row = 0; row < groups.index.size(); ++row) {
+    poll_interrupt();
     const auto at = sort.place(static_cast<std::size_t>(groups.index[row]));
     groups.rows[static_cast<std::size_t>(at)] = static_cast<std::int64_t>(row);
   }
@@ -94,6 +96,7 @@ RowGroups group_rows(Keys keys) {
   groups.index.resize(keys[0].size());
   GroupTable table(keys, groups.first);
   for (std::size_t row = 0; row < groups.index.size(); ++row) {
+    poll_interrupt();
     groups.index[row] = table.group_of(row);
   }
   sort_by_group(groups);
@@ -104,6 +107,7 @@ std::vector<double> group_quantiles(const RowGroups& groups, std::span<const dou
                                     double q) {
   std::vector<double> sorted(values.size());
   for (std::size_t i = 0; i < sorted.size(); ++i) {
+    poll_interrupt();
     sorted[i] = values[static_cast<std::size_t>(groups.rows[i])];
   }
   std::vector<double> result(groups.size());

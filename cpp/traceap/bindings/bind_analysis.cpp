@@ -5,6 +5,7 @@
 #include "traceap/bindings/codes.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
+#include "traceap/bindings/interrupt.hpp"
 
 namespace traceap::bindings {
 namespace {
@@ -54,7 +55,7 @@ NamedIntervals gpu_intervals(const TablePtr& table, const BoundTree& tree, bool 
                              std::int32_t device) {
   GpuIntervals gpu;
   {
-    py::gil_scoped_release release;
+    const Unlocked unlocked;
     gpu = intervals_of(table, tree, linked_only, device);
   }
   NamedIntervals result;
@@ -122,19 +123,19 @@ void bind_analysis(py::module_& module) {
   bind_idle(module);
   module.def("timeline", timeline, py::arg("table"), py::arg("tree"), py::kw_only(),
              py::arg("linked_only") = false, py::arg("device") = -1, py::arg("bounds") = py::none(),
-             py::call_guard<py::gil_scoped_release>(),
+             py::call_guard<Unlocked>(),
              "GPU time by class; over its own span, or clipped to bounds (start_ns, end_ns).");
   module.def("timelines", timelines, py::arg("table"), py::arg("tree"), py::arg("bounds"),
              py::kw_only(), py::arg("linked_only") = false, py::arg("device") = -1,
-             py::call_guard<py::gil_scoped_release>(), "One timeline for each pair of bounds.");
+             py::call_guard<Unlocked>(), "One timeline for each pair of bounds.");
   module.def("device_timelines", device_timelines, py::arg("table"), py::arg("tree"), py::kw_only(),
-             py::arg("linked_only") = false, py::call_guard<py::gil_scoped_release>(),
+             py::arg("linked_only") = false, py::call_guard<Unlocked>(),
              "(device, timeline) for each device that ran something; -1: no device named.");
   module.def("gpu_intervals", gpu_intervals, py::arg("table"), py::arg("tree"), py::kw_only(),
              py::arg("linked_only") = false, py::arg("device") = -1,
              "Unions of GPU events [n, 2] by name: busy, compute, communication, memcpy.");
   module.def("explain_idle", idle, py::arg("table"), py::arg("tree"), py::kw_only(),
-             py::arg("bounds") = py::none(), py::call_guard<py::gil_scoped_release>(),
+             py::arg("bounds") = py::none(), py::call_guard<Unlocked>(),
              "Why the GPU idles, over the span of its events or inside bounds.");
 }
 

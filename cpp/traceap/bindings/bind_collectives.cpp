@@ -6,6 +6,7 @@
 #include "traceap/analysis/collectives/peers.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
+#include "traceap/bindings/interrupt.hpp"
 
 namespace traceap::bindings {
 namespace {
@@ -221,7 +222,7 @@ void bind_ranks(CollectivesClass& all) {
           [](const Self& self, double material_share) {
             return BoundLateness{measure_lateness(self.all, self.ranks, material_share)};
           },
-          py::kw_only(), py::arg("material_share"), py::call_guard<py::gil_scoped_release>(),
+          py::kw_only(), py::arg("material_share"), py::call_guard<Unlocked>(),
           "Who keeps the others waiting for that share of the profiled time, and because of what.")
       .def(
           "peer_views",
@@ -248,7 +249,7 @@ void bind_collectives(py::module_& module) {
   bind_parts(all);
   bind_matches(all);
   bind_ranks(all);
-  module.def("collectives", collectives, py::arg("ranks"), py::call_guard<py::gil_scoped_release>(),
+  module.def("collectives", collectives, py::arg("ranks"), py::call_guard<Unlocked>(),
              "Matches the collectives of ranks, each (table, tree, rank), and aligns the clocks.");
   const auto names = [&](const char* name, auto get, const char* doc) {
     module.def(name, get, doc);

@@ -2,6 +2,7 @@
 #include "traceap/analysis/costs/gpu_costs.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
+#include "traceap/bindings/interrupt.hpp"
 
 namespace traceap::bindings {
 namespace {
@@ -62,7 +63,7 @@ void bind_costs(py::module_& module) {
       [](const TablePtr& table, const BoundTree& tree) {
         return std::make_shared<GpuCosts>(build_gpu_costs(*table, tree_of(table, tree)));
       },
-      py::arg("table"), py::arg("tree"), py::call_guard<py::gil_scoped_release>(),
+      py::arg("table"), py::arg("tree"), py::call_guard<Unlocked>(),
       "GPU time owned by, and launched below, every host row.");
   module.def("innermost_marked", innermost_marked_above, py::arg("table"), py::arg("tree"),
              py::arg("marked"),
@@ -86,8 +87,7 @@ void bind_costs(py::module_& module) {
       [](const TablePtr& table, bool python_frames) {
         return std::make_shared<CompatNesting>(build_compat_nesting(*table, {python_frames}));
       },
-      py::arg("table"), py::kw_only(), py::arg("python_frames") = false,
-      py::call_guard<py::gil_scoped_release>(),
+      py::arg("table"), py::kw_only(), py::arg("python_frames") = false, py::call_guard<Unlocked>(),
       "The host tree that TraceLens builds: what it drops is left out.");
 }
 

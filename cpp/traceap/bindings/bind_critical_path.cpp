@@ -6,6 +6,7 @@
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/graph_arguments.hpp"
 #include "traceap/bindings/handles.hpp"
+#include "traceap/bindings/interrupt.hpp"
 
 namespace traceap::bindings {
 namespace {
@@ -15,7 +16,7 @@ std::shared_ptr<CriticalPath> critical_path(const std::vector<RankArgument>& ran
                                             const Meetings* meetings) {
   if (range.second < range.first) throw OptionError("range: the end lies before the start");
   const std::vector<GraphRank> parts = graph_ranks(ranks);
-  py::gil_scoped_release release;
+  const Unlocked unlocked;
   const DependencyGraph graph = build_dependency_graph(parts, meetings ? *meetings : Meetings());
   return std::make_shared<CriticalPath>(
       find_critical_path(graph, parts, {range.first, range.second}));
@@ -98,7 +99,7 @@ void bind_hta(py::module_& module) {
   module.def("hta_critical_path", hta_critical_path, py::arg("table"), py::kw_only(),
              py::arg("annotation"), py::arg("instances") = std::pair(0U, 0U),
              py::arg("launch_edges") = true, py::arg("keep_last_step") = false,
-             py::arg("release_0_5_0") = false, py::call_guard<py::gil_scoped_release>(),
+             py::arg("release_0_5_0") = false, py::call_guard<Unlocked>(),
              "The critical path by HTA's rules, within instances of an annotation.");
   module.def(
       "hta_edge_kind_names",

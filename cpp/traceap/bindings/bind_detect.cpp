@@ -2,6 +2,7 @@
 
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
+#include "traceap/bindings/interrupt.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap::bindings {
@@ -184,7 +185,7 @@ void bind_detect(py::module_& module) {
   bind_rules(module);
   module.def("detect", detect, py::arg("table"), py::arg("tree"), py::kw_only(),
              py::arg("material_share") = kMaterialShare, py::arg("peers") = py::none(),
-             py::arg("matrix_units") = py::none(), py::call_guard<py::gil_scoped_release>(),
+             py::arg("matrix_units") = py::none(), py::call_guard<Unlocked>(),
              "Runs every rule on one rank. Without `matrix_units` the names of kernels tell what "
              "the device can do.");
 }

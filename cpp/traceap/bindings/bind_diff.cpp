@@ -5,6 +5,7 @@
 #include "traceap/analysis/idle/step_pieces.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
+#include "traceap/bindings/interrupt.hpp"
 
 namespace traceap::bindings {
 namespace {
@@ -58,7 +59,7 @@ std::shared_ptr<TreeDiff> tree_diff(const std::vector<Side>& before,
   for (std::size_t i = 0; i < before.size(); ++i) {
     pairs.push_back({side_of(before[i]), side_of(after[i])});
   }
-  const py::gil_scoped_release release;
+  const Unlocked unlocked;
   return std::make_shared<TreeDiff>(build_tree_diff(pairs));
 }
 
@@ -96,7 +97,7 @@ void bind_step_pieces(py::module_& module) {
       .def_property_readonly("count", column_of(&StepPieces::count),
                              "uint32 [n]: stretches of time.");
   module.def("step_pieces", step_pieces, py::arg("table"), py::arg("tree"), py::arg("bounds"),
-             py::call_guard<py::gil_scoped_release>(),
+             py::call_guard<Unlocked>(),
              "Every instant of the steps (sorted, disjoint bounds) to a GPU event, an idle cause "
              "or, without GPU events, a row of the main thread.");
   module.def("step_part_names", step_part_names, "Names of StepPieces.part.");

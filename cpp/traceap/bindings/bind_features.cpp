@@ -2,6 +2,7 @@
 
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
+#include "traceap/bindings/interrupt.hpp"
 #include "traceap/features/quantize.hpp"
 #include "traceap/features/window_features.hpp"
 
@@ -58,7 +59,7 @@ void bind_windows(py::module_& module) {
   module.def("build_windows", windows, py::arg("table"), py::arg("tree"), py::kw_only(),
              py::arg("count") = WindowOptions().count, py::arg("length_ns") = 0,
              py::arg("host_rows") = false, py::arg("bounds") = py::none(),
-             py::call_guard<py::gil_scoped_release>(),
+             py::call_guard<Unlocked>(),
              "Windows of equal time, or of length_ns, over the profiled time or bounds.");
 }
 
@@ -85,7 +86,7 @@ void bind_feature_block(py::module_& module) {
       .def_property_readonly("zscores", matrix(&FeatureBlock::zscores),
                              "float64 [windows, features]: robust, per trace.");
   module.def("build_features", features, py::arg("table"), py::arg("tree"), py::arg("windows"),
-             py::call_guard<py::gil_scoped_release>(), "Features of every window.");
+             py::call_guard<Unlocked>(), "Features of every window.");
 }
 
 py::array_t<std::int32_t> quantize(const Times& times, const QuantizeRange& range) {

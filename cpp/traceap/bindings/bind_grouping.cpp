@@ -3,6 +3,7 @@
 #include "traceap/base/row_groups.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
+#include "traceap/bindings/interrupt.hpp"
 
 namespace traceap::bindings {
 namespace {
@@ -22,7 +23,7 @@ std::shared_ptr<RowGroups> make_groups(const std::vector<ArrayOf<std::int64_t>>&
   for (const auto& span : spans) {
     if (span.size() != spans[0].size()) throw OptionError("keys differ in length");
   }
-  py::gil_scoped_release release;
+  const Unlocked unlocked;
   return std::make_shared<RowGroups>(group_rows(spans));
 }
 
@@ -32,7 +33,7 @@ py::array_t<double> quantiles(const RowGroups& groups, const ArrayOf<double>& va
   if (!(q >= 0 && q <= 1)) throw OptionError("q must lie between 0 and 1");
   std::vector<double> result;
   {
-    py::gil_scoped_release release;
+    const Unlocked unlocked;
     result = group_quantiles(groups, numbers, q);
   }
   return adopt(std::move(result));

@@ -2,6 +2,7 @@
 #include "traceap/analysis/costs/launches.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
+#include "traceap/bindings/interrupt.hpp"
 
 namespace traceap::bindings {
 namespace {
@@ -17,7 +18,7 @@ std::shared_ptr<KernelSequences> kernel_sequences(const TablePtr& table, const B
   SequenceOptions options;
   options.length = length;
   options.limit = limit;
-  py::gil_scoped_release release;
+  const Unlocked unlocked;
   return std::make_shared<KernelSequences>(find_kernel_sequences(*table, links, view, options));
 }
 
@@ -38,7 +39,7 @@ void bind_queue(py::module_& module) {
       [](const TablePtr& table, const BoundTree& tree) {
         return std::make_shared<LaunchQueue>(build_launch_queue(*table, tree_of(table, tree)));
       },
-      py::arg("table"), py::arg("tree"), py::call_guard<py::gil_scoped_release>(),
+      py::arg("table"), py::arg("tree"), py::call_guard<Unlocked>(),
       "Queue length of every stream over time.");
 }
 

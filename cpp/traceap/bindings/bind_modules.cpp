@@ -4,6 +4,7 @@
 #include "traceap/analysis/idle/host_self.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
+#include "traceap/bindings/interrupt.hpp"
 
 namespace traceap::bindings {
 namespace {
@@ -74,7 +75,7 @@ void bind_module_tree(py::module_& module) {
         if (costs.owner.size() != table->size()) throw SchemaError("costs of another table");
         return std::make_shared<ModuleTree>(build_modules(*table, tree_of(table, tree), costs));
       },
-      py::arg("table"), py::arg("tree"), py::arg("costs"), py::call_guard<py::gil_scoped_release>(),
+      py::arg("table"), py::arg("tree"), py::arg("costs"), py::call_guard<Unlocked>(),
       "The module of every row, and the costs of every module.");
 }
 
@@ -87,7 +88,7 @@ std::shared_ptr<HostIdle> host_idle(const TablePtr& table, const BoundTree& tree
   const EventTree& links = tree_of(table, tree);
   if (of_row.size() != table->size()) throw OptionError("group_of needs an entry for every row");
   if (groups > of_row.size() + 1) throw OptionError("more groups than rows");
-  py::gil_scoped_release release;
+  const Unlocked unlocked;
   const Interval span{bounds.first, bounds.second};
   return std::make_shared<HostIdle>(build_host_idle(*table, links, idle, span, of_row, groups));
 }

@@ -5,6 +5,7 @@
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/graph_arguments.hpp"
 #include "traceap/bindings/handles.hpp"
+#include "traceap/bindings/interrupt.hpp"
 #include "traceap/simulation/execution_graph.hpp"
 #include "traceap/simulation/replay.hpp"
 
@@ -24,7 +25,7 @@ std::shared_ptr<ExecutionGraph> execution_graph(const std::vector<RankArgument>&
   for (const auto& [rank, producer, consumer] : dependencies) {
     known.push_back({rank, producer, consumer});
   }
-  py::gil_scoped_release release;
+  const Unlocked unlocked;
   ExecutionOptions options;
   options.explicit_only = explicit_only;
   options.queue_depth = queue_depth;
@@ -52,7 +53,7 @@ std::shared_ptr<ExecutionGraph> plain_graph(const TimeArray& duration_ns, const 
   for (py::ssize_t i = 0; i < source.size(); ++i) {
     edges.push_back({source.data()[i], destination.data()[i], lag_ns.data()[i]});
   }
-  py::gil_scoped_release release;
+  const Unlocked unlocked;
   return std::make_shared<ExecutionGraph>(
       build_plain_graph(items(duration_ns), edges, items(start_ns)));
 }
@@ -129,7 +130,7 @@ Int64Array replay_copies(const ExecutionGraph& graph, const Carries& carries, st
   }
   Times time_ns;
   {
-    py::gil_scoped_release release;
+    const Unlocked unlocked;
     time_ns = replay_chain(graph, carried, copies, delta ? *delta : GraphDelta(),
                            {.with_residuals = with_residuals});
   }
@@ -190,7 +191,7 @@ void bind_simulation(py::module_& module) {
       [](const ExecutionGraph& graph, const GraphDelta* delta, bool with_residuals) {
         Times time_ns;
         {
-          py::gil_scoped_release release;
+          const Unlocked unlocked;
           time_ns =
               replay(graph, delta ? *delta : GraphDelta(), {.with_residuals = with_residuals});
         }

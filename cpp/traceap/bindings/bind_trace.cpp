@@ -5,6 +5,7 @@
 
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
+#include "traceap/bindings/interrupt.hpp"
 #include "traceap/trace/merge.hpp"
 #include "traceap/trace/read.hpp"
 #include "traceap/trace/write.hpp"
@@ -16,16 +17,12 @@ namespace {
 /// stop it. What Python raises leaves through the reader, which gives up.
 auto make_progress(const py::object& callback) {
   return [&callback](std::uint64_t done, std::uint64_t total) {
-    py::gil_scoped_acquire acquire;
-    if (!callback.is_none()) callback(done, total);
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (!callback.is_none()) {
+      const py::gil_scoped_acquire acquire;
+      callback(done, total);
+    }
+    check_python();
   };
-}
-
-/// Lets Ctrl-C stop a writer.
-void check_signals() {
-  py::gil_scoped_acquire acquire;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
 ReadOptions make_options(unsigned threads, std::size_t chunk_bytes) {
@@ -39,22 +36,22 @@ TablePtr read_file(const std::filesystem::path& path, unsigned threads, std::siz
                    const py::object& callback) {
   ReadOptions options = make_options(threads, chunk_bytes);
   options.progress = make_progress(callback);
-  py::gil_scoped_release release;
+  const Unlocked unlocked;
   return std::make_shared<EventTable>(read_trace(path.string(), options));
 }
 
 TablePtr read_bytes(const py::bytes& data, const std::string& name, unsigned threads,
                     std::size_t chunk_bytes) {
   const std::string_view bytes = data;
-  py::gil_scoped_release release;
+  const Unlocked unlocked;
   return std::make_shared<EventTable>(
       read_trace_bytes(bytes, name, make_options(threads, chunk_bytes)));
 }
 
 void write_file(const EventTable& table, const std::filesystem::path& path,
                 const std::vector<std::string>& more_events) {
-  py::gil_scoped_release release;
-  write_trace(table, path.string(), more_events, check_signals);
+  const Unlocked unlocked;
+  write_trace(table, path.string(), more_events);
 }
 
 using MergeTuple = std::tuple<TablePtr, std::string, std::int64_t, double>;
@@ -65,14 +62,14 @@ void write_merged(const std::vector<MergeTuple>& ranks, const std::filesystem::p
   for (const auto& [table, label, offset_ns, drift] : ranks) {
     inputs.push_back({table.get(), label, offset_ns, drift, epoch_ns});
   }
-  py::gil_scoped_release release;
-  write_merged_trace(inputs, path.string(), check_signals);
+  const Unlocked unlocked;
+  write_merged_trace(inputs, path.string());
 }
 
 py::bytes table_json(const EventTable& table) {
   std::string text;
   {
-    py::gil_scoped_release release;
+    const Unlocked unlocked;
     text = trace_json(table);
   }
   return py::bytes(text);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
@@ -30,6 +31,7 @@ std::vector<Finding> detect_all(const Signals& signals) {
   std::vector<Finding> findings;
   findings.reserve(all_rules().size());
   for (const Rule& rule : all_rules()) {
+    poll_interrupt_now();
     findings.push_back(rule.detect(signals));
     findings.back().type = rule.type;
   }

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/detect/finding.hpp"
 
 namespace traceap {
@@ -8,6 +9,7 @@ namespace {
 std::vector<Row> complete_api_rows(const EventTable& table) {
   std::vector<Row> rows;
   for (Row r = 0; r < table.size(); ++r) {
+    poll_interrupt();
     if (is_api_call(table.kind[r]) && table.is_complete(r)) rows.push_back(r);
   }
   return rows;
@@ -15,6 +17,7 @@ std::vector<Row> complete_api_rows(const EventTable& table) {
 
 bool any_host_op(const EventTable& table) {
   for (Row r = 0; r < table.size(); ++r) {
+    poll_interrupt();
     if (is_host(table.kind[r]) && !is_api_call(table.kind[r]) && table.is_complete(r)) return true;
   }
   return false;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "traceap/analysis/idle/host_activity.hpp"
+#include "traceap/base/interrupt.hpp"
 #include "traceap/features/feature_columns.hpp"
 
 namespace traceap {
@@ -16,6 +17,7 @@ std::vector<std::uint8_t> feeding_tracks(const EventTable& table, const EventTre
   std::vector<std::uint8_t> feeds(table.tracks.size(), 0);
   if (tree.main_track != kNoTrack) feeds[tree.main_track] = 1;
   for (const Row r : tree.gpu_rows) {
+    poll_interrupt();
     if (tree.launch[r] != kNoRow) feeds[table.track[tree.launch[r]]] = 1;
   }
   return feeds;
@@ -45,6 +47,7 @@ class HostFeatures {
   void add_all() {
     const std::vector<std::uint8_t> feeds = feeding_tracks(table_, tree_);
     for (Row r = 0; r < table_.size(); ++r) {
+      poll_interrupt();
       if (!is_host(table_.kind[r]) || !table_.is_complete(r) || !feeds[table_.track[r]]) continue;
       add_row(r);
     }
@@ -96,6 +99,7 @@ class HostFeatures {
     std::vector<std::int64_t> entered, left;
     std::vector<bool> seen(table_.size());
     for (const Row r : tree_.gpu_rows) {
+      poll_interrupt();
       const Row launch = tree_.launch[r];
       if (launch == kNoRow || seen[launch]) continue;
       seen[launch] = true;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "traceap/base/error.hpp"
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/intervals.hpp"
 #include "traceap/base/offsets.hpp"
 #include "traceap/simulation/lags.hpp"
@@ -26,6 +27,7 @@ template <typename Keep>
 void filter_edges(DependencyGraph& graph, Keep keep) {
   std::uint32_t kept = 0, edge = 0;
   for (Point p = 0; p < graph.size(); ++p) {
+    poll_interrupt();
     const std::uint32_t last = graph.in_offsets[p + 1];
     for (; edge < last; ++edge) {
       if (!keep(edge)) continue;
@@ -71,6 +73,7 @@ void index_rows(ExecutionGraph& graph, std::span<const GraphRank> ranks) {
     graph.end_of.emplace_back(rank.table->size(), kNoPoint);
   }
   for (Point p = 0; p < graph.size(); ++p) {
+    poll_interrupt();
     const Row row = graph.points.row[p];
     if (row == kNoRow) continue;
     auto& of = graph.points.is_end[p] ? graph.end_of : graph.begin_of;
@@ -122,6 +125,7 @@ ExecutionGraph build_plain_graph(std::span<const std::int64_t> duration_ns,
   points.lane.assign(2 * std::size_t{nodes}, 0);
   CountingSort by_destination(2 * std::size_t{nodes});
   for (Point i = 0; i < nodes; ++i) {
+    poll_interrupt();
     const std::int64_t start = start_ns.empty() ? 0 : start_ns[i];
     check_range(duration_ns[i], 0, "duration of node " + std::to_string(i));
     check_range(start, -kMaxTimeNs, "start of node " + std::to_string(i));

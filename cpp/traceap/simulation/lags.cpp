@@ -25,6 +25,7 @@
 #include <utility>
 
 #include "traceap/analysis/idle/host_activity.hpp"
+#include "traceap/base/interrupt.hpp"
 
 namespace traceap {
 namespace {
@@ -91,6 +92,7 @@ class LagMeasurer {
   LagMeasurer(ExecutionGraph& graph, std::span<const GraphRank> ranks)
       : graph_(graph), points_(graph.points), ranks_(ranks), gap_ns_(points_.edges()) {
     for (Point p = 0; p < points_.size(); ++p) {
+      poll_interrupt();
       for (EdgeId e = points_.in_offsets[p]; e < points_.in_offsets[p + 1]; ++e) {
         gap_ns_[e] = points_.lag_ns(e, p);
       }
@@ -154,6 +156,7 @@ class LagMeasurer {
   void measure_call_costs() {
     std::unordered_map<std::uint64_t, std::vector<std::int64_t>> lengths;
     for (Point p = 0; p < points_.size(); ++p) {
+      poll_interrupt();
       if (!points_.is_end[p] || !is_call(p) || has_waited(p)) continue;
       for (EdgeId e = points_.in_offsets[p]; e < points_.in_offsets[p + 1]; ++e) {
         if (points_.kind[e] == Kind::kProgramOrder) {
@@ -193,6 +196,7 @@ class LagMeasurer {
   void collect() {
     std::unordered_map<std::uint64_t, std::vector<std::int64_t>> found;
     for (Point p = 0; p < points_.size(); ++p) {
+      poll_interrupt();
       const EdgeId e = latest_source(p);
       if (e == kNoEdge || !is_order(points_.kind[e]) || is_once(e)) continue;
       const LagKeys keys = keys_of(e, p);

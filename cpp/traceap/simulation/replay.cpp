@@ -4,6 +4,7 @@
 #include <string>
 
 #include "traceap/base/error.hpp"
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/intervals.hpp"
 #include "traceap/base/sums.hpp"
 #include "traceap/simulation/topological_order.hpp"
@@ -89,6 +90,7 @@ class Replayer {
   /// `time_ns` holds when points happen that nothing leads to.
   void run(std::span<std::int64_t> time_ns) const {
     for (const Point point : order()) {
+      poll_interrupt();
       const std::int64_t latest = latest_source(point, time_ns);
       if (latest != kDropped) time_ns[point] = latest;
     }
@@ -98,6 +100,7 @@ class Replayer {
   void run_behind(std::span<const std::int64_t> before, const AddedEdges& carries,
                   std::span<std::int64_t> time_ns) const {
     for (const Point point : order()) {
+      poll_interrupt();
       std::int64_t latest = kNever;
       const auto reach = [&](std::int64_t source_ns, std::int64_t lag_ns) {
         if (source_ns != kNever) latest = std::max(latest, reached_ns(source_ns, lag_ns));
@@ -191,6 +194,7 @@ std::vector<EdgeId> binding_edges(const ExecutionGraph& graph,
   const DependencyGraph& points = graph.points;
   std::vector<EdgeId> binding(graph.size(), kNoEdge);
   for (Point point = 0; point < graph.size(); ++point) {
+    poll_interrupt();
     std::int64_t latest = kDropped;
     for (EdgeId e = points.in_offsets[point]; e < points.in_offsets[point + 1]; ++e) {
       const std::int64_t reached = reached_ns(time_ns[points.source[e]], lags[e]);

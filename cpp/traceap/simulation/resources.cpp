@@ -20,6 +20,7 @@
 #include <optional>
 
 #include "traceap/analysis/idle/host_activity.hpp"
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/offsets.hpp"
 
 namespace traceap {
@@ -103,6 +104,7 @@ class ResourceLinker {
   void link_copies() {
     std::map<std::pair<std::int32_t, CopyDirection>, std::vector<Row>> copies;
     for (const Row row : tree().gpu_rows) {
+      poll_interrupt();
       const CopyDirection direction = tree().copy_direction[row];
       if (!is_host_device(direction)) continue;  // kernels or engines do these, as the driver likes
       copies[{tree().streams[tree().stream_of[row]].device, direction}].push_back(row);
@@ -125,6 +127,7 @@ class ResourceLinker {
   void link_graphs() {
     std::vector<Row> events;
     for (Row call = 0; call < table().size(); ++call) {
+      poll_interrupt();
       const auto launched = tree().launched_by(call);
       if (launched.size() < 2) continue;
       events.assign(launched.begin(), launched.end());
@@ -197,6 +200,7 @@ void insert_edges(DependencyGraph& graph, std::span<const TypedEdge> edges) {
     merged.evidence.push_back(evidence);
   };
   for (Point p = 0; p < graph.size(); ++p) {
+    poll_interrupt();
     for (std::uint32_t e = graph.in_offsets[p]; e < graph.in_offsets[p + 1]; ++e) {
       push(graph.source[e], graph.owner[e], graph.kind[e], graph.evidence[e]);
     }

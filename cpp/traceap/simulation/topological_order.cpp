@@ -1,5 +1,6 @@
 #include "traceap/simulation/topological_order.hpp"
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/offsets.hpp"
 
 namespace traceap {
@@ -16,6 +17,7 @@ void for_each_edge(std::span<const std::uint32_t> in_offsets, std::span<const Po
                    std::span<const PlainEdge> added, std::span<const std::uint8_t> dropped,
                    Visit visit) {
   for (Point p = 0; p + 1 < in_offsets.size(); ++p) {
+    poll_interrupt();
     for (std::uint32_t e = in_offsets[p]; e < in_offsets[p + 1]; ++e) {
       if (dropped.empty() || !dropped[e]) visit(source[e], p);
     }
@@ -42,6 +44,7 @@ std::vector<Point> partial_order(std::span<const std::uint32_t> in_offsets,
 
   std::vector<Point> roots;
   for (Point p = 0; p < size; ++p) {
+    poll_interrupt();
     if (waiting[p] == 0) roots.push_back(p);
   }
   // Root by root: what hangs together stays together in memory when it is replayed.
@@ -67,6 +70,7 @@ bool drop_between(const DependencyGraph& graph, const std::vector<Point>& order,
   for (const Point p : order) ordered[p] = 1;
   bool any = false;
   for (Point p = 0; p < graph.size(); ++p) {
+    poll_interrupt();
     if (ordered[p]) continue;
     for (std::uint32_t e = graph.in_offsets[p]; e < graph.in_offsets[p + 1]; ++e) {
       const bool closes = !dropped[e] && !ordered[graph.source[e]] && graph.evidence[e] == grade &&

@@ -6,8 +6,10 @@
 #include <limits>
 #include <map>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/intervals.hpp"
 #include "traceap/table/json_text.hpp"
+#include "traceap/trace/text_file.hpp"
 
 namespace traceap {
 namespace {
@@ -116,6 +118,7 @@ class RankRewriter {
   void number_processes() {
     std::vector<bool> used(table_.tracks.size(), false);
     for (Row r = 0; r < table_.size(); ++r) {
+      poll_interrupt();
       if (table_.kind[r] != EventKind::kMetadata) used[table_.track[r]] = true;
     }
     std::int64_t next = (index_ + 1) * kProcessesPerRank;
@@ -207,9 +210,8 @@ void write_head(const EventTable& table, TextFile& file) {
 
 }  // namespace
 
-void write_merged_trace(const std::vector<MergeInput>& ranks, const std::string& path,
-                        const BetweenBlocks& between_blocks) {
-  TextFile file(path, between_blocks);
+void write_merged_trace(const std::vector<MergeInput>& ranks, const std::string& path) {
+  TextFile file(path);
   if (ranks.empty()) {
     file.write("{\"traceEvents\": []}\n");
     file.close();

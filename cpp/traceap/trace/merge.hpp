@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "traceap/table/event_table.hpp"
-#include "traceap/trace/text_file.hpp"
 
 namespace traceap {
 
@@ -24,7 +23,6 @@ struct MergeInput {
 /// another; processes are named after their rank and sorted by it. Memory is bounded by the tables
 /// and one block of text. gzip when the name ends in ".gz". Throws Error when the file can't be
 /// written.
-void write_merged_trace(const std::vector<MergeInput>& ranks, const std::string& path,
-                        const BetweenBlocks& between_blocks = {});
+void write_merged_trace(const std::vector<MergeInput>& ranks, const std::string& path);
 
 }  // namespace traceap

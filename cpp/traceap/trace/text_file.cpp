@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "traceap/base/error.hpp"
+#include "traceap/base/interrupt.hpp"
 
 namespace traceap {
 namespace {
@@ -54,8 +55,7 @@ struct TextFile::Sink {
   }
 };
 
-TextFile::TextFile(const std::string& path, BetweenBlocks between_blocks)
-    : sink_(std::make_unique<Sink>(path)), between_blocks_(std::move(between_blocks)) {}
+TextFile::TextFile(const std::string& path) : sink_(std::make_unique<Sink>(path)) {}
 TextFile::~TextFile() = default;
 
 void TextFile::write(std::string_view text) {
@@ -63,7 +63,7 @@ void TextFile::write(std::string_view text) {
   if (block_.size() < kBlockBytes) return;
   sink_->write(block_);
   block_.clear();
-  if (between_blocks_) between_blocks_();
+  poll_interrupt_now();
 }
 
 void TextFile::close() {

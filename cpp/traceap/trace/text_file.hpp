@@ -1,22 +1,19 @@
 #pragma once
 // A file that is written front to back, compressed by gzip if its name says so.
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 
 namespace traceap {
 
-/// Called after each block of text, on the thread that writes. What it throws stops the writing.
-using BetweenBlocks = std::function<void()>;
-
-/// Collects text and writes it in blocks, so that memory stays bounded. Throws Error when the file
+/// Collects text and writes it in blocks, so that memory stays bounded; work can be stopped between
+/// them. Throws Error when the file
 /// can't be written. The file is incomplete until close() has returned: callers give the path of a
 /// file that nobody reads yet.
 class TextFile {
  public:
-  explicit TextFile(const std::string& path, BetweenBlocks between_blocks = {});
+  explicit TextFile(const std::string& path);
   ~TextFile();
   TextFile(const TextFile&) = delete;
   TextFile& operator=(const TextFile&) = delete;
@@ -28,7 +25,6 @@ class TextFile {
  private:
   struct Sink;
   std::unique_ptr<Sink> sink_;
-  BetweenBlocks between_blocks_;
   std::string block_;
 };
 

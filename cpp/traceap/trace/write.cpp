@@ -1,6 +1,8 @@
 #include "traceap/trace/write.hpp"
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/table/json_text.hpp"
+#include "traceap/trace/text_file.hpp"
 
 namespace traceap {
 
@@ -28,7 +30,10 @@ void write_text(const EventTable& table, const Texts& more_events, Sink sink) {
     sink(block);
     block.clear();
   };
-  for (Row r = 0; r < table.size(); ++r) add(event_json(table, r));
+  for (Row r = 0; r < table.size(); ++r) {
+    poll_interrupt();
+    add(event_json(table, r));
+  }
   for (const std::string& event : more_events) add(event);
   block += "\n]}\n";
   sink(block);
@@ -36,9 +41,8 @@ void write_text(const EventTable& table, const Texts& more_events, Sink sink) {
 
 }  // namespace
 
-void write_trace(const EventTable& table, const std::string& path, const Texts& more_events,
-                 const BetweenBlocks& between_blocks) {
-  TextFile file(path, between_blocks);
+void write_trace(const EventTable& table, const std::string& path, const Texts& more_events) {
+  TextFile file(path);
   write_text(table, more_events, [&](const std::string& block) { file.write(block); });
   file.close();
 }

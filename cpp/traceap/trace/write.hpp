@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "traceap/table/event_table.hpp"
-#include "traceap/trace/text_file.hpp"
 
 namespace traceap {
 
@@ -13,8 +12,7 @@ namespace traceap {
 /// join the table's own, such as tracks drawn over them. Throws Error when the file can't be
 /// written.
 void write_trace(const EventTable& table, const std::string& path,
-                 const std::vector<std::string>& more_events = {},
-                 const BetweenBlocks& between_blocks = {});
+                 const std::vector<std::string>& more_events = {});
 /// The JSON text.
 std::string trace_json(const EventTable& table);
 

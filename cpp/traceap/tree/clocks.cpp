@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/tree/build_parts.hpp"
 
 namespace traceap {
@@ -51,6 +52,7 @@ Delays collect_delays(const EventTable& table, const EventTree& tree) {
     device_of[i] = tree.streams[i].device == tree.streams[i - 1].device ? device_of[i - 1] : i;
   }
   for (const Row row : tree.gpu_rows) {
+    poll_interrupt();
     std::int64_t& end_ns = device_end[device_of[tree.stream_of[row]]];
     const std::int64_t start_ns = table.ts_ns[row];
     const bool was_idle = end_ns != kNoId && start_ns > end_ns && start_ns - end_ns >= kIdleGapNs;
@@ -90,6 +92,7 @@ bool waits_agree(const TreeContext& context, const EventTree& tree) {
   const EventTable& table = context.table;
   std::int64_t last_end_ns = kNoId;
   for (Row row = 0; row < table.size(); ++row) {
+    poll_interrupt();
     for (const Row gpu_row : tree.launched_by(row)) {
       last_end_ns = std::max(last_end_ns, table.end_ns(gpu_row));
     }

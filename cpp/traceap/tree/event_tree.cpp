@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/tree/build_parts.hpp"
 
 namespace traceap {
@@ -36,27 +37,11 @@ bool is_named_before(const Track& a, const Track& b) {
 EventTree build_tree(const EventTable& table, const TreeOptions& options) {
   TreeContext context{table, within_limits(options), classify_names(table.strings), {}, {}};
   EventTree tree;
-  classify_api_rows(context, tree);
-  group_host_rows(context, tree);
-  nest_host_rows(context, tree);
-  name_phases(context, tree);
-  classify_gpu_rows(context, tree);
-  link_by_correlation(context, tree);
-  link_by_flows(context, tree);
-  invert_launches(context, tree);
-  classify_copies(context, tree);
-  assign_gpu_ops(context, tree);
-  read_sequence_numbers(context, tree);
-  link_forward(context, tree);
-  choose_main_track(context, tree);
-  collect_steps(context, tree);
-  infer_steps(context, tree);
-  measure_profiled(context, tree);
-  place_phases(context, tree);
-  group_streams(context, tree);
-  compare_clocks(context, tree);
-  assign_steps(context, tree);
-  find_warm_up(context, tree);
+  const auto run = [&](auto&... parts) { ((poll_interrupt_now(), parts(context, tree)), ...); };
+  run(classify_api_rows, group_host_rows, nest_host_rows, name_phases, classify_gpu_rows,
+      link_by_correlation, link_by_flows, invert_launches, classify_copies, assign_gpu_ops,
+      read_sequence_numbers, link_forward, choose_main_track, collect_steps, infer_steps,
+      measure_profiled, place_phases, group_streams, compare_clocks, assign_steps, find_warm_up);
   return tree;
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <string>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/table/json_text.hpp"
 #include "traceap/tree/build_parts.hpp"
 #include "traceap/tree/id_index.hpp"
@@ -86,9 +87,11 @@ class FlowLinker {
  public:
   FlowLinker(const TreeContext& context, const EventTree& tree) : table_(context.table) {
     for (const Row row : tree.gpu_rows) {
+      poll_interrupt();
       if (table_.correlation[row] == kNoId) gpu_events_.add(table_, row);
     }
     for (const Row row : tree.host_rows) {
+      poll_interrupt();
       if (is_api_call(table_.kind[row])) calls_.add(table_, row);
     }
     gpu_events_.sort();
@@ -99,6 +102,7 @@ class FlowLinker {
     const IdIndex starts = index_starts();
     std::uint64_t linked = 0;
     for (Row row = 0; row < table_.size(); ++row) {
+      poll_interrupt();
       if (!is_launch_flow(row, 'f')) continue;
       const Row gpu_row = gpu_events_.find(table_, row);
       if (gpu_row == kNoRow || tree.launch[gpu_row] != kNoRow) continue;
@@ -125,6 +129,7 @@ class FlowLinker {
   IdIndex index_starts() const {
     std::vector<IdRow> starts;
     for (Row row = 0; row < table_.size(); ++row) {
+      poll_interrupt();
       if (!is_launch_flow(row, 's')) continue;
       const Row call = calls_.find(table_, row);
       const auto id = call == kNoRow ? std::nullopt : launch_flow_id(row);

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <map>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/tree/build_parts.hpp"
 #include "traceap/tree/id_index.hpp"
 
@@ -48,6 +49,7 @@ class ForwardLinker {
     std::vector<std::uint32_t> above(table_.size(), kNone);  // innermost backward op, as an index
     std::uint32_t next = 0;
     for (Row row = 0; row < table_.size() && next < context_.sequenced.size(); ++row) {
+      poll_interrupt();
       const Row parent = tree_.parent[row];
       if (parent != kNoRow) above[row] = above[parent];
       if (context_.sequenced[next].row != row) continue;
@@ -118,6 +120,7 @@ void read_sequence_numbers(TreeContext& context, const EventTree& tree) {
   const RareKey sequence(table, "Sequence number"), thread(table, "Fwd thread id");
   if (!sequence.occurs()) return;
   for (Row row = 0; row < table.size(); ++row) {
+    poll_interrupt();
     if (table.kind[row] != EventKind::kCpuOp || tree.host_position[row] == kNoRow) continue;
     const auto number = sequence.integer(row);
     if (!number || *number < 0) continue;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/offsets.hpp"
 #include "traceap/tree/build_parts.hpp"
 #include "traceap/tree/id_index.hpp"
@@ -21,6 +22,7 @@ class CallIndex {
   explicit CallIndex(const TreeContext& context, const EventTree& tree) : table_(context.table) {
     std::vector<IdRow> launching, others;
     for (Row row = 0; row < table_.size(); ++row) {
+      poll_interrupt();
       if (!is_api_call(table_.kind[row]) || tree.host_position[row] == kNoRow) continue;
       if (table_.correlation[row] == kNoId) continue;
       auto& calls = starts_gpu_work(tree.api[row]) ? launching : others;
@@ -69,6 +71,7 @@ void link_by_correlation(const TreeContext& context, EventTree& tree) {
   tree.linked_gpu_rows.reserve(tree.gpu_rows.size());
   std::uint64_t ambiguous = 0;
   for (const Row row : tree.gpu_rows) {
+    poll_interrupt();
     if (table.correlation[row] == kNoId) continue;
     const Row call = calls.find(row, ambiguous);
     if (call == kNoRow) continue;
@@ -81,15 +84,18 @@ void link_by_correlation(const TreeContext& context, EventTree& tree) {
 void invert_launches(const TreeContext& context, EventTree& tree) {
   CountingSort by_call(context.table.size());
   for (const Row row : tree.gpu_rows) {
+    poll_interrupt();
     if (tree.launch[row] != kNoRow) by_call.count(tree.launch[row]);
   }
   tree.launched_rows.resize(by_call.start_placing());
   for (const Row row : tree.gpu_rows) {
+    poll_interrupt();
     if (tree.launch[row] != kNoRow) tree.launched_rows[by_call.place(tree.launch[row])] = row;
   }
   tree.launched_offsets = by_call.take_offsets();
   std::uint64_t graph_launches = 0;
   for (Row row = 0; row < context.table.size(); ++row) {
+    poll_interrupt();
     graph_launches += tree.launched_by(row).size() > 1;
   }
   tree.diagnostics.add(

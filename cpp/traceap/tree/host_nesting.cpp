@@ -12,6 +12,7 @@
 #include <limits>
 #include <span>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/offsets.hpp"
 #include "traceap/tree/build_parts.hpp"
 
@@ -38,6 +39,7 @@ class TrackNester {
   /// Nests the rows at positions [begin, end) of host_rows, which are one track's.
   void nest(std::uint32_t begin, std::uint32_t end) {
     for (std::uint32_t position = begin; position < end; ++position) {
+      poll_interrupt();
       place(tree_.host_rows[position], position);
     }
     close_to(0, end);
@@ -104,11 +106,13 @@ void group_host_rows(const TreeContext& context, EventTree& tree) {
   const EventTable& table = context.table;
   CountingSort by_track(table.tracks.size());
   for (Row row = 0; row < table.size(); ++row) {
+    poll_interrupt();
     if (is_host_row(table, row)) by_track.count(table.track[row]);
   }
   tree.host_rows.resize(by_track.start_placing());
   tree.host_position.assign(table.size(), kNoRow);
   for (Row row = 0; row < table.size(); ++row) {
+    poll_interrupt();
     if (!is_host_row(table, row)) continue;
     const std::uint32_t position = by_track.place(table.track[row]);
     tree.host_rows[position] = row;
@@ -131,6 +135,7 @@ void nest_host_rows(const TreeContext& context, EventTree& tree) {
   tree.subtree_end.resize(tree.host_rows.size());
   TrackNester nester(context, tree);
   for (const TrackId track : tree.host_tracks) {
+    poll_interrupt();
     nester.nest(tree.host_offsets[track], tree.host_offsets[track + 1]);
   }
   nester.report(tree.diagnostics);

@@ -1,6 +1,7 @@
 // The cpu_op behind a GPU event: the one that encloses its launch call, else the one that carries
 // the same External id. Ids of 0 name no op (GPU work outside of every op carries 0).
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/tree/build_parts.hpp"
 #include "traceap/tree/id_index.hpp"
 
@@ -13,6 +14,7 @@ bool names_op(std::int64_t external_id) { return external_id != kNoId && externa
 IdIndex index_ops(const EventTable& table, const EventTree& tree) {
   std::vector<IdRow> ops;
   for (Row row = 0; row < table.size(); ++row) {
+    poll_interrupt();
     if (table.kind[row] != EventKind::kCpuOp || tree.host_position[row] == kNoRow) continue;
     if (names_op(table.external_id[row])) ops.push_back({table.external_id[row], row});
   }
@@ -32,6 +34,7 @@ void assign_gpu_ops(const TreeContext& context, EventTree& tree) {
   const EventTable& table = context.table;
   std::vector<IdRow> open;
   for (const Row row : tree.gpu_rows) {
+    poll_interrupt();
     const Row launch = tree.launch[row];
     if (launch != kNoRow) tree.op[row] = tree.op[launch];
     if (tree.op[row] != kNoRow) continue;

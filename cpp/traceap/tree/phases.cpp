@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/tree/build_parts.hpp"
 
 namespace traceap {
@@ -37,6 +38,7 @@ class ForwardLimits {
   ForwardLimits(const TreeContext& context, const EventTree& tree)
       : steps_(tree.steps), limits_(tree.steps.size(), kNoId) {
     for (const Row row : tree.host_rows) {
+      poll_interrupt();
       if (tree.phase[row] != Phase::kBackward) continue;
       const Row parent = tree.parent[row];
       if (parent != kNoRow && tree.phase[parent] == Phase::kBackward) continue;
@@ -92,6 +94,7 @@ class PhasePlacer {
     const bool is_main = track == tree_.main_track;
     const bool is_engine = !is_main && runs_backward_nodes(track);
     for (std::uint32_t i = tree_.host_offsets[track]; i < tree_.host_offsets[track + 1]; ++i) {
+      poll_interrupt();
       const Row row = tree_.host_rows[i];
       if (is_engine) {
         if (tree_.phase[row] == Phase::kOther) tree_.phase[row] = Phase::kBackward;
@@ -148,6 +151,7 @@ void name_phases(TreeContext& context, EventTree& tree) {
   tree.phase.assign(table.size(), Phase::kOther);
   context.in_engine.assign(table.size(), false);
   for (const Row row : tree.host_rows) {
+    poll_interrupt();
     const Row parent = tree.parent[row];
     const Phase above = parent == kNoRow ? Phase::kOther : tree.phase[parent];
     const bool is_node =

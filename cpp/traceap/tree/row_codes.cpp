@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/tree/build_parts.hpp"
 
 namespace traceap {
@@ -50,6 +51,7 @@ void classify_api_rows(const TreeContext& context, EventTree& tree) {
   std::vector<ApiClass> of_name(table.strings.size(), ApiClass::kNone);
   tree.api.assign(table.size(), ApiClass::kNone);
   for (Row row = 0; row < table.size(); ++row) {
+    poll_interrupt();
     if (!is_api_call(table.kind[row])) continue;
     ApiClass& api = of_name[table.name[row]];
     if (api == ApiClass::kNone) api = classify_api_call(table.name_of(row));
@@ -62,6 +64,7 @@ void classify_copies(const TreeContext& context, EventTree& tree) {
   tree.copy_direction.assign(context.table.size(), CopyDirection::kNone);
   tree.host_memory.assign(context.table.size(), HostMemory::kNone);
   for (const Row row : tree.gpu_rows) {
+    poll_interrupt();
     if (tree.gpu_class[row] != GpuClass::kMemcpy) continue;
     const CopyKind kind = kind_of(row);
     tree.copy_direction[row] = kind.direction;
@@ -74,6 +77,7 @@ void assign_steps(const TreeContext& context, EventTree& tree) {
   tree.step.assign(table.size(), kNoStep);
   if (tree.steps.empty()) return;
   for (Row row = 0; row < table.size(); ++row) {
+    poll_interrupt();
     if ((table.flags[row] & kHasTime) == 0) continue;
     const std::int64_t time_ns =
         table.is_gpu_event(row) ? launch_time_ns(table, tree, row) : table.ts_ns[row];

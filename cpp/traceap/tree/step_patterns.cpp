@@ -16,6 +16,7 @@
 #include <string>
 #include <utility>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/offsets.hpp"
 #include "traceap/base/statistics.hpp"
 #include "traceap/tree/build_parts.hpp"
@@ -138,6 +139,7 @@ class PatternFinder {
     StringPool pool;
     std::vector<StringId> word_of(table_.strings.size(), kNoString);
     for (const Row row : rows_) {
+      poll_interrupt();
       StringId& word = word_of[table_.name[row]];
       if (word == kNoString) word = pool.intern(without_numbers(table_.name_of(row)));
       words_.push_back(word);
@@ -153,6 +155,7 @@ class PatternFinder {
     prefix_.assign(1, 0);
     powers_.assign(1, 1);
     for (const StringId word : words_) {
+      poll_interrupt();
       prefix_.push_back(prefix_.back() * kBase + word + 1);
       powers_.push_back(powers_.back() * kBase);
     }
@@ -259,6 +262,7 @@ class PatternFinder {
   bool durations_alike(const Pattern& pattern) const {
     std::vector<double> durations;
     for (std::size_t i = 1; i < pattern.repetitions; ++i) {
+      poll_interrupt();
       const std::size_t begin = pattern.first + i * pattern.period;
       durations.push_back(span(begin, begin + pattern.period));
     }
@@ -304,6 +308,7 @@ Step make_step(const TreeContext& context, const std::vector<Row>& rows, const P
 void add_steps(const TreeContext& context, EventTree& tree, const PatternFinder& finder,
                const Pattern& pattern) {
   for (std::size_t i = 0; i < pattern.repetitions; ++i) {
+    poll_interrupt();
     tree.steps.push_back(make_step(context, finder.rows(), pattern, i));
   }
   tree.steps_inferred = true;

@@ -5,6 +5,7 @@
 #include <string>
 #include <tuple>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/tree/build_parts.hpp"
 
 namespace traceap {
@@ -50,6 +51,7 @@ TrackScore score_track(const TreeContext& context, const EventTree& tree, const 
                        TrackId track) {
   TrackScore score;
   for (std::uint32_t i = tree.host_offsets[track]; i < tree.host_offsets[track + 1]; ++i) {
+    poll_interrupt();
     const Row row = tree.host_rows[i];
     const NameTraits traits = context.traits_of(row);
     const Phase phase = tree.phase[row];
@@ -68,6 +70,7 @@ std::vector<Row> step_rows(const TreeContext& context, const EventTree& tree,
                            const StepMarks& marks, TrackId track) {
   std::vector<Row> rows;
   for (std::uint32_t i = tree.host_offsets[track]; i < tree.host_offsets[track + 1]; ++i) {
+    poll_interrupt();
     const Row row = tree.host_rows[i];
     if (!is_mark_kind(context.table.kind[row])) continue;
     if (marks.is_step(row)) rows.push_back(row);
@@ -96,6 +99,7 @@ void choose_main_track(const TreeContext& context, EventTree& tree) {
   const StepMarks marks(context);
   TrackScore best;
   for (const TrackId track : tree.host_tracks) {
+    poll_interrupt();
     const TrackScore score = score_track(context, tree, marks, track);
     const bool first = tree.main_track == kNoTrack;
     const bool better =
@@ -112,6 +116,7 @@ void collect_steps(const TreeContext& context, EventTree& tree) {
   const StepMarks marks(context);
   std::uint64_t elsewhere = 0;
   for (const TrackId track : tree.host_tracks) {
+    poll_interrupt();
     const std::vector<Row> rows = step_rows(context, tree, marks, track);
     if (track != tree.main_track) {
       elsewhere += rows.size();
@@ -132,6 +137,7 @@ void measure_profiled(const TreeContext& context, EventTree& tree) {
   const EventTable& table = context.table;
   Interval all{std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min()};
   for (Row row = 0; row < table.size(); ++row) {
+    poll_interrupt();
     if (!table.is_complete(row) || table.kind[row] == EventKind::kProfilerTrace) continue;
     all.start_ns = std::min(all.start_ns, table.ts_ns[row]);
     all.end_ns = std::max(all.end_ns, table.end_ns(row));

@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/tree/build_parts.hpp"
 
 namespace traceap {
@@ -73,6 +74,7 @@ void group_streams(const TreeContext& context, EventTree& tree) {
     tree.streams.push_back({key.first, key.second, StreamRole::kCompute, {}});
   }
   for (const Row row : tree.gpu_rows) {
+    poll_interrupt();
     tree.stream_of[row] = place[tree.stream_of[row]];
     tree.streams[tree.stream_of[row]].rows.push_back(row);
   }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string_view>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/tree/build_parts.hpp"
 
 namespace traceap {
@@ -40,6 +41,7 @@ WarmUp warm_up_by_repetition(const EventTable& table, const EventTree& tree) {
   std::vector<std::uint8_t> seen(table.strings.size(), 0);
   std::vector<std::size_t> first_uses;
   for (std::size_t i = 0; i < rows.size(); ++i) {
+    poll_interrupt();
     std::uint8_t& name_seen = seen[table.name[rows[i]]];
     if (name_seen == 0) first_uses.push_back(i);
     name_seen = 1;

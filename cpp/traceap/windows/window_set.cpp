@@ -5,6 +5,7 @@
 #include <string>
 
 #include "traceap/base/error.hpp"
+#include "traceap/base/interrupt.hpp"
 
 namespace traceap {
 namespace {
@@ -62,6 +63,7 @@ void for_each_row(const EventTable& table, std::span<const Row> rows, const Wind
   const std::uint32_t count = set.count();
   std::uint32_t window = 0;
   for (const Row r : rows) {
+    poll_interrupt();
     const std::int64_t start = table.ts_ns[r], end = table.end_ns(r);
     if (start > edges[count]) break;  // rows are sorted by start
     while (window + 1 < count && edges[window + 1] <= start) ++window;
@@ -82,6 +84,7 @@ std::vector<Row> all_listed_rows(const EventTable& table, const EventTree& tree)
   std::vector<Row> rows;
   rows.reserve(tree.gpu_rows.size() + tree.host_rows.size());
   for (Row r = 0; r < table.size(); ++r) {
+    poll_interrupt();
     if (table.is_complete(r) && (is_gpu(table.kind[r]) || is_host(table.kind[r]))) {
       rows.push_back(r);
     }

@@ -17,6 +17,11 @@ from collections.abc import Sequence
 
 from torchtraceap.cli.diagnosis import DIAGNOSIS_COMMANDS
 from torchtraceap.cli.exports import EXPORT_COMMANDS
+from torchtraceap.cli.interrupts import (
+    ignore_interrupts,
+    say_interrupted,
+    watch_interrupts,
+)
 from torchtraceap.cli.output import drop_stdout, note, print_text, standard_output
 from torchtraceap.cli.parsing import FINE, INTERRUPTED, UNUSABLE, Parser, UsageError, unknown_word
 from torchtraceap.cli.simulation import SIMULATION_COMMANDS
@@ -66,7 +71,7 @@ def _split_command(given: Sequence[str]) -> tuple[str, list[str]]:
     return "diagnose", list(given)
 
 
-def _run(given: list[str]) -> int:
+def _run(given: list[str], is_process: bool) -> int:
     if not given:
         raise UsageError("give a trace: torchtraceap PATH (torchtraceap --help says more)")
     if given[0] in ("--help", "-h"):
@@ -77,6 +82,8 @@ def _run(given: list[str]) -> int:
 
         print_text(f"torchtraceap {__version__}")
         return FINE
+    if is_process:
+        _set_up_process()
     name, rest = _split_command(given)
     command = COMMANDS[name]
     parser = Parser(
@@ -88,6 +95,14 @@ def _run(given: list[str]) -> int:
     with standard_output():  # takes the help
         options = parser.parse_intermixed_args(rest)
     return command.run(options)
+
+
+def _set_up_process() -> None:
+    """What only a process that is the command line may do to itself."""
+    from torchtraceap import _core
+
+    watch_interrupts()
+    _core.return_freed_memory()
 
 
 def _sentence(error: BaseException) -> str:
@@ -117,12 +132,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a narrow terminal encoding is no reason to fail
+    code = _answer(arguments)
+    if arguments is None:
+        ignore_interrupts()
+        if code == INTERRUPTED:
+            # At once: nothing is left to write, freeing a large trace takes a while, and Python
+            # dies of the signal where it met code of `exec`, as data classes are made of.
+            os._exit(code)
+    return code
+
+
+def _answer(arguments: Sequence[str] | None) -> int:
     try:
-        return _run(list(sys.argv[1:] if arguments is None else arguments))
+        return _run(list(sys.argv[1:] if arguments is None else arguments), arguments is None)
     except SystemExit as left:  # argparse, after --help
         return left.code if isinstance(left.code, int) else FINE
     except KeyboardInterrupt:
-        sys.stderr.write("torchtraceap: interrupted\n")
+        say_interrupted()
         return INTERRUPTED
     except BrokenPipeError:
         drop_stdout()

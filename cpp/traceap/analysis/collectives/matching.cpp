@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/statistics.hpp"
 
 namespace traceap {
@@ -33,6 +34,7 @@ std::optional<Offset> identity_offset(std::span<const SequenceItem> a,
   if (a.size() != b.size()) return std::nullopt;
   std::vector<std::int64_t> differences;
   for (std::size_t i = 0; i < a.size(); ++i) {
+    poll_interrupt();
     if (a[i].key != b[i].key) return std::nullopt;
     if (a[i].ends_together && b[i].ends_together) {
       differences.push_back(b[i].end_ns - a[i].end_ns);

@@ -18,6 +18,7 @@
 #include <map>
 #include <tuple>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/text.hpp"
 #include "traceap/table/dtypes.hpp"
 #include "traceap/table/int_lists.hpp"
@@ -321,6 +322,7 @@ class CollectiveBuilder {
   void find_calls() {
     const StringId call = table_.strings.find("record_param_comms");
     for (Row r = 0; r < table_.size(); ++r) {
+      poll_interrupt();
       if (!is_host(table_.kind[r]) || is_api_call(table_.kind[r]) || !table_.is_complete(r)) {
         continue;
       }
@@ -386,6 +388,7 @@ class CollectiveBuilder {
     if (!coalesced.empty()) sources.push_back(coalesced.front());
     describe(made, sources);
     for (std::size_t i = 1; i < coalesced.size(); ++i) {
+      poll_interrupt();
       Collective other;
       describe(other, {coalesced[i]});
       made.bytes =

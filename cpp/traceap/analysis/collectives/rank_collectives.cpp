@@ -7,6 +7,7 @@
 
 #include "traceap/analysis/collectives/matching.hpp"
 #include "traceap/analysis/idle/timeline.hpp"
+#include "traceap/base/interrupt.hpp"
 
 namespace traceap {
 namespace {
@@ -133,6 +134,7 @@ class Matcher {
     std::map<StreamKey, std::vector<StreamItem>> streams;
     for (std::uint32_t r = 0; r < ranks_.size(); ++r) {
       for (std::uint32_t i = 0; i < calls_[r].size(); ++i) {
+        poll_interrupt();
         streams[stream_of(calls_[r][i], ranks_[r].rank)].push_back({r, i});
       }
     }
@@ -342,6 +344,7 @@ Interval recorded_bounds(const EventTable& table) {
   Interval bounds{0, 0};
   bool any = false;
   for (Row row = 0; row < table.size(); ++row) {
+    poll_interrupt();
     if (!table.is_complete(row)) continue;
     if (!any) bounds = {table.ts_ns[row], table.end_ns(row)};
     any = true;

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "traceap/base/interrupt.hpp"
+
 namespace traceap {
 namespace {
 
@@ -50,6 +52,7 @@ Pairs longest_chain(const Pairs& pairs) {
   std::vector<std::uint32_t> tails;  // index of the pair that ends the best chain of each length
   std::vector<std::uint32_t> before(pairs.size(), kUnaligned);
   for (std::uint32_t i = 0; i < pairs.size(); ++i) {
+    poll_interrupt();
     const auto at = std::lower_bound(
         tails.begin(), tails.end(), pairs[i].second,
         [&](std::uint32_t tail, std::uint32_t second) { return pairs[tail].second < second; });
@@ -114,6 +117,7 @@ class Aligner {
     const std::vector<Place> right = sorted_places(b_, s.b_begin, s.b_end, s.level);
     Pairs pairs;
     for (std::size_t i = 0, j = 0; i < left.size() && j < right.size();) {
+      poll_interrupt();
       const std::uint64_t key = std::min(left[i].key, right[j].key);
       const std::size_t i_begin = i, j_begin = j;
       while (i < left.size() && left[i].key == key) ++i;
@@ -129,6 +133,7 @@ class Aligner {
   void split(const Segment& s, const Pairs& anchors) {
     std::uint32_t i = s.a_begin, j = s.b_begin;
     for (const auto& [at_a, at_b] : anchors) {
+      poll_interrupt();
       partner_[at_a] = at_b;
       todo_.push_back({i, at_a, j, at_b, s.level, s.round + 1});
       i = at_a + 1;
@@ -167,6 +172,7 @@ class Aligner {
       }
     }
     for (std::size_t i = 0, j = 0; i < rows && j < columns;) {
+      poll_interrupt();
       const int paired = gain_at(s, i, j);
       if (paired > 0 && cell(i, j) == cell(i + 1, j + 1) + paired) {
         partner_[s.a_begin + i] = static_cast<std::uint32_t>(s.b_begin + j);
@@ -195,6 +201,7 @@ class Aligner {
       return furthest[static_cast<std::size_t>(diagonal + kMostEdits + 1)];
     };
     for (int edits = 0; edits <= kMostEdits; ++edits) {
+      poll_interrupt();
       for (int diagonal = -edits; diagonal <= edits; diagonal += 2) {
         const bool down =
             diagonal == -edits || (diagonal != edits && on(diagonal - 1) < on(diagonal + 1));
@@ -259,6 +266,7 @@ class Aligner {
     const std::vector<Place> right = sorted_places(b_, s.b_begin, s.b_end, 2);
     Pairs pairs;
     for (std::size_t i = 0, j = 0; i < left.size() && j < right.size();) {
+      poll_interrupt();
       if (left[i].key < right[j].key) {
         ++i;
       } else if (right[j].key < left[i].key) {

@@ -7,6 +7,7 @@
 
 #include "traceap/analysis/compare/comparable_names.hpp"
 #include "traceap/analysis/compare/sequence_alignment.hpp"
+#include "traceap/base/interrupt.hpp"
 #include "traceap/tree/name_traits.hpp"
 
 namespace traceap {
@@ -90,6 +91,7 @@ std::vector<NodeKind> candidate_kinds(const DiffSide& side, bool all) {
   std::vector<NodeKind> kinds(side.table.size(), NodeKind::kNone);
   const std::vector<NameTraits> traits = classify_names(side.table.strings);
   for (const Row row : side.tree.host_rows) {
+    poll_interrupt();
     if (all || side.costs.subtree_gpu_events[row] > 0)
       kinds[row] = kind_of(side.table, traits, row);
   }
@@ -166,6 +168,7 @@ class ForestBuilder {
     }
     forest_.child_nodes.resize(forest_.child_offsets[size + 1]);
     for (std::uint32_t node = 0; node < size; ++node) {
+      poll_interrupt();
       const std::uint32_t parent = forest_.parent[node];
       if (parent != kNoNode) forest_.child_nodes[forest_.child_offsets[parent + 1]++] = node;
     }
@@ -264,6 +267,7 @@ class Matcher {
   bool alike_by_position(const Nodes& a, const Nodes& b) const {
     if (a.size() != b.size()) return false;
     for (std::size_t i = 0; i < a.size(); ++i) {
+      poll_interrupt();
       if (before_.kind[a[i]] != after_.kind[b[i]]) return false;
       const bool shapes = before_.dims[a[i]] >= 0 && before_.dims[a[i]] == after_.dims[b[i]];
       if (a.size() > 1 && !shapes) return false;
@@ -280,6 +284,7 @@ class Matcher {
     Nodes opened;
     bool any = false;
     for (const std::uint32_t node : nodes) {
+      poll_interrupt();
       if (!wraps(forest, node, wanted)) {
         opened.push_back(node);
         continue;
@@ -335,6 +340,7 @@ NameCounts name_counts(const Forest& forest, const Forest::Thread& thread) {
 std::uint64_t overlap(const NameCounts& a, const NameCounts& b) {
   std::uint64_t common = 0;
   for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    poll_interrupt();
     if (a[i].first < b[j].first) {
       ++i;
     } else if (b[j].first < a[i].first) {
@@ -470,6 +476,7 @@ class TreeDiffer {
   TreeDiff diff(std::span<const DiffPair> pairs) {
     result_.pair_offsets.push_back(0);
     for (const DiffPair& pair : pairs) {
+      poll_interrupt();
       add_pair(pair);
       result_.pair_offsets.push_back(static_cast<std::uint32_t>(result_.before_row.size()));
     }
@@ -554,6 +561,7 @@ class TreeDiffer {
   void assign_classes(const Forest& before, const Forest& after, const std::vector<Match>& matches,
                       std::uint32_t begin) {
     for (std::uint32_t i = 0; i < matches.size(); ++i) {
+      poll_interrupt();
       const auto [a, b, by, opened] = matches[i];
       if (by == MatchedBy::kUnmatched) continue;
       const std::uint32_t context = contexts_.of_matched(
@@ -563,6 +571,7 @@ class TreeDiffer {
       note_node(begin + i, context, variant, &before, a, &after, b, by);
     }
     for (std::uint32_t i = 0; i < matches.size(); ++i) {
+      poll_interrupt();
       const auto [a, b, by, opened] = matches[i];
       if (by != MatchedBy::kUnmatched) continue;
       const bool is_after = a == kNoNode;
@@ -625,6 +634,7 @@ class TreeDiffer {
       if (nodes[row] == kNoNode && parent != kNoRow) nodes[row] = nodes[parent];
     }
     for (const Row row : side.tree.gpu_rows) {
+      poll_interrupt();
       const Row launch =
           side.tree.launch[row] != kNoRow ? side.tree.launch[row] : side.tree.op[row];
       if (launch != kNoRow) nodes[row] = nodes[launch];

@@ -1,5 +1,7 @@
 #include "traceap/analysis/compat/compat_nesting.hpp"
 
+#include "traceap/base/interrupt.hpp"
+
 namespace traceap {
 namespace {
 
@@ -22,6 +24,7 @@ bool is_wanted(const EventTable& table, Row row, bool python_frames) {
 std::vector<std::vector<Row>> rows_by_track(const EventTable& table, bool python_frames) {
   std::vector<std::vector<Row>> by_track(table.tracks.size());
   for (Row row = 0; row < table.size(); ++row) {
+    poll_interrupt();
     if (is_wanted(table, row, python_frames)) by_track[table.track[row]].push_back(row);
   }
   return by_track;

@@ -5,6 +5,8 @@
 #include <limits>
 #include <unordered_set>
 
+#include "traceap/base/interrupt.hpp"
+
 namespace traceap {
 namespace {
 
@@ -18,6 +20,7 @@ double to_us(std::int64_t ns) {
 HtaEvents::HtaEvents(const EventTable& event_table, const HtaOptions& options)
     : table(event_table) {
   for (Row row = 0; row < table.size(); ++row) {
+    poll_interrupt();
     const bool kept = table.is_complete(row) && table.category[row] != kNoString &&
                       table.category_of(row) != "Trace" && !(table.flags[row] & kMatchedEnd);
     if (kept) all.push_back(row);
@@ -36,6 +39,7 @@ void HtaEvents::round_times() {
   end_us.assign(table.size(), 0);
   stream.assign(table.size(), -1);
   for (const Row row : all) {
+    poll_interrupt();
     const double start = to_us(table.ts_ns[row]);
     ts_us[row] = static_cast<std::int64_t>(std::ceil(start));
     end_us[row] = static_cast<std::int64_t>(std::floor(start + to_us(table.dur_ns[row])));
@@ -58,6 +62,7 @@ void HtaEvents::find_partners() {
   };
   std::vector<Entry> calls, work;
   for (const Row row : all) {
+    poll_interrupt();
     if (correlation(row) != -1) (on_gpu(row) ? work : calls).push_back({correlation(row), row});
   }
   const auto by_id = [](const Entry& a, const Entry& b) { return a.id < b.id; };
@@ -86,6 +91,7 @@ void HtaEvents::cut_last_step() {
     is_step[id] = table.strings[id].find("ProfilerStep") != std::string_view::npos;
   }
   for (const Row row : all) {
+    poll_interrupt();
     if (!is_step[table.name[row]]) continue;
     names.insert(table.name[row]);
     if (!on_gpu(row)) last_start_us = std::max(last_start_us, ts_us[row]);
@@ -93,6 +99,7 @@ void HtaEvents::cut_last_step() {
   if (names.size() < 2) return;
   std::unordered_set<std::int64_t> correlations;
   for (const Row row : all) {
+    poll_interrupt();
     if (!on_gpu(row) && ts_us[row] < last_start_us) correlations.insert(correlation(row));
   }
   std::erase_if(all, [&](Row row) {
@@ -124,6 +131,7 @@ std::optional<std::pair<std::int64_t, std::int64_t>> HtaEvents::find_window(
   std::int64_t start_us = std::numeric_limits<std::int64_t>::max();
   std::int64_t last_us = std::numeric_limits<std::int64_t>::min();
   for (const Row row : instances) {
+    poll_interrupt();
     start_us = std::min(start_us, ts_us[row]);
     last_us = std::max(last_us, end_us[row]);
   }
@@ -139,10 +147,12 @@ void HtaEvents::clip(std::int64_t start_us, std::int64_t last_us) {
   std::vector<bool> has_call(table.size()), kept_rows(table.size());
   for (const Row row : all) kept_rows[row] = true;
   for (const Row call : all) {
+    poll_interrupt();
     const Row work = partner[call];
     if (stream[call] == -1 && work != kNoRow && starts_inside(call)) has_call[work] = true;
   }
   for (const Row row : all) {
+    poll_interrupt();
     if (stream[row] == -1 && !starts_inside(row)) continue;
     if (stream[row] != -1 && !has_call[row] && !is_named(row, "Stream Wait Event")) continue;
     clipped.push_back(row);

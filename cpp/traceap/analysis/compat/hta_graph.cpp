@@ -13,6 +13,7 @@
 
 #include "traceap/analysis/compat/hta_events.hpp"
 #include "traceap/analysis/compat/longest_path.hpp"
+#include "traceap/base/interrupt.hpp"
 
 namespace traceap {
 namespace {
@@ -83,6 +84,7 @@ class HtaGraph {
   void add_nodes() {
     std::vector<std::tuple<std::int64_t, Row, bool>> points;  // time, event, is it the end
     for (const Row row : events_.clipped) {
+      poll_interrupt();
       const bool on_stream = events_.stream[row] != -1 && events_.is_correlated(row);
       if (!is_call_or_op(row) && !on_stream) continue;
       points.emplace_back(events_.ts_us[row], row, false);
@@ -90,6 +92,7 @@ class HtaGraph {
     }
     std::sort(points.begin(), points.end());
     for (const auto& [time_us, row, is_end] : points) {
+      poll_interrupt();
       (is_end ? end_ : start_)[row] = static_cast<Node>(time_us_.size());
       time_us_.push_back(time_us);
       event_.push_back(row);
@@ -172,6 +175,7 @@ class HtaGraph {
   std::optional<TrackId> only_thread_with(std::string_view word) const {
     std::optional<TrackId> found;
     for (const Row row : events_.clipped) {
+      poll_interrupt();
       const std::string_view category = table_.category_of(row);
       if (category != "cpu_op" && category != "user_annotation") continue;
       if (table_.name_of(row).find(word) == std::string_view::npos) continue;
@@ -210,6 +214,7 @@ class HtaGraph {
     };
     std::vector<Mark> marks;
     for (const Row row : rows) {
+      poll_interrupt();
       if (events_.stream[row] >= 0) return;
       marks.push_back({events_.ts_us[row], events_.dur_us(row), row, false});
       marks.push_back({events_.end_us[row], events_.dur_us(row), row, true});
@@ -223,6 +228,7 @@ class HtaGraph {
     std::vector<Row> stack;
     StackWalk walk;
     for (const Mark& mark : marks) {
+      poll_interrupt();
       if (!mark.is_end) {
         stack.push_back(mark.row);
         enter(walk, mark.row);
@@ -274,6 +280,7 @@ class HtaGraph {
 
   void index_launches() {
     for (const Row row : events_.all) {
+      poll_interrupt();
       if (!launches(row) || events_.stream[events_.partner[row]] == -1) continue;
       launches_.push_back(row);
     }
@@ -282,12 +289,14 @@ class HtaGraph {
     wait_on_stream_.emplace(table_, "wait_on_stream");
     wait_on_record_.emplace(table_, "wait_on_cuda_event_record_corr_id");
     for (const Row row : launches_) {
+      poll_interrupt();
       const Row work = events_.partner[row];
       by_stream_[stream_key(work)].push_back(row);
       by_thread_[{table_.track[row], events_.stream[work]}].push_back(row);
     }
     has_records_ = table_.strings.find("cudaEventRecord") != kNoString;
     for (const Row row : events_.all) {
+      poll_interrupt();
       if (events_.is_named(row, "cudaEventRecord")) records_.emplace(events_.correlation(row), row);
     }
   }
@@ -303,9 +312,11 @@ class HtaGraph {
     queue_length_.assign(table_.size(), std::numeric_limits<int>::min());
     std::map<std::int64_t, std::vector<Change>> changes;
     for (const Row row : launches_) {
+      poll_interrupt();
       changes[events_.stream[events_.partner[row]]].push_back({events_.ts_us[row], row, 1});
     }
     for (const Row row : events_.all) {
+      poll_interrupt();
       if (events_.stream[row] == -1 || events_.partner[row] == kNoRow) continue;
       if (!launches(events_.partner[row])) continue;
       changes[events_.stream[row]].push_back({events_.ts_us[row], row, -1});
@@ -350,6 +361,7 @@ class HtaGraph {
   void add_gpu_edges() {
     std::vector<std::pair<std::int64_t, Row>> order;
     for (const Row row : events_.clipped) {
+      poll_interrupt();
       const bool syncs_host =
           events_.is_named(row, "Event Sync") || events_.is_named(row, "Context Sync");
       if ((events_.stream[row] == -1 && !syncs_host) || !events_.is_correlated(row)) continue;
@@ -359,6 +371,7 @@ class HtaGraph {
     std::stable_sort(order.begin(), order.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
     for (const auto& [time_us, row] : order) {
+      poll_interrupt();
       if (table_.category_of(row) == "cuda_sync") {
         add_sync_edges(row);
       } else if (start_[row] != kNoNode) {
@@ -428,6 +441,7 @@ class HtaGraph {
     HtaPath path;
     std::vector<WeightedEdge> weighted;
     for (const HtaEdge& edge : edges_) {
+      poll_interrupt();
       weighted.push_back({edge.begin, edge.end, std::max<std::int64_t>(0, edge.weight_us)});
       ++path.edges_of_kind[static_cast<std::size_t>(edge.kind)];
     }
@@ -439,6 +453,7 @@ class HtaGraph {
     path.path_nodes = longest.nodes;
     std::vector<Row> rows;
     for (std::size_t i = 0; i < longest.nodes.size(); ++i) {
+      poll_interrupt();
       rows.push_back(event_[longest.nodes[i]]);
       if (i == 0) continue;
       const std::uint64_t key = std::uint64_t{longest.nodes[i - 1]} << 32 | longest.nodes[i];

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/offsets.hpp"
 
 namespace traceap {
@@ -36,6 +37,7 @@ std::vector<std::uint32_t> order_of_mention(std::uint32_t nodes,
     seen[node] = true;
   };
   for (const WeightedEdge& e : edges) {
+    poll_interrupt();
     mention(e.source);
     mention(e.destination);
   }
@@ -49,10 +51,12 @@ std::vector<std::uint32_t> order_topologically(std::span<const std::uint32_t> me
   std::vector<std::uint32_t> order;
   std::vector<std::uint32_t> waiting(in.offsets.size() - 1);
   for (const std::uint32_t node : mentioned) {
+    poll_interrupt();
     waiting[node] = static_cast<std::uint32_t>(in.of(node).size());
     if (waiting[node] == 0) order.push_back(node);
   }
   for (std::size_t i = 0; i < order.size(); ++i) {
+    poll_interrupt();
     for (const std::uint32_t edge : out.of(order[i])) {
       const std::uint32_t next = edges[edge].destination;
       if (--waiting[next] == 0) order.push_back(next);
@@ -76,6 +80,7 @@ LongestPath find_longest_path(std::uint32_t nodes, std::span<const WeightedEdge>
   std::vector<std::uint32_t> previous(nodes, kNone);
   std::uint32_t last = order.front();
   for (const std::uint32_t node : order) {
+    poll_interrupt();
     std::int64_t best = std::numeric_limits<std::int64_t>::min();
     for (const std::uint32_t e : in.of(node)) {
       const std::int64_t reached = distance[edges[e].source] + edges[e].weight;

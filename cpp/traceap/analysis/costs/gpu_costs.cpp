@@ -6,6 +6,7 @@
 #include "traceap/analysis/costs/subtree_unions.hpp"
 #include "traceap/analysis/idle/host_self.hpp"
 #include "traceap/analysis/idle/timeline.hpp"
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/sums.hpp"
 
 namespace traceap {
@@ -34,6 +35,7 @@ void share_out(const EventTable& table, const EventTree& tree, GpuClass wanted,
                const IntervalSet& above, std::vector<std::int64_t>& exclusive_ns) {
   std::int64_t covered = kNoId;
   for (const Row row : tree.gpu_rows) {
+    poll_interrupt();
     if (tree.gpu_class[row] != wanted) continue;
     const Interval piece{std::max(table.ts_ns[row], covered), table.end_ns(row)};
     if (piece.end_ns <= piece.start_ns) continue;
@@ -56,6 +58,7 @@ void add_gpu_events(const EventTable& table, const EventTree& tree, GpuCosts& co
   GrowingUnions own(table.size());
   std::vector<PlacedInterval> below;
   for (const Row row : tree.gpu_rows) {
+    poll_interrupt();
     const Interval interval{table.ts_ns[row], table.end_ns(row)};
     const Row launch = tree.launch[row];
     const Row owner = tree.op[row] != kNoRow ? tree.op[row] : launch;
@@ -151,6 +154,7 @@ GpuCosts build_gpu_costs(const EventTable& table, const EventTree& tree) {
   add_backward(tree, costs);
   costs.self_host_ns.assign(size, 0);
   for (const TrackId track : tree.host_tracks) {
+    poll_interrupt();
     visit_self_time(table, tree, track,
                     [&](Row row, Interval piece) { costs.self_host_ns[row] += piece.length_ns(); });
   }

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "traceap/base/error.hpp"
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/intervals.hpp"
 #include "traceap/base/sums.hpp"
 
@@ -91,6 +92,7 @@ class TextBuilder {
   Text build() {
     std::vector<std::vector<std::uint32_t>> events(tree_.streams.size());
     for (std::uint32_t i = 0; i < tree_.gpu_rows.size(); ++i) {
+      poll_interrupt();
       events[tree_.stream_of[tree_.gpu_rows[i]]].push_back(i);
     }
     for (std::uint32_t stream = 0; stream < events.size(); ++stream) {
@@ -106,6 +108,7 @@ class TextBuilder {
     std::int64_t busy_until_ns = kNoId;
     std::size_t step = 0;
     for (const std::uint32_t i : events) {
+      poll_interrupt();
       const Row row = tree_.gpu_rows[i];
       const std::int64_t start_ns = table_.ts_ns[row];
       const auto gap_ns =
@@ -173,12 +176,14 @@ class TextBuilder {
   void make_dense() {
     std::vector<std::uint32_t> used;
     for (Place i = 0; i < text_.size(); ++i) {
+      poll_interrupt();
       if (text_.row[i] != kNoRow) used.push_back(text_.symbol[i]);
     }
     std::sort(used.begin(), used.end());
     used.erase(std::unique(used.begin(), used.end()), used.end());
     auto next = static_cast<std::uint32_t>(used.size());
     for (Place i = 0; i < text_.size(); ++i) {
+      poll_interrupt();
       std::uint32_t& symbol = text_.symbol[i];
       symbol = text_.row[i] == kNoRow
                    ? next++
@@ -252,6 +257,7 @@ class SuffixOrder {
     by_second.reserve(size);
     for (Place i = size - std::min(size, step); i < size; ++i) by_second.push_back(i);
     for (const Place place : order_) {
+      poll_interrupt();
       if (place >= step) by_second.push_back(place - step);
     }
     order_ = std::move(by_second);
@@ -260,6 +266,7 @@ class SuffixOrder {
     const auto second = [&](Place i) { return i + step < size ? rank[i + step] + 1 : 0; };
     std::vector<std::uint32_t> next(size);
     for (Place i = 1; i < size; ++i) {
+      poll_interrupt();
       const Place a = order_[i - 1], b = order_[i];
       next[b] = next[a] + (rank[a] != rank[b] || second(a) != second(b));
     }
@@ -294,6 +301,7 @@ void for_each_maximal_repeat(const Text& text, const SuffixOrder& suffixes, Foun
   const auto merge = [](std::uint32_t a, std::uint32_t b) { return a == b ? a : kManySymbols; };
   std::vector<Open> open{{0, 0, kManySymbols}};
   for (Place i = 0; i < order.size(); ++i) {
+    poll_interrupt();
     const std::uint32_t shared =
         i + 1 < order.size() ? suffixes.common_prefix(order[i], order[i + 1]) : 0;
     std::uint32_t left = left_of(order[i]);
@@ -319,6 +327,7 @@ bool is_periodic(std::span<const std::uint32_t> symbols) {
   if (symbols.size() <= 2) return false;
   std::vector<std::size_t> border(symbols.size(), 0);  // Knuth, Morris, Pratt
   for (std::size_t i = 1; i < symbols.size(); ++i) {
+    poll_interrupt();
     std::size_t k = border[i - 1];
     while (k > 0 && symbols[i] != symbols[k]) k = border[k - 1];
     border[i] = k + (symbols[i] == symbols[k]);
@@ -332,6 +341,7 @@ std::vector<Place> separate(std::span<const Place> places, std::uint32_t length)
   std::sort(sorted.begin(), sorted.end());
   std::vector<Place> kept;
   for (const Place place : sorted) {
+    poll_interrupt();
     if (kept.empty() || place - kept.back() >= length) kept.push_back(place);
   }
   return kept;
@@ -351,6 +361,7 @@ Candidate measure(const Text& text, const Repeat& repeat, const std::vector<Plac
   std::int64_t gpu_ns = 0, gap_ns = 0, launch_ns = 0, removable_ns = 0;
   std::uint32_t launches = 0;
   for (const Place start : starts) {
+    poll_interrupt();
     const Place end = start + repeat.length;
     add_to(gpu_ns, text.gpu_ns.between(start, end));
     add_to(gap_ns, text.gap_ns.between(start + 1, end));
@@ -380,6 +391,7 @@ bool all_linked(const EventTree& tree, std::span<const Row> kernels) {
 Row common_op(const EventTable& table, const EventTree& tree, std::span<const Row> kernels) {
   Row above = tree.launch[kernels.front()];
   for (const Row kernel : kernels) {
+    poll_interrupt();
     while (above != kNoRow && !is_inside(tree, tree.launch[kernel], above)) {
       above = tree.parent[above];
     }
@@ -396,6 +408,7 @@ void add_sequence(const EventTable& table, const EventTree& tree, const Text& te
   Place shown = starts.front();
   bool known = false;
   for (const Place start : starts) {
+    poll_interrupt();
     const std::span<const Row> kernels = std::span(text.row).subspan(start, sequence.length);
     if (!all_linked(tree, kernels)) continue;
     const Row op = common_op(table, tree, kernels);
@@ -454,7 +467,9 @@ class Coverage {
     std::vector<std::uint32_t>& layer = layers_[layer_of(sequence.count)];
     layer.resize(size_, 0);
     for (const Place start : starts) {
+      poll_interrupt();
       for (Place i = start; i < start + sequence.length; ++i) {
+        poll_interrupt();
         layer[i] = std::max(layer[i], sequence.count);
       }
     }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "traceap/base/interrupt.hpp"
+
 namespace traceap {
 namespace {
 
@@ -45,6 +47,7 @@ void append_stream(const EventTable& table, const EventTree& tree,
   std::vector<Entry> entries;
   std::vector<std::uint32_t> entry_of;
   for (const std::uint32_t i : events) {
+    poll_interrupt();
     const Row row = tree.gpu_rows[i], call = tree.launch[row];
     if (entries.empty() || entries.back().call != call) {
       const std::int64_t start_ns = shifted(table.ts_ns[row], tree.launch_delay_correction_ns);
@@ -55,6 +58,7 @@ void append_stream(const EventTable& table, const EventTree& tree,
   std::vector<Change> changes;
   changes.reserve(2 * entries.size());
   for (std::uint32_t i = 0; i < entries.size(); ++i) {
+    poll_interrupt();
     changes.push_back({entries[i].enters_ns, false, entries[i].call, i});
     changes.push_back({entries[i].leaves_ns, true, entries[i].first, i});
   }
@@ -62,6 +66,7 @@ void append_stream(const EventTable& table, const EventTree& tree,
   std::vector<std::int32_t> found(entries.size());
   std::int32_t length = 0;
   for (const Change& change : changes) {
+    poll_interrupt();
     if (!change.leaves) found[change.entry] = length;
     length += change.leaves ? -1 : 1;
     queue.time_ns.push_back(change.time_ns);
@@ -78,6 +83,7 @@ LaunchQueue build_launch_queue(const EventTable& table, const EventTree& tree) {
   queue.found.assign(tree.gpu_rows.size(), -1);
   std::vector<std::vector<std::uint32_t>> events(tree.streams.size());
   for (std::uint32_t i = 0; i < tree.gpu_rows.size(); ++i) {
+    poll_interrupt();
     events[tree.stream_of[tree.gpu_rows[i]]].push_back(i);
   }
   queue.offsets.push_back(0);

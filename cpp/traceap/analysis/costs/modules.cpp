@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/sums.hpp"
 #include "traceap/tree/name_traits.hpp"
 
@@ -162,6 +163,7 @@ class ModuleAssigner {
     result_.source = choose_source();
     // Table order: what encloses a row, and the forward of a backward op, come before it.
     for (Row row = 0; row < table_.size(); ++row) {
+      poll_interrupt();
       if (tree_.host_position[row] != kNoRow) place_host_row(row);
     }
     for (const Row row : tree_.gpu_rows) place_gpu_row(row);
@@ -172,6 +174,7 @@ class ModuleAssigner {
   ModuleSource choose_source() {
     bool annotated = false;
     for (const Row row : tree_.host_rows) {
+      poll_interrupt();
       if (is_frame_(row)) return ModuleSource::kFrames;
       annotated = annotated || is_annotation_(row);
     }
@@ -363,10 +366,12 @@ class ModuleAssigner {
 void add_costs(const EventTree& tree, const GpuCosts& costs, ModuleTree& modules) {
   modules.own.assign(modules.nodes.size(), {});
   for (const Row row : tree.host_rows) {
+    poll_interrupt();
     ModuleCosts& own = modules.own[modules.node_of[row]];
     add_to(own.host_ns[static_cast<std::size_t>(modules.pass_of[row])], costs.self_host_ns[row]);
   }
   for (const Row row : tree.gpu_rows) {
+    poll_interrupt();
     ModuleCosts& own = modules.own[modules.node_of[row]];
     add_to(own.gpu_ns[static_cast<std::size_t>(modules.pass_of[row])], costs.exclusive_ns[row]);
     ++own.gpu_events;

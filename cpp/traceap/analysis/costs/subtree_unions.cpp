@@ -8,6 +8,8 @@
 #include <queue>
 #include <utility>
 
+#include "traceap/base/interrupt.hpp"
+
 // Note [Unions over subtrees]: adding every interval to a union of each of its ancestors takes
 // intervals x depth, which a trace of 40,000 nested calls makes seconds. Instead, take an instant
 // and the intervals that are open at it, ordered by the place of their rows in the pre-order. Give
@@ -29,6 +31,7 @@ class CommonAncestors {
     jump_.resize(count);
     depth_.assign(count, 0);
     for (std::uint32_t at = 0; at < count; ++at) {
+      poll_interrupt();
       const Row row = tree.parent[tree.host_rows[at]];
       if (row == kNoRow) {
         parent_[at] = jump_[at] = at;
@@ -117,10 +120,12 @@ std::vector<std::int64_t> subtree_union_ns(const EventTree& tree,
   std::vector<std::uint64_t> sum_ns(tree.host_rows.size(), 0);
   OpenIntervals open(tree, sum_ns);
   for (const PlacedInterval& each : placed) {
+    poll_interrupt();
     if (each.interval.length_ns() > 0) open.open(tree.host_position[each.host_row], each.interval);
   }
   open.close_until(std::numeric_limits<std::int64_t>::max());
   for (std::size_t at = sum_ns.size(); at-- > 0;) {
+    poll_interrupt();
     const Row parent = tree.parent[tree.host_rows[at]];
     if (parent != kNoRow) sum_ns[tree.host_position[parent]] += sum_ns[at];
   }

@@ -10,6 +10,7 @@
 
 #include "traceap/analysis/idle/host_cursor.hpp"
 #include "traceap/analysis/idle/idle.hpp"
+#include "traceap/base/interrupt.hpp"
 
 namespace traceap {
 namespace {
@@ -47,6 +48,7 @@ class RankCauses {
         inherited_(table_.size(), kUndecided) {
     // Parents precede their children in host_rows.
     for (const Row row : tree_.host_rows) {
+      poll_interrupt();
       const std::uint8_t own = decide(row);
       const Row parent = tree_.parent[row];
       inherited_[row] = own != kUndecided || parent == kNoRow ? own : inherited_[parent];
@@ -133,6 +135,7 @@ class PathWalker {
     add_unknown(graph_.time_ns[at], path_.range.end_ns, at);
     // A path visits a point once; the limit holds even if edges ran in a circle.
     for (Point steps = 0; steps < graph_.size(); ++steps) {
+      poll_interrupt();
       if (graph_.time_ns[at] <= path_.range.start_ns) break;
       const Step step = binding_step(at);
       if (step.edge == kNoEdge) break;

@@ -20,6 +20,7 @@
 
 #include "traceap/analysis/dependencies/graph_builder.hpp"
 #include "traceap/base/error.hpp"
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/intervals.hpp"
 #include "traceap/base/offsets.hpp"
 #include "traceap/tree/name_traits.hpp"
@@ -167,6 +168,7 @@ class RankLinker {
     builder_.start_lane(index_, Lane::kThread, track);
     ThreadWalker walker(builder_, rank_, points_);
     for (std::uint32_t i = tree_.host_offsets[track]; i < tree_.host_offsets[track + 1]; ++i) {
+      poll_interrupt();
       walker.open(tree_.host_rows[i], tree_.parent[tree_.host_rows[i]]);
     }
     walker.finish();
@@ -227,6 +229,7 @@ class RankLinker {
     std::stable_sort(by_end.begin(), by_end.end(),
                      [&](Row a, Row b) { return table_.end_ns(a) < table_.end_ns(b); });
     for (const Row row : tree_.gpu_rows) {
+      poll_interrupt();
       if (tree_.launch[row] != kNoRow) continue;
       auto ended = std::partition_point(by_end.begin(), by_end.end(), [&](Row other) {
         return table_.end_ns(other) <= table_.ts_ns[row];
@@ -362,6 +365,7 @@ void check_offset(const GraphRank& rank) {
   const auto fits = [](std::int64_t ns, std::int64_t most) { return ns >= -most && ns <= most; };
   bool all_fit = fits(offset_ns, kMaxTimeNs);
   for (Row row = 0; all_fit && offset_ns != 0 && row < table.size(); ++row) {
+    poll_interrupt();
     all_fit = fits(table.ts_ns[row] + offset_ns, 2 * kMaxTimeNs) &&
               fits(table.end_ns(row) + offset_ns, 2 * kMaxTimeNs);
   }

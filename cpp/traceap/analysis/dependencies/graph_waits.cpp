@@ -26,6 +26,7 @@
 #include "traceap/analysis/dependencies/graph_builder.hpp"
 #include "traceap/analysis/dependencies/stream_waits.hpp"
 #include "traceap/analysis/idle/idle.hpp"
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/text.hpp"
 #include "traceap/tree/id_index.hpp"
 
@@ -79,6 +80,7 @@ class WaitLinker {
     link_sync_rows_without_call();
     link_by_records();
     for (Row row = 0; row < table_.size(); ++row) {
+      poll_interrupt();
       if (!is_api_call(table_.kind[row]) || points_.end[row] == kNoPoint) continue;
       link_call(row);
     }
@@ -90,6 +92,7 @@ class WaitLinker {
 
   void order_gpu_work() {
     for (const Row row : tree_.gpu_rows) {
+      poll_interrupt();
       launched_.push_back({launch_time_ns(table_, tree_, row), row});
     }
     std::sort(launched_.begin(), launched_.end());
@@ -102,6 +105,7 @@ class WaitLinker {
   void index_sync_rows() {
     std::vector<IdRow> syncs, records, calls;
     for (Row row = 0; row < table_.size(); ++row) {
+      poll_interrupt();
       if (table_.correlation[row] == kNoId) continue;
       if (table_.kind[row] == EventKind::kCudaSync) {
         syncs.push_back({table_.correlation[row], row});
@@ -313,6 +317,7 @@ class WaitLinker {
   void link_by_records() {
     std::vector<StreamCall> calls;
     for (Row row = 0; row < table_.size(); ++row) {
+      poll_interrupt();
       if (!is_api_call(table_.kind[row]) || points_.end[row] == kNoPoint) continue;
       const bool records = tree_.api[row] == ApiClass::kEventRecord;
       const bool waits = tree_.api[row] == ApiClass::kStreamWaitEvent && names_no_partner(row);
@@ -376,6 +381,7 @@ class WaitLinker {
 
   void link_sync_rows_without_call() {
     for (Row row = 0; row < table_.size(); ++row) {
+      poll_interrupt();
       if (table_.kind[row] != EventKind::kCudaSync || !table_.is_complete(row)) continue;
       if (table_.name_of(row) != "Stream Wait Event" || !wait_on_stream_) continue;
       if (!waiting_calls_.find(table_.correlation[row]).empty()) continue;

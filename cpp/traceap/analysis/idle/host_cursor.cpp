@@ -4,6 +4,8 @@
 #include <limits>
 #include <span>
 
+#include "traceap/base/interrupt.hpp"
+
 namespace traceap {
 
 HostModel::HostModel(const EventTable& event_table, const EventTree& event_tree)
@@ -14,11 +16,13 @@ HostModel::HostModel(const EventTable& event_table, const EventTree& event_tree)
       first_call_of_name_(event_table.strings.size(), kNoRow),
       first_launch_of_name_(event_table.strings.size(), kNoRow) {
   for (Row r = 0; r < table.size(); ++r) {
+    poll_interrupt();
     if (!is_api_call(table.kind[r])) continue;
     Row& first = first_call_of_name_[table.name[r]];
     if (first == kNoRow) first = r;
   }
   for (const Row gpu : tree.gpu_rows) {
+    poll_interrupt();
     const Row launch = tree.launch[gpu];
     if (launch == kNoRow) continue;
     Row& first = first_launch_of_name_[table.name[gpu]];
@@ -30,6 +34,7 @@ HostModel::HostModel(const EventTable& event_table, const EventTree& event_tree)
 
 void HostModel::mark_copy_ops() {
   for (const Row gpu : tree.gpu_rows) {
+    poll_interrupt();
     const Row call = tree.launch[gpu];
     if (tree.gpu_class[gpu] != GpuClass::kMemcpy || call == kNoRow) continue;
     const HostActivity copy = activity(call);
@@ -38,6 +43,7 @@ void HostModel::mark_copy_ops() {
     if (waits) mark_operators_above(call);
   }
   for (Row r = 0; r < table.size(); ++r) {
+    poll_interrupt();
     if (is_api_call(table.kind[r]) && activity(r) == HostActivity::kSynchronize) {
       mark_operators_above(r);
     }

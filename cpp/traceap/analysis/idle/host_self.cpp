@@ -1,6 +1,7 @@
 #include "traceap/analysis/idle/host_self.hpp"
 
 #include "traceap/analysis/idle/host_activity.hpp"
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/sums.hpp"
 
 namespace traceap {
@@ -118,6 +119,7 @@ std::vector<std::size_t> spread_groups(const EventTree& tree,
                                        std::span<const std::int32_t> group_of, std::size_t groups) {
   std::vector<std::size_t> spread(tree.parent.size(), groups);
   for (const Row row : tree.host_rows) {
+    poll_interrupt();
     const auto group = row < group_of.size() ? group_of[row] : -1;
     if (group >= 0 && static_cast<std::size_t>(group) < groups) {
       spread[row] = static_cast<std::size_t>(group);
@@ -142,6 +144,7 @@ HostIdle build_host_idle(const EventTable& table, const EventTree& tree, const I
                   std::vector<std::int64_t>(groups + 1, 0),
                   std::vector<NsByCause>(groups + 1, NsByCause{})};
   for (const TrackId track : tree.host_tracks) {
+    poll_interrupt();
     HostThread thread{track};
     walk.rewind();
     visit_self_time(table, tree, track, [&](Row row, Interval piece) {

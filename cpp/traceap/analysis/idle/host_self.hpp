@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "traceap/analysis/idle/idle.hpp"
+#include "traceap/base/interrupt.hpp"
 #include "traceap/table/event_table.hpp"
 #include "traceap/tree/event_tree.hpp"
 
@@ -30,6 +31,7 @@ void visit_self_time(const EventTable& table, const EventTree& tree, TrackId tra
   };
   const std::uint32_t begin = tree.host_offsets[track], end = tree.host_offsets[track + 1];
   for (std::uint32_t position = begin; position < end; ++position) {
+    poll_interrupt();
     const Row row = tree.host_rows[position];
     const std::int64_t start_ns = table.ts_ns[row];
     // A row that still runs is closed here by one that overlaps it and ends later.

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "traceap/analysis/idle/host_cursor.hpp"
+#include "traceap/base/interrupt.hpp"
 
 namespace traceap {
 namespace {
@@ -27,6 +28,7 @@ std::vector<Overlay> build_overlays(const EventTable& table, Wanted&& wanted) {
   std::vector<Overlay> overlays;
   std::int64_t covered_to = std::numeric_limits<std::int64_t>::min();
   for (Row r = 0; r < table.size(); ++r) {
+    poll_interrupt();
     IdleCause cause;
     if (!table.is_complete(r) || !wanted(r, cause)) continue;
     const Interval left{std::max(table.ts_ns[r], covered_to), table.end_ns(r)};

@@ -5,6 +5,7 @@
 
 #include "traceap/analysis/idle/idle.hpp"
 #include "traceap/analysis/idle/timeline.hpp"
+#include "traceap/base/interrupt.hpp"
 
 namespace traceap {
 namespace {
@@ -62,6 +63,7 @@ void add_class(const EventTable& table, const EventTree& tree, GpuClass wanted, 
   std::int64_t covered = kNoId;
   std::size_t hidden = 0;  // first member of `above` that ends behind the current start
   for (const Row row : tree.gpu_rows) {
+    poll_interrupt();
     if (tree.gpu_class[row] != wanted) continue;
     std::int64_t start = std::max(table.ts_ns[row], covered);
     const std::int64_t end = table.end_ns(row);
@@ -112,6 +114,7 @@ void add_host(const EventTable& table, const EventTree& tree, Interval hull, Pie
   if (tree.main_track != kNoTrack) {
     const std::uint32_t end = tree.host_offsets[tree.main_track + 1];
     for (std::uint32_t i = tree.host_offsets[tree.main_track]; i < end; ++i) {
+      poll_interrupt();
       const Row row = tree.host_rows[i];
       close_until(table.ts_ns[row]);
       run_to(table.ts_ns[row]);

@@ -4,6 +4,8 @@
 #include <iterator>
 #include <span>
 
+#include "traceap/base/interrupt.hpp"
+
 namespace traceap {
 namespace {
 
@@ -27,6 +29,7 @@ std::int64_t common_ns(const IntervalSet& a, const IntervalSet& b, Interval boun
   const auto in_a = members_in(a, bounds), in_b = members_in(b, bounds);
   std::int64_t total = 0;
   for (std::size_t i = 0, j = 0; i < in_a.size() && j < in_b.size();) {
+    poll_interrupt();
     total += overlap_ns(in_a[i], in_b[j], bounds);
     if (in_a[i].end_ns < in_b[j].end_ns) {
       ++i;
@@ -43,6 +46,7 @@ GpuIntervals unite(const EventTable& table, const EventTree& tree, std::span<con
   GpuIntervals gpu;
   busy.reserve(rows.size());
   for (const Row r : rows) {
+    poll_interrupt();
     const Interval interval{table.ts_ns[r], table.end_ns(r)};
     const bool first = busy.empty();
     gpu.span.start_ns = first ? interval.start_ns : std::min(gpu.span.start_ns, interval.start_ns);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/detect/evidence.hpp"
 #include "traceap/detect/queries/names.hpp"
 
@@ -35,6 +36,7 @@ std::vector<std::uint32_t> step_of_rows(const Signals& signals, const std::vecto
   const auto& steps = signals.tree.steps;
   std::vector<std::uint32_t> step(rows.size(), 0);
   for (std::size_t i = 0; i < rows.size(); ++i) {
+    poll_interrupt();
     const Row launch = signals.tree.launch[rows[i]];
     const std::int64_t time = signals.table.ts_ns[launch == kNoRow ? rows[i] : launch];
     step[i] = static_cast<std::uint32_t>(
@@ -100,6 +102,7 @@ ComputeOrder order_compute(const Signals& signals) {
   const PhaseOfRow phase_of(signals);
   Phase phase = Phase::kOther;
   for (std::size_t i = 0; i < order.rows.size(); ++i) {
+    poll_interrupt();
     const Phase own = phase_of(order.rows[i]);
     const bool new_step = i > 0 && step[i] != step[i - 1];
     const bool new_phase = ends_stretch(phase, own);
@@ -250,6 +253,7 @@ bool has_host_collective(const EventTable& table) {
            name.substr(0, 17) == "_c10d_functional:" || name.substr(0, 5) == "nccl:";
   });
   for (Row r = 0; r < table.size(); ++r) {
+    poll_interrupt();
     if (is_host(table.kind[r]) && is_collective(r)) return true;
   }
   return false;

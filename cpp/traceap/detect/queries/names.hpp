@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "traceap/base/ids.hpp"
+#include "traceap/base/interrupt.hpp"
 #include "traceap/base/string_pool.hpp"
 #include "traceap/base/text.hpp"
 #include "traceap/table/event_table.hpp"
@@ -45,6 +46,7 @@ std::vector<Row> host_rows_named(const EventTable& table, const EventTree& tree,
                                  const LazyNames<Predicate>& names) {
   std::vector<Row> rows;
   for (Row r = 0; r < table.size(); ++r) {
+    poll_interrupt();
     if (tree.host_position[r] != kNoRow && names(r)) rows.push_back(r);
   }
   return rows;

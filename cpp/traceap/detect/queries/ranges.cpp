@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/detect/queries/names.hpp"
 
 namespace traceap {
@@ -40,6 +41,7 @@ bool has_backward(const Signals& signals) {
 std::vector<Row> range_rows(const std::vector<Row>& outer) {
   std::vector<Row> rows;
   for (Row r = 0; r < outer.size(); ++r) {
+    poll_interrupt();
     if (outer[r] == r) rows.push_back(r);
   }
   return rows;

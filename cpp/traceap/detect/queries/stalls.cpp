@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/detect/queries/names.hpp"
 
 namespace traceap {
@@ -36,6 +37,7 @@ IntervalSet silent_idle(const Signals& signals, std::int64_t min_length_ns) {
   const LazyNames is_operator(table, is_operator_name);
   IntervalSet work;  // rows come by start, so the union grows at its end
   for (Row r = 0; r < table.size(); ++r) {
+    poll_interrupt();
     if (signals.tree.host_position[r] == kNoRow) continue;
     const bool is_op = table.kind[r] == EventKind::kCpuOp &&
                        (is_operator(r) || subtree_rows(signals.tree, r).empty());

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/shapes.hpp"
 #include "traceap/detect/rules.hpp"
@@ -129,6 +130,7 @@ void visit_operators(const Signals& signals, BlockFinder& finder) {
   for (std::size_t t = 0; t + 1 < tree.host_offsets.size(); ++t) {
     finder.begin_thread();
     for (std::uint32_t i = tree.host_offsets[t]; i < tree.host_offsets[t + 1]; ++i) {
+      poll_interrupt();
       const Row r = tree.host_rows[i];
       if (signals.table.kind[r] == EventKind::kCpuOp) finder.visit(r);
     }

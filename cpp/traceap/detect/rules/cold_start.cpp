@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "traceap/base/interrupt.hpp"
 #include "traceap/detect/queries/compile.hpp"
 #include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/stalls.hpp"
@@ -35,6 +36,7 @@ void add_loading(const Signals& signals, Costs& costs) {
   const EventTable& table = signals.table;
   const LazyNames loading(table, [](std::string_view name) { return contains(name, "Loading"); });
   for (Row r = 0; r < table.size(); ++r) {
+    poll_interrupt();
     if (table.kind[r] == EventKind::kOverhead && table.is_complete(r) && loading(r)) {
       costs.add(signals, r, "loading of modules");
     }

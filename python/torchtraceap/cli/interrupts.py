@@ -1,0 +1,44 @@
+"""Ctrl-C ends the command line within a second, whatever it does at that moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+__all__ = ["ignore_interrupts", "say_interrupted", "watch_interrupts"]
+
+GRACE_MS = 200
+"""For what unwinds by itself, with all that it cleans up."""
+_MESSAGE = "torchtraceap: interrupted\n"
+_watched = False
+
+
+def watch_interrupts() -> None:
+    """Ends this process a moment after Ctrl-C if KeyboardInterrupt has not done so: one call of
+    NumPy may take seconds, and so may freeing what a large trace takes. For a process that is the
+    command line, not for one that calls `main`."""
+    global _watched
+    from torchtraceap import _core
+
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    _core.watch_interrupts(reader, GRACE_MS, _MESSAGE)
+    _watched = True
+
+
+def ignore_interrupts() -> None:
+    """The answer is out: what is left is the interpreter's own end, in which a signal would only
+    replace the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def say_interrupted() -> None:
+    """Once, whoever is first: the main thread or what watches it."""
+    if not _watched:
+        sys.stderr.write(_MESSAGE)
+        return
+    from torchtraceap import _core
+
+    _core.say_interrupted()
