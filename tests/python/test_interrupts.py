@@ -109,6 +109,18 @@ def test_the_exit_code_is_ours_also_where_code_was_made_of_text(
     assert (code, said) == (130, "torchtraceap: interrupted\n")
 
 
+def test_an_interrupt_that_a_library_turns_into_an_error(bundled: Path) -> None:
+    work = """
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt as error:
+            raise ValueError("a query failed") from error
+"""
+    program = "import time" + ENDLESS.format(work=work.strip(), arguments="")
+    code, said = interrupted(started("-c", program, "diagnose", str(bundled)))
+    assert (code, said) == (130, "torchtraceap: interrupted\n")
+
+
 def test_an_answer_that_is_out_keeps_its_exit_code(bundled: Path) -> None:
     program = """
 import signal, sys

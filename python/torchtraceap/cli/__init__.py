@@ -20,6 +20,7 @@ from torchtraceap.cli.exports import EXPORT_COMMANDS
 from torchtraceap.cli.interrupts import (
     ignore_interrupts,
     say_interrupted,
+    was_interrupted,
     watch_interrupts,
 )
 from torchtraceap.cli.output import drop_stdout, note, print_text, standard_output
@@ -154,6 +155,9 @@ def _answer(arguments: Sequence[str] | None) -> int:
         drop_stdout()
         return FINE
     except Exception as error:
+        if was_interrupted():
+            say_interrupted()
+            return INTERRUPTED
         ours = "" if _is_expected(error) else f"internal error, {type(error).__name__}: "
         note(ours + _sentence(error))
         return UNUSABLE

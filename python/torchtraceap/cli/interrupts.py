@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from types import FrameType
 
-__all__ = ["ignore_interrupts", "say_interrupted", "watch_interrupts"]
+__all__ = ["ignore_interrupts", "say_interrupted", "was_interrupted", "watch_interrupts"]
 
 GRACE_MS = 200
 """For what unwinds by itself, with all that it cleans up."""
 _MESSAGE = "torchtraceap: interrupted\n"
 _watched = False
+_interrupted = False
 
 
 def watch_interrupts() -> None:
@@ -21,11 +23,25 @@ def watch_interrupts() -> None:
     global _watched
     from torchtraceap import _core
 
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return  # ignored, as in the background of a script
+    signal.signal(signal.SIGINT, _interrupt)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     _core.watch_interrupts(reader, GRACE_MS, _MESSAGE)
     _watched = True
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    global _interrupted
+    _interrupted = True
+    raise KeyboardInterrupt
+
+
+def was_interrupted() -> bool:
+    """Ctrl-C has come: an error may be what a library made of the KeyboardInterrupt."""
+    return _interrupted
 
 
 def ignore_interrupts() -> None:
