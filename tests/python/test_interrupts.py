@@ -121,6 +121,24 @@ def test_an_interrupt_that_a_library_turns_into_an_error(bundled: Path) -> None:
     assert (code, said) == (130, "torchtraceap: interrupted\n")
 
 
+def test_an_interrupt_while_the_trace_is_freed(bundled: Path) -> None:
+    program = """
+import sys, time
+from torchtraceap import cli
+def answer(arguments):
+    cli._set_up_process()
+    print("now", flush=True)
+    try:
+        return 0
+    finally:
+        time.sleep(60)
+cli._answer = answer
+sys.exit(cli.main())
+"""
+    code, said = interrupted(started("-c", program, "summary", str(bundled)))
+    assert (code, said) == (130, "torchtraceap: interrupted\n")
+
+
 def test_an_answer_that_is_out_keeps_its_exit_code(bundled: Path) -> None:
     program = """
 import signal, sys

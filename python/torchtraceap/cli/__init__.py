@@ -133,13 +133,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a narrow terminal encoding is no reason to fail
-    code = _answer(arguments)
-    if arguments is None:
-        ignore_interrupts()
-        if code == INTERRUPTED:
-            # At once: nothing is left to write, freeing a large trace takes a while, and Python
-            # dies of the signal where it met code of `exec`, as data classes are made of.
-            os._exit(code)
+    try:
+        code = _answer(arguments)
+        if arguments is None:
+            ignore_interrupts()
+    except KeyboardInterrupt:  # at work, or while what the command held was freed
+        say_interrupted()
+        code = INTERRUPTED
+    if arguments is None and code == INTERRUPTED:
+        # At once: nothing is left to write, freeing a large trace takes a while, and Python dies
+        # of the signal where it met code of `exec`, as data classes are made of.
+        os._exit(code)
     return code
 
 
@@ -148,9 +152,6 @@ def _answer(arguments: Sequence[str] | None) -> int:
         return _run(list(sys.argv[1:] if arguments is None else arguments), arguments is None)
     except SystemExit as left:  # argparse, after --help
         return left.code if isinstance(left.code, int) else FINE
-    except KeyboardInterrupt:
-        say_interrupted()
-        return INTERRUPTED
     except BrokenPipeError:
         drop_stdout()
         return FINE
