@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <string>
 
 #include "traceap/base/error.hpp"
 #include "traceap/base/interrupt.hpp"
@@ -63,9 +64,12 @@ std::vector<IdMaps> merge_pools(const std::vector<const ParserPools*>& pools, Ev
       maps[p].templates.push_back(table.args.templates.intern(from.templates[id]));
     }
     for (StringId id = 0; id < from.tracks.size(); ++id) {
-      const TrackId track = tracks.intern(from.tracks[id]);
-      if (track == table.tracks.size()) table.tracks.push_back(make_track(from.tracks[id]));
-      maps[p].tracks.push_back(track);
+      Track track = make_track(from.tracks[id]);
+      // Tracks are told apart by what is meant, not by how it was escaped.
+      const TrackId number =
+          tracks.intern(std::to_string(track.pid.size()) + ":" + track.pid + track.tid);
+      if (number == table.tracks.size()) table.tracks.push_back(std::move(track));
+      maps[p].tracks.push_back(number);
     }
   }
   sort_tracks(table.tracks, maps);
@@ -178,6 +182,35 @@ int nesting_rank(EventKind kind) {
   }
 }
 
+/// Characters of a JSON text but for the white space between its tokens.
+class PlainText {
+ public:
+  explicit PlainText(std::string_view text) : text_(text) {}
+  /// The next one, or -1 at the end.
+  int next() {
+    while (!in_string_ && pos_ < text_.size() && is_json_space(text_[pos_])) ++pos_;
+    if (pos_ >= text_.size()) return -1;
+    const char c = text_[pos_++];
+    if (c == '"' && !escaped_) in_string_ = !in_string_;
+    escaped_ = c == '\\' && in_string_ && !escaped_;
+    return static_cast<unsigned char>(c);
+  }
+
+ private:
+  std::string_view text_;
+  std::size_t pos_ = 0;
+  bool in_string_ = false, escaped_ = false;
+};
+
+/// Below, equal to or above 0, whatever the layout of the texts is.
+int compare_plain(std::string_view a, std::string_view b) {
+  PlainText first(a), second(b);
+  for (;;) {
+    const int x = first.next(), y = second.next();
+    if (x != y || x < 0) return x - y;
+  }
+}
+
 /// Order of rows that start together: by content, so that the order in the file does not matter.
 class ContentOrder {
  public:
@@ -198,10 +231,15 @@ class ContentOrder {
   }
 
  private:
+  /// Without layout first, which an event that was mended with its neighbours has lost.
   bool by_text(Row a, Row b) const {
     const StringId x = t_.args.template_id[a], y = t_.args.template_id[b];
-    if (x != y) return t_.args.templates[x] < t_.args.templates[y];
-    return packed(a) < packed(b);
+    if (x == y) return packed(a) < packed(b);
+    const std::string_view text_x = t_.args.templates[x], text_y = t_.args.templates[y];
+    const int order = compare_plain(text_x, text_y);
+    if (order != 0) return order < 0;
+    const int of_values = packed(a).compare(packed(b));
+    return of_values != 0 ? of_values < 0 : text_x < text_y;
   }
   /// Packed values of a row; rows still stand in file order here.
   std::string_view packed(Row r) const {

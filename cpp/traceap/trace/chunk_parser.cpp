@@ -32,7 +32,7 @@ class ChunkParser::Impl {
   std::string repaired_;
   ChunkResult result_;
   std::size_t max_event_bytes_ = 0;
-  bool comma_ = true;     ///< an object may come: behind '[', ',' or at a chunk's begin
+  Behind behind_ = Behind::kOpen;
   bool stopped_ = false;  ///< the chunk ends inside an event
 };
 
@@ -85,49 +85,55 @@ bool ChunkParser::Impl::read_object(const ChunkTask& task, std::uint32_t& token,
     result_.consumed = pos;
     return true;
   }
-  if (!finish_event(offset)) {
-    // Well-formed for the walk, but not inside a nested value: mend this event alone.
-    std::size_t end = pos;
-    if (!repair_one(task, end)) {
-      stopped_ = true;
-      result_.consumed = pos;
-      return true;
-    }
-    walker_.point_at(task.text, chunk_index_);
-    if (end != std::size_t{walker_.position(token - 1)} + 1) {
-      pos = end;
-      return false;
-    }
+  if (finish_event(offset)) {
+    meet_object(task, offset);
+    return true;
   }
-  meet_object(task, offset);
-  return true;
+  // Well-formed for the walk, but not inside a nested value: mend this event alone.
+  std::size_t end = pos;
+  if (!repair_one(task, end)) {
+    stopped_ = true;
+    result_.consumed = pos;
+    return true;
+  }
+  walker_.point_at(task.text, chunk_index_);
+  if (end == std::size_t{walker_.position(token - 1)} + 1) return true;
+  pos = end;
+  return false;
 }
 
 inline void ChunkParser::Impl::meet_object(const ChunkTask& task, std::uint64_t offset) {
-  if (!comma_ && !task.json_lines) result_.reasons.add(Reason::kMissingComma, offset);
-  comma_ = false;
+  const bool is_missing = behind_ == Behind::kObject && !task.json_lines;
+  if (is_missing) result_.reasons.add(Reason::kMissingComma, offset);
+  behind_ = Behind::kObject;
 }
 
 inline void ChunkParser::Impl::meet_comma(std::uint64_t offset) {
-  if (comma_) result_.reasons.add(Reason::kExtraComma, offset);
-  comma_ = true;
+  if (behind_ != Behind::kObject) result_.reasons.add(Reason::kExtraComma, offset);
+  if (behind_ == Behind::kObject) behind_ = Behind::kComma;
 }
 
 void ChunkParser::Impl::meet_close(std::uint64_t offset, std::size_t pos) {
-  if (comma_ && pos > 0 && result_.objects > 0) result_.reasons.add(Reason::kExtraComma, offset);
+  if (behind_ == Behind::kComma) result_.reasons.add(Reason::kExtraComma, offset);
   result_.array_closed = true;
   result_.consumed = pos + 1;
 }
 
-/// Mends and reads the event at `pos`; false when more text is needed.
+/// Mends and reads the event at `pos`; false when more text is needed. Of an object that is no
+/// event only that is counted: the strict way does not look at the rest of it.
 bool ChunkParser::Impl::repair_one(const ChunkTask& task, std::size_t& pos) {
   const std::uint64_t offset = task.base_offset + pos;
+  const std::size_t kept = result_.events.size();
+  ReasonCounts mended;
   const RepairResult repaired =
-      repair_event(task.text, pos, task.is_final, task.base_offset, repaired_, result_.reasons);
+      repair_event(task.text, pos, task.is_final, task.base_offset, repaired_, mended);
   if (repaired.status == RepairStatus::kNeedMore) return false;
   pos = repaired.end;
+  meet_object(task, offset);
   if (repaired.status == RepairStatus::kSkipped) {
     ++result_.objects;
+    result_.reasons.merge(mended);
+    behind_ = Behind::kComma;  // its comma was skipped with it
     return true;
   }
   const std::size_t size = repaired_.size();
@@ -143,6 +149,7 @@ bool ChunkParser::Impl::repair_one(const ChunkTask& task, std::size_t& pos) {
     ++result_.objects;
     result_.reasons.add(Reason::kUnreadableEvent, offset);
   }
+  if (result_.events.size() > kept) result_.reasons.merge(mended);
   return true;
 }
 
@@ -180,12 +187,10 @@ void ChunkParser::Impl::parse_tolerant(const ChunkTask& task, std::size_t pos) {
     if (pos >= text.size()) break;
     const char c = text[pos];
     if (c == '{') {
-      const std::uint64_t offset = task.base_offset + pos;
       if (!repair_one(task, pos)) {
         result_.consumed = pos;
         return;
       }
-      meet_object(task, offset);
     } else if (c == ',') {
       meet_comma(task.base_offset + pos);
       ++pos;
@@ -217,7 +222,7 @@ bool ChunkParser::Impl::resync(ChunkTask& task) {
 
 ChunkResult ChunkParser::Impl::parse(const ChunkTask& task) {
   result_ = ChunkResult{};
-  comma_ = true;
+  behind_ = task.resync ? Behind::kComma : task.behind;
   stopped_ = false;
   max_event_bytes_ = task.max_event_bytes;
   ChunkTask rest = task;
@@ -230,6 +235,7 @@ ChunkResult ChunkParser::Impl::parse(const ChunkTask& task) {
     if (!parse_strict(rest, pos)) parse_tolerant(rest, pos);
   }
   result_.consumed += task.text.size() - rest.text.size();
+  result_.behind = behind_;
   return std::move(result_);
 }
 

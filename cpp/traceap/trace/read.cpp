@@ -165,6 +165,7 @@ class Reader {
       assembler_.add(job->result.events, job->parser);
       if (job->result.array_closed) return leave_events(*job, consumed);
       ahead_bytes_ = std::min(2 * ahead_bytes_, most_ahead());
+      behind_ = job->result.behind;
       keep_carry(*job, consumed);
     }
     if (in_object_) reasons_.add(Reason::kUnclosedTrace, fetched_);
@@ -172,10 +173,12 @@ class Reader {
   }
 
   /// The oldest chunk, parsed; null when no text is left. A chunk that follows on an event cut in
-  /// two is parsed here, with that event's begin before it.
+  /// two is parsed here, with that event's begin before it; so is one that stands behind something
+  /// else than was guessed.
   std::shared_ptr<ParseJob> next_result() {
     fill_queue();
-    const bool goes_on = !carry_.empty() || resync_;
+    const bool is_guessed = queue_.empty() || queue_.front()->task.behind == behind_;
+    const bool goes_on = !carry_.empty() || resync_ || !is_guessed;
     std::shared_ptr<ParseJob> job;
     if (!queue_.empty()) {
       job = queue_.front();
@@ -200,6 +203,7 @@ class Reader {
 
   void prepend_carry(ParseJob& job) {
     const std::size_t wanted = 2 * carry_.size();  // keeps the work linear for a long event
+    job.task.behind = behind_;
     if (!carry_.empty()) {
       job.text.insert(0, carry_);
       job.task.base_offset = carry_offset_;
@@ -253,7 +257,16 @@ class Reader {
     job->task.is_final = at_end_ && unread_.size() == 0;
     job->task.json_lines = json_lines_;
     job->task.max_event_bytes = options_.max_event_bytes;
+    job->task.behind = next_behind_;
+    next_behind_ = guess_behind(job->text, next_behind_);
     return job;
+  }
+
+  /// What the text after a chunk stands behind, by the chunk's last character.
+  static Behind guess_behind(std::string_view chunk, Behind before) {
+    const std::string_view text = trim_space(chunk);
+    if (text.empty()) return before;
+    return text.back() == '}' ? Behind::kObject : Behind::kComma;
   }
 
   /// Length of the next chunk; 0 at the end.
@@ -281,6 +294,7 @@ class Reader {
     }
     unread_.put_back(ahead);
     queue_.clear();
+    behind_ = next_behind_ = Behind::kOpen;
     ahead_bytes_ = kFirstStepBytes;
     resync_ = false;
     return Section::kTail;
@@ -354,6 +368,8 @@ class Reader {
   std::size_t ahead_bytes_;  ///< text that may be in jobs at once
   std::string carry_;        ///< begin of an event that a chunk's end cut in two
   std::uint64_t carry_offset_ = 0;
+  Behind behind_ = Behind::kOpen;       ///< what the oldest chunk stands behind
+  Behind next_behind_ = Behind::kOpen;  ///< what the next chunk stands behind, most likely
   std::uint64_t fetched_ = 0;
   bool at_end_ = false;
   bool json_lines_ = false;

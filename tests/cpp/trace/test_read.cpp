@@ -200,6 +200,54 @@ TEST_CASE("chunk borders and threads change nothing", "[trace]") {
   }
 }
 
+TEST_CASE("a thread is one track however its name is escaped", "[trace]") {
+  const auto event = [](const std::string& tid) {
+    return R"({"ph":"X","name":"a","pid":1,"tid":)" + tid + R"(,"ts":1,"dur":1})";
+  };
+  const EventTable t = load(object(event(R"("ab")") + "," + event(R"("\u0061b")") + "," +
+                                   event("7") + "," + event(R"("7")")));
+  REQUIRE(t.tracks.size() == 2);
+  CHECK(t.tracks[0].tid == "7");
+  CHECK(t.tracks[1].tid == "ab");
+}
+
+TEST_CASE("what is counted does not hang on chunk borders", "[trace]") {
+  const std::string plain = R"({"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1})";
+  const std::string unreadable = R"({"ph":"X","name":-"b","pid":1,"tid":1,"ts":1,"dur":1})";
+  const std::string no_event = R"({"ph":"X","name":"cu\a","pid":1,"tid":1,"dur":1})";
+  const std::string text = object("," + plain + plain + "," + unreadable + "," + plain + plain +
+                                  ",," + no_event + "," + unreadable + "," + no_event + "," +
+                                  plain + "," + unreadable + "," + no_event + plain + ",");
+  const EventTable whole = load(text);
+  CHECK(whole.diagnostics.count("missing_comma") == 3);
+  CHECK(whole.diagnostics.count("extra_comma") == 3);
+  CHECK(whole.diagnostics.count("unreadable_event") == 3);
+  CHECK(whole.diagnostics.count("missing_start") == 3);
+  CHECK(whole.diagnostics.count("bare_backslash") == 0);
+  for (std::size_t chunk = 1; chunk < 600; ++chunk) {
+    CAPTURE(chunk);
+    CHECK(fingerprint(load(text, chunk)) == fingerprint(whole));
+    if (chunk % 20 == 0) CHECK(fingerprint(load(text, chunk, 3)) == fingerprint(whole));
+  }
+}
+
+TEST_CASE("events that start together are in one order, mended with their neighbours or not",
+          "[trace]") {
+  const auto event = [](const std::string& args) {
+    return R"({"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1,"args": {)" + args + "}}";
+  };
+  const std::string text = object(event(R"("b": 1)") + "," + event(R"("a" : 1)") +
+                                  R"(,{"ph":"X","name":"lone"quote"},)" + event(R"("a": 2)"));
+  for (std::size_t chunk = 1; chunk < 300; ++chunk) {
+    const EventTable t = load(text, chunk);
+    CAPTURE(chunk);
+    REQUIRE(t.size() == 3);
+    CHECK(ArgReader(t, "a").integer(0) == 1);
+    CHECK(ArgReader(t, "a").integer(1) == 2);
+    CHECK(ArgReader(t, "b").integer(2) == 1);
+  }
+}
+
 TEST_CASE("threads read a long text whose chunks end inside events", "[trace]") {
   // Lists of look-alike events, in which the reader cuts, after names of changing length, so that
   // chunks end anywhere; and quotes that simdjson refuses.
