@@ -22,6 +22,7 @@ class ChunkParser::Impl {
   void parse_tolerant(const ChunkTask& task, std::size_t pos);
   bool read_object(const ChunkTask& task, std::uint32_t& token, std::size_t& pos);
   bool repair_one(const ChunkTask& task, std::size_t& pos);
+  bool read_alone(std::string_view text, std::uint64_t offset);
   bool finish_event(std::uint64_t offset);
   void meet_object(const ChunkTask& task, std::uint64_t offset);
   void meet_comma(std::uint64_t offset);
@@ -29,7 +30,7 @@ class ChunkParser::Impl {
 
   StructuralIndex chunk_index_, event_index_;
   EventWalker walker_;
-  std::string repaired_;
+  std::string repaired_, alone_;
   ChunkResult result_;
   std::size_t max_event_bytes_ = 0;
   Behind behind_ = Behind::kOpen;
@@ -119,9 +120,23 @@ void ChunkParser::Impl::meet_close(std::uint64_t offset, std::size_t pos) {
   result_.consumed = pos + 1;
 }
 
-/// Mends and reads the event at `pos`; false when more text is needed. Of an object that is no
-/// event only that is counted: the strict way does not look at the rest of it.
+/// Reads an event that is all of `text`. False if the strict way can't; then nothing is added.
+bool ChunkParser::Impl::read_alone(std::string_view text, std::uint64_t offset) {
+  alone_.assign(text);
+  alone_.append(kTextPadding, '\0');
+  const std::string_view padded(alone_.data(), text.size());
+  if (!event_index_.build(padded)) return false;
+  walker_.point_at(padded, event_index_);
+  std::uint32_t token = 0;
+  return walker_.walk(token) == Walk::kEvent && token == walker_.token_count() &&
+         finish_event(offset);
+}
+
+/// Mends and reads the event at `pos`; false when more text is needed. What the strict way can read
+/// is read as it stands: its text must not depend on what else is in the chunk. Of an object that
+/// is no event only that is counted: the strict way does not look at the rest of it.
 bool ChunkParser::Impl::repair_one(const ChunkTask& task, std::size_t& pos) {
+  const std::size_t begin = pos;
   const std::uint64_t offset = task.base_offset + pos;
   const std::size_t kept = result_.events.size();
   ReasonCounts mended;
@@ -136,16 +151,8 @@ bool ChunkParser::Impl::repair_one(const ChunkTask& task, std::size_t& pos) {
     behind_ = Behind::kComma;  // its comma was skipped with it
     return true;
   }
-  const std::size_t size = repaired_.size();
-  repaired_.append(kTextPadding, '\0');
-  const std::string_view text(repaired_.data(), size);
-  std::uint32_t token = 0;
-  bool read = false;
-  if (event_index_.build(text)) {
-    walker_.point_at(text, event_index_);
-    read = walker_.walk(token) == Walk::kEvent && finish_event(offset);
-  }
-  if (!read) {
+  if (read_alone(task.text.substr(begin, pos - begin), offset)) return true;
+  if (!read_alone(repaired_, offset)) {
     ++result_.objects;
     result_.reasons.add(Reason::kUnreadableEvent, offset);
   }

@@ -10,7 +10,6 @@
 #include "../trace/packed.hpp"
 #include "input.hpp"
 #include "traceap/base/error.hpp"
-#include "traceap/table/json_text.hpp"
 #include "traceap/trace/read.hpp"
 #include "traceap/trace/write.hpp"
 
@@ -46,25 +45,13 @@ void require_equal(const std::string& a, const std::string& b, const char* what)
   std::abort();
 }
 
-/// The trace as text without layout: what stands beside damage keeps its own or not, by the cut.
-std::string plain_json(const EventTable& table) {
-  const std::string text = trace_json(table);
-  std::string out;
-  for (std::size_t pos = 0; pos < text.size(); ++pos) {
-    const std::size_t end = text[pos] == '"' ? string_end(text, pos) : pos + 1;
-    if (!is_json_space(text[pos])) out.append(text, pos, end - pos);
-    pos = end - 1;
-  }
-  return out;
-}
-
 /// What was read in two ways is the same, or both were refused.
 void require_same(const std::optional<EventTable>& a, const std::optional<EventTable>& b,
                   const char* what) {
   if (a.has_value() != b.has_value()) std::fprintf(stderr, "%s:\n", what);
   check(a.has_value() == b.has_value(), "both ways are refused, or none");
   if (!a) return;
-  require_equal(plain_json(*a), plain_json(*b), what);
+  require_equal(trace_json(*a), trace_json(*b), what);
   require_equal(diagnostics(*a), diagnostics(*b), what);
 }
 

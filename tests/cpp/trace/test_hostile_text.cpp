@@ -121,6 +121,8 @@ TEST_CASE("what is undecided at a chunk's end waits for the next chunk", "[trace
        {std::string(R"({"ph":"X","name":"a" ,b   :1,"ts":1,"dur":1})"), std::string("[1],[2]"),
         std::string("[1, [] , 2"), std::string(R"(x ] , "traceEvents" : [ [ )"),
         std::string(R"({"ph"::::} junk { "na)" + std::string(300, 'x') + R"(" : 1 })"),
+        std::string(R"({"ph":x"M","name":1,"args":{"name":2}})"),
+        std::string(R"( , , {"ph":"i","ts":1} {"ph":"i","ts":2} , {"ph":"i","ts":3} {;} , )"),
         std::string(R"({"ph":"X",)" + std::string(200, ' ') + R"({  "ph"  :"X","ts":1})")}) {
     CAPTURE(odd);
     const std::string text = head + odd + tail;
@@ -130,6 +132,19 @@ TEST_CASE("what is undecided at a chunk's end waits for the next chunk", "[trace
       REQUIRE(described(text, chunk) == expected);
     }
   }
+}
+
+TEST_CASE("an event's text does not depend on what else is in its chunk", "[trace]") {
+  const std::string spaced =
+      R"({ "ph" : "X", "name": "a", "ts": 1,  "dur": 1, "args": {"x": [1, 2]} })";
+  const std::string path =
+      R"({"ph": "X", "name": "C:\dir", "ts": 1, "dur": 1, "args": {"p": "\q"}})";
+  const std::string text =
+      object(spaced + ",\n " + path + ",\n{\"ph\":\"i\",\"name\":\"\x01\",\"ts\":2},\n" + spaced +
+             "," + path);
+  const std::string expected = described(text, kMiB);
+  CHECK(expected.find(R"("dur": 1, "args": {"x": [1, 2]} })") != std::string::npos);
+  for (const std::size_t chunk : {1U, 20U, 100U, 300U}) CHECK(described(text, chunk) == expected);
 }
 
 TEST_CASE("more text than memory should hold is left out and said", "[trace]") {
