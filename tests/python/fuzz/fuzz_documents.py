@@ -1,6 +1,6 @@
 """Any bytes either are refused with TraceError or give tables: execution traces, memory timelines.
 
-Run by `tools/fuzz.sh`; takes libFuzzer's options. Needs atheris (`pip install '.[fuzz]'`).
+Run by `tools/fuzz`; takes libFuzzer's options. Needs atheris (`pip install '.[fuzz]'`).
 """
 
 from __future__ import annotations
