@@ -454,6 +454,20 @@ TEST_CASE("moments are thinned out from a million pairs of readings on", "[clock
   CHECK(used(100) == 50);
 }
 
+TEST_CASE("clocks are not shifted by more than times can hold", "[clocks]") {
+  const auto fit = [](std::int64_t apart) {
+    std::vector<ClockReading> readings;
+    for (std::uint32_t i = 0; i < 5; ++i) {
+      readings.push_back({i, 0, kMaxTimeNs - 1'000 * i});
+      readings.push_back({i, 1, kMaxTimeNs - 1'000 * i - apart});
+    }
+    return align_clocks(readings, 2).clocks[1];
+  };
+  CHECK(fit(kMaxTimeNs).applied);
+  CHECK(fit(kMaxTimeNs).offset_ns == -kMaxTimeNs);
+  CHECK_FALSE(fit(kMaxTimeNs + 1'000'000'000).applied);
+}
+
 TEST_CASE("clocks that share no moment are different components", "[clocks]") {
   const std::vector<ClockReading> readings = {
       {0, 0, 100}, {0, 1, 100}, {1, 2, 9}, {1, 3, 9}, {2, 4, 50}};

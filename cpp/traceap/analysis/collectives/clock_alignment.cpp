@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 
+#include "traceap/base/intervals.hpp"
 #include "traceap/base/statistics.hpp"
 
 namespace traceap {
@@ -330,7 +331,10 @@ ClockAlignment align_clocks(const std::vector<ClockReading>& readings, std::size
       }
     }
     fit.uncertainty_ns = uncertainty_of(fit.residual_ns, fit.readings);
-    fit.applied = std::abs(fit.offset_ns) > fit.uncertainty_ns || fit.drift != 0.0;
+    // Clocks a lifetime apart are damaged times; shifted, they would not fit into 64 bits.
+    const bool fits = fit.offset_ns >= -kMaxTimeNs && fit.offset_ns <= kMaxTimeNs;
+    const bool differs = std::abs(fit.offset_ns) > fit.uncertainty_ns || fit.drift != 0.0;
+    fit.applied = fits && differs;
   }
   return alignment;
 }
