@@ -197,6 +197,18 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
+def write_results(path: Path, *, indent: int | None = 1, **found: object) -> None:
+    """Writes what a program measured, with what it takes to measure it again."""
+    document = {
+        "command": "python " + " ".join(sys.argv),
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "machine": machine(),
+        **found,
+    }
+    path.write_text(json.dumps(document, indent=indent) + "\n", encoding="utf-8")
+
+
 def main(task: Path, allowed: Allowed) -> None:
     """Command line of a task's run.py."""
     parser = argparse.ArgumentParser(description=f"benchmark: {task.name}")

@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import commit, machine
+from harness import write_results
 from hostile_shapes import SHAPES
 
 from torchtraceap.analysis.catalogue import TABLES, table_spec
@@ -182,19 +182,8 @@ def main() -> None:
                 defects += 1
                 print(f"  {after.command}: {describe(before)} -> {describe(after)}", flush=True)
         if options.output:
-            write_results(options.output, found)
+            write_results(options.output, results=found)
     print(f"{defects} of {len(found) // 2} commands grow too fast or take too long")
-
-
-def write_results(path: Path, found: list[dict[str, Any]]) -> None:
-    document = {
-        "command": "python " + " ".join(sys.argv),
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(),
-        "machine": machine(),
-        "results": found,
-    }
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

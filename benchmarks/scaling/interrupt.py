@@ -11,7 +11,6 @@ process; it has to end with 130 (or to have finished before), and to leave all i
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shlex
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import ROOT, commit, machine
+from harness import ROOT, write_results
 
 PACKAGE = str(ROOT / "python")
 INTERRUPTED = 130
@@ -149,19 +148,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     moments = random.Random(options.seed)
-    document: dict[str, Any] = {
-        "command": "python " + " ".join(sys.argv),
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(),
-        "machine": machine(),
-        "trace_mb": round(options.trace.stat().st_size / 1e6),
-        "results": [],
-    }
+    trace_mb = round(options.trace.stat().st_size / 1e6)
+    rows = []
     for command in options.commands:
-        row = measure(command, options.trace.resolve(), moments, options.times)
-        document["results"].append(row)
+        rows.append(measure(command, options.trace.resolve(), moments, options.times))
         if options.output:
-            options.output.write_text(json.dumps(document, indent=1) + "\n")
+            write_results(options.output, trace_mb=trace_mb, results=rows)
 
 
 if __name__ == "__main__":

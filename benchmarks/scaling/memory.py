@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
 import os
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import DEMO_TRACE, ROOT, commit, machine
+from harness import DEMO_TRACE, ROOT, write_results
 from make_large import pieces
 
 PACKAGE = str(ROOT / "python")
@@ -94,14 +93,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         rows = measure(options, options.folder or Path(scratch))
     if options.output:
-        document = {
-            "command": "python " + " ".join(sys.argv),
-            "date": time.strftime("%Y-%m-%d"),
-            "commit": commit(),
-            "machine": machine(),
-            "results": rows,
-        }
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
+        write_results(options.output, results=rows)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import commit, machine
+from harness import write_results
 
 import torchtraceap as ttap
 
@@ -117,14 +117,7 @@ def main() -> None:
             flush=True,
         )
     if options.output:
-        document = {
-            "command": "python " + " ".join(sys.argv),
-            "date": time.strftime("%Y-%m-%d"),
-            "commit": commit(),
-            "machine": machine(),
-            "results": rows,
-        }
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
+        write_results(options.output, results=rows)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import commit, machine
+from harness import write_results
 
 from torchtraceap import _core
 from torchtraceap.errors import TraceError
@@ -275,15 +275,8 @@ def main() -> None:
     slowest = max(found, key=lambda run: run.seconds / run.bytes)
     print(f"{defects} of {len(found) // 2} grow too fast or take too long; slowest: {slowest}")
     if options.output:
-        document = {
-            "command": "python " + " ".join(sys.argv),
-            "date": time.strftime("%Y-%m-%d"),
-            "commit": commit(),
-            "machine": machine(),
-            "defects": defects,
-            "results": [asdict(run) for run in found],
-        }
-        options.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+        runs = [asdict(run) for run in found]
+        write_results(options.output, indent=None, defects=defects, results=runs)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from torchtraceap.analysis.gpu_events import (
     time_statistics,
     weighted_mean,
 )
-from torchtraceap.analysis.grouping import Groups, order_by
+from torchtraceap.analysis.grouping import Groups, order_by, rows_by_key
 from torchtraceap.analysis.labels import check_choice, steps_of
 from torchtraceap.analysis.occupancy import (
     LIMITS,
@@ -134,9 +134,7 @@ class _Grids:
 
     @cached_property
     def _rows_by_device(self) -> list[tuple[int, Array]]:
-        groups = Groups(self.device)
-        numbers = self.device[groups.first].tolist()
-        return [(number, groups.rows(group)) for group, number in enumerate(numbers)]
+        return list(rows_by_key(self.device))
 
     def _of(self, number: int) -> Multiprocessor:
         return self.described.get(number, self._common)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.sums import MOST, of_groups
 
-__all__ = ["Groups", "order_by"]
+__all__ = ["Groups", "order_by", "rows_by_key"]
 
 
 class Groups:
@@ -77,6 +77,13 @@ class Groups:
             return np.zeros(0, dtype=values.dtype)
         reduced: Array = function.reduceat(values[self._sorted], self._starts)
         return reduced
+
+
+def rows_by_key(keys: Array) -> Iterator[tuple[int, Array]]:
+    """Each value of an integer array `[n]` with its rows, in order of its first row."""
+    groups = Groups(keys)
+    for group, key in enumerate(keys[groups.first].tolist()):
+        yield key, groups.rows(group)
 
 
 def order_by(*keys: Array, descending: Sequence[bool] = ()) -> Array:

@@ -14,7 +14,7 @@ from torchtraceap.analysis.gpu_events import (
     most_frequent,
     row_numbers,
 )
-from torchtraceap.analysis.grouping import Groups, order_by
+from torchtraceap.analysis.grouping import Groups, order_by, rows_by_key
 from torchtraceap.analysis.labels import check_choice, steps_of, threads_of
 from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.codes import ALLOCATOR_CALLS, HOST_MEMORY_CALLS, MEMORY_RETURNS
@@ -560,9 +560,7 @@ def enclosing_ops(part: RankTrace, rows: Array) -> Array:
     table, tree = part.table, part.tree
     result = np.full(len(rows), _core.NO_ROW, dtype=np.uint32)
     end_ns = table.ts_ns + table.dur_ns
-    groups = Groups(table.track[rows])
-    for group, track in enumerate(table.track[rows[groups.first]].tolist()):
-        here = groups.rows(group)
+    for track, here in rows_by_key(table.track[rows]):
         host = tree.host_rows[int(tree.host_offsets[track]) : int(tree.host_offsets[track + 1])]
         times = table.ts_ns[rows[here]]
         last = np.searchsorted(table.ts_ns[host], times, side="right") - 1

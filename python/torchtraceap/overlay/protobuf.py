@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from torchtraceap.analysis.grouping import Groups
+from torchtraceap.analysis.grouping import rows_by_key
 from torchtraceap.errors import MissingDependencyError
 from torchtraceap.overlay.lanes import assign_lanes
 from torchtraceap.overlay.tracks import Counter, Slices
@@ -64,12 +65,10 @@ def _write_events(writer: _Writer, part: RankTrace) -> None:
     table = part.table
     rows = np.flatnonzero(part.table.complete)
     strings, tracks = table.strings, table.tracks
-    by_track = Groups(table.track[rows])
-    track_ids = table.track[rows[by_track.first]]
-    for place in np.argsort(track_ids).tolist():
-        track = tracks[track_ids[place]]
+    for track_id, here in sorted(rows_by_key(table.track[rows]), key=itemgetter(0)):
+        track = tracks[track_id]
         group = writer.group(track.process_name or f"process {track.pid}")
-        mine = rows[by_track.rows(place)]
+        mine = rows[here]
         starts, lengths = table.ts_ns[mine], table.dur_ns[mine]
         ends = starts + lengths
         lanes = assign_lanes(starts, ends).tolist()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.analysis.critical_path import build_critical_path
-from torchtraceap.analysis.grouping import Groups
+from torchtraceap.analysis.grouping import rows_by_key
 from torchtraceap.analysis.idle import build_idle
 from torchtraceap.analysis.launches import build_launches
 from torchtraceap.analysis.memory import build_memory
@@ -139,9 +139,8 @@ def _queues(part: RankTrace) -> list[Counter]:
 def _by_label(labels: Iterable[str]) -> Iterator[tuple[str, IntArray]]:
     """Each label with its rows, in order of its first."""
     column = encode_texts(labels)
-    groups = Groups(column.codes)
-    for group, label in enumerate(column.texts):
-        yield label, groups.rows(group)
+    for code, rows in rows_by_key(column.codes):
+        yield column.texts[code], rows
 
 
 def _memory(part: RankTrace) -> list[Counter]:

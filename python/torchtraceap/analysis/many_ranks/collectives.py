@@ -10,7 +10,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
-from torchtraceap.analysis.grouping import Groups
+from torchtraceap.analysis.grouping import rows_by_key
 from torchtraceap.analysis.labels import steps_of
 from torchtraceap.analysis.many_ranks.matching import MatchedCollectives, match_collectives
 from torchtraceap.analysis.spec import PageView, TableSpec
@@ -311,9 +311,7 @@ def _leaders(matched: MatchedCollectives) -> list[tuple[int, Array, Array]]:
     """For each rank: its index, the matches that it leads (as first part), and their rows."""
     ranks = matched.core.rank[matched.core.first]
     rows = matched.core.row[matched.core.first]
-    groups = Groups(ranks)
-    found = (groups.rows(group) for group in range(len(groups)))
-    return [(int(ranks[chosen[0]]), chosen, rows[chosen]) for chosen in found]
+    return [(rank, chosen, rows[chosen]) for rank, chosen in rows_by_key(ranks)]
 
 
 def _steps(matched: MatchedCollectives) -> TextCodes:

@@ -8,7 +8,7 @@ import numpy as np
 
 from torchtraceap._core import GpuClass, Phase
 from torchtraceap.aliases import Array
-from torchtraceap.analysis.grouping import Groups
+from torchtraceap.analysis.grouping import rows_by_key
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
@@ -96,12 +96,10 @@ def _join_around(run: SimulatedRun, view: RankView, targets: Array, change: Chan
     stream = view.tree.stream_of
     rows = view.gpu_rows
     kept = rows[view.tree.gpu_class[rows] != GpuClass.COMMUNICATION]
-    groups = Groups(stream[kept])
-    of_stream = {index: group for group, index in enumerate(stream[kept[groups.first]].tolist())}
-    moved = Groups(stream[targets])
-    for group, index in enumerate(stream[targets[moved.first]].tolist()):
-        others = kept[groups.rows(of_stream[index])] if index in of_stream else kept[:0]
-        place = np.searchsorted(others, targets[moved.rows(group)])
+    on_stream = dict(rows_by_key(stream[kept]))
+    for index, moved in rows_by_key(stream[targets]):
+        others = kept[on_stream[index]] if index in on_stream else kept[:0]
+        place = np.searchsorted(others, targets[moved])
         inner = place > 0
         change.add(view.end_of[others[place[inner] - 1]], view.begin_of[others[place[inner]]], 0)
 
@@ -134,15 +132,13 @@ def _send_early(parts: RankParts, gradients: Array, change: Change) -> None:
     rows = view.gpu_class(GpuClass.COMPUTE)
     backward = rows[view.phase_of(rows) == Phase.BACKWARD]
     step = view.step_of(backward)
-    works = Groups(step)
-    group_of = {number: group for group, number in enumerate(step[works.first].tolist())}
-    by_step = Groups(parts.step[gradients])
-    for place, number in enumerate(parts.step[gradients[by_step.first]].tolist()):
-        if number not in group_of:
+    in_step = dict(rows_by_key(step))
+    for number, here in rows_by_key(parts.step[gradients]):
+        if number not in in_step:
             continue
-        work = backward[works.rows(group_of[number])]
+        work = backward[in_step[number]]
         done_ns = int((view.table.ts_ns[work] + view.table.dur_ns[work])[int(0.95 * len(work))])
-        mine = gradients[by_step.rows(place)]
+        mine = gradients[here]
         late = mine[view.table.ts_ns[parts.rows[mine]] >= done_ns]
         if len(late) < SHORTEST_RUN:
             continue

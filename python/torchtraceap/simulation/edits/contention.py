@@ -8,7 +8,7 @@ import numpy as np
 
 from torchtraceap._core import GpuClass
 from torchtraceap.aliases import Array
-from torchtraceap.analysis.grouping import Groups
+from torchtraceap.analysis.grouping import rows_by_key
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.run import SimulatedRun
@@ -88,11 +88,10 @@ def _ratios(view: RankView, times: Array) -> list[float]:
     names, lengths = view.table.name[rows].astype(np.int64) << 32 | grid, view.table.dur_ns[rows]
     beside, alone = share >= 0.9, share <= 0
     both = np.intersect1d(names[beside], names[alone])
-    groups = Groups(names)
-    place = np.argsort(names[groups.first])
+    rows_of = dict(rows_by_key(names))
     found = []
-    for group in place[np.searchsorted(names[groups.first], both, sorter=place)].tolist():
-        mine = groups.rows(group)
+    for name in both.tolist():
+        mine = rows_of[name]
         with_other, without = lengths[mine[beside[mine]]], lengths[mine[alone[mine]]]
         if min(len(with_other), len(without)) >= _ENOUGH_EVENTS and np.median(without) > 0:
             found.append(float(np.median(with_other) / np.median(without)))
