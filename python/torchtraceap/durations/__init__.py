@@ -20,7 +20,7 @@ from torchtraceap.durations.embedding import (
     ReuseHistogram,
     estimate_embedding_bag,
 )
-from torchtraceap.durations.estimate import Estimate, UnknownDurationError
+from torchtraceap.durations.estimate import Estimate, Estimates, UnknownDurationError
 from torchtraceap.durations.gemm import estimate_gemm
 from torchtraceap.durations.kernels import (
     estimate_attention,
@@ -32,6 +32,7 @@ from torchtraceap.durations.scaling import estimate_ratio, ratio
 __all__ = [
     "EmbeddingTable",
     "Estimate",
+    "Estimates",
     "ReuseHistogram",
     "UnknownDurationError",
     "attention_ns",

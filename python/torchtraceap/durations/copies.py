@@ -18,6 +18,8 @@ COPY_START_NS = 1500.0
 _PCIE_SHARE = 0.79
 # Of the memory's rate, reading and writing; five GPUs moved 0.75 to 0.92 (docs/durations.md).
 _MEMORY_SHARE = 0.83
+# Note [Factors of intervals]: a guess, nothing was measured.
+_INTERVAL = 1.4
 _DIRECTIONS = {
     "htod": "host",
     "host to device": "host",
@@ -46,10 +48,12 @@ def estimate_copy(size: float, direction: str, pinned: bool, device: str | Devic
         raise UnknownDurationError(f"copies {direction!r} were not measured")
     if side == "device":
         rate = _MEMORY_SHARE * chip.bandwidth / 2.0
-        return Estimate(COPY_START_NS + 1e9 * size / rate, "share of the memory's rate")
+        ns = COPY_START_NS + 1e9 * size / rate
+        return Estimate.around(ns, _INTERVAL, "share of the memory's rate")
     if not pinned:
         raise UnknownDurationError("pageable copies depend on the host, not on the GPU")
     if "pcie" not in chip.links:
         raise UnknownDurationError(f"the host's link of {chip.name} is not known")
     rate = _PCIE_SHARE * chip.links["pcie"]
-    return Estimate(COPY_START_NS + 1e9 * size / rate, "share of the PCIe rate; host not measured")
+    ns = COPY_START_NS + 1e9 * size / rate
+    return Estimate.around(ns, _INTERVAL, "share of the PCIe rate; host not measured")

@@ -48,6 +48,8 @@ _CACHE_SHARE = 0.9
 # P100 and Titan Xp by the authors above.
 _L2_BYTES_PER_CLOCK = 20.0
 _START_NS = 2000.0
+# Note [Factors of intervals]: a guess, nothing was measured.
+_INTERVAL = 2.0
 
 
 def _means_of_bins() -> FloatArray:
@@ -241,4 +243,5 @@ def estimate_embedding_bag(
         memory = twice * moved.missed_bytes + moved.other_bytes
         cache = twice * moved.rows_bytes + moved.other_bytes
         total += 1e9 * max(memory / chip.bandwidth, cache / l2_rate)
-    return Estimate(total, f"traffic by {method}; kernels of embedding bags were not measured")
+    says = f"traffic by {method}; kernels of embedding bags were not measured"
+    return Estimate.around(total, _INTERVAL, says)

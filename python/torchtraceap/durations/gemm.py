@@ -55,6 +55,9 @@ _CLUSTERED_TILES = ((128, 128), (128, 256), (64, 256), (256, 128))
 _CLUSTER_SHARES = (10 / 11, 1 / 2)
 # Rate at which tiles are read, over that of the memory: most reads find L2.
 _L2_GAIN = 1.6
+# Note [Factors of intervals]: held-out weights are off by 3.3 %; products of a trace differ from
+# those measured in layout, alignment and clocks.
+_INTERVAL = 1.25
 # Twice the largest and half the smallest product that was measured still count as measured.
 _MARGIN = 2.0
 
@@ -210,5 +213,6 @@ def estimate_gemm(
             if not model.covers(shape):
                 sizes = " x ".join(map(str, shape))
                 raise UnknownDurationError(f"{sizes} lies outside what was measured ({dtype})")
-            return Estimate(float(model.predict(np.array([shape]))[0]), model.source)
+            ns = float(model.predict(np.array([shape]))[0])
+            return Estimate.around(ns, _INTERVAL, model.source)
     raise UnknownDurationError(f"no measurements of {dtype} matrix products on {chip.name}")

@@ -31,7 +31,8 @@ def collective_ns(
         return None
     from torchtraceap import durations
 
-    return durations.collective_ns(kind, size, ranks, device)
+    found = durations.collective_ns(kind, size, ranks, device)
+    return (found.ns, found.source) if found else None
 
 
 def product_ratio(call: OpCall, old: Device, new: Device) -> float | None:
