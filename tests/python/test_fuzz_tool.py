@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tools" / "fuzz"))
+sys.path.append(str(ROOT / "tests" / "python" / "fuzz"))
 
+import json_mutator  # noqa: E402
 from count import Count, run_count  # noqa: E402
 from runner import TARGETS, Fuzzer, FuzzError, Target  # noqa: E402
 
@@ -86,3 +90,11 @@ def test_a_finding_ends_a_count_and_stays_in_it(tmp_path: Path) -> None:
 def test_the_shares_of_a_count_are_all_of_it() -> None:
     assert sum(target.share for target in TARGETS) == pytest.approx(1)
     assert all(any(target.seeds.iterdir()) for target in TARGETS)
+
+
+def test_mutated_documents_share_nothing() -> None:
+    before = deepcopy([json_mutator.VALUES, json_mutator.TENSOR])
+    document = b'{"nodes": [[1, 2], []], "attrs": {}}'
+    for seed in range(3000):
+        document = json_mutator.mutate(document, 2000, Random(seed), lambda data, _: data)
+    assert str([json_mutator.VALUES, json_mutator.TENSOR]) == str(before)

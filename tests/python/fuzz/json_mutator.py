@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -83,7 +84,7 @@ def _places(document: Any) -> Iterator[Place]:
 def _change(document: Any, random: Random) -> Any:
     places = list(_places(document))
     if not places or random.random() < 0.01:
-        return random.choice((*VALUES, *NUMBERS, [document], {"nodes": document}))
+        return _any_of((*VALUES, *NUMBERS, [document], {"nodes": document}), random)
     container, key = random.choice(places)
     value = container[key]
     match random.randrange(9):
@@ -92,7 +93,7 @@ def _change(document: Any, random: Random) -> Any:
         case 1 | 2:
             container[key] = _other_number(value, random)
         case 3:
-            container[key] = random.choice((*VALUES, *WORDS, TENSOR, [value], {"value": value}))
+            container[key] = _any_of((*VALUES, *WORDS, TENSOR, [value], {"value": value}), random)
         case 4:
             other, place = random.choice(places)
             container[key] = json.loads(json.dumps(other[place]))
@@ -105,8 +106,13 @@ def _change(document: Any, random: Random) -> Any:
             container[random.choice(WORDS)] = container.pop(key)
         case _:
             if isinstance(value, list):
-                value.append(random.choice((TENSOR, *NUMBERS, *VALUES)))
+                value.append(_any_of((TENSOR, *NUMBERS, *VALUES), random))
     return document
+
+
+def _any_of(values: Sequence[Any], random: Random) -> Any:
+    """A copy: later changes of the document must not reach what others take."""
+    return deepcopy(random.choice(values))
 
 
 def _other_number(value: Any, random: Random) -> Any:
