@@ -4,7 +4,8 @@
 >>> trace = ttap.load("trace.json.gz")  # a file, a folder of ranks, or a list
 >>> ttap.diagnose(trace)                # prints, shows in Jupyter, .findings, .to_html()
 
-Importing this package imports neither torch nor pandas.
+Importing this package loads neither NumPy nor the compiled core: what a name needs is imported
+when it is asked for. It never imports torch or pandas.
 """
 
 from __future__ import annotations
@@ -13,41 +14,38 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-try:
-    import_module("torchtraceap._core")
-except ImportError as error:
-    raise ImportError(
-        f"the compiled core of torchtraceap does not load ({error}); build it with `pip install .`"
-    ) from error
-
 from torchtraceap import errors
-from torchtraceap import report as _report
 from torchtraceap._version import __version__
-from torchtraceap.aliases import PathLike
-from torchtraceap.diagnose import build_diagnosis as _build_diagnosis
-from torchtraceap.loading import load
-from torchtraceap.results import Diagnosis, Finding, Summary, Timeline
-from torchtraceap.table import ColumnTable
-from torchtraceap.trace import Trace
+from torchtraceap.rendering import find_renderers
 
 if TYPE_CHECKING:
-    from torchtraceap import models
+    from torchtraceap import durations, models
+    from torchtraceap.aliases import PathLike
     from torchtraceap.analysis.memory_timeline import read_memory_timeline
     from torchtraceap.collect import on_trace_ready, profile
     from torchtraceap.execution_trace import load_execution_trace
+    from torchtraceap.loading import load
+    from torchtraceap.results import Diagnosis, Finding, Summary, Timeline
     from torchtraceap.simulation.edits.base import Edit
     from torchtraceap.simulation.simulate import Simulation
-
-_report.register()
+    from torchtraceap.table import ColumnTable
+    from torchtraceap.trace import Trace
 
 _LAZY = {
+    "ColumnTable": "torchtraceap.table",
+    "Diagnosis": "torchtraceap.results",
+    "Finding": "torchtraceap.results",
+    "Summary": "torchtraceap.results",
+    "Timeline": "torchtraceap.results",
+    "Trace": "torchtraceap.trace",
+    "load": "torchtraceap.loading",
     "load_execution_trace": "torchtraceap.execution_trace",
-    "models": "torchtraceap.models",
     "on_trace_ready": "torchtraceap.collect",
     "profile": "torchtraceap.collect",
     "read_memory_timeline": "torchtraceap.analysis.memory_timeline",
 }
-"""Imported when they are asked for: name and module."""
+"""Names of other modules that are ours too."""
+_LAZY_MODULES = ("durations", "models")
 
 __all__ = [
     "ColumnTable",
@@ -59,6 +57,7 @@ __all__ = [
     "__version__",
     "diagnose",
     "diff",
+    "durations",
     "errors",
     "load",
     "load_execution_trace",
@@ -77,8 +76,7 @@ def diagnose(trace: Trace | PathLike | Sequence[PathLike], *, windows: int = 100
         trace: A loaded trace, or what `load` takes.
         windows: Number of windows of equal time that get scores.
     """
-    loaded = trace if isinstance(trace, Trace) else load(trace)
-    return _build_diagnosis(loaded, windows=windows)
+    return _loaded(trace).diagnose(windows=windows)
 
 
 def diff(
@@ -99,8 +97,7 @@ def diff(
     """
     from torchtraceap.analysis.diff import build_diff
 
-    first, second = (t if isinstance(t, Trace) else load(t) for t in (before, after))
-    return build_diff(first, second, by=by)
+    return build_diff(_loaded(before), _loaded(after), by=by)
 
 
 def simulate(
@@ -113,15 +110,44 @@ def simulate(
         edits: Names such as "loader_workers=4", or objects of your own; by default every fix that
             needs no decision.
     """
-    loaded = trace if isinstance(trace, Trace) else load(trace)
-    return loaded.simulate(edits)
+    return _loaded(trace).simulate(edits)
+
+
+def _loaded(trace: Trace | PathLike | Sequence[PathLike]) -> Trace:
+    from torchtraceap.loading import load
+    from torchtraceap.trace import Trace
+
+    return trace if isinstance(trace, Trace) else load(trace)
+
+
+def _register_renderers() -> None:
+    from torchtraceap.report import register
+
+    register()
+
+
+find_renderers(_register_renderers)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_core":
+        return _loaded_core()
+    if name in _LAZY_MODULES:
+        return import_module(f"torchtraceap.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(_LAZY[name])
-    return module if name == "models" else getattr(module, name)
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def _loaded_core() -> Any:
+    """The compiled core; the modules that need it come here for it."""
+    try:
+        return import_module("torchtraceap._core")
+    except ImportError as error:
+        raise ImportError(
+            f"the compiled core of torchtraceap does not load ({error}); "
+            "build it with `pip install .`"
+        ) from error
 
 
 def __dir__() -> list[str]:

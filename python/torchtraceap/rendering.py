@@ -1,7 +1,7 @@
 """How results show themselves, without knowing what draws them.
 
-What draws (`torchtraceap.report`) stands above the results. It says here what it can draw, and a
-result asks for a way to be drawn by name.
+What draws (`torchtraceap.report`) stands above the results. It says here what it can draw, when a
+result first asks for a way to be drawn by name.
 """
 
 from __future__ import annotations
@@ -9,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["add_renderer", "render"]
+__all__ = ["add_renderer", "find_renderers", "render"]
 
 _RENDERERS: dict[tuple[type, str], Callable[[Any], str]] = {}
+_FINDERS: list[Callable[[], None]] = []
+
+
+def find_renderers(finder: Callable[[], None]) -> None:
+    """`finder` adds renderers; it is called once, before something is drawn."""
+    _FINDERS.append(finder)
 
 
 def add_renderer(kind: type, way: str, renderer: Callable[[Any], str]) -> None:
@@ -25,6 +31,9 @@ def render(result: object, way: str) -> str:
     Raises:
         LookupError: Nothing draws such results in this way.
     """
+    for finder in tuple(_FINDERS):
+        finder()
+    _FINDERS.clear()
     for kind in type(result).__mro__:
         if (kind, way) in _RENDERERS:
             return _RENDERERS[kind, way](result)

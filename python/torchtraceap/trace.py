@@ -55,7 +55,7 @@ class Trace(Ranks):
         Args:
             windows: Number of windows of equal time that get scores.
         """
-        from torchtraceap.diagnose import build_diagnosis
+        from torchtraceap.diagnosis import build_diagnosis
 
         return build_diagnosis(self, windows=windows)
 

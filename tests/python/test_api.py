@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
+import pkgutil
 import shutil
 import subprocess
 import sys
@@ -251,12 +252,46 @@ def test_a_missing_core_is_said_clearly(tmp_path: Path) -> None:
     """A checkout that was not built."""
     shutil.copytree(Path(ttap.__file__).parent, tmp_path / "torchtraceap",
                     ignore=shutil.ignore_patterns("_core*", "__pycache__"))  # fmt: skip
-    command = [sys.executable, "-c", "import torchtraceap"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "core of torchtraceap does not load" in done.stderr
-    assert "pip install ." in done.stderr
+    for arguments, code in (
+        (["-c", "import torchtraceap; torchtraceap.load"], 1),
+        (["-m", "torchtraceap", "summary", "trace.json"], 2),
+    ):
+        command = [sys.executable, *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=tmp_path
+        )
+        assert done.returncode == code
+        assert "core of torchtraceap does not load" in done.stderr
+        assert "pip install ." in done.stderr
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torchtraceap; dir(torchtraceap)",
+        "from torchtraceap.cli import main; main(['--version'])",
+        "from torchtraceap.cli import main; main(['--help'])",
+        "from torchtraceap.cli import main; main(['no-such-command', 'x'])",
+    ],
+)
+def test_start_up_loads_neither_numpy_nor_the_core(code: str) -> None:
+    listed = "import sys; print([m for m in sys.modules if m in ('numpy', 'torchtraceap._core')])"
+    command = [sys.executable, "-c", f"{code}; {listed}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_name_that_is_ours_stays_what_it_is() -> None:
+    """Whatever a call imports: no submodule takes the place of a function."""
+    before = {name: getattr(ttap, name) for name in ttap.__all__}
+    with pytest.raises(ttap.errors.TraceError):
+        ttap.diagnose("no-such-file.json")
+    for name, value in before.items():
+        assert getattr(ttap, name) is value
+    for module in pkgutil.iter_modules(ttap.__path__):
+        if module.name in ttap.__all__:
+            assert inspect.ismodule(getattr(ttap, module.name))
 
 
 def test_every_real_trace_answers_everything(corpus_file: Path) -> None:

@@ -44,13 +44,12 @@ def interrupted(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 ENDLESS = """
 import sys
-from torchtraceap import _core, cli, diagnose
+from torchtraceap import _core, cli, diagnosis
 def detect(trace):
     print("now", flush=True)
     while True:
         {work}
-diagnose_module = sys.modules["torchtraceap.diagnose"]
-diagnose_module.detect = detect
+diagnosis.detect = detect
 sys.exit(cli.main({arguments}))
 """
 

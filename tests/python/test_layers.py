@@ -128,9 +128,9 @@ def test_a_circle_is_caught_though_it_leads_through_functions(
 
 
 def test_a_facade_may_reach_up_in_functions_only(layers: ModuleType, tmp_path: Path) -> None:
-    plant(tmp_path, "python/torchtraceap/diagnose.py", "from torchtraceap.ranks import Ranks")
+    plant(tmp_path, "python/torchtraceap/diagnosis.py", "from torchtraceap.ranks import Ranks")
     plant(tmp_path, "python/torchtraceap/ranks.py", "")
-    late = "def f():\n    from torchtraceap.diagnose import build_diagnosis"
+    late = "def f():\n    from torchtraceap.diagnosis import build_diagnosis"
     plant(tmp_path, "python/torchtraceap/trace.py", late)
     assert list(layers.check_python(tmp_path)) == []
     plant(tmp_path, "python/torchtraceap/ranks.py", late)

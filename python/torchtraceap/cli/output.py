@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from torchtraceap.cli.parsing import UsageError
-from torchtraceap.files import files_read, looks_like_trace_name
 from torchtraceap.report.words import harmless
-from torchtraceap.writing import check_target, standard_output_error
 
 if TYPE_CHECKING:
     from torchtraceap.report.tables import TextTable
@@ -43,6 +41,8 @@ def standard_output() -> Iterator[TextIO]:
     except BrokenPipeError:
         drop_stdout()
     except OSError as error:
+        from torchtraceap.writing import standard_output_error
+
         drop_stdout()
         raise standard_output_error(error) from None
 
@@ -103,6 +103,9 @@ def write_html(diagnosis: Diagnosis, path: str) -> None:
 
 def check_output(path: str, inputs: Sequence[str]) -> None:
     """Says early, and in one sentence, that a file cannot or must not be written."""
+    from torchtraceap.files import files_read, looks_like_trace_name
+    from torchtraceap.writing import check_target
+
     read = files_read(inputs)
     check_target(path, read)
     folder = Path(path).absolute().parent

@@ -18,7 +18,7 @@ def analyse(path: Path) -> tuple[Trace, Diagnosis]:
     Raises:
         torchtraceap.errors.ParseError: the file holds no event.
     """
-    from torchtraceap.diagnose import build_diagnosis
+    from torchtraceap.diagnosis import build_diagnosis
     from torchtraceap.loading import load
 
     trace = load(path)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchtraceap.aliases import PathLike
-from torchtraceap.diagnose import build_diagnosis
+from torchtraceap.diagnosis import build_diagnosis
 from torchtraceap.errors import OptionError
 from torchtraceap.overlay.chrome import write_chrome
 from torchtraceap.overlay.protobuf import write_protobuf

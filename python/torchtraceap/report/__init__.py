@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torchtraceap.rendering import add_renderer
-from torchtraceap.results import Diagnosis, Summary
-from torchtraceap.table import ColumnTable
+
+if TYPE_CHECKING:
+    from torchtraceap.results import Diagnosis, Summary
+    from torchtraceap.table import ColumnTable
 
 __all__ = ["register"]
 
 
 def register() -> None:
     """Lets results show themselves; what draws them is imported when one is asked for."""
+    from torchtraceap.results import Diagnosis, Summary
+    from torchtraceap.table import ColumnTable
+
     add_renderer(Diagnosis, "page", _diagnosis_page)
     add_renderer(Diagnosis, "text", _diagnosis_text)
     add_renderer(Diagnosis, "html", _diagnosis_html)
