@@ -19,7 +19,13 @@ from torchtraceap.codes import EventKind
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError, joined
 from torchtraceap.simulation.edits.view import views
-from torchtraceap.simulation.registry import default_edits, edits_by_finding, make_edit, register
+from torchtraceap.simulation.registry import (
+    default_edits,
+    edits_by_finding,
+    make_edit,
+    register,
+    share_work,
+)
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import EditOutcome, Simulation, simulate
 
@@ -536,6 +542,23 @@ def test_every_proposed_edit_has_a_name_that_works() -> None:
         *(name for names in edits_by_finding().values() for name in names),
     }:
         assert make_edit(text).name == text
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [
+        ("pin_memory", "pin_memory=HtoD", True),
+        ("pin_memory=DtoH", "pin_memory=HtoD", False),
+        ("loader_workers=4", "loader_workers=8", True),
+        ("mixed_precision=tf32", "mixed_precision", True),
+        ("bucket_size_mb=25", "merge_collectives", True),
+        ("cuda_graph", "remove_host_sync", False),
+        ("a user's own", "cuda_graph", False),
+    ],
+)
+def test_edits_say_which_others_do_the_same(one: str, other: str, shared: bool) -> None:
+    assert share_work(one, other) is share_work(other, one) is shared
+    assert share_work(one, one)
 
 
 def test_findings_are_types_that_the_rules_know() -> None:

@@ -17,7 +17,14 @@ from torchtraceap.errors import OptionError
 from torchtraceap.simulation import edits
 from torchtraceap.simulation.edits.base import Edit
 
-__all__ = ["default_edits", "edit_names", "edits_by_finding", "make_edit", "register"]
+__all__ = [
+    "default_edits",
+    "edit_names",
+    "edits_by_finding",
+    "make_edit",
+    "register",
+    "share_work",
+]
 
 _Make = TypeVar("_Make", bound=Callable[..., Any])
 
@@ -30,6 +37,7 @@ class _Entry:
     default: bool | str
     fixes: tuple[str, ...]
     instead: tuple[str, ...]
+    parts: tuple[str, ...]
 
 
 _EDITS: dict[str, _Entry] = {}
@@ -43,6 +51,7 @@ def register(
     default: bool | str = False,
     fixes: tuple[str, ...] = (),
     instead: tuple[str, ...] = (),
+    parts: tuple[str, ...] = (),
 ) -> Callable[[_Make], _Make]:
     """Adds an edit, in place of an earlier one of that name: `@register("half")` on its class.
 
@@ -55,10 +64,12 @@ def register(
         fixes: Types of findings whose fix it stands for, with a value as in "worker_starvation=8".
         instead: The same where another edit is the one proposed and this one is tried if that
             does not apply.
+        parts: What it changes, where other edits change the same work for the same reason: a word
+            that those have too, or the values of which each alone does a part ("HtoD", "DtoH").
     """
 
     def add(make: _Make) -> _Make:
-        _EDITS[name] = _Entry(make, value, required, default, fixes, instead)
+        _EDITS[name] = _Entry(make, value, required, default, fixes, instead, parts)
         return make
 
     return add
@@ -109,6 +120,27 @@ def edits_by_finding() -> dict[str, tuple[str, ...]]:
         finding, equals, value = fix.partition("=")
         found[finding] = (*found.get(finding, ()), name + equals + value)
     return found
+
+
+def share_work(one: str, other: str) -> bool:
+    """Do two edits, by their texts, change the same work for the same reason? A plan has one of
+    them: on top of each other their ratios would multiply."""
+    return not _parts(one).isdisjoint(_parts(other))
+
+
+def _parts(text: str) -> frozenset[str]:
+    name, _, value = text.strip().partition("=")
+    entry = _entries().get(name)
+    if entry is None or not entry.parts:
+        return frozenset([name])
+    chosen = [part for part in entry.parts if part.lower() == value.lower()]
+    return frozenset(f"{name}={part}" for part in chosen) if chosen else _all_parts(name, entry)
+
+
+def _all_parts(name: str, entry: _Entry) -> frozenset[str]:
+    """Parts that are values are the edit's own; others may be shared."""
+    values = entry.value.split("|")
+    return frozenset(f"{name}={p}" if p in values else p for p in entry.parts)
 
 
 def make_edit(text: str) -> Edit:

@@ -156,6 +156,7 @@ def _send_early(parts: RankParts, gradients: Array, change: Change) -> None:
     default=True,
     fixes=("small_nccl_kernels",),
     instead=("per_parameter_all_reduce",),
+    parts=("sizes of collectives",),
 )
 class MergeCollectives:
     """Small collectives that follow each other become one, as soon as the last is ready.
@@ -185,6 +186,7 @@ class MergeCollectives:
     value="MIB",
     default="25",
     fixes=("one_bucket_ddp=25", "per_parameter_all_reduce=25"),
+    parts=("sizes of collectives",),
 )
 class BucketSize:
     """Gradients are exchanged in buckets of this size: smaller collectives are merged, larger

@@ -35,6 +35,7 @@ _PINNED_ANSWER = "the copies in this trace read and write page-locked memory alr
     value="HtoD|DtoH",
     default=True,
     fixes=("no_memory_pin=HtoD", "blocking_copy=HtoD", "high_memcpy"),
+    parts=DIRECTIONS,
 )
 class PinMemory:
     """`pin_memory=True` in the loader, `non_blocking=True` in the copy.
