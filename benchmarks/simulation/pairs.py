@@ -154,7 +154,9 @@ def _best_of(simulation: Simulation, names: tuple[str, ...]) -> Change:
 
 def sum_of_kernels(run: SimulatedRun, change: Change) -> float:
     """GPU events of a step and rank, added up, with the edit."""
-    costs = change.costs_ns(run)
+    costs = run.cost_ns.copy()
+    touched, lags = change.lags
+    costs[touched] = lags
     total = 0
     for view in views(run):
         edges = view.duration_edges(view.gpu_rows)
@@ -164,7 +166,8 @@ def sum_of_kernels(run: SimulatedRun, change: Change) -> float:
 
 def removed_ns(run: SimulatedRun, change: Change) -> float:
     """What the edit takes off work and waits, of a step and rank, as if nothing overlapped."""
-    shorter = (run.cost_ns - change.costs_ns(run)).sum()
+    touched, lags = change.lags
+    shorter = (run.cost_ns[touched] - lags).sum()
     dropped = change.dropped
     waits = dropped[np.isin(dropped, run.edges_of("host_wait"))]
     ends = run.destination[waits].astype(np.int64)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.run import SimulatedRun
 
@@ -20,7 +21,7 @@ def told(run: SimulatedRun, change: Change | None) -> list[str]:
     """
     assert change is not None
     points = _points(run)
-    graph, after = run.graph, change.costs_ns(run)
+    graph, after = run.graph, costs_after(run, change)
     ends = [points[p] for p in run.destination.tolist()]
     begins = [points[p] for p in graph.source.tolist()]
     dropped = set(change.dropped.tolist())
@@ -32,6 +33,14 @@ def told(run: SimulatedRun, change: Change | None) -> list[str]:
     ]
     new = zip(*(column.tolist() for column in change.added), strict=True)
     return words + [f"new {points[a]} {points[b]}: {_us(lag)}" for a, b, lag in new]
+
+
+def costs_after(run: SimulatedRun, change: Change) -> Array:
+    """int64 `[edges]`: what every edge of the graph costs with a change, ns."""
+    costs = run.cost_ns.copy()
+    edges, lags = change.lags
+    costs[edges] = lags
+    return costs
 
 
 def told_point(run: SimulatedRun, point: int) -> str:

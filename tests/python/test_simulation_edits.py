@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from changes import costs_after
 from fix_programs import NCCL, FlawedProgram
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -516,17 +517,50 @@ def test_edits_of_the_same_edge_multiply(any_run: SimulatedRun) -> None:
     half.set_lags([edge], cost / 2)
     fifth.set_lags([edge], cost / 5)
     gone.set_lags([edge], 0)
-    both = joined(any_run, [half, fifth]).costs_ns(any_run)
+    both = costs_after(any_run, joined(any_run, [half, fifth]))
     assert both[edge] == pytest.approx(cost / 10, abs=1)
-    assert joined(any_run, [gone, half]).costs_ns(any_run)[edge] == 0
+    assert costs_after(any_run, joined(any_run, [gone, half]))[edge] == 0
     assert (np.delete(both, edge) == np.delete(any_run.cost_ns, edge)).all()
+
+
+def test_a_change_holds_what_it_touches_and_nothing_else(any_run: SimulatedRun) -> None:
+    change = Change()
+    change.set_lags([9, 4], [1, 2])
+    change.set_lags([4, 5], any_run.cost_ns[[4, 5]])
+    assert change.lags[0].tolist() == [4, 5, 9]
+    assert change.ratio(any_run).shape == (3,)
+    costly = np.flatnonzero(any_run.cost_ns > 1)[:2]
+    halves = Change()
+    halves.set_lags(costly, any_run.cost_ns[costly] // 2)
+    both = joined(any_run, [change, halves])
+    expected = np.union1d([9, *costly], []).astype(int)
+    assert np.isin(both.lags[0], expected).all()
+    for edge in np.setdiff1d(costly, [9]).tolist():
+        assert costs_after(any_run, both)[edge] == any_run.cost_ns[edge] // 2
+
+
+def test_edits_that_change_nothing_together_change_nothing(any_run: SimulatedRun) -> None:
+    assert not len(joined(any_run, []))
+    assert not len(joined(any_run, [Change(), Change()]))
+
+
+def test_a_change_knows_which_events_are_gone(any_run: SimulatedRun) -> None:
+    view = views(any_run)[0]
+    first, second = Change(), Change()
+    view.remove_gpu(first, view.gpu_rows[:2])
+    view.remove_calls(second, view.calls[:1])
+    both = joined(any_run, [first, second])
+    gone = np.union1d(view.gpu_rows[:2], view.calls[:1])
+    assert both.removed(0).tolist() == gone.tolist()
+    assert both.removed(1).tolist() == []
 
 
 def test_of_two_lags_the_later_holds(any_run: SimulatedRun) -> None:
     change = Change()
     change.set_lags([3, 3], [7, 8])
     change.set_lags([3], 9)
-    assert change.costs_ns(any_run)[3] == 9
+    edges, lags = change.lags
+    assert (edges.tolist(), lags.tolist()) == ([3], [9])
 
 
 def test_an_added_edge_is_no_removal(any_run: SimulatedRun) -> None:

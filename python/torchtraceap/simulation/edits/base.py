@@ -7,8 +7,8 @@ far as it may go (`best`: only dependencies that the trace shows hold) and as fa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.simulation.run import SimulatedRun
 
-__all__ = ["Change", "Edit", "EditedGraph", "NotApplicableError", "joined"]
+__all__ = ["Change", "Edit", "EditedGraph", "NewEvent", "NotApplicableError", "joined"]
 
 _NOTHING = np.zeros(0, dtype=np.int64)
 
@@ -27,23 +27,46 @@ class NotApplicableError(Exception):
     """The edit has nothing to change in this trace; the message says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event that an edit brings in, for the trace that is written of it."""
+
+    rank: int
+    """Index in the run's `ranks`."""
+    name: str
+    begin: int
+    """The point of the graph at which it begins."""
+    end: int
+    """The point at which it ends."""
+    like: int
+    """The row that it looks like: on the same thread or stream, of the same category, with the
+    same `args` where `args` says nothing else."""
+    args: Mapping[str, int | float | str] = field(default_factory=dict)
+    launches: tuple[int, ...] = ()
+    """GPU rows that it launches, in place of their calls."""
+
+
 class Change:
     """New lags of edges, edges that are gone, edges that are new. The graph itself stays as it is.
 
     Edges and points are numbers of `SimulatedRun.graph`; of two lags for one edge the later holds.
+    Nothing here is as long as the graph: what a change costs grows with what it touches.
     """
 
     def __init__(self) -> None:
         self._lags: list[tuple[Array, Array]] = []
         self._dropped: list[Array] = []
         self._added: list[tuple[Array, Array, Array]] = []
-        self._ratio: Array | None = None
+        self._removed: list[tuple[int, Array]] = []
+        self._inserted: list[NewEvent] = []
+        self._touched: tuple[Array, Array] | None = None
 
     def set_lags(self, edges: npt.ArrayLike, lags_ns: npt.ArrayLike) -> None:
         """What these edges cost, ns; one number for all, or one for each."""
         chosen = np.asarray(edges, dtype=np.int64).ravel()
         lags = np.broadcast_to(np.asarray(lags_ns), chosen.shape)
         self._lags.append((chosen, np.maximum(np.rint(lags), 0).astype(np.int64)))
+        self._touched = None
 
     def drop(self, edges: npt.ArrayLike) -> None:
         """These dependencies are gone."""
@@ -58,22 +81,38 @@ class Change:
         lags = np.broadcast_to(np.asarray(lags_ns), begin.shape)
         self._added.append((begin, end, np.maximum(np.rint(lags), 0).astype(np.int64)))
 
+    def remove(self, rank: int, rows: npt.ArrayLike) -> None:
+        """These events are not in the trace that is written of the edit.
+
+        It changes no time: what the events cost is for `set_lags` and `drop` to say.
+
+        Args:
+            rank: Index in the run's `ranks`.
+            rows: Of its table; what lies inside a host row goes with it.
+        """
+        self._removed.append((rank, np.asarray(rows, dtype=np.int64).ravel()))
+
+    def insert(self, event: NewEvent) -> None:
+        """This event is in the trace that is written of the edit. It changes no time."""
+        self._inserted.append(event)
+
     @property
     def lags(self) -> tuple[Array, Array]:
-        """Edges and their new lags, ns, in the order in which they were set."""
-        edges = np.concatenate([_NOTHING, *(edges for edges, _ in self._lags)])
-        return edges, np.concatenate([_NOTHING, *(lags for _, lags in self._lags)])
-
-    def costs_ns(self, run: SimulatedRun) -> Array:
-        """int64 `[edges]`: what every edge of the graph costs with this change."""
-        costs = run.cost_ns.copy()
-        for edges, lags in self._lags:
-            costs[edges] = lags
-        return costs
+        """Edges, each once and in order, and their new lags, ns."""
+        if self._touched is None:
+            edges = np.concatenate([_NOTHING, *(edges for edges, _ in self._lags)])
+            lags = np.concatenate([_NOTHING, *(lags for _, lags in self._lags)])
+            if not (edges[1:] > edges[:-1]).all():
+                order = np.argsort(edges, kind="stable")
+                edges, lags = edges[order], lags[order]
+                last = np.append(edges[1:] != edges[:-1], True)[: len(edges)]
+                edges, lags = edges[last], lags[last]
+            self._touched = edges, lags
+        return self._touched
 
     @property
     def dropped(self) -> Array:
-        """Edges, each once."""
+        """Edges, each once and in order."""
         return np.unique(np.concatenate([_NOTHING, *self._dropped]))
 
     @property
@@ -83,6 +122,16 @@ class Change:
         begin, end, lags = (np.concatenate([_NOTHING, *column]) for column in columns)
         return begin, end, lags
 
+    def removed(self, rank: int) -> Array:
+        """Rows of a rank that are gone, each once and in order."""
+        rows = (rows for index, rows in self._removed if index == rank)
+        return np.unique(np.concatenate([_NOTHING, *rows]))
+
+    @property
+    def inserted(self) -> tuple[NewEvent, ...]:
+        """In the order in which they were inserted."""
+        return tuple(self._inserted)
+
     def __len__(self) -> int:
         parts = [*(e for e, _ in self._lags), *self._dropped, *(b for b, _, _ in self._added)]
         return sum(map(len, parts))
@@ -90,25 +139,24 @@ class Change:
     def delta(self) -> _core.GraphDelta:
         """As the engine takes it."""
         delta = _core.GraphDelta()
-        edges, lags = self.lags
-        delta.set_lags(edges, lags)
+        delta.set_lags(*self.lags)
         delta.drop_all(self.dropped.tolist())
         for source, destination, lag in zip(*map(np.ndarray.tolist, self.added), strict=True):
             delta.add(source, destination, lag)
         return delta
 
     def ratio(self, run: SimulatedRun) -> Array:
-        """float64 `[edges]`: new cost over the one before; of an edge without cost the new one,
-        plus 1. Kept once asked for: the change must be complete by then."""
-        if self._ratio is None:
-            before = run.cost_ns
-            costs = self.costs_ns(run)
-            self._ratio = np.where(before > 0, costs / np.maximum(before, 1), 1.0 + costs)
-        return self._ratio
+        """float64 `[edges of lags]`: new cost over the one before; of an edge without cost the new
+        one, plus 1."""
+        edges, lags = self.lags
+        before = run.cost_ns[edges]
+        return np.where(before > 0, lags / np.maximum(before, 1), 1.0 + lags)
 
     def only_removes(self, run: SimulatedRun) -> bool:
         """No edge is new or costs more than before: a replay can't be later at any point."""
-        return not self._added and bool((self.ratio(run) <= 1).all())
+        edges, lags = self.lags
+        is_new = any(len(begin) for begin, _, _ in self._added)
+        return not is_new and bool((lags <= run.cost_ns[edges]).all())
 
 
 def joined(run: SimulatedRun, changes: Sequence[Change]) -> Change:
@@ -120,17 +168,21 @@ def joined(run: SimulatedRun, changes: Sequence[Change]) -> Change:
     if len(changes) == 1:
         return changes[0]
     union = Change()
-    if not changes:
-        return union
-    ratio = changes[0].ratio(run).copy()
-    for change in changes[1:]:
-        ratio *= change.ratio(run)
-    edges = np.flatnonzero(ratio != 1)
-    before = run.cost_ns[edges]
-    union.set_lags(edges, np.where(before > 0, before * ratio[edges], ratio[edges] - 1))
+    edges = np.concatenate([_NOTHING, *(change.lags[0] for change in changes)])
+    if len(edges):
+        ratio = np.concatenate([change.ratio(run) for change in changes])
+        order = np.argsort(edges, kind="stable")
+        edges = edges[order]
+        first = np.flatnonzero(np.diff(edges, prepend=-1))
+        edges, ratio = edges[first], np.multiply.reduceat(ratio[order], first)
+        edges, ratio = edges[ratio != 1], ratio[ratio != 1]
+        before = run.cost_ns[edges]
+        union.set_lags(edges, np.where(before > 0, before * ratio, ratio - 1))
     for change in changes:
         union.drop(change.dropped)
         union.add(*change.added)
+        union._removed += change._removed
+        union._inserted += change._inserted
     return union
 
 

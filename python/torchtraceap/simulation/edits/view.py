@@ -381,6 +381,7 @@ class RankView:
         """Calls are gone: neither do they cost time nor wait for the GPU."""
         self.set_host_work(change, host_rows, 0)
         change.drop(self.waits_of(host_rows))
+        change.remove(self.index, host_rows)
 
     def scale_gpu(self, change: Change, gpu_rows: Array, factor: npt.ArrayLike) -> None:
         """GPU events take `factor` times as long."""
@@ -396,6 +397,7 @@ class RankView:
         begins = self.begin_of[gpu_rows]
         change.set_lags(self.edges_into(begins, "stream_order"), 0)
         change.drop(self.edges_into(begins, "launch", "device_busy", "copy_engine"))
+        change.remove(self.index, gpu_rows)
 
 
 def _is_of(kinds: tuple[str, ...]) -> Array:
