@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Fits the duration models that the package ships, from folders of public measurements.
 
-    python benchmarks/simulation/fit_durations.py ORACLES [--out FOLDER]
+    python benchmarks/simulation/fit_durations.py ORACLES [--traces FOLDER] [--out FOLDER]
 
-writes collectives.json, gemm.json and kernels.json; `duration_data.py` says what the folder must
-hold, and what it lacks is left out. Only the products of matrices need scikit-learn. The functions
-are used by durations.py, which measures the error on rows that were left out of the fit.
+writes collectives.json, gemm.json and kernels.json, and families.json where a folder of traces is
+given; `duration_data.py` says what ORACLES must hold, and what it lacks is left out. Products of
+matrices need scikit-learn, families SciPy. The functions are used by
+durations.py, which measures the error on rows that were left out of the fit.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import datetime
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ import numpy as np
 
 import curves
 import duration_data
+import family_fit
+import trace_kernels
 import tree_text
 from torchtraceap.devices import Device
 from torchtraceap.durations import gemm, kernels, tables, trees
@@ -60,6 +63,7 @@ STEPS = (10.0, 11.0)
 STEP_WIDTH = 1e-3
 # A call timed from the host takes so long to begin with, at the least.
 SHORTEST_START_NS = 1000.0
+FAMILY_NUMBERS = ("bend", "memory", "compute", "amd_start", "amd_work")
 
 
 def provenance(source: str, rows: int, **more: Any) -> dict[str, Any]:
@@ -279,17 +283,67 @@ def fit_kernels(folder: Path) -> dict[str, Any]:
     }
 
 
+def fit_families(traces: Path) -> dict[str, Any]:
+    """How fast the kernels of each family run in the traces of a folder."""
+    rows = trace_kernels.kernels_of(traces)
+    models = family_fit.fit(rows)
+    models = family_fit.with_intervals(models, rows, *family_fit.left_out(rows))
+    classes = np.array([family_fit.CLASS_OF.get(family, "") for family in rows.family])
+
+    def evidence(family: str) -> dict[str, Any]:
+        """The kernels behind a model: the family's, else those of its class, else all."""
+        kind = family_fit.CLASS_OF.get(family, "")
+        own, alike = rows.family == family, classes == kind
+        named, seen = next(
+            (one for one in ((family, own), (kind, alike)) if one[0] and one[1].any()),
+            ("all families", np.ones(len(rows), dtype=bool)),
+        )
+        sources = len(np.unique(rows.source[seen]))
+        return {"kind": named, "rows": int(seen.sum()), "sources": sources}
+
+    return {
+        "schema": "torchtraceap.families/1",
+        "made": datetime.date.today().isoformat(),
+        "source": {
+            "traces": sorted(set(rows.source.tolist())),
+            "devices": sorted(set(rows.device.tolist())),
+            "rows": len(rows),
+        },
+        "says": "work over the peaks with the efficiency of {rows} kinds of calls ({kind}) in "
+        "{sources} public traces",
+        "models": [
+            {
+                "family": family,
+                **evidence(family),
+                "start_ns": round(model.start_ns),
+                **{name: round(getattr(model, name), 3) for name in FAMILY_NUMBERS},
+                "small": model.small,
+                "large": model.large,
+            }
+            for family, model in models.items()
+            if family not in family_fit.CLASSES
+        ],
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("oracles", type=Path, help="folder of measurements")
     parser.add_argument("--out", type=Path, default=DATA, help="default: the package's own")
-    parser.add_argument("--only", choices=("collectives", "gemm", "kernels"))
+    parser.add_argument("--only", choices=("collectives", "gemm", "kernels", "families"))
+    parser.add_argument("--traces", type=Path, help="folder of traces, for the families")
     options = parser.parse_args()
     if not options.oracles.is_dir():
         print(f"no folder {options.oracles}", file=sys.stderr)
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
-    fits = {"collectives": fit_collectives, "gemm": fit_gemm, "kernels": fit_kernels}
+    fits: dict[str, Callable[[Path], dict[str, Any]]] = {
+        "collectives": fit_collectives,
+        "gemm": fit_gemm,
+        "kernels": fit_kernels,
+    }
+    if options.traces is not None:
+        fits["families"] = lambda _: fit_families(options.traces)
     for name, fit in fits.items():
         if options.only in (None, name):
             document = fit(options.oracles)

@@ -308,15 +308,18 @@ def test_no_work_no_ratio(call: OpCall, reason: str) -> None:
 
 
 def test_the_files_are_small_and_say_where_they_come_from() -> None:
-    files = sorted(DATA.glob("*"))
-    assert [file.name for file in files] == ["collectives.json", "gemm.json", "kernels.json"]
-    assert sum(file.stat().st_size for file in files) < 1_500_000
-    documents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    documents = {
+        file.stem: json.loads(file.read_text(encoding="utf-8")) for file in DATA.glob("*.json")
+    }
+    assert sorted(documents) == ["collectives", "families", "gemm", "kernels"]
+    assert sum(file.stat().st_size for file in DATA.glob("*")) < 1_500_000
     sources = [
-        *documents[0]["sources"].values(),
-        *(model["source"] for model in documents[1]["models"]),
-        documents[2]["source"],
+        *documents["collectives"]["sources"].values(),
+        *(model["source"] for model in documents["gemm"]["models"]),
+        documents["kernels"]["source"],
     ]
     for source in sources:
         assert source["repository"] and source["commit"] and source["licence"]
         assert source["rows"] > 1000
+    traces = documents["families"]["source"]
+    assert len(traces["traces"]) >= 10 and len(traces["devices"]) >= 5 and traces["rows"] > 1000

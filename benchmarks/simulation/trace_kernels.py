@@ -1,0 +1,111 @@
+"""The kernels of a folder of traces with what they compute and move, one row per kind of call.
+
+Traces of one program are one source (`source_of`): what is fitted to one of them has seen the
+others. A row holds the median time of all calls with the same operator, arguments and kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import torchtraceap as ttap
+from torchtraceap.analysis import roofline
+from torchtraceap.devices import Device, load_devices
+from torchtraceap.durations import families
+from torchtraceap.models import Work, family_of
+from torchtraceap.ranks import RankTrace
+
+_ENDINGS = (".json", ".json.gz")
+_LINK = re.compile(r"Memcpy (?!DtoD)")
+
+
+@dataclass
+class Kernels:
+    """Arrays of one length, a row per kind of call."""
+
+    source: np.ndarray
+    family: np.ndarray
+    """As `durations.families.variant_of` says."""
+    device: np.ndarray
+    launches: np.ndarray
+    """Kernels of a call."""
+    moving: np.ndarray
+    """Bytes over bandwidth, ns."""
+    computing: np.ndarray
+    """Flops over the peak, ns."""
+    ns: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ns)
+
+    def take(self, rows: np.ndarray) -> Kernels:
+        return Kernels(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+    def amd(self) -> np.ndarray:
+        devices = load_devices()
+        return np.array([devices[name].vendor == "amd" for name in self.device], dtype=bool)
+
+
+def source_of(path: Path) -> str:
+    """The first word of the file's name; that of the folder where it only counts ranks."""
+    word = re.match(r"[a-z]*", path.name.lower())
+    name = word[0] if word else ""
+    return path.parent.name if name in ("rank", "trace", "") else name
+
+
+def kernels_of(folder: Path) -> Kernels:
+    """Those of all traces of a folder whose device and shapes are known."""
+    found: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for path in sorted(folder.rglob("*")):
+        if path.name.endswith(_ENDINGS):
+            for key, ns in _of_file(path):
+                found[key].append(ns)
+    keys = sorted(found, key=str)
+    columns = [np.array([key[at] for key in keys]) for at in range(6)]
+    return Kernels(*columns, ns=np.array([np.median(found[key]) for key in keys]))
+
+
+def _of_file(path: Path) -> Iterator[tuple[tuple[object, ...], float]]:
+    """What tells the kind of a call, the columns of `Kernels` first; and its time."""
+    try:
+        trace = ttap.load(path)
+    except ttap.errors.TraceError:
+        return
+    for part in trace.ranks:
+        device = roofline._rates_of(part, None).device
+        if device is not None:
+            yield from _of_rank(source_of(path), part, device)
+
+
+def _of_rank(
+    source: str, part: RankTrace, device: Device
+) -> Iterator[tuple[tuple[object, ...], float]]:
+    calls = roofline._Calls(part, None)
+    on_gpu = roofline._GpuCalls(part, calls)
+    kinds = np.full(len(part.table) + 1, -1, dtype=np.int64)
+    kinds[calls.rows] = np.where(calls.has_work[calls.rows], calls.group, -1)
+    kind_of = kinds[np.minimum(on_gpu.rows, len(part.table))]
+    order = np.argsort(on_gpu.event_call, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(on_gpu.count)])
+    for at in np.flatnonzero((kind_of >= 0) & (on_gpu.gpu_ns > 0)).tolist():
+        events = on_gpu.events[order[starts[at] : starts[at + 1]]]
+        names = tuple(calls.strings[i] for i in part.table.name[events].tolist())
+        call = calls.kinds[int(kind_of[at])]
+        if call.work is not None and not any(_LINK.match(name) for name in names):
+            family = families.variant_of(family_of(call.name, names), names[0])
+            times = _ideal_ns(call.work, device, names)
+            key = (source, family, device.id, len(names), *times, call.name, call.texts, names)
+            yield key, float(on_gpu.gpu_ns[at])
+
+
+def _ideal_ns(work: Work, device: Device, names: Sequence[str]) -> tuple[float, float]:
+    """Bytes over bandwidth, flops over the peak that the kernels' names tell."""
+    peak = roofline._peak(work, device, names) if work.flops else None
+    computing = 1e9 * (work.flops or 0.0) / peak[0] if peak else 0.0
+    return 1e9 * work.bytes / device.bandwidth, computing
