@@ -208,11 +208,12 @@ def loading_code(p: FlawedProgram) -> None:
 
 
 def launching(p: FlawedProgram) -> None:
-    """Three segments: cut by a wait, by an upload, and the optimizer's."""
+    """Three segments: cut by uploads, and the optimizer's. Python calls operators, or does
+    something of its own."""
     for number in range(3):
-        p.work(30)
+        p.work((30, 130, 20)[number])
         p.launch("gemm", 5 + number)
-    p.synchronize()
+    p.copy("HtoD", "Pinned", 100, 2)
     for number in range(4):
         with p.range("aten::op"):
             p.launch("relu", 50, stream=7 + number % 2)
@@ -222,6 +223,21 @@ def launching(p: FlawedProgram) -> None:
         for _ in range(3):
             p.work(10)
             p.launch("sgd", 3)
+    p.synchronize()
+
+
+def launching_and_waiting(p: FlawedProgram) -> None:
+    for _ in range(3):
+        p.launch("gemm", 5)
+    with p.range("aten::item"):
+        p.copy("DtoH", "Pageable", 4, 2)
+    p.launch("gemm", 5)
+
+
+def launching_by_values(p: FlawedProgram) -> None:
+    for _ in range(3):
+        with p.range("aten::nonzero"):
+            p.launch("flag_kernel", 5)
 
 
 def broken(p: FlawedProgram) -> None:
@@ -327,6 +343,8 @@ CASES: dict[str, tuple[Callable[[Path], ttap.Trace], tuple[str, ...]]] = {
     "pointwise": (steps_of(pointwise, 1), ("fuse_pointwise",)),
     "loading_code": (steps_of(loading_code, 1), ("fuse_pointwise", "cuda_graph")),
     "launching": (steps_of(launching, 1), ("cuda_graph",)),
+    "launching_and_waiting": (steps_of(launching_and_waiting, 2), ("cuda_graph",)),
+    "launching_by_values": (steps_of(launching_by_values, 1), ("cuda_graph",)),
     "broken": (steps_of(broken, 1), ("merge_compiled_regions",)),
     "loading": (steps_of(loading, 3), ("loader_workers=2", "loader_workers")),
     "fetching": (steps_of(fetching, 3), ("loader_workers=2",)),

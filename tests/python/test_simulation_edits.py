@@ -269,6 +269,100 @@ def test_a_graph_leaves_the_kernels_alone(write_trace: WriteTrace) -> None:
     assert outcome.predicted_ns == pytest.approx(40 * 11e3 + 65e3, abs=40e3)
 
 
+def test_a_graph_spares_no_python_between_operators(write_trace: WriteTrace) -> None:
+    """Python that goes on for 3 ms between two operators does something else than call them."""
+
+    def body(p: FlawedProgram) -> None:
+        launching(p)
+        p.work(3_000)
+        launching(p)
+
+    simulation, outcome = run_one(write_trace(steps_of(alone(body))), "cuda_graph")
+    assert outcome.predicted_ns is not None and outcome.low_ns is not None
+    assert outcome.low_ns >= 3_000e3
+    assert simulation.measured_ns > 3_000e3 + 80 * 47e3
+
+
+def alone(body: Program) -> Program:
+    """The program without waits, but for one at its end."""
+
+    def run(p: FlawedProgram) -> None:
+        synchronize, p.synchronize = p.synchronize, lambda *_: None  # type: ignore[method-assign]
+        body(p)
+        p.synchronize = synchronize  # type: ignore[method-assign]
+        p.synchronize()
+
+    return run
+
+
+def test_a_graph_spares_no_first_calls(write_trace: WriteTrace) -> None:
+    """One operator of each step tries algorithms for 4 ms before it launches."""
+
+    def body(p: FlawedProgram) -> None:
+        launching(p)
+        with p.range("aten::cudnn_convolution"):
+            p.work(4_000)
+            p.launch("conv", 10)
+
+    _, outcome = run_one(write_trace(steps_of(alone(body))), "cuda_graph")
+    assert outcome.low_ns is not None
+    assert outcome.low_ns >= 4_000e3
+
+
+def waiting_inside(p: FlawedProgram) -> None:
+    launching(p)
+    with p.range("aten::item"), p.range("aten::_local_scalar_dense"):
+        p.copy("DtoH", "Pageable", 4, 2)
+    launching(p)
+
+
+def masking(p: FlawedProgram) -> None:
+    launching(p)
+    with p.range("aten::masked_select"):
+        p.launch("select", 10)
+
+
+def growing(p: FlawedProgram) -> None:
+    grid = len(p.events)
+    for _ in range(40):
+        p.launch("gemm", 10, grid=[grid, 1, 1])
+    p.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (waiting_inside, "waits for the GPU inside 5 steps, 10 times in all (first in "),
+        (masking, "shapes depend on values: 5 operators such as aten::masked_select"),
+        (growing, "steps launch different kernels or grids (3 kinds among 3 steps)"),
+    ],
+)
+def test_what_a_graph_cannot_hold_is_said(
+    write_trace: WriteTrace, body: Program, reason: str
+) -> None:
+    _, outcome = run_one(write_trace(steps_of(body)), "cuda_graph")
+    assert not outcome.applies
+    assert reason in outcome.note
+
+
+def uneven(p: FlawedProgram) -> None:
+    """The host prepares a step for 0.1 or 6 ms; the GPU needs 2.2 ms for it."""
+    done = sum(event["name"].startswith("ProfilerStep") for event in p.events)
+    p.work(6_000 if done % 2 == 0 else 100)
+    for _ in range(11):
+        p.launch("gemm", 200)
+    p.synchronize()
+    p.launch("relu", 10)
+
+
+def test_nothing_is_faster_than_the_gpu(write_trace: WriteTrace) -> None:
+    """The interval is wide for the noise of the steps, but the kernels stay."""
+    simulation, outcome = run_one(write_trace(steps_of(uneven)), "remove_host_sync")
+    assert outcome.predicted_ns is not None and outcome.low_ns is not None
+    assert simulation.noise_ns > 1_000e3
+    assert 2_200e3 <= outcome.low_ns <= outcome.predicted_ns
+
+
 def test_few_launches_are_worth_no_graph(write_trace: WriteTrace) -> None:
     _, outcome = run_one(write_trace(steps_of(reading)), "cuda_graph")
     assert "nowhere are 10 kernels launched" in outcome.note

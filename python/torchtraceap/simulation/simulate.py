@@ -5,7 +5,7 @@ as it was. Four replays give four savings: the edit as far as it may go and as f
 certain, each on the graph with what the measured run took beyond its dependencies and on the graph
 without. The smallest and the largest, times the share of such savings that runs have realised, are
 the interval, widened by the steps' own noise; the guess is the mean of the four times the middle of
-that share.
+that share. None of them is shorter than what the GPU itself needs (`edits/floor.py`).
 
 Note [Noise]: steps vary by themselves. A saving below 2 CV / sqrt(steps) of the measured time can't
 be told from that and is not shown: predicted is then measured, and the note says so.
@@ -31,6 +31,7 @@ from torchtraceap.simulation.edits.base import (
     NotApplicableError,
     joined,
 )
+from torchtraceap.simulation.edits.floor import gpu_floor_ns
 from torchtraceap.simulation.excerpt import simulated_run
 from torchtraceap.simulation.registry import default_edits, make_edit
 from torchtraceap.simulation.run import SimulatedRun
@@ -201,9 +202,11 @@ class Simulation:
             share = f"{100 * low:.0f} to {100 * high:.0f} %"
             source = f" ({graph.source})" if graph.source else ""
             notes.append(f"{share} of such savings were realised{source}")
-        return self._said(name, saving, notes, graph.source)
+        return self._said(name, saving, notes, graph.source, self._floor_ns([graph]))
 
-    def _said(self, name: str, saving: _Saving, notes: list[str], source: str) -> EditOutcome:
+    def _said(
+        self, name: str, saving: _Saving, notes: list[str], source: str, floor_ns: float
+    ) -> EditOutcome:
         """An outcome, silent where the saving is lost in the noise."""
         if not saving.low_ns and not saving.high_ns:
             notes = [*notes, "no step becomes shorter by it"]
@@ -214,7 +217,7 @@ class Simulation:
                 f"of {format_ns(round(self.noise_ns))}",
             ]
             saving = _Saving(0.0, min(0.0, saving.low_ns), saving.high_ns)
-        predicted, low_ns, high_ns = self._bounds(saving)
+        predicted, low_ns, high_ns = self._bounds(saving, floor_ns)
         return EditOutcome(name, predicted, low_ns, high_ns, "; ".join(notes), source)
 
     def together(self, names: Iterable[str] | None = None) -> EditOutcome:
@@ -239,15 +242,23 @@ class Simulation:
             graphs.append(self._applied[name])
             together = self._raw(graphs)
             raw, reached = together, reached + _realised(graphs[-1], together - raw)
-        return self._said(" + ".join(chosen), _saving_of(reached), [], "")
+        floor_ns = self._floor_ns(graphs)
+        return self._said(" + ".join(chosen), _saving_of(reached), [], "", floor_ns)
 
-    def _bounds(self, saving: _Saving) -> tuple[int, int, int]:
+    def _floor_ns(self, graphs: Sequence[EditedGraph]) -> float:
+        """What the GPU needs with these edits at best, of the measured time."""
+        best = joined(self.run, [graph.best for graph in graphs])
+        before_ns = max(self._before_ns[True], gpu_floor_ns(self.run, Change()))
+        share = gpu_floor_ns(self.run, best) / before_ns if before_ns else 0.0
+        return self.measured_ns * min(share, 1.0)
+
+    def _bounds(self, saving: _Saving, floor_ns: float) -> tuple[int, int, int]:
         """Predicted, low, high."""
         if not saving.low_ns and not saving.high_ns:
             return self.measured_ns, self.measured_ns, self.measured_ns
         low_ns = saving.low_ns if saving.low_ns < 0 else max(0.0, saving.low_ns - self.noise_ns)
         after = (saving.best_ns, saving.high_ns + self.noise_ns, low_ns)
-        predicted, low, high = (max(0, round(self.measured_ns - ns)) for ns in after)
+        predicted, low, high = (round(max(floor_ns, self.measured_ns - ns)) for ns in after)
         return predicted, low, high
 
     def _raw(
@@ -297,7 +308,8 @@ class Simulation:
                 break
             chosen.append(left.pop(name))
             raw, reached = together, reached + gains
-            plan.append(PlanStep(name, round(gain), *self._bounds(_saving_of(reached))))
+            bounds = self._bounds(_saving_of(reached), self._floor_ns(chosen))
+            plan.append(PlanStep(name, round(gain), *bounds))
         return tuple(plan)
 
     def _promise(self, chosen: Sequence[EditedGraph], graph: EditedGraph, raw: Array) -> float:

@@ -1,45 +1,69 @@
-"""`cuda_graph` and `merge_compiled_regions`: less host work between the launches."""
+"""`cuda_graph` and `merge_compiled_regions`: less host work between the launches.
+
+Note [What a graph can't hold]: a capture fails, or repeats what was captured, where the host needs
+a result between the kernels: a wait, a copy to the host, an operator whose output's shape depends
+on values. It also repeats the shapes of the step that was captured. So the edit refuses where such
+a thing lies between the first and the last launch of a step, and where steps launch different
+kernels.
+
+Note [What a graph takes off]: the calls that launch, and the operators around them. What Python
+does between operators is the program's; short stretches of it call the operators, so that they go
+at best. A stretch of operators that takes far longer than others of the segment sets something up
+(loads code, tries algorithms, allocates), and would only do so before the capture.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap._core import ApiClass, CopyDirection, EventKind, Phase
+from torchtraceap._core import ApiClass, CopyDirection, EventKind, HostMemory, Phase
 from torchtraceap.aliases import Array
 from torchtraceap.codes import API_KINDS
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import (
     RankView,
+    beyond_usual,
     ranges_of,
     views,
 )
 from torchtraceap.simulation.registry import register
-from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.simulation.run import KINDS, SimulatedRun
 from torchtraceap.sums import total
 from torchtraceap.units import counted, format_ns
 
 __all__ = ["CudaGraph", "MergeCompiledRegions"]
 
 FEWEST_LAUNCHES = 10
-"""Fewer between two waits of the host are not worth a graph."""
+"""Fewer in a row are not worth a graph."""
 GAP_NS = 1_000
 """Between the kernels of a graph on one stream, at most; and what a node costs the host where the
 driver still walks the graph at launch (before CUDA 12.6)."""
+CALLING_NS = 100_000
+"""Python between two launches that takes no longer calls the next operator: modules, hooks and
+arguments of eager PyTorch take 5 to 50 us, recording them as much again."""
 
 
 _WITH_THE_HOST = (CopyDirection.HOST_TO_DEVICE, CopyDirection.DEVICE_TO_HOST)
 _NO_LAUNCHES = (ApiClass.NONE, ApiClass.GRAPH_LAUNCH, ApiClass.GRAPH_BUILDING)
+_SHAPED_BY_VALUES = (
+    r"^aten::(?:nonzero|_unique2?|unique_dim|unique_consecutive|masked_select|bincount)$|::nms$"
+)
+_OPERATORS = (EventKind.CPU_OP, *API_KINDS)
 
 
 @register("cuda_graph", default=True, fixes=("cpu_bound", "tiny_kernels"))
 class CudaGraph:
-    """What is launched between two waits of the host is launched by one call.
+    """What a step launches is launched by one call.
 
-    A graph ends where the host waits, copies from or to its own memory, fetches a batch, or begins
-    a step. Within, the host has nothing to do and kernels follow each other within a microsecond.
-    Cautious: the one call takes a microsecond for each kernel, and the optimizer stays as it is
-    (`torch.compile` captures forward and backward).
+    A graph ends where the host copies from its own memory, fetches a batch, or begins a step; where
+    no steps are known, also where it waits. Best: within, operators cost the host nothing, nor
+    does the Python that calls them, and kernels follow each other within a microsecond. Cautious:
+    all Python stays, the one call takes a microsecond for each kernel, and the optimizer stays as
+    it is (`torch.compile` captures forward and backward). See Note [What a graph can't hold] and
+    Note [What a graph takes off].
     """
 
     name = "cuda_graph"
@@ -48,19 +72,152 @@ class CudaGraph:
         best, cautious = Change(), Change()
         launches = graphs = host_ns = 0
         for view in views(run):
+            obstacle = _obstacle(run, view)
+            if obstacle:
+                raise NotApplicableError(obstacle)
             for calls in _segments(run, view, optimizer=True):
-                host_ns += _capture(run, view, calls, best, per_kernel_ns=0)
+                host_ns += _capture(run, view, calls, best, _AT_BEST)
                 launches += len(calls)
                 graphs += 1
             for calls in _segments(run, view, optimizer=False):
-                _capture(run, view, calls, cautious, per_kernel_ns=GAP_NS)
+                _capture(run, view, calls, cautious, _AT_LEAST)
         if not graphs:
             raise NotApplicableError(_why_no_graph(run))
-        note = (
-            f"{launches} launches become {graphs}, each of a whole graph; the host is spared "
-            f"{format_ns(host_ns)}"
-        )
-        return EditedGraph(best, cautious, note=note)
+        return EditedGraph(best, cautious, note=_note(run, launches, graphs, host_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What a graph costs and spares."""
+
+    per_kernel_ns: int
+    """Of the call that launches it."""
+    python_ns: int
+    """Python between two launches goes if it took no longer."""
+
+
+_AT_BEST, _AT_LEAST = _Terms(0, CALLING_NS), _Terms(GAP_NS, 0)
+
+
+def _note(run: SimulatedRun, launches: int, graphs: int, host_ns: int) -> str:
+    note = (
+        f"{launches} launches become {graphs}, each of a whole graph; the host is spared "
+        f"{format_ns(host_ns)} at best"
+    )
+    if any(len(_whole_steps(view)) < 2 for view in views(run)):
+        note += "; that every step launches the same kernels is assumed, the trace doesn't show it"
+    return note
+
+
+# ------------------------------------------------------------------------- what can't be captured
+
+
+def _whole_steps(view: RankView) -> Array:
+    """Numbers of the steps whose kernels are compared: in steady state if two are, and of more
+    than three without the first and last."""
+    steps = view.tree.steps
+    numbers = np.arange(len(steps))
+    if len(steps) > 2:
+        numbers = numbers[1:-1] if len(steps) > 3 else numbers[1:]
+    warm_up = view.tree.warm_up
+    if warm_up.known:
+        start_ns = np.array([step.start_ns for step in steps], dtype=np.int64)
+        steady = numbers[start_ns[numbers] >= warm_up.end_ns]
+        numbers = steady if len(steady) >= 2 else numbers
+    return numbers[np.isin(numbers, view.step_of(_kernels(view)))]
+
+
+def _kernels(view: RankView) -> Array:
+    return view.gpu_rows[view.is_kind(EventKind.KERNEL)[view.gpu_rows]]
+
+
+def _obstacle(run: SimulatedRun, view: RankView) -> str:
+    """Why no graph can hold the rank's steps; empty if nothing shows it."""
+    obstacle = _shaped_by_values(view)
+    if obstacle or not view.tree.steps:
+        return obstacle
+    return _waits_inside(run, view) or _other_kernels(view)
+
+
+def _shaped_by_values(view: RankView) -> str:
+    operators = view.outermost(view.rows_named(_SHAPED_BY_VALUES, EventKind.CPU_OP))
+    _, place = view.launched_inside(operators)
+    found = operators[np.unique(place)]
+    if not len(found):
+        return ""
+    name = view.table.name_of(int(found[0]))
+    return f"shapes depend on values: {counted(len(found), 'operator')} such as {name}"
+
+
+def _waits_inside(run: SimulatedRun, view: RankView) -> str:
+    """Whether the host waits between the first and the last launch of a step."""
+    calls = _captured(view)
+    step = view.tree.step[calls].astype(np.int64)
+    calls, step = calls[step != _core.NO_ROW], step[step != _core.NO_ROW]
+    if not len(calls):
+        return ""
+    time_ns = run.graph.time_ns
+    _, place = np.unique(step, return_inverse=True)
+    first, last = np.zeros((2, int(place.max()) + 1), dtype=np.int64)
+    first[:], last[:] = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+    np.minimum.at(first, place, time_ns[view.end_of[calls]])
+    np.maximum.at(last, place, time_ns[view.begin_of[calls]])
+    waits = _waiting_calls(view)
+    waited_ns = time_ns[view.end_of[waits]]
+    at = np.searchsorted(first, waited_ns, side="right") - 1
+    inside = (at >= 0) & (waited_ns < last[np.maximum(at, 0)])
+    if not inside.any():
+        return ""
+    steps, times = len(np.unique(at[inside])), counted(int(inside.sum()), "time")
+    operator = view.tree.op[waits[inside][0]]
+    row = waits[inside][0] if operator == _core.NO_ROW else operator
+    return (
+        f"the host waits for the GPU inside {counted(steps, 'step')}, {times} in all (first in "
+        f"{view.table.name_of(int(row))}), and goes on with what it got"
+    )
+
+
+def _waiting_calls(view: RankView) -> Array:
+    """Calls that wait for the GPU, or copy to memory of the host that is not page-locked, by the
+    threads that launch."""
+    copies = view.copies(CopyDirection.DEVICE_TO_HOST)
+    copies = copies[view.tree.host_memory[copies] != HostMemory.PINNED]
+    waits = np.isin(view.end_of[view.calls], view.wait_ends)
+    calls = view.calls[waits | np.isin(view.calls, view.launch_of(copies))]
+    launching = np.unique(view.table.track[_captured(view)])
+    waiting: Array = calls[np.isin(view.table.track[calls], launching)]
+    return waiting
+
+
+def _other_kernels(view: RankView) -> str:
+    """Whether steps launch different kernels, or the same on other grids."""
+    steps = _whole_steps(view)
+    rows = _kernels(view)
+    step = view.step_of(rows)
+    rows, step = rows[np.isin(step, steps)], step[np.isin(step, steps)]
+    grid, _ = view.table.text_codes("grid", rows=rows)
+    order = np.lexsort((view.launch_times_ns(rows), view.tree.stream_of[rows], step))
+    what = np.stack([view.tree.stream_of[rows], view.table.name[rows], grid])[:, order]
+    parts = np.split(what, np.flatnonzero(np.diff(step[order])) + 1, axis=1)
+    kinds = {part.tobytes() for part in parts}
+    if len(kinds) < 2:
+        return ""
+    return (
+        f"steps launch different kernels or grids ({len(kinds)} kinds among {len(parts)} steps): "
+        "a graph repeats one of them"
+    )
+
+
+# ------------------------------------------------------------------------- what is captured
+
+
+def _captured(view: RankView) -> Array:
+    """Calls that launch what a graph can hold."""
+    gpu = view.gpu_rows
+    to_host = np.isin(view.tree.copy_direction[gpu], _WITH_THE_HOST)
+    calls = view.launch_of(gpu)
+    held = np.unique(calls[(calls >= 0) & ~to_host])
+    return held[~np.isin(view.tree.api[held], _NO_LAUNCHES)]
 
 
 def _segments(run: SimulatedRun, view: RankView, *, optimizer: bool) -> list[Array]:
@@ -68,8 +225,7 @@ def _segments(run: SimulatedRun, view: RankView, *, optimizer: bool) -> list[Arr
     gpu = view.gpu_rows
     to_host = np.isin(view.tree.copy_direction[gpu], _WITH_THE_HOST)
     calls = view.launch_of(gpu)
-    held = np.unique(calls[(calls >= 0) & ~to_host])
-    held = held[~np.isin(view.tree.api[held], _NO_LAUNCHES)]
+    held = _captured(view)
     times = run.graph.time_ns[view.begin_of[held]]
     held, times = held[np.argsort(times, kind="stable")], np.sort(times)
     ends = _graph_ends(run, view, np.unique(calls[(calls >= 0) & to_host]))
@@ -93,23 +249,14 @@ def _graph_ends(run: SimulatedRun, view: RankView, copies: Array) -> Array:
     return np.sort(np.concatenate([time_ns[points], steps + view.offset_ns]))
 
 
-def _capture(
-    run: SimulatedRun, view: RankView, calls: Array, change: Change, *, per_kernel_ns: int
-) -> int:
+def _capture(run: SimulatedRun, view: RankView, calls: Array, change: Change, terms: _Terms) -> int:
     """Launches become one; returns the host time that is gone."""
-    time_ns = run.graph.time_ns
-    first = calls[0]
-    start_ns = int(time_ns[view.begin_of[first]])
-    end_ns = int(time_ns[view.end_of[calls]].max())
-    threads = np.unique(run.graph.lane[view.begin_of[calls]])
-    edges = _host_edges(run, threads, start_ns, end_ns)
-    setting_up, _ = view.work_edges(view.outermost(calls[view.one_time(calls)]))
-    if len(setting_up):
-        edges = edges[~np.isin(edges, setting_up)]
+    edges = _spared(run, view, calls, terms)
     gone_ns = total(run.cost_ns[edges])
     change.set_lags(edges, 0)
-    cost_ns = min(gone_ns, view.launch_cost_ns + per_kernel_ns * len(calls))
-    change.set_lags(view.edges_into(view.end_of[[first]], "program_order"), cost_ns)
+    cost_ns = min(gone_ns, view.launch_cost_ns + terms.per_kernel_ns * len(calls))
+    first = view.edges_into(view.end_of[calls[:1]], "program_order")
+    change.set_lags(first[np.isin(first, edges)], cost_ns)
     offsets = view.tree.launched_offsets.astype(np.int64)
     places, _ = ranges_of(offsets[calls], offsets[calls + 1] - offsets[calls])
     rows = view.tree.launched_rows[places]
@@ -119,6 +266,55 @@ def _capture(
     order = view.edges_into(begins, "stream_order")
     change.set_lags(order, np.minimum(run.graph.lag_ns[order], GAP_NS))
     return gone_ns - cost_ns
+
+
+def _spared(run: SimulatedRun, view: RankView, calls: Array, terms: _Terms) -> Array:
+    """Edges of host work that a graph of these launches does without. See Note [What a graph takes
+    off]."""
+    time_ns = run.graph.time_ns
+    start_ns = int(time_ns[view.begin_of[calls[0]]])
+    end_ns = int(time_ns[view.end_of[calls]].max())
+    threads = np.unique(run.graph.lane[view.begin_of[calls]])
+    edges = _host_edges(run, threads, start_ns, end_ns)
+    work = run.graph.kind[edges] == KINDS["program_order"]
+    in_operator = np.zeros(len(edges), dtype=bool)
+    in_operator[work] = _in_operators(run, view, calls, edges[work])
+    begins_ns = np.sort(time_ns[view.begin_of[calls]])
+    # The stretch up to the end of each launch, and what follows the last one.
+    stretch = np.searchsorted(begins_ns, time_ns[run.destination[edges]], side="left")
+    kept = np.zeros(len(edges), dtype=bool)
+    for mine in (in_operator, work & ~in_operator):
+        cost_ns = np.bincount(
+            stretch[mine], weights=run.cost_ns[edges[mine]], minlength=len(calls) + 1
+        )
+        if mine is in_operator:
+            too_long = beyond_usual(cost_ns, int(np.median(cost_ns[1:])) if len(calls) else 0)
+        else:
+            too_long = cost_ns > terms.python_ns
+        kept |= mine & too_long[stretch]
+    return edges[~kept]
+
+
+def _in_operators(run: SimulatedRun, view: RankView, calls: Array, edges: Array) -> Array:
+    """bool `[edges]`: work of a call that launches, of an operator around one, or of what such an
+    operator calls; not of Python inside it."""
+    owner = run.graph.owner[edges]
+    known = owner != _core.NO_ROW
+    at = np.where(known, owner, 0)
+    of_operator = known & np.isin(view.table.kind[at], _OPERATORS)
+    holders = np.concatenate([_around(view, calls), calls])
+    held = view.inside(run.destination[edges].astype(np.int64), view.outermost(holders)) >= 0
+    inside: Array = of_operator & held
+    return inside
+
+
+def _around(view: RankView, calls: Array) -> Array:
+    """Operators in which one of the calls lies."""
+    operators = np.flatnonzero(view.has_points & view.is_kind(EventKind.CPU_OP))
+    begins = np.sort(view.begin_of[calls])
+    first = np.searchsorted(begins, view.begin_of[operators])
+    behind = np.searchsorted(begins, view.end_of[operators])
+    return operators[behind > first]
 
 
 def _host_edges(run: SimulatedRun, threads: Array, start_ns: int, end_ns: int) -> Array:

@@ -19,7 +19,7 @@ from torchtraceap.remember import Memory
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.run import KINDS, SimulatedRun
 
-__all__ = ["DEEPEST_CALLS", "RankView", "ranges_of", "views"]
+__all__ = ["DEEPEST_CALLS", "RankView", "beyond_usual", "ranges_of", "views"]
 
 FALLBACK_LAUNCH_NS = 10_000
 """Cost of a call that starts GPU work, where a trace has none to measure."""
@@ -44,6 +44,11 @@ def ranges_of(first: Array, count: Array) -> tuple[Array, Array]:
     place = np.repeat(np.arange(len(first)), count)
     inside = np.arange(len(place)) - np.repeat(np.cumsum(count) - count, count)
     return first.astype(np.int64)[place] + inside, place
+
+
+def beyond_usual(work_ns: Array, usual_ns: int) -> Array:
+    """bool: work that takes so long sets something up, once."""
+    return work_ns > max(_ONE_TIME_NS, _ONE_TIME_RATIO * usual_ns)
 
 
 class _Edges:
@@ -357,7 +362,7 @@ class RankView:
     def one_time(self, calls: Array) -> Array:
         """bool `[calls]`: launches that load code or set something up first. What they cost would
         only move to another launch."""
-        return self.work_ns(calls) > max(_ONE_TIME_NS, _ONE_TIME_RATIO * self.launch_cost_ns)
+        return beyond_usual(self.work_ns(calls), self.launch_cost_ns)
 
     def in_steady_state(self, host_rows: Array) -> Array | None:
         """Of host rows those behind the warm-up; None: the trace shows no steady state."""
