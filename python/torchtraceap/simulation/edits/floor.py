@@ -47,7 +47,11 @@ def gpu_floor_ns(run: SimulatedRun, change: Change) -> float:
     work = run.remember("stream work", lambda: _stream_work(run))
     if not len(work.edges):
         return 0.0
-    costs = change.costs_ns(run)[work.edges]
+    costs = run.cost_ns[work.edges]
+    edges, lags = change.lags
+    if len(edges):
+        place = np.minimum(np.searchsorted(edges, work.edges), len(edges) - 1)
+        costs = np.where(edges[place] == work.edges, lags[place], costs)
     sums = np.bincount(work.group, weights=costs, minlength=len(work.step)) * work.alone
     longest = np.zeros(work.steps)
     np.maximum.at(longest, work.step, sums)
