@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from torchtraceap import _core
-from torchtraceap.devices import Device, find_device, load_devices
+from typing import Any
 
-__all__ = ["matrix_units", "recorded_device"]
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.devices import Device, device_named, find_device, load_devices
+from torchtraceap.errors import OptionError
+from torchtraceap.ranks import RankTrace
+
+__all__ = ["chosen_device", "matrix_units", "recorded_device"]
 
 _AMD = ("amd", "radeon", "instinct", "gfx")
 
@@ -17,6 +23,42 @@ def recorded_device(entry: _core.Device) -> Device | None:
         multiprocessors=entry.sm_count,
         memory_bytes=entry.memory_bytes,
         architecture=_architecture(entry),
+    )
+
+
+def chosen_device(part: RankTrace, device: Any = None) -> tuple[Device | None, str]:
+    """The device that a caller names, else that of the rank; or None and a note why.
+
+    Args:
+        part: The rank.
+        device: A name of the device database or a `Device`; by default what the trace says.
+
+    Raises:
+        OptionError: Of that name there is none, or there are several.
+    """
+    if isinstance(device, Device):
+        return device, ""
+    if isinstance(device, str):
+        return device_named(device), ""
+    if device is not None:
+        raise OptionError("device must be a name or a torchtraceap.devices.Device")
+    used = {int(number) for number in np.unique(part.table.device[part.tree.gpu_rows])}
+    entries = part.table.devices
+    listed = [entry for entry in entries if entry.id in used] or entries[:1]
+    if not listed:
+        return None, (
+            "The trace does not say which GPU it is of, so nothing is compared with a peak; name "
+            "one with `device`."
+        )
+    found = {recorded_device(entry) for entry in listed}
+    if len(found) == 1 and (only := found.pop()) is not None:
+        return only, ""
+    names = sorted({entry.name for entry in listed})
+    said = ", ".join(repr(name) for name in names)
+    reason = "GPUs of several kinds" if len(names) > 1 else "a GPU that is not told by its name"
+    return None, (
+        f"The trace is of {reason} ({said}), so nothing is compared with a peak; name one with "
+        "`device`."
     )
 
 

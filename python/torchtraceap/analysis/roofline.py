@@ -16,30 +16,25 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
+from torchtraceap.analysis.calls import MOST_KERNELS, Calls, GpuCalls, KindOfCall, Texts
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.analysis.labels import check_choice
-from torchtraceap.analysis.recorded_device import recorded_device
+from torchtraceap.analysis.recorded_device import chosen_device
 from torchtraceap.analysis.spec import Option, PageView, TableSpec
 from torchtraceap.columns import JsonCodes, TextCodes, encode_texts
-from torchtraceap.devices import Device, device_named
+from torchtraceap.devices import Device
 from torchtraceap.errors import OptionError
-from torchtraceap.models import Work, family_of, model_of, work_of
+from torchtraceap.models import Work, family_of
 from torchtraceap.ranks import RankTrace
-from torchtraceap.sums import by_index, total
+from torchtraceap.sums import total
 from torchtraceap.table import ColumnTable
 
-__all__ = ["TABLE", "attainable_ns", "build_roofline"]
+__all__ = ["TABLE", "attainable_ns", "build_roofline", "computing_type"]
 
-_Texts = tuple[str | None, str | None, str | None, str | None]
-_NO_TEXTS: _Texts = (None, None, None, None)
-_KEYS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
-_NO_ROW = np.uint32(_core.NO_ROW)
+_NO_TEXTS: Texts = (None, None, None, None)
 _COMPAT = (None, "tracelens")
-_MOST_KERNELS = 8
 # Data of up to so many times the L2 cache can still gain from it visibly.
 _CACHED = 4
-# Work of an operator that these alone stand below is still its own: they only prepare it.
-_HELPERS = ("copy", "memory_set", "view", "padding")
 _ON_THE_DEVICE = (_core.CopyDirection.DEVICE_TO_DEVICE, _core.CopyDirection.UNKNOWN)
 _SHOWS_TF32 = re.compile(r"tf32|s1688|xf32|_S_MX_|_S_B_X_", re.IGNORECASE)
 _SHOWS_FP32 = re.compile(
@@ -47,17 +42,6 @@ _SHOWS_FP32 = re.compile(
 )
 _PER_CALL_NOTE = "flops, bytes and roofline_ns are of one call."
 _BYTES_NOTE = "Bytes count each tensor once: they are the least that must move."
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One kind of call: operators of one name with the same arguments."""
-
-    name: str
-    texts: _Texts
-    kernels: tuple[str, ...]
-    work: Work | None
-    why_not: str
 
 
 @dataclass(frozen=True)
@@ -97,8 +81,8 @@ def build_roofline(
     if compat not in _COMPAT:
         raise OptionError(f"compat must be tracelens or left out, not {compat!r}")
     rates = _rates_of(part, device)
-    calls = _Calls(part, compat)
-    on_gpu = _GpuCalls(part, calls)
+    calls = Calls(part, compat)
+    on_gpu = GpuCalls(part, calls)
     if not len(on_gpu.rows) and by == "call":
         return _host_table(calls)
     rows = _RowTable(part, calls, on_gpu, rates)
@@ -120,213 +104,12 @@ def attainable_ns(work: Work, device: Device, kernels: Sequence[str] = ()) -> tu
     return found.ns, found.bound or ""
 
 
-# --------------------------------------------------------------------------- calls and models
-
-
-class _Calls:
-    """Operator rows grouped by name and arguments, with one evaluation of the model per group.
-
-    Attributes:
-        rows: Rows of operators that launched GPU work; all operators where none did.
-        group: int64 `[rows]`: index in `kinds`.
-        has_work: bool `[n events]`: rows whose model gave numbers, as far as they count.
-    """
-
-    def __init__(self, part: RankTrace, compat: str | None) -> None:
-        self.part = part
-        table = part.table
-        is_op = table.kind == _core.EventKind.CPU_OP
-        launched = part.costs.subtree_gpu_events > 0
-        self.gpu = bool(np.any(is_op & launched)) or len(part.tree.gpu_rows) > 0
-        self.strings = table.strings
-        self.rows: Array = np.flatnonzero(is_op & launched if self.gpu else is_op)
-        self._columns = [table.text_codes(key, rows=self.rows) for key in _KEYS]
-        codes = [column[0].astype(np.int64) for column in self._columns]
-        self.groups = Groups(table.name[self.rows].astype(np.int64), *codes)
-        self.group = self.groups.index
-        self._owned = _names_by_owner(part, self.strings, self.rows[self.groups.first])
-        self.kinds = [self._kind(int(first), compat) for first in self.groups.first]
-        self.has_work = np.zeros(len(table) + 1, dtype=bool)
-        if len(self.rows):
-            known = np.array([kind.work is not None for kind in self.kinds])
-            self.has_work[self.rows[known[self.group]]] = True
-            self._drop_wrappers()
-
-    def _kind(self, place: int, compat: str | None) -> _Call:
-        row = int(self.rows[place])
-        name = self.strings[self.part.table.name[row]]
-        dims, types, strides, concrete = (
-            texts[codes[place]] if codes[place] >= 0 else None for codes, texts in self._columns
-        )
-        kernels = self._owned.get(row, ())
-        if compat is None:
-            work, why_not = work_of(name, dims, types, strides, concrete, kernels)
-        else:
-            work, why_not = _tracelens_work(name, dims, types, strides, concrete)
-        if work is None and family_of(name) == "communication":
-            why_not = "communication: see the table of collectives"
-        return _Call(name, (dims, types, strides, concrete), kernels, work, why_not)
-
-    def _drop_wrappers(self) -> None:
-        """A composite operator counts only where no other modelled work stands below it."""
-        names = {kind.name for kind in self.kinds}
-        composites = {name for name in names if _is_composite(name)}
-        helpers = {name for name in names if family_of(name) in _HELPERS}
-        composite = np.array([kind.name in composites for kind in self.kinds])
-        helper = np.array([kind.name in helpers for kind in self.kinds])
-        doers = self.rows[~helper[self.group] & self.has_work[self.rows]]
-        wraps = _ancestors(self.part.tree.parent, doers)
-        self.has_work[self.rows[composite[self.group] & wraps[self.rows]]] = False
-
-
-def _is_composite(name: str) -> bool:
-    entry = model_of(name)
-    return entry is not None and entry.composite
-
-
-def _ancestors(parent: Array, rows: Array) -> Array:
-    """bool `[n + 1]`: rows that stand above some of `rows`."""
-    above = np.zeros(len(parent) + 1, dtype=bool)
-    current = np.unique(parent[rows]) if len(rows) else rows
-    while len(current := current[current != _NO_ROW]):
-        current = current[~above[current]]
-        above[current] = True
-        current = np.unique(parent[current])
-    return above
-
-
-def _names_by_owner(
-    part: RankTrace, strings: Sequence[str], rows: Array
-) -> dict[int, tuple[str, ...]]:
-    """Distinct names of the GPU events that each of some rows owns, the first few."""
-    wanted = np.zeros(len(part.table) + 1, dtype=bool)
-    wanted[rows] = True
-    events = part.tree.gpu_rows
-    owners = np.minimum(part.costs.owner[events].astype(np.int64), len(part.table))
-    events, owners = events[wanted[owners]], owners[wanted[owners]]
-    pairs = Groups(owners, part.table.name[events].astype(np.int64)).first
-    found: dict[int, list[str]] = {}
-    names = part.table.name[events[pairs]]
-    for owner, name in zip(owners[pairs].tolist(), names.tolist(), strict=True):
-        listed = found.setdefault(owner, [])
-        if len(listed) < _MOST_KERNELS:
-            listed.append(strings[name])
-    return {owner: tuple(listed) for owner, listed in found.items()}
-
-
-def _tracelens_work(
-    name: str, dims: str | None, types: str | None, strides: str | None, concrete: str | None
-) -> tuple[Work | None, str]:
-    from torchtraceap.models.tracelens.registry import compat_work
-
-    found = compat_work(name, dims, types, strides, concrete)
-    if found is None:
-        return None, "TraceLens has no model for this call"
-    flops, moved = found
-    return Work(flops, float("nan") if moved is None else moved, 0, dtype=""), ""
-
-
-# ------------------------------------------------------------------------------ GPU events
-
-
-class _GpuCalls:
-    """GPU events by the call that they are counted for.
-
-    Attributes:
-        first_event: Row of the first event of each call.
-        rows: int64 `[calls]`: rows of the calls; launches where no operator is above them.
-            Events without a launch are calls of their own, numbered behind the last row.
-        gpu_ns: int64 `[calls]`: union of the events of each call.
-        exclusive_ns: int64 `[calls]`: their part of the busy time.
-        events: Rows of the events, `event_call` the call of each.
-    """
-
-    def __init__(self, part: RankTrace, calls: _Calls) -> None:
-        self.events = part.tree.gpu_rows.astype(np.int64)
-        target = _modelled_above(part, self.events, calls.has_work)
-        unlaunched = np.flatnonzero(target == _NO_ROW)
-        target[unlaunched] = len(part.table) + unlaunched
-        self.rows, first, self.event_call = np.unique(
-            target, return_index=True, return_inverse=True
-        )
-        self.first_event = self.events[first]
-        table = part.table
-        starts = table.ts_ns[self.events]
-        ends = starts + table.dur_ns[self.events]
-        self.gpu_ns = _union_by(self.event_call, len(self.rows), starts, ends)
-        self.exclusive_ns = by_index(
-            self.event_call, part.costs.exclusive_ns[self.events], len(self.rows)
-        )
-        self.count = np.bincount(self.event_call, minlength=len(self.rows))
-
-
-def _modelled_above(part: RankTrace, events: Array, has_work: Array) -> Array:
-    """For each event the innermost row with a model at or above its owner, else the owner."""
-    target = part.costs.owner[events].astype(np.int64)
-    owned = np.flatnonzero(target != _NO_ROW)
-    modelled = _core.innermost_marked(part.table, part.tree, has_work[:-1])[target[owned]]
-    target[owned] = np.where(modelled != _NO_ROW, modelled, target[owned])
-    return target
-
-
-def _union_by(group: Array, groups: int, starts: Array, ends: Array) -> Array:
-    """int64 `[groups]`: length of the union of the intervals of each group."""
-    if not len(group):
-        return np.zeros(groups, dtype=np.int64)
-    order = np.lexsort((starts, group))
-    group, starts, ends = group[order], starts[order], ends[order]
-    # Each group is moved behind the one before, so that one running maximum serves all.
-    origin = starts.min()
-    span = int(ends.max() - origin) + 1
-    first = np.flatnonzero(np.diff(group, prepend=-1))
-    if span * (len(first) + 1) > 2**62:
-        return _union_slowly(group, groups, starts, ends)
-    shift = group.astype(np.int64) * span - origin
-    reached = np.maximum.accumulate(ends + shift)
-    before = np.concatenate([[0], reached[:-1]])
-    covered = np.maximum(reached - np.maximum(starts + shift, before), 0)
-    return by_index(group, covered, groups)
-
-
-def _union_slowly(group: Array, groups: int, starts: Array, ends: Array) -> Array:
-    """For traces whose times span years (a damaged clock)."""
-    total = np.zeros(groups, dtype=np.int64)
-    reached, last = 0, -1
-    for index, start, end in zip(group.tolist(), starts.tolist(), ends.tolist(), strict=True):
-        reached = start if index != last else max(reached, start)
-        total[index] += max(end - reached, 0)
-        reached, last = max(reached, end), index
-    return total
-
-
 # ------------------------------------------------------------------------------- the device
 
 
 def _rates_of(part: RankTrace, device: Any) -> _Rates:
-    if isinstance(device, Device):
-        return _described(device, "")
-    if isinstance(device, str):
-        return _described(device_named(device), "")
-    if device is not None:
-        raise OptionError("device must be a name or a torchtraceap.devices.Device")
-    return _recorded_device(part)
-
-
-def _recorded_device(part: RankTrace) -> _Rates:
-    used = {int(number) for number in np.unique(part.table.device[part.tree.gpu_rows])}
-    entries = part.table.devices
-    listed = [entry for entry in entries if entry.id in used] or entries[:1]
-    if not listed:
-        return _Rates(None, "The trace does not say which GPU it is of, so nothing is compared "
-                      "with a peak; name one with `device`.")  # fmt: skip
-    found = {recorded_device(entry) for entry in listed}
-    names = sorted({entry.name for entry in listed})
-    if len(found) == 1 and (only := found.pop()) is not None:
-        return _described(only, "")
-    said = ", ".join(repr(name) for name in names)
-    reason = "GPUs of several kinds" if len(names) > 1 else "a GPU that is not told by its name"
-    return _Rates(None, f"The trace is of {reason} ({said}), so nothing is compared with a peak; "
-                  "name one with `device`.")  # fmt: skip
+    found, note = chosen_device(part, device)
+    return _Rates(None, note) if found is None else _described(found, note)
 
 
 def _described(device: Device, note: str) -> _Rates:
@@ -343,16 +126,17 @@ def _described(device: Device, note: str) -> _Rates:
 
 def _peak(work: Work, device: Device, kernels: Sequence[str]) -> tuple[float, str] | None:
     """flop/s for the type of some work, and what it is called; None if there is no such rate."""
-    if work.unit == "vector":
-        rate = device.vector.get(work.dtype)
-        return None if rate is None else (rate, f"{work.dtype} vector")
-    label = work.dtype
-    if label == "fp32" and _uses_tf32(work, device, kernels):
-        label = "tf32"
-    if label in device.matrix:
+    label = computing_type(work, device, kernels)
+    if work.unit != "vector" and label in device.matrix:
         return device.matrix[label], f"{label} matrix"
     rate = device.vector.get(label)
     return None if rate is None else (rate, f"{label} vector")
+
+
+def computing_type(work: Work, device: Device, kernels: Sequence[str]) -> str:
+    """The type in which some work is computed: its own, or tf32 where that stands in for fp32."""
+    is_matrix_fp32 = work.unit != "vector" and work.dtype == "fp32"
+    return "tf32" if is_matrix_fp32 and _uses_tf32(work, device, kernels) else work.dtype
 
 
 def _uses_tf32(work: Work, device: Device, kernels: Sequence[str]) -> bool:
@@ -391,7 +175,7 @@ def _attainable(work: Work, device: Device, kernels: Sequence[str]) -> _Attainab
 class _RowTable:
     """Calls with GPU time, joined with their kind of call."""
 
-    def __init__(self, part: RankTrace, calls: _Calls, on_gpu: _GpuCalls, rates: _Rates) -> None:
+    def __init__(self, part: RankTrace, calls: Calls, on_gpu: GpuCalls, rates: _Rates) -> None:
         self._part, self._calls, self._on_gpu, self._rates = part, calls, on_gpu, rates
         kind_of_row = np.full(len(part.table) + 1, -1, dtype=np.int64)
         kind_of_row[calls.rows] = calls.group
@@ -435,33 +219,35 @@ class _RowTable:
         )
         return table.take(order)
 
-    def _row(self, groups: Groups, index: int) -> tuple[_Call, _Attainable]:
+    def _row(self, groups: Groups, index: int) -> tuple[KindOfCall, _Attainable]:
         first = int(groups.first[index])
         kernels = self._kernels(groups, index)
         kind = int(self._kind[first])
         if kind >= len(self._calls.kinds):
             name = self._loose[kind - len(self._calls.kinds)]
             why = "not below an operator" if name else "the trace does not hold its launch"
-            return _Call(name or "(no launch)", _NO_TEXTS, kernels, None, why), _Attainable()
+            return KindOfCall(name or "(no launch)", _NO_TEXTS, kernels, None, why), _Attainable()
         call = self._calls.kinds[kind]
         if not self._has_work[first]:
             why = call.why_not or "operators below it that have models are rows of their own"
-            return _Call(call.name, call.texts, kernels, None, why), _Attainable()
+            return KindOfCall(call.name, call.texts, kernels, None, why), _Attainable()
         device = self._rates.device
         found = _Attainable()
         if call.work is not None and device is not None:
             found = _attainable(call.work, device, kernels)
         elif _copies_over_a_link(kernels):
             found = _Attainable(bound="link")
-        return _Call(call.name, call.texts, kernels, call.work, ""), found
+        return KindOfCall(call.name, call.texts, kernels, call.work, ""), found
 
     def _kernels(self, groups: Groups, index: int) -> tuple[str, ...]:
         """Distinct names of the first call's GPU events, in order."""
         call = int(groups.first[index])
         ids = self._names[self._starts[call] : self._starts[call + 1]]
-        return tuple(self._calls.strings[i] for i in dict.fromkeys(ids.tolist()))[:_MOST_KERNELS]
+        return tuple(self._calls.strings[i] for i in dict.fromkeys(ids.tolist()))[:MOST_KERNELS]
 
-    def _columns(self, groups: Groups, rows: Sequence[tuple[_Call, _Attainable]]) -> dict[str, Any]:
+    def _columns(
+        self, groups: Groups, rows: Sequence[tuple[KindOfCall, _Attainable]]
+    ) -> dict[str, Any]:
         works = [call.work for call, _ in rows]
         flops = _numbers(None if w is None else w.flops for w in works)
         moved = _numbers(None if w is None else w.bytes for w in works)
@@ -507,7 +293,7 @@ class _RowTable:
         shares: Array = groups.sum(self._on_gpu.exclusive_ns) / (busy_ns or np.nan)
         return shares
 
-    def _warning(self, call: _Call, found: _Attainable, share: float) -> str | None:
+    def _warning(self, call: KindOfCall, found: _Attainable, share: float) -> str | None:
         """Why a call can seem faster than its device; never silent."""
         device, work = self._rates.device, call.work
         if work is None or device is None or not share > 1:
@@ -626,7 +412,7 @@ def _json_column(texts: Iterable[str | None]) -> JsonCodes:
     return JsonCodes(column.codes, column.texts)
 
 
-def _host_table(calls: _Calls) -> ColumnTable:
+def _host_table(calls: Calls) -> ColumnTable:
     """Every operator of the CPU that has a model, with the time that its thread spent on it."""
     table = calls.part.table
     rows = calls.rows[calls.has_work[calls.rows]]

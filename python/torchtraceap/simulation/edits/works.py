@@ -9,7 +9,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
-from torchtraceap.analysis.roofline import _Calls, _GpuCalls
+from torchtraceap.analysis.calls import Calls, GpuCalls
 from torchtraceap.models import OpCall, Work, family_of
 from torchtraceap.simulation.edits.view import RankView
 
@@ -42,8 +42,8 @@ def works_of(view: RankView) -> EventWorks:
 
 
 def _build(view: RankView) -> EventWorks:
-    calls = _Calls(view.part, None)
-    on_gpu = _GpuCalls(view.part, calls)
+    calls = Calls(view.part, None)
+    on_gpu = GpuCalls(view.part, calls)
     of_row = np.full(len(view.table), -1, dtype=np.int64)
     counted = calls.has_work[calls.rows]
     of_row[calls.rows[counted]] = calls.group[counted]
