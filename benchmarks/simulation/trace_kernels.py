@@ -15,7 +15,9 @@ from pathlib import Path
 import numpy as np
 
 import torchtraceap as ttap
-from torchtraceap.analysis import roofline
+from torchtraceap.analysis.calls import Calls, GpuCalls
+from torchtraceap.analysis.recorded_device import chosen_device
+from torchtraceap.analysis.roofline import peak_of
 from torchtraceap.devices import Device, load_devices
 from torchtraceap.durations import families
 from torchtraceap.models import Work, family_of
@@ -78,7 +80,7 @@ def _of_file(path: Path) -> Iterator[tuple[tuple[object, ...], float]]:
     except ttap.errors.TraceError:
         return
     for part in trace.ranks:
-        device = roofline._rates_of(part, None).device
+        device = chosen_device(part)[0]
         if device is not None:
             yield from _of_rank(source_of(path), part, device)
 
@@ -86,8 +88,8 @@ def _of_file(path: Path) -> Iterator[tuple[tuple[object, ...], float]]:
 def _of_rank(
     source: str, part: RankTrace, device: Device
 ) -> Iterator[tuple[tuple[object, ...], float]]:
-    calls = roofline._Calls(part, None)
-    on_gpu = roofline._GpuCalls(part, calls)
+    calls = Calls(part)
+    on_gpu = GpuCalls(part, calls)
     kinds = np.full(len(part.table) + 1, -1, dtype=np.int64)
     kinds[calls.rows] = np.where(calls.has_work[calls.rows], calls.group, -1)
     kind_of = kinds[np.minimum(on_gpu.rows, len(part.table))]
@@ -106,6 +108,6 @@ def _of_rank(
 
 def _ideal_ns(work: Work, device: Device, names: Sequence[str]) -> tuple[float, float]:
     """Bytes over bandwidth, flops over the peak that the kernels' names tell."""
-    peak = roofline._peak(work, device, names) if work.flops else None
+    peak = peak_of(work, device, names) if work.flops else None
     computing = 1e9 * (work.flops or 0.0) / peak[0] if peak else 0.0
     return 1e9 * work.bytes / device.bandwidth, computing

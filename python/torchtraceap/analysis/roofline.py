@@ -29,7 +29,7 @@ from torchtraceap.ranks import RankTrace
 from torchtraceap.sums import total
 from torchtraceap.table import ColumnTable
 
-__all__ = ["TABLE", "attainable_ns", "build_roofline", "computing_type"]
+__all__ = ["TABLE", "attainable_ns", "build_roofline", "computing_type", "peak_of"]
 
 _NO_TEXTS: Texts = (None, None, None, None)
 _COMPAT = (None, "tracelens")
@@ -124,7 +124,7 @@ def _described(device: Device, note: str) -> _Rates:
     return _Rates(device, note, facts)
 
 
-def _peak(work: Work, device: Device, kernels: Sequence[str]) -> tuple[float, str] | None:
+def peak_of(work: Work, device: Device, kernels: Sequence[str]) -> tuple[float, str] | None:
     """flop/s for the type of some work, and what it is called; None if there is no such rate."""
     label = computing_type(work, device, kernels)
     if work.unit != "vector" and label in device.matrix:
@@ -160,7 +160,7 @@ def _attainable(work: Work, device: Device, kernels: Sequence[str]) -> _Attainab
     memory_ns = work.bytes / device.bandwidth * 1e9
     if not work.flops:
         return _Attainable(memory_ns, "memory")
-    peak = _peak(work, device, kernels)
+    peak = peak_of(work, device, kernels)
     if peak is None:
         is_integer = work.unit == "vector" and work.dtype not in ("fp64", "fp32", "")
         return _Attainable(memory_ns, "memory") if is_integer else _Attainable()
