@@ -80,7 +80,6 @@ PAIRS = (
             "remove_host_sync",
             "pin_memory",
             "fuse_pointwise",
-            "cuda_graph",
             "channels_last",
         ),
         exact=False,

@@ -1,7 +1,7 @@
 """Predictions from the trace before a fix, against the trace after it (docs/simulation_edits.md).
 
-The pairs are few; nothing was fitted to them but the realised share of `loader_workers`, which was
-published on four pairs of which ResNet-50's is one.
+The pairs are few; nothing was fitted to them but the slowdown beside loader workers, which four
+pairs showed of which ResNet-50's is one.
 """
 
 from __future__ import annotations

@@ -70,13 +70,13 @@ CHECK = ReplayCheck(100, 100, 0, per_step=True, trusted=True)
 
 def test_a_slow_loader_is_replayed_with_workers(write_trace: WriteTrace) -> None:
     # Of 100 ms, 45 are loading; four workers leave 11.25 ms between batches, which the rest covers.
-    # A fetch then takes 0.2 to 2 ms, and 76 to 84 % of such savings are realised.
+    # A fetch then takes 0.2 to 2 ms, and the host up to 1.2 times as long beside workers.
     diagnosis = loader(write_trace, steps=6)
     saving = saving_of(diagnosis)
     assert saving.method == "simulated"
     assert saving.edit == "loader_workers=4"
     assert saving.per_step
-    assert 0.76 * 42 * MS < saving.low_ns <= saving.best_ns <= saving.high_ns < 45 * MS
+    assert 30 * MS < saving.low_ns <= saving.best_ns <= saving.high_ns < 45 * MS
     replay = diagnosis.replay
     assert replay is not None
     assert replay.trusted
