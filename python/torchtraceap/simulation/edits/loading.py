@@ -72,12 +72,11 @@ class LoaderWorkers:
         for view in views(run):
             rows = _fetches(view, _SINGLE)
             if len(rows):
-                length_ns = view.work_ns(rows)
+                fetch_ns.append(view.work_ns(rows))
                 for form, change in enumerate((best, cautious)):
                     _take(run, view, change, rows, form)
                     crowded = CROWDED[form] if self.workers > 1 else 1.0
-                    _pace(view, change, rows, length_ns * crowded / self.workers)
-                fetch_ns.append(length_ns)
+                    _pace(view, change, rows, fetch_ns[-1] * crowded / self.workers)
         if not fetch_ns:
             return self._more_workers(run)
         length_ns = int(np.median(np.concatenate(fetch_ns)))
