@@ -76,6 +76,7 @@ __all__: list[str] = [
     "build_tree",
     "build_windows",
     "classify_copy",
+    "closing_edges",
     "collective_kind_names",
     "collectives",
     "comparable_names",
@@ -95,6 +96,7 @@ __all__: list[str] = [
     "gpu_intervals",
     "gpu_union_by_group",
     "group_rows",
+    "held_out_lags",
     "host_idle",
     "hta_bound_names",
     "hta_critical_path",
@@ -120,6 +122,7 @@ __all__: list[str] = [
     "read_trace",
     "read_trace_bytes",
     "replay",
+    "replay_batch",
     "replay_chain",
     "return_freed_memory",
     "rules",
@@ -1840,51 +1843,37 @@ class ExecutionGraph:
 
 class GraphDelta:
     """
-    What an edit changes in a graph.
+    What an edit changes in a graph: edges and points as numbers, int64 or uint32 arrays, lags in ns as int64 arrays. Raises SchemaError for lags beyond all times; a replay does for edges and points that are not there.
     """
     def __init__(self) -> None:
         """
         No change yet.
         """
     def __len__(self) -> int: ...
-    def add(
+    def add_all(
         self,
-        source: typing.SupportsInt | typing.SupportsIndex,
-        destination: typing.SupportsInt | typing.SupportsIndex,
-        lag_ns: typing.SupportsInt | typing.SupportsIndex,
+        sources: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        destinations: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        lags_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
     ) -> None:
         """
-        A new dependency between two points.
+        New dependencies from point to point. Those that close a cycle are left out of every replay, what contradicts the measured times most first; see `closing_edges`.
         """
-    def drop(self, edge: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def drop_all(self, edges: typing.Annotated[numpy.typing.ArrayLike, numpy.int64]) -> None:
         """
-        The dependency is gone.
-        """
-    def drop_all(
-        self, edges: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-    ) -> None:
-        """
-        Many at once.
+        These dependencies are gone.
         """
     def join(self, other: GraphDelta) -> None:
         """
         Both; the other's lags win.
         """
-    def set_lag(
-        self,
-        edge: typing.SupportsInt | typing.SupportsIndex,
-        lag_ns: typing.SupportsInt | typing.SupportsIndex,
-    ) -> None:
-        """
-        A new cost, residual included.
-        """
     def set_lags(
         self,
-        edges: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+        edges: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
         lags_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
     ) -> None:
         """
-        Many at once.
+        New costs, residuals included; of two for one edge the later holds.
         """
 
 class WindowSet:
@@ -2129,6 +2118,11 @@ def classify_copy(name: str) -> tuple[CopyDirection, HostMemory]:
     Which way a copy goes and the host's memory, by the name of a GPU event; UNKNOWN for kernels.
     """
 
+def closing_edges(graph: ExecutionGraph, delta: GraphDelta) -> numpy.typing.NDArray[numpy.uint32]:
+    """
+    uint32: which added edges of an edit, in the order in which they were added, replays leave out because they close a cycle.
+    """
+
 def collective_kind_names() -> list[str]:
     """
     By number.
@@ -2287,6 +2281,15 @@ def group_rows(
 ) -> RowGroups:
     """
     Groups of rows whose keys (integers, of equal lengths) are all equal.
+    """
+
+def held_out_lags(
+    graph: ExecutionGraph,
+    step_of_point: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    steps: typing.SupportsInt | typing.SupportsIndex,
+) -> numpy.typing.NDArray[numpy.int64]:
+    """
+    int64 [edges]: what each edge costs (lag and residual); of edges that lead into a step the mean of the same edge in the other steps, never its own. step_of_point is uint32 [points]: below `steps`, or NO_ROW.
     """
 
 def host_idle(
@@ -2469,22 +2472,30 @@ def replay(
     int64 [points]: when each point happens.
     """
 
+def replay_batch(
+    graph: ExecutionGraph,
+    deltas: collections.abc.Sequence[GraphDelta],
+    work_points: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    work_offsets: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    *,
+    with_residuals: bool = True,
+    carries: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None,
+    copies: typing.SupportsInt | typing.SupportsIndex = 1,
+) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint32]]:
+    """
+    When all work of each step has ended, with each edit (None: none): int64 [deltas, steps], with carries [deltas, copies, steps]; and uint32 [deltas]: added edges that were left out because they close a cycle. The points of step i are work_points[work_offsets[i]:work_offsets[i + 1]]; NEVER for a step without points. Runs without Python's lock, on several threads where there is much to do.
+    """
+
 def replay_chain(
     graph: ExecutionGraph,
-    carries: collections.abc.Sequence[
-        tuple[
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-        ]
-    ],
+    carries: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
     copies: typing.SupportsInt | typing.SupportsIndex,
     delta: GraphDelta | None = None,
     *,
     with_residuals: bool = True,
 ) -> numpy.typing.NDArray[numpy.int64]:
     """
-    int64 [copies, points]: copies of the run one behind the other; carries are (source, destination, lag_ns) from a copy to the next. NEVER where a point does not happen.
+    int64 [copies, points]: copies of the run one behind the other; carries are (source, destination, lag_ns) from a copy to the next, int64 [carries, 3]. NEVER where a point does not happen.
     """
 
 def return_freed_memory() -> None:

@@ -15,6 +15,7 @@ from wait_programs import Program, make_program
 import torchtraceap as ttap
 from held_out import held_out_errors, step_noise
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.errors import SchemaError
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.overhead import ProfilerOverhead, estimate_unprofiled
@@ -279,9 +280,8 @@ def two_nodes() -> _core.ExecutionGraph:
 def test_lags_beyond_all_times_are_refused(ns: int) -> None:
     delta = _core.GraphDelta()
     for change in (
-        lambda: delta.set_lag(0, ns),
         lambda: delta.set_lags([0], [ns]),
-        lambda: delta.add(0, 3, ns),
+        lambda: delta.add_all([0], [3], [ns]),
         lambda: _core.plain_graph([1, 1], [1], [2], [ns]),
     ):
         with pytest.raises(SchemaError, match=f"{MOST_NS} ns .*expected.*{ns}"):
@@ -299,7 +299,7 @@ def test_times_of_plain_nodes_beyond_all_times_are_refused(ns: int) -> None:
 
 def test_the_longest_lag_still_replays_and_long_chains_end_at_64_bits() -> None:
     delta = _core.GraphDelta()
-    delta.set_lag(0, MOST_NS)
+    delta.set_lags([0], [MOST_NS])
     assert _core.replay(two_nodes(), delta).max() > MOST_NS
     nodes = 8
     chain = _core.plain_graph(
@@ -324,3 +324,137 @@ def test_clock_offsets_beyond_all_times_are_refused(write_trace: WriteTrace, ns:
     shifted = _core.execution_graph([(rank.table, rank.tree, 10**18)])
     plain = _core.execution_graph([(rank.table, rank.tree, 0)])
     assert (shifted.time_ns - plain.time_ns == 10**18).all()
+
+
+# ------------------------------------------------------------------------------- batches
+
+
+def test_a_batch_of_edits_gives_the_ends_of_single_replays(write_trace: WriteTrace) -> None:
+    events = [event for k in range(5) for event in one_step_at(k)]
+    run = run_of(write_trace(events))
+    executions = run.edges_of("execution")
+    slower, cut = _core.GraphDelta(), _core.GraphDelta()
+    slower.set_lags(executions, run.cost_ns[executions] * 2)
+    cut.drop_all(run.edges_of("launch"))
+    work = [step.points for step in run.steps]
+    offsets = np.cumsum([0, *map(len, work)])
+    for with_residuals in (True, False):
+        ends, left_out = _core.replay_batch(
+            run.graph,
+            [None, slower, cut, None],
+            np.concatenate(work),
+            offsets,
+            with_residuals=with_residuals,
+        )
+        times = [run.replay(d, with_residuals=with_residuals) for d in (None, slower, cut, None)]
+        assert ends.tolist() == [[int(t[points].max()) for points in work] for t in times]
+        assert left_out.tolist() == [0, 0, 0, 0]
+
+
+def test_a_batch_of_chains_gives_the_ends_of_every_copy(write_trace: WriteTrace) -> None:
+    run = run_of(write_trace(one_step(100, 400)))
+    faster = _core.GraphDelta()
+    executions = run.edges_of("execution")
+    faster.set_lags(executions, run.cost_ns[executions] // 4)
+    (step,) = run.steps
+    carries = [(step.end, step.begin, 0)]
+    ends, _ = _core.replay_batch(
+        run.graph, [None, faster], step.points, [0, len(step.points)], carries=carries, copies=3
+    )
+    assert ends.shape == (2, 3, 1)
+    for delta, of_copies in zip((None, faster), ends[:, :, 0], strict=True):
+        times = _core.replay_chain(run.graph, carries, 3, delta)
+        assert of_copies.tolist() == times[:, step.points].max(axis=1).tolist()
+
+
+def test_a_step_without_points_never_ends() -> None:
+    ends, _ = _core.replay_batch(two_nodes(), [None], [3], [0, 0, 1])
+    assert ends.tolist() == [[_core.NEVER, 157]]
+    ends, left_out = _core.replay_batch(two_nodes(), [], [3], [0, 1])
+    assert ends.shape == (0, 1)
+    assert left_out.shape == (0,)
+
+
+def test_an_edge_that_closes_a_cycle_is_left_out_and_counted() -> None:
+    delta = _core.GraphDelta()
+    delta.add_all([3, 1], [0, 3], [10, 500])  # the first would make the first node wait for itself
+    assert _core.closing_edges(two_nodes(), delta).tolist() == [0]
+    ends, left_out = _core.replay_batch(two_nodes(), [delta, None], [3], [0, 1])
+    assert (ends.tolist(), left_out.tolist()) == ([[600], [157]], [1, 0])
+    assert _core.replay(two_nodes(), delta).tolist() == [0, 100, 107, 600]
+
+
+@pytest.mark.parametrize(
+    ("points", "offsets"), [([3], [0, 2]), ([3], [1, 1]), ([3], []), ([9], [0, 1]), ([-1], [0, 1])]
+)
+def test_work_outside_the_graph_is_refused(points: list[int], offsets: list[int]) -> None:
+    with pytest.raises(SchemaError, match="work_"):
+        _core.replay_batch(two_nodes(), [None], points, offsets)
+
+
+def test_edges_that_are_not_there_are_refused() -> None:
+    delta = _core.GraphDelta()
+    with pytest.raises(SchemaError, match="edges: there is none with the number -1"):
+        delta.set_lags([-1], [0])
+    with pytest.raises(SchemaError, match="edges: there is none with the number 4294967295"):
+        delta.drop_all([2**32 - 1])
+    with pytest.raises(SchemaError, match="one lag for each edge"):
+        delta.set_lags([0, 1], [0])
+    delta.drop_all([9])
+    with pytest.raises(SchemaError, match="no edge 9"):
+        _core.replay_batch(two_nodes(), [delta], [3], [0, 1])
+
+
+# ------------------------------------------------------------------------------- held out
+
+
+def held_out(run: SimulatedRun) -> Array:
+    step_of = np.full(len(run.graph), _core.NO_ROW, dtype=np.uint32)
+    for index, one in enumerate(run.steps):
+        step_of[one.points] = index
+    return _core.held_out_lags(run.graph, step_of, len(run.steps))
+
+
+def test_held_out_a_step_costs_what_the_others_cost(write_trace: WriteTrace) -> None:
+    events = []
+    for k, gpu_us in enumerate((100, 110, 150, 120)):
+        at = 400 * k
+        events += [step(k, at, 380), *launch("gemm", at + 10, at + 20, gpu_us, 2 * k + 1)]
+        if k == 2:
+            events += launch("extra", at + 30, at + 20 + gpu_us, 40, 2 * k + 2)
+    run = run_of(write_trace(events))
+    lags = held_out(run)
+    executions = run.edges_of("execution")
+    assert run.cost_ns[executions].tolist() == [100_000, 110_000, 150_000, 40_000, 120_000]
+    # The extra kernel is in no other step: it costs what kernels cost there.
+    assert lags[executions].tolist() == [126_666, 123_333, 110_000, 110_000, 120_000]
+
+
+def test_held_out_marks_are_the_same_whatever_their_number(write_trace: WriteTrace) -> None:
+    events = [event for k in range(4) for event in [step(k, 400 * k, 300 + k)]]
+    run = run_of(write_trace(events))
+    lags = held_out(run)
+    inside = [
+        edge
+        for edge in run.edges_of("program_order").tolist()
+        if run.graph.is_end[run.destination[edge]]
+    ]
+    assert lags[inside].tolist() == [302_000, 301_666, 301_333, 301_000]
+
+
+def test_held_out_outside_of_steps_nothing_changes(write_trace: WriteTrace) -> None:
+    run = run_of(write_trace([event for k in range(3) for event in one_step_at(k)]))
+    nowhere = np.full(len(run.graph), _core.NO_ROW, dtype=np.uint32)
+    assert (_core.held_out_lags(run.graph, nowhere, 0) == run.cost_ns).all()
+    with pytest.raises(SchemaError, match="no step 3"):
+        _core.held_out_lags(run.graph, nowhere * 0 + 3, 3)
+    with pytest.raises(SchemaError, match="one step for each point"):
+        _core.held_out_lags(run.graph, nowhere[1:], 1)
+
+
+def test_held_out_a_step_alone_knows_no_cost(write_trace: WriteTrace) -> None:
+    run = run_of(write_trace(one_step(100, 400)))
+    lags = held_out(run)
+    (alone,) = run.steps
+    inside = np.isin(run.destination, alone.points)
+    assert (lags[inside] == 0).all()

@@ -1,5 +1,7 @@
 #include <pybind11/stl.h>
 
+#include <optional>
+#include <string>
 #include <tuple>
 
 #include "traceap/bindings/columns.hpp"
@@ -7,6 +9,7 @@
 #include "traceap/bindings/handles.hpp"
 #include "traceap/bindings/interrupt.hpp"
 #include "traceap/simulation/execution_graph.hpp"
+#include "traceap/simulation/held_out.hpp"
 #include "traceap/simulation/replay.hpp"
 
 namespace traceap::bindings {
@@ -119,15 +122,86 @@ void bind_graph(py::module_& module) {
                              "uint32 [points]: sources before destinations.");
 }
 
-/// (point of a copy, point of the next one, lag in ns).
-using Carries = std::vector<std::tuple<Point, Point, std::int64_t>>;
+// ---- numbers from Python
 
-Int64Array replay_copies(const ExecutionGraph& graph, const Carries& carries, std::uint32_t copies,
-                         const GraphDelta* delta, bool with_residuals) {
-  std::vector<PlainEdge> carried;
-  for (const auto& [source, destination, lag_ns] : carries) {
-    carried.push_back({source, destination, lag_ns});
+/// Throws SchemaError for what is no number of a point or an edge.
+std::uint32_t number(std::int64_t value, const char* what) {
+  if (value >= 0 && value < std::int64_t{kNoPoint}) return static_cast<std::uint32_t>(value);
+  throw SchemaError(std::string(what) + ": there is none with the number " + std::to_string(value));
+}
+std::vector<std::uint32_t> numbers(const TimeArray& values, const char* what) {
+  std::vector<std::uint32_t> found(static_cast<std::size_t>(values.size()));
+  for (std::size_t i = 0; i < found.size(); ++i) found[i] = number(values.data()[i], what);
+  return found;
+}
+
+/// Edges from one copy of a chain to the next: int64 [carries, 3].
+std::vector<PlainEdge> carried_edges(const TimeArray& carries) {
+  std::vector<PlainEdge> edges;
+  if (carries.size() == 0) return edges;
+  if (carries.ndim() != 2 || carries.shape(1) != 3) {
+    throw SchemaError("carries: rows of source, destination and lag in ns");
   }
+  for (py::ssize_t i = 0; i < carries.shape(0); ++i) {
+    edges.push_back({number(carries.at(i, 0), "carries"), number(carries.at(i, 1), "carries"),
+                     carries.at(i, 2)});
+  }
+  return edges;
+}
+
+// ---- edits
+
+void set_lags(GraphDelta& delta, const TimeArray& edges, const TimeArray& lags_ns) {
+  if (edges.size() != lags_ns.size()) throw SchemaError("one lag for each edge");
+  const std::vector<std::uint32_t> known = numbers(edges, "edges");
+  delta.lags.reserve(delta.lags.size() + known.size());
+  for (std::size_t i = 0; i < known.size(); ++i) delta.set_lag(known[i], lags_ns.data()[i]);
+}
+
+void drop_all(GraphDelta& delta, const TimeArray& edges) {
+  const std::vector<std::uint32_t> known = numbers(edges, "edges");
+  delta.dropped.insert(delta.dropped.end(), known.begin(), known.end());
+}
+
+void add_all(GraphDelta& delta, const TimeArray& sources, const TimeArray& destinations,
+             const TimeArray& lags_ns) {
+  if (sources.size() != destinations.size() || sources.size() != lags_ns.size()) {
+    throw SchemaError("a source, a destination and a lag for each edge");
+  }
+  const auto from = numbers(sources, "sources"), to = numbers(destinations, "destinations");
+  for (std::size_t i = 0; i < from.size(); ++i) delta.add(from[i], to[i], lags_ns.data()[i]);
+}
+
+void bind_delta(py::module_& module) {
+  py::class_<GraphDelta>(module, "GraphDelta",
+                         "What an edit changes in a graph: edges and points as numbers, int64 or "
+                         "uint32 arrays, lags in ns as int64 arrays. Raises SchemaError for lags "
+                         "beyond all times; a replay does for edges and points that are not there.")
+      .def(py::init<>(), "No change yet.")
+      .def("set_lags", set_lags, py::arg("edges"), py::arg("lags_ns"),
+           "New costs, residuals included; of two for one edge the later holds.")
+      .def("drop_all", drop_all, py::arg("edges"), "These dependencies are gone.")
+      .def("add_all", add_all, py::arg("sources"), py::arg("destinations"), py::arg("lags_ns"),
+           "New dependencies from point to point. Those that close a cycle are left out of every "
+           "replay, what contradicts the measured times most first; see `closing_edges`.")
+      .def("join", &GraphDelta::join, py::arg("other"), "Both; the other's lags win.")
+      .def("__len__", &GraphDelta::size);
+}
+
+// ---- replays
+
+Int64Array replay_once(const ExecutionGraph& graph, const GraphDelta* delta, bool with_residuals) {
+  Times time_ns;
+  {
+    const Unlocked unlocked;
+    time_ns = replay(graph, delta ? *delta : GraphDelta(), {.with_residuals = with_residuals});
+  }
+  return adopt(std::move(time_ns));
+}
+
+Int64Array replay_copies(const ExecutionGraph& graph, const TimeArray& carries,
+                         std::uint32_t copies, const GraphDelta* delta, bool with_residuals) {
+  const std::vector<PlainEdge> carried = carried_edges(carries);
   Times time_ns;
   {
     const Unlocked unlocked;
@@ -138,33 +212,84 @@ Int64Array replay_copies(const ExecutionGraph& graph, const Carries& carries, st
   return adopt(std::move(time_ns)).reshape({static_cast<py::ssize_t>(copies), points});
 }
 
-void bind_delta(py::module_& module) {
-  py::class_<GraphDelta>(module, "GraphDelta", "What an edit changes in a graph.")
-      .def(py::init<>(), "No change yet.")
-      .def("set_lag", &GraphDelta::set_lag, py::arg("edge"), py::arg("lag_ns"),
-           "A new cost, residual included.")
-      .def("drop", &GraphDelta::drop, py::arg("edge"), "The dependency is gone.")
-      .def("add", &GraphDelta::add, py::arg("source"), py::arg("destination"), py::arg("lag_ns"),
-           "A new dependency between two points.")
-      .def("join", &GraphDelta::join, py::arg("other"), "Both; the other's lags win.")
-      .def(
-          "set_lags",
-          [](GraphDelta& self, const IndexArray& edges, const TimeArray& lags_ns) {
-            if (edges.size() != lags_ns.size()) throw SchemaError("one lag for each edge");
-            for (py::ssize_t i = 0; i < edges.size(); ++i) {
-              self.set_lag(edges.data()[i], lags_ns.data()[i]);
-            }
-          },
-          py::arg("edges"), py::arg("lags_ns"), "Many at once.")
-      .def(
-          "drop_all",
-          [](GraphDelta& self, const std::vector<EdgeId>& edges) {
-            for (const EdgeId edge : edges) self.drop(edge);
-          },
-          py::arg("edges"), "Many at once.")
-      .def("__len__", [](const GraphDelta& self) {
-        return self.lags.size() + self.dropped.size() + self.added.size();
-      });
+using BatchResult = py::typing::Tuple<Int64Array, py::array_t<std::uint32_t>>;
+
+BatchResult replay_many(const ExecutionGraph& graph, const std::vector<const GraphDelta*>& deltas,
+                        const TimeArray& work_points, const TimeArray& work_offsets,
+                        bool with_residuals, const std::optional<TimeArray>& carries,
+                        std::uint32_t copies) {
+  const auto points = numbers(work_points, "work_points");
+  const auto offsets = numbers(work_offsets, "work_offsets");
+  std::vector<PlainEdge> carried;
+  if (carries) carried = carried_edges(*carries);
+  BatchEnds batch;
+  {
+    const Unlocked unlocked;
+    batch = replay_batch(graph, deltas, {points, offsets}, carried, carries ? copies : 1,
+                         {.with_residuals = with_residuals});
+  }
+  std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(deltas.size())};
+  if (carries) shape.push_back(static_cast<py::ssize_t>(copies));
+  shape.push_back(static_cast<py::ssize_t>(offsets.size()) - 1);
+  return py::make_tuple(adopt(std::move(batch.end_ns)).reshape(shape),
+                        adopt(std::move(batch.left_out)));
+}
+
+void bind_replays(py::module_& module) {
+  module.def("replay", replay_once, py::arg("graph"), py::arg("delta") = py::none(), py::kw_only(),
+             py::arg("with_residuals") = true, "int64 [points]: when each point happens.");
+  module.def("replay_chain", replay_copies, py::arg("graph"), py::arg("carries"), py::arg("copies"),
+             py::arg("delta") = py::none(), py::kw_only(), py::arg("with_residuals") = true,
+             "int64 [copies, points]: copies of the run one behind the other; carries are (source, "
+             "destination, lag_ns) from a copy to the next, int64 [carries, 3]. NEVER where a "
+             "point does not happen.");
+  module.def(
+      "replay_batch", replay_many, py::arg("graph"), py::arg("deltas"), py::arg("work_points"),
+      py::arg("work_offsets"), py::kw_only(), py::arg("with_residuals") = true,
+      py::arg("carries") = py::none(), py::arg("copies") = 1,
+      "When all work of each step has ended, with each edit (None: none): int64 [deltas, steps], "
+      "with carries [deltas, copies, steps]; and uint32 [deltas]: added edges that were left out "
+      "because they close a cycle. The points of step i are work_points[work_offsets[i]:"
+      "work_offsets[i + 1]]; NEVER for a step without points. Runs without Python's lock, on "
+      "several threads where there is much to do.");
+  module.def(
+      "closing_edges",
+      [](const ExecutionGraph& graph, const GraphDelta& delta) {
+        std::vector<std::uint32_t> closing;
+        {
+          const Unlocked unlocked;
+          closing = closing_edges(graph, delta);
+        }
+        return adopt(std::move(closing));
+      },
+      py::arg("graph"), py::arg("delta"),
+      "uint32: which added edges of an edit, in the order in which they were added, replays leave "
+      "out because they close a cycle.");
+  module.def(
+      "held_out_lags",
+      [](const ExecutionGraph& graph, const IndexArray& step_of_point, std::uint32_t steps) {
+        Times lag_ns;
+        {
+          const Unlocked unlocked;
+          lag_ns = held_out_lags(
+              graph, {step_of_point.data(), static_cast<std::size_t>(step_of_point.size())}, steps);
+        }
+        return adopt(std::move(lag_ns));
+      },
+      py::arg("graph"), py::arg("step_of_point"), py::arg("steps"),
+      "int64 [edges]: what each edge costs (lag and residual); of edges that lead into a step the "
+      "mean of the same edge in the other steps, never its own. step_of_point is uint32 [points]: "
+      "below `steps`, or NO_ROW.");
+  module.attr("NEVER") = kNever;
+  module.def(
+      "binding_edges",
+      [](const ExecutionGraph& graph, const Int64Array& time_ns, bool with_residuals) {
+        return adopt(binding_edges(graph,
+                                   {time_ns.data(), static_cast<std::size_t>(time_ns.size())},
+                                   {.with_residuals = with_residuals}));
+      },
+      py::arg("graph"), py::arg("time_ns"), py::kw_only(), py::arg("with_residuals") = true,
+      "uint32 [points]: the edge that each point waited for, or NO_ROW.");
 }
 
 }  // namespace
@@ -172,6 +297,7 @@ void bind_delta(py::module_& module) {
 void bind_simulation(py::module_& module) {
   bind_graph(module);
   bind_delta(module);
+  bind_replays(module);
   module.def("execution_graph", execution_graph, py::arg("ranks"), py::kw_only(),
              py::arg("meetings") = py::none(),
              py::arg("dependencies") = std::vector<DependencyArgument>(),
@@ -186,34 +312,7 @@ void bind_simulation(py::module_& module) {
              "Nodes with durations, int64 [nodes], and edges, uint32 [edges] twice and int64 "
              "[edges]; node i is the points 2 i (begin) and 2 i + 1 (end). Of edges to one point "
              "that of the node's duration is the first.");
-  module.def(
-      "replay",
-      [](const ExecutionGraph& graph, const GraphDelta* delta, bool with_residuals) {
-        Times time_ns;
-        {
-          const Unlocked unlocked;
-          time_ns =
-              replay(graph, delta ? *delta : GraphDelta(), {.with_residuals = with_residuals});
-        }
-        return adopt(std::move(time_ns));
-      },
-      py::arg("graph"), py::arg("delta") = py::none(), py::kw_only(),
-      py::arg("with_residuals") = true, "int64 [points]: when each point happens.");
-  module.def("replay_chain", replay_copies, py::arg("graph"), py::arg("carries"), py::arg("copies"),
-             py::arg("delta") = py::none(), py::kw_only(), py::arg("with_residuals") = true,
-             "int64 [copies, points]: copies of the run one behind the other; carries are (source, "
-             "destination, lag_ns) from a copy to the next. NEVER where a point does not happen.");
-  module.attr("NEVER") = kNever;
   module.attr("QUEUE_DEPTH") = kQueueDepth;
-  module.def(
-      "binding_edges",
-      [](const ExecutionGraph& graph, const Int64Array& time_ns, bool with_residuals) {
-        return adopt(binding_edges(graph,
-                                   {time_ns.data(), static_cast<std::size_t>(time_ns.size())},
-                                   {.with_residuals = with_residuals}));
-      },
-      py::arg("graph"), py::arg("time_ns"), py::kw_only(), py::arg("with_residuals") = true,
-      "uint32 [points]: the edge that each point waited for, or NO_ROW.");
 }
 
 }  // namespace traceap::bindings

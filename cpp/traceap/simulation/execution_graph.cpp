@@ -3,7 +3,11 @@
 #include "traceap/simulation/execution_graph.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
 
 #include "traceap/base/error.hpp"
 #include "traceap/base/interrupt.hpp"
@@ -81,6 +85,43 @@ void index_rows(ExecutionGraph& graph, std::span<const GraphRank> ranks) {
   }
 }
 
+/// Is a row named after its number? Marks of steps were operators in traces before 2022.
+bool is_numbered(EventKind kind, std::string_view name_without_number) {
+  return kind == EventKind::kUserAnnotation ||
+         (kind == EventKind::kCpuOp && name_without_number.ends_with('#'));
+}
+
+/// Names by id, where those of marks stand for all that differ in a number at their end:
+/// "ProfilerStep#3" is the same mark as "ProfilerStep#4", in another step.
+std::vector<StringId> names_without_numbers(const EventTable& table) {
+  std::vector<StringId> names(table.strings.size());
+  std::iota(names.begin(), names.end(), StringId{0});
+  std::vector<std::uint8_t> seen(names.size(), 0);
+  std::unordered_map<std::string_view, StringId> first;
+  for (Row row = 0; row < table.size(); ++row) {
+    poll_interrupt();
+    const StringId id = table.name[row];
+    if (std::exchange(seen[id], 1)) continue;
+    std::string_view text = table.name_of(row);
+    text = text.substr(0, text.find_last_not_of("0123456789") + 1);
+    if (is_numbered(table.kind[row], text)) names[id] = first.emplace(text, id).first->second;
+  }
+  return names;
+}
+
+void name_points(ExecutionGraph& graph, std::span<const GraphRank> ranks) {
+  std::vector<std::vector<StringId>> names;
+  for (const GraphRank& rank : ranks) names.push_back(names_without_numbers(*rank.table));
+  graph.name.assign(graph.size(), kNoString);
+  for (Point p = 0; p < graph.size(); ++p) {
+    poll_interrupt();
+    const Row row = graph.points.row[p];
+    if (row == kNoRow) continue;
+    const std::uint32_t rank = graph.points.lanes[graph.points.lane[p]].rank;
+    graph.name[p] = names[rank][ranks[rank].table->name[row]];
+  }
+}
+
 void set_order(ExecutionGraph& graph, std::vector<Point> order) {
   graph.order = std::move(order);
   graph.position.resize(graph.size());
@@ -108,6 +149,7 @@ ExecutionGraph build_execution_graph(std::span<const GraphRank> ranks, const Mee
     filter_edges(graph.points, [&](std::uint32_t e) { return !dropped[e]; });
   }
   set_order(graph, std::move(order));
+  name_points(graph, ranks);
   measure_lags(graph, ranks);
   return graph;
 }
@@ -163,6 +205,7 @@ ExecutionGraph build_plain_graph(std::span<const std::int64_t> duration_ns,
   auto order = topological_order(points.in_offsets, points.source, {}, {});
   if (!order) throw SchemaError("the edges close a cycle");
   set_order(graph, std::move(*order));
+  graph.name.assign(graph.size(), kNoString);
   return graph;
 }
 

@@ -4,40 +4,25 @@
 #include <cstdint>
 #include <limits>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "traceap/simulation/execution_graph.hpp"
+#include "traceap/simulation/graph_delta.hpp"
 
 namespace traceap {
-
-/// What an edit changes; the graph itself stays as it is, so that many edits share it.
-struct GraphDelta {
-  std::vector<std::pair<EdgeId, std::int64_t>> lags;  ///< edge and its new lag, residual included
-  std::vector<EdgeId> dropped;
-  std::vector<PlainEdge> added;
-
-  bool empty() const { return lags.empty() && dropped.empty() && added.empty(); }
-  /// Throws SchemaError for a lag outside +-kMaxTimeNs, as `add` does.
-  void set_lag(EdgeId edge, std::int64_t lag_ns);
-  void drop(EdgeId edge) { dropped.push_back(edge); }
-  void add(Point source, Point destination, std::int64_t lag_ns);
-  /// Both changes; where they touch the same edge, `other` wins.
-  void join(const GraphDelta& other);
-};
 
 struct ReplayOptions {
   bool with_residuals = true;
 };
 
-/// Time of each point, ns of the common clock; times stop at the ends of 64 bits. O(points +
-/// edges), deterministic. Throws SchemaError for an edit that names edges or points outside the
-/// graph, or that closes a cycle.
-std::vector<std::int64_t> replay(const ExecutionGraph& graph, const GraphDelta& delta = {},
-                                 const ReplayOptions& options = {});
-
 /// Time of a point that does not happen in a copy of a chain.
 inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::min();
+
+/// Time of each point, ns of the common clock; times stop at the ends of 64 bits. O(points +
+/// edges), deterministic. Added edges that close a cycle are left out (closing_edges). Throws
+/// SchemaError for an edit that names edges or points outside the graph.
+std::vector<std::int64_t> replay(const ExecutionGraph& graph, const GraphDelta& delta = {},
+                                 const ReplayOptions& options = {});
 
 /// Copies of the run one behind the other, for traces of one iteration: `carries` lead from points
 /// of a copy to points of the next. A point that nothing leads to happens as measured in the first
@@ -47,6 +32,32 @@ std::vector<std::int64_t> replay_chain(const ExecutionGraph& graph,
                                        std::span<const PlainEdge> carries, std::uint32_t copies,
                                        const GraphDelta& delta = {},
                                        const ReplayOptions& options = {});
+
+/// Added edges of an edit, by index, that every replay leaves out because they close a cycle: those
+/// that contradict the measured times most.
+std::vector<std::uint32_t> closing_edges(const ExecutionGraph& graph, const GraphDelta& delta);
+
+/// Whose ends are asked for: points grouped by step.
+struct StepWork {
+  std::span<const Point> points;
+  std::span<const std::uint32_t> offsets;  ///< steps + 1
+
+  std::size_t steps() const { return offsets.size() - 1; }
+};
+
+/// What many edits do to the ends of steps.
+struct BatchEnds {
+  std::vector<std::int64_t> end_ns;  ///< deltas x copies x steps; kNever for steps without points
+  std::vector<std::uint32_t> left_out;  ///< by delta: added edges that would have closed a cycle
+};
+
+/// When all work of each step has ended, with each edit: the maxima over `work` of what
+/// replay_chain returns (of replay, where there is one copy), on as many threads as that is worth.
+/// Throws SchemaError as these do, for offsets that don't ascend to the number of points, and for
+/// points outside the graph.
+BatchEnds replay_batch(const ExecutionGraph& graph, std::span<const GraphDelta* const> deltas,
+                       const StepWork& work, std::span<const PlainEdge> carries = {},
+                       std::uint32_t copies = 1, const ReplayOptions& options = {});
 
 /// The edge on which each point waited longest in a replay; kNoEdge for points without edges.
 std::vector<EdgeId> binding_edges(const ExecutionGraph& graph,

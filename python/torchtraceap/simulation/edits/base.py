@@ -75,7 +75,7 @@ class Change:
     def add(
         self, sources: npt.ArrayLike, destinations: npt.ArrayLike, lags_ns: npt.ArrayLike
     ) -> None:
-        """New dependencies from point to point, ns. They must not close a cycle."""
+        """New dependencies from point to point, ns. Replays leave out those that close a cycle."""
         begin = np.asarray(sources, dtype=np.int64).ravel()
         end = np.asarray(destinations, dtype=np.int64).ravel()
         lags = np.broadcast_to(np.asarray(lags_ns), begin.shape)
@@ -140,9 +140,8 @@ class Change:
         """As the engine takes it."""
         delta = _core.GraphDelta()
         delta.set_lags(*self.lags)
-        delta.drop_all(self.dropped.tolist())
-        for source, destination, lag in zip(*map(np.ndarray.tolist, self.added), strict=True):
-            delta.add(source, destination, lag)
+        delta.drop_all(self.dropped)
+        delta.add_all(*self.added)
         return delta
 
     def ratio(self, run: SimulatedRun) -> Array:

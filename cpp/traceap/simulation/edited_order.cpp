@@ -1,0 +1,144 @@
+// Note [Edges that close a cycle]: measured dependencies lead forward in time, so that a cycle
+// needs an added edge which asks for something to happen later than it was measured to. Where the
+// added edges can't all hold, those are left out that contradict the measured run most: edges are
+// put in one by one, forward ones first, then the others by how far back they lead, and an edge
+// that closes a cycle with those before it is left out.
+
+#include "traceap/simulation/edited_order.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "traceap/base/interrupt.hpp"
+#include "traceap/base/offsets.hpp"
+#include "traceap/simulation/topological_order.hpp"
+
+namespace traceap {
+namespace {
+
+/// An order that edges are added to one by one.
+class GrowingOrder {
+ public:
+  GrowingOrder(const ExecutionGraph& graph, std::span<const std::uint8_t> dropped)
+      : order_(graph.order),
+        position_(graph.position),
+        last_added_(graph.size(), kNone),
+        reached_(graph.size(), 0) {
+    CountingSort by_source(graph.size());
+    const auto for_each_edge = [&](auto visit) {
+      for (Point p = 0; p < graph.size(); ++p) {
+        poll_interrupt();
+        for (EdgeId e = graph.points.in_offsets[p]; e < graph.points.in_offsets[p + 1]; ++e) {
+          if (!dropped[e]) visit(graph.points.source[e], p);
+        }
+      }
+    };
+    for_each_edge([&](Point source, Point) { by_source.count(source); });
+    destination_.resize(by_source.start_placing());
+    for_each_edge([&](Point source, Point p) { destination_[by_source.place(source)] = p; });
+    offsets_ = by_source.take_offsets();
+  }
+
+  /// False, and nothing changes, where the edge closes a cycle.
+  bool add(Point source, Point destination) {
+    if (position_[source] <= position_[destination]) {
+      if (source == destination) return false;
+    } else if (!move_behind(source, destination)) {
+      return false;
+    }
+    added_.push_back({destination, std::exchange(last_added_[source], next_added())});
+    return true;
+  }
+  std::vector<Point> take() { return std::move(order_); }
+
+ private:
+  static constexpr std::uint32_t kNone = kNoEdge;
+  struct Added {
+    Point destination;
+    std::uint32_t before;  // the one added before from the same source
+  };
+  std::uint32_t next_added() const { return static_cast<std::uint32_t>(added_.size()); }
+
+  /// Puts `point` and what it leads to behind `source`, in the order which they have.
+  bool move_behind(Point source, Point point) {
+    const std::uint32_t first = position_[point], last = position_[source];
+    reach(point);
+    for (std::size_t done = 0; done < moved_.size() && !reached_[source]; ++done) {
+      poll_interrupt();
+      reach_from(moved_[done], last);
+    }
+    const bool closes = reached_[source];
+    if (!closes) reorder(first, last);
+    for (const Point p : moved_) reached_[p] = 0;
+    moved_.clear();
+    return !closes;
+  }
+  void reach(Point point) {
+    reached_[point] = 1;
+    moved_.push_back(point);
+  }
+  void reach_from(Point point, std::uint32_t last) {
+    const auto visit = [&](Point next) {
+      if (!reached_[next] && position_[next] <= last) reach(next);
+    };
+    for (std::uint32_t e = offsets_[point]; e < offsets_[point + 1]; ++e) visit(destination_[e]);
+    for (std::uint32_t a = last_added_[point]; a != kNone; a = added_[a].before) {
+      visit(added_[a].destination);
+    }
+  }
+  void reorder(std::uint32_t first, std::uint32_t last) {
+    const auto begin = order_.begin() + first, end = order_.begin() + last + 1;
+    std::stable_partition(begin, end, [&](Point p) { return !reached_[p]; });
+    for (std::uint32_t i = first; i <= last; ++i) position_[order_[i]] = i;
+  }
+
+  std::vector<Point> order_;
+  std::vector<std::uint32_t> position_;
+  std::vector<std::uint32_t> offsets_;  // of destination_, by source
+  std::vector<Point> destination_;
+  std::vector<Added> added_;
+  std::vector<std::uint32_t> last_added_;  // by source
+  std::vector<std::uint8_t> reached_;
+  std::vector<Point> moved_;
+};
+
+/// The added edges, the most certain first.
+std::vector<std::uint32_t> by_certainty(const ExecutionGraph& graph,
+                                        std::span<const PlainEdge> added) {
+  const auto back_ns = [&](std::uint32_t i) {
+    const PlainEdge& edge = added[i];
+    return std::max<std::int64_t>(
+        0, graph.points.time_ns[edge.source] - graph.points.time_ns[edge.destination]);
+  };
+  std::vector<std::uint32_t> ranked(added.size());
+  std::iota(ranked.begin(), ranked.end(), 0U);
+  std::stable_sort(ranked.begin(), ranked.end(),
+                   [&](std::uint32_t a, std::uint32_t b) { return back_ns(a) < back_ns(b); });
+  return ranked;
+}
+
+}  // namespace
+
+EditedOrder order_with(const ExecutionGraph& graph, std::span<const PlainEdge> added,
+                       std::span<const std::uint8_t> dropped) {
+  const bool fit = std::all_of(added.begin(), added.end(), [&](const PlainEdge& edge) {
+    return graph.position[edge.source] < graph.position[edge.destination];
+  });
+  if (fit) return {};
+  EditedOrder edited;
+  auto order = topological_order(graph.points.in_offsets, graph.points.source, added, dropped);
+  if (order) {
+    edited.order = std::move(*order);
+    return edited;
+  }
+  GrowingOrder growing(graph, dropped);
+  for (const std::uint32_t i : by_certainty(graph, added)) {
+    if (!growing.add(added[i].source, added[i].destination)) edited.left_out.push_back(i);
+  }
+  std::sort(edited.left_out.begin(), edited.left_out.end());
+  edited.order = growing.take();
+  return edited;
+}
+
+}  // namespace traceap
