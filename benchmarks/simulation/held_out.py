@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.simulation.run import RunStep, SimulatedRun
+from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = ["HeldOutStep", "held_out_errors", "step_noise"]
 
