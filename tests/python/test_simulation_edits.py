@@ -206,6 +206,76 @@ def test_pinned_copies_take_the_rate_of_those_in_the_trace(write_trace: WriteTra
     assert saved_us(simulation, outcome) > 1_000
 
 
+def uploading(p: FlawedProgram) -> None:
+    with p.range("aten::copy_"):
+        p.copy("HtoD", "Pageable", 50_000_000, 10_000)
+    p.launch("gemm", 1_000)
+    p.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("device", "rate", "source"),
+    [
+        # 88 % of the link's 31.5, 450 and 15.75 GB/s.
+        ("NVIDIA A100-SXM4-40GB", 27.7e9, "share of the PCIe rate"),
+        ("NVIDIA GH200 480GB", 373.5e9, "share of the NVLink-C2C rate"),
+        ("NVIDIA Unheard-of", 27.7e9, "device not known: share of the slowest plausible PCIe"),
+        ("", 13.86e9, "device not known: share of the slowest plausible PCIe"),
+    ],
+)
+def test_pinned_copies_are_no_faster_than_the_link(
+    write_trace: WriteTrace, device: str, rate: float, source: str
+) -> None:
+    document = steps_of(uploading, device=device or "any")
+    if "GH200" in device:
+        document["deviceProperties"][0] |= {"computeMajor": 9}
+    if not device:
+        del document["deviceProperties"]
+    simulation, outcome = run_one(write_trace(document), "pin_memory")
+    assert outcome.source.startswith(source)
+    assert outcome.low_ns is not None
+    copied_ns = 10_000e3 - (simulation.measured_ns - outcome.low_ns)
+    assert copied_ns == pytest.approx(50e6 / rate * 1e9, abs=20e3)
+
+
+def test_a_rate_that_no_link_has_is_no_rate(write_trace: WriteTrace) -> None:
+    """A pinned copy that seems to run at 1 TB/s: its times are wrong."""
+
+    def body(p: FlawedProgram) -> None:
+        uploading(p)
+        p.copy("HtoD", "Pinned", 50_000_000, 50)
+
+    simulation, outcome = run_one(write_trace(steps_of(body)), "pin_memory")
+    assert outcome.source == "pinned copies of the trace"
+    assert outcome.low_ns is not None
+    copied_ns = 10_000e3 - (simulation.measured_ns - outcome.low_ns)
+    assert copied_ns == pytest.approx(50e6 / 27.7e9 * 1e9, abs=20e3)
+
+
+def test_copies_of_unknown_size_take_as_long_as_before(write_trace: WriteTrace) -> None:
+    document = steps_of(uploading)
+    for event in document["traceEvents"]:
+        event["args"].pop("bytes", None)
+    _, outcome = run_one(write_trace(document), "pin_memory=HtoD")
+    assert "take 50.0 ms instead of 50.0 ms" in outcome.note
+
+
+def test_without_workers_the_training_thread_pins(write_trace: WriteTrace) -> None:
+    """50 MB over 10 GB/s at best, over the 5 GB/s of the pageable copy at least."""
+
+    def body(p: FlawedProgram) -> None:
+        with p.range("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"):
+            p.work(100)
+        uploading(p)
+
+    simulation, outcome = run_one(write_trace(steps_of(body)), "pin_memory")
+    assert "the training thread pins the batches: 25.0 ms to 50.0 ms" in outcome.note
+    assert outcome.low_ns is not None and outcome.high_ns is not None
+    copied_ns = 50e6 / 27.72e9 * 1e9
+    assert simulation.measured_ns - outcome.low_ns == pytest.approx(5_000e3 - copied_ns, rel=0.02)
+    assert outcome.high_ns >= simulation.measured_ns
+
+
 @pytest.mark.parametrize(
     ("memory", "reason"), [("Pinned", "page-locked"), ("Unknown", "don't say what host memory")]
 )

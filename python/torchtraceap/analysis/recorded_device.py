@@ -62,6 +62,22 @@ def chosen_device(part: RankTrace, device: Any = None) -> tuple[Device | None, s
     )
 
 
+def plausible_devices(table: _core.EventTable) -> tuple[Device, ...]:
+    """What a trace may have been recorded on: the device where it is known, the whole of which it
+    is a part, else all of its architecture; all where the trace says nothing."""
+    database = tuple(load_devices().values())
+    for entry in table.devices:
+        device = recorded_device(entry) or find_device(entry.name)
+        if device is not None:
+            return (device,)
+        is_amd = any(word in entry.name.lower() for word in _AMD)
+        vendor, architecture = "amd" if is_amd else "nvidia", _architecture(entry)
+        same = [d for d in database if (d.vendor, d.architecture) == (vendor, architecture)]
+        if same:
+            return tuple(same)
+    return database
+
+
 def matrix_units(table: _core.EventTable) -> _core.MatrixUnits | None:
     """Matrix units relative to plain fp32, of the trace's device that has the most to gain.
 

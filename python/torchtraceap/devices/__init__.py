@@ -51,7 +51,7 @@ class Device:
     memory_bytes: int = 0
     l2_bytes: int = 0
     links: Mapping[str, float] = field(default_factory=dict)
-    """byte/s in one direction over all links of the GPU: nvlink, xgmi, pcie."""
+    """byte/s in one direction over all links of the GPU: nvlink, xgmi, c2c, pcie."""
     matches: tuple[str, ...] = ()
     """Parts of the names that drivers report for it."""
     sources: Mapping[str, str] = field(default_factory=dict)

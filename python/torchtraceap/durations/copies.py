@@ -1,33 +1,84 @@
 """Copies between host and device, and on the device, at the rate of their link.
 
 No table of measured copies is shipped yet; benchmarks/device/measure_kernels.py makes one, and
-copies in the trace at hand are better than both. Until then a pinned copy runs at the share of
-the link's rate that PCIe's packets leave, a copy on the device at a share of the memory's rate;
+copies in the trace at hand are better than both. Until then a pinned copy runs at a share of the
+link's rate (see Note [Shares of a link]), a copy on the device at a share of the memory's rate;
 pageable copies depend on the host's memory and threads, and get no estimate.
+
+Note [Shares of a link]: nvbandwidth shows 24.8 to 26.5 GB/s of PCIe 4's 31.5 and 55.6 of PCIe 5's
+63, so 88 % is the most. Hosts may have the generation before, or two GPUs share a switch: pinned
+copies of 1 MiB and more ran at 5.0 to 12.7 GB/s in four public traces of A100, so a quarter is the
+least. On GH200 375 GB/s were measured to the device and 297 GB/s back, of C2C's 450.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torchtraceap.devices import Device
 from torchtraceap.durations.estimate import Estimate, UnknownDurationError, the_device
 
-__all__ = ["COPY_START_NS", "estimate_copy"]
+__all__ = ["COPY_START_NS", "HostLink", "estimate_copy", "host_link"]
 
 COPY_START_NS = 1500.0
-# 12, 25 and 50 GB/s of 15.75, 31.5 and 63: what large pinned copies reach on PCIe 3, 4 and 5.
-_PCIE_SHARE = 0.79
+# By link and side: the most, the usual and the least share. Note [Shares of a link].
+_LINK_SHARES = {
+    ("c2c", "to"): (0.83, 0.79, 0.4),
+    ("c2c", "from"): (0.66, 0.62, 0.33),
+    ("pcie", "to"): (0.88, 0.79, 0.25),
+    ("pcie", "from"): (0.88, 0.79, 0.25),
+}
+_LINK_NAMES = {"c2c": "NVLink-C2C", "pcie": "PCIe"}
 # Of the memory's rate, reading and writing; five GPUs moved 0.75 to 0.92 (docs/durations.md).
 _MEMORY_SHARE = 0.83
 # Note [Factors of intervals]: a guess, nothing was measured.
 _INTERVAL = 1.4
 _DIRECTIONS = {
-    "htod": "host",
-    "host to device": "host",
-    "dtoh": "host",
-    "device to host": "host",
-    "dtod": "device",
-    "device to device": "device",
+    "htod": "to",
+    "host to device": "to",
+    "dtoh": "from",
+    "device to host": "from",
+    "dtod": "on",
+    "device to device": "on",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class HostLink:
+    """What large pinned copies of one direction reach, byte/s."""
+
+    name: str
+    """Such as "PCIe"."""
+    most: float
+    usual: float
+    least: float
+
+
+def host_link(device: Device, direction: str) -> HostLink | None:
+    """The link between a device and its host; None where the database has none.
+
+    Args:
+        device: The GPU.
+        direction: HtoD or DtoH, or those words.
+
+    Raises:
+        UnknownDurationError: Another direction.
+    """
+    side = _side(direction)
+    link = next((kind for kind in _LINK_NAMES if kind in device.links), None)
+    if link is None:
+        return None
+    if side == "on":
+        raise UnknownDurationError(f"copies {direction!r} take no link to the host")
+    most, usual, least = (share * device.links[link] for share in _LINK_SHARES[link, side])
+    return HostLink(_LINK_NAMES[link], most, usual, least)
+
+
+def _side(direction: str) -> str:
+    side = _DIRECTIONS.get(direction.lower().replace("_", " ").strip())
+    if side is None:
+        raise UnknownDurationError(f"copies {direction!r} were not measured")
+    return side
 
 
 def estimate_copy(size: float, direction: str, pinned: bool, device: str | Device) -> Estimate:
@@ -43,17 +94,15 @@ def estimate_copy(size: float, direction: str, pinned: bool, device: str | Devic
         UnknownDurationError: Pageable memory, an unknown direction or device, or no known link.
     """
     chip = the_device(device)
-    side = _DIRECTIONS.get(direction.lower().replace("_", " ").strip())
-    if side is None:
-        raise UnknownDurationError(f"copies {direction!r} were not measured")
-    if side == "device":
+    if _side(direction) == "on":
         rate = _MEMORY_SHARE * chip.bandwidth / 2.0
         ns = COPY_START_NS + 1e9 * size / rate
         return Estimate.around(ns, _INTERVAL, "share of the memory's rate")
     if not pinned:
         raise UnknownDurationError("pageable copies depend on the host, not on the GPU")
-    if "pcie" not in chip.links:
+    link = host_link(chip, direction)
+    if link is None:
         raise UnknownDurationError(f"the host's link of {chip.name} is not known")
-    rate = _PCIE_SHARE * chip.links["pcie"]
-    ns = COPY_START_NS + 1e9 * size / rate
-    return Estimate.around(ns, _INTERVAL, "share of the PCIe rate; host not measured")
+    rates = (link.usual, link.most, link.least)
+    ns, low_ns, high_ns = (COPY_START_NS + 1e9 * size / rate for rate in rates)
+    return Estimate(ns, low_ns, high_ns, f"share of the {link.name} rate; host not measured")

@@ -1,4 +1,11 @@
-"""`pin_memory`: copies run from and to page-locked memory, and the host doesn't wait for them."""
+"""`pin_memory`: copies run from and to page-locked memory, and the host doesn't wait for them.
+
+Note [Who pins]: a loader with worker processes has a thread that moves batches to page-locked
+memory beside the training thread. Without them the training thread does it: the bytes over the rate
+at which one core copies. That is at least what pageable copies of the trace reach, which the driver
+moves to a page-locked buffer of its own on the way. Where no loader is seen, memory may be
+page-locked from the start (best), or the training thread pins (cautious).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +15,7 @@ import numpy as np
 
 from torchtraceap._core import CopyDirection, EventKind, HostMemory
 from torchtraceap.aliases import Array
+from torchtraceap.analysis.recorded_device import plausible_devices
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
@@ -27,6 +35,8 @@ TIMED_BYTES = 1 << 20
 """Copies of at least so many bytes show the rate of the link."""
 START_NS = 1_000.0
 """What any copy takes."""
+HOST_COPY_RATE = 10e9
+"""byte/s: what one core copies where both sides are in memory, on hosts of the last ten years."""
 _PINNED_ANSWER = "the copies in this trace read and write page-locked memory already"
 
 
@@ -40,10 +50,9 @@ _PINNED_ANSWER = "the copies in this trace read and write page-locked memory alr
 class PinMemory:
     """`pin_memory=True` in the loader, `non_blocking=True` in the copy.
 
-    Copies take bytes / rate of pinned copies, the host goes on at once. Cautious: results of
-    device-to-host copies are needed at once; without loader processes, whose pinning thread
-    costs nothing here, the host still moves each batch to page-locked memory as fast as the
-    pageable copy went.
+    Copies take bytes / rate of pinned copies, the host goes on at once. Without loader processes
+    the host moves each batch to page-locked memory itself; see Note [Who pins]. Cautious: results
+    of device-to-host copies are needed at once, and the rate is the least that such links show.
     """
 
     def __init__(self, direction: str | None = None) -> None:
@@ -60,18 +69,19 @@ class PinMemory:
         if not plans:
             raise NotApplicableError(_why_not(run, self.directions))
         for plan in plans:
-            plan.apply(best, 0, waits_stay=False, host_copies=False)
-            by_hand = plan.direction == "HtoD" and not len(plan.view.rows_named(_WORKERS, *_HOST))
-            stays = plan.direction == "DtoH"
-            plan.apply(cautious, 1, waits_stay=stays, host_copies=by_hand)
+            plan.apply(best, 0, waits_stay=False)
+            plan.apply(cautious, 1, waits_stay=plan.direction == "DtoH")
         sources = dict.fromkeys(plan.source for plan in plans if len(plan.pageable))
         return EditedGraph(best, cautious, source="; ".join(sources), note=_note(plans))
 
 
 _WORKERS = r"MultiProcessingDataLoaderIter.*__next__"
+_ALONE = r"SingleProcessDataLoaderIter.*__next__"
 _HOST = (EventKind.CPU_OP, EventKind.USER_ANNOTATION, EventKind.PYTHON_FUNCTION)
 
 
+_INNER = (0.1, 0.9)
+"""Of the rates that a trace shows, least and most."""
 _KNOWN_MEMORY = (HostMemory.PAGEABLE, HostMemory.PINNED)
 
 
@@ -88,16 +98,19 @@ class _Copies:
         self.pageable, self.pinned = rows[pageable], rows[pinned]
         self.blocking = self._awaited(self.pinned) if direction == "HtoD" else self.pinned[:0]
         self.rates, self.source = self._pinned_rates()
+        self.pinning_ns = self._pinning()
+        """float64 `[2, pageable]`: of the training thread, at best and at least."""
 
     def durations(self, rate: int) -> Array:
         """ns of pageable copies at the higher (0) or lower (1) rate, none slower than it was."""
         before = self.view.table.dur_ns[self.pageable].astype(np.float64)
         shortest = float(before.min()) if len(before) else 0.0
-        predicted = self.view.bytes_of[self.pageable] / self.rates[rate] * 1e9
-        durations: Array = np.minimum(before, np.maximum(predicted, min(shortest, START_NS)))
+        sizes = self.view.bytes_of[self.pageable]
+        predicted = np.maximum(sizes / self.rates[rate] * 1e9, min(shortest, START_NS))
+        durations: Array = np.minimum(before, np.where(sizes > 0, predicted, before))
         return durations
 
-    def apply(self, change: Change, rate: int, *, waits_stay: bool, host_copies: bool) -> None:
+    def apply(self, change: Change, rate: int, *, waits_stay: bool) -> None:
         """`rate`: 0 for the higher, 1 for the lower of the two rates."""
         view = self.view
         before_ns = np.maximum(view.table.dur_ns[self.pageable], 1)
@@ -109,8 +122,33 @@ class _Copies:
         change.drop(view.waits_of(calls))
         syncs = view.waits_behind(calls)
         view.remove_calls(change, syncs)
-        if not host_copies:
-            view.set_host_work(change, calls, self._call_cost_ns())
+        view.set_host_work(change, calls, self._call_cost_ns())
+        self._pin(change, rate)
+
+    def _pin(self, change: Change, rate: int) -> None:
+        """The training thread pins before it calls."""
+        view = self.view
+        calls = view.launch_of(self.pageable)
+        added_ns = np.bincount(
+            calls[calls >= 0], weights=self.pinning_ns[rate][calls >= 0], minlength=1
+        )
+        calls = np.unique(calls[calls >= 0])
+        calls = calls[added_ns[calls] > 0]
+        calls = calls[np.argsort(view.begin_of[calls])]
+        edges = view.edges_into(view.begin_of[calls], "program_order")
+        place = np.searchsorted(view.begin_of[calls], view.destination_of(edges))
+        change.set_lags(edges, view.cost_of(edges) + added_ns[calls][place])
+
+    def _pinning(self) -> Array:
+        """See Note [Who pins]."""
+        view = self.view
+        none = np.zeros((2, len(self.pageable)))
+        if self.direction != "HtoD" or len(view.rows_named(_WORKERS, *_HOST)):
+            return none
+        sizes = view.bytes_of[self.pageable]
+        own = self._own_rate()
+        both = np.stack([sizes / max(own, HOST_COPY_RATE), sizes / own]) * 1e9
+        return both if len(view.rows_named(_ALONE, *_HOST)) else np.stack([none[0], both[1]])
 
     def _awaited(self, copies: Array) -> Array:
         """Copies whose host waits for them in a call right behind."""
@@ -127,17 +165,25 @@ class _Copies:
         return self.view.launch_cost_ns
 
     def _pinned_rates(self) -> tuple[tuple[float, float], str]:
-        """byte/s at best and at least, and where they are from: this trace, measured tables, the
-        link of the device, which may sit in a host of the generation before."""
-        sizes, times = self.view.bytes_of[self.pinned], self.view.table.dur_ns[self.pinned]
+        """byte/s at best and at least, and where they are from: this trace, else the link of the
+        device. Never more than a link carries."""
+        view = self.view
+        link = lookups.host_rates(self.direction, plausible_devices(view.table))
+        back = view.copies(*_DIRECTIONS.values())
+        back = back[view.tree.host_memory[back] == HostMemory.PINNED]
+        for rows, which in ((self.pinned, ""), (back, ", the other way")):
+            rates = self._rates_of(rows)
+            if len(rates):
+                low, high = np.minimum(np.quantile(rates, _INNER), link.cap).tolist()
+                return (high, low), f"pinned copies of the trace{which}"
+        return (link.most, min(link.most, max(link.least, self._own_rate()))), link.source
+
+    def _rates_of(self, rows: Array) -> Array:
+        """float64: byte/s of copies that are large enough to show it."""
+        sizes, times = self.view.bytes_of[rows], self.view.table.dur_ns[rows]
         large = (sizes >= TIMED_BYTES) & (times > 0)
-        if large.any():
-            rate = float(np.median(sizes[large] / times[large] * 1e9))
-            return (rate, rate), "pinned copies of the trace"
-        found = lookups.copy_rate(self.direction, self.view.device)
-        if found is None:
-            return (np.inf, self._own_rate()), "no rate of pinned copies is known"
-        return (found[0], max(found[0] / 2, self._own_rate())), found[1]
+        rates: Array = sizes[large] / times[large] * 1e9
+        return rates
 
     def _own_rate(self) -> float:
         """byte/s of the pageable copies themselves."""
@@ -158,6 +204,11 @@ def _note(plans: Sequence[_Copies]) -> str:
                 f"{sum(len(copies) for _, copies in rows)} pageable {direction} copies of "
                 f"{size / 1e6:.1f} MB take {format_ns(after)} instead of {format_ns(before)}"
             )
+    low_ns, high_ns = sum(plan.pinning_ns.sum(axis=1) for plan in plans).tolist()
+    if high_ns:
+        takes = format_ns(round(high_ns))
+        takes = f"{format_ns(round(low_ns))} to {takes}" if low_ns else f"up to {takes}"
+        parts.append(f"without worker processes the training thread pins the batches: {takes}")
     awaited = sum(len(plan.blocking) for plan in plans)
     if awaited:
         parts.append(f"no longer awaited: {awaited} of the pinned ones")

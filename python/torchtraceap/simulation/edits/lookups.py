@@ -5,22 +5,42 @@ These are imported when an edit asks for one: few do, and a diagnosis should sta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from torchtraceap.devices import Device
 from torchtraceap.models import OpCall
 
-__all__ = ["collective_ns", "copy_rate", "product_ratio"]
-
-_COPY_BYTES = 64 << 20
+__all__ = ["HostRates", "collective_ns", "host_rates", "product_ratio"]
 
 
-def copy_rate(direction: str, device: Device | None) -> tuple[float, str] | None:
-    """byte/s of large copies between pinned memory and a device, and where it is from."""
-    if device is None:
-        return None
-    from torchtraceap import durations
+@dataclass(frozen=True, slots=True)
+class HostRates:
+    """What pinned copies of a direction reach, byte/s."""
 
-    found = durations.copy_ns(_COPY_BYTES, direction, True, device)
-    return (_COPY_BYTES / found.ns * 1e9, found.source) if found else None
+    cap: float
+    """No device that the trace may be of is faster."""
+    most: float
+    least: float
+    source: str
+
+
+def host_rates(direction: str, devices: Sequence[Device]) -> HostRates:
+    """Rates by the link to the host, of the slowest device that comes into question.
+
+    Args:
+        direction: HtoD or DtoH.
+        devices: What the trace may have been recorded on; at least one has a known link.
+    """
+    from torchtraceap.durations.copies import host_link
+
+    found = (host_link(device, direction) for device in devices)
+    links = [link for link in found if link is not None]
+    slowest = min(links, key=lambda link: link.most)
+    source = f"share of the {slowest.name} rate; host not measured"
+    if len(devices) > 1:
+        source = f"device not known: {source.replace('the ', 'the slowest plausible ', 1)}"
+    return HostRates(max(link.most for link in links), slowest.most, slowest.least, source)
 
 
 def collective_ns(
