@@ -106,6 +106,7 @@ __all__: list[str] = [
     "is_allocator_call",
     "is_copy_call",
     "is_host_memory_call",
+    "is_plain_fp32_product",
     "is_synchronisation",
     "keep_scratch",
     "kernel_sequences",
@@ -2358,6 +2359,11 @@ def is_copy_call(api: ApiClass) -> bool:
 def is_host_memory_call(api: ApiClass) -> bool:
     """
     Pinned memory of the host is taken or given back.
+    """
+
+def is_plain_fp32_product(kernel_name: str) -> bool:
+    """
+    Does the name say a product or convolution of fp32 data without TF32?
     """
 
 def is_synchronisation(api: ApiClass) -> bool:

@@ -3,6 +3,7 @@
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
 #include "traceap/bindings/interrupt.hpp"
+#include "traceap/detect/queries/matmul.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap::bindings {
@@ -188,6 +189,13 @@ void bind_detect(py::module_& module) {
              py::arg("matrix_units") = py::none(), py::call_guard<Unlocked>(),
              "Runs every rule on one rank. Without `matrix_units` the names of kernels tell what "
              "the device can do.");
+  module.def(
+      "is_plain_fp32_product",
+      [](std::string_view kernel_name) {
+        return classify_matmul(kernel_name) == MatmulKind::kPlainFp32;
+      },
+      py::arg("kernel_name"),
+      "Does the name say a product or convolution of fp32 data without TF32?");
 }
 
 }  // namespace traceap::bindings

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchtraceap.devices import Device
-from torchtraceap.models import OpCall
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["HostRates", "collective_ns", "host_rates", "product_ratio"]
+from torchtraceap.devices import Device
+from torchtraceap.models import OpCall, Work
+
+__all__ = ["HostRates", "collective_ns", "host_rates", "matrix_work_ns", "product_ratio"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,24 @@ def collective_ns(
 
     found = durations.collective_ns(kind, size, ranks, device)
     return (found.ns, found.source) if found else None
+
+
+def matrix_work_ns(
+    families: Sequence[str], works: Sequence[Work], dtypes: Sequence[str], device: Device
+) -> npt.NDArray[np.float64]:
+    """float64 `[3, n]`: how long products and convolutions take in some type, ns, and the bounds
+    of 80 % of such; NaN where their work is not known."""
+    from torchtraceap.durations.families import estimate_works
+
+    found = estimate_works(
+        families,
+        [np.nan if work.flops is None else work.flops for work in works],
+        [work.bytes for work in works],
+        dtypes,
+        device,
+        units=["matrix"] * len(works),
+    )
+    return np.stack([found.ns, found.low_ns, found.high_ns])
 
 
 def product_ratio(call: OpCall, old: Device, new: Device) -> float | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap._core import CopyDirection, EventKind, GpuClass
 from torchtraceap.aliases import Array
-from torchtraceap.analysis.roofline import attainable_ns
+from torchtraceap.analysis.recorded_device import matrix_units, plausible_devices
+from torchtraceap.analysis.roofline import attainable_ns, computing_type
 from torchtraceap.devices import Device, device_named
 from torchtraceap.errors import OptionError
 from torchtraceap.models import OpCall, Work, family_of
@@ -19,7 +21,7 @@ from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.parts import parts_of
 from torchtraceap.simulation.edits.view import RankView, views
-from torchtraceap.simulation.edits.works import works_of
+from torchtraceap.simulation.edits.works import EventWorks, works_of
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.sums import total
@@ -30,6 +32,11 @@ __all__ = ["ChannelsLast", "MixedPrecision", "OtherDevice"]
 _NO_DEVICE = "the trace doesn't say which GPU it was recorded on, or that GPU is not known here"
 _HALF = ("bf16", "fp16")
 _PRODUCTS = ("gemm", "grouped_gemm", "convolution_forward", "convolution_backward")
+START_NS = 1_000
+"""No kernel takes less: it starts and ends."""
+CAST_LAUNCHES = 2
+"""Launches' worth of host time for an operator that casts: its own way to the launch takes about as
+long."""
 _ON_MATRIX_UNITS = r"tf32|h884|s884|h1688|s1688|16816|hmma|fp16|bf16|half|hgemm"
 
 
@@ -43,11 +50,11 @@ _ON_MATRIX_UNITS = r"tf32|h884|s884|h1688|s1688|16816|hmma|fp16|bf16|half|hgemm"
 class MixedPrecision:
     """Products and convolutions in fp32 run on matrix units, in bf16, fp16 or tf32.
 
-    Best: their time falls as the device's attainable time for the same work does, and other fp32
-    kernels move half the bytes (not for tf32). Cautious: half of the first saving, nothing else:
-    small products don't reach the peaks, and casts come in between. Products whose work is not
-    known from the trace (convolutions without their strides) take at best the ratio of the peaks,
-    and cautiously as long as now.
+    Their time falls as the model of such work says, in the bounds of what it missed elsewhere, and
+    never below the device's attainable time. Best: other fp32 kernels move half the bytes (not for
+    tf32). Cautious: each product first converts what it reads, in an operator of its own. Products
+    whose work the trace does not show (no shapes, convolutions without their strides) are known by
+    their kernels' names: at best they take the ratio of the peaks, at least as long as now.
     """
 
     def __init__(self, dtype: str | None = None) -> None:
@@ -58,80 +65,204 @@ class MixedPrecision:
 
     def apply(self, run: SimulatedRun) -> EditedGraph:
         best, cautious = Change(), Change()
-        products, before_ns, after_ns, unknown = 0, 0.0, 0.0, 0
-        reason = "no product or convolution in fp32 of known shapes is in the trace"
+        found = _Found()
+        reason = "no product or convolution in fp32 is in the trace"
         for view in views(run):
-            device = view.device
-            dtype = self._dtype_of(device)
-            if device is None or dtype is None:
-                reason = _NO_DEVICE if device is None else _no_type(device, self._wanted)
+            units = _units_of(view, self._wanted)
+            if isinstance(units, str):
+                reason = units
                 continue
-            ratio_of = partial(_product_ratio, device, dtype)
-            rows, ratio = _ratios(view, ratio_of)
-            view.scale_gpu(best, rows, ratio)
-            view.scale_gpu(cautious, rows, (1 + ratio) / 2)
-            guessed = _products_of_unknown_work(view)
-            peaks = np.full(len(guessed), device.vector.get("fp32", np.nan) / device.matrix[dtype])
-            guessed, peaks = guessed[peaks < 1], peaks[peaks < 1]
+            known, low, high = _known_products(view, units)
+            view.scale_gpu(best, known, low)
+            view.scale_gpu(cautious, known, high)
+            guessed = _products_of_unknown_work(view, units.device)
+            peaks = _no_faster_than_a_start(view, guessed, units.ratio)
             view.scale_gpu(best, guessed, peaks)
-            rows, ratio = np.append(rows, guessed), np.append(ratio, peaks)
-            unknown += len(guessed)
-            lengths = view.table.dur_ns[rows]
-            products += len(rows)
-            before_ns, after_ns = before_ns + lengths.sum(), after_ns + (lengths * ratio).sum()
-            if dtype in _HALF:
+            found.add(view, known, low)
+            found.add(view, guessed, peaks)
+            found.unknown += len(guessed)
+            if units.device is None:
+                found.nameless = True
+            if units.dtype in _HALF:
                 view.scale_gpu(best, *_ratios(view, _other_in_fp32))
-        if not products:
+                _call_casts(view, cautious, known)
+        if not found.products:
             raise NotApplicableError(reason)
+        source = "model of products, in the bounds of its errors; else ratio of the peaks"
+        return EditedGraph(best, cautious, source=source, note=found.note())
+
+
+@dataclass
+class _Found:
+    """What was found, for a person."""
+
+    products: int = 0
+    before_ns: float = 0.0
+    after_ns: float = 0.0
+    unknown: int = 0
+    nameless: bool = False
+
+    def add(self, view: RankView, rows: Array, ratio: Array) -> None:
+        lengths = view.table.dur_ns[rows]
+        self.products += len(rows)
+        self.before_ns += float(lengths.sum())
+        self.after_ns += float((lengths * ratio).sum())
+
+    def note(self) -> str:
         note = (
-            f"{products} fp32 kernels of products and convolutions take {format_ns(int(after_ns))} "
-            f"at best instead of {format_ns(int(before_ns))}"
+            f"{self.products} fp32 kernels of products and convolutions take "
+            f"{format_ns(int(self.after_ns))} at best instead of {format_ns(int(self.before_ns))}"
         )
-        if unknown:
-            note += f"; the work of {unknown} is not recorded: theirs is the ratio of the peaks"
-        return EditedGraph(best, cautious, source="ratio of attainable times", note=note)
-
-    def _dtype_of(self, device: Device | None) -> str | None:
-        """The first wanted type that the device has matrix units for."""
-        if device is None:
-            return None
-        return next((dtype for dtype in self._wanted if dtype in device.matrix), None)
-
-
-def _no_type(device: Device, wanted: tuple[str, ...]) -> str:
-    return f"{device.name} has no matrix units for {' or '.join(wanted)}"
+        if self.unknown:
+            note += (
+                f"; the work of {self.unknown} is not recorded: at best theirs is the ratio of the "
+                "peaks, at least nothing"
+            )
+        if self.nameless:
+            note += "; the device is not known: its ratio is the least of its architecture"
+        return note
 
 
-def _product_ratio(device: Device, dtype: str, work: Work, call: OpCall) -> float:
-    """New time over old; 1 for what is no product in fp32."""
-    if work.unit != "matrix" or work.dtype != "fp32":
-        return 1.0
-    old_ns, _ = attainable_ns(work, device, call.kernels)
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """Matrix units for a type."""
+
+    dtype: str
+    ratio: float
+    """Of the peaks: time of a product in this type over that in plain fp32."""
+    device: Device | None
+
+
+def _units_of(view: RankView, wanted: tuple[str, ...]) -> _Units | str:
+    """Those of the first wanted type that the device has; else why there are none."""
+    plausible = plausible_devices(view.table)
+    if len(plausible) == 1:
+        (device,) = plausible  # the whole, where the trace is of a part
+        plain = max(device.matrix.get("fp32", 0.0), device.vector.get("fp32", 0.0))
+        dtype = next((dtype for dtype in wanted if dtype in device.matrix), None)
+        if dtype is None or plain >= device.matrix[dtype]:
+            return f"{device.name} has no matrix units for {' or '.join(wanted)}"
+        return _Units(dtype, plain / device.matrix[dtype], view.device)
+    gain = _least_gain(view, half=wanted[0] in _HALF)
+    return _Units(wanted[0], 1 / gain, None) if gain > 1 else _NO_DEVICE
+
+
+def _least_gain(view: RankView, *, half: bool) -> float:
+    """How many times as fast matrix units are on a device that the database lacks: by its
+    architecture, else as the rule for fp32 products reads the names of kernels."""
+    units = matrix_units(view.table)
+    if units is not None:
+        return units.half_ratio if half else units.tf32_ratio
+    found = next(f for f in _core.detect(view.table, view.tree) if f.type == "fp32_matmul")
+    _, gain = found.facts.get("ratio", ("rate", 0.0))
+    says_half = found.facts.get("precision", ("text", ""))[1] != "TF32"
+    return float(gain) if half == says_half else 0.0
+
+
+def _known_products(view: RankView, units: _Units) -> tuple[Array, Array, Array]:
+    """Kernels of products whose work is known, and new time over old at best and at least."""
+    works, rows = works_of(view), view.gpu_class(GpuClass.COMPUTE)
+    kinds = works.kind_of[rows]
+    chosen = [kind for kind in np.unique(kinds[kinds >= 0]).tolist() if _is_product(works, kind)]
+    if units.device is None or not chosen:
+        return rows[:0], np.zeros(0), np.zeros(0)
+    table = np.ones((2, len(works.kinds)))
+    table[:, chosen] = _ratios_of_products(view, works, chosen, units.dtype, units.device)
+    low, high = table[:, kinds]
+    faster = (kinds >= 0) & (low < 1)
+    rows, low, high = rows[faster], low[faster], high[faster]
+    return rows, _no_faster_than_a_start(view, rows, low), high
+
+
+def _is_product(works: EventWorks, kind: int) -> bool:
+    work = works.work(kind)
+    return work.unit == "matrix" and work.dtype == "fp32"
+
+
+def _ratios_of_products(
+    view: RankView, works: EventWorks, kinds: list[int], dtype: str, device: Device
+) -> Array:
+    """float64 `[2, kinds]`: new time over old, at best and at least.
+
+    Both times are the model's, so that what it misses of a family on this device cancels.
+    """
+    old = [works.work(kind) for kind in kinds]
+    calls = [works.call(kind) for kind in kinds]
+    before = [computing_type(w, device, c.kernels) for w, c in zip(old, calls, strict=True)]
+    new = [_in_type(work, dtype) for work in old]
+    families = [family_of(call.name, call.kernels) for call in calls]
+    old_ns, _, _ = lookups.matrix_work_ns(families, old, before, device)
+    new_ns = lookups.matrix_work_ns(families, new, [dtype] * len(new), device)
+    measured_ns = _mean_call_ns(view, works)[kinds]
+    least_ns = np.array([attainable_ns(work, device, (dtype,))[0] for work in new])
+    reads = np.array([work.bytes_read for work in old])
+    convert_ns = 0.0 if dtype == "tf32" else reads * 1.5 / device.bandwidth * 1e9
+    low = np.maximum(new_ns[1] / old_ns, least_ns / measured_ns)
+    high = new_ns[2] / old_ns + convert_ns / measured_ns
+    ratios: Array = np.nan_to_num(np.stack([low, high]), nan=1.0, posinf=1.0)
+    return ratios.clip(0.0, 1.0)
+
+
+def _in_type(work: Work, dtype: str) -> Work:
     if dtype == "tf32":
-        new_ns, _ = attainable_ns(replace(work, allow_tf32=True), device, ("tf32",))
-    else:
-        read, written = work.bytes_read / 2, work.bytes_written / 2
-        half = replace(work, dtype=dtype, bytes_read=read, bytes_written=written)
-        new_ns, _ = attainable_ns(half, device)
-    return min(1.0, new_ns / old_ns) if old_ns > 0 and new_ns > 0 else 1.0
+        return replace(work, allow_tf32=True)
+    read, written = work.bytes_read / 2, work.bytes_written / 2
+    return replace(work, dtype=dtype, bytes_read=read, bytes_written=written)
 
 
-def _products_of_unknown_work(view: RankView) -> Array:
-    """Kernels of products and convolutions with fp32 inputs that no model gives numbers for."""
+def _call_casts(view: RankView, change: Change, rows: Array) -> None:
+    """The host calls an operator that casts before each that computes a product."""
+    calls = np.unique(view.launch_of(rows))
+    operators = np.unique(view.tree.op[calls[calls >= 0]])
+    operators = operators[operators != _core.NO_ROW].astype(np.int64)
+    edges = view.edges_into(view.begin_of[operators], "program_order")
+    change.set_lags(edges, view.cost_of(edges) + CAST_LAUNCHES * view.launch_cost_ns)
+
+
+def _mean_call_ns(view: RankView, works: EventWorks) -> Array:
+    """float64 `[kinds]`: GPU time of a call."""
     rows = view.gpu_class(GpuClass.COMPUTE)
+    rows = rows[works.kind_of[rows] >= 0]
+    kinds = works.kind_of[rows]
+    sums = np.bincount(kinds, weights=view.table.dur_ns[rows], minlength=len(works.kinds))
+    _, first = np.unique(view.tree.op[rows], return_index=True)
+    count = np.bincount(kinds[first], minlength=len(works.kinds))
+    mean: Array = sums / np.maximum(count, 1)
+    return np.maximum(mean, 1.0)
+
+
+def _no_faster_than_a_start(view: RankView, rows: Array, ratio: npt.ArrayLike) -> Array:
+    """Ratios that leave each kernel what starting and ending one takes at least."""
+    least = START_NS / np.maximum(view.table.dur_ns[rows], 1)
+    bounded: Array = np.minimum(np.maximum(np.broadcast_to(ratio, rows.shape), least), 1.0)
+    return bounded
+
+
+def _products_of_unknown_work(view: RankView, device: Device | None) -> Array:
+    """Kernels that compute products or convolutions of fp32 data on ordinary units, by their own
+    name or by that of an operator with fp32 inputs, where a model of their work is of no use."""
+    rows = view.gpu_class(GpuClass.COMPUTE)
+    if device is not None:
+        rows = rows[works_of(view).kind_of[rows] < 0]
+    names, place = np.unique(view.table.name[rows], return_inverse=True)
+    plain = np.array([_core.is_plain_fp32_product(view.names[n]) for n in names], dtype=bool)
+    chosen: Array = rows[plain[place] | _of_operators_in_fp32(view, rows)]
+    return chosen
+
+
+def _of_operators_in_fp32(view: RankView, rows: Array) -> Array:
+    """bool `[rows]`."""
     operator = view.tree.op[rows]
-    rows = rows[(operator != _core.NO_ROW) & (works_of(view).kind_of[rows] < 0)]
-    operator = view.tree.op[rows]
-    names, place = np.unique(view.table.name[operator], return_inverse=True)
+    known = operator != _core.NO_ROW
+    at = np.where(known, operator, 0)
+    names, place = np.unique(view.table.name[at], return_inverse=True)
     product = np.array([family_of(view.names[n]) in _PRODUCTS for n in names.tolist()], dtype=bool)
-    rows, operator = rows[product[place]], operator[product[place]]
-    codes, types = view.table.text_codes("Input type", operator)
+    codes, types = view.table.text_codes("Input type", at)
     in_fp32 = np.array(
         [*('"float"' in t and "Half" not in t and "BFloat16" not in t for t in types), False]
     )
-    rows = rows[in_fp32[codes]]
-    chosen: Array = rows[~view.has_name(_ON_MATRIX_UNITS)[rows]]
-    return chosen
+    found: Array = known & product[place] & in_fp32[codes] & ~view.has_name(_ON_MATRIX_UNITS)[rows]
+    return found
 
 
 def _other_in_fp32(work: Work, _: OpCall) -> float:
