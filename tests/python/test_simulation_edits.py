@@ -596,6 +596,28 @@ def test_what_is_not_done_costs_nothing(write_trace: WriteTrace, edit: str, name
     assert not other.applies
 
 
+def accumulating(p: FlawedProgram) -> None:
+    """Two parameters, two backward passes: only the first adds to zeros."""
+    with p.range("Optimizer.zero_grad#SGD.zero_grad", "user_annotation"):
+        for _ in range(2):
+            with p.range("aten::zero_"):
+                p.launch("FillFunctor", 10)
+    for _ in range(4):
+        node = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+        with p.range(node), p.range("aten::add_"):
+            p.launch("CUDAFunctor_add", 100)
+    p.synchronize()
+
+
+def test_no_gradient_is_added_to_zeros_that_are_not_there(write_trace: WriteTrace) -> None:
+    simulation, outcome = run_one(write_trace(steps_of(accumulating)), "zero_grad_to_none")
+    # The GPU's 2 fills go for sure, of 4 additions 2 at best; all with 1 us behind them.
+    assert outcome.note.endswith("and at best 10 additions to zeros")
+    assert outcome.low_ns is not None and outcome.high_ns is not None
+    assert outcome.high_ns - outcome.low_ns == pytest.approx(2 * 101e3, abs=10e3)
+    assert simulation.measured_ns - outcome.high_ns == pytest.approx(2 * 11e3, abs=15e3)
+
+
 def test_buffers_are_not_broadcast(tmp_path: Path) -> None:
     job = Job(2)
     for number in range(STEPS):

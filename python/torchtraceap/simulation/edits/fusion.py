@@ -8,7 +8,7 @@ from torchtraceap import _core
 from torchtraceap._core import EventKind
 from torchtraceap.aliases import Array
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
-from torchtraceap.simulation.edits.view import RankView, views
+from torchtraceap.simulation.edits.view import CALLING_NS, RankView, views
 from torchtraceap.simulation.edits.works import families_of
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
@@ -94,7 +94,8 @@ def _why_not_fused(run: SimulatedRun) -> str:
 class FusePointwise:
     """Pointwise kernels that follow each other on a stream become one.
 
-    Best: it takes as long as the longest of them, and their operators cost the host one launch.
+    Best: it takes as long as the longest of them, and their operators cost the host one launch;
+    Python between two of them that only calls the next one goes.
     Cautious: only kernels of the same grid are fused, each further one still reads one tensor (a
     third of its time), and of the host's work only the launch calls go.
     """
@@ -170,4 +171,6 @@ def _fuse(
         owners = np.setdiff1d(view.tree.op[calls], view.tree.op[calls[one_time]])
         owners = view.outermost(owners[owners != _core.NO_ROW].astype(np.int64))
         view.set_host_work(change, owners, 0)
+        between = view.edges_into(view.begin_of[owners], "program_order")
+        change.set_lags(between[view.cost_of(between) <= CALLING_NS], 0)
     return int((sums_ns - fused_ns).sum())

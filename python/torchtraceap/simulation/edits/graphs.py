@@ -24,6 +24,7 @@ from torchtraceap.aliases import Array
 from torchtraceap.codes import API_KINDS
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import (
+    CALLING_NS,
     RankView,
     beyond_usual,
     ranges_of,
@@ -41,9 +42,6 @@ FEWEST_LAUNCHES = 10
 GAP_NS = 1_000
 """Between the kernels of a graph on one stream, at most; and what a node costs the host where the
 driver still walks the graph at launch (before CUDA 12.6)."""
-CALLING_NS = 100_000
-"""Python between two launches that takes no longer calls the next operator: modules, hooks and
-arguments of eager PyTorch take 5 to 50 us, recording them as much again."""
 
 
 _WITH_THE_HOST = (CopyDirection.HOST_TO_DEVICE, CopyDirection.DEVICE_TO_HOST)

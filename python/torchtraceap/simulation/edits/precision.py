@@ -326,6 +326,9 @@ def _without(view: RankView, change: Change, rows: Array) -> None:
 
 # ------------------------------------------------------------------------- another device
 
+MEASURED_MARGIN, ATTAINABLE_MARGIN = 1.1, 1.25
+"""Ratios of measured tables are off by 4 % of a product's time, of attainable times by 7 to 19 %
+(docs/durations.md); errors of a job's kernels cancel only in part."""
 FLOOR_NS = 2_000
 """Of a kernel's time, what starting and ending it takes on any GPU."""
 
@@ -335,10 +338,10 @@ class OtherDevice:
     """The same program on another GPU; the host stays.
 
     Products of matrices take the ratio of measured tables where there are such of both devices,
-    other kernels of known work that of the times which both can attain; the rest lies between the
-    ratios of memory bandwidth and of arithmetic. Copies follow the host link,
-    collectives the link between GPUs. Best: no floor. Cautious: the first 2 us of a kernel stay,
-    and where a link is unknown it stays as it is.
+    other kernels of known work that of the times which both can attain, both with a margin for
+    their error; the rest lies between the ratios of memory bandwidth and of arithmetic. Copies
+    follow the host link, collectives the link between GPUs. Best: no kernel is shorter than 1 us.
+    Cautious: its first 2 us stay, and where a link is unknown it stays as it is.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -368,20 +371,23 @@ class OtherDevice:
         rows = view.gpu_class(GpuClass.COMPUTE)
         low, high = sorted(_plain_ratios(old, self.device))
         fast, slow = np.full(len(rows), low), np.full(len(rows), high)
-        known, ratio = _ratios(view, partial(self._ratio, old))
-        place = np.searchsorted(rows, known)
-        fast[place] = slow[place] = ratio
+        for bound, margin in ((fast, -1), (slow, 1)):
+            known, ratio = _ratios(view, partial(self._ratio, old, margin))
+            bound[np.searchsorted(rows, known)] = ratio
         floor = np.minimum(FLOOR_NS / np.maximum(view.table.dur_ns[rows], 1), 1.0)
-        view.scale_gpu(best, rows, fast)
+        least = np.minimum(START_NS / np.maximum(view.table.dur_ns[rows], 1), 1.0)
+        view.scale_gpu(best, rows, np.maximum(fast, least))
         view.scale_gpu(cautious, rows, floor + (1 - floor) * slow)
 
-    def _ratio(self, old: Device, work: Work, call: OpCall) -> float:
+    def _ratio(self, old: Device, margin: int, work: Work, call: OpCall) -> float:
+        """`margin`: -1 for the lower, 1 for the upper bound."""
         measured = lookups.product_ratio(call, old, self.device)
         if measured is not None:
-            return measured
+            return float(measured * MEASURED_MARGIN**margin)
         old_ns, _ = attainable_ns(work, old, call.kernels)
         new_ns, _ = attainable_ns(work, self.device, call.kernels)
-        return new_ns / old_ns if old_ns > 0 and new_ns > 0 else 1.0
+        ratio = new_ns / old_ns if old_ns > 0 and new_ns > 0 else 1.0
+        return float(ratio * ATTAINABLE_MARGIN**margin)
 
     def _copies(self, view: RankView, old: Device, best: Change, cautious: Change) -> None:
         ratio = _link_ratio(old, self.device, ("pcie",))

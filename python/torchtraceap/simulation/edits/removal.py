@@ -17,7 +17,7 @@ from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.sums import total
 from torchtraceap.units import counted, format_ns
 
-__all__ = ["NoBroadcastBuffers", "RemoveRanges"]
+__all__ = ["NoBroadcastBuffers", "RemoveRanges", "ZeroGradToNone"]
 
 _RANGES = (EventKind.CPU_OP, EventKind.USER_ANNOTATION)
 
@@ -61,10 +61,6 @@ def _remove(view: RankView, change: Change, rows: Array) -> None:
 
 _REMOVALS = (
     (
-        RemoveRanges("zero_grad_to_none", r"^Optimizer\.zero_grad#", "range of zero_grad"),
-        "zero_grad_not_none",
-    ),
-    (
         RemoveRanges(
             "no_unused_parameter_search",
             "search_unused_parameters",
@@ -79,6 +75,69 @@ _REMOVALS = (
 )
 for _edit, _finding in _REMOVALS:
     register(_edit.name, default=True, fixes=(_finding,))(partial(replace, _edit))
+
+
+_ACCUMULATION = r"(?:^|: )torch::autograd::AccumulateGrad$"
+
+
+@register("zero_grad_to_none", default=True, fixes=("zero_grad_not_none",))
+class ZeroGradToNone:
+    """`zero_grad(set_to_none=True)`: no gradient is filled with zeros, and none is added to them.
+
+    Cautious: the ranges of zero_grad go. Best: where autograd adds a gradient to zeros it takes the
+    new one as it is, too. Of several backward passes per step only the first adds
+    to zeros: as many additions go as gradients were filled, all where one operator fills them all.
+    """
+
+    name = "zero_grad_to_none"
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        best, cautious = Change(), Change()
+        ranges = work_ns = additions = 0
+        for view in views(run):
+            rows = view.outermost(view.rows_named(r"^Optimizer\.zero_grad#", *_RANGES))
+            added = _additions_to_zeros(view, rows)
+            for change in (best, cautious):
+                _remove(view, change, rows)
+            _remove(view, best, added)
+            ranges, work_ns = ranges + len(rows), work_ns + total(view.work_ns(rows))
+            additions += len(added)
+        if not ranges:
+            raise NotApplicableError("the trace has no range of zero_grad")
+        note = (
+            f"gone: {counted(ranges, 'call')} of zero_grad with {format_ns(work_ns)} on the host, "
+            f"and at best {counted(additions, 'addition')} to zeros"
+        )
+        return EditedGraph(best, cautious, note=note)
+
+
+def _operators_inside(view: RankView, pattern: str, holders: Array) -> Array:
+    """Outermost operators of a name whose times lie in a row of the same thread; those of one
+    thread don't overlap. Of two with the same times either may have called the other."""
+    operators = view.rows_named(pattern, EventKind.CPU_OP)
+    begin_ns, end_ns = view.table.ts_ns, view.table.ts_ns + view.table.dur_ns
+    held = np.zeros(len(operators), dtype=bool)
+    for track in np.unique(view.table.track[holders]).tolist():
+        mine = holders[view.table.track[holders] == track]
+        mine = mine[np.argsort(begin_ns[mine], kind="stable")]
+        here = np.flatnonzero(view.table.track[operators] == track)
+        place = np.searchsorted(begin_ns[mine], begin_ns[operators[here]], side="right") - 1
+        inside = end_ns[operators[here]] <= end_ns[mine[np.maximum(place, 0)]]
+        held[here] = (place >= 0) & inside
+    return view.outermost(operators[held])
+
+
+def _additions_to_zeros(view: RankView, ranges: Array) -> Array:
+    """Operators that add a gradient to one that was filled with zeros."""
+    nodes = view.outermost(view.rows_named(_ACCUMULATION, EventKind.CPU_OP))
+    added = _operators_inside(view, r"^aten::add_?$", nodes)
+    added = added[np.argsort(view.table.ts_ns[added], kind="stable")]
+    begins_ns = np.sort(view.table.ts_ns[ranges])
+    after = np.searchsorted(begins_ns, view.table.ts_ns[added], side="right")
+    place = np.arange(len(added)) - np.searchsorted(after, after)
+    fills = len(_operators_inside(view, r"^aten::(?:zero_|fill_)$", ranges))
+    chosen: Array = added[place < (-(-fills // len(ranges)) if fills else len(added))]
+    return view.outermost(chosen)
 
 
 @register("no_broadcast_buffers", default=True, fixes=("broadcast_buffers",))

@@ -19,10 +19,13 @@ from torchtraceap.remember import Memory
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.run import KINDS, SimulatedRun
 
-__all__ = ["DEEPEST_CALLS", "RankView", "beyond_usual", "ranges_of", "views"]
+__all__ = ["CALLING_NS", "DEEPEST_CALLS", "RankView", "beyond_usual", "ranges_of", "views"]
 
 FALLBACK_LAUNCH_NS = 10_000
 """Cost of a call that starts GPU work, where a trace has none to measure."""
+CALLING_NS = 100_000
+"""Python between two launches that takes no longer calls the next operator: modules, hooks and
+arguments of eager PyTorch take 5 to 50 us, recording them as much again."""
 DEEPEST_CALLS = 64
 """In how many calls that an edit changes a point may lie; runtimes nest two deep."""
 _ONE_TIME_NS, _ONE_TIME_RATIO = 1_000_000, 10  # as the rules' cold_start
