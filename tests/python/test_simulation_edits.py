@@ -618,6 +618,24 @@ def test_no_gradient_is_added_to_zeros_that_are_not_there(write_trace: WriteTrac
     assert simulation.measured_ns - outcome.high_ns == pytest.approx(2 * 11e3, abs=15e3)
 
 
+def test_the_host_hands_over_one_collective_for_many(write_trace: WriteTrace) -> None:
+    """Each takes the host 40 us, the GPU 15: at best the host spares nine of ten."""
+
+    def body(p: FlawedProgram) -> None:
+        for _ in range(10):
+            with p.range("c10d::allreduce_"), p.range("record_param_comms"):
+                p.work(30)
+                p.launch(NCCL, 15)
+        p.launch("gemm", 20)
+        p.synchronize()
+
+    simulation, outcome = run_one(write_trace(steps_of(body)), "merge_collectives")
+    assert outcome.low_ns is not None and outcome.high_ns is not None
+    assert simulation.measured_ns - outcome.low_ns == pytest.approx(9 * 39e3, rel=0.05)
+    # Cautiously the calls alone go, and the one takes the rest of the data: 9 x 15 x 1/4 longer.
+    assert simulation.measured_ns - outcome.high_ns == pytest.approx(9 * (5e3 - 3_750), rel=0.1)
+
+
 def test_buffers_are_not_broadcast(tmp_path: Path) -> None:
     job = Job(2)
     for number in range(STEPS):

@@ -103,8 +103,14 @@ def backward(*megabytes: float) -> Program:
         ((10, 15), "buckets of 25 MiB: 10 collectives become 5"),
         ((10, 15.001), None),  # more than a bucket together
         ((25,), None),
-        ((26,), "buckets of 25 MiB: larger ones become 10 pieces at best, nothing at least"),
-        ((51,), "buckets of 25 MiB: larger ones become 15 pieces at best, nothing at least"),
+        (
+            (26,),
+            "buckets of 25 MiB: larger ones become 10 pieces at best, which run beside computation",
+        ),
+        (
+            (51,),
+            "buckets of 25 MiB: larger ones become 15 pieces at best, which run beside computation",
+        ),
     ],
 )
 def test_buckets(tried: Tried, sizes: tuple[float, ...], note: str | None) -> None:

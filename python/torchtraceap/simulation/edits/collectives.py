@@ -12,11 +12,12 @@ from torchtraceap.analysis.grouping import rows_by_key
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
-from torchtraceap.simulation.edits.contention import slow_overlapped
+from torchtraceap.simulation.edits.contention import measured_slowdown, slow_overlapped
 from torchtraceap.simulation.edits.parts import RankParts, parts_of
 from torchtraceap.simulation.edits.view import RankView
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.sums import total
 from torchtraceap.units import counted
 
 __all__ = ["BucketSize", "MergeCollectives", "OverlapCollectives"]
@@ -24,7 +25,12 @@ __all__ = ["BucketSize", "MergeCollectives", "OverlapCollectives"]
 SMALL_BYTES = 64 << 10
 SMALL_NS = 20_000
 """A collective is small below the one, or up to the other (the rules' bounds)."""
+NO_DATA_BYTES = 4 << 10
+"""Up to so many, 1 GB/s moves the data in 4 us: what a collective takes is latency."""
 SHORTEST_RUN = 2
+SURE_SHARE = 0.75
+"""Of the latency of all but one that is surely gone: a larger collective may run another protocol.
+Assumed."""
 _NO_COLLECTIVES = "the trace has no collectives on the GPU"
 
 
@@ -161,7 +167,8 @@ def _send_early(parts: RankParts, gradients: Array, change: Change) -> None:
 class MergeCollectives:
     """Small collectives that follow each other become one, as soon as the last is ready.
 
-    Its time: the sum of theirs without the latency of all but one.
+    Its time: the sum of theirs without the latency of all but one. Best: the host hands over one;
+    cautious: the operators of all still run, but for their launches.
     """
 
     name = "merge_collectives"
@@ -190,7 +197,8 @@ class MergeCollectives:
 )
 class BucketSize:
     """Gradients are exchanged in buckets of this size: smaller collectives are merged, larger
-    ones split and sent as their part of the backward pass is done."""
+    ones split and sent as their part of the backward pass is done. Cautious: one parameter holds
+    most of the bytes, so that no piece is ready earlier, and what runs beside pieces is slower."""
 
     def __init__(self, megabytes: str | None = None) -> None:
         try:
@@ -273,12 +281,12 @@ class _Merge:
     def merge(self, parts: RankParts, places: Array) -> None:
         latency_ns = self._latency_ns(parts, places)
         rest = places[:-1]
-        for change, share in ((self.best, 1.0), (self.cautious, 0.5)):
-            parts.remove(change, rest)
+        for change, share in ((self.best, 1.0), (self.cautious, SURE_SHARE)):
+            parts.remove(change, rest, operators=change is self.best)
             to_ns = np.full(len(parts.rows), np.nan)
-            total = float(parts.transfer_ns[places].sum())
+            whole_ns = float(parts.transfer_ns[places].sum())
             saved = share * latency_ns * len(rest)
-            to_ns[places[-1]] = max(total - saved, float(parts.transfer_ns[places].max()))
+            to_ns[places[-1]] = max(whole_ns - saved, float(parts.transfer_ns[places].max()))
             parts.set_transfer(change, to_ns)
             self._await_last(parts, places, change)
         self.collectives += len(places)
@@ -313,38 +321,47 @@ class _Merge:
         piece_ns = (whole_ns - latency_ns) / pieces + latency_ns
         to_ns = np.full(len(parts.rows), np.nan)
         to_ns[place] = piece_ns
-        self._send_pieces(parts, row, before, pieces, piece_ns)
+        places = np.arange(1, pieces) * len(before) // pieces - 1
+        done = before[places]
+        behind = np.arange(pieces - 1, 0, -1) * piece_ns
+        begin = np.full(pieces - 1, view.begin_of[row])
+        self.best.add(view.end_of[done], begin, behind)
         parts.set_transfer(self.best, to_ns)
+        self._slow_beside(view, before[places[0] + 1 :], (pieces - 1) * piece_ns)
         return pieces
 
-    def _send_pieces(
-        self, parts: RankParts, row: int, before: Array, pieces: int, piece_ns: float
-    ) -> None:
-        view = parts.view
-        done = np.arange(1, pieces) * len(before) // pieces - 1
-        behind = np.arange(pieces - 1, 0, -1) * piece_ns
-        begin = view.begin_of[row]
-        self.best.add(view.end_of[before[done]], np.full(pieces - 1, begin), behind)
+    def _slow_beside(self, view: RankView, kernels: Array, moving_ns: float) -> None:
+        """Cautiously, kernels that run while pieces move data take longer."""
+        share = min(1.0, moving_ns / max(total(view.table.dur_ns[kernels]), 1))
+        factor = measured_slowdown(self.run).factor
+        view.scale_gpu(self.cautious, kernels, 1 + (factor - 1) * share)
 
     def _latency_ns(self, parts: RankParts, places: Array) -> float:
-        """What a collective costs without data: by table, else the shortest of its group."""
+        """What a collective costs without data: of the shortest one of its group the share that
+        tables say of its size; without tables all of it where its data weigh nothing, else 20 us
+        at most."""
         view = parts.view
-        ranks = int(parts.group_size[places[0]])
-        found = lookups.collective_ns(str(parts.kind[places[0]]), 8.0, ranks, view.device)
         same = (parts.group == parts.group[places[0]]) & (parts.kind == parts.kind[places[0]])
-        shortest = float(parts.transfer_ns[same].min())
-        if found is None:
-            self.sources.add("latency: the group's shortest collective, 20 us at most")
-            return min(shortest, SMALL_NS)
-        self.sources.add(found[1])
-        return min(found[0], shortest)
+        at = np.flatnonzero(same)[int(parts.transfer_ns[same].argmin())]
+        shortest, size = float(parts.transfer_ns[at]), float(parts.size[at])
+        kind, ranks = str(parts.kind[places[0]]), int(parts.group_size[places[0]])
+        table = [lookups.collective_ns(kind, each, ranks, view.device) for each in (8.0, size)]
+        if table[0] is None:
+            self.sources.add("latency: the group's shortest collective")
+            return shortest if 0 <= size <= NO_DATA_BYTES else min(shortest, SMALL_NS)
+        self.sources.add(table[0][1])
+        if table[1] is None or not 0 <= size < SMALL_BYTES:
+            return min(table[0][0], shortest)
+        return shortest * min(1.0, table[0][0] / table[1][0])
 
     def result(self, what: str, pieces: int = 0) -> EditedGraph:
         words = []
         if self.collectives:
             words.append(f"{self.collectives} collectives become {self.groups}")
         if pieces:
-            words.append(f"larger ones become {pieces} pieces at best, nothing at least")
+            words.append(
+                f"larger ones become {pieces} pieces at best, which run beside computation"
+            )
         note = f"{what}: {', '.join(words)}"
         return EditedGraph(
             self.best, self.cautious, source="; ".join(sorted(self.sources)), note=note

@@ -13,7 +13,7 @@ from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.run import SimulatedRun
 
-__all__ = ["Slowdown", "slow_overlapped"]
+__all__ = ["Slowdown", "measured_slowdown", "slow_overlapped"]
 
 UNMEASURED = 1.3
 """The most that is assumed where the trace doesn't show it."""
@@ -33,7 +33,7 @@ def slow_overlapped(run: SimulatedRun, change: Change) -> Slowdown:
     How much slower: what kernels of the same name and grid show with and without communication
     beside them, if enough of them ran both ways in this trace; else up to 1.3.
     """
-    slower = _measured(run)
+    slower = measured_slowdown(run)
     before, after = run.graph.time_ns, run.replay(change.delta())
     for view in views(run):
         rows = view.gpu_rows[view.tree.gpu_class[view.gpu_rows] == GpuClass.COMPUTE]
@@ -73,7 +73,12 @@ def _until(bounds: Array, covered: Array, time: Array) -> Array:
     return np.where(place >= 0, covered[at] + inside, 0)
 
 
-def _measured(run: SimulatedRun) -> Slowdown:
+def measured_slowdown(run: SimulatedRun) -> Slowdown:
+    """What kernels show that ran both beside communication and without it; kept."""
+    return run.remember("slowdown", lambda: _measure(run))
+
+
+def _measure(run: SimulatedRun) -> Slowdown:
     ratios = [ratio for view in views(run) for ratio in _ratios(view, run.graph.time_ns)]
     if len(ratios) < _ENOUGH_NAMES:
         return Slowdown(UNMEASURED, "assumed: the trace doesn't show it")

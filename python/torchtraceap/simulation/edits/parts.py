@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap._core import GpuClass, Phase
+from torchtraceap._core import EventKind, GpuClass, Phase
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.many_ranks.matching import rank_collectives
 from torchtraceap.simulation.edits.base import Change
@@ -15,6 +17,8 @@ from torchtraceap.simulation.run import SimulatedRun
 __all__ = ["RankParts", "parts_of"]
 
 GRADIENT_KINDS = ("all_reduce", "reduce_scatter", "reduce")
+_HANDS_OVER = r"^c10d::|^record_param_comms$|^nccl:"
+_OPERATORS = (EventKind.CPU_OP, EventKind.USER_ANNOTATION)
 _KIND_NAMES = _core.collective_kind_names()
 
 
@@ -75,14 +79,30 @@ class RankParts:
         chosen = ~np.isnan(to_ns[owner]) & (lag_ns > 0)
         change.set_lags(edges[chosen], to_ns[owner][chosen])
 
-    def remove(self, change: Change, places: Array) -> None:
-        """Collectives are gone, with their transfer and their launch."""
+    def remove(self, change: Change, places: Array, *, operators: bool = False) -> None:
+        """Collectives are gone, with their transfer and their launch; `operators`: with all that
+        the host does to hand them over."""
         rows = self.rows[places]
         self.view.remove_gpu(change, rows)
         edges, owner = self.transfer_edges()
         change.set_lags(edges[np.isin(owner, places)], 0)
         calls = self.view.launch_of(rows)
         self.view.set_host_work(change, np.unique(calls[calls >= 0]), 0)
+        if operators:
+            gone = np.unique(self.operators[places])
+            kept = np.delete(self.operators, places)
+            self.view.set_host_work(change, np.setdiff1d(gone[gone >= 0], kept), 0)
+
+    @cached_property
+    def operators(self) -> Array:
+        """int64: the outermost operator that hands each collective over; -1 where none does."""
+        view = self.view
+        rows = view.outermost(view.rows_named(_HANDS_OVER, *_OPERATORS))
+        calls = view.launch_of(self.rows)
+        place = np.full(len(calls), -1)
+        known = calls >= 0
+        place[known] = view.inside(view.begin_of[calls[known]].astype(np.int64), rows)
+        return np.where(place >= 0, rows[place], -1) if len(rows) else place
 
     @property
     def is_gradient(self) -> Array:

@@ -154,7 +154,7 @@ class NoBroadcastBuffers:
             forward = view.rows_named(r"^DistributedDataParallel\.forward", *_RANGES)
             inside, _ = view.launched_inside(view.outermost(forward))
             chosen = np.isin(parts.rows, inside) & (parts.kind == "broadcast")
-            parts.remove(change, np.flatnonzero(chosen))
+            parts.remove(change, np.flatnonzero(chosen), operators=True)
             count += int(chosen.sum())
         if not count:
             raise NotApplicableError("no forward pass of DistributedDataParallel broadcasts")
