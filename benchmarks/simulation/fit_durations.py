@@ -16,6 +16,7 @@ import datetime
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ import numpy as np
 import curves
 import duration_data
 import family_fit
+import gemm_fit
+import neusight_rows
 import trace_kernels
 import tree_text
 from torchtraceap.devices import Device
@@ -160,8 +163,9 @@ def _nodes(fitted: Any) -> tuple[list[tree_text.Node], float]:
     return roots, float(np.ravel(fitted._baseline_prediction)[0])
 
 
-def fit_gemm(folder: Path) -> dict[str, Any]:
-    """One model per file of measured products."""
+def fit_gemm(folder: Path, traces: Path | None) -> dict[str, Any]:
+    """One model per file of measured products; what carries them over to other devices, from
+    traces, or as it is shipped where there are none."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     models = []
@@ -183,10 +187,34 @@ def fit_gemm(folder: Path) -> dict[str, Any]:
             }
         )
     return {
-        "schema": "torchtraceap.gemm/1",
+        "schema": "torchtraceap.gemm/2",
         "made": datetime.date.today().isoformat(),
         "models": models,
+        **_carried_over(folder, models, traces),
     }
+
+
+def _carried_over(
+    folder: Path, models: list[dict[str, Any]], traces: Path | None
+) -> dict[str, Any]:
+    if traces is None:
+        shipped = json.loads((DATA / "gemm.json").read_text(encoding="utf-8"))
+        return {name: shipped[name] for name in ("transfer", "vector")}
+    kernels_of_traces = trace_kernels.kernels_of(traces)
+    on_matrix = gemm_fit.of_matrix_units(kernels_of_traces)
+    transfer = gemm_fit.fit_transfer(on_matrix, [gemm.model_from(entry) for entry in models])
+    vector = gemm_fit.vector_of_traces(
+        neusight_rows.test_rows(folder), gemm_fit.of_vector_units(kernels_of_traces)
+    )
+    return {"transfer": _rounded(asdict(transfer)), "vector": _rounded(asdict(vector))}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(one) for one in value]
+    return round(float(value), 4) if isinstance(value, float) else value
 
 
 def fit_kernel(op: str, rows: np.ndarray, device: Device) -> kernels.KernelModel:
@@ -339,7 +367,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     fits: dict[str, Callable[[Path], dict[str, Any]]] = {
         "collectives": fit_collectives,
-        "gemm": fit_gemm,
+        "gemm": lambda folder: fit_gemm(folder, options.traces),
         "kernels": fit_kernels,
     }
     if options.traces is not None:

@@ -15,6 +15,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 import duration_data
 from torchtraceap.devices import Device
 
@@ -51,6 +53,7 @@ class Row:
 
     model: str
     batch: int
+    length: int
     device: Device
     train: bool
     held_out: bool
@@ -78,6 +81,28 @@ def kernels_of(model: str, batch: int, length: int, with_head: bool) -> list[Ker
     if with_head:
         found.append(_product(tokens, vocabulary, width, 1))
     return found + _elementwise(model, layers, hidden, scores)
+
+
+def products_of(row: Row, kind: str) -> np.ndarray:
+    """Rows of batch, m, n, k and how often, of a kind of products, FC or BMM; training too."""
+    layers, width, heads, vocabulary = MODELS[row.model]
+    tokens, part = row.batch * row.length, width // heads
+    if kind == "BMM":
+        batch = row.batch * heads
+        square = (row.length, row.length, part)
+        tall = (row.length, part, row.length)
+        listed = [(batch, *square, layers), (batch, *tall, layers)]
+        # Each has two backward products: one with the other's sizes, one of its own kind.
+        return np.array(listed + 2 * listed if row.train else listed, dtype=np.float64)
+    found = []
+    weights = [(n, k, layers * count) for n, k, count in _weights(row.model, width)]
+    if any(kernel.kind == "FC" and kernel.count == 1 for kernel in row.kernels):
+        weights.append((vocabulary, width, 1))
+    for n, k, count in weights:
+        found.append((1, tokens, n, k, count))
+        if row.train:
+            found += [(1, tokens, k, n, count), (1, n, k, tokens, count)]
+    return np.array(found, dtype=np.float64)
 
 
 def _norms(model: str, layers: int) -> int:
@@ -166,6 +191,7 @@ def _row(row: dict[str, str], devices: dict[str, Device]) -> Row:
     return Row(
         model=row["model_name"],
         batch=int(row["batch"]),
+        length=int(row["seqlen"]),
         device=devices[row["device"]],
         train=train,
         held_out=row["OOD"] == "True",

@@ -20,7 +20,9 @@ from torchtraceap.analysis.recorded_device import chosen_device
 from torchtraceap.analysis.roofline import peak_of
 from torchtraceap.devices import Device, load_devices
 from torchtraceap.durations import families
+from torchtraceap.durations.scaling import product_shape
 from torchtraceap.models import Work, family_of
+from torchtraceap.models.arguments import OpCall, UnknownWorkError
 from torchtraceap.ranks import RankTrace
 
 _ENDINGS = (".json", ".json.gz")
@@ -41,6 +43,10 @@ class Kernels:
     """Bytes over bandwidth, ns."""
     computing: np.ndarray
     """Flops over the peak, ns."""
+    peak: np.ndarray
+    """Type and unit of the peak, such as "tf32 matrix"; empty without flops."""
+    shape: np.ndarray
+    """batch, m, n, k of products of matrices, as text; else empty."""
     ns: np.ndarray
 
     def __len__(self) -> int:
@@ -69,7 +75,7 @@ def kernels_of(folder: Path) -> Kernels:
             for key, ns in _of_file(path):
                 found[key].append(ns)
     keys = sorted(found, key=str)
-    columns = [np.array([key[at] for key in keys]) for at in range(6)]
+    columns = [np.array([key[at] for key in keys]) for at in range(8)]
     return Kernels(*columns, ns=np.array([np.median(found[key]) for key in keys]))
 
 
@@ -101,13 +107,23 @@ def _of_rank(
         call = calls.kinds[int(kind_of[at])]
         if call.work is not None and not any(_LINK.match(name) for name in names):
             family = families.variant_of(family_of(call.name, names), names[0])
-            times = _ideal_ns(call.work, device, names)
-            key = (source, family, device.id, len(names), *times, call.name, call.texts, names)
+            ideal = _ideal(call.work, device, names)
+            shape = _shape(call.name, call.texts)
+            key = (source, family, device.id, len(names), *ideal, shape, call.name, call.texts,
+                   names)  # fmt: skip
             yield key, float(on_gpu.gpu_ns[at])
 
 
-def _ideal_ns(work: Work, device: Device, names: Sequence[str]) -> tuple[float, float]:
-    """Bytes over bandwidth, flops over the peak that the kernels' names tell."""
+def _ideal(work: Work, device: Device, names: Sequence[str]) -> tuple[float, float, str]:
+    """Bytes over bandwidth, flops over the peak that the kernels' names tell, and that peak."""
     peak = peak_of(work, device, names) if work.flops else None
     computing = 1e9 * (work.flops or 0.0) / peak[0] if peak else 0.0
-    return 1e9 * work.bytes / device.bandwidth, computing
+    return 1e9 * work.bytes / device.bandwidth, computing, peak[1] if peak else ""
+
+
+def _shape(name: str, texts: Sequence[str | None]) -> str:
+    try:
+        shape = product_shape(OpCall(name, *texts))
+    except UnknownWorkError:
+        return ""
+    return "" if shape is None or min(shape) < 1 else " ".join(map(str, shape))

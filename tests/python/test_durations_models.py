@@ -19,7 +19,12 @@ from torchtraceap.durations.collectives import (
     estimate_collective,
     load_tables,
 )
-from torchtraceap.durations.gemm import gemm_features, load_models
+from torchtraceap.durations.gemm import (
+    estimate_gemm,
+    estimate_gemms,
+    gemm_features,
+    load_models,
+)
 from torchtraceap.durations.kernels import load_kernels
 from torchtraceap.durations.tables import Curve
 from torchtraceap.durations.trees import BoostedTrees
@@ -194,17 +199,58 @@ def test_a_large_product_runs_near_the_peak_and_a_small_one_near_its_start() -> 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ((64, 64, 64, "int7", "H200"), "no measurements of int7"),
-        ((64, 64, 64, "bf16", "L4"), "no measurements of bf16 matrix products on L4"),
-        ((10**7, 64, 64, "bf16", "H200"), "outside what was measured"),
-        ((64, 64, 64, "bf16", "H200", 64), "outside what was measured"),
+        ((64, 64, 64, "int7", "H200"), "no durations of int7"),
+        ((0, 64, 64, "bf16", "H200"), "sizes of 1 at least"),
         ((64, 64, 64, "bf16", "nothing"), "no device of that name"),
     ],
 )
-def test_no_model_no_guess(arguments: tuple[object, ...], reason: str) -> None:
+def test_no_product_no_guess(arguments: tuple[object, ...], reason: str) -> None:
     assert durations.gemm_ns(*arguments) is None  # type: ignore[arg-type]
     with pytest.raises(UnknownDurationError, match=reason):
         durations.gemm_ns(*arguments, strict=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16", "fp8", "fp64"])
+def test_products_of_every_type_are_answered_on_every_gpu(dtype: str) -> None:
+    shapes = [[1, 4096, 4096, 4096], [64, 1024, 1024, 64], [1, 1, 4096, 4096], [1, 777, 1001, 333]]
+    for device in load_devices().values():
+        found = estimate_gemms(shapes, dtype, device)
+        assert (found.low_ns < found.ns).all() and (found.ns < found.high_ns).all(), device.name
+        least = [2.0 * b * m * n * k / 1e16 * 1e9 for b, m, n, k in shapes]
+        assert (found.ns > least).all() and (found.ns < 1e9).all()
+        single = estimate_gemm(4096, 4096, 4096, dtype, device)
+        assert single.ns == pytest.approx(found[0].ns)
+
+
+def test_a_gpu_without_products_of_its_own_says_whose_it_reads_and_is_less_sure() -> None:
+    own = estimate_gemm(4096, 4096, 4096, "bf16", "H100 SXM")
+    other = estimate_gemm(4096, 4096, 4096, "bf16", "L40S")
+    assert "read with the peaks of L40S" in other.source and "read with" not in own.source
+    assert other.high_ns / other.low_ns > 1.5 * own.high_ns / own.low_ns
+    assert estimate_gemm(4096, 4096, 4096, "fp16", "H100 SXM").ns == own.ns
+    outside = estimate_gemm(10**7, 64, 64, "bf16", "H100 SXM")
+    assert outside.high_ns / outside.low_ns > own.high_ns / own.low_ns
+
+
+def test_odd_sizes_and_narrow_batches_take_longer() -> None:
+    even = estimate_gemm(4096, 4096, 4096, "bf16", "H200")
+    odd = estimate_gemm(4095, 4095, 4095, "bf16", "H200")
+    assert odd.ns > 1.1 * even.ns and "not aligned" in odd.source
+    tokens = estimate_gemm(4095, 4096, 4096, "bf16", "H200")  # rows still begin at 16 bytes
+    assert "not aligned" not in tokens.source
+    assert "narrow" in estimate_gemm(4096, 16, 4096, "bf16", "H200", batch=8).source
+    assert "narrow" not in estimate_gemm(4096, 256, 4096, "bf16", "H200", batch=8).source
+
+
+def test_products_without_matrix_units() -> None:
+    large = estimate_gemm(8192, 8192, 8192, "fp32", "V100-PCIE-32GB")
+    least = 2e9 * 8192**3 / device_named("v100_pcie_32gb").vector["fp32"]
+    assert 0.8 * least < large.ns < 1.6 * least
+    double = estimate_gemm(8192, 8192, 8192, "fp64", "V100-PCIE-32GB")
+    assert double.ns > 1.7 * large.ns
+    short = estimate_gemm(2048, 2048, 64, "fp32", "V100-PCIE-32GB", batch=32)
+    long = estimate_gemm(2048, 2048, 2048, "fp32", "V100-PCIE-32GB")
+    assert short.ns > 1.2 * long.ns  # as many flops, but shorter sums
 
 
 def test_features_need_peaks_and_multiprocessors() -> None:

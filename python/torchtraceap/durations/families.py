@@ -32,7 +32,14 @@ from torchtraceap.durations.estimate import (
     the_device,
 )
 
-__all__ = ["FamilyModel", "estimate_work", "estimate_works", "load_families", "variant_of"]
+__all__ = [
+    "FamilyModel",
+    "estimate_work",
+    "estimate_works",
+    "load_families",
+    "usable_rate",
+    "variant_of",
+]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -232,7 +239,7 @@ def _group(
     except UnknownDurationError as reason:
         return _unknown(len(flops), str(reason))
     model = table.get(family) or table[""]
-    rate, stand_in = _rate(chip, dtype, unit)
+    rate, stand_in = usable_rate(chip, dtype, unit)
     computing = np.zeros(len(flops)) if rate is None else 1e9 * flops / rate
     moving = 1e9 * np.nan_to_num(sizes) / chip.bandwidth
     ns, start = model.times(moving, computing, np.maximum(kernels, 1.0), chip.vendor == "amd")
@@ -252,8 +259,14 @@ def _unknown(count: int, reason: str) -> Estimates:
     return Estimates(nothing, nothing, nothing, np.zeros(count, np.int32), (reason,))
 
 
-def _rate(device: Device, dtype: str, unit: str) -> tuple[float | None, str]:
-    """flop/s, and what type stands in where the device has no rate for the one wanted."""
+def usable_rate(device: Device, dtype: str, unit: str) -> tuple[float | None, str]:
+    """flop/s, and what type stands in where the device has no rate for the one wanted.
+
+    Args:
+        device: The GPU.
+        dtype: Such as "bf16".
+        unit: "matrix" or "vector".
+    """
     if unit == "matrix":
         near = _STAND_INS["matrix"].get(dtype, ())
         for one in _first_known((dtype, *near), device.matrix):

@@ -1,18 +1,28 @@
-"""Matrix products: a roofline times a correction learned from measured products.
+"""Matrix products: how long one takes on any GPU, from what was measured on some.
 
-The roofline is a launch plus the longer of computing and moving. What it misses, tiles that do not
-fill the last wave of multiprocessors above all, is in the logarithm of measured over roofline
-time, for which regression trees are fitted per device and type (`data/gemm.json`; made by
-benchmarks/simulation/fit_durations.py).
+Matrix units (Note [Products on matrix units]): a roofline times a correction learned from measured
+products, in whose features only the device's peaks and sizes occur, so that it can be read for
+other devices and types. Vector units (fp32): a roofline with what tiles and short sums cost. Both
+are `data/gemm.json`, made by benchmarks/simulation/fit_durations.py.
+
+Note [Products on matrix units]
+What the roofline misses, tiles that do not fill the last wave of multiprocessors above all, is in
+the logarithm of measured over roofline time, for which regression trees are fitted to the bf16
+linear layers of H100 and H200. Those were timed one after the other with their operands in L2.
+A kernel of a trace takes `START_NS` more, which traces tell. Another device or type takes the
+correction of H100 with its own peaks, times a scale that traces tell for its architecture and
+type, else the mean scale; operands whose rows do not begin at multiples of 16 bytes cannot be
+loaded by the fast kernels, and take a factor. Each scale has its own spread of what it missed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +30,35 @@ import numpy.typing as npt
 from torchtraceap.devices import Device
 from torchtraceap.durations.estimate import (
     Estimate,
+    Estimates,
     UnknownDurationError,
     element_bytes,
     peak_rate,
     the_device,
 )
+from torchtraceap.durations.families import usable_rate
 from torchtraceap.durations.trees import BoostedTrees
 
-__all__ = ["GemmModel", "base_ns", "estimate_gemm", "gemm_features", "load_models"]
+__all__ = [
+    "GemmModel",
+    "Products",
+    "Scale",
+    "Transfer",
+    "VectorModel",
+    "base_ns",
+    "estimate_gemm",
+    "estimate_gemms",
+    "gemm_features",
+    "load_models",
+    "load_products",
+    "model_from",
+    "product_kinds",
+]
 
 FloatArray = npt.NDArray[np.float64]
 
 _DATA = Path(__file__).with_name("data") / "gemm.json"
-LAUNCH_NS = 3000.0
+LAUNCH_NS = 3000.0  # of products timed one after the other
 # Output tiles (rows x columns) of the kernels that libraries choose from.
 _TILES = (
     (64, 64),
@@ -55,11 +81,19 @@ _CLUSTERED_TILES = ((128, 128), (128, 256), (64, 256), (256, 128))
 _CLUSTER_SHARES = (10 / 11, 1 / 2)
 # Rate at which tiles are read, over that of the memory: most reads find L2.
 _L2_GAIN = 1.6
-# Note [Factors of intervals]: held-out weights are off by 3.3 %; products of a trace differ from
-# those measured in layout, alignment and clocks.
-_INTERVAL = 1.25
-# Twice the largest and half the smallest product that was measured still count as measured.
+# Beyond twice the largest or half the smallest product that was measured, intervals are wider.
 _MARGIN = 2.0
+_WIDER_OUTSIDE = 2.0
+# The trees that are read for devices without their own.
+_REFERENCE = ("h100_sxm", "bf16")
+# Fast kernels load 16 bytes at once.
+_LOAD_BYTES = 16
+_NARROW = 64
+# What the blocks of a product on vector units compute at once, along m and n, and the least part
+# of k that a block of its own gets.
+_VECTOR_TILE = 64
+_VECTOR_GRID = 32
+_LEAST_PART = 256
 
 
 def base_ns(shapes: npt.ArrayLike, dtype: str, device: Device) -> FloatArray:
@@ -151,35 +185,160 @@ class GemmModel:
     smallest: tuple[float, ...]
     source: str
 
-    def covers(self, shape: Sequence[float]) -> bool:
-        """Whether a product is within a factor of two of those measured."""
-        return all(
-            low / _MARGIN <= one <= high * _MARGIN
-            for one, low, high in zip(shape, self.smallest, self.largest, strict=True)
-        )
+    def covers(self, shapes: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """bool `[n]`: rows of (m, n, k) within a factor of two of those measured."""
+        shape = np.asarray(shapes, dtype=np.float64).reshape(-1, 3)
+        low, high = np.array(self.smallest[1:]) / _MARGIN, np.array(self.largest[1:]) * _MARGIN
+        return np.asarray(((shape >= low) & (shape <= high)).all(axis=1))
 
     def predict(self, shapes: npt.ArrayLike) -> FloatArray:
-        """Times in ns of rows of (batch, m, n, k)."""
+        """Times in ns of rows of (batch, m, n, k), one after the other as they were measured."""
         features = gemm_features(shapes, self.dtype, self.device)
         base = base_ns(shapes, self.dtype, self.device)
         return np.asarray(base * np.exp(self.trees.predict(features)))
 
 
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Time over what a model says; logarithms."""
+
+    middle: float
+    small: tuple[float, float]
+    """10th and 90th percentile of what remains when the middle is taken off, where the start of
+    the kernel is the larger part."""
+    large: tuple[float, float]
+    """As `small`, elsewhere."""
+    rows: int
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """From the trees to kernels of traces on any device; Note [Products on matrix units]."""
+
+    start_ns: float
+    scales: Mapping[str, Scale]
+    """By compute capability and type, such as "8.0 tf32"; "" for all others."""
+    kinds: tuple[Scale, ...]
+    """Of batches, batches of narrow products and products that are not aligned, above that."""
+
+    def scale_of(self, device: Device, dtype: str) -> Scale:
+        """16-bit types are one."""
+        kind = "bf16" if dtype == "fp16" else dtype
+        return self.scales.get(f"{device.architecture} {kind}") or self.scales[""]
+
+
+@dataclass(frozen=True, slots=True)
+class VectorModel:
+    """Products without matrix units: fp32, and fp64 at its own rate.
+
+    Computing takes 2 batch m n (k + `k_start`) / peak, m and n in whole steps of 32, times the
+    device's factor: `flat` + `cache` x (peak over the rate at which memory feeds blocks that fit
+    into L2) + `balance` x log(flops per byte over 12), for boards reach less of their peak the
+    less memory and power they have for it. Moving takes `memory` x bytes / bandwidth. The time is
+    the start and the root of the sum of both squares.
+    """
+
+    start_ns: float
+    flat: float
+    cache: float
+    balance: float
+    memory: float
+    k_start: float
+    known: Mapping[str, tuple[Scale, Scale]]
+    """What a measured device takes above that: single products, batches. "" for all others."""
+
+    def predict(self, shapes: npt.ArrayLike, device: Device, dtype: str = "fp32") -> FloatArray:
+        """Times in ns of rows of (batch, m, n, k), without the scale of the device."""
+        batch, m, n, k = np.asarray(shapes, dtype=np.float64).reshape(-1, 4).T
+        rate = device.vector.get(dtype) or device.vector["fp32"]
+        grid = [np.ceil(size / _VECTOR_GRID) * _VECTOR_GRID for size in (m, n)]
+        even = 2.0 * batch * grid[0] * grid[1] * (k + self.k_start) / rate
+        computing = np.maximum(even, self._one_block(batch, m, n, k, device, rate))
+        size = element_bytes(dtype) * batch * (m * k + k * n + m * n)
+        moving = self.memory * size / device.bandwidth
+        return np.asarray(
+            self.start_ns + 1e9 * np.hypot(self.factor(device, rate) * computing, moving)
+        )
+
+    def factor(self, device: Device, rate: float) -> float:
+        """How far a device stays below its peak."""
+        side = np.sqrt(max(device.l2_bytes, 1 << 20) / 12.0)
+        cache = self.cache * 20.0 * rate / (side * device.bandwidth)
+        balance = self.balance * np.log(max(rate / device.bandwidth / 12.0, 1.0))
+        return float(self.flat + cache + balance)
+
+    def _one_block(
+        self,
+        batch: FloatArray,
+        m: FloatArray,
+        n: FloatArray,
+        k: FloatArray,
+        device: Device,
+        rate: float,
+    ) -> FloatArray:
+        """Time of one block where there are fewer of them than multiprocessors, s."""
+        processors = max(device.multiprocessors, 1)
+        tiles = batch * np.ceil(m / _VECTOR_TILE) * np.ceil(n / _VECTOR_TILE)
+        parts = np.clip(processors / tiles, 1.0, np.maximum(k / _LEAST_PART, 1.0))
+        work = 2.0 * _VECTOR_TILE**2 * (k / parts + self.k_start)
+        return np.asarray(work / (rate / processors))
+
+    def scale_of(self, device: Device, *, batched: bool) -> Scale:
+        return (self.known.get(device.id) or self.known[""])[batched]
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """All that is shipped."""
+
+    models: tuple[GemmModel, ...]
+    transfer: Transfer
+    vector: VectorModel
+
+
 @cache
-def load_models() -> tuple[GemmModel, ...]:
+def load_products() -> Products:
     """The shipped models; read once per process."""
     document = json.loads(_DATA.read_text(encoding="utf-8"))
-    return tuple(
-        GemmModel(
-            device=the_device(entry["device"]),
-            dtype=entry["dtype"],
-            trees=BoostedTrees.from_json(entry["trees"]),
-            largest=tuple(entry["largest"]),
-            smallest=tuple(entry["smallest"]),
-            source=entry["says"],
-        )
-        for entry in document["models"]
+    models = tuple(map(model_from, document["models"]))
+    return Products(models, _transfer(document["transfer"]), _vector(document["vector"]))
+
+
+def model_from(entry: Mapping[str, Any]) -> GemmModel:
+    """Reads one model's text form."""
+    return GemmModel(
+        device=the_device(entry["device"]),
+        dtype=entry["dtype"],
+        trees=BoostedTrees.from_json(entry["trees"]),
+        largest=tuple(entry["largest"]),
+        smallest=tuple(entry["smallest"]),
+        source=entry["says"],
     )
+
+
+def load_models() -> tuple[GemmModel, ...]:
+    """The shipped corrections."""
+    return load_products().models
+
+
+def _transfer(entry: Mapping[str, Any]) -> Transfer:
+    return Transfer(
+        start_ns=float(entry["start_ns"]),
+        scales={name: _scale(scale) for name, scale in entry["scales"].items()},
+        kinds=tuple(map(_scale, entry["kinds"])),
+    )
+
+
+def _scale(entry: Mapping[str, Any]) -> Scale:
+    ends = {name: (float(entry[name][0]), float(entry[name][1])) for name in ("small", "large")}
+    return Scale(float(entry["middle"]), ends["small"], ends["large"], entry["rows"], entry["says"])
+
+
+def _vector(entry: Mapping[str, Any]) -> VectorModel:
+    known = {name: (_scale(one), _scale(many)) for name, (one, many) in entry["known"].items()}
+    numbers = ("start_ns", "flat", "cache", "balance", "memory", "k_start")
+    return VectorModel(**{name: float(entry[name]) for name in numbers}, known=known)
 
 
 def estimate_gemm(
@@ -190,29 +349,115 @@ def estimate_gemm(
     device: str | Device,
     batch: int = 1,
     *,
-    models: Sequence[GemmModel] | None = None,
+    products: Products | None = None,
 ) -> Estimate:
-    """How long a product of (batch) m x k by k x n takes on the GPU.
+    """How long a product of (batch) m x k by k x n takes on the GPU; see `estimate_gemms`.
 
     Args:
         m: Rows of the left operand: of a linear layer, all but the last of the input's sizes.
         n: Columns of the right operand: of a linear layer, the output features.
         k: The size summed over.
-        dtype: fp32, tf32, fp16, bf16, fp8, ...
+        dtype: fp32 (without tensor cores), tf32, fp16, bf16, fp8, ...
         device: A GPU by name or id.
         batch: Products at once.
-        models: Others than those shipped.
+        products: Other models than those shipped.
 
     Raises:
-        UnknownDurationError: No model was fitted for this device, type and size.
+        UnknownDurationError: An unknown device or type, or a size below 1.
+    """
+    return estimate_gemms([[batch, m, n, k]], dtype, device, products=products)[0]
+
+
+def estimate_gemms(
+    shapes: npt.ArrayLike,
+    dtype: str,
+    device: str | Device,
+    *,
+    products: Products | None = None,
+) -> Estimates:
+    """How long products take, each as a kernel of a trace.
+
+    Args:
+        shapes: `[n, 4]`: batch, m, n, k of each.
+        dtype: In which all compute.
+        device: A GPU by name or id.
+        products: Other models than those shipped.
+
+    Raises:
+        UnknownDurationError: An unknown device or type, or a size below 1.
     """
     chip = the_device(device)
-    for model in load_models() if models is None else models:
-        if model.device.id == chip.id and model.dtype == dtype:
-            shape = (batch, m, n, k)
-            if not model.covers(shape):
-                sizes = " x ".join(map(str, shape))
-                raise UnknownDurationError(f"{sizes} lies outside what was measured ({dtype})")
-            ns = float(model.predict(np.array([shape]))[0])
-            return Estimate.around(ns, _INTERVAL, model.source)
-    raise UnknownDurationError(f"no measurements of {dtype} matrix products on {chip.name}")
+    element_bytes(dtype)
+    shape = np.asarray(shapes, dtype=np.float64).reshape(-1, 4)
+    if len(shape) and not shape.min() >= 1:
+        raise UnknownDurationError("a product needs sizes of 1 at least")
+    table = load_products() if products is None else products
+    rate, stand_in = usable_rate(chip, dtype, "matrix")
+    if rate is None:
+        raise UnknownDurationError(f"the peak rate of {chip.name} for {dtype} is not known")
+    if not chip.multiprocessors:
+        raise UnknownDurationError(f"how many multiprocessors {chip.name} has is not known")
+    label = stand_in or dtype
+    if label in chip.matrix:
+        found = _on_matrix_units(shape, label, chip, table)
+    else:
+        found = _on_vector_units(shape, dtype, chip, table.vector)
+    if not stand_in:
+        return found
+    said = tuple(f"{source}; at the rate of {stand_in}" for source in found.sources)
+    return replace(found, sources=said)
+
+
+def _on_matrix_units(shape: FloatArray, dtype: str, chip: Device, table: Products) -> Estimates:
+    measured = {(model.device.id, model.dtype): model for model in table.models}
+    own = measured.get((chip.id, "bf16" if dtype == "fp16" else dtype))
+    model = own or measured[_REFERENCE]
+    scale = table.transfer.scale_of(chip, dtype)
+    which = product_kinds(shape, dtype)
+    scales = (scale, *table.transfer.kinds)
+    above = np.array([0.0, *(one.middle for one in scales[1:])])[which]
+    running = replace(model, device=chip, dtype=dtype).predict(shape) * np.exp(scale.middle + above)
+    kept = model.source if own else f"{model.source}, read with the peaks of {chip.name}"
+    said = f"{kept}; {scale.says}"
+    sources = (said, *(f"{said}; {one.says}" for one in table.transfer.kinds))
+    wide = np.where(model.covers(shape[:, 1:]), 1.0, _WIDER_OUTSIDE)
+    start = table.transfer.start_ns
+    return _with_ends(running, start, which, scales, sources, wide)
+
+
+def product_kinds(shape: FloatArray, dtype: str) -> npt.NDArray[np.int64]:
+    """int64 `[n]`: 0; 1 batches; 2 batches of products narrower than a tile; 3 products in which
+    no order of the operands' sizes lets all rows begin at multiples of 16 bytes."""
+    batch, m, n, k = shape.T
+    step = _LOAD_BYTES / element_bytes(dtype)
+    odd_m, odd_n, odd_k = (size % step != 0 for size in (m, n, k))
+    vector = (m == 1) | (n == 1)
+    unaligned = ~vector & (odd_n | (odd_k & odd_m))
+    many = np.where(np.minimum(m, n) < _NARROW, 2, 1)
+    return np.where(unaligned, 3, np.where(batch > 1, many, 0)).astype(np.int64)
+
+
+def _with_ends(
+    running: FloatArray,
+    start_ns: float,
+    which: npt.NDArray[np.integer[Any]],
+    scales: Sequence[Scale],
+    sources: tuple[str, ...],
+    wide: FloatArray | float = 1.0,
+) -> Estimates:
+    """Times with the start, and the intervals of the scale that each row has."""
+    ns = running + start_ns
+    region = np.where(running < start_ns, 0, 1)
+    ends = np.array([[scale.small, scale.large] for scale in scales])[which, region]
+    factors = np.exp(np.multiply(ends.T, wide))
+    return Estimates(ns, ns * factors[0], ns * factors[1], which.astype(np.int32), sources)
+
+
+def _on_vector_units(shape: FloatArray, dtype: str, chip: Device, model: VectorModel) -> Estimates:
+    single, many = (model.scale_of(chip, batched=batched) for batched in (False, True))
+    batched = shape[:, 0] > 1
+    running = model.predict(shape, chip, dtype) - model.start_ns
+    running = running * np.exp(np.where(batched, many.middle, single.middle))
+    return _with_ends(
+        running, model.start_ns, batched.astype(np.int64), (single, many), (single.says, many.says)
+    )

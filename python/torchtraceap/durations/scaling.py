@@ -1,8 +1,7 @@
 """From one GPU to another: the measured time times the ratio of two models.
 
-A model's own error cancels where it errs alike on both GPUs. Where products of matrices were
-measured on both, their models' ratio is taken, else that of the rooflines: docs/durations.md says
-how far either is off.
+A model's own error cancels where it errs alike on both GPUs. For products of matrices the ratio of
+their models is taken, else that of the rooflines: docs/durations.md says how far either is off.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def estimate_ratio(
     work = _work(op_call)
     shape = _shape(op_call)
     if shape is not None and min(shape) > 0:
-        measured = _measured(shape, work.dtype, old, new)
+        measured = _measured(shape, work, old, new)
         if measured is not None:
             return measured
     after, before = _roofline(work, new), _roofline(work, old)
@@ -77,15 +76,21 @@ def _shape(call: OpCall) -> tuple[int, int, int, int] | None:
 
 
 def _measured(
-    shape: tuple[int, int, int, int], dtype: str, old: Device, new: Device
+    shape: tuple[int, int, int, int], work: Work, old: Device, new: Device
 ) -> tuple[float, str] | None:
     batch, m, n, k = shape
     try:
-        before: Estimate = estimate_gemm(m, n, k, dtype, old, batch)
-        after = estimate_gemm(m, n, k, dtype, new, batch)
+        before: Estimate = estimate_gemm(m, n, k, _type_on(work, old), old, batch)
+        after = estimate_gemm(m, n, k, _type_on(work, new), new, batch)
     except UnknownDurationError:
         return None
     return after.ns / before.ns, f"ratio of models: {after.source}"
+
+
+def _type_on(work: Work, device: Device) -> str:
+    """In which a device computes some work: tf32 where the call allows it and there is such."""
+    allowed = work.unit == "matrix" and work.dtype == "fp32" and work.allow_tf32
+    return "tf32" if allowed and "tf32" in device.matrix else work.dtype
 
 
 def _roofline(work: Work, device: Device) -> float:
@@ -93,7 +98,7 @@ def _roofline(work: Work, device: Device) -> float:
     if not work.flops:
         return _FLOOR_NS + 1e9 * moved
     rates = device.matrix if work.unit == "matrix" else device.vector
-    dtype = "tf32" if work.dtype == "fp32" and work.allow_tf32 and "tf32" in rates else work.dtype
+    dtype = _type_on(work, device)
     peak = rates.get(dtype) or device.vector.get(dtype)
     if not peak:
         if work.unit == "matrix":
