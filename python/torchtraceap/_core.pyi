@@ -72,7 +72,9 @@ __all__: list[str] = [
     "arrow_batches",
     "binding_edges",
     "build_features",
+    "build_graph",
     "build_modules",
+    "build_table",
     "build_tree",
     "build_windows",
     "classify_copy",
@@ -86,6 +88,7 @@ __all__: list[str] = [
     "detect",
     "device_timelines",
     "drop_scratch",
+    "edit_table",
     "evidence_names",
     "excerpt",
     "execution_graph",
@@ -126,6 +129,7 @@ __all__: list[str] = [
     "replay_batch",
     "replay_chain",
     "return_freed_memory",
+    "row_times",
     "rules",
     "say_interrupted",
     "step_part_names",
@@ -135,6 +139,7 @@ __all__: list[str] = [
     "trace_json",
     "tree_diff",
     "watch_interrupts",
+    "without_loose_flows",
     "write_merged_trace",
     "write_trace",
 ]
@@ -1812,6 +1817,11 @@ class ExecutionGraph:
         uint32 [lanes]: index of the rank.
         """
     @property
+    def name(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [points]: code of the row's name, the same for the marks of all steps; NO_STRING: none.
+        """
+    @property
     def order(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
         uint32 [points]: sources before destinations.
@@ -2086,9 +2096,75 @@ def build_features(table: EventTable, tree: EventTree, windows: WindowSet) -> Fe
     Features of every window.
     """
 
+def build_graph(
+    *,
+    lane_rank: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    lane_kind: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
+    lane_index: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    time_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    lane: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    row: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    is_end: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
+    name: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    source: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    destination: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    kind: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
+    evidence: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
+    owner: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    lag_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    residual_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    rows: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+) -> ExecutionGraph:
+    """
+    A graph of lanes [lanes], points [points] and edges [edges], named as the columns of ExecutionGraph; `rows` [ranks]: of each rank's table. Points of a lane stand together, edges in any order; points happen when a replay says.
+    """
+
 def build_modules(table: EventTable, tree: EventTree, costs: GpuCosts) -> ModuleTree:
     """
     The module of every row, and the costs of every module.
+    """
+
+def build_table(
+    *,
+    ts_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    dur_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    phase: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
+    name: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    category: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    track: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    strings: collections.abc.Sequence[str],
+    tracks: collections.abc.Sequence[tuple[str, str]],
+    args: collections.abc.Sequence[
+        tuple[
+            str,
+            typing.Annotated[numpy.typing.ArrayLike, numpy.int64]
+            | typing.Annotated[numpy.typing.ArrayLike, numpy.float64]
+            | tuple[
+                typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+                collections.abc.Sequence[str],
+                bool,
+            ],
+            typing.Annotated[numpy.typing.ArrayLike, numpy.uint8] | None,
+        ]
+    ],
+    members: collections.abc.Sequence[
+        tuple[
+            str,
+            typing.Annotated[numpy.typing.ArrayLike, numpy.int64]
+            | typing.Annotated[numpy.typing.ArrayLike, numpy.float64]
+            | tuple[
+                typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+                collections.abc.Sequence[str],
+                bool,
+            ],
+            typing.Annotated[numpy.typing.ArrayLike, numpy.uint8] | None,
+        ]
+    ],
+    metadata: collections.abc.Sequence[tuple[str, str]],
+    path: str,
+) -> EventTable:
+    """
+    The table that reading a file of these events would give. Columns are [n]: int64 ts_ns and dur_ns (of phase X), uint8 phase (letters), uint32 name, category (NO_STRING: none) and track, codes into `strings` and into `tracks`, (pid, tid). args and members of the events: (key, values, present), where values are int64, float64 or (codes, texts, texts are JSON), and present is bool or None. metadata: (key, JSON text).
     """
 
 def build_tree(
@@ -2191,6 +2267,19 @@ def device_timelines(
 def drop_scratch(folder: os.PathLike[str] | str | bytes) -> None:
     """
     It is gone.
+    """
+
+def edit_table(
+    table: EventTable,
+    *,
+    ts_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    dur_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    kept: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
+    correlation: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    more_events: collections.abc.Sequence[str] = [],
+) -> EventTable:
+    """
+    The table with its events at other times, int64 [n] twice, without those that are not kept, bool [n], with other correlation ids where there are such, int64 [n], and with more_events, JSON objects.
     """
 
 def evidence_names() -> list[str]:
@@ -2509,6 +2598,18 @@ def return_freed_memory() -> None:
     From now on blocks of 2 MB and more go back to the system when they are freed. For a process of our own: it holds for all of it.
     """
 
+def row_times(
+    graph: ExecutionGraph,
+    rank: typing.SupportsInt | typing.SupportsIndex,
+    table: EventTable,
+    replayed_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    *,
+    gpu_shift_ns: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64]]:
+    """
+    When the events of a rank happen in a replay, int64 [points], on its own clock: ts_ns and dur_ns, int64 [rows].
+    """
+
 def rules() -> list[Rule]:
     """
     All rules, the paper's eight first.
@@ -2592,6 +2693,13 @@ def watch_interrupts(
 ) -> None:
     """
     Reads signal numbers from a descriptor (signal.set_wakeup_fd). Where the process still runs `grace_ms` after a SIGINT it is ended with exit code 130: folders of `keep_scratch` are removed, nothing else is cleaned up. Once in a process.
+    """
+
+def without_loose_flows(
+    table: EventTable, kept: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8]
+) -> numpy.typing.NDArray[numpy.bool]:
+    """
+    bool [rows]: `kept` without flows that start or end with an event that is not kept.
     """
 
 def write_merged_trace(

@@ -118,6 +118,9 @@ void bind_graph(py::module_& module) {
                              "int64 [edges]: work, or the typical latency of its kind.")
       .def_property_readonly("residual_ns", column_of(&ExecutionGraph::residual_ns),
                              "int64 [edges]: what the measured run took beyond that.")
+      .def_property_readonly("name", column_of(&ExecutionGraph::name),
+                             "uint32 [points]: code of the row's name, the same for the marks of "
+                             "all steps; NO_STRING: none.")
       .def_property_readonly("order", column_of(&ExecutionGraph::order),
                              "uint32 [points]: sources before destinations.");
 }

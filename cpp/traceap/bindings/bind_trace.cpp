@@ -2,10 +2,12 @@
 #include <pybind11/stl/filesystem.h>
 
 #include <filesystem>
+#include <variant>
 
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
 #include "traceap/bindings/interrupt.hpp"
+#include "traceap/trace/event_columns.hpp"
 #include "traceap/trace/merge.hpp"
 #include "traceap/trace/read.hpp"
 #include "traceap/trace/write.hpp"
@@ -75,6 +77,75 @@ py::bytes table_json(const EventTable& table) {
   return py::bytes(text);
 }
 
+// ---------------------------------------------------------------------------------- from arrays
+
+/// Any sequence of numbers, as an array.
+template <typename T>
+using AnyArray = py::array_t<T, py::array::c_style | py::array::forcecast>;
+using Codes = AnyArray<std::uint32_t>;
+using Mask = std::optional<AnyArray<std::uint8_t>>;
+/// (codes, texts, whether the texts are JSON as they stand).
+using TextsTuple = std::tuple<Codes, std::vector<std::string>, bool>;
+using CellTuple =
+    std::tuple<std::string, std::variant<AnyArray<std::int64_t>, AnyArray<double>, TextsTuple>,
+               Mask>;
+using Members = std::vector<std::pair<std::string, std::string>>;
+
+template <typename T>
+std::span<const T> items(const AnyArray<T>& array) {
+  return {array.data(), static_cast<std::size_t>(array.size())};
+}
+
+std::vector<CellColumn> cell_columns(const std::vector<CellTuple>& tuples) {
+  std::vector<CellColumn> columns;
+  for (const auto& [key, values, present] : tuples) {
+    CellColumn& column = columns.emplace_back();
+    column.key = key;
+    if (present) column.present = items(*present);
+    if (const auto* texts = std::get_if<TextsTuple>(&values)) {
+      column.cells =
+          TextCells{items(std::get<0>(*texts)), std::get<1>(*texts), std::get<2>(*texts)};
+    } else if (const auto* numbers = std::get_if<AnyArray<double>>(&values)) {
+      column.cells = items(*numbers);
+    } else {
+      column.cells = items(std::get<AnyArray<std::int64_t>>(values));
+    }
+  }
+  return columns;
+}
+
+TablePtr table_of_columns(const AnyArray<std::int64_t>& ts_ns, const AnyArray<std::int64_t>& dur_ns,
+                          const AnyArray<std::uint8_t>& phase, const Codes& name,
+                          const Codes& category, const Codes& track,
+                          const std::vector<std::string>& strings, const Members& tracks,
+                          const std::vector<CellTuple>& args, const std::vector<CellTuple>& members,
+                          const Members& metadata, const std::string& path) {
+  EventColumns columns;
+  columns.ts_ns = items(ts_ns);
+  columns.dur_ns = items(dur_ns);
+  columns.phase = items(phase);
+  columns.name = items(name);
+  columns.category = items(category);
+  columns.track = items(track);
+  columns.strings = strings;
+  columns.tracks = tracks;
+  columns.args = cell_columns(args);
+  columns.members = cell_columns(members);
+  columns.metadata = metadata;
+  columns.path = path;
+  const Unlocked unlocked;
+  return std::make_shared<EventTable>(build_table(columns));
+}
+
+TablePtr edited_table(const EventTable& table, const AnyArray<std::int64_t>& ts_ns,
+                      const AnyArray<std::int64_t>& dur_ns, const AnyArray<std::uint8_t>& kept,
+                      const AnyArray<std::int64_t>& correlation,
+                      const std::vector<std::string>& more_events) {
+  const RowEdits edits{items(ts_ns), items(dur_ns), items(kept), items(correlation)};
+  const Unlocked unlocked;
+  return std::make_shared<EventTable>(edit_table(table, edits, more_events));
+}
+
 }  // namespace
 
 void bind_trace(py::module_& module) {
@@ -92,6 +163,22 @@ void bind_trace(py::module_& module) {
   module.def("write_merged_trace", write_merged, py::arg("ranks"), py::arg("path"), py::kw_only(),
              py::arg("epoch_ns") = 0,
              "Writes ranks, each (table, label, offset_ns, drift), as one trace on one clock.");
+  module.def("build_table", table_of_columns, py::kw_only(), py::arg("ts_ns"), py::arg("dur_ns"),
+             py::arg("phase"), py::arg("name"), py::arg("category"), py::arg("track"),
+             py::arg("strings"), py::arg("tracks"), py::arg("args"), py::arg("members"),
+             py::arg("metadata"), py::arg("path"),
+             "The table that reading a file of these events would give. Columns are [n]: int64 "
+             "ts_ns and dur_ns (of phase X), uint8 phase (letters), uint32 name, category "
+             "(NO_STRING: none) and track, codes into `strings` and into `tracks`, (pid, tid). "
+             "args and members of the events: (key, values, present), where values are int64, "
+             "float64 or (codes, texts, texts are JSON), and present is bool or None. metadata: "
+             "(key, JSON text).");
+  module.def("edit_table", edited_table, py::arg("table"), py::kw_only(), py::arg("ts_ns"),
+             py::arg("dur_ns"), py::arg("kept"), py::arg("correlation"),
+             py::arg("more_events") = std::vector<std::string>(),
+             "The table with its events at other times, int64 [n] twice, without those that are "
+             "not kept, bool [n], with other correlation ids where there are such, int64 [n], and "
+             "with more_events, JSON objects.");
   module.def("trace_json", table_json, py::arg("table"), "The JSON text as bytes.");
 }
 

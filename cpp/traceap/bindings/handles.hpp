@@ -46,6 +46,7 @@ void bind_launches(py::module_& module);
 void bind_collectives(py::module_& module);
 void bind_critical_path(py::module_& module);
 void bind_simulation(py::module_& module);
+void bind_built(py::module_& module);
 void bind_diff(py::module_& module);
 void bind_features(py::module_& module);
 void bind_detect(py::module_& module);

@@ -41,6 +41,7 @@ PYBIND11_MODULE(_core, module) {
   bind_critical_path(module);
   bind_diff(module);
   bind_simulation(module);
+  bind_built(module);
   bind_features(module);
   bind_detect(module);
   bind_arrow(module);

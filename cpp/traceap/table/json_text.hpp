@@ -24,6 +24,28 @@ std::size_t string_end(std::string_view text, std::size_t pos);
 /// Position just behind the value at `pos`, by bracket counting; npos when it does not end.
 std::size_t value_end(std::string_view text, std::size_t pos);
 
+/// Calls on_member(quoted key, key, value) for each member of a valid JSON object, the texts as
+/// they stand.
+template <class OnMember>
+void for_each_member(std::string_view object, OnMember on_member) {
+  std::size_t pos = skip_space(object, 0);
+  if (pos >= object.size() || object[pos] != '{') return;
+  pos = skip_space(object, pos + 1);
+  while (pos < object.size() && object[pos] == '"') {
+    const std::size_t key_end = string_end(object, pos);
+    if (key_end == std::string_view::npos) return;
+    const std::string_view quoted = object.substr(pos, key_end - pos);
+    pos = skip_space(object, key_end);
+    if (pos >= object.size() || object[pos] != ':') return;
+    pos = skip_space(object, pos + 1);
+    const std::size_t end = value_end(object, pos);
+    if (end == std::string_view::npos) return;
+    on_member(quoted, quoted.substr(1, quoted.size() - 2), object.substr(pos, end - pos));
+    pos = skip_space(object, end);
+    if (pos < object.size() && object[pos] == ',') pos = skip_space(object, pos + 1);
+  }
+}
+
 /// Bytes below 0x20 that stand for a value (Placeholder in event_table.hpp): only in templates.
 enum class Slots { kNone, kAllowed };
 /// Is `text` one valid JSON value (RFC 8259)? Raw control characters in strings are invalid; UTF-8

@@ -29,27 +29,6 @@ void append_member(std::string& out, bool& first, std::string_view quoted_key) {
   out += ':';
 }
 
-/// Calls on_member(quoted key, key, value) for each member of a JSON object.
-template <class OnMember>
-void for_each_member(std::string_view object, OnMember on_member) {
-  std::size_t pos = skip_space(object, 0);
-  if (pos >= object.size() || object[pos] != '{') return;
-  pos = skip_space(object, pos + 1);
-  while (pos < object.size() && object[pos] == '"') {
-    const std::size_t key_end = string_end(object, pos);
-    if (key_end == std::string_view::npos) return;
-    const std::string_view quoted = object.substr(pos, key_end - pos);
-    pos = skip_space(object, key_end);
-    if (pos >= object.size() || object[pos] != ':') return;
-    pos = skip_space(object, pos + 1);
-    const std::size_t end = value_end(object, pos);
-    if (end == std::string_view::npos) return;
-    on_member(quoted, quoted.substr(1, quoted.size() - 2), object.substr(pos, end - pos));
-    pos = skip_space(object, end);
-    if (pos < object.size() && object[pos] == ',') pos = skip_space(object, pos + 1);
-  }
-}
-
 class RankRewriter {
  public:
   RankRewriter(const MergeInput& input, std::size_t index, std::size_t ranks)

@@ -6,11 +6,10 @@
 // 2026): no launches. A flow never makes an event "linked" in INTERFACE's sense.
 
 #include <algorithm>
-#include <string>
 
 #include "traceap/base/interrupt.hpp"
-#include "traceap/table/json_text.hpp"
 #include "traceap/tree/build_parts.hpp"
+#include "traceap/tree/flows.hpp"
 #include "traceap/tree/id_index.hpp"
 
 namespace traceap {
@@ -18,31 +17,6 @@ namespace traceap {
 namespace {
 
 constexpr std::int64_t kFirstKernelToKernelId = std::int64_t{1} << 40;
-
-bool is_launch_category(std::string_view category) {
-  return category == "ac2g" || category == "async_cpu_to_gpu" || category == "async";
-}
-
-/// The value of the event's own member `id` (not of `args`).
-std::optional<std::int64_t> flow_id(const EventTable& table, Row row) {
-  const std::string text = event_json(table, row);
-  std::size_t pos = skip_space(text, 1);
-  while (pos < text.size() && text[pos] == '"') {
-    const std::size_t key_end = string_end(text, pos);
-    const std::size_t value = skip_space(text, skip_space(text, key_end) + 1);
-    const std::size_t end = value_end(text, value);
-    if (key_end == std::string::npos || end == std::string::npos) return std::nullopt;
-    if (std::string_view(text).substr(pos, key_end - pos) == "\"id\"") {
-      std::string_view digits = std::string_view(text).substr(value, end - value);
-      if (digits.size() > 1 && digits.front() == '"') digits = digits.substr(1, digits.size() - 2);
-      return parse_int64(trim_space(digits));
-    }
-    pos = skip_space(text, end);
-    if (pos >= text.size() || text[pos] != ',') break;
-    pos = skip_space(text, pos + 1);
-  }
-  return std::nullopt;
-}
 
 /// A place on a track: where a flow starts or ends, or an event that starts there.
 struct Anchor {
