@@ -17,6 +17,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,6 +34,7 @@ __all__ = [
     "staging",
     "standard_output_error",
     "write_files",
+    "write_paths",
     "write_text",
 ]
 
@@ -125,6 +127,21 @@ def write_files(
     *,
     inputs: Iterable[PathLike] = (),
 ) -> list[Path]:
+    """`write_paths` for what writes to an open binary file."""
+
+    def opening(write: Callable[[BinaryIO], object], staged: Path) -> None:
+        with staged.open("xb") as stream:
+            write(stream)
+
+    return write_paths(folder, ((n, partial(opening, write)) for n, write in files), inputs=inputs)
+
+
+def write_paths(
+    folder: PathLike,
+    files: Iterable[tuple[str, Callable[[Path], object]]],
+    *,
+    inputs: Iterable[PathLike] = (),
+) -> list[Path]:
     """Writes several files, which take their places when all of them are complete.
 
     An error leaves every file of before. A process that is killed while they take their places
@@ -132,7 +149,7 @@ def write_files(
 
     Args:
         folder: Where the files are to be; it is made if there is none.
-        files: The path of each inside the folder, and what writes it.
+        files: The path of each inside the folder, and what writes it to a path of that name.
         inputs: Files that are read; none of them may be replaced.
 
     Returns:
@@ -153,8 +170,8 @@ def write_files(
             open_until_done.enter_context(_made(place.parent))
             check_target(place, inputs)
             staged.parent.mkdir(parents=True, exist_ok=True)
-            with naming(place, staged), staged.open("xb") as stream:
-                write(stream)
+            with naming(place, staged):
+                write(staged)
             places.append((staged, place))
         for staged, place in places:
             with naming(place):

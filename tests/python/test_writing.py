@@ -48,6 +48,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "merge OUT packed": ("merge", "{trace}", "{out}.json.gz"),
     "annotate OUT": ("annotate", "{trace}", "{out}.json"),
     "annotate OUT perfetto": ("annotate", "{trace}", "{out}.pftrace"),
+    "simulate --trace": ("simulate", "{trace}", "--trace", "{out}.json"),
+    "simulate --trace packed": ("simulate", "{trace}", "--trace", "{out}.json.gz"),
     "replay --script": ("replay", "{trace}", "--op", "aten::mm", "--script", "{out}.py"),
     "--csv": ("events", "{trace}", "--csv", "{out}.csv"),
     "--csv packed": ("events", "{trace}", "--csv", "{out}.csv.gz"),
@@ -188,8 +190,9 @@ def test_no_trace_is_written_among_the_ranks_that_are_read(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = str(trace.parent)
-    for command in ("convert", "merge", "annotate"):
-        error = refused(capsys, [command, folder, f"{folder}/more.json.gz"])
+    for command in ("convert", "merge", "annotate", "simulate"):
+        option = ["--trace"] if command == "simulate" else []
+        error = refused(capsys, [command, folder, *option, f"{folder}/more.json.gz"])
         assert "one more rank" in error
     assert cli.main(["report", folder, "--html", f"{folder}/report.html"]) == 0
 
@@ -199,9 +202,9 @@ def output_options() -> Iterator[str]:
         parser = Parser(prog=name)
         command.describe(parser)
         for action in parser._actions:
-            if action.metavar == "OUT":
+            if action.metavar == "OUT" and not action.option_strings:
                 yield f"{name} OUT"
-            elif action.option_strings and action.metavar in ("FILE", "DIR"):
+            elif action.option_strings and action.metavar in ("FILE", "DIR", "OUT"):
                 yield f"{name} {action.option_strings[-1]}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchtraceap.cli.input import load
-from torchtraceap.cli.output import note, print_tables, print_text
+from torchtraceap.cli.output import check_output, note, print_tables, print_text
 from torchtraceap.cli.parsing import (
     FINE,
     UNUSABLE,
@@ -43,6 +43,16 @@ def _describe_simulate(parser: Parser) -> None:
     parser.add_argument(
         "--plan", action="store_true", help="put the edits into the order in which they gain most"
     )
+    parser.add_argument(
+        "--trace",
+        metavar="OUT",
+        help="write the trace with the edits: .json or .json.gz, of several ranks a folder",
+    )
+    parser.add_argument(
+        "--form",
+        choices=("best", "cautious"),
+        help="of an edit's two forms the one to write [the nearer to the prediction]",
+    )
     add_json(parser)
     add_threads(parser)
     add_no_color(parser)
@@ -53,8 +63,13 @@ def _simulate(options: Options) -> int:
         return _list_edits(as_json=options.json)
     if not options.paths:
         raise UsageError("simulate needs a trace: torchtraceap simulate PATH")
+    if options.form and not options.trace:
+        raise UsageError("--form says which form --trace writes; it needs --trace OUT")
     unusable = _unusable(options.edit)
-    simulation = load(options.paths, options.threads).simulate(edits=options.edit or None)
+    trace = load(options.paths, options.threads)
+    if options.trace:
+        _check_trace_target(options, trace)
+    simulation = trace.simulate(edits=options.edit or None)
     if options.json:
         print_text(_document(simulation))
     else:
@@ -64,7 +79,34 @@ def _simulate(options: Options) -> int:
         print_tables(tables, options.no_color)
     for reason in unusable:
         note(reason)
+    if options.trace:
+        _write_trace(simulation, options)
     return UNUSABLE if unusable else FINE
+
+
+def _check_trace_target(options: Options, trace: Trace) -> None:
+    from torchtraceap.simulation.edited_trace import check_trace_target
+
+    if len(trace.ranks) == 1:
+        check_output(options.trace, options.paths)
+    check_trace_target(options.trace, trace)
+
+
+def _write_trace(simulation: Simulation, options: Options) -> None:
+    """Of the edits that were named all that apply; of none the measured times."""
+    from torchtraceap.errors import OptionError
+
+    named = dict.fromkeys(options.edit)
+    applied = [name for name in named if name in simulation.applied]
+    if named and not applied:
+        reasons = "; ".join(f"{o.edit}: {o.note}" for o in simulation.edits)
+        raise OptionError(f"{options.trace}: nothing to write, no edit applies ({reasons})")
+    edited = simulation.edited_trace(applied, form=options.form)
+    edited.write_trace(options.trace)
+    note(f"wrote {options.trace}. {edited.note}")
+    left_out = [name for name in named if name not in applied]
+    if left_out:
+        note(f"not in it, as they don't apply: {', '.join(left_out)}")
 
 
 def _document(simulation: Simulation) -> str:

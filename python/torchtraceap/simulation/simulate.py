@@ -24,6 +24,7 @@ from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.ranks import Ranks
 from torchtraceap.results import Result
+from torchtraceap.simulation.edited_trace import EditedTrace, Form, edited_trace
 from torchtraceap.simulation.edits.base import (
     Change,
     Edit,
@@ -102,14 +103,19 @@ def simulate(trace: Ranks, edits: Iterable[str | Edit] | None = None) -> Simulat
             fix that needs no decision. A name that is unknown or does not apply is said in the
             outcome's note.
     """
-    return Simulation(simulated_run(trace), default_edits() if edits is None else tuple(edits))
+    named = default_edits() if edits is None else tuple(edits)
+    return Simulation(simulated_run(trace), named, trace)
 
 
 class Simulation:
     """A run, what it took, and what it would take. Times are those of a step, in ns."""
 
-    def __init__(self, run: SimulatedRun, edits: Sequence[str | Edit]) -> None:
+    def __init__(
+        self, run: SimulatedRun, edits: Sequence[str | Edit], trace: Ranks | None = None
+    ) -> None:
         self.run = run
+        self._trace = run.trace if trace is None else trace
+        self._made: dict[str, Edit] = {}
         self._names = [edit if isinstance(edit, str) else edit.name for edit in edits]
         self._applied: dict[str, EditedGraph] = {}
         self._refused: dict[str, str] = {}
@@ -119,6 +125,7 @@ class Simulation:
     def _apply(self, name: str, edit: str | Edit) -> None:
         try:
             made = make_edit(edit) if isinstance(edit, str) else edit
+            self._made[name] = made
             graph = made.apply(self.run)
             self._try(graph)
             self._applied[name] = graph
@@ -321,6 +328,35 @@ class Simulation:
         return float(_realised(graph, together - raw[::2]).mean())
 
     # ------------------------------------------------------------------------- ways out
+
+    def edited_trace(
+        self, names: Iterable[str] | None = None, *, form: Form | None = None
+    ) -> EditedTrace:
+        """The whole trace as it would have been recorded with edits, all at once.
+
+        Args:
+            names: Of edits that apply; by default all that do. Of none at all the measured times.
+            form: "best" or "cautious"; by default the form whose step is nearer to the prediction.
+
+        Raises:
+            OptionError: One of them does not apply, or was not named to `simulate`.
+        """
+        chosen = list(self.applied) if names is None else list(names)
+        if not chosen:
+            return edited_trace(self._whole_run, [])
+        outcome = self.together(chosen)
+        whole = self._whole_run
+        graphs = [
+            self.applied[name] if whole is self.run else self._made[name].apply(whole)
+            for name in chosen
+        ]
+        near_ns = float(outcome.predicted_ns or 0)
+        return edited_trace(whole, graphs, form=form, near_ns=near_ns)
+
+    @cached_property
+    def _whole_run(self) -> SimulatedRun:
+        """Where the run is a part of the trace, the trace."""
+        return self.run if self.run.trace is self._trace else SimulatedRun(self._trace)
 
     @property
     def notes(self) -> tuple[str, ...]:

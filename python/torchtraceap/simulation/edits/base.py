@@ -42,7 +42,7 @@ class NewEvent:
     """The row that it looks like: on the same thread or stream, of the same category, with the
     same `args` where `args` says nothing else."""
     args: Mapping[str, int | float | str] = field(default_factory=dict)
-    launches: tuple[int, ...] = ()
+    launches: Array | tuple[int, ...] = ()
     """GPU rows that it launches, in place of their calls."""
 
 

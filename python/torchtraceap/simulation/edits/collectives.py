@@ -31,6 +31,7 @@ SHORTEST_RUN = 2
 SURE_SHARE = 0.75
 """Of the latency of all but one that is surely gone: a larger collective may run another protocol.
 Assumed."""
+_ELEMENTS = ("In msg nelems", "Out msg nelems")
 _NO_COLLECTIVES = "the trace has no collectives on the GPU"
 
 
@@ -269,6 +270,17 @@ def _first_use_ns(parts: RankParts) -> Array:
     return first
 
 
+def _carry_all(parts: RankParts, places: Array, change: Change) -> None:
+    """In a trace that is written the last collective has the elements of all."""
+    view, rows = parts.view, parts.rows[places]
+    args = {}
+    for key in _ELEMENTS:
+        elements, known = view.table.int_column(key, rows=rows)
+        if known.all():
+            args[key] = total(elements)
+    view.replace(change, rows[-1:], view.table.name_of(int(rows[-1])), args=args)
+
+
 class _Merge:
     """The two variants of a change that regroups collectives."""
 
@@ -289,6 +301,7 @@ class _Merge:
             to_ns[places[-1]] = max(whole_ns - saved, float(parts.transfer_ns[places].max()))
             parts.set_transfer(change, to_ns)
             self._await_last(parts, places, change)
+            _carry_all(parts, places, change)
         self.collectives += len(places)
         self.groups += 1
 

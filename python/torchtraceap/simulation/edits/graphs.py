@@ -258,6 +258,7 @@ def _capture(run: SimulatedRun, view: RankView, calls: Array, change: Change, te
     offsets = view.tree.launched_offsets.astype(np.int64)
     places, _ = ranges_of(offsets[calls], offsets[calls + 1] - offsets[calls])
     rows = view.tree.launched_rows[places]
+    view.launch_together(change, int(calls[0]), rows)
     begins = view.begin_of[np.sort(rows)[1:]]
     launch = view.edges_into(begins, "launch")
     change.set_lags(launch, run.graph.lag_ns[launch])

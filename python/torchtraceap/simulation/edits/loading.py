@@ -13,6 +13,8 @@ one late batch to the next, over the number of batches, is what they need for on
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from torchtraceap._core import EventKind
@@ -75,6 +77,7 @@ class LoaderWorkers:
                 fetch_ns.append(view.work_ns(rows))
                 for form, change in enumerate((best, cautious)):
                     _take(run, view, change, rows, form)
+                    _take_over(view, change, rows)
                     crowded = CROWDED[form] if self.workers > 1 else 1.0
                     _pace(view, change, rows, fetch_ns[-1] * crowded / self.workers)
         if not fetch_ns:
@@ -139,6 +142,13 @@ def _told(known: list[int], ranks: int, workers: int) -> str:
         )
     low, high = min(known), max(known)
     return f"{low if low == high else f'{low} to {high}'} of them become {workers}"
+
+
+def _take_over(view: RankView, change: Change, rows: Array) -> None:
+    """In a trace that is written fetches are those of a loader with workers."""
+    for name in np.unique(view.table.name[rows]).tolist():
+        mine = rows[view.table.name[rows] == name]
+        view.replace(change, mine, re.sub("SingleProcess", "MultiProcessing", view.names[name]))
 
 
 def _take(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +18,7 @@ from torchtraceap.codes import SYNCHRONISATIONS
 from torchtraceap.devices import Device
 from torchtraceap.ranks import RankTrace
 from torchtraceap.remember import Memory
-from torchtraceap.simulation.edits.base import Change
+from torchtraceap.simulation.edits.base import Change, NewEvent
 from torchtraceap.simulation.run import KINDS, SimulatedRun
 
 __all__ = ["CALLING_NS", "DEEPEST_CALLS", "RankView", "beyond_usual", "ranges_of", "views"]
@@ -406,6 +408,37 @@ class RankView:
         change.set_lags(self.edges_into(begins, "stream_order"), 0)
         change.drop(self.edges_into(begins, "launch", "device_busy", "copy_engine"))
         change.remove(self.index, gpu_rows)
+
+    def replace(
+        self,
+        change: Change,
+        host_rows: Array,
+        name: str,
+        *,
+        args: Mapping[str, int | float | str] | None = None,
+    ) -> None:
+        """Of each row only an event of another name is left in a trace that is written, as long as
+        the row is then: what lies inside is gone. It changes no time."""
+        change.remove(self.index, host_rows)
+        for row in host_rows.tolist():
+            change.insert(self._new_event(row, name, args))
+
+    def launch_together(
+        self, change: Change, call: int, gpu_rows: Array, name: str = "GraphLaunch"
+    ) -> None:
+        """In a trace that is written a call that launches all of this work stands in the place of
+        a call: `cudaGraphLaunch`, or what the runtime of the call has of that name. It changes no
+        time."""
+        runtime = re.match(r"cuda|hip|cu", self.table.name_of(call))
+        called = (runtime[0] if runtime else "cuda") + name
+        change.remove(self.index, [call])
+        change.insert(replace(self._new_event(call, called), launches=gpu_rows))
+
+    def _new_event(
+        self, row: int, name: str, args: Mapping[str, int | float | str] | None = None
+    ) -> NewEvent:
+        begin, end = int(self.begin_of[row]), int(self.end_of[row])
+        return NewEvent(self.index, name, begin, end, row, args or {})
 
 
 def _is_of(kinds: tuple[str, ...]) -> Array:
