@@ -14,8 +14,13 @@ from trace_kernels import Kernels
 
 # A scale of its own needs so many kinds of products, the larger part of whose time is not start.
 FEWEST = 6
-# What the mean scale counts for against a scale of its own, in traces (sums: in rows).
-HELD = 2.0
+# What the mean scale counts for against that of an architecture, and no factor against that of
+# a kind of products (few traces have them): in traces. For sums of a device: in rows.
+HELD_SCALE = 0.5
+HELD_KIND = 3.0
+HELD_DEVICE = 2.0
+# No interval is narrower to either side than kernels of one shape differ between runs.
+LEAST = 0.08
 # Beyond these quantiles lie the tenths that an interval leaves out, for n values: wider for few.
 ENDS = (0.1, 0.9)
 NO_SCALE = gemm.Scale(0.0, (0.0, 0.0), (0.0, 0.0), 0, "")
@@ -80,24 +85,32 @@ def fit_transfer(rows: Kernels, models: Sequence[gemm.GemmModel]) -> gemm.Transf
     told = start + trees * np.exp(scale + np.array(above)[which])
     missed, begins = np.log(rows.ns / told), told < 2.0 * start
 
-    def fitted(middle: float, own: np.ndarray, says: str, held: float) -> gemm.Scale:
+    def fitted(
+        middle: float, own: np.ndarray, says: str, towards: float, held: float
+    ) -> gemm.Scale:
         sources = len(np.unique(rows.source[own]))
-        kept = (sources * middle + HELD * held) / (sources + HELD)
+        kept = (sources * middle + held * towards) / (sources + held)
         apart = missed + middle - kept
         ends = [_ends(apart, weight, own & region, own) for region in (begins, ~begins)]
         return gemm.Scale(float(kept), ends[0], ends[1], int(own.sum()), says)
 
     plain = which == 0
     scales = {
-        key: fitted(middle, plain & (keys == key), _kinds_said(key), overall)
+        key: fitted(middle, plain & (keys == key), _kinds_said(key), overall, HELD_SCALE)
         for key, middle in middles.items()
     }
-    mean = fitted(overall, plain, "mean scale of other GPUs and types", overall)
+    mean = fitted(overall, plain, "mean scale of other GPUs and types", overall, HELD_SCALE)
     reach = max((abs(middle - overall) for middle in middles.values()), default=0.0)
     low, high = mean.large
     scales[""] = replace(mean, large=(low - reach, high + reach))
     kinds = tuple(
-        fitted(above[one], which == one, f"{says} ({int((which == one).sum())} in traces)", 0.0)
+        fitted(
+            above[one],
+            which == one,
+            f"{says} ({int((which == one).sum())} in traces)",
+            0.0,
+            HELD_KIND,
+        )
         for one, says in KINDS.items()
     )
     return gemm.Transfer(start, scales, kinds)
@@ -126,7 +139,7 @@ def _ends(
         return -0.7, 0.7
     low, high = (_quantile(missed[chosen], weight[chosen], share) for share in ENDS)
     wider = 1.0 + 2.0 / chosen.sum()
-    return float(wider * min(low, 0.0)), float(wider * max(high, 0.0))
+    return float(min(wider * low, -LEAST)), float(max(wider * high, LEAST))
 
 
 def _start(rows: Kernels, trees: np.ndarray, plain: np.ndarray, weight: np.ndarray) -> float:
@@ -204,7 +217,7 @@ def device_scales(
     found = {}
     for name in np.unique(names):
         own = error[names == name]
-        found[str(name)] = float(np.median(own)) * len(own) / (len(own) + HELD)
+        found[str(name)] = float(np.median(own)) * len(own) / (len(own) + HELD_DEVICE)
     return found
 
 
