@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torchtraceap.devices import Device
 from torchtraceap.models import OpCall, Work
 
-__all__ = ["HostRates", "collective_ns", "host_rates", "matrix_work_ns", "product_ratio"]
+__all__ = ["HostRates", "collective_ns", "host_rates", "matrix_work_ns", "product_bounds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,26 @@ def matrix_work_ns(
     return np.stack([found.ns, found.low_ns, found.high_ns])
 
 
-def product_ratio(call: OpCall, old: Device, new: Device) -> float | None:
-    """Time of a product of matrices on a new over that on an old device, where products were
-    measured on both."""
-    from torchtraceap import durations
+def product_bounds(
+    call: OpCall, old: tuple[str, Device], new: tuple[str, Device]
+) -> tuple[float, float] | None:
+    """Least and most of a product's time in a type on a device over that in another, by the models
+    of products; None for other operators.
+
+    What the models miss on both sides cancels, so that the interval is that of the new time alone.
+    """
+    from torchtraceap.durations.estimate import UnknownDurationError
+    from torchtraceap.durations.gemm import estimate_gemm
+    from torchtraceap.durations.scaling import product_shape
+    from torchtraceap.models.arguments import UnknownWorkError
 
     try:
-        ratio, source = durations.estimate_ratio(call, old, new)
-    except durations.UnknownDurationError:
+        shape = product_shape(call)
+        if shape is None or min(shape) < 1:
+            return None
+        batch, m, n, k = shape
+        before = estimate_gemm(m, n, k, *old, batch)
+        after = estimate_gemm(m, n, k, *new, batch)
+    except (UnknownDurationError, UnknownWorkError):
         return None
-    return ratio if source.startswith("ratio of models") else None
+    return after.low_ns / before.ns, after.high_ns / before.ns

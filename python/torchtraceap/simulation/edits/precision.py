@@ -197,8 +197,11 @@ def _ratios_of_products(
     least_ns = np.array([attainable_ns(work, device, (dtype,))[0] for work in new])
     reads = np.array([work.bytes_read for work in old])
     convert_ns = 0.0 if dtype == "tf32" else reads * 1.5 / device.bandwidth * 1e9
-    low = np.maximum(new_ns[1] / old_ns, least_ns / measured_ns)
-    high = new_ns[2] / old_ns + convert_ns / measured_ns
+    low, high = new_ns[1] / old_ns, new_ns[2] / old_ns
+    for at, call in enumerate(calls):
+        known = lookups.product_bounds(call, (before[at], device), (dtype, device))
+        low[at], high[at] = known if known is not None else (low[at], high[at])
+    low, high = np.maximum(low, least_ns / measured_ns), high + convert_ns / measured_ns
     ratios: Array = np.nan_to_num(np.stack([low, high]), nan=1.0, posinf=1.0)
     return ratios.clip(0.0, 1.0)
 
@@ -326,9 +329,9 @@ def _without(view: RankView, change: Change, rows: Array) -> None:
 
 # ------------------------------------------------------------------------- another device
 
-MEASURED_MARGIN, ATTAINABLE_MARGIN = 1.1, 1.25
-"""Ratios of measured tables are off by 4 % of a product's time, of attainable times by 7 to 19 %
-(docs/durations.md); errors of a job's kernels cancel only in part."""
+ATTAINABLE_MARGIN = 1.25
+"""Ratios of attainable times are off by 7 to 19 % of a kernel's time (docs/durations.md); errors of
+a job's kernels cancel only in part."""
 FLOOR_NS = 2_000
 """Of a kernel's time, what starting and ending it takes on any GPU."""
 
@@ -337,11 +340,11 @@ FLOOR_NS = 2_000
 class OtherDevice:
     """The same program on another GPU; the host stays.
 
-    Products of matrices take the ratio of measured tables where there are such of both devices,
-    other kernels of known work that of the times which both can attain, both with a margin for
-    their error; the rest lies between the ratios of memory bandwidth and of arithmetic. Copies
-    follow the host link, collectives the link between GPUs. Best: no kernel is shorter than 1 us.
-    Cautious: its first 2 us stay, and where a link is unknown it stays as it is.
+    Products of matrices take the ratio of their models, other kernels of known work that of the
+    times which both devices can attain, both with a margin for their error; the rest lies between
+    the ratios of memory bandwidth and of arithmetic. Copies follow the host link, collectives the
+    link between GPUs. Best: no kernel is shorter than 1 us. Cautious: its first 2 us stay, and
+    where a link is unknown it stays as it is.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -364,7 +367,7 @@ class OtherDevice:
                 parts.set_transfer(best, parts.transfer_ns * ratio)
                 parts.set_transfer(cautious, parts.transfer_ns * ratio)
         note = f"from {', '.join(sorted(names))} to {self.device.name}; the host stays as it is"
-        source = "ratios of measured tables, else of attainable times"
+        source = "ratios of models of products, else of attainable times"
         return EditedGraph(best, cautious, source=source, note=note)
 
     def _compute(self, view: RankView, old: Device, best: Change, cautious: Change) -> None:
@@ -381,9 +384,10 @@ class OtherDevice:
 
     def _ratio(self, old: Device, margin: int, work: Work, call: OpCall) -> float:
         """`margin`: -1 for the lower, 1 for the upper bound."""
-        measured = lookups.product_ratio(call, old, self.device)
-        if measured is not None:
-            return float(measured * MEASURED_MARGIN**margin)
+        label = computing_type(work, old, call.kernels)
+        known = lookups.product_bounds(call, (label, old), (label, self.device))
+        if known is not None:
+            return known[margin > 0]
         old_ns, _ = attainable_ns(work, old, call.kernels)
         new_ns, _ = attainable_ns(work, self.device, call.kernels)
         ratio = new_ns / old_ns if old_ns > 0 and new_ns > 0 else 1.0
