@@ -7,6 +7,8 @@ same operator with the same arguments, or the same kernel with the same launch f
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,6 +28,7 @@ from torchtraceap.ranks import RankTrace
 
 __all__ = ["Collective", "GpuWork", "Kind"]
 
+_MOST_BLOCKS, _AXES = 2**31, 3  # along one axis of any grid
 _SPECIAL = (_core.GpuClass.MEMCPY, _core.GpuClass.COMMUNICATION)
 
 
@@ -227,10 +230,12 @@ class GpuWork:
 
 
 def _product(text: str) -> float:
-    import json
-
+    """Of the three sizes of a grid or block; NaN where they are none."""
     try:
-        values = json.loads(text)
-        return float(np.prod([float(value) for value in values]))
-    except (TypeError, ValueError):
-        return float("nan")
+        sizes = json.loads(text)
+        whole = isinstance(sizes, list) and all(isinstance(size, int) for size in sizes)
+    except (ValueError, RecursionError):
+        return math.nan
+    if not whole or not all(0 < size <= _MOST_BLOCKS for size in sizes):
+        return math.nan
+    return float(math.prod(sizes)) if len(sizes) <= _AXES else math.nan
