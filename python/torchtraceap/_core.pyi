@@ -297,6 +297,7 @@ class DependencyKind(enum.IntEnum):
     COPY_ENGINE = 12
     GRAPH_ORDER = 13
     TENSOR = 14
+    WORKER_PACE = 15
 
 class Evidence(enum.IntEnum):
     """CriticalPath.evidence and ExecutionGraph.evidence."""
