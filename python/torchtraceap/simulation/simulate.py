@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from torchtraceap.aliases import Array
-from torchtraceap.errors import OptionError, SchemaError
+from torchtraceap.errors import OptionError
 from torchtraceap.ranks import Ranks
 from torchtraceap.results import Result
 from torchtraceap.simulation.edited_trace import EditedTrace, Form, edited_trace
@@ -126,19 +126,9 @@ class Simulation:
         try:
             made = make_edit(edit) if isinstance(edit, str) else edit
             self._made[name] = made
-            graph = made.apply(self.run)
-            self._try(graph)
-            self._applied[name] = graph
+            self._applied[name] = made.apply(self.run)
         except (OptionError, NotApplicableError) as reason:
             self._refused[name] = str(reason)
-        except SchemaError as reason:
-            self._refused[name] = f"what it changes contradicts this trace ({reason})"
-
-    def _try(self, graph: EditedGraph) -> None:
-        """Raises SchemaError for an edit whose new dependencies close a cycle."""
-        for change in (graph.best, graph.cautious):
-            if change is not None and len(change.added[0]):
-                self.run.replay(change.delta(), with_residuals=False)
 
     # ------------------------------------------------------------------------- as it was
 
@@ -320,11 +310,8 @@ class Simulation:
         return tuple(plan)
 
     def _promise(self, chosen: Sequence[EditedGraph], graph: EditedGraph, raw: Array) -> float:
-        """What a candidate adds, by half of the replays; nothing where it can't be joined."""
-        try:
-            together = self._raw([*chosen, graph], exact=(True,))
-        except SchemaError:  # new dependencies of two edits close a cycle
-            return -np.inf
+        """What a candidate adds, by half of the replays."""
+        together = self._raw([*chosen, graph], exact=(True,))
         return float(_realised(graph, together - raw[::2]).mean())
 
     # ------------------------------------------------------------------------- ways out
