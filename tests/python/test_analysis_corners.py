@@ -144,6 +144,7 @@ def test_durations_need_a_device_and_two_ranks() -> None:
         expected = durations.collective_ns("all_reduce", 8.0, ranks, device) if known else None
         assert found == expected
     assert lookups.collective_ns("all_reduce", 8.0, 8, None) is None
+    assert lookups.collective_ns("all_reduce", -1.0, 8, device) is None
 
 
 def test_what_one_side_lacks_or_has_otherwise_is_said(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def collective_ns(
     kind: str, size: float, ranks: int, device: Device | None
 ) -> tuple[float, str] | None:
     """Time of a collective, ns, and where it is from; None where no table has it."""
-    if device is None or ranks < 2:
+    if device is None or ranks < 2 or not size > 0:
         return None
     from torchtraceap import durations
 
