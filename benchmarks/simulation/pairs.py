@@ -97,8 +97,8 @@ class Result:
     edits: str
     exact: bool
     steps: int
-    noise_ns: float
-    replay_error: float
+    noise_ns: float | None
+    iteration_error: float
     before_ns: int
     after_ns: int | None
     predicted_ns: int
@@ -129,7 +129,7 @@ def predict(pair: Pair, folder: Path) -> Result:
         exact=pair.exact,
         steps=len(simulation.steps),
         noise_ns=simulation.noise_ns,
-        replay_error=simulation.replay_error,
+        iteration_error=simulation.trust.iteration_error,
         before_ns=simulation.measured_ns,
         after_ns=_measured_after(pair, folder),
         predicted_ns=outcome.predicted_ns,

@@ -3,8 +3,8 @@
     python benchmarks/simulation/run.py [CORPUS]    # default: TORCHTRACEAP_CORPUS
 
 Fidelity: a replay from dependencies alone against the measured step, beside the sum of the step's
-kernels; steps predicted from the other steps, beside the median of these; waits found in programs
-whose waits are known. Speed: engine, graph, fifty what-ifs.
+kernels; steps replayed with what the other steps cost, beside the mean of these; waits found in
+programs whose waits are known. Speed: engine, graph, fifty what-ifs.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 import torchtraceap as ttap
-from held_out import held_out_errors, step_noise
 from torchtraceap import _core
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.simulation.trust import trust_of
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
@@ -48,30 +48,29 @@ def runs(corpus: Path) -> Iterator[tuple[str, SimulatedRun]]:
 def kernel_sum_error(run: SimulatedRun) -> float:
     """The trivial baseline: a step takes what its GPU events take, one after the other."""
     errors = []
-    for step in run.chosen_steps:
-        measured = run.measured_step_ns(step)
-        inside = np.zeros(len(run.graph), dtype=bool)
-        inside[step.points] = True
-        edges = run.edges_of("execution")
-        edges = edges[inside[run.destination[edges]]]
-        errors.append(run.cost_ns[edges].sum() / measured - 1 if measured else 0.0)
+    edges = run.edges_of("execution")
+    for step, measured in zip(run.steps, run.measured_ns.tolist(), strict=True):
+        mine = edges[np.isin(run.destination[edges], step.work)]
+        if step.counted:
+            errors.append(run.cost_ns[mine].sum() / measured - 1 if measured else 0.0)
     return float(np.median(errors)) if errors else 0.0
 
 
 def print_fidelity(corpus: Path) -> None:
-    print("replay without residuals against the measured step (median, worst step)")
-    print(f"{'trace':52} {'ranks':>5} {'steps':>5} {'median':>8} {'worst':>8} {'kernels':>8}")
+    print("replay without residuals against the measured iteration (mean, worst step)")
+    print(f"{'trace':52} {'ranks':>5} {'steps':>5} {'mean':>8} {'worst':>8} {'kernels':>8}")
     single, every = [], []
     for name, run in runs(corpus):
         errors = run.step_errors
         if not len(errors):
             continue
         every += list(np.abs(errors))
+        error = trust_of(run).iteration_error
         if len(run.ranks) == 1:
-            single.append(abs(run.replay_error()))
+            single.append(abs(error))
         worst = errors[np.abs(errors).argmax()]
         print(
-            f"{name[-52:]:52} {len(run.ranks):5} {len(errors):5} {run.replay_error():+8.2%} "
+            f"{name[-52:]:52} {len(run.ranks):5} {len(errors):5} {error:+8.2%} "
             f"{worst:+8.2%} {kernel_sum_error(run):+8.0%}"
         )
     print(
@@ -97,22 +96,18 @@ def print_collectives(corpus: Path) -> None:
 
 
 def print_held_out(corpus: Path) -> None:
-    print("steps predicted from the other steps of their rank (mean absolute error)")
+    print("steps replayed with what the other steps of their rank cost (mean absolute error)")
     print(
-        f"{'trace':52} {'steps':>5} {'noise':>7} {'error':>7} {'ratio':>6} {'median of others':>17}"
+        f"{'trace':52} {'steps':>5} {'noise':>7} {'error':>7} {'ratio':>6} {'mean of others':>15}"
     )
     for name, run in runs(corpus):
-        held = held_out_errors(run)
-        if not held or not all(step.measured_ns for step in held):
+        held = trust_of(run).held_out
+        if held is None:
             continue
-        noise = float(np.mean([step_noise(run, rank) for rank in {step.rank for step in held}]))
-        error = float(np.mean([abs(step.error) for step in held]))
-        lengths = np.array([step.measured_ns for step in held], dtype=float)
-        others = [np.median(np.delete(lengths, i)) / lengths[i] - 1 for i in range(len(held))]
-        ratio = error / noise if noise else 0.0
+        ratio = held.error / held.noise if held.noise else 0.0
         print(
-            f"{name[-52:]:52} {len(held):5} {noise:7.2%} {error:7.2%} {ratio:6.2f} "
-            f"{np.abs(others).mean():17.2%}"
+            f"{name[-52:]:52} {held.steps:5} {held.noise:7.2%} {held.error:7.2%} {ratio:6.2f} "
+            f"{held.baseline_error:10.2%}"
         )
     print()
 
@@ -177,9 +172,9 @@ def print_speed(corpus: Path, nodes: int = 1_000_000) -> None:
             delta = _core.GraphDelta()
             chosen = executions[edit::50]
             delta.set_lags(chosen.astype(np.uint32), run.cost_ns[chosen] // 2)
-            run.iteration_ns(run.replay(delta))
+            run.steady_ns(delta)
 
-    once_s = least_s(lambda: run.iteration_ns(run.replay()))
+    once_s = least_s(run.steady_ns)
     many_s = least_s(what_ifs)
     print(
         f"{path.name}, {len(run.graph)} points: load {load_s * 1e3:.0f} ms, graph "

@@ -2,7 +2,9 @@
 
 Note [Several ranks]: costs and the profiled time are summed over the ranks, as the timeline is, so
 a share is that of all GPUs' time. A saving is wall time, which ranks that train together save
-together: it is the mean over the ranks, per step where every rank has steps. Row numbers and
+together: it is the mean over the ranks. Where there are steps it is per step: the share that it has
+of the counted steps, of an iteration (analysis/iterations.py). So bounds and what replays save are
+of the same steps, even where the GPU runs far behind the host's ranges. Row numbers and
 intervals belong to their rank and say which one it is. What one rank's trace can't show, such as
 who was waited for, the rules are told by `analysis/many_ranks/lateness.py`.
 
@@ -24,6 +26,7 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.analysis.detection import PerRank, detect, judge, known
+from torchtraceap.analysis.iterations import counted_spans, step_time
 from torchtraceap.analysis.windows import check_count
 from torchtraceap.intervals import EMPTY, covered_ns, union
 from torchtraceap.knowledge import load_knowledge
@@ -34,11 +37,13 @@ from torchtraceap.results import (
     Evidence,
     Fact,
     Finding,
+    Int64Array,
     Saving,
+    StepTime,
     Windows,
 )
 from torchtraceap.summary import build_summary
-from torchtraceap.sums import clamped, totals
+from torchtraceap.sums import clamped, total, totals
 from torchtraceap.units import format_ns, format_share
 
 if TYPE_CHECKING:
@@ -65,7 +70,8 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
     by_type = detect(trace)
     verdicts = {name: judge(parts) for name, parts in by_type.items()}
     present = {name: by_type[name] for name, v in verdicts.items() if v == "present"}
-    findings = [_merge(name, parts, profiled_ns) for name, parts in present.items()]
+    step = step_time(trace.ranks)
+    findings = [_merge(name, parts, profiled_ns, step) for name, parts in present.items()]
     outlook = _outlook(trace, findings)
     if outlook:
         findings = [replace(f, saving=outlook.savings[f.type]) for f in findings]
@@ -84,6 +90,7 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
         trace=trace,
         plan=outlook.plan if outlook else (),
         replay=outlook.replay if outlook else None,
+        step=step,
     )
 
 
@@ -126,7 +133,7 @@ def _rank_key(finding: Finding, steps: int, ranks: int) -> tuple[float, int, str
     return (-min(best_ns, finding.cost_ns) * fresh, -finding.cost_ns, finding.type)
 
 
-def _merge(name: str, parts: PerRank, profiled_ns: int) -> Finding:
+def _merge(name: str, parts: PerRank, profiled_ns: int, step: StepTime | None) -> Finding:
     paying = [(rank, found) for rank, found in known(parts) if found.cost_ns > 0]
     cost_ns = clamped(sum(found.cost_ns for _, found in paying))
     share = min(1.0, cost_ns / profiled_ns) if profiled_ns else 0.0
@@ -153,7 +160,7 @@ def _merge(name: str, parts: PerRank, profiled_ns: int) -> Finding:
         missing_signals=_missing(parts),
         confidence=_confidence(paying),
         facts=facts,
-        saving=_saving(parts),
+        saving=_saving(parts, step),
         paper=name in PAPER_TYPES,
         ranks=tuple(rank.rank for rank, _ in paying),
     )
@@ -187,16 +194,34 @@ def _confidence(parts: PerRank) -> float:
     return sum(found.confidence * found.cost_ns for _, found in parts) / cost_ns
 
 
-def _saving(parts: PerRank) -> Saving | None:
-    per_step = all(rank.tree.steps for rank, _ in parts)
-    totals = np.zeros(3)
+def _saving(parts: PerRank, step: StepTime | None) -> Saving | None:
+    found_ns, counted_ns = np.zeros(3), np.zeros(3)
     for rank, found in parts:
-        bounds = (found.saving_low_ns, found.saving_best_ns, found.saving_high_ns)
-        totals += np.asarray(bounds) / (len(rank.tree.steps) if per_step else 1)
-    if not totals.any():
+        bounds = np.array(
+            [found.saving_low_ns, found.saving_best_ns, found.saving_high_ns], dtype=np.float64
+        )
+        found_ns += bounds
+        counted_ns += bounds * _per_step(rank, found.intervals, step)
+    if not found_ns.any():
         return None
-    low_ns, best_ns, high_ns = (int(total) for total in totals / len(parts))
-    return Saving(low_ns, best_ns, high_ns, per_step=per_step, method="bound")
+    low_ns, best_ns, high_ns = (int(ns) for ns in counted_ns / len(parts))
+    return Saving(low_ns, best_ns, high_ns, per_step=step is not None, method="bound")
+
+
+def _per_step(rank: RankTrace, intervals: Int64Array, step: StepTime | None) -> float:
+    """What a finding's time has to be multiplied by to be that of a step: the part of it inside
+    the counted steps, of their length, of an iteration. Of a rank without steps the profiled time
+    stands for one of the other ranks' steps; 1 where there are none at all."""
+    if step is None:
+        return 1.0
+    spans = counted_spans(rank)
+    own = step_time([rank]) or step
+    if not len(spans):
+        return own.measured_ns / max(1, rank.profiled_ns)
+    length_ns = total(intervals[:, 1] - intervals[:, 0])
+    inside_ns = total(covered_ns(intervals, spans.ravel())[::2])
+    inside = inside_ns / length_ns if length_ns else 1.0
+    return inside * own.measured_ns / max(1, total(spans[:, 1] - spans[:, 0]))
 
 
 def _score_windows(trace: Trace, present: dict[str, PerRank], count: int) -> Windows:

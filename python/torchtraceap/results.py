@@ -32,15 +32,19 @@ __all__ = [
     "Evidence",
     "Fact",
     "Finding",
+    "HeldOut",
     "PlannedFix",
     "RankTimeline",
     "ReplayCheck",
     "Result",
     "Saving",
+    "Sensitivity",
     "Step",
+    "StepTime",
     "Summary",
     "Timeline",
     "TraceFile",
+    "Trust",
     "Windows",
 ]
 
@@ -263,29 +267,81 @@ class Saving(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayCheck(Result):
-    """How well the run can be replayed from its dependencies: how far to trust savings."""
+class StepTime(Result):
+    """What a step takes, from the end of the work of one to that of the next: host and GPU,
+    whichever ends last (docs/simulation.md#an-iteration)."""
 
     measured_ns: int
-    """A step (the median; first and last left out where there are more than two), or the whole
-    trace where `per_step` is False."""
+    """The mean over the counted steps; over several ranks the mean of theirs."""
+    median_ns: int
+    """Over all counted steps."""
+    host_ns: int
+    """The mean of their ranges on the host, which end when the work is handed over."""
+    steps: int
+    """Counted, on all ranks together."""
+    left_out: int
+    """Steps that are not counted: those of the warm-up, and the last of inferred ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut(Result):
+    """Each step replayed with what the other steps cost; errors are means over the steps."""
+
+    error: float
+    """|replayed / measured - 1|."""
+    median_error: float
+    """Its median over the steps: one of many may have work that no other step has."""
+    baseline_error: float
+    """The same if each step is said to take the mean of the others."""
+    noise: float
+    """Coefficient of variation of the measured steps."""
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity(Result):
+    """What the time of a step reacts to: its relative change over that of what is scaled."""
+
+    gpu_share: float
+    """To the durations of all GPU work, collectives included."""
+    host_share: float
+    """To all work of the host."""
+    collective_share: float
+    """To the durations of collectives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trust(Result):
+    """Whether replays of a run can say what a fix does, and what speaks for it."""
+
+    iteration_error: float
+    """Replayed / measured - 1 of the iteration that predictions use, from dependencies, work and
+    typical latencies alone. Small is necessary, not sufficient: the durations are those of the same
+    steps."""
+    held_out: HeldOut | None
+    """None: there are no two steps to compare; `held_out_note` says so."""
+    held_out_note: str
+    sensitivity: Sensitivity
+    supports_prediction: bool
+    """Savings are simulated; otherwise they stay bounds, and `reason` says why."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayCheck(Result):
+    """How a run replays: what savings were simulated on, and how far to trust them."""
+
+    measured_ns: int
+    """A step, as `StepTime` has it; or the whole trace where `per_step` is False."""
     replayed_ns: int
     """The same, replayed without anything that only the measured run knew."""
-    noise_ns: int
-    """By how much the mean of such steps varies by itself; smaller savings are not told."""
+    noise_ns: int | None
+    """By how much the mean of such steps varies by itself; smaller savings are not told. None where
+    a single step shows none."""
     per_step: bool
-    trusted: bool
-    """Savings are simulated; otherwise they stay bounds, and `note` says why."""
-    note: str = ""
+    trust: Trust
     notes: tuple[str, ...] = ()
     """What is missing or assumed in the graph that was replayed."""
-    error: float = 0.0
-    """Replayed / measured - 1, of the worst rank."""
-
-    def to_dict(self) -> Json:
-        values = Result.to_dict(self)
-        values["replay_error"] = values.pop("error")
-        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,6 +486,8 @@ class Diagnosis(Result):
     """Fixes in order of what each adds to those before it. Savings of findings don't add up."""
     replay: ReplayCheck | None = None
     """None where nothing was replayed: no finding, or none that has a fix to simulate."""
+    step: StepTime | None = None
+    """None where no rank has steps."""
 
     @property
     def profiled_timeline(self) -> Timeline:
@@ -457,7 +515,7 @@ class Diagnosis(Result):
             "idle_ns": dict(self.idle_ns),
             "plan": [fix.to_dict() for fix in self.plan],
             "replay": self.replay.to_dict() if self.replay else None,
-            "replay_error": self.replay.error if self.replay else None,
+            "step": self.step.to_dict() if self.step else None,
             "files": [file.to_dict() for file in self.summary.files],
         }
 

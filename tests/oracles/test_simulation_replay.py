@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from held_out import held_out_errors, step_noise
 
 import torchtraceap as ttap
-from held_out import held_out_errors, step_noise
 from torchtraceap import _core
 from torchtraceap.execution_trace import load_execution_trace
 from torchtraceap.simulation.run import SimulatedRun

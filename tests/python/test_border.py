@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from rank_samples import ALL_REDUCE, Job, late_rank
 
 import torchtraceap as ttap
 from torchtraceap import _core
+from torchtraceap.analysis.iterations import iterations_of
 from torchtraceap.analysis.many_ranks.joined_ranks import join_ranks
 from torchtraceap.analysis.many_ranks.matching import rank_collectives
 from torchtraceap.simulation.edits.parts import parts_of
@@ -117,10 +117,16 @@ def test_an_iteration_ends_with_the_last_of_its_work(trace: ttap.Trace) -> None:
     times = run.replay()
     lengths = []
     for steps in run.steps_by_rank:
-        ends = [int(times[step.points].max()) for step in steps]
-        lengths += [end - begin for begin, end in pairwise(ends[:-1])]
-    assert len(lengths) == 4 * 4
-    assert run.iteration_ns(times) == float(np.median(lengths))
+        ends = np.maximum.accumulate([int(times[step.work].max()) for step in steps])
+        lengths += np.diff(ends).tolist()
+    first = np.diff([step.rank for step in run.steps], prepend=-1) != 0
+    assert len(lengths) == len(run.steps) - 4
+    assert run.measured_ns[~first].tolist() == lengths
+    assert run.lengths_ns()[0].tolist() == run.measured_ns.tolist()
+    measured = [iterations_of(part).length_ns for part in run.ranks]
+    assert run.measured_ns.tolist() == np.concatenate(measured).tolist()
+    counted = [ns for ns, s in zip(run.measured_ns, run.steps, strict=True) if s.counted]
+    assert run.steady_ns() == pytest.approx(np.mean(counted))
 
 
 def test_points_of_a_rank_stand_beside_each_other(trace: ttap.Trace) -> None:

@@ -18,11 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchtraceap as ttap
+from torchtraceap import _core
 from torchtraceap.analysis.many_ranks.matching import match_collectives, rank_collectives
 from torchtraceap.analysis.pieces import Cells, robust_sigma
 from torchtraceap.errors import TraceError
 from torchtraceap.overlay import tracks
 from torchtraceap.overlay.lanes import assign_lanes
+from torchtraceap.simulation.excerpt import simulated_run
+from torchtraceap.simulation.registry import make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import simulate
 from torchtraceap.tracelens import launchers
@@ -228,7 +231,8 @@ def test_work_of_many_steps(tmp_path: Path) -> None:
     """What belongs to a step is not asked of all that was recorded."""
     run = SimulatedRun(load(tmp_path / "t", unlike_steps(60_000)))
     assert len(run.steps) == 60_000
-    assert {len(step.points) for step in run.steps} == {7, 8}  # with those on their borders
+    assert {len(step.work) for step in run.steps} == {2}  # its end and that of its kernel
+    assert np.bincount(run.step_of_point[run.step_of_point != _core.NO_ROW]).max() == 7
 
 
 def test_many_streams_in_one_step(tmp_path: Path) -> None:
@@ -237,7 +241,7 @@ def test_many_streams_in_one_step(tmp_path: Path) -> None:
         made.launch("gemm", i + 1, 10.0 * i + 20, 4, stream=i)
     made.add("user_annotation", "ProfilerStep#1", 0, 10.0 * 60_000)
     run = SimulatedRun(load(tmp_path / "t", made))
-    assert run.chained and len(run._carried) >= 60_000
+    assert len(run._carried) >= 60_000
 
 
 def test_calls_that_all_lie_in_each_other(tmp_path: Path) -> None:
@@ -260,8 +264,8 @@ def small_collectives(count: int, *, steps: bool = False) -> Made:
 
 
 def test_one_long_run_of_small_collectives(tmp_path: Path) -> None:
-    outcome = simulate(load(tmp_path / "t", small_collectives(40_000)), ["merge_collectives"])
-    assert outcome.edits[0].predicted_ns is not None
+    run = simulated_run(load(tmp_path / "t", small_collectives(40_000)))
+    assert len(make_edit("merge_collectives").apply(run).best)
 
 
 def test_collectives_of_many_steps(tmp_path: Path) -> None:

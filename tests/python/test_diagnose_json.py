@@ -68,7 +68,16 @@ def assert_plan(document: dict[str, Any]) -> None:
     """Each fix goes on from where those before it lead to, and belongs to a finding."""
     replay = document["replay"]
     edits = {f["saving"]["edit"] for f in document["findings"] if f["saving"]}
-    assert document["replay_error"] == (replay["replay_error"] if replay else None)
+    assert (replay is None) or set(replay["trust"]) == {
+        "iteration_error",
+        "held_out",
+        "held_out_note",
+        "sensitivity",
+        "supports_prediction",
+        "reason",
+    }
+    if replay and replay["per_step"]:
+        assert document["step"] is not None
     reached = replay["measured_ns"] if replay else 0
     for fix in document["plan"]:
         assert fix["type"] in {finding["type"] for finding in document["findings"]}

@@ -372,7 +372,7 @@ def _lines_of(run: SimulatedRun, edit: str) -> list[str]:
         edited = make_edit(edit).apply(run)
     except NotApplicableError as error:
         return [f"not: {error}"]
-    lines = [edited.note, f"{edited.source} {edited.realised}", "best", *told(run, edited.best)]
+    lines = [edited.note, edited.source, "best", *told(run, edited.best)]
     if edited.cautious is None:
         return [*lines, "cautious is the same"]
     return [*lines, "cautious", *told(run, edited.cautious)]

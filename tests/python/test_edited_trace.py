@@ -145,8 +145,7 @@ def _check_step(run: SimulatedRun, change: Change) -> None:
     replayed = run.replay(change.delta())
     written = Ranks(edited_ranks(run, change, replayed))
     again = SimulatedRun(written)
-    if not run.chained:
-        assert again.steady_ns() == run.steady_ns(change.delta())
+    assert again.recorded_ns() == run.recorded_ns(change.delta())
     for part, was in zip(written.ranks, run.trace.ranks, strict=True):
         assert [step.name for step in part.tree.steps] == [step.name for step in was.tree.steps]
         lost = [int((r.tree.launch[r.tree.gpu_rows] == _core.NO_ROW).sum()) for r in (part, was)]

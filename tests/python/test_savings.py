@@ -18,8 +18,9 @@ from torchtraceap.knowledge import load_knowledge
 from torchtraceap.report.terminal import render_text
 from torchtraceap.report.view import build_view
 from torchtraceap.report.words import arrow, dash
-from torchtraceap.results import Finding, PlannedFix, ReplayCheck, Saving
+from torchtraceap.results import Finding, PlannedFix, ReplayCheck, Saving, Sensitivity, Trust
 from torchtraceap.simulation import savings as module
+from torchtraceap.simulation import trust
 from torchtraceap.simulation.edits.base import Change, EditedGraph
 from torchtraceap.simulation.registry import edits_by_finding, make_edit
 from torchtraceap.simulation.run import SimulatedRun
@@ -62,7 +63,8 @@ def outcome(predicted: int, low: int, high: int) -> EditOutcome:
     return EditOutcome("edit", predicted, low, high, "a note")
 
 
-CHECK = ReplayCheck(100, 100, 0, per_step=True, trusted=True)
+TRUST = Trust(0.0, None, "no two steps to compare", Sensitivity(0.5, 0.5, 0.0), True)
+CHECK = ReplayCheck(100, 100, None, per_step=True, trust=TRUST)
 
 
 # ------------------------------------------------------------------------------------ simulated
@@ -79,9 +81,13 @@ def test_a_slow_loader_is_replayed_with_workers(write_trace: WriteTrace) -> None
     assert 30 * MS < saving.low_ns <= saving.best_ns <= saving.high_ns < 45 * MS
     replay = diagnosis.replay
     assert replay is not None
-    assert replay.trusted
-    assert replay.measured_ns == 100 * MS
-    assert abs(replay.error) < 0.01
+    assert replay.trust.supports_prediction
+    assert diagnosis.step is not None
+    assert replay.measured_ns == diagnosis.step.measured_ns == pytest.approx(100 * MS, rel=0.005)
+    assert abs(replay.trust.iteration_error) < 0.01
+    held = replay.trust.held_out
+    assert held is not None
+    assert held.error <= held.baseline_error + 0.001
 
 
 def test_the_saving_is_what_simulate_predicts(write_trace: WriteTrace) -> None:
@@ -106,7 +112,8 @@ def test_the_plan_lists_what_each_fix_adds(write_trace: WriteTrace) -> None:
     assert gained == pytest.approx(sum(fix.gain_ns for fix in plan), abs=len(plan))
     document = json.loads(diagnosis.to_json())
     assert document["plan"][0] == plan[0].to_dict()
-    assert document["replay_error"] == diagnosis.replay.error
+    assert document["replay"]["trust"] == diagnosis.replay.trust.to_dict()
+    assert document["step"]["measured_ns"] == document["replay"]["measured_ns"]
 
 
 def test_a_fix_of_two_findings_is_planned_once() -> None:
@@ -167,7 +174,7 @@ def test_the_order_of_events_is_irrelevant(tmp_path: Path, steps: int, seed: int
 def test_a_bad_replay_leaves_bounds(
     write_trace: WriteTrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "TRUSTED_ERROR", -1.0)
+    monkeypatch.setattr(trust, "MOST_ITERATION_ERROR", -1.0)
     diagnosis = loader(write_trace)
     saving = saving_of(diagnosis)
     assert saving.method == "bound"
@@ -175,7 +182,8 @@ def test_a_bad_replay_leaves_bounds(
     assert "than measured, more than" in saving.note
     assert diagnosis.plan == ()
     assert diagnosis.replay is not None
-    assert not diagnosis.replay.trusted
+    assert not diagnosis.replay.trust.supports_prediction
+    assert diagnosis.replay.trust.reason == saving.note
     text = render_text(diagnosis)
     assert "savings are bounds: replayed from its dependencies" in text
     assert "saves at most" in text
@@ -209,7 +217,7 @@ def test_a_finding_without_an_edit_keeps_its_bound(
     assert (saving.method, saving.note) == ("bound", "no simulated edit stands for this fix")
     assert diagnosis.replay is None
     assert diagnosis.plan == ()
-    assert json.loads(diagnosis.to_json())["replay_error"] is None
+    assert json.loads(diagnosis.to_json())["replay"] is None
 
 
 def test_a_trace_that_cannot_be_replayed_is_no_error(
@@ -240,7 +248,7 @@ def test_a_lone_rank_of_several_says_so(write_trace: WriteTrace) -> None:
     maker.gpu("kernel", "ncclDevKernel_AllReduce", 1_399_600, 300, launch=1_350_000)
     talking = ttap.diagnose(maker.write(write_trace([])))
     assert talking.replay is not None
-    assert talking.replay.notes[-1].startswith("1 of 8 ranks are in the trace")
+    assert talking.replay.notes[0].startswith("1 of 8 ranks are recorded: a fix is taken to speed")
 
 
 def test_host_only_and_healthy_traces_have_nothing_to_simulate(write_trace: WriteTrace) -> None:
@@ -293,13 +301,15 @@ def test_the_documentation_lists_the_edits_of_every_finding() -> None:
 # ------------------------------------------------------------------------------------ words
 
 
-def test_the_report_says_the_replay_error_before_any_saving(write_trace: WriteTrace) -> None:
+def test_the_report_says_how_far_to_trust_before_any_saving(write_trace: WriteTrace) -> None:
     diagnosis = loader(write_trace)
     text = render_text(diagnosis)
     places = [
         text.index(part)
         for part in (
-            "replay    100 ms per step from its dependencies alone, 100 ms measured: off by",
+            "replay    100 ms per step; replayed from its dependencies off by",
+            "with other steps' costs",
+            "follows GPU time by",
             "ms per step (simulated, ",
             "less; simulated, ",
         )
@@ -319,7 +329,7 @@ def test_the_view_draws_before_and_after(write_trace: WriteTrace) -> None:
     assert len(view.plan) == len(diagnosis.plan)
     page = diagnosis.to_html()
     assert page.count('class="before-after"') >= 1
-    assert "from its dependencies alone" in page
+    assert "replayed from its dependencies" in page
 
 
 def test_a_saving_below_the_noise_is_not_told(write_trace: WriteTrace) -> None:
@@ -365,13 +375,13 @@ class _Circle:
         return EditedGraph(change)
 
 
-def test_what_contradicts_the_trace_is_left_out_of_an_edit(write_trace: WriteTrace) -> None:
+def test_an_edit_that_contradicts_the_trace_is_refused_alone(write_trace: WriteTrace) -> None:
     path = samples.slow_loader().write(write_trace([]))
-    simulation = ttap.simulate(path, edits=[_Circle(), "loader_workers=4"])
-    circle, workers = simulation.edits
-    assert circle.predicted_ns == simulation.measured_ns
-    assert workers.applies
-    assert [step.edit for step in simulation.plan] == ["loader_workers=4"]
+    wrong, right = ttap.simulate(path, edits=[_Circle(), "loader_workers=4"]).edits
+    assert wrong.predicted_ns is None
+    assert "contradicts the order of events in this trace" in wrong.note
+    assert "cycle" not in wrong.note
+    assert right.applies
 
 
 def test_fetches_on_several_threads_follow_each_other(write_trace: WriteTrace) -> None:

@@ -42,17 +42,22 @@ def test_the_document_has_steps_times_and_edits(
 ) -> None:
     document = answer(capsys, "simulate", str(slow), "--json")
     assert document["schema"] == "torchtraceap.simulation/1"
-    # The first and the last of six steps are left out.
+    # The first of six steps is the warm-up.
     assert [step["name"] for step in document["steps"]] == [
-        f"ProfilerStep#{i}" for i in range(1, 5)
+        f"ProfilerStep#{i}" for i in range(1, 6)
     ]
     for step in document["steps"]:
-        assert step["measured_ns"] == 100 * MS
+        assert step["measured_ns"] == pytest.approx(100 * MS, rel=0.005)
         assert abs(step["replayed_ns"] - 100 * MS) <= MS
-    assert document["measured_ns"] == 100 * MS
-    assert document["replay_error"] == pytest.approx(
-        document["replayed_ns"] / document["measured_ns"] - 1
+    assert document["measured_ns"] == pytest.approx(100 * MS, rel=0.001)
+    assert document["per_step"]
+    trust = document["trust"]
+    assert trust["supports_prediction"] and not trust["reason"]
+    assert trust["iteration_error"] == pytest.approx(
+        document["replayed_ns"] / document["measured_ns"] - 1, abs=1e-6
     )
+    assert set(trust["held_out"]) == {"error", "median_error", "baseline_error", "noise", "steps"}
+    assert trust["sensitivity"]["host_share"] == pytest.approx(1, abs=0.1)
     assert [edit["edit"] for edit in document["edits"]] == list(default_edits())
     for edit in document["edits"]:
         times = [edit[key] for key in ("low_ns", "predicted_ns", "high_ns")]

@@ -306,7 +306,7 @@ def test_memory_calls_of_a_run_that_never_settles_may_be_warm_up(write_trace: Wr
         program.work(300)
     program.launch("gemm", 100)
     simulation, outcome = run_one(write_trace(program.document()), "no_allocator_calls")
-    assert outcome.high_ns == simulation.measured_ns
+    assert outcome.high_ns == pytest.approx(1.05 * simulation.measured_ns)  # steps are not known
     assert "no steady state" in outcome.note
 
 
@@ -648,11 +648,15 @@ def test_buffers_are_not_broadcast(tmp_path: Path) -> None:
         for maker in job.ranks:
             maker.events[-1]["name"] = "ncclDevKernel_Broadcast_RING_LL(ncclDevComm*)"
             maker.events[-1]["args"]["Collective name"] = "broadcast"
-    simulation = simulate(job.load(tmp_path / "ranks"), ["no_broadcast_buffers"])
-    outcome = simulation.edits[0]
-    # Broadcasts alone bring no clocks together, so one rank stands for both.
-    assert outcome.note == "gone: 5 broadcasts"
-    assert saved_us(simulation, outcome) == pytest.approx(580, abs=30)
+    trace = job.load(tmp_path / "ranks")
+    # Broadcasts alone bring no clocks together: a prediction would be of one rank.
+    outcome = simulate(trace, ["no_broadcast_buffers"]).edits[0]
+    assert outcome.note.startswith("only 1 of 2 ranks share collectives")
+    run = SimulatedRun(trace)
+    edited = make_edit("no_broadcast_buffers").apply(run)
+    assert edited.note == "gone: 5 broadcasts"
+    saved_ns = run.steady_ns() - run.steady_ns(edited.best.delta())
+    assert saved_ns == pytest.approx(580e3, abs=30e3)
 
 
 # ------------------------------------------------------------------------- faster kernels

@@ -13,13 +13,14 @@ import pytest
 from wait_programs import Program, make_program
 
 import torchtraceap as ttap
-from held_out import held_out_errors, step_noise
 from torchtraceap import _core
 from torchtraceap.aliases import Array
+from torchtraceap.analysis.iterations import counted_steps, iterations_of, step_time
 from torchtraceap.errors import SchemaError
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.overhead import ProfilerOverhead, estimate_unprofiled
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.simulation.trust import held_out_ns, trust_of
 from torchtraceap.table import ColumnTable
 
 WriteTrace = Callable[..., Path]
@@ -61,7 +62,6 @@ def test_a_single_step_is_as_slow_as_its_slower_side(
     write_trace: WriteTrace, host_us: float, gpu_us: float
 ) -> None:
     run = run_of(write_trace(one_step(host_us, gpu_us)))
-    assert run.chained
     assert run.steady_ns() == 1000 * max(host_us, gpu_us)
 
 
@@ -76,12 +76,12 @@ def test_a_chain_shows_what_an_edit_does_to_the_steady_state(write_trace: WriteT
     assert run.steady_ns(delta) == 100_000
 
 
-def test_several_steps_are_chained_as_recorded(write_trace: WriteTrace) -> None:
+def test_several_steps_are_taken_as_recorded(write_trace: WriteTrace) -> None:
     events = [event for k in range(5) for event in one_step_at(k)]
     run = run_of(write_trace(events))
-    assert not run.chained
-    assert [s.name for s in run.chosen_steps] == [f"ProfilerStep#{k}" for k in (1, 2, 3)]
-    assert run.steady_ns() == run.iteration_ns(run.replay()) == 200_000
+    assert [s.name for s in run.chosen_steps] == [f"ProfilerStep#{k}" for k in range(1, 5)]
+    assert run.measured_ns.tolist() == run.lengths_ns()[0].tolist() == [200_000] * 5
+    assert run.steady_ns() == 200_000
 
 
 def one_step_at(k: int) -> list[Event]:
@@ -92,16 +92,129 @@ def test_a_thread_that_only_asks_ends_no_iteration(write_trace: WriteTrace) -> N
     asking = [host("cudaEventQuery", 50.0 * k, 3, "cuda_runtime", tid=99) for k in range(40)]
     run = run_of(write_trace([*one_step(100, 30), *asking]))
     (only,) = run.steps
-    assert run.graph.time_ns[only.points].max() == 100_000
+    assert run.graph.time_ns[only.work].max() == run.measured_ns[0] == 100_000
+
+
+def ahead(steps: int = 4, host_us: float = 100, gpu_us: float = 400) -> list[Event]:
+    """Steps whose host hands the work over and goes on, with the GPU ever further behind."""
+    events, done = [], 0.0
+    for k in range(steps):
+        begin = max(host_us * k + 20, done)
+        events += [step(k + 5, host_us * k, host_us)]
+        events += launch("gemm", host_us * k + 10, begin, gpu_us, k + 1)
+        done = begin + gpu_us
+    return events
+
+
+def test_a_step_takes_what_its_work_takes_not_what_the_host_hands_over(
+    write_trace: WriteTrace,
+) -> None:
+    trace = ttap.load(write_trace(ahead()))
+    run = SimulatedRun(trace)
+    assert run.measured_ns.tolist() == [420_000, 400_000, 400_000, 400_000]
+    assert iterations_of(trace.ranks[0]).length_ns.tolist() == run.measured_ns.tolist()
+    assert iterations_of(trace.ranks[0]).host_ns.tolist() == [100_000] * 4
+    time = step_time(trace.ranks)
+    assert time is not None
+    assert (time.measured_ns, time.median_ns, time.host_ns) == (405_000, 400_000, 100_000)
+
+
+def test_the_first_step_begins_where_earlier_work_ends(write_trace: WriteTrace) -> None:
+    before = launch("warm", -50, -40, 70, 99)  # runs until 30 us
+    from_before = launch("older", 0, -400, 300, 98)[1]  # its call was not recorded
+    run = run_of(write_trace([*one_step(100, 30), *before, from_before]))
+    assert run.measured_ns.tolist() == [70_000]
+
+
+def test_what_is_launched_in_a_step_ends_it_whatever_order_the_ends_have(
+    write_trace: WriteTrace,
+) -> None:
+    """A long copy on another stream outlasts the next step: that one takes no time of its own."""
+    events = [event for k in range(3) for event in one_step_at(k)]
+    events += launch("copy", 12, 20, 500, 77, stream=8)
+    run = run_of(write_trace(events))
+    assert run.measured_ns.tolist() == [520_000, 0, 80_000]
+
+
+def test_inferred_steps_are_steps(write_trace: WriteTrace) -> None:
+    events = []
+    for k in range(12):
+        at = 1000.0 * k
+        for number in range(6):
+            events.append(host(f"aten::op{number}", at + 50 * number, 45))
+            events += launch(
+                "gemm", at + 50 * number + 10, at + 50 * number + 30, 20, 6 * k + number + 1
+            )
+        events.append(host("Optimizer.step#SGD.step", at + 400, 100, "user_annotation"))
+    run = run_of(write_trace(events))
+    part = run.ranks[0]
+    assert part.tree.steps_inferred
+    assert len(run.steps) == len(part.tree.steps) > 2
+    assert run.per_step
+    assert set(run.measured_ns[1:-1].tolist()) == {1_000_000}
+    assert not run.steps[-1].counted  # it ends with its last event, not where another begins
+    assert run.steady_ns() == 1_000_000
+    assert run.measured_ns.tolist() == iterations_of(part).length_ns.tolist()
+
+
+def test_steps_of_the_warm_up_do_not_count_where_two_remain(write_trace: WriteTrace) -> None:
+    def steps(count: int) -> list[Event]:
+        events = [*one_step_at(0)]
+        events[0]["dur"] = 200.0
+        events.append(host("cudaLibraryLoadData", 50, 140, "cuda_runtime"))
+        return events + [event for k in range(1, count) for event in one_step_at(k)]
+
+    parts = [ttap.load(write_trace(steps(count), f"{count}.json")).ranks[0] for count in (2, 5)]
+    for part in parts:
+        behind = [s.start_ns >= part.tree.warm_up.end_ns for s in part.tree.steps]
+        expected = behind if sum(behind) >= 2 else [True] * len(behind)
+        assert counted_steps(part).tolist() == expected
+        assert [s.counted for s in SimulatedRun(ttap.load(part.path)).steps] == expected
+
+
+# ------------------------------------------------------------------------------- idle threads
+
+
+def waiting(events: list[Event]) -> list[Event]:
+    """Two frames of a thread that waits from before the first event to behind the last."""
+    times = [event["ts"] for event in events], [event["ts"] + event["dur"] for event in events]
+    first, last = min(times[0]) - 10, max(times[1]) + 10
+    frame = {"ph": "X", "cat": "python_function", "pid": 1, "tid": 4711}
+    return [
+        frame | {"name": "threading.py(637): wait", "ts": first, "dur": last - first},
+        frame | {"name": "threading.py(355): wait", "ts": first + 1, "dur": last - first - 2},
+    ]
+
+
+def without_steps() -> list[Event]:
+    return [event for event in ahead() if not event["name"].startswith("ProfilerStep")]
+
+
+@pytest.mark.parametrize(
+    "events", [ahead(), ahead(1), without_steps(), [host("aten::mm", 0, 50), host("x", 60, 5)]]
+)
+def test_a_thread_that_waits_changes_no_number(
+    write_trace: WriteTrace, events: list[Event]
+) -> None:
+    found = []
+    for name, more in (("a.json", []), ("b.json", waiting(events))):
+        trace = ttap.load(write_trace([*events, *more], name))
+        document = trace.simulate().to_dict()
+        found.append((document, step_time(trace.ranks)))
+    assert found[0] == found[1]
 
 
 # ------------------------------------------------------------------------------- trust
 
 
-def test_replay_error_is_that_of_the_worst_rank(write_trace: WriteTrace) -> None:
-    run = run_of(write_trace([event for k in range(5) for event in one_step_at(k)]))
-    assert run.replay_error() == run.replay_error(0) == 0.0
-    assert len(run.step_errors) == 3
+def test_what_a_step_reacts_to(write_trace: WriteTrace) -> None:
+    bound_by_gpu = trust_of(run_of(write_trace(ahead()))).sensitivity
+    assert bound_by_gpu.gpu_share == pytest.approx(1, abs=0.02)
+    assert bound_by_gpu.host_share == pytest.approx(0, abs=0.02)
+    events = [event for k in range(4) for event in one_step_at(k)]
+    bound_by_host = trust_of(run_of(write_trace(events))).sensitivity
+    assert bound_by_host.host_share == pytest.approx(1, abs=0.02)
+    assert bound_by_host.gpu_share == 0
 
 
 def test_what_the_structure_leaves_out_is_an_error(write_trace: WriteTrace) -> None:
@@ -115,15 +228,14 @@ def test_what_the_structure_leaves_out_is_an_error(write_trace: WriteTrace) -> N
         events.append(host("aten::empty", base + wait + 10, 970 - wait))
     run = run_of(write_trace(events))
     assert min(run.step_errors) < -0.2
-    assert abs(run.replay_error()) < 0.1  # the median step has nothing to hide
+    assert -0.15 < trust_of(run).iteration_error < -0.05
 
 
 def test_other_steps_predict_a_step_without_noise(write_trace: WriteTrace) -> None:
     run = run_of(write_trace([event for k in range(6) for event in one_step_at(k)]))
-    held = held_out_errors(run)
-    assert [s.name for s in held] == [s.name for s in run.chosen_steps]
-    assert all(s.error == 0 for s in held)
-    assert step_noise(run, 0) == 0
+    held = trust_of(run).held_out
+    assert held is not None
+    assert (held.error, held.baseline_error, held.noise, held.steps) == (0, 0, 0, 5)
 
 
 def test_a_step_of_its_own_length_is_not_predicted_from_itself(write_trace: WriteTrace) -> None:
@@ -132,8 +244,17 @@ def test_a_step_of_its_own_length_is_not_predicted_from_itself(write_trace: Writ
         length = 300 if k == 3 else 200
         events += [step(k, at, length), host("aten::mm", at + 10, length - 20)]
         at += length
-    held = {s.name: s.error for s in held_out_errors(run_of(write_trace(events)))}
-    assert held["ProfilerStep#3"] == pytest.approx(200 / 300 - 1, abs=0.01)
+    run = run_of(write_trace(events))
+    tested, replayed = held_out_ns(run)
+    assert tested.tolist() == list(range(1, 7))  # number 0 is the warm-up
+    assert replayed[2] == pytest.approx(200_000, rel=0.01)
+
+
+def test_one_step_can_not_be_held_out(write_trace: WriteTrace) -> None:
+    trust = trust_of(run_of(write_trace(one_step(100, 30))))
+    assert trust.held_out is None
+    assert trust.held_out_note == "no two steps to compare"
+    assert trust.supports_prediction
 
 
 # ------------------------------------------------------------------------------- given dependencies
@@ -161,13 +282,17 @@ def test_missing_things_are_said(write_trace: WriteTrace) -> None:
     run = run_of(write_trace([orphan]))
     assert any("no launch" in note for note in run.notes)
     assert any("no steps" in note for note in run.notes)
-    assert run.replay_error() == 0.0
+    assert trust_of(run).iteration_error == 0.0
 
 
 def test_nothing_is_a_run_too(write_trace: WriteTrace) -> None:
     run = run_of(write_trace([host("x", 0, 0)]))
-    assert run.iteration_ns(run.replay()) == run.steady_ns() == 0.0
-    assert run.replay_error() == 0.0
+    assert run.measured_ns.tolist() == [0]
+    assert run.steady_ns() == 0.0
+    trust = trust_of(run)
+    assert trust.iteration_error == 0.0
+    assert not trust.supports_prediction
+    assert "no iteration" in trust.reason
 
 
 # ------------------------------------------------------------------------------- waits of streams
@@ -336,7 +461,7 @@ def test_a_batch_of_edits_gives_the_ends_of_single_replays(write_trace: WriteTra
     slower, cut = _core.GraphDelta(), _core.GraphDelta()
     slower.set_lags(executions, run.cost_ns[executions] * 2)
     cut.drop_all(run.edges_of("launch"))
-    work = [step.points for step in run.steps]
+    work = [step.work for step in run.steps]
     offsets = np.cumsum([0, *map(len, work)])
     for with_residuals in (True, False):
         ends, left_out = _core.replay_batch(
@@ -359,12 +484,12 @@ def test_a_batch_of_chains_gives_the_ends_of_every_copy(write_trace: WriteTrace)
     (step,) = run.steps
     carries = [(step.end, step.begin, 0)]
     ends, _ = _core.replay_batch(
-        run.graph, [None, faster], step.points, [0, len(step.points)], carries=carries, copies=3
+        run.graph, [None, faster], step.work, [0, len(step.work)], carries=carries, copies=3
     )
     assert ends.shape == (2, 3, 1)
     for delta, of_copies in zip((None, faster), ends[:, :, 0], strict=True):
         times = _core.replay_chain(run.graph, carries, 3, delta)
-        assert of_copies.tolist() == times[:, step.points].max(axis=1).tolist()
+        assert of_copies.tolist() == times[:, step.work].max(axis=1).tolist()
 
 
 def test_a_step_without_points_never_ends() -> None:
@@ -409,10 +534,7 @@ def test_edges_that_are_not_there_are_refused() -> None:
 
 
 def held_out(run: SimulatedRun) -> Array:
-    step_of = np.full(len(run.graph), _core.NO_ROW, dtype=np.uint32)
-    for index, one in enumerate(run.steps):
-        step_of[one.points] = index
-    return _core.held_out_lags(run.graph, step_of, len(run.steps))
+    return _core.held_out_lags(run.graph, run.step_of_point, len(run.steps))
 
 
 def test_held_out_a_step_costs_what_the_others_cost(write_trace: WriteTrace) -> None:
@@ -455,6 +577,5 @@ def test_held_out_outside_of_steps_nothing_changes(write_trace: WriteTrace) -> N
 def test_held_out_a_step_alone_knows_no_cost(write_trace: WriteTrace) -> None:
     run = run_of(write_trace(one_step(100, 400)))
     lags = held_out(run)
-    (alone,) = run.steps
-    inside = np.isin(run.destination, alone.points)
+    inside = run.step_of_point[run.destination] == 0
     assert (lags[inside] == 0).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torchtraceap as ttap
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.registry import make_edit
 from torchtraceap.simulation.simulate import EditOutcome, Simulation, simulate
+from torchtraceap.simulation.trust import _doubt, noise_of
 
 WriteTrace = Callable[..., Path]
 Program = Callable[[FlawedProgram], None]
@@ -333,8 +335,8 @@ def test_savings_are_bounds_beyond_an_error_of_five_hundredths(
     write_trace: WriteTrace, error: float, is_said: bool
 ) -> None:
     simulation = simulated(write_trace, lambda p: p.synchronize())
-    vars(simulation)["replay_error"] = error  # as if the replay were so far off
-    assert any("more than 5.0 % off" in note for note in simulation.notes) == is_said
+    trust = replace(simulation.trust, iteration_error=error)  # as if the replay were so far off
+    assert ("more than 5.0 %" in _doubt(simulation.run, trust, 1.0)) == is_said
 
 
 def test_what_cannot_be_taken_together(write_trace: WriteTrace) -> None:
@@ -399,16 +401,29 @@ def test_each_kernel_has_to_run_five_times(
 # ------------------------------------------------------------------------------------- noise
 
 
-@pytest.mark.parametrize(("lengths", "noise_us"), [((1000, 1100), 100), ((1000,), 0)])
-def test_two_steps_show_noise_and_one_shows_none(
-    write_trace: WriteTrace, lengths: tuple[float, ...], noise_us: float
+@pytest.mark.parametrize(
+    ("lengths", "noise_us", "spread"),
+    [
+        ((1000, 1100), 100, 100 / 1050 * 3.078 / 1.2816),  # Student's t of two steps
+        ((1000, 1100, 1000, 1100), 57.735, 57.735 / 1050 * 1.638 / 1.2816),
+        ((1000,), None, 0.05),
+    ],
+)
+def test_steps_show_noise_and_one_shows_none(
+    write_trace: WriteTrace, lengths: tuple[float, ...], noise_us: float | None, spread: float
 ) -> None:
-    """The first and last step are left out; twice the standard error of the others is the noise."""
+    """Twice the standard error of the steps; the interval is never narrower than it is known."""
     program = FlawedProgram()
-    for number, length in enumerate((1000, *lengths, 1000)):
-        with program.step(number):
+    for number, length in enumerate(lengths):
+        with program.step(number + 5):
             program.launch("gemm", 5)
             program.work(length - 7)
-    simulation = simulate(ttap.load(write_trace(program.document())), [])
+    simulation = simulate(ttap.load(write_trace(program.document())), ["remove_host_sync"])
     assert len(simulation.steps) == len(lengths)
-    assert simulation.noise_ns == pytest.approx(noise_us * 1_000)
+    if noise_us is None:
+        assert simulation.noise_ns is None
+        assert simulation.to_dict()["noise_ns"] is None
+        assert simulation.notes[0].startswith("One step shows no noise: intervals are widened by 5")
+    else:
+        assert simulation.noise_ns == pytest.approx(noise_us * 1_000)
+    assert noise_of(simulation.run).spread == pytest.approx(spread, rel=0.001)

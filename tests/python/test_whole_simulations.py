@@ -190,7 +190,14 @@ def savings(trace: ttap.Trace) -> dict[str, Any]:
     found = trace.diagnose(windows=2).to_dict()
     kept = ("type", "cost_ns", "cost_share", "saving")
     findings = [{key: finding[key] for key in kept} for finding in found["findings"]]
-    return {"findings": findings, "plan": found["plan"], "replay_error": found["replay_error"]}
+    kept = ("measured_ns", "replayed_ns", "noise_ns", "per_step")
+    replay = {key: found["replay"][key] for key in kept} if found["replay"] else None
+    return {
+        "step": found["step"],
+        "replay": replay,
+        "findings": findings,
+        "plan": found["plan"],
+    }
 
 
 def chains(trace: ttap.Trace) -> list[dict[str, Any]]:

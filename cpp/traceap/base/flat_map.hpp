@@ -8,9 +8,12 @@
 
 namespace traceap {
 
-/// A hash of two numbers, every bit of which depends on both. Not symmetric.
+/// A hash of two numbers, every bit of which depends on both. Not symmetric; different for any two
+/// pairs of numbers below 2^31.
 constexpr std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
-  hash = (hash ^ (value + 0x9e3779b97f4a7c15ULL)) * 0xff51afd7ed558ccdULL;
+  // Spread first: of two small numbers an exclusive or would be that of many other pairs too.
+  hash = hash * 0x9e3779b97f4a7c15ULL + value;
+  hash = (hash ^ (hash >> 32)) * 0xff51afd7ed558ccdULL;
   hash = (hash ^ (hash >> 32)) * 0xc4ceb9fe1a85ec53ULL;
   return hash ^ (hash >> 29);
 }

@@ -102,9 +102,7 @@ void Replayer::run(std::span<std::int64_t> time_ns) const {
     added_.to(point, [&](const PlainEdge& edge) {
       latest = std::max(latest, reached_ns(time_ns[edge.source], edge.lag_ns));
     });
-    const bool measured =
-        latest == kNever || (graph_.held[point] && latest < points.time_ns[point]);
-    time_ns[point] = measured ? points.time_ns[point] : latest;
+    time_ns[point] = latest == kNever ? points.time_ns[point] : latest;
   }
 }
 

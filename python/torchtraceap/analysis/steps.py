@@ -21,6 +21,7 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.analysis.pieces import (
+    NORMAL_MAD,
     Cells,
     Codebook,
     Cut,
@@ -41,7 +42,7 @@ from torchtraceap.units import format_ns, format_share
 if TYPE_CHECKING:
     from torchtraceap.ranks import RankTrace
 
-__all__ = ["TABLE", "Trend", "build_steps", "kernel_trend"]
+__all__ = ["TABLE", "Trend", "build_steps", "kernel_trend", "repeat_variation"]
 
 OUTLIER_SIGMAS = 3.5
 """Robust z from which a step is an outlier (Iglewicz and Hoaglin's bound)."""
@@ -304,6 +305,22 @@ def kernel_trend(part: RankTrace) -> Trend:
         watched_share=share,
         groups=int((groups.count >= FEWEST_REPEATS).sum()),
     )
+
+
+def repeat_variation(part: RankTrace) -> float | None:
+    """By how much kernels with equal name, grid and shapes vary about the median of their group:
+    robust sigma over median. None where too few repeat, or grids are not recorded. O(n log n)."""
+    rows = _compute_rows(part)
+    if not len(rows):
+        return None
+    duration = part.table.dur_ns[rows].astype(np.float64)
+    keys = _group_keys(part, rows)
+    groups = Groups(*keys)
+    watched = (groups.count >= FEWEST_REPEATS)[groups.index] & (keys[2] >= 0)
+    if duration[watched].sum() < WATCHED_SHARE * duration.sum():
+        return None
+    apart = np.abs(duration / groups.median(duration)[groups.index] - 1)[watched]
+    return NORMAL_MAD * float(np.median(apart))
 
 
 def _compute_rows(part: RankTrace) -> Array:

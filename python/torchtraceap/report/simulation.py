@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchtraceap.report.tables import TextTable
+from torchtraceap.report.trust import trust_text
 from torchtraceap.report.words import one_line
 from torchtraceap.units import format_ns
 
@@ -43,8 +44,22 @@ def _steps(document: Mapping[str, Any]) -> TextTable:
     ]
     head = (*(["rank"] if several else []), "step", "measured", "replayed", "off by")
     more = [f"and {len(steps) - MAX_STEPS} more steps (--json)"] if len(steps) > MAX_STEPS else []
-    notes = [one_line(note, MAX_NOTE) for note in document["notes"]]
+    notes = [one_line(note, MAX_NOTE) for note in (_trust(document), *document["notes"])]
     return TextTable("Replay", head, rows, "\n".join([*more, *notes]))
+
+
+def _trust(document: Mapping[str, Any]) -> str:
+    """What a step takes and how well it replays; or why no edit is simulated."""
+    trust, measured = document["trust"], format_ns(document["measured_ns"])
+    what = "the whole takes"
+    if document["per_step"]:
+        median = format_ns(document["median_ns"])
+        what = "a step takes"
+        measured += f" (mean; median {median})" if median != measured else ""
+    said = f"{what} {measured}. Replayed {trust_text(trust)}."
+    if trust["supports_prediction"]:
+        return said[0].upper() + said[1:]
+    return f"No edit is simulated: {trust['reason']}. {said[0].upper()}{said[1:]}"
 
 
 def _edits(document: Mapping[str, Any]) -> TextTable:

@@ -196,7 +196,7 @@ def _bar(segments: Sequence[Segment], width: int) -> Iterator[Line]:
 def _replay(view: ReportView, width: int) -> Iterator[Line]:
     """How far to trust what is simulated, before any of it."""
     if view.replay:
-        yield from _labelled("replay", view.replay, width, 2)
+        yield from _labelled("replay", view.replay, width, 3)
         yield []
 
 
@@ -212,7 +212,7 @@ def _findings(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:
     if len(rest) > detail.short:
         yield [Piece(f"and {len(rest) - detail.short} more: see --html or --json", "dim")]
     if view.together:
-        yield from ([Piece(text)] for text in _wrap(view.together, width, 3))
+        yield from ([Piece(text)] for text in _wrap(view.together, width, 5))
     if view.findings:
         yield []
 

@@ -6,13 +6,13 @@ The terminal and the HTML report only lay out a `ReportView`; neither decides an
 from __future__ import annotations
 
 import shlex
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from torchtraceap.knowledge import load_knowledge
+from torchtraceap.report.trust import trust_text
 from torchtraceap.report.words import arrow, dash, format_percent, one_line
 from torchtraceap.units import format_count, format_ns
 
@@ -36,6 +36,8 @@ BOUND_SHARE = 0.10
 HEALTHY_BUSY_SHARE = 0.85
 # Words for a rule's confidence. It is an ordering of the evidence, not a measured probability.
 SURE, FAIRLY_SURE = 0.85, 0.6
+# Of the iteration: where the host's range of a step differs by more, both are said.
+HOST_APART = 0.05
 
 GPU_LABELS = {
     "compute": "compute",
@@ -151,9 +153,9 @@ class ReportView:
     headline: str
     explanation: str
     sureness: str
-    step_ns: float | None
+    step_ns: int | None
     step_note: str
-    """Such as "median of 6 steps"; empty without steps."""
+    """Such as "mean of 6 steps, median 177 ms"; empty without steps."""
     steps_inferred: bool
     profiled_ns: int
     """Of one rank (the mean over ranks)."""
@@ -183,6 +185,12 @@ class ReportView:
     """Its last part: the name of the file or folder."""
 
 
+_ORDERS = (
+    "Findings are numbered by what a fix regains of their own cost; the plan goes by what each "
+    "gains on top of those before."
+)
+
+
 def label_of(name: str) -> str:
     """A type's name as words."""
     return name.replace("_", " ")
@@ -198,7 +206,6 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
     idle_ns = diagnosis.idle_ns if has_gpu else {}
     segments = _segments(timeline, idle_ns, diagnosis.profiled_ns, ranks)
     idle = sorted((s for s in segments if s.is_idle), key=lambda s: (-s.time_ns, s.key))
-    step_ns = _median_step(diagnosis.summary.steps)
     findings = _findings(diagnosis, profiled_ns)
     busy_share = timeline.busy_ns / diagnosis.profiled_ns if diagnosis.profiled_ns else 0.0
     bound = _bound(segments)
@@ -207,9 +214,9 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
         files=tuple(file.path for file in diagnosis.summary.files),
         facts=facts_of(diagnosis.summary),
         headline=_headline(findings, bound, has_gpu, busy_share),
-        explanation=_explanation(diagnosis, step_ns, has_gpu, busy_share, bound),
+        explanation=_explanation(diagnosis, has_gpu, busy_share, bound),
         sureness=_sureness(findings, diagnosis),
-        step_ns=step_ns,
+        step_ns=diagnosis.step.measured_ns if diagnosis.step else None,
         step_note=_step_note(diagnosis),
         steps_inferred=diagnosis.summary.steps_inferred,
         profiled_ns=profiled_ns,
@@ -308,27 +315,33 @@ def _bound(segments: Sequence[Segment]) -> Segment | None:
     return worst if worst and worst.share >= BOUND_SHARE else None
 
 
-def _median_step(steps: Sequence[Step]) -> float | None:
-    return statistics.median(step.duration_ns for step in steps) if steps else None
-
-
 def _step_note(diagnosis: Diagnosis) -> str:
-    count = len(diagnosis.summary.steps)
+    """What the step time is of, and the host's range where it says something else."""
+    step = diagnosis.step
+    if step is None:
+        return ""
     inferred = "inferred " if diagnosis.summary.steps_inferred else ""
-    if count < 2:
-        return f"the only {inferred}step" if count else ""
     ranks = len(diagnosis.summary.files)
     where = f" on {ranks} ranks" if ranks > 1 else ""
-    return f"median of {count} {inferred}steps{where}"
+    parts = [f"mean of {step.steps} {inferred}steps{where}"]
+    if step.steps == 1:
+        parts = [f"the only {inferred}step"]
+    elif format_ns(step.median_ns) != format_ns(step.measured_ns):
+        parts.append(f"median {format_ns(step.median_ns)}")
+    if step.left_out:
+        parts.append(f"{step.left_out} left out")
+    if abs(step.host_ns - step.measured_ns) > HOST_APART * step.measured_ns:
+        parts.append(f"the host's range takes {format_ns(step.host_ns)}")
+    return ", ".join(parts)
 
 
 def _findings(diagnosis: Diagnosis, profiled_ns: int) -> tuple[FindingView, ...]:
-    steps = _steps_per_rank(diagnosis)
+    whole_ns = _whole_ns(diagnosis, profiled_ns)
     views: list[FindingView] = []
     first_with: dict[str, int] = {}
     for number, finding in enumerate(diagnosis.findings, start=1):
         entry = load_knowledge().get(finding.type)
-        saves = _saves(finding, diagnosis.replay, profiled_ns, steps)
+        saves = _saves(diagnosis, finding, whole_ns)
         edit = finding.saving.edit if finding.saving else ""
         if edit and first_with.setdefault(edit, number) != number:
             saves = f"saved by the same fix as {first_with[edit]}"
@@ -349,21 +362,22 @@ def _findings(diagnosis: Diagnosis, profiled_ns: int) -> tuple[FindingView, ...]
     return tuple(views)
 
 
-def _steps_per_rank(diagnosis: Diagnosis) -> float:
-    return max(1.0, len(diagnosis.summary.steps) / max(1, len(diagnosis.summary.files)))
+def _whole_ns(diagnosis: Diagnosis, profiled_ns: int) -> int:
+    """What savings are a part of: a step, else the profiled time of a rank."""
+    return max(1, diagnosis.step.measured_ns if diagnosis.step else profiled_ns)
 
 
-def _saves(finding: Finding, replay: ReplayCheck | None, profiled_ns: int, steps: float) -> str:
-    saving = finding.saving
+def _saves(diagnosis: Diagnosis, finding: Finding, whole_ns: int) -> str:
+    saving, replay, step = finding.saving, diagnosis.replay, diagnosis.step
     if saving is None:
         return "saving not estimated"
     if saving.simulated and replay:
         return _simulated(saving, replay)
     if saving.high_ns <= 0:
-        return "saves no GPU time by itself"
-    share = saving.high_ns * (steps if saving.per_step else 1.0) / max(1, profiled_ns)
+        rest = step is not None and step.left_out > 0
+        return "saves nothing in these steps" if rest else "saves no GPU time by itself"
     per = " per step" if saving.per_step else ""
-    percent = format_percent(min(share, 1.0))
+    percent = format_percent(min(saving.high_ns / whole_ns, 1.0))
     return f"saves at most {format_ns(saving.high_ns)}{per} ({percent})"
 
 
@@ -429,24 +443,19 @@ def _planned(diagnosis: Diagnosis) -> str:
     share = format_percent(1 - last.total_ns_after / replay.measured_ns)
     between = dash(last.low_ns, last.high_ns)
     first = "Fix" if len(plan) == 1 else "In this order, on top of each other: fix"
-    return f"{first} {order}: {change}{_per(replay.per_step)} ({share} less; simulated, {between})."
+    said = f"{first} {order}: {change}{_per(replay.per_step)} ({share} less; simulated, {between})."
+    places = [numbers.get(fix.type, 0) for fix in plan]
+    return f"{said} {_ORDERS}" if places != list(range(1, len(plan) + 1)) else said
 
 
 def _replay(diagnosis: Diagnosis) -> str:
     replay = diagnosis.replay
     if replay is None:
         return ""
-    if not replay.trusted:
-        return f"savings are bounds: {replay.note}"
-    worst = "worst rank " if len(diagnosis.summary.files) > 1 else ""
-    return (
-        f"{format_ns(replay.replayed_ns)}{_per(replay.per_step)} from its dependencies alone, "
-        f"{format_ns(replay.measured_ns)} measured: {worst}{_off(replay.error)}"
-    )
-
-
-def _off(error: float) -> str:
-    return "off by < 0.1 %" if abs(error) < 0.001 else f"off by {error * 100:+.1f} %"
+    if not replay.trust.supports_prediction:
+        return f"savings are bounds: {replay.trust.reason}"
+    measured = f"{format_ns(replay.measured_ns)}{_per(replay.per_step)}"
+    return f"{measured}; replayed {trust_text(replay.trust.to_dict())}"
 
 
 def _saves_short(finding: Finding) -> str:
@@ -492,15 +501,15 @@ def _headline(
 
 def _explanation(
     diagnosis: Diagnosis,
-    step_ns: float | None,
     has_gpu: bool,
     busy_share: float,
     bound: Segment | None,
 ) -> str:
     summary = diagnosis.summary
     parts = []
-    if step_ns is not None:
-        parts.append(f"Step {format_ns(round(step_ns))} ({_step_note(diagnosis)})")
+    if diagnosis.step is not None:
+        step = format_ns(diagnosis.step.measured_ns)
+        parts.append(f"Step {step} ({_step_note(diagnosis)})")
     else:
         ranks = max(1, len(summary.files))
         parts.append(f"{format_ns(diagnosis.profiled_ns // ranks)} profiled, no steps marked")
@@ -522,14 +531,12 @@ def _together(diagnosis: Diagnosis, profiled_ns: int) -> str:
     savings = [finding.saving for finding in diagnosis.findings if finding.saving]
     if len(savings) < 2 or not profiled_ns or any(saving.simulated for saving in savings):
         return ""
-    per_step = all(saving.per_step for saving in savings)
-    steps = _steps_per_rank(diagnosis) if per_step else 1.0
-    ranks = max(1, len(diagnosis.summary.files))
-    covered_ns = sum(finding.unclaimed_cost_ns for finding in diagnosis.findings) / ranks / steps
-    most_ns = min(sum(saving.high_ns for saving in savings), covered_ns, profiled_ns / steps)
-    share = format_percent(most_ns * steps / profiled_ns)
-    per = " per step" if per_step else ""
-    most = f"{format_ns(round(most_ns))}{per} ({share})"
+    whole_ns = _whole_ns(diagnosis, profiled_ns)
+    covered = sum(finding.unclaimed_cost_ns for finding in diagnosis.findings)
+    covered_ns = whole_ns * min(1.0, covered / diagnosis.profiled_ns)
+    most_ns = min(sum(saving.high_ns for saving in savings), covered_ns)
+    per = " per step" if savings[0].per_step else ""
+    most = f"{format_ns(round(most_ns))}{per} ({format_percent(most_ns / whole_ns)})"
     return f"All fixes together save at most {most}, overlaps counted once."
 
 

@@ -1,10 +1,10 @@
-"""What leads from one copy of a step to the next: `carried_edges`.
+"""What leads from one copy of a run's steps to the next: `carried_edges`.
 
-Note [Carried edges]: the thread that marks the step goes on at once. A stream takes the first work
+Note [Carried edges]: the thread that marks the steps goes on at once. A stream takes the first work
 of the next copy a typical gap behind the last of this one. Another thread that begins with what
-the step hands to it also goes on at once; one that nothing in the step starts keeps its own
-rhythm, the measured time from its last point round to its first. The queue of launches does not
-reach into the next copy.
+the steps hand to it also goes on at once; one that nothing in them starts keeps its own rhythm, the
+measured time from its last point round to its first. The queue of launches does not reach into the
+next copy.
 """
 
 from __future__ import annotations
@@ -19,35 +19,44 @@ from torchtraceap.aliases import Array
 
 __all__ = ["carried_edges"]
 
+_STREAM = 1  # kind of a lane
+
 
 class Marked(Protocol):
-    """A step: where its host range begins and ends, and all points of its work."""
+    """A stretch of steps: where the host's range of the first begins and that of the last ends."""
 
     @property
     def begin(self) -> int: ...
     @property
     def end(self) -> int: ...
-    @property
-    def points(self) -> Array: ...
 
 
 def carried_edges(
-    graph: _core.ExecutionGraph, steps: Sequence[Marked]
-) -> list[tuple[int, int, int]]:
-    """(point of a copy, point of the next copy, lag in ns). See Note [Carried edges].
+    graph: _core.ExecutionGraph, stretches: Sequence[Marked], inside: Sequence[Array]
+) -> Array:
+    """int64 `[carries, 3]`: point of a copy, point of the next copy, lag in ns. See Note [Carried
+    edges].
 
     Args:
         graph: The run.
-        steps: One of each rank.
+        stretches: One of each rank.
+        inside: All points of each, in their order.
     """
     gap_ns = _typical_gap_ns(graph)
-    return [edge for step in steps for edge in _edges_of(graph, step, gap_ns)]
+    edges = [
+        edge
+        for steps, points in zip(stretches, inside, strict=True)
+        for edge in _edges_of(graph, steps, points, gap_ns)
+    ]
+    return np.array(edges, dtype=np.int64).reshape(-1, 3)
 
 
-def _edges_of(graph: _core.ExecutionGraph, step: Marked, gap_ns: int) -> list[tuple[int, int, int]]:
-    own = int(graph.lane[step.begin])
-    edges = [(step.end, step.begin, 0)]
-    points = step.points[np.argsort(graph.time_ns[step.points], kind="stable")]
+def _edges_of(
+    graph: _core.ExecutionGraph, steps: Marked, inside: Array, gap_ns: int
+) -> list[tuple[int, int, int]]:
+    own = int(graph.lane[steps.begin])
+    edges = [(steps.end, steps.begin, 0)]
+    points = inside[np.argsort(graph.time_ns[inside], kind="stable")]
     lanes = graph.lane[points]
     found, first_of = np.unique(lanes, return_index=True)
     last_of = len(lanes) - 1 - np.unique(lanes[::-1], return_index=True)[1]
@@ -55,10 +64,10 @@ def _edges_of(graph: _core.ExecutionGraph, step: Marked, gap_ns: int) -> list[tu
         if lane == own:
             continue
         first, last = int(points[at]), int(points[behind])
-        if not _is_started(graph, first, step.points):
-            edges.append((last, first, _round_ns(graph, step, first, last)))
+        if not _is_started(graph, first, inside):
+            edges.append((last, first, _round_ns(graph, steps, first, last)))
         else:
-            edges.append((last, first, gap_ns if graph.lane_kind[lane] == 1 else 0))
+            edges.append((last, first, gap_ns if graph.lane_kind[lane] == _STREAM else 0))
     return edges
 
 
@@ -69,14 +78,14 @@ def _typical_gap_ns(graph: _core.ExecutionGraph) -> int:
 
 
 def _is_started(graph: _core.ExecutionGraph, point: int, inside: Array) -> bool:
-    """Does other work of the step, sorted points, lead to this point?"""
+    """Does other work of the steps, sorted points, lead to this point?"""
     sources = graph.source[graph.in_offsets[point] : graph.in_offsets[point + 1]]
     place = np.minimum(np.searchsorted(inside, sources), len(inside) - 1)
     known = inside[place] == sources
     return bool((known & (graph.lane[sources] != graph.lane[point])).any())
 
 
-def _round_ns(graph: _core.ExecutionGraph, step: Marked, first: int, last: int) -> int:
-    before = graph.time_ns[first] - graph.time_ns[step.begin]
-    behind = graph.time_ns[step.end] - graph.time_ns[last]
+def _round_ns(graph: _core.ExecutionGraph, steps: Marked, first: int, last: int) -> int:
+    before = graph.time_ns[first] - graph.time_ns[steps.begin]
+    behind = graph.time_ns[steps.end] - graph.time_ns[last]
     return max(0, int(before + behind))

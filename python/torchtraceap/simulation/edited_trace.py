@@ -63,7 +63,7 @@ class EditedTrace(Ranks):
         self.form: Form | None = form
         """Which form of the edits this is; None: there are none."""
         self.step_ns = step_ns
-        """Mean time of a step in the replay, ns; of a trace of one step in a steady state."""
+        """An iteration in the replay that was written, ns: the mean of its steps."""
         self.note = note
         """For a person: what was written, and what it predicts."""
 
@@ -113,18 +113,17 @@ def edited_trace(
         return EditedTrace(
             edited_ranks(run, change, run.replay(delta)),
             form=None,
-            step_ns=run.steady_ns(delta),
+            step_ns=run.recorded_ns(delta),
             note=note,
         )
     changes = {known: _joined_form(run, graphs, known) for known in _FORMS}
-    steps_ns = {known: run.steady_ns(change.delta()) for known, change in changes.items()}
+    steps_ns = {known: run.recorded_ns(change.delta()) for known, change in changes.items()}
     nearer = min(_FORMS, key=lambda known: abs(steps_ns[known] - near_ns))
     written = nearer if form is None else form
     change = changes[written]
     note = (
         f"Written as the edits turn out {_IN_WORDS[written]}, with what the measured run took "
-        f"beyond its dependencies: {format_ns(round(steps_ns[written]))} per step"
-        f"{' in a steady state' if run.chained else ''}."
+        f"beyond its dependencies: {format_ns(round(steps_ns[written]))} per step."
     )
     shifts = [part.tree.launch_delay_correction_ns for part in run.ranks]
     if any(shifts) and len(change):

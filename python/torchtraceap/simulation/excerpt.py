@@ -1,11 +1,11 @@
 """`simulated_run`: the run that savings are simulated on.
 
 Note [Excerpt]: a graph with its replays takes more memory than the trace, and steps repeat. So of a
-trace with more than `MOST_EVENTS` events the steps in the middle are simulated, as many as hold
-that many events but never fewer than `LEAST_STEPS`: times are per step anyway. Where no steps are
-marked, a stretch in the middle stands for the whole and savings are scaled to it. Simulated as a
-whole are ranks whose steps have different names, several ranks without steps, and a trace of which
-some steps are marked and some are not.
+trace with more than `MOST_EVENTS` events some steps are simulated: those in the middle, as many as
+hold that many events but never fewer than `LEAST_STEPS`. What they save is scaled to the mean of
+all steps, so that the figures are those of all. Where there are no steps, a stretch in the middle
+stands for the whole. Simulated as a whole are ranks whose steps have different names and several
+ranks without steps.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
+from torchtraceap.analysis.iterations import step_time
 from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns
@@ -33,10 +34,9 @@ def simulated_run(
     if sum(len(rank.table) for rank in trace.ranks) <= most_events:
         return SimulatedRun(trace)
     names = [[step.name for step in rank.tree.steps] for rank in trace.ranks]
-    marked = [step.row is not None for rank in trace.ranks for step in rank.tree.steps]
-    if marked and all(marked) and all(other == names[0] for other in names):
+    if names[0] and all(other == names[0] for other in names):
         return _some_steps(trace, names[0], most_events, least_steps)
-    if not any(marked) and len(trace.ranks) == 1:
+    if not names[0] and len(trace.ranks) == 1:
         return _a_stretch(trace, most_events)
     return SimulatedRun(trace)
 
@@ -51,9 +51,13 @@ def _some_steps(trace: Ranks, names: Sequence[str], most: int, least: int) -> Si
     ]
     note = (
         f"Simulated on {last - first} of {len(names)} steps, those in the middle "
-        f"({names[first]} to {names[last - 1]}): the whole would take more memory than the trace."
+        f"({names[first]} to {names[last - 1]}), and scaled to the mean of all: the whole would "
+        "take more memory than the trace."
     )
-    return SimulatedRun(_excerpt(trace, bounds), notes=[note])
+    run = SimulatedRun(_excerpt(trace, bounds), notes=[note])
+    whole, part = step_time(trace.ranks), float(run.mean_ns(run.measured_ns))
+    run.stands_for = whole.measured_ns / part if whole and part > 0 else 1.0
+    return run
 
 
 def _events_by_step(rank: RankTrace) -> Array:

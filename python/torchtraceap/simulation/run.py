@@ -1,14 +1,14 @@
 """A trace as an execution graph: replays, iteration times, and what edits need to find their way.
 
-Note [Iteration time]: with an edit the host may run ahead of the GPU or fall behind, so that the
-step ranges of the host no longer say how long an iteration takes. An iteration ends when the last
-of its host and GPU work ends; its time is the distance from the end of the one before, over
-chained steps as recorded (a steady state). Predictions are the measured step time plus the
-difference that the edit makes to that distance. A trace of one step has no such distance: copies of
-the step are chained (`chain.py`), so that what crosses the boundary counts.
+Note [Steady state]: with an edit the host may run ahead of the GPU or fall behind, so predictions
+compare iterations (Note [Iteration] in analysis/iterations.py). The first of the recorded steps
+begins in the state that the run without the edit left. So copies of all recorded steps are chained
+(`chain.py`), what crosses the boundary counts, and the last copy tells. A run without steps counts
+as a whole, from the first to the last of its work.
 
-Note [Watchdogs]: a thread that only makes runtime calls and launches nothing, such as the one that
-asks events of NCCL whether they are done, holds nothing up. What it does ends no iteration.
+Note [Work of a run without steps]: lanes from which dependencies lead to GPU work or to the main
+thread, and these themselves. A thread that waits as long as the trace lasts, for what nobody needs,
+would end the run else, whatever an edit does.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
+from torchtraceap.analysis.iterations import (
+    counted_steps,
+    lengths_ns,
+    step_of_work,
+    step_spans,
+)
 from torchtraceap.analysis.many_ranks.joined_ranks import join_ranks
 from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.remember import Memory
@@ -28,19 +34,20 @@ from torchtraceap.simulation.chain import carried_edges
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns
 
-__all__ = ["RunStep", "SimulatedRun"]
+__all__ = ["Replays", "RunStep", "SimulatedRun"]
 
 KINDS = {kind.name.lower(): kind for kind in _core.DependencyKind}
 """Dependencies by name."""
 WHOLE = "whole trace"
-CHAINED = 3
-"""Copies of a single step: the last two begin in the state that the one before left."""
-_THREAD, _MEETING_POINTS = 0, 2  # kinds of lanes
+_STEPS_TO_SETTLE = 2
+"""Before the copy of the steps that counts."""
+_THREAD, _STREAM, _MEETING_POINTS = 0, 1, 2  # kinds of lanes
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """A profiled step of one rank (or the whole trace where it has none)."""
+    """A step of one rank (or the whole trace where it has none)."""
 
     rank: int
     """Index in the run's `ranks`."""
@@ -49,27 +56,35 @@ class RunStep:
     """Point where its host range begins."""
     end: int
     """Point where it ends."""
-    points: Array
-    """All points of its work: host rows inside it and GPU events launched there."""
+    work: Array
+    """Points of which the last ends its work: its end, and the ends of GPU events launched until
+    then."""
+    counted: bool
+    """Figures per step are of this one too."""
 
 
-class _StepColumns:
-    """Steps as columns, for what every replay asks."""
+@dataclass(frozen=True, slots=True)
+class _RankSteps:
+    steps: list[RunStep]
+    start: Array
+    """Points of which the last begins the first iteration: the first step's begin, and the ends of
+    what was launched before it."""
 
-    def __init__(self, steps: Sequence[RunStep], chosen: Sequence[bool]) -> None:
-        rank = np.array([step.rank for step in steps], dtype=np.int64)
-        self.begin = np.array([step.begin for step in steps], dtype=np.int64)
-        self.is_first: Array = np.diff(rank, prepend=-1) != 0
-        """bool `[steps]`: of its rank."""
-        self.chosen = np.array(chosen, dtype=bool)
-        work = [step.points if len(step.points) else np.array([step.end]) for step in steps]
-        self._work = np.concatenate([*work, np.zeros(0, dtype=np.int64)])
-        self._starts = np.cumsum([0, *map(len, work)])[:-1]
 
-    def ends(self, times: Array) -> Array:
-        """int64 `[..., steps]`: when all work of each has ended; times are `[..., points]`."""
-        ends: Array = np.maximum.reduceat(times[..., self._work], self._starts, axis=-1)
-        return ends
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """What replays with several edits give."""
+
+    steady_ns: Array
+    """float64 `[deltas]`: time of an iteration."""
+    left_out: Array
+    """uint32 `[deltas]`: added dependencies that close a cycle and are left out."""
 
 
 class SimulatedRun:
@@ -81,7 +96,8 @@ class SimulatedRun:
         dependencies: By rank number, the `gpu_dependencies` of its linked execution trace: what
             each GPU event really needs.
         notes: What else a person should know of the run.
-        stands_for: How many times as long the whole is, where the trace is a stretch without steps.
+        stands_for: How many times as long the whole is, or the mean of all its steps, where the
+            trace is a part of it.
     """
 
     def __init__(
@@ -103,6 +119,8 @@ class SimulatedRun:
         self.notes: list[str] = [*notes, *scope.notes]
         self.places: list[int] = scope.places
         """Index of each in the trace."""
+        self.offsets_ns: list[int] = scope.offsets_ns
+        """What each rank's clock of the graph is ahead of its own."""
         self.meetings: _core.Meetings | None = scope.meetings
         """Matched collectives whose end needs every member; None where there is one rank."""
         self.graph: _core.ExecutionGraph = _core.execution_graph(
@@ -150,8 +168,13 @@ class SimulatedRun:
                 f"{where}{orphans} of {len(gpu)} GPU events have no launch in the trace: they keep "
                 "their place behind the work before them, and no edit of the host moves them."
             )
-        if not any(step.row is not None for step in part.tree.steps):
+        if not part.tree.steps:
             notes.append(f"{where}no steps are marked: times are those of the whole trace.")
+        elif part.tree.steps_inferred:
+            notes.append(
+                f"{where}no steps are marked: they are what the main thread repeats "
+                f"({len(part.tree.steps)} times)."
+            )
         shift_ns = part.tree.launch_delay_correction_ns
         if shift_ns:
             notes.append(
@@ -189,14 +212,7 @@ class SimulatedRun:
         """Edges of these kinds, by the names of `_core.DependencyKind`."""
         return np.flatnonzero(np.isin(self.graph.kind, [KINDS[kind] for kind in kinds]))
 
-    # ------------------------------------------------------------------------- time
-
-    def replay(
-        self, delta: _core.GraphDelta | None = None, *, with_residuals: bool = True
-    ) -> Array:
-        """int64 `[points]`: when each point happens."""
-        edit = _core.GraphDelta() if delta is None else delta
-        return _core.replay(self.graph, edit, with_residuals=with_residuals)
+    # ------------------------------------------------------------------------- steps
 
     @cached_property
     def steps(self) -> list[RunStep]:
@@ -205,146 +221,280 @@ class SimulatedRun:
 
     @cached_property
     def chosen_steps(self) -> list[RunStep]:
-        """Without the first and last of a rank that has more than two: they are often cut."""
-        return [step for mine in self._chosen_by_rank for step in mine]
+        """Those that figures per step are of. See Note [Counted steps]."""
+        return [step for step in self.steps if step.counted]
 
     @cached_property
     def steps_by_rank(self) -> list[list[RunStep]]:
         """By start; none where nothing of a rank is in the graph."""
-        return [self._steps_of(index) for index in range(len(self.ranks))]
+        return [mine.steps for mine in self._rank_steps]
 
     @cached_property
-    def _chosen_by_rank(self) -> list[list[RunStep]]:
-        return [mine[1:-1] if len(mine) > 2 else mine for mine in self.steps_by_rank]
+    def per_step(self) -> bool:
+        """Times are those of steps; otherwise of the whole trace."""
+        return any(part.tree.steps for part in self.ranks)
 
-    def _steps_of(self, rank: int) -> list[RunStep]:
+    @cached_property
+    def _rank_steps(self) -> list[_RankSteps]:
+        """Beside ranks with steps those without have no time that could be compared."""
+        marked = [self._marked(index) for index in range(len(self.ranks))]
+        if self.per_step:
+            return marked
+        return [self._whole(index) for index in range(len(self.ranks))]
+
+    def _marked(self, rank: int) -> _RankSteps:
         part = self.ranks[rank]
-        begin_of, end_of = self.graph.begin_of(rank), self.graph.end_of(rank)
-        rows = [(step.name, step.row) for step in part.tree.steps if step.row is not None]
-        marked = [(name, row) for name, row in rows if begin_of[row] != _core.NO_ROW]
-        points = self._points_of_rank(rank)
-        if not marked:
-            if not len(points):
-                return []
-            times = self.graph.time_ns[points]
-            first, last = points[int(times.argmin())], points[int(times.argmax())]
-            return [RunStep(rank, WHOLE, int(first), int(last), points)]
-        owner_ns = self._host_time_of(rank, points)
-        order = np.argsort(owner_ns, kind="stable")
-        points, owner_ns = points[order], owner_ns[order]
-        steps = []
-        for name, row in marked:
-            begin, end = int(begin_of[row]), int(end_of[row])
-            start_ns, stop_ns = self.graph.time_ns[begin], self.graph.time_ns[end]
-            first = int(np.searchsorted(owner_ns, start_ns, side="left"))
-            last = int(np.searchsorted(owner_ns, stop_ns, side="right"))
-            steps.append(RunStep(rank, name, begin, end, np.sort(points[first:last])))
+        bounds = self._step_points(rank)
+        if not len(bounds):
+            return _RankSteps([], _NONE)
+        ends = self.graph.end_of(rank)[part.tree.gpu_rows]
+        place = step_of_work(part)
+        place[ends == _core.NO_ROW] = len(bounds)
+        order = np.argsort(place, kind="stable")
+        cuts = np.searchsorted(place[order], np.arange(-1, len(bounds) + 1))
+        work = np.split(ends[order], cuts[1:])
+        steps = [
+            RunStep(rank, step.name, begin, end, np.append(end, done).astype(np.int64), bool(kept))
+            for step, (begin, end), done, kept in zip(
+                part.tree.steps, bounds.tolist(), work[1:], counted_steps(part), strict=False
+            )
+        ]
+        return _RankSteps(steps, np.append(bounds[0, 0], work[0]).astype(np.int64))
+
+    def _step_points(self, rank: int) -> Array:
+        """int64 `[steps, 2]`: begin and end of each on the thread that carries them; none where
+        that has no points."""
+        part = self.ranks[rank]
+        spans = step_spans(part)
+        own = self._main_lane(rank)
+        if not len(spans) or own is None:
+            return np.zeros((0, 2), dtype=np.int64)
+        first = int(self.graph.lane_begin[own])
+        times = self.graph.time_ns[first : self.graph.lane_end[own]]
+        starts, stops = spans.T + self.offsets_ns[rank]
+        begin = np.minimum(np.searchsorted(times, starts, side="left"), len(times) - 1)
+        end = np.maximum(np.searchsorted(times, stops, side="right") - 1, begin)
+        bounds: Array = np.stack([begin, end], axis=1) + first
+        rows = [(place, step.row) for place, step in enumerate(part.tree.steps)]
+        marked = np.array([pair for pair in rows if pair[1] is not None], dtype=np.int64)
+        marked = marked.reshape(-1, 2)
+        for side, of_row in enumerate((self.graph.begin_of(rank), self.graph.end_of(rank))):
+            points = of_row[marked[:, 1]]
+            known = points != _core.NO_ROW
+            bounds[marked[known, 0], side] = points[known]
+        return bounds
+
+    def _main_lane(self, rank: int) -> int | None:
+        """The thread that carries the steps or launches most; None where it has no points."""
+        graph = self.graph
+        found = np.flatnonzero(
+            (graph.lane_rank == rank)
+            & (graph.lane_kind == _THREAD)
+            & (graph.lane_index == self.ranks[rank].tree.main_track)
+            & (graph.lane_end > graph.lane_begin)
+        )
+        return int(found[0]) if len(found) else None
+
+    def _whole(self, rank: int) -> _RankSteps:
+        points = np.arange(*self.point_bounds[rank])
+        points = points[np.isin(self.graph.lane[points], self._working_lanes(rank))]
+        if not len(points):
+            return _RankSteps([], _NONE)
+        times = self.graph.time_ns[points]
+        first, last = int(points[times.argmin()]), int(points[times.argmax()])
+        step = RunStep(rank, WHOLE, first, last, points, counted=True)
+        return _RankSteps([step], np.array([first]))
+
+    def _working_lanes(self, rank: int) -> Array:
+        """See Note [Work of a run without steps]."""
+        graph = self.graph
+        main = self._main_lane(rank)
+        working = (graph.lane_kind == _STREAM) & (graph.lane_end > graph.lane_begin)
+        if main is not None:
+            working[main] = True
+        pairs = np.unique(
+            graph.lane[graph.source].astype(np.int64) * len(working) + graph.lane[self.destination]
+        )
+        source, destination = pairs // len(working), pairs % len(working)
+        while (leading := working[destination] & ~working[source]).any():
+            working[source[leading]] = True
+        mine = graph.lane_rank == rank
+        return np.flatnonzero(mine & working) if (mine & working).any() else np.flatnonzero(mine)
+
+    @cached_property
+    def step_of_point(self) -> Array:
+        """uint32 `[points]`: index in `steps` until whose end a point happens, of GPU events their
+        launch; NO_ROW behind the last step and before the first."""
+        steps = np.full(len(self.graph), _core.NO_ROW, dtype=np.uint32)
+        before = 0
+        for rank, mine in enumerate(self.steps_by_rank):
+            if mine:
+                points = np.arange(*self.point_bounds[rank])
+                place = self._place_of(rank, points, mine)
+                inside = (place >= 0) & (place < len(mine))
+                steps[points[inside]] = place[inside] + before
+            before += len(mine)
         return steps
 
-    def _points_of_rank(self, rank: int) -> Array:
-        points = np.arange(*self.point_bounds[rank])
-        return points[~np.isin(self.graph.lane[points], self._watchdogs(rank))]
+    def _place_of(self, rank: int, points: Array, steps: Sequence[RunStep]) -> Array:
+        """int64 `[points]`: from -1, before the first step, to len(steps), behind the last."""
+        times = self.graph.time_ns
+        ends = np.array([step.end for step in steps])
+        place = np.searchsorted(times[ends], times[points], side="left").astype(np.int64)
+        place[times[points] < times[steps[0].begin]] = -1
+        if steps[0].name == WHOLE:
+            return place
+        base, part = int(self.point_bounds[rank, 0]), self.ranks[rank]
+        for of_row in (self.graph.begin_of(rank), self.graph.end_of(rank)):
+            mine = of_row[part.tree.gpu_rows]
+            known = mine != _core.NO_ROW
+            place[mine[known].astype(np.int64) - base] = step_of_work(part)[known]
+        return place
 
-    def _watchdogs(self, rank: int) -> list[int]:
-        """Lanes that hold nothing up. See Note [Watchdogs]."""
-        part, graph = self.ranks[rank], self.graph
-        is_call = part.tree.api != _core.ApiClass.NONE
-        launching = np.zeros(len(is_call), dtype=bool)
-        launches = part.tree.launch[part.tree.gpu_rows]
-        launching[launches[launches != _core.NO_ROW]] = True
-        threads = np.flatnonzero((graph.lane_rank == rank) & (graph.lane_kind == _THREAD)).tolist()
-        held = []
-        for lane in threads:
-            rows = graph.row[graph.lane_begin[lane] : graph.lane_end[lane]]
-            if len(rows) and is_call[rows].all() and not launching[rows].any():
-                held.append(lane)
-        return held if len(held) < len(threads) else []
+    # ------------------------------------------------------------------------- time
 
-    def _host_time_of(self, rank: int, points: Array) -> Array:
-        """Measured time of each point; of a GPU point that of its launch, which places it."""
-        part = self.ranks[rank]
-        times = self.graph.time_ns[points].copy()
-        rows = self.graph.row[points]
-        launch = part.tree.launch[rows]
-        launched = launch != _core.NO_ROW
-        begins = self.graph.begin_of(rank)[launch[launched]]
-        known = begins != _core.NO_ROW
-        where = np.flatnonzero(launched)[known]
-        times[where] = self.graph.time_ns[begins[known]]
-        return times
-
-    def measured_step_ns(self, step: RunStep) -> int:
-        return int(self.graph.time_ns[step.end] - self.graph.time_ns[step.begin])
-
-    def step_ns(self, step: RunStep, times: Array) -> int:
-        """Length of the step's host range in a replay."""
-        return int(times[step.end] - times[step.begin])
-
-    def iteration_ns(self, times: Array) -> float:
-        """Median time of an iteration in a replay. See Note [Iteration time]."""
-        columns = self._step_columns
-        if not columns.chosen.any():
-            return 0.0
-        ends = columns.ends(times)
-        starts = np.where(columns.is_first, times[columns.begin], np.roll(ends, 1))
-        return float(np.median((ends - starts)[columns.chosen]))
+    def replay(
+        self, delta: _core.GraphDelta | None = None, *, with_residuals: bool = True
+    ) -> Array:
+        """int64 `[points]`: when each point happens."""
+        return _core.replay(self.graph, delta, with_residuals=with_residuals)
 
     @cached_property
-    def _step_columns(self) -> _StepColumns:
-        chosen = {id(step) for step in self.chosen_steps}
-        return _StepColumns(self.steps, [id(step) in chosen for step in self.steps])
+    def measured_ns(self) -> Array:
+        """int64 `[steps]`: the iteration of each of `steps`."""
+        points, offsets = self._work
+        times = self.graph.time_ns[points]
+        ends = np.maximum.reduceat(times, offsets[:-1]) if len(times) else times
+        return self._lengths(ends)
+
+    def lengths_ns(
+        self, deltas: Sequence[_core.GraphDelta | None] = (None,), *, with_residuals: bool = True
+    ) -> Array:
+        """int64 `[deltas, steps]`: the iteration of each of `steps` with each edit, as recorded."""
+        points, offsets = self._work
+        ends, _ = _core.replay_batch(
+            self.graph, _known(deltas), points, offsets, with_residuals=with_residuals
+        )
+        return self._lengths(ends)
+
+    def recorded_ns(self, delta: _core.GraphDelta | None = None) -> float:
+        """Time of an iteration, ns, with an edit: the mean of the counted steps as recorded, of
+        which the first begins in the state that the run without the edit left."""
+        return float(self.mean_ns(self.lengths_ns([delta]))[0])
 
     def steady_ns(
-        self,
-        delta: _core.GraphDelta | None = None,
-        *,
-        with_residuals: bool = True,
-        copies: int = CHAINED,
+        self, delta: _core.GraphDelta | None = None, *, with_residuals: bool = True
     ) -> float:
-        """Time of an iteration in a steady state, with an edit. See Note [Iteration time].
+        """Time of an iteration, ns, with an edit. See Note [Steady state]."""
+        return float(self.replays([delta], with_residuals=with_residuals).steady_ns[0])
 
-        The same as `iteration_ns` of a replay, but for a trace of one marked step on each rank
-        `copies` of that step are chained, and the last one counts.
-        """
-        if not self.chained:
-            return self.iteration_ns(self.replay(delta, with_residuals=with_residuals))
-        edit = _core.GraphDelta() if delta is None else delta
-        times = _core.replay_chain(
-            self.graph, self._carried, copies, edit, with_residuals=with_residuals
-        )
-        ends = self._step_columns.ends(times)
-        return float(np.median(ends[-1] - ends[-2]))
+    def replays(
+        self,
+        deltas: Sequence[_core.GraphDelta | None],
+        *,
+        carried: Array | None = None,
+        with_residuals: bool = True,
+        copies: int = 0,
+    ) -> Replays:
+        """Several edits at once, without Python's lock. See Note [Steady state].
 
-    @cached_property
-    def chained(self) -> bool:
-        """Does each rank have one marked step, so that an iteration is measured on copies of it?"""
-        marked = [step for step in self.steps if self.graph.row[step.begin] != _core.NO_ROW]
-        ranks = [step.rank for step in marked if step.name != WHOLE]
-        return ranks == list(range(len(self.ranks)))
-
-    @cached_property
-    def _carried(self) -> list[tuple[int, int, int]]:
-        return carried_edges(self.graph, self.steps)
-
-    # ------------------------------------------------------------------------- trust
-
-    def replay_error(self, rank: int | None = None) -> float:
-        """How far a replay from dependencies alone is off: replayed / measured - 1.
-
-        The median over the chosen steps of a rank; without `rank` that of the rank which is worst.
+        The mean over the counted steps of each rank, and over the ranks.
 
         Args:
-            rank: Index in `ranks`.
+            deltas: The edits.
+            carried: int64 `[n, 3]`, further dependencies from a point of a copy to one of the next,
+                and their lags in ns; of all of these edits.
+            with_residuals: With what the measured run took beyond its dependencies.
+            copies: Of the steps; 0: as many as it takes.
         """
-        ends = np.cumsum([len(steps) for steps in self._chosen_by_rank])
-        by_rank = np.split(self.step_errors, ends[:-1])
-        errors = by_rank if rank is None else [by_rank[rank]]
-        medians = [float(np.median(of_rank)) for of_rank in errors if of_rank.size]
-        return max(medians, key=abs, default=0.0)
+        points, offsets = self._work
+        if not deltas or len(offsets) == 1:
+            return Replays(np.zeros(len(deltas)), np.zeros(len(deltas), dtype=np.uint32))
+        carries = self._carried
+        if carried is not None and self.per_step:
+            carries = np.concatenate([carries, carried])
+        ends, left_out = _core.replay_batch(
+            self.graph,
+            _known(deltas),
+            points,
+            offsets,
+            with_residuals=with_residuals,
+            carries=carries if self.per_step else None,
+            copies=(copies or self._copies) if self.per_step else 1,
+        )
+        if self.per_step:
+            return Replays(self.mean_ns(self._lengths_behind(ends[:, -2], ends[:, -1])), left_out)
+        return Replays(self.mean_ns(self._lengths(ends)), left_out)
+
+    @cached_property
+    def _copies(self) -> int:
+        """So that the last begins in the state that the edited run leaves: what is in flight seldom
+        reaches over more than two steps."""
+        return max(2, _STEPS_TO_SETTLE // max(1, min(map(len, self.steps_by_rank))) + 1)
 
     @cached_property
     def step_errors(self) -> Array:
-        """float64 `[chosen steps]`: replayed / measured - 1 of each."""
-        times = self.replay(with_residuals=False)
-        pairs = [(self.step_ns(s, times), self.measured_step_ns(s)) for s in self.chosen_steps]
-        return np.array([got / known - 1 if known else 0.0 for got, known in pairs])
+        """float64 `[counted steps]`: replayed from dependencies alone / measured - 1 of each."""
+        counted = np.array([step.counted for step in self.steps], dtype=bool)
+        measured = self.measured_ns[counted]
+        replayed = self.lengths_ns(with_residuals=False)[0, counted]
+        share: Array = np.divide(replayed, measured, out=np.ones(len(measured)), where=measured > 0)
+        return share - 1
+
+    def mean_ns(self, lengths: Array) -> Array:
+        """float64 `[...]` from `[..., steps]`: over the counted steps of each rank, then over the
+        ranks that have any."""
+        ranks = np.array([step.rank for step in self.steps if step.counted], dtype=np.int64)
+        if not len(ranks):
+            return np.zeros(lengths.shape[:-1])
+        weights = 1.0 / np.bincount(ranks)[ranks]
+        counted = np.array([step.counted for step in self.steps])
+        means: Array = lengths[..., counted] @ (weights / weights.sum())
+        return means
+
+    @cached_property
+    def _work(self) -> tuple[Array, Array]:
+        """Points and offsets of the groups whose ends are asked for: of each rank with steps where
+        the first begins, then each step's work."""
+        groups = [
+            group
+            for mine in self._rank_steps
+            if mine.steps
+            for group in (mine.start, *(step.work for step in mine.steps))
+        ]
+        offsets = np.cumsum([0, *map(len, groups)])
+        return np.concatenate([*groups, _NONE]), offsets
+
+    @cached_property
+    def _groups(self) -> Array:
+        """int64 `[ranks with steps]`: where the groups of each begin."""
+        counts = [len(mine.steps) + 1 for mine in self._rank_steps if mine.steps]
+        starts: Array = np.cumsum([0, *counts])[:-1]
+        return starts
+
+    def _lengths(self, ends: Array) -> Array:
+        """int64 `[..., steps]` from `[..., groups]`."""
+        parts = np.split(ends, self._groups[1:], axis=-1)
+        return np.concatenate([lengths_ns(part) for part in parts], axis=-1)
+
+    def _lengths_behind(self, before: Array, ends: Array) -> Array:
+        """The same of a copy: the first step begins where the copy before has ended."""
+        started = ends.copy()
+        parts = np.split(before, self._groups[1:], axis=-1)
+        started[..., self._groups] = np.stack([part.max(axis=-1) for part in parts], axis=-1)
+        return self._lengths(started)
+
+    @cached_property
+    def _carried(self) -> Array:
+        stretches, inside, before = [], [], 0
+        for steps in self.steps_by_rank:
+            if steps:
+                stretches.append(_Stretch(steps[0].begin, steps[-1].end))
+                mine = self.step_of_point - np.uint32(before) < len(steps)  # NO_ROW stays large
+                inside.append(np.flatnonzero(mine & (self.step_of_point != _core.NO_ROW)))
+            before += len(steps)
+        return carried_edges(self.graph, stretches, inside)
+
+
+def _known(deltas: Sequence[_core.GraphDelta | None]) -> list[_core.GraphDelta]:
+    return [_core.GraphDelta() if delta is None else delta for delta in deltas]

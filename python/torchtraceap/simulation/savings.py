@@ -1,9 +1,9 @@
 """`simulate_savings`: what fixing each finding would save, by replaying the run with the fix.
 
 Note [Bounds and predictions]: a finding's own saving is a bound, the idle or exposed time in its
-intervals. A replay takes its place where three things hold: an edit stands for the fix and changes
-something in this trace; the run, replayed from its dependencies alone, takes the measured time to
-5 %; and every rank can be placed on one clock. Otherwise the bound stays, and its note says why.
+intervals. A replay takes its place where an edit stands for the fix and changes something in this
+trace, and where replays of the run can say what a fix does (`trust.py`). Otherwise the bound stays,
+and its note says why.
 
 Note [One fix, several findings]: findings may share a fix, such as two kinds of waits for the GPU.
 Each shows what the fix saves; the plan has it once, under the finding that costs most.
@@ -21,8 +21,8 @@ from torchtraceap.simulation.edits.base import EditedGraph, NotApplicableError
 from torchtraceap.simulation.excerpt import simulated_run
 from torchtraceap.simulation.registry import edits_by_finding, make_edit
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.simulation.simulate import TRUSTED_ERROR, EditOutcome, Simulation
-from torchtraceap.units import format_share
+from torchtraceap.simulation.simulate import EditOutcome, Simulation
+from torchtraceap.simulation.trust import trust_of
 
 __all__ = ["Outlook", "simulate_savings"]
 
@@ -59,13 +59,14 @@ def _simulate(trace: Ranks, findings: Sequence[Finding]) -> Outlook:
     if not any(len(rank.tree.gpu_rows) for rank in trace.ranks):
         return _only_bounds(findings, "there is no GPU work to replay")
     run = simulated_run(trace)
+    trust = trust_of(run)
+    if not trust.supports_prediction:
+        return _only_bounds(findings, trust.reason, _check(Simulation(run, [])))
     tried = _Edits(run)
     chosen = {finding.type: tried.choose(finding) for finding in findings}
     edits = {edit.name: edit for edit in chosen.values() if isinstance(edit, _Applied)}
     simulation = Simulation(run, list(edits.values()))
     check = _check(simulation)
-    if not check.trusted:
-        return _only_bounds(findings, check.note, check)
     outcomes = {outcome.edit: outcome for outcome in simulation.edits}
     savings: dict[str, Saving | None] = {}
     for finding in findings:
@@ -124,55 +125,15 @@ def _bound(finding: Finding, reason: str) -> Saving | None:
 
 
 def _check(simulation: Simulation) -> ReplayCheck:
-    run = simulation.run
-    check = ReplayCheck(
+    noise_ns = simulation.noise_ns
+    return ReplayCheck(
         measured_ns=simulation.measured_ns,
         replayed_ns=simulation.replayed_ns,
-        noise_ns=round(simulation.noise_ns),
-        per_step=_per_step(run),
-        trusted=False,
-        notes=(*run.notes, *_absent_ranks(run)),
-        error=simulation.replay_error,
+        noise_ns=None if noise_ns is None else round(noise_ns),
+        per_step=simulation.run.per_step,
+        trust=simulation.trust,
+        notes=simulation.notes,
     )
-    note = _doubt(simulation)
-    return replace(check, trusted=not note, note=note)
-
-
-def _absent_ranks(run: SimulatedRun) -> list[str]:
-    """That ranks are missing whose collectives are there."""
-    world, here = max((part.world_size or 0 for part in run.ranks), default=0), len(run.ranks)
-    if world <= here or not any(part.timeline().communication_ns for part in run.ranks):
-        return []
-    return [
-        f"{here} of {world} ranks are in the trace: what their collectives wait for the others "
-        "stays as measured, and a fix is taken to speed up all ranks alike."
-    ]
-
-
-def _per_step(run: SimulatedRun) -> bool:
-    """The times are those of steps; otherwise of the whole trace."""
-    named = [{step.name for step in rank.tree.steps} for rank in run.ranks]
-    return all(step.name in named[step.rank] for step in run.chosen_steps)
-
-
-def _doubt(simulation: Simulation) -> str:
-    """Why what replays say is not to be trusted; empty if it is."""
-    ranks, used = simulation.run.trace.ranks, simulation.run.ranks
-    if not simulation.measured_ns:
-        return "the trace holds no time to replay"
-    if len(used) < len(ranks):
-        return (
-            f"only {len(used)} of {len(ranks)} ranks share collectives, so that the run can't be "
-            "replayed as a whole"
-        )
-    if abs(simulation.replay_error) > TRUSTED_ERROR:
-        off, limit = (format_share(e) for e in (abs(simulation.replay_error), TRUSTED_ERROR))
-        than = "slower" if simulation.replay_error > 0 else "faster"
-        return (
-            f"replayed from its dependencies the run is {off} {than} than measured, more than "
-            f"{limit}"
-        )
-    return ""
 
 
 def _saving(finding: Finding, outcome: EditOutcome, check: ReplayCheck) -> Saving | None:

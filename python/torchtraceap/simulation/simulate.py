@@ -3,12 +3,23 @@
 Note [Prediction]: predicted = measured x iteration in the edited replay / iteration in the replay
 as it was. Four replays give four savings: the edit as far as it may go and as far as it is
 certain, each on the graph with what the measured run took beyond its dependencies and on the graph
-without. The smallest and the largest, times the share of such savings that runs have realised, are
-the interval, widened by the steps' own noise; the guess is the mean of the four times the middle of
-that share. None of them is shorter than what the GPU itself needs (`edits/floor.py`).
+without. The smallest and the largest are the interval, widened by the steps' own noise
+(`trust.py`); the guess is the mean of the four. A saving below the noise is not shown: predicted is
+then measured, and the note says so.
 
-Note [Noise]: steps vary by themselves. A saving below 2 CV / sqrt(steps) of the measured time can't
-be told from that and is not shown: predicted is then measured, and the note says so.
+Note [Floor]: no edit makes a stream do its work faster than one event behind the other
+(`edits/floor.py`). The fullest stream, with the durations that the edit leaves, is the least that a
+prediction and its interval say.
+
+Note [A rank alone]: how long a collective takes in the trace of one rank of many is what it waits
+for the others and the transfer, and these can't be told apart. Edits that change collectives are
+not predicted there. Of any other saving the share that collectives have of the step may be lost to
+longer waits, if the other ranks don't gain it too.
+
+Note [Plan]: savings overlap, so every candidate is replayed on top of the fixes before it, all
+candidates of a round in one call. Two bounds spare replays. A path through the graph meets each
+edge once, so an edit that only shortens work gains at most the sum of what it takes off; and where
+edits only remove, no order of them gains more than all of them together.
 """
 
 from __future__ import annotations
@@ -23,7 +34,7 @@ import numpy as np
 from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import Ranks
-from torchtraceap.results import Result
+from torchtraceap.results import Result, Trust
 from torchtraceap.simulation.edited_trace import EditedTrace, Form, edited_trace
 from torchtraceap.simulation.edits.base import (
     Change,
@@ -34,8 +45,9 @@ from torchtraceap.simulation.edits.base import (
 )
 from torchtraceap.simulation.edits.floor import gpu_floor_ns
 from torchtraceap.simulation.excerpt import simulated_run
-from torchtraceap.simulation.registry import default_edits, make_edit
+from torchtraceap.simulation.registry import default_edits, make_edit, share_work
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.simulation.trust import Noise, absent_ranks, noise_of, trust_of, waiting_edges
 from torchtraceap.units import format_ns, format_share
 
 __all__ = ["EditOutcome", "PlanStep", "SimulatedStep", "Simulation", "simulate"]
@@ -43,13 +55,13 @@ __all__ = ["EditOutcome", "PlanStep", "SimulatedStep", "Simulation", "simulate"]
 SCHEMA = "torchtraceap.simulation/1"
 LEAST_GAIN = 0.001
 """Of the measured time: what a fix of the plan must add where steps show no noise."""
-TRUSTED_ERROR = 0.05
-"""Replay error up to which savings are predictions; beyond it they are bounds."""
+_MOSTLY = 0.5
+_CONTRADICTS = "what it changes contradicts the order of events in this trace"
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep(Result):
-    """A step as it was and as its dependencies alone replay it."""
+    """An iteration as it was and as its dependencies alone replay it."""
 
     name: str
     rank: int | None
@@ -63,7 +75,7 @@ class EditOutcome(Result):
 
     edit: str
     predicted_ns: int | None
-    """None: the edit is unknown or does not apply; `note` says why."""
+    """None: the edit is unknown, does not apply or can't be predicted; `note` says why."""
     low_ns: int | None
     high_ns: int | None
     note: str
@@ -92,6 +104,16 @@ class _Saving:
     best_ns: float
     low_ns: float
     high_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """What several edits together save."""
+
+    saved_ns: Array
+    """float64 `[variants]`: at best, then cautiously, each with residuals and without."""
+    left_out: int
+    """Dependencies that close a cycle."""
 
 
 def simulate(trace: Ranks, edits: Iterable[str | Edit] | None = None) -> Simulation:
@@ -126,55 +148,73 @@ class Simulation:
         try:
             made = make_edit(edit) if isinstance(edit, str) else edit
             self._made[name] = made
-            self._applied[name] = made.apply(self.run)
+            graph = made.apply(self.run)
         except (OptionError, NotApplicableError) as reason:
             self._refused[name] = str(reason)
+            return
+        if not self.trust.supports_prediction:
+            self._refused[name] = self.trust.reason
+        elif self._is_of_collectives(graph):
+            here, world = self._alone or (0, 0)
+            self._refused[name] = (
+                f"it changes collectives, and {here} of {world} ranks are recorded: how long they "
+                "wait for the others is not known"
+            )
+        else:
+            self._applied[name] = graph
 
     # ------------------------------------------------------------------------- as it was
 
     @cached_property
     def steps(self) -> tuple[SimulatedStep, ...]:
-        """First and last left out where a rank has more than two."""
-        times = self.run.replay(with_residuals=False)
+        """Those that count."""
+        replayed = self.run.lengths_ns(with_residuals=False)[0]
         return tuple(
-            SimulatedStep(
-                step.name,
-                self.run.ranks[step.rank].rank,
-                self.run.measured_step_ns(step),
-                self.run.step_ns(step, times),
+            SimulatedStep(step.name, self.run.ranks[step.rank].rank, measured_ns, replayed_ns)
+            for step, measured_ns, replayed_ns in zip(
+                self.run.steps, self.run.measured_ns.tolist(), replayed.tolist(), strict=True
             )
-            for step in self.run.chosen_steps
+            if step.counted
         )
 
     @cached_property
     def measured_ns(self) -> int:
-        """Median of the steps."""
-        return round(self.run.stands_for * _median([step.measured_ns for step in self.steps]))
+        """An iteration: the mean of the steps."""
+        return round(self.run.stands_for * float(self.run.mean_ns(self.run.measured_ns)))
+
+    @cached_property
+    def median_ns(self) -> int:
+        """The median of the steps, for comparison."""
+        times = [step.measured_ns for step in self.steps]
+        return round(self.run.stands_for * float(np.median(times))) if times else 0
 
     @cached_property
     def replayed_ns(self) -> int:
-        """Median of the steps, without anything that only the measured run knew."""
-        return round(self.run.stands_for * _median([step.replayed_ns for step in self.steps]))
+        """The iteration without anything that only the measured run knew."""
+        return round(self.measured_ns * (1 + self.trust.iteration_error))
+
+    @property
+    def trust(self) -> Trust:
+        """Whether replays of this run can say what a fix does."""
+        return trust_of(self.run)
+
+    @property
+    def noise_ns(self) -> float | None:
+        """By how much the mean of such steps varies by itself; None where one step shows none."""
+        share = self._noise.share
+        return None if share is None else share * self.measured_ns
 
     @cached_property
-    def replay_error(self) -> float:
-        """Replayed / measured - 1, of the worst rank: how much the dependencies leave open."""
-        return self.run.replay_error()
+    def _noise(self) -> Noise:
+        return noise_of(self.run)
 
     @cached_property
-    def noise_ns(self) -> float:
-        """See Note [Noise]; 0 with fewer than two steps, which show no noise."""
-        lengths: dict[str, list[int]] = {}
-        for step in self.steps:
-            lengths.setdefault(step.name, []).append(step.measured_ns)
-        means = np.array([np.mean(values) for values in lengths.values()])
-        if len(means) < 2:
-            return 0.0
-        return float(2 * means.std(ddof=1) / np.sqrt(len(means)))
+    def _alone(self) -> tuple[int, int] | None:
+        return absent_ranks(self.run)
 
     @cached_property
-    def _before_ns(self) -> dict[bool, float]:
-        return {exact: self.run.steady_ns(with_residuals=exact) for exact in (True, False)}
+    def _least_told_ns(self) -> float:
+        return max(self.noise_ns or 0.0, LEAST_GAIN * self.measured_ns)
 
     # ------------------------------------------------------------------------- with edits
 
@@ -186,35 +226,44 @@ class Simulation:
     @property
     def applied(self) -> dict[str, EditedGraph]:
         """What each edit that applies changes in the graph, by name."""
-        return dict(self._applied)
+        return {name: graph for name, graph in self._applied.items() if self._fits(name)}
+
+    def _fits(self, name: str) -> bool:
+        return not self._alone_each[name].left_out
+
+    @cached_property
+    def _alone_each(self) -> dict[str, _Replayed]:
+        """Each edit by itself, all in two calls."""
+        found = self._replayed([[graph] for graph in self._applied.values()])
+        return dict(zip(self._applied, found, strict=True))
 
     def _outcome(self, name: str) -> EditOutcome:
         graph = self._applied.get(name)
-        if graph is None:
-            return EditOutcome(name, None, None, None, self._refused[name])
-        saving = _saving_of(_realised(graph, self._raw([graph])))
+        if graph is None or not self._fits(name):
+            return EditOutcome(name, None, None, None, self._refused.get(name, _CONTRADICTS))
+        saving = _saving_of(self._alone_each[name].saved_ns)
         notes = [graph.note] if graph.note else []
-        if graph.realised != (1.0, 1.0):
-            low, high = graph.realised
-            share = f"{100 * low:.0f} to {100 * high:.0f} %"
-            source = f" ({graph.source})" if graph.source else ""
-            notes.append(f"{share} of such savings were realised{source}")
-        return self._said(name, saving, notes, graph.source, self._floor_ns([graph]))
+        return self._said(name, [graph], saving, notes, graph.source)
 
     def _said(
-        self, name: str, saving: _Saving, notes: list[str], source: str, floor_ns: float
+        self,
+        name: str,
+        graphs: Sequence[EditedGraph],
+        saving: _Saving,
+        notes: list[str],
+        source: str,
     ) -> EditOutcome:
         """An outcome, silent where the saving is lost in the noise."""
         if not saving.low_ns and not saving.high_ns:
             notes = [*notes, "no step becomes shorter by it"]
-        elif abs(saving.best_ns) <= self.noise_ns:
+        elif self.noise_ns is not None and abs(saving.best_ns) <= self.noise_ns:
             notes = [
                 *notes,
                 f"its saving of {format_ns(round(saving.best_ns))} lies below the steps' own noise "
                 f"of {format_ns(round(self.noise_ns))}",
             ]
             saving = _Saving(0.0, min(0.0, saving.low_ns), saving.high_ns)
-        predicted, low_ns, high_ns = self._bounds(saving, floor_ns)
+        predicted, low_ns, high_ns = self._bounds(saving, graphs)
         return EditOutcome(name, predicted, low_ns, high_ns, "; ".join(notes), source)
 
     def together(self, names: Iterable[str] | None = None) -> EditOutcome:
@@ -223,96 +272,181 @@ class Simulation:
         Raises:
             OptionError: None of them applies, or one was not named to `simulate`.
         """
-        chosen = [name for name in self._names if name in self._applied]
-        if names is not None:
-            chosen = list(names)
-            missing = [name for name in chosen if name not in self._applied]
-            if missing:
-                reasons = (self._refused.get(name, "not simulated") for name in missing)
-                listed = "; ".join(f"{n}: {r}" for n, r in zip(missing, reasons, strict=True))
-                raise OptionError(f"these edits can't be taken together: {listed}")
+        applied = self.applied
+        chosen = [name for name in self._names if name in applied] if names is None else [*names]
+        missing = [name for name in chosen if name not in applied]
+        if missing:
+            reasons = (self._why_not(name) for name in missing)
+            listed = "; ".join(f"{n}: {r}" for n, r in zip(missing, reasons, strict=True))
+            raise OptionError(f"these edits can't be taken together: {listed}")
         if not chosen:
             raise OptionError("no edit applies to this trace")
-        graphs: list[EditedGraph] = []
-        raw, reached = np.zeros(4), np.zeros((2, 4))
-        for name in chosen:
-            graphs.append(self._applied[name])
-            together = self._raw(graphs)
-            raw, reached = together, reached + _realised(graphs[-1], together - raw)
+        graphs = [applied[name] for name in chosen]
+        (replayed,) = self._replayed([graphs])
+        return self._said(" + ".join(chosen), graphs, _saving_of(replayed.saved_ns), [], "")
+
+    def _why_not(self, name: str) -> str:
+        if name in self._applied:
+            return _CONTRADICTS
+        return self._refused.get(name, "not simulated")
+
+    def _bounds(self, saving: _Saving, graphs: Sequence[EditedGraph]) -> tuple[int, int, int]:
+        """Predicted, low, high. See Notes [Floor] and [A rank alone]."""
+        kept = 1.0
+        if self._alone:
+            kept = max(0.0, 1.0 - self.trust.sensitivity.collective_share)
+        least_ns = saving.low_ns * kept if saving.low_ns > 0 else saving.low_ns
         floor_ns = self._floor_ns(graphs)
-        return self._said(" + ".join(chosen), _saving_of(reached), [], "", floor_ns)
+        wide = 1.0 + self._noise.spread
+        after = (
+            self.measured_ns - saving.best_ns,
+            (self.measured_ns - saving.high_ns) / wide,
+            (self.measured_ns - least_ns) * wide,
+        )
+        predicted, low, high = (round(max(ns, floor_ns)) for ns in after)
+        return predicted, low, high
+
+    # ------------------------------------------------------------------------- replays
+
+    def _replayed(
+        self, sets: Sequence[Sequence[EditedGraph]], *, exact: tuple[bool, ...] = (True, False)
+    ) -> list[_Replayed]:
+        """What each set of edits saves together; one call for each of `exact`, which says whether
+        with what the measured run took beyond its dependencies. See Note [Prediction]."""
+        best = [joined(self.run, [graph.best for graph in graphs]) for graphs in sets]
+        cautious = [
+            joined(self.run, [g.best if g.cautious is None else g.cautious for g in graphs])
+            for graphs in sets
+        ]
+        changes = [change for pair in zip(best, cautious, strict=True) for change in pair]
+        shares = np.ones((len(exact), len(changes)))
+        left_out = np.zeros(len(changes), dtype=np.int64)
+        for places, carried in _in_batches(changes):
+            deltas = [changes[place].delta() for place in places]
+            for row, kept in enumerate(exact):
+                replays = self.run.replays(deltas, carried=carried, with_residuals=kept)
+                shares[row, places] = _ratio(replays.steady_ns, self._before_ns[kept])
+                left_out[places] = np.maximum(left_out[places], replays.left_out)
+        saved = self.measured_ns * (1 - shares)
+        removes = np.array([change.only_removes(self.run) for change in changes], dtype=bool)
+        saved[:, removes] = np.maximum(saved[:, removes], 0.0)
+        by_set = saved.T.reshape(len(sets), 2 * len(exact))
+        lost = left_out.reshape(len(sets), 2).sum(axis=1)
+        return [_Replayed(ns, int(n)) for ns, n in zip(by_set, lost, strict=True)]
+
+    @cached_property
+    def _before_ns(self) -> dict[bool, float]:
+        return {exact: self.run.steady_ns(with_residuals=exact) for exact in (True, False)}
 
     def _floor_ns(self, graphs: Sequence[EditedGraph]) -> float:
-        """What the GPU needs with these edits at best, of the measured time."""
+        """What the GPU needs with these edits at best, of the measured time. See Note [Floor]."""
         best = joined(self.run, [graph.best for graph in graphs])
         before_ns = max(self._before_ns[True], gpu_floor_ns(self.run, Change()))
         share = gpu_floor_ns(self.run, best) / before_ns if before_ns else 0.0
         return self.measured_ns * min(share, 1.0)
 
-    def _bounds(self, saving: _Saving, floor_ns: float) -> tuple[int, int, int]:
-        """Predicted, low, high."""
-        if not saving.low_ns and not saving.high_ns:
-            return self.measured_ns, self.measured_ns, self.measured_ns
-        low_ns = saving.low_ns if saving.low_ns < 0 else max(0.0, saving.low_ns - self.noise_ns)
-        after = (saving.best_ns, saving.high_ns + self.noise_ns, low_ns)
-        predicted, low, high = (round(max(floor_ns, self.measured_ns - ns)) for ns in after)
-        return predicted, low, high
+    def _is_of_collectives(self, graph: EditedGraph) -> bool:
+        """Is it collectives that an edit changes, where ranks are missing? See Note [A rank
+        alone]."""
+        if self._alone is None:
+            return False
+        touched = np.concatenate([graph.best.lags[0], graph.best.dropped])
+        ends = np.zeros(len(self.run.graph), dtype=bool)
+        waiting = waiting_edges(self.run)
+        ends[self.run.destination[waiting]] = True
+        ends[self.run.graph.source[waiting]] = True
+        sources, destinations, _ = graph.best.added
+        near = np.concatenate(
+            [
+                ends[self.run.destination[touched]] | ends[self.run.graph.source[touched]],
+                ends[sources] | ends[destinations],
+            ]
+        )
+        return bool(len(near) and near.mean() >= _MOSTLY)
 
-    def _raw(
-        self, graphs: Sequence[EditedGraph], *, exact: tuple[bool, ...] = (True, False)
-    ) -> Array:
-        """What edits together save: float64 `[2 len(exact)]`, first at best, then cautiously.
-
-        `exact`: on the graph with and without what the measured run took beyond its dependencies;
-        see Note [Prediction].
-        """
-        best = joined(self.run, [graph.best for graph in graphs])
-        cautious = best
-        if any(graph.cautious is not None for graph in graphs):
-            changes = [g.best if g.cautious is None else g.cautious for g in graphs]
-            cautious = joined(self.run, changes)
-        return np.concatenate([self._saved_ns(change, exact) for change in (best, cautious)])
-
-    def _saved_ns(self, change: Change, exact: tuple[bool, ...]) -> Array:
-        """float64 `[len(exact)]`."""
-        delta = change.delta()
-        before = np.array([self._before_ns[kept] for kept in exact])
-        after = [self.run.steady_ns(delta, with_residuals=kept) for kept in exact]
-        share = np.divide(after, before, out=np.ones(len(exact)), where=before > 0)
-        saved: Array = self.measured_ns * (1 - share)
-        return np.maximum(saved, 0.0) if change.only_removes(self.run) else saved
+    # ------------------------------------------------------------------------- plan
 
     @cached_property
     def plan(self) -> tuple[PlanStep, ...]:
         """Fixes in order of gain: at each place the one that adds most to those before it.
 
-        Savings don't add up, so every candidate is replayed together with the fixes before it. The
-        plan ends where no fix adds more than the noise.
+        One edit of those that change the same work for the same reason. The plan ends where no fix
+        adds more than the noise. See Note [Plan].
         """
         chosen: list[EditedGraph] = []
-        left = dict(self._applied)
+        left = self.applied
         plan: list[PlanStep] = []
-        raw, reached = np.zeros(4), np.zeros((2, 4))
+        saved_ns = np.zeros(4)
         while left:
-            promises = {name: self._promise(chosen, graph, raw) for name, graph in left.items()}
-            name = max(promises, key=lambda candidate: promises[candidate])
-            if promises[name] == -np.inf:
+            found = self._next_fix(chosen, left, saved_ns)
+            if found is None:
                 break
-            together = self._raw([*chosen, left[name]])
-            gains = _realised(left[name], together - raw)
-            gain = float(gains.mean())
-            if gain <= max(self.noise_ns, LEAST_GAIN * self.measured_ns):
+            name, together_ns = found
+            gain_ns = float((together_ns - saved_ns).mean())
+            if gain_ns <= self._least_told_ns:
                 break
-            chosen.append(left.pop(name))
-            raw, reached = together, reached + gains
-            bounds = self._bounds(_saving_of(reached), self._floor_ns(chosen))
-            plan.append(PlanStep(name, round(gain), *bounds))
+            chosen.append(left[name])
+            left = {other: g for other, g in left.items() if not share_work(name, other)}
+            saved_ns = together_ns
+            plan.append(PlanStep(name, round(gain_ns), *self._bounds(_saving_of(saved_ns), chosen)))
         return tuple(plan)
 
-    def _promise(self, chosen: Sequence[EditedGraph], graph: EditedGraph, raw: Array) -> float:
-        """What a candidate adds, by half of the replays."""
-        together = self._raw([*chosen, graph], exact=(True,))
-        return float(_realised(graph, together - raw[::2]).mean())
+    def _next_fix(
+        self, chosen: Sequence[EditedGraph], left: dict[str, EditedGraph], saved_ns: Array
+    ) -> tuple[str, Array] | None:
+        """Of the edits that are left the one that adds most, and what all save with it; None where
+        none can add enough."""
+        if not chosen:
+            alone = {name: self._alone_each[name].saved_ns for name in left}
+            name = max(alone, key=lambda each: float(alone[each].mean()))
+            return name, alone[name]
+        names = self._promising(chosen, left, saved_ns)
+        if not names:
+            return None
+        sets = [[*chosen, left[name]] for name in names]
+        found = self._replayed(sets, exact=(True,))
+        gains = [-np.inf if each.left_out else float(each.saved_ns.mean()) for each in found]
+        best = int(np.argmax(gains))
+        if gains[best] == -np.inf:
+            return None
+        (whole,) = self._replayed([sets[best]])
+        return names[best], whole.saved_ns
+
+    def _promising(
+        self, chosen: Sequence[EditedGraph], left: dict[str, EditedGraph], saved_ns: Array
+    ) -> list[str]:
+        """Edits whose bound on the gain lies above what is told. See Note [Plan]."""
+        names = [name for name in left if self._most_ns[name] > self._least_told_ns]
+        rest = [left[name] for name in names]
+        if len(rest) < 2 or not all(self._removes[name] for name in names):
+            return names
+        (all_of_them,) = self._replayed([[*chosen, *rest]], exact=(True,))
+        most_ns = float((all_of_them.saved_ns - saved_ns[::2]).max())
+        return names if most_ns > self._least_told_ns else []
+
+    @cached_property
+    def _most_ns(self) -> dict[str, float]:
+        """The most that each edit gains, whatever else is changed: what it takes off in all."""
+        steps = max(1, len(self.run.chosen_steps) // max(1, len(self.run.ranks)))
+        share = _ratio(np.array([float(self.measured_ns)]), self._before_ns[True])[0]
+        return {
+            name: share * max(map(self._taken_off_ns, _changes(graph))) / steps
+            for name, graph in self._applied.items()
+        }
+
+    def _taken_off_ns(self, change: Change) -> float:
+        if len(change.dropped):
+            return float("inf")  # a wait may last as long as the step
+        edges, lags = change.lags
+        before = np.maximum(self.run.cost_ns[edges], self.run.graph.lag_ns[edges])
+        return float(np.maximum(before - lags, 0).sum(dtype=np.float64))
+
+    @cached_property
+    def _removes(self) -> dict[str, bool]:
+        return {
+            name: all(change.only_removes(self.run) for change in _changes(graph))
+            for name, graph in self._applied.items()
+        }
 
     # ------------------------------------------------------------------------- ways out
 
@@ -347,42 +481,52 @@ class Simulation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the numbers rest on, the replay error first."""
-        error = (
-            f"Replayed from its dependencies the step takes {format_ns(self.replayed_ns)}, "
-            f"measured {format_ns(self.measured_ns)} ({self.replay_error:+.1%})."
-        )
-        notes = [error]
-        if abs(self.replay_error) > TRUSTED_ERROR:
+        """What the numbers rest on."""
+        notes = [self._noise.note] if self._noise.note else []
+        if self._alone and self.trust.supports_prediction:
+            here, world = self._alone
+            lost = format_share(min(1.0, self.trust.sensitivity.collective_share))
             notes.append(
-                f"That is more than {format_share(TRUSTED_ERROR)} off: take savings as bounds."
+                f"{here} of {world} ranks are recorded: a fix is taken to speed up all alike. What "
+                f"collectives wait for the others is not known, so up to {lost} of a saving may be "
+                "lost to longer waits."
             )
-        return (*notes, *self.run.notes)
+        return (*(note[0].upper() + note[1:] for note in notes), *self.run.notes)
 
     def to_dict(self) -> dict[str, Any]:
         """The document `torchtraceap.simulation/1`."""
         return {
             "schema": SCHEMA,
             "steps": [step.to_dict() for step in self.steps],
+            "per_step": self.run.per_step,
             "measured_ns": self.measured_ns,
+            "median_ns": self.median_ns,
             "replayed_ns": self.replayed_ns,
-            "replay_error": self.replay_error,
-            "noise_ns": round(self.noise_ns),
+            "noise_ns": None if self.noise_ns is None else round(self.noise_ns),
+            "trust": self.trust.to_dict(),
             "edits": [outcome.to_dict() for outcome in self.edits],
             "plan": [fix.to_dict() for fix in self.plan],
             "notes": list(self.notes),
         }
 
 
-def _realised(graph: EditedGraph, raw_ns: Array) -> Array:
-    """float64 `[2, 4]`: the least and the largest share of each simulated saving."""
-    realised: Array = np.outer(graph.realised, raw_ns)
-    return realised
+def _in_batches(changes: Sequence[Change]) -> list[tuple[list[int], Array | None]]:
+    """Places of changes that one call replays, with what they carry from copy to copy: all that
+    carry nothing together, any other by itself."""
+    plain = [place for place, change in enumerate(changes) if not len(change.carried)]
+    batches: list[tuple[list[int], Array | None]] = [(plain, None)] if plain else []
+    own = ((place, change.carried) for place, change in enumerate(changes))
+    return batches + [([place], carried) for place, carried in own if len(carried)]
+
+
+def _changes(graph: EditedGraph) -> list[Change]:
+    return [graph.best] if graph.cautious is None else [graph.best, graph.cautious]
+
+
+def _ratio(after_ns: Array, before_ns: float) -> Array:
+    """float64 `[n]`; 1 where there was nothing."""
+    return after_ns / before_ns if before_ns > 0 else np.ones(len(after_ns))
 
 
 def _saving_of(savings_ns: Array) -> _Saving:
     return _Saving(float(savings_ns.mean()), float(savings_ns.min()), float(savings_ns.max()))
-
-
-def _median(values: Sequence[int]) -> int:
-    return int(np.median(values)) if values else 0

@@ -26,3 +26,11 @@ TEST_CASE("A flat map holds what a map of the standard library does") {
   REQUIRE(flat.find(mix(0, 5'000)) == nullptr);
   REQUIRE(FlatMap<int>().find(1) == nullptr);
 }
+
+TEST_CASE("Hashes of small numbers are those of no other pair") {
+  std::unordered_map<std::uint64_t, std::pair<std::uint64_t, std::uint64_t>> pairs;
+  for (std::uint64_t a = 0; a < 300; ++a) {
+    for (std::uint64_t b = 0; b < 300; ++b) pairs.emplace(mix(a, b), std::pair(a, b));
+  }
+  REQUIRE(pairs.size() == 300 * 300);
+}

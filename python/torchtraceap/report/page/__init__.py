@@ -66,7 +66,7 @@ def _figures(view: ReportView) -> list[tuple[str, str, str]]:
     """The few large numbers under the verdict: name, value, what it is of."""
     figures = []
     if view.step_ns is not None:
-        figures.append(("Step", format_ns(round(view.step_ns)), view.step_note))
+        figures.append(("Step", format_ns(view.step_ns), view.step_note))
     profiled = format_ns(view.profiled_ns)
     figures.append(("Profiled", profiled, "per rank, on average" if view.ranks > 1 else "in all"))
     if view.has_gpu:

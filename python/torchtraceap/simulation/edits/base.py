@@ -57,6 +57,7 @@ class Change:
         self._lags: list[tuple[Array, Array]] = []
         self._dropped: list[Array] = []
         self._added: list[tuple[Array, Array, Array]] = []
+        self._carried: list[Array] = []
         self._removed: list[tuple[int, Array]] = []
         self._inserted: list[NewEvent] = []
         self._touched: tuple[Array, Array] | None = None
@@ -80,6 +81,16 @@ class Change:
         end = np.asarray(destinations, dtype=np.int64).ravel()
         lags = np.broadcast_to(np.asarray(lags_ns), begin.shape)
         self._added.append((begin, end, np.maximum(np.rint(lags), 0).astype(np.int64)))
+
+    def carry(
+        self, sources: npt.ArrayLike, destinations: npt.ArrayLike, lags_ns: npt.ArrayLike
+    ) -> None:
+        """New dependencies from points of the recorded steps to points of the steps behind them,
+        which go on in the same way, ns."""
+        begin = np.asarray(sources, dtype=np.int64).ravel()
+        lags = np.broadcast_to(np.maximum(np.rint(lags_ns), 0), begin.shape).astype(np.int64)
+        end = np.asarray(destinations, dtype=np.int64).ravel()
+        self._carried.append(np.stack([begin, end, lags], axis=1))
 
     def remove(self, rank: int, rows: npt.ArrayLike) -> None:
         """These events are not in the trace that is written of the edit.
@@ -122,6 +133,11 @@ class Change:
         begin, end, lags = (np.concatenate([_NOTHING, *column]) for column in columns)
         return begin, end, lags
 
+    @property
+    def carried(self) -> Array:
+        """int64 `[n, 3]`: sources, destinations, lags in ns."""
+        return np.concatenate([_NOTHING.reshape(0, 3), *self._carried])
+
     def removed(self, rank: int) -> Array:
         """Rows of a rank that are gone, each once and in order."""
         rows = (rows for index, rows in self._removed if index == rank)
@@ -154,7 +170,7 @@ class Change:
     def only_removes(self, run: SimulatedRun) -> bool:
         """No edge is new or costs more than before: a replay can't be later at any point."""
         edges, lags = self.lags
-        is_new = any(len(begin) for begin, _, _ in self._added)
+        is_new = any(len(begin) for begin, _, _ in self._added) or bool(self._carried)
         return not is_new and bool((lags <= run.cost_ns[edges]).all())
 
 
@@ -180,6 +196,7 @@ def joined(run: SimulatedRun, changes: Sequence[Change]) -> Change:
     for change in changes:
         union.drop(change.dropped)
         union.add(*change.added)
+        union._carried += change._carried
         union._removed += change._removed
         union._inserted += change._inserted
     return union
@@ -193,10 +210,8 @@ class EditedGraph:
     """What the fix does if everything that can't be seen is in its favour."""
     cautious: Change | None = None
     """What it does at least; None: the same."""
-    realised: tuple[float, float] = (1.0, 1.0)
-    """Share of the simulated saving that runs have realised, from low to high."""
     source: str = ""
-    """Where that share, or the durations put in, come from."""
+    """Where the durations put in come from."""
     note: str = ""
     """For a person: what was changed, and what was assumed."""
 

@@ -61,8 +61,8 @@ def gpu_floor_ns(run: SimulatedRun, change: Change) -> float:
 def _stream_work(run: SimulatedRun) -> _StreamWork:
     graph = run.graph
     steps = run.chosen_steps
-    points = np.concatenate([np.zeros(0, dtype=np.int64), *(step.points for step in steps)])
-    step = np.repeat(np.arange(len(steps)), [len(step.points) for step in steps])
+    points = np.concatenate([np.zeros(0, dtype=np.int64), *(step.work for step in steps)])
+    step = np.repeat(np.arange(len(steps)), [len(step.work) for step in steps])
     on_stream = graph.lane_kind[graph.lane[points]] == _STREAM
     points, step = points[on_stream], step[on_stream]
     execution = run.edges_of("execution")

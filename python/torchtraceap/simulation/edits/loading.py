@@ -96,7 +96,7 @@ class LoaderWorkers:
         numbers: list[int | None] = []
         for view in views(run):
             rows = _fetches(view, _SEVERAL)
-            waited = _waited(run, view, rows)
+            waited = _waited(view, rows)
             if not waited.any():
                 continue
             late += int(waited.sum())
@@ -131,8 +131,6 @@ class LoaderWorkers:
         share = number / self.workers
         _take(run, view, change, rows, form, 1 - share)
         crowded = 1 + (CROWDED[form] - 1) * (1 - share)
-        paced = _paced(run, view)
-        change.set_lags(paced, run.cost_ns[paced] * share * crowded)
         _pace(view, change, rows, every_ns * share * crowded)
 
 
@@ -167,7 +165,7 @@ def _take(
     inside, _ = view.work_edges(rows)
     rest = np.setdiff1d(host, inside, assume_unique=True)
     before_ns = run.cost_ns[rest]
-    gain_ns = total(np.maximum(view.table.dur_ns[rows] - TAKE_NS[form], 0))
+    gain_ns = total(np.maximum(view.work_ns(rows) - TAKE_NS[form], 0))
     slower = min(SLOWDOWN[form] * share, gain_ns / max(total(before_ns), 1))
     if slower > 0:
         change.set_lags(rest, before_ns * (1 + slower))
@@ -175,8 +173,11 @@ def _take(
 
 
 def _pace(view: RankView, change: Change, rows: Array, every_ns: Array) -> None:
-    """Batches follow each other no faster than the workers make them."""
+    """Batches follow each other no faster than the workers make them: from fetch to fetch, and from
+    the last of the recorded steps to the first behind them."""
     change.add(view.end_of[rows[:-1]], view.end_of[rows[1:]], every_ns[1:])
+    first_ns = every_ns[0] or every_ns[1:].sum() / max(len(rows) - 1, 1)
+    change.carry(view.end_of[rows[-1:]], view.end_of[rows[:1]], first_ns)
 
 
 def _fetches(view: RankView, pattern: str) -> Array:
@@ -189,15 +190,9 @@ def _ends_ns(view: RankView, rows: Array) -> Array:
     return view.table.ts_ns[rows] + view.table.dur_ns[rows]
 
 
-def _paced(run: SimulatedRun, view: RankView) -> Array:
-    """Edges by which late batches of the rank follow each other, as measured."""
-    return view.edges_into(np.arange(*run.point_bounds[view.index]), "worker_pace")
-
-
-def _waited(run: SimulatedRun, view: RankView, rows: Array) -> Array:
-    """bool `[fetches]`: a batch was late; of the first ones the length must tell."""
-    waited: Array = np.isin(rows, run.graph.owner[_paced(run, view)])
-    return waited | (view.work_ns(rows) > TAKE_NS[1])
+def _waited(view: RankView, rows: Array) -> Array:
+    """bool `[fetches]`: longer than it takes to take a finished batch."""
+    return view.work_ns(rows) > TAKE_NS[1]
 
 
 def _service_ns(view: RankView, rows: Array, waited: Array) -> Array:

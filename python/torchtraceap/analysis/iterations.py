@@ -1,0 +1,152 @@
+"""`iterations_of`: what the steps of a rank take, host and GPU together.
+
+Note [Iteration]: launches are asynchronous, so the host's range of a step says how long it took to
+hand the work over, not how long the work takes. A step's work has ended when the host has left its
+range and the GPU has done what was launched until then, and never before the work of the step
+before. Its iteration is the distance from one such end to the next. The first begins with its
+range, or where what was launched before it ends if that is later. What other threads do counts
+through what waits for it: a thread for which nothing waits ends no step.
+
+Note [Counted steps]: every step that is marked or inferred, but for those that begin in the warm-up
+and for the last of inferred ones, which ends with its last event and not where another begins; all
+of them where fewer than two would remain. A figure per step is the mean over the counted steps, so
+that what is lost in one of three counts a third; over several ranks it is the mean of theirs.
+
+`simulation/` replays these iterations; measured and replayed times come from `lengths_ns` alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.aliases import Array
+from torchtraceap.ranks import RankTrace
+from torchtraceap.results import StepTime
+
+__all__ = [
+    "Iterations",
+    "counted_spans",
+    "counted_steps",
+    "iterations_of",
+    "lengths_ns",
+    "step_of_work",
+    "step_spans",
+    "step_time",
+]
+
+_LEAST_COUNTED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Iterations:
+    """The steps of a rank by start; all empty where it has none."""
+
+    length_ns: Array
+    """int64 `[steps]`: from the end of the work of the step before to that of its own."""
+    host_ns: Array
+    """int64 `[steps]`: of its range on the host."""
+    counted: Array
+    """bool `[steps]`. See Note [Counted steps]."""
+
+
+def iterations_of(part: RankTrace) -> Iterations:
+    """Measured. See Note [Iteration]."""
+    return part.remember("iterations", lambda: _build(part))
+
+
+def step_time(parts: Sequence[RankTrace]) -> StepTime | None:
+    """What a step takes, over the ranks that have steps; None where none has any."""
+    found = [each for each in map(iterations_of, parts) if len(each.counted)]
+    if not found:
+        return None
+    lengths = [each.length_ns[each.counted] for each in found]
+    return StepTime(
+        measured_ns=round(float(np.mean([ns.mean() for ns in lengths]))),
+        median_ns=round(float(np.median(np.concatenate(lengths)))),
+        host_ns=round(float(np.mean([each.host_ns[each.counted].mean() for each in found]))),
+        steps=sum(map(len, lengths)),
+        left_out=sum(int((~each.counted).sum()) for each in found),
+    )
+
+
+def lengths_ns(ends: Array) -> Array:
+    """int64 `[..., steps]` from `[..., 1 + steps]`: where the first step of a rank begins and when
+    the work of each has ended."""
+    lengths: Array = np.diff(np.maximum.accumulate(ends, axis=-1), axis=-1)
+    return lengths
+
+
+def step_spans(part: RankTrace) -> Array:
+    """int64 `[steps, 2]`: their ranges on the host, start and end in ns; kept."""
+
+    def build() -> Array:
+        spans = [(step.start_ns, step.end_ns) for step in part.tree.steps]
+        return np.array(spans, dtype=np.int64).reshape(-1, 2)
+
+    return part.remember("step_spans", build)
+
+
+def counted_steps(part: RankTrace) -> Array:
+    """bool `[steps]`. See Note [Counted steps]."""
+    warm_up = part.tree.warm_up
+    starts = step_spans(part)[:, 0]
+    whole = np.ones(len(starts), dtype=bool)
+    whole[-1:] = not part.tree.steps_inferred
+    if warm_up.known:
+        whole &= starts >= warm_up.end_ns
+    return whole if whole.sum() >= _LEAST_COUNTED else np.ones(len(starts), dtype=bool)
+
+
+def counted_spans(part: RankTrace) -> Array:
+    """int64 `[counted steps, 2]`: their ranges on the host, start and end in ns."""
+    spans: Array = step_spans(part)[counted_steps(part)]
+    return spans
+
+
+def step_of_work(part: RankTrace) -> Array:
+    """int64 `[gpu rows]`: the step until whose end each of the tree's `gpu_rows` was launched.
+
+    -1 for what was launched before the first step, the number of steps for what comes behind the
+    last. Work without a launch counts from when it begins; ahead of everything else on its stream
+    it is left from before the recording.
+    """
+    tree, starts_ns = part.tree, part.table.ts_ns
+    rows = tree.gpu_rows
+    calls = tree.launch[rows]
+    orphan = calls == _core.NO_ROW
+    launched_ns = starts_ns[np.where(orphan, 0, calls)]
+    launched_ns[orphan] = starts_ns[rows[orphan]] + tree.launch_delay_correction_ns
+    spans = step_spans(part)
+    steps: Array = np.searchsorted(spans[:, 1], launched_ns, side="right").astype(np.int64)
+    if len(spans):
+        steps[launched_ns < spans[0, 0]] = -1
+    steps[orphan & _is_ahead(tree.stream_of[rows], orphan)] = -1
+    return steps
+
+
+def _is_ahead(stream: Array, orphan: Array) -> Array:
+    """bool `[gpu rows]`, which are by start: no linked work of its stream began before, and some
+    does behind it."""
+    place = np.arange(len(stream))
+    first = np.full(int(stream.max(initial=0)) + 1, -1)
+    linked = np.flatnonzero(~orphan)[::-1]
+    first[stream[linked]] = linked  # of equal streams the last assignment, the first in time
+    ahead: Array = place < first[stream]
+    return ahead
+
+
+def _build(part: RankTrace) -> Iterations:
+    tree, table = part.tree, part.table
+    starts, ends = step_spans(part).T
+    if not len(ends):
+        return Iterations(ends, ends, np.zeros(0, dtype=bool))
+    rows, place = tree.gpu_rows, step_of_work(part) + 1
+    done_ns = table.ts_ns[rows] + table.dur_ns[rows] + tree.launch_delay_correction_ns
+    work_ends = np.append(starts[0], ends)
+    inside = place < len(work_ends)
+    np.maximum.at(work_ends, place[inside], done_ns[inside])
+    return Iterations(lengths_ns(work_ends), ends - starts, counted_steps(part))

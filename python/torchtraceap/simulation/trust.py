@@ -1,0 +1,282 @@
+"""Whether a run can say what a fix does: `trust_of`, `noise_of`.
+
+Note [What tests what]: a replay without residuals is right wherever dependencies are, whatever the
+durations are, because these are the run's own: it tests the structure (`iteration_error`). A step
+replayed with what the *other* steps cost tests structure and costs together (`held_out`), beside
+what knowing nothing of the structure would have said. What the step reacts to if all GPU work, all
+host work or all collectives get longer says what the prediction of a fix hangs on (`sensitivity`).
+
+Note [No prediction]: without an iteration, with ranks that can't be placed on one clock, with an
+iteration that its dependencies don't explain, with steps that other steps' costs don't explain or
+that have no mean to speak of, and for one rank of many whose step is mostly waiting for the others,
+no saving is simulated.
+
+Note [Noise]: steps vary by themselves. The mean of n steps of the run after a fix differs from that
+of the n before by chance: 2 CV / sqrt(n), about its 80 % interval for many steps. The interval of a
+prediction takes Student's t for the few that there are. A single step shows no variation: then the
+interval takes that of kernels that repeat, and at least that of public runs (`ONE_STEP_NOISE`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.aliases import Array
+from torchtraceap.results import HeldOut, Sensitivity, Trust
+from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.units import format_share
+
+__all__ = [
+    "ONE_STEP_NOISE",
+    "Noise",
+    "absent_ranks",
+    "held_out_ns",
+    "noise_of",
+    "trust_of",
+    "waiting_edges",
+]
+
+MOST_ITERATION_ERROR = 0.05
+"""Beyond it the dependencies don't explain the iteration."""
+MOST_HELD_OUT_ERROR, MOST_HELD_OUT_NOISE = 0.10, 3.0
+"""Share, and times the noise of the steps: where half of them are beyond both, the other steps'
+costs don't explain a step."""
+MOST_WAITING = 0.5
+"""Of a step of one rank of many: the share that follows how long its collectives take."""
+MOST_SPREAD = 1.0
+"""Of the iteration: beyond it the mean of the steps is not known."""
+_SCALE = 0.05
+"""Durations are taken longer and shorter by this share to see what a step reacts to."""
+ONE_STEP_NOISE = 0.05
+"""What the interval of a prediction from a single step is widened by at least: 2 CV / sqrt(1) with
+2.4 %, the median CV of the iterations of the 13 runs with three or more steps in the corpus
+(hta, kineto, luatil, modded_nanogpt, param, pytorch_benchmark, torchrec, tracelens)."""
+_STUDENT = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
+"""90th percentile of Student's t for 1, 2, ... degrees of freedom; 80 % lie between it and minus
+it."""
+_NORMAL = 1.2816
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """By how much the mean of a run's steps varies. See Note [Noise]."""
+
+    share: float | None
+    """Of the iteration; smaller savings are not told. None: a single step shows none."""
+    spread: float
+    """Of the iteration: what the interval of a prediction is widened by."""
+    note: str = ""
+    """What stands in for the noise of a single step."""
+
+
+def noise_of(run: SimulatedRun) -> Noise:
+    """See Note [Noise]; kept."""
+    return run.remember("noise", lambda: _noise_of(run))
+
+
+def _noise_of(run: SimulatedRun) -> Noise:
+    lengths: dict[str, list[int]] = {}
+    for step, ns in zip(run.steps, run.measured_ns.tolist(), strict=True):
+        if step.counted:
+            lengths.setdefault(step.name, []).append(ns)
+    means = np.array([np.mean(of_ranks) for of_ranks in lengths.values()])
+    n = len(means)
+    if n < 2 or not means.mean():
+        return _noise_of_one(run)
+    share = 2 * _variation(means) / sqrt(n)
+    few = _STUDENT[n - 2] / _NORMAL if n - 2 < len(_STUDENT) else 1.0
+    return Noise(share, share * few)
+
+
+def _noise_of_one(run: SimulatedRun) -> Noise:
+    from torchtraceap.analysis.steps import repeat_variation
+
+    found = [repeat_variation(part) for part in run.ranks]
+    repeated = 2 * max((cv for cv in found if cv is not None), default=0.0)
+    what = "one step shows" if run.per_step else "without steps the trace shows"
+    source = "kernels that repeat" if repeated > ONE_STEP_NOISE else "steps of public runs"
+    spread = max(repeated, ONE_STEP_NOISE)
+    note = f"{what} no noise: intervals are widened by {format_share(spread)}, as {source} vary"
+    return Noise(None, spread, note)
+
+
+def _variation(values: Array) -> float:
+    """Coefficient of variation; 0 of a single value."""
+    mean = float(values.mean())
+    return float(values.std(ddof=1)) / mean if len(values) > 1 and mean else 0.0
+
+
+# ------------------------------------------------------------------------------------- trust
+
+
+def trust_of(run: SimulatedRun) -> Trust:
+    """See Notes [What tests what] and [No prediction]. Nine replays, of which one has what other
+    steps cost; kept."""
+    return run.remember("trust", lambda: _trust_of(run))
+
+
+def _trust_of(run: SimulatedRun) -> Trust:
+    held_out, held_out_note = _held_out(run)
+    measured, sensitivity = _sensitivity(run)
+    replayed = run.steady_ns(with_residuals=False)
+    trust = Trust(
+        iteration_error=replayed / measured - 1 if measured else 0.0,
+        held_out=held_out,
+        held_out_note=held_out_note,
+        sensitivity=sensitivity,
+        supports_prediction=True,
+    )
+    reason = _doubt(run, trust, measured)
+    if not reason:
+        return trust
+    values = {name: getattr(trust, name) for name in trust.__slots__}
+    return Trust(**values | {"supports_prediction": False, "reason": reason})
+
+
+def held_out_ns(run: SimulatedRun) -> tuple[Array, Array]:
+    """Steps that have others to compare with, and what each takes with what these cost.
+
+    Returns:
+        int64 `[tested]`, indices in the run's `steps`; int64 `[tested]`, ns.
+    """
+    counted = np.array([step.counted for step in run.steps], dtype=bool)
+    ranks = np.array([step.rank for step in run.steps], dtype=np.int64)
+    of_rank = np.bincount(ranks[counted], minlength=len(run.ranks))[ranks] if len(ranks) else ranks
+    tested = np.flatnonzero(counted & (of_rank > 1) & (run.measured_ns > 0))
+    if not run.per_step or not len(tested):
+        return _NONE, _NONE
+    return tested, run.lengths_ns([_others_costs(run, counted)], with_residuals=False)[0, tested]
+
+
+def _held_out(run: SimulatedRun) -> tuple[HeldOut | None, str]:
+    """Each counted step with what the others of its rank cost."""
+    tested, replayed = held_out_ns(run)
+    if not len(tested):
+        return None, "no two steps to compare" if run.per_step else "no steps to compare"
+    measured = run.measured_ns[tested].astype(np.float64)
+    ranks = np.array([run.steps[place].rank for place in tested.tolist()])
+    count = np.bincount(ranks)[ranks]
+    others = (np.bincount(ranks, measured)[ranks] - measured) / np.maximum(count - 1, 1)
+    errors = np.abs(replayed / measured - 1)
+    return HeldOut(
+        error=float(errors.mean()),
+        median_error=float(np.median(errors)),
+        baseline_error=float(np.abs(others / measured - 1).mean()),
+        noise=float(np.mean([_variation(measured[ranks == rank]) for rank in np.unique(ranks)])),
+        steps=len(tested),
+    ), ""
+
+
+def _others_costs(run: SimulatedRun, counted: Array) -> _core.GraphDelta:
+    """What each edge costs in the other counted steps; those of the warm-up tell nothing."""
+    number = np.full(len(counted) + 1, _core.NO_ROW, dtype=np.uint32)
+    number[np.flatnonzero(counted)] = np.arange(counted.sum())
+    steps = number[np.minimum(run.step_of_point, len(counted))]
+    delta = _core.GraphDelta()
+    lags = _core.held_out_lags(run.graph, steps, int(counted.sum()))
+    delta.set_lags(np.arange(len(lags)), lags)
+    return delta
+
+
+def _sensitivity(run: SimulatedRun) -> tuple[float, Sensitivity]:
+    """The iteration as it was, and what the recorded one reacts to, by central differences."""
+    groups = (run.edges_of("execution"), run.edges_of("program_order"), waiting_edges(run))
+    deltas: list[_core.GraphDelta | None] = []
+    for edges in groups:
+        for scale in (1 - _SCALE, 1 + _SCALE):
+            delta = _core.GraphDelta()
+            delta.set_lags(edges, np.rint(run.cost_ns[edges] * scale).astype(np.int64))
+            deltas.append(delta)
+    times = run.mean_ns(run.lengths_ns(deltas))
+    measured = float(run.mean_ns(run.measured_ns))
+    shares = np.zeros(3)
+    if measured:
+        shares = np.maximum(times[1::2] - times[::2], 0.0) / (2 * _SCALE * measured)
+    return run.steady_ns(), Sensitivity(*shares.tolist())
+
+
+def waiting_edges(run: SimulatedRun) -> Array:
+    """Edges that hold what collectives take; kept."""
+    return run.remember("waiting_edges", lambda: _waiting_edges(run))
+
+
+def _waiting_edges(run: SimulatedRun) -> Array:
+    edges = run.edges_of("execution")
+    communicates = np.zeros(len(run.graph), dtype=bool)
+    for index, part in enumerate(run.ranks):
+        rows = part.tree.gpu_rows
+        mine = run.graph.end_of(index)[
+            rows[part.tree.gpu_class[rows] == _core.GpuClass.COMMUNICATION]
+        ]
+        communicates[mine[mine != _core.NO_ROW]] = True
+    waiting: Array = edges[communicates[run.destination[edges]]]
+    return waiting
+
+
+# ------------------------------------------------------------------------------------- doubts
+
+
+def absent_ranks(run: SimulatedRun) -> tuple[int, int] | None:
+    """How many ranks are recorded, and of how many, where collectives wait for absent ones."""
+    world, here = max((part.world_size or 0 for part in run.ranks), default=0), len(run.ranks)
+    if world <= here or not len(waiting_edges(run)):
+        return None
+    return here, world
+
+
+def _doubt(run: SimulatedRun, trust: Trust, measured: float) -> str:
+    """See Note [No prediction]; empty if there is none."""
+    ranks, used = run.trace.ranks, run.ranks
+    if not measured > 0:
+        return "the trace holds no iteration to replay"
+    if len(used) < len(ranks):
+        return (
+            f"only {len(used)} of {len(ranks)} ranks share collectives, so that the run can't be "
+            "replayed as a whole"
+        )
+    if abs(trust.iteration_error) > MOST_ITERATION_ERROR:
+        off, most = format_share(abs(trust.iteration_error)), format_share(MOST_ITERATION_ERROR)
+        than = "slower" if trust.iteration_error > 0 else "faster"
+        return (
+            f"replayed from its dependencies the run is {off} {than} than measured, more than "
+            f"{most}"
+        )
+    return _doubt_of_steps(run) or _doubt_of_costs(trust) or _doubt_of_waits(run, trust)
+
+
+def _doubt_of_steps(run: SimulatedRun) -> str:
+    noise = noise_of(run)
+    if noise.share is None or noise.spread <= MOST_SPREAD:
+        return ""
+    return f"its steps vary so much that their mean is not known to {format_share(MOST_SPREAD)}"
+
+
+def _doubt_of_costs(trust: Trust) -> str:
+    held = trust.held_out
+    if held is None:
+        return ""
+    if held.median_error <= max(MOST_HELD_OUT_ERROR, MOST_HELD_OUT_NOISE * held.noise):
+        return ""
+    return (
+        "replayed with what the other steps cost, half of the steps are "
+        f"{format_share(held.median_error)} off and more, far beyond what they vary "
+        f"({format_share(held.noise)})"
+    )
+
+
+def _doubt_of_waits(run: SimulatedRun, trust: Trust) -> str:
+    alone = absent_ranks(run)
+    waiting = trust.sensitivity.collective_share
+    if alone is None or waiting <= MOST_WAITING:
+        return ""
+    here, world = alone
+    return (
+        f"{here} of {world} ranks {'is' if here == 1 else 'are'} recorded, and "
+        f"{format_share(min(waiting, 1.0))} of the step are collectives, of which the part that "
+        "waits for the others is not known"
+    )
