@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+import collective_fit
 import curves
 import duration_data
 import family_fit
@@ -90,7 +91,7 @@ def fit_collectives(folder: Path) -> dict[str, Any]:
     series = [s for s in series if duration_data.known(s.device)]
     used = [name for name in SAYS if any(s.source == name for s in series)]
     return {
-        "schema": "torchtraceap.collectives/1",
+        "schema": "torchtraceap.collectives/2",
         "made": datetime.date.today().isoformat(),
         "sources": {
             name: provenance(
@@ -102,6 +103,7 @@ def fit_collectives(folder: Path) -> dict[str, Any]:
             )
             for rank, name in enumerate(used)
         },
+        **_rounded(collective_fit.fit_beside_tables(series)),
         "tables": [_table(one) for one in series],
     }
 

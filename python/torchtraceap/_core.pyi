@@ -297,6 +297,7 @@ class DependencyKind(enum.IntEnum):
     COPY_ENGINE = 12
     GRAPH_ORDER = 13
     TENSOR = 14
+    WORKER_PACE = 15
 
 class Evidence(enum.IntEnum):
     """CriticalPath.evidence and ExecutionGraph.evidence."""
@@ -1767,6 +1768,11 @@ class ExecutionGraph:
         uint8 [edges]: Evidence.
         """
     @property
+    def held(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [points]: happens no earlier than measured, since what it waited for was not recorded.
+        """
+    @property
     def in_offsets(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
         uint32 [points + 1]: edges by destination.
@@ -2105,6 +2111,7 @@ def build_graph(
     lane: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
     row: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
     is_end: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
+    held: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
     name: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
     source: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
     destination: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],

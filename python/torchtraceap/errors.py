@@ -6,6 +6,7 @@ A single bad event is never an error: it is counted in the diagnostics (docs/err
 from __future__ import annotations
 
 __all__ = [
+    "AmbiguousDeviceError",
     "MissingDependencyError",
     "MissingFileError",
     "OptionError",
@@ -37,6 +38,10 @@ class SchemaError(TraceError, ValueError):
 
 class OptionError(TraceError, ValueError):
     """An option has a value outside its range."""
+
+
+class AmbiguousDeviceError(OptionError):
+    """Several devices are called so; the message lists them."""
 
 
 class OutputError(TraceError, OSError):

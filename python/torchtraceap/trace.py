@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torchtraceap.analysis.events import EventRows
     from torchtraceap.analysis.idle import IdleTable
     from torchtraceap.analysis.windows import FeatureTable
+    from torchtraceap.durations.calibration import Calibration, KindTimes
     from torchtraceap.replay import ReplayResult
     from torchtraceap.simulation.edits.base import Edit
     from torchtraceap.simulation.simulate import Simulation
@@ -229,6 +230,35 @@ class Trace(Ranks):
             rank: Only this rank.
         """
         return self._table("roofline", rank, by=by, device=device, compat=compat)
+
+    def expected(
+        self,
+        *,
+        device: Any = None,
+        by: str = "args",
+        calibrated: bool = False,
+        calibration: Calibration | None = None,
+        rank: int | None = None,
+    ) -> ColumnTable:
+        """Time of GPU work against what the duration models expect of it.
+
+        Args:
+            device: What is expected there: a name of the device database or a `Device`; by default
+                the trace's own.
+            by: "args", "class" (what is calibrated together) or "event".
+            calibrated: Apply the ratios of the trace's own kernels to the models.
+            calibration: Ratios of another trace (`torchtraceap.durations.calibrate`) instead.
+            rank: Only this rank.
+        """
+        chosen = {"device": device, "calibrated": calibrated}
+        given = {} if calibration is None else {"calibration": calibration}
+        return self._table("expected", rank, by=by, **chosen, **given)
+
+    def kind_times(self, rank: int | None = None) -> KindTimes:
+        """Measured and estimated times, as `torchtraceap.durations.calibrate` takes them."""
+        from torchtraceap.analysis.expected import Expectation
+
+        return Expectation(self.rank(rank)).kind_times()
 
     def memory(self, *, by: str = "direction", rank: int | None = None) -> ColumnTable:
         """Copies and the memory of the device.

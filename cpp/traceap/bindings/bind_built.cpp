@@ -25,9 +25,9 @@ std::span<const T> items(const AnyArray<T>& array) {
 std::shared_ptr<ExecutionGraph> graph_of_parts(
     const Numbers& lane_rank, const SmallCodes& lane_kind, const Numbers& lane_index,
     const Times& time_ns, const Numbers& lane, const Numbers& row, const SmallCodes& is_end,
-    const Numbers& name, const Numbers& source, const Numbers& destination, const SmallCodes& kind,
-    const SmallCodes& evidence, const Numbers& owner, const Times& lag_ns, const Times& residual_ns,
-    const Numbers& rows) {
+    const SmallCodes& held, const Numbers& name, const Numbers& source, const Numbers& destination,
+    const SmallCodes& kind, const SmallCodes& evidence, const Numbers& owner, const Times& lag_ns,
+    const Times& residual_ns, const Numbers& rows) {
   GraphParts parts;
   parts.lane_rank = items(lane_rank);
   parts.lane_kind = items(lane_kind);
@@ -36,6 +36,7 @@ std::shared_ptr<ExecutionGraph> graph_of_parts(
   parts.lane = items(lane);
   parts.row = items(row);
   parts.is_end = items(is_end);
+  parts.held = items(held);
   parts.name = items(name);
   parts.source = items(source);
   parts.destination = items(destination);
@@ -77,7 +78,7 @@ py::array_t<bool> without_loose_flows(const EventTable& table, const SmallCodes&
 void bind_built(py::module_& module) {
   module.def("build_graph", graph_of_parts, py::kw_only(), py::arg("lane_rank"),
              py::arg("lane_kind"), py::arg("lane_index"), py::arg("time_ns"), py::arg("lane"),
-             py::arg("row"), py::arg("is_end"), py::arg("name"), py::arg("source"),
+             py::arg("row"), py::arg("is_end"), py::arg("held"), py::arg("name"), py::arg("source"),
              py::arg("destination"), py::arg("kind"), py::arg("evidence"), py::arg("owner"),
              py::arg("lag_ns"), py::arg("residual_ns"), py::arg("rows"),
              "A graph of lanes [lanes], points [points] and edges [edges], named as the columns of "

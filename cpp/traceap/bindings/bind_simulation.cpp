@@ -121,6 +121,9 @@ void bind_graph(py::module_& module) {
       .def_property_readonly("name", column_of(&ExecutionGraph::name),
                              "uint32 [points]: code of the row's name, the same for the marks of "
                              "all steps; NO_STRING: none.")
+      .def_property_readonly("held", column_of(&ExecutionGraph::held),
+                             "uint8 [points]: happens no earlier than measured, since what it "
+                             "waited for was not recorded.")
       .def_property_readonly("order", column_of(&ExecutionGraph::order),
                              "uint32 [points]: sources before destinations.");
 }

@@ -16,6 +16,7 @@
 #include "traceap/simulation/lags.hpp"
 #include "traceap/simulation/resources.hpp"
 #include "traceap/simulation/topological_order.hpp"
+#include "traceap/simulation/worker_pace.hpp"
 
 namespace traceap {
 namespace {
@@ -137,6 +138,8 @@ ExecutionGraph build_execution_graph(std::span<const GraphRank> ranks, const Mee
   index_rows(graph, ranks);
   insert_edges(graph.points, resource_edges(graph, ranks, options));
   insert_edges(graph.points, tensor_edges(graph, options.dependencies));
+  const WorkerPace pace = worker_pace(graph, ranks);
+  insert_edges(graph.points, pace.edges);
   if (options.explicit_only) {
     filter_edges(graph.points,
                  [&](std::uint32_t e) { return graph.points.evidence[e] != Evidence::kAssumed; });
@@ -150,7 +153,7 @@ ExecutionGraph build_execution_graph(std::span<const GraphRank> ranks, const Mee
   }
   set_order(graph, std::move(order));
   name_points(graph, ranks);
-  measure_lags(graph, ranks);
+  measure_lags(graph, ranks, pace.take_ns);
   return graph;
 }
 
@@ -206,6 +209,7 @@ ExecutionGraph build_plain_graph(std::span<const std::int64_t> duration_ns,
   if (!order) throw SchemaError("the edges close a cycle");
   set_order(graph, std::move(*order));
   graph.name.assign(graph.size(), kNoString);
+  graph.held.assign(graph.size(), 0);
   return graph;
 }
 

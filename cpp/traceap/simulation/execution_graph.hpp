@@ -43,8 +43,9 @@ struct ExecutionGraph {
   DependencyGraph points;                 ///< edges grouped by destination; queue limits included
   std::vector<std::int64_t> lag_ns;       ///< by edge
   std::vector<std::int64_t> residual_ns;  ///< by edge; one edge of a point carries it
-  std::vector<StringId> name;  ///< by point, of its rank's table; marks without their number
-  std::vector<Point> order;    ///< every source stands before its destinations
+  std::vector<std::uint8_t> held;  ///< by point: happens no earlier than measured; see lags.cpp
+  std::vector<StringId> name;      ///< by point, of its rank's table; marks without their number
+  std::vector<Point> order;        ///< every source stands before its destinations
   std::vector<std::uint32_t> position;               ///< by point: its place in `order`
   std::vector<std::vector<Point>> begin_of, end_of;  ///< by rank and row; kNoPoint
   std::uint32_t dropped_edges = 0;                   ///< edges left out because they closed a cycle

@@ -37,6 +37,7 @@ void check_lengths(const GraphParts& parts) {
   check_length(parts.lane.size(), points, "lane");
   check_length(parts.row.size(), points, "row");
   check_length(parts.is_end.size(), points, "is_end");
+  check_length(parts.held.size(), points, "held");
   check_length(parts.name.size(), points, "name");
   if (points >= kNoPoint) throw SchemaError("a graph has at most 4294967294 points");
   const std::size_t edges = parts.source.size();
@@ -88,6 +89,7 @@ void add_points(const GraphParts& parts, ExecutionGraph& graph) {
   points.row.assign(parts.row.begin(), parts.row.end());
   graph.name.assign(parts.name.begin(), parts.name.end());
   for (const std::uint8_t is_end : parts.is_end) points.is_end.push_back(is_end != 0 ? 1 : 0);
+  for (const std::uint8_t held : parts.held) graph.held.push_back(held != 0 ? 1 : 0);
 }
 
 void add_edges(const GraphParts& parts, ExecutionGraph& graph) {

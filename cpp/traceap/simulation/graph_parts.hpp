@@ -19,7 +19,8 @@ struct GraphParts {
   std::span<const std::uint32_t> lane;    ///< never decreases
   std::span<const Row> row;               ///< of its rank's table; kNoRow: none
   std::span<const std::uint8_t> is_end;
-  std::span<const StringId> name;  ///< what steps have in common; kNoString
+  std::span<const std::uint8_t> held;  ///< happens no earlier than `time_ns`
+  std::span<const StringId> name;      ///< what steps have in common; kNoString
   // By edge, in any order. Edges to one point stay in theirs.
   std::span<const Point> source, destination;
   std::span<const std::uint8_t> kind;      ///< DependencyKind

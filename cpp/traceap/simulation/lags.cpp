@@ -12,6 +12,19 @@
 // from and to pageable memory are staged by the host, so what follows them grows with their bytes.
 // An edge that was not the last never costs more than the time that it had.
 //
+// A launch that finds its stream idle may still wait for what no trace shows (another process, a
+// clock of the device that lags). So its latency is what the quickest launches took, and no more
+// than kLaunchLatencyBoundNs.
+//
+// A frame that blocks on a side thread (blocked_frames.hpp) costs nothing: what it waits for is not
+// in the trace, and it would wait less if that came earlier.
+//
+// Note [Work from before]: when recording begins, the GPU may be busy with work that was launched
+// earlier. What is first on a stream, was launched before any recorded work had begun on its device
+// and starts later than a launch explains waited for that work: it happens no earlier than
+// measured, whatever is edited. What is first on its stream later on, or has no launch, met
+// something that happens once; the time from what it follows is its own.
+//
 // The residual of an edge is what the measured run took beyond its lag, or less: with residuals a
 // replay gives back the measured times exactly. Only the edge that explains a point carries one.
 
@@ -19,13 +32,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <optional>
-#include <unordered_map>
 #include <utility>
 
+#include "traceap/analysis/dependencies/blocked_frames.hpp"
 #include "traceap/analysis/idle/host_activity.hpp"
+#include "traceap/analysis/idle/idle.hpp"
+#include "traceap/base/flat_map.hpp"
 #include "traceap/base/interrupt.hpp"
+#include "traceap/base/offsets.hpp"
 
 namespace traceap {
 namespace {
@@ -66,7 +83,7 @@ bool ends_a_wait(Kind kind) {
 
 /// Mean of the middle half: neither a few outliers nor the clock's steps move it. Of two or three
 /// the middle, of two the lower: delays have a least cost, and reasons to be longer.
-std::int64_t middle_mean(std::vector<std::int64_t>& values) {
+std::int64_t middle_mean(std::span<std::int64_t> values) {
   std::sort(values.begin(), values.end());
   if (values.size() < kEnough) return values[(values.size() - 1) / 2];
   const std::size_t cut = values.size() / 4;
@@ -76,21 +93,69 @@ std::int64_t middle_mean(std::vector<std::int64_t>& values) {
   return std::llround(sum / static_cast<double>(last - first));
 }
 
+/// Least latency but for a few outliers, of those that are plausible.
+std::int64_t least_latency(std::span<std::int64_t> values) {
+  constexpr std::size_t kLatenciesPerOutlier = 10;
+  const auto at =
+      values.begin() + static_cast<std::ptrdiff_t>(values.size() / kLatenciesPerOutlier);
+  std::nth_element(values.begin(), at, values.end());
+  return std::min(*at, kLaunchLatencyBoundNs);
+}
+
 /// What is alike about edges, from the narrowest to the widest class.
 struct LagKeys {
   static constexpr int kLevels = 4;
   std::uint64_t level[kLevels];
 };
 
-std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
-  hash ^= value + 0x9e3779b97f4a7c15ULL + (hash << 6) + (hash >> 2);
-  return hash * 0xff51afd7ed558ccdULL;
-}
+/// Values by class, and one number for each class in the end.
+class ClassValues {
+ public:
+  void add(std::uint64_t key, std::int64_t value_ns) {
+    std::uint32_t& group = group_of_[key];
+    if (group == 0) group = ++groups_;
+    samples_.push_back({group - 1, value_ns});
+  }
+  /// summarise(values) of each class.
+  template <typename Summarise>
+  void finish(Summarise summarise) {
+    CountingSort sort(groups_);
+    for (const auto& [group, value] : samples_) sort.count(group);
+    std::vector<std::int64_t> values(sort.start_placing());
+    for (const auto& [group, value] : samples_) values[sort.place(group)] = value;
+    const auto offsets = sort.take_offsets();
+    for (std::uint32_t g = 0; g < groups_; ++g) {
+      const std::span of_class(values.data() + offsets[g], offsets[g + 1] - offsets[g]);
+      classes_.push_back({of_class.size(), summarise(of_class)});
+    }
+    samples_ = {};
+  }
+  struct Class {
+    std::size_t count;
+    std::int64_t typical_ns;
+  };
+  /// nullptr: there is none.
+  const Class* find(std::uint64_t key) const {
+    const std::uint32_t* group = group_of_.find(key);
+    return group == nullptr ? nullptr : &classes_[*group - 1];
+  }
+
+ private:
+  FlatMap<std::uint32_t> group_of_;  // plus 1
+  std::uint32_t groups_ = 0;
+  std::vector<std::pair<std::uint32_t, std::int64_t>> samples_;
+  std::vector<Class> classes_;
+};
 
 class LagMeasurer {
  public:
-  LagMeasurer(ExecutionGraph& graph, std::span<const GraphRank> ranks)
-      : graph_(graph), points_(graph.points), ranks_(ranks), gap_ns_(points_.edges()) {
+  LagMeasurer(ExecutionGraph& graph, std::span<const GraphRank> ranks,
+              std::span<const std::int64_t> take_ns)
+      : graph_(graph),
+        points_(graph.points),
+        ranks_(ranks),
+        take_ns_(take_ns),
+        gap_ns_(points_.edges()) {
     for (Point p = 0; p < points_.size(); ++p) {
       poll_interrupt();
       for (EdgeId e = points_.in_offsets[p]; e < points_.in_offsets[p + 1]; ++e) {
@@ -99,7 +164,9 @@ class LagMeasurer {
     }
     for (const GraphRank& rank : ranks) {
       bytes_.emplace_back(*rank.table, "bytes");
+      blocked_.emplace_back(*rank.table, *rank.tree);
     }
+    find_device_begins();
   }
 
   void measure() {
@@ -107,6 +174,7 @@ class LagMeasurer {
     collect();
     graph_.lag_ns.resize(points_.edges());
     graph_.residual_ns.assign(points_.edges(), 0);
+    graph_.held.assign(points_.size(), 0);
     for (Point p = 0; p < points_.size(); ++p) set_lags(p);
   }
 
@@ -124,6 +192,7 @@ class LagMeasurer {
 
   /// Did a point wait, in that an awaited source happened after the point's own work had begun?
   bool has_waited(Point p) const {
+    if (paced_fetch(p) != kNoRow) return true;
     std::int64_t began = kNoId, awaited = kNoId;
     for (EdgeId e = points_.in_offsets[p]; e < points_.in_offsets[p + 1]; ++e) {
       const std::int64_t source_ns = points_.time_ns[points_.source[e]];
@@ -146,25 +215,27 @@ class LagMeasurer {
     return points_.kind[e] == Kind::kHostWait && gap_ns_[e] >= kLongCallNs && staged_bytes(e) == 0;
   }
 
+  /// Does the work start while its launch call is open?
+  bool is_inside_call(EdgeId e) const {
+    return points_.kind[e] == Kind::kLaunch && !points_.is_end[points_.source[e]];
+  }
+
   // ---- calls
 
-  static std::uint64_t key(std::uint32_t rank, StringId name) {
-    return (std::uint64_t{rank} << 32) | name;
-  }
+  std::uint64_t call_key(Point p) const { return mix(rank_of(p), name_of(p)); }
 
   /// Typical length of a stretch that ends a call of a name without waiting. See Note [Lags].
   void measure_call_costs() {
-    std::unordered_map<std::uint64_t, std::vector<std::int64_t>> lengths;
     for (Point p = 0; p < points_.size(); ++p) {
       poll_interrupt();
       if (!points_.is_end[p] || !is_call(p) || has_waited(p)) continue;
       for (EdgeId e = points_.in_offsets[p]; e < points_.in_offsets[p + 1]; ++e) {
         if (points_.kind[e] == Kind::kProgramOrder) {
-          lengths[key(rank_of(p), name_of(p))].push_back(gap_ns_[e]);
+          call_cost_.add(call_key(p), gap_ns_[e]);
         }
       }
     }
-    for (auto& [name, values] : lengths) call_cost_ns_[name] = middle_mean(values);
+    call_cost_.finish(middle_mean);
   }
 
   // ---- order
@@ -194,7 +265,6 @@ class LagMeasurer {
   }
 
   void collect() {
-    std::unordered_map<std::uint64_t, std::vector<std::int64_t>> found;
     for (Point p = 0; p < points_.size(); ++p) {
       poll_interrupt();
       const EdgeId e = latest_source(p);
@@ -204,12 +274,11 @@ class LagMeasurer {
       if (bytes > kStagedBytes) staged_.push_back({e, bytes});
       for (int i = 0; i < LagKeys::kLevels; ++i) {
         if (i > 0 && bytes > kStagedBytes) break;  // says nothing about others
-        found[keys.level[i]].push_back(gap_ns_[e]);
+        (points_.kind[e] == Kind::kLaunch ? launch_ : order_).add(keys.level[i], gap_ns_[e]);
       }
     }
-    for (auto& [key, values] : found) {
-      typical_ns_[key] = {values.size(), middle_mean(values)};
-    }
+    order_.finish(middle_mean);
+    launch_.finish(least_latency);
     measure_staging();
   }
 
@@ -228,8 +297,7 @@ class LagMeasurer {
     const std::uint32_t rank = rank_of(points_.source[e]);
     const std::uint64_t form = mix(static_cast<std::uint64_t>(Kind::kHostWait), 1);
     for (const std::uint64_t key : {mix(mix(form, rank + 1), 1), form}) {
-      const auto found = typical_ns_.find(key);
-      if (found != typical_ns_.end()) return found->second.second;
+      if (const auto* found = order_.find(key)) return found->typical_ns;
     }
     return 0;
   }
@@ -237,15 +305,55 @@ class LagMeasurer {
   std::int64_t typical_order(EdgeId e, Point p) const {
     const LagKeys keys = keys_of(e, p);
     const std::int64_t bytes = staged_bytes(e);
+    const ClassValues& classes = points_.kind[e] == Kind::kLaunch ? launch_ : order_;
     for (int i = 0; i < LagKeys::kLevels; ++i) {
       if (i > 0 && bytes > kStagedBytes) break;
-      const auto found = typical_ns_.find(keys.level[i]);
-      if (found == typical_ns_.end()) continue;
-      if (found->second.first >= kEnough || i >= 2) return found->second.second;
+      const auto* found = classes.find(keys.level[i]);
+      if (found != nullptr && (found->count >= kEnough || i >= 2)) return found->typical_ns;
     }
     if (bytes <= kStagedBytes) return 0;
     return wait_ns(e) + std::llround(static_cast<double>(staging_ns_per_mebibyte_) *
                                      static_cast<double>(bytes) / 1048576.0);
+  }
+
+  // ---- starts, see Note [Work from before]
+
+  void find_device_begins() {
+    for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+      const EventTree& tree = *ranks_[rank].tree;
+      auto& begins = device_begin_ns_.emplace_back(tree.streams.size(), kNoId);
+      std::map<std::int32_t, std::int64_t> first;
+      for (const Stream& stream : tree.streams) {
+        if (stream.rows.empty()) continue;
+        const std::int64_t begin_ns = points_.time_ns[graph_.begin_of[rank][stream.rows.front()]];
+        const auto [known, is_new] = first.emplace(stream.device, begin_ns);
+        if (!is_new) known->second = std::min(known->second, begin_ns);
+      }
+      for (std::size_t s = 0; s < begins.size(); ++s) {
+        if (!tree.streams[s].rows.empty()) begins[s] = first[tree.streams[s].device];
+      }
+    }
+  }
+
+  enum class Start : std::uint8_t { kExplained, kOnce, kHeld };
+  /// Why a point happens when it does, if the edge from its latest source can't say.
+  Start start_of(Point p, EdgeId last) const {
+    const Row row = points_.row[p];
+    const Lane& lane = points_.lanes[points_.lane[p]];
+    if (last == kNoEdge || row == kNoRow || lane.kind != Lane::kStream || points_.is_end[p] ||
+        !is_order(points_.kind[last]) || gap_ns_[last] <= kLaunchLatencyBoundNs ||
+        is_inside_call(last)) {
+      return Start::kExplained;
+    }
+    const EventTree& tree = *ranks_[lane.rank].tree;
+    const Row call = tree.launch[row];
+    if (tree.streams[lane.index].rows.front() != row) {
+      return call == kNoRow ? Start::kOnce : Start::kExplained;
+    }
+    const Point called = call == kNoRow ? kNoPoint : graph_.begin_of[lane.rank][call];
+    const bool before =
+        called != kNoPoint && points_.time_ns[called] <= device_begin_ns_[lane.rank][lane.index];
+    return before ? Start::kHeld : Start::kOnce;
   }
 
   // ---- lags
@@ -253,52 +361,89 @@ class LagMeasurer {
   void set_lags(Point p) {
     const bool waited = has_waited(p);
     const EdgeId last = latest_source(p);
+    const Start start = start_of(p, last);
     EdgeId binding = kNoEdge;
     std::int64_t reached = kNoId;
     for (EdgeId e = points_.in_offsets[p]; e < points_.in_offsets[p + 1]; ++e) {
-      const std::int64_t lag = typical(e, p, waited, e == last);
+      const bool once = e == last && start == Start::kOnce;
+      const std::int64_t lag = once ? gap_ns_[e] : typical(e, p, waited, e == last);
       graph_.lag_ns[e] = e == last ? lag : std::min(gap_ns_[e], lag);
       const std::int64_t at = points_.time_ns[points_.source[e]] + graph_.lag_ns[e];
       if (binding != kNoEdge && at <= reached) continue;
       binding = e;
       reached = at;
     }
-    if (binding != kNoEdge) graph_.residual_ns[binding] = points_.time_ns[p] - reached;
+    if (binding == kNoEdge) return;
+    graph_.held[p] = start == Start::kHeld && reached <= points_.time_ns[p];
+    if (!graph_.held[p]) graph_.residual_ns[binding] = points_.time_ns[p] - reached;
   }
 
   std::int64_t typical(EdgeId e, Point p, bool waited, bool is_last) const {
     const Kind kind = points_.kind[e];
+    if (kind == Kind::kProgramOrder && is_idle(e, p)) return 0;
     if (is_work(kind)) return waited ? cost_without_wait(e, p) : gap_ns_[e];
     if (kind == Kind::kRendezvous) {
       return points_.row[p] == kNoRow ? 0 : gap_ns_[e];  // to the meeting point: at once
     }
     if (!is_order(kind)) return gap_ns_[e];
-    const bool inside_call = kind == Kind::kLaunch && !points_.is_end[points_.source[e]];
-    return is_last && (inside_call || is_once(e)) ? gap_ns_[e] : typical_order(e, p);
+    return is_last && (is_inside_call(e) || is_once(e)) ? gap_ns_[e] : typical_order(e, p);
+  }
+
+  /// Is the thread at nobody's service in this stretch? On the main thread, and below an operator,
+  /// a frame that blocks is part of the program.
+  bool is_idle(EdgeId e, Point p) const {
+    const Lane& lane = points_.lanes[points_.lane[p]];
+    const Row owner = points_.owner[e];
+    const EventTree& tree = *ranks_[lane.rank].tree;
+    if (!blocked_[lane.rank](owner) || lane.index == tree.main_track) return false;
+    Row root = owner;
+    while (tree.parent[root] != kNoRow) root = tree.parent[root];
+    return table_of(p).kind[root] == EventKind::kPythonFunction;
+  }
+
+  /// The fetch whose wait ends here; kNoRow: none does. See Note [Worker pace] in worker_pace.cpp.
+  Row paced_fetch(Point p) const {
+    for (EdgeId e = points_.in_offsets[p]; e < points_.in_offsets[p + 1]; ++e) {
+      if (points_.kind[e] == Kind::kWorkerPace) return points_.owner[e];
+    }
+    return kNoRow;
+  }
+
+  /// What remains of a fetch's cost for the stretch in which it waited.
+  std::int64_t take_ns(Row fetch, EdgeId e, Point p) const {
+    const std::uint32_t rank = rank_of(p);
+    const std::int64_t length_ns =
+        points_.time_ns[graph_.end_of[rank][fetch]] - points_.time_ns[graph_.begin_of[rank][fetch]];
+    return std::clamp<std::int64_t>(take_ns_[rank] - (length_ns - gap_ns_[e]), 0, gap_ns_[e]);
   }
 
   /// A collective that meets others has no work before the meeting; a call has that of its name.
   std::int64_t cost_without_wait(EdgeId e, Point p) const {
     if (points_.kind[e] == Kind::kExecution || points_.row[p] == kNoRow) return 0;
-    const auto found = call_cost_ns_.find(key(rank_of(p), name_of(p)));
-    return std::min(gap_ns_[e], found == call_cost_ns_.end() ? kCallCostNs : found->second);
+    if (const Row fetch = paced_fetch(p); fetch != kNoRow) return take_ns(fetch, e, p);
+    const auto* found = call_cost_.find(call_key(p));
+    return std::min(gap_ns_[e], found == nullptr ? kCallCostNs : found->typical_ns);
   }
 
   ExecutionGraph& graph_;
   const DependencyGraph& points_;
   std::span<const GraphRank> ranks_;
-  std::vector<std::int64_t> gap_ns_;  // by edge: measured time between its points
-  std::vector<ArgReader> bytes_;      // by rank
-  std::unordered_map<std::uint64_t, std::int64_t> call_cost_ns_;
-  std::unordered_map<std::uint64_t, std::pair<std::size_t, std::int64_t>> typical_ns_;
+  std::span<const std::int64_t> take_ns_;  // by rank
+  std::vector<std::int64_t> gap_ns_;       // by edge: measured time between its points
+  std::vector<ArgReader> bytes_;           // by rank
+  std::vector<BlockedFrames> blocked_;
+  ClassValues call_cost_;       // by rank and name of calls that need not wait
+  ClassValues order_, launch_;  // by LagKeys
+  std::vector<std::vector<std::int64_t>> device_begin_ns_;  // by rank and stream
   std::vector<std::pair<EdgeId, std::int64_t>> staged_;
   std::int64_t staging_ns_per_mebibyte_ = 0;
 };
 
 }  // namespace
 
-void measure_lags(ExecutionGraph& graph, std::span<const GraphRank> ranks) {
-  LagMeasurer(graph, ranks).measure();
+void measure_lags(ExecutionGraph& graph, std::span<const GraphRank> ranks,
+                  std::span<const std::int64_t> take_ns) {
+  LagMeasurer(graph, ranks, take_ns).measure();
 }
 
 }  // namespace traceap

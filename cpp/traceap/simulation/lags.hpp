@@ -7,7 +7,9 @@
 
 namespace traceap {
 
-/// Sets lag_ns and residual_ns of all edges; see Note [Lags] in lags.cpp. O(points + edges).
-void measure_lags(ExecutionGraph& graph, std::span<const GraphRank> ranks);
+/// Sets lag_ns and residual_ns of all edges, and which points are held; see the notes in lags.cpp.
+/// `take_ns`: by rank what a fetch costs that finds its batch ready. O(points + edges).
+void measure_lags(ExecutionGraph& graph, std::span<const GraphRank> ranks,
+                  std::span<const std::int64_t> take_ns);
 
 }  // namespace traceap

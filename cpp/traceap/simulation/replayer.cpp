@@ -102,7 +102,9 @@ void Replayer::run(std::span<std::int64_t> time_ns) const {
     added_.to(point, [&](const PlainEdge& edge) {
       latest = std::max(latest, reached_ns(time_ns[edge.source], edge.lag_ns));
     });
-    time_ns[point] = latest == kNever ? points.time_ns[point] : latest;
+    const bool measured =
+        latest == kNever || (graph_.held[point] && latest < points.time_ns[point]);
+    time_ns[point] = measured ? points.time_ns[point] : latest;
   }
 }
 

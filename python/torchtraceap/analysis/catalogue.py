@@ -54,6 +54,9 @@ TABLES: Mapping[str, TableEntry] = MappingProxyType(
             "FLOPs, bytes, achieved rates and how far they are from the device's peak",
             "roofline",
         ),
+        "expected": TableEntry(
+            "expected", "GPU work: measured against what the duration models expect", "expected"
+        ),
         "memory": TableEntry(
             "memory", "copies with their bandwidth, allocator calls, memory over time", "memory"
         ),

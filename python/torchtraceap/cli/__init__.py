@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from torchtraceap.cli.diagnosis import DIAGNOSIS_COMMANDS
+from torchtraceap.cli.estimates import ESTIMATE_COMMANDS
 from torchtraceap.cli.exports import EXPORT_COMMANDS
 from torchtraceap.cli.interrupts import (
     ignore_interrupts,
@@ -34,6 +35,7 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     **DIAGNOSIS_COMMANDS,
     **SIMULATION_COMMANDS,
+    **ESTIMATE_COMMANDS,
     **VIEW_COMMANDS,
     **TABLE_COMMANDS,
     **EXPORT_COMMANDS,

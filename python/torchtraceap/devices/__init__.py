@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from torchtraceap.errors import OptionError
+from torchtraceap.errors import AmbiguousDeviceError, OptionError
 
 __all__ = ["Device", "device_named", "find_device", "load_devices"]
 
@@ -143,7 +143,8 @@ def device_named(name: str) -> Device:
     """The device that a user names: an id, a name, or a part of one that is unique.
 
     Raises:
-        OptionError: There is none, or there are several.
+        OptionError: There is none.
+        AmbiguousDeviceError: There are several.
     """
     wanted = _plain(name)
     devices = load_devices().values()
@@ -153,8 +154,11 @@ def device_named(name: str) -> Device:
     if len(found) == 1:
         return found[0]
     known = ", ".join(d.id for d in (found or devices))
-    reason = "several devices are called so" if found else "no device of that name is known"
-    raise OptionError(f"device {name!r}: {reason}; give one of: {known}")
+    if found:
+        raise AmbiguousDeviceError(
+            f"device {name!r}: several devices are called so; give one of: {known}"
+        )
+    raise OptionError(f"device {name!r}: no device of that name is known; give one of: {known}")
 
 
 def _plain(name: str) -> str:

@@ -1,17 +1,22 @@
-"""Transfer times of collectives from measured tables.
+"""Transfer times of collectives: from measured tables, else from the rate of the links.
 
 A table holds one kind, one number of ranks and one device, measured by one version of NCCL
 (`data/collectives.json`; made by benchmarks/simulation/fit_durations.py). A device without tables
-takes those of one with the same chip and links; memory plays no part. A number of ranks between
-two measured ones is interpolated if a switch links them; nothing is extrapolated to more ranks,
-nodes or other links.
+takes those of one with the same chip on the same kind of board; memory plays no part. A number of
+ranks between two measured ones is interpolated if a switch links all of them, which the board
+decides, not the chip: PCIe cards and bridges have none.
+
+What no table covers within one machine takes a start and the bytes over the links, at the share of
+their rate that the tables reach. Machines without a switch were measured in one form only (the
+mesh of V100): their interval is as wide as that form is off. Over several machines the network
+decides, and only the measured tables answer.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import log2
@@ -19,17 +24,31 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 
 from torchtraceap.devices import Device, load_devices
 from torchtraceap.durations.estimate import (
     Estimate,
+    Estimates,
     UnknownDurationError,
     same_links,
     the_device,
 )
 from torchtraceap.durations.tables import Curve
 
-__all__ = ["CollectiveTable", "collective_kind", "estimate_collective", "load_tables"]
+__all__ = [
+    "CollectiveTable",
+    "Ends",
+    "LinkModel",
+    "collective_kind",
+    "estimate_collective",
+    "estimate_collectives",
+    "has_switch",
+    "load_measurements",
+    "load_tables",
+]
+
+FloatArray = npt.NDArray[np.float64]
 
 _DATA = Path(__file__).with_name("data") / "collectives.json"
 _KINDS = MappingProxyType(
@@ -56,10 +75,19 @@ _KINDS = MappingProxyType(
         "recv": "send_recv",
     }
 )
-# Note [Factors of intervals]: sizes held out 4.9 %, numbers of ranks held out 4 to 11 %; another
-# machine of the same kind has other noise.
-_INTERVAL = 1.2
-_INTERVAL_BETWEEN = 1.3
+# Boards on which a switch links all GPUs of the machine: HGX and DGX from A100 on, and racks.
+_SWITCHED = frozenset(
+    {"a100_sxm_40gb", "a100_sxm_80gb", "h100_sxm", "h200_sxm", "gh200_96gb", "b200", "gb200"}
+)
+_SMALL_BYTES = 1 << 16
+# Bytes that each rank sends and receives, over those of the larger buffer, for many ranks.
+_TRIPS = MappingProxyType({"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0,
+                           "all_to_all": 1.0})  # fmt: skip
+# What another network than the measured one may make of a transfer over several machines, to either
+# side: a guess, as one network was measured.
+_OTHER_NETWORK = 2.0
+# Above so many GPUs in one machine nothing was measured, and few machines are.
+_MOST_RANKS = 8
 _NARROW = frozenset({"int8", "uint8", "byte", "char", "fp8", "signed char", "unsigned char"})
 
 
@@ -93,12 +121,84 @@ def collective_kind(name: str) -> str | None:
     return _KINDS.get(re.sub(r"[^a-z]", "", name.lower().removeprefix("nccl:")))
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Logarithms of the 10th and the 90th percentile of measured over estimated time."""
+
+    small: tuple[float, float]
+    """Below 64 KiB."""
+    large: tuple[float, float]
+
+    def factors(self, sizes: FloatArray) -> tuple[FloatArray, FloatArray]:
+        low, high = np.where(
+            (sizes < _SMALL_BYTES)[None, :],
+            np.array(self.small)[:, None],
+            np.array(self.large)[:, None],
+        )
+        return np.exp(low), np.exp(high)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkModel:
+    """Time of what no table covers; all in ns."""
+
+    start_ns: float
+    step_ns: float
+    """For each rank beyond the first."""
+    bend: float
+    work: float
+    """Transfer time over bytes / rate of the links, where a switch links all GPUs."""
+    meshed: float
+    """How much longer it takes where none does."""
+    switched: Ends
+    unswitched: Ends
+
+    def at(self, kind: str, sizes: FloatArray, ranks: int, rate: float, switch: bool) -> FloatArray:
+        """Times for sizes in bytes; `rate` in byte/s and one direction."""
+        start = self.start_ns + self.step_ns * (ranks - 1)
+        moved = _TRIPS.get(kind, 1.0) * sizes * (ranks - 1) / ranks if kind in _TRIPS else sizes
+        work = self.work * 1e9 * moved / rate * (1.0 if switch else self.meshed)
+        return np.asarray(start + work + 2.0 * self.bend * np.sqrt(start * work))
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """All that is shipped."""
+
+    tables: tuple[CollectiveTable, ...]
+    measured: Ends
+    """Of a table, for another machine of its kind."""
+    between: Ends
+    """Of numbers of ranks between two measured ones."""
+    links: LinkModel
+
+
 @cache
-def load_tables() -> tuple[CollectiveTable, ...]:
-    """The shipped tables; read once per process."""
+def load_measurements() -> Measurements:
+    """The shipped tables and models; read once per process."""
     document = json.loads(_DATA.read_text(encoding="utf-8"))
-    sources = document["sources"]
-    return tuple(_table(entry, sources[entry["source"]]) for entry in document["tables"])
+    sources, links = document["sources"], document["links"]
+    numbers = ("start_ns", "step_ns", "bend", "work", "meshed")
+    return Measurements(
+        tables=tuple(_table(entry, sources[entry["source"]]) for entry in document["tables"]),
+        measured=_ends(document["measured"]),
+        between=_ends(document["between"]),
+        links=LinkModel(
+            **{name: float(links[name]) for name in numbers},
+            switched=_ends(links["switched"]),
+            unswitched=_ends(links["unswitched"]),
+        ),
+    )
+
+
+def load_tables() -> tuple[CollectiveTable, ...]:
+    """The shipped tables."""
+    return load_measurements().tables
+
+
+def _ends(entry: Mapping[str, Sequence[float]]) -> Ends:
+    small, large = ((float(one[0]), float(one[1])) for one in (entry["small"], entry["large"]))
+    return Ends(small, large)
 
 
 def _table(entry: Mapping[str, object], source: Mapping[str, object]) -> CollectiveTable:
@@ -115,6 +215,11 @@ def _table(entry: Mapping[str, object], source: Mapping[str, object]) -> Collect
     )
 
 
+def has_switch(device: Device) -> bool:
+    """Whether a switch links all GPUs of a machine of this kind."""
+    return device.id in _SWITCHED
+
+
 def estimate_collective(
     kind: str,
     size: float,
@@ -126,11 +231,35 @@ def estimate_collective(
     library: str = "",
     tables: Iterable[CollectiveTable] | None = None,
 ) -> Estimate:
-    """How long the transfer takes once all ranks have come.
+    """How long the transfer takes once all ranks have come; see `estimate_collectives`.
+
+    Raises:
+        UnknownDurationError: Nothing tells it.
+    """
+    found = estimate_collectives(
+        kind, [size], ranks, device, nodes, dtype=dtype, library=library, tables=tables
+    )[0]
+    if not np.isfinite(found.ns):
+        raise UnknownDurationError(found.source)
+    return found
+
+
+def estimate_collectives(
+    kind: str,
+    sizes: npt.ArrayLike,
+    ranks: int,
+    device: str | Device,
+    nodes: int = 1,
+    *,
+    dtype: str = "",
+    library: str = "",
+    tables: Iterable[CollectiveTable] | None = None,
+) -> Estimates:
+    """How long transfers of one kind take once all ranks have come.
 
     Args:
         kind: Name of the collective, in any of PyTorch's or NCCL's spellings.
-        size: Bytes of the larger of one rank's input and output, as nccl-tests count them.
+        sizes: `[n]`: bytes of the larger of one rank's input and output, as nccl-tests count them.
         ranks: Members of the group.
         device: A GPU by name or id, all members alike.
         nodes: Machines that the group spans.
@@ -138,70 +267,142 @@ def estimate_collective(
         library: A version of NCCL, such as "2.27.3"; by default the newest measured.
         tables: Others than those shipped.
 
+    Returns:
+        NaN, with the reason as source, for sizes that nothing tells.
+
     Raises:
-        UnknownDurationError: No table is near enough.
+        UnknownDurationError: An unknown kind or device, or a group that nothing tells.
     """
     wanted = collective_kind(kind)
     if wanted is None:
         raise UnknownDurationError(f"no measurements of collectives called {kind!r}")
-    chosen = [
-        table
-        for table in (load_tables() if tables is None else tables)
-        if table.kind == wanted and table.nodes == nodes and library in ("", table.library)
+    if ranks < 2:
+        raise UnknownDurationError(f"{wanted} over {ranks} rank transfers nothing")
+    chip = the_device(device)
+    every = load_tables() if tables is None else tuple(tables)
+    near = [
+        t for t in every if t.kind == wanted and t.nodes == nodes and library in ("", t.library)
     ]
-    chosen = _of_device(chosen, the_device(device))
-    if not chosen:
-        what = f"{wanted} over {nodes} node{'s' if nodes > 1 else ''}"
-        raise UnknownDurationError(f"no measurements of {what} on {the_device(device).name}")
-    return _across_ranks(chosen, size, ranks, dtype)
+    asked = np.atleast_1d(np.asarray(sizes, dtype=np.float64))
+    found = _by_tables(_in_order(near, chip), asked, ranks, chip, dtype)
+    if nodes == 1:
+        missing = ~np.isfinite(found.ns)
+        return _filled(found, _by_links(wanted, asked, ranks, chip)) if missing.any() else found
+    if not np.isfinite(found.ns).any():
+        raise UnknownDurationError(_nodes_unknown(wanted, ranks, nodes, chip, every))
+    return found
 
 
-def _of_device(tables: list[CollectiveTable], device: Device) -> list[CollectiveTable]:
-    own = [table for table in tables if table.device == device.id]
-    if own:
-        return own
+def _nodes_unknown(
+    kind: str, ranks: int, nodes: int, device: Device, tables: Iterable[CollectiveTable]
+) -> str:
+    groups: dict[tuple[str, int, str], set[int]] = {}
+    for table in tables:
+        if table.nodes > 1:
+            key = table.kind, table.nodes, load_devices()[table.device].name
+            groups.setdefault(key, set()).add(table.ranks)
+    known = [
+        f"{what} of {', '.join(map(str, sorted(ranks_of)))} ranks over {count} nodes of {name}"
+        for (what, count, name), ranks_of in sorted(groups.items())
+    ]
+    return (
+        f"{kind} of {ranks} ranks over {nodes} nodes of {device.name} depends on a network that "
+        f"was not measured; measured were: {'; '.join(known) or 'none'}"
+    )
+
+
+def _filled(first: Estimates, rest: Estimates) -> Estimates:
+    """The first where it knows, else the other."""
+    both = Estimates.joined([first, rest])
+    count = len(first)
+    take = np.where(np.isfinite(first.ns), 0, count) + np.arange(count)
+    return Estimates(
+        both.ns[take], both.low_ns[take], both.high_ns[take], both.source[take], both.sources
+    )
+
+
+def _in_order(tables: list[CollectiveTable], device: Device) -> list[list[CollectiveTable]]:
+    """The device's own tables, then those of the same chip on such a board; best source first."""
     known = load_devices()
-    return [table for table in tables if same_links(known[table.device], device)]
+    own = [table for table in tables if table.device == device.id]
+    alike = [
+        table
+        for table in tables
+        if table.device != device.id
+        and same_links(known[table.device], device)
+        and has_switch(known[table.device]) == has_switch(device)
+    ]
+    ranks = sorted({table.rank for table in tables})
+    groups = [[t for t in some if t.rank == rank] for rank in ranks for some in (own, alike)]
+    return [group for group in groups if group]
 
 
-def _across_ranks(tables: list[CollectiveTable], size: float, ranks: int, dtype: str) -> Estimate:
-    near = [table for table in tables if table.curve.covers(size)]
-    if not near:
-        low = min(table.curve.sizes[0] for table in tables)
-        high = max(table.curve.sizes[-1] for table in tables)
-        raise UnknownDurationError(f"{size:,.0f} bytes; measured were {low:,.0f} to {high:,.0f}")
-    counts = sorted({table.ranks for table in near})
+def _by_tables(
+    groups: list[list[CollectiveTable]], sizes: FloatArray, ranks: int, device: Device, dtype: str
+) -> Estimates:
+    """By the first group that covers a size; NaN where none does."""
+    found = Estimates.around(np.full(len(sizes), np.nan), 1.0, "no table covers this size")
+    for tables in groups:
+        part = _of_source(tables, sizes, ranks, device, dtype)
+        if part is not None and not np.isfinite(found.ns).all():
+            found = _filled(found, part)
+    return found
+
+
+def _of_source(
+    tables: list[CollectiveTable], sizes: FloatArray, ranks: int, device: Device, dtype: str
+) -> Estimates | None:
+    """By tables of one source; None if their numbers of ranks do not tell this one."""
+    counts = sorted({table.ranks for table in tables})
     below = [count for count in counts if count <= ranks]
     above = [count for count in counts if count >= ranks]
-    if not below or not above or (ranks not in counts and not _has_switch(near[0])):
-        known = ", ".join(map(str, counts))
-        raise UnknownDurationError(
-            f"{size:,.0f} bytes over {ranks} ranks: measured numbers of ranks are {known}"
-        )
-    low = _preferred(near, below[-1], dtype)
-    high = _preferred(near, above[0], dtype)
+    if not below or not above or (ranks not in counts and not has_switch(device)):
+        return None
+    low, high = _preferred(tables, below[-1], dtype), _preferred(tables, above[0], dtype)
+    shipped = load_measurements()
     if low.ranks == high.ranks:
-        return Estimate.around(low.curve.ns_at(size), _INTERVAL, low.source)
-    return _between(low, high, size, ranks)
-
-
-def _has_switch(table: CollectiveTable) -> bool:
-    """GPUs before A100 are linked in a mesh, where 5 ranks need not lie between 4 and 8."""
-    major = load_devices()[table.device].architecture.partition(".")[0]
-    return major.isdecimal() and int(major) >= 8
-
-
-def _between(low: CollectiveTable, high: CollectiveTable, size: float, ranks: int) -> Estimate:
-    share = log2(ranks / low.ranks) / log2(high.ranks / low.ranks)
-    ns = low.curve.ns_at(size) ** (1 - share) * high.curve.ns_at(size) ** share
-    says = f"{low.source}; between {low.ranks} and {high.ranks} ranks"
-    return Estimate.around(ns, _INTERVAL_BETWEEN, says)
+        ns, ends, source = low.curve.at(sizes), shipped.measured, low.source
+    else:
+        share = log2(ranks / low.ranks) / log2(high.ranks / low.ranks)
+        ns = low.curve.at(sizes) ** (1 - share) * high.curve.at(sizes) ** share
+        ends = shipped.between
+        source = f"{low.source}; between {low.ranks} and {high.ranks} ranks"
+    covered = low.curve.covers(sizes) & high.curve.covers(sizes)
+    ns = np.where(covered, ns, np.nan)
+    if low.nodes > 1:
+        return Estimates.around(ns, _OTHER_NETWORK, f"{source}; one network was measured")
+    factors = ends.factors(sizes)
+    codes = np.zeros(len(sizes), np.int32)
+    return Estimates(ns, ns * factors[0], ns * factors[1], codes, (source,))
 
 
 def _preferred(tables: list[CollectiveTable], ranks: int, dtype: str) -> CollectiveTable:
-    """The best source for this number of ranks: the right width first, then the newest."""
+    """The best table for this number of ranks: the right width first, then the newest."""
     narrow = dtype.lower() in _NARROW
     return max(
         (table for table in tables if table.ranks == ranks),
-        key=lambda table: (-table.rank, (table.dtype == "int8") == narrow, table.preference),
+        key=lambda table: ((table.dtype == "int8") == narrow, table.preference),
     )
+
+
+def _by_links(kind: str, sizes: FloatArray, ranks: int, device: Device) -> Estimates:
+    """By the rate of the device's links, within one machine."""
+    if ranks > _MOST_RANKS:
+        raise UnknownDurationError(
+            f"{kind} over {ranks} ranks of {device.name} in one machine was not measured; if they "
+            "are in several machines, give the number of nodes"
+        )
+    switch = has_switch(device)
+    # A card with a bridge reaches one other by it, the rest over PCIe.
+    names = ("nvlink", "xgmi", "pcie") if switch or "sxm" in device.id else ("xgmi", "pcie")
+    link = next((name for name in names if device.links.get(name)), None)
+    if link is None:
+        raise UnknownDurationError(f"the links of {device.name} are not known")
+    model = load_measurements().links
+    ns = model.at(kind, sizes, ranks, device.links[link], switch)
+    low, high = (model.switched if switch else model.unswitched).factors(sizes)
+    how = "at the share that switched GPUs reach" if switch else (
+        "without a switch between all GPUs, of which one form was measured (V100)"
+    )  # fmt: skip
+    source = f"rate of {link} {how}"
+    return Estimates(ns, ns * low, ns * high, np.zeros(len(sizes), np.int32), (source,))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from torchtraceap.devices import Device, device_named, find_device
 from torchtraceap.dtypes import dtype_named
-from torchtraceap.errors import OptionError
+from torchtraceap.errors import AmbiguousDeviceError, OptionError
 
 __all__ = [
     "Estimate",
@@ -94,6 +94,35 @@ class Estimates:
         return cls(columns[0].copy(), columns[1].copy(), columns[2].copy(), codes, sources)
 
     @classmethod
+    def choose(cls, which: npt.ArrayLike, parts: Sequence[Estimates]) -> Self:
+        """For each row one of several answers to the same `[n]` questions.
+
+        Args:
+            which: int `[n]`: index in `parts`.
+            parts: All of length `n`.
+        """
+        count = len(parts[0])
+        joined = cls.joined(parts)
+        rows = np.asarray(which, dtype=np.int64) * count + np.arange(count)
+        return joined.take(rows)
+
+    def take(self, rows: npt.ArrayLike) -> Self:
+        """Some of them, by number."""
+        places = np.asarray(rows, dtype=np.int64)
+        return type(self)(
+            self.ns[places],
+            self.low_ns[places],
+            self.high_ns[places],
+            self.source[places],
+            self.sources,
+        )
+
+    @classmethod
+    def unknown(cls, count: int, reason: str) -> Self:
+        """No answers, for one reason."""
+        return cls.around(np.full(count, np.nan), 1.0, reason)
+
+    @classmethod
     def joined(cls, parts: Sequence[Estimates]) -> Self:
         """Parts one after the other."""
         sources = tuple(dict.fromkeys(source for part in parts for source in part.sources))
@@ -118,7 +147,8 @@ def the_device(device: str | Device) -> Device:
     """A device by the name that CUDA or HIP reports, by our id, or as it is.
 
     Raises:
-        UnknownDurationError: There is none of that name, or there are several.
+        UnknownDurationError: There is none of that name.
+        AmbiguousDeviceError: There are several.
     """
     if isinstance(device, Device):
         return device
@@ -127,6 +157,8 @@ def the_device(device: str | Device) -> Device:
         return found
     try:
         return device_named(device)
+    except AmbiguousDeviceError:
+        raise
     except OptionError as error:
         raise UnknownDurationError(str(error)) from None
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap.durations.estimate import UnknownDurationError
-
 __all__ = ["Curve"]
 
 FloatArray = npt.NDArray[np.float64]
@@ -33,10 +31,11 @@ class Curve:
     """In bytes (or whatever the maker of the curve measured)."""
     ns: FloatArray
 
-    def covers(self, size: float) -> bool:
+    def covers(self, sizes: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Whether `at` may be asked: inside the measured sizes or not far above them."""
-        below = size < self.sizes[0] and self.sizes[0] > _SMALL_BYTES
-        return not below and size <= self.sizes[-1] * _REACH
+        wanted = np.asarray(sizes, dtype=np.float64)
+        begin = 0.0 if self.sizes[0] <= _SMALL_BYTES else self.sizes[0]
+        return np.asarray((wanted >= begin) & (wanted <= self.sizes[-1] * _REACH))
 
     def at(self, sizes: npt.ArrayLike) -> FloatArray:
         """Times in ns; constant below the first knot, at the last rate above the last one."""
@@ -46,14 +45,3 @@ class Curve:
             return np.asarray(inside)
         rate = (self.ns[-1] - self.ns[-2]) / (self.sizes[-1] - self.sizes[-2])
         return np.asarray(inside + rate * np.maximum(wanted - self.sizes[-1], 0.0))
-
-    def ns_at(self, size: float) -> float:
-        """Time of one size, in ns.
-
-        Raises:
-            UnknownDurationError: The size is too far from those measured.
-        """
-        if not self.covers(size):
-            low, high = self.sizes[0], self.sizes[-1] * _REACH
-            raise UnknownDurationError(f"{size:,.0f} bytes lie outside {low:,.0f} to {high:,.0f}")
-        return float(self.at(size))

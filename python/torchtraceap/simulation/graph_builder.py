@@ -64,6 +64,7 @@ class _Points:
     time_ns: Array
     row: Array
     is_end: Array
+    held: Array
     name: Array
 
 
@@ -104,7 +105,9 @@ class GraphBuilder:
         self._lane_rank = graph.lane_rank.tolist()
         self._lane_kind = graph.lane_kind.tolist()
         self._lane_index = graph.lane_index.tolist()
-        self._points.append(_Points(graph.lane, graph.time_ns, graph.row, graph.is_end, graph.name))
+        self._points.append(
+            _Points(graph.lane, graph.time_ns, graph.row, graph.is_end, graph.held, graph.name)
+        )
         self._count = len(graph)
         ends = zip(graph.lane_begin.tolist(), graph.lane_end.tolist(), strict=True)
         self._last_of = {lane: end - 1 for lane, (begin, end) in enumerate(ends) if end > begin}
@@ -179,6 +182,7 @@ class GraphBuilder:
                 _column("start_ns", start_ns, count),
                 _column("rows", _core.NO_ROW if rows is None else rows, count),
                 _column("is_end", is_end, count),
+                _column("held", False, count),
                 _names(names, count),
             )
         )
@@ -356,6 +360,7 @@ class GraphBuilder:
             lane=place[point.lane[order]],
             row=point.row[order],
             is_end=point.is_end[order],
+            held=point.held[order],
             name=point.name[order],
             source=number[edge.source],
             destination=number[edge.destination],

@@ -74,3 +74,24 @@ TEST_CASE("a few launches, or one wrong time stamp, say nothing about clocks", "
   text.launch("wrong", 200'000, 4, 50'000, 20, 7, 1000);
   CHECK(build(text).tree.launch_delay_correction_ns == 0);
 }
+
+TEST_CASE("one early start hides no offset, and one call that agrees by chance does not deny it",
+          "[tree]") {
+  TraceText text = idle_device(21'000, 200);
+  text.launch("early", 150'000, 4, 150'050, 1, 9, 1000);  // a reused id
+  text.host("cuda_runtime", "hipDeviceSynchronize", 102'000, 20'930);
+  for (int i = 0; i < 3; ++i) {
+    text.host("cuda_runtime", "hipDeviceSynchronize", 105'050 + 100 * i, 20);
+  }
+  const Built b = build(text);
+  CHECK(b.tree.launch_delay_correction_ns == 5'000 - 21'006'000);
+}
+
+TEST_CASE("a large offset may be measured less exactly", "[tree]") {
+  TraceText text;
+  for (int i = 0; i < 30; ++i) {
+    const double t = 100'000 + 500 * i;
+    text.launch("k", t, 4, t + 30'000 + 20 * (i % 15), 20, 7, i + 1);
+  }
+  CHECK(build(text).tree.launch_delay_correction_ns == 5'000 - 30'000'000);
+}

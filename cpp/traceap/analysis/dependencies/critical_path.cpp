@@ -229,6 +229,8 @@ class PathWalker {
       case DependencyKind::kThreadStart:
       case DependencyKind::kThreadJoin:
         return PathCause::kHostGap;
+      case DependencyKind::kWorkerPace:
+        return PathCause::kDataLoading;
       case DependencyKind::kDeviceOrder:
       case DependencyKind::kQueueLimit:  // this and the next: in simulations only
       case DependencyKind::kCopyEngine:

@@ -9,7 +9,8 @@
 //
 // Note [Silent thread]: the autograd engine runs backward on threads of its own while the thread
 // that called it records nothing. Work of such a thread that lies between two neighbouring points
-// of the calling thread was therefore handed over at the first and awaited at the second.
+// of the calling thread was therefore handed over at the first and awaited at the second. What only
+// blocks (a monitor, a writer, the feeder of a queue) was handed nothing, and nobody awaits it.
 
 #include "traceap/analysis/dependencies/dependency_graph.hpp"
 
@@ -18,6 +19,7 @@
 #include <limits>
 #include <string>
 
+#include "traceap/analysis/dependencies/blocked_frames.hpp"
 #include "traceap/analysis/dependencies/graph_builder.hpp"
 #include "traceap/base/error.hpp"
 #include "traceap/base/interrupt.hpp"
@@ -149,7 +151,8 @@ class RankLinker {
         table_(*rank.table),
         tree_(*rank.tree),
         points_(builder.points(index)),
-        traits_(classify_names(table_.strings)) {
+        traits_(classify_names(table_.strings)),
+        blocked_(table_, tree_) {
     points_.begin.assign(table_.size(), kNoPoint);
     points_.end.assign(table_.size(), kNoPoint);
   }
@@ -283,6 +286,7 @@ class RankLinker {
     };
     for (std::uint32_t i = tree_.host_offsets[track]; i < tree_.host_offsets[track + 1];
          i = tree_.subtree_end[i]) {
+      if (blocked_.only_blocks(i)) continue;
       const Row root = tree_.host_rows[i];
       const std::int64_t start_ns = builder_.time_ns(points_.begin[root]);
       const Point since = builder_.point_before(caller, start_ns, false);
@@ -332,6 +336,7 @@ class RankLinker {
   const EventTree& tree_;
   RankPoints& points_;
   std::vector<NameTraits> traits_;
+  BlockedFrames blocked_;
 };
 
 /// The data of a collective moves from the moment when its last rank has begun: every end follows
@@ -379,9 +384,9 @@ void check_offset(const GraphRank& rank) {
 
 std::string_view dependency_kind_name(DependencyKind kind) {
   static constexpr std::array<std::string_view, kDependencyKindCount> kNames{
-      "program_order", "execution",    "stream_order", "launch",       "stream_wait",
-      "host_wait",     "thread_start", "thread_join",  "device_order", "device_busy",
-      "rendezvous",    "queue_limit",  "copy_engine",  "graph_order",  "tensor"};
+      "program_order", "execution",   "stream_order", "launch",      "stream_wait", "host_wait",
+      "thread_start",  "thread_join", "device_order", "device_busy", "rendezvous",  "queue_limit",
+      "copy_engine",   "graph_order", "tensor",       "worker_pace"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 

@@ -34,8 +34,9 @@ enum class DependencyKind : std::uint8_t {
   kCopyEngine,  ///< next copy of its direction on the device
   kGraphOrder,  ///< order between streams inside a captured graph
   kTensor,      ///< reads what was written, by an execution trace
+  kWorkerPace,  ///< a batch is ready when the loader's workers have made it
 };
-inline constexpr int kDependencyKindCount = static_cast<int>(DependencyKind::kTensor) + 1;
+inline constexpr int kDependencyKindCount = static_cast<int>(DependencyKind::kWorkerPace) + 1;
 /// snake_case, such as "stream_order".
 std::string_view dependency_kind_name(DependencyKind kind);
 

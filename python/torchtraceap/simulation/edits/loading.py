@@ -96,7 +96,7 @@ class LoaderWorkers:
         numbers: list[int | None] = []
         for view in views(run):
             rows = _fetches(view, _SEVERAL)
-            waited = _waited(view, rows)
+            waited = _waited(run, view, rows)
             if not waited.any():
                 continue
             late += int(waited.sum())
@@ -131,6 +131,8 @@ class LoaderWorkers:
         share = number / self.workers
         _take(run, view, change, rows, form, 1 - share)
         crowded = 1 + (CROWDED[form] - 1) * (1 - share)
+        paced = _paced(run, view)
+        change.set_lags(paced, run.cost_ns[paced] * share * crowded)
         _pace(view, change, rows, every_ns * share * crowded)
 
 
@@ -165,7 +167,7 @@ def _take(
     inside, _ = view.work_edges(rows)
     rest = np.setdiff1d(host, inside, assume_unique=True)
     before_ns = run.cost_ns[rest]
-    gain_ns = total(np.maximum(view.work_ns(rows) - TAKE_NS[form], 0))
+    gain_ns = total(np.maximum(view.table.dur_ns[rows] - TAKE_NS[form], 0))
     slower = min(SLOWDOWN[form] * share, gain_ns / max(total(before_ns), 1))
     if slower > 0:
         change.set_lags(rest, before_ns * (1 + slower))
@@ -190,9 +192,15 @@ def _ends_ns(view: RankView, rows: Array) -> Array:
     return view.table.ts_ns[rows] + view.table.dur_ns[rows]
 
 
-def _waited(view: RankView, rows: Array) -> Array:
-    """bool `[fetches]`: longer than it takes to take a finished batch."""
-    return view.work_ns(rows) > TAKE_NS[1]
+def _paced(run: SimulatedRun, view: RankView) -> Array:
+    """Edges by which late batches of the rank follow each other, as measured."""
+    return view.edges_into(np.arange(*run.point_bounds[view.index]), "worker_pace")
+
+
+def _waited(run: SimulatedRun, view: RankView, rows: Array) -> Array:
+    """bool `[fetches]`: a batch was late; of the first ones the length must tell."""
+    waited: Array = np.isin(rows, run.graph.owner[_paced(run, view)])
+    return waited | (view.work_ns(rows) > TAKE_NS[1])
 
 
 def _service_ns(view: RankView, rows: Array, waited: Array) -> Array:

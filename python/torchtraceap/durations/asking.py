@@ -1,0 +1,86 @@
+"""One question or many: from checked sizes to answers, by the models in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap.durations.calibration import Calibration
+from torchtraceap.durations.estimate import Estimate, Estimates, UnknownDurationError
+
+__all__ = ["Model", "Question", "each"]
+
+FloatArray = npt.NDArray[np.float64]
+Model = Callable[..., Estimates]
+"""Takes arrays `[n]` of sizes; raises `UnknownDurationError` if it has no answer at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, and who may answer."""
+
+    sizes: Mapping[str, FloatArray]
+    """By name, all of one shape: `[]` or `[n]` (`checked_sizes`)."""
+    models: tuple[Model, ...]
+    """The best first: each is asked where those before it have no answer."""
+    class_name: str
+    """What is calibrated together (`kernel_class`)."""
+    calibration: Calibration | None = None
+    strict: bool = False
+
+    def answer(self) -> Estimate | Estimates | None:
+        """An `Estimate` or None; of arrays `Estimates`, NaN where there is none.
+
+        Raises:
+            UnknownDurationError: No model answers, and the question is strict.
+        """
+        shape = next(iter(self.sizes.values())).shape
+        found = self._estimates([np.atleast_1d(column) for column in self.sizes.values()])
+        missing = np.flatnonzero(~np.isfinite(found.ns))
+        if self.strict and len(missing):
+            raise UnknownDurationError(found[int(missing[0])].source)
+        if self.calibration is not None:
+            calibration = self.calibration
+            found = Estimates.of(
+                calibration.applied(found[at], self.class_name) for at in range(len(found))
+            )
+        if shape:
+            return found
+        return None if len(missing) else found[0]
+
+    def _estimates(self, columns: list[FloatArray]) -> Estimates:
+        found = _answers(self.models[0], columns)
+        for model in self.models[1:]:
+            missing = ~np.isfinite(found.ns)
+            if not missing.any():
+                break
+            other = _answers(model, columns)
+            # If nobody answers, the reason is that of the best model.
+            found = Estimates.choose(missing & np.isfinite(other.ns), [found, other])
+        return found
+
+
+def _answers(model: Model, columns: list[FloatArray]) -> Estimates:
+    try:
+        return model(*columns)
+    except UnknownDurationError as reason:
+        return Estimates.unknown(len(columns[0]), str(reason))
+
+
+def each(one: Callable[..., Estimate]) -> Model:
+    """A model of many questions from one that answers single ones; equal ones are asked once."""
+
+    def ask(*sizes: float) -> Estimate:
+        try:
+            return one(*(int(size) if size == int(size) else size for size in sizes))
+        except UnknownDurationError as reason:
+            return Estimate(np.nan, np.nan, np.nan, str(reason))
+
+    def model(*columns: FloatArray) -> Estimates:
+        rows, back = np.unique(np.stack(columns), axis=1, return_inverse=True)
+        return Estimates.of(ask(*row) for row in rows.T.tolist()).take(back.ravel())
+
+    return model

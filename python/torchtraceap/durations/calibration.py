@@ -1,0 +1,242 @@
+"""What the user's own kernels say of the models: ratios of measured over estimated time.
+
+A *kind* is what is asked alike (one operator with the same arguments, one copy of the same size);
+a *class* is what a model is likely to miss in the same way (all bf16 products of a device). How
+far the ratios of a class can be trusted depends on how many kinds it has: calls of one kind repeat
+each other.
+
+Note [Shrinking]: the model's interval says how far its logarithm may be off, a deviation `s`. Half
+of that variance is taken to be common to a class, half to be each kind's own. Both halves are the
+prior that the kinds of the trace move: the common part by the median of their ratios, the other by
+their spread, which counts against `_PRIOR_KINDS` kinds of the prior. So one kind moves a class
+little, twenty decide it, and an interval is never narrower than they support.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap.durations.estimate import Estimate, Estimates
+
+__all__ = [
+    "Calibration",
+    "ClassRatio",
+    "KindTimes",
+    "calibrate",
+    "fit_calibration",
+    "kernel_class",
+]
+
+FloatArray = npt.NDArray[np.float64]
+
+TAIL = 1.2816
+"""Standard deviations of a normal distribution to either side that hold 80 %."""
+_COMMON_SHARE = 0.5
+_PRIOR_KINDS = 4.0
+# Variance of a median over that of a mean, for normal values.
+_MEDIAN_COST = np.pi / 2
+# Calls of one kind: what clocks, caches and neighbours change from call to call. Traces where
+# kinds repeat say it themselves; with no repetition it is taken to be the first, never below the
+# second.
+_REPEATS_SD, _LEAST_SD = 0.1, 0.02
+_ENOUGH_CALLS = 3
+_FEW_KINDS = 5
+_BY_TYPE = ("gemm", "grouped_gemm", "attention", "convolution")
+
+
+def kernel_class(family: str, dtype: str) -> str:
+    """The class of a kernel: its family, with the type where that decides which units compute."""
+    return f"{family} {dtype}".strip() if family.startswith(_BY_TYPE) else family
+
+
+@dataclass(frozen=True, slots=True)
+class KindTimes:
+    """Kinds that were measured and estimated; all sequences have one entry per kind."""
+
+    kinds: Sequence[Hashable]
+    classes: Sequence[str]
+    measured_ns: FloatArray
+    """Median over the calls."""
+    spread: FloatArray
+    """Standard deviation of the logarithm over the calls; NaN where there are too few."""
+    calls: npt.NDArray[np.int64]
+    estimates: Estimates
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRatio:
+    """Measured over estimated time of one class."""
+
+    name: str
+    median: float
+    """Of the kinds."""
+    low: float
+    """A tenth of the kinds had less."""
+    high: float
+    kinds: int
+    calls: int
+    ratio: float
+    """What an estimate is multiplied with: the median, as far as so many kinds support it."""
+    deviation: float
+    """Standard deviation of the logarithm of a new kind's ratio around it."""
+
+    @property
+    def is_few(self) -> bool:
+        """Too few kinds to rely on: the ratio stays near that of the model."""
+        return self.kinds < _FEW_KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class _KindRatio:
+    log_ratio: float
+    """Against the class's own ratio."""
+    variance: float
+    repeats: float
+    """Standard deviation from call to call."""
+
+
+class Measured(Protocol):
+    """What has kernels with measured and estimated times: a `torchtraceap.Trace`."""
+
+    def kind_times(self, rank: int | None = None) -> KindTimes: ...
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Ratios of a trace's measured to estimated times, to be handed to the functions that ask.
+
+    `print(calibration)` shows them with the number of kinds and calls behind each.
+    """
+
+    classes: Mapping[str, ClassRatio]
+    """By name, the most kinds first."""
+    kinds: Mapping[Hashable, _KindRatio]
+
+    def applied(self, estimate: Estimate, name: str, kind: Hashable = None) -> Estimate:
+        """An estimate as this trace would have it.
+
+        Args:
+            estimate: Of a model.
+            name: Its class (`kernel_class`).
+            kind: The very kind of call, if the trace may hold it.
+
+        Returns:
+            The estimate itself where the trace has nothing of the class.
+        """
+        found = self.classes.get(name)
+        if found is None or not np.isfinite(estimate.ns):
+            return estimate
+        middle, _ = _centre_and_deviation(*estimate[:3])
+        log_ns, variance = middle + np.log(found.ratio), found.deviation**2
+        says = f"x {found.ratio:.2f}: {_count(found.kinds, 'kind')} of this trace's {name}"
+        own = self.kinds.get(kind) if kind is not None else None
+        if own is not None:
+            weight = variance / (variance + own.variance)
+            log_ns += weight * own.log_ratio
+            variance = (1.0 - weight) * variance + own.repeats**2
+            says = "this very call in the trace, and " + says
+        factor = float(np.exp(TAIL * np.sqrt(variance)))
+        ns = float(np.exp(log_ns))
+        return Estimate(ns, ns / factor, ns * factor, f"{estimate.source}; {says}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ratios as plain values."""
+        return {
+            name: {
+                "ratio": one.ratio, "median": one.median, "low": one.low, "high": one.high,
+                "kinds": one.kinds, "calls": one.calls, "deviation": one.deviation,
+                "is_few": one.is_few,
+            }
+            for name, one in self.classes.items()
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        if not self.classes:
+            return "no kernels that a model estimates"
+        lines = [
+            f"{'class':<28}{'ratio':>7}{'median':>8}{'10 %':>7}{'90 %':>7}{'n':>5}{'calls':>8}"
+        ]
+        lines += [
+            f"{one.name[:27]:<28}{one.ratio:7.2f}{one.median:8.2f}{one.low:7.2f}{one.high:7.2f}"
+            f"{one.kinds:5d}{one.calls:8d}{'  few' if one.is_few else ''}"
+            for one in self.classes.values()
+        ]
+        return "\n".join(lines)
+
+
+def calibrate(trace: Measured, rank: int | None = None) -> Calibration:
+    """Measured over estimated times of a trace's own kernels, by class.
+
+    Args:
+        trace: A loaded trace.
+        rank: Which of several ranks; the first by default.
+    """
+    return fit_calibration(trace.kind_times(rank))
+
+
+def fit_calibration(times: KindTimes) -> Calibration:
+    """The ratios of kinds that were measured and estimated; see Note [Shrinking]."""
+    estimates = times.estimates
+    usable = np.isfinite(estimates.ns) & (estimates.low_ns > 0) & (times.measured_ns > 0)
+    middle, deviation = _centre_and_deviation(
+        np.where(usable, estimates.ns, 1.0),
+        np.where(usable, estimates.low_ns, 1.0),
+        np.where(usable, estimates.high_ns, 1.0),
+    )
+    log_ratio = np.log(np.where(usable, times.measured_ns, 1.0)) - middle
+    plain = np.where(usable, times.measured_ns, 1.0) / np.where(usable, estimates.ns, 1.0)
+    members: dict[str, list[int]] = {}
+    for place in np.flatnonzero(usable).tolist():
+        members.setdefault(times.classes[place], []).append(place)
+    classes: dict[str, ClassRatio] = {}
+    kinds: dict[Hashable, _KindRatio] = {}
+    for name, places in sorted(members.items(), key=lambda item: (-len(item[1]), item[0])):
+        rows = np.array(places)
+        common, spread = _posterior(log_ratio[rows], deviation[rows])
+        low, median, high = np.quantile(plain[rows], (0.1, 0.5, 0.9)).tolist()
+        classes[name] = ClassRatio(
+            name, median, low, high, len(rows), int(times.calls[rows].sum()),
+            float(np.exp(common)), spread,
+        )  # fmt: skip
+        repeats = _repeats(times.spread[rows], times.calls[rows])
+        for place in places:
+            calls = float(times.calls[place])
+            kinds[times.kinds[place]] = _KindRatio(
+                float(log_ratio[place] - common), _MEDIAN_COST * repeats**2 / calls, repeats
+            )
+    return Calibration(MappingProxyType(classes), MappingProxyType(kinds))
+
+
+def _centre_and_deviation(ns: Any, low_ns: Any, high_ns: Any) -> tuple[Any, Any]:
+    """Middle of an interval and its deviation, both of the logarithm."""
+    low, high = np.log(np.minimum(low_ns, ns)), np.log(np.maximum(high_ns, ns))
+    return (low + high) / 2.0, np.maximum((high - low) / (2.0 * TAIL), _LEAST_SD)
+
+
+def _posterior(log_ratios: FloatArray, deviations: FloatArray) -> tuple[float, float]:
+    """The common part of a class, and the deviation of a new kind around it."""
+    prior = float(np.median(deviations)) ** 2
+    count = len(log_ratios)
+    median = float(np.median(log_ratios))
+    seen = (np.quantile(np.abs(log_ratios - median), 0.8) / TAIL) ** 2
+    own = (_PRIOR_KINDS * (1 - _COMMON_SHARE) * prior + count * seen) / (_PRIOR_KINDS + count)
+    doubt, common = _MEDIAN_COST * own / count, _COMMON_SHARE * prior
+    weight = common / (common + doubt)
+    # The tails of Student's distribution where the spread rests on few kinds.
+    wider = 1.0 + (TAIL**2 + 1.0) / (4.0 * (_PRIOR_KINDS + count))
+    return weight * median, wider * float(np.sqrt(own + (1 - weight) * common))
+
+
+def _repeats(spread: FloatArray, calls: npt.NDArray[np.int64]) -> float:
+    told = spread[(calls >= _ENOUGH_CALLS) & np.isfinite(spread)]
+    return max(float(np.median(told)), _LEAST_SD) if len(told) else _REPEATS_SD
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,332 @@
+"""Asking for durations as a person does: types and names as found, sizes, arrays, calibration."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import torchtraceap as ttap
+from torchtraceap import durations
+from torchtraceap.durations import Calibration, Estimate, Estimates, UnknownDurationError
+from torchtraceap.durations.calibration import TAIL, KindTimes, fit_calibration, kernel_class
+from torchtraceap.durations.inputs import collective_named, copy_named, dtype_label
+from torchtraceap.errors import AmbiguousDeviceError, OptionError
+
+A100, H100 = "A100-SXM4-80GB", "H100 SXM"
+
+
+class LikeTorch:
+    """What a `torch.dtype` prints as, without torch."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __str__(self) -> str:
+        return f"torch.{self._name}"
+
+
+def test_the_package_has_them() -> None:
+    assert ttap.durations is durations
+    assert "durations" in ttap.__all__
+
+
+@pytest.mark.parametrize(
+    ("dtype", "label"),
+    [
+        ("bf16", "bf16"), ("torch.bfloat16", "bf16"), ("c10::BFloat16", "bf16"),
+        ("__nv_bfloat16", "bf16"), (LikeTorch("bfloat16"), "bf16"), (LikeTorch("half"), "fp16"),
+        ("float", "fp32"), ("c10::Half", "fp16"), ("tf32", "tf32"), ("torch.float8_e4m3fn", "fp8"),
+        ("TF32", "tf32"), (np.dtype("float64"), "fp64"), ("long int", "int64"),
+    ],
+)  # fmt: skip
+def test_types_in_any_spelling(dtype: object, label: str) -> None:
+    assert dtype_label(dtype) == label
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind", "dtype"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+         "all_reduce", "bf16"),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "all_reduce", "fp32"),
+        ("ncclKernel_AllReduce_TREE_LL_Sum_half(ncclDevComm*, unsigned long, ncclWork*)",
+         "all_reduce", "fp16"),
+        ("ncclKernel_ReduceScatter_RING_LL_Sum___nv_bfloat16(ncclWorkElem)",
+         "reduce_scatter", "bf16"),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", "send_recv", "int8"),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "all_gather", ""),
+        ("void ncclDevKernel_ReduceScatter_SumPostDiv_u32_RING_LL", "reduce_scatter", "int32"),
+        ("ncclDevKernel_AllReduce_Sum_f8e4m3_TREE_LL", "all_reduce", "fp8"),
+        ("c10d::allreduce_", "all_reduce", ""),
+        ("c10d::_allgather_base_", "all_gather", ""),
+        ("nccl:_reduce_scatter_base", "reduce_scatter", ""),
+        ("_c10d_functional::all_gather_into_tensor", "all_gather", ""),
+    ],
+)  # fmt: skip
+def test_collectives_by_the_names_of_their_kernels(kernel: str, kind: str, dtype: str) -> None:
+    name, said = collective_named(kernel)
+    assert (durations.collective_kind(name), said) == (kind, dtype)
+    plain = durations.collective_ns(kind, 1 << 24, 8, H100, dtype=dtype)
+    assert durations.collective_ns(kernel, 1 << 24, 8, H100) == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "direction", "pinned"),
+    [
+        ("Memcpy HtoD (Pinned -> Device)", "HtoD", True),
+        ("Memcpy DtoH (Device -> Pageable)", "DtoH", False),
+        ("Memcpy DtoD (Device -> Device)", "DtoD", None),
+        ("HtoD", "HtoD", None),
+        ("host to device", "host to device", None),
+    ],
+)
+def test_copies_by_the_names_of_their_events(
+    name: str, direction: str, pinned: bool | None
+) -> None:
+    assert copy_named(name) == (direction, pinned)
+
+
+def test_a_pinned_copy_says_so_itself() -> None:
+    told = durations.copy_ns(1 << 24, "Memcpy HtoD (Pinned -> Device)", None, A100)
+    assert told == durations.copy_ns(1 << 24, "HtoD", True, A100) is not None
+
+
+# Devices and sizes ------------------------------------------------------------------------------
+
+
+def test_a_name_that_several_devices_have_lists_them() -> None:
+    for ask in (
+        lambda: durations.gemm_ns(64, 64, 64, "bf16", "A100"),
+        lambda: durations.collective_ns("all_reduce", 1 << 20, 8, "A100"),
+        lambda: durations.copy_ns(1 << 20, "HtoD", True, "A100"),
+        lambda: durations.elementwise_ns("add", 1 << 20, "fp32", "A100"),
+    ):
+        with pytest.raises(AmbiguousDeviceError, match=r"a100_sxm_40gb.*a100_sxm_80gb") as caught:
+            ask()
+        assert isinstance(caught.value, OptionError)
+
+
+WRONG: list[Any] = [0, -1, 1.5, math.nan, math.inf, -math.inf, 10**30, "12", None, True, 1j]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_sizes_are_checked(wrong: Any) -> None:
+    with pytest.raises(OptionError, match=r"^m (must be|is beyond)"):
+        durations.gemm_ns(wrong, 64, 64, "bf16", H100)
+    with pytest.raises(OptionError, match=r"^ranks "):
+        durations.collective_ns("all_reduce", 1 << 20, wrong, H100)
+    with pytest.raises(OptionError, match=r"^head_size "):
+        durations.attention_ns(1, 1, 1, 1, wrong, "bf16", H100)
+    with pytest.raises(OptionError, match=r"^batch "):
+        durations.embedding_bag_ns([durations.EmbeddingTable(10, 4, 2)], wrong, H100)
+    if wrong is not True:  # NumPy makes a 1 of it
+        with pytest.raises(OptionError, match=r"^m "):
+            durations.gemm_ns([64, wrong], 64, 64, "bf16", H100)
+    with pytest.raises(OptionError, match=r"^rows "):
+        durations.embedding_bag_ns([durations.EmbeddingTable(wrong, 4, 2)], 8, H100)
+    if wrong != 1.5:
+        with pytest.raises(OptionError, match=r"^size "):
+            durations.copy_ns(wrong, "HtoD", True, H100)
+
+
+def test_arrays_that_do_not_go_together_are_told() -> None:
+    with pytest.raises(OptionError, match="one length"):
+        durations.gemm_ns([64, 64], [64, 64, 64], 64, "bf16", H100)
+    with pytest.raises(OptionError, match="one dimension"):
+        durations.gemm_ns(np.ones((2, 2)), 64, 64, "bf16", H100)
+
+
+# Many at once -----------------------------------------------------------------------------------
+
+
+def test_arrays_in_arrays_out() -> None:
+    m = np.array([4096, 64, 4096])
+    many = durations.gemm_ns(m, 4096, 4096, "bf16", H100)
+    assert isinstance(many, Estimates) and len(many) == 3
+    for at, rows in enumerate(m.tolist()):
+        one = durations.gemm_ns(rows, 4096, 4096, "bf16", H100)
+        assert many[at] == one
+    none: list[int] = []
+    assert len(durations.gemm_ns(none, 4096, 4096, "bf16", H100)) == 0
+
+
+def test_what_has_no_answer_is_nan_with_its_reason() -> None:
+    many = durations.collective_ns("all_reduce", [1 << 20, 1 << 48], 8, H100)
+    assert math.isfinite(many.ns[0]) and math.isnan(many.ns[1]) and math.isnan(many.high_ns[1])
+    assert "bytes" in many[1].source
+    with pytest.raises(UnknownDurationError):
+        durations.collective_ns("all_reduce", [1 << 20, 1 << 48], 8, H100, strict=True)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda n: durations.copy_ns(n * 1000.0, "HtoD", True, A100),
+        lambda n: durations.copy_ns(n * 1000.0, "DtoD", None, A100),
+        lambda n: durations.elementwise_ns("add", n * 1000.0, "bf16", H100),
+        lambda n: durations.softmax_ns(n, 512, "fp32", A100),
+        lambda n: durations.layer_norm_ns(n, 512, "bf16", H100),
+        lambda n: durations.attention_ns(n, 8, 512, 512, 64, "fp16", A100),
+        lambda n: durations.collective_ns("all_gather", n * 1000.0, 8, A100),
+        lambda n: durations.embedding_bag_ns([durations.EmbeddingTable(10**6, 64, 20)], n, H100),
+    ],
+)
+def test_every_question_takes_arrays_and_more_never_takes_less(ask: Any) -> None:
+    sizes = np.array([1, 3, 10, 100, 1000, 10_000])
+    many = ask(sizes)
+    assert np.isfinite(many.ns).all()
+    assert (many.low_ns <= many.ns).all() and (many.ns <= many.high_ns).all()
+    assert (np.diff(many.ns) >= 0).all()
+    one = ask(1)
+    assert isinstance(one, Estimate) and one == many[0]
+
+
+DEVICES = ("V100-SXM2-32GB", A100, H100, "H200", "L4", "T4", "MI300X")
+TYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.tuples(*[st.integers(1, 20_000)] * 3),
+    st.integers(2, 8),
+    st.integers(0, 2),
+    st.sampled_from(DEVICES),
+    st.sampled_from(TYPES),
+)
+def test_a_larger_product_is_no_faster_than_the_interval_allows(
+    shape: tuple[int, int, int], times: int, grown: int, device: str, dtype: str
+) -> None:
+    larger = list(shape)
+    larger[grown] *= times
+    less = durations.gemm_ns(*shape, dtype, device)
+    more = durations.gemm_ns(*larger, dtype, device)
+    assert (less is None) == (more is None)
+    if less is not None and more is not None:
+        assert 0 < less.low_ns <= less.ns <= less.high_ns < math.inf
+        assert more.high_ns >= less.low_ns
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True) | st.integers() | st.text(max_size=5))
+def test_no_size_whatever_ends_in_another_error(size: Any) -> None:
+    try:
+        found = durations.elementwise_ns("add", size, "bf16", H100)
+    except OptionError:
+        return
+    assert found is not None and 0 < found.low_ns <= found.ns <= found.high_ns < math.inf
+
+
+# Calibration ------------------------------------------------------------------------------------
+
+
+def times_of(
+    ratios: list[float], factor: float = 2.0, calls: int = 10, spread: float = 0.02
+) -> KindTimes:
+    """Kinds of one class that take `ratios` of the 100 us that a model says."""
+    count = len(ratios)
+    return KindTimes(
+        kinds=[("kind", at) for at in range(count)],
+        classes=["gemm bf16"] * count,
+        measured_ns=1e5 * np.array(ratios, dtype=np.float64),
+        spread=np.full(count, spread),
+        calls=np.full(count, calls),
+        estimates=Estimates.around(np.full(count, 1e5), factor, "a model"),
+    )
+
+
+MODEL = Estimate.around(1e5, 2.0, "a model")
+
+
+def width(estimate: Estimate) -> float:
+    return math.log(estimate.high_ns / estimate.low_ns) / 2
+
+
+def test_many_kinds_that_agree_decide_the_ratio_and_narrow_the_interval() -> None:
+    calibration = fit_calibration(times_of([1.3] * 40))
+    (ratio,) = calibration.classes.values()
+    assert (ratio.kinds, ratio.calls, ratio.is_few) == (40, 400, False)
+    assert ratio.median == pytest.approx(1.3)
+    applied = calibration.applied(MODEL, "gemm bf16")
+    assert applied.ns == pytest.approx(1.3e5, rel=0.01)
+    assert width(applied) < width(MODEL) / 2
+    assert "40 kinds of this trace's gemm bf16" in applied.source
+
+
+def test_few_kinds_move_a_model_a_little() -> None:
+    one = fit_calibration(times_of([1.5]))
+    assert one.classes["gemm bf16"].is_few
+    applied = one.applied(MODEL, "gemm bf16")
+    assert 1e5 < applied.ns < 1.35e5
+    assert 0.6 * width(MODEL) < width(applied) <= width(MODEL)
+    assert "few" in str(one)
+
+
+def test_kinds_that_differ_keep_the_interval_wide() -> None:
+    ratios = np.exp(np.random.default_rng(0).normal(0, 0.8, 200)).tolist()
+    applied = fit_calibration(times_of(ratios)).applied(MODEL, "gemm bf16")
+    assert width(applied) == pytest.approx(TAIL * 0.8, rel=0.2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 20, 100])
+@pytest.mark.parametrize(("common", "own"), [(0.38, 0.38), (0.0, 0.3), (0.2, 0.5)])
+def test_four_of_five_new_kinds_lie_inside(count: int, common: float, own: float) -> None:
+    """Classes whose spread is about what the model says (a deviation of 0.54)."""
+    rng = np.random.default_rng(0)
+    inside = []
+    for _ in range(200):
+        ratios = np.exp(rng.normal(0, common) + rng.normal(0, own, count + 200))
+        seen, unseen = ratios[:count].tolist(), 1e5 * ratios[count:]
+        applied = fit_calibration(times_of(seen)).applied(MODEL, "gemm bf16")
+        inside.append(np.mean((unseen >= applied.low_ns) & (unseen <= applied.high_ns)))
+    assert 0.7 < np.mean(inside) < 0.96
+
+
+def test_the_very_kind_is_known_better_than_its_class() -> None:
+    calibration = fit_calibration(times_of([0.7, 1.0, 1.5, 2.0, 1.2, 0.9]))
+    of_class = calibration.applied(MODEL, "gemm bf16")
+    own = calibration.applied(MODEL, "gemm bf16", ("kind", 3))
+    assert own.ns == pytest.approx(2e5, rel=0.03)
+    assert width(own) < width(of_class) / 3
+    assert "this very call" in own.source
+
+
+def test_what_the_trace_has_not_stays_as_it_is() -> None:
+    calibration = fit_calibration(times_of([1.3]))
+    assert calibration.applied(MODEL, "softmax") is MODEL
+    nothing = Estimate(math.nan, math.nan, math.nan, "no")
+    assert calibration.applied(nothing, "gemm bf16") is nothing
+    empty = fit_calibration(times_of([]))
+    assert empty.classes == {} and "no kernels" in str(empty)
+
+
+def test_kinds_without_a_time_or_an_estimate_are_left_out() -> None:
+    times = times_of([1.0, 0.0, 1.0])
+    times.estimates.ns[2] = math.nan
+    assert fit_calibration(times).classes["gemm bf16"].kinds == 1
+
+
+def test_questions_take_a_calibration() -> None:
+    times = times_of([0.8] * 30)
+    calibration = fit_calibration(times)
+    plain = durations.gemm_ns(4096, 4096, 4096, "bf16", H100)
+    told = durations.gemm_ns(4096, 4096, 4096, "torch.bfloat16", H100, calibration=calibration)
+    assert plain is not None and told is not None
+    middle = math.sqrt(plain.low_ns * plain.high_ns)
+    assert told.ns == pytest.approx(0.8 * middle, rel=0.05)
+    many = durations.gemm_ns([4096], 4096, 4096, "bf16", H100, calibration=calibration)
+    assert many[0] == told
+    other = durations.gemm_ns(4096, 4096, 4096, "fp32", H100, calibration=calibration)
+    assert other == durations.gemm_ns(4096, 4096, 4096, "fp32", H100)
+
+
+def test_ratios_are_shown_as_plain_values() -> None:
+    calibration = fit_calibration(times_of([1.3] * 6))
+    assert isinstance(calibration, Calibration)
+    (row,) = calibration.to_dict().values()
+    assert row["kinds"] == 6 and row["calls"] == 60 and row["is_few"] is False
+    assert kernel_class("gemm", "bf16") == "gemm bf16"
+    assert kernel_class("softmax", "bf16") == "softmax"
