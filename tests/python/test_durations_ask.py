@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import torchtraceap as ttap
 from torchtraceap import durations
 from torchtraceap.durations import Calibration, Estimate, Estimates, UnknownDurationError
+from torchtraceap.durations.asking import Question, each
 from torchtraceap.durations.calibration import TAIL, KindTimes, fit_calibration, kernel_class
-from torchtraceap.durations.inputs import collective_named, copy_named, dtype_label
+from torchtraceap.durations.inputs import checked_sizes, collective_named, copy_named, dtype_label
 from torchtraceap.errors import AmbiguousDeviceError, OptionError
 
 A100, H100 = "A100-SXM4-80GB", "H100 SXM"
@@ -33,6 +34,11 @@ class LikeTorch:
 def test_the_package_has_them() -> None:
     assert ttap.durations is durations
     assert "durations" in ttap.__all__
+    assert set(durations.__all__) == set(dir(durations)) == set(durations._MODULES)
+    for name in durations.__all__:
+        assert getattr(durations, name) is getattr(durations, name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = durations.nothing
 
 
 @pytest.mark.parametrize(
@@ -155,12 +161,36 @@ def test_arrays_in_arrays_out() -> None:
     assert len(durations.gemm_ns(none, 4096, 4096, "bf16", H100)) == 0
 
 
-def test_what_has_no_answer_is_nan_with_its_reason() -> None:
-    many = durations.collective_ns("all_reduce", [1 << 20, 1 << 48], 8, H100)
-    assert math.isfinite(many.ns[0]) and math.isnan(many.ns[1]) and math.isnan(many.high_ns[1])
-    assert "bytes" in many[1].source
-    with pytest.raises(UnknownDurationError):
-        durations.collective_ns("all_reduce", [1 << 20, 1 << 48], 8, H100, strict=True)
+def small(size: float) -> Estimate:
+    if size > 100:
+        raise UnknownDurationError(f"{size} is not small")
+    return Estimate.around(size, 2.0, "small ones")
+
+
+def middling(size: float) -> Estimate:
+    if size > 1000:
+        raise UnknownDurationError(f"{size} is not middling")
+    return Estimate.around(size, 4.0, "middling ones")
+
+
+def test_models_answer_in_their_order_and_what_has_no_answer_is_nan() -> None:
+    sizes = checked_sizes(size=([5000, 50, 500], True))
+    question = Question(sizes, (each(small), each(middling)), "any")
+    many = question.answer()
+    assert isinstance(many, Estimates)
+    assert many[1] == small(50) and many[2] == middling(500)
+    assert all(math.isnan(value) for value in many[0][:3])
+    assert many[0].source == "5000 is not small"
+    with pytest.raises(UnknownDurationError, match="5000 is not small"):
+        Question(sizes, (each(small), each(middling)), "any", strict=True).answer()
+    for size, answer in ((50, small(50)), (500, middling(500)), (5000, None)):
+        one = checked_sizes(size=(size, True))
+        assert Question(one, (each(small), each(middling)), "any").answer() == answer
+
+
+def test_many_of_an_unknown_type_have_no_answer() -> None:
+    many = durations.gemm_ns([64, 128], 64, 64, "int7", H100)
+    assert np.isnan(many.ns).all() and many[0].source == "no type is called 'int7'"
 
 
 @pytest.mark.parametrize(

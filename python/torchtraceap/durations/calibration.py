@@ -107,11 +107,11 @@ class Measured(Protocol):
     def kind_times(self, rank: int | None = None) -> KindTimes: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Calibration:
     """Ratios of a trace's measured to estimated times, to be handed to the functions that ask.
 
-    `print(calibration)` shows them with the number of kinds and calls behind each.
+    Shows itself as a table of them, with the number of kinds and calls behind each.
     """
 
     classes: Mapping[str, ClassRatio]
@@ -156,7 +156,7 @@ class Calibration:
             for name, one in self.classes.items()
         }  # fmt: skip
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         if not self.classes:
             return "no kernels that a model estimates"
         lines = [

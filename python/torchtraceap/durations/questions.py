@@ -1,0 +1,436 @@
+"""The questions that a person asks: one function for each kind of work; see the package.
+
+Each checks the sizes, takes types and names as they are found, and asks the models in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict, Unpack, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap.devices import Device
+from torchtraceap.durations.asking import Question, each
+from torchtraceap.durations.calibration import Calibration, kernel_class
+from torchtraceap.durations.collectives import collective_kind, estimate_collective
+from torchtraceap.durations.copies import estimate_copy
+from torchtraceap.durations.embedding import (
+    EmbeddingTable,
+    estimate_embedding_bag,
+)
+from torchtraceap.durations.estimate import (
+    Estimate,
+    Estimates,
+    UnknownDurationError,
+    element_bytes,
+)
+from torchtraceap.durations.families import estimate_work
+from torchtraceap.durations.gemm import estimate_gemms
+from torchtraceap.durations.inputs import (
+    Many,
+    Numbers,
+    checked_sizes,
+    collective_named,
+    copy_named,
+    dtype_label,
+)
+from torchtraceap.durations.kernels import (
+    estimate_attention,
+    estimate_elementwise,
+    estimate_rows,
+    tensors_moved,
+)
+
+__all__ = [
+    "Answer",
+    "Options",
+    "attention_ns",
+    "collective_ns",
+    "copy_ns",
+    "elementwise_ns",
+    "embedding_bag_ns",
+    "gemm_ns",
+    "layer_norm_ns",
+    "softmax_ns",
+]
+
+
+class Options(TypedDict, total=False):
+    """What every question takes."""
+
+    strict: bool
+    """Raise the reason instead of answering None (or NaN)."""
+    calibration: Calibration | None
+    """Ratios of the user's own kernels, to correct the models with."""
+
+
+Answer = Estimate | Estimates | None
+FloatArray = npt.NDArray[np.float64]
+
+
+@overload
+def collective_ns(
+    kind: str,
+    size: float,
+    ranks: int,
+    device: str | Device,
+    nodes: int = 1,
+    *,
+    dtype: object = "",
+    **options: Unpack[Options],
+) -> Estimate | None: ...
+@overload
+def collective_ns(
+    kind: str,
+    size: Numbers,
+    ranks: Numbers,
+    device: str | Device,
+    nodes: int = 1,
+    *,
+    dtype: object = "",
+    **options: Unpack[Options],
+) -> Estimates: ...
+def collective_ns(
+    kind: str,
+    size: Numbers,
+    ranks: Numbers,
+    device: str | Device,
+    nodes: int = 1,
+    *,
+    dtype: object = "",
+    **options: Unpack[Options],
+) -> Answer:
+    """Transfer time of a collective once all ranks have come.
+
+    Args:
+        kind: Its name in any of PyTorch's or NCCL's spellings, or a kernel's.
+        size: Bytes of the larger of one rank's input and output.
+        ranks: Members of the group, all of one device.
+        device: A GPU by name or id.
+        nodes: Machines that the group spans.
+        dtype: Of the elements; by default what a kernel's name says.
+        options: See `Options`.
+    """
+    name, said = collective_named(kind)
+    checked_sizes(nodes=(nodes, True))
+
+    def from_tables(size: float, ranks: int) -> Estimate:
+        label = dtype_label(dtype) if dtype else said
+        return estimate_collective(name, size, ranks, device, nodes, dtype=label)
+
+    sizes = checked_sizes(size=(size, False), ranks=(ranks, True))
+    class_name = f"communication {collective_kind(name)}"
+    return Question(sizes, (each(from_tables),), class_name, **options).answer()
+
+
+@overload
+def gemm_ns(
+    m: int,
+    n: int,
+    k: int,
+    dtype: object,
+    device: str | Device,
+    batch: int = 1,
+    **options: Unpack[Options],
+) -> Estimate | None: ...
+@overload
+def gemm_ns(
+    m: Numbers,
+    n: Numbers,
+    k: Numbers,
+    dtype: object,
+    device: str | Device,
+    batch: Numbers = 1,
+    **options: Unpack[Options],
+) -> Estimates: ...
+def gemm_ns(
+    m: Numbers,
+    n: Numbers,
+    k: Numbers,
+    dtype: object,
+    device: str | Device,
+    batch: Numbers = 1,
+    **options: Unpack[Options],
+) -> Answer:
+    """Time of a product of (batch) m x k by k x n.
+
+    Args:
+        m: Rows of the left operand: of a linear layer, all but the last of the input's sizes.
+        n: Columns of the right operand: of a linear layer, the output features.
+        k: The size summed over.
+        dtype: fp32, tf32, fp16, bf16, fp8, ...
+        device: A GPU by name or id.
+        batch: Products at once.
+        options: See `Options`.
+    """
+
+    def measured(*shape: FloatArray) -> Estimates:
+        return estimate_gemms(np.stack(shape, axis=1), dtype_label(dtype), device)
+
+    sizes = checked_sizes(batch=(batch, True), m=(m, True), n=(n, True), k=(k, True))
+    return Question(sizes, (measured,), _class("gemm", dtype), **options).answer()
+
+
+@overload
+def copy_ns(
+    size: float,
+    direction: str,
+    pinned: bool | None,
+    device: str | Device,
+    **options: Unpack[Options],
+) -> Estimate | None: ...
+@overload
+def copy_ns(
+    size: Many,
+    direction: str,
+    pinned: bool | None,
+    device: str | Device,
+    **options: Unpack[Options],
+) -> Estimates: ...
+def copy_ns(
+    size: Numbers,
+    direction: str,
+    pinned: bool | None,
+    device: str | Device,
+    **options: Unpack[Options],
+) -> Answer:
+    """Time of a copy.
+
+    Args:
+        size: Bytes.
+        direction: "HtoD", "DtoH", "DtoD", or a name such as "Memcpy HtoD (Pinned -> Device)".
+        pinned: Whether the host's side is page-locked; of no account on the device. None: as the
+            name says, else pageable.
+        device: A GPU by name or id.
+        options: See `Options`.
+    """
+    way, said = copy_named(direction)
+    locked = bool(said) if pinned is None else pinned
+
+    def by_link(size: float) -> Estimate:
+        return estimate_copy(size, way, locked, device)
+
+    memory = "" if way.lower() == "dtod" else "Pinned" if locked else "Pageable"
+    sizes = checked_sizes(size=(size, False))
+    return Question(sizes, (each(by_link),), f"copy {way} {memory}".strip(), **options).answer()
+
+
+@overload
+def elementwise_ns(
+    op: str, elements: float, dtype: object, device: str | Device, **options: Unpack[Options]
+) -> Estimate | None: ...
+@overload
+def elementwise_ns(
+    op: str, elements: Many, dtype: object, device: str | Device, **options: Unpack[Options]
+) -> Estimates: ...
+def elementwise_ns(
+    op: str, elements: Numbers, dtype: object, device: str | Device, **options: Unpack[Options]
+) -> Answer:
+    """Time of an element-wise kernel.
+
+    Args:
+        op: add, mul, pow, div (two tensors); addu, mulu, powu, divu (a tensor and a scalar);
+            relu, gelu, tanh.
+        elements: Of the result.
+        dtype: Of the elements.
+        device: A GPU by name or id.
+        options: See `Options`.
+    """
+
+    def measured(elements: float) -> Estimate:
+        return estimate_elementwise(op, elements, dtype_label(dtype), device)
+
+    def by_work(elements: float) -> Estimate:
+        return _moving("elementwise", tensors_moved(op) * elements, dtype, device)
+
+    sizes = checked_sizes(elements=(elements, False))
+    return Question(sizes, (each(measured), each(by_work)), "elementwise", **options).answer()
+
+
+@overload
+def softmax_ns(
+    rows: float, columns: float, dtype: object, device: str | Device, **options: Unpack[Options]
+) -> Estimate | None: ...
+@overload
+def softmax_ns(
+    rows: Many,
+    columns: Numbers,
+    dtype: object,
+    device: str | Device,
+    **options: Unpack[Options],
+) -> Estimates: ...
+def softmax_ns(
+    rows: Numbers, columns: Numbers, dtype: object, device: str | Device, **options: Unpack[Options]
+) -> Answer:
+    """Time of a softmax over the last of two sizes (forward)."""
+    return _by_rows("softmax", "softmax", rows, columns, dtype, device, options)
+
+
+@overload
+def layer_norm_ns(
+    rows: float, columns: float, dtype: object, device: str | Device, **options: Unpack[Options]
+) -> Estimate | None: ...
+@overload
+def layer_norm_ns(
+    rows: Many,
+    columns: Numbers,
+    dtype: object,
+    device: str | Device,
+    **options: Unpack[Options],
+) -> Estimates: ...
+def layer_norm_ns(
+    rows: Numbers, columns: Numbers, dtype: object, device: str | Device, **options: Unpack[Options]
+) -> Answer:
+    """Time of a layer norm over the last of two sizes (forward)."""
+    family = "normalization_forward"
+    return _by_rows("layer_norm", family, rows, columns, dtype, device, options)
+
+
+@overload
+def attention_ns(
+    batch: int,
+    heads: int,
+    queries: int,
+    keys: int,
+    head_size: int,
+    dtype: object,
+    device: str | Device,
+    *,
+    causal: bool = False,
+    **options: Unpack[Options],
+) -> Estimate | None: ...
+@overload
+def attention_ns(
+    batch: Numbers,
+    heads: Numbers,
+    queries: Numbers,
+    keys: Numbers,
+    head_size: Numbers,
+    dtype: object,
+    device: str | Device,
+    *,
+    causal: bool = False,
+    **options: Unpack[Options],
+) -> Estimates: ...
+def attention_ns(
+    batch: Numbers,
+    heads: Numbers,
+    queries: Numbers,
+    keys: Numbers,
+    head_size: Numbers,
+    dtype: object,
+    device: str | Device,
+    *,
+    causal: bool = False,
+    **options: Unpack[Options],
+) -> Answer:
+    """Time of a fused attention kernel (forward).
+
+    Args:
+        batch: Sequences.
+        heads: Of the queries.
+        queries: Length of the sequence of queries.
+        keys: Length of the sequence of keys and values.
+        head_size: Elements of a head.
+        dtype: Of the elements.
+        device: A GPU by name or id.
+        causal: Half of the products are left out.
+        options: See `Options`.
+    """
+    family = "attention_forward"
+
+    def by_work(batch: int, heads: int, queries: int, keys: int, head_size: int) -> Estimate:
+        label = dtype_label(dtype)
+        flops = 4.0 * batch * heads * queries * keys * head_size * (0.5 if causal else 1.0)
+        moved = 2.0 * element_bytes(label) * batch * heads * head_size * (queries + keys)
+        return estimate_work(family, flops, moved, label, device, unit="matrix")
+
+    def bound(batch: int, heads: int, queries: int, keys: int, head_size: int) -> Estimate:
+        label = dtype_label(dtype)
+        return estimate_attention(
+            batch, heads, queries, keys, head_size, label, device, causal=causal
+        )
+
+    sizes = checked_sizes(batch=(batch, True), heads=(heads, True), queries=(queries, True),
+                          keys=(keys, True), head_size=(head_size, True))  # fmt: skip
+    return Question(sizes, (each(by_work), each(bound)), _class(family, dtype), **options).answer()
+
+
+@overload
+def embedding_bag_ns(
+    tables: Sequence[EmbeddingTable],
+    batch: int,
+    device: str | Device,
+    *,
+    backward: bool = False,
+    **options: Unpack[Options],
+) -> Estimate | None: ...
+@overload
+def embedding_bag_ns(
+    tables: Sequence[EmbeddingTable],
+    batch: Many,
+    device: str | Device,
+    *,
+    backward: bool = False,
+    **options: Unpack[Options],
+) -> Estimates: ...
+def embedding_bag_ns(
+    tables: Sequence[EmbeddingTable],
+    batch: Numbers,
+    device: str | Device,
+    *,
+    backward: bool = False,
+    **options: Unpack[Options],
+) -> Answer:
+    """Time of the lookups of a batch in tables, one after the other.
+
+    Args:
+        tables: Each with what one bag looks up.
+        batch: Bags.
+        device: A GPU by name or id.
+        backward: The update of the rows instead.
+        options: See `Options`.
+    """
+    for table in tables:
+        checked_sizes(rows=(table.rows, True), columns=(table.columns, True),
+                      lookups_per_bag=(table.lookups_per_bag, False))  # fmt: skip
+
+    def by_traffic(batch: int) -> Estimate:
+        return estimate_embedding_bag(tables, batch, device, backward=backward)
+
+    sizes = checked_sizes(batch=(batch, True))
+    return Question(sizes, (each(by_traffic),), "embedding", **options).answer()
+
+
+def _by_rows(
+    op: str,
+    family: str,
+    rows: Numbers,
+    columns: Numbers,
+    dtype: object,
+    device: str | Device,
+    options: Options,
+) -> Answer:
+    def measured(rows: float, columns: float) -> Estimate:
+        return estimate_rows(op, rows, columns, dtype_label(dtype), device)
+
+    def by_work(rows: float, columns: float) -> Estimate:
+        return _moving(family, 2.0 * rows * columns, dtype, device)
+
+    sizes = checked_sizes(rows=(rows, False), columns=(columns, False))
+    return Question(sizes, (each(measured), each(by_work)), family, **options).answer()
+
+
+def _moving(family: str, elements: float, dtype: object, device: str | Device) -> Estimate:
+    """By the bytes that are read and written."""
+    label = dtype_label(dtype)
+    return estimate_work(family, 0.0, element_bytes(label) * elements, label, device)
+
+
+def _class(family: str, dtype: object) -> str:
+    try:
+        return kernel_class(family, dtype_label(dtype))
+    except UnknownDurationError:  # the question itself says so
+        return family
