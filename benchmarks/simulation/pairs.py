@@ -2,8 +2,9 @@
 
     python benchmarks/simulation/pairs.py [--json]
 
-Each line: what was measured before and after, what is predicted from the trace before alone, with
-its interval, and what two trivial predictions would have said. *Sum of kernels* adds up the GPU
+Each line: what was measured before and after (means of the steps, and the median after, which a few
+slow steps leave alone), what is predicted from the trace before alone, with its interval, and what
+two trivial predictions would have said. *Sum of kernels* adds up the GPU
 events that are left; *subtraction* takes what the edit removes off the measured time, as if nothing
 overlapped. Traces are those of `TORCHTRACEAP_CORPUS`; pairs that are absent are left out.
 """
@@ -98,18 +99,37 @@ class Result:
     exact: bool
     steps: int
     noise_ns: float | None
+    """Of the steps before; None where one step shows none."""
     iteration_error: float
     before_ns: int
     after_ns: int | None
-    predicted_ns: int
-    low_ns: int
-    high_ns: int
+    after_median_ns: int | None
+    after_noise_ns: float | None
+    predicted_ns: int | None
+    """None: the simulator refuses; `reason` says why."""
+    low_ns: int | None
+    high_ns: int | None
     sum_of_kernels_ns: float
     subtraction_ns: float
+    reason: str = ""
 
     @property
     def error(self) -> float | None:
-        return None if self.after_ns is None else self.predicted_ns / self.after_ns - 1
+        """Predicted over the mean after, less 1."""
+        return _off(self.predicted_ns, self.after_ns)
+
+    @property
+    def median_error(self) -> float | None:
+        return _off(self.predicted_ns, self.after_median_ns)
+
+    @property
+    def both_noises_ns(self) -> float:
+        """Of the difference between before and after; unknown noise counts as none."""
+        return float(np.hypot(self.noise_ns or 0.0, self.after_noise_ns or 0.0))
+
+
+def _off(predicted_ns: int | None, after_ns: int | None) -> float | None:
+    return None if predicted_ns is None or after_ns is None else predicted_ns / after_ns - 1
 
 
 def corpus() -> Path:
@@ -119,10 +139,10 @@ def corpus() -> Path:
 def predict(pair: Pair, folder: Path) -> Result:
     """Simulates the fix on the trace before; the trace after is only measured."""
     simulation = simulate(ttap.load(folder / pair.before), pair.edits)
-    outcome = simulation.together(pair.edits)
+    refused = {edit.edit: edit.note for edit in simulation.edits if not edit.applies}
+    outcome = None if refused else simulation.together(pair.edits)
     best = _best_of(simulation, pair.edits)
-    assert outcome.predicted_ns is not None
-    assert outcome.low_ns is not None and outcome.high_ns is not None
+    after = _after(pair, folder)
     return Result(
         name=pair.name,
         edits=", ".join(pair.edits),
@@ -131,19 +151,22 @@ def predict(pair: Pair, folder: Path) -> Result:
         noise_ns=simulation.noise_ns,
         iteration_error=simulation.trust.iteration_error,
         before_ns=simulation.measured_ns,
-        after_ns=_measured_after(pair, folder),
-        predicted_ns=outcome.predicted_ns,
-        low_ns=outcome.low_ns,
-        high_ns=outcome.high_ns,
+        after_ns=after.measured_ns if after else None,
+        after_median_ns=after.median_ns if after else None,
+        after_noise_ns=after.noise_ns if after else None,
+        predicted_ns=outcome.predicted_ns if outcome else None,
+        low_ns=outcome.low_ns if outcome else None,
+        high_ns=outcome.high_ns if outcome else None,
         sum_of_kernels_ns=sum_of_kernels(simulation.run, best),
         subtraction_ns=simulation.measured_ns - removed_ns(simulation.run, best),
+        reason="; ".join(f"{name}: {note}" for name, note in refused.items()),
     )
 
 
-def _measured_after(pair: Pair, folder: Path) -> int | None:
+def _after(pair: Pair, folder: Path) -> Simulation | None:
     if pair.after is None or not (folder / pair.after).exists():
         return None
-    return simulate(ttap.load(folder / pair.after), ()).measured_ns
+    return simulate(ttap.load(folder / pair.after), ())
 
 
 def _best_of(simulation: Simulation, names: tuple[str, ...]) -> Change:
@@ -178,25 +201,30 @@ def removed_ns(run: SimulatedRun, change: Change) -> float:
 def table(results: list[Result]) -> str:
     """As docs/simulation_edits.md has it."""
     head = (
-        "| pair | edit | n | noise | before | after | predicted | interval | error | "
-        "sum of kernels | subtraction |\n|---|---|---|---|---|---|---|---|---|---|---|"
+        "| pair | edit | n | noise | before | after | median after | predicted | interval | error "
+        "| of the median | sum of kernels | subtraction |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
     )
-    return "\n".join([head, *map(_line, results)])
+    refused = (f"{r.name}: not predicted, {r.reason}" for r in results if r.reason)
+    return "\n".join([head, *map(_line, results), "", *refused]).rstrip()
 
 
 def _line(r: Result) -> str:
     def ms(ns: float | None) -> str:
         return "-" if ns is None else f"{ns / 1e6:.2f}"
 
+    def share(error: float | None) -> str:
+        return "-" if error is None else f"{error:+.1%}"
+
     def off(ns: float) -> str:
         return ms(ns) if r.after_ns is None else f"{ms(ns)} ({ns / r.after_ns - 1:+.1%})"
 
-    error = "-" if r.error is None else f"{r.error:+.1%}"
     name = r.name if r.exact else f"{r.name} (direction only)"
     cells = [name, r.edits, str(r.steps), ms(r.noise_ns), ms(r.before_ns), ms(r.after_ns)]
-    cells += [ms(r.predicted_ns), f"{ms(r.low_ns)} to {ms(r.high_ns)}", error]
-    cells += [off(r.sum_of_kernels_ns), off(r.subtraction_ns)]
-    return f"| {' | '.join(cells)} |"
+    cells += [ms(r.after_median_ns), ms(r.predicted_ns)]
+    cells += ["-" if r.low_ns is None else f"{ms(r.low_ns)} to {ms(r.high_ns)}"]
+    cells += [share(r.error), share(r.median_error), off(r.sum_of_kernels_ns)]
+    return f"| {' | '.join([*cells, off(r.subtraction_ns)])} |"
 
 
 def main() -> None:

@@ -43,33 +43,43 @@ def predict(pair: Any, corpus: Path) -> Any:
     return pairs.predict(pair, corpus)
 
 
-@pytest.mark.parametrize("pair", EXACT, ids=lambda pair: pair.edits[0])
-def test_the_interval_covers_what_was_measured(pair: Any, corpus: Path) -> None:
-    result = predict(pair, corpus)
-    noise_ns = result.noise_ns
-    assert result.low_ns - noise_ns <= result.after_ns <= result.high_ns + noise_ns
+def predicted(chosen: list[Any], corpus: Path) -> list[Any]:
+    """Of pairs those that are predicted."""
+    results = [predict(pair, corpus) for pair in chosen]
+    return [result for result in results if result.predicted_ns is not None]
+
+
+def test_what_is_not_predicted_says_why(corpus: Path) -> None:
+    """One rank of eight: what its collectives wait for depends on the others."""
+    results = [predict(pair, corpus) for pair in EXACT]
+    (refused,) = (result for result in results if result.predicted_ns is None)
+    assert "1 of 8 ranks" in refused.reason
+
+
+def test_the_interval_covers_what_was_measured(corpus: Path) -> None:
+    for result in predicted(EXACT, corpus):
+        noise_ns = result.both_noises_ns
+        assert result.low_ns - noise_ns <= result.after_ns <= result.high_ns + noise_ns
 
 
 def test_the_median_error_of_pairs_is_at_most_5_percent(corpus: Path) -> None:
-    results = [predict(pair, corpus) for pair in EXACT]
-    assert np.median([abs(r.error) for r in results]) <= 0.05
+    errors = [abs(result.median_error) for result in predicted(EXACT, corpus)]
+    assert np.median(errors) <= 0.05
 
 
-@pytest.mark.parametrize("pair", [*EXACT, *DIRECTION], ids=lambda pair: pair.name)
-def test_the_sign_is_right(pair: Any, corpus: Path) -> None:
-    result = predict(pair, corpus)
-    shorter = result.after_ns < result.before_ns - result.noise_ns
-    if shorter:
-        assert result.predicted_ns < result.before_ns
-    assert result.predicted_ns <= result.before_ns
+def test_the_sign_is_right(corpus: Path) -> None:
+    for result in predicted([*EXACT, *DIRECTION], corpus):
+        assert result.predicted_ns <= result.before_ns
+        if result.after_ns < result.before_ns - result.both_noises_ns:
+            assert result.predicted_ns < result.before_ns
 
 
 def test_loading_is_predicted_better_than_by_trivial_means(corpus: Path) -> None:
     """Published for this kind of pair: simulation 4.9 to 9.1 % off, subtraction 7.6 to 15.4 %."""
     result = predict(EXACT[0], corpus)
     trivial = [result.sum_of_kernels_ns, result.subtraction_ns]
-    errors = [abs(ns / result.after_ns - 1) for ns in trivial]
-    assert abs(result.error) <= 0.05 < min(errors)
+    errors = [abs(ns / result.after_median_ns - 1) for ns in trivial]
+    assert abs(result.median_error) <= 0.05 < min(errors)
 
 
 def test_the_order_of_magnitude_of_segment_anything_is_right(corpus: Path) -> None:

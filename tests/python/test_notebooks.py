@@ -32,7 +32,13 @@ SAYS = {
     "quickstart": ("present -> absent",),
     "operators_and_roofline": ("True", "cudnn_convolution_backward_weight", "28% -> 49%"),
     "many_ranks": ("rank 2 by 2.50 ms", "Rank 2 arrives", "'data_loading': '46.5 ms'"),
-    "simulate": ("supports predictions: True", "measured 127 ms", "True", "cached_batches: ", "most of it for"),
+    "simulate": (
+        "supports predictions: True",
+        "measured 127 ms",
+        "True",
+        "cached_batches: ",
+        "most of it for",
+    ),
     "diff": ("-50.1 ms per step", "True", "vanished"),
 }
 """What the outputs of each notebook hold, among other things."""
