@@ -362,10 +362,10 @@ class _Merge:
         if table[0] is None:
             self.sources.add("latency: the group's shortest collective")
             return shortest if 0 <= size <= NO_DATA_BYTES else min(shortest, SMALL_NS)
-        self.sources.add(table[0][1])
+        self.sources.add(table[0].source)
         if table[1] is None or not 0 <= size < SMALL_BYTES:
-            return min(table[0][0], shortest)
-        return shortest * min(1.0, table[0][0] / table[1][0])
+            return min(table[0].ns, shortest)
+        return shortest * min(1.0, table[0].ns / table[1].ns)
 
     def result(self, what: str, pieces: int = 0) -> EditedGraph:
         words = []

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from torchtraceap.devices import Device
 from torchtraceap.models import OpCall, Work
+
+if TYPE_CHECKING:
+    from torchtraceap.durations.estimate import Estimate
 
 __all__ = ["HostRates", "collective_ns", "host_rates", "matrix_work_ns", "product_bounds"]
 
@@ -46,16 +50,13 @@ def host_rates(direction: str, devices: Sequence[Device]) -> HostRates:
     return HostRates(max(link.most for link in links), slowest.most, slowest.least, source)
 
 
-def collective_ns(
-    kind: str, size: float, ranks: int, device: Device | None
-) -> tuple[float, str] | None:
-    """Time of a collective, ns, and where it is from; None where no table has it."""
+def collective_ns(kind: str, size: float, ranks: int, device: Device | None) -> Estimate | None:
+    """Time of a collective of `size` bytes; None where no table has it."""
     if device is None or ranks < 2 or not size > 0:
         return None
     from torchtraceap import durations
 
-    found = durations.collective_ns(kind, size, ranks, device)
-    return (found.ns, found.source) if found else None
+    return durations.collective_ns(kind, size, ranks, device)
 
 
 def matrix_work_ns(
