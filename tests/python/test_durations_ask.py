@@ -17,6 +17,7 @@ from torchtraceap.durations.asking import Question, each
 from torchtraceap.durations.calibration import TAIL, KindTimes, fit_calibration, kernel_class
 from torchtraceap.durations.inputs import checked_sizes, collective_named, copy_named, dtype_label
 from torchtraceap.errors import AmbiguousDeviceError, OptionError
+from torchtraceap.models import OpCall
 
 A100, H100 = "A100-SXM4-80GB", "H100 SXM"
 
@@ -248,6 +249,26 @@ def test_no_size_whatever_ends_in_another_error(size: Any) -> None:
     except OptionError:
         return
     assert found is not None and 0 < found.low_ns <= found.ns <= found.high_ns < math.inf
+
+
+def test_any_operator_by_the_arguments_that_a_trace_records() -> None:
+    half = ["c10::BFloat16"] * 2
+    product = OpCall("aten::mm", [[512, 1024], [1024, 4096]], half)
+    assert durations.op_ns(product, H100) == durations.gemm_ns(512, 4096, 1024, "bf16", H100)
+    gelu = OpCall("aten::gelu", [[8192, 4096]], half[:1])
+    told = durations.op_ns(gelu, H100, strict=True)
+    assert told is not None and "work over the peaks" in told.source
+    assert told.ns > 0.8e9 * 2 * 2 * 8192 * 4096 / 3.35e12
+    several = durations.op_ns(gelu, H100, kernels=4)
+    assert several is not None and several.ns > told.ns
+    assert durations.op_ns(OpCall("my::op", [[2]], ["float"]), H100) is None
+    with pytest.raises(UnknownDurationError, match="no model for my::op"):
+        durations.op_ns(OpCall("my::op", [[2]], ["float"]), H100, strict=True)
+    with pytest.raises(OptionError, match="kernels must be"):
+        durations.op_ns(gelu, H100, kernels=0)
+    own = durations.op_ns(product, H100, calibration=fit_calibration(times_of([1.5] * 20)))
+    plain = durations.op_ns(product, H100)
+    assert own is not None and plain is not None and own.ns > 1.2 * plain.ns
 
 
 # Calibration ------------------------------------------------------------------------------------

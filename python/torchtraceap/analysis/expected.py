@@ -33,10 +33,8 @@ from torchtraceap.durations.collectives import estimate_collective
 from torchtraceap.durations.copies import estimate_copy
 from torchtraceap.durations.estimate import Estimate, Estimates, UnknownDurationError
 from torchtraceap.durations.families import estimate_works
-from torchtraceap.durations.gemm import estimate_gemm
-from torchtraceap.durations.scaling import product_shape
+from torchtraceap.durations.operators import estimate_product
 from torchtraceap.models import Work
-from torchtraceap.models.arguments import UnknownWorkError
 from torchtraceap.ranks import RankTrace
 from torchtraceap.sums import total
 from torchtraceap.table import ColumnTable
@@ -203,12 +201,9 @@ class _Asked:
                 return _copy_time(kind.copy, device)
             if kind.collective is not None:
                 return _collective_time(kind.collective, device)
-            shape = product_shape(kind.op_call) if kind.op_call is not None else None
-            if shape is None or min(shape) < 1:
-                return None
-            batch, m, n, k = shape
-            return estimate_gemm(m, n, k, dtype, device, batch)
-        except (UnknownDurationError, UnknownWorkError):
+            call = kind.op_call
+            return None if call is None else estimate_product(call, dtype, device)
+        except UnknownDurationError:
             return None
 
     def _by_work(self) -> Estimates:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         embedding_bag_ns,
         gemm_ns,
         layer_norm_ns,
+        op_ns,
         softmax_ns,
     )
     from torchtraceap.durations.scaling import estimate_ratio, ratio
@@ -60,6 +61,7 @@ _MODULES = {
     "estimate_works": "families",
     "gemm_ns": "questions",
     "layer_norm_ns": "questions",
+    "op_ns": "questions",
     "ratio": "scaling",
     "softmax_ns": "questions",
 }
@@ -84,6 +86,7 @@ __all__ = [
     "estimate_works",
     "gemm_ns",
     "layer_norm_ns",
+    "op_ns",
     "ratio",
     "softmax_ns",
 ]

@@ -42,6 +42,8 @@ from torchtraceap.durations.kernels import (
     estimate_rows,
     tensors_moved,
 )
+from torchtraceap.durations.operators import class_of, estimate_op
+from torchtraceap.models.arguments import OpCall
 
 __all__ = [
     "Answer",
@@ -53,6 +55,7 @@ __all__ = [
     "embedding_bag_ns",
     "gemm_ns",
     "layer_norm_ns",
+    "op_ns",
     "softmax_ns",
 ]
 
@@ -402,6 +405,28 @@ def embedding_bag_ns(
 
     sizes = checked_sizes(batch=(batch, True))
     return Question(sizes, (each(by_traffic),), "embedding", **options).answer()
+
+
+def op_ns(
+    call: OpCall, device: str | Device, *, kernels: int = 1, **options: Unpack[Options]
+) -> Estimate | None:
+    """Time of the GPU work of any operator that has a model, from its arguments.
+
+    Args:
+        call: `torchtraceap.models.OpCall("aten::addmm", dims, types)`, as a trace records them.
+        device: A GPU by name or id.
+        kernels: How many it launches.
+        options: See `Options`.
+    """
+
+    def by_work(kernels: int) -> Estimate:
+        return estimate_op(call, device, kernels=kernels)
+
+    class_name = class_of(call, device)
+    sizes = checked_sizes(kernels=(kernels, True))
+    found = Question(sizes, (each(by_work),), class_name, **options).answer()
+    assert not isinstance(found, Estimates)  # one size was asked for
+    return found
 
 
 def _by_rows(

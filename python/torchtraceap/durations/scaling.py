@@ -14,7 +14,7 @@ from torchtraceap.durations.gemm import estimate_gemm
 from torchtraceap.models.arguments import OpCall, UnknownWorkError
 from torchtraceap.models.registry import Work, model_of
 
-__all__ = ["estimate_ratio", "product_shape", "ratio"]
+__all__ = ["estimate_ratio", "known_work", "product_shape", "ratio", "type_on"]
 
 _FLOOR_NS = 3000.0
 _FIRST_OPERAND = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}
@@ -48,7 +48,7 @@ def estimate_ratio(
         UnknownDurationError: A device or its peak is not known, or the work of the call.
     """
     old, new = the_device(from_device), the_device(to_device)
-    work = _work(op_call)
+    work = known_work(op_call)
     shape = _shape(op_call)
     if shape is not None and min(shape) > 0:
         measured = _measured(shape, work, old, new)
@@ -58,7 +58,12 @@ def estimate_ratio(
     return after / before, "ratio of rooflines"
 
 
-def _work(call: OpCall) -> Work:
+def known_work(call: OpCall) -> Work:
+    """What a call computes and moves.
+
+    Raises:
+        UnknownDurationError: It has no model, or the arguments say too little.
+    """
     entry = model_of(call.name)
     if entry is None:
         raise UnknownDurationError(f"no model for {call.name}")
@@ -80,14 +85,14 @@ def _measured(
 ) -> tuple[float, str] | None:
     batch, m, n, k = shape
     try:
-        before: Estimate = estimate_gemm(m, n, k, _type_on(work, old), old, batch)
-        after = estimate_gemm(m, n, k, _type_on(work, new), new, batch)
+        before: Estimate = estimate_gemm(m, n, k, type_on(work, old), old, batch)
+        after = estimate_gemm(m, n, k, type_on(work, new), new, batch)
     except UnknownDurationError:
         return None
     return after.ns / before.ns, f"ratio of models: {after.source}"
 
 
-def _type_on(work: Work, device: Device) -> str:
+def type_on(work: Work, device: Device) -> str:
     """In which a device computes some work: tf32 where the call allows it and there is such."""
     allowed = work.unit == "matrix" and work.dtype == "fp32" and work.allow_tf32
     return "tf32" if allowed and "tf32" in device.matrix else work.dtype
@@ -98,7 +103,7 @@ def _roofline(work: Work, device: Device) -> float:
     if not work.flops:
         return _FLOOR_NS + 1e9 * moved
     rates = device.matrix if work.unit == "matrix" else device.vector
-    dtype = _type_on(work, device)
+    dtype = type_on(work, device)
     peak = rates.get(dtype) or device.vector.get(dtype)
     if not peak:
         if work.unit == "matrix":
