@@ -56,7 +56,6 @@ SCHEMA = "torchtraceap.simulation/1"
 LEAST_GAIN = 0.001
 """Of the measured time: what a fix of the plan must add where steps show no noise."""
 _MOSTLY = 0.5
-_CONTRADICTS = "what it changes contradicts the order of events in this trace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ class _Replayed:
     saved_ns: Array
     """float64 `[variants]`: at best, then cautiously, each with residuals and without."""
     left_out: int
-    """Dependencies that close a cycle."""
+    """New dependencies that contradict the order of events and are left out."""
 
 
 def simulate(trace: Ranks, edits: Iterable[str | Edit] | None = None) -> Simulation:
@@ -226,10 +225,7 @@ class Simulation:
     @property
     def applied(self) -> dict[str, EditedGraph]:
         """What each edit that applies changes in the graph, by name."""
-        return {name: graph for name, graph in self._applied.items() if self._fits(name)}
-
-    def _fits(self, name: str) -> bool:
-        return not self._alone_each[name].left_out
+        return dict(self._applied)
 
     @cached_property
     def _alone_each(self) -> dict[str, _Replayed]:
@@ -239,10 +235,13 @@ class Simulation:
 
     def _outcome(self, name: str) -> EditOutcome:
         graph = self._applied.get(name)
-        if graph is None or not self._fits(name):
-            return EditOutcome(name, None, None, None, self._refused.get(name, _CONTRADICTS))
-        saving = _saving_of(self._alone_each[name].saved_ns)
+        if graph is None:
+            return EditOutcome(name, None, None, None, self._refused[name])
+        alone = self._alone_each[name]
+        saving = _saving_of(alone.saved_ns)
         notes = [graph.note] if graph.note else []
+        if alone.left_out:
+            notes.append("what contradicts the order of events in this trace is left out")
         return self._said(name, [graph], saving, notes, graph.source)
 
     def _said(
@@ -272,23 +271,17 @@ class Simulation:
         Raises:
             OptionError: None of them applies, or one was not named to `simulate`.
         """
-        applied = self.applied
-        chosen = [name for name in self._names if name in applied] if names is None else [*names]
-        missing = [name for name in chosen if name not in applied]
+        chosen = [*names] if names is not None else [n for n in self._names if n in self._applied]
+        missing = [name for name in chosen if name not in self._applied]
         if missing:
-            reasons = (self._why_not(name) for name in missing)
+            reasons = (self._refused.get(name, "not simulated") for name in missing)
             listed = "; ".join(f"{n}: {r}" for n, r in zip(missing, reasons, strict=True))
             raise OptionError(f"these edits can't be taken together: {listed}")
         if not chosen:
             raise OptionError("no edit applies to this trace")
-        graphs = [applied[name] for name in chosen]
+        graphs = [self._applied[name] for name in chosen]
         (replayed,) = self._replayed([graphs])
         return self._said(" + ".join(chosen), graphs, _saving_of(replayed.saved_ns), [], "")
-
-    def _why_not(self, name: str) -> str:
-        if name in self._applied:
-            return _CONTRADICTS
-        return self._refused.get(name, "not simulated")
 
     def _bounds(self, saving: _Saving, graphs: Sequence[EditedGraph]) -> tuple[int, int, int]:
         """Predicted, low, high. See Notes [Floor] and [A rank alone]."""
@@ -405,10 +398,7 @@ class Simulation:
             return None
         sets = [[*chosen, left[name]] for name in names]
         found = self._replayed(sets, exact=(True,))
-        gains = [-np.inf if each.left_out else float(each.saved_ns.mean()) for each in found]
-        best = int(np.argmax(gains))
-        if gains[best] == -np.inf:
-            return None
+        best = int(np.argmax([float(each.saved_ns.mean()) for each in found]))
         (whole,) = self._replayed([sets[best]])
         return names[best], whole.saved_ns
 
