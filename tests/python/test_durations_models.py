@@ -162,6 +162,12 @@ def test_sizes_that_no_table_covers_take_the_links() -> None:
     assert found.ns[0] < 1e5 < found.ns[1]
 
 
+def test_who_wants_tables_alone_gets_no_rate_of_links() -> None:
+    with pytest.raises(UnknownDurationError, match="no table covers"):
+        estimate_collective("allreduce", 1e6, 8, "L40S", links=False)
+    assert estimate_collective("allreduce", 1e6, 8, "H100 SXM", links=False).ns > 0
+
+
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
 def test_every_machine_is_answered_and_those_without_a_switch_less_surely(kind: str) -> None:
     for device in load_devices().values():

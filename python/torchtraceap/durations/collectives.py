@@ -230,6 +230,7 @@ def estimate_collective(
     dtype: str = "",
     library: str = "",
     tables: Iterable[CollectiveTable] | None = None,
+    links: bool = True,
 ) -> Estimate:
     """How long the transfer takes once all ranks have come; see `estimate_collectives`.
 
@@ -237,8 +238,9 @@ def estimate_collective(
         UnknownDurationError: Nothing tells it.
     """
     found = estimate_collectives(
-        kind, [size], ranks, device, nodes, dtype=dtype, library=library, tables=tables
-    )[0]
+        kind, [size], ranks, device, nodes,
+        dtype=dtype, library=library, tables=tables, links=links,
+    )[0]  # fmt: skip
     if not np.isfinite(found.ns):
         raise UnknownDurationError(found.source)
     return found
@@ -254,6 +256,7 @@ def estimate_collectives(
     dtype: str = "",
     library: str = "",
     tables: Iterable[CollectiveTable] | None = None,
+    links: bool = True,
 ) -> Estimates:
     """How long transfers of one kind take once all ranks have come.
 
@@ -266,6 +269,7 @@ def estimate_collectives(
         dtype: Of the elements; sums of single bytes take longer.
         library: A version of NCCL, such as "2.27.3"; by default the newest measured.
         tables: Others than those shipped.
+        links: Whether the rate of the links may tell what no table covers.
 
     Returns:
         NaN, with the reason as source, for sizes that nothing tells.
@@ -285,10 +289,10 @@ def estimate_collectives(
     ]
     asked = np.atleast_1d(np.asarray(sizes, dtype=np.float64))
     found = _by_tables(_in_order(near, chip), asked, ranks, chip, dtype)
-    if nodes == 1:
+    if nodes == 1 and links:
         missing = ~np.isfinite(found.ns)
         return _filled(found, _by_links(wanted, asked, ranks, chip)) if missing.any() else found
-    if not np.isfinite(found.ns).any():
+    if nodes > 1 and not np.isfinite(found.ns).any():
         raise UnknownDurationError(_nodes_unknown(wanted, ranks, nodes, chip, every))
     return found
 

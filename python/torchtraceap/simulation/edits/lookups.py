@@ -54,9 +54,13 @@ def collective_ns(kind: str, size: float, ranks: int, device: Device | None) -> 
     """Time of a collective of `size` bytes; None where no table has it."""
     if device is None or ranks < 2 or not size > 0:
         return None
-    from torchtraceap import durations
+    from torchtraceap.durations.collectives import estimate_collective
+    from torchtraceap.durations.estimate import UnknownDurationError
 
-    return durations.collective_ns(kind, size, ranks, device)
+    try:
+        return estimate_collective(kind, size, ranks, device, links=False)
+    except UnknownDurationError:
+        return None
 
 
 def matrix_work_ns(
