@@ -408,5 +408,7 @@ def _by_links(kind: str, sizes: FloatArray, ranks: int, device: Device) -> Estim
     how = "at the share that switched GPUs reach" if switch else (
         "without a switch between all GPUs, of which one form was measured (V100)"
     )  # fmt: skip
-    source = f"rate of {link} {how}"
-    return Estimates(ns, ns * low, ns * high, np.zeros(len(sizes), np.int32), (source,))
+    fits = sizes <= (device.memory_bytes or np.inf)
+    sources = (f"rate of {link} {how}", f"more bytes than {device.name} has memory")
+    columns = (np.where(fits, column, np.nan) for column in (ns, ns * low, ns * high))
+    return Estimates(*columns, np.where(fits, 0, 1).astype(np.int32), sources)
