@@ -410,5 +410,5 @@ def _by_links(kind: str, sizes: FloatArray, ranks: int, device: Device) -> Estim
     )  # fmt: skip
     fits = sizes <= (device.memory_bytes or np.inf)
     sources = (f"rate of {link} {how}", f"more bytes than {device.name} has memory")
-    columns = (np.where(fits, column, np.nan) for column in (ns, ns * low, ns * high))
-    return Estimates(*columns, np.where(fits, 0, 1).astype(np.int32), sources)
+    ns = np.where(fits, ns, np.nan)
+    return Estimates(ns, ns * low, ns * high, np.where(fits, 0, 1).astype(np.int32), sources)
