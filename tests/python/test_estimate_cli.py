@@ -46,7 +46,9 @@ QUESTIONS: list[tuple[list[str], Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("arguments", "ask"), QUESTIONS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("arguments", "ask"), QUESTIONS, ids=[" ".join(arguments) for arguments, _ in QUESTIONS]
+)
 def test_the_answer_is_that_of_the_function(
     arguments: list[str], ask: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
