@@ -13,12 +13,14 @@ from changes import costs_after
 from fix_programs import NCCL, FlawedProgram
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_samples import Job
+from rank_samples import Job, describe
 
 import torchtraceap as ttap
 from torchtraceap.codes import EventKind
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError, joined
+from torchtraceap.simulation.edits.collectives import _consumers
+from torchtraceap.simulation.edits.parts import parts_of
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.registry import (
     default_edits,
@@ -326,6 +328,28 @@ def test_computation_goes_on_beside_a_collective(write_trace: WriteTrace) -> Non
     assert outcome.low_ns is not None
     assert simulation.measured_ns - outcome.low_ns == pytest.approx(301e3, rel=0.05)
     assert outcome.high_ns == simulation.measured_ns
+
+
+def test_work_from_before_the_recording_hides_no_overlap(write_trace: WriteTrace) -> None:
+    """The host is three steps ahead: a kernel whose launch was not recorded lies in its step, but
+    no collective of the steps before is needed by then."""
+
+    def body(p: FlawedProgram) -> None:
+        p.launch("gemm_a", 500)
+        p.launch(NCCL, 300, stream=20, **describe("allreduce", 1 << 20, [0]))
+        p.launch("gemm_b", 500)
+        p.launch("gemm_c", 500)
+
+    document = steps_of(body)
+    late = next(e for e in document["traceEvents"] if e["name"] == "ProfilerStep#8")
+    orphan = {"ph": "X", "cat": "kernel", "name": "earlier", "pid": 0, "tid": 7, "dur": 1.0}
+    orphan |= {"ts": late["ts"] + 2, "args": {"device": 0, "stream": 9, "correlation": 10**6}}
+    document["traceEvents"].append(orphan)
+    run = SimulatedRun(ttap.load(write_trace(document)))
+    (parts,) = parts_of(run)
+    points = _consumers(parts, np.arange(len(parts.rows)))
+    rows = run.graph.row[points[points >= 0]]
+    assert {parts.view.table.name_of(int(row)) for row in rows} == {"gemm_a"}
 
 
 def test_small_collectives_share_one_latency(write_trace: WriteTrace) -> None:

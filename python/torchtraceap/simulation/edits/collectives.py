@@ -32,6 +32,9 @@ SURE_SHARE = 0.75
 """Of the latency of all but one that is surely gone: a larger collective may run another protocol.
 Assumed."""
 _ELEMENTS = ("In msg nelems", "Out msg nelems")
+BESIDE_COMPUTATION = 1.2
+"""How many times as long data may move beside computation. Assumed: a trace shows it for no
+collective alone."""
 _NO_COLLECTIVES = "the trace has no collectives on the GPU"
 
 
@@ -46,7 +49,7 @@ class OverlapCollectives:
     Best: nothing waits for a collective until the optimizer, or the next step, begins; gradients
     that are exchanged behind the backward pass are sent as they become ready, evenly over it.
     Cautious: only collectives of gradients move, whose consumer is the optimizer, they start when
-    they did, and computation beside them is slower.
+    they did, and computation beside them is slower, as they are beside computation.
     """
 
     name = "overlap_collectives"
@@ -61,6 +64,9 @@ class OverlapCollectives:
             certain = every if len(run.edges_of("tensor")) else gradients
             moved += _detach(run, parts, every, best)
             sure += _detach(run, parts, certain, cautious)
+            slower_ns = np.full(len(parts.rows), np.nan)
+            slower_ns[certain] = parts.transfer_ns[certain] * BESIDE_COMPUTATION
+            parts.set_transfer(cautious, slower_ns)
             _send_early(parts, gradients, best)
         if not any(len(parts.rows) for parts in parts_of(run)):
             raise NotApplicableError(_NO_COLLECTIVES)
@@ -117,7 +123,8 @@ def _consumers(parts: RankParts, places: Array) -> Array:
     view = parts.view
     rows = view.gpu_class(GpuClass.COMPUTE)
     phase = view.phase_of(rows)
-    step = view.step_of(rows)
+    # Work without a launch lies in the step of the host at its time, which may be far ahead.
+    step = np.where(view.launch_of(rows) >= 0, view.step_of(rows), -1)
     ends_ns = view.table.ts_ns[parts.rows[places]] + view.table.dur_ns[parts.rows[places]]
     first = np.searchsorted(view.table.ts_ns[rows], ends_ns)
     optimizer = np.flatnonzero(phase == Phase.OPTIMIZER)

@@ -31,8 +31,8 @@ _OF_OPTIMIZER = (*_POINTWISE, "optimizer", "memory_set")
 class FuseOptimizer:
     """Each operator of an optimizer step runs once for all parameters, or all of them at once.
 
-    Best (fused): the host makes each distinct operator once, the GPU reads and writes each
-    parameter's tensors once. Cautious (foreach): Python still walks over the parameters once, and
+    Best (fused): the host calls one operator, the GPU reads and writes each parameter's tensors
+    once. Cautious (foreach): Python still walks over the parameters once, and
     the operators move the same bytes; only the start of each kernel is saved.
     """
 
@@ -74,7 +74,7 @@ def _fuse_step(view: RankView, row: int, best: Change, cautious: Change) -> int:
     start_ns = float(lengths.min())  # of the smallest parameter's: all start, no data
     kept = np.maximum(lengths - start_ns * (1 - once), 0) / np.maximum(lengths, 1)
     for change, host, gpu in (
-        (best, once, kept * traffic),
+        (best, 1 / max(len(operators), 1), kept * traffic),
         (cautious, max(1 / len(names), once), kept),
     ):
         view.set_host_work(change, np.array([row]), host_ns * host)
