@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rank_samples import Job, describe
 
 import torchtraceap as ttap
+from torchtraceap._core import CopyDirection
 from torchtraceap.codes import EventKind
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError, joined
@@ -786,6 +787,50 @@ def test_another_device_takes_the_ratio_of_attainable_times(write_trace: WriteTr
     assert outcome.predicted_ns is not None
     ratio = (outcome.predicted_ns - (simulation.measured_ns - 1e6)) / 1e6
     assert ratio == pytest.approx(19.5 / 66.9, rel=0.05)
+
+
+def test_copies_take_the_link_of_the_other_host(write_trace: WriteTrace) -> None:
+    """An A100's PCIe 4 against the C2C of a GH200: 31.5 and 450 GB/s."""
+    run = SimulatedRun(ttap.load(write_trace(steps_of(uploading))))
+    edited = make_edit("device=gh200_96gb").apply(run)
+    (view,) = views(run)
+    edges = view.duration_edges(view.copies(CopyDirection.HOST_TO_DEVICE))
+    changed = dict(zip(*map(np.ndarray.tolist, edited.best.lags), strict=True))
+    for edge in edges.tolist():
+        assert changed[edge] == pytest.approx(10_000e3 * 31.5 / 450, rel=0.05)
+
+
+def starved(waits_us: Sequence[float]) -> dict[str, Any]:
+    """Batches come at a pace of their own; the training process needs 11 ms for each."""
+    program = FlawedProgram()
+    ready_us = 0.0
+    for number, wait_us in enumerate(waits_us):
+        with program.step(number + 5):
+            ready_us += wait_us
+            name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+            with program.range(name, "user_annotation"):
+                program.work(max(100.0, ready_us - program.host_us))
+            products(program)
+            launching(program)
+            program.work(8_000)
+    return program.document()
+
+
+@pytest.mark.parametrize(
+    "waits_us",
+    [[50_000.0] * 9, [90_000.0 if n % 3 == 0 else 100.0 for n in range(18)]],
+    ids=["evenly", "in bursts"],
+)
+def test_nothing_but_workers_helps_a_starved_run(
+    write_trace: WriteTrace, waits_us: list[float]
+) -> None:
+    edits = ["remove_host_sync", "mixed_precision", "device=H200", "loader_workers=32"]
+    simulation = simulate(ttap.load(write_trace(starved(waits_us))), edits)
+    *others, workers = simulation.edits
+    for outcome in others:
+        assert outcome.predicted_ns == pytest.approx(simulation.measured_ns, rel=0.01), outcome
+    assert workers.predicted_ns is not None
+    assert workers.predicted_ns < 0.75 * simulation.measured_ns
 
 
 def test_devices_that_nobody_knows_are_refused() -> None:

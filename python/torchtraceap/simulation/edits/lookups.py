@@ -18,7 +18,14 @@ from torchtraceap.models import OpCall, Work
 if TYPE_CHECKING:
     from torchtraceap.durations.estimate import Estimate
 
-__all__ = ["HostRates", "collective_ns", "host_rates", "matrix_work_ns", "product_bounds"]
+__all__ = [
+    "HostRates",
+    "collective_ns",
+    "host_link_ratio",
+    "host_rates",
+    "matrix_work_ns",
+    "product_bounds",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,15 @@ def host_rates(direction: str, devices: Sequence[Device]) -> HostRates:
     if len(devices) > 1:
         source = f"device not known: {source.replace('the ', 'the slowest plausible ', 1)}"
     return HostRates(max(link.most for link in links), slowest.most, slowest.least, source)
+
+
+def host_link_ratio(direction: str, old: Device, new: Device) -> float | None:
+    """Time of a copy between host and device on a new over that on an old device; None where a link
+    is not known."""
+    from torchtraceap.durations.copies import host_link
+
+    before, after = host_link(old, direction), host_link(new, direction)
+    return before.usual / after.usual if before and after else None
 
 
 def collective_ns(kind: str, size: float, ranks: int, device: Device | None) -> Estimate | None:

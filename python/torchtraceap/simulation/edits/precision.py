@@ -394,11 +394,14 @@ class OtherDevice:
         return float(ratio * ATTAINABLE_MARGIN**margin)
 
     def _copies(self, view: RankView, old: Device, best: Change, cautious: Change) -> None:
-        ratio = _link_ratio(old, self.device, ("pcie",))
-        rows = view.copies(CopyDirection.HOST_TO_DEVICE, CopyDirection.DEVICE_TO_HOST)
-        if ratio is not None:
-            view.scale_gpu(best, rows, ratio)
-            view.scale_gpu(cautious, rows, max(ratio, 1.0))
+        for direction, code in _DIRECTIONS.items():
+            ratio = lookups.host_link_ratio(direction, old, self.device)
+            if ratio is not None:
+                view.scale_gpu(best, view.copies(code), ratio)
+                view.scale_gpu(cautious, view.copies(code), max(ratio, 1.0))
+
+
+_DIRECTIONS = {"HtoD": CopyDirection.HOST_TO_DEVICE, "DtoH": CopyDirection.DEVICE_TO_HOST}
 
 
 def _plain_ratios(old: Device, new: Device) -> tuple[float, float]:
