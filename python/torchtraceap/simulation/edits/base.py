@@ -61,13 +61,14 @@ class Change:
         self._removed: list[tuple[int, Array]] = []
         self._inserted: list[NewEvent] = []
         self._touched: tuple[Array, Array] | None = None
+        self._ratio: tuple[SimulatedRun, Array] | None = None
 
     def set_lags(self, edges: npt.ArrayLike, lags_ns: npt.ArrayLike) -> None:
         """What these edges cost, ns; one number for all, or one for each."""
         chosen = np.asarray(edges, dtype=np.int64).ravel()
         lags = np.broadcast_to(np.asarray(lags_ns), chosen.shape)
         self._lags.append((chosen, np.maximum(np.rint(lags), 0).astype(np.int64)))
-        self._touched = None
+        self._touched = self._ratio = None
 
     def drop(self, edges: npt.ArrayLike) -> None:
         """These dependencies are gone."""
@@ -163,9 +164,11 @@ class Change:
     def ratio(self, run: SimulatedRun) -> Array:
         """float64 `[edges of lags]`: new cost over the one before; of an edge without cost the new
         one, plus 1."""
-        edges, lags = self.lags
-        before = run.cost_ns[edges]
-        return np.where(before > 0, lags / np.maximum(before, 1), 1.0 + lags)
+        if self._ratio is None or self._ratio[0] is not run:
+            edges, lags = self.lags
+            before = run.cost_ns[edges]
+            self._ratio = run, np.where(before > 0, lags / np.maximum(before, 1), 1.0 + lags)
+        return self._ratio[1]
 
     def only_removes(self, run: SimulatedRun) -> bool:
         """No edge is new or costs more than before: a replay can't be later at any point."""
@@ -194,8 +197,8 @@ def joined(run: SimulatedRun, changes: Sequence[Change]) -> Change:
         before = run.cost_ns[edges]
         union.set_lags(edges, np.where(before > 0, before * ratio, ratio - 1))
     for change in changes:
-        union.drop(change.dropped)
-        union.add(*change.added)
+        union._dropped += change._dropped
+        union._added += change._added
         union._carried += change._carried
         union._removed += change._removed
         union._inserted += change._inserted
