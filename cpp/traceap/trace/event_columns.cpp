@@ -63,7 +63,6 @@ class RowWriter {
     for (const std::string& text : columns.strings) {
       strings_.push_back(pools.names.intern(escaped(text)));
     }
-    nameless_ = pools.names.intern("");
     for (const auto& [pid, tid] : columns.tracks) {
       tracks_.push_back(pools.tracks.intern(track_key(pid, tid)));
       slots_.push_back(id_text("pid", pid, kSlotPid) + id_text("tid", tid, kSlotTid));
@@ -200,7 +199,6 @@ class RowWriter {
   std::vector<StringId> strings_;
   std::vector<TrackId> tracks_;
   std::vector<std::string> slots_;  ///< by track: pid and tid in a template
-  StringId nameless_ = kNoString;
   std::string text_;
 };
 
