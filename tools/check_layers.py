@@ -81,7 +81,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "tracelens": {"analysis"},
     "replay": {"analysis"},
     "pipelines": {"analysis", "durations"},
-    "simulation": {"analysis", "durations", "files"},
+    "simulation": {"analysis", "durations", "event_table", "files"},
     "diagnosis": {"simulation", "summary"},
     "overlay": {"diagnosis"},
     "report": {"_version", "analysis"},

@@ -50,7 +50,7 @@ def event_table(
     ts_ns: npt.ArrayLike,
     dur_ns: npt.ArrayLike,
     *,
-    category: str | Sequence[str | None] | Texts,
+    category: str | Sequence[str | None] | Texts | None,
     pid: npt.ArrayLike | Sequence[int | str],
     tid: npt.ArrayLike | Sequence[int | str],
     phase: str | Sequence[str] = "X",
@@ -110,7 +110,7 @@ class _Pool:
         return self.texts.setdefault(text, len(self.texts))
 
     def codes(
-        self, what: str, values: str | Sequence[str | None] | Texts, events: int
+        self, what: str, values: str | Sequence[str | None] | Texts | None, events: int
     ) -> npt.NDArray[np.uint32]:
         """uint32 `[events]`; NO_STRING for None."""
         if isinstance(values, Texts):

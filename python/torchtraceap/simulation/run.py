@@ -27,7 +27,9 @@ from torchtraceap.analysis.iterations import (
     step_of_work,
     step_spans,
 )
-from torchtraceap.analysis.many_ranks.joined_ranks import join_ranks
+from torchtraceap.analysis.many_ranks.joined_ranks import JoinedRanks, join_ranks
+from torchtraceap.errors import SchemaError
+from torchtraceap.event_table import event_table
 from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.remember import Memory
 from torchtraceap.simulation.chain import carried_edges
@@ -110,6 +112,61 @@ class SimulatedRun:
         stands_for: float = 1.0,
     ) -> None:
         scope = join_ranks(trace)
+        graph = _core.execution_graph(
+            scope.as_arguments,
+            meetings=scope.meetings,
+            dependencies=_known_dependencies(scope.parts, dependencies or {}),
+            explicit_only=explicit_only,
+        )
+        self._hold(trace, scope, graph, notes, stands_for)
+        self.notes += self._doubts()
+
+    @classmethod
+    def of_graph(
+        cls,
+        graph: _core.ExecutionGraph,
+        steps: Sequence[tuple[int, str, int, int]],
+        *,
+        notes: Sequence[str] = (),
+    ) -> SimulatedRun:
+        """A run that no trace stands behind: its graph, made by `GraphBuilder`, and its steps.
+
+        What it took is what a replay of the graph takes. Edits that look for events find none.
+
+        Args:
+            graph: Of one or several ranks.
+            steps: Rank, name, and the points of a thread where the step begins and ends, by start.
+                GPU work belongs to the step until whose end it was launched.
+            notes: What a person should know of the run.
+
+        Raises:
+            SchemaError: A step of a rank, or from or to a point, that the graph does not have.
+        """
+        ranks = int(graph.lane_rank.max(initial=0)) + 1
+        for rank, name, begin, end in steps:
+            if not (0 <= rank < ranks and 0 <= begin <= end < len(graph)):
+                raise SchemaError(
+                    f"step {name}: the graph of {ranks} ranks and {len(graph)} points has no step "
+                    f"of rank {rank} from {begin} to {end}"
+                )
+        parts = [
+            RankTrace(event_table([], [], [], category=None, pid=0, tid=0), rank)
+            for rank in range(ranks)
+        ]
+        run = cls.__new__(cls)
+        scope = JoinedRanks(parts, list(range(ranks)), [0] * ranks, None, [])
+        run._hold(Ranks(parts), scope, graph, notes, 1.0)
+        run._given = list(steps)
+        return run
+
+    def _hold(
+        self,
+        trace: Ranks,
+        scope: JoinedRanks,
+        graph: _core.ExecutionGraph,
+        notes: Sequence[str],
+        stands_for: float,
+    ) -> None:
         self.trace = trace
         self.stands_for = stands_for
         self.remember = Memory()
@@ -123,23 +180,8 @@ class SimulatedRun:
         """What each rank's clock of the graph is ahead of its own."""
         self.meetings: _core.Meetings | None = scope.meetings
         """Matched collectives whose end needs every member; None where there is one rank."""
-        self.graph: _core.ExecutionGraph = _core.execution_graph(
-            scope.as_arguments,
-            meetings=self.meetings,
-            dependencies=self._known(dependencies or {}),
-            explicit_only=explicit_only,
-        )
-        self.notes += self._doubts()
-
-    def _known(self, tables: Mapping[int | None, ColumnTable]) -> list[tuple[int, int, int]]:
-        known = []
-        for index, part in enumerate(self.ranks):
-            if part.rank not in tables:
-                continue
-            table = tables[part.rank]
-            pairs = zip(table["producer_row"].tolist(), table["consumer_row"].tolist(), strict=True)
-            known += [(index, producer, consumer) for producer, consumer in pairs]
-        return known
+        self.graph = graph
+        self._given: list[tuple[int, str, int, int]] | None = None
 
     def _doubts(self) -> list[str]:
         """What is missing or contradicts itself, for a person."""
@@ -232,11 +274,13 @@ class SimulatedRun:
     @cached_property
     def per_step(self) -> bool:
         """Times are those of steps; otherwise of the whole trace."""
-        return any(part.tree.steps for part in self.ranks)
+        return bool(self._given) or any(part.tree.steps for part in self.ranks)
 
     @cached_property
     def _rank_steps(self) -> list[_RankSteps]:
         """Beside ranks with steps those without have no time that could be compared."""
+        if self._given:
+            return [self._told(index, self._given) for index in range(len(self.ranks))]
         marked = [self._marked(index) for index in range(len(self.ranks))]
         if self.per_step:
             return marked
@@ -260,6 +304,46 @@ class SimulatedRun:
             )
         ]
         return _RankSteps(steps, np.append(bounds[0, 0], work[0]).astype(np.int64))
+
+    def _told(self, rank: int, given: Sequence[tuple[int, str, int, int]]) -> _RankSteps:
+        """Steps of a run that no table stands behind."""
+        mine = [(name, begin, end) for index, name, begin, end in given if index == rank]
+        if not mine:
+            return _RankSteps([], _NONE)
+        points = np.arange(*self.point_bounds[rank])
+        ends = points[self.graph.is_end[points].astype(bool) & self._on_stream[points]]
+        place = self._place_by_hand_over(ends, [(begin, end) for _, begin, end in mine])
+        steps = [
+            RunStep(rank, name, begin, end, np.append(ends[place == index], end), counted=True)
+            for index, (name, begin, end) in enumerate(mine)
+        ]
+        return _RankSteps(steps, np.append(ends[place < 0], mine[0][1]))
+
+    @cached_property
+    def _on_stream(self) -> Array:
+        """bool `[points]`."""
+        on_stream: Array = (self.graph.lane_kind == _STREAM)[self.graph.lane]
+        return on_stream
+
+    @cached_property
+    def _handed_over_ns(self) -> Array:
+        """int64 `[points]`: when a point happened, or was launched."""
+        graph = self.graph
+        times = graph.time_ns.copy()
+        launches = self.edges_of("launch")
+        times[self.destination[launches]] = graph.time_ns[graph.source[launches]]
+        work = self.edges_of("execution")
+        work = work[graph.is_end[self.destination[work]].astype(bool)]
+        times[self.destination[work]] = times[graph.source[work]]
+        return times
+
+    def _place_by_hand_over(self, points: Array, bounds: Sequence[tuple[int, int]]) -> Array:
+        """int64 `[points]`: the step until whose end each was handed over; -1 before the first."""
+        times, handed_ns = self.graph.time_ns, self._handed_over_ns[points]
+        ends = np.array([end for _, end in bounds])
+        place = np.searchsorted(times[ends], handed_ns, side="left").astype(np.int64)
+        place[handed_ns < times[bounds[0][0]]] = -1
+        return place
 
     def _step_points(self, rank: int) -> Array:
         """int64 `[steps, 2]`: begin and end of each on the thread that carries them; none where
@@ -338,6 +422,8 @@ class SimulatedRun:
 
     def _place_of(self, rank: int, points: Array, steps: Sequence[RunStep]) -> Array:
         """int64 `[points]`: from -1, before the first step, to len(steps), behind the last."""
+        if self._given:
+            return self._place_by_hand_over(points, [(step.begin, step.end) for step in steps])
         times = self.graph.time_ns
         ends = np.array([step.end for step in steps])
         place = np.searchsorted(times[ends], times[points], side="left").astype(np.int64)
@@ -494,6 +580,19 @@ class SimulatedRun:
                 inside.append(np.flatnonzero(mine & (self.step_of_point != _core.NO_ROW)))
             before += len(steps)
         return carried_edges(self.graph, stretches, inside)
+
+
+def _known_dependencies(
+    parts: Sequence[RankTrace], tables: Mapping[int | None, ColumnTable]
+) -> list[tuple[int, int, int]]:
+    known = []
+    for index, part in enumerate(parts):
+        if part.rank not in tables:
+            continue
+        table = tables[part.rank]
+        pairs = zip(table["producer_row"].tolist(), table["consumer_row"].tolist(), strict=True)
+        known += [(index, producer, consumer) for producer, consumer in pairs]
+    return known
 
 
 def _known(deltas: Sequence[_core.GraphDelta | None]) -> list[_core.GraphDelta]:

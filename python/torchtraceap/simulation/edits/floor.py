@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torchtraceap import _core
 from torchtraceap._core import GpuClass
 from torchtraceap.aliases import Array
 from torchtraceap.simulation.edits.base import Change
@@ -88,7 +89,7 @@ def _communicates(run: SimulatedRun, edges: Array) -> Array:
     rank = graph.lane_rank[graph.lane[points]]
     found = np.zeros(len(edges), dtype=bool)
     for index, part in enumerate(run.ranks):
-        mine = np.flatnonzero(rank == index)
+        mine = np.flatnonzero((rank == index) & (graph.row[points] != _core.NO_ROW))
         rows = graph.row[points[mine]]
         found[mine] = part.tree.gpu_class[rows] == GpuClass.COMMUNICATION
     return found
