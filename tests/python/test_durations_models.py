@@ -345,9 +345,16 @@ def test_copies() -> None:
     assert pinned is not None and (1 << 30) / pinned.ns == pytest.approx(25, rel=0.02)
     inside = durations.copy_ns(1 << 30, "DtoD", False, "A100-SXM4-80GB")
     assert inside is not None and inside.ns < pinned.ns / 10
-    assert durations.copy_ns(1 << 30, "HtoD", False, "A100-SXM4-80GB") is None
-    with pytest.raises(UnknownDurationError, match="pageable"):
-        durations.copy_ns(1, "HtoD", False, "H200", strict=True)
+    pageable = durations.copy_ns(1 << 30, "HtoD", False, "A100-SXM4-80GB")
+    assert pageable is not None and "the host decides" in pageable.source
+    assert (1 << 30) / pageable.high_ns < 2.6 < 11.2 < (1 << 30) / pageable.low_ns + 0.3
+    unlinked = Device(name="x", bandwidth=1e12)
+    assert durations.copy_ns(1 << 30, "HtoD", False, unlinked) is not None
+    with pytest.raises(UnknownDurationError, match="host's link of x"):
+        durations.copy_ns(1 << 30, "HtoD", True, unlinked, strict=True)
+    for way in ("HtoD", "DtoD"):
+        tiny = durations.copy_ns(8, way, True, "A100-SXM4-80GB")
+        assert tiny is not None and tiny.low_ns < 1_000 and tiny.high_ns > 5_000
     with pytest.raises(UnknownDurationError, match="'sideways'"):
         durations.copy_ns(1, "sideways", True, "H200", strict=True)
 

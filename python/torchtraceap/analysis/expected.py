@@ -259,7 +259,13 @@ def _copy_time(copy: tuple[str, str, float], device: Device) -> Estimate | None:
     direction, memory, size = copy
     if direction == "memset":
         return None
-    return estimate_copy(size, direction, memory == "Pinned", device) if size > 0 else None
+    if not size > 0:
+        return None
+    if memory in ("Pinned", "Pageable"):
+        return estimate_copy(size, direction, memory == "Pinned", device)
+    pinned, pageable = (estimate_copy(size, direction, way, device) for way in (True, False))
+    # ROCm says "Host" of both.
+    return Estimate(pageable.ns, pinned.low_ns, pageable.high_ns, pageable.source)
 
 
 def _collective_time(collective: Collective, device: Device) -> Estimate | None:
