@@ -126,6 +126,31 @@ def test_the_first_step_begins_where_earlier_work_ends(write_trace: WriteTrace) 
     assert run.measured_ns.tolist() == [70_000]
 
 
+def test_the_first_step_begins_where_work_ends_that_was_not_recorded(
+    write_trace: WriteTrace,
+) -> None:
+    """The host is 2 ms ahead of the GPU when the recording begins: no launch takes that long."""
+    events = ahead()
+    for event in events:
+        if event["cat"] == "kernel":
+            event["ts"] += 2_000
+    run = run_of(write_trace(events))
+    assert run.measured_ns.tolist() == [400_000] * 4
+    assert run.measured_ns.tolist() == iterations_of(run.ranks[0]).length_ns.tolist()
+    shorter = _core.GraphDelta()
+    kernels = run.edges_of("execution")
+    shorter.set_lags(kernels, run.cost_ns[kernels] // 2)
+    assert run.lengths_ns([shorter]).tolist() == [[200_000] * 4]
+
+
+def test_a_launch_of_usual_length_holds_nothing_up(write_trace: WriteTrace) -> None:
+    events = ahead()
+    for event in events:
+        if event["cat"] == "kernel":
+            event["ts"] += 80
+    assert run_of(write_trace(events)).measured_ns.tolist() == [500_000, *[400_000] * 3]
+
+
 def test_what_is_launched_in_a_step_ends_it_whatever_order_the_ends_have(
     write_trace: WriteTrace,
 ) -> None:

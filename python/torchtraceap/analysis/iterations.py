@@ -4,8 +4,10 @@ Note [Iteration]: launches are asynchronous, so the host's range of a step says 
 hand the work over, not how long the work takes. A step's work has ended when the host has left its
 range and the GPU has done what was launched until then, and never before the work of the step
 before. Its iteration is the distance from one such end to the next. The first begins with its
-range, or where what was launched before it ends if that is later. What other threads do counts
-through what waits for it: a thread for which nothing waits ends no step.
+range, or where what was launched before it ends if that is later. Where that was not recorded, the
+first GPU event tells: no launch takes so long that it explains a later begin, so until then the GPU
+was busy. What other threads do counts through what waits for it: a thread for which nothing waits
+ends no step.
 
 Note [Counted steps]: every step that is marked or inferred, but for those that begin in the warm-up
 and for the last of inferred ones, which ends with its last event and not where another begins; all
@@ -31,6 +33,7 @@ __all__ = [
     "Iterations",
     "counted_spans",
     "counted_steps",
+    "held_up_row",
     "iterations_of",
     "lengths_ns",
     "step_of_work",
@@ -39,6 +42,9 @@ __all__ = [
 ]
 
 _LEAST_COUNTED = 2
+LONGEST_LAUNCH_NS = 100_000
+"""From the return of a launch call to the begin of its work on an idle GPU it takes less (the bound
+of `launch_latency`, docs/critical_path.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,21 @@ def step_of_work(part: RankTrace) -> Array:
     return steps
 
 
+def held_up_row(part: RankTrace) -> int | None:
+    """The first launched GPU event, if it was launched in the first step and begins so late that
+    work from before the recording must have held it up. See Note [Iteration]."""
+    tree, table = part.tree, part.table
+    rows, spans = tree.gpu_rows, step_spans(part)
+    first = int(np.argmax(tree.launch[rows] != _core.NO_ROW)) if len(rows) and len(spans) else 0
+    if not len(rows) or not len(spans) or tree.launch[rows[first]] == _core.NO_ROW:
+        return None
+    row, call = int(rows[first]), int(tree.launch[rows[first]])
+    launched_ns = table.ts_ns[call] + table.dur_ns[call]
+    late_ns = table.ts_ns[row] + tree.launch_delay_correction_ns - launched_ns
+    inside = spans[0, 0] <= table.ts_ns[call] <= spans[0, 1]
+    return row if inside and late_ns > LONGEST_LAUNCH_NS else None
+
+
 def _is_ahead(stream: Array, orphan: Array) -> Array:
     """bool `[gpu rows]`, which are by start: no linked work of its stream began before, and some
     does behind it."""
@@ -147,6 +168,10 @@ def _build(part: RankTrace) -> Iterations:
     rows, place = tree.gpu_rows, step_of_work(part) + 1
     done_ns = table.ts_ns[rows] + table.dur_ns[rows] + tree.launch_delay_correction_ns
     work_ends = np.append(starts[0], ends)
+    held_up = held_up_row(part)
+    if held_up is not None:
+        begun_ns = table.ts_ns[held_up] + tree.launch_delay_correction_ns
+        work_ends[0] = max(work_ends[0], begun_ns)
     inside = place < len(work_ends)
     np.maximum.at(work_ends, place[inside], done_ns[inside])
     return Iterations(lengths_ns(work_ends), ends - starts, counted_steps(part))

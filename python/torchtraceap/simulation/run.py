@@ -23,6 +23,7 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.iterations import (
     counted_steps,
+    held_up_row,
     lengths_ns,
     step_of_work,
     step_spans,
@@ -69,8 +70,8 @@ class RunStep:
 class _RankSteps:
     steps: list[RunStep]
     start: Array
-    """Points of which the last begins the first iteration: the first step's begin, and the ends of
-    what was launched before it."""
+    """Points of which the last begins the first iteration: the first step's begin, the ends of
+    what was launched before it, and the begin of work that was held up by what is not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +304,14 @@ class SimulatedRun:
                 part.tree.steps, bounds.tolist(), work[1:], counted_steps(part), strict=False
             )
         ]
-        return _RankSteps(steps, np.append(bounds[0, 0], work[0]).astype(np.int64))
+        start = np.append(bounds[0, 0], work[0]).astype(np.int64)
+        return _RankSteps(steps, np.append(start, self._held_up(rank)))
+
+    def _held_up(self, rank: int) -> Array:
+        """The point at which the GPU was free for the first step, where that tells."""
+        row = held_up_row(self.ranks[rank])
+        point = _core.NO_ROW if row is None else int(self.graph.begin_of(rank)[row])
+        return _NONE if point == _core.NO_ROW else np.array([point], dtype=np.int64)
 
     def _told(self, rank: int, given: Sequence[tuple[int, str, int, int]]) -> _RankSteps:
         """Steps of a run that no table stands behind."""

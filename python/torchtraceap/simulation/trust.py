@@ -6,10 +6,10 @@ replayed with what the *other* steps cost tests structure and costs together (`h
 what knowing nothing of the structure would have said. What the step reacts to if all GPU work, all
 host work or all collectives get longer says what the prediction of a fix hangs on (`sensitivity`).
 
-Note [No prediction]: without an iteration, with ranks that can't be placed on one clock, with an
-iteration that its dependencies don't explain, with steps that other steps' costs don't explain or
-that have no mean to speak of, and for one rank of many whose step is mostly waiting for the others,
-no saving is simulated.
+Note [No prediction]: without an iteration, where no more than half of the ranks can be placed on
+one clock (fewer strangers are left out, and said), with an iteration that its dependencies don't
+explain, with steps that other steps' costs don't explain or that have no mean to speak of, and for
+one rank of many whose step is mostly waiting for the others, no saving is simulated.
 
 Note [Noise]: steps vary by themselves. The mean of n steps of the run after a fix differs from that
 of the n before by chance: 2 CV / sqrt(n), about its 80 % interval for many steps. The interval of a
@@ -234,7 +234,7 @@ def _doubt(run: SimulatedRun, trust: Trust, measured: float) -> str:
     ranks, used = run.trace.ranks, run.ranks
     if not measured > 0:
         return "the trace holds no iteration to replay"
-    if len(used) < len(ranks):
+    if 2 * len(used) <= len(ranks):
         return (
             f"only {len(used)} of {len(ranks)} ranks share collectives, so that the run can't be "
             "replayed as a whole"
