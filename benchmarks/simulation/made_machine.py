@@ -27,15 +27,27 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
-__all__ = ["Engine", "Link", "Machine", "Noise", "Process", "Rank", "Signal", "Thread", "Work"]
+__all__ = [
+    "Engine",
+    "Link",
+    "Machine",
+    "Noise",
+    "Process",
+    "Rank",
+    "Signal",
+    "Stall",
+    "Thread",
+    "Work",
+]
 
 Event = dict[str, Any]
 QUEUE_DEPTH = 1021
 """Launches that a stream takes before a launch call has to wait (docs/simulation.md)."""
 NCCL_STREAM = 20
+TICK_US = 0.02
 
 
 class Signal:
@@ -127,6 +139,26 @@ class Link:
     """How many times as long computation takes while a collective moves data."""
 
 
+@dataclass
+class Stall:
+    """Something that takes longer, once. What `kind` means by `number`, in a step of a rank:
+
+    - "host": the training thread stands still before its launch of that number;
+    - "sync": there it waits for the device;
+    - "late": the work of that launch starts later than it could;
+    - "work": that launch's work takes longer, a collective on every rank;
+    - "fetch": the batch of the step takes longer to make (`number` is ignored).
+    """
+
+    kind: str
+    step: int
+    number: int = 0
+    us: float = 0.0
+    rank: int = 0
+    found: Event | None = None
+    """The row that shows it: the next call, the waiting call, or the GPU work."""
+
+
 class Work:
     """One piece of GPU work."""
 
@@ -135,6 +167,11 @@ class Work:
         self.gap_us: float | None = None
         self.arrived, self.started, self.ended = Signal(), Signal(), Signal()
         self.needs: list[Signal] = []
+
+    def lengthen(self, us: float) -> None:
+        self.us += us
+        if self.meeting is not None:
+            self.meeting.us += us
 
 
 class Meeting:
@@ -277,13 +314,18 @@ class Thread:
         cat: str = "kernel",
         call: str = "cudaLaunchKernel",
         call_us: float | None = None,
-        late_us: float = 0.0,
         meeting: Meeting | None = None,
         **args: Any,
     ) -> Generator[Any, None, Work]:
-        """A launch call and its work, which may start `late_us` later than usual."""
+        """A launch call and its work."""
         rank, link = self.rank, self.rank.link
         on = rank.stream(stream)
+        stall = rank.next_stall()
+        if stall is not None and stall.kind == "host":
+            yield stall.us
+        if stall is not None and stall.kind == "sync":
+            yield from self.synchronize("cudaDeviceSynchronize", None, site="stall")
+            stall.found = rank.events[-1]
         correlation = rank.next_correlation()
         row = rank.open("cuda_runtime", call, self.tid, {"correlation": correlation})
         if len(on.all) >= QUEUE_DEPTH:
@@ -293,6 +335,11 @@ class Thread:
         where = {"correlation": correlation, "device": 0, "stream": stream, **args}
         work = Work(name, rank.gpu_us(us, name), rank.gpu_row(cat, name, stream, where), meeting)
         rank.note_work(work)
+        late_us = 0.0
+        if stall is not None:
+            late_us = stall.us if stall.kind == "late" else 0.0
+            work.lengthen(stall.us if stall.kind == "work" else 0.0)
+            stall.found = stall.found or (row if stall.kind == "host" else work.row)
         on.put(work)
         arrives_us = rank.host_us(link.latency_us, "latency") + late_us
         self._engine.call_in(arrives_us, partial(self._engine.fire, work.arrived))
@@ -328,7 +375,9 @@ class Thread:
             self.rank.reopen("cudaMemcpyAsync", self.tid)
         return work
 
-    def synchronize(self, name: str = "cudaStreamSynchronize", stream: int | None = 7) -> Process:
+    def synchronize(
+        self, name: str = "cudaStreamSynchronize", stream: int | None = 7, site: str = "return"
+    ) -> Process:
         """Until everything on the stream, or on all of them, has ended."""
         correlation = self.rank.next_correlation()
         row = self.rank.open("cuda_runtime", name, self.tid, {"correlation": correlation})
@@ -337,7 +386,7 @@ class Thread:
         for ended in [s.last for s in streams.values() if s.last is not None]:
             waited |= ended.time_us is None
             yield ended
-        yield self.rank.host_us(self.rank.link.return_us if waited else 2.0, "return")
+        yield self.rank.host_us(self.rank.link.return_us if waited else 2.0, site)
         self.rank.close(row)
 
     def wait_stream(self, waiting: int, source: int) -> Process:
@@ -365,8 +414,8 @@ class Rank:
         self.events: list[Event] = []
         self.step = -1
         self.step_begins: list[float] = []
-        self.step_ends: list[Signal | float] = []
-        self._work: list[Work] = []
+        self.step_ends: list[float] = []
+        self.step_work: list[list[Work]] = []
         self._correlation = 0
         self._seen: Counter[str] = Counter()
         self._last_call: dict[tuple[str, int], Event] = {}
@@ -374,6 +423,8 @@ class Rank:
         """How many times as long the host takes, beside other processes."""
         self._collectives = 0
         self._hiccup = 1.0
+        self._launches: Counter[int] = Counter()
+        self._clock: dict[int, float] = {}
 
     def thread(self, tid: int) -> Thread:
         return Thread(self, tid)
@@ -422,36 +473,52 @@ class Rank:
         """Marked steps; each begins where the loop asks for the next."""
         for step in range(number):
             self.step, self._seen = step, Counter()
+            self.step_work.append([])
             self.step_begins.append(self.engine.now_us)
             row = self.open("user_annotation", f"ProfilerStep#{step}", main.tid, {})
             yield step
             self.close(row)
-            self._end_step()
-
-    def _end_step(self) -> None:
-        self.step_ends.append(self.engine.now_us)
-        self._ended_work.append([work.ended for work in self._work])
-        self._work = []
-
-    @property
-    def _ended_work(self) -> list[list[Signal]]:
-        return self.machine.ended_work[self.number]
+            self.step_ends.append(self.engine.now_us)
 
     def note_work(self, work: Work) -> None:
-        self._work.append(work)
+        self.step_work[-1].append(work)
+
+    def next_stall(self) -> Stall | None:
+        """What happens at this launch."""
+        number = self._launches[self.step]
+        self._launches[self.step] += 1
+        for stall in self.machine.stalls:
+            if stall.kind != "fetch" and (stall.rank, stall.step, stall.number) == (
+                self.number,
+                self.step,
+                number,
+            ):
+                return stall
+        return None
+
+    def fetch_stall_us(self, step: int) -> float:
+        """What the batch of a step takes longer."""
+        chosen = (s for s in self.machine.stalls if s.kind == "fetch" and s.rank == self.number)
+        return sum(stall.us for stall in chosen if stall.step == step)
 
     # ------------------------------------------------------------------------- recording
 
     def open(self, cat: str, name: str, tid: int, args: Event) -> Event:
         row: Event = {"ph": "X", "cat": cat, "name": name, "pid": 100 + self.number, "tid": tid}
-        row |= {"ts": self.engine.now_us, "args": args, "step": self.step}
+        row |= {"ts": self._tick(tid), "args": args, "step": self.step}
         self.events.append(row)
         if cat == "cuda_runtime":
             self._last_call[name, tid] = row
         return row
 
     def close(self, row: Event) -> None:
-        row["dur"] = self.engine.now_us - row["ts"]
+        row["dur"] = self._tick(row["tid"]) - row["ts"]
+
+    def _tick(self, tid: int) -> float:
+        """Now, but behind what the thread recorded before: a row that lies in another never begins
+        or ends with it."""
+        self._clock[tid] = max(self.engine.now_us, self._clock.get(tid, 0.0) + TICK_US)
+        return self._clock[tid]
 
     def reopen(self, name: str, tid: int) -> None:
         """The last call of that name lasted until now."""
@@ -486,6 +553,7 @@ class Machine:
     noise: Noise = field(default_factory=Noise)
     device: Event = field(default_factory=dict)
     clock_offsets_us: tuple[float, ...] = ()
+    stalls: Sequence[Stall] = ()
     keeps_unlaunched: bool = True
     """The recording has GPU work whose launch lies before it."""
     engine: Engine = field(default_factory=Engine)
@@ -493,7 +561,6 @@ class Machine:
     def __post_init__(self) -> None:
         self._meetings: dict[int, Meeting] = {}
         self.members = [Rank(self, number) for number in range(self.ranks)]
-        self.ended_work: list[list[list[Signal]]] = [[] for _ in self.members]
         self._first = 0
 
     def meeting(self, number: int, us: float) -> Meeting:
@@ -517,25 +584,25 @@ class Machine:
     def iteration_us(self) -> list[list[float]]:
         """For each rank what every recorded step took: from the end of the work of the step
         before to the end of its own, host or GPU."""
-        return [self._iterations(rank) for rank in self.members]
+        ends = [self._step_ends(rank) for rank in self.members]
+        return [[later - end for end, later in pairwise(mine)] for mine in ends]
 
-    def _iterations(self, rank: Rank) -> list[float]:
-        ends = []
-        for host_us, works in zip(rank.step_ends, self.ended_work[rank.number], strict=True):
-            times = [work.time_us for work in works]
-            assert isinstance(host_us, float)
+    def _step_ends(self, rank: Rank) -> list[float]:
+        """When the work of each recorded step ended, and before it that of the step before."""
+        ends = [rank.step_begins[0]]
+        for host_us, works in zip(rank.step_ends, rank.step_work, strict=True):
+            times = [work.ended.time_us for work in works]
             ends.append(max([host_us, *(time for time in times if time is not None)]))
-        ends = [rank.step_begins[0], *ends]
-        return [ends[i + 1] - ends[i] for i in range(self._first, len(ends) - 1)]
+        return ends[self._first :]
 
     def step_us(self) -> float:
         """Mean over recorded steps and ranks."""
         rows = self.iteration_us()
         return sum(map(sum, rows)) / sum(map(len, rows))
 
-    def total_us(self) -> float:
-        """From the begin of the recording to the end of the last work of any rank."""
-        return sum(max(column) for column in zip(*self.iteration_us(), strict=True))
+    def end_us(self) -> float:
+        """When the last work of the last step of any rank ended."""
+        return max(self._step_ends(rank)[-1] for rank in self.members)
 
     def documents(self) -> list[Event]:
         """A trace for each rank, as the profiler writes it."""

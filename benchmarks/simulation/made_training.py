@@ -631,7 +631,7 @@ class _Loads:
     def _make(self, main: Thread, number: int, upload: Upload) -> Process:
         with main.range(SINGLE, "user_annotation"):
             us = self._batch_us(number)
-            yield 0.8 * us
+            yield 0.8 * us + self.rank.fetch_stall_us(number)
             with main.range("aten::stack"):
                 yield 0.2 * us
             if upload.pinned and upload.size:
@@ -654,6 +654,7 @@ class _Loads:
             if number >= 2 * step:
                 yield self.taken[number - 2 * step]
             yield self._batch_us(number) * self.loader.worker_slow
+            yield self.rank.fetch_stall_us(number)
             self.rank.engine.fire(self.ready[number])
 
 

@@ -10,39 +10,26 @@ programs whose waits are known. Speed: engine, graph, fifty what-ifs.
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 import torchtraceap as ttap
+from corpus import ROOT, default_corpus, runs
 from torchtraceap import _core
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.trust import trust_of
 
-ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
-from wait_programs import make_program  # noqa: E402
+from wait_programs import make_program
 
-
-def runs(corpus: Path) -> Iterator[tuple[str, SimulatedRun]]:
-    """Sets of ranks as one run each, every other file as a run of its own."""
-    sets = {corpus / "param" / "dlrm_8ranks", corpus / "torchrec_4ranks_late_rank"}
-    for folder in sorted(sets):
-        if folder.is_dir():
-            yield str(folder.relative_to(corpus)), SimulatedRun(ttap.load(folder))
-    for path in sorted([*corpus.rglob("*.json"), *corpus.rglob("*.json.gz")]):
-        if path.parent in sets or "_reference" in str(path):
-            continue
-        try:
-            yield str(path.relative_to(corpus)), SimulatedRun(ttap.load(path))
-        except ttap.errors.TraceError:
-            continue
+MOST_NOISES = 1.5
+"""The bound on held-out errors: times the coefficient of variation of the steps."""
 
 
 def kernel_sum_error(run: SimulatedRun) -> float:
@@ -95,21 +82,44 @@ def print_collectives(corpus: Path) -> None:
     )
 
 
-def print_held_out(corpus: Path) -> None:
+def print_held_out(corpus: Path, least_steps: int = 3) -> None:
+    """Steps of ranks that have three or more: fewer have no mean of others to speak of."""
     print("steps replayed with what the other steps of their rank cost (mean absolute error)")
-    print(
-        f"{'trace':52} {'steps':>5} {'noise':>7} {'error':>7} {'ratio':>6} {'mean of others':>15}"
-    )
+    print("| trace | steps | alike | noise | error | error / noise | mean of the others |")
+    print("|---|---|---|---|---|---|---|")
+    within = better = unlike = count = 0
     for name, run in runs(corpus):
         held = trust_of(run).held_out
-        if held is None:
+        if held is None or held.steps < least_steps * len(run.ranks):
             continue
+        alike = steps_are_alike(run)
         ratio = held.error / held.noise if held.noise else 0.0
+        count += 1
+        within += ratio <= MOST_NOISES
+        unlike += not alike
+        better += not alike and held.error < held.baseline_error
         print(
-            f"{name[-52:]:52} {held.steps:5} {held.noise:7.2%} {held.error:7.2%} {ratio:6.2f} "
-            f"{held.baseline_error:10.2%}"
+            f"| {name} | {held.steps} | {'yes' if alike else 'no'} | {held.noise:.2%} "
+            f"| {held.error:.2%} | {ratio:.2f} | {held.baseline_error:.2%} |"
         )
-    print()
+    print(
+        f"within {MOST_NOISES} x noise: {within} of {count}; better than the mean of the others "
+        f"where steps are not alike: {better} of {unlike}\n"
+    )
+
+
+def steps_are_alike(run: SimulatedRun) -> bool:
+    """The steps of each rank launch the same kernels equally often."""
+    for index, steps in enumerate(run.steps_by_rank):
+        part = run.ranks[index]
+        seen = set()
+        for step in steps:
+            names = part.table.name[run.graph.row[step.work[1:]]] if step.counted else None
+            if names is not None:
+                seen.add(tuple(np.sort(names).tolist()))
+        if len(seen) > 1:
+            return False
+    return True
 
 
 def print_recovery(seeds: range = range(2000, 2200)) -> None:
@@ -183,8 +193,7 @@ def print_speed(corpus: Path, nodes: int = 1_000_000) -> None:
 
 
 def main() -> None:
-    default = os.environ.get("TORCHTRACEAP_CORPUS", ROOT.parent / "shared" / "traces")
-    corpus = Path(sys.argv[1] if len(sys.argv) > 1 else default)
+    corpus = Path(sys.argv[1]) if len(sys.argv) > 1 else default_corpus()
     print_fidelity(corpus)
     print_collectives(corpus)
     print_held_out(corpus)

@@ -1,6 +1,6 @@
 """Twins with a known truth: every edit against programs that run with the fault and without it.
 
-    python benchmarks/simulation/twins.py [--seeds 40] [--edits NAME ...] [--output FILE]
+    python benchmarks/simulation/twins.py [--seeds 40] [--twins NAME ...] [--output FILE]
 
 A job (`made_training.py`) is drawn at random and run twice on a machine of its own
 (`made_machine.py`), with the same random numbers: once with the fault, recorded as a trace, once
@@ -12,7 +12,7 @@ beside their reason, and were set before any prediction was looked at.
 Note [What is counted]: `error` is predicted over true time of a step, minus 1. `covered`: the
 truth lies in the interval, which should hold for 75 to 90 % of an interval of 80 %. `sign`: the
 edit promises a gain or a loss of more than 1 % of the step, and the other comes true. `refused`:
-there is no prediction; `idle`: the fix is worth less than 1 % of the step.
+there is no prediction, and a reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from made_training import CHIPS, Chip, Comm, Job, Layer, Loader, Upload, record
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results
 
-__all__ = ["TWINS", "Outcome", "Pair", "judge", "load_machine", "made_pair"]
+__all__ = ["TWINS", "Outcome", "Pair", "Summary", "judge", "load_machine", "made_pair", "summarise"]
 
 
 @dataclass(frozen=True)
@@ -398,29 +398,64 @@ def judge(twin: str, seed: int) -> Outcome:
     )  # fmt: skip
 
 
-def table(outcomes: list[Outcome]) -> str:
-    """As docs/simulation_edits.md has it. See Note [What is counted]."""
-    head = (
-        "| twin | pairs | true saving | error, median | 90 % below | covered | wrong sign | "
-        "refused | step shown off by |\n|---|---|---|---|---|---|---|---|---|"
-    )
+@dataclass(frozen=True)
+class Summary:
+    """What the pairs of one twin say. See Note [What is counted]; None where all are refused."""
+
+    twin: str
+    edit: str
+    pairs: int
+    true_saving: float
+    """Median share of the step."""
+    shown_error: float
+    """Median of |step shown / true step - 1| before the fix."""
+    refused: float
+    error: float | None
+    """Median of |error|."""
+    error_90: float | None
+    """Nine in ten lie below."""
+    covered: float | None
+    wrong_sign: int
+
+
+def summarise(outcomes: list[Outcome]) -> list[Summary]:
+    """By twin."""
     names = dict.fromkeys(outcome.twin for outcome in outcomes)
-    return "\n".join([head, *(_line([o for o in outcomes if o.twin == n]) for n in names)])
+    return [_summary([outcome for outcome in outcomes if outcome.twin == n]) for n in names]
 
 
-def _line(outcomes: list[Outcome]) -> str:
+def _summary(outcomes: list[Outcome]) -> Summary:
     said = [outcome for outcome in outcomes if not outcome.refused]
-    cells = [outcomes[0].twin, str(len(outcomes))]
-    cells.append(f"{np.median([o.gain for o in outcomes]):.0%}")
-    if said:
-        errors = np.abs([o.error for o in said])
-        cells += [f"{np.median(errors):.1%}", f"{np.quantile(errors, 0.9):.1%}"]
-        cells += [f"{np.mean([o.covered for o in said]):.0%}", str(sum(o.wrong_sign for o in said))]
-    else:
-        cells += ["-"] * 4
-    cells.append(f"{np.mean([o.refused for o in outcomes]):.0%}")
-    shown = [abs(o.shown_us / o.before_us - 1) for o in outcomes]
-    cells.append(f"{np.median(shown):.1%}")
+    errors = np.abs([outcome.error for outcome in said])
+    return Summary(
+        twin=outcomes[0].twin,
+        edit=outcomes[0].edit.split("=")[0],
+        pairs=len(outcomes),
+        true_saving=float(np.median([o.gain for o in outcomes])),
+        shown_error=float(np.median([abs(o.shown_us / o.before_us - 1) for o in outcomes])),
+        refused=1 - len(said) / len(outcomes),
+        error=float(np.median(errors)) if said else None,
+        error_90=float(np.quantile(errors, 0.9)) if said else None,
+        covered=float(np.mean([o.covered for o in said])) if said else None,
+        wrong_sign=sum(o.wrong_sign for o in said),
+    )
+
+
+def table(summaries: list[Summary]) -> str:
+    """As docs/simulation_edits.md has it."""
+    head = (
+        "| twin | pairs | true saving | error, median | nine in ten below | covered | wrong sign | "
+        "refused |\n|---|---|---|---|---|---|---|---|"
+    )
+    return "\n".join([head, *map(_line, summaries)])
+
+
+def _line(s: Summary) -> str:
+    def share(value: float | None, digits: int = 0) -> str:
+        return "-" if value is None else f"{value:.{digits}%}"
+
+    cells = [s.twin, str(s.pairs), share(s.true_saving), share(s.error, 1), share(s.error_90, 1)]
+    cells += [share(s.covered), str(s.wrong_sign), share(s.refused)]
     return f"| {' | '.join(cells)} |"
 
 
@@ -443,9 +478,10 @@ def main() -> None:
         outcomes.append(outcome)
         if options.each:
             print(outcome)
-    print(table(outcomes))
+    summaries = summarise(outcomes)
+    print(table(summaries))
     if options.output:
-        write_results(options.output, outcomes=[asdict(outcome) for outcome in outcomes])
+        write_results(options.output, twins=[asdict(summary) for summary in summaries])
 
 
 if __name__ == "__main__":
