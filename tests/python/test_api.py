@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
 import itertools
 import os
@@ -280,6 +282,21 @@ def test_start_up_loads_neither_numpy_nor_the_core(code: str) -> None:
     command = [sys.executable, "-c", f"{code}; {listed}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("package", ["torchtraceap", "torchtraceap.durations"])
+def test_type_checkers_see_every_name_that_is_imported_late(package: str) -> None:
+    module = importlib.import_module(package)
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    told = {
+        alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }  # fmt: skip
+    told |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert set(module.__all__) <= told
+    assert all(hasattr(module, name) for name in module.__all__)
 
 
 def test_a_name_that_is_ours_stays_what_it_is() -> None:
