@@ -184,7 +184,8 @@ def _ratios_of_products(
 ) -> Array:
     """float64 `[2, kinds]`: new time over old, at best and at least.
 
-    Both times are the model's, so that what it misses of a family on this device cancels.
+    Both times are those of the family's model, so that what it misses on this device cancels; the
+    models of single products take longer to load than a diagnosis may.
     """
     old = [works.work(kind) for kind in kinds]
     calls = [works.call(kind) for kind in kinds]
@@ -197,11 +198,8 @@ def _ratios_of_products(
     least_ns = np.array([attainable_ns(work, device, (dtype,))[0] for work in new])
     reads = np.array([work.bytes_read for work in old])
     convert_ns = 0.0 if dtype == "tf32" else reads * 1.5 / device.bandwidth * 1e9
-    low, high = new_ns[1] / old_ns, new_ns[2] / old_ns
-    for at, call in enumerate(calls):
-        known = lookups.product_bounds(call, (before[at], device), (dtype, device))
-        low[at], high[at] = known if known is not None else (low[at], high[at])
-    low, high = np.maximum(low, least_ns / measured_ns), high + convert_ns / measured_ns
+    low = np.maximum(new_ns[1] / old_ns, least_ns / measured_ns)
+    high = new_ns[2] / old_ns + convert_ns / measured_ns
     ratios: Array = np.nan_to_num(np.stack([low, high]), nan=1.0, posinf=1.0)
     return ratios.clip(0.0, 1.0)
 
