@@ -172,6 +172,30 @@ def test_every_edit_of_a_real_trace_is_written_as_replayed(bundled: Path) -> Non
             _check_step(run, change)
 
 
+def test_steps_that_nothing_marks_are_marked(write_trace: WriteTrace) -> None:
+    """A graph takes out what repeats, by which they were told."""
+    program = FlawedProgram()
+    for _ in range(12):
+        for i in range(4):
+            with program.range(f"aten::op{i}"):
+                program.launch(f"kernel{i}", 40)
+        with program.range("Optimizer.step#SGD.step", "user_annotation"):
+            program.launch("update", 20)
+        program.work(30)
+    trace = ttap.load(write_trace(program.document()))
+    run = SimulatedRun(trace)
+    assert run.ranks[0].tree.steps_inferred
+    with patch.object(graphs, "FEWEST_LAUNCHES", 3):
+        (best, *_) = _forms(run, "cuda_graph")
+    written = Ranks(edited_ranks(run, best, run.replay(best.delta())))
+    tree = written.ranks[0].tree
+    assert not tree.steps_inferred
+    assert len(tree.steps) == len(run.steps) - 1
+    replayed = run.lengths_ns([best.delta()])[0, :-1]
+    assert SimulatedRun(written).measured_ns.tolist() == replayed.tolist()
+    assert as_text(unedited(trace)) == as_text(trace)
+
+
 def test_ranges_that_were_nested_still_are(bundled: Path) -> None:
     run = SimulatedRun(ttap.load(bundled))
     (change,) = _forms(run, "loader_workers=4")[:1]

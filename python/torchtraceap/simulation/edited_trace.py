@@ -11,6 +11,10 @@ such a host range goes with it, instants too, and so do flow arrows from or to s
 work whose launch is gone belongs to the call that launches it now: an event that the edits bring in
 (`Change.insert`), else the last launch before that is left in the step.
 
+Note [Marked steps]: steps that nothing marks are told by what the main thread repeats, which an
+edit may take out. So with an edit they are marked, as the profiler would have marked them, but for
+the last, whose end is not known; not where a range of the thread reaches over their ends.
+
 Note [Side streams]: an edit may let work overlap that one stream can't hold at once, such as a
 collective that moves out of the way of computation. Of two pieces that did not overlap before,
 the collective, else the later one, is written on a stream of its own.
@@ -225,6 +229,7 @@ class _EditedRank:
             self._relaunch(kept)
             self._separate(kept)
             kept = self._without_loose_flows(kept)
+            self._mark_steps(kept)
         table = _core.edit_table(
             self._table,
             ts_ns=self._ts_ns,
@@ -344,6 +349,30 @@ class _EditedRank:
         known = place >= 0
         known[known] = tree.step[left[place[known]]] == tree.step[calls[known]]
         self._set_correlation(rows[known], table.correlation[left[place[known]]])
+
+    def _mark_steps(self, kept: Array) -> None:
+        """Steps that nothing marks are marked. See Note [Marked steps]."""
+        steps = self._run.steps_by_rank[self._view.index]
+        if not self._tree.steps_inferred or len(steps) < 2:
+            return
+        track = self._tree.main_track
+        rows = self._tree.host_rows[self._table.track[self._tree.host_rows] == track]
+        rows = rows[kept[rows]].astype(np.int64)
+        begins, ends = self._ts_ns[rows], self._ts_ns[rows] + self._dur_ns[rows]
+        marks = []
+        for number, step in enumerate(steps[:-1]):
+            bounds = self._replayed_ns[[step.begin, step.end]]
+            start_ns, end_ns = (bounds - self._run.offsets_ns[self._view.index]).tolist()
+            starts_before = (begins < start_ns) & (ends > start_ns) & (ends < end_ns)
+            ends_behind = (begins > start_ns) & (begins < end_ns) & (ends > end_ns)
+            if (starts_before | ends_behind).any() or start_ns >= end_ns:
+                return
+            marks.append((f"ProfilerStep#{number}", start_ns, end_ns - start_ns))
+        like = json.loads(self._table.event_json(int(rows[0]))) if len(rows) else {}
+        place = {key: like[key] for key in ("pid", "tid") if key in like}
+        for name, start_ns, dur_ns in marks:
+            fields = {"ph": "X", "cat": "user_annotation", "name": name, **place}
+            self._more.append(_event_text(fields, start_ns, dur_ns))
 
     # ------------------------------------------------------------------------- side streams
 
