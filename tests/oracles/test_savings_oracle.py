@@ -24,8 +24,8 @@ def check(diagnosis: ttap.Diagnosis) -> None:
         assert 0 <= saving.low_ns <= saving.best_ns <= saving.high_ns
         if saving.method == "simulated":
             assert replay is not None
-            assert replay.trusted
-            assert abs(replay.error) <= 0.05
+            assert replay.trust.supports_prediction
+            assert abs(replay.trust.iteration_error) <= 0.05
             assert saving.high_ns <= replay.measured_ns
             assert saving.per_step == replay.per_step
     check_plan(diagnosis)
@@ -36,14 +36,14 @@ def check_plan(diagnosis: ttap.Diagnosis) -> None:
     if not diagnosis.plan:
         return
     assert replay is not None
-    assert replay.trusted
+    assert replay.trust.supports_prediction
     assert len({fix.edit for fix in diagnosis.plan}) == len(diagnosis.plan)
     reached = replay.measured_ns
     for fix in diagnosis.plan:
-        assert fix.gain_ns > replay.noise_ns
+        assert fix.gain_ns > (replay.noise_ns or 0)
         reached -= fix.gain_ns
         assert fix.total_ns_after == pytest.approx(reached, abs=2 * len(diagnosis.plan))
-        assert 0 <= fix.low_ns <= fix.total_ns_after <= fix.high_ns
+        assert 0 < fix.low_ns <= fix.total_ns_after <= fix.high_ns
 
 
 @pytest.mark.parametrize("corpus_file", FILES, indirect=True)
@@ -77,7 +77,8 @@ def test_four_workers_are_predicted_from_none(corpus: Path) -> None:
     assert first.type == "single_process_data_loading"
     assert first.saving is not None
     assert diagnosis.replay is not None
-    measured_ns = ttap.simulate(after, edits=[]).measured_ns
+    # Every sixth fetch of the second waits: its mean is longer than the steps that are alike.
+    measured_ns = ttap.simulate(after, edits=[]).median_ns
     predicted_ns = diagnosis.replay.measured_ns - first.saving.best_ns
     assert predicted_ns == pytest.approx(measured_ns, rel=0.05)
     slowest_ns = diagnosis.replay.measured_ns - first.saving.low_ns
