@@ -919,13 +919,11 @@ def test_a_change_holds_what_it_touches_and_nothing_else(any_run: SimulatedRun) 
     change.set_lags([9, 4], [1, 2])
     change.set_lags([4, 5], any_run.cost_ns[[4, 5]])
     assert change.lags[0].tolist() == [4, 5, 9]
-    assert change.ratio(any_run).shape == (3,)
     costly = np.flatnonzero(any_run.cost_ns > 1)[:2]
     halves = Change()
     halves.set_lags(costly, any_run.cost_ns[costly] // 2)
     both = joined(any_run, [change, halves])
-    expected = np.union1d([9, *costly], []).astype(int)
-    assert np.isin(both.lags[0], expected).all()
+    assert np.isin(both.lags[0], np.union1d([4, 5, 9], costly)).all()
     for edge in np.setdiff1d(costly, [9]).tolist():
         assert costs_after(any_run, both)[edge] == any_run.cost_ns[edge] // 2
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ class BoostedTrees:
         for index, cuts in enumerate(text["cuts"]):
             rows = feature == index
             cut[rows] = np.array(cuts, dtype=np.float64)[number[rows]]
-        roots, right, depth = _shape(leaf.tolist())
+        roots, right, depth = _shape(leaf)
         return cls(
             base=float(text["base"]),
             roots=roots,
@@ -78,27 +78,25 @@ class BoostedTrees:
         return np.asarray(self.base + self.value[node].sum(axis=1))
 
 
-def _shape(leaf: Sequence[bool]) -> tuple[IntArray, IntArray, int]:
+def _shape(leaf: npt.NDArray[np.bool_]) -> tuple[IntArray, IntArray, int]:
     """Roots, right children (a leaf's is itself) and the longest way down, from pre-order."""
-    right = list(range(len(leaf)))
-    roots: list[int] = []
-    waiting: list[tuple[int, int]] = []  # nodes whose right child is still to come, their depth
-    depth, level, fresh = 0, 0, True
-    for node, is_leaf in enumerate(leaf):
-        if fresh:
-            roots.append(node)
-            level, fresh = 0, False
-        depth = max(depth, level)
-        if not is_leaf:
-            waiting.append((node, level))
-            level += 1
-        elif waiting:
-            parent, above = waiting.pop()
-            right[parent] = node + 1
-            level = above + 1
-        else:
-            fresh = True
-    return np.array(roots, np.int32), np.array(right, np.int32), depth
+    # Nodes whose right child is still to come, before each node: it grows by one at a node that has
+    # children, and falls by one at a leaf; a tree ends with the leaf that finds none.
+    change = np.where(leaf, -1, 1)
+    waiting = np.cumsum(change) - change
+    ends = np.flatnonzero(np.diff(np.minimum.accumulate(np.append(0, np.cumsum(change)))))
+    roots = np.append(0, ends[:-1] + 1) if len(ends) else np.zeros(0, dtype=np.int64)
+    tree = np.searchsorted(ends, np.arange(leaf.size), side="left")
+    # The right child comes where as many are waiting again for the first time.
+    order = np.lexsort((waiting, tree))
+    behind = np.empty(leaf.size, dtype=np.int64)
+    behind[order] = np.append(order[1:], 0)[: leaf.size]
+    right = np.where(leaf, np.arange(leaf.size), behind)
+    depth, level = 0, roots[~leaf[roots]]
+    while len(level):
+        below = np.concatenate([level + 1, right[level]])
+        depth, level = depth + 1, below[~leaf[below]]
+    return roots.astype(np.int32), right.astype(np.int32), depth
 
 
 def _unpacked(text: str, dtype: str) -> npt.NDArray[Any]:

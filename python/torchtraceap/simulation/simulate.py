@@ -110,7 +110,7 @@ class _Replayed:
     """What several edits together save."""
 
     saved_ns: Array
-    """float64 `[variants]`: at best, then cautiously, each with residuals and without."""
+    """float64 `[forms x exact]`: at best, then cautiously, each with residuals and without."""
     left_out: int
     """New dependencies that contradict the order of events and are left out."""
 
@@ -306,12 +306,12 @@ class Simulation:
     ) -> list[_Replayed]:
         """What each set of edits saves together; one call for each of `exact`, which says whether
         with what the measured run took beyond its dependencies. See Note [Prediction]."""
-        best = [joined(self.run, [graph.best for graph in graphs]) for graphs in sets]
-        cautious = [
-            joined(self.run, [g.best if g.cautious is None else g.cautious for g in graphs])
-            for graphs in sets
-        ]
-        changes = [change for pair in zip(best, cautious, strict=True) for change in pair]
+        changes: list[Change] = []
+        forms: list[tuple[int, int]] = []
+        for graphs in sets:
+            best, cautious = _forms(self.run, graphs)
+            forms.append((len(changes), len(changes) + (cautious is not best)))
+            changes += [best] if cautious is best else [best, cautious]
         shares = np.ones((len(exact), len(changes)))
         left_out = np.zeros(len(changes), dtype=np.int64)
         for places, carried in _in_batches(changes):
@@ -323,9 +323,10 @@ class Simulation:
         saved = self.measured_ns * (1 - shares)
         removes = np.array([change.only_removes(self.run) for change in changes], dtype=bool)
         saved[:, removes] = np.maximum(saved[:, removes], 0.0)
-        by_set = saved.T.reshape(len(sets), 2 * len(exact))
-        lost = left_out.reshape(len(sets), 2).sum(axis=1)
-        return [_Replayed(ns, int(n)) for ns, n in zip(by_set, lost, strict=True)]
+        return [
+            _Replayed(saved[:, list(places)].T.ravel(), int(left_out[list(places)].max()))
+            for places in forms
+        ]
 
     @cached_property
     def _before_ns(self) -> dict[bool, float]:
@@ -378,7 +379,7 @@ class Simulation:
             gain_ns = float((together_ns - saved_ns).mean())
             if gain_ns <= self._least_told_ns:
                 break
-            chosen.append(left[name])
+            chosen = [_as_one(self.run, [*chosen, left[name]])]
             left = {other: g for other, g in left.items() if not share_work(name, other)}
             saved_ns = together_ns
             plan.append(PlanStep(name, round(gain_ns), *self._bounds(_saving_of(saved_ns), chosen)))
@@ -399,8 +400,8 @@ class Simulation:
         sets = [[*chosen, left[name]] for name in names]
         found = self._replayed(sets, exact=(True,))
         best = int(np.argmax([float(each.saved_ns.mean()) for each in found]))
-        (whole,) = self._replayed([sets[best]])
-        return names[best], whole.saved_ns
+        (rest,) = self._replayed([sets[best]], exact=(False,))
+        return names[best], np.stack([found[best].saved_ns, rest.saved_ns], axis=1).ravel()
 
     def _promising(
         self, chosen: Sequence[EditedGraph], left: dict[str, EditedGraph], saved_ns: Array
@@ -507,6 +508,19 @@ def _in_batches(changes: Sequence[Change]) -> list[tuple[list[int], Array | None
     batches: list[tuple[list[int], Array | None]] = [(plain, None)] if plain else []
     own = ((place, change.carried) for place, change in enumerate(changes))
     return batches + [([place], carried) for place, carried in own if len(carried)]
+
+
+def _forms(run: SimulatedRun, graphs: Sequence[EditedGraph]) -> tuple[Change, Change]:
+    """Several edits as one change, at best and cautiously; the same where they are."""
+    best = joined(run, [graph.best for graph in graphs])
+    if all(graph.cautious is None for graph in graphs):
+        return best, best
+    return best, joined(run, [g.best if g.cautious is None else g.cautious for g in graphs])
+
+
+def _as_one(run: SimulatedRun, graphs: Sequence[EditedGraph]) -> EditedGraph:
+    best, cautious = _forms(run, graphs)
+    return EditedGraph(best, None if cautious is best else cautious)
 
 
 def _changes(graph: EditedGraph) -> list[Change]:

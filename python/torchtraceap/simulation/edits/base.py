@@ -56,23 +56,24 @@ class Change:
     def __init__(self) -> None:
         self._lags: list[tuple[Array, Array]] = []
         self._dropped: list[Array] = []
+        self._is_unique = False
         self._added: list[tuple[Array, Array, Array]] = []
         self._carried: list[Array] = []
         self._removed: list[tuple[int, Array]] = []
         self._inserted: list[NewEvent] = []
         self._touched: tuple[Array, Array] | None = None
-        self._ratio: tuple[SimulatedRun, Array] | None = None
 
     def set_lags(self, edges: npt.ArrayLike, lags_ns: npt.ArrayLike) -> None:
         """What these edges cost, ns; one number for all, or one for each."""
         chosen = np.asarray(edges, dtype=np.int64).ravel()
         lags = np.broadcast_to(np.asarray(lags_ns), chosen.shape)
         self._lags.append((chosen, np.maximum(np.rint(lags), 0).astype(np.int64)))
-        self._touched = self._ratio = None
+        self._touched = None
 
     def drop(self, edges: npt.ArrayLike) -> None:
         """These dependencies are gone."""
         self._dropped.append(np.asarray(edges, dtype=np.int64).ravel())
+        self._is_unique = False
 
     def add(
         self, sources: npt.ArrayLike, destinations: npt.ArrayLike, lags_ns: npt.ArrayLike
@@ -125,7 +126,11 @@ class Change:
     @property
     def dropped(self) -> Array:
         """Edges, each once and in order."""
-        return np.unique(np.concatenate([_NOTHING, *self._dropped]))
+        if len(self._dropped) > 1 or not self._is_unique:
+            edges = np.sort(np.concatenate([_NOTHING, *self._dropped]))
+            self._dropped = [edges[np.diff(edges, prepend=-1) != 0]]
+            self._is_unique = True
+        return self._dropped[0]
 
     @property
     def added(self) -> tuple[Array, Array, Array]:
@@ -161,15 +166,6 @@ class Change:
         delta.add_all(*self.added)
         return delta
 
-    def ratio(self, run: SimulatedRun) -> Array:
-        """float64 `[edges of lags]`: new cost over the one before; of an edge without cost the new
-        one, plus 1."""
-        if self._ratio is None or self._ratio[0] is not run:
-            edges, lags = self.lags
-            before = run.cost_ns[edges]
-            self._ratio = run, np.where(before > 0, lags / np.maximum(before, 1), 1.0 + lags)
-        return self._ratio[1]
-
     def only_removes(self, run: SimulatedRun) -> bool:
         """No edge is new or costs more than before: a replay can't be later at any point."""
         edges, lags = self.lags
@@ -186,23 +182,34 @@ def joined(run: SimulatedRun, changes: Sequence[Change]) -> Change:
     if len(changes) == 1:
         return changes[0]
     union = Change()
-    edges = np.concatenate([_NOTHING, *(change.lags[0] for change in changes)])
-    if len(edges):
-        ratio = np.concatenate([change.ratio(run) for change in changes])
-        order = np.argsort(edges, kind="stable")
-        edges = edges[order]
-        first = np.flatnonzero(np.diff(edges, prepend=-1))
-        edges, ratio = edges[first], np.multiply.reduceat(ratio[order], first)
-        edges, ratio = edges[ratio != 1], ratio[ratio != 1]
-        before = run.cost_ns[edges]
-        union.set_lags(edges, np.where(before > 0, before * ratio, ratio - 1))
+    lags = _NOTHING, _NOTHING
     for change in changes:
-        union._dropped += change._dropped
-        union._added += change._added
+        lags = _both(run, lags, change.lags) if len(lags[0]) else change.lags
+        union.drop(change.dropped)
+        union.add(*change.added)
         union._carried += change._carried
         union._removed += change._removed
         union._inserted += change._inserted
+    union.set_lags(*lags)
     return union
+
+
+def _both(
+    run: SimulatedRun, one: tuple[Array, Array], other: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """Edges, each once and in order, and their lags with two changes of lags."""
+    place = np.minimum(np.searchsorted(one[0], other[0]), len(one[0]) - 1)
+    shared = one[0][place] == other[0]
+    lags = one[1].copy()
+    at, more = place[shared], other[1][shared]
+    before = run.cost_ns[other[0][shared]]
+    # An edge that costs nothing has no ratio: there what costs more holds.
+    product = lags[at] * (more / np.maximum(before, 1))
+    lags[at] = np.rint(np.where(before > 0, product, np.maximum(lags[at], more)))
+    edges = np.concatenate([one[0], other[0][~shared]])
+    lags = np.concatenate([lags, other[1][~shared]])
+    order = np.argsort(edges, kind="stable")
+    return edges[order], lags[order]
 
 
 @dataclass(frozen=True, slots=True)
