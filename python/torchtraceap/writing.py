@@ -12,10 +12,8 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -186,6 +184,10 @@ def staging(folder: PathLike | None) -> Iterator[Path]:
     Raises:
         OutputError: It can't be made.
     """
+    # Here, as what only shows something writes nothing, and should start fast.
+    import shutil
+    import tempfile
+
     with naming(folder or tempfile.gettempdir()):
         staged = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=folder))
     _core.keep_scratch(staged)
@@ -320,8 +322,10 @@ def _settle(staged: Path, target: Path | int) -> None:
 
 
 def _copy(staged: Path, stream: BinaryIO) -> None:
+    from shutil import copyfileobj
+
     with staged.open("rb") as source:
-        shutil.copyfileobj(source, stream)
+        copyfileobj(source, stream)
 
 
 def _take_after(staged: Path, found: os.stat_result) -> None:

@@ -117,3 +117,16 @@ def test_a_trace_of_ones_own_corrects_the_models(
     assert main([*asked, "--calibrate", str(bundled)]) == 0
     own = json.loads(capsys.readouterr().out)
     assert own["ns"] != plain["ns"] and "of this trace's elementwise" in own["source"]
+
+
+def test_a_trace_without_such_kernels_corrects_nothing_and_that_is_said(
+    bundled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["estimate", "all_reduce", "--bytes", "1MB", "--ranks", "8", *H100, "--json"]
+    assert main(asked) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert main([*asked, "--calibrate", str(bundled)]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["ns"] == plain["ns"]
+    assert "has no such kernels" in told.err and "elementwise" in told.err
+    assert main([*asked, "--calibrate", "no-such-file.json"]) == 2

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.cli.output import print_tables, print_text
+from torchtraceap.cli.output import note, print_tables, print_text
 from torchtraceap.cli.parsing import (
     FINE,
     Command,
@@ -254,16 +254,12 @@ def _estimate(options: Options) -> int:
     question = _question(options)
     from torchtraceap.durations import UnknownDurationError
 
-    more: dict[str, Any] = {"strict": True}
-    if options.calibrate:
-        from torchtraceap.cli.input import load
-        from torchtraceap.durations import calibrate
-
-        more["calibration"] = calibrate(load([options.calibrate], 0))
     try:
-        found: Estimate = question.ask(options, more)
+        found: Estimate = question.ask(options, {"strict": True})
     except UnknownDurationError as reason:
         raise UsageError(f"no estimate: {reason}") from None
+    if options.calibrate:
+        found = _calibrated(question, options, found)
     from torchtraceap.durations.estimate import the_device
 
     device = the_device(options.device).name
@@ -274,6 +270,18 @@ def _estimate(options: Options) -> int:
 
         print_tables([estimate_table(options.what, device, found)], options.no_color)
     return FINE
+
+
+def _calibrated(question: _Question, options: Options, plain: Estimate) -> Estimate:
+    from torchtraceap.cli.input import load
+    from torchtraceap.durations import calibrate
+
+    calibration = calibrate(load([options.calibrate], 0))
+    found: Estimate = question.ask(options, {"strict": True, "calibration": calibration})
+    if found == plain:
+        known = ", ".join(calibration.classes) or "none"
+        note(f"{options.calibrate} has no such kernels that a model estimates (it has: {known})")
+    return found
 
 
 def _document(options: Options, device: str, found: Estimate) -> str:
