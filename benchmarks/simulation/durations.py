@@ -316,10 +316,17 @@ def kernel_errors(folder: Path) -> list[Line]:
         if device is None:
             continue
         block = folds_of((measured[:, 1] // 128).astype(int), 5, seed=0)
-        for number in range(5):
-            test = block == number
+        splits = [("unseen lengths, GPU known", block == number) for number in range(5)]
+        splits += [
+            ("lengths above 3,072 from those below", measured[:, 1] > 3072),
+            ("lengths above 2,048 from those below", measured[:, 1] > 2048),
+            ("lengths below 768 from those above", measured[:, 1] < 768),
+        ]
+        for split, test in splits:
+            if kind == "EW" and split != splits[0][0]:
+                continue
             model = fit_durations.fit_kernel(op, measured[~test], device)
-            pairs[kind, "unseen lengths, GPU known"].append(_called(model, measured[test], device))
+            pairs[kind, split].append(_called(model, measured[test], device))
         others = fit_durations.kernel_models({k: v for k, v in rows.items() if k[0] == op}, name)
         pair = _called(others[op, ""], measured, device)
         pairs[kind, "unseen GPU (each once)"].append(pair)
@@ -345,7 +352,7 @@ def _moved(op: str, rows: np.ndarray) -> np.ndarray:
 
 def _called(model: Any, rows: np.ndarray, device: Any) -> tuple[np.ndarray, np.ndarray]:
     """Times of calls (with the start that the host sees), and those measured."""
-    return model.start_ns + model.moving_ns(_moved(model.op, rows), rows[:, 1], device), rows[:, 2]
+    return fit_durations.called_ns(model, rows, device), rows[:, 2]
 
 
 # NeuSight's test rows ----------------------------------------------------------------------------

@@ -15,9 +15,9 @@ import argparse
 import datetime
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,16 @@ TREES = {
 }
 # For a few hundred rows.
 FEW_TREES = TREES | {"max_leaf_nodes": 8, "max_iter": 400, "min_samples_leaf": 5}
-# log2 of row lengths beyond which softmax takes another kernel, or a block another pass.
-STEPS = (10.0, 11.0)
-STEP_WIDTH = 1e-3
-# A call timed from the host takes so long to begin with, at the least.
-SHORTEST_START_NS = 1000.0
+# Kernels: logarithms of the start (ns), the factor and the spilled share, the trend, and the
+# logarithm of the factor of narrow rows; where the search begins, and how far a number may go from
+# there without proof. By operator: which are fitted.
+KERNEL_BEGIN = (np.log(20e3), np.log(1.4), np.log(0.4), 0.0, np.log(1.6))
+KERNEL_LOOSE = (0.7, 0.4, 0.25, 0.05, 0.3)
+KERNEL_HELD = 0.15
+KERNEL_FREE = {
+    "softmax": (True, True, False, True, True),
+    "layer_norm": (True, True, True, False, False),
+}
 FAMILY_NUMBERS = ("bend", "memory", "compute", "amd_start", "amd_work")
 
 
@@ -221,61 +226,60 @@ def _rounded(value: Any) -> Any:
 
 def fit_kernel(op: str, rows: np.ndarray, device: Device) -> kernels.KernelModel:
     """Start and factors of one operator on one device, from rows of (B, H, ns)."""
+    from scipy.optimize import minimize
+
     columns, ns = rows[:, 1], rows[:, 2]
-    moved = kernels.tensors_moved(op) * 4.0 * rows[:, 0] * columns / device.bandwidth * 1e9
-    by_rows = op in ("softmax", "layer_norm")
-    edges = np.unique(np.quantile(np.log2(columns), np.linspace(0, 1, 13))) if by_rows else None
-    start = _start(moved, ns, columns if by_rows else None)
-    factor = np.log(np.maximum(ns - start, 0.2 * ns) / moved)
-    if edges is None:
-        return kernels.KernelModel(op, device.id, start, (0.0,), (float(np.median(factor)),), "")
-    widths, factors = _by_width(np.log2(columns), factor, edges)
-    return kernels.KernelModel(op, device.id, start, widths, factors, "")
+    moved = kernels.tensors_moved(op) * 4.0 * rows[:, 0] * columns
+    free = KERNEL_FREE.get(op, (True, True, False, False, False))
 
+    def model(numbers: np.ndarray) -> kernels.KernelModel:
+        values = np.array(KERNEL_BEGIN, dtype=np.float64)
+        values[list(free)] = numbers
+        start, factor, spilled, trend, narrow = values
+        return kernels.KernelModel(
+            op, device.id, float(np.exp(start)), float(np.exp(factor)),
+            float(np.exp(spilled)) if free[2] else 0.0, float(trend), float(np.exp(narrow)),
+            "", (0.0, 0.0),
+        )  # fmt: skip
 
-def _start(moved: np.ndarray, ns: np.ndarray, columns: np.ndarray | None) -> float:
-    """Start that makes times over traffic straightest: least relative squares, by kind of row.
+    def loss(numbers: np.ndarray) -> float:
+        one = model(numbers)
+        error = np.log(ns / (one.start_ns + one.moving_ns(moved, columns, device)))
+        from_begin = (numbers - begin) / np.array(KERNEL_LOOSE)[list(free)]
+        return float(np.sqrt(error**2 + 4e-4).sum() + KERNEL_HELD * (from_begin**2).sum())
 
-    Softmax takes another kernel for rows above 1,024, so each side gets its own rate.
-    """
-    wide = np.zeros(len(ns)) if columns is None else (columns > 1024).astype(float)
-    columns_of = [1.0 / ns, moved * (1 - wide) / ns]
-    if wide.any():
-        columns_of.append(moved * wide / ns)
-    kept = [c for c in columns_of if np.any(c)]
-    start = np.linalg.lstsq(np.column_stack(kept), np.ones(len(ns)), rcond=None)[0][0]
-    return float(max(start, SHORTEST_START_NS))
-
-
-def _by_width(
-    x: np.ndarray, factor: np.ndarray, edges: np.ndarray
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Medians between the edges, with a step wherever rows get another kernel or another pass."""
-    inner = [step for step in STEPS if x.min() < step < x.max()]
-    edges = np.unique(np.concatenate([edges, inner]))
-    widths: list[float] = []
-    factors: list[float] = []
-    for low, high in pairwise(edges):
-        inside = (x >= low if low == edges[0] else x > low) & (x <= high)
-        if not inside.any():
-            continue
-        value = float(np.median(factor[inside]))
-        ends = [low + STEP_WIDTH] * (low in STEPS) + [high] * (high in STEPS)
-        for at in ends or [float(np.median(x[inside]))]:
-            widths.append(float(at))
-            factors.append(value)
-    return tuple(widths), tuple(factors)
+    begin = np.array(KERNEL_BEGIN)[list(free)]
+    settings = {"maxiter": 4000, "maxfev": 4000, "xatol": 1e-4, "fatol": 1e-4}
+    return model(minimize(loss, begin, method="Nelder-Mead", options=settings).x)
 
 
 def pool(models: Sequence[kernels.KernelModel]) -> kernels.KernelModel:
     """The mean of several devices' models of one operator, for a device without one."""
-    x = np.unique(np.concatenate([model.widths for model in models]))
-    if len(x) > 16:
-        steps = [at for step in STEPS for at in (step, step + STEP_WIDTH) if x[0] < at < x[-1]]
-        x = np.unique(np.concatenate([np.linspace(x[0], x[-1], 12), steps]))
-    values = np.mean([np.interp(x, model.widths, model.factors) for model in models], axis=0)
-    start = float(np.median([model.start_ns for model in models]))
-    return kernels.KernelModel(models[0].op, "", start, tuple(x), tuple(values), "")
+    rows = np.array([[m.start_ns, m.factor, m.spilled, m.trend, m.narrow] for m in models])
+    start, factor, spilled, trend, narrow = (
+        np.median(rows[:, 0]), np.exp(np.log(rows[:, 1]).mean()), *rows[:, 2:].mean(axis=0)
+    )  # fmt: skip
+    return kernels.KernelModel(
+        models[0].op, "", float(start), float(factor), float(spilled), float(trend),
+        float(narrow), "", (0.0, 0.0),
+    )  # fmt: skip
+
+
+def called_ns(model: kernels.KernelModel, rows: np.ndarray, device: Device) -> np.ndarray:
+    """Times of calls, with the start that the host sees, for rows of (B, H, ns)."""
+    moved = kernels.tensors_moved(model.op) * 4.0 * rows[:, 0] * rows[:, 1]
+    return model.start_ns + model.moving_ns(moved, rows[:, 1], device)
+
+
+def left_out_lengths(op: str, rows: np.ndarray, device: Device) -> np.ndarray:
+    """Logarithms of measured over modelled time, for the longest and the shortest quarter of the
+    lengths by what was fitted to the others."""
+    low, high = np.quantile(rows[:, 1], [0.25, 0.75])
+    found = []
+    for held in (rows[:, 1] > high, rows[:, 1] < low):
+        told = called_ns(fit_kernel(op, rows[~held], device), rows[held], device)
+        found.append(np.log(rows[held, 2] / told))
+    return np.concatenate(found)
 
 
 def kernel_models(
@@ -293,10 +297,20 @@ def kernel_models(
 
 
 def fit_kernels(folder: Path) -> dict[str, Any]:
-    """All element-wise operators, softmax and layer norm."""
+    """All element-wise operators, softmax and layer norm, with intervals by operator: lengths and
+    devices that were left out."""
     rows = duration_data.kernel_rows(folder)
+    known: dict[str, list[np.ndarray]] = defaultdict(list)
+    unseen: dict[str, list[np.ndarray]] = defaultdict(list)
+    for (op, name), measured in rows.items():
+        device = duration_data.device_of(name)
+        if device is not None:
+            known[op].append(left_out_lengths(op, measured, device))
+            others = kernel_models({k: v for k, v in rows.items() if k[0] == op}, name)
+            told = called_ns(others[op, ""], measured, device)
+            unseen[op].append(np.log(measured[:, 2] / told))
     return {
-        "schema": "torchtraceap.kernels/1",
+        "schema": "torchtraceap.kernels/2",
         "made": datetime.date.today().isoformat(),
         "source": provenance("neusight", sum(map(len, rows.values()))),
         "says": "fp32 kernels on P100, V100, P4, T4 and A100 (sitar-lab/NeuSight)",
@@ -305,12 +319,19 @@ def fit_kernels(folder: Path) -> dict[str, Any]:
                 "op": model.op,
                 "device": model.device,
                 "start_ns": round(model.start_ns),
-                "widths": [round(x, 3) for x in model.widths],
-                "factors": [round(y, 4) for y in model.factors],
+                **{name: round(getattr(model, name), 4)
+                   for name in ("factor", "spilled", "trend", "narrow")},
+                "known": kernel_ends((known if model.device else unseen)[model.op]),
             }
             for model in kernel_models(rows).values()
         ],
-    }
+    }  # fmt: skip
+
+
+def kernel_ends(errors: Sequence[np.ndarray]) -> list[float]:
+    """10th and 90th percentile, but no nearer than kernels of one shape differ between runs."""
+    low, high = np.quantile(np.concatenate(errors), [0.1, 0.9])
+    return [round(min(float(low), -gemm_fit.LEAST), 3), round(max(float(high), gemm_fit.LEAST), 3)]
 
 
 def fit_families(traces: Path) -> dict[str, Any]:

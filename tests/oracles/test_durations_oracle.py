@@ -192,11 +192,7 @@ def test_shipped_kernel_factors_are_those_of_the_fit(oracles: Path) -> None:
         device = duration_data.device_of(name)
         model = shipped.get((op, device.id)) if device else None
         if device is not None and model is not None:
-            told = model.start_ns + model.moving_ns(
-                kernels.tensors_moved(op) * 4 * measured[:, 0] * measured[:, 1],
-                measured[:, 1],
-                device,
-            )
+            told = fit_durations.called_ns(model, measured, device)
             assert bench.mape(told, measured[:, 2]) < 7, (op, name)
 
 

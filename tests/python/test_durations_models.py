@@ -21,6 +21,7 @@ from torchtraceap.durations.collectives import (
     has_switch,
     load_tables,
 )
+from torchtraceap.durations.copies import estimate_copies, estimate_copy
 from torchtraceap.durations.estimate import the_device
 from torchtraceap.durations.gemm import (
     estimate_gemm,
@@ -28,7 +29,15 @@ from torchtraceap.durations.gemm import (
     gemm_features,
     load_models,
 )
-from torchtraceap.durations.kernels import load_kernels
+from torchtraceap.durations.kernels import (
+    estimate_attention,
+    estimate_attentions,
+    estimate_elementwise,
+    estimate_elementwises,
+    estimate_rows,
+    estimate_rows_of_lengths,
+    load_kernels,
+)
 from torchtraceap.durations.tables import Curve
 from torchtraceap.durations.trees import BoostedTrees
 from torchtraceap.models.arguments import OpCall
@@ -335,9 +344,47 @@ def test_rows_of_softmax_and_layer_norm() -> None:
 
 
 def test_shipped_kernels_move_no_faster_than_the_memory() -> None:
+    lengths = np.geomspace(8, 1e6, 40)
     for model in load_kernels().values():
-        assert min(model.factors) > np.log(0.9), model.op
-        assert list(model.widths) == sorted(model.widths)
+        for device in load_devices().values():
+            assert np.min(model.factors(lengths, device)) > 0.9, (model.op, device.name)
+
+
+def test_rows_of_layer_norm_cost_more_where_they_outgrow_the_cache() -> None:
+    lengths = np.array([256.0, 1024.0, 4096.0, 65536.0])
+    by_cache = {}
+    for name in ("v100_pcie_32gb", "a100_pcie_40gb", "l40s"):
+        found = estimate_rows_of_lengths("layer_norm", 2**28 / lengths, lengths, "fp32", name)
+        assert (np.diff(found.ns) > 0).all(), name  # as many bytes, but read again
+        assert found.ns[-1] < 2.0 * found.ns[0]
+        by_cache[name] = found.ns[1] / found.ns[0] - 1
+    # Caches of 6 MB, of two halves of 20 MB, and of 96 MB.
+    assert by_cache["v100_pcie_32gb"] > by_cache["a100_pcie_40gb"] > by_cache["l40s"]
+
+
+def test_softmax_beyond_the_measured_lengths_keeps_its_factor() -> None:
+    lengths = np.array([6144.0, 16384.0, 131072.0])
+    found = estimate_rows_of_lengths("softmax", 2**28 / lengths, lengths, "fp32", "T4")
+    assert found.ns == pytest.approx(found.ns[0])
+    assert (found.low_ns < found.ns).all() and (found.ns < found.high_ns).all()
+
+
+def test_kernels_in_arrays_are_what_single_ones_are() -> None:
+    elements = [1e3, 1e6, 1e9]
+    many = estimate_elementwises("gelu", elements, "fp32", "A100 PCIe 40 GB")
+    assert [many[at] for at in range(3)] == [
+        estimate_elementwise("gelu", one, "fp32", "A100 PCIe 40 GB") for one in elements
+    ]
+    rows = estimate_rows_of_lengths("softmax", [4096, 64], [512, 8192], "fp32", "H200")
+    assert rows[1] == estimate_rows("softmax", 64, 8192, "fp32", "H200")
+    shapes = [[8, 16, 1024, 1024, 64], [1, 1, 64, 64, 32]]
+    attention = estimate_attentions(shapes, "bf16", "H200")
+    assert attention[1] == estimate_attention(1, 1, 64, 64, 32, "bf16", "H200")
+    copies = estimate_copies([1e3, 1e9], "HtoD", True, "H200")
+    assert copies[1] == estimate_copy(1e9, "HtoD", True, "H200")
+    small, large = (durations.elementwise_ns("add", n, "fp32", "H200") for n in (1e3, 1e9))
+    assert small is not None and large is not None
+    assert small.high_ns / small.low_ns > large.high_ns / large.low_ns
 
 
 def test_copies() -> None:

@@ -15,10 +15,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchtraceap.devices import Device
-from torchtraceap.durations.estimate import Estimate, UnknownDurationError, the_device
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["COPY_START_NS", "HostLink", "estimate_copy", "host_link"]
+from torchtraceap.devices import Device
+from torchtraceap.durations.estimate import (
+    Estimate,
+    Estimates,
+    UnknownDurationError,
+    the_device,
+)
+
+__all__ = ["COPY_START_NS", "HostLink", "estimate_copies", "estimate_copy", "host_link"]
 
 COPY_START_NS = 1500.0
 # The least, the usual and the most that a copy of next to nothing takes. Medians of copies of up to
@@ -89,10 +97,17 @@ def _side(direction: str) -> str:
 
 
 def estimate_copy(size: float, direction: str, pinned: bool, device: str | Device) -> Estimate:
-    """How long a copy of `size` bytes runs.
+    """How long a copy of `size` bytes runs; see `estimate_copies`."""
+    return estimate_copies([size], direction, pinned, device)[0]
+
+
+def estimate_copies(
+    sizes: npt.ArrayLike, direction: str, pinned: bool, device: str | Device
+) -> Estimates:
+    """How long copies run.
 
     Args:
-        size: In bytes.
+        sizes: `[n]`, in bytes.
         direction: HtoD, DtoH or DtoD, or those words.
         pinned: Whether the host's side is page-locked; of no account on the device.
         device: A GPU by name or id.
@@ -101,6 +116,7 @@ def estimate_copy(size: float, direction: str, pinned: bool, device: str | Devic
         UnknownDurationError: An unknown direction or device; of pinned memory no known link.
     """
     chip = the_device(device)
+    size = np.atleast_1d(np.asarray(sizes, dtype=np.float64))
     if _side(direction) == "on":
         rate = _MEMORY_SHARE * chip.bandwidth / 2.0
         rates = (rate * _INTERVAL, rate, rate / _INTERVAL)
@@ -117,9 +133,11 @@ def estimate_copy(size: float, direction: str, pinned: bool, device: str | Devic
     return _at_rates(size, (link.most, link.usual, link.least), says)
 
 
-def _at_rates(size: float, rates: tuple[float, float, float], says: str) -> Estimate:
+def _at_rates(
+    size: npt.NDArray[np.float64], rates: tuple[float, float, float], says: str
+) -> Estimates:
     """A start and the bytes at the most, the usual and the least rate."""
     low_ns, ns, high_ns = (
         start + 1e9 * size / rate for start, rate in zip(_STARTS_NS, rates, strict=True)
     )
-    return Estimate(ns, low_ns, high_ns, says)
+    return Estimates(ns, low_ns, high_ns, np.zeros(len(ns), dtype=np.int32), (says,))

@@ -15,7 +15,7 @@ from torchtraceap.devices import Device
 from torchtraceap.durations.asking import Question, each
 from torchtraceap.durations.calibration import Calibration, kernel_class
 from torchtraceap.durations.collectives import collective_kind, estimate_collective
-from torchtraceap.durations.copies import estimate_copy
+from torchtraceap.durations.copies import estimate_copies
 from torchtraceap.durations.embedding import (
     EmbeddingTable,
     estimate_embedding_bag,
@@ -37,9 +37,9 @@ from torchtraceap.durations.inputs import (
     dtype_label,
 )
 from torchtraceap.durations.kernels import (
-    estimate_attention,
-    estimate_elementwise,
-    estimate_rows,
+    estimate_attentions,
+    estimate_elementwises,
+    estimate_rows_of_lengths,
     tensors_moved,
 )
 from torchtraceap.durations.operators import class_of, estimate_op
@@ -212,12 +212,12 @@ def copy_ns(
     way, said = copy_named(direction)
     locked = bool(said) if pinned is None else pinned
 
-    def by_link(size: float) -> Estimate:
-        return estimate_copy(size, way, locked, device)
+    def by_link(size: FloatArray) -> Estimates:
+        return estimate_copies(size, way, locked, device)
 
     memory = "" if way.lower() == "dtod" else "Pinned" if locked else "Pageable"
     sizes = checked_sizes(size=(size, False))
-    return Question(sizes, (each(by_link),), f"copy {way} {memory}".strip(), **options).answer()
+    return Question(sizes, (by_link,), f"copy {way} {memory}".strip(), **options).answer()
 
 
 @overload
@@ -242,14 +242,14 @@ def elementwise_ns(
         options: See `Options`.
     """
 
-    def measured(elements: float) -> Estimate:
-        return estimate_elementwise(op, elements, dtype_label(dtype), device)
+    def measured(elements: FloatArray) -> Estimates:
+        return estimate_elementwises(op, elements, dtype_label(dtype), device)
 
     def by_work(elements: float) -> Estimate:
         return _moving("elementwise", tensors_moved(op) * elements, dtype, device)
 
     sizes = checked_sizes(elements=(elements, False))
-    return Question(sizes, (each(measured), each(by_work)), "elementwise", **options).answer()
+    return Question(sizes, (measured, each(by_work)), "elementwise", **options).answer()
 
 
 @overload
@@ -342,23 +342,15 @@ def attention_ns(
         causal: Half of the products are left out.
         options: See `Options`.
     """
-    family = "attention_forward"
 
-    def by_work(batch: int, heads: int, queries: int, keys: int, head_size: int) -> Estimate:
-        label = dtype_label(dtype)
-        flops = 4.0 * batch * heads * queries * keys * head_size * (0.5 if causal else 1.0)
-        moved = 2.0 * element_bytes(label) * batch * heads * head_size * (queries + keys)
-        return estimate_work(family, flops, moved, label, device, unit="matrix")
-
-    def bound(batch: int, heads: int, queries: int, keys: int, head_size: int) -> Estimate:
-        label = dtype_label(dtype)
-        return estimate_attention(
-            batch, heads, queries, keys, head_size, label, device, causal=causal
+    def by_work(*shape: FloatArray) -> Estimates:
+        return estimate_attentions(
+            np.stack(shape, axis=1), dtype_label(dtype), device, causal=causal
         )
 
     sizes = checked_sizes(batch=(batch, True), heads=(heads, True), queries=(queries, True),
                           keys=(keys, True), head_size=(head_size, True))  # fmt: skip
-    return Question(sizes, (each(by_work), each(bound)), _class(family, dtype), **options).answer()
+    return Question(sizes, (by_work,), _class("attention_forward", dtype), **options).answer()
 
 
 @overload
@@ -438,14 +430,14 @@ def _by_rows(
     device: str | Device,
     options: Options,
 ) -> Answer:
-    def measured(rows: float, columns: float) -> Estimate:
-        return estimate_rows(op, rows, columns, dtype_label(dtype), device)
+    def measured(rows: FloatArray, columns: FloatArray) -> Estimates:
+        return estimate_rows_of_lengths(op, rows, columns, dtype_label(dtype), device)
 
     def by_work(rows: float, columns: float) -> Estimate:
         return _moving(family, 2.0 * rows * columns, dtype, device)
 
     sizes = checked_sizes(rows=(rows, False), columns=(columns, False))
-    return Question(sizes, (each(measured), each(by_work)), family, **options).answer()
+    return Question(sizes, (measured, each(by_work)), family, **options).answer()
 
 
 def _moving(family: str, elements: float, dtype: object, device: str | Device) -> Estimate:
