@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import torchtraceap as ttap
 from torchtraceap import _core
+from torchtraceap.analysis.iterations import held_up_row
 from torchtraceap.errors import TraceError
 from torchtraceap.ranks import Ranks
 from torchtraceap.simulation.edited_trace import edited_ranks
@@ -39,12 +41,19 @@ def _check(trace: Ranks) -> None:
         assert _core.trace_json(after.table) == _core.trace_json(before.table)
     for name, change in _changes(run):
         written = Ranks(edited_ranks(run, change, run.replay(change.delta())))
-        again, replayed = SimulatedRun(written).measured_ns, run.lengths_ns([change.delta()])[0]
-        if run.per_step:  # of steps that were inferred the last is not marked
-            assert again.tolist() == replayed[: len(again)].tolist(), name
-            assert len(replayed) - len(again) <= sum(r.tree.steps_inferred for r in run.ranks)
-        else:  # may end with an event that is gone
-            assert again.sum() <= replayed.sum(), name
+        again, replayed_ns = SimulatedRun(written), run.lengths_ns([change.delta()])[0]
+        read_ns = again.measured_ns
+        if not run.per_step:  # may end with an event that is gone
+            assert read_ns.sum() <= replayed_ns.sum(), name
+            continue
+        # Of steps that were inferred the last is not marked. A launch that an edit puts ahead of
+        # what its work needs makes its step, the first, look held up.
+        inferred = sum(part.tree.steps_inferred for part in run.ranks)
+        assert len(replayed_ns) - len(read_ns) <= inferred
+        same = np.ones(len(read_ns), dtype=bool)
+        if [held_up_row(part) for part in again.ranks] != [held_up_row(p) for p in run.ranks]:
+            same = np.diff([step.rank for step in again.steps], prepend=-1) == 0
+        assert read_ns[same].tolist() == replayed_ns[: len(read_ns)][same].tolist(), name
 
 
 @pytest.mark.parametrize("corpus_file", corpus_files(), indirect=True)
