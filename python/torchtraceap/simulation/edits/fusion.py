@@ -67,9 +67,10 @@ def _fuse_step(view: RankView, row: int, best: Change, cautious: Change) -> int:
     ]
     if len(small) < FEWEST_KERNELS or already or not len(names):
         return 0
-    once = len(names) / max(len(operators), 1)
+    counts = np.unique(view.table.name[operators], return_counts=True)[1]
+    once = 1 / float(np.median(counts))  # of each operator one for every parameter
     host_ns = view.work_ns(np.array([row]))
-    traffic = min(1.0, _FUSED_ACCESSES / (_OPERATOR_ACCESSES * len(names)))
+    traffic = min(1.0, _FUSED_ACCESSES / (_OPERATOR_ACCESSES * len(operators) * once))
     lengths = view.table.dur_ns[small]
     start_ns = float(lengths.min())  # of the smallest parameter's: all start, no data
     kept = np.maximum(lengths - start_ns * (1 - once), 0) / np.maximum(lengths, 1)
