@@ -255,10 +255,14 @@ class Trace(Ranks):
         return self._table("expected", rank, by=by, **chosen, **given)
 
     def kind_times(self, rank: int | None = None) -> KindTimes:
-        """Measured and estimated times, as `torchtraceap.durations.calibrate` takes them."""
-        from torchtraceap.analysis.expected import Expectation
+        """Measured and estimated times, as `torchtraceap.durations.calibrate` takes them.
 
-        return Expectation(self.rank(rank)).kind_times()
+        Args:
+            rank: Only this rank.
+        """
+        from torchtraceap.analysis.expected import kind_times
+
+        return kind_times(self.ranks if rank is None else [self.rank(rank)])
 
     def memory(self, *, by: str = "direction", rank: int | None = None) -> ColumnTable:
         """Copies and the memory of the device.

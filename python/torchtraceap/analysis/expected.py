@@ -7,6 +7,7 @@ alone. A unit of a known family always gets an answer. See docs/durations.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -38,8 +39,9 @@ from torchtraceap.models import Work
 from torchtraceap.ranks import RankTrace
 from torchtraceap.sums import total
 from torchtraceap.table import ColumnTable
+from torchtraceap.threads import map_on_threads
 
-__all__ = ["METHODS", "TABLE", "Expectation", "build_expected"]
+__all__ = ["METHODS", "TABLE", "Expectation", "build_expected", "kind_times"]
 
 METHODS = ("table", "work", "own", "launch", "none")
 """Where an estimate comes from: measured tables, work over peaks, own kernels, the launch."""
@@ -154,6 +156,15 @@ class Expectation:
     def fitted(self) -> Calibration:
         """The ratios of this rank's measured to estimated times."""
         return fit_calibration(self.kind_times())
+
+
+def kind_times(parts: Sequence[RankTrace]) -> KindTimes:
+    """Measured and estimated times of the kinds of several ranks."""
+
+    def one(part: RankTrace) -> KindTimes:
+        return Expectation(part).kind_times()
+
+    return KindTimes.pooled(map_on_threads(one, parts))
 
 
 def _source(estimates: Estimates) -> str:

@@ -68,6 +68,32 @@ class KindTimes:
     calls: npt.NDArray[np.int64]
     estimates: Estimates
 
+    @classmethod
+    def pooled(cls, parts: Sequence[KindTimes]) -> KindTimes:
+        """Those of several ranks: a kind that several have is one kind, not several.
+
+        Its time is the median of theirs, weighted alike; its calls are those of all.
+        """
+        places: dict[Hashable, list[int]] = {}
+        for place, kind in enumerate(kind for part in parts for kind in part.kinds):
+            places.setdefault(kind, []).append(place)
+        first = np.array([rows[0] for rows in places.values()], dtype=np.int64)
+        classes = [name for part in parts for name in part.classes]
+        columns = (
+            np.concatenate([np.empty(0), *(getattr(part, name) for part in parts)])
+            for name in ("measured_ns", "spread", "calls")
+        )
+        measured, spread, calls = columns
+        groups = [np.array(rows, dtype=np.int64) for rows in places.values()]
+        return cls(
+            kinds=list(places),
+            classes=[classes[row] for row in first.tolist()],
+            measured_ns=np.array([np.median(measured[rows]) for rows in groups]),
+            spread=np.array([np.median(spread[rows]) for rows in groups]),
+            calls=np.array([calls[rows].sum() for rows in groups], dtype=np.int64),
+            estimates=Estimates.joined([part.estimates for part in parts]).take(first),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ClassRatio:
@@ -132,8 +158,7 @@ class Calibration:
         found = self.classes.get(name)
         if found is None or not np.isfinite(estimate.ns):
             return estimate
-        middle, _ = _centre_and_deviation(*estimate[:3])
-        log_ns, variance = middle + np.log(found.ratio), found.deviation**2
+        log_ns, variance = np.log(estimate.ns * found.ratio), found.deviation**2
         says = f"x {found.ratio:.2f}: {_count(found.kinds, 'kind')} of this trace's {name}"
         own = self.kinds.get(kind) if kind is not None else None
         if own is not None:
@@ -175,7 +200,7 @@ def calibrate(trace: Measured, rank: int | None = None) -> Calibration:
 
     Args:
         trace: A loaded trace.
-        rank: Which of several ranks; the first by default.
+        rank: Only this one of several ranks.
     """
     return fit_calibration(trace.kind_times(rank))
 
@@ -184,13 +209,10 @@ def fit_calibration(times: KindTimes) -> Calibration:
     """The ratios of kinds that were measured and estimated; see Note [Shrinking]."""
     estimates = times.estimates
     usable = np.isfinite(estimates.ns) & (estimates.low_ns > 0) & (times.measured_ns > 0)
-    middle, deviation = _centre_and_deviation(
-        np.where(usable, estimates.ns, 1.0),
-        np.where(usable, estimates.low_ns, 1.0),
-        np.where(usable, estimates.high_ns, 1.0),
-    )
-    log_ratio = np.log(np.where(usable, times.measured_ns, 1.0)) - middle
+    low_ns, high_ns = (np.where(usable, x, 1.0) for x in (estimates.low_ns, estimates.high_ns))
+    deviation = _deviation(low_ns, high_ns)
     plain = np.where(usable, times.measured_ns, 1.0) / np.where(usable, estimates.ns, 1.0)
+    log_ratio = np.log(plain)
     members: dict[str, list[int]] = {}
     for place in np.flatnonzero(usable).tolist():
         members.setdefault(times.classes[place], []).append(place)
@@ -213,10 +235,9 @@ def fit_calibration(times: KindTimes) -> Calibration:
     return Calibration(MappingProxyType(classes), MappingProxyType(kinds))
 
 
-def _centre_and_deviation(ns: Any, low_ns: Any, high_ns: Any) -> tuple[Any, Any]:
-    """Middle of an interval and its deviation, both of the logarithm."""
-    low, high = np.log(np.minimum(low_ns, ns)), np.log(np.maximum(high_ns, ns))
-    return (low + high) / 2.0, np.maximum((high - low) / (2.0 * TAIL), _LEAST_SD)
+def _deviation(low_ns: Any, high_ns: Any) -> Any:
+    """Of the logarithm, by an interval."""
+    return np.maximum(np.log(high_ns / low_ns) / (2.0 * TAIL), _LEAST_SD)
 
 
 def _posterior(log_ratios: FloatArray, deviations: FloatArray) -> tuple[float, float]:
