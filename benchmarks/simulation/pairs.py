@@ -53,12 +53,14 @@ PAIRS = (
         "gpu_puzzlers/dtoh_blocking.json.gz",
         "gpu_puzzlers/dtoh_non_blocking.json.gz",
         ("pin_memory=DtoH",),
+        seen=True,
     ),
     Pair(
         "copies both ways, pinned",
         "pytorch_benchmark/copies_pageable.json",
         "pytorch_benchmark/copies_pinned.json",
         ("pin_memory",),
+        seen=True,
     ),
     Pair(
         "reduce-scatter in the backward",
