@@ -21,16 +21,19 @@ namespace {
 class GrowingOrder {
  public:
   GrowingOrder(const ExecutionGraph& graph, std::span<const std::uint8_t> dropped)
-      : order_(graph.order),
-        position_(graph.position),
+      : order_(graph.size()),
+        position_(graph.size()),
         last_added_(graph.size(), kNone),
         reached_(graph.size(), 0) {
+    std::iota(order_.begin(), order_.end(), 0U);
+    position_ = order_;
+    const ReplayLayout& layout = graph.layout;
     CountingSort by_source(graph.size());
     const auto for_each_edge = [&](auto visit) {
       for (Point p = 0; p < graph.size(); ++p) {
         poll_interrupt();
-        for (EdgeId e = graph.points.in_offsets[p]; e < graph.points.in_offsets[p + 1]; ++e) {
-          if (!dropped[e]) visit(graph.points.source[e], p);
+        for (std::uint32_t slot = layout.in_offsets[p]; slot < layout.in_offsets[p + 1]; ++slot) {
+          if (!dropped[slot]) visit(layout.source[slot], p);
         }
       }
     };
@@ -108,8 +111,8 @@ std::vector<std::uint32_t> by_certainty(const ExecutionGraph& graph,
                                         std::span<const PlainEdge> added) {
   const auto back_ns = [&](std::uint32_t i) {
     const PlainEdge& edge = added[i];
-    return std::max<std::int64_t>(
-        0, graph.points.time_ns[edge.source] - graph.points.time_ns[edge.destination]);
+    const auto time_ns = [&](Point at) { return graph.points.time_ns[graph.order[at]]; };
+    return std::max<std::int64_t>(0, time_ns(edge.source) - time_ns(edge.destination));
   };
   std::vector<std::uint32_t> ranked(added.size());
   std::iota(ranked.begin(), ranked.end(), 0U);
@@ -123,11 +126,11 @@ std::vector<std::uint32_t> by_certainty(const ExecutionGraph& graph,
 EditedOrder order_with(const ExecutionGraph& graph, std::span<const PlainEdge> added,
                        std::span<const std::uint8_t> dropped) {
   const bool fit = std::all_of(added.begin(), added.end(), [&](const PlainEdge& edge) {
-    return graph.position[edge.source] < graph.position[edge.destination];
+    return edge.source < edge.destination;
   });
   if (fit) return {};
   EditedOrder edited;
-  auto order = topological_order(graph.points.in_offsets, graph.points.source, added, dropped);
+  auto order = topological_order(graph.layout.in_offsets, graph.layout.source, added, dropped);
   if (order) {
     edited.order = std::move(*order);
     return edited;

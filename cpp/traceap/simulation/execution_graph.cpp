@@ -14,6 +14,7 @@
 #include "traceap/base/intervals.hpp"
 #include "traceap/base/offsets.hpp"
 #include "traceap/simulation/lags.hpp"
+#include "traceap/simulation/replay_order.hpp"
 #include "traceap/simulation/resources.hpp"
 #include "traceap/simulation/topological_order.hpp"
 #include "traceap/simulation/worker_pace.hpp"
@@ -123,10 +124,16 @@ void name_points(ExecutionGraph& graph, std::span<const GraphRank> ranks) {
   }
 }
 
-void set_order(ExecutionGraph& graph, std::vector<Point> order) {
-  graph.order = std::move(order);
-  graph.position.resize(graph.size());
-  for (std::uint32_t i = 0; i < graph.order.size(); ++i) graph.position[graph.order[i]] = i;
+/// Leaves out edges that close a cycle, the least certain first.
+void drop_cycles(ExecutionGraph& graph) {
+  std::vector<std::uint8_t> dropped;
+  std::vector<Point> order = break_cycles(graph.points, dropped);
+  graph.dropped_edges =
+      static_cast<std::uint32_t>(std::count(dropped.begin(), dropped.end(), std::uint8_t{1}));
+  if (graph.dropped_edges > 0) {
+    filter_edges(graph.points, [&](std::uint32_t e) { return !dropped[e]; });
+  }
+  if (!order_by_time(graph)) use_order(graph, std::move(order));
 }
 
 }  // namespace
@@ -144,14 +151,7 @@ ExecutionGraph build_execution_graph(std::span<const GraphRank> ranks, const Mee
     filter_edges(graph.points,
                  [&](std::uint32_t e) { return graph.points.evidence[e] != Evidence::kAssumed; });
   }
-  std::vector<std::uint8_t> dropped;
-  std::vector<Point> order = break_cycles(graph.points, dropped);
-  graph.dropped_edges =
-      static_cast<std::uint32_t>(std::count(dropped.begin(), dropped.end(), std::uint8_t{1}));
-  if (graph.dropped_edges > 0) {
-    filter_edges(graph.points, [&](std::uint32_t e) { return !dropped[e]; });
-  }
-  set_order(graph, std::move(order));
+  if (!order_by_time(graph)) drop_cycles(graph);
   name_points(graph, ranks);
   measure_lags(graph, ranks, pace.take_ns);
   return graph;
@@ -205,9 +205,11 @@ ExecutionGraph build_plain_graph(std::span<const std::int64_t> duration_ns,
     place(edge.source, edge.destination, edge.lag_ns, DependencyKind::kProgramOrder);
   }
   points.in_offsets = by_destination.take_offsets();
-  auto order = topological_order(points.in_offsets, points.source, {}, {});
-  if (!order) throw SchemaError("the edges close a cycle");
-  set_order(graph, std::move(*order));
+  if (!order_by_time(graph)) {
+    auto order = topological_order(points.in_offsets, points.source, {}, {});
+    if (!order) throw SchemaError("the edges close a cycle");
+    use_order(graph, std::move(*order));
+  }
   graph.name.assign(graph.size(), kNoString);
   graph.held.assign(graph.size(), 0);
   return graph;

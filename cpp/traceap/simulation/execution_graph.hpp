@@ -32,6 +32,14 @@ struct ExecutionOptions {
   std::span<const GpuDependency> dependencies;
 };
 
+/// The edges of a graph once more, in the order in which they are replayed: points are positions in
+/// that order.
+struct ReplayLayout {
+  std::vector<std::uint32_t> in_offsets;  ///< by position, of the slots of edges that lead there
+  std::vector<std::uint32_t> source;      ///< by slot: position
+  std::vector<std::uint32_t> slot;        ///< by edge
+};
+
 /// Structure of arrays. A point happens at the latest of source + lag over the edges that lead to
 /// it; points without an edge happen when they were measured.
 ///
@@ -46,7 +54,8 @@ struct ExecutionGraph {
   std::vector<std::uint8_t> held;  ///< by point: happens no earlier than measured; see lags.cpp
   std::vector<StringId> name;      ///< by point, of its rank's table; marks without their number
   std::vector<Point> order;        ///< every source stands before its destinations
-  std::vector<std::uint32_t> position;               ///< by point: its place in `order`
+  std::vector<std::uint32_t> position;  ///< by point: its place in `order`
+  ReplayLayout layout;
   std::vector<std::vector<Point>> begin_of, end_of;  ///< by rank and row; kNoPoint
   std::uint32_t dropped_edges = 0;                   ///< edges left out because they closed a cycle
   std::uint32_t contradicted = 0;  ///< given dependencies whose consumer began too early

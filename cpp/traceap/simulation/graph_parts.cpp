@@ -7,6 +7,7 @@
 #include "traceap/base/intervals.hpp"
 #include "traceap/base/offsets.hpp"
 #include "traceap/simulation/replay.hpp"
+#include "traceap/simulation/replay_order.hpp"
 #include "traceap/simulation/topological_order.hpp"
 
 namespace traceap {
@@ -134,10 +135,9 @@ ExecutionGraph build_graph(const GraphParts& parts) {
   add_edges(parts, graph);
   auto order = topological_order(graph.points.in_offsets, graph.points.source, {}, {});
   if (!order) throw SchemaError("the edges close a cycle");
-  graph.order = std::move(*order);
-  graph.position.resize(graph.size());
-  for (std::uint32_t i = 0; i < graph.order.size(); ++i) graph.position[graph.order[i]] = i;
+  use_order(graph, *order);
   graph.points.time_ns = replay(graph);
+  if (!order_by_time(graph)) use_order(graph, std::move(*order));
   return graph;
 }
 

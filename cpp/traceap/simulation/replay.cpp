@@ -9,13 +9,23 @@
 #include "traceap/simulation/replayer.hpp"
 
 namespace traceap {
+namespace {
+
+/// Times by position to times by point.
+void place(const ExecutionGraph& graph, std::span<const std::int64_t> by_position,
+           std::span<std::int64_t> by_point) {
+  for (std::size_t i = 0; i < by_position.size(); ++i) by_point[graph.order[i]] = by_position[i];
+}
+
+}  // namespace
 
 std::vector<std::int64_t> replay(const ExecutionGraph& graph, const GraphDelta& delta,
                                  const ReplayOptions& options) {
   Replayer replayer(graph, options);
   replayer.edit(&delta);
-  std::vector<std::int64_t> time_ns(graph.size());
-  replayer.run(time_ns);
+  std::vector<std::int64_t> by_position(graph.size()), time_ns(graph.size());
+  replayer.run(by_position);
+  place(graph, by_position, time_ns);
   return time_ns;
 }
 
@@ -25,22 +35,27 @@ std::vector<std::int64_t> replay_chain(const ExecutionGraph& graph,
   check_edges(graph, carries);
   Replayer replayer(graph, options);
   replayer.edit(&delta);
-  EdgesByDestination carried(graph.size());
-  carried.assign({carries.begin(), carries.end()});
+  EdgesByDestination carried(graph);
+  carried.assign_points(carries);
+  std::vector<std::int64_t> now(graph.size()), before(graph.size());
   std::vector<std::int64_t> time_ns(graph.size() * std::size_t{copies});
-  const auto copy = [&](std::uint32_t i) {
-    return std::span(time_ns).subspan(i * std::size_t{graph.size()}, graph.size());
-  };
-  if (copies > 0) replayer.run(copy(0));
-  for (std::uint32_t i = 1; i < copies; ++i) replayer.run_behind(copy(i - 1), carried, copy(i));
+  for (std::uint32_t copy = 0; copy < copies; ++copy) {
+    std::swap(now, before);
+    if (copy == 0) {
+      replayer.run(now);
+    } else {
+      replayer.run_behind(before, carried, now);
+    }
+    const std::size_t first = copy * std::size_t{graph.size()};
+    place(graph, now, std::span(time_ns).subspan(first, graph.size()));
+  }
   return time_ns;
 }
 
 std::vector<std::uint32_t> closing_edges(const ExecutionGraph& graph, const GraphDelta& delta) {
   check_delta(graph, delta);
-  std::vector<std::uint8_t> dropped(graph.points.edges(), 0);
-  for (const EdgeId edge : delta.dropped) dropped[edge] = 1;
-  return order_with(graph, delta.added, dropped).left_out;
+  return order_with(graph, edges_by_position(graph, delta.added), slots_of(graph, delta.dropped))
+      .left_out;
 }
 
 std::vector<EdgeId> binding_edges(const ExecutionGraph& graph,

@@ -26,16 +26,6 @@ void check_work(const ExecutionGraph& graph, const StepWork& work) {
   }
 }
 
-void step_ends(const StepWork& work, std::span<const std::int64_t> time_ns, std::int64_t* ends) {
-  for (std::size_t step = 0; step < work.steps(); ++step) {
-    std::int64_t end_ns = kNever;
-    for (std::uint32_t i = work.offsets[step]; i < work.offsets[step + 1]; ++i) {
-      end_ns = std::max(end_ns, time_ns[work.points[i]]);
-    }
-    ends[step] = end_ns;
-  }
-}
-
 /// The edits of a batch, shared out one by one among threads.
 class Batch {
  public:
@@ -47,8 +37,9 @@ class Batch {
         work_(work),
         copies_(copies),
         options_(options),
-        carries_(graph.size()) {
-    carries_.assign({carries.begin(), carries.end()});
+        carries_(graph) {
+    carries_.assign_points(carries);
+    for (const Point point : work.points) positions_.push_back(graph.position[point]);
     ends_.end_ns.resize(deltas.size() * std::size_t{copies} * work.steps());
     ends_.left_out.resize(deltas.size());
   }
@@ -110,8 +101,18 @@ class Batch {
           std::swap(before, time_ns);
           replayer.run_behind(before, carries_, time_ns);
         }
-        step_ends(work_, time_ns, ends);
+        step_ends(time_ns, ends);
       }
+    }
+  }
+
+  void step_ends(std::span<const std::int64_t> time_ns, std::int64_t* ends) const {
+    for (std::size_t step = 0; step < work_.steps(); ++step) {
+      std::int64_t end_ns = kNever;
+      for (std::uint32_t i = work_.offsets[step]; i < work_.offsets[step + 1]; ++i) {
+        end_ns = std::max(end_ns, time_ns[positions_[i]]);
+      }
+      ends[step] = end_ns;
     }
   }
 
@@ -123,6 +124,7 @@ class Batch {
   const std::uint32_t copies_;
   const ReplayOptions options_;
   EdgesByDestination carries_;
+  std::vector<std::uint32_t> positions_;  // of the work's points
   BatchEnds ends_;
   std::atomic<std::size_t> next_ = 0;
   std::atomic<bool> stopped_ = false, failed_ = false;

@@ -29,18 +29,43 @@ void EdgesByDestination::assign(std::vector<PlainEdge> edges) {
   });
 }
 
+void EdgesByDestination::assign_points(std::span<const PlainEdge> edges) {
+  assign(edges_by_position(graph_, edges));
+}
+
 std::vector<PlainEdge>::const_iterator EdgesByDestination::first_to(Point destination) const {
   return std::lower_bound(
       edges_.begin(), edges_.end(), destination,
       [](const PlainEdge& edge, Point point) { return edge.destination < point; });
 }
 
+std::vector<PlainEdge> edges_by_position(const ExecutionGraph& graph,
+                                         std::span<const PlainEdge> edges) {
+  std::vector<PlainEdge> moved(edges.begin(), edges.end());
+  for (PlainEdge& edge : moved) {
+    edge.source = graph.position[edge.source];
+    edge.destination = graph.position[edge.destination];
+  }
+  return moved;
+}
+
+std::vector<std::uint8_t> slots_of(const ExecutionGraph& graph, std::span<const EdgeId> edges) {
+  std::vector<std::uint8_t> chosen(graph.points.edges(), 0);
+  for (const EdgeId edge : edges) chosen[graph.layout.slot[edge]] = 1;
+  return chosen;
+}
+
 // ---------------------------------------------------------------------------------- edits
 
 Replayer::Replayer(const ExecutionGraph& graph, const ReplayOptions& options)
-    : graph_(graph), options_(options), lag_ns_(graph.lag_ns), added_(graph.size()) {
-  if (!options.with_residuals) return;
-  for (EdgeId e = 0; e < lag_ns_.size(); ++e) lag_ns_[e] = own_lag_ns(e);
+    : graph_(graph), options_(options), lag_ns_(graph.points.edges()), added_(graph) {
+  const DependencyGraph& points = graph.points;
+  std::size_t slot = 0;
+  for (const Point p : graph.order) {
+    for (EdgeId e = points.in_offsets[p]; e < points.in_offsets[p + 1]; ++e) {
+      lag_ns_[slot++] = own_lag_ns(e);
+    }
+  }
 }
 
 std::int64_t Replayer::own_lag_ns(EdgeId edge) const {
@@ -57,8 +82,9 @@ void Replayer::edit(const GraphDelta* delta) {
 
 void Replayer::restore() {
   if (edit_ == nullptr) return;
-  for (const auto& [edge, lag_ns] : edit_->lags) lag_ns_[edge] = own_lag_ns(edge);
-  for (const EdgeId edge : edit_->dropped) lag_ns_[edge] = own_lag_ns(edge);
+  const auto& slot = graph_.layout.slot;
+  for (const auto& [edge, lag_ns] : edit_->lags) lag_ns_[slot[edge]] = own_lag_ns(edge);
+  for (const EdgeId edge : edit_->dropped) lag_ns_[slot[edge]] = own_lag_ns(edge);
   if (!added_.empty()) added_.assign({});
   edit_ = nullptr;
   reordered_.clear();
@@ -67,20 +93,14 @@ void Replayer::restore() {
 
 void Replayer::patch(const GraphDelta& delta) {
   edit_ = &delta;
-  for (const auto& [edge, lag_ns] : delta.lags) lag_ns_[edge] = lag_ns;
-  for (const EdgeId edge : delta.dropped) lag_ns_[edge] = kDropped;
+  const auto& slot = graph_.layout.slot;
+  for (const auto& [edge, lag_ns] : delta.lags) lag_ns_[slot[edge]] = lag_ns;
+  for (const EdgeId edge : delta.dropped) lag_ns_[slot[edge]] = kDropped;
   if (delta.added.empty()) return;
-  std::vector<std::uint8_t> dropped(lag_ns_.size(), 0);
-  for (const EdgeId edge : delta.dropped) dropped[edge] = 1;
-  EditedOrder edited = order_with(graph_, delta.added, dropped);
-  std::vector<PlainEdge> added;
-  auto next_left_out = edited.left_out.begin();
-  for (std::uint32_t i = 0; i < delta.added.size(); ++i) {
-    if (next_left_out != edited.left_out.end() && *next_left_out == i) {
-      ++next_left_out;
-    } else {
-      added.push_back(delta.added[i]);
-    }
+  std::vector<PlainEdge> added = edges_by_position(graph_, delta.added);
+  EditedOrder edited = order_with(graph_, added, slots_of(graph_, delta.dropped));
+  for (auto i = edited.left_out.rbegin(); i != edited.left_out.rend(); ++i) {
+    added.erase(added.begin() + *i);
   }
   added_.assign(std::move(added));
   reordered_ = std::move(edited.order);
@@ -89,41 +109,55 @@ void Replayer::patch(const GraphDelta& delta) {
 
 // ---------------------------------------------------------------------------------- time
 
-void Replayer::run(std::span<std::int64_t> time_ns) const {
-  const DependencyGraph& points = graph_.points;
-  for (const Point point : order()) {
-    poll_interrupt();
-    std::int64_t latest = kNever;
-    for (EdgeId e = points.in_offsets[point]; e < points.in_offsets[point + 1]; ++e) {
-      if (lag_ns_[e] != kDropped) {
-        latest = std::max(latest, reached_ns(time_ns[points.source[e]], lag_ns_[e]));
-      }
+template <typename Visit>
+void Replayer::for_each_position(Visit visit) const {
+  if (reordered_.empty()) {
+    for (std::uint32_t at = 0; at < graph_.size(); ++at) {
+      poll_interrupt();
+      visit(at);
     }
-    added_.to(point, [&](const PlainEdge& edge) {
+  } else {
+    for (const std::uint32_t at : reordered_) {
+      poll_interrupt();
+      visit(at);
+    }
+  }
+}
+
+void Replayer::run(std::span<std::int64_t> time_ns) const {
+  const ReplayLayout& layout = graph_.layout;
+  for_each_position([&](std::uint32_t at) {
+    std::int64_t latest = kNever;
+    for (std::uint32_t s = layout.in_offsets[at]; s < layout.in_offsets[at + 1]; ++s) {
+      if (lag_ns_[s] == kDropped) continue;
+      latest = std::max(latest, reached_ns(time_ns[layout.source[s]], lag_ns_[s]));
+    }
+    added_.to(at, [&](const PlainEdge& edge) {
       latest = std::max(latest, reached_ns(time_ns[edge.source], edge.lag_ns));
     });
-    const bool measured =
-        latest == kNever || (graph_.held[point] && latest < points.time_ns[point]);
-    time_ns[point] = measured ? points.time_ns[point] : latest;
-  }
+    const Point point = graph_.order[at];
+    if (latest == kNever || graph_.held[point]) {
+      latest = std::max(latest, graph_.points.time_ns[point]);
+    }
+    time_ns[at] = latest;
+  });
 }
 
 void Replayer::run_behind(std::span<const std::int64_t> before, const EdgesByDestination& carries,
                           std::span<std::int64_t> time_ns) const {
-  const DependencyGraph& points = graph_.points;
-  for (const Point point : order()) {
-    poll_interrupt();
+  const ReplayLayout& layout = graph_.layout;
+  for_each_position([&](std::uint32_t at) {
     std::int64_t latest = kNever;
     const auto reach = [&](std::int64_t source_ns, std::int64_t lag_ns) {
       if (source_ns != kNever) latest = std::max(latest, reached_ns(source_ns, lag_ns));
     };
-    for (EdgeId e = points.in_offsets[point]; e < points.in_offsets[point + 1]; ++e) {
-      if (lag_ns_[e] != kDropped) reach(time_ns[points.source[e]], lag_ns_[e]);
+    for (std::uint32_t s = layout.in_offsets[at]; s < layout.in_offsets[at + 1]; ++s) {
+      if (lag_ns_[s] != kDropped) reach(time_ns[layout.source[s]], lag_ns_[s]);
     }
-    added_.to(point, [&](const PlainEdge& e) { reach(time_ns[e.source], e.lag_ns); });
-    carries.to(point, [&](const PlainEdge& e) { reach(before[e.source], e.lag_ns); });
-    time_ns[point] = latest;
-  }
+    added_.to(at, [&](const PlainEdge& e) { reach(time_ns[e.source], e.lag_ns); });
+    carries.to(at, [&](const PlainEdge& e) { reach(before[e.source], e.lag_ns); });
+    time_ns[at] = latest;
+  });
 }
 
 }  // namespace traceap

@@ -10,13 +10,17 @@
 
 namespace traceap {
 
-/// Edges by destination, each list in the order in which they were added.
+/// Edges between positions of a graph's order by destination, each list in the order in which they
+/// were added.
 class EdgesByDestination {
  public:
-  explicit EdgesByDestination(Point points) : leads_to_(points, 0) {}
+  explicit EdgesByDestination(const ExecutionGraph& graph)
+      : graph_(graph), leads_to_(graph.size(), 0) {}
 
   /// Takes the place of the edges before. They must lie inside the graph.
   void assign(std::vector<PlainEdge> edges);
+  /// The same for edges between points.
+  void assign_points(std::span<const PlainEdge> edges);
   bool empty() const { return edges_.empty(); }
 
   template <typename Visit>
@@ -31,11 +35,19 @@ class EdgesByDestination {
  private:
   std::vector<PlainEdge>::const_iterator first_to(Point destination) const;
 
+  const ExecutionGraph& graph_;
   std::vector<PlainEdge> edges_;
-  std::vector<std::uint8_t> leads_to_;  // by point
+  std::vector<std::uint8_t> leads_to_;  // by position
 };
 
-/// The lags are copied once; an edit touches its own edges alone, and puts them back.
+/// Edges between points as edges between their positions.
+std::vector<PlainEdge> edges_by_position(const ExecutionGraph& graph,
+                                         std::span<const PlainEdge> edges);
+/// By slot of the layout: is the edge one of these?
+std::vector<std::uint8_t> slots_of(const ExecutionGraph& graph, std::span<const EdgeId> edges);
+
+/// Times are by position in the graph's order. The lags are copied once; an edit touches its own
+/// edges alone, and puts them back.
 class Replayer {
  public:
   Replayer(const ExecutionGraph& graph, const ReplayOptions& options);
@@ -52,17 +64,19 @@ class Replayer {
                   std::span<std::int64_t> time_ns) const;
 
  private:
-  const std::vector<Point>& order() const { return reordered_.empty() ? graph_.order : reordered_; }
+  /// visit(position) of all, in the order in which they happen.
+  template <typename Visit>
+  void for_each_position(Visit visit) const;
   std::int64_t own_lag_ns(EdgeId edge) const;
   void restore();
   void patch(const GraphDelta& delta);
 
   const ExecutionGraph& graph_;
   ReplayOptions options_;
-  std::vector<std::int64_t> lag_ns_;  // by edge; kNever for edges that are gone
+  std::vector<std::int64_t> lag_ns_;  // by slot; kNever for edges that are gone
   const GraphDelta* edit_ = nullptr;
   EdgesByDestination added_;
-  std::vector<Point> reordered_;
+  std::vector<std::uint32_t> reordered_;  // positions; empty: as they are
   std::vector<std::uint32_t> left_out_;
 };
 

@@ -409,3 +409,32 @@ TEST_CASE("Identical ranks take one rank's time") {
             last(replay(one, {}, {.with_residuals = with})));
   }
 }
+
+TEST_CASE("Points of one time are replayed behind what they need") {
+  // A launch that ends as its kernel starts, a wait that returns as the kernel ends, whole
+  // microseconds, and events without length.
+  for (unsigned seed = 0; seed < 40; ++seed) {
+    const Simulated s(RandomTrace(seed, 400, 50'000).text());  // many of one time
+    const DependencyGraph& points = s.graph.points;
+    for (Point p = 0; p < s.graph.size(); ++p) {
+      REQUIRE(s.graph.order[s.graph.position[p]] == p);
+      for (EdgeId e = points.in_offsets[p]; e < points.in_offsets[p + 1]; ++e) {
+        REQUIRE(s.graph.position[points.source[e]] < s.graph.position[p]);
+        REQUIRE(s.graph.layout.source[s.graph.layout.slot[e]] ==
+                s.graph.position[points.source[e]]);
+      }
+    }
+    for (std::size_t i = 1; i < s.graph.order.size(); ++i) {
+      REQUIRE(points.time_ns[s.graph.order[i - 1]] <= points.time_ns[s.graph.order[i]]);
+    }
+  }
+}
+
+TEST_CASE("Nodes of one time in the wrong order, and in a circle") {
+  const std::vector<std::int64_t> nothing{0, 0, 0, 0};
+  const std::vector<PlainEdge> backwards{{7, 4, 0}, {5, 2, 0}, {3, 0, 9}};
+  const ExecutionGraph graph = build_plain_graph(nothing, backwards);
+  CHECK(replay(graph) == std::vector<std::int64_t>{9, 9, 0, 0, 0, 0, 0, 0});
+  const std::vector<PlainEdge> circle{{7, 4, 0}, {5, 2, 0}, {3, 6, 0}};
+  CHECK_THROWS_AS(build_plain_graph(nothing, circle), SchemaError);
+}
