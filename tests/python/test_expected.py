@@ -13,7 +13,7 @@ from gpu_traces import GpuTrace
 import torchtraceap as ttap
 from torchtraceap import durations
 from torchtraceap.analysis.expected import METHODS, Expectation
-from torchtraceap.analysis.own_times import leave_one_out
+from torchtraceap.analysis.own_times import between_neighbours, leave_one_out
 from torchtraceap.errors import OptionError
 
 H100 = [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85028634624,
@@ -211,6 +211,20 @@ def test_the_median_of_others_leaves_the_item_out() -> None:
             assert middle[at] == pytest.approx(np.median(values[rest]))
         else:
             assert math.isnan(middle[at])
+
+
+def test_between_two_launches_the_time_is_between_theirs() -> None:
+    group = np.array([0, 0, 0, 0, 1, 1, 2])
+    log_size = np.array([0.0, 1.0, 3.0, 4.0, 2.0, 2.0, 5.0])
+    times = np.array([0.0, 9.0, 6.0, 9.0, 1.0, 3.0, 7.0])
+    known = np.array([True, False, True, False, True, True, True])
+    told = between_neighbours(group, log_size, times, known)
+    assert told[1] == pytest.approx(2.0)  # a third of the way from 0 to 6
+    assert told[0] == pytest.approx(6.0 - 0.7 * 3)  # below the only other
+    assert told[3] == pytest.approx(6.0 + 0.7)  # beyond the largest other
+    assert told[4:6].tolist() == [3.0, 1.0]  # the other of the same size
+    assert math.isnan(told[6])
+    assert len(between_neighbours(group[:0], log_size[:0], times[:0], known[:0])) == 0
 
 
 def test_every_real_trace_has_its_known_families_answered(corpus_file: Path) -> None:

@@ -2,9 +2,10 @@
 
 Note [Own kernels]: an event is estimated from others of its trace, never from itself: from those of
 its kind (the same kernel, launch and call), else from kernels of that name, else from its family.
-Between launches of different size, time is taken to grow with the threads of the grid to the power
-`_GROWTH`, between the two ends that occur: a kernel that waits for memory (1) and one that fits the
-device at once (0). How far others of a group are off each other gives the interval; where they are
+Between two launches of a kernel the time is between theirs, as the threads of the grid are; beyond
+them, and between kernels of a family, it is taken to grow with the threads to the power `_GROWTH`,
+between the two ends that occur: a kernel that waits for memory (1) and one that fits the device at
+once (0). How far others of a group are off each other gives the interval; where they are
 few, what is usual in such groups counts as so many more of them (`_Level`).
 """
 
@@ -21,7 +22,7 @@ from torchtraceap.analysis.grouping import Groups
 from torchtraceap.durations.calibration import TAIL
 from torchtraceap.durations.estimate import Estimates
 
-__all__ = ["leave_one_out", "own_estimates"]
+__all__ = ["between_neighbours", "leave_one_out", "own_estimates"]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -79,20 +80,69 @@ def _scaled(
     if not names:
         return _estimates(level, np.empty(0), np.empty(0), np.empty(0))
     codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
-    threads = np.array([_size(kind.threads, kind.copy) for kind in work.kinds])
-    has_size = np.isfinite(threads)
+    sizes = np.array([_size(kind.threads, kind.copy) for kind in work.kinds])
+    has_size = np.isfinite(sizes)
     group = np.array([codes[name] for name in names]) * 2 + has_size
-    growth = _GROWTH * np.log(np.where(has_size, threads, 1.0))
+    log_size = np.log(np.where(has_size, sizes, 1.0))
+    times, present = _medians(work, log_ns, usable)
+    present &= np.array([name != "" for name in names])
+    growth = _GROWTH * log_size
+    middle, spread, others = leave_one_out(group, times - growth, present)
+    middle = middle + growth
+    if level is _NAME:
+        near = between_neighbours(group, log_size, times, present)
+        middle = np.where(has_size, near, middle)
+        spread = np.where(has_size, _spread(group, times - near, present), spread)
+    others = np.where([name != "" for name in names], others, 0)
+    return _estimates(level, middle[work.kind], spread[work.kind], others[work.kind])
+
+
+def _medians(work: GpuWork, log_ns: Array, usable: Array) -> tuple[FloatArray, Array]:
+    """Of the usable units of each kind; and which kinds have such."""
     seen = np.flatnonzero(usable)
     of_kind = Groups(work.kind[seen])
-    times = np.zeros(len(names))
-    present = np.zeros(len(names), dtype=bool)
+    times, present = np.zeros(len(work.kinds)), np.zeros(len(work.kinds), dtype=bool)
     first = work.kind[seen][of_kind.first]
     times[first], present[first] = of_kind.median(log_ns[seen]), True
-    present &= np.array([name != "" for name in names])
-    middle, spread, others = leave_one_out(group, times - growth, present)
-    others = np.where([name != "" for name in names], others, 0)
-    return _estimates(level, (middle + growth)[work.kind], spread[work.kind], others[work.kind])
+    return times, present
+
+
+def between_neighbours(
+    group: Array, log_size: FloatArray, values: FloatArray, known: Array
+) -> FloatArray:
+    """For each item the value between those of the known others next to it in size.
+
+    Beyond the smallest and the largest other it grows with the power `_GROWTH` of the size.
+
+    Args:
+        group: int64 `[n]`.
+        log_size: float64 `[n]`, as the next: logarithms.
+        values: Of times.
+        known: bool `[n]`: may be looked at for others.
+
+    Returns:
+        float64 `[n]`, NaN without others.
+    """
+    order = np.lexsort((log_size, group))
+    count = len(order)
+    if not count:
+        return np.empty(0)
+    group, size, value, usable = group[order], log_size[order], values[order], known[order]
+    at = np.arange(count)
+    last = np.maximum.accumulate(np.where(usable, at, -1))
+    following = np.minimum.accumulate(np.where(usable, at, count)[::-1])[::-1]
+    below, above = np.append(-1, last[:-1]), np.append(following[1:], count)
+    has_below = (below >= 0) & (group[np.maximum(below, 0)] == group)
+    has_above = (above < count) & (group[np.minimum(above, count - 1)] == group)
+    below, above = np.maximum(below, 0), np.minimum(above, count - 1)
+    up, down = size - size[below], size[above] - size
+    share = np.where(up + down > 0, up / np.where(up + down > 0, up + down, 1.0), 0.5)
+    inside = value[below] + share * (value[above] - value[below])
+    beyond = np.where(has_below, value[below] + _GROWTH * up, value[above] - _GROWTH * down)
+    found = np.where(has_below & has_above, inside, beyond)
+    result = np.empty(count)
+    result[order] = np.where(has_below | has_above, found, np.nan)
+    return result
 
 
 def _size(threads: float, copy: tuple[str, str, float] | None) -> float:
@@ -128,13 +178,18 @@ def leave_one_out(
         for at in ((others - 1) // 2, others // 2)
     )
     middle = (low + high) / 2.0
-    spread = np.zeros(len(sizes))
-    told = np.flatnonzero(known & (others > 0))
+    return middle, _spread(group, values - middle, known & (others > 0)), others.astype(np.float64)
+
+
+def _spread(group: Array, off: FloatArray, known: Array) -> FloatArray:
+    """Deviation within the group of each item, from the 80 % of known members that are off least;
+    0 where nobody tells."""
+    spread = np.zeros(int(group.max(initial=-1)) + 1)
+    told = np.flatnonzero(known & np.isfinite(off))
     if len(told):
         groups = Groups(group[told])
-        off = np.abs(values[told] - middle[told])
-        spread[group[told][groups.first]] = groups.quantile(off, 0.8) / TAIL
-    return middle, spread[group], others.astype(np.float64)
+        spread[group[told][groups.first]] = groups.quantile(np.abs(off[told]), 0.8) / TAIL
+    return spread[group]
 
 
 def _skipping(at: Array, place: Array, start: Array, others: Array) -> Array:
