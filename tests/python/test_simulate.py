@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fix_programs import FlawedProgram
+import report_samples as samples
+from fix_programs import NCCL, FlawedProgram
+from rank_samples import describe
 
 import torchtraceap as ttap
+from torchtraceap.analysis.iterations import step_time
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.simulate import Simulation, simulate
 
@@ -129,3 +132,135 @@ def test_the_order_of_events_in_the_file_does_not_matter(write_trace: WriteTrace
     document["traceEvents"].reverse()
     back = simulate(ttap.load(write_trace(document, "b.json")), names).to_dict()
     assert forth == back
+
+
+# ------------------------------------------------------------------------------- which steps
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_a_fault_of_one_step_in_three_counts_a_third(write_trace: WriteTrace, slow: int) -> None:
+    """30 ms of allocator calls in one of the steps: whichever it is, a step takes 10 ms longer."""
+    program = FlawedProgram()
+    for number in range(3):
+        with program.step(number + 5):
+            program.work(10_000)
+            with program.range("cudaMalloc", "cuda_runtime"):
+                program.work(30_000 if number == slow else 10)
+            program.launch("gemm", 100)
+            program.synchronize()
+    trace = ttap.load(write_trace(program.document()))
+    simulation = simulate(trace, ["no_allocator_calls"])
+    whole = step_time(trace.ranks)
+    assert whole is not None
+    assert simulation.measured_ns == whole.measured_ns
+    (edit,) = simulation.edits
+    assert edit.low_ns is not None
+    saved = simulation.run.steady_ns() - simulation.run.steady_ns(
+        simulation.applied["no_allocator_calls"].best.delta()
+    )
+    assert saved == pytest.approx(10_000e3, rel=0.01)
+
+
+def test_bounds_and_savings_are_of_the_same_step(write_trace: WriteTrace) -> None:
+    """Inferred steps are steps for both; nothing is said per step beside something per trace."""
+    maker = samples.slow_loader(steps=12)
+    maker.events = [e for e in maker.events if not e["name"].startswith("ProfilerStep")]
+    diagnosis = ttap.diagnose(maker.write(write_trace([])))
+    per_step = {f.saving.per_step for f in diagnosis.findings if f.saving}
+    assert len(per_step) == 1
+    assert diagnosis.replay is not None
+    assert per_step == {diagnosis.replay.per_step} == {diagnosis.step is not None}
+
+
+# ------------------------------------------------------------------------------- the plan
+
+
+def test_one_fix_stands_in_a_plan_once(write_trace: WriteTrace) -> None:
+    def body(p: FlawedProgram) -> None:
+        p.copy("HtoD", "Pageable", 50_000_000, 9_000)
+        p.launch("gemm", 2_000)
+        p.copy("DtoH", "Pageable", 20_000_000, 4_000)
+        p.synchronize()
+
+    program = FlawedProgram()
+    for number in range(5):
+        with program.step(number + 5):
+            body(program)
+    trace = ttap.load(write_trace(program.document()))
+    plan = simulate(trace, ["pin_memory=HtoD", "pin_memory", "pin_memory=DtoH"]).plan
+    assert [fix.edit for fix in plan] == ["pin_memory"]
+    assert 0 < plan[0].low_ns <= plan[0].predicted_ns
+
+
+def test_a_prediction_never_reaches_nothing(write_trace: WriteTrace) -> None:
+    """Whatever is taken off the host, its lower bound is what the GPU needs, and never 0."""
+    trace = ttap.load(write_trace(two_flaws([10_000])))
+    simulation = simulate(trace, ["loader_workers=4", "remove_host_sync", "cuda_graph"])
+    for edit in simulation.edits:
+        if edit.low_ns is not None:
+            assert edit.low_ns >= 5_000e3
+    assert all(fix.low_ns >= 5_000e3 for fix in simulation.plan)
+
+
+# ------------------------------------------------------------------------------- one rank of many
+
+
+def alone(collective_us: float) -> dict[str, Any]:
+    """One rank of eight: 2 ms of products, an all-reduce, and 10 us of allocator calls."""
+    program = FlawedProgram()
+    for number in range(5):
+        with program.step(number + 5):
+            program.launch("gemm", 2_000)
+            program.launch(NCCL, collective_us, **describe("allreduce", 1 << 20, list(range(8))))
+            program.launch("gemm_behind", 100)
+            with program.range("cudaMalloc", "cuda_runtime"):
+                program.work(1_000)
+            program.synchronize()
+            program.work(1_000)
+    document = program.document()
+    document["distributedInfo"] = {"backend": "nccl", "rank": 0, "world_size": 8}
+    return document
+
+
+def test_a_rank_alone_that_mostly_waits_is_not_predicted(write_trace: WriteTrace) -> None:
+    simulation = simulate(ttap.load(write_trace(alone(9_000))), ["remove_host_sync"])
+    assert not simulation.trust.supports_prediction
+    assert simulation.trust.reason.startswith("1 of 8 ranks is recorded, and 7")
+    (edit,) = simulation.edits
+    assert edit.predicted_ns is None
+    assert edit.note == simulation.trust.reason
+    assert not simulation.plan
+
+
+def test_a_rank_alone_says_what_its_collectives_leave_open(write_trace: WriteTrace) -> None:
+    trace = ttap.load(write_trace(alone(1_000)))
+    simulation = simulate(trace, ["overlap_collectives", "remove_host_sync"])
+    share = simulation.trust.sensitivity.collective_share
+    assert 0.1 < share < 0.5
+    overlap, reads = simulation.edits
+    assert overlap.predicted_ns is None
+    assert "changes collectives, and 1 of 8 ranks" in overlap.note
+    assert reads.high_ns is not None and reads.predicted_ns is not None
+    saved = simulation.measured_ns - reads.predicted_ns
+    assert reads.high_ns >= reads.predicted_ns + 0.9 * share * saved
+    assert any(note.startswith("1 of 8 ranks are recorded") for note in simulation.notes)
+
+
+# ------------------------------------------------------------------------------- trust
+
+
+def test_steps_that_other_steps_do_not_explain_are_not_predicted(write_trace: WriteTrace) -> None:
+    """Equally long steps of which each does something else."""
+    program = FlawedProgram()
+    for number in range(4):
+        with program.step(number + 5):
+            for piece in range(6):
+                with program.range(f"aten::op_{number}_{piece}"):
+                    program.work(1_000 + 150 * (piece if number % 2 else 5 - piece))
+    simulation = simulate(ttap.load(write_trace(program.document())), ["remove_host_sync"])
+    held = simulation.trust.held_out
+    assert held is not None
+    assert held.baseline_error < 0.01  # the mean of the others would have been right
+    if held.median_error > 0.1:
+        assert not simulation.trust.supports_prediction
+        assert "the other steps cost" in simulation.trust.reason

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from torchtraceap.report.tables import table_for_reading
+from torchtraceap.report.view import replay_text
 from torchtraceap.results import Diagnosis, Finding, Summary, Timeline
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns, format_share
@@ -72,6 +73,9 @@ def _saves(finding: Finding) -> str:
 def diagnosis_html(diagnosis: Diagnosis) -> str:
     """The findings with cost and saving, then how to fix each; what could not be checked."""
     parts = [f"<p><b>{escape(_verdict_line(diagnosis))}</b></p>"]
+    replay = replay_text(diagnosis)
+    if replay:
+        parts.append(f"<p>{escape(replay[0].upper() + replay[1:])}.</p>")
     if diagnosis.findings:
         head = ("finding", "cost", "share", "saves", "sure")
         rows = (

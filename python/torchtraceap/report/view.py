@@ -227,7 +227,7 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
         findings=findings,
         together=_planned(diagnosis) or _together(diagnosis, profiled_ns),
         plan=_plan_bars(diagnosis),
-        replay=_replay(diagnosis),
+        replay=replay_text(diagnosis),
         unchecked=_unchecked(diagnosis),
         passed=_passed(diagnosis),
         notes=diagnosis.summary.diagnostics,
@@ -448,7 +448,8 @@ def _planned(diagnosis: Diagnosis) -> str:
     return f"{said} {_ORDERS}" if places != list(range(1, len(plan) + 1)) else said
 
 
-def _replay(diagnosis: Diagnosis) -> str:
+def replay_text(diagnosis: Diagnosis) -> str:
+    """How far what is simulated can be trusted; empty where nothing was replayed."""
     replay = diagnosis.replay
     if replay is None:
         return ""

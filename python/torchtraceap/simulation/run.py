@@ -86,6 +86,8 @@ class Replays:
 
     steady_ns: Array
     """float64 `[deltas]`: time of an iteration."""
+    lengths_ns: Array
+    """int64 `[deltas, steps]`: of each step in the last copy."""
     left_out: Array
     """uint32 `[deltas]`: added dependencies that close a cycle and are left out."""
 
@@ -503,7 +505,8 @@ class SimulatedRun:
         """
         points, offsets = self._work
         if not deltas or len(offsets) == 1:
-            return Replays(np.zeros(len(deltas)), np.zeros(len(deltas), dtype=np.uint32))
+            none = np.zeros((len(deltas), 0), dtype=np.int64)
+            return Replays(np.zeros(len(deltas)), none, np.zeros(len(deltas), dtype=np.uint32))
         carries = self._carried
         if carried is not None and self.per_step:
             carries = np.concatenate([carries, carried])
@@ -517,8 +520,10 @@ class SimulatedRun:
             copies=(copies or self._copies) if self.per_step else 1,
         )
         if self.per_step:
-            return Replays(self.mean_ns(self._lengths_behind(ends[:, -2], ends[:, -1])), left_out)
-        return Replays(self.mean_ns(self._lengths(ends)), left_out)
+            lengths = self._lengths_behind(ends[:, -2], ends[:, -1])
+        else:
+            lengths = self._lengths(ends)
+        return Replays(self.mean_ns(lengths), lengths, left_out)
 
     @cached_property
     def _copies(self) -> int:

@@ -25,7 +25,7 @@ edits only remove, no order of them gains more than all of them together.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -47,7 +47,14 @@ from torchtraceap.simulation.edits.floor import gpu_floor_ns
 from torchtraceap.simulation.excerpt import simulated_run
 from torchtraceap.simulation.registry import default_edits, make_edit, share_work
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.simulation.trust import Noise, absent_ranks, noise_of, trust_of, waiting_edges
+from torchtraceap.simulation.trust import (
+    Noise,
+    absent_ranks,
+    noise_of,
+    noise_with,
+    trust_of,
+    waiting_edges,
+)
 from torchtraceap.units import format_ns, format_share
 
 __all__ = ["EditOutcome", "PlanStep", "SimulatedStep", "Simulation", "simulate"]
@@ -113,6 +120,8 @@ class _Replayed:
     """float64 `[forms x exact]`: at best, then cautiously, each with residuals and without."""
     left_out: int
     """New dependencies that contradict the order of events and are left out."""
+    noise: Noise
+    """Of the steps with these edits, at best."""
 
 
 def simulate(trace: Ranks, edits: Iterable[str | Edit] | None = None) -> Simulation:
@@ -211,10 +220,6 @@ class Simulation:
     def _alone(self) -> tuple[int, int] | None:
         return absent_ranks(self.run)
 
-    @cached_property
-    def _least_told_ns(self) -> float:
-        return max(self.noise_ns or 0.0, LEAST_GAIN * self.measured_ns)
-
     # ------------------------------------------------------------------------- with edits
 
     @cached_property
@@ -238,31 +243,31 @@ class Simulation:
         if graph is None:
             return EditOutcome(name, None, None, None, self._refused[name])
         alone = self._alone_each[name]
-        saving = _saving_of(alone.saved_ns)
         notes = [graph.note] if graph.note else []
         if alone.left_out:
             notes.append("what contradicts the order of events in this trace is left out")
-        return self._said(name, [graph], saving, notes, graph.source)
+        return self._said(name, [graph], alone, notes, graph.source)
 
     def _said(
         self,
         name: str,
         graphs: Sequence[EditedGraph],
-        saving: _Saving,
+        replayed: _Replayed,
         notes: list[str],
         source: str,
     ) -> EditOutcome:
         """An outcome, silent where the saving is lost in the noise."""
+        saving, noise_ns = _saving_of(replayed.saved_ns), self._noise_ns(replayed)
         if not saving.low_ns and not saving.high_ns:
             notes = [*notes, "no step becomes shorter by it"]
-        elif self.noise_ns is not None and abs(saving.best_ns) <= self.noise_ns:
+        elif abs(saving.best_ns) <= noise_ns:
             notes = [
                 *notes,
                 f"its saving of {format_ns(round(saving.best_ns))} lies below the steps' own noise "
-                f"of {format_ns(round(self.noise_ns))}",
+                f"of {format_ns(round(noise_ns))}",
             ]
             saving = _Saving(0.0, min(0.0, saving.low_ns), saving.high_ns)
-        predicted, low_ns, high_ns = self._bounds(saving, graphs)
+        predicted, low_ns, high_ns = self._bounds(saving, graphs, replayed.noise)
         return EditOutcome(name, predicted, low_ns, high_ns, "; ".join(notes), source)
 
     def together(self, names: Iterable[str] | None = None) -> EditOutcome:
@@ -281,16 +286,26 @@ class Simulation:
             raise OptionError("no edit applies to this trace")
         graphs = [self._applied[name] for name in chosen]
         (replayed,) = self._replayed([graphs])
-        return self._said(" + ".join(chosen), graphs, _saving_of(replayed.saved_ns), [], "")
+        return self._said(" + ".join(chosen), graphs, replayed, [], "")
 
-    def _bounds(self, saving: _Saving, graphs: Sequence[EditedGraph]) -> tuple[int, int, int]:
+    def _noise_ns(self, replayed: _Replayed) -> float:
+        """What steps vary by themselves, before or with the edits: what an edit takes off in some
+        steps alone is no noise."""
+        if self._noise.share is None or replayed.noise.share is None:
+            return 0.0
+        after_ns = self.measured_ns - float(replayed.saved_ns.max())
+        return min(self._noise.share * self.measured_ns, replayed.noise.share * after_ns)
+
+    def _bounds(
+        self, saving: _Saving, graphs: Sequence[EditedGraph], noise: Noise
+    ) -> tuple[int, int, int]:
         """Predicted, low, high. See Notes [Floor] and [A rank alone]."""
         kept = 1.0
         if self._alone:
             kept = max(0.0, 1.0 - self.trust.sensitivity.collective_share)
         least_ns = saving.low_ns * kept if saving.low_ns > 0 else saving.low_ns
         floor_ns = self._floor_ns(graphs)
-        wide = 1.0 + self._noise.spread
+        wide = 1.0 + noise.spread
         after = (
             self.measured_ns - saving.best_ns,
             (self.measured_ns - saving.high_ns) / wide,
@@ -313,19 +328,24 @@ class Simulation:
             forms.append((len(changes), len(changes) + (cautious is not best)))
             changes += [best] if cautious is best else [best, cautious]
         shares = np.ones((len(exact), len(changes)))
-        left_out = np.zeros(len(changes), dtype=np.int64)
+        lost = np.zeros(len(changes), dtype=np.int64)
+        noise = [self._noise] * len(changes)
         for places, carried in _in_batches(changes):
             deltas = [changes[place].delta() for place in places]
             for row, kept in enumerate(exact):
                 replays = self.run.replays(deltas, carried=carried, with_residuals=kept)
                 shares[row, places] = _ratio(replays.steady_ns, self._before_ns[kept])
-                left_out[places] = np.maximum(left_out[places], replays.left_out)
+                lost[places] = np.maximum(lost[places], replays.left_out)
+                for place, lengths in zip(places, replays.lengths_ns if kept else [], strict=False):
+                    noise[place] = noise_with(self.run, lengths)
         saved = self.measured_ns * (1 - shares)
         removes = np.array([change.only_removes(self.run) for change in changes], dtype=bool)
         saved[:, removes] = np.maximum(saved[:, removes], 0.0)
         return [
-            _Replayed(saved[:, list(places)].T.ravel(), int(left_out[list(places)].max()))
-            for places in forms
+            _Replayed(
+                saved[:, [best, least]].T.ravel(), int(lost[[best, least]].max()), noise[best]
+            )
+            for best, least in forms
         ]
 
     @cached_property
@@ -375,25 +395,25 @@ class Simulation:
             found = self._next_fix(chosen, left, saved_ns)
             if found is None:
                 break
-            name, together_ns = found
-            gain_ns = float((together_ns - saved_ns).mean())
-            if gain_ns <= self._least_told_ns:
+            name, together = found
+            gain_ns = float((together.saved_ns - saved_ns).mean())
+            if gain_ns <= max(self._noise_ns(together), LEAST_GAIN * self.measured_ns):
                 break
             chosen = [_as_one(self.run, [*chosen, left[name]])]
             left = {other: g for other, g in left.items() if not share_work(name, other)}
-            saved_ns = together_ns
-            plan.append(PlanStep(name, round(gain_ns), *self._bounds(_saving_of(saved_ns), chosen)))
+            saved_ns = together.saved_ns
+            bounds = self._bounds(_saving_of(saved_ns), chosen, together.noise)
+            plan.append(PlanStep(name, round(gain_ns), *bounds))
         return tuple(plan)
 
     def _next_fix(
         self, chosen: Sequence[EditedGraph], left: dict[str, EditedGraph], saved_ns: Array
-    ) -> tuple[str, Array] | None:
+    ) -> tuple[str, _Replayed] | None:
         """Of the edits that are left the one that adds most, and what all save with it; None where
         none can add enough."""
         if not chosen:
-            alone = {name: self._alone_each[name].saved_ns for name in left}
-            name = max(alone, key=lambda each: float(alone[each].mean()))
-            return name, alone[name]
+            name = max(left, key=lambda each: float(self._alone_each[each].saved_ns.mean()))
+            return name, self._alone_each[name]
         names = self._promising(chosen, left, saved_ns)
         if not names:
             return None
@@ -401,19 +421,21 @@ class Simulation:
         found = self._replayed(sets, exact=(True,))
         best = int(np.argmax([float(each.saved_ns.mean()) for each in found]))
         (rest,) = self._replayed([sets[best]], exact=(False,))
-        return names[best], np.stack([found[best].saved_ns, rest.saved_ns], axis=1).ravel()
+        both_ns = np.stack([found[best].saved_ns, rest.saved_ns], axis=1).ravel()
+        return names[best], replace(found[best], saved_ns=both_ns)
 
     def _promising(
         self, chosen: Sequence[EditedGraph], left: dict[str, EditedGraph], saved_ns: Array
     ) -> list[str]:
         """Edits whose bound on the gain lies above what is told. See Note [Plan]."""
-        names = [name for name in left if self._most_ns[name] > self._least_told_ns]
+        least_ns = LEAST_GAIN * self.measured_ns
+        names = [name for name in left if self._most_ns[name] > least_ns]
         rest = [left[name] for name in names]
         if len(rest) < 2 or not all(self._removes[name] for name in names):
             return names
         (all_of_them,) = self._replayed([[*chosen, *rest]], exact=(True,))
         most_ns = float((all_of_them.saved_ns - saved_ns[::2]).max())
-        return names if most_ns > self._least_told_ns else []
+        return names if most_ns > least_ns else []
 
     @cached_property
     def _most_ns(self) -> dict[str, float]:

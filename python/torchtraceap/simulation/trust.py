@@ -8,12 +8,13 @@ host work or all collectives get longer says what the prediction of a fix hangs 
 
 Note [No prediction]: without an iteration, where no more than half of the ranks can be placed on
 one clock (fewer strangers are left out, and said), with an iteration that its dependencies don't
-explain, with steps that other steps' costs don't explain or that have no mean to speak of, and for
-one rank of many whose step is mostly waiting for the others, no saving is simulated.
+explain, with steps that other steps' costs don't explain, and for one rank of many whose step is
+mostly waiting for the others, no saving is simulated.
 
 Note [Noise]: steps vary by themselves. The mean of n steps of the run after a fix differs from that
 of the n before by chance: 2 CV / sqrt(n), about its 80 % interval for many steps. The interval of a
-prediction takes Student's t for the few that there are. A single step shows no variation: then the
+prediction takes Student's t for the few that there are, and the steps as they are with the fix: it
+may take off what made them vary. A single step shows no variation: then the
 interval takes that of kernels that repeat, and at least that of public runs (`ONE_STEP_NOISE`).
 """
 
@@ -36,19 +37,18 @@ __all__ = [
     "absent_ranks",
     "held_out_ns",
     "noise_of",
+    "noise_with",
     "trust_of",
     "waiting_edges",
 ]
 
 MOST_ITERATION_ERROR = 0.05
 """Beyond it the dependencies don't explain the iteration."""
-MOST_HELD_OUT_ERROR, MOST_HELD_OUT_NOISE = 0.10, 3.0
-"""Share, and times the noise of the steps: where half of them are beyond both, the other steps'
-costs don't explain a step."""
+MOST_HELD_OUT_ERROR, MOST_HELD_OUT_NOISE, MOST_HELD_OUT_BASELINE = 0.10, 3.0, 2.0
+"""Share, times the noise of the steps, times what their mean is off: where half of the steps are
+beyond all three, the other steps' costs don't explain a step."""
 MOST_WAITING = 0.5
 """Of a step of one rank of many: the share that follows how long its collectives take."""
-MOST_SPREAD = 1.0
-"""Of the iteration: beyond it the mean of the steps is not known."""
 _SCALE = 0.05
 """Durations are taken longer and shorter by this share to see what a step reacts to."""
 ONE_STEP_NOISE = 0.05
@@ -76,18 +76,24 @@ class Noise:
 
 def noise_of(run: SimulatedRun) -> Noise:
     """See Note [Noise]; kept."""
-    return run.remember("noise", lambda: _noise_of(run))
+    return run.remember("noise", lambda: _noise_of(run, run.measured_ns) or _noise_of_one(run))
 
 
-def _noise_of(run: SimulatedRun) -> Noise:
+def noise_with(run: SimulatedRun, lengths_ns: Array) -> Noise:
+    """The same where the steps take so long, int64 `[steps]`: a fix may take off what varied."""
+    return _noise_of(run, lengths_ns) or noise_of(run)
+
+
+def _noise_of(run: SimulatedRun, lengths_ns: Array) -> Noise | None:
+    """None where there are no two steps to compare."""
     lengths: dict[str, list[int]] = {}
-    for step, ns in zip(run.steps, run.measured_ns.tolist(), strict=True):
+    for step, ns in zip(run.steps, lengths_ns.tolist(), strict=True):
         if step.counted:
             lengths.setdefault(step.name, []).append(ns)
     means = np.array([np.mean(of_ranks) for of_ranks in lengths.values()])
     n = len(means)
     if n < 2 or not means.mean():
-        return _noise_of_one(run)
+        return None
     share = 2 * _variation(means) / sqrt(n)
     few = _STUDENT[n - 2] / _NORMAL if n - 2 < len(_STUDENT) else 1.0
     return Noise(share, share * few)
@@ -246,21 +252,15 @@ def _doubt(run: SimulatedRun, trust: Trust, measured: float) -> str:
             f"replayed from its dependencies the run is {off} {than} than measured, more than "
             f"{most}"
         )
-    return _doubt_of_steps(run) or _doubt_of_costs(trust) or _doubt_of_waits(run, trust)
-
-
-def _doubt_of_steps(run: SimulatedRun) -> str:
-    noise = noise_of(run)
-    if noise.share is None or noise.spread <= MOST_SPREAD:
-        return ""
-    return f"its steps vary so much that their mean is not known to {format_share(MOST_SPREAD)}"
+    return _doubt_of_costs(trust) or _doubt_of_waits(run, trust)
 
 
 def _doubt_of_costs(trust: Trust) -> str:
     held = trust.held_out
     if held is None:
         return ""
-    if held.median_error <= max(MOST_HELD_OUT_ERROR, MOST_HELD_OUT_NOISE * held.noise):
+    by_chance = max(MOST_HELD_OUT_ERROR, MOST_HELD_OUT_NOISE * held.noise)
+    if held.median_error <= max(by_chance, MOST_HELD_OUT_BASELINE * held.baseline_error):
         return ""
     return (
         "replayed with what the other steps cost, half of the steps are "
