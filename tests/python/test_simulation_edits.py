@@ -661,6 +661,37 @@ def test_the_host_hands_over_one_collective_for_many(write_trace: WriteTrace) ->
     assert simulation.measured_ns - outcome.high_ns == pytest.approx(9 * (5e3 - 3_750), rel=0.1)
 
 
+def searching(steps_us: list[float], rest_us: list[float]) -> FlawedProgram:
+    """Steps that search for unused parameters, some for long, and wait for their kernel."""
+    program = FlawedProgram()
+    for number, (search_us, more_us) in enumerate(zip(steps_us, rest_us, strict=True)):
+        with program.step(number + 5):
+            with program.range("reducer::search_unused_parameters"):
+                program.work(search_us)
+            program.launch("gemm", 1_000)
+            program.work(more_us)
+            program.synchronize()
+    return program
+
+
+def test_what_makes_one_step_long_is_no_noise_for_its_fix(write_trace: WriteTrace) -> None:
+    """One of four steps takes 100 times as long: the mean is 25 ms, and 1 ms behind the fix."""
+    program = searching([10, 10, 100_000, 10], [0, 0, 0, 0])
+    simulation, outcome = run_one(write_trace(program.document()), "no_unused_parameter_search")
+    assert simulation.measured_ns == pytest.approx(26.0e6, rel=0.01)
+    assert outcome.predicted_ns == pytest.approx(1.02e6, rel=0.02)
+    assert outcome.low_ns is not None and outcome.high_ns is not None
+    assert outcome.high_ns - outcome.low_ns < 0.1e6
+    assert simulation.plan[0].edit == "no_unused_parameter_search"
+
+
+def test_a_fix_that_leaves_steps_without_a_mean_is_lost_in_them(write_trace: WriteTrace) -> None:
+    program = searching([300] * 4, [0, 100_000, 0, 100_000])
+    simulation, outcome = run_one(write_trace(program.document()), "no_unused_parameter_search")
+    assert outcome.predicted_ns == simulation.measured_ns
+    assert "lies below the steps' own noise" in outcome.note
+
+
 def test_buffers_are_not_broadcast(tmp_path: Path) -> None:
     job = Job(2)
     for number in range(STEPS):

@@ -115,8 +115,8 @@ def test_what_only_removes_work_never_predicts_more(twin: str, tmp_path: Path) -
             removing.append(name)
     simulation = trace.simulate(removing)
     for outcome in simulation.edits:
-        assert outcome.predicted_ns is not None
-        assert outcome.predicted_ns <= simulation.measured_ns
+        if outcome.predicted_ns is not None:  # or refused
+            assert outcome.predicted_ns <= simulation.measured_ns
 
 
 @pytest.mark.parametrize("kind", KINDS)
