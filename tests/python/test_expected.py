@@ -150,8 +150,27 @@ def test_another_device_is_asked_for_by_name(tmp_path: Path) -> None:
     assert ratio == pytest.approx(3350 / 2039, rel=0.02)
     spans = [rows["mylib::op"]["high_ns"] / rows["mylib::op"]["low_ns"] for rows in (here, there)]
     assert spans[1] > spans[0]
+    table = loaded.expected(device="a100_sxm_80gb")
+    assert table.facts["inside_share"] is None
+    assert "on A100 SXM4 80 GB, where nothing of this was measured." in table.notes[-1]
+    assert {row["inside_share"] for row in table.records()} == {None}
     with pytest.raises(OptionError, match="several devices"):
         loaded.expected(device="A100")
+
+
+def test_what_a_calibration_says_is_less_sure_on_another_device(tmp_path: Path) -> None:
+    trace = GpuTrace()
+    for step in range(20):
+        product(trace, 1000 * step, 300)
+    loaded = trace.load(tmp_path, deviceProperties=H100)
+    (here,), (there,) = (
+        list(loaded.expected(device=name, calibrated=True).records()) for name in (None, "H200")
+    )
+    spans = [row["high_ns"] / row["low_ns"] for row in (here, there)]
+    assert spans[0] < 1.2 and spans[1] > 1.4
+    assert there["expected_ns"] == pytest.approx(here["expected_ns"], rel=0.2)
+    ratios = [loaded.expected(device=name, by="class")["median_ratio"] for name in (None, "H200")]
+    assert ratios[0].tolist() == ratios[1].tolist()  # those of the device that was measured
 
 
 def test_a_calibrated_trace_expects_what_it_measured(tmp_path: Path) -> None:

@@ -52,8 +52,10 @@ _WAITING = 10.0
 # A thread of a grid moves a few numbers: bytes for each, and how far that is off. Stated guesses.
 _THREAD_BYTES, _THREAD_START_NS, _LAUNCH_FACTOR = 24.0, 2500.0, 8.0
 _ANY_NS, _ANY_FACTOR = 8000.0, 12.0
-# From one device to another by the ratio of their memories' rates: a stated guess.
-_OTHER_DEVICE_SD = 0.35
+# From one device to another: own kernels by the ratio of the memories' rates, a stated guess; what
+# a calibration says, as far as ratios of models were off on GPUs that they had not seen (11 to 16 %
+# of fp32 kernels, docs/durations.md).
+_OTHER_DEVICE_SD, _OTHER_MODEL_SD = 0.35, 0.15
 
 
 class Expectation:
@@ -73,7 +75,7 @@ class Expectation:
         calibration: Calibration | None = None,
         known: Array | None = None,
     ) -> None:
-        self.work = GpuWork(part)
+        self.work, self._part = GpuWork(part), part
         self.device, self.note = chosen_device(part, device)
         self._recorded = chosen_device(part)[0]
         self._calibration, self._known = calibration, known
@@ -111,21 +113,34 @@ class Expectation:
         found = self._asked.estimates
         if self._calibration is None:
             return found
-        return Estimates.of(
+        applied = Estimates.of(
             self._calibration.applied(found[at], self.classes[at], kind.key)
             for at, kind in enumerate(self.work.kinds)
         )
+        return _widened(applied, _OTHER_MODEL_SD) if self.is_elsewhere else applied
 
     @cached_property
     def _own(self) -> Estimates:
         own = own_estimates(self.work, self._known)
         there, here = self.device, self._recorded
-        if there is None or here is None or there.id == here.id:
+        if there is None or here is None or not self.is_elsewhere:
             return own
+        wider = _widened(own, _OTHER_DEVICE_SD)
         ratio = here.bandwidth / there.bandwidth
-        wider = np.exp(np.hypot(np.log(own.high_ns / own.ns), TAIL * _OTHER_DEVICE_SD))
-        says = f"{_source(own)}, by the rates of the memories of {here.name} and {there.name}"
-        return Estimates.around(own.ns * ratio, wider, says)
+        says = f", by the rates of the memories of {here.name} and {there.name}"
+        return Estimates(
+            wider.ns * ratio,
+            wider.low_ns * ratio,
+            wider.high_ns * ratio,
+            wider.source,
+            tuple(source + says for source in wider.sources),
+        )
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another device is asked for than the one that the trace says."""
+        there, here = self.device, self._recorded
+        return there is not None and here is not None and there.id != here.id
 
     @cached_property
     def inside(self) -> Array:
@@ -154,7 +169,9 @@ class Expectation:
         )
 
     def fitted(self) -> Calibration:
-        """The ratios of this rank's measured to estimated times."""
+        """The ratios of this rank's measured to estimated times, on its own device."""
+        if self.is_elsewhere:
+            return Expectation(self._part, known=self._known).fitted()
         return fit_calibration(self.kind_times())
 
 
@@ -167,8 +184,19 @@ def kind_times(parts: Sequence[RankTrace]) -> KindTimes:
     return KindTimes.pooled(map_on_threads(one, parts))
 
 
-def _source(estimates: Estimates) -> str:
-    return "other kernels of this trace" if len(estimates.sources) != 1 else estimates.sources[0]
+def _widened(estimates: Estimates, deviation: float) -> Estimates:
+    """With a further deviation of the logarithm, independent of what the intervals hold."""
+    low, high = (
+        np.exp(np.hypot(np.log(estimates.ns / bound), TAIL * deviation))
+        for bound in (estimates.low_ns, estimates.high_ns)
+    )
+    return Estimates(
+        estimates.ns,
+        estimates.ns / low,
+        estimates.ns * high,
+        estimates.source,
+        estimates.sources,
+    )
 
 
 class _Asked:
@@ -319,8 +347,7 @@ def build_expected(
     check_choice("by", by, TABLE.views)
     expectation = Expectation(part, device, calibration)
     if calibrated and calibration is None:
-        own = expectation if device is None else Expectation(part)
-        expectation = Expectation(part, device, own.fitted())
+        expectation = Expectation(part, device, expectation.fitted())
     columns, shown = _VIEWS[by](expectation)
     facts = _facts(expectation)
     return ColumnTable(columns, shown=shown, facts=facts, notes=_notes(expectation, facts))
@@ -353,7 +380,7 @@ def _by_args(expectation: Expectation) -> _View:
         "median_ns": measured,
         **expected,
         "ratio": measured / expected["expected_ns"],
-        "inside_share": groups.mean(expectation.inside.astype(np.float64))[order],
+        "inside_share": _inside_share(expectation, groups)[order],
         "method": encode_texts(METHODS[i] for i in expectation.method[first].tolist()),
         "source": encode_texts(found.sources[i] for i in found.source[first].tolist()),
     }
@@ -380,7 +407,7 @@ def _by_class(expectation: Expectation) -> _View:
         "count": groups.count[order],
         "gpu_ns": groups.sum(work.ns)[order],
         "expected_ns": groups.sum(found.ns)[order],
-        "inside_share": groups.mean(expectation.inside.astype(np.float64))[order],
+        "inside_share": _inside_share(expectation, groups)[order],
         "kinds": _integers([None if fit is None else fit.kinds for fit in fits]),
         "median_ratio": _floats([None if fit is None else fit.median for fit in fits]),
         "low_ratio": _floats([None if fit is None else fit.low for fit in fits]),
@@ -415,6 +442,12 @@ def _by_event(expectation: Expectation) -> _View:
 _VIEWS = {"args": _by_args, "class": _by_class, "event": _by_event}
 
 
+def _inside_share(expectation: Expectation, groups: Groups) -> Array:
+    """NaN where the time of another device is asked for: nothing was measured there."""
+    shares = groups.mean(expectation.inside.astype(np.float64))
+    return np.full(len(shares), np.nan) if expectation.is_elsewhere else shares
+
+
 def _integers(values: list[int | None]) -> np.ma.MaskedArray[Any, Any]:
     mask = [value is None for value in values]
     return np.ma.array(np.array([value or 0 for value in values], dtype=np.int64), mask=mask)
@@ -436,7 +469,7 @@ def _facts(expectation: Expectation) -> dict[str, Any]:
         "gpu_ns": gpu_ns,
         "answered_share": share(method != _NONE),
         "model_share": share(method <= _WORK),
-        "inside_share": share(expectation.inside),
+        "inside_share": None if expectation.is_elsewhere else share(expectation.inside),
         **{f"{name}_share": share(method == code) for code, name in enumerate(METHODS)},
     }
 
@@ -445,13 +478,14 @@ def _notes(expectation: Expectation, facts: dict[str, Any]) -> list[str]:
     notes = [expectation.note] if expectation.note else []
     if not len(expectation.work):
         return [*notes, "The trace has no GPU events."]
-    answered, models = facts["answered_share"] or 0, facts["model_share"] or 0
-    return [
-        *notes,
-        f"{answered * 100:.0f} % of the GPU time has an estimate, {models * 100:.0f} % from a "
-        f"model; the intervals, meant to hold 80 %, hold {(facts['inside_share'] or 0) * 100:.0f} "
-        "% of the time.",
-    ]
+    said = (
+        f"{(facts['answered_share'] or 0) * 100:.0f} % of the GPU time has an estimate, "
+        f"{(facts['model_share'] or 0) * 100:.0f} % from a model"
+    )
+    if expectation.is_elsewhere:
+        return [*notes, f"{said}: on {facts['device']}, where nothing of this was measured."]
+    inside = (facts["inside_share"] or 0) * 100
+    return [*notes, f"{said}; the intervals, meant to hold 80 %, hold {inside:.0f} % of the time."]
 
 
 TABLE = TableSpec(
