@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torchtraceap.durations.calibration import Calibration
 from torchtraceap.durations.estimate import Estimate, Estimates, UnknownDurationError
 
-__all__ = ["Model", "Question", "each"]
+__all__ = ["Model", "Question", "answers", "each"]
 
 FloatArray = npt.NDArray[np.float64]
 Model = Callable[..., Estimates]
@@ -52,18 +52,19 @@ class Question:
         return None if len(missing) else found[0]
 
     def _estimates(self, columns: list[FloatArray]) -> Estimates:
-        found = _answers(self.models[0], columns)
+        found = answers(self.models[0], *columns)
         for model in self.models[1:]:
             missing = ~np.isfinite(found.ns)
             if not missing.any():
                 break
-            other = _answers(model, columns)
+            other = answers(model, *columns)
             # If nobody answers, the reason is that of the best model.
             found = Estimates.choose(missing & np.isfinite(other.ns), [found, other])
         return found
 
 
-def _answers(model: Model, columns: list[FloatArray]) -> Estimates:
+def answers(model: Model, *columns: FloatArray) -> Estimates:
+    """What a model says, with its reason where it has no answer at all."""
     try:
         return model(*columns)
     except UnknownDurationError as reason:

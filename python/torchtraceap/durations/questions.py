@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap.devices import Device
-from torchtraceap.durations.asking import Question, each
+from torchtraceap.durations.asking import Question, answers, each
 from torchtraceap.durations.calibration import Calibration, kernel_class
-from torchtraceap.durations.collectives import collective_kind, estimate_collective
+from torchtraceap.durations.collectives import collective_kind, estimate_collectives
 from torchtraceap.durations.copies import estimate_copies
 from torchtraceap.durations.embedding import (
     EmbeddingTable,
@@ -25,8 +25,9 @@ from torchtraceap.durations.estimate import (
     Estimates,
     UnknownDurationError,
     element_bytes,
+    the_device,
 )
-from torchtraceap.durations.families import estimate_work
+from torchtraceap.durations.families import estimate_works
 from torchtraceap.durations.gemm import estimate_gemms
 from torchtraceap.durations.inputs import (
     Many,
@@ -119,13 +120,24 @@ def collective_ns(
     name, said = collective_named(kind)
     checked_sizes(nodes=(nodes, True))
 
-    def from_tables(size: float, ranks: int) -> Estimate:
+    def measured(sizes: FloatArray, counts: FloatArray) -> Estimates:
         label = dtype_label(dtype) if dtype else said
-        return estimate_collective(name, size, ranks, device, nodes, dtype=label)
+        groups = [np.flatnonzero(counts == count) for count in np.unique(counts).tolist()]
+        parts = [
+            answers(
+                lambda some, count=int(counts[rows[0]]): estimate_collectives(
+                    name, some, count, device, nodes, dtype=label
+                ),
+                sizes[rows],
+            )
+            for rows in groups
+        ]
+        back = np.argsort(np.concatenate([np.empty(0, np.int64), *groups]), kind="stable")
+        return Estimates.joined(parts).take(back)
 
     sizes = checked_sizes(size=(size, False), ranks=(ranks, True))
     class_name = f"communication {collective_kind(name)}"
-    return Question(sizes, (each(from_tables),), class_name, **options).answer()
+    return Question(sizes, (measured,), class_name, **options).answer()
 
 
 @overload
@@ -245,11 +257,11 @@ def elementwise_ns(
     def measured(elements: FloatArray) -> Estimates:
         return estimate_elementwises(op, elements, dtype_label(dtype), device)
 
-    def by_work(elements: float) -> Estimate:
+    def by_work(elements: FloatArray) -> Estimates:
         return _moving("elementwise", tensors_moved(op) * elements, dtype, device)
 
     sizes = checked_sizes(elements=(elements, False))
-    return Question(sizes, (measured, each(by_work)), "elementwise", **options).answer()
+    return Question(sizes, (measured, by_work), "elementwise", **options).answer()
 
 
 @overload
@@ -433,17 +445,19 @@ def _by_rows(
     def measured(rows: FloatArray, columns: FloatArray) -> Estimates:
         return estimate_rows_of_lengths(op, rows, columns, dtype_label(dtype), device)
 
-    def by_work(rows: float, columns: float) -> Estimate:
+    def by_work(rows: FloatArray, columns: FloatArray) -> Estimates:
         return _moving(family, 2.0 * rows * columns, dtype, device)
 
     sizes = checked_sizes(rows=(rows, False), columns=(columns, False))
-    return Question(sizes, (measured, each(by_work)), family, **options).answer()
+    return Question(sizes, (measured, by_work), family, **options).answer()
 
 
-def _moving(family: str, elements: float, dtype: object, device: str | Device) -> Estimate:
+def _moving(family: str, elements: FloatArray, dtype: object, device: str | Device) -> Estimates:
     """By the bytes that are read and written."""
-    label = dtype_label(dtype)
-    return estimate_work(family, 0.0, element_bytes(label) * elements, label, device)
+    label, count = dtype_label(dtype), len(elements)
+    moved = element_bytes(label) * elements
+    the_device(device)  # the reason is that of the device, not of each size
+    return estimate_works([family] * count, np.zeros(count), moved, [label] * count, device)
 
 
 def _class(family: str, dtype: object) -> str:
