@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.simulation.excerpt import _middle, simulated_run
+from torchtraceap.analysis.iterations import step_time
+from torchtraceap.simulation.excerpt import MOST_EVENTS, _middle, most_simulated, simulated_run
 from torchtraceap.simulation.simulate import Simulation
 
 WriteTrace = Callable[..., Path]
@@ -60,6 +61,7 @@ def test_the_steps_in_the_middle_of_a_long_one(write_trace: WriteTrace) -> None:
     assert any("8 of 20 steps" in note and "ProfilerStep#6" in note for note in run.notes)
     whole, part = Simulation(simulated_run(trace), []), Simulation(run, [])
     assert (part.measured_ns, part.replayed_ns) == (whole.measured_ns, whole.replayed_ns)
+    assert any("scaled to the mean of all" in note for note in run.notes)
 
 
 def test_no_fewer_steps_than_asked(write_trace: WriteTrace) -> None:
@@ -100,3 +102,32 @@ def test_the_range_grows_round_the_middle(size: int) -> None:
     first, last = _middle(events, 0, min(3, size))
     assert last - first == min(3, size)
     assert abs((first + last) / 2 - size / 2) <= 1
+
+
+def test_what_is_simulated_grows_with_the_trace() -> None:
+    assert most_simulated(1_000_000) == MOST_EVENTS
+    assert most_simulated(16_000_000) == 1_000_000
+
+
+def test_savings_of_some_steps_are_scaled_to_the_mean_of_all(write_trace: WriteTrace) -> None:
+    """The steps at both ends take three times as long: time of a step and savings count them."""
+    events, at = [], 0.0
+    for number in range(20):
+        length = 1_000.0 if 6 <= number < 14 else 3_000.0
+        link = {"correlation": number + 1}
+        events += [
+            event(f"ProfilerStep#{number + 5}", at, length, "user_annotation"),
+            event("cudaLaunchKernel", at + 20, 10, "cuda_runtime", **link),
+            event("gemm", at + 40, 300, "kernel", 7, device=0, stream=7, **link) | {"pid": 0},
+            event("aten::add", at + 100, length - 150, "cpu_op"),
+        ]
+        at += length
+    trace = ttap.load(write_trace(events))
+    run = simulated_run(trace, most_events=32, least_steps=3)
+    assert len(run.steps) == 8
+    simulation = Simulation(run, [])
+    whole = step_time(trace.ranks)
+    assert whole is not None
+    assert whole.measured_ns == pytest.approx(2_200_000, rel=0.01)
+    assert simulation.measured_ns == pytest.approx(whole.measured_ns, abs=1)
+    assert {step.measured_ns for step in simulation.steps} == {1_000_000}

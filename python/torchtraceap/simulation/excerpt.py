@@ -2,10 +2,10 @@
 
 Note [Excerpt]: a graph with its replays takes more memory than the trace, and steps repeat. So of a
 trace with more than `MOST_EVENTS` events some steps are simulated: those in the middle, as many as
-hold that many events but never fewer than `LEAST_STEPS`. What they save is scaled to the mean of
-all steps, so that the figures are those of all. Where there are no steps, a stretch in the middle
-stands for the whole. Simulated as a whole are ranks whose steps have different names and several
-ranks without steps.
+hold that many events, or `MOST_SHARE` of all, but never fewer than `LEAST_STEPS`. What they save is
+scaled to the mean of all steps, so that the figures are those of all. Where there are no steps, a
+stretch in the middle stands for the whole. Simulated as a whole are ranks whose steps have
+different names and several ranks without steps.
 """
 
 from __future__ import annotations
@@ -21,17 +21,29 @@ from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_ns
 
-__all__ = ["LEAST_STEPS", "MOST_EVENTS", "simulated_run"]
+__all__ = ["LEAST_STEPS", "MOST_EVENTS", "MOST_SHARE", "most_simulated", "simulated_run"]
 
 MOST_EVENTS = 120_000
+MOST_SHARE = 1 / 16
+"""What a graph with its replays takes for so many events (some 275 bytes each) is a twentieth of
+the JSON: `diagnose` stays below 0.6 times its size (benchmarks/scaling/memory.py)."""
 LEAST_STEPS = 8
 
 
 def simulated_run(
-    trace: Ranks, *, most_events: int = MOST_EVENTS, least_steps: int = LEAST_STEPS
+    trace: Ranks, *, most_events: int | None = None, least_steps: int = LEAST_STEPS
 ) -> SimulatedRun:
-    """The run as a graph, or an excerpt of it. See Note [Excerpt]."""
-    if sum(len(rank.table) for rank in trace.ranks) <= most_events:
+    """The run as a graph, or an excerpt of it. See Note [Excerpt].
+
+    Args:
+        trace: One or several ranks.
+        most_events: Of all ranks together; by default as many as memory allows.
+        least_steps: Where there are as many.
+    """
+    events = sum(len(rank.table) for rank in trace.ranks)
+    if most_events is None:
+        most_events = most_simulated(events)
+    if events <= most_events:
         return SimulatedRun(trace)
     names = [[step.name for step in rank.tree.steps] for rank in trace.ranks]
     if names[0] and all(other == names[0] for other in names):
@@ -39,6 +51,11 @@ def simulated_run(
     if not names[0] and len(trace.ranks) == 1:
         return _a_stretch(trace, most_events)
     return SimulatedRun(trace)
+
+
+def most_simulated(events: int) -> int:
+    """Of so many events in all."""
+    return max(MOST_EVENTS, int(events * MOST_SHARE))
 
 
 def _some_steps(trace: Ranks, names: Sequence[str], most: int, least: int) -> SimulatedRun:
