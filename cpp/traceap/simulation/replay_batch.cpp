@@ -12,8 +12,10 @@
 namespace traceap {
 namespace {
 
-// A thread is worth starting for this many points to be replayed: a few milliseconds.
-constexpr std::size_t kPointsPerThread = 500'000;
+// A thread copies the costs of the whole graph first, about as long as one replay takes; it is
+// worth starting for several, and for a few milliseconds at least.
+constexpr std::size_t kReplaysPerThread = 6;
+constexpr std::size_t kPointsPerThread = 1'000'000;
 
 void check_work(const ExecutionGraph& graph, const StepWork& work) {
   const auto& offsets = work.offsets;
@@ -62,9 +64,11 @@ class Batch {
 
  private:
   std::size_t threads() const {
-    const std::size_t points = deltas_.size() * std::size_t{copies_} * graph_.size();
+    const std::size_t replays = deltas_.size() * std::size_t{copies_};
+    const std::size_t worth =
+        std::min(replays / kReplaysPerThread, replays * graph_.size() / kPointsPerThread);
     const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
-    return std::clamp<std::size_t>(points / kPointsPerThread, 1, std::min(cores, deltas_.size()));
+    return std::clamp<std::size_t>(worth, 1, std::min(cores, deltas_.size()));
   }
 
   /// Only the caller's thread knows when it is to stop; it tells the others.

@@ -58,13 +58,25 @@ std::vector<std::uint8_t> slots_of(const ExecutionGraph& graph, std::span<const 
 // ---------------------------------------------------------------------------------- edits
 
 Replayer::Replayer(const ExecutionGraph& graph, const ReplayOptions& options)
-    : graph_(graph), options_(options), lag_ns_(graph.points.edges()), added_(graph) {
+    : graph_(graph),
+      options_(options),
+      lag_ns_(graph.points.edges()),
+      held_(graph.size(), 0),
+      added_(graph) {
   const DependencyGraph& points = graph.points;
-  std::size_t slot = 0;
+  std::int64_t* lag_ns = lag_ns_.data();
   for (const Point p : graph.order) {
-    for (EdgeId e = points.in_offsets[p]; e < points.in_offsets[p + 1]; ++e) {
-      lag_ns_[slot++] = own_lag_ns(e);
+    const EdgeId first = points.in_offsets[p], last = points.in_offsets[p + 1];
+    if (options.with_residuals) {
+      for (EdgeId e = first; e < last; ++e) {
+        *lag_ns++ = add_saturated(graph.lag_ns[e], graph.residual_ns[e]);
+      }
+    } else {
+      for (EdgeId e = first; e < last; ++e) *lag_ns++ = graph.lag_ns[e];
     }
+  }
+  for (Point p = 0; p < graph.size(); ++p) {
+    if (graph.held[p]) held_[graph.position[p]] = 1;
   }
 }
 
@@ -111,33 +123,32 @@ void Replayer::patch(const GraphDelta& delta) {
 
 template <typename Visit>
 void Replayer::for_each_position(Visit visit) const {
-  if (reordered_.empty()) {
-    for (std::uint32_t at = 0; at < graph_.size(); ++at) {
-      poll_interrupt();
-      visit(at);
-    }
-  } else {
-    for (const std::uint32_t at : reordered_) {
-      poll_interrupt();
-      visit(at);
+  constexpr std::size_t kPerLook = 4096;
+  const std::size_t size = graph_.size();
+  for (std::size_t first = 0; first < size; first += kPerLook) {
+    poll_interrupt_now();
+    const std::size_t last = std::min(size, first + kPerLook);
+    if (reordered_.empty()) {
+      for (std::size_t at = first; at < last; ++at) visit(at);
+    } else {
+      for (std::size_t i = first; i < last; ++i) visit(reordered_[i]);
     }
   }
 }
 
 void Replayer::run(std::span<std::int64_t> time_ns) const {
   const ReplayLayout& layout = graph_.layout;
-  for_each_position([&](std::uint32_t at) {
+  for_each_position([&](std::size_t at) {
     std::int64_t latest = kNever;
     for (std::uint32_t s = layout.in_offsets[at]; s < layout.in_offsets[at + 1]; ++s) {
       if (lag_ns_[s] == kDropped) continue;
       latest = std::max(latest, reached_ns(time_ns[layout.source[s]], lag_ns_[s]));
     }
-    added_.to(at, [&](const PlainEdge& edge) {
+    added_.to(static_cast<Point>(at), [&](const PlainEdge& edge) {
       latest = std::max(latest, reached_ns(time_ns[edge.source], edge.lag_ns));
     });
-    const Point point = graph_.order[at];
-    if (latest == kNever || graph_.held[point]) {
-      latest = std::max(latest, graph_.points.time_ns[point]);
+    if (latest == kNever || held_[at]) {
+      latest = std::max(latest, graph_.points.time_ns[graph_.order[at]]);
     }
     time_ns[at] = latest;
   });
@@ -146,7 +157,7 @@ void Replayer::run(std::span<std::int64_t> time_ns) const {
 void Replayer::run_behind(std::span<const std::int64_t> before, const EdgesByDestination& carries,
                           std::span<std::int64_t> time_ns) const {
   const ReplayLayout& layout = graph_.layout;
-  for_each_position([&](std::uint32_t at) {
+  for_each_position([&](std::size_t at) {
     std::int64_t latest = kNever;
     const auto reach = [&](std::int64_t source_ns, std::int64_t lag_ns) {
       if (source_ns != kNever) latest = std::max(latest, reached_ns(source_ns, lag_ns));
@@ -154,8 +165,10 @@ void Replayer::run_behind(std::span<const std::int64_t> before, const EdgesByDes
     for (std::uint32_t s = layout.in_offsets[at]; s < layout.in_offsets[at + 1]; ++s) {
       if (lag_ns_[s] != kDropped) reach(time_ns[layout.source[s]], lag_ns_[s]);
     }
-    added_.to(at, [&](const PlainEdge& e) { reach(time_ns[e.source], e.lag_ns); });
-    carries.to(at, [&](const PlainEdge& e) { reach(before[e.source], e.lag_ns); });
+    added_.to(static_cast<Point>(at),
+              [&](const PlainEdge& e) { reach(time_ns[e.source], e.lag_ns); });
+    carries.to(static_cast<Point>(at),
+               [&](const PlainEdge& e) { reach(before[e.source], e.lag_ns); });
     time_ns[at] = latest;
   });
 }

@@ -74,6 +74,7 @@ class Replayer {
   const ExecutionGraph& graph_;
   ReplayOptions options_;
   std::vector<std::int64_t> lag_ns_;  // by slot; kNever for edges that are gone
+  std::vector<std::uint8_t> held_;    // by position
   const GraphDelta* edit_ = nullptr;
   EdgesByDestination added_;
   std::vector<std::uint32_t> reordered_;  // positions; empty: as they are
