@@ -421,11 +421,15 @@ def test_one_rank_has_no_straggler(write_trace: WriteTrace) -> None:
 # ------------------------------------------------------------------------- launches
 
 
-def launching(p: FlawedProgram) -> None:
+def operators(p: FlawedProgram) -> None:
     for i in range(40):
         with p.range(f"aten::op{i % 4}"):
             p.work(40)
             p.launch("gemm", 10)
+
+
+def launching(p: FlawedProgram) -> None:
+    operators(p)
     p.synchronize()
 
 
@@ -441,38 +445,27 @@ def test_a_graph_spares_no_python_between_operators(write_trace: WriteTrace) -> 
     """Python that goes on for 3 ms between two operators does something else than call them."""
 
     def body(p: FlawedProgram) -> None:
-        launching(p)
+        operators(p)
         p.work(3_000)
         launching(p)
 
-    simulation, outcome = run_one(write_trace(steps_of(alone(body))), "cuda_graph")
+    simulation, outcome = run_one(write_trace(steps_of(body)), "cuda_graph")
     assert outcome.predicted_ns is not None and outcome.low_ns is not None
     assert outcome.low_ns >= 3_000e3
     assert simulation.measured_ns > 3_000e3 + 80 * 47e3
-
-
-def alone(body: Program) -> Program:
-    """The program without waits, but for one at its end."""
-
-    def run(p: FlawedProgram) -> None:
-        synchronize, p.synchronize = p.synchronize, lambda *_: None  # type: ignore[method-assign]
-        body(p)
-        p.synchronize = synchronize  # type: ignore[method-assign]
-        p.synchronize()
-
-    return run
 
 
 def test_a_graph_spares_no_first_calls(write_trace: WriteTrace) -> None:
     """One operator of each step tries algorithms for 4 ms before it launches."""
 
     def body(p: FlawedProgram) -> None:
-        launching(p)
+        operators(p)
         with p.range("aten::cudnn_convolution"):
             p.work(4_000)
             p.launch("conv", 10)
+        p.synchronize()
 
-    _, outcome = run_one(write_trace(steps_of(alone(body))), "cuda_graph")
+    _, outcome = run_one(write_trace(steps_of(body)), "cuda_graph")
     assert outcome.low_ns is not None
     assert outcome.low_ns >= 4_000e3
 
@@ -500,7 +493,7 @@ def growing(p: FlawedProgram) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (waiting_inside, "waits for the GPU inside 5 steps, 10 times in all (first in "),
+        (waiting_inside, "waits for the GPU inside 3 steps, 6 times in all (first in "),
         (masking, "shapes depend on values: 5 operators such as aten::masked_select"),
         (growing, "steps launch different kernels or grids (3 kinds among 3 steps)"),
     ],
@@ -529,6 +522,20 @@ def test_nothing_is_faster_than_the_gpu(write_trace: WriteTrace) -> None:
     assert outcome.predicted_ns is not None and outcome.low_ns is not None
     assert simulation.noise_ns > 1_000e3
     assert 2_200e3 <= outcome.low_ns <= outcome.predicted_ns
+
+
+def test_waits_of_the_allocator_and_of_a_first_step_keep_no_graph_away(
+    write_trace: WriteTrace,
+) -> None:
+    def body(p: FlawedProgram) -> None:
+        operators(p)
+        if not any(event["name"].startswith("ProfilerStep") for event in p.events):
+            p.synchronize()
+        p.synchronize("cudaFree")
+        launching(p)
+
+    _, outcome = run_one(write_trace(steps_of(body)), "cuda_graph")
+    assert outcome.applies, outcome.note
 
 
 def test_few_launches_are_worth_no_graph(write_trace: WriteTrace) -> None:

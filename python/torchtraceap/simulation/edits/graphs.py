@@ -21,7 +21,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap._core import ApiClass, CopyDirection, EventKind, HostMemory, Phase
 from torchtraceap.aliases import Array
-from torchtraceap.codes import API_KINDS
+from torchtraceap.codes import ALLOCATOR_CALLS, API_KINDS
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import (
     CALLING_NS,
@@ -148,14 +148,15 @@ def _shaped_by_values(view: RankView) -> str:
 
 
 def _waits_inside(run: SimulatedRun, view: RankView) -> str:
-    """Whether the host waits between the first and the last launch of a step."""
+    """Whether the host waits between the first and the last launch of a step, the warm-up and the
+    ends of the recording left out."""
     calls = _captured(view)
     step = view.tree.step[calls].astype(np.int64)
     calls, step = calls[step != _core.NO_ROW], step[step != _core.NO_ROW]
     if not len(calls):
         return ""
     time_ns = run.graph.time_ns
-    _, place = np.unique(step, return_inverse=True)
+    number, place = np.unique(step, return_inverse=True)
     first, last = np.zeros((2, int(place.max()) + 1), dtype=np.int64)
     first[:], last[:] = np.iinfo(np.int64).max, np.iinfo(np.int64).min
     np.minimum.at(first, place, time_ns[view.end_of[calls]])
@@ -164,6 +165,7 @@ def _waits_inside(run: SimulatedRun, view: RankView) -> str:
     waited_ns = time_ns[view.end_of[waits]]
     at = np.searchsorted(first, waited_ns, side="right") - 1
     inside = (at >= 0) & (waited_ns < last[np.maximum(at, 0)])
+    inside &= np.isin(number[np.maximum(at, 0)], _whole_steps(view))
     if not inside.any():
         return ""
     steps, times = len(np.unique(at[inside])), counted(int(inside.sum()), "time")
@@ -177,11 +179,12 @@ def _waits_inside(run: SimulatedRun, view: RankView) -> str:
 
 def _waiting_calls(view: RankView) -> Array:
     """Calls that wait for the GPU, or copy to memory of the host that is not page-locked, by the
-    threads that launch."""
+    threads that launch; not those of the allocator, which has a pool for each graph."""
     copies = view.copies(CopyDirection.DEVICE_TO_HOST)
     copies = copies[view.tree.host_memory[copies] != HostMemory.PINNED]
     waits = np.isin(view.end_of[view.calls], view.wait_ends)
     calls = view.calls[waits | np.isin(view.calls, view.launch_of(copies))]
+    calls = calls[~np.isin(view.tree.api[calls], ALLOCATOR_CALLS)]
     launching = np.unique(view.table.track[_captured(view)])
     waiting: Array = calls[np.isin(view.table.track[calls], launching)]
     return waiting
