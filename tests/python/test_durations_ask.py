@@ -89,7 +89,10 @@ def test_collectives_by_the_names_of_their_kernels(kernel: str, kind: str, dtype
         ("Memcpy DtoH (Device -> Pageable)", "DtoH", False),
         ("Memcpy DtoD (Device -> Device)", "DtoD", None),
         ("HtoD", "HtoD", None),
-        ("host to device", "host to device", None),
+        ("host to device", "HtoD", None),
+        ("Device_To_Host", "DtoH", None),
+        ("d2h", "DtoH", None),
+        ("sideways", "sideways", None),
     ],
 )
 def test_copies_by_the_names_of_their_events(

@@ -47,7 +47,7 @@ METHODS = ("table", "work", "own", "launch", "none")
 """Where an estimate comes from: measured tables, work over peaks, own kernels, the launch."""
 _TABLE, _WORK, _OWN, _LAUNCH, _NONE = range(5)
 # A collective in one rank's trace lasts from its own arrival: waiting for the last of the other
-# ranks is in the measured time and in no table. 10 is a stated guess; public jobs had 1 to 30.
+# ranks is in the measured time and in no table. A stated guess.
 _WAITING = 10.0
 # A thread of a grid moves a few numbers: bytes for each, and how far that is off. Stated guesses.
 _THREAD_BYTES, _THREAD_START_NS, _LAUNCH_FACTOR = 24.0, 2500.0, 8.0

@@ -94,10 +94,20 @@ def copy_named(name: str) -> tuple[str, bool | None]:
     """
     event = _COPY_KERNEL.match(name)
     if event is None:
-        return name, None
+        return _direction(name), None
     sides = {side.lower() for side in event.groups()[1:] if side}
     pinned = True if "pinned" in sides else False if "pageable" in sides else None
-    return event[1], pinned
+    return _direction(event[1]), pinned
+
+
+def _direction(name: str) -> str:
+    """As traces write it: HtoD, DtoH, DtoD; anything else as it is."""
+    parts = re.fullmatch(r"(h|d|host|device)(?:to|2)(h|d|host|device)", _plain(name))
+    return f"{parts[1][0].upper()}to{parts[2][0].upper()}" if parts else name
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def checked_sizes(**sizes: tuple[Numbers, bool]) -> Mapping[str, FloatArray]:
