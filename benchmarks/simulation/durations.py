@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Measures the duration models on rows that they were not fitted to, beside simpler models.
 
-    python benchmarks/simulation/durations.py ORACLES [--json FILE] [--seeds 3] [--folds 5]
+    python benchmarks/simulation/durations.py ORACLES [--traces FOLDER] [--json FILE] [--folds 5]
 
 Prints one table for collectives, products of matrices, scaling to another GPU, fp32 kernels and
-NeuSight's test rows, and for embedding bags; every line says how many held-out rows it rests on.
+NeuSight's test rows, embedding bags, intervals, and kernels of a folder of traces; every line says
+how many held-out rows it rests on.
 `duration_data.py` says what the folder holds. Products of matrices need scikit-learn; without it
 they are left out, and that is said.
 
@@ -26,10 +27,12 @@ from typing import Any
 import numpy as np
 
 import baselines
+import carried_over
 import curves
 import duration_data
 import fit_durations
 import neusight_rows
+import trace_kernels
 from torchtraceap.durations import collectives, embedding, gemm
 
 Line = dict[str, Any]
@@ -366,14 +369,14 @@ def neusight_errors(folder: Path) -> list[Line]:
     published = neusight_rows.published_errors(folder)
     models = fit_durations.kernel_models(duration_data.kernel_rows(folder))
     lines = []
-    for kind in neusight_rows.LABELS:
+    for kind in ("EW", *GROUPS.values()):
         terms = np.array([_terms(row, kind, models) for row in rows])
         for split, predicted in (
             ("unseen GPU or model", from_training_rows(rows, kind, terms)),
             ("unseen model, GPU known", from_other_models(rows, kind, terms)),
         ):
             lines.append(_neusight_line(rows, kind, split, predicted, published[kind]))
-    return lines
+    return lines + carried_over.neusight_products(folder)
 
 
 def _neusight_line(
@@ -398,24 +401,12 @@ def _neusight_line(
 def _terms(row: neusight_rows.Row, kind: str, models: dict[Any, Any]) -> list[float]:
     """What a sum is a combination of, in ms but for the first, which counts calls in thousands.
 
-    Products: flops at the peak, operands at the memory's rate, and the traffic of blocks that fit
-    into L2 (2mnk over the side of such a block). Others: bytes by the mean model of single
-    kernels, backward passes of element-wise kernels included.
+    Bytes are told by the mean model of single kernels, backward passes of element-wise kernels
+    included.
     """
     mine = [kernel for kernel in row.kernels if kernel.kind == kind]
     calls = sum(kernel.count for kernel in mine) / 1e3
-    if kind not in ("FC", "BMM"):
-        return [calls, sum(kernel.count * _moving_ms(kernel, row, models) for kernel in mine)]
-    passes = 3.0 if row.train else 1.0
-    flops = passes * sum(kernel.count * kernel.flops for kernel in mine)
-    moved = passes * sum(kernel.count * kernel.bytes for kernel in mine)
-    side = np.sqrt(row.device.l2_bytes / 12.0)
-    return [
-        passes * calls,
-        flops / row.device.vector["fp32"] * 1e3,
-        moved / row.device.bandwidth * 1e3,
-        4.0 * flops / side / row.device.bandwidth * 1e3,
-    ]
+    return [calls, sum(kernel.count * _moving_ms(kernel, row, models) for kernel in mine)]
 
 
 def _moving_ms(kernel: Any, row: neusight_rows.Row, models: dict[Any, Any]) -> float:
@@ -558,6 +549,7 @@ def show(title: str, lines: Sequence[Line]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("oracles", type=Path, help="folder of measurements")
+    parser.add_argument("--traces", type=Path, help="folder of traces: how far models carry to it")
     parser.add_argument("--json", type=Path, help="write all tables there too")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--folds", type=int, default=5, choices=range(1, 6), help="of five")
@@ -574,7 +566,15 @@ def main() -> int:
         "Embedding bags: hit rates": lambda: embedding_errors(folder, seeds),
         "Products of matrices": lambda: gemm_errors(folder, options.folds, seeds),
         "Products of matrices: another GPU": lambda: scaling_errors(folder),
+        "Intervals: collectives": lambda: carried_over.collective_intervals(folder),
+        "Intervals: fp32 kernels": lambda: carried_over.kernel_intervals(folder),
     }
+    if options.traces is not None:
+        rows = trace_kernels.kernels_of(options.traces)
+        plan["Traces: products of matrices, program left out"] = lambda: (
+            carried_over.products_of_traces(folder, rows)
+        )
+        plan["Traces: families, program left out"] = lambda: carried_over.families_of_traces(rows)
     found = {}
     for title, measure in plan.items():
         if options.only and options.only.lower() not in title.lower():
@@ -582,7 +582,7 @@ def main() -> int:
         try:
             found[title] = measure()
         except ModuleNotFoundError as error:
-            if error.name is None or not error.name.startswith("sklearn"):
+            if error.name is None or not error.name.startswith(("sklearn", "scipy")):
                 raise
             print(f"\n## {title}\n\nleft out: scikit-learn is not installed")
             continue
