@@ -21,6 +21,7 @@ from torchtraceap.codes import EventKind
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError, joined
 from torchtraceap.simulation.edits.collectives import _consumers
+from torchtraceap.simulation.edits.floor import gpu_floor_ns
 from torchtraceap.simulation.edits.parts import parts_of
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.registry import (
@@ -536,6 +537,25 @@ def test_waits_of_the_allocator_and_of_a_first_step_keep_no_graph_away(
 
     _, outcome = run_one(write_trace(steps_of(body)), "cuda_graph")
     assert outcome.applies, outcome.note
+
+
+def test_kernels_that_share_a_stream_count_once_for_the_floor(write_trace: WriteTrace) -> None:
+    """Branches of a graph may overlap on the stream that shows them: 25 us for three of 10."""
+    document = steps_of(waiting_inside)
+    (first, *_) = (e["ts"] for e in document["traceEvents"] if e["name"] == "ProfilerStep#7")
+    starts = (first, first + 5, first + 20)
+    launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "pid": 1, "tid": 1}
+    document["traceEvents"] = [
+        event for event in document["traceEvents"] if event["name"].startswith("ProfilerStep")
+    ]
+    document["traceEvents"].append(launch | {"ts": first + 1, "dur": 4, "args": {"correlation": 1}})
+    for start in starts:
+        args = {"correlation": 1, "device": 0, "stream": 7}
+        kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "args": args}
+        document["traceEvents"].append(kernel | {"ts": start + 9, "dur": 10})
+    run = SimulatedRun(ttap.load(write_trace(document)))
+    steps = len(run.chosen_steps)
+    assert gpu_floor_ns(run, Change()) * steps == pytest.approx(25e3)
 
 
 def test_few_launches_are_worth_no_graph(write_trace: WriteTrace) -> None:

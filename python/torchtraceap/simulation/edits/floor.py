@@ -96,13 +96,18 @@ def _communicates(run: SimulatedRun, edges: Array) -> Array:
 
 
 def _alone(begin: Array, end: Array, group: Array, groups: int) -> Array:
-    """Of each group's events, by begin: the time that they cover over the sum of theirs."""
-    # Groups moved apart, so that one running maximum does for all.
-    apart = group * (int(end.max() - begin.min()) + 1 if len(end) else 0)
-    since, until = begin + apart, end + apart
-    reached = np.maximum.accumulate(until) if len(until) else until
-    before = np.concatenate([since[:1], reached[:-1]])
-    covered = np.maximum(until - np.maximum(since, before), 0)
-    sums = np.bincount(group, weights=end - begin, minlength=groups)
-    share: Array = np.bincount(group, weights=covered, minlength=groups) / np.maximum(sums, 1)
-    return share
+    """Of each group's events, by begin: the time that they cover over the sum of theirs, [0, 1]."""
+    if not groups:
+        return np.zeros(0)
+    # In floating point, which can't overflow: groups apart, so that one running maximum does for
+    # all of them.
+    first = np.flatnonzero(np.diff(group, prepend=-1))
+    since, until = (times - begin[first][group].astype(np.float64) for times in (begin, end))
+    spans = np.maximum.reduceat(until, first)
+    apart = (np.cumsum(spans) - spans)[group]
+    since, until = since + apart, until + apart
+    before = np.concatenate([since[:1], np.maximum.accumulate(until)[:-1]])
+    covered = np.maximum(until - np.maximum(since, before), 0.0)
+    sums = np.bincount(group, weights=until - since, minlength=groups)
+    share: Array = np.bincount(group, weights=covered, minlength=groups) / np.maximum(sums, 1.0)
+    return share.clip(0.0, 1.0)
