@@ -235,7 +235,7 @@ class Simulation:
     @cached_property
     def _alone_each(self) -> dict[str, _Replayed]:
         """Each edit by itself, all in two calls."""
-        found = self._replayed([[graph] for graph in self._applied.values()])
+        found = self._replayed([*self._applied.values()])
         return dict(zip(self._applied, found, strict=True))
 
     def _outcome(self, name: str) -> EditOutcome:
@@ -285,7 +285,7 @@ class Simulation:
         if not chosen:
             raise OptionError("no edit applies to this trace")
         graphs = [self._applied[name] for name in chosen]
-        (replayed,) = self._replayed([graphs])
+        (replayed,) = self._replayed([_as_one(self.run, graphs)])
         return self._said(" + ".join(chosen), graphs, replayed, [], "")
 
     def _noise_ns(self, replayed: _Replayed) -> float:
@@ -317,16 +317,15 @@ class Simulation:
     # ------------------------------------------------------------------------- replays
 
     def _replayed(
-        self, sets: Sequence[Sequence[EditedGraph]], *, exact: tuple[bool, ...] = (True, False)
+        self, graphs: Sequence[EditedGraph], *, exact: tuple[bool, ...] = (True, False)
     ) -> list[_Replayed]:
-        """What each set of edits saves together; one call for each of `exact`, which says whether
-        with what the measured run took beyond its dependencies. See Note [Prediction]."""
+        """What each of these saves; one call for each of `exact`, which says whether with what the
+        measured run took beyond its dependencies. See Note [Prediction]."""
         changes: list[Change] = []
         forms: list[tuple[int, int]] = []
-        for graphs in sets:
-            best, cautious = _forms(self.run, graphs)
-            forms.append((len(changes), len(changes) + (cautious is not best)))
-            changes += [best] if cautious is best else [best, cautious]
+        for graph in graphs:
+            forms.append((len(changes), len(changes) + (graph.cautious is not None)))
+            changes += _changes(graph)
         shares = np.ones((len(exact), len(changes)))
         lost = np.zeros(len(changes), dtype=np.int64)
         noise = [self._noise] * len(changes)
@@ -387,7 +386,7 @@ class Simulation:
         One edit of those that change the same work for the same reason. The plan ends where no fix
         adds more than the noise. See Note [Plan].
         """
-        chosen: list[EditedGraph] = []
+        chosen: EditedGraph | None = None
         left = self.applied
         plan: list[PlanStep] = []
         saved_ns = np.zeros(4)
@@ -395,37 +394,36 @@ class Simulation:
             found = self._next_fix(chosen, left, saved_ns)
             if found is None:
                 break
-            name, together = found
+            name, chosen, together = found
             gain_ns = float((together.saved_ns - saved_ns).mean())
             if gain_ns <= max(self._noise_ns(together), LEAST_GAIN * self.measured_ns):
                 break
-            chosen = [_as_one(self.run, [*chosen, left[name]])]
             left = {other: g for other, g in left.items() if not share_work(name, other)}
             saved_ns = together.saved_ns
-            bounds = self._bounds(_saving_of(saved_ns), chosen, together.noise)
+            bounds = self._bounds(_saving_of(saved_ns), [chosen], together.noise)
             plan.append(PlanStep(name, round(gain_ns), *bounds))
         return tuple(plan)
 
     def _next_fix(
-        self, chosen: Sequence[EditedGraph], left: dict[str, EditedGraph], saved_ns: Array
-    ) -> tuple[str, _Replayed] | None:
-        """Of the edits that are left the one that adds most, and what all save with it; None where
-        none can add enough."""
-        if not chosen:
+        self, chosen: EditedGraph | None, left: dict[str, EditedGraph], saved_ns: Array
+    ) -> tuple[str, EditedGraph, _Replayed] | None:
+        """Of the edits that are left the one that adds most, all edits with it, and what they save;
+        None where none can add enough."""
+        if chosen is None:
             name = max(left, key=lambda each: float(self._alone_each[each].saved_ns.mean()))
-            return name, self._alone_each[name]
+            return name, left[name], self._alone_each[name]
         names = self._promising(chosen, left, saved_ns)
         if not names:
             return None
-        sets = [[*chosen, left[name]] for name in names]
+        sets = [_as_one(self.run, [chosen, left[name]]) for name in names]
         found = self._replayed(sets, exact=(True,))
         best = int(np.argmax([float(each.saved_ns.mean()) for each in found]))
         (rest,) = self._replayed([sets[best]], exact=(False,))
         both_ns = np.stack([found[best].saved_ns, rest.saved_ns], axis=1).ravel()
-        return names[best], replace(found[best], saved_ns=both_ns)
+        return names[best], sets[best], replace(found[best], saved_ns=both_ns)
 
     def _promising(
-        self, chosen: Sequence[EditedGraph], left: dict[str, EditedGraph], saved_ns: Array
+        self, chosen: EditedGraph, left: dict[str, EditedGraph], saved_ns: Array
     ) -> list[str]:
         """Edits whose bound on the gain lies above what is told. See Note [Plan]."""
         least_ns = LEAST_GAIN * self.measured_ns
@@ -433,7 +431,7 @@ class Simulation:
         rest = [left[name] for name in names]
         if len(rest) < 2 or not all(self._removes[name] for name in names):
             return names
-        (all_of_them,) = self._replayed([[*chosen, *rest]], exact=(True,))
+        (all_of_them,) = self._replayed([_as_one(self.run, [chosen, *rest])], exact=(True,))
         most_ns = float((all_of_them.saved_ns - saved_ns[::2]).max())
         return names if most_ns > least_ns else []
 
@@ -532,17 +530,13 @@ def _in_batches(changes: Sequence[Change]) -> list[tuple[list[int], Array | None
     return batches + [([place], carried) for place, carried in own if len(carried)]
 
 
-def _forms(run: SimulatedRun, graphs: Sequence[EditedGraph]) -> tuple[Change, Change]:
-    """Several edits as one change, at best and cautiously; the same where they are."""
+def _as_one(run: SimulatedRun, graphs: Sequence[EditedGraph]) -> EditedGraph:
+    """Several edits as one."""
     best = joined(run, [graph.best for graph in graphs])
     if all(graph.cautious is None for graph in graphs):
-        return best, best
-    return best, joined(run, [g.best if g.cautious is None else g.cautious for g in graphs])
-
-
-def _as_one(run: SimulatedRun, graphs: Sequence[EditedGraph]) -> EditedGraph:
-    best, cautious = _forms(run, graphs)
-    return EditedGraph(best, None if cautious is best else cautious)
+        return EditedGraph(best)
+    least = [graph.best if graph.cautious is None else graph.cautious for graph in graphs]
+    return EditedGraph(best, joined(run, least))
 
 
 def _changes(graph: EditedGraph) -> list[Change]:

@@ -17,10 +17,13 @@ import numpy.typing as npt
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.sums import rounded
 
 __all__ = ["Change", "Edit", "EditedGraph", "NewEvent", "NotApplicableError", "joined"]
 
 _NOTHING = np.zeros(0, dtype=np.int64)
+_MANY = 8
+"""Changes that touch more than one edge in so many are joined by a place for every edge."""
 
 
 class NotApplicableError(Exception):
@@ -57,6 +60,7 @@ class Change:
         self._lags: list[tuple[Array, Array]] = []
         self._dropped: list[Array] = []
         self._is_unique = False
+        self._delta: _core.GraphDelta | None = None
         self._added: list[tuple[Array, Array, Array]] = []
         self._carried: list[Array] = []
         self._removed: list[tuple[int, Array]] = []
@@ -69,11 +73,13 @@ class Change:
         lags = np.broadcast_to(np.asarray(lags_ns), chosen.shape)
         self._lags.append((chosen, np.maximum(np.rint(lags), 0).astype(np.int64)))
         self._touched = None
+        self._delta = None
 
     def drop(self, edges: npt.ArrayLike) -> None:
         """These dependencies are gone."""
         self._dropped.append(np.asarray(edges, dtype=np.int64).ravel())
         self._is_unique = False
+        self._delta = None
 
     def add(
         self, sources: npt.ArrayLike, destinations: npt.ArrayLike, lags_ns: npt.ArrayLike
@@ -83,6 +89,7 @@ class Change:
         end = np.asarray(destinations, dtype=np.int64).ravel()
         lags = np.broadcast_to(np.asarray(lags_ns), begin.shape)
         self._added.append((begin, end, np.maximum(np.rint(lags), 0).astype(np.int64)))
+        self._delta = None
 
     def carry(
         self, sources: npt.ArrayLike, destinations: npt.ArrayLike, lags_ns: npt.ArrayLike
@@ -159,12 +166,13 @@ class Change:
         return sum(map(len, parts))
 
     def delta(self) -> _core.GraphDelta:
-        """As the engine takes it."""
-        delta = _core.GraphDelta()
-        delta.set_lags(*self.lags)
-        delta.drop_all(self.dropped)
-        delta.add_all(*self.added)
-        return delta
+        """As the engine takes it; kept until something else is changed."""
+        if self._delta is None:
+            self._delta = _core.GraphDelta()
+            self._delta.set_lags(*self.lags)
+            self._delta.drop_all(self.dropped)
+            self._delta.add_all(*self.added)
+        return self._delta
 
     def only_removes(self, run: SimulatedRun) -> bool:
         """No edge is new or costs more than before: a replay can't be later at any point."""
@@ -198,18 +206,38 @@ def _both(
     run: SimulatedRun, one: tuple[Array, Array], other: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     """Edges, each once and in order, and their lags with two changes of lags."""
+    if len(one[0]) + len(other[0]) > len(run.cost_ns) // _MANY:
+        return _both_of_many(run, one, other)
     place = np.minimum(np.searchsorted(one[0], other[0]), len(one[0]) - 1)
     shared = one[0][place] == other[0]
     lags = one[1].copy()
-    at, more = place[shared], other[1][shared]
-    before = run.cost_ns[other[0][shared]]
-    # An edge that costs nothing has no ratio: there what costs more holds.
-    product = lags[at] * (more / np.maximum(before, 1))
-    lags[at] = np.rint(np.where(before > 0, product, np.maximum(lags[at], more)))
+    at, both = place[shared], other[0][shared]
+    lags[at] = _product(run.cost_ns[both], lags[at], other[1][shared])
     edges = np.concatenate([one[0], other[0][~shared]])
     lags = np.concatenate([lags, other[1][~shared]])
     order = np.argsort(edges, kind="stable")
     return edges[order], lags[order]
+
+
+def _both_of_many(
+    run: SimulatedRun, one: tuple[Array, Array], other: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """The same by a place for every edge of the graph, which takes less time than to search."""
+    lags = np.full(len(run.cost_ns), -1, dtype=np.int64)
+    lags[one[0]] = one[1]
+    before, more = lags[other[0]], other[1]
+    shared = before >= 0
+    product = _product(run.cost_ns[other[0][shared]], before[shared], more[shared])
+    lags[other[0]] = more
+    lags[other[0][shared]] = product
+    edges = np.flatnonzero(lags >= 0)
+    return edges, lags[edges]
+
+
+def _product(before_ns: Array, one_ns: Array, other_ns: Array) -> Array:
+    """An edge that costs nothing has no ratio: there what costs more holds."""
+    product = one_ns * (other_ns / np.maximum(before_ns, 1))
+    return rounded(np.where(before_ns > 0, product, np.maximum(one_ns, other_ns)))
 
 
 @dataclass(frozen=True, slots=True)
