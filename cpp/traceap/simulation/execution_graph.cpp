@@ -143,10 +143,12 @@ ExecutionGraph build_execution_graph(std::span<const GraphRank> ranks, const Mee
   ExecutionGraph graph;
   graph.points = build_dependency_graph(ranks, meetings);
   index_rows(graph, ranks);
-  insert_edges(graph.points, resource_edges(graph, ranks, options));
-  insert_edges(graph.points, tensor_edges(graph, options.dependencies));
   const WorkerPace pace = worker_pace(graph, ranks);
-  insert_edges(graph.points, pace.edges);
+  std::vector<TypedEdge> more = resource_edges(graph, ranks, options);
+  for (const auto& edges : {tensor_edges(graph, options.dependencies), pace.edges}) {
+    more.insert(more.end(), edges.begin(), edges.end());
+  }
+  insert_edges(graph.points, more);
   if (options.explicit_only) {
     filter_edges(graph.points,
                  [&](std::uint32_t e) { return graph.points.evidence[e] != Evidence::kAssumed; });

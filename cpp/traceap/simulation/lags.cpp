@@ -358,7 +358,17 @@ class LagMeasurer {
 
   // ---- lags
 
+  /// Does one edge of work lead here, and nothing else?
+  bool is_plain_work(Point p) const {
+    const EdgeId e = points_.in_offsets[p];
+    return points_.in_offsets[p + 1] == e + 1 && is_work(points_.kind[e]) && !is_idle(e, p);
+  }
+
   void set_lags(Point p) {
+    if (is_plain_work(p)) {
+      graph_.lag_ns[points_.in_offsets[p]] = gap_ns_[points_.in_offsets[p]];
+      return;
+    }
     const bool waited = has_waited(p);
     const EdgeId last = latest_source(p);
     const Start start = start_of(p, last);
@@ -380,7 +390,7 @@ class LagMeasurer {
 
   std::int64_t typical(EdgeId e, Point p, bool waited, bool is_last) const {
     const Kind kind = points_.kind[e];
-    if (kind == Kind::kProgramOrder && is_idle(e, p)) return 0;
+    if (is_idle(e, p)) return 0;
     if (is_work(kind)) return waited ? cost_without_wait(e, p) : gap_ns_[e];
     if (kind == Kind::kRendezvous) {
       return points_.row[p] == kNoRow ? 0 : gap_ns_[e];  // to the meeting point: at once
@@ -393,6 +403,7 @@ class LagMeasurer {
   /// a frame that blocks is part of the program.
   bool is_idle(EdgeId e, Point p) const {
     const Lane& lane = points_.lanes[points_.lane[p]];
+    if (points_.kind[e] != Kind::kProgramOrder || !blocked_[lane.rank].any()) return false;
     const Row owner = points_.owner[e];
     const EventTree& tree = *ranks_[lane.rank].tree;
     if (!blocked_[lane.rank](owner) || lane.index == tree.main_track) return false;
