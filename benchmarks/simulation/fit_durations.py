@@ -211,10 +211,13 @@ def _carried_over(
     kernels_of_traces = trace_kernels.kernels_of(traces)
     on_matrix = gemm_fit.of_matrix_units(kernels_of_traces)
     transfer = gemm_fit.fit_transfer(on_matrix, [gemm.model_from(entry) for entry in models])
-    vector = gemm_fit.vector_of_traces(
-        neusight_rows.test_rows(folder), gemm_fit.of_vector_units(kernels_of_traces)
-    )
-    return {"transfer": _rounded(asdict(transfer)), "vector": _rounded(asdict(vector))}
+    sums = neusight_rows.test_rows(folder)
+    vector = gemm_fit.vector_of_traces(sums, gemm_fit.of_vector_units(kernels_of_traces))
+    source = provenance("neusight", len(sums))
+    return {
+        "transfer": _rounded(asdict(transfer)),
+        "vector": {"source": source, **_rounded(asdict(vector))},
+    }
 
 
 def _rounded(value: Any) -> Any:
