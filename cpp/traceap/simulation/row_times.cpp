@@ -183,15 +183,16 @@ class RowMover {
 
   std::int64_t moved(std::int64_t ns, Point point) const {
     const std::int64_t by_ns = add_saturated(replayed_ns_[point], -measured_ns_[point]);
-    return std::clamp(add_saturated(ns, by_ns), -kMaxTimeNs, kMaxTimeNs);
+    return clamped(add_saturated(ns, by_ns));
   }
 
   /// What sticks out of an event's end in the graph is kept while it takes as long as it did.
   std::int64_t moved_end(Row row, std::int64_t begin_ns) const {
     const Point begin = begin_of_[row], end = end_of_[row];
     const std::int64_t length_ns = add_saturated(replayed_ns_[end], -replayed_ns_[begin]);
-    if (length_ns == measured_ns_[end] - measured_ns_[begin]) return moved(table_.end_ns(row), end);
-    return add_saturated(begin_ns, length_ns);
+    const std::int64_t before_ns = add_saturated(measured_ns_[end], -measured_ns_[begin]);
+    if (length_ns == before_ns) return moved(table_.end_ns(row), end);
+    return clamped(add_saturated(begin_ns, length_ns));
   }
 
   void move_known() {
@@ -201,8 +202,8 @@ class RowMover {
       std::int64_t begin_ns = moved(table_.ts_ns[row], begin_of_[row]);
       std::int64_t end_ns = moved_end(row, begin_ns);
       if (is_gpu(table_.kind[row])) {
-        begin_ns = add_saturated(begin_ns, gpu_shift_ns_);
-        end_ns = add_saturated(end_ns, gpu_shift_ns_);
+        begin_ns = clamped(add_saturated(begin_ns, gpu_shift_ns_));
+        end_ns = clamped(add_saturated(end_ns, gpu_shift_ns_));
       }
       set(row, begin_ns, end_ns);
       const TrackId track = table_.track[row];
