@@ -248,7 +248,7 @@ def test_a_lone_rank_of_several_says_so(write_trace: WriteTrace) -> None:
     maker.gpu("kernel", "ncclDevKernel_AllReduce", 1_399_600, 300, launch=1_350_000)
     talking = ttap.diagnose(maker.write(write_trace([])))
     assert talking.replay is not None
-    assert talking.replay.notes[0].startswith("1 of 8 ranks are recorded: a fix is taken to speed")
+    assert talking.replay.notes[0].startswith("1 of 8 ranks is recorded: a fix is taken to speed")
 
 
 def test_host_only_and_healthy_traces_have_nothing_to_simulate(write_trace: WriteTrace) -> None:

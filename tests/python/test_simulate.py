@@ -243,7 +243,7 @@ def test_a_rank_alone_says_what_its_collectives_leave_open(write_trace: WriteTra
     assert reads.high_ns is not None and reads.predicted_ns is not None
     saved = simulation.measured_ns - reads.predicted_ns
     assert reads.high_ns >= reads.predicted_ns + 0.9 * share * saved
-    assert any(note.startswith("1 of 8 ranks are recorded") for note in simulation.notes)
+    assert any(note.startswith("1 of 8 ranks is recorded") for note in simulation.notes)
 
 
 # ------------------------------------------------------------------------------- trust

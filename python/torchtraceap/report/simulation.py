@@ -96,7 +96,9 @@ def _plan(document: Mapping[str, Any]) -> TextTable:
         for number, fix in enumerate(document["plan"], start=1)
     ]
     head = ("", "edit", "gains", "then", "between", "change in all") if rows else ()
-    empty = [] if rows else ["No edit saves more than the steps vary by themselves."]
+    predicted = document["trust"]["supports_prediction"]
+    none = "No edit saves more than the steps vary by themselves."
+    empty = [] if rows else [none if predicted else "No edit is simulated."]
     return TextTable("Plan, each on top of those before it", head, rows, _lines(empty))
 
 

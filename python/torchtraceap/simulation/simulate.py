@@ -52,6 +52,7 @@ from torchtraceap.simulation.trust import (
     absent_ranks,
     noise_of,
     noise_with,
+    recorded,
     trust_of,
     waiting_edges,
 )
@@ -163,9 +164,8 @@ class Simulation:
         if not self.trust.supports_prediction:
             self._refused[name] = self.trust.reason
         elif self._is_of_collectives(graph):
-            here, world = self._alone or (0, 0)
             self._refused[name] = (
-                f"it changes collectives, and {here} of {world} ranks are recorded: how long they "
+                f"it changes collectives, and {recorded(*(self._alone or (0, 0)))}: how long they "
                 "wait for the others is not known"
             )
         else:
@@ -495,10 +495,9 @@ class Simulation:
         """What the numbers rest on."""
         notes = [self._noise.note] if self._noise.note else []
         if self._alone and self.trust.supports_prediction:
-            here, world = self._alone
             lost = format_share(min(1.0, self.trust.sensitivity.collective_share))
             notes.append(
-                f"{here} of {world} ranks are recorded: a fix is taken to speed up all alike. What "
+                f"{recorded(*self._alone)}: a fix is taken to speed up all alike. What "
                 f"collectives wait for the others is not known, so up to {lost} of a saving may be "
                 "lost to longer waits."
             )

@@ -38,6 +38,7 @@ __all__ = [
     "held_out_ns",
     "noise_of",
     "noise_with",
+    "recorded",
     "trust_of",
     "waiting_edges",
 ]
@@ -235,6 +236,11 @@ def absent_ranks(run: SimulatedRun) -> tuple[int, int] | None:
     return here, world
 
 
+def recorded(here: int, world: int) -> str:
+    """Such as "1 of 8 ranks is recorded"."""
+    return f"{here} of {world} ranks {'is' if here == 1 else 'are'} recorded"
+
+
 def _doubt(run: SimulatedRun, trust: Trust, measured: float) -> str:
     """See Note [No prediction]; empty if there is none."""
     ranks, used = run.trace.ranks, run.ranks
@@ -274,9 +280,8 @@ def _doubt_of_waits(run: SimulatedRun, trust: Trust) -> str:
     waiting = trust.sensitivity.collective_share
     if alone is None or waiting <= MOST_WAITING:
         return ""
-    here, world = alone
+    share = format_share(min(waiting, 1.0))
     return (
-        f"{here} of {world} ranks {'is' if here == 1 else 'are'} recorded, and "
-        f"{format_share(min(waiting, 1.0))} of the step are collectives, of which the part that "
+        f"{recorded(*alone)}, and {share} of the step are collectives, of which the part that "
         "waits for the others is not known"
     )

@@ -303,7 +303,7 @@ def _in_operators(run: SimulatedRun, view: RankView, calls: Array, edges: Array)
     owner = run.graph.owner[edges]
     known = owner != _core.NO_ROW
     at = np.where(known, owner, 0)
-    of_operator = known & np.isin(view.table.kind[at], _OPERATORS)
+    of_operator = known & view.kind_among(at, _OPERATORS)
     holders = np.concatenate([_around(view, calls), calls])
     held = view.inside(run.destination[edges].astype(np.int64), view.outermost(holders)) >= 0
     inside: Array = of_operator & held
@@ -312,7 +312,9 @@ def _in_operators(run: SimulatedRun, view: RankView, calls: Array, edges: Array)
 
 def _around(view: RankView, calls: Array) -> Array:
     """Operators in which one of the calls lies."""
-    operators = np.flatnonzero(view.has_points & view.is_kind(EventKind.CPU_OP))
+    operators = view.remember(
+        "operators", lambda: np.flatnonzero(view.has_points & view.is_kind(EventKind.CPU_OP))
+    )
     begins = np.sort(view.begin_of[calls])
     first = np.searchsorted(begins, view.begin_of[operators])
     behind = np.searchsorted(begins, view.end_of[operators])

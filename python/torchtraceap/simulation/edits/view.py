@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -124,7 +124,11 @@ class RankView:
 
     def is_kind(self, *kinds: EventKind) -> Array:
         """bool `[rows]`."""
-        return np.isin(self.table.kind, [EventKind(kind) for kind in kinds])
+        return _among(self.table.kind, kinds)
+
+    def kind_among(self, rows: Array, kinds: Sequence[int]) -> Array:
+        """bool `[rows]`: each is of one of the kinds."""
+        return _among(self.table.kind[rows], kinds)
 
     @cached_property
     def has_points(self) -> Array:
@@ -135,7 +139,7 @@ class RankView:
     def rows_named(self, pattern: str, *kinds: EventKind) -> Array:
         """Rows of the graph by name and kind."""
         rows = np.flatnonzero(self.has_points & self.has_name(pattern))
-        return rows[np.isin(self.table.kind[rows], [EventKind(kind) for kind in kinds])]
+        return rows[self.kind_among(rows, kinds)]
 
     @cached_property
     def calls(self) -> Array:
@@ -439,6 +443,14 @@ class RankView:
     ) -> NewEvent:
         begin, end = int(self.begin_of[row]), int(self.end_of[row])
         return NewEvent(self.index, name, begin, end, row, args or {})
+
+
+def _among(codes: Array, kinds: Sequence[int]) -> Array:
+    """bool `[codes]`: each is the code of one of the kinds."""
+    chosen = np.zeros(len(EventKind), dtype=bool)
+    chosen[list(kinds)] = True
+    found: Array = chosen[codes]
+    return found
 
 
 def _is_of(kinds: tuple[str, ...]) -> Array:
