@@ -17,7 +17,8 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,11 @@ KERNEL_BEGIN = (np.log(20e3), np.log(1.4), np.log(0.4), 0.0, np.log(1.6))
 KERNEL_LOOSE = (0.7, 0.4, 0.25, 0.05, 0.3)
 KERNEL_HELD = 0.15
 OF_FEW_GPUS = 2.0
+# What the form of layer norm misses: bins of lengths, rows that a bin needs, and the octaves in
+# which it fades beyond them.
+MISSED_BINS = 12
+FEWEST_MISSED = 5
+FADING = 0.15
 KERNEL_FREE = {
     "softmax": (True, True, False, True, True),
     "layer_norm": (True, True, True, False, False),
@@ -254,7 +260,29 @@ def fit_kernel(op: str, rows: np.ndarray, device: Device) -> kernels.KernelModel
 
     begin = np.array(KERNEL_BEGIN)[list(free)]
     settings = {"maxiter": 4000, "maxfev": 4000, "xatol": 1e-4, "fatol": 1e-4}
-    return model(minimize(loss, begin, method="Nelder-Mead", options=settings).x)
+    found = model(minimize(loss, begin, method="Nelder-Mead", options=settings).x)
+    return with_missed(found, rows, device) if op == "layer_norm" else found
+
+
+def with_missed(
+    model: kernels.KernelModel, rows: np.ndarray, device: Device
+) -> kernels.KernelModel:
+    """What the form misses between the measured lengths, by medians over equally many rows."""
+    x = np.log2(rows[:, 1])
+    moved = kernels.tensors_moved(model.op) * 4.0 * rows[:, 0] * rows[:, 1]
+    moving = model.moving_ns(moved, rows[:, 1], device)
+    missed = np.log(np.maximum(rows[:, 2] - model.start_ns, 0.2 * rows[:, 2]) / moving)
+    edges = np.quantile(x, np.linspace(0.0, 1.0, MISSED_BINS + 1))
+    widths, values = [float(x.min()) - FADING], [0.0]
+    for low, high in pairwise(edges):
+        inside = (x > low) & (x <= high)
+        if inside.sum() >= FEWEST_MISSED:
+            value = float(np.median(missed[inside]))
+            held = inside.sum() / (inside.sum() + FEWEST_MISSED)
+            widths.append(float(np.median(x[inside])))
+            values.append(held * value)
+    widths.append(float(x.max()) + FADING)
+    return replace(model, widths=tuple(widths), missed=(*values, 0.0))
 
 
 def pool(models: Sequence[kernels.KernelModel]) -> kernels.KernelModel:
@@ -325,6 +353,8 @@ def fit_kernels(folder: Path) -> dict[str, Any]:
                 "start_ns": round(model.start_ns),
                 **{name: round(getattr(model, name), 4)
                    for name in ("factor", "spilled", "trend", "narrow")},
+                **({"widths": [round(x, 3) for x in model.widths],
+                    "missed": [round(x, 4) for x in model.missed]} if model.widths else {}),
                 "known": kernel_ends(known[model.op])
                 if model.device
                 else kernel_ends(unseen[model.op], unseen=True),

@@ -353,13 +353,13 @@ def test_shipped_kernels_move_no_faster_than_the_memory() -> None:
 def test_rows_of_layer_norm_cost_more_where_they_outgrow_the_cache() -> None:
     lengths = np.array([256.0, 1024.0, 4096.0, 65536.0])
     by_cache = {}
-    for name in ("v100_pcie_32gb", "a100_pcie_40gb", "l40s"):
+    for name in ("v100_sxm2_32gb", "a100_sxm_40gb", "l40s"):
         found = estimate_rows_of_lengths("layer_norm", 2**28 / lengths, lengths, "fp32", name)
         assert (np.diff(found.ns) > 0).all(), name  # as many bytes, but read again
         assert found.ns[-1] < 2.0 * found.ns[0]
         by_cache[name] = found.ns[1] / found.ns[0] - 1
     # Caches of 6 MB, of two halves of 20 MB, and of 96 MB.
-    assert by_cache["v100_pcie_32gb"] > by_cache["a100_pcie_40gb"] > by_cache["l40s"]
+    assert by_cache["v100_sxm2_32gb"] > by_cache["a100_sxm_40gb"] > by_cache["l40s"]
 
 
 def test_softmax_beyond_the_measured_lengths_keeps_its_factor() -> None:

@@ -106,6 +106,10 @@ class KernelModel:
     known: tuple[float, float]
     """Logarithms of the 10th and the 90th percentile of measured over modelled time, for lengths
     that were left out; in the mean model for devices that were."""
+    widths: tuple[float, ...] = ()
+    """log2 of row lengths between which what the form misses is known; 0 beyond."""
+    missed: tuple[float, ...] = ()
+    """Its logarithms at those lengths, the first and the last 0."""
 
     def factors(self, columns: npt.ArrayLike, device: Device) -> FloatArray:
         """How much longer than at the memory's full rate, for rows of these lengths."""
@@ -113,9 +117,13 @@ class KernelModel:
         if self.op == "softmax":
             begin, middle, end = _TREND
             wide = self.factor * (np.clip(length, begin, end) / middle) ** self.trend
-            return np.where(length <= _NARROW, self.narrow, wide)
-        spilled = self.spilled / (1.0 + (_spilling_length(device) / length) ** _STEEPNESS)
-        return np.asarray(self.factor * (1.0 + spilled))
+            form = np.where(length <= _NARROW, self.narrow, wide)
+        else:
+            share = 1.0 / (1.0 + (_spilling_length(device) / length) ** _STEEPNESS)
+            form = self.factor * (1.0 + self.spilled * share)
+        if not self.widths:
+            return np.asarray(form)
+        return np.asarray(form * np.exp(np.interp(np.log2(length), self.widths, self.missed)))
 
     def moving_ns(self, size: npt.ArrayLike, columns: npt.ArrayLike, device: Device) -> FloatArray:
         """Time of moving `size` bytes without the start, in ns."""
@@ -145,6 +153,8 @@ def _model(entry: Mapping[str, Any], says: str) -> KernelModel:
         device=entry["device"],
         source=says,
         known=(float(entry["known"][0]), float(entry["known"][1])),
+        widths=tuple(entry.get("widths", ())),
+        missed=tuple(entry.get("missed", ())),
         **{name: float(entry[name]) for name in numbers},
     )
 
