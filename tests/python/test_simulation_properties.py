@@ -20,7 +20,7 @@ from made_training import Job, record
 from torchtraceap.simulation.edits.base import NotApplicableError
 from torchtraceap.simulation.registry import default_edits, make_edit
 from torchtraceap.simulation.run import SimulatedRun
-from twins import TWINS, draw_machine, load_machine, made_pair
+from twins import TWINS, draw_machine, judge, load_machine, made_pair
 
 Document = dict[str, Any]
 FEW = ("pin_memory", "loader_workers", "remove_host_sync", "cuda_graph", "overlap_collectives")
@@ -126,6 +126,13 @@ def test_a_stall_costs_in_a_replay_what_it_cost_the_run(kind: str) -> None:
     assert len(injections) >= 3
     for injection in injections:
         assert abs(injection.error) <= 0.02, injection
+
+
+@pytest.mark.parametrize("seed", [8, 14])
+def test_a_stall_that_hid_in_the_recording_is_not_taken_off_twice(seed: int) -> None:
+    """The GPU still had work from before when the host stood still to compile."""
+    outcome = judge("no_recompilation", seed)
+    assert abs(outcome.error) <= 0.02, outcome
 
 
 def test_a_machine_draws_the_same_for_the_same_seed(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ without. The smallest and the largest are the interval, widened by the steps' ow
 (`trust.py`); the guess is the mean of the four. A saving below the noise is not shown: predicted is
 then measured, and the note says so.
 
-Note [Floor]: no edit makes a stream do its work faster than one event behind the other
-(`edits/floor.py`). The fullest stream, with the durations that the edit leaves, is the least that a
-prediction and its interval say.
+Note [Floor]: the edited replay is a time by itself. Where it is below the measured time no
+prediction is below it: what hid a stall in the recording, such as work from before it, need not
+hide it in a steady state, and the ratio would credit the edit with both. And no edit makes a stream
+do its work faster than one event behind the other (`edits/floor.py`): the fullest stream, with the
+durations that the edit leaves, is the least that a prediction and its interval say.
 
 Note [A rank alone]: how long a collective takes in the trace of one rank of many is what it waits
 for the others and the transfer, and these can't be told apart. Edits that change collectives are
@@ -328,16 +330,20 @@ class Simulation:
             changes += _changes(graph)
         shares = np.ones((len(exact), len(changes)))
         lost = np.zeros(len(changes), dtype=np.int64)
+        most = np.full(len(changes), np.inf)
         noise = [self._noise] * len(changes)
         for places, carried in _in_batches(changes):
             deltas = [changes[place].delta() for place in places]
             for row, kept in enumerate(exact):
                 replays = self.run.replays(deltas, carried=carried, with_residuals=kept)
                 shares[row, places] = _ratio(replays.steady_ns, self._before_ns[kept])
+                if kept:
+                    most[places] = self.measured_ns - self.run.stands_for * replays.steady_ns
                 lost[places] = np.maximum(lost[places], replays.left_out)
                 for place, lengths in zip(places, replays.lengths_ns if kept else [], strict=False):
                     noise[place] = noise_with(self.run, lengths)
         saved = self.measured_ns * (1 - shares)
+        saved = np.where(saved > 0, np.minimum(saved, np.maximum(most, 0.0)), saved)
         removes = np.array([change.only_removes(self.run) for change in changes], dtype=bool)
         saved[:, removes] = np.maximum(saved[:, removes], 0.0)
         return [
