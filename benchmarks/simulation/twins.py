@@ -1,6 +1,6 @@
 """Twins with a known truth: every edit against programs that run with the fault and without it.
 
-    python benchmarks/simulation/twins.py [--seeds 40] [--twins NAME ...] [--output FILE]
+    python benchmarks/simulation/twins.py [--seeds 20] [--twins NAME ...] [--output FILE]
 
 A job (`made_training.py`) is drawn at random and run twice on a machine of its own
 (`made_machine.py`), with the same random numbers: once with the fault, recorded as a trace, once
@@ -467,7 +467,7 @@ def _judged(names: list[str], seeds: range) -> Iterator[Outcome]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--seeds", type=int, default=40, help="pairs of each twin")
+    parser.add_argument("--seeds", type=int, default=20, help="pairs of each twin")
     parser.add_argument("--first", type=int, default=0, help="seed of the first pair")
     parser.add_argument("--twins", nargs="*", default=[*TWINS])
     parser.add_argument("--each", action="store_true", help="a line for each pair")
