@@ -31,7 +31,7 @@ def programs(quick: bool) -> list[list[str]]:
         ["sabotage.py", *written("sabotage")],
         ["injected.py", "--seeds", "5" if quick else "40", *written("injected")],
         ["pairs.py"],
-        ["twins.py", "--seeds", "5" if quick else "20", *written("twins")],
+        ["twins.py", "--first", "1000", "--seeds", "5" if quick else "30", *written("twins")],
         ["profiler_overhead.py"],
     ]
 
