@@ -33,7 +33,8 @@ _LOW = 2**_HALF - 1
 
 def total(values: Array) -> int:
     """The sum of an integer array; masked values are left out."""
-    if isinstance(values, np.ma.MaskedArray):
+    # Asked in this order, so that NumPy loads its masked arrays only where there are any.
+    if type(values) is not np.ndarray and isinstance(values, np.ma.MaskedArray):
         values = values.compressed()
     return int(_stopped(values, np.sum)) if values.size else 0
 

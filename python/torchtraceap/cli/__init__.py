@@ -102,6 +102,9 @@ def _run(given: list[str], is_process: bool) -> int:
 
 def _set_up_process() -> None:
     """What only a process that is the command line may do to itself."""
+    # Nothing here multiplies large matrices, and the threads that OpenBLAS would start for that
+    # spin for a while: as much processor time as all of our own imports.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from torchtraceap import _core
 
     watch_interrupts()
