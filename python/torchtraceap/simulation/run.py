@@ -546,10 +546,10 @@ class SimulatedRun:
         ranks = np.array([step.rank for step in self.steps if step.counted], dtype=np.int64)
         if not len(ranks):
             return np.zeros(lengths.shape[:-1])
-        weights = 1.0 / np.bincount(ranks)[ranks]
         counted = np.array([step.counted for step in self.steps])
-        # No product of matrices: for so few numbers BLAS would only start its threads.
-        means: Array = (lengths[..., counted] * (weights / weights.sum())).sum(axis=-1)
+        first = np.flatnonzero(np.diff(ranks, prepend=-1))
+        sums = np.add.reduceat(lengths[..., counted].astype(np.float64), first, axis=-1)
+        means: Array = (sums / np.diff(np.append(first, len(ranks)))).mean(axis=-1)
         return means
 
     @cached_property
