@@ -161,6 +161,23 @@ def test_what_is_launched_in_a_step_ends_it_whatever_order_the_ends_have(
     assert run.measured_ns.tolist() == [520_000, 0, 80_000]
 
 
+def test_a_step_ends_where_the_call_begins_that_outlasts_it(write_trace: WriteTrace) -> None:
+    """As where frames are recorded: the profiler's own `step` ends the mark and goes on."""
+    call = host("torch/profiler/profiler.py(800): step", 90, 40, "python_function")
+    trace = ttap.load(write_trace([*one_step(100, 30), call]))
+    assert iterations_of(trace.ranks[0]).length_ns.tolist() == [90_000]
+    assert SimulatedRun(trace).measured_ns.tolist() == [90_000]
+
+
+def test_header_and_replay_agree_where_events_of_a_stream_overlap(write_trace: WriteTrace) -> None:
+    """A graph cuts work that overlaps on a stream; what a step takes is one figure all the same."""
+    events = [*one_step(50, 100), *launch("beside", 12, 30, 60, 2), host("aten::item", 60, 1)]
+    events += launch("long", 14, 31, 200, 3) + launch("short", 16, 40, 20, 4)
+    simulation = ttap.load(write_trace(events)).simulate(["remove_host_sync"])
+    time = step_time(simulation.run.trace.ranks)
+    assert time is not None and simulation.measured_ns == time.measured_ns == 231_000
+
+
 def test_inferred_steps_are_steps(write_trace: WriteTrace) -> None:
     events = []
     for k in range(12):

@@ -90,10 +90,28 @@ def step_spans(part: RankTrace) -> Array:
     """int64 `[steps, 2]`: their ranges on the host, start and end in ns; kept."""
 
     def build() -> Array:
-        spans = [(step.start_ns, step.end_ns) for step in part.tree.steps]
+        spans = [(step.start_ns, _end_ns(part, step)) for step in part.tree.steps]
         return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     return part.remember("step_spans", build)
+
+
+def _end_ns(part: RankTrace, step: _core.Step) -> int:
+    """Where a step ends: a thread does one thing at a time, so a marked one has ended where
+    something begins that outlasts it, such as the call that ends it."""
+    if step.row is None:
+        return step.end_ns
+    table, tree = part.table, part.tree
+    track = int(table.track[step.row])
+    rows = tree.host_rows[int(tree.host_offsets[track]) : int(tree.host_offsets[track + 1])]
+    inside = rows[slice(*np.searchsorted(rows, [step.row + 1, _behind(table, step.end_ns)]))]
+    longer = inside[table.ts_ns[inside] + table.dur_ns[inside] > step.end_ns]
+    return max(step.start_ns, int(table.ts_ns[longer[0]])) if len(longer) else step.end_ns
+
+
+def _behind(table: _core.EventTable, end_ns: int) -> int:
+    """The first row that begins then or later."""
+    return int(np.searchsorted(table.ts_ns, end_ns))
 
 
 def counted_steps(part: RankTrace) -> Array:

@@ -41,15 +41,22 @@ def simulated_run(
         least_steps: Where there are as many.
     """
     events = sum(len(rank.table) for rank in trace.ranks)
-    if most_events is None:
-        most_events = most_simulated(events)
-    if events <= most_events:
-        return SimulatedRun(trace)
+    most = most_simulated(events) if most_events is None else most_events
+    run = SimulatedRun(trace) if events <= most else _part_of(trace, most, least_steps)
+    whole, part = step_time(trace.ranks), float(run.mean_ns(run.measured_ns))
+    if run.per_step and len(run.ranks) == len(trace.ranks) and whole and part > 0:
+        # Of a part the mean of all steps; else by what host ranges and GPU events of a stream that
+        # overlap each other, which a graph cuts, make a step longer or shorter.
+        run.stands_for = whole.measured_ns / part
+    return run
+
+
+def _part_of(trace: Ranks, most: int, least: int) -> SimulatedRun:
     names = [[step.name for step in rank.tree.steps] for rank in trace.ranks]
     if names[0] and all(other == names[0] for other in names):
-        return _some_steps(trace, names[0], most_events, least_steps)
+        return _some_steps(trace, names[0], most, least)
     if not names[0] and len(trace.ranks) == 1:
-        return _a_stretch(trace, most_events)
+        return _a_stretch(trace, most)
     return SimulatedRun(trace)
 
 
@@ -71,10 +78,7 @@ def _some_steps(trace: Ranks, names: Sequence[str], most: int, least: int) -> Si
         f"({names[first]} to {names[last - 1]}), and scaled to the mean of all: the whole would "
         "take more memory than the trace."
     )
-    run = SimulatedRun(_excerpt(trace, bounds), notes=[note])
-    whole, part = step_time(trace.ranks), float(run.mean_ns(run.measured_ns))
-    run.stands_for = whole.measured_ns / part if whole and part > 0 else 1.0
-    return run
+    return SimulatedRun(_excerpt(trace, bounds), notes=[note])
 
 
 def _events_by_step(rank: RankTrace) -> Array:
