@@ -195,16 +195,17 @@ def _confidence(parts: PerRank) -> float:
 
 
 def _saving(parts: PerRank, step: StepTime | None) -> Saving | None:
-    found_ns, counted_ns = np.zeros(3), np.zeros(3)
-    for rank, found in parts:
-        bounds = np.array(
-            [found.saving_low_ns, found.saving_best_ns, found.saving_high_ns], dtype=np.float64
-        )
-        found_ns += bounds
-        counted_ns += bounds * _per_step(rank, found.intervals, step)
+    """The mean over the ranks; at most that of the rank which pays most, since all may wait for
+    it."""
+    found_ns = np.array(
+        [(f.saving_low_ns, f.saving_best_ns, f.saving_high_ns) for _, f in parts], dtype=np.float64
+    )
     if not found_ns.any():
         return None
-    low_ns, best_ns, high_ns = (int(ns) for ns in counted_ns / len(parts))
+    scale = [_per_step(rank, found.intervals, step) for rank, found in parts]
+    counted_ns = found_ns * np.array(scale)[:, None]
+    low_ns, best_ns, _ = (int(ns) for ns in counted_ns.mean(axis=0))
+    high_ns = int(counted_ns[:, 2].max())
     return Saving(low_ns, best_ns, high_ns, per_step=step is not None, method="bound")
 
 
