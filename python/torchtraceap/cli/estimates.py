@@ -39,12 +39,17 @@ def _bytes(text: str) -> float:
     found = _SIZE.fullmatch(text)
     if found is None:
         raise argparse.ArgumentTypeError(f"a size such as 256MB or 64MiB is needed, not {text!r}")
-    return float(found[1]) * _UNITS[(found[2] or "").lower()]
+    return _whole_or_not(float(found[1]) * _UNITS[(found[2] or "").lower()])
+
+
+def _whole_or_not(value: float) -> float:
+    """An int where it is one, so that it is written as it was given."""
+    return int(value) if value.is_integer() else value
 
 
 def _number(text: str) -> float:
     try:
-        return float(text.replace("_", ""))
+        return _whole_or_not(float(text.replace("_", "")))
     except ValueError:
         raise argparse.ArgumentTypeError(f"a number is needed, not {text!r}") from None
 

@@ -310,7 +310,7 @@ def _nodes_unknown(
         for (what, count, name), ranks_of in sorted(groups.items())
     ]
     return (
-        f"{kind} of {ranks} ranks over {nodes} nodes of {device.name} depends on a network that "
+        f"{kind} of {ranks} ranks over {nodes:g} nodes of {device.name} depends on a network that "
         f"was not measured; measured were: {'; '.join(known) or 'none'}"
     )
 
