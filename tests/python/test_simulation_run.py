@@ -218,13 +218,15 @@ def test_steps_of_the_warm_up_do_not_count_where_two_remain(write_trace: WriteTr
 
 
 def waiting(events: list[Event]) -> list[Event]:
-    """Two frames of a thread that waits from before the first event to behind the last."""
+    """Two frames of a thread that waits from before the first event to behind the last, and one of
+    a thread that waits for a while."""
     times = [event["ts"] for event in events], [event["ts"] + event["dur"] for event in events]
     first, last = min(times[0]) - 10, max(times[1]) + 10
     frame = {"ph": "X", "cat": "python_function", "pid": 1, "tid": 4711}
     return [
         frame | {"name": "threading.py(637): wait", "ts": first, "dur": last - first},
         frame | {"name": "threading.py(355): wait", "ts": first + 1, "dur": last - first - 2},
+        frame | {"name": "threading.py(355): wait", "ts": first + 65, "dur": 80, "tid": 4712},
     ]
 
 
@@ -232,8 +234,21 @@ def without_steps() -> list[Event]:
     return [event for event in ahead() if not event["name"].startswith("ProfilerStep")]
 
 
+def each_its_own() -> list[Event]:
+    """What a step alone does is held out by what host work costs in general."""
+    return [*ahead(gpu_us=20), *(host(f"aten::once_{k}", 100 * k + 60, 7 + k) for k in range(4))]
+
+
 @pytest.mark.parametrize(
-    "events", [ahead(), ahead(1), without_steps(), [host("aten::mm", 0, 50), host("x", 60, 5)]]
+    "events",
+    [
+        ahead(),
+        ahead(1),
+        each_its_own(),
+        without_steps(),
+        [host("aten::mm", 0, 50), host("x", 60, 5)],
+        [host("aten::mm", 0, 50)],
+    ],
 )
 def test_a_thread_that_waits_changes_no_number(
     write_trace: WriteTrace, events: list[Event]

@@ -14,12 +14,13 @@ namespace {
 
 /// What speaks for a track being the main one, the strongest first.
 struct TrackScore {
-  std::uint64_t steps = 0;     ///< ProfilerStep#N
-  std::uint64_t marks = 0;     ///< optimizer and input annotations: the training loop's own
-  std::uint64_t launches = 0;  ///< GPU events launched outside backward
-  std::uint64_t rows = 0;      ///< host rows outside backward
+  std::uint64_t steps = 0;      ///< ProfilerStep#N
+  std::uint64_t marks = 0;      ///< optimizer and input annotations: the training loop's own
+  std::uint64_t launches = 0;   ///< GPU events launched outside backward
+  std::uint64_t operators = 0;  ///< host rows outside backward that are no Python frames
+  std::uint64_t rows = 0;       ///< host rows outside backward
 
-  auto key() const { return std::tie(steps, marks, launches, rows); }
+  auto key() const { return std::tie(steps, marks, launches, operators, rows); }
 };
 
 /// Annotations are operators in traces before 2022.
@@ -61,6 +62,7 @@ TrackScore score_track(const TreeContext& context, const EventTree& tree, const 
         is_mark_kind(context.table.kind[row]) && (traits & (kTraitInput | kTraitOptimizer)) != 0;
     if (phase == Phase::kBackward) continue;
     ++score.rows;
+    score.operators += context.table.kind[row] != EventKind::kPythonFunction;
     score.launches += tree.launched_by(row).size();
   }
   return score;

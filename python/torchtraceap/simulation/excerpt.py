@@ -43,8 +43,9 @@ def simulated_run(
     events = sum(len(rank.table) for rank in trace.ranks)
     most = most_simulated(events) if most_events is None else most_events
     run = SimulatedRun(trace) if events <= most else _part_of(trace, most, least_steps)
-    whole, part = step_time(trace.ranks), float(run.mean_ns(run.measured_ns))
-    if run.per_step and len(run.ranks) == len(trace.ranks) and whole and part > 0:
+    whole = step_time([trace.ranks[place] for place in run.places])
+    part = float(run.mean_ns(run.measured_ns))
+    if run.per_step and whole and part > 0:
         # Of a part the mean of all steps; else by what host ranges and GPU events of a stream that
         # overlap each other, which a graph cuts, make a step longer or shorter.
         run.stands_for = whole.measured_ns / part

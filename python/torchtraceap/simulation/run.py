@@ -6,9 +6,9 @@ begins in the state that the run without the edit left. So copies of all recorde
 (`chain.py`), what crosses the boundary counts, and the last copy tells. A run without steps counts
 as a whole, from the first to the last of its work.
 
-Note [Work of a run without steps]: lanes from which dependencies lead to GPU work or to the main
-thread, and these themselves. A thread that waits as long as the trace lasts, for what nobody needs,
-would end the run else, whatever an edit does.
+Note [Working lanes]: the main threads, streams with GPU work, and what dependencies lead from to
+these. Else a thread that waits as long as the trace lasts, for what nobody needs, would end a run
+without steps, whatever an edit does, and tell what usual host work costs.
 """
 
 from __future__ import annotations
@@ -400,20 +400,25 @@ class SimulatedRun:
         return _RankSteps([step], np.array([first]))
 
     def _working_lanes(self, rank: int) -> Array:
-        """See Note [Work of a run without steps]."""
+        """See Note [Working lanes]."""
+        mine = self.graph.lane_rank == rank
+        return np.flatnonzero(mine & self.works if (mine & self.works).any() else mine)
+
+    @cached_property
+    def works(self) -> Array:
+        """bool `[lanes]`. See Note [Working lanes]."""
         graph = self.graph
-        main = self._main_lane(rank)
-        working = (graph.lane_kind == _STREAM) & (graph.lane_end > graph.lane_begin)
-        if main is not None:
-            working[main] = True
-        pairs = np.unique(
-            graph.lane[graph.source].astype(np.int64) * len(working) + graph.lane[self.destination]
-        )
-        source, destination = pairs // len(working), pairs % len(working)
-        while (leading := working[destination] & ~working[source]).any():
-            working[source[leading]] = True
-        mine = graph.lane_rank == rank
-        return np.flatnonzero(mine & working) if (mine & working).any() else np.flatnonzero(mine)
+        works: Array = (graph.lane_kind == _STREAM) & (graph.lane_end > graph.lane_begin)
+        main = (self._main_lane(rank) for rank in range(len(self.ranks)))
+        works[[lane for lane in main if lane is not None]] = True
+        works[[graph.lane[begin] for _, _, begin, _ in self._given or ()]] = True
+        source, destination = graph.lane[graph.source], graph.lane[self.destination]
+        leaves = source != destination
+        pairs = source[leaves].astype(np.int64) * len(works) + destination[leaves]
+        source, destination = np.divmod(np.unique(pairs), len(works))
+        while (leading := works[destination] & ~works[source]).any():
+            works[source[leading]] = True
+        return works
 
     @cached_property
     def step_of_point(self) -> Array:
