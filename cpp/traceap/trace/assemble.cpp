@@ -8,6 +8,7 @@
 
 #include "traceap/base/error.hpp"
 #include "traceap/base/interrupt.hpp"
+#include "traceap/base/intervals.hpp"
 #include "traceap/table/json_text.hpp"
 
 namespace traceap {
@@ -318,6 +319,7 @@ class BeginEndMatcher {
     while (at > lowest && !t_.name_of(end).empty() && t_.name[stack[at - 1]] != t_.name[end]) --at;
     if (at == lowest) return false;
     const Row begin = stack[at - 1];
+    if (t_.ts_ns[end] - t_.ts_ns[begin] > kMaxTimeNs) return false;  // no event takes so long
     stack.erase(stack.begin() + static_cast<std::ptrdiff_t>(at) - 1);
     t_.dur_ns[begin] = t_.ts_ns[end] - t_.ts_ns[begin];
     t_.flags[begin] |= kHasDuration;

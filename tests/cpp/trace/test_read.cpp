@@ -142,6 +142,16 @@ TEST_CASE("B and E become complete events, by name where there is one", "[trace]
   CHECK(t.diagnostics.count("unmatched_end") == 1);
 }
 
+TEST_CASE("a B event and an E event that lie centuries apart are no pair", "[trace]") {
+  const EventTable t =
+      load(object(R"({"ph":"B","name":"a","pid":1,"tid":1,"ts":-1701236147625736},)"
+                  R"({"ph":"E","pid":1,"tid":1,"ts":1701236147625786})"));
+  CHECK(t.size() == 2);
+  CHECK(!t.is_complete(0));
+  CHECK(t.diagnostics.count("unmatched_begin") == 1);
+  CHECK(t.diagnostics.count("unmatched_end") == 1);
+}
+
 TEST_CASE("the order of events in the file does not matter", "[trace]") {
   const std::string a =
       R"({"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":5,"args":{"External id":2}})";
