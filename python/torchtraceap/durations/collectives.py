@@ -240,10 +240,8 @@ def estimate_collective(
     found = estimate_collectives(
         kind, [size], ranks, device, nodes,
         dtype=dtype, library=library, tables=tables, links=links,
-    )[0]  # fmt: skip
-    if not np.isfinite(found.ns):
-        raise UnknownDurationError(found.source)
-    return found
+    )  # fmt: skip
+    return found[0].known()
 
 
 def estimate_collectives(
@@ -317,12 +315,7 @@ def _nodes_unknown(
 
 def _filled(first: Estimates, rest: Estimates) -> Estimates:
     """The first where it knows, else the other."""
-    both = Estimates.joined([first, rest])
-    count = len(first)
-    take = np.where(np.isfinite(first.ns), 0, count) + np.arange(count)
-    return Estimates(
-        both.ns[take], both.low_ns[take], both.high_ns[take], both.source[take], both.sources
-    )
+    return Estimates.choose(~np.isfinite(first.ns), [first, rest])
 
 
 def _in_order(tables: list[CollectiveTable], device: Device) -> list[list[CollectiveTable]]:

@@ -50,6 +50,16 @@ class Estimate(NamedTuple):
         """With an interval from `ns / factor` to `ns * factor`; see Note [Factors of intervals]."""
         return cls(ns, ns / factor, ns * factor, source)
 
+    def known(self) -> Self:
+        """This one.
+
+        Raises:
+            UnknownDurationError: There is no duration; the source says why.
+        """
+        if np.isfinite(self.ns):
+            return self
+        raise UnknownDurationError(self.source)
+
 
 @dataclass(frozen=True, slots=True)
 class Estimates:

@@ -153,10 +153,8 @@ def estimate_work(
     """
     found = estimate_works(
         [family], [flops], [size], [dtype], device, units=[unit], kernels=[kernels], names=[kernel]
-    )[0]
-    if not np.isfinite(found.ns):
-        raise UnknownDurationError(found.source)
-    return found
+    )
+    return found[0].known()
 
 
 def estimate_works(
@@ -210,15 +208,8 @@ def estimate_works(
 
 
 def _in_order(parts: list[Estimates], order: list[npt.NDArray[np.int64]]) -> Estimates:
-    joined = Estimates.joined(parts)
     back = np.argsort(np.concatenate([np.empty(0, np.int64), *order]), kind="stable")
-    return Estimates(
-        joined.ns[back],
-        joined.low_ns[back],
-        joined.high_ns[back],
-        joined.source[back],
-        joined.sources,
-    )
+    return Estimates.joined(parts).take(back)
 
 
 def _group(

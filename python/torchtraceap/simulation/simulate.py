@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,7 +37,6 @@ from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import Ranks
 from torchtraceap.results import Result, Trust
-from torchtraceap.simulation.edited_trace import EditedTrace, Form, edited_trace
 from torchtraceap.simulation.edits.base import (
     Change,
     Edit,
@@ -59,6 +58,9 @@ from torchtraceap.simulation.trust import (
     waiting_edges,
 )
 from torchtraceap.units import format_ns, format_share
+
+if TYPE_CHECKING:
+    from torchtraceap.simulation.edited_trace import EditedTrace, Form
 
 __all__ = ["EditOutcome", "PlanStep", "SimulatedStep", "Simulation", "simulate"]
 
@@ -479,6 +481,9 @@ class Simulation:
         Raises:
             OptionError: One of them does not apply, or was not named to `simulate`.
         """
+        # A diagnosis writes no trace, and should start fast.
+        from torchtraceap.simulation.edited_trace import edited_trace
+
         chosen = list(self.applied) if names is None else list(names)
         if not chosen:
             return edited_trace(self._whole_run, [])
