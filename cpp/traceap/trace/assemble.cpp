@@ -226,7 +226,8 @@ class ContentOrder {
     if (t_.stream[a] != t_.stream[b]) return t_.stream[a] < t_.stream[b];
     if (t_.device[a] != t_.device[b]) return t_.device[a] < t_.device[b];
     if (t_.name[a] != t_.name[b]) return t_.name_of(a) < t_.name_of(b);
-    if (t_.category[a] != t_.category[b]) return t_.category_of(a) < t_.category_of(b);
+    // One without a category and one whose category is no text, or an empty one, go by the rest.
+    if (const int order = t_.category_of(a).compare(t_.category_of(b))) return order < 0;
     if (t_.track[a] != t_.track[b]) return t_.track[a] < t_.track[b];  // sorted by name
     return by_text(a, b);
   }

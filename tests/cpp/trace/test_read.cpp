@@ -258,6 +258,26 @@ TEST_CASE("events that start together are in one order, mended with their neighb
   }
 }
 
+TEST_CASE("events without a category have one order, whatever stands in place of it", "[trace]") {
+  const auto event = [](const std::string& rest) {
+    return R"({"ph":"M","name":"m","pid":0)" + rest + "}";
+  };
+  // More than an insertion sort takes, so that what is held to be equal changes places.
+  for (const std::string category : {"[1, 2]", "\"\"", "{}"}) {
+    std::string expected;
+    for (int at = 0; at <= 20; ++at) {
+      std::string text;
+      for (int i = 0; i <= 20; ++i) {
+        text += (i == 0 ? "" : ",") + event(i == at ? ",\"cat\":" + category : ",\"tid\":0");
+      }
+      const std::string written = trace_json(load(object(text)));
+      if (at == 0) expected = written;
+      CAPTURE(category, at);
+      CHECK(written == expected);
+    }
+  }
+}
+
 TEST_CASE("threads read a long text whose chunks end inside events", "[trace]") {
   // Lists of look-alike events, in which the reader cuts, after names of changing length, so that
   // chunks end anywhere; and quotes that simdjson refuses.
