@@ -18,6 +18,7 @@ import family_fit
 import fit_durations
 import gemm_fit
 import neusight_rows
+import vector_fit
 from torchtraceap.devices import load_devices
 from torchtraceap.durations import gemm
 from trace_kernels import Kernels
@@ -39,7 +40,7 @@ def _line(label: str, error: np.ndarray, inside: np.ndarray | None, **more: Any)
 def products_of_traces(folder: Path, rows: Kernels) -> list[Line]:
     """Products of traces whose program was left out, by architecture and type."""
     sums = neusight_rows.test_rows(folder)
-    chosen = [gemm_fit.of_matrix_units(rows), gemm_fit.of_vector_units(rows)]
+    chosen = [gemm_fit.of_matrix_units(rows), vector_fit.of_vector_units(rows)]
     shipped = gemm.load_products()
     lines = []
     for kind, part in zip(("matrix", "vector"), chosen, strict=True):
@@ -51,7 +52,7 @@ def products_of_traces(folder: Path, rows: Kernels) -> list[Line]:
                 transfer = gemm_fit.fit_transfer(others, shipped.models)
                 products = gemm.Products(shipped.models, transfer, shipped.vector)
             else:
-                vector = gemm_fit.vector_of_traces(sums, others)
+                vector = vector_fit.shipped_model(sums, others)
                 products = gemm.Products(shipped.models, shipped.transfer, vector)
             told[here] = _asked(part.take(here), products)
         lines += _by_type(part, told)
@@ -94,24 +95,20 @@ def neusight_products(folder: Path) -> list[Line]:
     held = np.array([row.held_out for row in rows])
     names = np.array([row.device.name for row in rows])
     models = np.array([row.model for row in rows])
-    told = {split: {kind: np.empty(len(rows)) for kind in ("FC", "BMM")} for split in SPLITS}
+    told = {split: {kind: np.empty(len(rows)) for kind in vector_fit.KINDS} for split in SPLITS}
     for split, groups in (("unseen GPU or model", [held]), ("each GPU left out", _each(names)),
                           ("unseen model, GPU known", _each(models)),
                           ("as shipped", [])):  # fmt: skip
         # What is shipped has seen all of them.
         for group in groups or [np.ones(len(rows), dtype=bool)]:
             seen = _chosen(rows, ~group) if groups else rows
-            model = gemm_fit.fit_vector(seen)
-            for kind in ("FC", "BMM"):
-                ms = gemm_fit.summed_ms(model, rows, gemm_fit.sums_of(rows, kind))
-                if split in ("unseen model, GPU known", "as shipped"):
-                    scale = gemm_fit.device_scales(model, seen, kind)
-                    ms = ms * np.exp([scale.get(r.device.id or r.device.name, 0.0) for r in rows])
-                told[split][kind][group] = ms[group]
+            fitted = vector_fit.fit(seen)
+            for kind in vector_fit.KINDS:
+                told[split][kind][group] = fitted.ms(_chosen(rows, group), kind)
     published = neusight_rows.published_errors(folder)
     return [
         _sum_line(rows, kind, split, told[split][kind], published[kind], held)
-        for kind in ("FC", "BMM")
+        for kind in vector_fit.KINDS
         for split in SPLITS
     ]
 

@@ -32,6 +32,7 @@ import gemm_fit
 import neusight_rows
 import trace_kernels
 import tree_text
+import vector_fit
 from torchtraceap.devices import Device
 from torchtraceap.durations import gemm, kernels, tables, trees
 
@@ -201,7 +202,7 @@ def fit_gemm(folder: Path, traces: Path | None) -> dict[str, Any]:
             }
         )
     return {
-        "schema": "torchtraceap.gemm/2",
+        "schema": "torchtraceap.gemm/3",
         "made": datetime.date.today().isoformat(),
         "models": models,
         **_carried_over(folder, models, traces),
@@ -218,7 +219,7 @@ def _carried_over(
     on_matrix = gemm_fit.of_matrix_units(kernels_of_traces)
     transfer = gemm_fit.fit_transfer(on_matrix, [gemm.model_from(entry) for entry in models])
     sums = neusight_rows.test_rows(folder)
-    vector = gemm_fit.vector_of_traces(sums, gemm_fit.of_vector_units(kernels_of_traces))
+    vector = vector_fit.shipped_model(sums, vector_fit.of_vector_units(kernels_of_traces))
     source = provenance("neusight", len(sums))
     return {
         "transfer": _rounded(asdict(transfer)),

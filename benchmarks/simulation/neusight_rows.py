@@ -105,6 +105,24 @@ def products_of(row: Row, kind: str) -> np.ndarray:
     return np.array(found, dtype=np.float64)
 
 
+def asks_matmul(row: Row) -> bool:
+    """Whether the model multiplies heads by `torch.matmul`, which takes them as they lie; OPT
+    makes them contiguous first and asks `torch.bmm`."""
+    return not row.model.startswith("opt")
+
+
+def copied_bytes(row: Row, kind: str) -> float:
+    """Bytes read and written within calls of a kind to make operands contiguous.
+
+    Queries, keys and values lie as (batch, length, heads, part), so that `torch.matmul` copies all
+    three in each layer of the forward pass; of a single sequence it takes them as they are.
+    """
+    if kind != "BMM" or row.batch == 1 or not asks_matmul(row):
+        return 0.0
+    layers, width, *_ = MODELS[row.model]
+    return 3 * layers * 2 * _FP32 * row.batch * row.length * width
+
+
 def _norms(model: str, layers: int) -> int:
     return 2 * layers + 1
 

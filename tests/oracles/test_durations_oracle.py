@@ -156,17 +156,17 @@ def test_kernels_of_unseen_lengths_and_unseen_gpus(oracles: Path) -> None:
 
 
 def test_neusights_own_test_rows(oracles: Path) -> None:
-    """Below the published errors but for batches on an unseen GPU; see the docs."""
+    """Below the published errors but for softmax on an unseen GPU; see the docs."""
     lines = lines_or_skip(bench.neusight_errors(oracles), "NeuSight's test rows")
-    for kind in ("FC", "EW", "LN"):
+    for kind in ("FC", "BMM", "EW", "LN"):
         assert lines[f"{kind}: unseen GPU or model"]["ours MAPE"] < neusight_rows.PUBLISHED[kind]
-    for kind in ("FC", "EW", "softmax", "LN"):
+    for kind in ("FC", "BMM", "EW", "softmax", "LN"):
         known = lines[f"{kind}: unseen model, GPU known"]["ours MAPE"]
         assert known < neusight_rows.PUBLISHED[kind], kind
-    assert lines["FC: each GPU left out"]["ours MAPE"] < 8
-    assert lines["BMM: each GPU left out"]["ours MAPE"] < 18
-    for kind in ("FC", "BMM"):  # what is shipped has seen these sums
-        assert lines[f"{kind}: as shipped"]["ours MAPE"] < neusight_rows.PUBLISHED[kind]
+    for kind in ("FC", "BMM"):
+        assert lines[f"{kind}: each GPU left out"]["ours MAPE"] < neusight_rows.PUBLISHED[kind]
+        # What is shipped has seen these sums.
+        assert lines[f"{kind}: as shipped"]["ours MAPE"] < 11
 
 
 def test_lengths_beyond_those_fitted_to(oracles: Path) -> None:

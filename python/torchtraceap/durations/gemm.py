@@ -245,8 +245,8 @@ class VectorModel:
     balance: float
     memory: float
     k_start: float
-    known: Mapping[str, tuple[Scale, Scale]]
-    """What a measured device takes above that: single products, batches. "" for all others."""
+    known: Mapping[str, Scale]
+    """What a measured device takes above that; "" for all others."""
 
     def predict(self, shapes: npt.ArrayLike, device: Device, dtype: str = "fp32") -> FloatArray:
         """Times in ns of rows of (batch, m, n, k), without the scale of the device."""
@@ -284,8 +284,8 @@ class VectorModel:
         work = 2.0 * _VECTOR_TILE**2 * (k / parts + self.k_start)
         return np.asarray(work / (rate / processors))
 
-    def scale_of(self, device: Device, *, batched: bool) -> Scale:
-        return (self.known.get(device.id) or self.known[""])[batched]
+    def scale_of(self, device: Device) -> Scale:
+        return self.known.get(device.id) or self.known[""]
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +336,7 @@ def _scale(entry: Mapping[str, Any]) -> Scale:
 
 
 def _vector(entry: Mapping[str, Any]) -> VectorModel:
-    known = {name: (_scale(one), _scale(many)) for name, (one, many) in entry["known"].items()}
+    known = {name: _scale(scale) for name, scale in entry["known"].items()}
     numbers = ("start_ns", "flat", "cache", "balance", "memory", "k_start")
     return VectorModel(**{name: float(entry[name]) for name in numbers}, known=known)
 
@@ -454,10 +454,7 @@ def _with_ends(
 
 
 def _on_vector_units(shape: FloatArray, dtype: str, chip: Device, model: VectorModel) -> Estimates:
-    single, many = (model.scale_of(chip, batched=batched) for batched in (False, True))
-    batched = shape[:, 0] > 1
-    running = model.predict(shape, chip, dtype) - model.start_ns
-    running = running * np.exp(np.where(batched, many.middle, single.middle))
-    return _with_ends(
-        running, model.start_ns, batched.astype(np.int64), (single, many), (single.says, many.says)
-    )
+    scale = model.scale_of(chip)
+    running = (model.predict(shape, chip, dtype) - model.start_ns) * np.exp(scale.middle)
+    which = np.zeros(len(shape), dtype=np.int64)
+    return _with_ends(running, model.start_ns, which, (scale,), (scale.says,))
