@@ -1949,6 +1949,11 @@ class Finding:
     What one rule says of one rank.
     """
     @property
+    def applies(self) -> bool:
+        """
+        The trace holds what the rule is about.
+        """
+    @property
     def confidence(self) -> float:
         """
         In [0, 1].

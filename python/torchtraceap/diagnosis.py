@@ -11,12 +11,13 @@ who was waited for, the rules are told by `analysis/many_ranks/lateness.py`.
 Note [Savings]: a rule's own saving is a bound. Where the run can be replayed with the finding
 fixed, what that saves takes its place, and fixes are put into an order (simulation/savings.py).
 Such a saving may exceed the finding's cost, as a fix can hide what other findings cost too; for
-the ranking of findings it counts up to that cost.
+the ranking of findings it counts up to that cost. The plan begins with the finding that leads
+(verdict.py), and findings are numbered in its order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ from torchtraceap.analysis.detection import PerRank, detect, judge, known
 from torchtraceap.analysis.iterations import counted_spans, step_time
 from torchtraceap.analysis.windows import check_count
 from torchtraceap.intervals import EMPTY, covered_ns, union
-from torchtraceap.knowledge import load_knowledge
+from torchtraceap.knowledge import KnowledgeEntry, load_knowledge
 from torchtraceap.ranks import RankTrace
 from torchtraceap.results import (
     PAPER_TYPES,
@@ -38,6 +39,8 @@ from torchtraceap.results import (
     Fact,
     Finding,
     Int64Array,
+    Lead,
+    PlannedFix,
     Saving,
     StepTime,
     Windows,
@@ -45,6 +48,7 @@ from torchtraceap.results import (
 from torchtraceap.summary import build_summary
 from torchtraceap.sums import clamped, total, totals
 from torchtraceap.units import format_ns, format_share
+from torchtraceap.verdict import largest_part, leading_finding, time_parts
 
 if TYPE_CHECKING:
     from torchtraceap.simulation.savings import Outlook
@@ -72,20 +76,29 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
     present = {name: by_type[name] for name, v in verdicts.items() if v == "present"}
     step = step_time(trace.ranks)
     findings = [_merge(name, parts, profiled_ns, step) for name, parts in present.items()]
-    outlook = _outlook(trace, findings)
+    parts = time_parts(trace)
+    outlook = _outlook(trace, findings, parts)
     if outlook:
-        findings = [replace(f, saving=outlook.savings[f.type]) for f in findings]
-    steps = sum(len(rank.tree.steps) for rank in trace.ranks)
-    findings.sort(key=lambda finding: _rank_key(finding, steps, len(trace.ranks)))
+        findings = _ranked(trace, findings, outlook.savings)
+    lead = leading_finding(trace, findings, parts)
+    findings = _in_order(findings, lead, outlook.plan if outlook else ())
     return Diagnosis(
         profiled_ns=profiled_ns,
         verdicts={name: verdicts[name] for name in PAPER_TYPES},
         further_verdicts={n: v for n, v in verdicts.items() if n not in PAPER_TYPES},
         findings=tuple(findings),
         abstained={name: _missing(by_type[name]) for name, v in verdicts.items() if v == "unknown"},
+        not_applicable=tuple(
+            name
+            for name, parts in by_type.items()
+            if verdicts[name] == "absent" and not any(found.applies for _, found in parts)
+        ),
         windows=_score_windows(trace, present, windows),
         scorer=SCORER,
         idle_ns=_idle_by_cause(trace),
+        time_ns=parts,
+        bound_by=largest_part(parts),
+        lead=lead,
         summary=build_summary(trace),
         trace=trace,
         plan=outlook.plan if outlook else (),
@@ -94,13 +107,36 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
     )
 
 
-def _outlook(trace: Trace, findings: Sequence[Finding]) -> Outlook | None:
+def _outlook(trace: Trace, findings: Sequence[Finding], parts: dict[str, int]) -> Outlook | None:
     """See Note [Savings]; None where there is nothing to fix."""
     if not findings:
         return None
     from torchtraceap.simulation.savings import simulate_savings
 
-    return simulate_savings(trace, findings)
+    def first(savings: dict[str, Saving | None]) -> str | None:
+        lead = leading_finding(trace, _ranked(trace, findings, savings), parts)
+        return lead.type if lead else None
+
+    return simulate_savings(trace, findings, first)
+
+
+def _ranked(
+    trace: Trace, findings: Sequence[Finding], savings: Mapping[str, Saving | None]
+) -> list[Finding]:
+    """Findings with their savings, first those whose fix regains most of their own cost."""
+    steps = sum(len(rank.tree.steps) for rank in trace.ranks)
+    priced = (replace(finding, saving=savings[finding.type]) for finding in findings)
+    return sorted(priced, key=lambda finding: _rank_key(finding, steps, len(trace.ranks)))
+
+
+def _in_order(
+    findings: Sequence[Finding], lead: Lead | None, plan: Sequence[PlannedFix]
+) -> list[Finding]:
+    """The leading finding, those of the plan, the others; so that their numbers are in the order in
+    which a report speaks of them."""
+    spoken = dict.fromkeys([*([lead.type] if lead else []), *(fix.type for fix in plan)])
+    places = {name: place for place, name in enumerate(spoken)}
+    return sorted(findings, key=lambda finding: places.get(finding.type, len(places)))
 
 
 def _idle_by_cause(trace: Trace) -> dict[str, int]:
@@ -137,14 +173,13 @@ def _merge(name: str, parts: PerRank, profiled_ns: int, step: StepTime | None) -
     paying = [(rank, found) for rank, found in known(parts) if found.cost_ns > 0]
     cost_ns = clamped(sum(found.cost_ns for _, found in paying))
     share = min(1.0, cost_ns / profiled_ns) if profiled_ns else 0.0
-    leading = max(paying, key=lambda part: part[1].cost_ns)[1] if paying else parts[0][1]
+    of_rank, leading = max(paying, key=lambda part: part[1].cost_ns, default=parts[0])
     entry = load_knowledge()[name]
     facts = {fact: Fact(*typed) for fact, typed in leading.facts.items()}
-    texts = {fact: str(figure) for fact, figure in facts.items()}
     return Finding(
         type=name,
         title=entry.title,
-        why=entry.why_text(texts, cost=format_ns(cost_ns), share=format_share(share)),
+        why=_why(entry, facts, of_rank, leading.cost_ns, len(parts)),
         fix=entry.fix,
         code=entry.code_after,
         doc_url=entry.doc_url,
@@ -164,6 +199,16 @@ def _merge(name: str, parts: PerRank, profiled_ns: int, step: StepTime | None) -
         paper=name in PAPER_TYPES,
         ranks=tuple(rank.rank for rank, _ in paying),
     )
+
+
+def _why(
+    entry: KnowledgeEntry, facts: dict[str, Fact], rank: RankTrace, cost_ns: int, ranks: int
+) -> str:
+    """The sentence, all figures of the rank that pays most."""
+    share = min(1.0, cost_ns / rank.profiled_ns) if rank.profiled_ns else 0.0
+    texts = {fact: str(figure) for fact, figure in facts.items()}
+    why = entry.why_text(texts, cost=format_ns(cost_ns), share=format_share(share))
+    return f"Rank {rank.rank}: {why}" if ranks > 1 else why
 
 
 def _evidence(parts: PerRank) -> tuple[Evidence, ...]:

@@ -26,7 +26,7 @@ def add_renderer(kind: type, way: str, renderer: Callable[[Any], str]) -> None:
 
 
 def render(result: object, way: str) -> str:
-    """A result drawn in one way: "text", "html" (for Jupyter) or "page" (on its own).
+    """A result drawn in one way: "text", "headline", "html" (for Jupyter) or "page" (on its own).
 
     Raises:
         LookupError: Nothing draws such results in this way.

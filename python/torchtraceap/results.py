@@ -204,6 +204,13 @@ class Summary(Result):
     """By rank, then by start."""
     steps_inferred: bool = False
     """The steps come from a repeated pattern, not from the profiler's own marks."""
+    versions: dict[str, str | int] = field(default_factory=dict)
+    """What the first file says of the profiler, the driver and libraries, by the file's names."""
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """Kinds of GPUs, each once."""
+        return tuple(sorted({device.name for device in self.devices if device.name}))
 
     def __repr__(self) -> str:
         return (
@@ -264,6 +271,12 @@ class Saving(Result):
     @property
     def simulated(self) -> bool:
         return self.method == "simulated"
+
+    @property
+    def believed_ns(self) -> int:
+        """What is told of it: the best of what replays give, which is 0 below what steps vary by;
+        or the bound."""
+        return self.best_ns if self.simulated else self.high_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,6 +448,15 @@ class Finding(Result):
 
 
 @dataclass(frozen=True, slots=True)
+class Lead(Result):
+    """Which finding a report begins with, if one is worth it (verdict.py)."""
+
+    type: str
+    beside: bool
+    """It neither lies in the largest part of the time nor explains a third of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Windows(Result):
     """Scores of windows of equal time over the profiled time (all ranks together)."""
 
@@ -473,13 +495,23 @@ class Diagnosis(Result):
     further_verdicts: dict[str, str] = field(repr=False)
     """The same for the further types of this library."""
     findings: tuple[Finding, ...]
-    """What is present, ranked by what a fix adds to those before it."""
+    """What is present: the leading finding, those of the plan in its order, then the others by what
+    a fix regains of their own cost."""
     abstained: dict[str, tuple[str, ...]]
     """Types that could not be checked, with the signals that the trace lacks."""
+    not_applicable: tuple[str, ...]
+    """Types that are absent since the trace holds nothing of what they are about: collectives,
+    training, compiled code."""
     windows: Windows
     scorer: str
     idle_ns: dict[str, int]
     """GPU idle time inside the profiled time by cause, summed over the ranks."""
+    time_ns: dict[str, int]
+    """The profiled time by what the GPUs did or waited for (`verdict.time_parts`)."""
+    bound_by: str | None
+    """The largest of `time_ns`; None without GPU work."""
+    lead: Lead | None
+    """None: no finding is worth beginning with."""
     summary: Summary
     trace: Trace = field(repr=False, compare=False)
     plan: tuple[PlannedFix, ...] = ()
@@ -493,6 +525,11 @@ class Diagnosis(Result):
     def profiled_timeline(self) -> Timeline:
         """The timeline clipped to the profiled time, summed over the ranks."""
         return sum((rank.profiled_timeline() for rank in self.trace.ranks), Timeline())
+
+    @property
+    def busy_share(self) -> float:
+        """Of the profiled time, in which at least one stream of a GPU runs something."""
+        return self.profiled_timeline.busy_ns / self.profiled_ns if self.profiled_ns else 0.0
 
     def finding(self, name: str) -> Finding | None:
         """The finding of that type, or None when it is not present."""
@@ -509,10 +546,18 @@ class Diagnosis(Result):
                 {"type": name, "missing_signals": list(signals)}
                 for name, signals in self.abstained.items()
             ],
+            "not_applicable": list(self.not_applicable),
             "windows": self.windows.to_dict(),
             "scorer": self.scorer,
             "further_verdicts": dict(self.further_verdicts),
             "idle_ns": dict(self.idle_ns),
+            "headline": render(self, "headline"),
+            "lead": self.lead.to_dict() if self.lead else None,
+            "bound_by": self.bound_by,
+            "busy_share": self.busy_share,
+            "time_ns": dict(self.time_ns),
+            "device": ", ".join(self.summary.device_names) or None,
+            "versions": dict(self.summary.versions),
             "plan": [fix.to_dict() for fix in self.plan],
             "replay": self.replay.to_dict() if self.replay else None,
             "step": self.step.to_dict() if self.step else None,

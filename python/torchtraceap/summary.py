@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -41,7 +44,35 @@ def build_summary(trace: Ranks, *, linked_only: bool = False) -> Summary:
         ),
         steps=tuple(s for rank in trace.ranks for s in _steps(rank, linked_only)),
         steps_inferred=any(rank.tree.steps_inferred for rank in trace.ranks),
+        versions=_versions(trace.ranks[0].table),
     )
+
+
+def _versions(table: _core.EventTable) -> dict[str, str | int]:
+    """Members of the file, and of what it says of the job, that are called a version."""
+    members: dict[str, Any] = {}
+    for key, text in table.metadata:
+        if key == "distributedInfo":
+            job = _value(text)
+            members |= job if isinstance(job, dict) else {}
+        elif _is_version(key):
+            members[key] = _value(text)
+    return {
+        key: value
+        for key, value in members.items()
+        if _is_version(key) and (type(value) is int or (type(value) is str and len(value) < 100))
+    }
+
+
+def _is_version(key: str) -> bool:
+    return len(key) < 100 and key.lower().endswith("version")
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None  # the core keeps what it read, valid or not
 
 
 def _counts(rank: RankTrace) -> EventCounts:

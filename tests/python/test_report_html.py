@@ -209,7 +209,7 @@ def test_real_traces_have_both_reports(name: str) -> None:
 
 def test_a_healthy_page_says_so(tmp_path: Path) -> None:
     text = render_html(diagnose(samples.healthy(), tmp_path))
-    assert "Nothing to fix found" in text
+    assert "Healthy: the GPU is busy" in text
     assert "Nothing to change" in text
 
 

@@ -129,6 +129,9 @@ void bind_finding(py::module_& module) {
       .def_property_readonly(
           "verdict", [](const BoundFinding& self) { return verdict_name(self.finding.verdict); },
           "present, absent or unknown.")
+      .def_property_readonly(
+          "applies", [](const BoundFinding& self) { return self.finding.applies; },
+          "The trace holds what the rule is about.")
       .def_property_readonly("intervals", intervals_of, "int64 [n, 2]: the cost.")
       .def_readonly("unclaimed_cost_ns", &BoundFinding::unclaimed_cost_ns,
                     "Cost that no larger finding of the rank covers.")

@@ -35,6 +35,7 @@ struct Fact {
 struct Finding {
   std::string_view type;                     ///< set by `detect_all`
   Verdict verdict = Verdict::kAbsent;        ///< present: material (DetectOptions::material_share)
+  bool applies = true;                       ///< the trace holds what the rule is about
   IntervalSet intervals;                     ///< the cost
   std::int64_t cost_ns = 0;                  ///< total length of intervals
   std::vector<Row> evidence;                 ///< most telling rows first, at most kMaxEvidence

@@ -1,7 +1,10 @@
 #include <algorithm>
+#include <array>
 #include <numeric>
+#include <optional>
 
 #include "traceap/base/interrupt.hpp"
+#include "traceap/detect/queries/compile.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
@@ -27,13 +30,39 @@ const Rule* find_rule(std::string_view type) {
   return it == rules.end() ? nullptr : &*it;
 }
 
+namespace {
+
+bool is_recorded(const Signals& signals, Subject subject) {
+  const EventTree& tree = signals.tree;
+  switch (subject) {
+    case Subject::kCollectives:
+      return !signals.collectives.empty() || signals.peers.known ||
+             signals.table.distributed.world_size.value_or(1) > 1;
+    case Subject::kTraining:
+      return std::any_of(tree.phase.begin(), tree.phase.end(), [](Phase phase) {
+        return phase == Phase::kBackward || phase == Phase::kOptimizer;
+      });
+    case Subject::kCompiledCode:
+      return has_compiled_code(signals);
+    case Subject::kAnyWork:
+      break;
+  }
+  return true;
+}
+
+}  // namespace
+
 std::vector<Finding> detect_all(const Signals& signals) {
+  std::array<std::optional<bool>, kSubjects> recorded;
   std::vector<Finding> findings;
   findings.reserve(all_rules().size());
   for (const Rule& rule : all_rules()) {
     poll_interrupt_now();
     findings.push_back(rule.detect(signals));
     findings.back().type = rule.type;
+    std::optional<bool>& is_there = recorded[static_cast<std::size_t>(rule.subject)];
+    if (!is_there) is_there = is_recorded(signals, rule.subject);
+    findings.back().applies = *is_there || findings.back().verdict == Verdict::kPresent;
   }
   return findings;
 }

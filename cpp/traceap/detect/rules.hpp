@@ -2,6 +2,7 @@
 // The rules. Each file of rules/ defines one `Rule` under the file's own name in namespace `rules`;
 // the build lists them (rule_list.cpp.in).
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -18,10 +19,16 @@ enum class Claim : std::uint8_t {
   kRootCause,  ///< the others' cost only exists because of it
 };
 
+/// What a rule is about. Where a trace holds no such work, the rule does not apply: it is absent,
+/// and nobody is told that it is fine.
+enum class Subject : std::uint8_t { kAnyWork = 0, kCollectives, kTraining, kCompiledCode };
+inline constexpr std::size_t kSubjects = 4;
+
 struct Rule {
   std::string_view type;         ///< stable snake_case name, as in the knowledge base
   std::uint8_t paper_place = 0;  ///< among the paper's eight, from 1, in INTERFACE's order; else 0
   Claim claim = Claim::kByCost;
+  Subject subject = Subject::kAnyWork;
   SavingShares saving;  ///< what its drafts begin with; docs/rules.md lists them
   Finding (*detect)(const Signals& signals) = nullptr;
 };

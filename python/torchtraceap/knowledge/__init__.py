@@ -28,6 +28,8 @@ class KnowledgeEntry:
 
     type: str
     """Stable snake_case name, as in the JSON of `diagnose`."""
+    name: str
+    """What is checked, in the words of a list."""
     title: str
     """A few words, as a heading."""
     why: str
@@ -84,6 +86,7 @@ class KnowledgeEntry:
 def _entry(name: str, fields: Mapping[str, Any]) -> KnowledgeEntry:
     return KnowledgeEntry(
         type=name,
+        name=fields["name"],
         title=fields["title"],
         why=fields["why"],
         signs=tuple(fields["signs"]),

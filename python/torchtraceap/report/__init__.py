@@ -20,6 +20,7 @@ def register() -> None:
 
     add_renderer(Diagnosis, "page", _diagnosis_page)
     add_renderer(Diagnosis, "text", _diagnosis_text)
+    add_renderer(Diagnosis, "headline", _diagnosis_headline)
     add_renderer(Diagnosis, "html", _diagnosis_html)
     add_renderer(Summary, "html", _summary_html)
     add_renderer(ColumnTable, "html", _table_html)
@@ -35,6 +36,12 @@ def _diagnosis_text(diagnosis: Diagnosis) -> str:
     from torchtraceap.report.terminal import render_text
 
     return render_text(diagnosis)
+
+
+def _diagnosis_headline(diagnosis: Diagnosis) -> str:
+    from torchtraceap.report.view import headline_of
+
+    return headline_of(diagnosis)
 
 
 def _diagnosis_html(diagnosis: Diagnosis) -> str:

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchtraceap.report.view import FindingView, ReportView, Segment, build_view, label_of
+from torchtraceap.report.view import FindingView, ReportView, Segment, build_view
 from torchtraceap.report.words import cells, format_percent, harmless, one_line
 from torchtraceap.units import format_count, format_ns
 
@@ -27,12 +27,13 @@ MIN_WIDTH, MAX_WIDTH, DEFAULT_WIDTH = 50, 120, 100
 LABEL = 10  # columns of the labels on the left
 
 # Glyphs tell the parts of the bar apart without colour; idle parts take the light ones in order.
-GLYPHS = {"compute": "█", "communication": "▓", "memcpy": "▒"}
+GLYPHS = {"compute": "█", "communication": "▓", "memcpy": "▒", "device_memcpy": "▚"}
 IDLE_GLYPHS = "░·-~:=+,_'"
 COLOURS = {
     "compute": "green",
     "communication": "magenta",
     "memcpy": "yellow",
+    "device_memcpy": "bright_white",
     "data_loading": "red",
     "host_wait": "bright_red",
     "synchronization": "bright_magenta",
@@ -277,14 +278,14 @@ def _unchecked(view: ReportView, width: int) -> Iterator[Line]:
         return
     by_reason: dict[str, list[str]] = {}
     for entry in sorted(view.unchecked, key=lambda entry: not entry.paper):
-        by_reason.setdefault(one_line(entry.missing, 200), []).append(label_of(entry.type))
+        by_reason.setdefault(one_line(entry.missing, 200), []).append(entry.title)
     text = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
     yield from _labelled("unknown", text, width, 4)
 
 
 def _passed(view: ReportView, width: int) -> Iterator[Line]:
     if view.passed:
-        names = ", ".join(label_of(entry.type) for entry in view.passed)
+        names = ", ".join(entry.title for entry in view.passed)
         yield from _labelled("fine", f"{len(view.passed)} checks: {names}", width, 8)
 
 

@@ -26,16 +26,17 @@ if TYPE_CHECKING:
         Saving,
         Step,
         Summary,
-        Timeline,
     )
 
-# A loss below this share of the time does not "bound" a step: measured steps of one run differ by
-# as much (research on benchmark noise: 5-9 % between runs of one build).
-BOUND_SHARE = 0.10
-# Above this share of busy time a trace without findings is called healthy.
+# A run is called healthy where no finding leads, the GPU is busy for this share of the time, and
+# no other part of the time takes the share below: measured steps of one run differ by as much
+# (research on benchmark noise: 5-9 % between runs of one build).
 HEALTHY_BUSY_SHARE = 0.85
+LOST_SHARE = 0.10
 # Words for a rule's confidence. It is an ordering of the evidence, not a measured probability.
 SURE, FAIRLY_SURE = 0.85, 0.6
+# Ranks whose busy shares lie this close are alike.
+SPREAD = 0.02
 # Of the iteration: where the host's range of a step differs by more, both are said.
 HOST_APART = 0.05
 
@@ -43,6 +44,7 @@ GPU_LABELS = {
     "compute": "compute",
     "communication": "exposed communication",
     "memcpy": "exposed copies",
+    "device_memcpy": "exposed device copies",
 }
 IDLE_LABELS = {
     "data_loading": "waiting for data",
@@ -57,8 +59,10 @@ IDLE_LABELS = {
     "unknown": "unexplained",
 }
 BOUND_BY = {
+    "compute": "GPU compute",
     "communication": "communication",
     "memcpy": "copies between host and device",
+    "device_memcpy": "copies between or within devices",
     "data_loading": "data loading",
     "host_wait": "the host (CPU bound)",
     "synchronization": "synchronisation with the host",
@@ -185,42 +189,36 @@ class ReportView:
     """Its last part: the name of the file or folder."""
 
 
-_ORDERS = (
-    "Findings are numbered by what a fix regains of their own cost; the plan goes by what each "
-    "gains on top of those before."
-)
-
-
 def label_of(name: str) -> str:
     """A type's name as words."""
     return name.replace("_", " ")
 
 
+def _check_name(type_: str) -> str:
+    entry = load_knowledge().get(type_)
+    return entry.name if entry else label_of(type_)
+
+
 def build_view(diagnosis: Diagnosis) -> ReportView:
     """Works out wording and figures from a diagnosis."""
     ranks = max(1, len(diagnosis.summary.files))
-    timeline = diagnosis.profiled_timeline
     profiled_ns = diagnosis.profiled_ns // ranks
-    has_gpu = timeline.busy_ns > 0
-    # Without GPU work there is nothing that could be idle: no bar, no causes.
-    idle_ns = diagnosis.idle_ns if has_gpu else {}
-    segments = _segments(timeline, idle_ns, diagnosis.profiled_ns, ranks)
+    has_gpu = bool(diagnosis.time_ns)
+    segments = _segments(diagnosis, ranks)
     idle = sorted((s for s in segments if s.is_idle), key=lambda s: (-s.time_ns, s.key))
     findings = _findings(diagnosis, profiled_ns)
-    busy_share = timeline.busy_ns / diagnosis.profiled_ns if diagnosis.profiled_ns else 0.0
-    bound = _bound(segments)
     return ReportView(
         title=title_of(diagnosis.summary),
         files=tuple(file.path for file in diagnosis.summary.files),
         facts=facts_of(diagnosis.summary),
-        headline=_headline(findings, bound, has_gpu, busy_share),
-        explanation=_explanation(diagnosis, has_gpu, busy_share, bound),
-        sureness=_sureness(findings, diagnosis),
+        headline=headline_of(diagnosis),
+        explanation=_explanation(diagnosis),
+        sureness=_sureness(diagnosis),
         step_ns=diagnosis.step.measured_ns if diagnosis.step else None,
         step_note=_step_note(diagnosis),
         steps_inferred=diagnosis.summary.steps_inferred,
         profiled_ns=profiled_ns,
-        busy_share=busy_share,
+        busy_share=diagnosis.busy_share,
         has_gpu=has_gpu,
         segments=tuple(segments),
         idle=tuple(idle),
@@ -234,7 +232,7 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
         steps=diagnosis.summary.steps,
         ranks=ranks,
         rank_range=_rank_range(diagnosis.summary.ranks),
-        is_healthy=not findings and has_gpu and bound is None and busy_share >= HEALTHY_BUSY_SHARE,
+        is_healthy=_is_healthy(diagnosis),
         path_argument=_path_argument([file.path for file in diagnosis.summary.files]),
         input_name=_input_name([file.path for file in diagnosis.summary.files]),
     )
@@ -252,7 +250,7 @@ def title_of(summary: Summary) -> str:
 
 def facts_of(summary: Summary) -> tuple[str, ...]:
     """Which GPUs, which rank, how many events."""
-    names = sorted({device.name for device in summary.devices if device.name})
+    names = summary.device_names
     facts = []
     if names:
         count = f"{len(summary.devices)} × " if len(summary.devices) > 1 else ""
@@ -269,6 +267,8 @@ def _rank_range(ranks: Sequence[RankTimeline]) -> str:
         return ""
     busy = sorted((rank.timeline.share(rank.timeline.busy_ns), rank.rank or 0) for rank in ranks)
     (low, first), (high, last) = busy[0], busy[-1]
+    if high - low < SPREAD:
+        return f"{len(ranks)} ranks: GPU busy {format_percent((low + high) / 2)} on each"
     return (
         f"{len(ranks)} ranks: GPU busy from {format_percent(low)} (rank {first}) "
         f"to {format_percent(high)} (rank {last})"
@@ -290,29 +290,38 @@ def _input_name(paths: Sequence[str]) -> str:
     return one_line((first if len(paths) == 1 else first.parent).name or "PATH", 100)
 
 
-def _segments(
-    timeline: Timeline, idle_ns: dict[str, int], profiled_ns: int, ranks: int
-) -> list[Segment]:
-    """The parts of the profiled time: they sum to it exactly."""
-    total = max(1, profiled_ns)
-    busy = {
-        "compute": timeline.compute_ns,
-        "communication": timeline.exposed_communication_ns,
-        "memcpy": timeline.exposed_memcpy_ns,
-    }
-    parts = [Segment(k, GPU_LABELS[k], ns // ranks, ns / total, False) for k, ns in busy.items()]
-    parts += [
-        Segment(key, IDLE_LABELS.get(key, label_of(key)), ns // ranks, ns / total, True)
-        for key, ns in sorted(idle_ns.items(), key=lambda item: (-item[1], item[0]))
+def _segments(diagnosis: Diagnosis, ranks: int) -> list[Segment]:
+    """The parts of the profiled time: what GPUs did, then why they idled, largest first."""
+    parts = [
+        Segment(key, _label(key), ns // ranks, _share(diagnosis, key), key not in GPU_LABELS)
+        for key, ns in diagnosis.time_ns.items()
+        if ns > 0
     ]
-    return [part for part in parts if part.time_ns > 0]
+    order = list(GPU_LABELS)
+    return sorted(
+        parts,
+        key=lambda s: (order.index(s.key), 0, "") if s.key in order else (99, -s.time_ns, s.key),
+    )
 
 
-def _bound(segments: Sequence[Segment]) -> Segment | None:
-    """The largest loss, if it is large enough to be what bounds the step; else None: compute."""
-    losses = [segment for segment in segments if segment.key != "compute"]
-    worst = max(losses, key=lambda segment: segment.share, default=None)
-    return worst if worst and worst.share >= BOUND_SHARE else None
+def _label(key: str) -> str:
+    return GPU_LABELS.get(key) or IDLE_LABELS.get(key) or label_of(key)
+
+
+def _share(diagnosis: Diagnosis, key: str) -> float:
+    return diagnosis.time_ns.get(key, 0) / max(1, diagnosis.profiled_ns)
+
+
+def _loss(diagnosis: Diagnosis) -> str | None:
+    """The largest part of the time that is not computation, where it is worth a word."""
+    lost = [key for key in diagnosis.time_ns if key != "compute"]
+    worst = max(lost, key=lambda key: diagnosis.time_ns[key], default=None)
+    return worst if worst and _share(diagnosis, worst) >= LOST_SHARE else None
+
+
+def _is_healthy(diagnosis: Diagnosis) -> bool:
+    is_busy = bool(diagnosis.time_ns) and diagnosis.busy_share >= HEALTHY_BUSY_SHARE
+    return diagnosis.lead is None and is_busy and _loss(diagnosis) is None
 
 
 def _step_note(diagnosis: Diagnosis) -> str:
@@ -352,7 +361,7 @@ def _findings(diagnosis: Diagnosis, profiled_ns: int) -> tuple[FindingView, ...]
                 saves=saves,
                 saves_short=_saves_short(finding),
                 bars=_bars(finding, diagnosis.replay),
-                sureness=f"{_sure_word(finding.confidence)} ({finding.confidence:.2f})",
+                sureness=_sure(finding.confidence),
                 fix=entry.fix if entry else finding.fix,
                 code_before=entry.code_before.strip("\n") if entry else "",
                 code_after=entry.code_after.strip("\n") if entry else "",
@@ -443,9 +452,7 @@ def _planned(diagnosis: Diagnosis) -> str:
     share = format_percent(1 - last.total_ns_after / replay.measured_ns)
     between = dash(last.low_ns, last.high_ns)
     first = "Fix" if len(plan) == 1 else "In this order, on top of each other: fix"
-    said = f"{first} {order}: {change}{_per(replay.per_step)} ({share} less; simulated, {between})."
-    places = [numbers.get(fix.type, 0) for fix in plan]
-    return f"{said} {_ORDERS}" if places != list(range(1, len(plan) + 1)) else said
+    return f"{first} {order}: {change}{_per(replay.per_step)} ({share} less; simulated, {between})."
 
 
 def replay_text(diagnosis: Diagnosis) -> str:
@@ -467,59 +474,78 @@ def _saves_short(finding: Finding) -> str:
     return f"{format_ns(time_ns)}{' / step' if saving.per_step else ''}"
 
 
-def _sure_word(confidence: float) -> str:
-    if confidence >= SURE:
-        return "sure"
-    return "fairly sure" if confidence >= FAIRLY_SURE else "not sure"
+def _sure(confidence: float) -> str:
+    word = "fairly sure" if confidence >= FAIRLY_SURE else "not sure"
+    return f"{'sure' if confidence >= SURE else word} ({confidence:.2f})"
 
 
-def _sureness(findings: Sequence[FindingView], diagnosis: Diagnosis) -> str:
+def _sureness(diagnosis: Diagnosis) -> str:
     """How sure the verdict is, and of what."""
+    if diagnosis.lead:
+        leading = diagnosis.finding(diagnosis.lead.type)
+        return _sure(leading.confidence) if leading else ""
     open_checks = sum(1 for verdict in diagnosis.verdicts.values() if verdict == "unknown")
-    if findings:
-        return findings[0].sureness
     if not open_checks:
         return "all 8 main checks could be made"
     return f"{len(diagnosis.verdicts) - open_checks} of 8 main checks could be made"
 
 
-def _headline(
-    findings: Sequence[FindingView], bound: Segment | None, has_gpu: bool, busy_share: float
-) -> str:
-    if findings:
-        first = findings[0].finding
-        title = first.title.rstrip(".")
-        return f"{title}: {format_percent(first.cost_share)} of the time"
-    if not has_gpu:
+def headline_of(diagnosis: Diagnosis) -> str:
+    """The one sentence: the leading finding; else whether the run is healthy, or what it loses.
+
+    See verdict.py, Note [Leading finding].
+    """
+    lead = diagnosis.finding(diagnosis.lead.type) if diagnosis.lead else None
+    if lead and diagnosis.lead:
+        whose = "all ranks' time" if len(diagnosis.summary.files) > 1 else "the time"
+        said = f"{_leading_title(diagnosis, lead)}: {format_percent(lead.cost_share)} of {whose}"
+        key = diagnosis.bound_by
+        if not diagnosis.lead.beside or key is None:
+            return said
+        return f"{said}, beside {format_percent(_share(diagnosis, key))} of {BOUND_BY[key]}"
+    if not diagnosis.time_ns:
         return "This trace holds no GPU work: only the host side could be checked"
-    busy = f"the GPU is busy {format_percent(busy_share)} of the time"
-    if bound is None and busy_share >= HEALTHY_BUSY_SHARE:
-        return f"Nothing to fix found: {busy}"
-    if bound is None:
-        return f"No known anti-pattern found; {busy}"
-    return f"No known anti-pattern found, but {format_percent(bound.share)} is lost: {bound.label}"
+    return _without_lead(diagnosis)
 
 
-def _explanation(
-    diagnosis: Diagnosis,
-    has_gpu: bool,
-    busy_share: float,
-    bound: Segment | None,
-) -> str:
-    summary = diagnosis.summary
+def _without_lead(diagnosis: Diagnosis) -> str:
+    busy = f"the GPU is busy {format_percent(diagnosis.busy_share)} of the time"
+    minor = sum(1 for f in diagnosis.findings if f.saving and f.saving.believed_ns > 0)
+    small = f"; {minor} smaller {'thing' if minor == 1 else 'things'} to change" if minor else ""
+    if _is_healthy(diagnosis):
+        return f"Healthy: {busy}{small}"
+    loss = _loss(diagnosis)
+    if loss is None:
+        return f"No known anti-pattern found; {busy}{small}"
+    share = format_percent(_share(diagnosis, loss))
+    return f"No known anti-pattern explains most of what is lost: {share} {_label(loss)}{small}"
+
+
+def _leading_title(diagnosis: Diagnosis, lead: Finding) -> str:
+    """Its title, and which of several ranks."""
+    title = lead.title.rstrip(".")
+    count = len(diagnosis.summary.files)
+    late = lead.facts.get("late rank")
+    if late is not None:
+        return f"{title} (rank {late} of {count})"
+    if count < 2 or len(lead.ranks) == count:
+        return title
+    if len(lead.ranks) == 1:
+        return f"{title} (rank {lead.ranks[0]} of {count})"
+    return f"{title} (on {len(lead.ranks)} of {count} ranks)"
+
+
+def _explanation(diagnosis: Diagnosis) -> str:
     parts = []
     if diagnosis.step is not None:
         step = format_ns(diagnosis.step.measured_ns)
         parts.append(f"Step {step} ({_step_note(diagnosis)})")
     else:
-        ranks = max(1, len(summary.files))
+        ranks = max(1, len(diagnosis.summary.files))
         parts.append(f"{format_ns(diagnosis.profiled_ns // ranks)} profiled, no steps marked")
-    if has_gpu:
-        parts.append(f"GPU busy {format_percent(busy_share)}")
-        if bound is None:
-            parts.append("bound by GPU compute")
-        else:
-            parts.append(f"bound by {BOUND_BY.get(bound.key, bound.label)}")
+    if diagnosis.bound_by:
+        parts.append(f"GPU busy {format_percent(diagnosis.busy_share)}")
+        parts.append(f"bound by {BOUND_BY.get(diagnosis.bound_by, _label(diagnosis.bound_by))}")
     return " · ".join(parts)
 
 
@@ -536,7 +562,7 @@ def _together(diagnosis: Diagnosis, profiled_ns: int) -> str:
     covered = sum(finding.unclaimed_cost_ns for finding in diagnosis.findings)
     covered_ns = whole_ns * min(1.0, covered / diagnosis.profiled_ns)
     each_ns = [saving.high_ns for saving in savings]
-    most_ns = max(min(sum(each_ns), covered_ns), max(each_ns))
+    most_ns = min(max(min(sum(each_ns), covered_ns), max(each_ns)), whole_ns)
     per = " per step" if savings[0].per_step else ""
     most = f"{format_ns(round(most_ns))}{per} ({format_percent(most_ns / whole_ns)})"
     return f"All fixes together save at most {most}, overlaps counted once."
@@ -546,7 +572,7 @@ def _unchecked(diagnosis: Diagnosis) -> tuple[Unchecked, ...]:
     return tuple(
         Unchecked(
             type=name,
-            title=label_of(name),
+            title=_check_name(name),
             missing="; ".join(signals) or "the trace lacks the signal",
             paper=name in diagnosis.verdicts,
         )
@@ -560,10 +586,10 @@ def _passed(diagnosis: Diagnosis) -> tuple[Passed, ...]:
     return tuple(
         Passed(
             type=name,
-            title=label_of(name),
+            title=_check_name(name),
             audit=knowledge[name].audit if name in knowledge else "",
             paper=name in diagnosis.verdicts,
         )
         for name, verdict in verdicts.items()
-        if verdict == "absent"
+        if verdict == "absent" and name not in diagnosis.not_applicable
     )

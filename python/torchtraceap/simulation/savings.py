@@ -6,13 +6,15 @@ trace, and where replays of the run can say what a fix does (`trust.py`). Otherw
 and its note says why.
 
 Note [One fix, several findings]: findings may share a fix, such as two kinds of waits for the GPU.
-Each shows what the fix saves; the plan has it once, under the finding that costs most.
+Each shows what the fix saves; the plan has it once, under the finding that leads, else under the
+one that costs most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from torchtraceap.errors import TraceError
 from torchtraceap.ranks import Ranks
@@ -21,10 +23,12 @@ from torchtraceap.simulation.edits.base import EditedGraph, NotApplicableError
 from torchtraceap.simulation.excerpt import simulated_run
 from torchtraceap.simulation.registry import edits_by_finding, make_edit
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.simulation.simulate import EditOutcome, Simulation
+from torchtraceap.simulation.simulate import EditOutcome, PlanStep, Simulation
 from torchtraceap.simulation.trust import trust_of
 
 __all__ = ["Outlook", "simulate_savings"]
+
+Savings: TypeAlias = dict[str, Saving | None]
 
 _NO_EDIT = "no simulated edit stands for this fix"
 
@@ -33,27 +37,33 @@ _NO_EDIT = "no simulated edit stands for this fix"
 class Outlook:
     """What fixes would do."""
 
-    savings: dict[str, Saving | None]
+    savings: Savings
     """For each finding's type the simulated saving, else its bound with the reason."""
     plan: tuple[PlannedFix, ...]
     replay: ReplayCheck | None
     """None: nothing was replayed."""
 
 
-def simulate_savings(trace: Ranks, findings: Sequence[Finding]) -> Outlook:
+def simulate_savings(
+    trace: Ranks, findings: Sequence[Finding], first: Callable[[Savings], str | None]
+) -> Outlook:
     """Replays the run once for each fix, and for fixes on top of each other.
 
     Args:
         trace: The trace that the findings are of.
         findings: With their bounds.
+        first: The type of finding with which the plan is to begin, once savings are known; one
+            whose fix is not simulated, or gains nothing, is left to its place.
     """
     try:
-        return _simulate(trace, findings)
+        return _simulate(trace, findings, first)
     except TraceError as error:
         return _only_bounds(findings, f"the run can't be replayed: {error}")
 
 
-def _simulate(trace: Ranks, findings: Sequence[Finding]) -> Outlook:
+def _simulate(
+    trace: Ranks, findings: Sequence[Finding], first: Callable[[Savings], str | None]
+) -> Outlook:
     if not any(finding.type in edits_by_finding() for finding in findings):
         return _only_bounds(findings, _NO_EDIT)
     if not any(len(rank.tree.gpu_rows) for rank in trace.ranks):
@@ -68,14 +78,17 @@ def _simulate(trace: Ranks, findings: Sequence[Finding]) -> Outlook:
     simulation = Simulation(run, list(edits.values()))
     check = _check(simulation)
     outcomes = {outcome.edit: outcome for outcome in simulation.edits}
-    savings: dict[str, Saving | None] = {}
+    savings: Savings = {}
     for finding in findings:
         edit = chosen[finding.type]
         if isinstance(edit, _Applied):
             savings[finding.type] = _saving(finding, outcomes[edit.name], check)
         else:
             savings[finding.type] = _bound(finding, edit)
-    return Outlook(savings, _plan(simulation, findings, chosen), check)
+    leading = first(savings)
+    fix = chosen[leading] if leading else None
+    steps = simulation.plan_from(fix.name if isinstance(fix, _Applied) else None)
+    return Outlook(savings, _plan(steps, findings, chosen, leading), check)
 
 
 class _Applied:
@@ -155,11 +168,14 @@ def _saving(finding: Finding, outcome: EditOutcome, check: ReplayCheck) -> Savin
 
 
 def _plan(
-    simulation: Simulation, findings: Sequence[Finding], chosen: Mapping[str, _Applied | str]
+    steps: Sequence[PlanStep],
+    findings: Sequence[Finding],
+    chosen: Mapping[str, _Applied | str],
+    leading: str | None,
 ) -> tuple[PlannedFix, ...]:
     """See Note [One fix, several findings]."""
     owner: dict[str, str] = {}
-    for finding in sorted(findings, key=lambda finding: -finding.cost_ns):
+    for finding in sorted(findings, key=lambda f: (f.type != leading, -f.cost_ns)):
         edit = chosen[finding.type]
         if isinstance(edit, _Applied):
             owner.setdefault(edit.name, finding.type)
@@ -172,5 +188,5 @@ def _plan(
             low_ns=min(fix.low_ns, fix.predicted_ns),
             high_ns=max(fix.high_ns, fix.predicted_ns),
         )
-        for fix in simulation.plan
+        for fix in steps
     )

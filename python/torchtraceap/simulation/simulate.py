@@ -394,17 +394,21 @@ class Simulation:
         One edit of those that change the same work for the same reason. The plan ends where no fix
         adds more than the noise. See Note [Plan].
         """
+        return self.plan_from(None)
+
+    def plan_from(self, first: str | None) -> tuple[PlanStep, ...]:
+        """A plan that begins with a certain edit, where it applies and adds more than the noise."""
         chosen: EditedGraph | None = None
         left = self.applied
         plan: list[PlanStep] = []
         saved_ns = np.zeros(4)
         while left:
-            found = self._next_fix(chosen, left, saved_ns)
+            found = self._next_fix(chosen, left, saved_ns, first)
             if found is None:
                 break
             name, chosen, together = found
             gain_ns = float((together.saved_ns - saved_ns).mean())
-            if gain_ns <= max(self._noise_ns(together), LEAST_GAIN * self.measured_ns):
+            if gain_ns <= self._least_gain_ns(together):
                 break
             left = {other: g for other, g in left.items() if not share_work(name, other)}
             saved_ns = together.saved_ns
@@ -412,14 +416,24 @@ class Simulation:
             plan.append(PlanStep(name, round(gain_ns), *bounds))
         return tuple(plan)
 
+    def _least_gain_ns(self, together: _Replayed) -> float:
+        return max(self._noise_ns(together), LEAST_GAIN * self.measured_ns)
+
     def _next_fix(
-        self, chosen: EditedGraph | None, left: dict[str, EditedGraph], saved_ns: Array
+        self,
+        chosen: EditedGraph | None,
+        left: dict[str, EditedGraph],
+        saved_ns: Array,
+        first: str | None,
     ) -> tuple[str, EditedGraph, _Replayed] | None:
         """Of the edits that are left the one that adds most, all edits with it, and what they save;
         None where none can add enough."""
         if chosen is None:
-            name = max(left, key=lambda each: float(self._alone_each[each].saved_ns.mean()))
-            return name, left[name], self._alone_each[name]
+            alone = self._alone_each
+            name = max(left, key=lambda each: float(alone[each].saved_ns.mean()))
+            if first in left and alone[first].saved_ns.mean() > self._least_gain_ns(alone[first]):
+                name = first
+            return name, left[name], alone[name]
         names = self._promising(chosen, left, saved_ns)
         if not names:
             return None

@@ -66,8 +66,10 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule broadcast_buffers{
-    .type = "broadcast_buffers", .saving = kSaving, .detect = detect};
+extern constexpr Rule broadcast_buffers{.type = "broadcast_buffers",
+                                        .subject = Subject::kCollectives,
+                                        .saving = kSaving,
+                                        .detect = detect};
 }
 
 }  // namespace traceap

@@ -42,8 +42,10 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule collective_imbalance{
-    .type = "collective_imbalance", .saving = kSaving, .detect = detect};
+extern constexpr Rule collective_imbalance{.type = "collective_imbalance",
+                                           .subject = Subject::kCollectives,
+                                           .saving = kSaving,
+                                           .detect = detect};
 }
 
 }  // namespace traceap

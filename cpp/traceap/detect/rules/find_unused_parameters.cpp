@@ -34,8 +34,10 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule find_unused_parameters{
-    .type = "find_unused_parameters", .saving = kSaving, .detect = detect};
+extern constexpr Rule find_unused_parameters{.type = "find_unused_parameters",
+                                             .subject = Subject::kCollectives,
+                                             .saving = kSaving,
+                                             .detect = detect};
 }
 
 }  // namespace traceap

@@ -300,8 +300,11 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule graph_break{
-    .type = "graph_break", .paper_place = 4, .saving = kSaving, .detect = detect};
+extern constexpr Rule graph_break{.type = "graph_break",
+                                  .paper_place = 4,
+                                  .subject = Subject::kCompiledCode,
+                                  .saving = kSaving,
+                                  .detect = detect};
 }
 
 }  // namespace traceap

@@ -42,8 +42,11 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule nccl_blocks_main_stream{
-    .type = "nccl_blocks_main_stream", .paper_place = 7, .saving = kSaving, .detect = detect};
+extern constexpr Rule nccl_blocks_main_stream{.type = "nccl_blocks_main_stream",
+                                              .paper_place = 7,
+                                              .subject = Subject::kCollectives,
+                                              .saving = kSaving,
+                                              .detect = detect};
 }
 
 }  // namespace traceap

@@ -72,8 +72,11 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule nccl_compute_not_overlapped{
-    .type = "nccl_compute_not_overlapped", .paper_place = 8, .saving = kSaving, .detect = detect};
+extern constexpr Rule nccl_compute_not_overlapped{.type = "nccl_compute_not_overlapped",
+                                                  .paper_place = 8,
+                                                  .subject = Subject::kCollectives,
+                                                  .saving = kSaving,
+                                                  .detect = detect};
 }
 
 }  // namespace traceap

@@ -93,7 +93,10 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule one_bucket_ddp{.type = "one_bucket_ddp", .saving = kSaving, .detect = detect};
+extern constexpr Rule one_bucket_ddp{.type = "one_bucket_ddp",
+                                     .subject = Subject::kCollectives,
+                                     .saving = kSaving,
+                                     .detect = detect};
 }
 
 }  // namespace traceap

@@ -191,6 +191,7 @@ Finding detect(const Signals& signals) {
 namespace rules {
 extern constexpr Rule per_parameter_all_reduce{.type = "per_parameter_all_reduce",
                                                .claim = Claim::kSpecific,
+                                               .subject = Subject::kCollectives,
                                                .saving = kSaving,
                                                .detect = detect};
 }

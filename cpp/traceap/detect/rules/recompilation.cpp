@@ -40,7 +40,10 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule recompilation{.type = "recompilation", .saving = kSaving, .detect = detect};
+extern constexpr Rule recompilation{.type = "recompilation",
+                                    .subject = Subject::kCompiledCode,
+                                    .saving = kSaving,
+                                    .detect = detect};
 }
 
 }  // namespace traceap

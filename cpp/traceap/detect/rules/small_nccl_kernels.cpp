@@ -111,8 +111,11 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule small_nccl_kernels{
-    .type = "small_nccl_kernels", .paper_place = 6, .saving = kSaving, .detect = detect};
+extern constexpr Rule small_nccl_kernels{.type = "small_nccl_kernels",
+                                         .paper_place = 6,
+                                         .subject = Subject::kCollectives,
+                                         .saving = kSaving,
+                                         .detect = detect};
 }
 
 }  // namespace traceap

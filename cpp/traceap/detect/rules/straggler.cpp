@@ -73,8 +73,11 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule straggler{
-    .type = "straggler", .claim = Claim::kRootCause, .saving = kSaving, .detect = detect};
+extern constexpr Rule straggler{.type = "straggler",
+                                .claim = Claim::kRootCause,
+                                .subject = Subject::kCollectives,
+                                .saving = kSaving,
+                                .detect = detect};
 }
 
 }  // namespace traceap

@@ -96,8 +96,10 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule unfused_optimizer{
-    .type = "unfused_optimizer", .saving = kSaving, .detect = detect};
+extern constexpr Rule unfused_optimizer{.type = "unfused_optimizer",
+                                        .subject = Subject::kTraining,
+                                        .saving = kSaving,
+                                        .detect = detect};
 }
 
 }  // namespace traceap

@@ -63,8 +63,10 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule zero_grad_not_none{
-    .type = "zero_grad_not_none", .saving = kSaving, .detect = detect};
+extern constexpr Rule zero_grad_not_none{.type = "zero_grad_not_none",
+                                         .subject = Subject::kTraining,
+                                         .saving = kSaving,
+                                         .detect = detect};
 }
 
 }  // namespace traceap

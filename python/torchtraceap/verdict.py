@@ -1,0 +1,131 @@
+"""What a diagnosis puts first: the largest part of the profiled time, and the leading finding.
+
+Note [Leading finding]: a report begins with the finding whose fix regains most of its own cost,
+among those that are worth it: what is saved can be believed (a simulated saving above what steps
+vary, or a bound above zero), the cost is 5 % of the time or more, and a third of the largest
+cost or more. The largest cost is that of any finding or of any part of the time that is not
+computation, whether a finding explains it or not: nobody reads of 3 % first where 90 % is lost.
+Where it neither lies in the largest part of the time nor explains a third of that, the sentence
+names the part too (`Lead.beside`): it agrees with the bar and with what the run is bound by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.intervals import Int64Array, covered_ns, union
+from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.results import Finding, Lead
+from torchtraceap.sums import total
+
+__all__ = ["LEAST_SHARE", "largest_part", "leading_finding", "time_parts"]
+
+LEAST_SHARE = 0.05
+"""Of the profiled time: a smaller finding is never what a report begins with."""
+_THIRD = 1 / 3
+_HALF = 1 / 2
+
+_HOST_COPIES = (_core.CopyDirection.HOST_TO_DEVICE, _core.CopyDirection.DEVICE_TO_HOST)
+
+
+def time_parts(trace: Ranks) -> dict[str, int]:
+    """The profiled time by what the GPUs did or waited for, in ns, summed over the ranks.
+
+    Returns:
+        `compute`, exposed `communication`, exposed copies between host and device (`memcpy`) and
+        other exposed copies (`device_memcpy`), and idle time by cause; they sum to the profiled
+        time. Empty without GPU work.
+    """
+    names = _core.idle_cause_names()
+    parts = dict.fromkeys(("compute", "communication", "memcpy", "device_memcpy", *names), 0)
+    for rank in trace.ranks:
+        timeline = rank.profiled_timeline()
+        between = _exposed_host_copies_ns(rank, timeline.exposed_memcpy_ns)
+        parts["compute"] += timeline.compute_ns
+        parts["communication"] += timeline.exposed_communication_ns
+        parts["memcpy"] += between
+        parts["device_memcpy"] += timeline.exposed_memcpy_ns - between
+        for cause, ns in rank.idle(rank.tree.profiled).totals.items():
+            parts[cause] += ns
+    is_gpu_work = any(len(rank.tree.gpu_rows) for rank in trace.ranks)
+    return parts if is_gpu_work else {}
+
+
+def _exposed_host_copies_ns(rank: RankTrace, exposed_ns: int) -> int:
+    """The part of the exposed copies that is between host and device."""
+    tree = rank.tree
+    rows = tree.gpu_rows[tree.gpu_class[tree.gpu_rows] == _core.GpuClass.MEMCPY]
+    is_host = np.isin(tree.copy_direction[rows], _HOST_COPIES)
+    if not exposed_ns or is_host.all():
+        return exposed_ns
+    picked = rows[is_host]
+    start_ns = rank.table.ts_ns[picked]
+    copies = union([np.stack((start_ns, start_ns + rank.table.dur_ns[picked]), axis=1)])
+    sets = _core.gpu_intervals(rank.table, rank.tree)
+    hidden = union([sets["compute"], sets["communication"]])
+    profiled = np.asarray(rank.tree.profiled, dtype=np.int64)
+    return total(covered_ns(union([hidden, copies]), profiled)) - total(
+        covered_ns(hidden, profiled)
+    )
+
+
+def largest_part(parts: dict[str, int]) -> str | None:
+    """What the run is bound by: a name of `time_parts`; None without GPU work."""
+    return max(parts, key=lambda name: parts[name]) if any(parts.values()) else None
+
+
+def leading_finding(
+    trace: Ranks, findings: Sequence[Finding], parts: dict[str, int]
+) -> Lead | None:
+    """See Note [Leading finding].
+
+    Args:
+        trace: What was diagnosed.
+        findings: With their savings, first those whose fix regains most.
+        parts: As `time_parts` has them.
+    """
+    lost_ns = [ns for name, ns in parts.items() if name != "compute"]
+    largest_ns = max([*lost_ns, *(finding.cost_ns for finding in findings)], default=0)
+    lead = next((finding for finding in findings if _is_worth_it(finding, largest_ns)), None)
+    if lead is None:
+        return None
+    part = largest_part(parts)
+    return Lead(lead.type, part is not None and _is_beside(trace, lead, part, parts[part]))
+
+
+def _is_worth_it(finding: Finding, largest_ns: int) -> bool:
+    is_large = finding.cost_share >= LEAST_SHARE and finding.cost_ns >= _THIRD * largest_ns
+    return is_large and finding.saving is not None and finding.saving.believed_ns > 0
+
+
+def _is_beside(trace: Ranks, finding: Finding, part: str, part_ns: int) -> bool:
+    inside_ns = 0
+    for rank in trace.ranks:
+        here = np.array([number == rank.rank for number in finding.interval_ranks], dtype=bool)
+        inside_ns += _inside_ns(rank, part, finding.intervals[here])
+    return inside_ns < min(_THIRD * part_ns, _HALF * finding.cost_ns)
+
+
+def _inside_ns(rank: RankTrace, part: str, intervals: Int64Array) -> int:
+    """Length of the intervals inside one part of the time of a rank."""
+    causes = _core.idle_cause_names()
+    if part in causes:
+        idle = rank.idle(rank.tree.profiled)
+        chosen = idle.cause == causes.index(part)
+        return _common_ns(intervals, np.stack((idle.start_ns, idle.end_ns), axis=1)[chosen])
+    sets = _core.gpu_intervals(rank.table, rank.tree)
+    if part == "compute":
+        return _common_ns(intervals, sets["compute"])
+    hidden = sets["compute"]
+    if part != "communication":
+        hidden = union([hidden, sets["communication"]])
+    shown = sets["communication" if part == "communication" else "memcpy"]
+    return _common_ns(intervals, union([hidden, shown])) - _common_ns(intervals, hidden)
+
+
+def _common_ns(intervals: Int64Array, others: Int64Array) -> int:
+    """Length of what two sorted and disjoint sets have in common."""
+    return total(covered_ns(intervals, others.ravel())[::2])
