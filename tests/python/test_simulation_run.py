@@ -151,6 +151,19 @@ def test_a_launch_of_usual_length_holds_nothing_up(write_trace: WriteTrace) -> N
     assert run_of(write_trace(events)).measured_ns.tolist() == [500_000, *[400_000] * 3]
 
 
+@pytest.mark.parametrize(("size", "first_us"), [(10_000_000, 10_100), (60_000_000, 30_100)])
+def test_the_first_step_begins_where_the_gpu_is_free_for_a_copy_that_its_call_awaits(
+    write_trace: WriteTrace, size: int, first_us: int
+) -> None:
+    """20 ms go by in the call before the copy begins. The host may need 4 ms of them for the bytes
+    of the small copy, and all of them for those of the large one, which then tells nothing."""
+    call, copy = launch("Memcpy HtoD (Pageable -> Device)", 0, 20_000, 10_000, 1)
+    call |= {"name": "cudaMemcpyAsync", "dur": 30_010.0}
+    copy |= {"cat": "gpu_memcpy", "args": {**copy["args"], "bytes": size}}
+    run = run_of(write_trace([step(5, 0, 30_100), call, copy]))
+    assert run.measured_ns.tolist() == [first_us * 1_000]
+
+
 def test_what_is_launched_in_a_step_ends_it_whatever_order_the_ends_have(
     write_trace: WriteTrace,
 ) -> None:

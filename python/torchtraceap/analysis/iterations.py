@@ -6,7 +6,7 @@ range and the GPU has done what was launched until then, and never before the wo
 before. Its iteration is the distance from one such end to the next. The first begins with its
 range, or where what was launched before it ends if that is later. Where that was not recorded, the
 first GPU event tells: no launch takes so long that it explains a later begin, so until then the GPU
-was busy. What other threads do counts through what waits for it: a thread for which nothing waits
+was busy; nor does the staging of a copy explain that its call waits for longer. What other threads do counts through what waits for it: a thread for which nothing waits
 ends no step.
 
 Note [Counted steps]: every step that is marked or inferred, but for those that begin in the warm-up
@@ -45,6 +45,9 @@ _LEAST_COUNTED = 2
 LONGEST_LAUNCH_NS = 100_000
 """From the return of a launch call to the begin of its work on an idle GPU it takes less (the bound
 of `launch_latency`, docs/critical_path.md)."""
+SLOWEST_STAGING = 2.5
+"""Bytes per ns at which pageable memory is copied at least: the slowest rate of public traces
+(docs/durations.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +164,22 @@ def held_up_row(part: RankTrace) -> int | None:
     if not len(rows) or not len(spans) or tree.launch[rows[first]] == _core.NO_ROW:
         return None
     row, call = int(rows[first]), int(tree.launch[rows[first]])
-    launched_ns = table.ts_ns[call] + table.dur_ns[call]
-    late_ns = table.ts_ns[row] + tree.launch_delay_correction_ns - launched_ns
+    late_ns = table.ts_ns[row] + tree.launch_delay_correction_ns - _launched_ns(part, row, call)
     inside = spans[0, 0] <= table.ts_ns[call] <= spans[0, 1]
     return row if inside and late_ns > LONGEST_LAUNCH_NS else None
+
+
+def _launched_ns(part: RankTrace, row: int, call: int) -> int:
+    """When a call has handed its work over at the latest: a copy that begins while its call is open
+    waited for the stream, but for the time in which the host may have staged all of its bytes."""
+    table, begin_ns = part.table, int(part.table.ts_ns[call])
+    end_ns = begin_ns + int(table.dur_ns[call])
+    begun_ns = int(table.ts_ns[row]) + part.tree.launch_delay_correction_ns
+    if part.tree.gpu_class[row] != _core.GpuClass.MEMCPY or begun_ns >= end_ns:
+        return end_ns
+    size, known = table.int_column("bytes", rows=np.array([row]))
+    staged_ns = int(size[0] / SLOWEST_STAGING) if known[0] and size[0] > 0 else 0
+    return min(begin_ns + staged_ns, end_ns)
 
 
 def _is_ahead(stream: Array, orphan: Array) -> Array:
