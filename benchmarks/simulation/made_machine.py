@@ -177,31 +177,43 @@ class Work:
 class Meeting:
     """A collective: data moves once every member has begun."""
 
-    def __init__(self, members: int, us: float) -> None:
-        self.members, self.us = members, us
+    def __init__(self, members: int, us: float, contended: float = 1.0) -> None:
+        self.members, self.us, self.contended = members, us, contended
+        """`contended`: how many times as long data moves while a member computes."""
         self.begun: list[tuple[Gpu, Work]] = []
+        self.left_us = self.since_us = 0.0
+        self.version = 0
+
+    def slowdown(self) -> float:
+        return self.contended if any(gpu.computing for gpu, _ in self.begun) else 1.0
 
 
 class Gpu:
-    """Runs work of several streams; computation is slower while collectives move data."""
+    """Runs work of several streams; computation and collectives that move data slow each other
+    down."""
 
     def __init__(self, engine: Engine, link: Link) -> None:
         self._engine, self._link = engine, link
-        self.communicating = 0
+        self._moving: list[Meeting] = []
         self._left: dict[Work, float] = {}
         self._since: dict[Work, float] = {}
         self._version: Counter[Work] = Counter()
+
+    @property
+    def computing(self) -> bool:
+        return any(work.row["cat"] == "kernel" for work in self._left)
 
     def begin(self, work: Work) -> None:
         self._engine.fire(work.started)
         if work.meeting is not None:
             self._meet(work, work.meeting)
             return
-        self._left[work], self._since[work] = work.us, self._engine.now_us
+        with self._repaced():
+            self._left[work], self._since[work] = work.us, self._engine.now_us
         self._schedule(work)
 
     def _slowdown(self) -> float:
-        return self._link.beside_collectives if self.communicating else 1.0
+        return self._link.beside_collectives if self._moving else 1.0
 
     def _schedule(self, work: Work) -> None:
         self._version[work] += 1
@@ -210,13 +222,24 @@ class Gpu:
 
     def _finish(self, work: Work, version: int) -> None:
         if self._version[work] == version:
-            del self._left[work], self._since[work], self._version[work]
+            with self._repaced():
+                del self._left[work], self._since[work], self._version[work]
             self._engine.fire(work.ended)
 
-    def change_pace(self, by: int) -> None:
+    @contextmanager
+    def _repaced(self) -> Iterator[None]:
+        """Collectives go on at another pace where computation begins or ends."""
+        before = [(meeting, meeting.slowdown()) for meeting in self._moving]
+        yield
+        for meeting, slowdown in before:
+            if meeting.slowdown() != slowdown:
+                meeting.left_us -= (self._engine.now_us - meeting.since_us) / slowdown
+                self._move(meeting)
+
+    def _change_pace(self, moving: list[Meeting]) -> None:
         """A collective begins or ends to move data."""
         before = self._slowdown()
-        self.communicating += by
+        self._moving = moving
         for work in [*self._left] if self._slowdown() != before else ():
             if work.row["cat"] == "kernel":
                 self._left[work] -= (self._engine.now_us - self._since[work]) / before
@@ -228,12 +251,21 @@ class Gpu:
         if len(meeting.begun) < meeting.members:
             return
         for gpu, _ in meeting.begun:
-            gpu.change_pace(+1)
-        self._engine.call_in(meeting.us, partial(self._part, meeting))
+            gpu._change_pace([*gpu._moving, meeting])
+        meeting.left_us = meeting.us
+        self._move(meeting)
 
-    def _part(self, meeting: Meeting) -> None:
+    def _move(self, meeting: Meeting) -> None:
+        meeting.since_us = self._engine.now_us
+        meeting.version += 1
+        then = partial(self._part, meeting, meeting.version)
+        self._engine.call_in(meeting.left_us * meeting.slowdown(), then)
+
+    def _part(self, meeting: Meeting, version: int) -> None:
+        if meeting.version != version:
+            return
         for gpu, work in meeting.begun:
-            gpu.change_pace(-1)
+            gpu._change_pace([other for other in gpu._moving if other is not meeting])
             self._engine.fire(work.ended)
 
 
@@ -438,10 +470,10 @@ class Rank:
         self._correlation += 1
         return self._correlation
 
-    def meeting(self, us: float) -> Meeting:
+    def meeting(self, us: float, contended: float = 1.0) -> Meeting:
         """The next collective of this rank: the same object on every rank."""
         self._collectives += 1
-        return self.machine.meeting(self._collectives, us)
+        return self.machine.meeting(self._collectives, us, contended)
 
     # ------------------------------------------------------------------------- time
 
@@ -563,9 +595,9 @@ class Machine:
         self.members = [Rank(self, number) for number in range(self.ranks)]
         self._first = 0
 
-    def meeting(self, number: int, us: float) -> Meeting:
+    def meeting(self, number: int, us: float, contended: float) -> Meeting:
         """Collectives meet in the order in which each rank makes them."""
-        return self._meetings.setdefault(number, Meeting(self.ranks, us))
+        return self._meetings.setdefault(number, Meeting(self.ranks, us, contended))
 
     def run(self, program: Callable[[Rank], Process], first_recorded: int) -> None:
         """Runs the program on every rank; the recording begins with a step and stops at the end,

@@ -467,8 +467,8 @@ class _Program:
     def _all_reduce(self, thread: Thread, size: float, kind: str = "allreduce") -> Any:
         comm, ranks = self.job.comm, self.job.ranks
         factor = 2 * (ranks - 1) / ranks if kind == "allreduce" else 1.0
-        us = comm.latency_us + factor * size / comm.rate * comm.contended
-        meeting = self.rank.meeting(us)
+        us = comm.latency_us + factor * size / comm.rate
+        meeting = self.rank.meeting(us, comm.contended)
         args = _described(kind, int(size // 4), ranks)
         name = "AllReduce_Sum_f32_RING_LL" if kind == "allreduce" else "Broadcast_RING_LL"
         with thread.range(f"c10d::{kind}_"), thread.range("record_param_comms", **args):

@@ -13,7 +13,7 @@ import torchtraceap as ttap
 from made_machine import NCCL_STREAM, Link, Machine, Noise, Process, Rank
 from made_training import Comm, Job, Loader, Upload, record
 from torchtraceap.simulation.registry import edit_names
-from twins import TWINS, made_pair
+from twins import TWINS, in_whole_rounds, made_pair
 
 STILL = Noise(host=0.0, gpu=0.0, hiccups=0.0)
 PLAIN = Link(launch_us=5, latency_us=3, gap_us=1, return_us=6)
@@ -64,6 +64,20 @@ def test_a_collective_waits_for_its_last_rank_and_slows_what_runs_beside_it() ->
     assert machine.iteration_us()[1][2] == pytest.approx(1_000 + 5 + 5 + 3 + beside + alone + 6)
 
 
+def test_data_move_slower_while_a_member_computes() -> None:
+    def body(rank: Rank) -> Process:
+        main = rank.thread(1)
+        if not rank.number:
+            yield from main.launch(7, "gemm", 60)
+        yield from main.launch(NCCL_STREAM, "nccl", 100, meeting=rank.meeting(100, 1.5))
+        yield from main.synchronize(stream=None)
+
+    # The collective starts 5 us behind the kernel, of which 55 us are left.
+    beside, alone = 55, 100 - 55 / 1.5
+    for mine in run(body, ranks=2).iteration_us():
+        assert mine[2] == pytest.approx(5 + 5 + 3 + beside + alone + 6)
+
+
 def test_workers_that_are_too_few_set_the_pace() -> None:
     job = Job(loader=Loader(60_000, 0.0, workers=3), reads_loss=True)
     assert record(job, seed=1, noise=STILL).step_us() == pytest.approx(20_000, rel=0.01)
@@ -112,6 +126,17 @@ def test_every_twin_runs_and_its_fix_is_an_edit(twin: str) -> None:
     assert pair.fault != pair.fixed
     assert record(pair.fault, **how).step_us() > 0
     assert pair.edit.split("=")[0] in {name.split("[")[0].split("=")[0] for name in edit_names()}
+
+
+def test_the_truth_of_workers_is_that_of_whole_rounds() -> None:
+    """Four workers hand over their batches together: one step of four waits for all of them."""
+    job = Job(steps=1, loader=Loader(60_000, 0.0, workers=4), reads_loss=True)
+    assert record(job, seed=1, noise=STILL).step_us() < 10_000
+    whole = in_whole_rounds(job)
+    assert whole.steps == 4
+    assert record(whole, seed=1, noise=STILL).step_us() == pytest.approx(15_000, rel=0.01)
+    assert in_whole_rounds(replace(job, steps=6)).steps == 8
+    assert in_whole_rounds(replace(job, steps=6, loader=Loader(60_000))).steps == 6
 
 
 def test_every_edit_has_a_twin() -> None:
