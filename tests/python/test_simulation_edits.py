@@ -21,7 +21,8 @@ from torchtraceap.codes import EventKind
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError, joined
 from torchtraceap.simulation.edits.collectives import _consumers
-from torchtraceap.simulation.edits.floor import gpu_floor_ns
+from torchtraceap.simulation.edits.contention import contend
+from torchtraceap.simulation.edits.floor import gpu_floors_ns
 from torchtraceap.simulation.edits.parts import parts_of
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.registry import (
@@ -332,6 +333,46 @@ def test_computation_goes_on_beside_a_collective(write_trace: WriteTrace) -> Non
     assert outcome.high_ns == simulation.measured_ns
 
 
+@pytest.mark.parametrize(("best", "gemm_us"), [(True, 130 / 1.3), (False, 130)])
+def test_a_kernel_whose_company_goes_regains_what_it_may_have_cost(
+    write_trace: WriteTrace, best: bool, gemm_us: float
+) -> None:
+    def body(p: FlawedProgram) -> None:
+        p.launch(NCCL, 150, stream=20)
+        p.launch("gemm", 130)
+        p.launch("later", 130)
+        p.synchronize()
+
+    run = SimulatedRun(ttap.load(write_trace(steps_of(body))))
+    (view,) = views(run)
+    change = Change()
+    view.remove_gpu(change, view.rows_named("^nccl", EventKind.KERNEL))
+    contend(run, change, best=best)
+    edges = view.duration_edges(view.rows_named("^gemm$|^later$", EventKind.KERNEL))
+    costs_us = change.costs_of(run.cost_ns, edges) / 1e3
+    assert costs_us[0] == pytest.approx(gemm_us)
+    assert costs_us[1] > (125 if best else 129)
+
+
+@pytest.mark.parametrize(("best", "us"), [(True, 100), (False, 120)])
+def test_data_that_move_beside_computation_may_take_longer(
+    write_trace: WriteTrace, best: bool, us: float
+) -> None:
+    def body(p: FlawedProgram) -> None:
+        p.launch("gemm_a", 50)
+        p.launch(NCCL, 100, **describe("allreduce", 1 << 20, [0, 1]))
+        p.launch("gemm_b", 500)
+        p.synchronize()
+
+    run = SimulatedRun(ttap.load(write_trace(steps_of(body))))
+    (view,), (parts,) = views(run), parts_of(run)
+    change = Change()
+    waits = view.edges_into(view.begin_of[view.rows_named("^gemm_b$", EventKind.KERNEL)])
+    change.drop(waits[np.isin(view.source_of(waits), view.end_of[parts.rows])])
+    contend(run, change, best=best)
+    assert parts.transfer_with(change) / 1e3 == pytest.approx(us, abs=0.5)
+
+
 def test_work_from_before_the_recording_hides_no_overlap(write_trace: WriteTrace) -> None:
     """The host is three steps ahead: a kernel whose launch was not recorded lies in its step, but
     no collective of the steps before is needed by then."""
@@ -554,8 +595,7 @@ def test_kernels_that_share_a_stream_count_once_for_the_floor(write_trace: Write
         kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "args": args}
         document["traceEvents"].append(kernel | {"ts": start + 9, "dur": 10})
     run = SimulatedRun(ttap.load(write_trace(document)))
-    steps = len(run.chosen_steps)
-    assert gpu_floor_ns(run, Change()) * steps == pytest.approx(25e3)
+    assert gpu_floors_ns(run, Change()).sum() == pytest.approx(25e3)
 
 
 def test_few_launches_are_worth_no_graph(write_trace: WriteTrace) -> None:

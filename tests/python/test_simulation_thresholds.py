@@ -103,7 +103,8 @@ def backward(*megabytes: float) -> Program:
     ("sizes", "note"),
     [
         ((10, 15), "buckets of 25 MiB: 10 collectives become 5"),
-        ((10, 15.001), None),  # more than a bucket together
+        ((24.999, 15), "buckets of 25 MiB: 10 collectives become 5"),
+        ((25, 15), None),  # the first is a bucket
         ((25,), None),
         (
             (26,),
@@ -118,6 +119,37 @@ def backward(*megabytes: float) -> Program:
 def test_buckets(tried: Tried, sizes: tuple[float, ...], note: str | None) -> None:
     outcome = tried(backward(*sizes), "bucket_size_mb=25")
     assert outcome.note.startswith(note or "no gradients of known size")
+
+
+def accumulated(gradients: int, size: int) -> Program:
+    """As many gradients as given, then their all-reduce of so many MiB."""
+
+    def body(p: FlawedProgram) -> None:
+        for number in range(8):
+            with p.range("autograd::engine::evaluate_function: AddmmBackward0"):
+                p.launch("gemm", 100)
+            name = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+            for _ in range(gradients if number == 7 else 0):
+                with p.range(name), p.range("torch::autograd::AccumulateGrad"):
+                    p.work(2)
+        with p.range("autograd::engine::evaluate_function: AddmmBackward0"):
+            p.launch(NCCL, 100 * size, **describe("allreduce", size << 18, [0, 1]))
+        p.synchronize()
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("gradients", "note"),
+    [
+        (1, "no gradients of known size"),  # a parameter is never split
+        (2, "buckets of 25 MiB: larger ones become 10 pieces"),
+        (3, "buckets of 25 MiB: larger ones become 15 pieces"),
+        (9, "buckets of 25 MiB: larger ones become 15 pieces"),
+    ],
+)
+def test_a_bucket_holds_whole_gradients(tried: Tried, gradients: int, note: str) -> None:
+    assert tried(accumulated(gradients, 60), "bucket_size_mb=25").note.startswith(note)
 
 
 # ----------------------------------------------------------------------------------- copies

@@ -11,7 +11,8 @@ Note [Floor]: the edited replay is a time by itself. Where it is below the measu
 prediction is below it: what hid a stall in the recording, such as work from before it, need not
 hide it in a steady state, and the ratio would credit the edit with both. And no edit makes a stream
 do its work faster than one event behind the other (`edits/floor.py`): the fullest stream, with the
-durations that the edit leaves, is the least that a prediction and its interval say.
+durations that the edit leaves, is the least that a prediction says; its interval ends below that by
+what this work varies by itself.
 
 Note [A rank alone]: how long a collective takes in the trace of one rank of many is what it waits
 for the others and the transfer, and these can't be told apart. Edits that change collectives are
@@ -44,13 +45,14 @@ from torchtraceap.simulation.edits.base import (
     NotApplicableError,
     joined,
 )
-from torchtraceap.simulation.edits.floor import gpu_floor_ns
+from torchtraceap.simulation.edits.floor import gpu_floors_ns
 from torchtraceap.simulation.excerpt import simulated_run
 from torchtraceap.simulation.registry import default_edits, make_edit, share_work
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.trust import (
     Noise,
     absent_ranks,
+    gpu_noise,
     noise_of,
     noise_with,
     recorded,
@@ -308,14 +310,15 @@ class Simulation:
         if self._alone:
             kept = max(0.0, 1.0 - self.trust.sensitivity.collective_share)
         least_ns = saving.low_ns * kept if saving.low_ns > 0 else saving.low_ns
-        floor_ns = self._floor_ns(graphs)
+        floor_ns, varies = self._floor(graphs)
         wide = 1.0 + noise.spread
         after = (
             self.measured_ns - saving.best_ns,
             (self.measured_ns - saving.high_ns) / wide,
             (self.measured_ns - least_ns) * wide,
         )
-        predicted, low, high = (round(max(ns, floor_ns)) for ns in after)
+        least = (floor_ns, floor_ns / (1.0 + varies), floor_ns)
+        predicted, low, high = (round(max(pair)) for pair in zip(after, least, strict=True))
         return predicted, low, high
 
     # ------------------------------------------------------------------------- replays
@@ -359,12 +362,15 @@ class Simulation:
     def _before_ns(self) -> dict[bool, float]:
         return {exact: self.run.steady_ns(with_residuals=exact) for exact in (True, False)}
 
-    def _floor_ns(self, graphs: Sequence[EditedGraph]) -> float:
-        """What the GPU needs with these edits at best, of the measured time. See Note [Floor]."""
-        best = joined(self.run, [graph.best for graph in graphs])
-        before_ns = max(self._before_ns[True], gpu_floor_ns(self.run, Change()))
-        share = gpu_floor_ns(self.run, best) / before_ns if before_ns else 0.0
-        return self.measured_ns * min(share, 1.0)
+    def _floor(self, graphs: Sequence[EditedGraph]) -> tuple[float, float]:
+        """What the GPU needs with these edits at best, of the measured time, and the share by which
+        that varies. See Note [Floor]."""
+        best = gpu_floors_ns(self.run, joined(self.run, [graph.best for graph in graphs]))
+        if not len(best):
+            return 0.0, 0.0
+        before_ns = max(self._before_ns[True], float(gpu_floors_ns(self.run, Change()).mean()))
+        share = float(best.mean()) / before_ns if before_ns else 0.0
+        return self.measured_ns * min(share, 1.0), gpu_noise(self.run, best)
 
     def _is_of_collectives(self, graph: EditedGraph) -> bool:
         """Is it collectives that an edit changes, where ranks are missing? See Note [A rank

@@ -35,6 +35,7 @@ __all__ = [
     "ONE_STEP_NOISE",
     "Noise",
     "absent_ranks",
+    "gpu_noise",
     "held_out_ns",
     "noise_of",
     "noise_with",
@@ -85,6 +86,15 @@ def noise_with(run: SimulatedRun, lengths_ns: Array) -> Noise:
     return _noise_of(run, lengths_ns) or noise_of(run)
 
 
+def gpu_noise(run: SimulatedRun, work_ns: Array) -> float:
+    """By how much the mean of what the GPU itself needs varies, float64 `[counted steps]`: as
+    `Noise.spread`, of a single step by what kernels that repeat show."""
+    lengths_ns = np.zeros(len(run.steps))
+    lengths_ns[[step.counted for step in run.steps]] = work_ns
+    found = _noise_of(run, lengths_ns)
+    return _repeated(run) if found is None else found.spread
+
+
 def _noise_of(run: SimulatedRun, lengths_ns: Array) -> Noise | None:
     """None where there are no two steps to compare."""
     lengths: dict[str, list[int]] = {}
@@ -101,15 +111,20 @@ def _noise_of(run: SimulatedRun, lengths_ns: Array) -> Noise | None:
 
 
 def _noise_of_one(run: SimulatedRun) -> Noise:
-    from torchtraceap.analysis.steps import repeat_variation
-
-    found = [repeat_variation(part) for part in run.ranks]
-    repeated = 2 * max((cv for cv in found if cv is not None), default=0.0)
+    repeated = _repeated(run)
     what = "one step shows" if run.per_step else "without steps the trace shows"
     source = "kernels that repeat" if repeated > ONE_STEP_NOISE else "steps of public runs"
     spread = max(repeated, ONE_STEP_NOISE)
     note = f"{what} no noise: intervals are widened by {format_share(spread)}, as {source} vary"
     return Noise(None, spread, note)
+
+
+def _repeated(run: SimulatedRun) -> float:
+    """Twice what kernels that repeat vary, the most of all ranks; 0 where none repeats."""
+    from torchtraceap.analysis.steps import repeat_variation
+
+    found = map(repeat_variation, run.ranks)
+    return 2 * max((cv for cv in found if cv is not None), default=0.0)
 
 
 def _variation(values: Array) -> float:

@@ -130,6 +130,20 @@ class Change:
             self._touched = edges, lags
         return self._touched
 
+    def costs_of(self, before_ns: Array, edges: Array) -> Array:
+        """int64 `[n]`: what edges cost with this change.
+
+        Args:
+            before_ns: int64, what every edge of the run costs.
+            edges: Numbers of edges.
+        """
+        changed, lags = self.lags
+        if not len(changed):
+            return before_ns[edges]
+        place = np.minimum(np.searchsorted(changed, edges), len(changed) - 1)
+        costs: Array = np.where(changed[place] == edges, lags[place], before_ns[edges])
+        return costs
+
     @property
     def dropped(self) -> Array:
         """Edges, each once and in order."""

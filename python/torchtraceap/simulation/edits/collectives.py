@@ -12,7 +12,11 @@ from torchtraceap.analysis.grouping import rows_by_key
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
-from torchtraceap.simulation.edits.contention import measured_slowdown, slow_overlapped
+from torchtraceap.simulation.edits.contention import (
+    beside_computation,
+    contend,
+    measured_slowdown,
+)
 from torchtraceap.simulation.edits.parts import RankParts, parts_of
 from torchtraceap.simulation.edits.view import RankView
 from torchtraceap.simulation.registry import register
@@ -29,12 +33,8 @@ NO_DATA_BYTES = 4 << 10
 """Up to so many, 1 GB/s moves the data in 4 us: what a collective takes is latency."""
 SHORTEST_RUN = 2
 SURE_SHARE = 0.75
-"""Of the latency of all but one that is surely gone: a larger collective may run another protocol.
-Assumed."""
+"""Of a latency that no table tells what is surely latency. Assumed."""
 _ELEMENTS = ("In msg nelems", "Out msg nelems")
-BESIDE_COMPUTATION = 1.2
-"""How many times as long data may move beside computation. Assumed: a trace shows it for no
-collective alone."""
 _NO_COLLECTIVES = "the trace has no collectives on the GPU"
 
 
@@ -64,19 +64,18 @@ class OverlapCollectives:
             certain = every if len(run.edges_of("tensor")) else gradients
             moved += _detach(run, parts, every, best)
             sure += _detach(run, parts, certain, cautious)
-            slower_ns = np.full(len(parts.rows), np.nan)
-            slower_ns[certain] = parts.transfer_ns[certain] * BESIDE_COMPUTATION
-            parts.set_transfer(cautious, slower_ns)
             _send_early(parts, gradients, best)
         if not any(len(parts.rows) for parts in parts_of(run)):
             raise NotApplicableError(_NO_COLLECTIVES)
         if not moved:
             raise NotApplicableError("no computation waits for a collective")
-        slower = slow_overlapped(run, cautious)
+        contend(run, best, best=True)
+        contend(run, cautious, best=False)
+        slower = measured_slowdown(run)
         note = (
             f"{counted(moved, 'wait')} of computation for a collective can move to the next "
             f"optimizer or step, {sure} of them surely; beside communication it takes up to "
-            f"{slower.factor:.2f} times as long ({slower.source})"
+            f"{slower.high:.2f} times as long ({slower.source})"
         )
         return EditedGraph(best, cautious, source=slower.source, note=note)
 
@@ -206,7 +205,11 @@ class MergeCollectives:
 class BucketSize:
     """Gradients are exchanged in buckets of this size: smaller collectives are merged, larger
     ones split and sent as their part of the backward pass is done. Cautious: one parameter holds
-    most of the bytes, so that no piece is ready earlier, and what runs beside pieces is slower."""
+    most of the bytes, so that no piece is ready earlier.
+
+    As in DDP a bucket is sent as soon as it holds that many bytes, and never splits a parameter: a
+    collective of one gradient stays whole.
+    """
 
     def __init__(self, megabytes: str | None = None) -> None:
         try:
@@ -222,9 +225,10 @@ class BucketSize:
         pieces = 0
         for parts in parts_of(run):
             usable = parts.is_gradient & (parts.size > 0)
-            for chosen in _runs(parts, usable, self.size):
+            large = usable & (parts.size > self.size) & (parts.gradients != 1)
+            for chosen in _runs(parts, usable & ~large, self.size):
                 merged.merge(parts, chosen)
-            for place in np.flatnonzero(usable & (parts.size > self.size)).tolist():
+            for place in np.flatnonzero(large).tolist():
                 pieces += merged.split(parts, place, self.size)
         if not merged.collectives and not pieces:
             reason = "no gradients of known size would be exchanged otherwise"
@@ -237,8 +241,8 @@ def _why_not(run: SimulatedRun, reason: str) -> str:
 
 
 def _runs(parts: RankParts, usable: Array, most_bytes: float) -> Iterator[Array]:
-    """Consecutive collectives of one group, kind, step and phase, up to some bytes in all, whose
-    results nothing needs before the last begins."""
+    """Consecutive collectives of one group, kind, step and phase, until they have some bytes in
+    all, whose results nothing needs before the last begins."""
     view = parts.view
     needed_ns = _first_use_ns(parts)
     keys = np.stack([parts.group, parts.step, parts.phase.astype(np.int64)])
@@ -251,7 +255,7 @@ def _runs(parts: RankParts, usable: Array, most_bytes: float) -> Iterator[Array]
         if fits:
             same = bool((keys[:, place] == keys[:, current[0]]).all())
             fits = same and parts.kind[place] == parts.kind[current[0]]
-            fits = fits and first_needed_ns >= begin_ns and size + own_size <= most_bytes
+            fits = fits and first_needed_ns >= begin_ns and size < most_bytes
         if not fits:
             if len(current) >= SHORTEST_RUN:
                 yield np.array(current)
@@ -296,21 +300,32 @@ class _Merge:
         self.best, self.cautious = Change(), Change()
         self.collectives = self.groups = 0
         self.sources: set[str] = set()
+        self._beside: dict[int, Array] = {}
+        """By rank: the share of its time in which the data of each collective, or of those that
+        become one, moves beside computation."""
 
     def merge(self, parts: RankParts, places: Array) -> None:
-        latency_ns = self._latency_ns(parts, places)
+        sure_ns, most_ns = self._latency_ns(parts, places)
         rest = places[:-1]
-        for change, share in ((self.best, 1.0), (self.cautious, SURE_SHARE)):
+        for change, latency_ns in ((self.best, most_ns), (self.cautious, sure_ns)):
             parts.remove(change, rest, operators=change is self.best)
             to_ns = np.full(len(parts.rows), np.nan)
             whole_ns = float(parts.transfer_ns[places].sum())
-            saved = share * latency_ns * len(rest)
+            saved = latency_ns * len(rest)
             to_ns[places[-1]] = max(whole_ns - saved, float(parts.transfer_ns[places].max()))
             parts.set_transfer(change, to_ns)
             self._await_last(parts, places, change)
             _carry_all(parts, places, change)
+        share, moved_ns = self._beside_of(parts), parts.transfer_ns[places]
+        share[places[-1]] = (share[places] * moved_ns).sum() / max(moved_ns.sum(), 1)
         self.collectives += len(places)
         self.groups += 1
+
+    def _beside_of(self, parts: RankParts) -> Array:
+        rank = parts.view.index
+        if rank not in self._beside:
+            self._beside[rank] = beside_computation(self.run, parts)
+        return self._beside[rank]
 
     def _await_last(self, parts: RankParts, places: Array, change: Change) -> None:
         view = parts.view
@@ -324,10 +339,13 @@ class _Merge:
         change.add(np.full(len(targets), view.end_of[last]), targets, 0)
 
     def split(self, parts: RankParts, place: int, size: float) -> int:
-        """How many pieces the collective becomes; the last is ready when the whole was."""
+        """How many pieces the collective becomes. The last is ready when the whole was; at best
+        hardly anything is left for it."""
         view = parts.view
         row = int(parts.rows[place])
         pieces = int(np.ceil(parts.size[place] / size))
+        if parts.gradients[place] > 0:
+            pieces = min(pieces, int(parts.gradients[place]))
         rows = view.gpu_class(GpuClass.COMPUTE)
         phase, step = view.phase_of(rows), view.step_of(rows)
         before = rows[(phase == Phase.BACKWARD) & (step == parts.step[place])]
@@ -336,30 +354,22 @@ class _Merge:
         ]
         if pieces < 2 or len(before) < pieces:
             return 0
-        latency_ns = self._latency_ns(parts, np.array([place]))
-        whole_ns = float(parts.transfer_ns[place])
-        piece_ns = (whole_ns - latency_ns) / pieces + latency_ns
+        latency_ns, _ = self._latency_ns(parts, np.array([place]))
+        moves_ns = max(float(parts.transfer_ns[place]) - latency_ns, 0.0)
+        piece_ns = moves_ns / (pieces - 1) + latency_ns
         to_ns = np.full(len(parts.rows), np.nan)
-        to_ns[place] = piece_ns
-        places = np.arange(1, pieces) * len(before) // pieces - 1
-        done = before[places]
+        to_ns[place] = latency_ns
+        done = before[np.arange(1, pieces) * len(before) // pieces - 1]
         behind = np.arange(pieces - 1, 0, -1) * piece_ns
         begin = np.full(pieces - 1, view.begin_of[row])
         self.best.add(view.end_of[done], begin, behind)
         parts.set_transfer(self.best, to_ns)
-        self._slow_beside(view, before[places[0] + 1 :], (pieces - 1) * piece_ns)
         return pieces
 
-    def _slow_beside(self, view: RankView, kernels: Array, moving_ns: float) -> None:
-        """Cautiously, kernels that run while pieces move data take longer."""
-        share = min(1.0, moving_ns / max(total(view.table.dur_ns[kernels]), 1))
-        factor = measured_slowdown(self.run).factor
-        view.scale_gpu(self.cautious, kernels, 1 + (factor - 1) * share)
-
-    def _latency_ns(self, parts: RankParts, places: Array) -> float:
-        """What a collective costs without data: of the shortest one of its group the share that
-        tables say of its size; without tables all of it where its data weigh nothing, else 20 us
-        at most."""
+    def _latency_ns(self, parts: RankParts, places: Array) -> tuple[float, float]:
+        """Least and most of what a collective costs without data: of the shortest one of its group
+        the share that tables say of its size, in their bounds; without tables all of it where its
+        data weigh nothing, else 20 us at most, of which a part is sure."""
         view = parts.view
         same = (parts.group == parts.group[places[0]]) & (parts.kind == parts.kind[places[0]])
         at = np.flatnonzero(same)[int(parts.transfer_ns[same].argmin())]
@@ -368,13 +378,19 @@ class _Merge:
         table = [lookups.collective_ns(kind, each, ranks, view.device) for each in (8.0, size)]
         if table[0] is None:
             self.sources.add("latency: the group's shortest collective")
-            return shortest if 0 <= size <= NO_DATA_BYTES else min(shortest, SMALL_NS)
+            alone = shortest if 0 <= size <= NO_DATA_BYTES else min(shortest, SMALL_NS)
+            return SURE_SHARE * alone, alone
         self.sources.add(table[0].source)
+        bounds = table[0].low_ns, table[0].high_ns
         if table[1] is None or not 0 <= size < SMALL_BYTES:
-            return min(table[0].ns, shortest)
-        return shortest * min(1.0, table[0].ns / table[1].ns)
+            low, high = (min(ns, shortest) for ns in bounds)
+        else:
+            low, high = (shortest * min(1.0, ns / table[1].ns) for ns in bounds)
+        return low, high
 
     def result(self, what: str, pieces: int = 0) -> EditedGraph:
+        contend(self.run, self.best, best=True, shares=self._beside)
+        contend(self.run, self.cautious, best=False, shares=self._beside)
         words = []
         if self.collectives:
             words.append(f"{self.collectives} collectives become {self.groups}")

@@ -1,7 +1,16 @@
-"""Computation beside communication is slower: both share memory bandwidth and multiprocessors."""
+"""Computation beside communication is slower, and so is communication: both share memory bandwidth
+and multiprocessors.
+
+Note [Contention]: an edit that moves collectives brings them beside other kernels, or takes them
+away. Kernels and transfers that have company for another share of their time than in the trace get
+slower or faster by that share. By how much, a trace seldom shows: at best what gets company runs as
+fast as before, and what loses it regains the most that is assumed; at least it is the other way
+round.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,46 +19,103 @@ from torchtraceap._core import GpuClass
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import rows_by_key
 from torchtraceap.simulation.edits.base import Change
+from torchtraceap.simulation.edits.parts import RankParts, parts_of
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.run import SimulatedRun
 
-__all__ = ["Slowdown", "measured_slowdown", "slow_overlapped"]
+__all__ = ["Slowdown", "beside_computation", "contend", "measured_slowdown"]
 
 UNMEASURED = 1.3
 """The most that is assumed where the trace doesn't show it."""
+BESIDE_COMPUTATION = (1.0, 1.2)
+"""How many times as long data may move beside computation. Assumed: a trace shows it for no
+collective alone."""
 _ENOUGH_NAMES = 5
 _ENOUGH_EVENTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    factor: float
+    """How many times as long computation takes beside communication."""
+
+    low: float
+    high: float
     source: str
 
 
-def slow_overlapped(run: SimulatedRun, change: Change) -> Slowdown:
-    """Adds to a change that compute kernels which it brings beside communication get slower.
+def contend(
+    run: SimulatedRun,
+    change: Change,
+    *,
+    best: bool,
+    shares: Mapping[int, Array] | None = None,
+) -> None:
+    """Adds to a change what contention it brings or takes away. See Note [Contention].
 
-    How much slower: what kernels of the same name and grid show with and without communication
-    beside them, if enough of them ran both ways in this trace; else up to 1.3.
+    Args:
+        run: The run.
+        change: With everything else that it changes.
+        best: The change is the edit at best.
+        shares: By rank of the run, for what share of its time the data of each collective moved
+            beside computation, where that is not what the trace shows of it.
     """
-    slower = measured_slowdown(run)
     before, after = run.graph.time_ns, run.replay(change.delta())
+    slower = measured_slowdown(run)
     for view in views(run):
-        rows = view.gpu_rows[view.tree.gpu_class[view.gpu_rows] == GpuClass.COMPUTE]
-        more = _overlap(view, rows, after) - _overlap(view, rows, before)
-        chosen = more > 0
-        view.scale_gpu(change, rows[chosen], 1 + (slower.factor - 1) * more[chosen])
-    return slower
+        rows = _computation(view)
+        had, has = (_overlap(view, rows, times) for times in (before, after))
+        ratio = _ratio(had, has, (slower.low, slower.high), best=best)
+        changed = ratio != 1
+        edges = view.duration_edges(rows[changed])
+        costs = change.costs_of(run.cost_ns, edges)
+        change.set_lags(edges[edges >= 0], (costs * ratio[changed])[edges >= 0])
+    for parts in parts_of(run):
+        had = beside_computation(run, parts)
+        if shares is not None:
+            had = shares.get(parts.view.index, had)
+        moves_ns = parts.transfer_with(change)
+        has = _moving_beside(parts, moves_ns, after)
+        ratio = _ratio(had, has, BESIDE_COMPUTATION, best=best)
+        parts.set_transfer(change, np.where((ratio != 1) & (moves_ns > 0), moves_ns * ratio, np.nan))
+
+
+def beside_computation(run: SimulatedRun, parts: RankParts) -> Array:
+    """float64 `[collectives]`: for what share of its time the data of each moves beside
+    computation, [0, 1]."""
+    return _moving_beside(parts, parts.transfer_ns, run.graph.time_ns)
+
+
+def _ratio(had: Array, has: Array, slowdown: tuple[float, float], *, best: bool) -> Array:
+    """New time over old, where things have company for another share of their time."""
+    low, high = slowdown
+    factor = np.where((has > had) == best, low, high)
+    ratio: Array = (1 + (factor - 1) * has) / (1 + (factor - 1) * had)
+    return ratio
+
+
+def _computation(view: RankView) -> Array:
+    return view.gpu_rows[view.tree.gpu_class[view.gpu_rows] == GpuClass.COMPUTE]
 
 
 def _overlap(view: RankView, rows: Array, times: Array) -> Array:
     """Share of each GPU event during which communication runs, [0, 1]."""
     begin, end = times[view.begin_of[rows]], times[view.end_of[rows]]
-    other = view.gpu_class(GpuClass.COMMUNICATION)
-    if not len(other) or not len(rows):
-        return np.zeros(len(rows))
-    starts, covered = _coverage(times[view.begin_of[other]], times[view.end_of[other]])
+    return _share(view, begin, end, view.gpu_class(GpuClass.COMMUNICATION), times)
+
+
+def _moving_beside(parts: RankParts, moves_ns: Array, times: Array) -> Array:
+    """Share of the time in which the data of each collective moves, at its end, during which
+    computation runs."""
+    end = times[parts.view.end_of[parts.rows]]
+    begin = end - moves_ns.astype(np.int64)
+    return _share(parts.view, begin, end, _computation(parts.view), times)
+
+
+def _share(view: RankView, begin: Array, end: Array, others: Array, times: Array) -> Array:
+    """Of each interval, during which any of the other GPU events runs, [0, 1]."""
+    if not len(others) or not len(begin):
+        return np.zeros(len(begin))
+    starts, covered = _coverage(times[view.begin_of[others]], times[view.end_of[others]])
     lengths = np.maximum(end - begin, 1)
     share: Array = (_until(starts, covered, end) - _until(starts, covered, begin)) / lengths
     return share
@@ -81,13 +147,13 @@ def measured_slowdown(run: SimulatedRun) -> Slowdown:
 def _measure(run: SimulatedRun) -> Slowdown:
     ratios = [ratio for view in views(run) for ratio in _ratios(view, run.graph.time_ns)]
     if len(ratios) < _ENOUGH_NAMES:
-        return Slowdown(UNMEASURED, "assumed: the trace doesn't show it")
+        return Slowdown(1.0, UNMEASURED, "assumed: the trace doesn't show it")
     factor = float(np.clip(np.median(ratios), 1.0, 2.0))
-    return Slowdown(factor, f"measured: {len(ratios)} kernels ran both ways in this trace")
+    return Slowdown(factor, factor, f"measured: {len(ratios)} kernels ran both ways in this trace")
 
 
 def _ratios(view: RankView, times: Array) -> list[float]:
-    rows = view.gpu_rows[view.tree.gpu_class[view.gpu_rows] == GpuClass.COMPUTE]
+    rows = _computation(view)
     share = _overlap(view, rows, times)
     grid, _ = view.table.text_codes("grid", rows=rows)
     names, lengths = view.table.name[rows].astype(np.int64) << 32 | grid, view.table.dur_ns[rows]

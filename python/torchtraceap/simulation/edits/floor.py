@@ -1,4 +1,4 @@
-"""`gpu_floor_ns`: what the GPU itself needs for a step.
+"""`gpu_floors_ns`: what the GPU itself needs for a step.
 
 Whatever an edit takes off the host, the GPU events that are left still run one behind the other on
 their streams. No prediction may be shorter than the stream that has most to do, whatever the
@@ -18,7 +18,7 @@ from torchtraceap.aliases import Array
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.run import SimulatedRun
 
-__all__ = ["gpu_floor_ns"]
+__all__ = ["gpu_floors_ns"]
 
 _STREAM = 1  # kind of lanes
 
@@ -38,8 +38,8 @@ class _StreamWork:
     steps: int
 
 
-def gpu_floor_ns(run: SimulatedRun, change: Change) -> float:
-    """Mean over the chosen steps, ns: GPU events back to back on the stream that needs longest.
+def gpu_floors_ns(run: SimulatedRun, change: Change) -> Array:
+    """float64 `[chosen steps]`, ns: GPU events back to back on the stream that needs longest.
 
     Args:
         run: The run.
@@ -47,16 +47,12 @@ def gpu_floor_ns(run: SimulatedRun, change: Change) -> float:
     """
     work = run.remember("stream work", lambda: _stream_work(run))
     if not len(work.edges):
-        return 0.0
-    costs = run.cost_ns[work.edges]
-    edges, lags = change.lags
-    if len(edges):
-        place = np.minimum(np.searchsorted(edges, work.edges), len(edges) - 1)
-        costs = np.where(edges[place] == work.edges, lags[place], costs)
+        return np.zeros(work.steps)
+    costs = change.costs_of(run.cost_ns, work.edges)
     sums = np.bincount(work.group, weights=costs, minlength=len(work.step)) * work.alone
     longest = np.zeros(work.steps)
     np.maximum.at(longest, work.step, sums)
-    return float(longest.mean())
+    return longest
 
 
 def _stream_work(run: SimulatedRun) -> _StreamWork:

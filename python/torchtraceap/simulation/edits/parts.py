@@ -9,13 +9,15 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap._core import EventKind, GpuClass, Phase
 from torchtraceap.aliases import Array
+from torchtraceap.analysis.grouping import rows_by_key
 from torchtraceap.analysis.many_ranks.matching import rank_collectives
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.run import SimulatedRun
 
-__all__ = ["RankParts", "parts_of"]
+__all__ = ["ACCUMULATION", "RankParts", "parts_of"]
 
+ACCUMULATION = r"(?:^|: )torch::autograd::AccumulateGrad$"
 GRADIENT_KINDS = ("all_reduce", "reduce_scatter", "reduce")
 _HANDS_OVER = r"^c10d::|^record_param_comms$|^nccl:"
 _OPERATORS = (EventKind.CPU_OP, EventKind.USER_ANNOTATION)
@@ -79,6 +81,13 @@ class RankParts:
         chosen = ~np.isnan(to_ns[owner]) & (lag_ns > 0)
         change.set_lags(edges[chosen], to_ns[owner][chosen])
 
+    def transfer_with(self, change: Change) -> Array:
+        """float64 `[rows]`: what each collective's data takes with a change, ns."""
+        edges, owner = self.transfer_edges()
+        moves_ns = np.zeros(len(self.rows))
+        np.maximum.at(moves_ns, owner, change.costs_of(self.view.costs_ns, edges))
+        return moves_ns
+
     def remove(self, change: Change, places: Array, *, operators: bool = False) -> None:
         """Collectives are gone, with their transfer and their launch; `operators`: with all that
         the host does to hand them over."""
@@ -103,6 +112,27 @@ class RankParts:
         known = calls >= 0
         place[known] = view.inside(view.begin_of[calls[known]].astype(np.int64), rows)
         return np.where(place >= 0, rows[place], -1) if len(rows) else place
+
+    @cached_property
+    def gradients(self) -> Array:
+        """int64 `[rows]`: how many parameters' gradients each collective of gradients may hold:
+        those that autograd accumulated since the one before, and one where a step has no more
+        gradients than collectives; -1 for others, and where that is not recorded."""
+        view = self.view
+        found = np.full(len(self.rows), -1, dtype=np.int64)
+        rows = view.outermost(view.rows_named(ACCUMULATION, EventKind.CPU_OP))
+        places = np.flatnonzero(self.is_gradient)
+        if not len(rows) or not len(places):
+            return found
+        since_ns = np.sort(view.table.ts_ns[rows])
+        done = np.searchsorted(since_ns, view.launch_times_ns(self.rows[places]))
+        held = np.diff(done, prepend=0)
+        for _, mine in rows_by_key(self.step[places]):
+            # One by one, at the end of a backward pass as well as in it.
+            if held[mine].sum() <= len(mine):
+                held[mine] = 1
+        found[places] = np.maximum(held, 1)
+        return found
 
     @property
     def is_gradient(self) -> Array:

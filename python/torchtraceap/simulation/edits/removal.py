@@ -10,7 +10,7 @@ import numpy as np
 from torchtraceap._core import EventKind
 from torchtraceap.aliases import Array
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
-from torchtraceap.simulation.edits.parts import parts_of
+from torchtraceap.simulation.edits.parts import ACCUMULATION, parts_of
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
@@ -77,7 +77,6 @@ for _edit, _finding in _REMOVALS:
     register(_edit.name, default=True, fixes=(_finding,))(partial(replace, _edit))
 
 
-_ACCUMULATION = r"(?:^|: )torch::autograd::AccumulateGrad$"
 
 
 @register("zero_grad_to_none", default=True, fixes=("zero_grad_not_none",))
@@ -129,7 +128,7 @@ def _operators_inside(view: RankView, pattern: str, holders: Array) -> Array:
 
 def _additions_to_zeros(view: RankView, ranges: Array) -> Array:
     """Operators that add a gradient to one that was filled with zeros."""
-    nodes = view.outermost(view.rows_named(_ACCUMULATION, EventKind.CPU_OP))
+    nodes = view.outermost(view.rows_named(ACCUMULATION, EventKind.CPU_OP))
     added = _operators_inside(view, r"^aten::add_?$", nodes)
     added = added[np.argsort(view.table.ts_ns[added], kind="stable")]
     begins_ns = np.sort(view.table.ts_ns[ranges])

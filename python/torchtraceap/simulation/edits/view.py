@@ -275,7 +275,12 @@ class RankView:
 
     def cost_of(self, edges: Array) -> Array:
         """ns, residuals included."""
-        return self._run[2][edges]
+        return self.costs_ns[edges]
+
+    @property
+    def costs_ns(self) -> Array:
+        """int64: what every edge of the run costs, residuals included."""
+        return self._run[2]
 
     def waits_of(self, host_rows: Array) -> Array:
         """Edges on which these calls wait for the GPU."""
