@@ -6,8 +6,8 @@ range and the GPU has done what was launched until then, and never before the wo
 before. Its iteration is the distance from one such end to the next. The first begins with its
 range, or where what was launched before it ends if that is later. Where that was not recorded, the
 first GPU event tells: no launch takes so long that it explains a later begin, so until then the GPU
-was busy; nor does the staging of a copy explain that its call waits for longer. What other threads do counts through what waits for it: a thread for which nothing waits
-ends no step.
+was busy; nor does the staging of a copy explain that its call waits for longer. What other threads
+do counts through what waits for it: a thread for which nothing waits ends no step.
 
 Note [Counted steps]: every step that is marked or inferred, but for those that begin in the warm-up
 and for the last of inferred ones, which ends with its last event and not where another begins; all

@@ -76,7 +76,8 @@ def contend(
         moves_ns = parts.transfer_with(change)
         has = _moving_beside(parts, moves_ns, after)
         ratio = _ratio(had, has, BESIDE_COMPUTATION, best=best)
-        parts.set_transfer(change, np.where((ratio != 1) & (moves_ns > 0), moves_ns * ratio, np.nan))
+        changed = (ratio != 1) & (moves_ns > 0)
+        parts.set_transfer(change, np.where(changed, moves_ns * ratio, np.nan))
 
 
 def beside_computation(run: SimulatedRun, parts: RankParts) -> Array:
@@ -94,7 +95,7 @@ def _ratio(had: Array, has: Array, slowdown: tuple[float, float], *, best: bool)
 
 
 def _computation(view: RankView) -> Array:
-    return view.gpu_rows[view.tree.gpu_class[view.gpu_rows] == GpuClass.COMPUTE]
+    return view.gpu_class(GpuClass.COMPUTE)
 
 
 def _overlap(view: RankView, rows: Array, times: Array) -> Array:

@@ -77,8 +77,6 @@ for _edit, _finding in _REMOVALS:
     register(_edit.name, default=True, fixes=(_finding,))(partial(replace, _edit))
 
 
-
-
 @register("zero_grad_to_none", default=True, fixes=("zero_grad_not_none",))
 class ZeroGradToNone:
     """`zero_grad(set_to_none=True)`: no gradient is filled with zeros, and none is added to them.
