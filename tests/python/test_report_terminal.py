@@ -97,6 +97,13 @@ def test_ranks_are_compared(tmp_path: Path) -> None:
     assert "Step 100 ms (mean of 6 steps on 2 ranks, 2 left out)" in text
 
 
+def test_no_line_breaks_between_a_figure_and_its_unit(slow: ttap.Diagnosis) -> None:
+    units = ("%", "ns", "µs", "ms", "s ", "s.", "s)", "s,")
+    for width in range(50, 121):
+        lines = [line.strip() for line in render_text(slow, width=width).splitlines()]
+        assert not [line for line in lines if line.startswith(units)]
+
+
 def test_names_cannot_command_the_terminal(tmp_path: Path) -> None:
     text = render_text(diagnose(samples.hostile(), tmp_path))
     bad = {c for c in text if c != "\n" and unicodedata.category(c) in ("Cc", "Cf")}

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchtraceap.report.view import FindingView, ReportView, Segment, build_view
-from torchtraceap.report.words import cells, format_percent, harmless, one_line
+from torchtraceap.report.words import cells, format_percent, harmless, one_line, unbroken
 from torchtraceap.units import format_count, format_ns
 
 if TYPE_CHECKING:
@@ -140,14 +140,15 @@ def _sides(left: str, right: str, width: int, left_style: str, right_style: str)
 
 
 def _wrap(text: str, width: int, max_lines: int, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text,
+    lines = textwrap.wrap(
+        unbroken(text),
         width,
         max_lines=max_lines,
         placeholder=" …",
         subsequent_indent=indent,
         break_on_hyphens=False,
     )
+    return [line.replace("\u00a0", " ") for line in lines]
 
 
 def split_columns(shares: Sequence[float], width: int) -> list[int]:

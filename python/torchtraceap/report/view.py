@@ -416,9 +416,9 @@ def _bars(finding: Finding, replay: ReplayCheck | None) -> BeforeAfter | None:
 
 
 def _before_after(
-    label: str, before_ns: int, after_ns: int, low_ns: int, high_ns: int
+    label: str, before_ns: int, after_ns: int, low_ns: int, high_ns: int, longest: int = 1
 ) -> BeforeAfter:
-    longest = max(1, before_ns, high_ns)
+    longest = max(longest, before_ns, high_ns)
     return BeforeAfter(
         label=label,
         before=format_ns(before_ns),
@@ -432,12 +432,20 @@ def _before_after(
 
 
 def _plan_bars(diagnosis: Diagnosis) -> tuple[BeforeAfter, ...]:
-    """Each fix from where those before it lead to."""
-    bars = []
-    for fix in diagnosis.plan:
-        before_ns = fix.total_ns_after + fix.gain_ns
-        bars.append(_before_after(fix.edit, before_ns, fix.total_ns_after, fix.low_ns, fix.high_ns))
-    return tuple(bars)
+    """Each fix from where those before it lead to, all on one scale."""
+    plan = diagnosis.plan
+    longest = max((max(fix.total_ns_after + fix.gain_ns, fix.high_ns) for fix in plan), default=1)
+    return tuple(
+        _before_after(
+            fix.edit,
+            fix.total_ns_after + fix.gain_ns,
+            fix.total_ns_after,
+            fix.low_ns,
+            fix.high_ns,
+            longest,
+        )
+        for fix in plan
+    )
 
 
 def _planned(diagnosis: Diagnosis) -> str:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Sequence
 
 from torchtraceap.units import format_ns
 
-__all__ = ["arrow", "cells", "format_percent", "harmless", "headings", "one_line"]
+__all__ = [
+    "arrow",
+    "cells",
+    "format_percent",
+    "harmless",
+    "headings",
+    "one_line",
+    "unbroken",
+]
 
 # Control, format and bidirectional characters could reorder or hide what a terminal shows, or
 # command it; private and unassigned ones show as nothing.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 MAX_HEADING = 60
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nµm]?s|min|h|B|[KMGT]i?B)(?!\w))")
 _UNITS = ("_ns", "_share", "_bytes", "_gb_per_s")
 
 
@@ -28,6 +38,11 @@ def format_percent(share: float) -> str:
     if 99 < percent < 100:
         return f"{math.floor(percent * 10) / 10:.1f} %"
     return f"{percent:.0f} %"
+
+
+def unbroken(text: str) -> str:
+    """Text in which no line breaks between a figure and its unit."""
+    return _UNIT.sub("\u00a0", text)
 
 
 def arrow(before_ns: int, after_ns: int) -> str:

@@ -74,6 +74,7 @@ def render_document(
             percent=lambda share: f"{max(0.0, share) * 100:.3f}".rstrip("0").rstrip("."),
             format_time=format_ns,
             format_percent=words.format_percent,
+            unbroken=words.unbroken,
             format_count=format_count,
             **values,
         )
