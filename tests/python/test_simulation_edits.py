@@ -157,6 +157,31 @@ def test_workers_of_unknown_number_may_be_enough_already(write_trace: WriteTrace
     assert "how many there are is not in the trace" in outcome.note
     assert outcome.low_ns == pytest.approx(15_000e3, rel=0.02)
     assert outcome.high_ns == simulation.measured_ns
+    # From one to four, each ratio alike: the middle is two.
+    assert outcome.predicted_ns == pytest.approx(30_000e3, rel=0.02)
+
+
+def test_a_single_fetch_tells_its_usual_time_only_roughly(write_trace: WriteTrace) -> None:
+    program = FlawedProgram()
+    with program.step(5):
+        loading_for(400_000)(program)
+    _, outcome = run_one(write_trace(program.document()), "loader_workers=4")
+    assert outcome.low_ns == pytest.approx(0.87 * 100_000e3 / 1.05, rel=0.01)
+    assert outcome.high_ns == pytest.approx(1.13 * 133_000e3 * 1.05, rel=0.01)
+
+
+def test_a_gpu_far_behind_does_not_hide_the_pace_of_workers(write_trace: WriteTrace) -> None:
+    """50 ms behind when the recording begins, and 5 ms faster than batches come: it waits for
+    them in the end."""
+    program = FlawedProgram()
+    program.launch("from before", 50_000)
+    for number in range(2):
+        with program.step(number + 5):
+            with program.range("_SingleProcessDataLoaderIter.__next__"):
+                program.work(30_000)
+            program.launch("gemm", 25_000)
+    _, outcome = run_one(write_trace(program.document()), "loader_workers=1")
+    assert outcome.high_ns is not None and outcome.high_ns >= 30_000e3
 
 
 def test_worker_counts_that_make_no_sense_are_refused() -> None:
@@ -855,8 +880,29 @@ def test_products_of_unknown_work_take_the_ratio_of_the_peaks_at_best(
     simulation, outcome = run_one(write_trace(steps_of(convolutions)), "mixed_precision=bf16")
     assert outcome.low_ns is not None and outcome.high_ns is not None
     assert simulation.measured_ns - outcome.low_ns == pytest.approx(15 / 16 * 1e6, rel=0.02)
-    assert outcome.high_ns == simulation.measured_ns
+    # At least they take as long as now, behind an operator that casts.
+    assert outcome.high_ns - simulation.measured_ns == pytest.approx(10e3, abs=1)
     assert "ratio of the peaks" in outcome.note
+    assert outcome.predicted_ns is not None  # as a square product of 1 ms, nearer to the best
+    assert 0.6e6 < simulation.measured_ns - outcome.predicted_ns < 15 / 16 * 1e6
+
+
+def test_element_wise_kernels_of_unknown_work_move_half_the_bytes(write_trace: WriteTrace) -> None:
+    name = "void at::native::vectorized_elementwise_kernel<4, at::native::{}, {}>(int)"
+
+    def body(p: FlawedProgram) -> None:
+        p.launch("ampere_sgemm_128x64_tn", 100)
+        p.launch(name.format("Add", "float"), 600)
+        p.launch(name.format("Add", "c10::Half"), 600)
+        with p.range("Optimizer.step#Adam.step", "user_annotation"):
+            p.launch(name.format("Mul", "float"), 600)
+        p.synchronize()
+
+    path = write_trace(steps_of(body, device="A100-SXM4-40GB"))
+    simulation, outcome = run_one(path, "mixed_precision=bf16")
+    assert outcome.predicted_ns is not None
+    saved_us = (simulation.measured_ns - outcome.predicted_ns) / 1e3
+    assert 300 < saved_us < 400
 
 
 def test_a_device_without_the_type_says_so(write_trace: WriteTrace) -> None:
@@ -884,7 +930,7 @@ def test_another_device_takes_the_ratio_of_attainable_times(write_trace: WriteTr
     # fp32 on ordinary units: 19.5 against 66.9 TFLOPS.
     assert outcome.predicted_ns is not None
     ratio = (outcome.predicted_ns - (simulation.measured_ns - 1e6)) / 1e6
-    assert ratio == pytest.approx(19.5 / 66.9, rel=0.05)
+    assert ratio == pytest.approx(19.5 / 66.9, rel=0.1)
 
 
 def test_copies_take_the_link_of_the_other_host(write_trace: WriteTrace) -> None:

@@ -43,7 +43,10 @@ KINDS = {kind.name.lower(): kind for kind in _core.DependencyKind}
 """Dependencies by name."""
 WHOLE = "whole trace"
 _STEPS_TO_SETTLE = 2
-"""Before the copy of the steps that counts."""
+"""Before the copy of the steps that counts: what is in flight seldom reaches over more."""
+_STEPS_TO_KEEP_A_PACE = 16
+"""The same where an edit says how fast batches come: a GPU that was far behind takes that long to
+do what is left, if it is only a little faster."""
 _THREAD, _STREAM, _MEETING_POINTS = 0, 1, 2  # kinds of lanes
 _NONE = np.zeros(0, dtype=np.int64)
 
@@ -512,9 +515,9 @@ class SimulatedRun:
         if not deltas or len(offsets) == 1:
             none = np.zeros((len(deltas), 0), dtype=np.int64)
             return Replays(np.zeros(len(deltas)), none, np.zeros(len(deltas), dtype=np.uint32))
-        carries = self._carried
+        carries, settle = self._carried, _STEPS_TO_SETTLE
         if carried is not None and self.per_step:
-            carries = np.concatenate([carries, carried])
+            carries, settle = np.concatenate([carries, carried]), _STEPS_TO_KEEP_A_PACE
         ends, left_out = _core.replay_batch(
             self.graph,
             _known(deltas),
@@ -522,7 +525,7 @@ class SimulatedRun:
             offsets,
             with_residuals=with_residuals,
             carries=carries if self.per_step else None,
-            copies=(copies or self._copies) if self.per_step else 1,
+            copies=(copies or self._copies(settle)) if self.per_step else 1,
         )
         if self.per_step:
             lengths = self._lengths_behind(ends[:, -2], ends[:, -1])
@@ -530,11 +533,9 @@ class SimulatedRun:
             lengths = self._lengths(ends)
         return Replays(self.mean_ns(lengths), lengths, left_out)
 
-    @cached_property
-    def _copies(self) -> int:
-        """So that the last begins in the state that the edited run leaves: what is in flight seldom
-        reaches over more than two steps."""
-        return max(2, _STEPS_TO_SETTLE // max(1, min(map(len, self.steps_by_rank))) + 1)
+    def _copies(self, settle: int) -> int:
+        """So that the last begins in the state that the edited run leaves, so many steps later."""
+        return max(2, settle // max(1, min(map(len, self.steps_by_rank))) + 1)
 
     @cached_property
     def step_errors(self) -> Array:

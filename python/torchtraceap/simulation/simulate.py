@@ -4,8 +4,8 @@ Note [Prediction]: predicted = measured x iteration in the edited replay / itera
 as it was. Four replays give four savings: the edit as far as it may go and as far as it is
 certain, each on the graph with what the measured run took beyond its dependencies and on the graph
 without. The smallest and the largest are the interval, widened by the steps' own noise
-(`trust.py`); the guess is the mean of the four. A saving below the noise is not shown: predicted is
-then measured, and the note says so.
+(`trust.py`); the guess is the mean of the four, or what an edit says to be likely. A saving below
+the noise is not shown: predicted is then measured, and the note says so.
 
 Note [Floor]: the edited replay is a time by itself. Where it is below the measured time no
 prediction is below it: what hid a stall in the recording, such as work from before it, need not
@@ -125,6 +125,8 @@ class _Replayed:
 
     saved_ns: Array
     """float64 `[forms x exact]`: at best, then cautiously, each with residuals and without."""
+    guess_ns: float
+    """The mean of what they likely save, between the least and the most of these."""
     left_out: int
     """New dependencies that contradict the order of events and are left out."""
     noise: Noise
@@ -263,7 +265,7 @@ class Simulation:
         source: str,
     ) -> EditOutcome:
         """An outcome, silent where the saving is lost in the noise."""
-        saving, noise_ns = _saving_of(replayed.saved_ns), self._noise_ns(replayed)
+        saving, noise_ns = _saving_of(replayed), self._noise_ns(replayed)
         if not saving.low_ns and not saving.high_ns:
             notes = [*notes, "no step becomes shorter by it"]
         elif abs(saving.best_ns) <= noise_ns:
@@ -329,10 +331,11 @@ class Simulation:
         """What each of these saves; one call for each of `exact`, which says whether with what the
         measured run took beyond its dependencies. See Note [Prediction]."""
         changes: list[Change] = []
-        forms: list[tuple[int, int]] = []
+        forms: list[list[int]] = []
         for graph in graphs:
-            forms.append((len(changes), len(changes) + (graph.cautious is not None)))
-            changes += _changes(graph)
+            place_of = {id(change): len(changes) + n for n, change in enumerate(_forms(graph))}
+            forms.append([place_of[id(c)] for c in (graph.best, graph.least, *graph.guesses)])
+            changes += _forms(graph)
         shares = np.ones((len(exact), len(changes)))
         lost = np.zeros(len(changes), dtype=np.int64)
         most = np.full(len(changes), np.inf)
@@ -351,12 +354,12 @@ class Simulation:
         saved = np.where(saved > 0, np.minimum(saved, np.maximum(most, 0.0)), saved)
         removes = np.array([change.only_removes(self.run) for change in changes], dtype=bool)
         saved[:, removes] = np.maximum(saved[:, removes], 0.0)
-        return [
-            _Replayed(
-                saved[:, [best, least]].T.ravel(), int(lost[[best, least]].max()), noise[best]
-            )
-            for best, least in forms
-        ]
+        found = []
+        for best, least, *guesses in forms:
+            both = saved[:, [best, least]].T.ravel()
+            guess_ns = float(np.clip(saved[:, guesses].mean(), both.min(), both.max()))
+            found.append(_Replayed(both, guess_ns, int(lost[[best, least]].max()), noise[best]))
+        return found
 
     @cached_property
     def _before_ns(self) -> dict[bool, float]:
@@ -407,18 +410,18 @@ class Simulation:
         chosen: EditedGraph | None = None
         left = self.applied
         plan: list[PlanStep] = []
-        saved_ns = np.zeros(4)
+        saved_ns, guess_ns = np.zeros(4), 0.0
         while left:
             found = self._next_fix(chosen, left, saved_ns, first)
             if found is None:
                 break
             name, chosen, together = found
-            gain_ns = float((together.saved_ns - saved_ns).mean())
+            gain_ns = together.guess_ns - guess_ns
             if gain_ns <= self._least_gain_ns(together):
                 break
             left = {other: g for other, g in left.items() if not share_work(name, other)}
-            saved_ns = together.saved_ns
-            bounds = self._bounds(_saving_of(saved_ns), [chosen], together.noise)
+            saved_ns, guess_ns = together.saved_ns, together.guess_ns
+            bounds = self._bounds(_saving_of(together), [chosen], together.noise)
             plan.append(PlanStep(name, round(gain_ns), *bounds))
         return tuple(plan)
 
@@ -436,8 +439,8 @@ class Simulation:
         None where none can add enough."""
         if chosen is None:
             alone = self._alone_each
-            name = max(left, key=lambda each: float(alone[each].saved_ns.mean()))
-            if first in left and alone[first].saved_ns.mean() > self._least_gain_ns(alone[first]):
+            name = max(left, key=lambda each: alone[each].guess_ns)
+            if first in left and alone[first].guess_ns > self._least_gain_ns(alone[first]):
                 name = first
             return name, left[name], alone[name]
         names = self._promising(chosen, left, saved_ns)
@@ -445,10 +448,11 @@ class Simulation:
             return None
         sets = [_as_one(self.run, [chosen, left[name]]) for name in names]
         found = self._replayed(sets, exact=(True,))
-        best = int(np.argmax([float(each.saved_ns.mean()) for each in found]))
+        best = int(np.argmax([each.guess_ns for each in found]))
         (rest,) = self._replayed([sets[best]], exact=(False,))
         both_ns = np.stack([found[best].saved_ns, rest.saved_ns], axis=1).ravel()
-        return names[best], sets[best], replace(found[best], saved_ns=both_ns)
+        guess_ns = (found[best].guess_ns + rest.guess_ns) / 2
+        return names[best], sets[best], replace(found[best], saved_ns=both_ns, guess_ns=guess_ns)
 
     def _promising(
         self, chosen: EditedGraph, left: dict[str, EditedGraph], saved_ns: Array
@@ -565,12 +569,19 @@ def _as_one(run: SimulatedRun, graphs: Sequence[EditedGraph]) -> EditedGraph:
     best = joined(run, [graph.best for graph in graphs])
     if all(graph.cautious is None for graph in graphs):
         return EditedGraph(best)
-    least = [graph.best if graph.cautious is None else graph.cautious for graph in graphs]
-    return EditedGraph(best, joined(run, least))
+    least = joined(run, [graph.least for graph in graphs])
+    if not any(graph.likely for graph in graphs):
+        return EditedGraph(best, least)
+    pairs = zip(*(graph.guesses for graph in graphs), strict=True)
+    return EditedGraph(best, least, tuple(joined(run, changes) for changes in pairs))
 
 
 def _changes(graph: EditedGraph) -> list[Change]:
     return [graph.best] if graph.cautious is None else [graph.best, graph.cautious]
+
+
+def _forms(graph: EditedGraph) -> list[Change]:
+    return [*_changes(graph), *graph.likely]
 
 
 def _ratio(after_ns: Array, before_ns: float) -> Array:
@@ -578,5 +589,6 @@ def _ratio(after_ns: Array, before_ns: float) -> Array:
     return after_ns / before_ns if before_ns > 0 else np.ones(len(after_ns))
 
 
-def _saving_of(savings_ns: Array) -> _Saving:
-    return _Saving(float(savings_ns.mean()), float(savings_ns.min()), float(savings_ns.max()))
+def _saving_of(replayed: _Replayed) -> _Saving:
+    saved_ns = replayed.saved_ns
+    return _Saving(replayed.guess_ns, float(saved_ns.min()), float(saved_ns.max()))

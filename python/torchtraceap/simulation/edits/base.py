@@ -2,7 +2,8 @@
 
 Note [Two variants]: a trace doesn't say which work needs which data. So an edit gives its change as
 far as it may go (`best`: only dependencies that the trace shows hold) and as far as it is certain
-(`cautious`: program order is kept). The prediction lies between what the two do.
+(`cautious`: program order is kept). The prediction lies between what the two do; where they are
+factors apart, the edit may say which place is the likely one.
 """
 
 from __future__ import annotations
@@ -262,10 +263,24 @@ class EditedGraph:
     """What the fix does if everything that can't be seen is in its favour."""
     cautious: Change | None = None
     """What it does at least; None: the same."""
+    likely: tuple[Change, ...] = ()
+    """What it most likely does, for the guess, which is the mean of what these do; empty: nothing
+    speaks for any place between the two, and it is the mean of them."""
     source: str = ""
     """Where the durations put in come from."""
     note: str = ""
     """For a person: what was changed, and what was assumed."""
+
+    @property
+    def least(self) -> Change:
+        """What it does at least."""
+        return self.best if self.cautious is None else self.cautious
+
+    @property
+    def guesses(self) -> tuple[Change, Change]:
+        """The guess is the mean of what these do."""
+        likely = self.likely or (self.best, self.least)
+        return likely[0], likely[-1]
 
 
 class Edit(Protocol):

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
-from torchtraceap._core import CopyDirection, EventKind, GpuClass
+from torchtraceap._core import CopyDirection, EventKind, GpuClass, Phase
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.recorded_device import matrix_units, plausible_devices
 from torchtraceap.analysis.roofline import attainable_ns, computing_type
@@ -21,7 +21,7 @@ from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.parts import parts_of
 from torchtraceap.simulation.edits.view import RankView, views
-from torchtraceap.simulation.edits.works import EventWorks, works_of
+from torchtraceap.simulation.edits.works import EventWorks, families_of, works_of
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.sums import total
@@ -34,9 +34,16 @@ _HALF = ("bf16", "fp16")
 _PRODUCTS = ("gemm", "grouped_gemm", "convolution_forward", "convolution_backward")
 START_NS = 1_000
 """No kernel takes less: it starts and ends."""
+CONVERTED = 0.5
+"""Of what products read, the share that is likely converted for them: weights are, in each step;
+activations come in the new type from the operator before."""
+_SQUARES = np.geomspace(16, 65_536, 49)
+"""Rows of square products that a kernel of unknown work is compared with."""
 CAST_LAUNCHES = 2
 """Launches' worth of host time for an operator that casts: its own way to the launch takes about as
 long."""
+_PLAIN_FLOAT = r"\bfloat\b"
+_OTHER_TYPE = r"half|bfloat16|double|bf16|fp16"
 _ON_MATRIX_UNITS = r"tf32|h884|s884|h1688|s1688|16816|hmma|fp16|bf16|half|hgemm"
 
 
@@ -54,7 +61,12 @@ class MixedPrecision:
     never below the device's attainable time. Best: other fp32 kernels move half the bytes (not for
     tf32). Cautious: each product first converts what it reads, in an operator of its own. Products
     whose work the trace does not show (no shapes, convolutions without their strides) are known by
-    their kernels' names: at best they take the ratio of the peaks, at least as long as now.
+    their kernels' names: at best they take the ratio of the peaks, at least as long as now. So are
+    element-wise kernels, outside of the optimizer.
+
+    Likely: products take what the model says, those of unknown work what it says of a square one
+    that takes as long as they do; half of what they read is converted, by operators in the forward
+    pass; other kernels move half the bytes, but for the optimizer.
     """
 
     def __init__(self, dtype: str | None = None) -> None:
@@ -64,7 +76,7 @@ class MixedPrecision:
         self.name = f"mixed_precision={self._wanted[0]}" if dtype else "mixed_precision"
 
     def apply(self, run: SimulatedRun) -> EditedGraph:
-        best, cautious = Change(), Change()
+        best, cautious, likely = Change(), Change(), Change()
         found = _Found()
         reason = "no product or convolution in fp32 is in the trace"
         for view in views(run):
@@ -72,24 +84,35 @@ class MixedPrecision:
             if isinstance(units, str):
                 reason = units
                 continue
-            known, low, high = _known_products(view, units)
+            known, low, high, usual = _known_products(view, units)
             view.scale_gpu(best, known, low)
             view.scale_gpu(cautious, known, high)
+            view.scale_gpu(likely, known, usual)
             guessed = _products_of_unknown_work(view, units.device)
             peaks = _no_faster_than_a_start(view, guessed, units.ratio)
             view.scale_gpu(best, guessed, peaks)
+            view.scale_gpu(likely, guessed, _as_squares(view, guessed, units))
             found.add(view, known, low)
             found.add(view, guessed, peaks)
             found.unknown += len(guessed)
             if units.device is None:
                 found.nameless = True
             if units.dtype in _HALF:
-                view.scale_gpu(best, *_ratios(view, _other_in_fp32))
-                _call_casts(view, cautious, known)
+                rows, ratio = _ratios(view, _other_in_fp32)
+                named = _element_wise_in_fp32(view)
+                view.scale_gpu(best, rows, ratio)
+                stays = view.phase_of(rows) == Phase.OPTIMIZER
+                view.scale_gpu(likely, rows[~stays], ratio[~stays])
+                for change in (best, likely):
+                    view.scale_gpu(change, named, _no_faster_than_a_start(view, named, 0.5))
+                products = np.concatenate([known, guessed])
+                _call_casts(view, cautious, products)
+                forward = view.phase_of(products) != Phase.BACKWARD
+                _call_casts(view, likely, products[forward])
         if not found.products:
             raise NotApplicableError(reason)
         source = "model of products, in the bounds of its errors; else ratio of the peaks"
-        return EditedGraph(best, cautious, source=source, note=found.note())
+        return EditedGraph(best, cautious, (likely,), source=source, note=found.note())
 
 
 @dataclass
@@ -159,19 +182,21 @@ def _least_gain(view: RankView, *, half: bool) -> float:
     return float(gain) if half == says_half else 0.0
 
 
-def _known_products(view: RankView, units: _Units) -> tuple[Array, Array, Array]:
-    """Kernels of products whose work is known, and new time over old at best and at least."""
+def _known_products(view: RankView, units: _Units) -> tuple[Array, Array, Array, Array]:
+    """Kernels of products whose work is known, and new time over old at best, at least and
+    likely."""
     works, rows = works_of(view), view.gpu_class(GpuClass.COMPUTE)
     kinds = works.kind_of[rows]
     chosen = [kind for kind in np.unique(kinds[kinds >= 0]).tolist() if _is_product(works, kind)]
     if units.device is None or not chosen:
-        return rows[:0], np.zeros(0), np.zeros(0)
-    table = np.ones((2, len(works.kinds)))
+        return rows[:0], *np.zeros((3, 0))
+    table = np.ones((3, len(works.kinds)))
     table[:, chosen] = _ratios_of_products(view, works, chosen, units.dtype, units.device)
-    low, high = table[:, kinds]
+    low, high, usual = table[:, kinds]
     faster = (kinds >= 0) & (low < 1)
-    rows, low, high = rows[faster], low[faster], high[faster]
-    return rows, _no_faster_than_a_start(view, rows, low), high
+    rows, high = rows[faster], high[faster]
+    low, usual = (_no_faster_than_a_start(view, rows, each[faster]) for each in (low, usual))
+    return rows, low, high, usual
 
 
 def _is_product(works: EventWorks, kind: int) -> bool:
@@ -182,7 +207,7 @@ def _is_product(works: EventWorks, kind: int) -> bool:
 def _ratios_of_products(
     view: RankView, works: EventWorks, kinds: list[int], dtype: str, device: Device
 ) -> Array:
-    """float64 `[2, kinds]`: new time over old, at best and at least.
+    """float64 `[3, kinds]`: new time over old, at best, at least and likely.
 
     Both times are those of the family's model, so that what it misses on this device cancels; the
     models of single products take longer to load than a diagnosis may.
@@ -200,7 +225,9 @@ def _ratios_of_products(
     convert_ns = 0.0 if dtype == "tf32" else reads * 1.5 / device.bandwidth * 1e9
     low = np.maximum(new_ns[1] / old_ns, least_ns / measured_ns)
     high = new_ns[2] / old_ns + convert_ns / measured_ns
-    ratios: Array = np.nan_to_num(np.stack([low, high]), nan=1.0, posinf=1.0)
+    usual = np.maximum(new_ns[0] / old_ns, least_ns / measured_ns)
+    usual += CONVERTED * convert_ns / measured_ns
+    ratios: Array = np.nan_to_num(np.stack([low, high, usual]), nan=1.0, posinf=1.0)
     return ratios.clip(0.0, 1.0)
 
 
@@ -264,6 +291,38 @@ def _of_operators_in_fp32(view: RankView, rows: Array) -> Array:
     )
     found: Array = known & product[place] & in_fp32[codes] & ~view.has_name(_ON_MATRIX_UNITS)[rows]
     return found
+
+
+def _as_squares(view: RankView, rows: Array, units: _Units) -> Array:
+    """New time over old of products of unknown work: as of square ones that take as long now, with
+    their weights converted; the middle of the ratio of the peaks and none where the device is not
+    known."""
+    device = units.device
+    if device is None:
+        return _no_faster_than_a_start(view, rows, units.ratio**0.5)
+    flops, elements = 2 * _SQUARES**3, _SQUARES**2
+    old = [Work(f, 8 * e, 4 * e, unit="matrix") for f, e in zip(flops, elements, strict=True)]
+    families = ["gemm"] * len(old)
+    old_ns = lookups.matrix_work_ns(families, old, ["fp32"] * len(old), device)[0]
+    new = [_in_type(work, units.dtype) for work in old]
+    new_ns = lookups.matrix_work_ns(families, new, [units.dtype] * len(new), device)[0]
+    if units.dtype != "tf32":
+        new_ns += 6 * elements / device.bandwidth * 1e9
+    before_ns = np.maximum(view.table.dur_ns[rows], 1)
+    if not (np.isfinite(old_ns) & np.isfinite(new_ns)).all():
+        return _no_faster_than_a_start(view, rows, units.ratio**0.5)
+    place = np.log(np.maximum.accumulate(old_ns))
+    ratio = np.exp(np.interp(np.log(before_ns), place, np.log(new_ns / old_ns)))
+    return _no_faster_than_a_start(view, rows, np.maximum(ratio, units.ratio))
+
+
+def _element_wise_in_fp32(view: RankView) -> Array:
+    """Element-wise kernels of unknown work, by their names, outside of the optimizer."""
+    rows = view.gpu_class(GpuClass.COMPUTE)
+    rows = rows[(works_of(view).kind_of[rows] < 0) & (view.phase_of(rows) != Phase.OPTIMIZER)]
+    rows = rows[view.has_name(_PLAIN_FLOAT)[rows] & ~view.has_name(_OTHER_TYPE)[rows]]
+    chosen: Array = rows[families_of(view, rows) == "elementwise"] if len(rows) else rows
+    return chosen
 
 
 def _other_in_fp32(work: Work, _: OpCall) -> float:
