@@ -147,17 +147,22 @@ def families_of_traces(rows: Kernels) -> list[Line]:
     """Kernels of traces whose program neither the model nor its interval has seen."""
     ns, inside = family_fit.covered(rows)
     error = np.log(rows.ns / ns)
-    weight = family_fit.weights(rows)
+    sort = family_fit.sorts(rows)
+    weight = 1.0 / np.bincount(sort)[sort]
     lines = []
     for family in [*np.unique(rows.family).tolist(), "all"]:
         own = (rows.family == family) | (family == "all")
-        if own.sum() >= 5:
-            lines.append(_line(family, error[own], inside[own],
-                               programs=len(np.unique(rows.source[own]))))  # fmt: skip
-    by_program = [inside[rows.source == source].mean() for source in np.unique(rows.source)]
-    even = float((weight * inside).sum() / weight.sum())
-    lines[-1] |= {"interval holds, programs alike": float(np.mean(by_program)),
-                  "by root of rows": even}  # fmt: skip
+        if own.sum() < 5:
+            continue
+        programs = [own & (rows.source == source) for source in np.unique(rows.source[own])]
+        shares = [np.average(inside[one], weights=weight[one]) for one in programs]
+        line = _line(family, error[own], None, sorts=len(np.unique(sort[own])),
+                     programs=len(programs))  # fmt: skip
+        lines.append(line | {
+            "interval holds, kinds": float(inside[own].mean()),
+            "interval holds, sorts": float(np.average(inside[own], weights=weight[own])),
+            "interval holds, programs": float(np.mean(shares)),
+        })  # fmt: skip
     return lines
 
 
@@ -171,6 +176,7 @@ def collective_intervals(folder: Path) -> list[Line]:
     tests = {
         "a table for another version, laboratory or board": collective_fit.other_versions,
         "a number of ranks between two": collective_fit.left_out_ranks,
+        "another kind, as many bytes over each link": collective_fit.other_kinds,
     }
     lines = []
     chips = np.array([load_devices()[one.device].architecture for one in series])

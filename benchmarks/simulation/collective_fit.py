@@ -12,7 +12,7 @@ import numpy as np
 import curves
 from duration_data import Series
 from torchtraceap.devices import load_devices
-from torchtraceap.durations.collectives import Ends, LinkModel, has_switch
+from torchtraceap.durations.collectives import Ends, LinkModel, bus_factor, has_switch
 
 SMALL_BYTES = 1 << 16
 ENDS = (0.1, 0.9)
@@ -20,6 +20,7 @@ NO_ENDS = Ends((0.0, 0.0), (0.0, 0.0))
 # Logarithms of start and step (ns), bend and work: where the search begins.
 BEGIN = np.log([5000.0, 1000.0, 0.3, 1.4])
 LOOSE, HELD = 1.0, 1.0
+RINGS = ("all_gather", "reduce_scatter", "all_reduce")
 # Between how many measured ranks each left-out number lies.
 AROUND = {3: (2, 4), 4: (2, 8), 5: (4, 8), 6: (4, 8), 7: (4, 8)}
 # Machines without a switch have many forms, of which one was measured.
@@ -36,6 +37,7 @@ def fit_beside_tables(series: Sequence[Series]) -> dict[str, Any]:
     return {
         "measured": asdict(ends_of([*other_versions(series), *other_sizes(series)], OF_FEW_CHIPS)),
         "between": asdict(ends_of(left_out_ranks(series), OF_FEW_CHIPS)),
+        "law": asdict(ends_of(other_kinds(series), OF_FEW_CHIPS)),
         "links": asdict(links),
     }
 
@@ -105,6 +107,25 @@ def left_out_ranks(series: Sequence[Series]) -> list[Errors]:
                 ends = [curves.fit_curve(*by_ranks[at].arrays()).at(sizes) for at in (low, high)]
                 found.append((sizes, np.log(ns / (ends[0] ** (1 - share) * ends[1] ** share))))
     return found
+
+
+def other_kinds(series: Sequence[Series]) -> list[Errors]:
+    """Each kind that NCCL runs as a ring by the tables of the others, where they bring as many
+    bytes over each link."""
+    groups: dict[tuple[object, ...], dict[str, Series]] = defaultdict(dict)
+    for one in _tested(series):
+        if one.kind in RINGS:
+            groups[one.device, one.dtype, one.library, one.ranks, one.nodes][one.kind] = one
+    return [_by_kind(one, other) for group in groups.values()
+            for one in group.values() for other in group.values() if other is not one]  # fmt: skip
+
+
+def _by_kind(one: Series, other: Series) -> Errors:
+    sizes, ns = one.arrays()
+    curve = curves.fit_curve(*other.arrays())
+    over_links = sizes * (bus_factor(one.kind, one.ranks) / bus_factor(other.kind, one.ranks))
+    inside = curve.covers(over_links)
+    return sizes[inside], np.log(ns[inside] / curve.at(over_links[inside]))
 
 
 # Links -------------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """Fits how fast the kernels of each family run, to those of public traces.
 
 A family's six numbers start from those of its class, these from all kernels: the less a family was
-seen, the nearer it stays. Traces weigh by the root of their rows, so that none decides alone.
+seen, the nearer it stays. Rows of a program that differ in sizes alone are one sort of call. Sorts
+weigh by the root of their rows, programs by the root of what their sorts weigh, so that none
+decides alone.
 """
 
 from __future__ import annotations
@@ -32,12 +34,24 @@ LOOSE = np.array([0.7, 0.7, 0.5, 0.5, 0.4, 0.4])
 # What the beginning counts for, in traces.
 HELD = 1.0
 ROUNDED = 0.1  # errors in logarithms below this count by their square
-ONE_SOURCE = 1.5
+# What the spread of a family's class counts for against its own, and that of all against the
+# class's: in programs.
+PRIOR_PROGRAMS = 2.0
+
+
+def sorts(rows: Kernels) -> np.ndarray:
+    """A number for each sort of call of each program."""
+    parts = zip(rows.source, rows.family, rows.alike, strict=True)
+    names = np.array([" ".join(one) for one in parts])
+    return np.asarray(np.unique(names, return_inverse=True)[1])
 
 
 def weights(rows: Kernels) -> np.ndarray:
-    _, number, count = np.unique(rows.source, return_inverse=True, return_counts=True)
-    return 1.0 / np.sqrt(count[number])
+    """Of each row; see the module's docstring."""
+    sort = sorts(rows)
+    alone = 1.0 / np.sqrt(np.bincount(sort)[sort])
+    _, program = np.unique(rows.source, return_inverse=True)
+    return np.asarray(alone / np.sqrt(np.bincount(program, alone)[program]))
 
 
 def model_of(numbers: np.ndarray, family: str = "") -> FamilyModel:
@@ -124,27 +138,27 @@ def with_intervals(
 def _interval(
     rows: Kernels, error: np.ndarray, region: np.ndarray, family: str
 ) -> tuple[float, float]:
-    """10th and 90th percentile of errors: the family's own as far as several sources tell them,
-    its class's, then all; wider the fewer sources there are."""
+    """Logarithms of both ends, as far apart as the kernels of a new program may lie.
+
+    The mean square error of programs that were left out holds what differs between programs and
+    within one. A family's own counts as much as programs tell it, beside its class's, and that
+    beside all; the end is the 90th percentile of Student's distribution for so many programs.
+    """
+    from scipy.stats import t
+
     classes = np.array([CLASS_OF.get(one, "") for one in rows.family])
-    wanted = CLASS_OF.get(family, family)
-    own = region & (rows.family == family)
-    parts = [own, region & (classes == wanted), region]
-    weight, left = np.zeros(len(rows)), 1.0
-    even = weights(rows)
-    for part in parts:
-        sources = len(np.unique(rows.source[part]))
-        if sources:
-            share = left if part is parts[-1] else left * sources / (sources + ONE_SOURCE)
-            weight += share * even * part / (even * part).sum()
-            left -= share
-    order = np.argsort(error)
-    places = np.cumsum(weight[order]) - weight[order] / 2.0
-    ends = np.interp([0.1, 0.9], places, error[order])
-    wider = 1.0 + 1.0 / max(1, len(np.unique(rows.source[own])))
-    centre = float(np.interp(0.5, places, error[order]))
-    low, high = centre + wider * (ends - centre)
-    return round(float(low), 3), round(float(high), 3)
+    own = rows.family == family
+    square, programs = 0.0, 0
+    for part in (np.ones(len(rows), dtype=bool), classes == CLASS_OF.get(family, family), own):
+        seen = np.flatnonzero(region & part)
+        kept = rows.take(seen)
+        programs = len(np.unique(kept.source))
+        if programs:
+            told = float(np.average(error[seen] ** 2, weights=weights(kept)))
+            held = PRIOR_PROGRAMS if square else 0.0
+            square = (programs * told + held * square) / (programs + held)
+    end = round(float(t.ppf(0.9, programs + PRIOR_PROGRAMS - 1.0) * np.sqrt(square)), 3)
+    return -end, end
 
 
 def covered(rows: Kernels) -> tuple[np.ndarray, np.ndarray]:

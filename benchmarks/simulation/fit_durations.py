@@ -104,7 +104,7 @@ def fit_collectives(folder: Path) -> dict[str, Any]:
     series = [s for s in series if duration_data.known(s.device)]
     used = [name for name in SAYS if any(s.source == name for s in series)]
     return {
-        "schema": "torchtraceap.collectives/2",
+        "schema": "torchtraceap.collectives/3",
         "made": datetime.date.today().isoformat(),
         "sources": {
             name: provenance(

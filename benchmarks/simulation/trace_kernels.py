@@ -47,6 +47,8 @@ class Kernels:
     """Type and unit of the peak, such as "tf32 matrix"; empty without flops."""
     shape: np.ndarray
     """batch, m, n, k of products of matrices, as text; else empty."""
+    alike: np.ndarray
+    """Operator and kernels: rows of a program that have them in common differ in sizes alone."""
     ns: np.ndarray
 
     def __len__(self) -> int:
@@ -75,7 +77,7 @@ def kernels_of(folder: Path) -> Kernels:
             for key, ns in _of_file(path):
                 found[key].append(ns)
     keys = sorted(found, key=str)
-    columns = [np.array([key[at] for key in keys]) for at in range(8)]
+    columns = [np.array([key[at] for key in keys]) for at in range(9)]
     return Kernels(*columns, ns=np.array([np.median(found[key]) for key in keys]))
 
 
@@ -109,8 +111,8 @@ def _of_rank(
             family = families.variant_of(family_of(call.name, names), names[0])
             ideal = _ideal(call.work, device, names)
             shape = _shape(call.name, call.texts)
-            key = (source, family, device.id, len(names), *ideal, shape, call.name, call.texts,
-                   names)  # fmt: skip
+            alike = " ".join((call.name, *names))
+            key = (source, family, device.id, len(names), *ideal, shape, alike, call.texts)
             yield key, float(on_gpu.gpu_ns[at])
 
 

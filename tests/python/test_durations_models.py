@@ -116,7 +116,10 @@ def test_any_trees_give_what_a_walk_gives(trees: list[Node], seed: int) -> None:
         ("_reduce_scatter_base", "reduce_scatter"),
         ("all_to_allv", "all_to_all"),
         ("send", "send_recv"),
-        ("broadcast", None),
+        ("broadcast", "broadcast"),
+        ("nccl:_broadcast_oop", "broadcast"),
+        ("_reduce_oop", "reduce"),
+        ("barrier", None),
         ("", None),
     ],
 )
@@ -177,7 +180,25 @@ def test_who_wants_tables_alone_gets_no_rate_of_links() -> None:
     assert estimate_collective("allreduce", 1e6, 8, "H100 SXM", links=False).ns > 0
 
 
-@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+@pytest.mark.parametrize(
+    ("kind", "ring"), [("broadcast", "all_gather"), ("reduce", "reduce_scatter")]
+)
+def test_kinds_that_nobody_measured_go_by_the_bytes_over_each_link(kind: str, ring: str) -> None:
+    sizes = np.geomspace(1e3, 1e9, 20)
+    found = estimate_collectives(kind, sizes, 4, "H100 SXM")
+    same = estimate_collectives(ring, sizes * 4 / 3, 4, "H100 SXM")
+    assert found.ns == pytest.approx(same.ns)
+    assert (found.low_ns < same.low_ns).all() and (found.high_ns > same.high_ns).all()
+    assert f"as for {ring} with as many bytes over each link" in found[0].source
+    own = [table(4, 1e4, kind=kind), table(4, 2e4, kind=ring)]
+    measured = estimate_collective(kind, 1024, 4, "H100 SXM", tables=own)
+    assert measured.ns == 1e4 and measured.source == "4 ranks"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"],
+)
 def test_every_machine_is_answered_and_those_without_a_switch_less_surely(kind: str) -> None:
     for device in load_devices().values():
         if device.links:
@@ -221,7 +242,8 @@ def test_more_bytes_never_take_less(size: int, ranks: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("broadcast", 1024, 8, "H100 SXM"), "collectives called 'broadcast'"),
+        (("barrier", 1024, 8, "H100 SXM"), "collectives called 'barrier'"),
+        (("broadcast", 1024, 16, "H100 SXM", 2), "broadcast of 16 ranks over 2 nodes"),
         (("all_reduce", 1024, 512, "H100 SXM", 64), "over 64 nodes .* measured were: all_reduce"),
         (("all_reduce", 1024, 16, "H100 SXM"), "give the number of nodes"),
         (("all_reduce", 1024, 8, "Imaginary 9000"), "no device of that name"),

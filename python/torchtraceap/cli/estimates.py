@@ -153,7 +153,15 @@ def _ask_embedding_bag(options: Options, more: Mapping[str, Any]) -> Any:
 _COLLECTIVE = _Question(("bytes", "ranks"), _ask_collective, ("nodes", "dtype"))
 _QUESTIONS: dict[str, _Question] = {
     **dict.fromkeys(
-        ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"),
+        (
+            "all_reduce",
+            "all_gather",
+            "reduce_scatter",
+            "all_to_all",
+            "broadcast",
+            "reduce",
+            "send_recv",
+        ),
         _COLLECTIVE,
     ),
     "gemm": _Question(("m", "n", "k", "dtype"), _ask_gemm, ("batch",)),

@@ -6,6 +6,10 @@ takes those of one with the same chip on the same kind of board; memory plays no
 ranks between two measured ones is interpolated if a switch links all of them, which the board
 decides, not the chip: PCIe cards and bridges have none.
 
+Broadcast and reduce were measured nowhere. NCCL runs both as rings, as it does an all-gather and a
+reduce-scatter: they take as long as those of a size that brings as many bytes over each link (Note
+[Bytes over each link]). How far that law carries was tested between the kinds that were measured.
+
 What no table covers within one machine takes a start and the bytes over the links, at the share of
 their rate that the tables reach. Machines without a switch were measured in one form only (the
 mesh of V100): their interval is as wide as that form is off. Over several machines the network
@@ -17,7 +21,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import log2
 from pathlib import Path
@@ -40,6 +44,7 @@ __all__ = [
     "CollectiveTable",
     "Ends",
     "LinkModel",
+    "bus_factor",
     "collective_kind",
     "estimate_collective",
     "estimate_collectives",
@@ -73,22 +78,45 @@ _KINDS = MappingProxyType(
         "sendrecv": "send_recv",
         "send": "send_recv",
         "recv": "send_recv",
+        "broadcast": "broadcast",
+        "broadcastoop": "broadcast",
+        "broadcastcoalesced": "broadcast",
+        "reduce": "reduce",
+        "reduceoop": "reduce",
     }
 )
+# What is answered by the tables of another kind.
+_ALIKE = MappingProxyType({"broadcast": "all_gather", "reduce": "reduce_scatter"})
 # Boards on which a switch links all GPUs of the machine: HGX and DGX from A100 on, and racks.
 _SWITCHED = frozenset(
     {"a100_sxm_40gb", "a100_sxm_80gb", "h100_sxm", "h200_sxm", "gh200_96gb", "b200", "gb200"}
 )
 _SMALL_BYTES = 1 << 16
-# Bytes that each rank sends and receives, over those of the larger buffer, for many ranks.
-_TRIPS = MappingProxyType({"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0,
-                           "all_to_all": 1.0})  # fmt: skip
 # What another network than the measured one may make of a transfer over several machines, to either
 # side: a guess, as one network was measured.
 _OTHER_NETWORK = 2.0
 # Above so many GPUs in one machine nothing was measured, and few machines are.
 _MOST_RANKS = 8
 _NARROW = frozenset({"int8", "uint8", "byte", "char", "fp8", "signed char", "unsigned char"})
+
+
+# Note [Bytes over each link]
+# nccl-tests (doc/PERFORMANCE.md) tells how many bytes the busiest link carries for each byte of the
+# larger buffer, whatever the algorithm: its "bus bandwidth" over its "algorithm bandwidth".
+
+
+def bus_factor(kind: str, ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth; Note [Bytes over each link].
+
+    NaN where it has no meaning (a barrier, an unknown kind).
+    """
+    if ranks < 1 or kind in ("barrier", "unknown"):
+        return float("nan")
+    if kind == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if kind in ("broadcast", "reduce", "send", "recv", "send_recv"):
+        return 1.0
+    return (ranks - 1) / ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +126,7 @@ class CollectiveTable:
     device: str
     """Id in the device database."""
     kind: str
-    """all_reduce, all_gather, reduce_scatter, all_to_all or send_recv."""
+    """As `collective_kind` says."""
     ranks: int
     nodes: int
     dtype: str
@@ -156,8 +184,14 @@ class LinkModel:
     def at(self, kind: str, sizes: FloatArray, ranks: int, rate: float, switch: bool) -> FloatArray:
         """Times for sizes in bytes; `rate` in byte/s and one direction."""
         start = self.start_ns + self.step_ns * (ranks - 1)
-        moved = _TRIPS.get(kind, 1.0) * sizes * (ranks - 1) / ranks if kind in _TRIPS else sizes
-        work = self.work * 1e9 * moved / rate * (1.0 if switch else self.meshed)
+        work = (
+            self.work
+            * 1e9
+            * bus_factor(kind, ranks)
+            * sizes
+            / rate
+            * (1.0 if switch else self.meshed)
+        )
         return np.asarray(start + work + 2.0 * self.bend * np.sqrt(start * work))
 
 
@@ -170,6 +204,8 @@ class Measurements:
     """Of a table, for another machine of its kind."""
     between: Ends
     """Of numbers of ranks between two measured ones."""
+    law: Ends
+    """Of the time of another kind that brings as many bytes over each link."""
     links: LinkModel
 
 
@@ -183,6 +219,7 @@ def load_measurements() -> Measurements:
         tables=tuple(_table(entry, sources[entry["source"]]) for entry in document["tables"]),
         measured=_ends(document["measured"]),
         between=_ends(document["between"]),
+        law=_ends(document["law"]),
         links=LinkModel(
             **{name: float(links[name]) for name in numbers},
             switched=_ends(links["switched"]),
@@ -282,11 +319,15 @@ def estimate_collectives(
         raise UnknownDurationError(f"{wanted} over {ranks} rank transfers nothing")
     chip = the_device(device)
     every = load_tables() if tables is None else tuple(tables)
-    near = [
-        t for t in every if t.kind == wanted and t.nodes == nodes and library in ("", t.library)
-    ]
     asked = np.atleast_1d(np.asarray(sizes, dtype=np.float64))
-    found = _by_tables(_in_order(near, chip), asked, ranks, chip, dtype)
+    told_by = wanted if any(table.kind == wanted for table in every) else _ALIKE.get(wanted, wanted)
+    near = [
+        t for t in every if t.kind == told_by and t.nodes == nodes and library in ("", t.library)
+    ]
+    over_links = asked * (bus_factor(wanted, ranks) / bus_factor(told_by, ranks))
+    found = _by_tables(_in_order(near, chip), over_links, ranks, chip, dtype)
+    if told_by != wanted:
+        found = _by_law(found, over_links, told_by)
     if nodes == 1 and links:
         missing = ~np.isfinite(found.ns)
         return _filled(found, _by_links(wanted, asked, ranks, chip)) if missing.any() else found
@@ -311,6 +352,14 @@ def _nodes_unknown(
         f"{kind} of {ranks} ranks over {nodes:g} nodes of {device.name} depends on a network that "
         f"was not measured; measured were: {'; '.join(known) or 'none'}"
     )
+
+
+def _by_law(found: Estimates, sizes: FloatArray, kind: str) -> Estimates:
+    """Times of another kind, as those of one that was not measured; Note [Bytes over each link]."""
+    low, high = load_measurements().law.factors(sizes)
+    says = tuple(f"{one}; as for {kind} with as many bytes over each link" for one in found.sources)
+    return replace(found, low_ns=found.low_ns * low, high_ns=found.high_ns * high,
+                   sources=says)  # fmt: skip
 
 
 def _filled(first: Estimates, rest: Estimates) -> Estimates:

@@ -15,6 +15,7 @@ from torchtraceap.analysis.labels import steps_of
 from torchtraceap.analysis.many_ranks.matching import MatchedCollectives, match_collectives
 from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, JsonCodes, TextCodes, encode_json, encode_texts
+from torchtraceap.durations.collectives import bus_factor
 from torchtraceap.kernel_names import canonical_name
 from torchtraceap.sums import total
 from torchtraceap.table import ColumnTable
@@ -23,7 +24,7 @@ from torchtraceap.units import format_ns
 if TYPE_CHECKING:
     from torchtraceap.ranks import Ranks
 
-__all__ = ["TABLE", "build_collectives", "bus_factor", "clock_notes", "rank_notes"]
+__all__ = ["TABLE", "build_collectives", "clock_notes", "rank_notes"]
 
 SHOWN = (
     "name",
@@ -48,20 +49,6 @@ SHOWN_ALONE = (
     "phase",
     "step",
 )
-
-
-def bus_factor(kind: str, ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it (doc/PERFORMANCE.md there).
-
-    NaN where it has no meaning (a barrier, an unknown kind).
-    """
-    if ranks < 1 or kind in ("barrier", "unknown"):
-        return float("nan")
-    if kind == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    if kind in ("broadcast", "reduce", "send", "recv", "send_recv"):
-        return 1.0
-    return (ranks - 1) / ranks
 
 
 def build_collectives(trace: Ranks) -> ColumnTable:
