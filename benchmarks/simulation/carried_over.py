@@ -7,6 +7,7 @@ or one chip at a time. `durations.py` prints the tables.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import family_fit
 import fit_durations
 import gemm_fit
 import neusight_rows
+import trace_kernels
 import vector_fit
 from torchtraceap.devices import load_devices
-from torchtraceap.durations import gemm
+from torchtraceap.durations import families, gemm, kernels, scaling
+from torchtraceap.durations.estimate import UnknownDurationError
 from trace_kernels import Kernels
 
 Line = dict[str, Any]
@@ -164,6 +167,63 @@ def families_of_traces(rows: Kernels) -> list[Line]:
             "interval holds, programs": float(np.mean(shares)),
         })  # fmt: skip
     return lines
+
+
+# From one GPU to another -------------------------------------------------------------------------
+
+FAMILIES = {"softmax": "softmax", "layer_norm": "normalization_forward"}
+# Shorter calls are mostly start, which the host decides.
+LEAST_MOVING_NS = 5e4
+
+
+def ratios(folder: Path, traces: Path) -> list[Line]:
+    """Ratios of times on two GPUs, by models that have seen neither: the families', whose traces
+    hold no such rows, and their own (products: as shipped)."""
+    pairs = {"fp32 kernels on five GPUs": _ratios_of_rows(folder),
+             "programs in traces of two GPUs": _ratios_of_traces(traces)}  # fmt: skip
+    return [
+        _line(label, np.log(measured / told[:, 0]),
+              (told[:, 1] <= measured) & (measured <= told[:, 2]))
+        for label, (told, measured) in pairs.items()
+        if len(measured)
+    ]  # fmt: skip
+
+
+def _ratios_of_rows(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Value and both ends, and the measured ratio, for every second row that two GPUs have."""
+    rows = duration_data.kernel_rows(folder)
+    models = fit_durations.kernel_models(rows)
+    calls: dict[tuple[str, float, float], dict[str, tuple[Any, float]]] = {}
+    for (op, name), measured in rows.items():
+        device = duration_data.device_of(name)
+        if device is None:
+            continue
+        for batch, width, ns in measured[::2]:
+            moved = 4.0 * kernels.tensors_moved(op) * batch * width
+            if 1e9 * moved / device.bandwidth > LEAST_MOVING_NS:
+                family = FAMILIES.get(op, "elementwise")
+                found = families.estimate_work(family, 0.0, moved, "fp32", device)
+                running = ns - models[op, device.id].start_ns
+                calls.setdefault((op, batch, width), {})[name] = found, running
+    told, ratio = [], []
+    for times in calls.values():
+        for (before, old), (after, new) in permutations(times.values(), 2):
+            told.append(scaling.ratio_of(before, after)[:3])
+            ratio.append(new / old)
+    return np.array(told), np.array(ratio)
+
+
+def _ratios_of_traces(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    told, ratio = [], []
+    for call, times in trace_kernels.on_two_devices(folder):
+        for old, new in combinations(sorted(times), 2):
+            try:
+                found = scaling.estimate_ratio(call, load_devices()[old], load_devices()[new])
+            except UnknownDurationError:
+                continue
+            told.append(found[:3])
+            ratio.append(times[new] / times[old])
+    return np.array(told), np.array(ratio)
 
 
 # Intervals of the other models --------------------------------------------------------------------

@@ -574,6 +574,7 @@ def main() -> int:
         plan["Traces: products of matrices, program left out"] = lambda: (
             carried_over.products_of_traces(folder, rows)
         )
+        plan["Ratios: one GPU to another"] = lambda: carried_over.ratios(folder, options.traces)
         plan["Traces: families, program left out"] = lambda: carried_over.families_of_traces(rows)
     found = {}
     for title, measure in plan.items():

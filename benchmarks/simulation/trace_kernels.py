@@ -20,12 +20,14 @@ from torchtraceap.analysis.recorded_device import chosen_device
 from torchtraceap.analysis.roofline import peak_of
 from torchtraceap.devices import Device, load_devices
 from torchtraceap.durations import families
-from torchtraceap.durations.scaling import product_shape
+from torchtraceap.durations.operators import product_shape
 from torchtraceap.models import Work, family_of
 from torchtraceap.models.arguments import OpCall, UnknownWorkError
 from torchtraceap.ranks import RankTrace
 
 _ENDINGS = (".json", ".json.gz")
+Key = tuple[object, ...]
+"""What tells the kind of a call: the columns of `Kernels` but the last, and its arguments."""
 _LINK = re.compile(r"Memcpy (?!DtoD)")
 
 
@@ -71,18 +73,36 @@ def source_of(path: Path) -> str:
 
 def kernels_of(folder: Path) -> Kernels:
     """Those of all traces of a folder whose device and shapes are known."""
-    found: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    found = times_of(folder)
+    keys = sorted(found, key=str)
+    columns = [np.array([key[at] for key in keys]) for at in range(9)]
+    return Kernels(*columns, ns=np.array([found[key] for key in keys]))
+
+
+def times_of(folder: Path) -> dict[Key, float]:
+    """Median time in ns of each kind of call."""
+    found: dict[Key, list[float]] = defaultdict(list)
     for path in sorted(folder.rglob("*")):
         if path.name.endswith(_ENDINGS):
             for key, ns in _of_file(path):
                 found[key].append(ns)
-    keys = sorted(found, key=str)
-    columns = [np.array([key[at] for key in keys]) for at in range(9)]
-    return Kernels(*columns, ns=np.array([np.median(found[key]) for key in keys]))
+    return {key: float(np.median(times)) for key, times in found.items()}
 
 
-def _of_file(path: Path) -> Iterator[tuple[tuple[object, ...], float]]:
-    """What tells the kind of a call, the columns of `Kernels` first; and its time."""
+def on_two_devices(folder: Path) -> list[tuple[OpCall, dict[str, float]]]:
+    """Calls of programs that were recorded on several devices, with the times by device, ns."""
+    found: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
+    for key, ns in times_of(folder).items():
+        source, device, name, texts = key[0], str(key[2]), str(key[8]).split()[0], key[9]
+        found[source, name, texts][device] = ns
+    return [
+        (OpCall(name, *texts), times)  # type: ignore[misc]
+        for (_, name, texts), times in found.items()
+        if len(times) > 1
+    ]
+
+
+def _of_file(path: Path) -> Iterator[tuple[Key, float]]:
     try:
         trace = ttap.load(path)
     except ttap.errors.TraceError:
@@ -93,9 +113,7 @@ def _of_file(path: Path) -> Iterator[tuple[tuple[object, ...], float]]:
             yield from _of_rank(source_of(path), part, device)
 
 
-def _of_rank(
-    source: str, part: RankTrace, device: Device
-) -> Iterator[tuple[tuple[object, ...], float]]:
+def _of_rank(source: str, part: RankTrace, device: Device) -> Iterator[tuple[Key, float]]:
     calls = Calls(part)
     on_gpu = GpuCalls(part, calls)
     kinds = np.full(len(part.table) + 1, -1, dtype=np.int64)

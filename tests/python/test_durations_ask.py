@@ -220,6 +220,27 @@ def test_every_question_takes_arrays_and_more_never_takes_less(ask: Any) -> None
     assert isinstance(one, Estimate) and one == many[0]
 
 
+def test_tables_of_embedding_bags_in_arrays() -> None:
+    skewed = durations.ReuseHistogram.of_indices(np.arange(1000) ** 2 % 37)
+    rows, lookups, bags = np.array([10**6, 500]), np.array([20, 1.5]), np.array([4096, 7])
+    for histogram in (None, skewed):
+        tables = [durations.EmbeddingTable(rows, 64, lookups, histogram),
+                  durations.EmbeddingTable(1000, 16, 3, histogram)]  # fmt: skip
+        many = durations.embedding_bag_ns(tables, bags, H100, backward=True)
+        for at in range(2):
+            own = [durations.EmbeddingTable(rows[at], 64, lookups[at], histogram), tables[1]]
+            one = durations.embedding_bag_ns(own, int(bags[at]), H100, backward=True)
+            assert one == many[at]
+    with pytest.raises(OptionError, match="only where batch is one"):
+        durations.embedding_bag_ns(tables, 4096, H100)
+    with pytest.raises(OptionError, match="must have one length"):
+        durations.embedding_bag_ns(tables, [1, 2, 3], H100)
+    with pytest.raises(OptionError, match="rows of table 2 must be a whole number"):
+        durations.embedding_bag_ns([tables[1], durations.EmbeddingTable(0, 1, 1)], 4, H100)
+    with pytest.raises(OptionError, match="needs a table"):
+        durations.embedding_bag_ns([], 4, H100)
+
+
 DEVICES = ("V100-SXM2-32GB", A100, H100, "H200", "L4", "T4", "MI300X")
 TYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 

@@ -445,18 +445,32 @@ def product_call(m: int, n: int, k: int, dtype: str = "c10::BFloat16") -> OpCall
 
 
 def test_a_ratio_of_measured_models_where_both_devices_have_one() -> None:
-    value, source = durations.estimate_ratio(product_call(4096, 4096, 4096), "H100 SXM", "H200")
-    assert 0.7 < value < 1.2 and source.startswith("ratio of models")
-    assert durations.ratio(product_call(64, 64, 64), "H200", "H200") == 1.0
+    found = durations.estimate_ratio(product_call(4096, 4096, 4096), "H100 SXM", "H200")
+    assert 0.7 < found.low < found.value < found.high < 1.3
+    assert found.source.startswith("ratio of models: fitted to") and "H200" in found.source
 
 
-def test_a_ratio_of_rooflines_elsewhere() -> None:
+def test_a_ratio_of_work_elsewhere() -> None:
     add = OpCall("aten::add", [[1 << 26], [1 << 26]], ["float", "float"])
-    value, source = durations.estimate_ratio(add, "A100-SXM4-80GB", "H100 SXM")
-    assert source == "ratio of rooflines"
-    assert value == pytest.approx(2039 / 3350, rel=0.05)
+    found = durations.estimate_ratio(add, "A100-SXM4-80GB", "H100 SXM")
+    assert found.source.count("work over the peaks") == 1  # both alike, so said once
+    assert found.value == pytest.approx(2039 / 3350, rel=0.05)
+    assert found.low < 0.8 * found.value and found.high > 1.2 * found.value
     slower = durations.ratio(product_call(8192, 8192, 8192), "H100 SXM", "A100-SXM4-80GB")
     assert slower is not None and slower > 2.5
+
+
+def test_a_ratio_is_as_sure_as_both_estimates_and_what_is_common_cancels() -> None:
+    call = product_call(64, 640, 6400, "float")
+    there, here = durations.op_ns(call, "L4"), durations.op_ns(call, "T4")
+    found = durations.estimate_ratio(call, "T4", "L4")
+    assert there is not None and here is not None
+    assert found.value == there.ns / here.ns
+    parts = np.log([there.high_ns / there.ns, here.ns / here.low_ns])
+    assert np.log(found.high / found.value) == pytest.approx(np.sqrt((parts**2).sum() / 2))
+    back = durations.estimate_ratio(call, "L4", "T4")
+    assert back[:3] == pytest.approx((1 / found.value, 1 / found.high, 1 / found.low))
+    assert durations.estimate_ratio(call, "H200", "H200") == (1.0, 1.0, 1.0, "the same device")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         op_ns,
         softmax_ns,
     )
-    from torchtraceap.durations.scaling import estimate_ratio, ratio
+    from torchtraceap.durations.scaling import Ratio, estimate_ratio, ratio
 
 _MODULES = {
     "Calibration": "calibration",
@@ -47,6 +47,7 @@ _MODULES = {
     "EmbeddingTable": "embedding",
     "Estimate": "estimate",
     "Estimates": "estimate",
+    "Ratio": "scaling",
     "ReuseHistogram": "embedding",
     "UnknownDurationError": "estimate",
     "attention_ns": "questions",
@@ -72,6 +73,7 @@ __all__ = [
     "EmbeddingTable",
     "Estimate",
     "Estimates",
+    "Ratio",
     "ReuseHistogram",
     "UnknownDurationError",
     "attention_ns",

@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil
 
 import numpy as np
 import numpy.typing as npt
 
 from torchtraceap.devices import Device
-from torchtraceap.durations.estimate import Estimate, UnknownDurationError, the_device
+from torchtraceap.durations.estimate import Estimates, UnknownDurationError, the_device
+from torchtraceap.durations.inputs import Numbers
 
 __all__ = [
     "BIN_ENDS",
@@ -30,7 +30,7 @@ __all__ = [
     "ReuseHistogram",
     "Traffic",
     "che_hits",
-    "estimate_embedding_bag",
+    "estimate_embedding_bags",
     "traffic",
     "uniform_hit_rate",
     "window_of_cache",
@@ -111,76 +111,86 @@ def _with_mean(counts: FloatArray, shares: FloatArray, mean: float) -> FloatArra
     return counts
 
 
-def window_of_cache(counts: FloatArray, rows: FloatArray, capacity: float) -> float:
+def window_of_cache(counts: FloatArray, rows: FloatArray, capacity: FloatArray) -> FloatArray:
     """Share of the stream in which as many distinct rows occur as the cache holds.
 
     Args:
-        counts: How often a row occurs, by class.
-        rows: How many rows of each class there are.
-        capacity: Rows that the cache holds.
+        counts: `[k]`: how often a row occurs, by class.
+        rows: `[..., k]`: how many rows of each class there are.
+        capacity: `[...]`: rows that the cache holds.
+
+    Returns:
+        `[...]`.
     """
-    if rows.sum() <= capacity:
-        return 1.0
-    low, high = 0.0, 1.0
+    low, high = np.zeros(capacity.shape), np.ones(capacity.shape)
     for _ in range(100):
         middle = (low + high) / 2.0
-        distinct = float((rows * (1.0 - (1.0 - middle) ** counts)).sum())
-        low, high = (middle, high) if distinct < capacity else (low, middle)
-    return low
+        seen = 1.0 - (1.0 - middle[..., None]) ** counts
+        short = (rows * seen).sum(axis=-1) < capacity
+        low, high = np.where(short, middle, low), np.where(short, high, middle)
+    return np.asarray(np.where(rows.sum(axis=-1) <= capacity, 1.0, low))
 
 
-def che_hits(counts: npt.ArrayLike, rows: npt.ArrayLike, capacity: float) -> float:
+def che_hits(counts: npt.ArrayLike, rows: npt.ArrayLike, capacity: npt.ArrayLike) -> FloatArray:
     """Expected hits of an LRU cache, empty at first, on a stream in random order.
 
     A row that occurs c times leaves c - 1 gaps; a gap is longer than a share w of the stream with
     probability (1 - w)^c. It is a hit if fewer distinct rows than the cache holds come between.
+
+    Args and result as of `window_of_cache`.
     """
     count, row = np.asarray(counts, np.float64), np.asarray(rows, np.float64)
-    window = window_of_cache(count, row, capacity)
-    return float((row * np.maximum(count - 1.0, 0.0) * (1.0 - (1.0 - window) ** count)).sum())
+    window = window_of_cache(count, row, np.asarray(capacity, np.float64))
+    found = 1.0 - (1.0 - window[..., None]) ** count
+    return np.asarray((row * np.maximum(count - 1.0, 0.0) * found).sum(axis=-1))
 
 
-def uniform_hit_rate(rows: float, lookups: float, capacity: float) -> float:
+def uniform_hit_rate(
+    rows: npt.ArrayLike, lookups: npt.ArrayLike, capacity: npt.ArrayLike
+) -> FloatArray:
     """Baseline: hit rate of Lin et al. for indices that are all as likely, rows in the cache."""
-    unique = float(rows * (1.0 - (1.0 - 1.0 / rows) ** lookups))
-    if unique <= capacity:
-        return 1.0 - unique / lookups
-    return 1.0 - (capacity + (lookups - capacity) * (rows - capacity) / rows) / lookups
+    row, asked, held = (np.asarray(one, np.float64) for one in (rows, lookups, capacity))
+    unique = row * (1.0 - (1.0 - 1.0 / row) ** asked)
+    missed = (held + (asked - held) * (row - held) / row) / asked
+    return np.asarray(1.0 - np.where(unique <= held, unique / asked, missed))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class EmbeddingTable:
-    """One table, and what one batch asks of it."""
+    """One table, and what one batch asks of it; sizes may be arrays, for many questions at once."""
 
-    rows: int
-    columns: int
-    lookups_per_bag: float
+    rows: Numbers
+    columns: Numbers
+    lookups_per_bag: Numbers
     histogram: ReuseHistogram | None = None
     """None: every row is as likely as any other."""
     element_bytes: int = 4
 
     @property
-    def row_bytes(self) -> int:
+    def row_bytes(self) -> FloatArray:
         """In whole sectors of 32 bytes."""
-        return _SECTOR_BYTES * ceil(self.columns * self.element_bytes / _SECTOR_BYTES)
+        width = np.asarray(self.columns, np.float64) * self.element_bytes
+        return np.asarray(_SECTOR_BYTES * np.ceil(width / _SECTOR_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes that a forward pass moves."""
+    """Bytes that a forward pass moves, one value for each question."""
 
-    lookups: float
-    hits: float
+    lookups: FloatArray
+    hits: FloatArray
     """Lookups whose row is in L2."""
-    rows_bytes: float
+    rows_bytes: FloatArray
     """Of all looked-up rows."""
-    missed_bytes: float
+    missed_bytes: FloatArray
     """Of the rows that come from memory."""
-    other_bytes: float
+    other_bytes: FloatArray
     """Indices, offsets and the result."""
 
 
-def traffic(table: EmbeddingTable, batch: int, cache_bytes: float, method: str = "che") -> Traffic:
+def traffic(
+    table: EmbeddingTable, batch: npt.ArrayLike, cache_bytes: float, method: str = "che"
+) -> Traffic:
     """What one batch of bags moves.
 
     Args:
@@ -189,42 +199,51 @@ def traffic(table: EmbeddingTable, batch: int, cache_bytes: float, method: str =
         cache_bytes: Of L2 that this table may use.
         method: "che"; or a baseline: "simple" (all from memory), "uniform" (`uniform_hit_rate`).
     """
-    lookups = batch * table.lookups_per_bag
-    capacity = _CACHE_SHARE * cache_bytes / table.row_bytes
-    if method == "simple" or lookups <= 0:
-        hits = 0.0
-    elif method == "uniform" or table.histogram is None:
-        hits = lookups * max(0.0, uniform_hit_rate(table.rows, lookups, capacity))
-    elif method == "che":
-        counts, shares = table.histogram.counts()
-        unique = min(lookups / float((counts * shares).sum()), float(table.rows))
-        hits = min(che_hits(counts, shares * unique, capacity), lookups)
-    else:
-        raise ValueError(f"no method {method!r}")
-    width = table.columns * table.element_bytes
+    bags, rows, per_bag, columns = np.broadcast_arrays(
+        *(np.asarray(one, np.float64)
+          for one in (batch, table.rows, table.lookups_per_bag, table.columns))
+    )  # fmt: skip
+    lookups, row_bytes = bags * per_bag, table.row_bytes
+    capacity = np.broadcast_to(_CACHE_SHARE * cache_bytes / row_bytes, lookups.shape)
+    hits = np.where(lookups > 0, _hits(table, rows, lookups, capacity, method), 0.0)
     return Traffic(
         lookups=lookups,
         hits=hits,
-        rows_bytes=lookups * table.row_bytes,
-        missed_bytes=(lookups - hits) * table.row_bytes,
-        other_bytes=lookups * _INDEX_BYTES + batch * (_OFFSET_BYTES + width),
+        rows_bytes=lookups * row_bytes,
+        missed_bytes=(lookups - hits) * row_bytes,
+        other_bytes=lookups * _INDEX_BYTES + bags * (_OFFSET_BYTES + columns * table.element_bytes),
     )
 
 
-def estimate_embedding_bag(
+def _hits(
+    table: EmbeddingTable, rows: FloatArray, lookups: FloatArray, capacity: FloatArray, method: str
+) -> FloatArray:
+    asked = np.maximum(lookups, np.finfo(np.float64).tiny)
+    if method == "simple":
+        return np.zeros(asked.shape)
+    if method == "uniform" or table.histogram is None:
+        return asked * np.maximum(0.0, uniform_hit_rate(rows, asked, capacity))
+    if method == "che":
+        counts, shares = table.histogram.counts()
+        unique = np.minimum(asked / float((counts * shares).sum()), rows)
+        return np.minimum(che_hits(counts, unique[..., None] * shares, capacity), asked)
+    raise ValueError(f"no method {method!r}")
+
+
+def estimate_embedding_bags(
     tables: Sequence[EmbeddingTable],
-    batch: int,
+    batches: npt.ArrayLike,
     device: str | Device,
     *,
     backward: bool = False,
     at_once: int = 1,
     method: str = "che",
-) -> Estimate:
-    """How long the lookups of a batch in these tables run.
+) -> Estimates:
+    """How long the lookups of batches in these tables run.
 
     Args:
-        tables: Looked up one after the other.
-        batch: Bags.
+        tables: Looked up one after the other; sizes single or `[n]`.
+        batches: `[n]`: bags.
         device: A GPU by name or id.
         backward: The update of the rows instead: they are read and written.
         at_once: Tables that share the cache at any time, as in kernels fused over tables.
@@ -237,11 +256,12 @@ def estimate_embedding_bag(
     if not (chip.l2_bytes and chip.multiprocessors and chip.clock_mhz):
         raise UnknownDurationError(f"the cache of {chip.name} is not known")
     l2_rate = _L2_BYTES_PER_CLOCK * chip.multiprocessors * chip.clock_mhz * 1e6
-    twice, total = (2.0 if backward else 1.0), _START_NS
+    bags = np.atleast_1d(np.asarray(batches, np.float64))
+    twice, total = (2.0 if backward else 1.0), np.full(bags.shape, _START_NS)
     for table in tables:
-        moved = traffic(table, batch, chip.l2_bytes / at_once, method)
+        moved = traffic(table, bags, chip.l2_bytes / at_once, method)
         memory = twice * moved.missed_bytes + moved.other_bytes
         cache = twice * moved.rows_bytes + moved.other_bytes
-        total += 1e9 * max(memory / chip.bandwidth, cache / l2_rate)
+        total = total + 1e9 * np.maximum(memory / chip.bandwidth, cache / l2_rate)
     says = f"traffic by {method}; kernels of embedding bags were not measured"
-    return Estimate.around(total, _INTERVAL, says)
+    return Estimates.around(total, _INTERVAL, says)

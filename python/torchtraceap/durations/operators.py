@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
 from torchtraceap.devices import Device
@@ -9,11 +11,52 @@ from torchtraceap.durations.calibration import kernel_class
 from torchtraceap.durations.estimate import Estimate, UnknownDurationError, the_device
 from torchtraceap.durations.families import estimate_work
 from torchtraceap.durations.gemm import estimate_gemm
-from torchtraceap.durations.scaling import known_work, product_shape, type_on
 from torchtraceap.models.arguments import OpCall, UnknownWorkError
 from torchtraceap.models.families import family_of
+from torchtraceap.models.registry import Work, model_of
 
-__all__ = ["class_of", "estimate_op", "estimate_product"]
+__all__ = [
+    "class_of",
+    "estimate_op",
+    "estimate_product",
+    "known_work",
+    "product_shape",
+    "type_on",
+]
+
+_FIRST_OPERAND = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}
+
+
+def product_shape(call: OpCall) -> tuple[int, int, int, int] | None:
+    """batch, m, n, k of a product of matrices; None for other operators."""
+    first = _FIRST_OPERAND.get(call.name)
+    if first is None:
+        return None
+    a, b = call.tensor(first).shape, call.tensor(first + 1).shape
+    if len(a) < 2 or len(b) < 2:
+        return None
+    return prod(a[:-2]), a[-2], b[-1], a[-1]
+
+
+def known_work(call: OpCall) -> Work:
+    """What a call computes and moves.
+
+    Raises:
+        UnknownDurationError: It has no model, or the arguments say too little.
+    """
+    entry = model_of(call.name)
+    if entry is None:
+        raise UnknownDurationError(f"no model for {call.name}")
+    try:
+        return entry.model(call)
+    except UnknownWorkError as reason:
+        raise UnknownDurationError(f"{call.name}: {reason}") from None
+
+
+def type_on(work: Work, device: Device) -> str:
+    """In which a device computes some work: tf32 where the call allows it and there is such."""
+    allowed = work.unit == "matrix" and work.dtype == "fp32" and work.allow_tf32
+    return "tf32" if allowed and "tf32" in device.matrix else work.dtype
 
 
 def estimate_product(call: OpCall, dtype: str, device: Device) -> Estimate | None:

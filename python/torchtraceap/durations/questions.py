@@ -6,6 +6,7 @@ Each checks the sizes, takes types and names as they are found, and asks the mod
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypedDict, Unpack, overload
 
 import numpy as np
@@ -16,10 +17,7 @@ from torchtraceap.durations.asking import Question, answers, each
 from torchtraceap.durations.calibration import Calibration, kernel_class
 from torchtraceap.durations.collectives import collective_kind, estimate_collectives
 from torchtraceap.durations.copies import estimate_copies
-from torchtraceap.durations.embedding import (
-    EmbeddingTable,
-    estimate_embedding_bag,
-)
+from torchtraceap.durations.embedding import EmbeddingTable, estimate_embedding_bags
 from torchtraceap.durations.estimate import (
     Estimate,
     Estimates,
@@ -44,6 +42,7 @@ from torchtraceap.durations.kernels import (
     tensors_moved,
 )
 from torchtraceap.durations.operators import class_of, estimate_op
+from torchtraceap.errors import OptionError
 from torchtraceap.models.arguments import OpCall
 
 __all__ = [
@@ -71,6 +70,8 @@ class Options(TypedDict, total=False):
 
 
 Answer = Estimate | Estimates | None
+# Of an embedding table, with whether it counts something.
+_TABLE_SIZES = {"rows": True, "columns": True, "lookups_per_bag": False}
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -394,21 +395,32 @@ def embedding_bag_ns(
     """Time of the lookups of a batch in tables, one after the other.
 
     Args:
-        tables: Each with what one bag looks up.
+        tables: Each with what one bag looks up; its sizes may be arrays where `batch` is one.
         batch: Bags.
         device: A GPU by name or id.
         backward: The update of the rows instead.
         options: See `Options`.
     """
-    for table in tables:
-        checked_sizes(rows=(table.rows, True), columns=(table.columns, True),
-                      lookups_per_bag=(table.lookups_per_bag, False))  # fmt: skip
+    if not tables:
+        raise OptionError("an embedding bag needs a table at least")
 
-    def by_traffic(batch: int) -> Estimate:
-        return estimate_embedding_bag(tables, batch, device, backward=backward)
+    def by_traffic(batch: FloatArray, *of_tables: FloatArray) -> Estimates:
+        parts = (of_tables[at :: len(_TABLE_SIZES)] for at in range(len(_TABLE_SIZES)))
+        asked = [
+            replace(table, **dict(zip(_TABLE_SIZES, own, strict=True)))
+            for table, *own in zip(tables, *parts, strict=True)
+        ]
+        return estimate_embedding_bags(asked, batch, device, backward=backward)
 
-    sizes = checked_sizes(batch=(batch, True))
-    return Question(sizes, (each(by_traffic),), "embedding", **options).answer()
+    sizes = {
+        f"{name} of table {number}" if len(tables) > 1 else name: (getattr(table, name), whole)
+        for number, table in enumerate(tables, start=1)
+        for name, whole in _TABLE_SIZES.items()
+    }
+    checked = checked_sizes(batch=(batch, True), **sizes)
+    if np.ndim(batch) < checked["batch"].ndim:
+        raise OptionError("sizes of a table are arrays only where batch is one")
+    return Question(checked, (by_traffic,), "embedding", **options).answer()
 
 
 def op_ns(

@@ -107,7 +107,7 @@ def product_bounds(
     """
     from torchtraceap.durations.estimate import UnknownDurationError
     from torchtraceap.durations.gemm import estimate_gemm
-    from torchtraceap.durations.scaling import product_shape
+    from torchtraceap.durations.operators import product_shape
     from torchtraceap.models.arguments import UnknownWorkError
 
     try:
