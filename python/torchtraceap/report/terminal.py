@@ -287,7 +287,7 @@ def _unchecked(view: ReportView, width: int) -> Iterator[Line]:
 def _passed(view: ReportView, width: int) -> Iterator[Line]:
     if view.passed:
         names = ", ".join(entry.title for entry in view.passed)
-        yield from _labelled("fine", f"{len(view.passed)} checks: {names}", width, 8)
+        yield from _labelled("fine", f"{len(view.passed)} checks: {names}", width, 6)
 
 
 def _notes(view: ReportView, width: int) -> Iterator[Line]:

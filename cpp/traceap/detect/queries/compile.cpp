@@ -26,10 +26,6 @@ bool is_compile_range(std::string_view name) {
   return contains(name, "triton/compiler/compiler.py(") && ends_with(name, ": compile");
 }
 
-bool is_compiled_region(std::string_view name) {
-  return contains(name, "Torch-Compiled Region") || name == "CompiledFunction";
-}
-
 /// End of the first compiled region that holds no compilation: from then on the code is compiled.
 std::int64_t first_plain_region_end_ns(const Signals& signals, const std::vector<Row>& compiles) {
   const EventTable& table = signals.table;
@@ -47,6 +43,10 @@ std::int64_t first_plain_region_end_ns(const Signals& signals, const std::vector
 }
 
 }  // namespace
+
+bool is_compiled_region(std::string_view name) {
+  return contains(name, "Torch-Compiled Region") || name == "CompiledFunction";
+}
 
 CompileRanges find_compile_ranges(const Signals& signals) {
   const EventTable& table = signals.table;

@@ -1,6 +1,7 @@
 #pragma once
 // Compilation as a trace shows it, for recompilation and cold_start.
 
+#include <string_view>
 #include <vector>
 
 #include "traceap/detect/finding.hpp"
@@ -16,5 +17,7 @@ struct CompileRanges {
 CompileRanges find_compile_ranges(const Signals& signals);
 /// Does the trace hold compiled code at all?
 bool has_compiled_code(const Signals& signals);
+/// Is this the range of a call of compiled code?
+bool is_compiled_region(std::string_view name);
 
 }  // namespace traceap

@@ -1,6 +1,7 @@
 // Device memory is allocated from or given back to the driver in steady state, where the caching
 // allocator should serve everything from its pool.
 
+#include "traceap/detect/queries/allocator.hpp"
 #include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
@@ -36,7 +37,7 @@ Finding detect(const Signals& signals) {
   if (!signals.has_gpu) return abstain({"GPU events"});
   if (signals.api_rows.empty()) return abstain({"runtime calls"});
   const std::vector<Row> rows = allocator_rows(signals);
-  if (rows.empty()) return absent();
+  if (rows.empty() || !uncached_allocator_calls(signals).empty()) return absent();
   const WarmUp& warm_up = signals.tree.warm_up;
   const Calls calls =
       calls_from(signals, rows, warm_up.known ? warm_up.end_ns : signals.profiled.start_ns);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/pointwise.hpp"
 #include "traceap/detect/queries/ranges.hpp"
 #include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
@@ -23,12 +24,6 @@ constexpr SavingShares kSaving{.basis = SavingBasis::kIdleAndWork, .best = 0.5};
 
 bool is_step_range(std::string_view name) {
   return name.substr(0, 15) == "Optimizer.step#" || contains(name, "): _single_tensor_");
-}
-
-/// A pointwise kernel of PyTorch over one tensor. An optimiser's matrix products (Muon) or
-/// reductions are not what fusing is about.
-bool is_pointwise_kernel(std::string_view name) {
-  return contains(name, "elementwise_kernel") && !contains(name, "multi_tensor_apply");
 }
 
 bool is_fused_operator(std::string_view name) {
@@ -69,6 +64,7 @@ Finding detect(const Signals& signals) {
   const std::vector<RangeLaunches> ranges = launches_by_range(signals, outer);
   if (ranges.empty()) return without_ranges(signals);
 
+  // An optimiser's matrix products (Muon) or reductions are not what fusing is about.
   const LazyNames pointwise(table, is_pointwise_kernel);
   const LazyNames fused_operator(table, is_fused_operator);
   Draft draft(kSaving);

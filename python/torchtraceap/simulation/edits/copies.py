@@ -44,7 +44,12 @@ _PINNED_ANSWER = "the copies in this trace read and write page-locked memory alr
     "pin_memory",
     value="HtoD|DtoH",
     default=True,
-    fixes=("no_memory_pin=HtoD", "blocking_copy=HtoD", "high_memcpy"),
+    fixes=(
+        "no_memory_pin=HtoD",
+        "blocking_copy=HtoD",
+        "pageable_readback=DtoH",
+        "high_memcpy",
+    ),
     parts=DIRECTIONS,
 )
 class PinMemory:

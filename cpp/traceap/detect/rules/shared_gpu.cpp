@@ -1,0 +1,123 @@
+// The GPU stops for a time slice again and again although work is queued: another process has it.
+//
+// Cost: the gaps. The trace shows no other process, only what it leaves behind: gaps of one length,
+// before which and after which the same stream works, with nothing to wait for between them.
+
+#include <algorithm>
+
+#include "traceap/base/interrupt.hpp"
+#include "traceap/base/statistics.hpp"
+#include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/rules.hpp"
+
+namespace traceap {
+namespace {
+
+/// If the other process gives the GPU up, all of it comes back; if it has to run, nothing.
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdle};
+/// A few gaps may have any cause; a neighbour takes its turn all the time.
+constexpr std::size_t kMinGaps = 10;
+/// Time slices have one length, and a neighbour's kernels much the same one: nine tenths of the
+/// gaps are at most this many times as long as the shortest tenth.
+constexpr double kMaxSpread = 3.0;
+
+bool is_host_function(std::string_view name) { return contains(name, "HostFunc"); }
+
+/// Idle intervals that begin and end on one stream while its next work is queued.
+class GapFinder {
+ public:
+  explicit GapFinder(const Signals& signals)
+      : signals_(signals), host_function_(signals.table, is_host_function) {}
+
+  std::vector<IdleInterval> find() const {
+    std::vector<IdleInterval> gaps;
+    for (const IdleInterval& idle : signals_.idle.intervals) {
+      poll_interrupt();
+      if (idle.cause != IdleCause::kUnknown || idle.next_gpu_row == kNoRow) continue;
+      const Row before = previous_on_stream(idle.next_gpu_row);
+      if (before != kNoRow && waits_for_nothing(idle, before)) gaps.push_back(idle);
+    }
+    return gaps;
+  }
+
+ private:
+  Row previous_on_stream(Row gpu_row) const {
+    const std::vector<Row>& rows = signals_.tree.streams[signals_.tree.stream_of[gpu_row]].rows;
+    const auto it = std::lower_bound(rows.begin(), rows.end(), gpu_row, [&](Row a, Row b) {
+      const std::int64_t start_a = signals_.table.ts_ns[a], start_b = signals_.table.ts_ns[b];
+      return start_a != start_b ? start_a < start_b : a < b;
+    });
+    return it == rows.begin() || it == rows.end() ? kNoRow : *std::prev(it);
+  }
+
+  bool waits_for_nothing(const IdleInterval& idle, Row before) const {
+    const EventTable& table = signals_.table;
+    const EventTree& tree = signals_.tree;
+    const Row next = idle.next_gpu_row;
+    const Row launch = tree.launch[next], launch_before = tree.launch[before];
+    if (launch == kNoRow || launch_before == kNoRow) return false;
+    if (tree.gpu_class[next] == GpuClass::kCommunication ||
+        tree.gpu_class[before] == GpuClass::kCommunication) {
+      return false;
+    }
+    const std::int64_t queued_ns = signals_.on_gpu_clock(interval_of(table, launch)).end_ns;
+    // The gap began when this stream's work ended, or when the next was queued.
+    return queued_ns <= idle.interval.start_ns && table.end_ns(before) <= idle.interval.start_ns &&
+           nothing_between(launch_before, launch);
+  }
+
+  /// Is no call between the two that could hold the stream back, nor one whose work was lost?
+  bool nothing_between(Row launch_before, Row launch) const {
+    const auto& rows = signals_.api_rows;
+    const auto first = std::upper_bound(rows.begin(), rows.end(), launch_before);
+    const auto last = std::lower_bound(first, rows.end(), launch);
+    return std::none_of(first, last, [&](Row r) {
+      const ApiClass api = signals_.api(r);
+      return api == ApiClass::kStreamWaitEvent || host_function_(r) ||
+             (starts_gpu_work(api) && signals_.tree.launched_by(r).empty());
+    });
+  }
+
+  const Signals& signals_;
+  LazyNames<> host_function_;
+};
+
+bool are_regular(const std::vector<std::int64_t>& lengths_ns) {
+  std::vector<std::int64_t> lengths = lengths_ns;
+  const double shortest = quantile_of(lengths, 0.1), longest = quantile_of(lengths, 0.9);
+  return longest <= kMaxSpread * shortest;
+}
+
+Finding detect(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
+  if (signals.tree.linked_gpu_rows.empty()) {
+    if (!is_material(signals, total_length_ns(signals.gpu_idle))) return absent();
+    return abstain({"launch calls of GPU events"});
+  }
+  Draft draft(kSaving);
+  std::vector<std::int64_t> lengths_ns;
+  for (const IdleInterval& gap : GapFinder(signals).find()) {
+    draft.cost.push_back(gap.interval);
+    draft.evidence.push_back(gap.next_gpu_row);
+    draft.evidence_weights.push_back(gap.interval.length_ns());
+    lengths_ns.push_back(gap.interval.length_ns());
+  }
+  if (lengths_ns.size() < kMinGaps) return absent();
+  draft.confidence = 0.6;  // the other process is not in the trace
+  draft.missing_signals.emplace_back("other processes on the GPU");
+  draft.count("gaps", lengths_ns.size());
+  const bool regular = are_regular(lengths_ns);
+  draft.duration("median gap", median_of(lengths_ns));
+  Finding finding = finish_finding(signals, std::move(draft));
+  if (regular || finding.verdict != Verdict::kPresent) return finding;
+  return abstain({"other processes on the GPU"});
+}
+
+}  // namespace
+
+namespace rules {
+extern constexpr Rule shared_gpu{
+    .type = "shared_gpu", .claim = Claim::kSpecific, .saving = kSaving, .detect = detect};
+}
+
+}  // namespace traceap
