@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.analysis.circumstances import circumstances_of
 from torchtraceap.analysis.detection import PerRank, detect, judge, known
 from torchtraceap.analysis.iterations import counted_spans, step_time
 from torchtraceap.analysis.windows import check_count
@@ -82,6 +83,7 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
         findings = _ranked(trace, findings, outlook.savings)
     lead = leading_finding(trace, findings, parts)
     findings = _in_order(findings, lead, outlook.plan if outlook else ())
+    findings = _advised(trace, by_type, findings)
     return Diagnosis(
         profiled_ns=profiled_ns,
         verdicts={name: verdicts[name] for name in PAPER_TYPES},
@@ -139,6 +141,20 @@ def _in_order(
     return sorted(findings, key=lambda finding: places.get(finding.type, len(places)))
 
 
+def _advised(
+    trace: Trace, by_type: Mapping[str, PerRank], findings: Sequence[Finding]
+) -> list[Finding]:
+    """Findings with the advice that fits the trace."""
+    entries = [load_knowledge()[finding.type] for finding in findings]
+    wanted = {word for entry in entries for words, _ in entry.instead for word in words}
+    circumstances = circumstances_of(trace, by_type, findings, wanted)
+    advice = (entry.advice_for(circumstances) for entry in entries)
+    return [
+        replace(finding, fix=text.fix, code_before=text.code_before, code=text.code_after)
+        for finding, text in zip(findings, advice, strict=True)
+    ]
+
+
 def _idle_by_cause(trace: Trace) -> dict[str, int]:
     totals: dict[str, int] = dict.fromkeys(_core.idle_cause_names(), 0)
     for rank in trace.ranks:
@@ -180,8 +196,9 @@ def _merge(name: str, parts: PerRank, profiled_ns: int, step: StepTime | None) -
         type=name,
         title=entry.title,
         why=_why(entry, facts, of_rank, leading.cost_ns, len(parts)),
-        fix=entry.fix,
-        code=entry.code_after,
+        fix=entry.advice.fix,
+        code_before=entry.advice.code_before,
+        code=entry.advice.code_after,
         doc_url=entry.doc_url,
         cost_ns=cost_ns,
         cost_share=share,

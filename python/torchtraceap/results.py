@@ -382,9 +382,11 @@ class Finding(Result):
     title: str
     why: str
     fix: str
-    """What to change."""
+    """What to change, as it fits the trace."""
+    code_before: str = field(repr=False)
+    """Code that has the problem."""
     code: str = field(repr=False)
-    """Code to paste."""
+    """The same without it, to paste."""
     doc_url: str = field(repr=False)
     """Official documentation."""
     cost_ns: int

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
+import symtable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from torchtraceap import _core
-from torchtraceap.knowledge import KnowledgeEntry, load_knowledge
+from torchtraceap.analysis.circumstances import WORDS
+from torchtraceap.knowledge import Advice, KnowledgeEntry, load_knowledge
 from torchtraceap.knowledge.__main__ import compile_knowledge
 from torchtraceap.results import PAPER_TYPES
 
@@ -54,15 +57,21 @@ def test_loading_twice_gives_the_same_read_only_mapping() -> None:
         first["cpu_bound"] = first["graph_break"]  # type: ignore[index]
 
 
+def advices(entry: KnowledgeEntry) -> tuple[Advice, ...]:
+    return (entry.advice, *(advice for _, advice in entry.instead))
+
+
 @each_entry()
 def test_texts_are_there_and_short_enough(entry: KnowledgeEntry) -> None:
     assert 8 <= len(entry.title) <= 70
     assert not entry.title.endswith(".")
     assert entry.signs and entry.non_signs
-    assert entry.fix.endswith(".") and len(entry.fix) <= 400
+    for advice in advices(entry):
+        assert advice.fix.endswith(".") and len(advice.fix) <= 400
+        assert "\n" not in advice.fix
     assert entry.audit.endswith(".") and len(entry.audit) <= 120
     assert entry.gate
-    assert "\n" not in entry.why + entry.fix + entry.audit + entry.title
+    assert "\n" not in entry.why + entry.audit + entry.title
 
 
 @each_entry()
@@ -87,13 +96,46 @@ def test_why_reads_well_with_all_facts(entry: KnowledgeEntry) -> None:
     assert not re.search(r"[\[\]{}]|  | [,.;:)]", text), text
 
 
+OF_THE_USER = {"dataset", "model", "optimizer"}
+
+
+def names_from_elsewhere(code: str) -> set[str]:
+    """Names that the code uses and neither makes, imports nor takes as an argument."""
+    module = symtable.symtable(code, "code", "exec")
+    made = {s.get_name() for s in module.get_symbols() if s.is_assigned() or s.is_imported()}
+    used: set[str] = set()
+    tables = [module]
+    for table in tables:
+        tables += table.get_children()
+        names = (s for s in table.get_symbols() if s.is_referenced())
+        used |= {s.get_name() for s in names if table is module or s.is_global()}
+    return used - made - set(dir(builtins))
+
+
 @each_entry()
-def test_code_to_paste_is_python(entry: KnowledgeEntry) -> None:
-    ast.parse(entry.code_before)
-    ast.parse(entry.code_after)
-    assert entry.code_before != entry.code_after
-    assert entry.code.startswith("# before\n") and "\n# after\n" in entry.code
-    assert all(len(line) <= 100 for line in entry.code.splitlines())
+def test_code_to_paste_is_complete_python(entry: KnowledgeEntry) -> None:
+    for advice in advices(entry):
+        assert advice.code_before != advice.code_after
+        for code in (advice.code_before, advice.code_after):
+            ast.parse(code)
+            assert names_from_elsewhere(code) <= OF_THE_USER
+            assert all(len(line) <= 100 for line in code.splitlines())
+
+
+def test_names_from_elsewhere_are_seen_in_functions_too() -> None:
+    code = "import math\ndef f(a):\n    b = a\n    return [g(b, x) for x in math.pi]\n"
+    assert names_from_elsewhere(code) == {"g"}
+
+
+@each_entry()
+def test_advice_is_chosen_by_words_that_can_hold(entry: KnowledgeEntry) -> None:
+    seen: list[frozenset[str]] = []
+    assert entry.advice_for(frozenset()) == entry.advice
+    for words, advice in entry.instead:
+        assert words and words <= WORDS
+        assert entry.advice_for(words) == advice  # none before it takes all of its traces
+        assert words not in seen
+        seen.append(words)
 
 
 @each_entry()

@@ -11,7 +11,7 @@ from torchtraceap.devices import Device, device_named, find_device, load_devices
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import RankTrace
 
-__all__ = ["chosen_device", "matrix_units", "recorded_device"]
+__all__ = ["chosen_device", "matrix_types", "matrix_units", "recorded_device"]
 
 _AMD = ("amd", "radeon", "instinct", "gfx")
 
@@ -95,19 +95,47 @@ def matrix_units(table: _core.EventTable) -> _core.MatrixUnits | None:
     return _core.MatrixUnits(half_ratio=half, tf32_ratio=tf32, device=name)
 
 
+def matrix_types(table: _core.EventTable) -> frozenset[str] | None:
+    """Number types that the matrix units of all devices of the trace take, such as "bf16".
+
+    "tf32" only where PyTorch's setting turns it on. None where the trace describes no device that
+    could be told so.
+    """
+    common: frozenset[str] | None = None
+    for entry in table.devices:
+        devices = _alike(entry)
+        if devices is not None:
+            taken = [_types(device) for device in devices] or [frozenset[str]()]
+            common = frozenset.intersection(*taken, *([] if common is None else [common]))
+    return common
+
+
+def _types(device: Device) -> frozenset[str]:
+    types = frozenset(device.matrix)
+    return types if device.vendor == "nvidia" else types - {"tf32"}
+
+
 def _ratios_of(entry: _core.Device) -> tuple[float, float] | None:
-    # A part of a GPU (MIG, a partition) has the ratios of the whole.
+    devices = _alike(entry)
+    if devices is None:
+        return None
+    return min((_ratios(device) for device in devices), default=(0.0, 0.0))
+
+
+def _alike(entry: _core.Device) -> list[Device] | None:
+    """The device; of one that the database lacks, those of its architecture or the newest before
+    it, none if it is older than matrix units. None where it could not be told."""
+    # A part of a GPU (MIG, a partition) has the units of the whole.
     device = recorded_device(entry) or find_device(entry.name)
     if device is not None:
-        return _ratios(device)
+        return [device]
     name, version = entry.name.lower(), _version(_architecture(entry))
     if not name or version is None or any(word in name for word in _AMD):
         return None
     known = [d for d in load_devices().values() if d.vendor == "nvidia"]
     older = [v for d in known if (v := _version(d.architecture)) is not None and v <= version]
-    if not older:
-        return 0.0, 0.0  # before matrix units
-    return min(_ratios(d) for d in known if _version(d.architecture) == max(older))
+    newest = max(older, default=None)
+    return [d for d in known if newest and _version(d.architecture) == newest]
 
 
 def _ratios(device: Device) -> tuple[float, float]:

@@ -9,17 +9,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["KnowledgeEntry", "load_knowledge"]
+__all__ = ["Advice", "KnowledgeEntry", "load_knowledge"]
 
 _OPTIONAL = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
 _PLACEHOLDER = re.compile(r"\{([\w -]+)(?::([^|{}]+)\|([^|{}]+))?\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to change."""
+
+    fix: str
+    """One or two sentences."""
+    code_before: str
+    """A snippet that has the problem."""
+    code_after: str
+    """The same snippet without it, to paste."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +51,10 @@ class KnowledgeEntry:
     """What in a trace speaks for it."""
     non_signs: tuple[str, ...]
     """What looks like it and is not."""
-    fix: str
-    """What to change, in one or two sentences."""
-    code_before: str
-    """A snippet that has the problem."""
-    code_after: str
-    """The same snippet without it, to paste."""
+    advice: Advice
+    """Where nothing of the trace speaks against it."""
+    instead: tuple[tuple[frozenset[str], Advice], ...]
+    """Advice for traces to which all of these words apply."""
     doc_url: str
     """Official documentation."""
     audit: str
@@ -77,13 +87,27 @@ class KnowledgeEntry:
 
         return _PLACEHOLDER.sub(fill, _OPTIONAL.sub(keep, self.why))
 
-    @property
-    def code(self) -> str:
-        """Both snippets under each other, each with a comment above it."""
-        return f"# before\n{self.code_before}\n# after\n{self.code_after}"
+    def advice_for(self, circumstances: Set[str]) -> Advice:
+        """The first advice that fits.
+
+        Args:
+            circumstances: What holds of the trace, in the words of `analysis.circumstances`.
+        """
+        fitting = (advice for words, advice in self.instead if words <= circumstances)
+        return next(fitting, self.advice)
+
+
+def _advice(fields: Mapping[str, Any], default: Advice | None = None) -> Advice:
+    """Without code of its own that of the default."""
+    code = fields.get("code")
+    if code is None and default is not None:
+        return Advice(fields["fix"], default.code_before, default.code_after)
+    before, after = (fields["code"][part].strip("\n") for part in ("before", "after"))
+    return Advice(fields["fix"], before, after)
 
 
 def _entry(name: str, fields: Mapping[str, Any]) -> KnowledgeEntry:
+    advice = _advice(fields)
     return KnowledgeEntry(
         type=name,
         name=fields["name"],
@@ -91,9 +115,11 @@ def _entry(name: str, fields: Mapping[str, Any]) -> KnowledgeEntry:
         why=fields["why"],
         signs=tuple(fields["signs"]),
         non_signs=tuple(fields["non_signs"]),
-        fix=fields["fix"],
-        code_before=fields["code"]["before"],
-        code_after=fields["code"]["after"],
+        advice=advice,
+        instead=tuple(
+            (frozenset(other["when"]), _advice(other, advice))
+            for other in fields.get("instead", ())
+        ),
         doc_url=fields["doc"],
         audit=fields["audit"],
         gate=fields["gate"],

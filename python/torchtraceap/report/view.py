@@ -349,7 +349,6 @@ def _findings(diagnosis: Diagnosis, profiled_ns: int) -> tuple[FindingView, ...]
     views: list[FindingView] = []
     first_with: dict[str, int] = {}
     for number, finding in enumerate(diagnosis.findings, start=1):
-        entry = load_knowledge().get(finding.type)
         saves = _saves(diagnosis, finding, whole_ns)
         edit = finding.saving.edit if finding.saving else ""
         if edit and first_with.setdefault(edit, number) != number:
@@ -362,10 +361,10 @@ def _findings(diagnosis: Diagnosis, profiled_ns: int) -> tuple[FindingView, ...]
                 saves_short=_saves_short(finding),
                 bars=_bars(finding, diagnosis.replay),
                 sureness=_sure(finding.confidence),
-                fix=entry.fix if entry else finding.fix,
-                code_before=entry.code_before.strip("\n") if entry else "",
-                code_after=entry.code_after.strip("\n") if entry else "",
-                doc_url=entry.doc_url if entry else "",
+                fix=finding.fix,
+                code_before=finding.code_before,
+                code_after=finding.code,
+                doc_url=finding.doc_url,
             )
         )
     return tuple(views)

@@ -100,8 +100,10 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule conv_bias_before_batch_norm{
-    .type = "conv_bias_before_batch_norm", .saving = kSaving, .detect = detect};
+extern constexpr Rule conv_bias_before_batch_norm{.type = "conv_bias_before_batch_norm",
+                                                  .subject = Subject::kTraining,
+                                                  .saving = kSaving,
+                                                  .detect = detect};
 }
 
 }  // namespace traceap

@@ -121,8 +121,10 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule recomputed_activations{
-    .type = "recomputed_activations", .saving = kSaving, .detect = detect};
+extern constexpr Rule recomputed_activations{.type = "recomputed_activations",
+                                             .subject = Subject::kTraining,
+                                             .saving = kSaving,
+                                             .detect = detect};
 }
 
 }  // namespace traceap

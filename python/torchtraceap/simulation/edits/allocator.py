@@ -13,9 +13,7 @@ from torchtraceap.units import counted, format_ns
 __all__ = ["NoAllocatorCalls"]
 
 
-@register(
-    "no_allocator_calls", default=True, fixes=("allocator_thrash", "uncached_allocator")
-)
+@register("no_allocator_calls", default=True, fixes=("allocator_thrash", "uncached_allocator"))
 class NoAllocatorCalls:
     """cudaMalloc, cudaFree and their kin cost nothing and wait for nothing.
 

@@ -91,9 +91,7 @@ def _why_not_fused(run: SimulatedRun) -> str:
     return "the trace has no ranges of an optimizer's step"
 
 
-@register(
-    "fuse_pointwise", default=True, fixes=("unfused_pointwise",), instead=("tiny_kernels",)
-)
+@register("fuse_pointwise", default=True, fixes=("unfused_pointwise",), instead=("tiny_kernels",))
 class FusePointwise:
     """Pointwise kernels that follow each other on a stream become one.
 
