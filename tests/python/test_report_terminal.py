@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not built")
 
 import torchtraceap as ttap
+from torchtraceap.knowledge import load_knowledge
 from torchtraceap.report.terminal import MAX_LINES, render_text, split_columns
 from torchtraceap.report.view import build_view
 from torchtraceap.report.words import cells, format_percent, harmless, one_line
@@ -57,7 +58,7 @@ def test_the_order_is_verdict_bar_findings_unchecked_fine_gate(slow: ttap.Diagno
     assert "change   " in text
     assert samples.LOADER[:40] in text
     for name, signals in slow.abstained.items():
-        assert name.replace("_", " ") in text.replace("\n          ", " ")
+        assert load_knowledge()[name].name in text.replace("\n          ", " ")
         assert signals
     assert "score" not in text.lower()
 
