@@ -66,7 +66,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "files": {"aliases", "results"},
     "ranks": {"_core", "remember", "results"},
     "tree": {"ranks", "report"},
-    "summary": {"ranks"},
+    "summary": {"analysis"},
     "execution_trace": {"ranks", "table"},
     "analysis": {
         "codes",

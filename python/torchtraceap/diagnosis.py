@@ -75,7 +75,8 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
     by_type = detect(trace)
     verdicts = {name: judge(parts) for name, parts in by_type.items()}
     present = {name: by_type[name] for name, v in verdicts.items() if v == "present"}
-    step = step_time(trace.ranks)
+    summary = build_summary(trace)
+    step = summary.step
     findings = [_merge(name, parts, profiled_ns, step) for name, parts in present.items()]
     parts = time_parts(trace)
     outlook = _outlook(trace, findings, parts)
@@ -101,11 +102,10 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
         time_ns=parts,
         bound_by=largest_part(parts),
         lead=lead,
-        summary=build_summary(trace),
+        summary=summary,
         trace=trace,
         plan=outlook.plan if outlook else (),
         replay=outlook.replay if outlook else None,
-        step=step,
     )
 
 

@@ -206,6 +206,8 @@ class Summary(Result):
     """The steps come from a repeated pattern, not from the profiler's own marks."""
     versions: dict[str, str | int] = field(default_factory=dict)
     """What the first file says of the profiler, the driver and libraries, by the file's names."""
+    step: StepTime | None = None
+    """What a step takes; None where no rank has steps."""
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -520,8 +522,11 @@ class Diagnosis(Result):
     """Fixes in order of what each adds to those before it. Savings of findings don't add up."""
     replay: ReplayCheck | None = None
     """None where nothing was replayed: no finding, or none that has a fix to simulate."""
-    step: StepTime | None = None
-    """None where no rank has steps."""
+
+    @property
+    def step(self) -> StepTime | None:
+        """None where no rank has steps."""
+        return self.summary.step
 
     @property
     def profiled_timeline(self) -> Timeline:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.analysis.iterations import step_time
 from torchtraceap.ranks import Ranks, RankTrace, from_core_timeline
 from torchtraceap.results import (
     Device,
@@ -25,7 +26,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def build_summary(trace: Ranks, *, linked_only: bool = False) -> Summary:
-    """Counts, timelines of ranks, devices and steps, and diagnostics.
+    """Counts, timelines of ranks, devices and steps, the time of a step, and diagnostics.
 
     Args:
         trace: The ranks to sum up.
@@ -45,6 +46,7 @@ def build_summary(trace: Ranks, *, linked_only: bool = False) -> Summary:
         steps=tuple(s for rank in trace.ranks for s in _steps(rank, linked_only)),
         steps_inferred=any(rank.tree.steps_inferred for rank in trace.ranks),
         versions=_versions(trace.ranks[0].table),
+        step=step_time(trace.ranks),
     )
 
 

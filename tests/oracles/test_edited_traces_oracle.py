@@ -1,5 +1,5 @@
 """Real traces written back: without an edit as they were, with edits every step as long as the
-replay says."""
+replay says, and a step as long as is predicted."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from torchtraceap import _core
 from torchtraceap.analysis.iterations import held_up_row
 from torchtraceap.errors import TraceError
 from torchtraceap.ranks import Ranks
-from torchtraceap.simulation.edited_trace import edited_ranks
+from torchtraceap.simulation.edited_trace import Form, edited_ranks
 from torchtraceap.simulation.edits.base import Change, NotApplicableError
 from torchtraceap.simulation.registry import default_edits, make_edit
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.simulation.simulate import simulate
+from torchtraceap.summary import build_summary
 
 from .conftest import corpus_files
 
@@ -56,6 +58,31 @@ def _check(trace: Ranks) -> None:
         assert read_ns[same].tolist() == replayed_ns[: len(read_ns)][same].tolist(), name
 
 
+def _check_predictions(trace: Ranks) -> None:
+    """The summary of what is written says what is predicted, and so do both forms."""
+    simulation = simulate(trace, [*default_edits(), "loader_workers=4", "mixed_precision=bf16"])
+    run = simulation.run
+    for name, graph in simulation.applied.items():
+        written = simulation.edited_trace([name])
+        step = build_summary(written).step
+        if run.per_step:
+            assert step is not None
+            assert step.measured_ns == round(written.step_ns)
+        predicted_ns = simulation.together([name]).predicted_ns
+        assert written.step_ns == pytest.approx(predicted_ns, rel=0.01), name
+        if run.trace is not trace:  # a part was simulated
+            continue
+        forms: list[Form] = ["best", "cautious"]
+        for form in forms:
+            change = graph.best if form == "best" else graph.least
+            written = simulation.edited_trace([name], form=form)
+            if "change nothing" in written.note:
+                continue
+            carried = change.carried if len(change.carried) else None
+            replays = run.replays([change.delta()], carried=carried)
+            assert written.step_ns == pytest.approx(replays.steady_ns[0], rel=0.005), name
+
+
 @pytest.mark.parametrize("corpus_file", corpus_files(), indirect=True)
 def test_real_traces(corpus_file: Path) -> None:
     try:
@@ -63,9 +90,11 @@ def test_real_traces(corpus_file: Path) -> None:
     except TraceError:
         return
     _check(trace)
+    _check_predictions(trace)
 
 
 def test_sets_of_ranks(corpus: Path) -> None:
     for folder in ("param/dlrm_8ranks", "torchrec_4ranks_late_rank"):
         if (corpus / folder).is_dir():
             _check(ttap.load(corpus / folder))
+            _check_predictions(ttap.load(corpus / folder))

@@ -409,18 +409,23 @@ def _busy(steps: int = 4) -> dict[str, Any]:
     return program.document()
 
 
-def test_the_form_that_is_nearer_to_the_prediction_is_written(write_trace: WriteTrace) -> None:
+def test_a_step_of_the_written_trace_takes_what_is_predicted(write_trace: WriteTrace) -> None:
     run = SimulatedRun(ttap.load(write_trace(_busy())))
     graph = _Half().apply(run)
-    best, cautious = (edited_trace(run, [graph], form=f) for f in ("best", "cautious"))
-    assert best.step_ns < cautious.step_ns
-    assert edited_trace(run, [graph], near_ns=best.step_ns + 1).form == "best"
-    assert edited_trace(run, [graph], near_ns=cautious.step_ns - 1).form == "cautious"
-    assert "at best" in best.note
-    assert "at least" in cautious.note
-    none = edited_trace(run, [])
+    best, cautious = (edited_trace(run, graph, form=f) for f in ("best", "cautious"))
+    assert (best.form, cautious.form) == ("best", "cautious")
+    assert best.step_ns == run.steady_ns(graph.best.delta())
+    assert cautious.step_ns == run.steady_ns(graph.cautious.delta())
+    for wanted_ns in (best.step_ns + 1_000, cautious.step_ns - 1_000):
+        between = edited_trace(run, graph, predicted_ns=wanted_ns)
+        assert between.form is None
+        assert between.step_ns == pytest.approx(wanted_ns, rel=1e-4)
+        assert "as predicted" in between.note
+    beyond = edited_trace(run, graph, predicted_ns=2 * float(run.measured_ns.max()))
+    assert "no way between replays has the predicted" in beyond.note
+    none = edited_trace(run, None)
     assert none.form is None
-    assert none.step_ns == run.steady_ns()
+    assert none.step_ns == run.mean_ns(run.measured_ns)
 
 
 def test_a_simulation_writes_its_edits_together(write_trace: WriteTrace, tmp_path: Path) -> None:
@@ -451,7 +456,7 @@ def test_of_a_part_that_was_simulated_the_whole_is_written(write_trace: WriteTra
 
 def test_ranks_are_written_as_a_folder_of_files(tmp_path: Path) -> None:
     trace = late_job(0, 3_000, 200, 0)(tmp_path)
-    written = edited_trace(SimulatedRun(trace), [])
+    written = edited_trace(SimulatedRun(trace), None)
     out = tmp_path / "out"
     files = written.write_trace(out)
     assert [file.name for file in files] == [f"rank{rank}.json.gz" for rank in range(4)]

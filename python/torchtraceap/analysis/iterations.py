@@ -33,7 +33,9 @@ __all__ = [
     "Iterations",
     "counted_spans",
     "counted_steps",
+    "first_launched_row",
     "held_up_row",
+    "is_held_up",
     "iterations_of",
     "lengths_ns",
     "step_of_work",
@@ -138,8 +140,8 @@ def step_of_work(part: RankTrace) -> Array:
     """int64 `[gpu rows]`: the step until whose end each of the tree's `gpu_rows` was launched.
 
     -1 for what was launched before the first step, the number of steps for what comes behind the
-    last. Work without a launch counts from when it begins; ahead of everything else on its stream
-    it is left from before the recording.
+    last. Work without a launch counts from when it begins; ahead of all that the steps launch on
+    its stream it is left from before them.
     """
     tree, starts_ns = part.tree, part.table.ts_ns
     rows = tree.gpu_rows
@@ -151,44 +153,62 @@ def step_of_work(part: RankTrace) -> Array:
     steps: Array = np.searchsorted(spans[:, 1], launched_ns, side="right").astype(np.int64)
     if len(spans):
         steps[launched_ns < spans[0, 0]] = -1
-    steps[orphan & _is_ahead(tree.stream_of[rows], orphan)] = -1
+    steps[orphan & _is_ahead(tree.stream_of[rows], ~orphan & (steps >= 0))] = -1
     return steps
+
+
+def first_launched_row(part: RankTrace) -> int | None:
+    """The first GPU event that has a launch, if that is in the first step."""
+    tree, table = part.tree, part.table
+    rows, spans = tree.gpu_rows, step_spans(part)
+    linked = tree.launch[rows] != _core.NO_ROW
+    if not len(spans) or not linked.any():
+        return None
+    row = int(rows[np.argmax(linked)])
+    return row if spans[0, 0] <= table.ts_ns[int(tree.launch[row])] <= spans[0, 1] else None
 
 
 def held_up_row(part: RankTrace) -> int | None:
     """The first launched GPU event, if it was launched in the first step and begins so late that
-    work from before the recording must have held it up. See Note [Iteration]."""
-    tree, table = part.tree, part.table
-    rows, spans = tree.gpu_rows, step_spans(part)
-    first = int(np.argmax(tree.launch[rows] != _core.NO_ROW)) if len(rows) and len(spans) else 0
-    if not len(rows) or not len(spans) or tree.launch[rows[first]] == _core.NO_ROW:
+    work from before the recording must have held it up, of which none is recorded. See Note
+    [Iteration]."""
+    row = first_launched_row(part)
+    if row is None or (step_of_work(part) < 0).any():
         return None
-    row, call = int(rows[first]), int(tree.launch[rows[first]])
-    late_ns = table.ts_ns[row] + tree.launch_delay_correction_ns - _launched_ns(part, row, call)
-    inside = spans[0, 0] <= table.ts_ns[call] <= spans[0, 1]
-    return row if inside and late_ns > LONGEST_LAUNCH_NS else None
+    tree, table = part.tree, part.table
+    call = int(tree.launch[row])
+    called_ns = int(table.ts_ns[call])
+    returned_ns = called_ns + int(table.dur_ns[call])
+    begun_ns = int(table.ts_ns[row]) + tree.launch_delay_correction_ns
+    return row if is_held_up(part, row, called_ns, returned_ns, begun_ns) else None
 
 
-def _launched_ns(part: RankTrace, row: int, call: int) -> int:
-    """When a call has handed its work over at the latest: a copy that begins while its call is open
-    waited for the stream, but for the time in which the host may have staged all of its bytes."""
-    table, begin_ns = part.table, int(part.table.ts_ns[call])
-    end_ns = begin_ns + int(table.dur_ns[call])
-    begun_ns = int(table.ts_ns[row]) + part.tree.launch_delay_correction_ns
-    if part.tree.gpu_class[row] != _core.GpuClass.MEMCPY or begun_ns >= end_ns:
-        return end_ns
-    size, known = table.int_column("bytes", rows=np.array([row]))
-    staged_ns = int(size[0] / SLOWEST_STAGING) if known[0] and size[0] > 0 else 0
-    return min(begin_ns + staged_ns, end_ns)
+def is_held_up(part: RankTrace, row: int, called_ns: int, returned_ns: int, begun_ns: int) -> bool:
+    """Does a GPU event begin later than its launch explains?
+
+    Args:
+        part: The rank.
+        row: The event.
+        called_ns: When its call begins, of any clock.
+        returned_ns: When the call returns.
+        begun_ns: When the event begins.
+    """
+    launched_ns = returned_ns
+    if part.tree.gpu_class[row] == _core.GpuClass.MEMCPY and begun_ns < returned_ns:
+        # It waited for the stream, but for the time in which the host may have staged its bytes.
+        size, known = part.table.int_column("bytes", rows=np.array([row]))
+        staged_ns = int(size[0] / SLOWEST_STAGING) if known[0] and size[0] > 0 else 0
+        launched_ns = min(called_ns + staged_ns, returned_ns)
+    return begun_ns - launched_ns > LONGEST_LAUNCH_NS
 
 
-def _is_ahead(stream: Array, orphan: Array) -> Array:
-    """bool `[gpu rows]`, which are by start: no linked work of its stream began before, and some
-    does behind it."""
+def _is_ahead(stream: Array, stepped: Array) -> Array:
+    """bool `[gpu rows]`, which are by start: none of its stream that steps launched began before,
+    and some does behind it."""
     place = np.arange(len(stream))
     first = np.full(int(stream.max(initial=0)) + 1, -1)
-    linked = np.flatnonzero(~orphan)[::-1]
-    first[stream[linked]] = linked  # of equal streams the last assignment, the first in time
+    launched = np.flatnonzero(stepped)[::-1]
+    first[stream[launched]] = launched  # of equal streams the last assignment, the first in time
     ahead: Array = place < first[stream]
     return ahead
 

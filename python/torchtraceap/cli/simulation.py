@@ -46,12 +46,14 @@ def _describe_simulate(parser: Parser) -> None:
     parser.add_argument(
         "--trace",
         metavar="OUT",
-        help="write the trace with the edits: .json or .json.gz, of several ranks a folder",
+        help="write the trace with the edits, whose step takes the predicted time: .json or "
+        ".json.gz, of several ranks a folder",
     )
     parser.add_argument(
         "--form",
         choices=("best", "cautious"),
-        help="of an edit's two forms the one to write [the nearer to the prediction]",
+        help="of an edit's two forms the one to write [between them, so that a step takes the "
+        "predicted time]",
     )
     add_json(parser)
     add_threads(parser)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torchtraceap.report.step import step_note
 from torchtraceap.report.words import (
     cells,
     format_percent,
@@ -161,6 +162,8 @@ def _file_table(summary: Summary) -> TextTable:
         f"{format_count(events.gpu)} on the GPU, {format_count(events.gpu_orphan)} of them "
         "without a launch"
     )
+    if summary.step:
+        note += f"\nStep {format_ns(summary.step.measured_ns)} ({step_note(summary)})"
     return TextTable("", ("file", "rank", "world"), rows, note)
 
 

@@ -12,6 +12,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from torchtraceap.knowledge import load_knowledge
+from torchtraceap.report.step import step_note
 from torchtraceap.report.trust import trust_text
 from torchtraceap.report.words import arrow, dash, format_percent, one_line
 from torchtraceap.units import format_count, format_ns
@@ -37,8 +38,6 @@ LOST_SHARE = 0.10
 SURE, FAIRLY_SURE = 0.85, 0.6
 # Ranks whose busy shares lie this close are alike.
 SPREAD = 0.02
-# Of the iteration: where the host's range of a step differs by more, both are said.
-HOST_APART = 0.05
 
 GPU_LABELS = {
     "compute": "compute",
@@ -215,7 +214,7 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
         explanation=_explanation(diagnosis),
         sureness=_sureness(diagnosis),
         step_ns=diagnosis.step.measured_ns if diagnosis.step else None,
-        step_note=_step_note(diagnosis),
+        step_note=step_note(diagnosis.summary),
         steps_inferred=diagnosis.summary.steps_inferred,
         profiled_ns=profiled_ns,
         busy_share=diagnosis.busy_share,
@@ -322,26 +321,6 @@ def _loss(diagnosis: Diagnosis) -> str | None:
 def _is_healthy(diagnosis: Diagnosis) -> bool:
     is_busy = bool(diagnosis.time_ns) and diagnosis.busy_share >= HEALTHY_BUSY_SHARE
     return diagnosis.lead is None and is_busy and _loss(diagnosis) is None
-
-
-def _step_note(diagnosis: Diagnosis) -> str:
-    """What the step time is of, and the host's range where it says something else."""
-    step = diagnosis.step
-    if step is None:
-        return ""
-    inferred = "inferred " if diagnosis.summary.steps_inferred else ""
-    ranks = len(diagnosis.summary.files)
-    where = f" on {ranks} ranks" if ranks > 1 else ""
-    parts = [f"mean of {step.steps} {inferred}steps{where}"]
-    if step.steps == 1:
-        parts = [f"the only {inferred}step"]
-    elif format_ns(step.median_ns) != format_ns(step.measured_ns):
-        parts.append(f"median {format_ns(step.median_ns)}")
-    if step.left_out:
-        parts.append(f"{step.left_out} left out")
-    if abs(step.host_ns - step.measured_ns) > HOST_APART * step.measured_ns:
-        parts.append(f"the host's range takes {format_ns(step.host_ns)}")
-    return ", ".join(parts)
 
 
 def _findings(diagnosis: Diagnosis, profiled_ns: int) -> tuple[FindingView, ...]:
@@ -546,7 +525,7 @@ def _explanation(diagnosis: Diagnosis) -> str:
     parts = []
     if diagnosis.step is not None:
         step = format_ns(diagnosis.step.measured_ns)
-        parts.append(f"Step {step} ({_step_note(diagnosis)})")
+        parts.append(f"Step {step} ({step_note(diagnosis.summary)})")
     else:
         ranks = max(1, len(diagnosis.summary.files))
         parts.append(f"{format_ns(diagnosis.profiled_ns // ranks)} profiled, no steps marked")

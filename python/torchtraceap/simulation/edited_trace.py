@@ -1,9 +1,9 @@
 """`edited_trace`: a replay with edits back as a trace.
 
-Note [Written times]: every event of the ranks gets the times of one replay, with what the measured
-run took beyond its dependencies: without an edit those are its own times. Where an edit has two
-forms one of them is written. Host events stay on their rank's clock; with an edit GPU events are
-put on it as well, where the two clocks disagree.
+Note [Written times]: every event of the ranks gets the times of one schedule (`schedules.py`):
+without an edit its own, with edits one whose step takes the predicted time, or a form that is asked
+for. Summed up like any other trace, the written one has that step time. Host events stay on their
+rank's clock; with an edit GPU events are put on it as well, where the two clocks disagree.
 
 Note [What is gone, what is new]: left out are events that the edits take out
 (`Change.remove`) and events of which nothing is left: their time is 0 and was not. What lies inside
@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -33,25 +34,33 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap._core import EventKind, GpuClass
 from torchtraceap.aliases import Array, PathLike
+from torchtraceap.analysis.iterations import step_time
 from torchtraceap.errors import OptionError
 from torchtraceap.files import looks_like_trace_name
 from torchtraceap.ranks import Ranks, RankTrace
-from torchtraceap.simulation.edits.base import Change, EditedGraph, NewEvent, joined
+from torchtraceap.simulation.edits.base import Change, EditedGraph, NewEvent
 from torchtraceap.simulation.edits.view import RankView, ranges_of, views
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.units import format_ns
+from torchtraceap.simulation.schedules import Blend, RunningWork, Schedule, Schedules
+from torchtraceap.units import format_ns, format_share
 from torchtraceap.writing import check_target, replacing, write_paths
 
 __all__ = ["EditedTrace", "Form", "check_trace_target", "edited_ranks", "edited_trace"]
 
 _ENDINGS = (".json", ".json.gz")
 _NS_PER_US = 1_000
+_CLOSE = 1e-4
+"""Of a step: so near to the prediction no other schedule is looked for."""
+_MOST_SCHEDULES = 4
+_FAR_NS = 1 << 62
+_WORTH_SAYING = 0.005
+"""Of a step: farther than this from the prediction the note says so."""
 
 
 Form: TypeAlias = Literal["best", "cautious"]
-"""Of an edit: as far as it may go, or as far as it is certain."""
-_FORMS: tuple[Form, ...] = ("best", "cautious")
+"""Of edits: as far as they may go, or as far as they are certain."""
 _IN_WORDS = {"best": "at best", "cautious": "at least"}
+_LIKELY = "as is likely"
 
 
 class EditedTrace(Ranks):
@@ -65,9 +74,9 @@ class EditedTrace(Ranks):
     ) -> None:
         super().__init__(ranks)
         self.form: Form | None = form
-        """Which form of the edits this is; None: there are none."""
+        """The form of the edits that was asked for; None: what is predicted, or no edit."""
         self.step_ns = step_ns
-        """An iteration in the replay that was written, ns: the mean of its steps."""
+        """An iteration of the written trace, ns: the mean of its steps."""
         self.note = note
         """For a person: what was written, and what it predicts."""
 
@@ -98,54 +107,122 @@ class EditedTrace(Ranks):
 
 def edited_trace(
     run: SimulatedRun,
-    graphs: Sequence[EditedGraph],
+    graph: EditedGraph | None,
     *,
     form: Form | None = None,
-    near_ns: float = 0.0,
+    predicted_ns: float = 0.0,
 ) -> EditedTrace:
-    """A run with edits, all at once, back as a trace.
+    """A run with edits back as a trace.
 
     Args:
         run: The whole trace as a graph.
-        graphs: The edits; none gives the measured times.
-        form: Which of their two forms; None: the one whose step is nearer to `near_ns`.
-        near_ns: What is predicted for a step.
+        graph: The edits as one; None gives the measured times.
+        form: Which of their two forms; None: between these, so that a step takes `predicted_ns`.
+        predicted_ns: What is predicted for a step.
     """
-    if not graphs:
-        change, delta = Change(), None
-        note = "No edit: all times are those that were measured."
-        return EditedTrace(
-            edited_ranks(run, change, run.replay(delta)),
-            form=None,
-            step_ns=run.recorded_ns(delta),
-            note=note,
-        )
-    changes = {known: _joined_form(run, graphs, known) for known in _FORMS}
-    steps_ns = {known: run.recorded_ns(change.delta()) for known, change in changes.items()}
-    nearer = min(_FORMS, key=lambda known: abs(steps_ns[known] - near_ns))
-    written = nearer if form is None else form
-    change = changes[written]
-    note = (
-        f"Written as the edits turn out {_IN_WORDS[written]}, with what the measured run took "
-        f"beyond its dependencies: {format_ns(round(steps_ns[written]))} per step."
-    )
-    shifts = [part.tree.launch_delay_correction_ns for part in run.ranks]
-    if any(shifts) and len(change):
+    if graph is None:
+        return _as_measured(run, "No edit")
+    forms = _forms(graph)
+    written = forms if form is None else [each for each in forms if each[1] == _IN_WORDS[form]]
+    if all(_changes_nothing(run, change, run.replay(change.delta())) for change, _ in written):
+        return _as_measured(run, "The edits change nothing")
+    schedules = Schedules(run)
+    if form is not None:
+        chosen = schedules.steady(*written[0])
+        found = Blend(chosen, chosen, chosen, 0.0)
+        ranks, step_ns = _written(run, schedules, chosen)
+    else:
+        found, ranks, step_ns = _that_reads(run, schedules, _ways(schedules, forms), predicted_ns)
+    note = _note(found, step_ns, None if form else predicted_ns)
+    if any(part.tree.launch_delay_correction_ns for part in run.ranks):
         note += " GPU events are on the clock of the host."
+    return EditedTrace(ranks, form=form, step_ns=step_ns, note=note)
+
+
+def _forms(graph: EditedGraph) -> list[tuple[Change, str]]:
+    """From the best to the least, with their names."""
+    likely = [(change, _LIKELY) for change in graph.likely]
+    return [(graph.best, _IN_WORDS["best"]), *likely, (graph.least, _IN_WORDS["cautious"])]
+
+
+def _as_measured(run: SimulatedRun, why: str) -> EditedTrace:
     return EditedTrace(
-        edited_ranks(run, change, run.replay(change.delta())),
-        form=written,
-        step_ns=steps_ns[written],
-        note=note,
+        edited_ranks(run, Change(), run.replay()),
+        form=None,
+        step_ns=float(run.mean_ns(run.measured_ns)),
+        note=f"{why}: all times are those that were measured.",
     )
 
 
-def _joined_form(run: SimulatedRun, graphs: Sequence[EditedGraph], form: Form) -> Change:
-    if form == "best":
-        return joined(run, [graph.best for graph in graphs])
-    return joined(
-        run, [graph.best if graph.cautious is None else graph.cautious for graph in graphs]
+def _changes_nothing(run: SimulatedRun, change: Change, times_ns: Array) -> bool:
+    """All events stay, at their times."""
+    is_of_events = change.inserted or any(len(change.removed(r)) for r in range(len(run.ranks)))
+    return (
+        not is_of_events and not len(change.carried) and np.array_equal(times_ns, run.graph.time_ns)
     )
+
+
+def _ways(
+    schedules: Schedules, forms: Sequence[tuple[Change, str]]
+) -> list[tuple[Schedule, Schedule]]:
+    """See Note [Between forms] in schedules.py."""
+    steady = [schedules.steady(*each) for each in forms]
+    recorded = [schedules.recorded(*each) for each in forms]
+    slowest = max(steady, key=schedules.step_ns)
+    measured = slowest, schedules.measured(slowest.change)
+    return [*_from_the_middle(steady), *_from_the_middle(recorded), measured]
+
+
+def _from_the_middle(schedules: Sequence[Schedule]) -> list[tuple[Schedule, Schedule]]:
+    """Neighbours, those first that lie between what is likely."""
+    pairs = list(pairwise(schedules))
+    return sorted(pairs, key=lambda pair: sum(_LIKELY not in each.words for each in pair))
+
+
+def _that_reads(
+    run: SimulatedRun,
+    schedules: Schedules,
+    ways: Sequence[tuple[Schedule, Schedule]],
+    predicted_ns: float,
+) -> tuple[Blend, list[RankTrace], float]:
+    """The schedule of which a trace, read again, has the predicted step, with its ranks and its
+    step. What a reader takes for the warm-up, or for held up, may be other than in the run."""
+    tried: list[tuple[float, int, tuple[Blend, list[RankTrace], float]]] = []
+    wanted_ns = predicted_ns
+    for _ in range(_MOST_SCHEDULES):
+        found = schedules.that_takes(wanted_ns, ways)
+        ranks, read_ns = _written(run, schedules, found.schedule)
+        tried.append((abs(read_ns - predicted_ns), len(tried), (found, ranks, read_ns)))
+        if tried[-1][0] <= max(1.0, _CLOSE * predicted_ns):
+            break
+        wanted_ns += predicted_ns - read_ns
+    return min(tried)[2]
+
+
+def _written(
+    run: SimulatedRun, schedules: Schedules, schedule: Schedule
+) -> tuple[list[RankTrace], float]:
+    """Ranks in a schedule, and what a step of them takes, ns."""
+    ranks = edited_ranks(run, schedule.change, schedule.times_ns, schedule.running)
+    read = step_time([ranks[place] for place in run.places]) if run.per_step else None
+    return ranks, schedules.step_ns(schedule) if read is None else float(read.measured_ns)
+
+
+def _note(found: Blend, step_ns: float, predicted_ns: float | None) -> str:
+    """For a person."""
+    takes = f"{format_ns(round(step_ns))} per step"
+    beyond = "with what the measured run took beyond its dependencies"
+    if found.one is found.other:
+        note = f"Written {found.one.words}, {beyond}: {takes}."
+    else:
+        note = (
+            f"Written between two replays {beyond}, {format_share(found.share)} of the way from "
+            f"that {found.one.words} to that {found.other.words}: {takes}, as predicted."
+        )
+    if predicted_ns and abs(step_ns - predicted_ns) > _WORTH_SAYING * predicted_ns:
+        note = note.removesuffix(", as predicted.").removesuffix(".")
+        note += f"; no way between replays has the predicted {format_ns(round(predicted_ns))}."
+    return note
 
 
 def check_trace_target(path: PathLike, trace: Ranks) -> None:
@@ -188,17 +265,21 @@ def _file_names(trace: Ranks) -> list[str]:
 # ------------------------------------------------------------------------- times
 
 
-def edited_ranks(run: SimulatedRun, change: Change, replayed_ns: Array) -> list[RankTrace]:
+def edited_ranks(
+    run: SimulatedRun, change: Change, replayed_ns: Array, running: RunningWork | None = None
+) -> list[RankTrace]:
     """The ranks of the run's trace in a replay.
 
     Args:
         run: The whole trace as a graph.
         change: What the edits do; nothing where it is empty.
         replayed_ns: int64 `[points]`: the replay with it.
+        running: What the GPU still does of earlier steps when the first begins.
     """
     edited = list(run.trace.ranks)
     for view, place in zip(views(run), run.places, strict=True):
-        edited[place] = _EditedRank(run, view, change, replayed_ns).rank()
+        rank = _EditedRank(run, view, change, replayed_ns)
+        edited[place] = rank.rank(running.of_rank(view.index) if running else None)
     return edited
 
 
@@ -210,7 +291,7 @@ class _EditedRank:
     ) -> None:
         self._run, self._view, self._replayed_ns = run, view, replayed_ns
         self._table, self._tree = view.table, view.tree
-        self._is_edited = bool(len(change)) or bool(change.inserted)
+        self._is_edited = not _changes_nothing(run, change, replayed_ns)
         self._removed = change.removed(view.index)
         self._inserted = [event for event in change.inserted if event.rank == view.index]
         # See Note [Written times].
@@ -220,14 +301,20 @@ class _EditedRank:
         )
         self._correlation = self._table.correlation
         self._more: list[str] = []
+        self._stream_of = self._table.stream.copy()
+        """int64 `[rows]`: the stream on which each GPU event is written."""
 
-    def rank(self) -> RankTrace:
+    def rank(self, running: tuple[Array, Array] | None = None) -> RankTrace:
+        """`running`: rows of earlier steps that still run, and begins and ends `[2, rows]`."""
         kept = np.ones(len(self._table), dtype=bool)
         if self._is_edited:
             kept = self._kept()
             self._insert(kept)
             self._relaunch(kept)
+            gone = ~kept
             self._separate(kept)
+            if running is not None and len(running[0]):
+                self._go_on(*running, gone)
             kept = self._without_loose_flows(kept)
             self._mark_steps(kept)
         table = _core.edit_table(
@@ -391,7 +478,8 @@ class _EditedRank:
                     lanes.append(0)
                     self._more.append(self._name_of(row, free + lane))
                 lanes[lane] = begin_ns + int(self._dur_ns[row])
-                self._more.append(self._on_stream(row, free + lane))
+                self._stream_of[row] = free + lane
+                self._more.append(self._on_stream(row, begin_ns, int(self._dur_ns[row])))
             kept[moved] = False
             free += len(lanes)
 
@@ -421,20 +509,66 @@ class _EditedRank:
         found = np.concatenate(moved)
         return found[np.argsort(begin[found], kind="stable")]
 
-    def _on_stream(self, row: int, stream: int) -> str:
+    def _on_stream(
+        self, row: int, begin_ns: int, dur_ns: int, correlation: int | None = None
+    ) -> str:
+        """A GPU event on the stream where it is written now; with a correlation of its own it is
+        launched by nothing."""
         fields = self._fields_of(row)
-        fields["tid"] = stream
-        args = {**fields.get("args", {}), "stream": stream}
-        if self._correlation[row] != _core.NO_ID:
+        args = dict(fields.get("args", {}))
+        if self._stream_of[row] != self._table.stream[row]:
+            fields["tid"] = args["stream"] = int(self._stream_of[row])
+        if correlation is not None:
+            args = {key: value for key, value in args.items() if key.lower() != "external id"}
+            args["correlation"] = correlation
+        elif self._correlation[row] != _core.NO_ID:
             args["correlation"] = int(self._correlation[row])
         fields["args"] = args
-        return _event_text(fields, int(self._ts_ns[row]), int(self._dur_ns[row]))
+        return _event_text(fields, begin_ns, dur_ns)
 
     def _name_of(self, row: int, stream: int) -> str:
         fields = self._fields_of(row)
         name = f"stream {stream} (beside stream {fields['tid']})"
         metadata = {"ph": "M", "name": "thread_name", "pid": fields["pid"], "tid": stream}
         return json.dumps({**metadata, "args": {"name": name}})
+
+    # ------------------------------------------------------------------------- earlier steps
+
+    def _go_on(self, rows: Array, times_ns: Array, gone: Array) -> None:
+        """Work of earlier steps that still runs, one event behind the other on each stream, between
+        what the trace has before the steps and in them. See Note [Written steps]."""
+        left = ~gone[rows]
+        rows, times_ns = rows[left], times_ns[:, left]
+        like = self._view.begin_of[rows]
+        ahead_ns = self._run.graph.time_ns[like] - self._table.ts_ns[rows] - self._gpu_shift_ns
+        begins, ends = times_ns - ahead_ns
+        correlation = self._new_correlation()
+        for track in np.unique(self._written_on(rows), axis=1).T:
+            mine = np.flatnonzero((self._written_on(rows) == track[:, None]).all(axis=0))
+            mine = mine[np.argsort(begins[mine], kind="stable")]
+            free_ns, taken_ns = self._free_on(track, gone)
+            for row, begin_ns, end_ns in zip(
+                rows[mine].tolist(), begins[mine].tolist(), ends[mine].tolist(), strict=True
+            ):
+                begin_ns, end_ns = max(begin_ns, free_ns), min(end_ns, taken_ns)
+                if begin_ns < end_ns:
+                    text = self._on_stream(row, begin_ns, end_ns - begin_ns, correlation)
+                    self._more.append(text)
+                    free_ns, correlation = end_ns, correlation + 1
+
+    def _written_on(self, rows: Array) -> Array:
+        """int64 `[2, rows]`: track and stream; a stream of its own has the track of another."""
+        return np.stack([self._table.track[rows].astype(np.int64), self._stream_of[rows]])
+
+    def _free_on(self, track: Array, gone: Array) -> tuple[int, int]:
+        """When a track has done what was launched before the first step, and when it begins with
+        what the steps launch, ns."""
+        rows = self._view.gpu_rows[~gone[self._view.gpu_rows]]
+        rows = rows[(self._written_on(rows) == track[:, None]).all(axis=0)]
+        inside = self._run.step_of_point[self._view.begin_of[rows]] != _core.NO_ROW
+        before = np.cumsum(inside) == 0
+        free_ns = (self._ts_ns + self._dur_ns)[rows[before]].max(initial=-_FAR_NS)
+        return int(free_ns), int(self._ts_ns[rows[inside]].min(initial=_FAR_NS))
 
 
 def _largest_tid(table: _core.EventTable) -> int:

@@ -14,7 +14,7 @@ without steps, whatever an edit does, and tell what usual host work costs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -23,7 +23,9 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.iterations import (
     counted_steps,
+    first_launched_row,
     held_up_row,
+    is_held_up,
     lengths_ns,
     step_of_work,
     step_spans,
@@ -73,8 +75,13 @@ class RunStep:
 class _RankSteps:
     steps: list[RunStep]
     start: Array
-    """Points of which the last begins the first iteration: the first step's begin, the ends of
-    what was launched before it, and the begin of work that was held up by what is not recorded."""
+    """Points of which the last begins the first iteration: the first step's begin, and the ends of
+    what was launched before it."""
+    held: Array = field(default_factory=lambda: _NONE)
+    """Another one: the begin of work that was held up by what is not recorded."""
+    first_work: tuple[int, Array] | None = None
+    """Of the first work that the first step launches its row, and points: where its call begins
+    and ends, and where it begins itself. It may be held up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,13 +317,22 @@ class SimulatedRun:
             )
         ]
         start = np.append(bounds[0, 0], work[0]).astype(np.int64)
-        return _RankSteps(steps, np.append(start, self._held_up(rank)))
+        return _RankSteps(steps, start, self._held_up(rank), self._first_work(rank))
 
     def _held_up(self, rank: int) -> Array:
         """The point at which the GPU was free for the first step, where that tells."""
         row = held_up_row(self.ranks[rank])
         point = _core.NO_ROW if row is None else int(self.graph.begin_of(rank)[row])
         return _NONE if point == _core.NO_ROW else np.array([point], dtype=np.int64)
+
+    def _first_work(self, rank: int) -> tuple[int, Array] | None:
+        row = first_launched_row(self.ranks[rank])
+        if row is None:
+            return None
+        begin_of, end_of = self.graph.begin_of(rank), self.graph.end_of(rank)
+        call = self.ranks[rank].tree.launch[row]
+        points = np.array([begin_of[call], end_of[call], begin_of[row]], dtype=np.int64)
+        return None if (points == _core.NO_ROW).any() else (row, points)
 
     def _told(self, rank: int, given: Sequence[tuple[int, str, int, int]]) -> _RankSteps:
         """Steps of a run that no table stands behind."""
@@ -427,7 +443,17 @@ class SimulatedRun:
     def step_of_point(self) -> Array:
         """uint32 `[points]`: index in `steps` until whose end a point happens, of GPU events their
         launch; NO_ROW behind the last step and before the first."""
+        return self._place_of_points[0]
+
+    @cached_property
+    def before_steps(self) -> Array:
+        """bool `[points]`: happens, or was launched, before the first step of its rank."""
+        return self._place_of_points[1]
+
+    @cached_property
+    def _place_of_points(self) -> tuple[Array, Array]:
         steps = np.full(len(self.graph), _core.NO_ROW, dtype=np.uint32)
+        is_before = np.zeros(len(self.graph), dtype=bool)
         before = 0
         for rank, mine in enumerate(self.steps_by_rank):
             if mine:
@@ -435,8 +461,9 @@ class SimulatedRun:
                 place = self._place_of(rank, points, mine)
                 inside = (place >= 0) & (place < len(mine))
                 steps[points[inside]] = place[inside] + before
+                is_before[points[place < 0]] = True
             before += len(mine)
-        return steps
+        return steps, is_before
 
     def _place_of(self, rank: int, points: Array, steps: Sequence[RunStep]) -> Array:
         """int64 `[points]`: from -1, before the first step, to len(steps), behind the last."""
@@ -481,10 +508,47 @@ class SimulatedRun:
         )
         return self._lengths(ends)
 
-    def recorded_ns(self, delta: _core.GraphDelta | None = None) -> float:
-        """Time of an iteration, ns, with an edit: the mean of the counted steps as recorded, of
-        which the first begins in the state that the run without the edit left."""
-        return float(self.mean_ns(self.lengths_ns([delta]))[0])
+    def lengths_at(self, times_ns: Array, running_ns: Array) -> Array:
+        """int64 `[steps]`: iterations as the trace would show them in which points happen then.
+
+        Args:
+            times_ns: int64 `[points]`.
+            running_ns: int64 `[ranks with steps]`: until when their GPU does what was launched
+                before the first step and has no points.
+        """
+        lengths = []
+        ranks = [rank for rank, mine in enumerate(self._rank_steps) if mine.steps]
+        for rank, running in zip(ranks, running_ns.tolist(), strict=True):
+            mine = self._rank_steps[rank]
+            began = max(int(times_ns[mine.start].max()), running)
+            is_recorded = len(mine.start) > 1 or running != _core.NEVER
+            if mine.first_work is not None and not is_recorded:
+                row, points = mine.first_work
+                called, returned, begun = times_ns[points].tolist()
+                if is_held_up(self.ranks[rank], row, called, returned, begun):
+                    began = max(began, begun)
+            ends = [int(times_ns[step.work].max()) for step in mine.steps]
+            lengths.append(lengths_ns(np.array([began, *ends])))
+        return np.concatenate([*lengths, _NONE])
+
+    def work_around(self, rank: int) -> tuple[Array, Array]:
+        """Points of which the last begins the first iteration of a rank with steps, if that was not
+        held up; and those of which the last ends its last."""
+        mine = self._rank_steps[rank]
+        return mine.start, mine.steps[-1].work
+
+    def chain(self, delta: _core.GraphDelta, carried: Array) -> Array:
+        """int64 `[copies, points]`: when each point happens in copies of the steps one behind the
+        other, of which the last is in a steady state; NEVER where it does not. See Note [Steady
+        state].
+
+        Args:
+            delta: An edit.
+            carried: As of `replays`.
+        """
+        carries = np.concatenate([self._carried, carried])
+        settle = _STEPS_TO_KEEP_A_PACE if len(carried) else _STEPS_TO_SETTLE
+        return _core.replay_chain(self.graph, carries, self._copies(settle), delta)
 
     def steady_ns(
         self, delta: _core.GraphDelta | None = None, *, with_residuals: bool = True
@@ -566,7 +630,10 @@ class SimulatedRun:
             group
             for mine in self._rank_steps
             if mine.steps
-            for group in (mine.start, *(step.work for step in mine.steps))
+            for group in (
+                np.concatenate([mine.start, mine.held]),
+                *(step.work for step in mine.steps),
+            )
         ]
         offsets = np.cumsum([0, *map(len, groups)])
         return np.concatenate([*groups, _NONE]), offsets

@@ -500,7 +500,7 @@ class Simulation:
 
         Args:
             names: Of edits that apply; by default all that do. Of none at all the measured times.
-            form: "best" or "cautious"; by default the form whose step is nearer to the prediction.
+            form: "best" or "cautious"; by default between the two, as predicted.
 
         Raises:
             OptionError: One of them does not apply, or was not named to `simulate`.
@@ -509,16 +509,16 @@ class Simulation:
         from torchtraceap.simulation.edited_trace import edited_trace
 
         chosen = list(self.applied) if names is None else list(names)
-        if not chosen:
-            return edited_trace(self._whole_run, [])
-        outcome = self.together(chosen)
         whole = self._whole_run
+        if not chosen:
+            return edited_trace(whole, None)
+        predicted_ns = float(self.together(chosen).predicted_ns or 0)
         graphs = [
             self.applied[name] if whole is self.run else self._made[name].apply(whole)
             for name in chosen
         ]
-        near_ns = float(outcome.predicted_ns or 0)
-        return edited_trace(whole, graphs, form=form, near_ns=near_ns)
+        graph = _as_one(whole, graphs)
+        return edited_trace(whole, graph, form=form, predicted_ns=predicted_ns)
 
     @cached_property
     def _whole_run(self) -> SimulatedRun:

@@ -69,7 +69,11 @@ class Change:
         self._touched: tuple[Array, Array] | None = None
 
     def set_lags(self, edges: npt.ArrayLike, lags_ns: npt.ArrayLike) -> None:
-        """What these edges cost, ns; one number for all, or one for each."""
+        """What these edges cost, ns; one number for all, or one for each; less than 0 counts as 0.
+
+        No edge of a recorded run costs less than 0: what a point took beyond its dependencies is
+        measured from the latest of them.
+        """
         chosen = np.asarray(edges, dtype=np.int64).ravel()
         lags = np.broadcast_to(np.asarray(lags_ns), chosen.shape)
         self._lags.append((chosen, np.maximum(np.rint(lags), 0).astype(np.int64)))

@@ -128,7 +128,21 @@ class _Copies:
         syncs = view.waits_behind(calls)
         view.remove_calls(change, syncs)
         view.set_host_work(change, calls, self._call_cost_ns())
+        self._start_at_once(change)
         self._pin(change, rate)
+
+    def _start_at_once(self, change: Change) -> None:
+        """A pageable copy begins when the driver has moved its first part, inside the call; a
+        pinned one as any work: behind its call, or behind the work before it."""
+        view = self.view
+        begins = view.begin_of[self.pageable]
+        launches = view.edges_into(begins, "launch")
+        inside = ~view.is_end(view.source_of(launches))
+        latency_ns = view.launch_latency_ns(self.pinned)
+        at_most = np.where(inside, self._call_cost_ns() + latency_ns, latency_ns)
+        change.set_lags(launches, np.minimum(view.cost_of(launches), at_most))
+        order = view.edges_into(begins, "stream_order", "copy_engine")
+        change.set_lags(order, np.minimum(view.cost_of(order), view.gap_ns))
 
     def _pin(self, change: Change, rate: int) -> None:
         """The training thread pins before it calls."""

@@ -25,6 +25,11 @@ __all__ = ["CALLING_NS", "DEEPEST_CALLS", "RankView", "beyond_usual", "ranges_of
 
 FALLBACK_LAUNCH_NS = 10_000
 """Cost of a call that starts GPU work, where a trace has none to measure."""
+FALLBACK_LATENCY_NS = 5_000
+"""From the return of a call to the begin of its work, where a trace has none to measure: 1 to 15 us
+in public traces."""
+FALLBACK_GAP_NS = 1_000
+"""Between work and the work before it on its stream, likewise: as a GPU's own queue has it."""
 CALLING_NS = 100_000
 """Python between two launches that takes no longer calls the next operator: modules, hooks and
 arguments of eager PyTorch take 5 to 50 us, recording them as much again."""
@@ -269,6 +274,11 @@ class RankView:
         """Points."""
         return self._run[1][edges]
 
+    def is_end(self, points: Array) -> Array:
+        """bool: each is where something ends."""
+        ends: Array = self._run[0].is_end[points].astype(bool)
+        return ends
+
     def row_of(self, points: Array) -> Array:
         """Rows of points that have one."""
         return self._run[0].row[points].astype(np.int64)
@@ -281,6 +291,11 @@ class RankView:
     def costs_ns(self) -> Array:
         """int64: what every edge of the run costs, residuals included."""
         return self._run[2]
+
+    def lag_of(self, edges: Array) -> Array:
+        """ns, without residuals: of dependencies of order what they cost typically."""
+        lags: Array = self._run[0].lag_ns[edges]
+        return lags
 
     def waits_of(self, host_rows: Array) -> Array:
         """Edges on which these calls wait for the GPU."""
@@ -367,11 +382,31 @@ class RankView:
     @cached_property
     def launch_cost_ns(self) -> int:
         """What a call that starts GPU work costs the host: the median of kernel launches."""
-        calls = np.unique(
-            self.launch_of(self.gpu_rows[self.is_kind(EventKind.KERNEL)[self.gpu_rows]])
-        )
+        calls = np.unique(self.launch_of(self._kernels))
         calls = calls[calls >= 0]
         return int(np.median(self.work_ns(calls))) if len(calls) else FALLBACK_LAUNCH_NS
+
+    @cached_property
+    def _kernels(self) -> Array:
+        kernels: Array = self.gpu_rows[self.is_kind(EventKind.KERNEL)[self.gpu_rows]]
+        return kernels
+
+    def launch_latency_ns(self, gpu_rows: Array) -> int:
+        """From the return of a call to the begin of its work on a stream that is free: the median
+        of these events, else of kernels."""
+        for rows in (gpu_rows, self._kernels):
+            launches = self.edges_into(self.begin_of[rows], "launch")
+            launches = launches[self.is_end(self.source_of(launches))]
+            if len(launches):
+                return int(np.median(self.lag_of(launches)))
+        return FALLBACK_LATENCY_NS
+
+    @cached_property
+    def gap_ns(self) -> int:
+        """Between work that is there and the work before it on its stream: the median of
+        kernels."""
+        order = self.edges_into(self.begin_of[self._kernels], "stream_order")
+        return int(np.median(self.lag_of(order))) if len(order) else FALLBACK_GAP_NS
 
     def one_time(self, calls: Array) -> Array:
         """bool `[calls]`: launches that load code or set something up first. What they cost would

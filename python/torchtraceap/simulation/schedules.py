@@ -1,0 +1,276 @@
+"""`Schedule`: when every point of a run happens in a trace that is written of edits.
+
+Note [Written steps]: of a form of the edits the steps are written in the state that it leaves, the
+last copy of the chain of Note [Steady state] in run.py. What happens before the first step keeps
+the times of the replay of the recording; the steps are moved as one, to where the old ones began,
+or as much later as what happens before asks for. What the GPU still does of the copy before, when
+the first step begins, is written too, as a recording from the middle of a training has it: events
+without a launch. Else the first iteration would begin too early.
+
+Note [Between forms]: a prediction is the mean of several replays, so no single one takes that time.
+Where no form is asked for, each point happens between its times in two schedules, always the same
+part of the way from the one to the other, so that a step takes the predicted time. What holds in
+both, such as the order on a thread and lags of dependencies, holds between them. The two are of
+the forms at best, as is likely and at least those between which the prediction lies, in the steady
+state, else in the state in which recording began. A prediction that keeps more of the measured time
+than any form, as where a saving is lost in the noise, lies between the slowest and what was
+measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.aliases import Array
+from torchtraceap.simulation.edits.base import Change
+from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.sums import added
+
+__all__ = ["Blend", "RunningWork", "Schedule", "Schedules"]
+
+_PARTS = 1 << 16
+"""Of the way between two schedules: whole numbers keep the order of times."""
+_FAR_NS = 1 << 46
+"""A way that is longer (20 hours) is divided before it is multiplied."""
+_MOST = 1 << 62
+_NEVER = _core.NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class RunningWork:
+    """GPU events of the steps of all ranks, whose copies before the first step may still run."""
+
+    rank: Array
+    """int64 `[events]`: index in the run's `ranks`."""
+    row: Array
+    """int64 `[events]`."""
+    ns: Array
+    """int64 `[2, events]`: begin and end of the part that lies behind the begin of the first step,
+    of the graph's clock; the same where there is none."""
+
+    def of_rank(self, rank: int) -> tuple[Array, Array]:
+        """Rows that run, and their begins and ends `[2, rows]`."""
+        mine = (self.rank == rank) & (self.ns[0] < self.ns[1])
+        return self.row[mine], self.ns[:, mine]
+
+    def until_ns(self, rank: int) -> int:
+        """When the last of a rank's ends; NEVER where none runs."""
+        return int(self.of_rank(rank)[1][1].max(initial=_NEVER))
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When everything happens, ns of the graph's clock."""
+
+    times_ns: Array
+    """int64 `[points]`."""
+    running: RunningWork
+    """What the GPU still does of the steps before."""
+    change: Change
+    """Of which events are written."""
+    words: str
+    """What it is, for a person."""
+
+    def towards(self, other: Schedule, part: int) -> Schedule:
+        """`part` of the way in `_PARTS`; the events of the nearer one. See Note [Between forms]."""
+        ns = _between(self.running.ns, other.running.ns, part)
+        return Schedule(
+            _between(self.times_ns, other.times_ns, part),
+            replace(self.running, ns=ns),
+            self.change if 2 * part <= _PARTS else other.change,
+            self.words,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Blend:
+    """A schedule between two others."""
+
+    schedule: Schedule
+    one: Schedule
+    other: Schedule
+    share: float
+    """Of the way from the one to the other."""
+
+
+class Schedules:
+    """Schedules of a run, and how long its steps are in them."""
+
+    def __init__(self, run: SimulatedRun) -> None:
+        self._run = run
+        self._ranks = [rank for rank, steps in enumerate(run.steps_by_rank) if steps]
+        self._firsts = np.array([run.steps_by_rank[rank][0].begin for rank in self._ranks])
+
+    @cached_property
+    def _launched(self) -> tuple[Array, Array]:
+        """Ranks and rows of GPU events that a call of the steps launches; none without steps."""
+        ranks, rows = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        for rank in self._ranks if self._run.per_step else []:
+            part = self._run.ranks[rank]
+            mine = part.tree.gpu_rows.astype(np.int64)
+            points = self._run.graph.begin_of(rank)[mine]
+            known = (points != _core.NO_ROW) & (part.tree.launch[mine] != _core.NO_ROW)
+            known &= self._run.graph.end_of(rank)[mine] != _core.NO_ROW
+            known[known] = self._run.step_of_point[points[known]] != _core.NO_ROW
+            rows.append(mine[known])
+            ranks.append(np.full(len(rows[-1]), rank))
+        return np.concatenate(ranks), np.concatenate(rows)
+
+    # ------------------------------------------------------------------------- schedules
+
+    def measured(self, change: Change) -> Schedule:
+        """`change`: whose events are written."""
+        return self._still(self._run.graph.time_ns, change, "as measured")
+
+    def recorded(self, change: Change, words: str) -> Schedule:
+        """The replay of the recording, whose first step begins in the state that was recorded."""
+        times = self._with_calls(self._run.replay(change.delta()), change)
+        return self._still(times, change, f"{words}, in the state in which recording began")
+
+    def steady(self, change: Change, words: str) -> Schedule:
+        """See Note [Written steps]. Without steps the replay of the recording."""
+        if not self._run.per_step or not self._ranks:
+            times = self._with_calls(self._run.replay(change.delta()), change)
+            return self._still(times, change, words)
+        words = f"{words}, in a steady state"
+        copies = self._run.chain(change.delta(), change.carried)
+        recorded, before, last = copies[0], copies[-2], copies[-1]
+        happens = (last != _NEVER) & ~self._run.before_steps
+        by_ns = max(
+            self._behind_dependencies_ns(change, recorded, last, happens),
+            self._behind_work_ns(recorded, before),
+        )
+        times = np.where(happens, added(np.where(happens, last, 0), by_ns), recorded)
+        times = self._with_calls(times, change)
+        running_ns = before[self._launched_points]
+        running_ns = np.where(running_ns == _NEVER, running_ns, added(running_ns, by_ns))
+        running = RunningWork(*self._launched, np.maximum(running_ns, self._begins(times)))
+        return Schedule(times, running, change, words)
+
+    def _still(self, times_ns: Array, change: Change, words: str) -> Schedule:
+        """Nothing runs when the first step begins but what was recorded."""
+        begins = self._begins(times_ns)
+        running = RunningWork(*self._launched, np.stack([begins, begins]))
+        return Schedule(times_ns, running, change, words)
+
+    def _with_calls(self, times_ns: Array, change: Change) -> Array:
+        """int64 `[points]`: GPU events of which nothing is left stand behind the calls that launch
+        them, so that nothing begins ahead of its launch on the way to where they are left."""
+        graph = self._run.graph
+        launches = change.dropped[graph.kind[change.dropped] == _core.DependencyKind.LAUNCH]
+        begins = self._run.destination[launches].astype(np.int64)
+        ends = np.minimum(begins + 1, len(graph) - 1)
+        gone = (graph.row[ends] == graph.row[begins]) & (times_ns[ends] == times_ns[begins])
+        launches, begins, ends = launches[gone], begins[gone], ends[gone]
+        moved = times_ns.copy()
+        moved[begins] = np.maximum(times_ns[begins], times_ns[graph.source[launches]])
+        moved[ends] = np.maximum(times_ns[ends], moved[begins])
+        for lane in np.unique(graph.lane[begins]).tolist():
+            mine = slice(int(graph.lane_begin[lane]), int(graph.lane_end[lane]))
+            others = times_ns[mine].copy()
+            inside = [points[graph.lane[points] == lane] - mine.start for points in (begins, ends)]
+            others[np.concatenate(inside)] = _MOST
+            others = np.minimum.accumulate(others[::-1])[::-1]
+            moved[mine] = np.maximum(times_ns[mine], np.minimum(moved[mine], others))
+        return moved
+
+    def _begins(self, times_ns: Array) -> Array:
+        """int64 `[events]`: when the first step of their rank begins."""
+        of_rank = np.zeros(len(self._run.ranks), dtype=np.int64)
+        of_rank[self._ranks] = times_ns[self._firsts]
+        begins: Array = of_rank[self._launched[0]]
+        return begins
+
+    @cached_property
+    def _launched_points(self) -> Array:
+        """int64 `[2, events]`: where they begin and end."""
+        graph, (of_rank, of_row) = self._run.graph, self._launched
+        points = np.zeros((2, len(of_row)), dtype=np.int64)
+        for rank in self._ranks:
+            mine = of_rank == rank
+            rows = of_row[mine]
+            points[:, mine] = graph.begin_of(rank)[rows], graph.end_of(rank)[rows]
+        return points
+
+    def _behind_work_ns(self, recorded: Array, before: Array) -> int:
+        """How much later than in the chain the steps are written at least, so that what was
+        launched before the first has ended where its iteration begins."""
+        bounds = [self._run.work_around(rank) for rank in self._ranks]
+        late = [int(recorded[first].max()) - int(before[last].max()) for first, last in bounds]
+        return max(late, default=-_MOST)
+
+    def _behind_dependencies_ns(
+        self, change: Change, recorded: Array, last: Array, happens: Array
+    ) -> int:
+        """The same, so that they begin no earlier than the old ones, nor than what leads to them
+        from before."""
+        graph = self._run.graph
+        cost_ns = self._run.cost_ns.copy()
+        edges, lags = change.lags
+        cost_ns[edges] = lags
+        kept = np.ones(len(cost_ns), dtype=bool)
+        kept[change.dropped] = False
+        begin, end, more_ns = change.added
+        open_ = np.ones(len(begin), dtype=bool)
+        open_[_core.closing_edges(graph, change.delta())] = False
+        source = np.concatenate([graph.source[kept].astype(np.int64), begin[open_]])
+        destination = np.concatenate([self._run.destination[kept].astype(np.int64), end[open_]])
+        cost_ns = np.concatenate([cost_ns[kept], more_ns[open_]])
+        enters = ~happens[source] & happens[destination]
+        at, to = source[enters], destination[enters]
+        reached = added(recorded[at], cost_ns[enters])
+        firsts = self._firsts[happens[self._firsts]]
+        late = np.concatenate([added(reached, -last[to]), added(recorded[firsts], -last[firsts])])
+        return int(late.max(initial=-_MOST))
+
+    # ------------------------------------------------------------------------- lengths
+
+    def step_ns(self, schedule: Schedule) -> float:
+        """The mean of the counted steps."""
+        return float(self._run.mean_ns(self.lengths_ns(schedule)))
+
+    def lengths_ns(self, schedule: Schedule) -> Array:
+        """int64 `[steps]`: the iteration of each of the run's steps."""
+        running = [schedule.running.until_ns(rank) for rank in self._ranks]
+        return self._run.lengths_at(schedule.times_ns, np.array(running, dtype=np.int64))
+
+    # ------------------------------------------------------------------------- between
+
+    def that_takes(self, step_ns: float, ways: Sequence[tuple[Schedule, Schedule]]) -> Blend:
+        """On the first way from a schedule to another on which a step takes so long; else the
+        nearest end of one."""
+        for one, other in ways:
+            if self.step_ns(one) <= step_ns <= self.step_ns(other):
+                return self._between(one, other, step_ns)
+            if self.step_ns(other) <= step_ns <= self.step_ns(one):
+                return self._between(one, other, step_ns)
+        ends = [end for way in ways for end in way]
+        nearest = min(ends, key=lambda end: abs(self.step_ns(end) - step_ns))
+        return Blend(nearest, nearest, nearest, 0.0)
+
+    def _between(self, one: Schedule, other: Schedule, step_ns: float) -> Blend:
+        ascends = self.step_ns(one) <= self.step_ns(other)
+        low, high = 0, _PARTS
+        while high - low > 1:
+            middle = (low + high) // 2
+            is_below = self.step_ns(one.towards(other, middle)) <= step_ns
+            low, high = (middle, high) if is_below == ascends else (low, middle)
+        part = min((low, high), key=lambda at: abs(self.step_ns(one.towards(other, at)) - step_ns))
+        if part in (0, _PARTS):
+            end = other if part else one
+            return Blend(end, end, end, 0.0)
+        return Blend(one.towards(other, part), one, other, part / _PARTS)
+
+
+def _between(one_ns: Array, other_ns: Array, part: int) -> Array:
+    """int64: keeps every order that holds in both."""
+    if part in (0, _PARTS):
+        return other_ns if part else one_ns
+    way_ns = added(other_ns, -one_ns)
+    near = np.clip(way_ns, -_FAR_NS, _FAR_NS) * part // _PARTS
+    return added(one_ns, np.where(np.abs(way_ns) <= _FAR_NS, near, way_ns // _PARTS * part))
