@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from torchtraceap.results import Diagnostic
 __all__ = [
     "RankClaim",
     "assign_ranks",
+    "check_one_run",
     "expand_paths",
     "files_read",
     "looks_like_trace_name",
@@ -29,14 +30,25 @@ _MAGIC = (_GZIP, _ZSTD, *_ZSTD_SKIPPABLE)
 _RANK_IN_NAME = re.compile(r"(?<![a-z])rank[-_ .=]?(\d{1,9})(?!\d)", re.IGNORECASE)
 
 
+MOST_NAMED = 8
+"""Folders in a sentence."""
+DEEPEST = 4
+"""Folders below a given one that are looked into."""
+
+
 def natural_key(path: Path) -> list[tuple[int, int, str]]:
     """Sorts rank2 before rank10."""
     parts = re.split(r"(\d+)", str(path))
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
 
 
-def expand_paths(given: PathLike | Iterable[PathLike]) -> tuple[list[Path], bool]:
+def expand_paths(
+    given: PathLike | Iterable[PathLike], *, deep: bool = False
+) -> tuple[list[Path], bool]:
     """The files to read, and whether one that is no trace may be skipped (it came from a folder).
+
+    A folder stands for what looks like a trace in it, or where nothing does, and if `deep`, for
+    those in its folders.
 
     Raises:
         MissingFileError: A path does not exist.
@@ -49,7 +61,7 @@ def expand_paths(given: PathLike | Iterable[PathLike]) -> tuple[list[Path], bool
         if not path.exists():
             raise MissingFileError(f"{path}: no such file or folder")
     folders = [path for path in paths if path.is_dir()]
-    files = [f for path in paths for f in (_files_of(path) if path.is_dir() else [path])]
+    files = [f for path in paths for f in (_files_of(path, deep) if path.is_dir() else [path])]
     return list(dict.fromkeys(files)), bool(folders)
 
 
@@ -68,17 +80,26 @@ def looks_like_trace_name(path: PathLike) -> bool:
     return name.lower().endswith(_TRACE_SUFFIXES) and not name.startswith(".")
 
 
-def _files_of(folder: Path) -> list[Path]:
+def _files_of(folder: Path, deep: bool) -> list[Path]:
+    files = list(_walk(folder, deep, DEEPEST))
+    if not files:
+        raise ParseError(
+            f"{folder}: no trace file (.json, .json.gz, .json.zst) in it or in its folders"
+        )
+    return files
+
+
+def _walk(folder: Path, deep: bool, depth: int) -> Iterator[Path]:
     try:
         entries = sorted((p for p in folder.iterdir() if p.name[0] != "."), key=natural_key)
     except OSError as error:
         raise ParseError(f"{folder}: {error.strerror}") from None
     files = [path for path in entries if path.is_file() and _looks_like_trace(path)]
-    if not files:
-        inner = sum(path.is_dir() for path in entries)
-        hint = f"; it has {inner} folders, give one of them" if inner else ""
-        raise ParseError(f"{folder}: no trace file (.json, .json.gz, .json.zst) in it{hint}")
-    return files
+    yield from files
+    if depth and (deep or not files):
+        for inner in entries:
+            if inner.is_dir() and not inner.is_symlink():
+                yield from _walk(inner, deep, depth - 1)
 
 
 def _looks_like_trace(path: Path) -> bool:
@@ -128,6 +149,31 @@ def assign_ranks(claims: Sequence[RankClaim]) -> tuple[list[int | None], list[Di
     else:
         ranks, diagnostics = _claim_in_order(claims, said, named)
     return ranks, [*diagnostics, *_world_notes(claims, ranks)]
+
+
+_NUMBERED = ("duplicate_rank", "rank_from_order")  # files whose rank is no more than their place
+
+
+def check_one_run(
+    given: PathLike | Iterable[PathLike],
+    claims: Sequence[RankClaim],
+    diagnostics: Iterable[Diagnostic],
+) -> None:
+    """Folders in a given folder may hold a rank or some ranks of a job each, but not each a job.
+
+    Raises:
+        ParseError: Several of them hold the same rank, or it isn't said which ranks they hold.
+    """
+    folders = list(dict.fromkeys(claim.path.parent for claim in claims))
+    if not isinstance(given, (str, os.PathLike)) or len(folders) < 2:
+        return
+    numbered = [entry.code for entry in diagnostics if entry.code in _NUMBERED]
+    if numbered:
+        what = {"duplicate_rank": "hold the same ranks, so they are several runs"}
+        why = what.get(numbered[0], "do not say their ranks, so they may be several runs")
+        names = ", ".join(str(folder) for folder in folders[:MOST_NAMED])
+        more = f" and {len(folders) - MOST_NAMED} more" if len(folders) > MOST_NAMED else ""
+        raise ParseError(f"{os.fspath(given)}: its folders {why}; give one of them: {names}{more}")
 
 
 def _lone_rank(claim: RankClaim) -> tuple[list[int | None], list[Diagnostic]]:

@@ -11,7 +11,7 @@ from threading import Lock
 from torchtraceap import _core
 from torchtraceap.aliases import PathLike
 from torchtraceap.errors import OptionError, ParseError
-from torchtraceap.files import RankClaim, assign_ranks, expand_paths
+from torchtraceap.files import RankClaim, assign_ranks, check_one_run, expand_paths
 from torchtraceap.ranks import RankTrace
 from torchtraceap.results import Diagnostic
 from torchtraceap.threads import core_count, map_on_threads
@@ -35,7 +35,8 @@ def load(
     what could not be taken at face value is counted in `Trace.diagnostics`.
 
     Args:
-        path: Where it is. In a folder, files that hold no trace are skipped, with a diagnostic.
+        path: Where it is. In a folder, files that hold no trace are skipped, with a diagnostic;
+            where it has none, those in its folders are read.
         threads: Parsing threads; by default as many as there are cores.
         progress: Called now and then with (compressed bytes read, in all).
 
@@ -45,18 +46,33 @@ def load(
 
     Raises:
         MissingFileError: A path does not exist.
-        ParseError: A file without a single event, or a folder without any trace.
+        ParseError: A file without a single event, a folder without any trace, or one with folders
+            that hold the same ranks and so several runs.
         OptionError: A negative number of threads.
     """
     if threads is not None and threads < 0:
         raise OptionError(f"threads must not be negative, not {threads}")
-    files, from_folder = expand_paths(path)
-    tables, skipped = _read_all(files, threads or 0, progress, skip=from_folder)
+    tables, skipped = _read_given(path, threads or 0, progress)
     claims = [RankClaim(p, table.rank, table.world_size) for p, table in tables]
     numbers, diagnostics = assign_ranks(claims)
+    check_one_run(path, claims, diagnostics)
     ranks = [RankTrace(table, number) for (_, table), number in zip(tables, numbers, strict=True)]
     ranks.sort(key=lambda rank: -1 if rank.rank is None else rank.rank)
     return Trace(ranks, [*skipped, *diagnostics])
+
+
+def _read_given(
+    given: PathLike | Sequence[PathLike], threads: int, progress: Progress | None
+) -> tuple[list[tuple[Path, _core.EventTable]], list[Diagnostic]]:
+    files, from_folder = expand_paths(given)
+    try:
+        return _read_all(files, threads, progress, skip=from_folder)
+    except ParseError:
+        # Perhaps settings or results lie beside the folders of the traces.
+        every = expand_paths(given, deep=True)[0] if from_folder else files
+        if every == files:
+            raise
+        return _read_all(every, threads, progress, skip=True)
 
 
 def _read_all(

@@ -44,6 +44,8 @@ class ColumnTable(Mapping[str, Array]):
         columns: By name, in order; a function in place of a column is called when the column is
             first asked for.
         shown: The columns that a person reads first; by default all.
+        first: Those of them that a narrow terminal keeps, the most telling first: what identifies a
+            row, then its figures. Others follow in the order of `shown`.
         facts: Values beside the rows, such as totals; they join the JSON document.
         notes: Sentences for a person: what the table rests on, what it lacks and why.
         batches: The same rows as tables of equal columns, which Arrow takes one by one and so
@@ -55,6 +57,7 @@ class ColumnTable(Mapping[str, Array]):
         columns: Mapping[str, MadeColumn],
         *,
         shown: Sequence[str] = (),
+        first: Sequence[str] = (),
         facts: Mapping[str, Any] | None = None,
         notes: Sequence[str] = (),
         batches: Sequence[ColumnTable] = (),
@@ -63,6 +66,7 @@ class ColumnTable(Mapping[str, Array]):
         self.batches = tuple(batches)
         self._arrow: _core.ArrowTable | None = None
         self.shown = tuple(shown) or tuple(self._columns)
+        self.first = tuple(first)
         self.facts = dict(facts or {})
         self.notes = tuple(notes)
 
@@ -101,9 +105,45 @@ class ColumnTable(Mapping[str, Array]):
         return ColumnTable(
             {name: self._take_column(name, rows) for name in self._columns},
             shown=self.shown,
+            first=self.first,
             facts=self.facts,
             notes=self.notes,
         )
+
+    def select(self, names: Sequence[str]) -> ColumnTable:
+        """The same rows with some columns, in the given order, all of them shown.
+
+        Raises:
+            KeyError: There is no such column.
+        """
+        columns = {name: self._columns[name] for name in names}
+        return ColumnTable(columns, first=names, facts=self.facts, notes=self.notes)
+
+    def sort(self, name: str, *, descending: bool | None = None) -> ColumnTable:
+        """The same table with its rows in the order of a column, absent values last; rows that are
+        equal in it keep their order.
+
+        Args:
+            name: The column.
+            descending: By default numbers fall and texts rise.
+
+        Raises:
+            KeyError: There is no such column.
+        """
+        column = self.column(name)
+        if isinstance(column, np.ndarray):
+            values, absent = np.ma.getdata(column), np.ma.getmaskarray(column)
+            absent = absent | np.isnan(values) if values.dtype.kind == "f" else absent
+        else:
+            _, places = np.unique([*column.texts, ""], return_inverse=True)
+            values, absent = places[column.codes], column.codes < 0
+        falls = isinstance(column, np.ndarray) if descending is None else descending
+        present = np.flatnonzero(~absent)
+        if falls:  # from behind, so that equal rows keep their order
+            order = present[::-1][np.argsort(values[present[::-1]], kind="stable")][::-1]
+        else:
+            order = present[np.argsort(values[present], kind="stable")]
+        return self.take(np.concatenate([order, np.flatnonzero(absent)]))
 
     def _take_column(self, name: str, rows: Array | slice) -> MadeColumn:
         column = self._columns[name]
@@ -306,12 +346,19 @@ def stack_ranks(
         columns,
         batches=[_with_rank(rank, table) for rank, table in parts] if uniform else (),
         shown=("rank", *max(tables, key=lambda table: table.num_rows > 0).shown),
+        first=_first_of_ranks(max(tables, key=lambda table: table.num_rows > 0)),
         facts={
             name: [table.facts.get(name) for table in tables]
             for name in _names_of(table.facts for table in tables)
         },
         notes=_stack_notes(parts),
     )
+
+
+def _first_of_ranks(table: ColumnTable) -> tuple[str, ...]:
+    """The rank behind what identifies a row within it."""
+    key, *others = table.first or table.shown
+    return (key, "rank", *others)
 
 
 def _rank_column(rank: int | None, rows: int) -> Array:

@@ -7,6 +7,8 @@ import json
 import os
 import pty
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +20,14 @@ import report_samples as samples
 pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not built")
 
 from torchtraceap import cli
+from torchtraceap.cli.parsing import make_parser
 from torchtraceap.results import PAPER_TYPES
 
 ANSI = re.compile(r"\x1b\[")
+
+
+TRACES = Path(__file__).resolve().parents[2] / "examples/traces"
+WORKERS = [TRACES / f"resnet50_num_workers_{number}.json.gz" for number in (0, 4)]
 
 
 def run(
@@ -120,6 +127,48 @@ def test_the_gate_can_be_narrowed_and_widened(slow: Path, good: Path) -> None:
     assert "did you mean 'cpu_bound'" in fails(run(slow, "--fail-on", "cpu_bond"))
 
 
+def test_an_unknown_type_for_the_gate_is_told_the_choices(slow: Path) -> None:
+    sentence = fails(run("diagnose", slow, "--fail-on", "no_memory_pinn"))
+    assert "did you mean 'no_memory_pin'?" in sentence
+    assert "choices: present, unknown, " in sentence and "straggler" in sentence
+
+
+def test_standard_input_is_a_trace(slow: Path, tmp_path: Path) -> None:
+    from_file = run("diagnose", slow, "--json").stdout
+    with slow.open("rb") as whole:
+        redirected = run("diagnose", "-", "--json", stdin=whole)
+    piped = subprocess.run(
+        f"cat {slow} | {sys.executable} -m torchtraceap diagnose - --json",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    expected = json.loads(from_file)
+    for done in (redirected, piped):
+        document = json.loads(done.stdout)
+        assert document["findings"] == expected["findings"]
+    with open(os.devnull, "rb") as nothing:
+        assert "/dev/stdin" in fails(run("-", stdin=nothing))
+
+
+@pytest.mark.parametrize(("percent", "code"), [(30, 1), ("30%", 1), (50, 0)])
+def test_diff_gates_on_percent(percent: object, code: int) -> None:
+    done = run("diff", *reversed(WORKERS), "--by", "cause", "--gate", percent)  # 39.6 % slower
+    assert done.returncode == code, done.stderr
+    assert "The median step takes" in done.stdout
+    assert ("gate: the median step is 39.6 % slower" in done.stderr) == bool(code)
+
+
+def test_diff_does_not_gate_on_what_became_faster() -> None:
+    assert run("diff", *WORKERS, "--by", "cause", "--gate", 0).returncode == 0
+
+
+def test_a_gate_of_diff_is_a_percentage(slow: Path) -> None:
+    assert "--gate" in fails(run("diff", slow, slow, "--gate", "-3"))
+    assert "--gate" in fails(run("diff", slow, slow, "--gate", "much"))
+
+
 def test_a_folder_and_several_files_are_ranks(tmp_path: Path) -> None:
     paths = [
         samples.slow_loader(rank=rank, world_size=2).write(tmp_path / f"rank{rank}.json")
@@ -195,6 +244,37 @@ def test_events_can_be_chosen(slow: Path) -> None:
     row = dict(zip(longest["columns"], longest["rows"][0], strict=True))
     assert row["dur_ns"] == 100_000_000
     assert "there is no 'kernal'" in fails(run("events", slow, "--kind", "kernal"))
+
+
+def test_columns_and_order_can_be_chosen(slow: Path, tmp_path: Path) -> None:
+    chosen = ("ops", slow, "--columns", "name, self host, count", "--sort", "self host:asc")
+    document = json.loads(run(*chosen, "--json").stdout)
+    assert document["columns"] == ["name", "self_host_ns", "count"]
+    host = [row[1] for row in document["rows"]]
+    assert host == sorted(host) and len(set(host)) > 1
+    assert run(*chosen).stdout.split("\n")[0].split() == ["name", "self", "host", "(ms)", "count"]
+    out = tmp_path / "ops.csv"
+    assert run(*chosen, "--csv", out, "--limit", 2).returncode == 0
+    with out.open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == document["columns"] and len(rows) == 2
+    assert "(columns: name, " in fails(run("ops", slow, "--columns", "nam"))
+    assert "did you mean 'count'" in fails(run("ops", slow, "--sort", "cont"))
+    assert "asc, desc" in fails(run("ops", slow, "--sort", "count:up"))
+    assert "--columns" in fails(run("ops", slow, "--columns", "name", "--all-columns"))
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_table_is_as_wide_as_the_terminal(slow: Path, width: int) -> None:
+    settings = {"COLUMNS": str(width)}
+    for command in ("kernels", "ops", "launches"):
+        lines = run(command, slow, env=settings).stdout.splitlines()
+        table = lines[: next(i for i, line in enumerate(lines) if line.startswith("left out"))]
+        assert max(map(len, table)) <= width
+        assert (
+            on_terminal(command, slow, "--no-color", env=settings).split()
+            == " ".join(lines).split()
+        )
 
 
 def test_events_go_to_files(slow: Path, tmp_path: Path) -> None:
@@ -295,6 +375,19 @@ def test_a_reader_that_goes_away_is_no_error(slow: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [("--help", 0), ("summary {}", 0), ("diagnose {} --gate --json", 1), ("diagnose nothing", 2)],
+)
+@pytest.mark.parametrize("closed", [">&-", "<&-", "2>&-", ">&- 2>&- <&-"])
+def test_closed_streams_are_no_error(slow: Path, arguments: str, code: int, closed: str) -> None:
+    command = f"{sys.executable} -m torchtraceap {arguments.format(slow)} {closed}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code
+    assert "internal error" not in done.stderr
+    assert done.stdout == "" or ">&-" not in closed.split()
+
+
 def test_an_interrupt_leaves_no_traceback(
     slow: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -328,8 +421,64 @@ def test_every_command_has_help(command: str) -> None:
     assert not ANSI.search(done.stdout)
 
 
-def test_version() -> None:
-    assert re.fullmatch(r"torchtraceap \d+\.\d+\S*\n", run("--version").stdout)
+@pytest.mark.parametrize("option", ["-V", "--version"])
+def test_version(option: str) -> None:
+    assert re.fullmatch(r"torchtraceap \d+\.\d+\S*\n", run(option).stdout)
+
+
+def examples_of(name: str) -> list[str]:
+    return list(cli.COMMANDS[name].examples)
+
+
+@pytest.mark.parametrize(
+    ("name", "example"), [(name, e) for name in cli.COMMANDS for e in examples_of(name)]
+)
+def test_examples_are_understood(
+    name: str, example: str, slow: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It parses and is in the help of its command; what follows `>` or `<` is the shell's."""
+    words = shlex.split(re.split(" [<>] ", example)[0])
+    command = cli.COMMANDS[name]
+    parser = make_parser(name, command)
+    given = [str(slow) if word == "-" else word for word in words]
+    parser.parse_intermixed_args(given[1:] if given[0] == name else given)
+    assert cli.main([name, "--help"]) == 0
+    assert f"  torchtraceap {example}\n" in capsys.readouterr().out
+
+
+def test_every_command_has_examples() -> None:
+    assert [name for name in cli.COMMANDS if not examples_of(name)] == []
+
+
+def test_the_shells_complete() -> None:
+    script = run("completion", "bash").stdout
+    ask = (
+        'ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _torchtraceap; '
+        'echo "${COMPREPLY[*]}"; }; cd /nowhere 2>/dev/null; '
+    )
+
+    def completed(*words: str) -> set[str]:
+        code = f"{script}\n{ask} ask torchtraceap {shlex.join(words)}"
+        done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60)
+        assert done.stderr == ""
+        return set(done.stdout.split())
+
+    assert completed("diag") == {"diagnose"}
+    assert completed("ops", "t.json", "--by", "") == {"name", "category", "args", "call"}
+    assert completed("t.json", "--fai") == {"--fail-on"}
+    assert {"--csv", "--by", "--limit"} <= completed("kernels", "--")
+    assert completed("completion", "") == {"bash", "zsh", "fish"}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completions_are_scripts_of_their_shell(shell: str, tmp_path: Path) -> None:
+    path = tmp_path / "completion"
+    path.write_text(run("completion", shell).stdout)
+    for command in cli.COMMANDS:
+        assert command in path.read_text()
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    subprocess.run([shell, "-n", str(path)], check=True, timeout=60)
 
 
 def on_terminal(*arguments: object, env: dict[str, str] | None = None, before: str = "pass") -> str:

@@ -240,6 +240,46 @@ def test_a_folder_without_any_trace_is_an_error(tmp_path: Path, content: str | N
         ttap.load(tmp_path)
 
 
+def write_ranks_in_folders(root: Path, ranks: dict[str, int | None]) -> Path:
+    """A trace in each folder, which says the given rank."""
+    for name, rank in ranks.items():
+        folder = root / name
+        folder.mkdir(parents=True)
+        (folder / "trace.json").write_text(json.dumps(document(rank, 4)))
+    return root
+
+
+def test_a_folder_of_folders_of_ranks_is_one_trace(tmp_path: Path) -> None:
+    nodes = {"node0/a": 0, "node0/b": 1, "node1/a": 2, "node1/b": 3, "node1/.hidden": 0}
+    trace = ttap.load(write_ranks_in_folders(tmp_path, nodes))
+    assert [rank.rank for rank in trace.ranks] == [0, 1, 2, 3]
+    assert trace.diagnostics == ()
+
+
+def test_folders_may_be_named_after_the_ranks(tmp_path: Path) -> None:
+    folders = {f"rank{number}": None for number in (10, 9)}
+    trace = ttap.load(write_ranks_in_folders(tmp_path, folders))
+    assert [rank.rank for rank in trace.ranks] == [9, 10]
+    assert codes(trace) == {"rank_from_file_name": 2}
+
+
+def test_settings_beside_the_folders_are_no_trace(tmp_path: Path) -> None:
+    write_ranks_in_folders(tmp_path, {"a": 0, "b": 1})
+    (tmp_path / "config.json").write_text("{}")
+    trace = ttap.load(tmp_path)
+    assert [rank.rank for rank in trace.ranks] == [0, 1]
+    assert codes(trace) == {"missing_ranks": 2, "skipped_file": 1}
+
+
+@pytest.mark.parametrize("rank", [0, None])
+def test_folders_that_are_several_runs_are_not_mixed(tmp_path: Path, rank: int | None) -> None:
+    write_ranks_in_folders(tmp_path, {f"run_{letter}": rank for letter in "abcdefghij"})
+    with pytest.raises(errors.ParseError, match=r"give one of them: .*run_a, .*and 2 more"):
+        ttap.load(tmp_path)
+    assert len(ttap.load(tmp_path / "run_a").ranks) == 1
+    assert len(ttap.load(sorted(tmp_path.glob("*/trace.json"))).ranks) == 10  # as it is asked for
+
+
 def test_a_listed_file_that_is_no_trace_is_an_error(write_trace: WriteTrace) -> None:
     good, bad = write_trace([EVENT]), write_trace({}, "bad.json")
     with pytest.raises(errors.ParseError, match=r"bad\.json"):

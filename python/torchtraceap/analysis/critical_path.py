@@ -369,4 +369,9 @@ TABLE = TableSpec(
         ),
         PageView("path", "by name", {"by": "name"}, find="name", meter="time_share"),
     ),
+    first={
+        "cause": ("cause", "time_ns", "time_share"),
+        "name": ("name", "time_ns", "time_share", "cause"),
+        "event": ("name", "duration_ns", "cause", "lane"),
+    },
 )

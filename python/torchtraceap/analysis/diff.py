@@ -461,6 +461,7 @@ def _closed(
     return ColumnTable(
         {**lead, **measured, **columns},
         shown=tuple(n for n in shown if n in {**lead, **measured, **columns}),
+        first=("name", "delta_ns", "status", "before_ns", "after_ns"),
         facts=_facts(comparison),
         notes=[*comparison.notes, *_closing_notes(comparison, noise, rest, columns)],
     )

@@ -201,4 +201,5 @@ TABLE = TableSpec(
     ),
     json_options={"with_args": True},
     sql={"events": {}},
+    first=("name", "dur_ns", "kind", "since_first_ns", "row"),
 )

@@ -505,4 +505,9 @@ TABLE = TableSpec(
         ),
     ),
     sql={"expected": {}, "expected_by_class": {"by": "class"}},
+    first={
+        "args": ("name", "dims", "gpu_ns", "expected_ns", "ratio", "median_ns"),
+        "class": ("class", "gpu_ns", "expected_ns", "median_ratio"),
+        "event": ("name", "gpu_ns", "expected_ns", "method", "row"),
+    },
 )  # fmt: skip

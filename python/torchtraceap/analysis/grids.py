@@ -395,6 +395,8 @@ def _lacks(grids: _Grids) -> Sequence[str]:
     return notes
 
 
+_FIRST = ("canonical", "grid", "sum_ns", "waves", "tail_share", "count")
+
 TABLE = TableSpec(
     build=build_grids,
     views=("name", "grid", "event"),
@@ -408,4 +410,9 @@ TABLE = TableSpec(
             meter="kernel_share",
         ),
     ),
+    first={
+        "name": _FIRST,
+        "grid": _FIRST,
+        "event": ("name", "grid", "duration_ns", "waves", "tail_share", "row"),
+    },
 )

@@ -225,4 +225,9 @@ TABLE = TableSpec(
         ),
         PageView("host", "by Python frame", {"by": "frame"}, find="name", meter="idle_share"),
     ),
+    first={
+        "thread": ("thread", "busy_ns", "busy_gpu_idle_ns", "top_op"),
+        "op": ("name", "self_ns", "gpu_idle_ns", "idle_share", "main_cause"),
+        "frame": ("name", "self_ns", "gpu_idle_ns", "idle_share", "main_cause"),
+    },
 )

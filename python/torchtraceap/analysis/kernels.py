@@ -304,6 +304,8 @@ def _build(
     return build_short_kernels(part, below_ns=below_ns) if short else build_kernels(part, by=by)
 
 
+_FIRST = ("sum_ns", "busy_share", "count", "mean_ns", "op")
+
 TABLE = TableSpec(
     build=_build,
     views=("name", "canonical", "event"),
@@ -327,4 +329,9 @@ TABLE = TableSpec(
         PageView("kernels", "by full name", find="name", meter="busy_share"),
         PageView("kernels", "short ones", {"short": True}, meter="busy_share"),
     ),
+    first={
+        "name": ("name", *_FIRST),
+        "canonical": ("canonical", *_FIRST),
+        "event": ("name", "duration_ns", "row", "op", "since_first_ns"),
+    },
 )

@@ -366,4 +366,11 @@ TABLE = TableSpec(
         PageView("launches", "by kernel", {"by": "kernel"}),
         PageView("launches", "by stream", {"by": "stream"}),
     ),
+    first={
+        "call": ("call", "calls", "host_sum_ns", "host_median_ns"),
+        "kernel": ("name", "gpu_events", "host_median_ns", "gpu_median_ns", "delay_median_ns"),
+        "stream": ("stream", "gpu_events", "mean_length", "waiting_ns"),
+        "event": ("name", "host_ns", "delay_ns", "gpu_ns", "call", "call_row"),
+        "queue": ("since_first_ns", "stream", "length", "name"),
+    },
 )

@@ -597,4 +597,19 @@ TABLE = TableSpec(
         PageView("memory", "copies", hint="Exposed: while nothing else runs on the GPU."),
         PageView("memory", "allocator calls", {"by": "allocator"}, find="call"),
     ),
+    first={
+        "direction": (
+            "direction",
+            "time_ns",
+            "total_bytes",
+            "bandwidth_gb_per_s",
+            "host_memory",
+            "count",
+            "exposed_ns",
+        ),
+        "copy": ("direction", "size_bytes", "duration_ns", "row", "bandwidth_gb_per_s", "op"),
+        "allocator": ("call", "sum_ns", "count", "step"),
+        "timeline": ("since_first_ns", "change_bytes", "allocated_bytes", "device_type", "op"),
+        "bandwidth": ("direction", "since_first_ns", "bandwidth_gb_per_s", "moved_bytes"),
+    },
 )

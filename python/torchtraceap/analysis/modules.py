@@ -177,4 +177,5 @@ TABLE = TableSpec(
             meter="subtree_busy_share",
         ),
     ),
+    first=("outline", "gpu_ns", "own_gpu_ns", "subtree_busy_share", "host_ns", "calls"),
 )

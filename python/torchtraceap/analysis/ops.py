@@ -533,6 +533,8 @@ _OWN_TIME = (
     "time that the GPU is busy. Subtree: with everything launched below."
 )
 
+_FIRST = ("name", "input_dims", "exclusive_gpu_ns", "busy_share", "count", "self_host_ns")
+
 TABLE = TableSpec(
     build=build_ops,
     views=tuple(_VIEWS),
@@ -549,4 +551,10 @@ TABLE = TableSpec(
             "operators", "by shapes", {"by": "args"}, _OWN_TIME, find="name", meter="busy_share"
         ),
     ),
+    first={
+        "name": _FIRST,
+        "args": _FIRST,
+        "category": ("family", *_FIRST),
+        "call": ("name", "duration_ns", *_FIRST, "row"),
+    },
 )

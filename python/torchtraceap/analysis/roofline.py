@@ -440,6 +440,8 @@ def _host_table(calls: Calls) -> ColumnTable:
     return ColumnTable(columns, shown=shown, notes=[note])
 
 
+_FIRST = ("name", "dims", "gpu_ns", "roofline_share", "bound", "tflops", "tbps", "count")
+
 TABLE = TableSpec(
     build=build_roofline,
     views=("args", "family", "call"),
@@ -456,4 +458,9 @@ TABLE = TableSpec(
         PageView("roofline", "by shapes", find="name", meter="roofline_share"),
         PageView("roofline", "by family", {"by": "family"}, meter="roofline_share"),
     ),
+    first={
+        "args": _FIRST,
+        "call": _FIRST,
+        "family": ("family", "gpu_ns", "roofline_share", "tflops", "tbps", "count"),
+    },
 )

@@ -147,4 +147,5 @@ TABLE = TableSpec(
             hint="Kernels that follow each other over and over, and what fusing them would remove.",
         ),
     ),
+    first=("kernels", "removable_ns", "count", "length", "gpu_ns"),
 )

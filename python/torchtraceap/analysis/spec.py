@@ -63,6 +63,9 @@ class TableSpec:
     per_rank: bool = True
     stack: Callable[..., ColumnTable] = _stack
     """Joins the tables of ranks, given as (rank, table), with the options of the call."""
+    first: Sequence[str] | Mapping[str, Sequence[str]] = ()
+    """Columns that a narrow terminal keeps (`ColumnTable.first`), or such by view; those that a
+    view has not are passed over."""
     json_options: Options = field(default_factory=dict)
     """What the JSON of the command line has beyond its other forms."""
     sql: Mapping[str, Options] = field(default_factory=dict)
@@ -72,13 +75,19 @@ class TableSpec:
     def make(self, trace: Ranks, /, *, rank: int | None = None, **options: Any) -> ColumnTable:
         """The table of a trace; those of single ranks under each other unless one is named."""
         if not self.per_rank:
-            return self.build(trace, **options)
+            return self._preferring(self.build(trace, **options), options)
         if rank is not None or len(trace.ranks) == 1:
-            return self.build(trace.rank(rank), **options)
+            return self._preferring(self.build(trace.rank(rank), **options), options)
 
         def build(part: RankTrace) -> ColumnTable:
-            return self.build(part, **options)
+            return self._preferring(self.build(part, **options), options)
 
         tables = map_on_threads(build, trace.ranks)
         parts = [(part.rank, table) for part, table in zip(trace.ranks, tables, strict=True)]
         return self.stack(parts, **options)
+
+    def _preferring(self, table: ColumnTable, options: Options) -> ColumnTable:
+        view = options.get("by") or (self.views[0] if self.views else "")
+        first = self.first.get(view, ()) if isinstance(self.first, Mapping) else self.first
+        table.first = tuple(name for name in first if name in table)
+        return table

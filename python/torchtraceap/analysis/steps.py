@@ -402,4 +402,9 @@ def _agreeing(group: Array, ratio: Array, time: Array, weight: Array, change: fl
     return float(total[moves].sum() / total.sum())
 
 
-TABLE = TableSpec(build=build_steps, sql={"steps": {}}, page=(PageView("steps", "steps"),))
+TABLE = TableSpec(
+    build=build_steps,
+    sql={"steps": {}},
+    page=(PageView("steps", "steps"),),
+    first=("name", "duration_ns", "idle_ns", "compute_ns", "outlier", "what_differs"),
+)

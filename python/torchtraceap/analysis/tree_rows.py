@@ -108,4 +108,5 @@ TABLE = TableSpec(
         Option("kernels", "--no-kernels", "leave GPU events out", kind="no_flag", default=True),
     ),
     sql={"tree": {"max_depth": ANY_DEPTH}},
+    first=("name", "duration_ns", "depth", "kind", "row"),
 )

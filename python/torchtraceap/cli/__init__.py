@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from torchtraceap.cli.completion import completion_command
 from torchtraceap.cli.diagnosis import DIAGNOSIS_COMMANDS
 from torchtraceap.cli.estimates import ESTIMATE_COMMANDS
 from torchtraceap.cli.exports import EXPORT_COMMANDS
@@ -25,14 +26,21 @@ from torchtraceap.cli.interrupts import (
     watch_interrupts,
 )
 from torchtraceap.cli.output import drop_stdout, note, print_text, standard_output
-from torchtraceap.cli.parsing import FINE, INTERRUPTED, UNUSABLE, Parser, UsageError, unknown_word
+from torchtraceap.cli.parsing import (
+    FINE,
+    INTERRUPTED,
+    UNUSABLE,
+    UsageError,
+    make_parser,
+    unknown_word,
+)
 from torchtraceap.cli.simulation import SIMULATION_COMMANDS
 from torchtraceap.cli.tables import TABLE_COMMANDS
 from torchtraceap.cli.views import VIEW_COMMANDS
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = {
+_WORK = {
     **DIAGNOSIS_COMMANDS,
     **SIMULATION_COMMANDS,
     **ESTIMATE_COMMANDS,
@@ -40,6 +48,15 @@ COMMANDS = {
     **TABLE_COMMANDS,
     **EXPORT_COMMANDS,
 }
+COMMANDS = {**_WORK, "completion": completion_command(_WORK)}
+_EXAMPLES = (
+    ("trace.json.gz", "what is wrong, and what to change"),
+    ("runs/ --html report.html", "a folder with a file per rank; also as a page"),
+    ("ops trace.json.gz --by category", "a table"),
+    ("diff before.json.gz after.json.gz", "what became slower"),
+    ("diagnose trace.json.gz --gate", "for CI: exit code 1 while a finding is present"),
+    ("- < trace.json.gz", "from standard input"),
+)
 
 
 def _main_help() -> str:
@@ -52,7 +69,11 @@ def _main_help() -> str:
         "commands:",
         *(f"  {name:<17}{command.summary}" for name, command in COMMANDS.items()),
         "",
-        "torchtraceap COMMAND --help lists the options of a command; torchtraceap --version.",
+        "examples:",
+        *(f"  torchtraceap {example:<36}{what}" for example, what in _EXAMPLES),
+        "",
+        "torchtraceap COMMAND --help lists the options of a command, with examples; -V or",
+        "--version prints the version; torchtraceap completion --help sets up the shell.",
         "Exit codes: 0 fine, 1 findings where the command gates, 2 unusable input or options.",
     ]
     return "\n".join(lines)
@@ -80,7 +101,7 @@ def _run(given: list[str], is_process: bool) -> int:
     if given[0] in ("--help", "-h"):
         print_text(_main_help())
         return FINE
-    if given[0] == "--version":
+    if given[0] in ("--version", "-V"):
         from torchtraceap._version import __version__
 
         print_text(f"torchtraceap {__version__}")
@@ -89,12 +110,7 @@ def _run(given: list[str], is_process: bool) -> int:
         _set_up_process()
     name, rest = _split_command(given)
     command = COMMANDS[name]
-    parser = Parser(
-        prog=f"torchtraceap {name}",
-        description=f"{command.summary[0].upper()}{command.summary[1:]}.",
-        allow_abbrev=False,
-    )
-    command.describe(parser)
+    parser = make_parser(name, command)
     with standard_output():  # takes the help
         options = parser.parse_intermixed_args(rest)
     return command.run(options)
@@ -134,6 +150,7 @@ def _is_expected(error: BaseException) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
+    _open_closed_streams()
     gc.disable()  # a short-lived process with few cycles; saves a pass over every object
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -150,6 +167,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # of the signal where it met code of `exec`, as data classes are made of.
         os._exit(code)
     return code
+
+
+def _open_closed_streams() -> None:
+    """Nobody reads what goes to a stream that was closed before the start, as by `>&-`. Its number
+    must not go to the next file that is opened."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            flags = os.O_RDONLY if number == 0 else os.O_WRONLY
+            nothing = os.open(os.devnull, flags)
+            setattr(sys, name, os.fdopen(nothing, "w" if number else "r"))
 
 
 def _answer(arguments: Sequence[str] | None) -> int:

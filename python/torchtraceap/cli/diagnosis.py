@@ -73,10 +73,11 @@ def _parse_fail_on(text: str | None, gate: bool) -> tuple[str, ...]:
         raise UsageError("--fail-on needs a type of finding, 'present' or 'unknown'")
     from torchtraceap.knowledge import load_knowledge
 
-    known = {"present", "unknown", *load_knowledge()}
+    known = ("present", "unknown", *sorted(load_knowledge()))
     for word in wanted:
         if word not in known:
-            raise UsageError(f"--fail-on: {unknown_word(word, known)}")
+            choices = ", ".join(known)
+            raise UsageError(f"--fail-on: {unknown_word(word, known)} (choices: {choices})")
     return wanted
 
 
@@ -134,10 +135,20 @@ DIAGNOSIS_COMMANDS = {
         "what is wrong, on what evidence, what a fix saves and what to change",
         _describe_diagnose,
         _diagnose,
+        (
+            "trace.json.gz",
+            "diagnose runs/ --html report.html",
+            "diagnose trace.json.gz --fail-on no_memory_pin,straggler",
+            "diagnose - --json < trace.json.gz",
+        ),
     ),
     "report": Command(
         "write the diagnosis as one HTML page, or the tables of TraceLens",
         _describe_report,
         _report,
+        (
+            "report trace.json.gz --html report.html",
+            "report trace.json.gz --tracelens-csv tables",
+        ),
     ),
 }

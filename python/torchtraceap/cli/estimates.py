@@ -323,5 +323,9 @@ ESTIMATE_COMMANDS = {
         "how long a kernel, copy or collective takes on a GPU, without a trace",
         _describe,
         _estimate,
+        (
+            "estimate all_reduce --bytes 256MB --ranks 8 --device 'H100 SXM'",
+            "estimate gemm --m 4096 --n 4096 --k 4096 --dtype bf16 --device 'H100 SXM'",
+        ),
     ),
 }

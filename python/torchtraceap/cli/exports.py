@@ -9,6 +9,7 @@ from torchtraceap.cli.input import load
 from torchtraceap.cli.output import check_output, note, print_text
 from torchtraceap.cli.parsing import (
     FINE,
+    PATH_HELP,
     Command,
     Options,
     Parser,
@@ -17,6 +18,7 @@ from torchtraceap.cli.parsing import (
     add_paths,
     add_rank,
     add_threads,
+    trace_path,
 )
 from torchtraceap.cli.tables import add_table_output, check_table_output, give_table
 
@@ -41,7 +43,7 @@ def _merge(options: Options) -> int:
 
 
 def _describe_annotate(parser: Parser) -> None:
-    parser.add_argument("source", metavar="PATH", help="a trace file or a folder of ranks")
+    parser.add_argument("source", metavar="PATH", type=trace_path, help=PATH_HELP)
     parser.add_argument("target", metavar="OUT", help="ends in .json, .json.gz or .pftrace")
     add_rank(parser)
     add_threads(parser)
@@ -59,7 +61,7 @@ def _annotate(options: Options) -> int:
 def _describe_sql(parser: Parser) -> None:
     from torchtraceap.sql import sql_tables
 
-    parser.add_argument("source", metavar="PATH", help="a trace file or a folder of ranks")
+    parser.add_argument("source", metavar="PATH", type=trace_path, help=PATH_HELP)
     parser.add_argument(
         "query", metavar="QUERY", help=f"DuckDB's SQL; tables: {', '.join(sql_tables())}"
     )
@@ -76,7 +78,7 @@ def _sql(options: Options) -> int:
 
 
 def _describe_replay(parser: Parser) -> None:
-    parser.add_argument("source", metavar="PATH", help="a trace file or a folder of ranks")
+    parser.add_argument("source", metavar="PATH", type=trace_path, help=PATH_HELP)
     parser.add_argument("--row", type=int, metavar="N", help="the operator's row in the trace")
     parser.add_argument("--op", metavar="NAME", help="the longest call of an operator")
     parser.add_argument("--script", metavar="FILE", help="write the reproducer there")
@@ -133,17 +135,31 @@ def _replay_text(result: ReplayResult) -> str:
 
 EXPORT_COMMANDS = {
     "merge": Command(
-        "all ranks in one file for Perfetto, their clocks aligned", _describe_merge, _merge
+        "all ranks in one file for Perfetto, their clocks aligned",
+        _describe_merge,
+        _merge,
+        ("merge runs/ merged.json.gz",),
     ),
     "annotate": Command(
         "the trace with findings, idle causes, critical path and counters as tracks for Perfetto",
         _describe_annotate,
         _annotate,
+        ("annotate trace.json.gz annotated.json.gz", "annotate runs/ annotated.pftrace --rank 2"),
     ),
-    "sql": Command("one query over all tables of a trace, with DuckDB", _describe_sql, _sql),
+    "sql": Command(
+        "one query over all tables of a trace, with DuckDB",
+        _describe_sql,
+        _sql,
+        ("sql trace.json.gz 'select name, count from ops order by count desc limit 5'",),
+    ),
     "replay": Command(
         "an operator of the trace as a script of its own, and its time on this machine",
         _describe_replay,
         _replay,
+        (
+            "replay trace.json.gz",
+            "replay trace.json.gz --op aten::mm --run --device cuda",
+            "replay trace.json.gz --row 1234 --script reproduce.py",
+        ),
     ),
 }

@@ -50,7 +50,7 @@ def _size_of(path: str) -> int:
     """Weighed bytes of a file, or of the files of a folder; 0 for what cannot be looked at."""
     try:
         if os.path.isdir(path):
-            return sum(_size_of(entry.path) for entry in os.scandir(path) if entry.is_file())
+            return sum(_size_of(entry.path) for entry in os.scandir(path))
         weight = 1 if path.lower().endswith(".json") else COMPRESSED_WEIGHT
         return os.stat(path).st_size * weight
     except OSError:

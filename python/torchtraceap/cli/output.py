@@ -73,7 +73,8 @@ def print_diagnosis(diagnosis: Diagnosis, no_color: bool) -> None:
     from torchtraceap.report import terminal
 
     if not _colour_wanted(no_color):
-        width = _width() if sys.stdout.isatty() else terminal.DEFAULT_WIDTH
+        given = sys.stdout.isatty() or "COLUMNS" in os.environ
+        width = _width() if given else terminal.DEFAULT_WIDTH
         return print_text(terminal.render_text(diagnosis, width=width))
     from rich.console import Console
 
@@ -85,7 +86,7 @@ def print_tables(tables: Sequence[TextTable], no_color: bool) -> None:
     from torchtraceap.report.tables import render_table
 
     colour = _colour_wanted(no_color)
-    width = _width() if sys.stdout.isatty() else 0
+    width = _width() if sys.stdout.isatty() or "COLUMNS" in os.environ else 0
     _write_plain("\n\n".join(render_table(table, bold=colour, width=width) for table in tables))
 
 
@@ -108,9 +109,10 @@ def check_output(path: str, inputs: Sequence[str]) -> None:
 
     read = files_read(inputs)
     check_target(path, read)
-    folder = Path(path).absolute().parent
-    for given in inputs:
-        if looks_like_trace_name(path) and os.path.isdir(given) and folder.samefile(given):
+    folder = Path(path).resolve().parent
+    for given in filter(os.path.isdir, inputs if looks_like_trace_name(path) else ()):
+        folders = {Path(given).resolve(), *(f.resolve().parent for f in files_read([given]))}
+        if folder in folders:
             raise UsageError(
                 f"{path}: would be read as one more rank of {given} next time; write it elsewhere"
             )

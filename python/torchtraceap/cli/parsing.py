@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
+
+from torchtraceap.cli.stdin import standard_input
 
 FINE, FINDINGS, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 WINDOW_COUNTS = (50, 100, 200)
 DEFAULT_ROWS = 40  # of a table for reading
 Options = argparse.Namespace
+PATHS_HELP = "a trace file, a folder of ranks, or several files; - is standard input"
+PATH_HELP = "a trace file or a folder of ranks; - is standard input"
 
 
 class UsageError(Exception):
@@ -31,12 +35,26 @@ class Command:
     summary: str
     describe: Callable[[Parser], None]
     run: Callable[[Options], int]
+    examples: Sequence[str] = ()
+    """What may stand behind `torchtraceap`, for its help."""
+
+
+def make_parser(name: str, command: Command) -> Parser:
+    """The parser of a command, with examples below its options."""
+    lines = "\n".join(f"  torchtraceap {example}" for example in command.examples)
+    parser = Parser(
+        prog=f"torchtraceap {name}",
+        description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+        epilog=f"examples:\n{lines}" if lines else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.describe(parser)
+    return parser
 
 
 def add_paths(parser: Parser) -> None:
-    parser.add_argument(
-        "paths", metavar="PATH", nargs="+", help="a trace file, a folder of ranks, or several files"
-    )
+    parser.add_argument("paths", metavar="PATH", nargs="+", type=trace_path, help=PATHS_HELP)
 
 
 def add_json(parser: Parser) -> None:
@@ -76,6 +94,11 @@ def add_no_color(parser: Parser) -> None:
     parser.add_argument("--no-color", action="store_true", help="plain text even on a terminal")
 
 
+def trace_path(text: str) -> str:
+    """A path as it is given; `-` is what comes through standard input."""
+    return standard_input() if text == "-" else text
+
+
 def count(text: str) -> int:
     value = int(text)
     if value < 0:
@@ -89,6 +112,14 @@ def microseconds(text: str) -> int:
     if not 0 <= value < 1e12:
         raise argparse.ArgumentTypeError(f"a time from 0 is needed, not {text}")
     return round(value * 1000)
+
+
+def percentage(text: str) -> float:
+    """Percent, with or without the sign."""
+    value = float(text.removesuffix("%").rstrip())
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"a percentage from 0 is needed, not {text}")
+    return value
 
 
 def unknown_word(word: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from torchtraceap.cli.input import load
 from torchtraceap.cli.output import check_output, note, print_tables, print_text
 from torchtraceap.cli.parsing import (
     FINE,
+    PATHS_HELP,
     UNUSABLE,
     WINDOW_COUNTS,
     Command,
@@ -16,9 +17,11 @@ from torchtraceap.cli.parsing import (
     UsageError,
     add_json,
     add_no_color,
+    add_paths,
     add_rank,
     add_threads,
     count,
+    trace_path,
 )
 from torchtraceap.cli.tables import add_table_output, check_table_output, give_table
 
@@ -28,9 +31,7 @@ if TYPE_CHECKING:
 
 
 def _describe_simulate(parser: Parser) -> None:
-    parser.add_argument(
-        "paths", metavar="PATH", nargs="*", help="a trace file, a folder of ranks, or several files"
-    )
+    parser.add_argument("paths", metavar="PATH", nargs="*", type=trace_path, help=PATHS_HELP)
     parser.add_argument(
         "--edit",
         action="append",
@@ -148,9 +149,7 @@ def _list_edits(*, as_json: bool) -> int:
 
 
 def _describe_explain_idle(parser: Parser) -> None:
-    parser.add_argument(
-        "paths", metavar="PATH", nargs="+", help="a trace file, a folder of ranks, or several files"
-    )
+    add_paths(parser)
     parser.add_argument(
         "--at",
         type=float,
@@ -210,8 +209,16 @@ SIMULATION_COMMANDS = {
         "what a step would take if findings were fixed, replayed from its dependencies",
         _describe_simulate,
         _simulate,
+        (
+            "simulate trace.json.gz",
+            "simulate trace.json.gz --edit loader_workers=4 --edit cuda_graph --plan",
+            "simulate trace.json.gz --edit mixed_precision --trace edited.json.gz",
+        ),
     ),
     "explain-idle": Command(
-        "the chain of work that an idle GPU waits for", _describe_explain_idle, _explain_idle
+        "the chain of work that an idle GPU waits for",
+        _describe_explain_idle,
+        _explain_idle,
+        ("explain-idle trace.json.gz", "explain-idle trace.json.gz --at 250"),
     ),
 }

@@ -11,7 +11,9 @@ from torchtraceap.cli.input import load
 from torchtraceap.cli.output import check_output, note, print_json, print_tables
 from torchtraceap.cli.parsing import (
     DEFAULT_ROWS,
+    FINDINGS,
     FINE,
+    PATH_HELP,
     Command,
     Options,
     Parser,
@@ -24,6 +26,9 @@ from torchtraceap.cli.parsing import (
     add_threads,
     count,
     microseconds,
+    percentage,
+    trace_path,
+    unknown_word,
 )
 
 if TYPE_CHECKING:
@@ -114,7 +119,29 @@ def _table_command(name: str) -> Command:
         trace = load(options.paths, options.threads)
         return give_table(make_table(trace, name, options), options)
 
-    return Command(TABLES[name].summary, lambda parser: describe_table(parser, name), run)
+    return Command(
+        TABLES[name].summary, lambda parser: describe_table(parser, name), run, _examples(name)
+    )
+
+
+_FURTHER_EXAMPLES = {
+    "events": "events trace.json.gz --name nccl --longest --limit 10",
+    "ops": "ops trace.json.gz --by category",
+    "kernels": "kernels trace.json.gz --short --sort count",
+    "launches": "launches trace.json.gz --by stream",
+    "roofline": "roofline trace.json.gz --device 'H100 SXM'",
+    "memory": "memory trace.json.gz --by bandwidth",
+    "collectives": "collectives runs/ --sort longest_wait_ns",
+    "ranks": "ranks runs/ --by clock",
+    "critical-path": "critical-path trace.json.gz --step 1",
+}
+
+
+def _examples(name: str) -> tuple[str, ...]:
+    """Of a table: for reading, something of its own, as a file."""
+    path = "runs/" if name in ("collectives", "ranks") else "trace.json.gz"
+    own = _FURTHER_EXAMPLES.get(name, f"{name} {path} --limit 10 --all-columns")
+    return f"{name} {path}", own, f"{name} {path} --csv {name}.csv"
 
 
 def add_table_output(parser: Parser) -> None:
@@ -125,7 +152,10 @@ def add_table_output(parser: Parser) -> None:
     parser.add_argument(
         "--limit", type=count, metavar="N", help="at most so many rows; 40 for reading"
     )
-    parser.add_argument("--all-columns", action="store_true", help="show every column")
+    parser.add_argument("--sort", metavar="COLUMN[:asc|desc]", help="order the rows by a column")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--columns", metavar="NAME,...", help="these columns, in this order")
+    chosen.add_argument("--all-columns", action="store_true", help="show every column")
 
 
 def check_table_output(options: Options, inputs: Sequence[str]) -> None:
@@ -135,7 +165,42 @@ def check_table_output(options: Options, inputs: Sequence[str]) -> None:
         check_output(path, inputs)
 
 
+def _column_name(text: str, table: ColumnTable) -> str:
+    """The column that is meant, by its name or by its heading.
+
+    Raises:
+        UsageError: There is no such column.
+    """
+    from torchtraceap.report.words import headings
+
+    name = text.strip()
+    titles = dict(zip(headings(table.columns), table.columns, strict=True))
+    plain = name.partition(" (")[0]  # without the unit
+    for found in (name, titles.get(plain), name.replace(" ", "_")):
+        if found in table:
+            return str(found)
+    choices = ", ".join(table.columns)
+    raise UsageError(f"{unknown_word(name, table.columns)} (columns: {choices})")
+
+
+def _arranged(table: ColumnTable, options: Options) -> ColumnTable:
+    """The rows in the order of `--sort`, with the columns of `--columns`."""
+    if options.sort is not None:
+        name, _, direction = options.sort.partition(":")
+        if direction not in ("", "asc", "desc"):
+            raise UsageError(f"--sort: {direction!r} is no direction (choices: asc, desc)")
+        column = _column_name(name, table)
+        table = table.sort(column, descending=direction == "desc" if direction else None)
+    if options.columns is not None:
+        names = [_column_name(name, table) for name in options.columns.split(",") if name.strip()]
+        if not names:
+            raise UsageError(f"--columns needs names (columns: {', '.join(table.columns)})")
+        table = table.select(list(dict.fromkeys(names)))
+    return table
+
+
 def give_table(table: ColumnTable, options: Options) -> int:
+    table = _arranged(table, options)
     kept = table if options.limit is None else table.take(slice(0, options.limit))
     if options.csv:
         kept.to_csv(options.csv, spreadsheet=options.spreadsheet)
@@ -149,7 +214,8 @@ def give_table(table: ColumnTable, options: Options) -> int:
         from torchtraceap.report.tables import table_for_reading
 
         limit = DEFAULT_ROWS if options.limit is None else options.limit
-        shown = table_for_reading(table, limit=limit, every_column=options.all_columns)
+        every = options.all_columns or options.columns is not None
+        shown = table_for_reading(table, limit=limit, every_column=every)
         print_tables([shown], options.no_color)
     return FINE
 
@@ -157,10 +223,16 @@ def give_table(table: ColumnTable, options: Options) -> int:
 def _describe_diff(parser: Parser) -> None:
     from torchtraceap.analysis.diff import VIEWS
 
-    parser.add_argument("before", metavar="A", help="a trace file or a folder of ranks")
-    parser.add_argument("after", metavar="B", help="the one to compare with it")
+    parser.add_argument("before", metavar="A", type=trace_path, help=PATH_HELP)
+    parser.add_argument("after", metavar="B", type=trace_path, help="the one to compare with it")
     add_views(parser, [view for view in VIEWS if view != "tree"])  # a page draws the tree
     parser.add_argument("--html", metavar="FILE", help="write both side by side as a page")
+    parser.add_argument(
+        "--gate",
+        type=percentage,
+        metavar="PERCENT",
+        help="exit with 1 if the median step of B is slower than that of A by more than this",
+    )
     add_table_output(parser)
     add_threads(parser)
     add_no_color(parser)
@@ -174,14 +246,28 @@ def _diff(options: Options) -> int:
     from torchtraceap.analysis.diff import build_diff
 
     before, after = (load([path], options.threads) for path in inputs)
+    table = build_diff(before, after, by=options.by)
+    reason = _gate_reason(table, options.gate)
     if options.html:
         from torchtraceap.report.page.diff_page import write_diff_page
 
         write_diff_page(before, after, Path(options.html))
         note(f"wrote {options.html}")
-        if not (options.json or options.csv or options.parquet):
-            return FINE
-    return give_table(build_diff(before, after, by=options.by), options)
+    if not options.html or options.json or options.csv or options.parquet:
+        give_table(table, options)
+    if reason:
+        note(f"gate: {reason}")
+    return FINDINGS if reason else FINE
+
+
+def _gate_reason(table: ColumnTable, percent: float | None) -> str:
+    """Why the gate fails, in words; empty where it passes or there is none."""
+    before_ns, difference_ns = table.facts["before_step_ns"], table.facts["difference_ns"]
+    if percent is None or difference_ns * 100 <= percent * before_ns:
+        return ""
+    share = f"{difference_ns / before_ns * 100:.1f} % slower" if before_ns else "slower"
+    what = "profiled range" if table.facts["basis"] == "profiled range" else "median step"
+    return f"the {what} is {share}, more than {percent:g} %"
 
 
 def _describe_memory_timeline(parser: Parser) -> None:
@@ -202,11 +288,19 @@ def _memory_timeline(options: Options) -> int:
 TABLE_COMMANDS = {
     **{name: _table_command(name) for name in TABLES if name != "tree"},
     "diff": Command(
-        "what makes one trace slower than another, to the nanosecond", _describe_diff, _diff
+        "what makes one trace slower than another, to the nanosecond",
+        _describe_diff,
+        _diff,
+        (
+            "diff before.json.gz after.json.gz --by cause",
+            "diff before.json.gz after.json.gz --html diff.html",
+            "diff main.json.gz change.json.gz --gate 5",
+        ),
     ),
     "memory-timeline": Command(
         "memory by category over time, from export_memory_timeline's file",
         _describe_memory_timeline,
         _memory_timeline,
+        ("memory-timeline memory.json", "memory-timeline memory.raw.json.gz --csv memory.csv"),
     ),
 }

@@ -16,6 +16,7 @@ from torchtraceap.cli.parsing import (
     add_paths,
     add_threads,
     count,
+    trace_path,
 )
 from torchtraceap.cli.tables import check_table_output, describe_table, give_table, make_table
 
@@ -51,10 +52,15 @@ def _describe_tree(parser: Parser) -> None:
     )
 
 
+def _is_table(options: Options) -> bool:
+    files = options.json or options.csv or options.parquet
+    return bool(files or options.all_columns or options.columns or options.sort)
+
+
 def _tree(options: Options) -> int:
     check_table_output(options, options.paths)
     trace = load(options.paths, options.threads)
-    if options.json or options.csv or options.parquet or options.all_columns:
+    if _is_table(options):
         return give_table(make_table(trace, "tree", options), options)
     text = trace.tree(options.rank).to_text(
         step=options.step,
@@ -71,7 +77,9 @@ def _tree(options: Options) -> int:
 
 
 def _describe_convert(parser: Parser) -> None:
-    parser.add_argument("source", metavar="IN", help="a trace file")
+    parser.add_argument(
+        "source", metavar="IN", type=trace_path, help="a trace file; - is standard input"
+    )
     parser.add_argument("target", metavar="OUT", help="ends in .json, .json.gz or .parquet")
     add_threads(parser)
 
@@ -102,11 +110,18 @@ VIEW_COMMANDS = {
         "what is in a trace, and how the GPU's time splits up: whole, by rank, device and step",
         _describe_summary,
         _summary,
+        ("summary trace.json.gz", "summary runs/ --json"),
     ),
-    "tree": Command(TABLES["tree"].summary, _describe_tree, _tree),
+    "tree": Command(
+        TABLES["tree"].summary,
+        _describe_tree,
+        _tree,
+        ("tree trace.json.gz --step 1 --max-depth 4", "tree trace.json.gz --min-us 100"),
+    ),
     "convert": Command(
         "write a trace back, repaired and with nothing lost, or as Parquet",
         _describe_convert,
         _convert,
+        ("convert damaged.json.gz whole.json.gz", "convert trace.json.gz events.parquet"),
     ),
 }

@@ -151,7 +151,8 @@ def _nothing(note: str, facts: dict[str, Any] | None = None) -> ColumnTable:
         "evidence": texts,
         "row": np.ma.array(empty),
     }
-    return ColumnTable(columns, shown=_SHOWN, facts=facts, notes=[note])
+    first = ("name", "idle_ns", "idle_share", "lane")
+    return ColumnTable(columns, shown=_SHOWN, first=first, facts=facts, notes=[note])
 
 
 # ------------------------------------------------------------------------------------- chain

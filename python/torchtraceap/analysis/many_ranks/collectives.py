@@ -410,4 +410,8 @@ TABLE = TableSpec(
             hint="Transfer: from the last arrival to the end. Wait: what comes before it.",
         ),
     ),
+    first=(
+        *("name", "step", "longest_wait_ns", "transfer_ns"),
+        *("exposed_ns", "longest_duration_ns", "bytes", "latest_rank"),
+    ),
 )

@@ -326,4 +326,10 @@ TABLE = TableSpec(
         PageView("ranks", "all-to-all", {"by": "alltoall"}, meter="share"),
         PageView("ranks", "clocks", {"by": "clock"}),
     ),
+    first={
+        "rank": ("rank", "verdict", "cause", "lateness_ns", "wait_ns"),
+        "op": ("name", "input_shapes", "slowest_rank", "excess_ns"),
+        "alltoall": ("source_rank", "target_rank", "bytes"),
+        "clock": ("rank", "offset_ns", "applied", "uncertainty_ns"),
+    },
 )
