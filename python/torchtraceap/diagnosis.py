@@ -46,6 +46,7 @@ from torchtraceap.results import (
     StepTime,
     Windows,
 )
+from torchtraceap.stages import stage
 from torchtraceap.summary import build_summary
 from torchtraceap.sums import clamped, total, totals
 from torchtraceap.units import format_ns, format_share
@@ -72,7 +73,8 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
     """
     check_count("windows", windows)
     profiled_ns = clamped(sum(rank.profiled_ns for rank in trace.ranks))
-    by_type = detect(trace)
+    with stage("looking for anti-patterns"):
+        by_type = detect(trace)
     verdicts = {name: judge(parts) for name, parts in by_type.items()}
     present = {name: by_type[name] for name, v in verdicts.items() if v == "present"}
     summary = build_summary(trace)
@@ -119,7 +121,8 @@ def _outlook(trace: Trace, findings: Sequence[Finding], parts: dict[str, int]) -
         lead = leading_finding(trace, _ranked(trace, findings, savings), parts)
         return lead.type if lead else None
 
-    return simulate_savings(trace, findings, first)
+    with stage("replaying the run with fixes"):
+        return simulate_savings(trace, findings, first)
 
 
 def _ranked(

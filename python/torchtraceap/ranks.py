@@ -8,6 +8,7 @@ from torchtraceap import _core
 from torchtraceap.errors import OptionError
 from torchtraceap.remember import Memory
 from torchtraceap.results import Diagnostic, Timeline, TraceFile
+from torchtraceap.stages import stage
 
 __all__ = ["RankTrace", "Ranks", "from_core_timeline"]
 
@@ -32,7 +33,11 @@ class RankTrace:
     @property
     def tree(self) -> _core.EventTree:
         """The links between the rows, built at the first use."""
-        return self.remember("tree", lambda: _core.build_tree(self.table))
+        return self.remember("tree", self._build_tree)
+
+    def _build_tree(self) -> _core.EventTree:
+        with stage("linking events"):
+            return _core.build_tree(self.table)
 
     @property
     def costs(self) -> _core.GpuCosts:

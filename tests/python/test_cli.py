@@ -11,6 +11,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +24,11 @@ import report_samples as samples
 pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not built")
 
 from torchtraceap import cli
+from torchtraceap.cli import output, progress
 from torchtraceap.cli.parsing import make_parser
+from torchtraceap.report import terminal
 from torchtraceap.results import PAPER_TYPES
+from torchtraceap.stages import watch_stages
 
 ANSI = re.compile(r"\x1b\[")
 
@@ -528,10 +535,81 @@ def test_big_files_show_progress_on_a_terminal_only(slow: Path) -> None:
     json.loads(done.stdout)
 
 
+def test_stages_that_take_long_are_shown_and_leave_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(progress, "REFRESH_S", 0.01)
+    stream = StringIO()
+    line = progress._StageLine(stream)
+    with line.run("linking events"):
+        with line.run("linking events"):  # as of another rank
+            wait_for(lambda: "linking events: " in stream.getvalue())
+        assert not stream.getvalue().endswith("\r\x1b[K")
+    assert stream.getvalue().endswith("\r\x1b[K")
+    shown = stream.getvalue()
+    with line.run("looking for anti-patterns"):
+        wait_for(lambda: "looking for anti-patterns: " in stream.getvalue()[len(shown) :])
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came")
+
+
+def test_every_phase_of_a_diagnosis_is_a_stage(slow: Path, tmp_path: Path) -> None:
+    begun: list[str] = []
+
+    def watch(name: str) -> AbstractContextManager[None]:
+        begun.append(name)
+        return nullcontext()
+
+    watch_stages(watch)
+    try:
+        assert cli.main(["diagnose", str(slow), "--json", "--html", str(tmp_path / "x.html")]) == 0
+        assert cli.main(["kernels", str(slow), "--csv", str(tmp_path / "x.csv")]) == 0
+    finally:
+        watch_stages(None)
+    assert begun[:4] == [
+        "linking events",
+        "looking for anti-patterns",
+        "replaying the run with fixes",
+        "writing the page",
+    ]
+    assert "making the table" in begun
+
+
+def test_stages_are_shown_on_a_terminal_only(slow: Path) -> None:
+    code = (
+        "import sys; from torchtraceap.cli import main, progress; import torchtraceap.stages as s; "
+        "progress.show_stages(); print(s._watcher is None); sys.exit(main(['-V']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[0] == "True"
+    assert "False" in on_terminal(
+        "-V",
+        before="from torchtraceap import stages; cli.show_stages(); print(stages._watcher is None)",
+    )
+
+
 def test_narrow_encodings_are_no_error(slow: Path) -> None:
     done = run(slow, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
     assert done.returncode == 0
     assert done.stderr == ""
+    whole, plain = run(slow).stdout.splitlines(), done.stdout.splitlines()
+    assert [len(line) for line in plain] == [len(line) for line in whole]
+    assert "".join(plain).isascii() and "?" not in "".join(plain)
+    bar = next(place for place, line in enumerate(whole) if line.startswith("█"))
+    assert [len(set(line)) for line in (whole[bar], plain[bar])] == [len(set(whole[bar]))] * 2
+
+
+def test_signs_of_the_bar_differ_without_unicode_too() -> None:
+    signs = [*terminal.GLYPHS.values(), *terminal.IDLE_GLYPHS]
+    plain = [output._PLAIN.get(sign, sign) for sign in signs]
+    assert "".join(plain).isascii() and len(set(plain)) == len(signs)
 
 
 def test_start_up_imports_nothing_heavy(slow: Path) -> None:

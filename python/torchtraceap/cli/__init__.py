@@ -25,7 +25,13 @@ from torchtraceap.cli.interrupts import (
     was_interrupted,
     watch_interrupts,
 )
-from torchtraceap.cli.output import drop_stdout, note, print_text, standard_output
+from torchtraceap.cli.output import (
+    accept_any_encoding,
+    drop_stdout,
+    note,
+    print_text,
+    standard_output,
+)
 from torchtraceap.cli.parsing import (
     FINE,
     INTERRUPTED,
@@ -34,6 +40,7 @@ from torchtraceap.cli.parsing import (
     make_parser,
     unknown_word,
 )
+from torchtraceap.cli.progress import show_stages
 from torchtraceap.cli.simulation import SIMULATION_COMMANDS
 from torchtraceap.cli.tables import TABLE_COMMANDS
 from torchtraceap.cli.views import VIEW_COMMANDS
@@ -124,6 +131,7 @@ def _set_up_process() -> None:
     from torchtraceap import _core
 
     watch_interrupts()
+    show_stages()
     _core.return_freed_memory()
 
 
@@ -152,9 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
     _open_closed_streams()
     gc.disable()  # a short-lived process with few cycles; saves a pass over every object
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a narrow terminal encoding is no reason to fail
+    accept_any_encoding()
     try:
         code = _answer(arguments)
         if arguments is None:

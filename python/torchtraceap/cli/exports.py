@@ -21,6 +21,7 @@ from torchtraceap.cli.parsing import (
     trace_path,
 )
 from torchtraceap.cli.tables import add_table_output, check_table_output, give_table
+from torchtraceap.stages import stage
 
 if TYPE_CHECKING:
     from torchtraceap.replay import ReplayResult
@@ -37,7 +38,9 @@ def _merge(options: Options) -> int:
     from torchtraceap.analysis.many_ranks.merge import merge_ranks
 
     check_output(options.target, options.paths)
-    merge_ranks(load(options.paths, options.threads), options.target)
+    trace = load(options.paths, options.threads)
+    with stage("writing the merged trace"):
+        merge_ranks(trace, options.target)
     note(f"wrote {options.target}")
     return FINE
 
@@ -53,7 +56,9 @@ def _annotate(options: Options) -> int:
     from torchtraceap.overlay import annotate
 
     check_output(options.target, [options.source])
-    annotate(load([options.source], options.threads), options.target, rank=options.rank)
+    trace = load([options.source], options.threads)
+    with stage("writing the annotated trace"):
+        annotate(trace, options.target, rank=options.rank)
     note(f"wrote {options.target}, to be opened in Perfetto")
     return FINE
 
@@ -74,7 +79,10 @@ def _sql(options: Options) -> int:
     from torchtraceap.sql import run_sql
 
     check_table_output(options, [options.source])
-    return give_table(run_sql(load([options.source], options.threads), options.query), options)
+    trace = load([options.source], options.threads)
+    with stage("running the query"):
+        table = run_sql(trace, options.query)
+    return give_table(table, options)
 
 
 def _describe_replay(parser: Parser) -> None:

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from torchtraceap.cli.parsing import UsageError
 from torchtraceap.report.words import harmless
+from torchtraceap.stages import stage
 
 if TYPE_CHECKING:
     from torchtraceap.report.tables import TextTable
     from torchtraceap.results import Diagnosis
     from torchtraceap.table import ColumnTable
+
+
+# One sign for one, so that what stands below each other still does. Those of the bar differ from
+# each other and from the signs in it that are plain already.
+_PLAIN = {"█": "#", "▓": "%", "▒": "x", "░": ".", "·": "|", "→": ">", "…": "~", "–": "-", "—": "-",
+          "−": "-", "×": "x", "µ": "u"}  # fmt: skip
+
+
+def accept_any_encoding() -> None:
+    """A terminal that cannot show a sign gets one that is like it, or a question mark."""
+    codecs.register_error("torchtraceap.plain", _plain_signs)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="torchtraceap.plain")
+
+
+def _plain_signs(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(sign, "?") for sign in text), error.end
 
 
 def print_text(text: str) -> None:
@@ -98,7 +122,8 @@ def print_json(table: ColumnTable) -> None:
 
 
 def write_html(diagnosis: Diagnosis, path: str) -> None:
-    page = diagnosis.to_html(path)
+    with stage("writing the page"):
+        page = diagnosis.to_html(path)
     note(f"wrote {path} ({len(page) / 1e6:.1f} MB)")
 
 

@@ -24,6 +24,7 @@ from torchtraceap.cli.parsing import (
     trace_path,
 )
 from torchtraceap.cli.tables import add_table_output, check_table_output, give_table
+from torchtraceap.stages import stage
 
 if TYPE_CHECKING:
     from torchtraceap.simulation.simulate import Simulation
@@ -72,7 +73,8 @@ def _simulate(options: Options) -> int:
     trace = load(options.paths, options.threads)
     if options.trace:
         _check_trace_target(options, trace)
-    simulation = trace.simulate(edits=options.edit or None)
+    with stage("replaying the run with edits"):
+        simulation = trace.simulate(edits=options.edit or None)
     if options.json:
         print_text(_document(simulation))
     else:

@@ -30,6 +30,7 @@ from torchtraceap.cli.parsing import (
     trace_path,
     unknown_word,
 )
+from torchtraceap.stages import stage
 
 if TYPE_CHECKING:
     from torchtraceap.analysis.spec import Option
@@ -108,7 +109,8 @@ def make_table(trace: Trace, name: str, options: Options) -> ColumnTable:
         chosen["by"] = options.by
     if spec.per_rank:
         chosen["rank"] = options.rank
-    return spec.make(trace, **chosen, **(spec.json_options if options.json else {}))
+    with stage("making the table"):
+        return spec.make(trace, **chosen, **(spec.json_options if options.json else {}))
 
 
 def _table_command(name: str) -> Command:
@@ -246,12 +248,14 @@ def _diff(options: Options) -> int:
     from torchtraceap.analysis.diff import build_diff
 
     before, after = (load([path], options.threads) for path in inputs)
-    table = build_diff(before, after, by=options.by)
+    with stage("comparing the traces"):
+        table = build_diff(before, after, by=options.by)
     reason = _gate_reason(table, options.gate)
     if options.html:
         from torchtraceap.report.page.diff_page import write_diff_page
 
-        write_diff_page(before, after, Path(options.html))
+        with stage("writing the page"):
+            write_diff_page(before, after, Path(options.html))
         note(f"wrote {options.html}")
     if not options.html or options.json or options.csv or options.parquet:
         give_table(table, options)
