@@ -15,6 +15,8 @@ CI_FUZZ_SECONDS ?= 60
 BIN := $(VENV)/bin
 BUILD := build/make
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# With a line of progress, for what takes minutes.
+PIP_INSTALL := $(BIN)/python tools/with_progress.py build/install.log -- $(BIN)/python -m pip install -v
 RUFF := 'ruff>=0.6,<1'
 CPP_FILES := git ls-files 'cpp/*.[ch]pp' 'tests/cpp/*.[ch]pp' 'benchmarks/cpp/*.[ch]pp'
 # One build folder serves the extension module and the C++ tests.
@@ -30,11 +32,15 @@ help: ## list the targets
 
 .PHONY: demo
 demo: install ## diagnose the bundled ResNet-50 trace in the terminal, write out/resnet50.html
-	@echo "==> torchtraceap diagnose $(TRACE)"
-	@$(BIN)/torchtraceap diagnose $(TRACE)
+	@echo "==> $(BIN)/torchtraceap diagnose $(TRACE) --html out/resnet50.html"
 	@mkdir -p out
-	@$(BIN)/torchtraceap report $(TRACE) --html out/resnet50.html
+	@$(BIN)/torchtraceap diagnose $(TRACE) --html out/resnet50.html
 	@echo "==> The same as a page: file://$(CURDIR)/out/resnet50.html"
+	@echo "==> What else it does:"
+	@echo "    $(BIN)/torchtraceap --help"
+	@echo "    $(BIN)/torchtraceap ops $(TRACE) --by category"
+	@echo "    $(BIN)/torchtraceap simulate $(TRACE)"
+	@echo "    $(BIN)/torchtraceap diff $(TRACE) examples/traces/resnet50_num_workers_4.json.gz --by cause"
 
 .PHONY: test
 test: lint test-cpp test-asan test-tsan test-python test-wheel ## lint, C++ tests (plain, sanitized), fuzzing, Python tests, wheel
@@ -49,13 +55,13 @@ venv: ## make the virtual environment, with the build tools in it
 install: venv ## build and install the package into the virtual environment
 	@tools/install_packages.sh build
 	@echo "==> building and installing torchtraceap into $(VENV) (build folder $(BUILD))"
-	@$(PIP) install $(PIP_BUILD) .
+	@$(PIP_INSTALL) $(PIP_BUILD) .
 
 .PHONY: install-test
 install-test: venv ## the same with everything that the tests need
 	@tools/install_packages.sh build test
 	@echo "==> building and installing torchtraceap with its test tools into $(VENV) (build folder $(BUILD))"
-	@$(PIP) install $(PIP_BUILD) --config-settings=cmake.define.TRACEAP_BUILD_TESTS=ON '.[test,lint,fuzz]'
+	@$(PIP_INSTALL) $(PIP_BUILD) --config-settings=cmake.define.TRACEAP_BUILD_TESTS=ON '.[test,lint,fuzz]'
 
 # Only the tests of collect/ use torch. Which build of it pip takes is the machine's own affair:
 # where its default is a large CUDA build, install another by hand first, or set TORCH= to do without.
@@ -110,7 +116,7 @@ test-wheel: install-test ## install a wheel of what was built into an empty virt
 	@rm -rf build/wheel
 	@$(PIP) wheel --no-deps --wheel-dir build/wheel $(PIP_BUILD) \
 	  --config-settings=cmake.define.TRACEAP_BUILD_TESTS=ON .
-	@tools/check_wheel.sh $(BIN)/python build/wheel $(TRACE)
+	@tools/check_wheel.sh $(BIN)/python build/wheel/torchtraceap-*.whl $(TRACE)
 
 .PHONY: lint
 lint: style types ## everything that needs no test run
@@ -155,12 +161,9 @@ bench: venv ## compare load and diagnose with other tools (docs/performance.md);
 	@$(BIN)/python benchmarks/report/run.py
 
 .PHONY: wheel
-wheel: venv ## build the source archive and a wheel into dist/
-	@tools/install_packages.sh build
-	@$(PIP) install 'build>=1.2,<2'
-	@echo "==> building the source archive, and a wheel from it"
-	@rm -rf dist
-	@$(BIN)/python -m build --no-isolation >/dev/null
+wheel: venv ## build the source archive and manylinux wheels into dist/, for PYTHONS (or each Python found), and try them
+	@tools/install_packages.sh build wheel
+	@tools/build_wheels.sh dist $(or $(PYTHONS),$(shell tools/find_pythons.sh))
 
 .PHONY: clean
 clean: ## remove builds, the virtual environment and outputs

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Installs the wheel into an empty virtual environment, checks its notices and bill of materials, and
-# diagnoses a trace with it, away from the checkout: tools/check_wheel.sh [PYTHON] [FOLDER_OF_THE_WHEEL] [TRACE]
+# Installs a wheel into an empty virtual environment, checks its notices and bill of materials, and
+# diagnoses a trace with it, away from the checkout: tools/check_wheel.sh PYTHON WHEEL [TRACE]
+# A wheel for manylinux must load no library but those of the C library and of the compiler.
 set -euo pipefail
 
-python=${1:-python3}
-wheel=$(ls "${2:-dist}"/torchtraceap-*.whl)
+python=$1
+wheel=$(realpath "$2")
 root=$(cd "$(dirname "$0")/.." && pwd)
 trace=$(realpath "${3:-$root/examples/traces/resnet50_num_workers_0.json.gz}")
 
@@ -13,6 +14,15 @@ trap 'rm -rf "$work"' EXIT
 "$python" -m venv "$work/venv"
 "$work/venv/bin/python" -m pip --quiet --disable-pip-version-check install "$wheel"
 cd "$work"
+if [[ $wheel == *-manylinux_* ]]; then
+  module=$(echo "$work"/venv/lib/python*/site-packages/torchtraceap/_core.*.so)
+  others=$(readelf -d "$module" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
+    grep -vxE 'lib(c|m|gcc_s|pthread|dl)\.so\.[0-9]+|ld-linux-.*' || true)
+  if [ -n "$others" ]; then
+    echo "$wheel loads libraries of the system:" $others >&2
+    exit 1
+  fi
+fi
 venv/bin/python "$root/tools/check_sbom.py"
 venv/bin/torchtraceap diagnose "$trace" --json >diagnosis.json
 venv/bin/torchtraceap report "$trace" --html report.html

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian or Ubuntu packages that a build needs; does nothing when all are there.
-#   tools/install_packages.sh GROUP...      groups: python build test bench format tidy
+#   tools/install_packages.sh GROUP...      groups: python build test bench format tidy wheel
 # Elsewhere, environment.yml holds the same for conda-forge.
 set -euo pipefail
 
@@ -14,6 +14,8 @@ declare -A groups=(
   [bench]="libbenchmark-dev"
   [format]="clang-format"
   [tidy]="clang-tidy"
+  # nasm: ISA-L; ccache: the wheels of several Pythons share most of what is compiled.
+  [wheel]="make nasm ccache"
 )
 
 is_installed() {
@@ -28,16 +30,33 @@ for group in "$@"; do
   done
 done
 
+# Without a package manager that can be used: in one sentence what is missing, and what installs it.
+stop() {
+  echo "==> missing Debian packages, which only root can install: ${missing[*]}; install them, then try again:" >&2
+  echo "    Debian or Ubuntu:  sudo apt-get install --no-install-recommends ${missing[*]}" >&2
+  echo "    conda:             conda env create -f environment.yml && conda activate torchtraceap" >&2
+  exit 1
+}
+
+as_root=()
 if [ ${#missing[@]} -eq 0 ]; then
   echo "==> system packages ($*): all there"
+  exit
 elif ! command -v apt-get >/dev/null; then
   echo "==> no apt-get here: expecting what these Debian packages hold: ${missing[*]}"
   echo "    (conda-forge: conda env create -f environment.yml)"
-else
-  echo "==> installing system packages: ${missing[*]}"
-  as_root=()
-  if [ "$(id -u)" -ne 0 ]; then as_root=(sudo); fi
-  apt_get=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0)
-  "${apt_get[@]}" update
-  "${apt_get[@]}" install --yes --no-install-recommends "${missing[@]}" >/dev/null
+  exit
+elif [ "$(id -u)" -ne 0 ]; then
+  if [ -n "${CONDA_PREFIX:-}" ]; then
+    echo "==> conda environment $CONDA_PREFIX: expecting what these Debian packages hold: ${missing[*]}"
+    exit
+  fi
+  command -v sudo >/dev/null || stop
+  # A password can be typed only at a terminal.
+  [ -t 0 ] || sudo --non-interactive true 2>/dev/null || stop
+  as_root=(sudo)
 fi
+echo "==> installing system packages: ${missing[*]}"
+apt_get=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0)
+"${apt_get[@]}" update || stop
+"${apt_get[@]}" install --yes --no-install-recommends "${missing[@]}" >/dev/null || stop

@@ -6,20 +6,9 @@ set -euo pipefail
 
 venv=${1:-.venv}
 tools=$(cd "$(dirname "$0")" && pwd)
-usable='
-import ensurepip, os, sys, sysconfig, venv
-headers = os.path.join(sysconfig.get_path("include"), "Python.h")
-sys.exit(sys.version_info < (3, 11) or not os.path.exists(headers))'
 
 find_python() {
-  local candidate
-  for candidate in ${PYTHON:-/usr/bin/python3.11 python3.11 python3.12 python3.13 python3}; do
-    if "$candidate" -c "$usable" 2>/dev/null; then
-      command -v "$candidate"
-      return
-    fi
-  done
-  return 1
+  "$tools/find_pythons.sh" ${PYTHON:-} | sed -n 1p | grep .
 }
 
 if [ -x "$venv/bin/python" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1; then

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 import unicodedata
 from pathlib import Path
 
@@ -67,6 +68,28 @@ def test_the_parts_of_the_bar_sum_to_the_profiled_time(slow: ttap.Diagnosis) -> 
     view = build_view(slow)
     assert sum(segment.share for segment in view.segments) == pytest.approx(1.0)
     assert sum(segment.time_ns for segment in view.segments) == slow.profiled_ns
+
+
+def test_commands_work_as_they_stand(
+    slow: ttap.Diagnosis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "a folder" / "torchtraceap"
+    program.parent.mkdir()
+    program.write_text("")
+    program.chmod(0o755)
+    module = str(tmp_path / "torchtraceap" / "__main__.py")
+    for called, path, expected in (
+        (str(program), "/nowhere", f"'{program}' diagnose"),
+        (str(program), str(program.parent), "torchtraceap diagnose"),
+        (module, "/nowhere", "python -m torchtraceap diagnose"),
+        (module, str(program.parent), "torchtraceap diagnose"),
+        ("pytest", "/nowhere", "torchtraceap diagnose"),
+    ):
+        monkeypatch.setattr(sys, "argv", [called])
+        monkeypatch.setenv("PATH", path)
+        lines = render_text(slow, width=200).splitlines()
+        (gate,) = [line for line in lines if line.startswith("gate")]
+        assert gate.split("gate", 1)[1].strip().startswith(expected)
 
 
 def test_many_findings_still_fit_a_screen(slow: ttap.Diagnosis) -> None:

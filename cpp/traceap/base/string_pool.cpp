@@ -1,8 +1,11 @@
 #include "traceap/base/string_pool.hpp"
 
+#include <sys/random.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
-#include <random>
+#include <system_error>
 
 namespace traceap {
 
@@ -22,10 +25,14 @@ inline std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
 }
 
 /// Drawn anew by every process, so that nobody can write a trace whose strings collide. Nothing may
-/// depend on the order of hashes.
+/// depend on the order of hashes. Not by std::random_device: that of a static libstdc++ may ask for
+/// a newer C library than anything else here does.
 std::uint64_t draw_secret() {
-  std::random_device device;
-  return (std::uint64_t{device()} << 32 | device()) | 1;
+  std::uint64_t secret = 0;
+  if (getentropy(&secret, sizeof secret) != 0) {
+    throw std::system_error(errno, std::generic_category(), "getentropy");
+  }
+  return secret | 1;
 }
 const std::uint64_t kP0 = draw_secret();
 const std::uint64_t kP1 = draw_secret();

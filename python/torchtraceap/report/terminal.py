@@ -7,6 +7,9 @@ a pipe never pays for importing it and never sees an escape sequence.
 from __future__ import annotations
 
 import difflib
+import os
+import shlex
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -298,10 +301,31 @@ def _notes(view: ReportView, width: int) -> Iterator[Line]:
     yield from _labelled("data", first + more, width, 2)
 
 
+def _on_path(name: str) -> str:
+    """The first file of a name on the path, empty if there is none; `shutil.which` is slow to
+    import."""
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    paths = (os.path.join(folder, name) for folder in folders)
+    return next((path for path in paths if os.access(path, os.X_OK)), "")
+
+
+def _program() -> str:
+    """What starts this program from here, so that commands work as they stand."""
+    called = sys.argv[0]
+    folder, name = os.path.split(called)
+    found = _on_path("torchtraceap")
+    if name == "__main__.py" and os.path.basename(folder) == "torchtraceap" and not found:
+        return "python -m torchtraceap"
+    if name != "torchtraceap" or not folder or (found and os.path.samefile(found, called)):
+        return "torchtraceap"
+    return shlex.quote(called)
+
+
 def _commands(view: ReportView, width: int) -> Iterator[Line]:
     """What to type next; a path that does not fit is left to the reader."""
-    page = "torchtraceap {} --html report.html"
-    gate = "torchtraceap diagnose {} --gate"
+    program = _program()
+    page = f"{program} {{}} --html report.html"
+    gate = f"{program} diagnose {{}} --gate"
     path = one_line(view.path_argument, 300)
     if LABEL + cells(path) + len(page) > width:
         path = "PATH"
