@@ -494,7 +494,10 @@ def on_terminal(*arguments: object, env: dict[str, str] | None = None, before: s
         main_end, other_end = pty.openpty()
     except OSError as error:
         pytest.skip(f"no terminal to be had here: {error}")
-    code = f"import sys; from torchtraceap import cli; {before}; sys.exit(cli.main(sys.argv[1:]))"
+    code = (
+        "import sys; from torchtraceap import __main__, cli; sys.argv[0] = __main__.__file__; "
+        f"{before}; sys.exit(cli.main(sys.argv[1:]))"
+    )
     command = [sys.executable, "-c", code, *map(str, arguments)]
     settings = {"TERM": "xterm-256color", "COLUMNS": "100"} | (env or {})
     environment = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | settings
