@@ -137,7 +137,7 @@ def _of_rank(source: str, part: RankTrace, device: Device) -> Iterator[tuple[Key
 def _ideal(work: Work, device: Device, names: Sequence[str]) -> tuple[float, float, str]:
     """Bytes over bandwidth, flops over the peak that the kernels' names tell, and that peak."""
     peak = peak_of(work, device, names) if work.flops else None
-    computing = 1e9 * (work.flops or 0.0) / peak[0] if peak else 0.0
+    computing = 1e9 * (work.computed or 0.0) / peak[0] if peak else 0.0
     return 1e9 * work.bytes / device.bandwidth, computing, peak[1] if peak else ""
 
 

@@ -165,6 +165,40 @@ def test_arrays_in_arrays_out() -> None:
     assert len(durations.gemm_ns(none, 4096, 4096, "bf16", H100)) == 0
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda n, **more: durations.gemm_ns(n, n, n, "bf16", H100, **more),
+        lambda n, **more: durations.attention_ns(n, 8, n, n, 64, "bf16", H100, **more),
+        lambda n, **more: durations.elementwise_ns("add", n, "int64", H100, **more),
+        lambda n, **more: durations.softmax_ns(n, n, "fp32", H100, **more),
+        lambda n, **more: durations.layer_norm_ns(n, n, "bf16", H100, **more),
+        lambda n, **more: durations.copy_ns(n, "HtoD", True, H100, **more),
+        lambda n, **more: durations.collective_ns("broadcast", n, 8, H100, **more),
+        lambda n, **more: durations.embedding_bag_ns(
+            [durations.EmbeddingTable(n, 1, 2)], 4, H100, **more
+        ),
+    ],
+)
+def test_what_a_device_cannot_hold_has_no_answer(ask: Any) -> None:
+    assert ask(1024) is not None and ask(10**12) is None
+    with pytest.raises(UnknownDurationError, match="more bytes than H100 SXM5 80 GB has memory"):
+        ask(10**12, strict=True)
+
+
+def test_types_that_no_product_was_measured_in_go_by_their_work() -> None:
+    int8 = durations.gemm_ns(4096, 4096, 4096, "int8", H100, strict=True)
+    fp4 = durations.gemm_ns(4096, 4096, 4096, "fp4", "B200", strict=True)
+    fp16 = durations.gemm_ns(4096, 4096, 4096, "fp16", H100, strict=True)
+    assert int8 is not None and fp4 is not None and fp16 is not None
+    assert fp4.ns < int8.ns < fp16.ns and "work over the peaks" in int8.source
+    with pytest.raises(UnknownDurationError, match="int64"):
+        durations.gemm_ns(8, 8, 8, "int64", H100, strict=True)
+    longs = durations.elementwise_ns("add", 1e8, "int64", H100, strict=True)
+    floats = durations.elementwise_ns("add", 1e8, "fp32", H100, strict=True)
+    assert longs is not None and floats is not None and 1.5 < longs.ns / floats.ns < 2.5
+
+
 def small(size: float) -> Estimate:
     if size > 100:
         raise UnknownDurationError(f"{size} is not small")
@@ -178,18 +212,21 @@ def middling(size: float) -> Estimate:
 
 
 def test_models_answer_in_their_order_and_what_has_no_answer_is_nan() -> None:
-    sizes = checked_sizes(size=([5000, 50, 500], True))
-    question = Question(sizes, (each(small), each(middling)), "any")
-    many = question.answer()
+    models = each(small), each(middling)
+
+    def ask(size: Any, **more: Any) -> Any:
+        sizes = checked_sizes(size=(size, True))
+        held = np.zeros(np.shape(size))
+        return Question(sizes, models, "any", H100, held, **more).answer()
+
+    many = ask([5000, 50, 500])
     assert isinstance(many, Estimates)
     assert many[1] == small(50) and many[2] == middling(500)
     assert all(math.isnan(value) for value in many[0][:3])
     assert many[0].source == "5000 is not small"
     with pytest.raises(UnknownDurationError, match="5000 is not small"):
-        Question(sizes, (each(small), each(middling)), "any", strict=True).answer()
-    for size, answer in ((50, small(50)), (500, middling(500)), (5000, None)):
-        one = checked_sizes(size=(size, True))
-        assert Question(one, (each(small), each(middling)), "any").answer() == answer
+        ask([5000, 50, 500], strict=True)
+    assert [ask(50), ask(500), ask(5000)] == [small(50), middling(500), None]
 
 
 def test_many_of_an_unknown_type_have_no_answer() -> None:
@@ -272,7 +309,10 @@ def test_no_size_whatever_ends_in_another_error(size: Any) -> None:
         found = durations.elementwise_ns("add", size, "bf16", H100)
     except OptionError:
         return
-    assert found is not None and 0 < found.low_ns <= found.ns <= found.high_ns < math.inf
+    if found is None:
+        assert 2.0 * size > 80e9  # bytes that an H100 cannot hold
+    else:
+        assert 0 < found.low_ns <= found.ns <= found.high_ns < math.inf
 
 
 def test_any_operator_by_the_arguments_that_a_trace_records() -> None:

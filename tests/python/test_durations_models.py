@@ -440,6 +440,22 @@ def test_attention_leaves_out_half_where_it_is_causal() -> None:
 # Another device ---------------------------------------------------------------------------------
 
 
+def test_attention_computes_whole_tiles() -> None:
+    few = estimate_attention(64, 8, 7, 4096, 16, "bf16", "A100-SXM4-40GB")
+    tile = estimate_attention(64, 8, 64, 4096, 16, "bf16", "A100-SXM4-40GB")
+    two = estimate_attention(64, 8, 65, 4096, 16, "bf16", "A100-SXM4-40GB")
+    assert few.ns <= tile.ns < 1.05 * few.ns and two.ns > 1.3 * tile.ns
+    call = OpCall(
+        "aten::_flash_attention_forward",
+        [[64, 7, 8, 16], [64, 4096, 8, 16], [64, 4096, 8, 16]],
+        ["c10::BFloat16"] * 3,
+        None,
+        ["", "", "", "", "", "7", "4096", "0.", "False", "False"],
+    )
+    found = durations.op_ns(call, "A100-SXM4-40GB")
+    assert found is not None and found.ns == pytest.approx(few.ns)
+
+
 def product_call(m: int, n: int, k: int, dtype: str = "c10::BFloat16") -> OpCall:
     return OpCall("aten::mm", [[m, k], [k, n]], [dtype, dtype])
 

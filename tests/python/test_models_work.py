@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchtraceap import durations
 from torchtraceap.dtypes import dtype_named
 from torchtraceap.models import OpCall, Tensor, UnknownWorkError, Work, register, work_of
 from torchtraceap.models import registry as registry_module
 from torchtraceap.models.arguments import promote
-from torchtraceap.models.attention import pairs
+from torchtraceap.models.attention import pairs, tile_padding
 
 NONE = ([], "", "")
 SCALAR_TYPES = {int: "Scalar", float: "Scalar", bool: "Scalar", list: "ScalarList"}
@@ -428,3 +429,23 @@ def test_the_example_of_the_documentation_gives_its_work() -> None:
     )
     said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
     assert said.stdout.split() == [b"32", b"256"]
+
+
+def test_attention_pads_its_sizes_to_tiles() -> None:
+    assert tile_padding(64, 128, 32) == 1.0
+    assert tile_padding(7, 4096, 16) == pytest.approx(64 / 7 * 2)
+    assert tile_padding(65, 65, 80) == pytest.approx((128 / 65) ** 2 * 96 / 80)
+    shapes = [[2, 8, 7, 16], [2, 8, 64, 16], [2, 8, 64, 16]]
+    work, _ = work_of("aten::scaled_dot_product_attention", shapes, ["float"] * 3, None,
+                      ["", "", "", "", "0.", "False"])  # fmt: skip
+    assert work is not None and work.computed is not None
+    assert work.flops == 4 * 2 * 8 * 7 * 64 * 16  # what is needed stays what it is
+    assert work.computed == pytest.approx(work.flops * 64 / 7 * 2)
+
+
+def test_sizes_beyond_any_machine_give_no_work() -> None:
+    """So many that their product is no float."""
+    shape = [10**12] * 60
+    work, why_not = work_of("aten::add", [shape, shape], ["float", "float"])
+    assert work is None and why_not == "its sizes are beyond any machine"
+    assert durations.op_ns(OpCall("aten::add", [shape, shape], ["float", "float"]), "H200") is None

@@ -252,7 +252,7 @@ class _Asked:
         return estimate_works(
             [kind.family if work is not None else "communication"
              for kind, work in zip(self._kinds, works, strict=True)],
-            np.array([np.nan if w is None or w.flops is None else w.flops for w in works]),
+            np.array([np.nan if w is None or w.computed is None else w.computed for w in works]),
             np.array([np.nan if w is None else w.bytes for w in works]),
             self.types,
             self._device,

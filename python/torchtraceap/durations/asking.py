@@ -8,8 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from torchtraceap.devices import Device
 from torchtraceap.durations.calibration import Calibration
-from torchtraceap.durations.estimate import Estimate, Estimates, UnknownDurationError
+from torchtraceap.durations.estimate import (
+    Estimate,
+    Estimates,
+    UnknownDurationError,
+    the_device,
+)
 
 __all__ = ["Model", "Question", "answers", "each"]
 
@@ -28,6 +34,9 @@ class Question:
     """The best first: each is asked where those before it have no answer."""
     class_name: str
     """What is calibrated together (`kernel_class`)."""
+    device: str | Device
+    held: FloatArray
+    """Bytes that its memory has to hold, of the shape of the sizes."""
     calibration: Calibration | None = None
     strict: bool = False
 
@@ -38,7 +47,8 @@ class Question:
             UnknownDurationError: No model answers, and the question is strict.
         """
         shape = next(iter(self.sizes.values())).shape
-        found = self._estimates([np.atleast_1d(column) for column in self.sizes.values()])
+        columns = [np.atleast_1d(column) for column in self.sizes.values()]
+        found = self._that_fit(self._estimates(columns))
         missing = np.flatnonzero(~np.isfinite(found.ns))
         if self.strict and len(missing):
             raise UnknownDurationError(found[int(missing[0])].source)
@@ -50,6 +60,16 @@ class Question:
         if shape:
             return found
         return None if len(missing) else found[0]
+
+    def _that_fit(self, found: Estimates) -> Estimates:
+        """No answer where the device cannot hold what is asked for."""
+        try:
+            chip = the_device(self.device)
+        except UnknownDurationError:
+            return found  # which says so
+        fits = np.atleast_1d(self.held) <= (chip.memory_bytes or np.inf)
+        too_much = Estimates.unknown(len(found), f"more bytes than {chip.name} has memory")
+        return Estimates.choose(~fits, [found, too_much])
 
     def _estimates(self, columns: list[FloatArray]) -> Estimates:
         found = answers(self.models[0], *columns)

@@ -450,7 +450,5 @@ def _by_links(kind: str, sizes: FloatArray, ranks: int, device: Device) -> Estim
     how = "at the share that switched GPUs reach" if switch else (
         "without a switch between all GPUs, of which one form was measured (V100)"
     )  # fmt: skip
-    fits = sizes <= (device.memory_bytes or np.inf)
-    sources = (f"rate of {link} {how}", f"more bytes than {device.name} has memory")
-    ns = np.where(fits, ns, np.nan)
-    return Estimates(ns, ns * low, ns * high, np.where(fits, 0, 1).astype(np.int32), sources)
+    codes = np.zeros(len(ns), dtype=np.int32)
+    return Estimates(ns, ns * low, ns * high, codes, (f"rate of {link} {how}",))

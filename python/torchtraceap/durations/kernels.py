@@ -36,6 +36,7 @@ from torchtraceap.durations.estimate import (
     the_device,
 )
 from torchtraceap.durations.families import estimate_works
+from torchtraceap.models.attention import tile_padding
 
 __all__ = [
     "KernelModel",
@@ -274,8 +275,8 @@ def estimate_attention(
 def estimate_attentions(
     shapes: npt.ArrayLike, dtype: str, device: str | Device, *, causal: bool = False
 ) -> Estimates:
-    """How long fused attention kernels run (forward): the work of their two products and their
-    operands, with the efficiency of attention kernels in traces.
+    """How long fused attention kernels run (forward): the work of their two products in whole
+    tiles and their operands, with the efficiency of attention kernels in traces.
 
     Args:
         shapes: `[n, 5]`: batch, heads, queries, keys and head size of each.
@@ -290,6 +291,7 @@ def estimate_attentions(
     peak_rate(chip, dtype)
     batch, heads, queries, keys, head_size = np.asarray(shapes, np.float64).reshape(-1, 5).T
     flops = 4.0 * batch * heads * queries * keys * head_size * (0.5 if causal else 1.0)
+    flops = flops * [tile_padding(*one) for one in zip(queries, keys, head_size, strict=True)]
     moved = element_bytes(dtype) * batch * heads * head_size * 2.0 * (queries + keys)
     count = len(flops)
     return estimate_works(

@@ -13,7 +13,7 @@ from torchtraceap.durations.families import estimate_work
 from torchtraceap.durations.gemm import estimate_gemm
 from torchtraceap.models.arguments import OpCall, UnknownWorkError
 from torchtraceap.models.families import family_of
-from torchtraceap.models.registry import Work, model_of
+from torchtraceap.models.registry import Work, model_of, modelled
 
 __all__ = [
     "class_of",
@@ -44,13 +44,12 @@ def known_work(call: OpCall) -> Work:
     Raises:
         UnknownDurationError: It has no model, or the arguments say too little.
     """
-    entry = model_of(call.name)
-    if entry is None:
+    if model_of(call.name) is None:
         raise UnknownDurationError(f"no model for {call.name}")
-    try:
-        return entry.model(call)
-    except UnknownWorkError as reason:
-        raise UnknownDurationError(f"{call.name}: {reason}") from None
+    work, why_not = modelled(call)
+    if work is None:
+        raise UnknownDurationError(f"{call.name}: {why_not}")
+    return work
 
 
 def type_on(work: Work, device: Device) -> str:
@@ -93,7 +92,7 @@ def estimate_op(call: OpCall, device: str | Device, *, kernels: int = 1) -> Esti
         return product
     return estimate_work(
         family_of(call.name, call.kernels),
-        np.nan if work.flops is None else work.flops,
+        np.nan if work.computed is None else work.computed,
         work.bytes,
         dtype,
         chip,

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap.devices import Device
+from torchtraceap.dtypes import dtype_named
 from torchtraceap.durations.asking import Question, answers, each
 from torchtraceap.durations.calibration import Calibration, kernel_class
 from torchtraceap.durations.collectives import collective_kind, estimate_collectives
@@ -70,6 +71,7 @@ class Options(TypedDict, total=False):
 
 
 Answer = Estimate | Estimates | None
+_NARROW_PRODUCTS = ("int8", "fp4")
 # Of an embedding table, with whether it counts something.
 _TABLE_SIZES = {"rows": True, "columns": True, "lookups_per_bag": False}
 FloatArray = npt.NDArray[np.float64]
@@ -138,7 +140,8 @@ def collective_ns(
 
     sizes = checked_sizes(size=(size, False), ranks=(ranks, True))
     class_name = f"communication {collective_kind(name)}"
-    return Question(sizes, (measured,), class_name, **options).answer()
+    held = sizes["size"]
+    return Question(sizes, (measured,), class_name, device, held, **options).answer()
 
 
 @overload
@@ -185,8 +188,14 @@ def gemm_ns(
     def measured(*shape: FloatArray) -> Estimates:
         return estimate_gemms(np.stack(shape, axis=1), dtype_label(dtype), device)
 
+    def by_work(*shape: FloatArray) -> Estimates:
+        return _narrow_products(_flops_of(*shape), width * _operands_of(*shape), dtype, device)
+
+    width = _width(dtype)
     sizes = checked_sizes(batch=(batch, True), m=(m, True), n=(n, True), k=(k, True))
-    return Question(sizes, (measured,), _class("gemm", dtype), **options).answer()
+    held = width * _operands_of(*sizes.values())
+    models = (measured, by_work)
+    return Question(sizes, models, _class("gemm", dtype), device, held, **options).answer()
 
 
 @overload
@@ -230,7 +239,8 @@ def copy_ns(
 
     memory = "" if way.lower() == "dtod" else "Pinned" if locked else "Pageable"
     sizes = checked_sizes(size=(size, False))
-    return Question(sizes, (by_link,), f"copy {way} {memory}".strip(), **options).answer()
+    class_name, held = f"copy {way} {memory}".strip(), sizes["size"]
+    return Question(sizes, (by_link,), class_name, device, held, **options).answer()
 
 
 @overload
@@ -259,10 +269,12 @@ def elementwise_ns(
         return estimate_elementwises(op, elements, dtype_label(dtype), device)
 
     def by_work(elements: FloatArray) -> Estimates:
-        return _moving("elementwise", tensors_moved(op) * elements, dtype, device)
+        return _moving("elementwise", width * tensors_moved(op) * elements, dtype, device)
 
+    width = _width(dtype)
     sizes = checked_sizes(elements=(elements, False))
-    return Question(sizes, (measured, by_work), "elementwise", **options).answer()
+    models, held = (measured, by_work), width * sizes["elements"]
+    return Question(sizes, models, "elementwise", device, held, **options).answer()
 
 
 @overload
@@ -363,7 +375,10 @@ def attention_ns(
 
     sizes = checked_sizes(batch=(batch, True), heads=(heads, True), queries=(queries, True),
                           keys=(keys, True), head_size=(head_size, True))  # fmt: skip
-    return Question(sizes, (by_work,), _class("attention_forward", dtype), **options).answer()
+    lengths = sizes["queries"] + sizes["keys"]
+    held = _width(dtype) * sizes["batch"] * sizes["heads"] * sizes["head_size"] * 2.0 * lengths
+    class_name = _class("attention_forward", dtype)
+    return Question(sizes, (by_work,), class_name, device, held, **options).answer()
 
 
 @overload
@@ -420,7 +435,13 @@ def embedding_bag_ns(
     checked = checked_sizes(batch=(batch, True), **sizes)
     if np.ndim(batch) < checked["batch"].ndim:
         raise OptionError("sizes of a table are arrays only where batch is one")
-    return Question(checked, (by_traffic,), "embedding", **options).answer()
+    _, *of_tables = checked.values()
+    held = sum(
+        (table.element_bytes * rows * columns
+         for table, rows, columns in zip(tables, of_tables[::3], of_tables[1::3], strict=True)),
+        start=np.zeros(checked["batch"].shape),
+    )  # fmt: skip
+    return Question(checked, (by_traffic,), "embedding", device, held, **options).answer()
 
 
 def op_ns(
@@ -440,7 +461,8 @@ def op_ns(
 
     class_name = class_of(call, device)
     sizes = checked_sizes(kernels=(kernels, True))
-    found = Question(sizes, (each(by_work),), class_name, **options).answer()
+    held = np.zeros(())  # of operands that the trace at hand held
+    found = Question(sizes, (each(by_work),), class_name, device, held, **options).answer()
     assert not isinstance(found, Estimates)  # one size was asked for
     return found
 
@@ -458,18 +480,51 @@ def _by_rows(
         return estimate_rows_of_lengths(op, rows, columns, dtype_label(dtype), device)
 
     def by_work(rows: FloatArray, columns: FloatArray) -> Estimates:
-        return _moving(family, 2.0 * rows * columns, dtype, device)
+        width = element_bytes(dtype_label(dtype))
+        return _moving(family, 2.0 * width * rows * columns, dtype, device)
 
     sizes = checked_sizes(rows=(rows, False), columns=(columns, False))
-    return Question(sizes, (measured, by_work), family, **options).answer()
+    models, held = (measured, by_work), _width(dtype) * sizes["rows"] * sizes["columns"]
+    return Question(sizes, models, family, device, held, **options).answer()
 
 
-def _moving(family: str, elements: FloatArray, dtype: object, device: str | Device) -> Estimates:
+def _moving(family: str, moved: FloatArray, dtype: object, device: str | Device) -> Estimates:
     """By the bytes that are read and written."""
-    label, count = dtype_label(dtype), len(elements)
-    moved = element_bytes(label) * elements
+    label, count = dtype_label(dtype), len(moved)
     the_device(device)  # the reason is that of the device, not of each size
     return estimate_works([family] * count, np.zeros(count), moved, [label] * count, device)
+
+
+def _narrow_products(
+    flops: FloatArray, moved: FloatArray, dtype: object, device: str | Device
+) -> Estimates:
+    """Types that no measured product had, by the work: int8 and fp4."""
+    label, count = dtype_label(dtype), len(flops)
+    if label not in _NARROW_PRODUCTS:
+        raise UnknownDurationError(f"no durations of products in {label} are known")
+    the_device(device)
+    return estimate_works(
+        ["gemm"] * count, flops, moved, [label] * count, device, units=["matrix"] * count
+    )
+
+
+def _flops_of(batch: FloatArray, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+    return np.asarray(2.0 * batch * m * n * k)
+
+
+def _operands_of(batch: FloatArray, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+    """Elements of both operands and the result."""
+    return np.asarray(batch * (m * k + k * n + m * n))
+
+
+def _width(dtype: object) -> float:
+    """Bytes of an element; 0 of a type that nobody knows, which a model will say."""
+    try:
+        label = dtype_label(dtype)
+    except UnknownDurationError:
+        return 0.0
+    found = dtype_named("fp32" if label == "tf32" else label)
+    return (0.5 if label == "fp4" else float(found.size)) if found is not None else 0.0
 
 
 def _class(family: str, dtype: object) -> str:

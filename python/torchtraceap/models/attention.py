@@ -1,7 +1,8 @@
 """Scaled dot-product attention in all its back ends, forward and backward.
 
 The work follows from the pairs of a query and a key that may meet. Causal masks and windows leave
-pairs out, and the kernels of all back ends skip whole tiles of them.
+pairs out, and the kernels of all back ends skip whole tiles of them. What they compute comes in
+whole tiles: a query alone costs as much as a tile of queries (`tile_padding`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from dataclasses import dataclass, replace
 from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.models.registry import Work, register
 
-__all__ = ["pairs"]
+__all__ = ["pairs", "tile_padding"]
 
 _FP32_BYTES = 4
+# The least tile of queries and keys, and steps of the depth, of kernels of FlashAttention 2 and of
+# PyTorch's efficient attention have.
+_TILE, _DEPTH_STEP = 64, 32
 _VARLEN_NOTE = "the sequence lengths are not recorded: at most this many pairs"
 
 
@@ -42,6 +46,14 @@ def pairs(
     return max(end - start, 0)
 
 
+def tile_padding(queries: float, keys: float, depth: float) -> float:
+    """What kernels compute in whole tiles over what is needed; of sizes above 0."""
+    padding = 1.0
+    for size, step in ((queries, _TILE), (keys, _TILE), (depth, _DEPTH_STEP)):
+        padding *= -(-size // step) * step / size
+    return padding
+
+
 def _clamped_sum(count: int, limit: int, offset: int) -> int:
     """The sum of min(max(i + offset, 0), limit) over 0 <= i < count."""
     first = min(max(-offset, 0), count)  # below: 0
@@ -60,6 +72,12 @@ class _Heads:
     heads: int
     depth: int
     value_depth: int
+
+    @property
+    def padding(self) -> float:
+        if min(self.queries, self.keys, self.depth) < 1:
+            return 1.0
+        return tile_padding(self.queries, self.keys, self.depth)
 
 
 def _heads_first(query: Tensor, key: Tensor, value: Tensor) -> _Heads:
@@ -101,6 +119,7 @@ def _forward_work(
         bytes_written=rows * sizes.value_depth * query.dtype.size,
         dtype=query.dtype.label,
         unit="matrix",
+        padding=sizes.padding,
     )
 
 
@@ -118,20 +137,13 @@ def _backward_work(
         bytes_written=written,
         dtype=query.dtype.label,
         unit="matrix",
+        padding=sizes.padding,
     )
 
 
 def _with_logsumexp(work: Work, sizes: _Heads, wanted: bool) -> Work:
     rows = sizes.batch * sizes.heads * sizes.queries
-    return Work(
-        work.flops,
-        work.bytes_read,
-        work.bytes_written + rows * _FP32_BYTES * wanted,
-        dtype=work.dtype,
-        unit=work.unit,
-        upper_bound=work.upper_bound,
-        notes=work.notes,
-    )
+    return replace(work, bytes_written=work.bytes_written + rows * _FP32_BYTES * wanted)
 
 
 def _sdpa(
@@ -200,9 +212,7 @@ def sdpa_backward(call: OpCall) -> Work:
 
 
 def _read_more(work: Work, extra: int) -> Work:
-    return Work(
-        work.flops, work.bytes_read + extra, work.bytes_written, dtype=work.dtype, unit=work.unit
-    )
+    return replace(work, bytes_read=work.bytes_read + extra)
 
 
 # ---------------------------------------------------------------- the kernels' own operators

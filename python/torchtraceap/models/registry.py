@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from torchtraceap.models.arguments import OpCall, UnknownWorkError
 
-__all__ = ["Model", "Work", "model_of", "register", "work_of"]
+__all__ = ["Model", "Work", "model_of", "modelled", "register", "work_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,13 @@ class Work:
     notes: tuple[str, ...] = ()
     allow_tf32: bool | None = None
     """Whether fp32 may be computed as tf32; None where the call does not say."""
+    padding: float = 1.0
+    """What kernels compute over what is needed, as they work in whole tiles; no part of `flops`."""
+
+    @property
+    def computed(self) -> float | None:
+        """Floating-point operations of a kernel in whole tiles."""
+        return None if self.flops is None else self.flops * self.padding
 
     @property
     def bytes(self) -> float:
@@ -40,6 +47,8 @@ class Work:
 
 
 Model = Callable[[OpCall], Work]
+# Beyond what any machine computes or moves: shapes of a file may be anything.
+_MOST_WORK = 1e30
 _Function = TypeVar("_Function", bound=Model)
 
 
@@ -108,7 +117,7 @@ def work_of(
     lists = (dims, types, strides, concrete)
     if all(value is None or isinstance(value, str) for value in lists):
         return _work_of_texts(name, *lists, tuple(kernels))
-    return _modelled(OpCall(name, *lists, kernels))
+    return modelled(OpCall(name, *lists, kernels))
 
 
 @lru_cache(maxsize=1 << 13)
@@ -121,15 +130,19 @@ def _work_of_texts(
     kernels: tuple[str, ...],
 ) -> tuple[Work | None, str]:
     """The ranks of a job make the same calls."""
-    return _modelled(OpCall(name, dims, types, strides, concrete, kernels))
+    return modelled(OpCall(name, dims, types, strides, concrete, kernels))
 
 
-def _modelled(call: OpCall) -> tuple[Work | None, str]:
+def modelled(call: OpCall) -> tuple[Work | None, str]:
+    """As `work_of`, of arguments that were read already."""
     entry = model_of(call.name)
     if entry is None:
         return None, "no model for this operator"
     try:
-        return entry.model(call), ""
+        work = entry.model(call)
+        if max(work.flops or 0, work.bytes) > _MOST_WORK:
+            return None, "its sizes are beyond any machine"
+        return work, ""
     except UnknownWorkError as reason:
         return None, str(reason)
     except Exception as error:

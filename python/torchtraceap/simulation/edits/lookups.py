@@ -88,7 +88,7 @@ def matrix_work_ns(
 
     found = estimate_works(
         families,
-        [np.nan if work.flops is None else work.flops for work in works],
+        [np.nan if work.computed is None else work.computed for work in works],
         [work.bytes for work in works],
         dtypes,
         device,
