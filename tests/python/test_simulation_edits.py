@@ -17,6 +17,7 @@ from rank_samples import Job, describe
 
 import torchtraceap as ttap
 from torchtraceap._core import CopyDirection
+from torchtraceap.analysis.grouping import Groups
 from torchtraceap.codes import EventKind
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError, joined
@@ -24,6 +25,7 @@ from torchtraceap.simulation.edits.collectives import _consumers
 from torchtraceap.simulation.edits.contention import contend
 from torchtraceap.simulation.edits.floor import gpu_floors_ns
 from torchtraceap.simulation.edits.parts import parts_of
+from torchtraceap.simulation.edits.straggler import _slowest_of_others
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.registry import (
     default_edits,
@@ -478,6 +480,12 @@ def test_a_host_that_goes_on_behind_a_collective_waited_for_it(tmp_path: Path) -
                 event["dur"], event["name"] = 5, "cudaFree"
     simulation = simulate(job.load(tmp_path / "ranks"), ["straggler_to_median"])
     assert saved_us(simulation, simulation.edits[0]) == pytest.approx(3_000, rel=0.02)
+
+
+def test_the_slowest_of_the_others_is_never_oneself() -> None:
+    keys = np.array([7, 7, 8, 7, 9, 9], dtype=np.int64)
+    spans = np.array([5, 9, 4, 7, 3, 3], dtype=np.int64)
+    assert _slowest_of_others(Groups(keys), spans).tolist() == [9, 7, 0, 9, 3, 3]
 
 
 def test_one_rank_has_no_straggler(write_trace: WriteTrace) -> None:

@@ -61,19 +61,18 @@ def contend(
     """
     before, after = run.graph.time_ns, run.replay(change.delta())
     slower = measured_slowdown(run)
-    for view in views(run):
+    for view, parts in zip(views(run), parts_of(run), strict=True):
+        moves_ns = parts.transfer_with(change)
         rows = _computation(view)
-        had, has = (_overlap(view, rows, times) for times in (before, after))
+        had = _beside_data(parts, rows, parts.transfer_ns, before)
+        has = _beside_data(parts, rows, moves_ns, after)
         ratio = _ratio(had, has, (slower.low, slower.high), best=best)
-        changed = ratio != 1
-        edges = view.duration_edges(rows[changed])
-        costs = change.costs_of(run.cost_ns, edges)
-        change.set_lags(edges[edges >= 0], (costs * ratio[changed])[edges >= 0])
-    for parts in parts_of(run):
+        edges = view.duration_edges(rows[ratio != 1])
+        costs = change.costs_of(run.cost_ns, edges) * ratio[ratio != 1]
+        change.set_lags(edges[edges >= 0], costs[edges >= 0])
         had = beside_computation(run, parts)
         if shares is not None:
-            had = shares.get(parts.view.index, had)
-        moves_ns = parts.transfer_with(change)
+            had = shares.get(view.index, had)
         has = _moving_beside(parts, moves_ns, after)
         ratio = _ratio(had, has, BESIDE_COMPUTATION, best=best)
         changed = (ratio != 1) & (moves_ns > 0)
@@ -100,23 +99,38 @@ def _computation(view: RankView) -> Array:
 
 def _overlap(view: RankView, rows: Array, times: Array) -> Array:
     """Share of each GPU event during which communication runs, [0, 1]."""
-    begin, end = times[view.begin_of[rows]], times[view.end_of[rows]]
-    return _share(view, begin, end, view.gpu_class(GpuClass.COMMUNICATION), times)
+    others = view.gpu_class(GpuClass.COMMUNICATION)
+    return _share(*_running(view, rows, times), *_running(view, others, times))
 
 
 def _moving_beside(parts: RankParts, moves_ns: Array, times: Array) -> Array:
-    """Share of the time in which the data of each collective moves, at its end, during which
-    computation runs."""
+    """Share of the time in which the data of each collective moves, during which computation
+    runs."""
+    computes = _running(parts.view, _computation(parts.view), times)
+    return _share(*_moving(parts, moves_ns, times), *computes)
+
+
+def _beside_data(parts: RankParts, rows: Array, moves_ns: Array, times: Array) -> Array:
+    """Share of each GPU event during which the data of a collective move: one that waits for its
+    other ranks keeps nobody company."""
+    return _share(*_running(parts.view, rows, times), *_moving(parts, moves_ns, times))
+
+
+def _running(view: RankView, rows: Array, times: Array) -> tuple[Array, Array]:
+    return times[view.begin_of[rows]], times[view.end_of[rows]]
+
+
+def _moving(parts: RankParts, moves_ns: Array, times: Array) -> tuple[Array, Array]:
+    """When the data of each collective move, at its end."""
     end = times[parts.view.end_of[parts.rows]]
-    begin = end - moves_ns.astype(np.int64)
-    return _share(parts.view, begin, end, _computation(parts.view), times)
+    return end - moves_ns.astype(np.int64), end
 
 
-def _share(view: RankView, begin: Array, end: Array, others: Array, times: Array) -> Array:
-    """Of each interval, during which any of the other GPU events runs, [0, 1]."""
-    if not len(others) or not len(begin):
+def _share(begin: Array, end: Array, since: Array, until: Array) -> Array:
+    """Of each interval, during which any of the others runs, [0, 1]."""
+    if not len(since) or not len(begin):
         return np.zeros(len(begin))
-    starts, covered = _coverage(times[view.begin_of[others]], times[view.end_of[others]])
+    starts, covered = _coverage(since, until)
     lengths = np.maximum(end - begin, 1)
     share: Array = (_until(starts, covered, end) - _until(starts, covered, begin)) / lengths
     return share

@@ -8,6 +8,7 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
+from torchtraceap.simulation.edits.contention import contend
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import KINDS, SimulatedRun
 from torchtraceap.units import format_ns
@@ -24,10 +25,11 @@ class StragglerToMedian:
     """Between two collectives that all of its members join, a rank that took longer than the
     median of them takes that median: all its work in between shrinks alike.
 
-    Best: every such rank. Cautious: only the one that kept the others waiting longest. (ByteDance,
-    OSDI'25, replaces the durations of operators by their mean over the ranks; here ranks needn't
-    run the same operators.) Both: a silent host that goes on right behind its collective's end
-    waited for it, though no call says so.
+    Best: every such rank. Cautious: only the one that kept the others waiting longest, and it takes
+    what the slowest of the others took. Collectives that no longer wait move their data beside
+    other kernels than before. (ByteDance, OSDI'25, replaces the durations of operators by their
+    mean over the ranks; here ranks needn't run the same operators.) Both: a silent host that goes
+    on right behind its collective's end waited for it, though no call says so.
     """
 
     name = "straggler_to_median"
@@ -46,9 +48,10 @@ class StragglerToMedian:
         best, cautious = Change(), Change()
         for rank in np.flatnonzero(late_ns).tolist():
             pieces.shrink(best, rank)
-        pieces.shrink(cautious, worst)
+        pieces.shrink(cautious, worst, to_slowest=True)
         for change in (best, cautious):
             _follow_collectives(run, arrivals, change)
+            contend(run, change, best=change is best)
         name = run.ranks[worst].rank
         note = (
             f"rank {worst if name is None else name} took {format_ns(int(late_ns[worst]))} longer "
@@ -113,6 +116,19 @@ def _follow_collectives(run: SimulatedRun, arrivals: _Arrivals, change: Change) 
         change.add(source[waited], run.destination[edges[waited]], (until - ended)[waited])
 
 
+def _slowest_of_others(groups: Groups, spans: Array) -> Array:
+    """Of each span the longest of the others of its group; 0 where it is alone."""
+    order = np.lexsort([spans, groups.index])
+    first = np.flatnonzero(np.diff(groups.index[order], prepend=-1))
+    last = np.append(first[1:], len(order)) - 1
+    longest, second = spans[order[last]], spans[order[np.maximum(last - 1, 0)]]
+    second = np.where(groups.count > 1, second, 0)
+    is_longest = np.zeros(len(spans), dtype=bool)
+    is_longest[order[last]] = True
+    slowest: Array = np.where(is_longest, second[groups.index], longest[groups.index])
+    return slowest
+
+
 class _Pieces:
     """The time of each rank between its collectives, and what share of it the median takes."""
 
@@ -130,6 +146,8 @@ class _Pieces:
         long = (groups.count[groups.index] >= 2) & (spans > usual)
         self._begin, self._end = since_ns[long], until_ns[long]
         self._factor = usual[long] / spans[long]
+        slowest = _slowest_of_others(groups, spans)
+        self._to_slowest = np.minimum(np.maximum(slowest, usual) / np.maximum(spans, 1), 1.0)[long]
         self._by_rank = _split_by(rank[long], len(run.ranks))
         self.late_ns = np.bincount(
             rank[long], weights=(spans - usual)[long], minlength=len(run.ranks)
@@ -150,8 +168,10 @@ class _Pieces:
             since_ns[mine] = np.maximum.accumulate(before)
         return since_ns, known
 
-    def shrink(self, change: Change, rank: int) -> None:
-        """All work of the rank in its long pieces takes less time."""
+    def shrink(self, change: Change, rank: int, *, to_slowest: bool = False) -> None:
+        """All work of the rank in its long pieces takes less time: the median, or `to_slowest` what
+        the slowest of the other ranks took."""
+        factor = self._to_slowest if to_slowest else self._factor
         run, mine = self._run, self._by_rank[rank]
         first, last = run.graph.in_offsets[run.point_bounds[rank]].tolist()
         edges = np.arange(first, last)
@@ -160,4 +180,4 @@ class _Pieces:
         inside = (place >= 0) & (times <= self._end[mine][np.maximum(place, 0)])
         inside &= run.graph.kind[edges] != KINDS["rendezvous"]
         edges = edges[inside]
-        change.set_lags(edges, run.cost_ns[edges] * self._factor[mine][place[inside]])
+        change.set_lags(edges, run.cost_ns[edges] * factor[mine][place[inside]])
