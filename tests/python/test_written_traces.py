@@ -276,6 +276,7 @@ def test_a_saving_below_the_noise_is_not_written_either(write_trace: Any) -> Non
     assert "noise" in simulation.edits[0].note
     written = check_step(simulation, ["slightly"])
     assert round(written.step_ns) == simulation.measured_ns
+    assert "as no saving is predicted" in written.note
 
 
 def test_ranks_of_which_one_is_ahead_are_written_as_predicted(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NewEvent
 from torchtraceap.simulation.edits.view import RankView, ranges_of, views
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.simulation.schedules import Blend, RunningWork, Schedule, Schedules
+from torchtraceap.simulation.schedules import MEASURED, Blend, RunningWork, Schedule, Schedules
 from torchtraceap.units import format_ns, format_share
 from torchtraceap.writing import check_target, replacing, write_paths
 
@@ -212,7 +212,9 @@ def _note(found: Blend, step_ns: float, predicted_ns: float | None) -> str:
     """For a person."""
     takes = f"{format_ns(round(step_ns))} per step"
     beyond = "with what the measured run took beyond its dependencies"
-    if found.one is found.other:
+    if found.one is found.other and found.one.words == MEASURED:
+        note = f"Written at the measured times, as no saving is predicted: {takes}."
+    elif found.one is found.other:
         note = f"Written {found.one.words}, {beyond}: {takes}."
     else:
         note = (

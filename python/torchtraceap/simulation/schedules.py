@@ -31,8 +31,10 @@ from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.sums import added
 
-__all__ = ["Blend", "RunningWork", "Schedule", "Schedules"]
+__all__ = ["MEASURED", "Blend", "RunningWork", "Schedule", "Schedules"]
 
+MEASURED = "as measured"
+"""The words of such a schedule."""
 _PARTS = 1 << 16
 """Of the way between two schedules: whole numbers keep the order of times."""
 _FAR_NS = 1 << 46
@@ -104,7 +106,8 @@ class Schedules:
     def __init__(self, run: SimulatedRun) -> None:
         self._run = run
         self._ranks = [rank for rank, steps in enumerate(run.steps_by_rank) if steps]
-        self._firsts = np.array([run.steps_by_rank[rank][0].begin for rank in self._ranks])
+        firsts = [run.steps_by_rank[rank][0].begin for rank in self._ranks]
+        self._firsts = np.array(firsts, dtype=np.int64)
 
     @cached_property
     def _launched(self) -> tuple[Array, Array]:
@@ -125,7 +128,7 @@ class Schedules:
 
     def measured(self, change: Change) -> Schedule:
         """`change`: whose events are written."""
-        return self._still(self._run.graph.time_ns, change, "as measured")
+        return self._still(self._run.graph.time_ns, change, MEASURED)
 
     def recorded(self, change: Change, words: str) -> Schedule:
         """The replay of the recording, whose first step begins in the state that was recorded."""
