@@ -263,7 +263,11 @@ class Schedules:
             middle = (low + high) // 2
             is_below = self.step_ns(one.towards(other, middle)) <= step_ns
             low, high = (middle, high) if is_below == ascends else (low, middle)
-        part = min((low, high), key=lambda at: abs(self.step_ns(one.towards(other, at)) - step_ns))
+        # Of two that are off by the nanosecond that times are rounded to, an end of the way.
+        errors = {
+            at: max(1.0, abs(self.step_ns(one.towards(other, at)) - step_ns)) for at in (low, high)
+        }
+        part = min(errors, key=lambda at: (errors[at], at not in (0, _PARTS)))
         if part in (0, _PARTS):
             end = other if part else one
             return Blend(end, end, end, 0.0)
