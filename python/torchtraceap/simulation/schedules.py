@@ -257,20 +257,16 @@ class Schedules:
         return Blend(nearest, nearest, nearest, 0.0)
 
     def _between(self, one: Schedule, other: Schedule, step_ns: float) -> Blend:
+        for end in (one, other):  # times are whole
+            if abs(self.step_ns(end) - step_ns) <= 1:
+                return Blend(end, end, end, 0.0)
         ascends = self.step_ns(one) <= self.step_ns(other)
         low, high = 0, _PARTS
         while high - low > 1:
             middle = (low + high) // 2
             is_below = self.step_ns(one.towards(other, middle)) <= step_ns
             low, high = (middle, high) if is_below == ascends else (low, middle)
-        # Of two that are off by the nanosecond that times are rounded to, an end of the way.
-        errors = {
-            at: max(1.0, abs(self.step_ns(one.towards(other, at)) - step_ns)) for at in (low, high)
-        }
-        part = min(errors, key=lambda at: (errors[at], at not in (0, _PARTS)))
-        if part in (0, _PARTS):
-            end = other if part else one
-            return Blend(end, end, end, 0.0)
+        part = min((low, high), key=lambda at: abs(self.step_ns(one.towards(other, at)) - step_ns))
         return Blend(one.towards(other, part), one, other, part / _PARTS)
 
 
