@@ -83,6 +83,13 @@ TEST_CASE("an optimiser's kernels are its own", "[detect][unfused_pointwise]") {
             .verdict == Verdict::kAbsent);
 }
 
+TEST_CASE("a formula beside the work of another stream costs nothing",
+          "[detect][unfused_pointwise]") {
+  Scene scene = formula({kPointwise, kPointwise, kPointwise, kPointwise}, 20);
+  scene.text().launch("gemm", 0.5, 0.1, 900, 10'000, 8, 9'000);
+  CHECK(scene.judge("unfused_pointwise").verdict == Verdict::kAbsent);
+}
+
 TEST_CASE("without operators the names of kernels prove no formula",
           "[detect][unfused_pointwise]") {
   TraceText text;

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "traceap/base/interrupt.hpp"
 #include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/operators.hpp"
 #include "traceap/detect/queries/pointwise.hpp"
@@ -52,8 +51,10 @@ class BiasFinder {
   /// costs nothing here.
   void add_forward(Row convolution) {
     const std::size_t before = kernels_.size();
+    Row last = kNoRow;
     for (Row r : subtree_rows(signals_.tree, convolution)) {
-      if (!add_(r)) continue;
+      if (!add_(r) || (last != kNoRow && is_inside(signals_.tree, r, last))) continue;
+      last = r;
       const std::vector<Row> added = gpu_rows_inside(signals_, r);
       kernels_.insert(kernels_.end(), added.begin(), added.end());
     }
@@ -65,13 +66,11 @@ class BiasFinder {
   /// The bias' gradient is a sum over everything but the channels.
   void add_backward() {
     if (forward_.empty()) return;
-    for (Row r : signals_.tree.host_rows) {
-      poll_interrupt();
-      const Row forward = signals_.tree.forward[r];
-      if (forward == kNoRow || !forward_.contains(forward)) continue;
-      for (Row g : gpu_rows_inside(signals_, r)) {
-        if (reduction_(g)) kernels_.push_back(g);
-      }
+    const std::vector<Row> backward = outermost_ranges(
+        signals_, [&](Row r) { return forward_.contains(signals_.tree.forward[r]); });
+    for (Row g : signals_.tree.gpu_rows) {
+      const Row launch = signals_.tree.launch[g];
+      if (launch != kNoRow && backward[launch] != kNoRow && reduction_(g)) kernels_.push_back(g);
     }
     std::sort(kernels_.begin(), kernels_.end());
     kernels_.erase(std::unique(kernels_.begin(), kernels_.end()), kernels_.end());

@@ -73,8 +73,9 @@ class CreationFinder {
                          [&](const Copy& copy, Row r) { return is_before(copy.row, r); });
     if (it == copies.end() || it->row != rows.front()) return nullptr;
     if (it->kind.direction != CopyDirection::kHostToDevice) return nullptr;
-    if (std::find(constants_.begin(), constants_.end(), &*it) != constants_.end()) return nullptr;
-    return &*it;
+    // Both are by start, so that the constants' places in the list of copies ascend.
+    const Copy* copy = &*it;
+    return std::binary_search(constants_.begin(), constants_.end(), copy) ? nullptr : copy;
   }
   bool is_before(Row a, Row b) const {
     const auto& ts = signals_.table.ts_ns;

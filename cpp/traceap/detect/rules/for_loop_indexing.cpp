@@ -19,8 +19,9 @@ namespace {
 constexpr std::size_t kMinTurns = 10;
 /// x[i] * y[i] indexes twice in a turn; more than this is hardly written.
 constexpr std::size_t kMaxIndexings = 4;
-/// One operation on the whole tensor takes the place of all turns.
-constexpr SavingShares kSaving{.basis = SavingBasis::kIdle, .best = 0.9};
+/// One operation on the whole tensor takes the place of all turns, unless each needs the one
+/// before.
+constexpr SavingShares kSaving{.basis = SavingBasis::kIdle, .best = 0.5};
 
 bool is_indexing(std::string_view name) { return name == "aten::select"; }
 /// A loop with products in it goes over layers (qkv[0], qkv[1]) or time steps, which have an order.

@@ -26,8 +26,15 @@ bool is_host_function(std::string_view name) { return contains(name, "HostFunc")
 /// Idle intervals that begin and end on one stream while its next work is queued.
 class GapFinder {
  public:
-  explicit GapFinder(const Signals& signals)
-      : signals_(signals), host_function_(signals.table, is_host_function) {}
+  explicit GapFinder(const Signals& signals) : signals_(signals) {
+    const LazyNames host_function(signals.table, is_host_function);
+    for (Row r : signals.api_rows) {
+      poll_interrupt();
+      const ApiClass api = signals.api(r);
+      const bool lost = starts_gpu_work(api) && signals.tree.launched_by(r).empty();
+      if (lost || api == ApiClass::kStreamWaitEvent || host_function(r)) holding_.push_back(r);
+    }
+  }
 
   std::vector<IdleInterval> find() const {
     std::vector<IdleInterval> gaps;
@@ -66,20 +73,14 @@ class GapFinder {
            nothing_between(launch_before, launch);
   }
 
-  /// Is no call between the two that could hold the stream back, nor one whose work was lost?
   bool nothing_between(Row launch_before, Row launch) const {
-    const auto& rows = signals_.api_rows;
-    const auto first = std::upper_bound(rows.begin(), rows.end(), launch_before);
-    const auto last = std::lower_bound(first, rows.end(), launch);
-    return std::none_of(first, last, [&](Row r) {
-      const ApiClass api = signals_.api(r);
-      return api == ApiClass::kStreamWaitEvent || host_function_(r) ||
-             (starts_gpu_work(api) && signals_.tree.launched_by(r).empty());
-    });
+    const auto next = std::upper_bound(holding_.begin(), holding_.end(), launch_before);
+    return next == holding_.end() || *next >= launch;
   }
 
   const Signals& signals_;
-  LazyNames<> host_function_;
+  /// Calls that could hold a stream back, or whose work was lost, by start.
+  std::vector<Row> holding_;
 };
 
 bool are_regular(const std::vector<std::int64_t>& lengths_ns) {

@@ -10,6 +10,7 @@
 
 #include "traceap/base/interrupt.hpp"
 #include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/overlap.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
@@ -70,21 +71,6 @@ std::vector<Row> long_kernels(const Signals& signals) {
   return rows;
 }
 
-/// Time in which two or more compute kernels run: what one leaves free another may use.
-IntervalSet shared_time(const Signals& signals) {
-  std::vector<Interval> shared;
-  std::int64_t busy_until_ns = kNoId;
-  for (Row r : signals.tree.gpu_rows) {
-    if (signals.tree.gpu_class[r] != GpuClass::kCompute) continue;
-    const Interval kernel = interval_of(signals.table, r);
-    if (busy_until_ns != kNoId && kernel.start_ns < busy_until_ns) {
-      shared.push_back({kernel.start_ns, std::min(busy_until_ns, kernel.end_ns)});
-    }
-    busy_until_ns = std::max(busy_until_ns, kernel.end_ns);
-  }
-  return make_union(std::move(shared));
-}
-
 std::int64_t total_ns(const Signals& signals, const std::vector<Row>& rows) {
   std::vector<Interval> times;
   for (Row r : rows) times.push_back(interval_of(signals.table, r));
@@ -110,7 +96,7 @@ Finding detect(const Signals& signals) {
       blocks_fill += used;
     }
   }
-  draft.cost = set_difference(make_union(std::move(empty)), shared_time(signals));
+  draft.cost = set_difference(make_union(std::move(empty)), shared_compute_time(signals));
   draft.confidence = 0.8;  // a kernel may be bound by the latency of a chain of steps in a block
   if (!draft.evidence.empty()) {
     draft.count("kernels", draft.evidence.size());

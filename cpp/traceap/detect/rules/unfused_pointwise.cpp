@@ -2,8 +2,9 @@
 // writing its tensor, where one kernel could do them all: activations and normalisations written
 // by hand.
 //
-// Cost: of each chain all kernels but the longest, which stays when they are fused. The queue was
-// never empty between them: idle time is the host's (tiny_kernels, cpu_bound).
+// Cost: of each chain all kernels but the longest, which stays when they are fused; not while
+// another stream computes. The queue was never empty between them: idle time is the host's
+// (tiny_kernels, cpu_bound).
 
 #include <algorithm>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "traceap/base/interrupt.hpp"
 #include "traceap/detect/queries/compile.hpp"
 #include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/overlap.hpp"
 #include "traceap/detect/queries/pointwise.hpp"
 #include "traceap/detect/queries/ranges.hpp"
 #include "traceap/detect/rules.hpp"
@@ -127,6 +129,7 @@ Finding detect(const Signals& signals) {
       if (signals.tree.op[r] != kNoRow) operators.push_back(signals.tree.op[r]);
     }
   }
+  draft.cost = set_difference(make_union(std::move(draft.cost)), shared_compute_time(signals));
   draft.confidence = 0.8;  // which tensors they share, the trace does not say
   draft.count("kernels", kernels);
   draft.count("chains", chains.size());
