@@ -575,7 +575,8 @@ def _finding_table(comparison: Comparison) -> ColumnTable:
     ]
     if not names:
         notes.append("Neither recording has a finding.")
-    return ColumnTable(columns, facts=_facts(comparison), notes=notes)
+    first = ("name", "delta_ns", "before_ns", "after_ns")
+    return ColumnTable(columns, first=first, facts=_facts(comparison), notes=notes)
 
 
 class _Findings:

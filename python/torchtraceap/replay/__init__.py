@@ -186,6 +186,7 @@ def find_replayable(
     return ColumnTable(
         columns,
         shown=("op", "calls", "gpu_time_ns", "gpu_time_share", "replayable", "why", "row"),
+        first=("op", "gpu_time_ns", "replayable", "row", "why"),
         facts=facts,
         notes=_table_notes(part, facts, verdicts),
     )

@@ -70,7 +70,7 @@ def render_table(table: TextTable, *, bold: bool = False, width: int = 0) -> str
     left_out = [column.heading for place, column in enumerate(columns) if place not in places]
     if left_out:
         more = f"left out at this width: {', '.join(left_out)}{table.others}"
-        lines += textwrap.wrap(more, width)
+        lines += textwrap.wrap(more, width, break_on_hyphens=False)
     return "\n".join([*head, *lines, *([harmless(table.note)] if table.note else [])])
 
 

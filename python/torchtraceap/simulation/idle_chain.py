@@ -41,6 +41,7 @@ _SHOWN = (
     "hops",
     "evidence",
 )
+_FIRST = ("name", "idle_ns", "idle_share", "lane")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +152,7 @@ def _nothing(note: str, facts: dict[str, Any] | None = None) -> ColumnTable:
         "evidence": texts,
         "row": np.ma.array(empty),
     }
-    first = ("name", "idle_ns", "idle_share", "lane")
-    return ColumnTable(columns, shown=_SHOWN, first=first, facts=facts, notes=[note])
+    return ColumnTable(columns, shown=_SHOWN, first=_FIRST, facts=facts, notes=[note])
 
 
 # ------------------------------------------------------------------------------------- chain
@@ -195,7 +195,9 @@ def _table(run: SimulatedRun, rank: int, interval: _Interval, facts: dict[str, A
     longest = int(np.argmax(idle_ns))
     facts = facts | {"waits_for": named[longest][2]}
     shown = _SHOWN if len(run.ranks) == 1 else ("rank", *_SHOWN)
-    return ColumnTable(columns, shown=shown, facts=facts, notes=_notes(run, hops, facts))
+    return ColumnTable(
+        columns, shown=shown, first=_FIRST, facts=facts, notes=_notes(run, hops, facts)
+    )
 
 
 def _walk(run: SimulatedRun, point: int, start_ns: int, end_ns: int) -> _Hops:
