@@ -1,30 +1,14 @@
 // Python extension module torchtraceap._core: one bind_<layer>.cpp per layer.
 
+#include "traceap/base/heap.hpp"
 #include "traceap/bindings/handles.hpp"
 #include "traceap/bindings/interrupt.hpp"
 
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
-
-namespace {
-
-/// By itself glibc keeps freed blocks of up to 32 MB: half a small trace.
-void return_freed_memory() {
-#ifdef __GLIBC__
-  constexpr int kBytes = 2 << 20;
-  mallopt(M_MMAP_THRESHOLD, kBytes);
-  mallopt(M_TRIM_THRESHOLD, kBytes);
-#endif
-}
-
-}  // namespace
-
 PYBIND11_MODULE(_core, module) {
   using namespace traceap::bindings;
-  module.def("return_freed_memory", return_freed_memory,
-             "From now on blocks of 2 MB and more go back to the system when they are freed. For a "
-             "process of our own: it holds for all of it.");
+  module.def("prepare_heap", traceap::prepare_heap,
+             "For a process of our own, all of which it changes: few pages to ask the system for, "
+             "and blocks of 2 MB and more go back to it when they are freed.");
   module.doc() = "C++ core of torchtraceap: columns in, columns out. Private.";
   bind_errors(module);
   bind_interrupt(module);
