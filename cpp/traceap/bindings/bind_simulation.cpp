@@ -169,13 +169,23 @@ void drop_all(GraphDelta& delta, const TimeArray& edges) {
   delta.dropped.insert(delta.dropped.end(), known.begin(), known.end());
 }
 
-void add_all(GraphDelta& delta, const TimeArray& sources, const TimeArray& destinations,
-             const TimeArray& lags_ns) {
+void add_each(GraphDelta& delta, void (GraphDelta::*add)(Point, Point, std::int64_t),
+              const TimeArray& sources, const TimeArray& destinations, const TimeArray& lags_ns) {
   if (sources.size() != destinations.size() || sources.size() != lags_ns.size()) {
     throw SchemaError("a source, a destination and a lag for each edge");
   }
   const auto from = numbers(sources, "sources"), to = numbers(destinations, "destinations");
-  for (std::size_t i = 0; i < from.size(); ++i) delta.add(from[i], to[i], lags_ns.data()[i]);
+  for (std::size_t i = 0; i < from.size(); ++i) (delta.*add)(from[i], to[i], lags_ns.data()[i]);
+}
+
+void add_all(GraphDelta& delta, const TimeArray& sources, const TimeArray& destinations,
+             const TimeArray& lags_ns) {
+  add_each(delta, &GraphDelta::add, sources, destinations, lags_ns);
+}
+
+void carry_all(GraphDelta& delta, const TimeArray& sources, const TimeArray& destinations,
+               const TimeArray& lags_ns) {
+  add_each(delta, &GraphDelta::carry, sources, destinations, lags_ns);
 }
 
 void bind_delta(py::module_& module) {
@@ -190,6 +200,8 @@ void bind_delta(py::module_& module) {
       .def("add_all", add_all, py::arg("sources"), py::arg("destinations"), py::arg("lags_ns"),
            "New dependencies from point to point. Those that close a cycle are left out of every "
            "replay, what contradicts the measured times most first; see `closing_edges`.")
+      .def("carry_all", carry_all, py::arg("sources"), py::arg("destinations"), py::arg("lags_ns"),
+           "New dependencies from a copy of the run to the next, where there are several.")
       .def("join", &GraphDelta::join, py::arg("other"), "Both; the other's lags win.")
       .def("__len__", &GraphDelta::size);
 }

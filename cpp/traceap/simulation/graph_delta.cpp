@@ -24,10 +24,15 @@ void GraphDelta::add(Point source, Point destination, std::int64_t lag_ns) {
   added.push_back({source, destination, checked_lag_ns(lag_ns)});
 }
 
+void GraphDelta::carry(Point source, Point destination, std::int64_t lag_ns) {
+  carried.push_back({source, destination, checked_lag_ns(lag_ns)});
+}
+
 void GraphDelta::join(const GraphDelta& other) {
   lags.insert(lags.end(), other.lags.begin(), other.lags.end());
   dropped.insert(dropped.end(), other.dropped.begin(), other.dropped.end());
   added.insert(added.end(), other.added.begin(), other.added.end());
+  carried.insert(carried.end(), other.carried.begin(), other.carried.end());
 }
 
 void check_delta(const ExecutionGraph& graph, const GraphDelta& delta) {
@@ -38,6 +43,7 @@ void check_delta(const ExecutionGraph& graph, const GraphDelta& delta) {
   for (const auto& [edge, lag_ns] : delta.lags) check(edge);
   for (const EdgeId edge : delta.dropped) check(edge);
   check_edges(graph, delta.added);
+  check_edges(graph, delta.carried);
 }
 
 void check_edges(const ExecutionGraph& graph, std::span<const PlainEdge> edges) {

@@ -16,13 +16,15 @@ struct GraphDelta {
   std::vector<std::pair<EdgeId, std::int64_t>> lags;  ///< edge and its new lag, residual included
   std::vector<EdgeId> dropped;
   std::vector<PlainEdge> added;
+  std::vector<PlainEdge> carried;  ///< from a copy of a chain to the next
 
-  std::size_t size() const { return lags.size() + dropped.size() + added.size(); }
+  std::size_t size() const { return lags.size() + dropped.size() + added.size() + carried.size(); }
   bool empty() const { return size() == 0; }
   /// Throws SchemaError for a lag outside +-kMaxTimeNs, as `add` does.
   void set_lag(EdgeId edge, std::int64_t lag_ns);
   void drop(EdgeId edge) { dropped.push_back(edge); }
   void add(Point source, Point destination, std::int64_t lag_ns);
+  void carry(Point source, Point destination, std::int64_t lag_ns);
   /// Both changes; where they touch the same edge, `other` wins.
   void join(const GraphDelta& other);
 };

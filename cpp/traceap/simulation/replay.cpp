@@ -1,6 +1,7 @@
 #include "traceap/simulation/replay.hpp"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "traceap/base/error.hpp"
@@ -24,7 +25,7 @@ std::vector<std::int64_t> replay(const ExecutionGraph& graph, const GraphDelta& 
   Replayer replayer(graph, options);
   replayer.edit(&delta);
   std::vector<std::int64_t> by_position(graph.size()), time_ns(graph.size());
-  replayer.run(by_position);
+  run_passes(std::array{Pass{&replayer, by_position, {}}}, EdgesByDestination(graph));
   place(graph, by_position, time_ns);
   return time_ns;
 }
@@ -41,11 +42,8 @@ std::vector<std::int64_t> replay_chain(const ExecutionGraph& graph,
   std::vector<std::int64_t> time_ns(graph.size() * std::size_t{copies});
   for (std::uint32_t copy = 0; copy < copies; ++copy) {
     std::swap(now, before);
-    if (copy == 0) {
-      replayer.run(now);
-    } else {
-      replayer.run_behind(before, carried, now);
-    }
+    const auto behind = copy == 0 ? std::span<std::int64_t>() : std::span(before);
+    run_passes(std::array{Pass{&replayer, now, behind}}, carried);
     const std::size_t first = copy * std::size_t{graph.size()};
     place(graph, now, std::span(time_ns).subspan(first, graph.size()));
   }

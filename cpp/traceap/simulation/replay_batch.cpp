@@ -28,7 +28,13 @@ void check_work(const ExecutionGraph& graph, const StepWork& work) {
   }
 }
 
-/// The edits of a batch, shared out one by one among threads.
+/// Times of a copy of a chain, and of the one before it.
+struct Copies {
+  std::vector<std::int64_t> now, before;
+  explicit Copies(std::size_t points) : now(points), before(points) {}
+};
+
+/// The edits of a batch, shared out among threads, a few at a time.
 class Batch {
  public:
   Batch(const ExecutionGraph& graph, std::span<const GraphDelta* const> deltas,
@@ -68,7 +74,8 @@ class Batch {
     const std::size_t worth =
         std::min(replays / kReplaysPerThread, replays * graph_.size() / kPointsPerThread);
     const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
-    return std::clamp<std::size_t>(worth, 1, std::min(cores, deltas_.size()));
+    const std::size_t shares = (deltas_.size() + kMostPasses - 1) / kMostPasses;
+    return std::clamp<std::size_t>(worth, 1, std::min(cores, shares));
   }
 
   /// Only the caller's thread knows when it is to stop; it tells the others.
@@ -90,24 +97,43 @@ class Batch {
   }
 
   void replay_edits() {
-    Replayer replayer(graph_, options_);
-    std::vector<std::int64_t> time_ns(graph_.size()), before(copies_ > 1 ? graph_.size() : 0);
+    const std::size_t passes = std::min(kMostPasses, deltas_.size());
+    std::vector<Replayer> replayers;
+    replayers.reserve(passes);
+    replayers.emplace_back(graph_, options_);
+    while (replayers.size() < passes) replayers.push_back(replayers.front());
+    std::vector<Copies> copies(passes, Copies(graph_.size()));
     for (;;) {
-      const std::size_t i = next_++;
-      if (i >= deltas_.size() || stopped_) return;
-      replayer.edit(deltas_[i]);
-      ends_.left_out[i] = static_cast<std::uint32_t>(replayer.left_out().size());
-      std::int64_t* ends = ends_.end_ns.data() + i * copies_ * work_.steps();
-      for (std::uint32_t copy = 0; copy < copies_; ++copy, ends += work_.steps()) {
-        if (copy == 0) {
-          replayer.run(time_ns);
-        } else {
-          std::swap(before, time_ns);
-          replayer.run_behind(before, carries_, time_ns);
-        }
-        step_ends(time_ns, ends);
+      const std::size_t first = next_.fetch_add(passes);
+      if (first >= deltas_.size() || stopped_) return;
+      const std::size_t count = std::min(passes, deltas_.size() - first);
+      for (std::size_t k = 0; k < count; ++k) {
+        replayers[k].edit(deltas_[first + k]);
+        ends_.left_out[first + k] = static_cast<std::uint32_t>(replayers[k].left_out().size());
+      }
+      replay_together(std::span(replayers).first(count), copies, first);
+    }
+  }
+
+  /// Edits from `first` on.
+  void replay_together(std::span<const Replayer> replayers, std::span<Copies> copies,
+                       std::size_t first) {
+    for (std::uint32_t copy = 0; copy < copies_; ++copy) {
+      std::vector<Pass> passes;
+      for (std::size_t k = 0; k < replayers.size(); ++k) {
+        std::swap(copies[k].now, copies[k].before);
+        passes.push_back({&replayers[k], copies[k].now, {}});
+        if (copy > 0) passes.back().before = copies[k].before;
+      }
+      run_passes(passes, carries_);
+      for (std::size_t k = 0; k < replayers.size(); ++k) {
+        step_ends(copies[k].now, ends_of(first + k, copy));
       }
     }
+  }
+
+  std::int64_t* ends_of(std::size_t edit, std::uint32_t copy) {
+    return ends_.end_ns.data() + (edit * copies_ + copy) * work_.steps();
   }
 
   void step_ends(std::span<const std::int64_t> time_ns, std::int64_t* ends) const {

@@ -1,6 +1,7 @@
 #include "traceap/simulation/replayer.hpp"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "traceap/base/interrupt.hpp"
@@ -62,7 +63,8 @@ Replayer::Replayer(const ExecutionGraph& graph, const ReplayOptions& options)
       options_(options),
       lag_ns_(graph.points.edges()),
       held_(graph.size(), 0),
-      added_(graph) {
+      added_(graph),
+      carried_(graph) {
   const DependencyGraph& points = graph.points;
   std::int64_t* lag_ns = lag_ns_.data();
   for (const Point p : graph.order) {
@@ -98,6 +100,7 @@ void Replayer::restore() {
   for (const auto& [edge, lag_ns] : edit_->lags) lag_ns_[slot[edge]] = own_lag_ns(edge);
   for (const EdgeId edge : edit_->dropped) lag_ns_[slot[edge]] = own_lag_ns(edge);
   if (!added_.empty()) added_.assign({});
+  if (!carried_.empty()) carried_.assign({});
   edit_ = nullptr;
   reordered_.clear();
   left_out_.clear();
@@ -108,7 +111,11 @@ void Replayer::patch(const GraphDelta& delta) {
   const auto& slot = graph_.layout.slot;
   for (const auto& [edge, lag_ns] : delta.lags) lag_ns_[slot[edge]] = lag_ns;
   for (const EdgeId edge : delta.dropped) lag_ns_[slot[edge]] = kDropped;
-  if (delta.added.empty()) return;
+  if (!delta.carried.empty()) carried_.assign_points(delta.carried);
+  if (!delta.added.empty()) add(delta);
+}
+
+void Replayer::add(const GraphDelta& delta) {
   std::vector<PlainEdge> added = edges_by_position(graph_, delta.added);
   EditedOrder edited = order_with(graph_, added, slots_of(graph_, delta.dropped));
   for (auto i = edited.left_out.rbegin(); i != edited.left_out.rend(); ++i) {
@@ -121,56 +128,128 @@ void Replayer::patch(const GraphDelta& delta) {
 
 // ---------------------------------------------------------------------------------- time
 
-template <typename Visit>
-void Replayer::for_each_position(Visit visit) const {
-  constexpr std::size_t kPerLook = 4096;
-  const std::size_t size = graph_.size();
-  for (std::size_t first = 0; first < size; first += kPerLook) {
-    poll_interrupt_now();
-    const std::size_t last = std::min(size, first + kPerLook);
-    if (reordered_.empty()) {
-      for (std::size_t at = first; at < last; ++at) visit(at);
-    } else {
-      for (std::size_t i = first; i < last; ++i) visit(reordered_[i]);
+/// As many replays of one graph, in one order.
+template <std::size_t kPasses>
+class Passes {
+ public:
+  Passes(std::span<const Pass, kPasses> passes, const EdgesByDestination& carries)
+      : passes_(passes),
+        carries_(carries),
+        replayer_(*passes.front().replayer),
+        is_behind_(!passes.front().before.empty()) {
+    for (std::size_t k = 0; k < kPasses; ++k) {
+      const Replayer& replayer = *passes[k].replayer;
+      lag_ns_[k] = replayer.lag_ns_.data();
+      time_ns_[k] = passes[k].time_ns.data();
+      has_more_ = has_more_ || !replayer.added_.empty() || !replayer.carried_.empty();
     }
+  }
+
+  void run() {
+    constexpr std::size_t kPerLook = 4096;
+    const std::size_t size = replayer_.graph_.size();
+    const auto& reordered = replayer_.reordered_;
+    for (std::size_t first = 0; first < size; first += kPerLook) {
+      poll_interrupt_now();
+      const std::size_t last = std::min(size, first + kPerLook);
+      if (reordered.empty()) {
+        for (std::size_t at = first; at < last; ++at) meet(static_cast<Point>(at));
+      } else {
+        for (std::size_t i = first; i < last; ++i) meet(reordered[i]);
+      }
+    }
+  }
+
+ private:
+  using Times = std::array<std::int64_t, kPasses>;
+
+  static void reach(std::int64_t& latest, std::int64_t source_ns, std::int64_t lag_ns) {
+    if (source_ns != kNever) latest = std::max(latest, reached_ns(source_ns, lag_ns));
+  }
+
+  /// When the point at a position happens.
+  void meet(Point at) {
+    const ReplayLayout& layout = replayer_.graph_.layout;
+    Times latest;
+    latest.fill(kNever);
+    for (std::uint32_t s = layout.in_offsets[at]; s < layout.in_offsets[at + 1]; ++s) {
+      const std::uint32_t source = layout.source[s];
+      for (std::size_t k = 0; k < kPasses; ++k) {
+        const std::int64_t lag_ns = lag_ns_[k][s];
+        if (lag_ns != kDropped) reach(latest[k], time_ns_[k][source], lag_ns);
+      }
+    }
+    if (has_more_) meet_more(at, latest);
+    if (is_behind_) {
+      carries_.to(at, [&](const PlainEdge& edge) { carry(edge, latest); });
+    } else {
+      meet_measured(at, latest);
+    }
+    for (std::size_t k = 0; k < kPasses; ++k) time_ns_[k][at] = latest[k];
+  }
+
+  /// What only the edits bring.
+  void meet_more(Point at, Times& latest) {
+    for (std::size_t k = 0; k < kPasses; ++k) {
+      const Replayer& replayer = *passes_[k].replayer;
+      replayer.added_.to(at, [&](const PlainEdge& edge) {
+        reach(latest[k], time_ns_[k][edge.source], edge.lag_ns);
+      });
+      if (!is_behind_) continue;
+      replayer.carried_.to(at, [&](const PlainEdge& edge) {
+        reach(latest[k], passes_[k].before[edge.source], edge.lag_ns);
+      });
+    }
+  }
+
+  void carry(const PlainEdge& edge, Times& latest) {
+    for (std::size_t k = 0; k < kPasses; ++k) {
+      reach(latest[k], passes_[k].before[edge.source], edge.lag_ns);
+    }
+  }
+
+  void meet_measured(Point at, Times& latest) {
+    const ExecutionGraph& graph = replayer_.graph_;
+    for (std::size_t k = 0; k < kPasses; ++k) {
+      if (latest[k] != kNever && !replayer_.held_[at]) continue;
+      latest[k] = std::max(latest[k], graph.points.time_ns[graph.order[at]]);
+    }
+  }
+
+  std::span<const Pass, kPasses> passes_;
+  const EdgesByDestination& carries_;
+  const Replayer& replayer_;  // of the first pass: order and layout are those of all
+  std::array<const std::int64_t*, kPasses> lag_ns_;
+  std::array<std::int64_t*, kPasses> time_ns_;
+  bool has_more_ = false;
+  const bool is_behind_;
+};
+
+namespace {
+
+template <std::size_t kPasses = kMostPasses>
+void run_in_one_order(std::span<const Pass> passes, const EdgesByDestination& carries) {
+  if constexpr (kPasses > 0) {
+    while (passes.size() >= kPasses) {
+      Passes<kPasses>(passes.first<kPasses>(), carries).run();
+      passes = passes.subspan(kPasses);
+    }
+    run_in_one_order<kPasses - 1>(passes, carries);
   }
 }
 
-void Replayer::run(std::span<std::int64_t> time_ns) const {
-  const ReplayLayout& layout = graph_.layout;
-  for_each_position([&](std::size_t at) {
-    std::int64_t latest = kNever;
-    for (std::uint32_t s = layout.in_offsets[at]; s < layout.in_offsets[at + 1]; ++s) {
-      if (lag_ns_[s] == kDropped) continue;
-      latest = std::max(latest, reached_ns(time_ns[layout.source[s]], lag_ns_[s]));
-    }
-    added_.to(static_cast<Point>(at), [&](const PlainEdge& edge) {
-      latest = std::max(latest, reached_ns(time_ns[edge.source], edge.lag_ns));
-    });
-    if (latest == kNever || held_[at]) {
-      latest = std::max(latest, graph_.points.time_ns[graph_.order[at]]);
-    }
-    time_ns[at] = latest;
-  });
-}
+}  // namespace
 
-void Replayer::run_behind(std::span<const std::int64_t> before, const EdgesByDestination& carries,
-                          std::span<std::int64_t> time_ns) const {
-  const ReplayLayout& layout = graph_.layout;
-  for_each_position([&](std::size_t at) {
-    std::int64_t latest = kNever;
-    const auto reach = [&](std::int64_t source_ns, std::int64_t lag_ns) {
-      if (source_ns != kNever) latest = std::max(latest, reached_ns(source_ns, lag_ns));
-    };
-    for (std::uint32_t s = layout.in_offsets[at]; s < layout.in_offsets[at + 1]; ++s) {
-      if (lag_ns_[s] != kDropped) reach(time_ns[layout.source[s]], lag_ns_[s]);
+void run_passes(std::span<const Pass> passes, const EdgesByDestination& carries) {
+  std::vector<Pass> alike;
+  for (const Pass& pass : passes) {
+    if (pass.replayer->is_reordered()) {
+      run_in_one_order<1>({&pass, 1}, carries);
+    } else {
+      alike.push_back(pass);
     }
-    added_.to(static_cast<Point>(at),
-              [&](const PlainEdge& e) { reach(time_ns[e.source], e.lag_ns); });
-    carries.to(static_cast<Point>(at),
-               [&](const PlainEdge& e) { reach(before[e.source], e.lag_ns); });
-    time_ns[at] = latest;
-  });
+  }
+  run_in_one_order(std::span<const Pass>(alike), carries);
 }
 
 }  // namespace traceap

@@ -23,6 +23,7 @@ class EdgesByDestination {
   void assign_points(std::span<const PlainEdge> edges);
   bool empty() const { return edges_.empty(); }
 
+  /// visit(edge) of all edges to a position.
   template <typename Visit>
   void to(Point destination, Visit visit) const {
     if (!leads_to_[destination]) return;
@@ -46,8 +47,26 @@ std::vector<PlainEdge> edges_by_position(const ExecutionGraph& graph,
 /// By slot of the layout: is the edge one of these?
 std::vector<std::uint8_t> slots_of(const ExecutionGraph& graph, std::span<const EdgeId> edges);
 
-/// Times are by position in the graph's order. The lags are copied once; an edit touches its own
-/// edges alone, and puts them back.
+class Replayer;
+
+/// One of several replays. Times are by position in the graph's order.
+struct Pass {
+  const Replayer* replayer;
+  std::span<std::int64_t> time_ns;
+  /// Of the copy before, in a chain; empty: this is the first.
+  std::span<const std::int64_t> before;
+};
+
+/// So many go side by side: while one waits for memory, the others go on. More would need more
+/// registers than there are.
+inline constexpr std::size_t kMostPasses = 4;
+
+/// Times of all points in each pass, of which all are the first copy or none is. `carries` lead to
+/// a copy from the one before, in all passes.
+void run_passes(std::span<const Pass> passes, const EdgesByDestination& carries);
+
+/// A graph with an edit. The lags are copied once; an edit touches its own edges alone, and puts
+/// them back.
 class Replayer {
  public:
   Replayer(const ExecutionGraph& graph, const ReplayOptions& options);
@@ -56,27 +75,24 @@ class Replayer {
   void edit(const GraphDelta* delta);
   /// Added edges of the edit that close a cycle.
   const std::vector<std::uint32_t>& left_out() const { return left_out_; }
-
-  /// Times of all points.
-  void run(std::span<std::int64_t> time_ns) const;
-  /// ... of one more copy behind the one at `before`.
-  void run_behind(std::span<const std::int64_t> before, const EdgesByDestination& carries,
-                  std::span<std::int64_t> time_ns) const;
+  /// Does the edit need an order of its own?
+  bool is_reordered() const { return !reordered_.empty(); }
 
  private:
-  /// visit(position) of all, in the order in which they happen.
-  template <typename Visit>
-  void for_each_position(Visit visit) const;
+  template <std::size_t kPasses>
+  friend class Passes;
+
   std::int64_t own_lag_ns(EdgeId edge) const;
   void restore();
   void patch(const GraphDelta& delta);
+  void add(const GraphDelta& delta);
 
   const ExecutionGraph& graph_;
   ReplayOptions options_;
   std::vector<std::int64_t> lag_ns_;  // by slot; kNever for edges that are gone
   std::vector<std::uint8_t> held_;    // by position
   const GraphDelta* edit_ = nullptr;
-  EdgesByDestination added_;
+  EdgesByDestination added_, carried_;
   std::vector<std::uint32_t> reordered_;  // positions; empty: as they are
   std::vector<std::uint32_t> left_out_;
 };

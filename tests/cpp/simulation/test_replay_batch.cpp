@@ -87,6 +87,29 @@ TEST_CASE("A batch gives the ends of single replays") {
   }
 }
 
+TEST_CASE("What an edit carries leads from each copy to the next, beside what all carry") {
+  const RandomGraph random(3);
+  const ExecutionGraph graph = build_plain_graph(random.durations, random.edges);
+  std::vector<GraphDelta> deltas = random_edits(graph, 3, 5);
+  const Work work(graph.size());
+  const std::vector<PlainEdge> shared{{2 * 199 + 1, 0, 5}}, all{{2 * 199 + 1, 0, 5}, {3, 40, 900}};
+  const BatchEnds plain = replay_batch(graph, pointers(deltas), work, shared, 3);
+  const BatchEnds expected = replay_batch(graph, pointers(deltas), work, all, 3);
+  deltas[1].carry(3, 40, 900);
+  deltas[4].carry(3, 40, 900);
+  const BatchEnds found = replay_batch(graph, pointers(deltas), work, shared, 3);
+  const std::size_t each = found.end_ns.size() / 6;
+  for (std::size_t i = 0; i < 6; ++i) {
+    const auto& wanted = i == 2 || i == 5 ? expected : plain;  // the first has no edit
+    const auto ends = std::span(wanted.end_ns).subspan(i * each, each);
+    const auto mine = std::span(found.end_ns).subspan(i * each, each);
+    REQUIRE(std::equal(ends.begin(), ends.end(), mine.begin(), mine.end()));
+  }
+  REQUIRE(expected.end_ns != plain.end_ns);
+  deltas[1].carry(graph.size(), 0, 1);
+  CHECK_THROWS_AS(replay_batch(graph, pointers(deltas), work, shared, 3), SchemaError);
+}
+
 TEST_CASE("Many edits of a large graph, on several threads, are those of one") {
   const RandomGraph random(5, 20'000);
   const ExecutionGraph graph = build_plain_graph(random.durations, random.edges);
