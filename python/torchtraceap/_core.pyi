@@ -120,6 +120,7 @@ __all__: list[str] = [
     "path_cause_names",
     "phase_names",
     "plain_graph",
+    "prepare_heap",
     "quantize_delays_ns",
     "quantize_durations_ns",
     "rank_verdict_names",
@@ -128,7 +129,6 @@ __all__: list[str] = [
     "replay",
     "replay_batch",
     "replay_chain",
-    "return_freed_memory",
     "row_times",
     "rules",
     "say_interrupted",
@@ -2531,6 +2531,11 @@ def plain_graph(
     Nodes with durations, int64 [nodes], and edges, uint32 [edges] twice and int64 [edges]; node i is the points 2 i (begin) and 2 i + 1 (end). Of edges to one point that of the node's duration is the first.
     """
 
+def prepare_heap() -> None:
+    """
+    For a process of our own, all of which it changes: few pages to ask the system for, and blocks of 2 MB and more go back to it when they are freed.
+    """
+
 def quantize_delays_ns(
     times: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
 ) -> numpy.typing.NDArray[numpy.int32]:
@@ -2603,11 +2608,6 @@ def replay_chain(
 ) -> numpy.typing.NDArray[numpy.int64]:
     """
     int64 [copies, points]: copies of the run one behind the other; carries are (source, destination, lag_ns) from a copy to the next, int64 [carries, 3]. NEVER where a point does not happen.
-    """
-
-def return_freed_memory() -> None:
-    """
-    From now on blocks of 2 MB and more go back to the system when they are freed. For a process of our own: it holds for all of it.
     """
 
 def row_times(

@@ -90,8 +90,7 @@ def _check_predictions(trace: Ranks) -> None:
             written = simulation.edited_trace([name], form=form)
             if "change nothing" in written.note:
                 continue
-            carried = change.carried if len(change.carried) else None
-            replays = run.replays([change.delta()], carried=carried)
+            replays = run.replays([change.delta()])
             assert written.step_ns == pytest.approx(replays.steady_ns[0], rel=0.005), name
 
 

@@ -202,6 +202,9 @@ void bind_delta(py::module_& module) {
            "replay, what contradicts the measured times most first; see `closing_edges`.")
       .def("carry_all", carry_all, py::arg("sources"), py::arg("destinations"), py::arg("lags_ns"),
            "New dependencies from a copy of the run to the next, where there are several.")
+      .def_property_readonly(
+          "carries", [](const GraphDelta& delta) { return !delta.carried.empty(); },
+          "Has it dependencies from a copy of the run to the next?")
       .def("join", &GraphDelta::join, py::arg("other"), "Both; the other's lags win.")
       .def("__len__", &GraphDelta::size);
 }

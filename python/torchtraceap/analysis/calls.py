@@ -15,6 +15,7 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.models import Work, family_of, model_of, work_of
+from torchtraceap.order import distinct
 from torchtraceap.ranks import RankTrace
 from torchtraceap.sums import by_index
 
@@ -56,7 +57,7 @@ class Calls:
         is_op = table.kind == _core.EventKind.CPU_OP
         launched = part.costs.subtree_gpu_events > 0
         self.gpu = bool(np.any(is_op & launched)) or len(part.tree.gpu_rows) > 0
-        self.strings = table.strings
+        self.strings, self._names = table.strings, table.name
         self.rows: Array = np.flatnonzero(is_op & launched if self.gpu else is_op)
         self._columns = [table.text_codes(key, rows=self.rows) for key in _KEYS]
         codes = [column[0].astype(np.int64) for column in self._columns]
@@ -72,7 +73,7 @@ class Calls:
 
     def _kind(self, place: int, compat: str | None) -> KindOfCall:
         row = int(self.rows[place])
-        name = self.strings[self.part.table.name[row]]
+        name = self.strings[self._names[row]]
         dims, types, strides, concrete = (
             texts[codes[place]] if codes[place] >= 0 else None for codes, texts in self._columns
         )
@@ -109,11 +110,11 @@ def _is_composite(name: str) -> bool:
 def _ancestors(parent: Array, rows: Array) -> Array:
     """bool `[n + 1]`: rows that stand above some of `rows`."""
     above = np.zeros(len(parent) + 1, dtype=bool)
-    current = np.unique(parent[rows]) if len(rows) else rows
+    current = distinct(parent[rows]) if len(rows) else rows
     while len(current := current[current != _NO_ROW]):
         current = current[~above[current]]
         above[current] = True
-        current = np.unique(parent[current])
+        current = distinct(parent[current])
     return above
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from torchtraceap import _core
 from torchtraceap.devices import Device, device_named, find_device, load_devices
 from torchtraceap.errors import OptionError
+from torchtraceap.order import distinct
 from torchtraceap.ranks import RankTrace
 
 __all__ = ["chosen_device", "matrix_types", "matrix_units", "recorded_device"]
@@ -42,7 +41,7 @@ def chosen_device(part: RankTrace, device: Any = None) -> tuple[Device | None, s
         return device_named(device), ""
     if device is not None:
         raise OptionError("device must be a name or a torchtraceap.devices.Device")
-    used = {int(number) for number in np.unique(part.table.device[part.tree.gpu_rows])}
+    used = {int(number) for number in distinct(part.table.device[part.tree.gpu_rows])}
     entries = part.table.devices
     listed = [entry for entry in entries if entry.id in used] or entries[:1]
     if not listed:

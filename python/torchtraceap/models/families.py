@@ -8,8 +8,8 @@ rules match words inside a name rather than whole names.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 
 __all__ = ["FAMILIES", "OpName", "family_of", "split_op_name"]
 
@@ -377,14 +377,6 @@ _HALVES = ("attention", "convolution", "normalization")
 _BACKWARD_KERNEL = re.compile(r"bwd|backward|dgrad|wrw|_bprop|(?<!wino)grad|bn_bw")
 
 
-def _compile(rules: Sequence[tuple[str, str]]) -> tuple[tuple[str, re.Pattern[str]], ...]:
-    return tuple((family, re.compile(pattern)) for family, pattern in rules)
-
-
-_NAMESPACE_RULES = _compile(_NAMESPACES)
-_BASE_RULES = _compile(_BASES)
-_KERNEL_RULES = _compile(_KERNELS)
-
 _LAUNCH = re.compile(r"^(?:cuda|hip|cu)[A-Z]\w*")
 
 
@@ -392,8 +384,14 @@ _LAUNCH = re.compile(r"^(?:cuda|hip|cu)[A-Z]\w*")
 _OP_NAME_LIMIT, _KERNEL_NAME_LIMIT = 256, 2048
 
 
-def _first_match(rules: Sequence[tuple[str, re.Pattern[str]]], text: str) -> str | None:
-    return next((family for family, pattern in rules if pattern.search(text)), None)
+@cache
+def _search(pattern: str) -> Callable[[str], re.Match[str] | None]:
+    """Compiled when it is first asked: few traces need all, and start-up counts."""
+    return re.compile(pattern).search
+
+
+def _first_match(rules: Sequence[tuple[str, str]], text: str) -> str | None:
+    return next((family for family, pattern in rules if _search(pattern)(text)), None)
 
 
 def _half(family: str, *, backward: bool) -> str:
@@ -407,9 +405,9 @@ def _family_of_op(name: str) -> str | None:
     if name.startswith("triton_"):
         return "triton"
     parts = split_op_name(name[:_OP_NAME_LIMIT])
-    family = _first_match(_NAMESPACE_RULES, parts.namespace)
+    family = _first_match(_NAMESPACES, parts.namespace)
     if family is None:
-        family = _first_match(_BASE_RULES, parts.base)
+        family = _first_match(_BASES, parts.base)
     if family is None and parts.base in _POINTWISE | _special(parts.base):
         family = "elementwise"
     if family == "convolution" and parts.base.startswith(("cudnn_affine", "cudnn_grid")):
@@ -425,7 +423,7 @@ def _special(base: str) -> frozenset[str]:
 @lru_cache(maxsize=65_536)
 def _family_of_kernel(name: str) -> str | None:
     lowered = name[:_KERNEL_NAME_LIMIT].lower()
-    family = _first_match(_KERNEL_RULES, lowered)
+    family = _first_match(_KERNELS, lowered)
     if family is None:
         return None
     return _half(family, backward=bool(_BACKWARD_KERNEL.search(lowered)))
@@ -448,7 +446,7 @@ def family_of(op_name: str, kernel_names: Sequence[str] = ()) -> str:
         family = _family_of_op(op_name)
         if family is not None:
             return family
-    elif _first_match(_BASE_RULES, split_op_name(op_name).base) == "graph":
+    elif _first_match(_BASES, split_op_name(op_name).base) == "graph":
         return "graph"
     for name in kernel_names:
         family = _family_of_kernel(name)

@@ -16,6 +16,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
+from torchtraceap.order import median
 
 __all__ = ["carried_edges"]
 
@@ -74,7 +75,7 @@ def _edges_of(
 def _typical_gap_ns(graph: _core.ExecutionGraph) -> int:
     kind = _core.DependencyKind.STREAM_ORDER
     lags = graph.lag_ns[graph.kind == kind]
-    return int(np.median(lags)) if len(lags) else 0
+    return int(median(lags)) if len(lags) else 0
 
 
 def _is_started(graph: _core.ExecutionGraph, point: int, inside: Array) -> bool:

@@ -37,6 +37,7 @@ from torchtraceap.aliases import Array, PathLike
 from torchtraceap.analysis.iterations import step_time
 from torchtraceap.errors import OptionError
 from torchtraceap.files import looks_like_trace_name
+from torchtraceap.order import distinct
 from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NewEvent
 from torchtraceap.simulation.edits.view import RankView, ranges_of, views
@@ -158,7 +159,9 @@ def _changes_nothing(run: SimulatedRun, change: Change, times_ns: Array) -> bool
     """All events stay, at their times."""
     is_of_events = change.inserted or any(len(change.removed(r)) for r in range(len(run.ranks)))
     return (
-        not is_of_events and not len(change.carried) and np.array_equal(times_ns, run.graph.time_ns)
+        not is_of_events
+        and not change.delta().carries
+        and np.array_equal(times_ns, run.graph.time_ns)
     )
 
 
@@ -349,7 +352,7 @@ class _EditedRank:
         place = place[place != _core.NO_ROW]
         ends = self._tree.subtree_end[place].astype(np.int64)
         inside, _ = ranges_of(place, ends - place)
-        return np.unique(self._tree.host_rows[inside].astype(np.int64))
+        return distinct(self._tree.host_rows[inside].astype(np.int64))
 
     def _instants_in(self, gone: Array) -> Array:
         """Instants that lie within host rows that are gone."""
@@ -357,7 +360,7 @@ class _EditedRank:
         roots = np.flatnonzero(gone & (self._tree.host_position != _core.NO_ROW))
         instants = np.flatnonzero(table.kind == EventKind.INSTANT)
         found = []
-        for track in np.unique(table.track[roots]).tolist():
+        for track in distinct(table.track[roots]).tolist():
             mine = roots[table.track[roots] == track]
             mine = self._view.outermost(mine[self._view.has_points[mine]])
             here = instants[table.track[instants] == track]
@@ -428,7 +431,7 @@ class _EditedRank:
         replaced = [event.like for event in self._inserted if not len(event.launches)]
         lost &= ~np.isin(calls, replaced)  # a new event has the correlation of its call
         rows, calls = rows[lost], calls[lost]
-        left = np.unique(self._view.launch_of(self._view.gpu_rows))
+        left = distinct(self._view.launch_of(self._view.gpu_rows))
         left = left[left >= 0]
         left = left[kept[left] & (table.correlation[left] != _core.NO_ID)]
         times = self._run.graph.time_ns
@@ -470,7 +473,7 @@ class _EditedRank:
         streams = self._tree.stream_of
         rows = self._view.gpu_rows[kept[self._view.gpu_rows]]
         free = int(max(self._table.stream.max(initial=0), _largest_tid(self._table))) + 1
-        for stream in np.unique(streams[rows]).tolist():
+        for stream in distinct(streams[rows]).tolist():
             moved = self._that_overlap(rows[streams[rows] == stream])
             lanes: list[int] = []
             for row in moved.tolist():
@@ -506,7 +509,7 @@ class _EditedRank:
                 break
             later, holder = later[overlaps], holder[overlaps]
             goes = np.where(is_communication[holder] & ~is_communication[later], holder, later)
-            moved.append(np.unique(goes))
+            moved.append(distinct(goes))
             rows = np.setdiff1d(rows, goes)
         found = np.concatenate(moved)
         return found[np.argsort(begin[found], kind="stable")]

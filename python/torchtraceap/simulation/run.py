@@ -33,6 +33,7 @@ from torchtraceap.analysis.iterations import (
 from torchtraceap.analysis.many_ranks.joined_ranks import JoinedRanks, join_ranks
 from torchtraceap.errors import SchemaError
 from torchtraceap.event_table import event_table
+from torchtraceap.order import distinct
 from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.remember import Memory
 from torchtraceap.simulation.chain import carried_edges
@@ -434,7 +435,7 @@ class SimulatedRun:
         source, destination = graph.lane[graph.source], graph.lane[self.destination]
         leaves = source != destination
         pairs = source[leaves].astype(np.int64) * len(works) + destination[leaves]
-        source, destination = np.divmod(np.unique(pairs), len(works))
+        source, destination = np.divmod(distinct(pairs), len(works))
         while (leading := works[destination] & ~works[source]).any():
             works[source[leading]] = True
         return works
@@ -537,30 +538,33 @@ class SimulatedRun:
         mine = self._rank_steps[rank]
         return mine.start, mine.steps[-1].work
 
-    def chain(self, delta: _core.GraphDelta, carried: Array) -> Array:
+    def chain(self, delta: _core.GraphDelta) -> Array:
         """int64 `[copies, points]`: when each point happens in copies of the steps one behind the
         other, of which the last is in a steady state; NEVER where it does not. See Note [Steady
         state].
 
         Args:
             delta: An edit.
-            carried: As of `replays`.
         """
-        carries = np.concatenate([self._carried, carried])
-        settle = _STEPS_TO_KEEP_A_PACE if len(carried) else _STEPS_TO_SETTLE
-        return _core.replay_chain(self.graph, carries, self._copies(settle), delta)
+        copies = self._copies(delta.carries)
+        return _core.replay_chain(self.graph, self._carried, copies, delta)
 
     def steady_ns(
         self, delta: _core.GraphDelta | None = None, *, with_residuals: bool = True
     ) -> float:
-        """Time of an iteration, ns, with an edit. See Note [Steady state]."""
-        return float(self.replays([delta], with_residuals=with_residuals).steady_ns[0])
+        """Time of an iteration, ns, with an edit. See Note [Steady state]; kept without one."""
+
+        def replayed_ns() -> float:
+            return float(self.replays([delta], with_residuals=with_residuals).steady_ns[0])
+
+        if delta is not None:
+            return replayed_ns()
+        return self.remember(("steady_ns", with_residuals), replayed_ns)
 
     def replays(
         self,
         deltas: Sequence[_core.GraphDelta | None],
         *,
-        carried: Array | None = None,
         with_residuals: bool = True,
         copies: int = 0,
     ) -> Replays:
@@ -570,35 +574,46 @@ class SimulatedRun:
 
         Args:
             deltas: The edits.
-            carried: int64 `[n, 3]`, further dependencies from a point of a copy to one of the next,
-                and their lags in ns; of all of these edits.
             with_residuals: With what the measured run took beyond its dependencies.
             copies: Of the steps; 0: as many as it takes.
         """
+        _, offsets = self._work
+        lengths = np.zeros((len(deltas), len(self.steps)), dtype=np.int64)
+        left_out = np.zeros(len(deltas), dtype=np.uint32)
+        if len(offsets) == 1:
+            return Replays(np.zeros(len(deltas)), lengths, left_out)
+        known = _known(deltas)
+        carries = np.array([delta.carries for delta in known], dtype=bool)
+        for kind in (False, True):
+            places = np.flatnonzero(carries == kind)
+            if len(places):
+                chosen = [known[place] for place in places.tolist()]
+                lengths[places], left_out[places] = self._replayed(
+                    chosen, copies or self._copies(kind), with_residuals
+                )
+        return Replays(self.mean_ns(lengths), lengths, left_out)
+
+    def _replayed(
+        self, deltas: list[_core.GraphDelta], copies: int, with_residuals: bool
+    ) -> tuple[Array, Array]:
+        """Lengths of the steps in the last copy, and how many added edges are left out."""
         points, offsets = self._work
-        if not deltas or len(offsets) == 1:
-            none = np.zeros((len(deltas), 0), dtype=np.int64)
-            return Replays(np.zeros(len(deltas)), none, np.zeros(len(deltas), dtype=np.uint32))
-        carries, settle = self._carried, _STEPS_TO_SETTLE
-        if carried is not None and self.per_step:
-            carries, settle = np.concatenate([carries, carried]), _STEPS_TO_KEEP_A_PACE
         ends, left_out = _core.replay_batch(
             self.graph,
-            _known(deltas),
+            deltas,
             points,
             offsets,
             with_residuals=with_residuals,
-            carries=carries if self.per_step else None,
-            copies=(copies or self._copies(settle)) if self.per_step else 1,
+            carries=self._carried if self.per_step else None,
+            copies=copies if self.per_step else 1,
         )
-        if self.per_step:
-            lengths = self._lengths_behind(ends[:, -2], ends[:, -1])
-        else:
-            lengths = self._lengths(ends)
-        return Replays(self.mean_ns(lengths), lengths, left_out)
+        if not self.per_step:
+            return self._lengths(ends), left_out
+        return self._lengths_behind(ends[:, -2], ends[:, -1]), left_out
 
-    def _copies(self, settle: int) -> int:
+    def _copies(self, keeps_a_pace: bool) -> int:
         """So that the last begins in the state that the edited run leaves, so many steps later."""
+        settle = _STEPS_TO_KEEP_A_PACE if keeps_a_pace else _STEPS_TO_SETTLE
         return max(2, settle // max(1, min(map(len, self.steps_by_rank))) + 1)
 
     @cached_property

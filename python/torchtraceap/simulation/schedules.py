@@ -141,7 +141,7 @@ class Schedules:
             times = self._with_calls(self._run.replay(change.delta()), change)
             return self._still(times, change, words)
         words = f"{words}, in a steady state"
-        copies = self._run.chain(change.delta(), change.carried)
+        copies = self._run.chain(change.delta())
         recorded, before, last = copies[0], copies[-2], copies[-1]
         happens = (last != _NEVER) & ~self._run.before_steps
         by_ns = max(

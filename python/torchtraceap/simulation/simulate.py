@@ -36,6 +36,7 @@ import numpy as np
 
 from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError
+from torchtraceap.order import median
 from torchtraceap.ranks import Ranks
 from torchtraceap.results import Result, Trust
 from torchtraceap.simulation.edits.base import (
@@ -202,7 +203,7 @@ class Simulation:
     def median_ns(self) -> int:
         """The median of the steps, for comparison."""
         times = [step.measured_ns for step in self.steps]
-        return round(self.run.stands_for * float(np.median(times))) if times else 0
+        return round(self.run.stands_for * median(times)) if times else 0
 
     @cached_property
     def replayed_ns(self) -> int:
@@ -340,16 +341,14 @@ class Simulation:
         lost = np.zeros(len(changes), dtype=np.int64)
         most = np.full(len(changes), np.inf)
         noise = [self._noise] * len(changes)
-        for places, carried in _in_batches(changes):
-            deltas = [changes[place].delta() for place in places]
-            for row, kept in enumerate(exact):
-                replays = self.run.replays(deltas, carried=carried, with_residuals=kept)
-                shares[row, places] = _ratio(replays.steady_ns, self._before_ns[kept])
-                if kept:
-                    most[places] = self.measured_ns - self.run.stands_for * replays.steady_ns
-                lost[places] = np.maximum(lost[places], replays.left_out)
-                for place, lengths in zip(places, replays.lengths_ns if kept else [], strict=False):
-                    noise[place] = noise_with(self.run, lengths)
+        deltas = [change.delta() for change in changes]
+        for row, kept in enumerate(exact):
+            replays = self.run.replays(deltas, with_residuals=kept)
+            shares[row] = _ratio(replays.steady_ns, self._before_ns[kept])
+            lost = np.maximum(lost, replays.left_out)
+            if kept:
+                most = self.measured_ns - self.run.stands_for * replays.steady_ns
+                noise = [noise_with(self.run, lengths) for lengths in replays.lengths_ns]
         saved = self.measured_ns * (1 - shares)
         saved = np.where(saved > 0, np.minimum(saved, np.maximum(most, 0.0)), saved)
         removes = np.array([change.only_removes(self.run) for change in changes], dtype=bool)
@@ -553,15 +552,6 @@ class Simulation:
             "plan": [fix.to_dict() for fix in self.plan],
             "notes": list(self.notes),
         }
-
-
-def _in_batches(changes: Sequence[Change]) -> list[tuple[list[int], Array | None]]:
-    """Places of changes that one call replays, with what they carry from copy to copy: all that
-    carry nothing together, any other by itself."""
-    plain = [place for place, change in enumerate(changes) if not len(change.carried)]
-    batches: list[tuple[list[int], Array | None]] = [(plain, None)] if plain else []
-    own = ((place, change.carried) for place, change in enumerate(changes))
-    return batches + [([place], carried) for place, carried in own if len(carried)]
 
 
 def _as_one(run: SimulatedRun, graphs: Sequence[EditedGraph]) -> EditedGraph:

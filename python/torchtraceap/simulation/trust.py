@@ -27,6 +27,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
+from torchtraceap.order import distinct, median
 from torchtraceap.results import HeldOut, Sensitivity, Trust
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_share
@@ -187,9 +188,9 @@ def _held_out(run: SimulatedRun) -> tuple[HeldOut | None, str]:
     errors = np.abs(replayed / measured - 1)
     return HeldOut(
         error=float(errors.mean()),
-        median_error=float(np.median(errors)),
+        median_error=median(errors),
         baseline_error=float(np.abs(others / measured - 1).mean()),
-        noise=float(np.mean([_variation(measured[ranks == rank]) for rank in np.unique(ranks)])),
+        noise=float(np.mean([_variation(measured[ranks == rank]) for rank in distinct(ranks)])),
         steps=len(tested),
     ), ""
 

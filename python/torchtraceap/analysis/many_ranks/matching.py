@@ -9,10 +9,9 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from torchtraceap import _core
 from torchtraceap.aliases import Array
+from torchtraceap.order import distinct
 
 if TYPE_CHECKING:
     from torchtraceap.ranks import Ranks
@@ -144,7 +143,7 @@ class MatchedCollectives:
     def _on_predicted_device(self, per_node: int) -> bool:
         for number, rank in zip(self.rank_numbers, self.trace.ranks, strict=True):
             rows = rank.tree.gpu_rows
-            devices = np.unique(rank.table.device[rows])
+            devices = distinct(rank.table.device[rows])
             if devices.tolist() != [number % per_node]:
                 return False
         return True

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
+from torchtraceap.order import distinct
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.sums import rounded
 
@@ -24,7 +25,7 @@ __all__ = ["Change", "Edit", "EditedGraph", "NewEvent", "NotApplicableError", "j
 
 _NOTHING = np.zeros(0, dtype=np.int64)
 _MANY = 8
-"""Changes that touch more than one edge in so many are joined by a place for every edge."""
+"""Changes that touch more than one edge in so many are put together by a place for every edge."""
 
 
 class NotApplicableError(Exception):
@@ -63,7 +64,7 @@ class Change:
         self._is_unique = False
         self._delta: _core.GraphDelta | None = None
         self._added: list[tuple[Array, Array, Array]] = []
-        self._carried: list[Array] = []
+        self._carried: list[tuple[Array, Array, Array]] = []
         self._removed: list[tuple[int, Array]] = []
         self._inserted: list[NewEvent] = []
         self._touched: tuple[Array, Array] | None = None
@@ -75,8 +76,7 @@ class Change:
         measured from the latest of them.
         """
         chosen = np.asarray(edges, dtype=np.int64).ravel()
-        lags = np.broadcast_to(np.asarray(lags_ns), chosen.shape)
-        self._lags.append((chosen, np.maximum(np.rint(lags), 0).astype(np.int64)))
+        self._lags.append((chosen, _whole_ns(lags_ns, chosen.shape)))
         self._touched = None
         self._delta = None
 
@@ -92,8 +92,7 @@ class Change:
         """New dependencies from point to point, ns. Replays leave out those that close a cycle."""
         begin = np.asarray(sources, dtype=np.int64).ravel()
         end = np.asarray(destinations, dtype=np.int64).ravel()
-        lags = np.broadcast_to(np.asarray(lags_ns), begin.shape)
-        self._added.append((begin, end, np.maximum(np.rint(lags), 0).astype(np.int64)))
+        self._added.append((begin, end, _whole_ns(lags_ns, begin.shape)))
         self._delta = None
 
     def carry(
@@ -102,9 +101,9 @@ class Change:
         """New dependencies from points of the recorded steps to points of the steps behind them,
         which go on in the same way, ns."""
         begin = np.asarray(sources, dtype=np.int64).ravel()
-        lags = np.broadcast_to(np.maximum(np.rint(lags_ns), 0), begin.shape).astype(np.int64)
         end = np.asarray(destinations, dtype=np.int64).ravel()
-        self._carried.append(np.stack([begin, end, lags], axis=1))
+        self._carried.append((begin, end, _whole_ns(lags_ns, begin.shape)))
+        self._delta = None
 
     def remove(self, rank: int, rows: npt.ArrayLike) -> None:
         """These events are not in the trace that is written of the edit.
@@ -128,10 +127,7 @@ class Change:
             edges = np.concatenate([_NOTHING, *(edges for edges, _ in self._lags)])
             lags = np.concatenate([_NOTHING, *(lags for _, lags in self._lags)])
             if not (edges[1:] > edges[:-1]).all():
-                order = np.argsort(edges, kind="stable")
-                edges, lags = edges[order], lags[order]
-                last = np.append(edges[1:] != edges[:-1], True)[: len(edges)]
-                edges, lags = edges[last], lags[last]
+                edges, lags = _the_later(edges, lags)
             self._touched = edges, lags
         return self._touched
 
@@ -161,19 +157,17 @@ class Change:
     @property
     def added(self) -> tuple[Array, Array, Array]:
         """Sources, destinations, lags in ns."""
-        columns = zip(*self._added, strict=True) if self._added else ((), (), ())
-        begin, end, lags = (np.concatenate([_NOTHING, *column]) for column in columns)
-        return begin, end, lags
+        return _columns(self._added)
 
     @property
-    def carried(self) -> Array:
-        """int64 `[n, 3]`: sources, destinations, lags in ns."""
-        return np.concatenate([_NOTHING.reshape(0, 3), *self._carried])
+    def carried(self) -> tuple[Array, Array, Array]:
+        """Sources, destinations, lags in ns."""
+        return _columns(self._carried)
 
     def removed(self, rank: int) -> Array:
         """Rows of a rank that are gone, each once and in order."""
         rows = (rows for index, rows in self._removed if index == rank)
-        return np.unique(np.concatenate([_NOTHING, *rows]))
+        return distinct(np.concatenate([_NOTHING, *rows]))
 
     @property
     def inserted(self) -> tuple[NewEvent, ...]:
@@ -191,6 +185,7 @@ class Change:
             self._delta.set_lags(*self.lags)
             self._delta.drop_all(self.dropped)
             self._delta.add_all(*self.added)
+            self._delta.carry_all(*self.carried)
         return self._delta
 
     def only_removes(self, run: SimulatedRun) -> bool:
@@ -198,6 +193,38 @@ class Change:
         edges, lags = self.lags
         is_new = any(len(begin) for begin, _, _ in self._added) or bool(self._carried)
         return not is_new and bool((lags <= run.cost_ns[edges]).all())
+
+
+def _whole_ns(times_ns: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
+    """int64 of this shape: whole nanoseconds, not below 0."""
+    times = np.asarray(times_ns)
+    if times.dtype.kind == "f":
+        times = np.rint(times)
+    return np.broadcast_to(np.maximum(times, 0).astype(np.int64), shape)
+
+
+def _the_later(edges: Array, lags: Array) -> tuple[Array, Array]:
+    """Edges, each once and in order, and the last of the lags that each was given."""
+    if len(edges) * _MANY > edges.max():
+        return _dense(edges, lags)
+    order = np.argsort(edges, kind="stable")
+    edges, lags = edges[order], lags[order]
+    last = np.append(edges[1:] != edges[:-1], True)
+    return edges[last], lags[last]
+
+
+def _dense(edges: Array, lags: Array) -> tuple[Array, Array]:
+    """The same by a place for every edge, which takes less time than to sort many."""
+    later = np.full(edges.max() + 1, -1, dtype=np.int64)
+    later[edges] = lags
+    touched = np.flatnonzero(later >= 0)
+    return touched, later[touched]
+
+
+def _columns(parts: Sequence[tuple[Array, Array, Array]]) -> tuple[Array, Array, Array]:
+    columns = zip(*parts, strict=True) if parts else ((), (), ())
+    first, second, third = (np.concatenate([_NOTHING, *column]) for column in columns)
+    return first, second, third
 
 
 def joined(run: SimulatedRun, changes: Sequence[Change]) -> Change:

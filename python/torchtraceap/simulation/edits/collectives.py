@@ -10,6 +10,7 @@ from torchtraceap._core import GpuClass, Phase
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import rows_by_key
 from torchtraceap.errors import OptionError
+from torchtraceap.order import distinct
 from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.contention import (
@@ -331,7 +332,7 @@ class _Merge:
         view = parts.view
         ends = view.end_of[parts.rows[places[:-1]]]
         edges = view.edges_from(ends, "stream_wait", "host_wait", "tensor")
-        targets = np.unique(view.destination_of(edges))
+        targets = distinct(view.destination_of(edges))
         last = int(parts.rows[places[-1]])
         begun = view.begin_of[last]
         later = self.run.graph.time_ns[targets] >= self.run.graph.time_ns[begun]

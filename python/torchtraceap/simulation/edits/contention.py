@@ -18,6 +18,7 @@ import numpy as np
 from torchtraceap._core import GpuClass
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import rows_by_key
+from torchtraceap.order import median
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.edits.parts import RankParts, parts_of
 from torchtraceap.simulation.edits.view import RankView, views
@@ -163,7 +164,7 @@ def _measure(run: SimulatedRun) -> Slowdown:
     ratios = [ratio for view in views(run) for ratio in _ratios(view, run.graph.time_ns)]
     if len(ratios) < _ENOUGH_NAMES:
         return Slowdown(1.0, UNMEASURED, "assumed: the trace doesn't show it")
-    factor = float(np.clip(np.median(ratios), 1.0, 2.0))
+    factor = float(np.clip(median(ratios), 1.0, 2.0))
     return Slowdown(factor, factor, f"measured: {len(ratios)} kernels ran both ways in this trace")
 
 
@@ -179,6 +180,6 @@ def _ratios(view: RankView, times: Array) -> list[float]:
     for name in both.tolist():
         mine = rows_of[name]
         with_other, without = lengths[mine[beside[mine]]], lengths[mine[alone[mine]]]
-        if min(len(with_other), len(without)) >= _ENOUGH_EVENTS and np.median(without) > 0:
-            found.append(float(np.median(with_other) / np.median(without)))
+        if min(len(with_other), len(without)) >= _ENOUGH_EVENTS and median(without) > 0:
+            found.append(float(median(with_other) / median(without)))
     return found

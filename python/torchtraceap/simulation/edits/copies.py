@@ -17,6 +17,7 @@ from torchtraceap._core import CopyDirection, EventKind, HostMemory
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.recorded_device import plausible_devices
 from torchtraceap.errors import OptionError
+from torchtraceap.order import distinct, median
 from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import RankView, views
@@ -123,7 +124,7 @@ class _Copies:
         if waits_stay:
             return
         calls = view.launch_of(np.concatenate([self.pageable, self.blocking]))
-        calls = np.unique(calls[calls >= 0])
+        calls = distinct(calls[calls >= 0])
         change.drop(view.waits_of(calls))
         syncs = view.waits_behind(calls)
         view.remove_calls(change, syncs)
@@ -151,7 +152,7 @@ class _Copies:
         added_ns = np.bincount(
             calls[calls >= 0], weights=self.pinning_ns[rate][calls >= 0], minlength=1
         )
-        calls = np.unique(calls[calls >= 0])
+        calls = distinct(calls[calls >= 0])
         calls = calls[added_ns[calls] > 0]
         calls = calls[np.argsort(view.begin_of[calls])]
         edges = view.edges_into(view.begin_of[calls], "program_order")
@@ -178,9 +179,9 @@ class _Copies:
 
     def _call_cost_ns(self) -> int:
         calls = self.view.launch_of(self.pinned)
-        calls = np.unique(calls[calls >= 0])
+        calls = distinct(calls[calls >= 0])
         if len(calls):
-            return int(np.median(self.view.work_ns(calls)))
+            return int(median(self.view.work_ns(calls)))
         return self.view.launch_cost_ns
 
     def _pinned_rates(self) -> tuple[tuple[float, float], str]:

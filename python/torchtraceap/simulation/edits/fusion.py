@@ -7,6 +7,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap._core import EventKind
 from torchtraceap.aliases import Array
+from torchtraceap.order import distinct, median
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import CALLING_NS, RankView, views
 from torchtraceap.simulation.edits.works import families_of
@@ -60,15 +61,15 @@ def _fuse_step(view: RankView, row: int, best: Change, cautious: Change) -> int:
     launched, _ = view.launched_inside(np.array([row]))
     small = launched[np.isin(families_of(view, launched), _OF_OPTIMIZER)]
     operators = view.tree.op[np.maximum(view.launch_of(small), 0)]
-    operators = np.unique(operators[operators != _core.NO_ROW])
-    names = np.unique(view.table.name[operators])
+    operators = distinct(operators[operators != _core.NO_ROW])
+    names = distinct(view.table.name[operators])
     already = [
         n for n in names.tolist() if "_foreach_" in view.names[n] or "fused" in view.names[n]
     ]
     if len(small) < FEWEST_KERNELS or already or not len(names):
         return 0
     counts = np.unique(view.table.name[operators], return_counts=True)[1]
-    once = 1 / float(np.median(counts))  # of each operator one for every parameter
+    once = 1 / median(counts)  # of each operator one for every parameter
     host_ns = view.work_ns(np.array([row]))
     traffic = min(1.0, _FUSED_ACCESSES / (_OPERATOR_ACCESSES * len(operators) * once))
     lengths = view.table.dur_ns[small]
@@ -109,7 +110,7 @@ class FusePointwise:
         for view in views(run):
             rows, chain = _chains(run, view, same_grid=False)
             gone_ns += _fuse(view, best, rows, chain, share=0.0, operators=True)
-            fused, chains = fused + len(rows), chains + len(np.unique(chain))
+            fused, chains = fused + len(rows), chains + len(distinct(chain))
             rows, chain = _chains(run, view, same_grid=True)
             _fuse(view, cautious, rows, chain, share=1 / 3, operators=False)
         if not chains:
@@ -165,7 +166,7 @@ def _fuse(
     rest = np.delete(rows, first)
     view.remove_gpu(change, rest)
     view.scale_gpu(change, rows[first], fused_ns / np.maximum(lengths[first], 1))
-    calls = np.unique(view.launch_of(rest))
+    calls = distinct(view.launch_of(rest))
     one_time = view.one_time(calls)
     view.set_host_work(change, calls[~one_time], 0)
     if operators:

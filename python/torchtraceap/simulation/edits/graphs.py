@@ -22,6 +22,7 @@ from torchtraceap import _core
 from torchtraceap._core import ApiClass, CopyDirection, EventKind, HostMemory, Phase
 from torchtraceap.aliases import Array
 from torchtraceap.codes import ALLOCATOR_CALLS, API_KINDS
+from torchtraceap.order import distinct, median
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import (
     CALLING_NS,
@@ -140,7 +141,7 @@ def _obstacle(run: SimulatedRun, view: RankView) -> str:
 def _shaped_by_values(view: RankView) -> str:
     operators = view.outermost(view.rows_named(_SHAPED_BY_VALUES, EventKind.CPU_OP))
     _, place = view.launched_inside(operators)
-    found = operators[np.unique(place)]
+    found = operators[distinct(place)]
     if not len(found):
         return ""
     name = view.table.name_of(int(found[0]))
@@ -168,7 +169,7 @@ def _waits_inside(run: SimulatedRun, view: RankView) -> str:
     inside &= np.isin(number[np.maximum(at, 0)], _whole_steps(view))
     if not inside.any():
         return ""
-    steps, times = len(np.unique(at[inside])), counted(int(inside.sum()), "time")
+    steps, times = len(distinct(at[inside])), counted(int(inside.sum()), "time")
     operator = view.tree.op[waits[inside][0]]
     row = waits[inside][0] if operator == _core.NO_ROW else operator
     return (
@@ -185,7 +186,7 @@ def _waiting_calls(view: RankView) -> Array:
     waits = np.isin(view.end_of[view.calls], view.wait_ends)
     calls = view.calls[waits | np.isin(view.calls, view.launch_of(copies))]
     calls = calls[~np.isin(view.tree.api[calls], ALLOCATOR_CALLS)]
-    launching = np.unique(view.table.track[_captured(view)])
+    launching = distinct(view.table.track[_captured(view)])
     waiting: Array = calls[np.isin(view.table.track[calls], launching)]
     return waiting
 
@@ -217,7 +218,7 @@ def _captured(view: RankView) -> Array:
     gpu = view.gpu_rows
     to_host = np.isin(view.tree.copy_direction[gpu], _WITH_THE_HOST)
     calls = view.launch_of(gpu)
-    held = np.unique(calls[(calls >= 0) & ~to_host])
+    held = distinct(calls[(calls >= 0) & ~to_host])
     return held[~np.isin(view.tree.api[held], _NO_LAUNCHES)]
 
 
@@ -229,7 +230,7 @@ def _segments(run: SimulatedRun, view: RankView, *, optimizer: bool) -> list[Arr
     held = _captured(view)
     times = run.graph.time_ns[view.begin_of[held]]
     held, times = held[np.argsort(times, kind="stable")], np.sort(times)
-    ends = _graph_ends(run, view, np.unique(calls[(calls >= 0) & to_host]))
+    ends = _graph_ends(run, view, distinct(calls[(calls >= 0) & to_host]))
     place = 2 * np.searchsorted(ends, times, side="right")
     if not optimizer:
         in_optimizer = view.tree.phase[held] == Phase.OPTIMIZER
@@ -257,7 +258,7 @@ def _capture(run: SimulatedRun, view: RankView, calls: Array, change: Change, te
     change.set_lags(edges, 0)
     cost_ns = min(gone_ns, view.launch_cost_ns + terms.per_kernel_ns * len(calls))
     first = view.edges_into(view.end_of[calls[:1]], "program_order")
-    change.set_lags(first[np.isin(first, edges)], cost_ns)
+    change.set_lags(first[(first[:, None] == edges).any(axis=1)], cost_ns)
     offsets = view.tree.launched_offsets.astype(np.int64)
     places, _ = ranges_of(offsets[calls], offsets[calls + 1] - offsets[calls])
     rows = view.tree.launched_rows[places]
@@ -276,7 +277,7 @@ def _spared(run: SimulatedRun, view: RankView, calls: Array, terms: _Terms) -> A
     time_ns = run.graph.time_ns
     start_ns = int(time_ns[view.begin_of[calls[0]]])
     end_ns = int(time_ns[view.end_of[calls]].max())
-    threads = np.unique(run.graph.lane[view.begin_of[calls]])
+    threads = distinct(run.graph.lane[view.begin_of[calls]])
     edges = _host_edges(run, threads, start_ns, end_ns)
     work = run.graph.kind[edges] == KINDS["program_order"]
     in_operator = np.zeros(len(edges), dtype=bool)
@@ -290,7 +291,7 @@ def _spared(run: SimulatedRun, view: RankView, calls: Array, terms: _Terms) -> A
             stretch[mine], weights=run.cost_ns[edges[mine]], minlength=len(calls) + 1
         )
         if mine is in_operator:
-            too_long = beyond_usual(cost_ns, int(np.median(cost_ns[1:])) if len(calls) else 0)
+            too_long = beyond_usual(cost_ns, int(median(cost_ns[1:])) if len(calls) else 0)
         else:
             too_long = cost_ns > terms.python_ns
         kept |= mine & too_long[stretch]
@@ -312,13 +313,24 @@ def _in_operators(run: SimulatedRun, view: RankView, calls: Array, edges: Array)
 
 def _around(view: RankView, calls: Array) -> Array:
     """Operators in which one of the calls lies."""
-    operators = view.remember(
-        "operators", lambda: np.flatnonzero(view.has_points & view.is_kind(EventKind.CPU_OP))
-    )
+    operators, starts, reach = view.remember("operators", lambda: _operators_by_begin(view))
     begins = np.sort(view.begin_of[calls])
-    first = np.searchsorted(begins, view.begin_of[operators])
-    behind = np.searchsorted(begins, view.end_of[operators])
-    return operators[behind > first]
+    near = slice(
+        np.searchsorted(reach, begins[0]), np.searchsorted(starts, begins[-1], side="right")
+    )
+    first = np.searchsorted(begins, starts[near])
+    behind = np.searchsorted(begins, view.end_of[operators[near]])
+    around: Array = operators[near][behind > first]
+    return around
+
+
+def _operators_by_begin(view: RankView) -> tuple[Array, Array, Array]:
+    """Operators of the graph, the points at which they begin, in order, and the last point in any
+    of them up to each."""
+    operators = np.flatnonzero(view.has_points & view.is_kind(EventKind.CPU_OP))
+    operators = operators[np.argsort(view.begin_of[operators], kind="stable")]
+    reach = np.maximum.accumulate(view.end_of[operators])
+    return operators, view.begin_of[operators], reach
 
 
 def _host_edges(run: SimulatedRun, threads: Array, start_ns: int, end_ns: int) -> Array:

@@ -20,6 +20,7 @@ import numpy as np
 from torchtraceap._core import EventKind
 from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError
+from torchtraceap.order import distinct, median
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.registry import register
@@ -87,7 +88,7 @@ class LoaderWorkers:
                     _pace(view, change, rows, fetch_ns[-1] * usual * crowded / self.workers)
         if not fetch_ns:
             return self._more_workers(run)
-        length_ns = int(np.median(np.concatenate(fetch_ns)))
+        length_ns = int(median(np.concatenate(fetch_ns)))
         note = (
             f"{sum(map(len, fetch_ns))} fetches of {format_ns(length_ns)} (median) move to "
             f"{self.workers} processes, which make one every {format_ns(length_ns // self.workers)}"
@@ -155,7 +156,7 @@ def _told(known: list[int], ranks: int, workers: int) -> str:
 
 def _take_over(view: RankView, change: Change, rows: Array) -> None:
     """In a trace that is written fetches are those of a loader with workers."""
-    for name in np.unique(view.table.name[rows]).tolist():
+    for name in distinct(view.table.name[rows]).tolist():
         mine = rows[view.table.name[rows] == name]
         view.replace(change, mine, re.sub("SingleProcess", "MultiProcessing", view.names[name]))
 
@@ -213,7 +214,7 @@ def _waited(run: SimulatedRun, view: RankView, rows: Array) -> Array:
 def _service_ns(view: RankView, rows: Array, waited: Array) -> Array:
     """float64 `[fetches]`: what the workers together need for each batch. See Note [Pace]."""
     ends_ns = _ends_ns(view, rows)
-    marks = np.unique(np.concatenate([[0], np.flatnonzero(waited)]))
+    marks = distinct(np.concatenate([[0], np.flatnonzero(waited)]))
     each_ns = np.diff(ends_ns[marks]) / np.diff(marks)
     service = np.zeros(len(rows))
     service[1 : marks[-1] + 1] = np.repeat(each_ns, np.diff(marks))

@@ -11,6 +11,7 @@ from torchtraceap._core import EventKind, GpuClass, Phase
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import rows_by_key
 from torchtraceap.analysis.many_ranks.matching import rank_collectives
+from torchtraceap.order import distinct
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.run import SimulatedRun
@@ -96,9 +97,9 @@ class RankParts:
         edges, owner = self.transfer_edges()
         change.set_lags(edges[np.isin(owner, places)], 0)
         calls = self.view.launch_of(rows)
-        self.view.set_host_work(change, np.unique(calls[calls >= 0]), 0)
+        self.view.set_host_work(change, distinct(calls[calls >= 0]), 0)
         if operators:
-            gone = np.unique(self.operators[places])
+            gone = distinct(self.operators[places])
             kept = np.delete(self.operators, places)
             self.view.set_host_work(change, np.setdiff1d(gone[gone >= 0], kept), 0)
 

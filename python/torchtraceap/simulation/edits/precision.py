@@ -17,6 +17,7 @@ from torchtraceap.analysis.roofline import attainable_ns, computing_type
 from torchtraceap.devices import Device, device_named
 from torchtraceap.errors import OptionError
 from torchtraceap.models import OpCall, Work, family_of
+from torchtraceap.order import distinct
 from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.parts import parts_of
@@ -187,7 +188,7 @@ def _known_products(view: RankView, units: _Units) -> tuple[Array, Array, Array,
     likely."""
     works, rows = works_of(view), view.gpu_class(GpuClass.COMPUTE)
     kinds = works.kind_of[rows]
-    chosen = [kind for kind in np.unique(kinds[kinds >= 0]).tolist() if _is_product(works, kind)]
+    chosen = [kind for kind in distinct(kinds[kinds >= 0]).tolist() if _is_product(works, kind)]
     if units.device is None or not chosen:
         return rows[:0], *np.zeros((3, 0))
     table = np.ones((3, len(works.kinds)))
@@ -240,8 +241,8 @@ def _in_type(work: Work, dtype: str) -> Work:
 
 def _call_casts(view: RankView, change: Change, rows: Array) -> None:
     """The host calls an operator that casts before each that computes a product."""
-    calls = np.unique(view.launch_of(rows))
-    operators = np.unique(view.tree.op[calls[calls >= 0]])
+    calls = distinct(view.launch_of(rows))
+    operators = distinct(view.tree.op[calls[calls >= 0]])
     operators = operators[operators != _core.NO_ROW].astype(np.int64)
     edges = view.edges_into(view.begin_of[operators], "program_order")
     change.set_lags(edges, view.cost_of(edges) + CAST_LAUNCHES * view.launch_cost_ns)
@@ -336,7 +337,7 @@ def _ratios(view: RankView, ratio_of: Callable[[Work, OpCall], float]) -> tuple[
     kinds = works.kind_of[rows]
     rows, kinds = rows[kinds >= 0], kinds[kinds >= 0]
     table = np.ones(len(works.kinds))
-    for kind in np.unique(kinds).tolist():
+    for kind in distinct(kinds).tolist():
         table[kind] = ratio_of(works.work(kind), works.call(kind))
     ratio = table[kinds]
     return rows[ratio != 1], ratio[ratio != 1]
@@ -381,7 +382,7 @@ _LAYOUT = (
 def _without(view: RankView, change: Change, rows: Array) -> None:
     view.remove_gpu(change, rows)
     calls = view.launch_of(rows)
-    view.set_host_work(change, np.unique(calls[calls >= 0]), 0)
+    view.set_host_work(change, distinct(calls[calls >= 0]), 0)
 
 
 # ------------------------------------------------------------------------- another device

@@ -9,6 +9,7 @@ import numpy as np
 
 from torchtraceap._core import EventKind
 from torchtraceap.aliases import Array
+from torchtraceap.order import distinct
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.parts import ACCUMULATION, parts_of
 from torchtraceap.simulation.edits.view import RankView, views
@@ -114,7 +115,7 @@ def _operators_inside(view: RankView, pattern: str, holders: Array) -> Array:
     operators = view.rows_named(pattern, EventKind.CPU_OP)
     begin_ns, end_ns = view.table.ts_ns, view.table.ts_ns + view.table.dur_ns
     held = np.zeros(len(operators), dtype=bool)
-    for track in np.unique(view.table.track[holders]).tolist():
+    for track in distinct(view.table.track[holders]).tolist():
         mine = holders[view.table.track[holders] == track]
         mine = mine[np.argsort(begin_ns[mine], kind="stable")]
         here = np.flatnonzero(view.table.track[operators] == track)

@@ -8,6 +8,7 @@ from torchtraceap import _core
 from torchtraceap._core import CopyDirection, EventKind
 from torchtraceap.aliases import Array
 from torchtraceap.codes import COPY_CALLS, SYNCHRONISATIONS
+from torchtraceap.order import distinct
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.registry import register
@@ -68,7 +69,7 @@ def _reads(view: RankView, waiting: Array, pattern: str) -> tuple[Array, Array]:
     """Outermost operators of a name that wait, and the waiting calls in none of them."""
     operators = view.outermost(_operators(view, pattern))
     place = view.inside(view.begin_of[waiting].astype(np.int64), operators)
-    return operators[np.unique(place[place >= 0])], waiting[place < 0]
+    return operators[distinct(place[place >= 0])], waiting[place < 0]
 
 
 def _operators(view: RankView, pattern: str) -> Array:

@@ -16,6 +16,7 @@ from torchtraceap.aliases import Array
 from torchtraceap.analysis.recorded_device import recorded_device
 from torchtraceap.codes import SYNCHRONISATIONS
 from torchtraceap.devices import Device
+from torchtraceap.order import distinct, median
 from torchtraceap.ranks import RankTrace
 from torchtraceap.remember import Memory
 from torchtraceap.simulation.edits.base import Change, NewEvent
@@ -246,7 +247,7 @@ class RankView:
         offsets = self._edges.in_offsets
         points = points.astype(np.int64)
         if not (np.diff(points) > 0).all():
-            points = np.unique(points)
+            points = distinct(points)
         edges, _ = ranges_of(offsets[points], offsets[points + 1] - offsets[points])
         return edges[_is_of(kinds)[graph.kind[edges]]] if kinds else edges
 
@@ -254,14 +255,14 @@ class RankView:
     def wait_ends(self) -> Array:
         """Points at which the rank's host goes on behind a wait for the GPU, sorted."""
         waits = self.edges_into(np.arange(*self._points), "host_wait")
-        ends: Array = np.unique(self.destination_of(waits)).astype(np.int64)
+        ends: Array = distinct(self.destination_of(waits)).astype(np.int64)
         return ends
 
     def edges_from(self, points: Array, *kinds: str) -> Array:
         """Edges that start at points, of these kinds."""
         graph, _, _ = self._run
         offsets = self._edges.out_offsets
-        points = np.unique(points).astype(np.int64)
+        points = distinct(points).astype(np.int64)
         places, _ = ranges_of(offsets[points], offsets[points + 1] - offsets[points])
         edges: Array = np.sort(self._edges.by_source[places])
         return edges[_is_of(kinds)[graph.kind[edges]]]
@@ -377,14 +378,14 @@ class RankView:
     def waits_behind(self, calls: Array) -> Array:
         """Those calls."""
         found = self.next_wait(calls)
-        return np.unique(found[found >= 0])
+        return distinct(found[found >= 0])
 
     @cached_property
     def launch_cost_ns(self) -> int:
         """What a call that starts GPU work costs the host: the median of kernel launches."""
-        calls = np.unique(self.launch_of(self._kernels))
+        calls = distinct(self.launch_of(self._kernels))
         calls = calls[calls >= 0]
-        return int(np.median(self.work_ns(calls))) if len(calls) else FALLBACK_LAUNCH_NS
+        return int(median(self.work_ns(calls))) if len(calls) else FALLBACK_LAUNCH_NS
 
     @cached_property
     def _kernels(self) -> Array:
@@ -398,7 +399,7 @@ class RankView:
             launches = self.edges_into(self.begin_of[rows], "launch")
             launches = launches[self.is_end(self.source_of(launches))]
             if len(launches):
-                return int(np.median(self.lag_of(launches)))
+                return int(median(self.lag_of(launches)))
         return FALLBACK_LATENCY_NS
 
     @cached_property
@@ -406,7 +407,7 @@ class RankView:
         """Between work that is there and the work before it on its stream: the median of
         kernels."""
         order = self.edges_into(self.begin_of[self._kernels], "stream_order")
-        return int(np.median(self.lag_of(order))) if len(order) else FALLBACK_GAP_NS
+        return int(median(self.lag_of(order))) if len(order) else FALLBACK_GAP_NS
 
     def one_time(self, calls: Array) -> Array:
         """bool `[calls]`: launches that load code or set something up first. What they cost would
