@@ -1876,6 +1876,15 @@ class GraphDelta:
         """
         New dependencies from point to point. Those that close a cycle are left out of every replay, what contradicts the measured times most first; see `closing_edges`.
         """
+    def carry_all(
+        self,
+        sources: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        destinations: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        lags_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    ) -> None:
+        """
+        New dependencies from a copy of the run to the next, where there are several.
+        """
     def drop_all(self, edges: typing.Annotated[numpy.typing.ArrayLike, numpy.int64]) -> None:
         """
         These dependencies are gone.
@@ -1891,6 +1900,11 @@ class GraphDelta:
     ) -> None:
         """
         New costs, residuals included; of two for one edge the later holds.
+        """
+    @property
+    def carries(self) -> bool:
+        """
+        Has it dependencies from a copy of the run to the next?
         """
 
 class WindowSet:

@@ -157,12 +157,9 @@ def _as_measured(run: SimulatedRun, why: str) -> EditedTrace:
 
 def _changes_nothing(run: SimulatedRun, change: Change, times_ns: Array) -> bool:
     """All events stay, at their times."""
-    is_of_events = change.inserted or any(len(change.removed(r)) for r in range(len(run.ranks)))
-    return (
-        not is_of_events
-        and not change.delta().carries
-        and np.array_equal(times_ns, run.graph.time_ns)
-    )
+    if change.inserted or any(len(change.removed(rank)) for rank in range(len(run.ranks))):
+        return False
+    return not change.delta().carries and np.array_equal(times_ns, run.graph.time_ns)
 
 
 def _ways(

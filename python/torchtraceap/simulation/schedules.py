@@ -27,6 +27,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
+from torchtraceap.order import distinct
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.sums import added
@@ -173,7 +174,7 @@ class Schedules:
         moved = times_ns.copy()
         moved[begins] = np.maximum(times_ns[begins], times_ns[graph.source[launches]])
         moved[ends] = np.maximum(times_ns[ends], moved[begins])
-        for lane in np.unique(graph.lane[begins]).tolist():
+        for lane in distinct(graph.lane[begins]).tolist():
             mine = slice(int(graph.lane_begin[lane]), int(graph.lane_end[lane]))
             others = times_ns[mine].copy()
             inside = [points[graph.lane[points] == lane] - mine.start for points in (begins, ends)]
