@@ -1,0 +1,80 @@
+"""Findings whose fix an edit of the simulator stands for show what the replay saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from gpu_traces import GpuTrace
+
+POINTWISE = "void at::native::vectorized_elementwise_kernel<4, MulFunctor>"
+
+
+def allocated_by_the_driver() -> GpuTrace:
+    trace = GpuTrace()
+    for step in range(4):
+        begin = 20_000.0 * step
+        trace.host("user_annotation", f"ProfilerStep#{step + 3}", begin, 20_000)
+        for i in range(60):
+            at, number = begin + 300.0 * i, 1_000 * step + i
+            trace.op("aten::mul", at, 280)
+            trace.call("cudaMalloc", at + 1, 80, correlation=10_000 + number)
+            trace.launch(POINTWISE, (at + 90, 5), (at + 100, 60))
+            trace.call("cudaFree", at + 165, 80, correlation=20_000 + number)
+    return trace
+
+
+def read_into_pageable_memory() -> GpuTrace:
+    trace = GpuTrace()
+    for step in range(5):
+        at = 3_000.0 * step
+        trace.host("user_annotation", f"ProfilerStep#{step + 3}", at, 3_000)
+        trace.op("aten::mm", at + 5, 20).launch("gemm", (at + 8, 5), (at + 20, 500))
+        trace.op("aten::copy_", at + 40, 1_300)
+        copied = (at + 45, 1_280), (at + 520, 800)
+        name = "Memcpy DtoH (Device -> Pageable)"
+        trace.launch(name, *copied, call="cudaMemcpyAsync", cat="gpu_memcpy", bytes=8 << 20)
+        trace.op("aten::mm", at + 1_400, 20).launch("gemm", (at + 1_405, 5), (at + 1_420, 1_500))
+    return trace
+
+
+def written_as_a_formula() -> GpuTrace:
+    trace = GpuTrace()
+    for step in range(4):
+        begin = 16_400.0 * step
+        trace.host("user_annotation", f"ProfilerStep#{step + 3}", begin, 16_400)
+        host, gpu = begin, begin + 400
+        for _ in range(20):
+            trace.op("aten::mm", host, 8).launch("ampere_gemm", (host + 1, 5), (gpu, 300))
+            host, gpu = host + 10, gpu + 300
+            for _ in range(5):
+                trace.op("aten::mul", host, 8)
+                trace.launch(POINTWISE, (host + 1, 5), (gpu, 100), grid=[64, 1, 1])
+                host, gpu = host + 10, gpu + 100
+        trace.call("cudaDeviceSynchronize", host, gpu - host - 1, correlation=90_000 + step)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("make", "finding_type", "edit"),
+    [
+        (allocated_by_the_driver, "uncached_allocator", "no_allocator_calls"),
+        (read_into_pageable_memory, "pageable_readback", "pin_memory=DtoH"),
+        (written_as_a_formula, "unfused_pointwise", "fuse_pointwise"),
+    ],
+)
+def test_the_replay_prices_the_fix(
+    tmp_path: Path, make: Callable[[], GpuTrace], finding_type: str, edit: str
+) -> None:
+    findings = make().load(tmp_path).diagnose().findings
+    saving = next(finding.saving for finding in findings if finding.type == finding_type)
+    assert saving is not None and saving.simulated
+    assert saving.edit == edit and 0 < saving.best_ns <= saving.high_ns
+
+
+def test_a_formula_saves_nearly_what_its_kernels_take(tmp_path: Path) -> None:
+    findings = written_as_a_formula().load(tmp_path).diagnose().findings
+    saving = next(finding.saving for finding in findings if finding.type == "unfused_pointwise")
+    # 20 chains of 5 kernels in a step: at best 4 of each go.
+    assert saving is not None and saving.high_ns == pytest.approx(20 * 4 * 100_000, rel=0.1)
