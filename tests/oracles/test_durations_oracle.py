@@ -197,6 +197,16 @@ def test_products_of_traces_whose_program_was_left_out(oracles: Path) -> None:
         assert lines[name]["median error"] < 35 < lines[name]["roofline"] / 2
 
 
+@needs_sklearn
+def test_ratios_between_gpus(oracles: Path) -> None:
+    if not TRACES.is_dir():
+        pytest.skip(f"no folder of traces at {TRACES}; set TORCHTRACEAP_CORPUS")
+    lines = lines_or_skip(carried_over.ratios(oracles, TRACES), "kernels on several GPUs")
+    for name, line in lines.items():
+        assert line["interval holds"] >= 0.75, name
+        assert line["median error"] < 35, name
+
+
 def test_the_kernels_of_the_test_rows_are_those_of_neusight(oracles: Path) -> None:
     """Our list of kernels gives the roofline sums that NeuSight's file has for the same rows."""
     rows = neusight_rows.test_rows(oracles)
