@@ -35,6 +35,7 @@ def kernels(rows: int = 4) -> ColumnTable:
             "moved_bytes": np.arange(rows) * 1024,
         },
         first=("name", "sum_ns", "busy_share"),
+        notes=["What the table rests on, in a sentence longer than most terminals are wide."],
     )
 
 

@@ -70,8 +70,16 @@ def render_table(table: TextTable, *, bold: bool = False, width: int = 0) -> str
     left_out = [column.heading for place, column in enumerate(columns) if place not in places]
     if left_out:
         more = f"left out at this width: {', '.join(left_out)}{table.others}"
-        lines += textwrap.wrap(more, width, break_on_hyphens=False)
-    return "\n".join([*head, *lines, *([harmless(table.note)] if table.note else [])])
+        lines += _sentences(more, width)
+    return "\n".join([*head, *lines, *_sentences(harmless(table.note), width)])
+
+
+def _sentences(text: str, width: int) -> list[str]:
+    """Lines of a text, folded between words where there is a width."""
+    if not width:
+        return text.splitlines()
+    return [part for line in text.splitlines()
+            for part in textwrap.wrap(line, width, break_on_hyphens=False)]  # fmt: skip
 
 
 def _by_column(table: TextTable) -> list[list[Any]]:
