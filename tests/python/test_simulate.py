@@ -246,6 +246,26 @@ def test_a_rank_alone_says_what_its_collectives_leave_open(write_trace: WriteTra
     assert any(note.startswith("1 of 8 ranks is recorded") for note in simulation.notes)
 
 
+def test_collectives_of_a_rank_alone_stay_its_own_however_many_kernels_they_slow(
+    write_trace: WriteTrace,
+) -> None:
+    """Eighty kernels lose the company of small ones: what the edit changes first is these."""
+    program = FlawedProgram()
+    for number in range(5):
+        with program.step(number + 5):
+            for _ in range(4):
+                few = describe("allreduce", 256, list(range(8)))
+                program.launch(NCCL, 100, stream=20, **few)
+                for _ in range(20):
+                    program.launch("gemm_beside", 10)
+            program.synchronize()
+    document = program.document()
+    document["distributedInfo"] = {"backend": "nccl", "rank": 0, "world_size": 8}
+    (edit,) = simulate(ttap.load(write_trace(document)), ["merge_collectives"]).edits
+    assert edit.predicted_ns is None
+    assert "changes collectives, and 1 of 8 ranks" in edit.note
+
+
 # ------------------------------------------------------------------------------- trust
 
 

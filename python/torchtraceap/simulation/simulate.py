@@ -377,8 +377,8 @@ class Simulation:
     def _is_of_collectives(self, graph: EditedGraph) -> bool:
         """Is it collectives that an edit changes, where ranks are missing? See Note [A rank
         alone]."""
-        if self._alone is None:
-            return False
+        if self._alone is None or graph.of_collectives:
+            return self._alone is not None
         touched = np.concatenate([graph.best.lags[0], graph.best.dropped])
         ends = np.zeros(len(self.run.graph), dtype=bool)
         waiting = waiting_edges(self.run)

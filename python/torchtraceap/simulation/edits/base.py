@@ -297,6 +297,8 @@ class EditedGraph:
     likely: tuple[Change, ...] = ()
     """What it most likely does, for the guess, which is the mean of what these do; empty: nothing
     speaks for any place between the two, and it is the mean of them."""
+    of_collectives: bool = False
+    """What it changes is collectives, whatever else follows from that."""
     source: str = ""
     """Where the durations put in come from."""
     note: str = ""

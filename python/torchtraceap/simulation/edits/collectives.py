@@ -78,7 +78,7 @@ class OverlapCollectives:
             f"optimizer or step, {sure} of them surely; beside communication it takes up to "
             f"{slower.high:.2f} times as long ({slower.source})"
         )
-        return EditedGraph(best, cautious, source=slower.source, note=note)
+        return EditedGraph(best, cautious, of_collectives=True, source=slower.source, note=note)
 
 
 def _detach(run: SimulatedRun, parts: RankParts, places: Array, change: Change) -> int:
@@ -400,6 +400,5 @@ class _Merge:
                 f"larger ones become {pieces} pieces at best, which run beside computation"
             )
         note = f"{what}: {', '.join(words)}"
-        return EditedGraph(
-            self.best, self.cautious, source="; ".join(sorted(self.sources)), note=note
-        )
+        source = "; ".join(sorted(self.sources))
+        return EditedGraph(self.best, self.cautious, of_collectives=True, source=source, note=note)

@@ -67,7 +67,8 @@ class MixedPrecision:
 
     Likely: products take what the model says, those of unknown work what it says of a square one
     that takes as long as they do; half of what they read is converted, by operators in the forward
-    pass; other kernels move half the bytes, but for the optimizer.
+    pass; element-wise kernels move half the bytes, but for the optimizer's. Autocast leaves norms,
+    softmax, losses and reductions in fp32.
     """
 
     def __init__(self, dtype: str | None = None) -> None:
@@ -102,8 +103,9 @@ class MixedPrecision:
                 rows, ratio = _ratios(view, _other_in_fp32)
                 named = _element_wise_in_fp32(view)
                 view.scale_gpu(best, rows, ratio)
-                stays = view.phase_of(rows) == Phase.OPTIMIZER
-                view.scale_gpu(likely, rows[~stays], ratio[~stays])
+                moves = families_of(view, rows) == "elementwise"
+                moves &= view.phase_of(rows) != Phase.OPTIMIZER
+                view.scale_gpu(likely, rows[moves], ratio[moves])
                 for change in (best, likely):
                     view.scale_gpu(change, named, _no_faster_than_a_start(view, named, 0.5))
                 products = np.concatenate([known, guessed])
