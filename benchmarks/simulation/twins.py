@@ -490,7 +490,7 @@ def table(summaries: list[Summary]) -> str:
     """As docs/simulation_edits.md has it."""
     head = (
         "| twin | pairs | true saving | error, median | nine in ten below | covered | "
-        "with the same numbers | wrong sign | refused |\n|---|---|---|---|---|---|---|---|---|"
+        "same numbers | wrong sign | refused |\n|---|---|---|---|---|---|---|---|---|"
     )
     return "\n".join([head, *map(_line, summaries)])
 
