@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import torchtraceap as ttap
 from torchtraceap import _core
+from torchtraceap.analysis import modules
 from torchtraceap.ranks import RankTrace
 from torchtraceap.trace import Trace
 
@@ -156,3 +158,10 @@ def test_checkpointing_recorded_here(reentrant: bool, tmp_path: Path) -> None:
     assert (linear["calls"], linear["recompute_calls"]) == (1, 1)
     assert linear["recompute_host_ns"] > 0
     assert linear["backward_host_ns"] > 0
+
+
+def test_nodes_without_a_text_are_absent_whatever_their_integers_are() -> None:
+    """Rows of the core are unsigned, which NumPy 2.5 mixes with no -1."""
+    codes = modules._texts(["a", "", "b"], np.array([2, 1, 0], dtype=np.uint32))
+    assert codes.codes.dtype == np.int32
+    assert codes.to_list() == ["b", None, "a"]

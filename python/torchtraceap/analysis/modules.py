@@ -100,7 +100,7 @@ def _paths(tree: _core.ModuleTree, nodes: Array) -> list[str]:
 def _texts(texts: list[str], nodes: Array) -> TextCodes:
     """A text of every node; absent where it is empty."""
     empty = np.array([not text for text in texts], dtype=bool)
-    return TextCodes(np.where(empty[nodes], -1, nodes).astype(np.int32), texts)
+    return TextCodes(np.where(empty[nodes], -1, nodes.astype(np.int64)).astype(np.int32), texts)
 
 
 def _outline(tree: _core.ModuleTree, order: Array) -> TextCodes:
