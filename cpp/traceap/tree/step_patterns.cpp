@@ -6,7 +6,9 @@
 // period; then the pattern still has to show that it is a step and not, say, a layer: it holds an
 // optimizer, loader or step annotation and makes up most of the thread, or it is at least
 // kMinPlainRows long and the whole thread is nothing but this pattern, cut off at both ends. Its
-// durations must be alike. Everything else counts as ambiguous and leaves the trace without steps.
+// durations must be alike. A pattern of nothing but backward nodes and parameter updates is the
+// loop of an optimizer over its parameters, and a range that is itself a part of a step wraps no
+// steps. Everything else counts as ambiguous and leaves the trace without steps.
 // A step begins with fetching the batch, else behind the optimizer's step, else where the pattern
 // is first seen.
 
@@ -19,6 +21,7 @@
 #include "traceap/base/interrupt.hpp"
 #include "traceap/base/offsets.hpp"
 #include "traceap/base/statistics.hpp"
+#include "traceap/base/text.hpp"
 #include "traceap/tree/build_parts.hpp"
 
 namespace traceap {
@@ -62,8 +65,39 @@ std::vector<Row> child_rows(const EventTree& tree, std::uint32_t begin, std::uin
   return rows;
 }
 
+/// Of an operator that does nothing but update tensors, as the loop of an optimizer consists of:
+/// `in_place` ones and pointwise arithmetic. Models compute more than that.
+struct UpdateWord {
+  bool is_arithmetic = false, in_place = false, is_glue = false;
+};
+
+UpdateWord classify_update(std::string_view name) {
+  constexpr std::string_view kNamespace = "aten::";
+  if (!name.starts_with(kNamespace)) return {.is_glue = is_any(name, {"detach", "detach_"})};
+  name.remove_prefix(kNamespace.size());
+  if (name.starts_with("_foreach_") || name.starts_with("_fused_")) return {true, true, false};
+  const bool in_place = name.ends_with("_");
+  if (in_place) name.remove_suffix(1);
+  const bool is_arithmetic =
+      is_any(name, {"add",   "sub",  "mul",  "div",  "addcmul", "addcdiv",   "lerp",    "sqrt",
+                    "rsqrt", "pow",  "neg",  "sign", "abs",     "sgn",       "maximum", "clamp",
+                    "zero",  "fill", "norm", "rsub", "square",  "reciprocal"});
+  const bool is_glue =
+      is_any(name, {"copy", "to", "_to_copy", "empty", "empty_like", "empty_strided", "zeros",
+                    "zeros_like", "ones_like", "full_like", "clone", "detach", "view", "as_strided",
+                    "item", "_local_scalar_dense", "linalg_vector_norm", "resolve_conj"});
+  return {is_arithmetic, is_arithmetic && in_place, is_glue};
+}
+
+/// A row that belongs to some part of a step by its name: steps are not to be found inside it.
+bool is_part_of_step(const TreeContext& context, Row row) {
+  return context.has_trait(row, kTraitInput) || context.has_trait(row, kTraitOptimizer) ||
+         context.has_trait(row, kTraitBackwardNode);
+}
+
 /// Rows at the top of a track, below ranges that wrap all of it.
-std::vector<Row> top_rows(const EventTable& table, const EventTree& tree, TrackId track) {
+std::vector<Row> top_rows(const TreeContext& context, const EventTree& tree, TrackId track) {
+  const EventTable& table = context.table;
   std::vector<Row> rows = child_rows(tree, tree.host_offsets[track], tree.host_offsets[track + 1]);
   while (!rows.empty()) {
     const Row longest = *std::max_element(
@@ -71,6 +105,7 @@ std::vector<Row> top_rows(const EventTable& table, const EventTree& tree, TrackI
     const double span = static_cast<double>(table.end_ns(rows.back())) -
                         static_cast<double>(table.ts_ns[rows.front()]);
     if (static_cast<double>(table.dur_ns[longest]) < kWrapperShare * span) break;
+    if (is_part_of_step(context, longest)) break;
     const std::uint32_t position = tree.host_position[longest];
     if (position + 1 == tree.subtree_end[position]) break;
     rows = child_rows(tree, position + 1, tree.subtree_end[position]);
@@ -106,8 +141,8 @@ class Stretches {
 
 class PatternFinder {
  public:
-  PatternFinder(const TreeContext& context, std::vector<Row> rows)
-      : context_(context), table_(context.table), rows_(std::move(rows)) {
+  PatternFinder(const TreeContext& context, const EventTree& tree, std::vector<Row> rows)
+      : context_(context), table_(context.table), tree_(tree), rows_(std::move(rows)) {
     read_words();
     hash_prefixes();
   }
@@ -239,13 +274,31 @@ class PatternFinder {
   }
 
   bool is_step(const Pattern& pattern) const {
-    if (!durations_alike(pattern)) return false;
+    if (!durations_alike(pattern) || only_updates(pattern)) return false;
     if (!is_marked(pattern)) {
       return pattern.period >= kMinPlainRows && pattern.length() == rows_.size();
     }
     const double rows = static_cast<double>(pattern.length()) / static_cast<double>(rows_.size());
     const double time = span(pattern.begin, pattern.stop) / span(0, rows_.size());
     return std::max(rows, time) >= kMinCoverage;
+  }
+
+  /// Is the pattern a loop over parameters? See Note [Inferred steps].
+  bool only_updates(const Pattern& pattern) const {
+    bool backward = false, optimizer = false, in_place = false, glue = false;
+    for (std::size_t i = pattern.first; i < pattern.first + pattern.period; ++i) {
+      const Phase phase = tree_.phase[rows_[i]];
+      backward = backward || phase == Phase::kBackward;
+      optimizer = optimizer || phase == Phase::kOptimizer;
+      if (phase == Phase::kBackward || phase == Phase::kOptimizer) continue;
+      const UpdateWord word = classify_update(table_.name_of(rows_[i]));
+      if (!word.is_arithmetic && !word.is_glue) return false;
+      in_place = in_place || word.in_place;
+      glue = glue || word.is_glue;
+    }
+    if (backward) return true;
+    // A copy between calls of an optimizer may be all that is seen of a replayed CUDA graph.
+    return optimizer ? !glue : in_place;
   }
 
   /// Does the pattern hold an annotation of a training loop?
@@ -277,6 +330,7 @@ class PatternFinder {
 
   const TreeContext& context_;
   const EventTable& table_;
+  const EventTree& tree_;
   std::vector<Row> rows_;
   std::vector<StringId> words_;              ///< per row: its name without numbers
   std::vector<std::uint32_t> word_offsets_;  ///< per word, into places_
@@ -328,7 +382,7 @@ bool is_loop_mark(const TreeContext& context, Row row) {
 /// Where the ops of a loop vary, its fetches or its own annotations may still repeat evenly.
 void infer_from_marks(const TreeContext& context, EventTree& tree, std::vector<Row> rows) {
   std::erase_if(rows, [&](Row row) { return !is_loop_mark(context, row); });
-  const PatternFinder finder(context, std::move(rows));
+  const PatternFinder finder(context, tree, std::move(rows));
   std::optional<Pattern> pattern = finder.find();
   if (!pattern) return;
   // What follows the last fetch, a step or the end of the loop, can't be told.
@@ -341,8 +395,8 @@ void infer_from_marks(const TreeContext& context, EventTree& tree, std::vector<R
 
 void infer_steps(const TreeContext& context, EventTree& tree) {
   if (!tree.steps.empty() || tree.main_track == kNoTrack) return;
-  std::vector<Row> rows = top_rows(context.table, tree, tree.main_track);
-  const PatternFinder finder(context, rows);
+  std::vector<Row> rows = top_rows(context, tree, tree.main_track);
+  const PatternFinder finder(context, tree, rows);
   if (const std::optional<Pattern> pattern = finder.find()) {
     add_steps(context, tree, finder, *pattern);
   } else {

@@ -404,6 +404,71 @@ TEST_CASE("two optimizers that alternate give one step, not two", "[tree]") {
   CHECK(b.tree.steps[1].start_ns == 100'000);
 }
 
+namespace {
+
+/// What plain Adam does to each of `parameters` tensors, from `t` on.
+void add_parameter_loop(TraceText& text, double t, int parameters) {
+  for (int i = 0; i < parameters; ++i) {
+    for (const char* op : {"aten::lerp_", "aten::mul_", "aten::addcmul_", "aten::sqrt", "aten::div",
+                           "aten::add_", "aten::addcdiv_", "aten::to", "aten::item"}) {
+      text.host("cpu_op", op, t, 8);
+      t += 10;
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("the loop of an optimizer over its parameters is no step", "[tree]") {
+  TraceText text;
+  SECTION("inside of its range, which fills the trace") {
+    text.host("python_function", "train.py(9): main", 0, 2000);
+    text.host("user_annotation", "Optimizer.step#Adam.step", 50, 1940);
+    add_parameter_loop(text, 60, 20);
+  }
+  SECTION("in a frame of its own library") {
+    text.host("python_function", "torch/optim/adam.py(230): step", 50, 1940);
+    add_parameter_loop(text, 60, 20);
+  }
+  SECTION("without any range") { add_parameter_loop(text, 60, 20); }
+  SECTION("one optimizer for each parameter") {
+    text.host("cpu_op", "aten::mm", 0, 40);
+    for (int i = 0; i < 30; ++i) {
+      text.host("user_annotation", "Optimizer.step#SGD.step", 60 + 10 * i, 8);
+    }
+  }
+  SECTION("optimizers that step inside of the backward pass") {
+    for (int i = 0; i < 30; ++i) {
+      const double t = 60 + 30 * i;
+      text.host("cpu_op", "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", t,
+                8);
+      text.host("user_annotation", "Optimizer.step#SGD.step", t + 10, 8);
+      text.host("user_annotation", "Optimizer.zero_grad#SGD.zero_grad", t + 20, 8);
+    }
+  }
+  CHECK(build(text).tree.steps.empty());
+}
+
+TEST_CASE("steps that end in a loop over parameters are steps", "[tree]") {
+  TraceText text;
+  for (int i = 0; i < 5; ++i) {
+    const double t = 1000 * i;
+    text.host("cpu_op", "aten::mm", t, 40).host("cpu_op", "aten::relu", t + 45, 10);
+    text.host("user_annotation", "Optimizer.step#Adam.step", t + 60, 930);
+    add_parameter_loop(text, t + 65, 10);
+  }
+  CHECK(build(text).tree.steps.size() == 5);
+}
+
+TEST_CASE("a copy between calls of an optimizer may stand for a replayed graph", "[tree]") {
+  TraceText text;
+  for (int i = 0; i < 6; ++i) {
+    text.host("cpu_op", "aten::copy_", 100 * i, 20);
+    text.host("user_annotation", "Optimizer.step#SGD.step", 100 * i + 60, 20);
+  }
+  CHECK(build(text).tree.steps.size() == 6);
+}
+
 TEST_CASE("a profiler that marked steps is believed, pattern or not", "[tree]") {
   TraceText text;
   text.host("user_annotation", "ProfilerStep#1", 990, 700);
