@@ -124,6 +124,8 @@ void bind_lateness(py::module_& module) {
   column("verdict", &L::verdict, "uint8 [ranks]: index in rank_verdict_names().");
   column("cause", &L::cause, "uint8 [ranks]: index in late_cause_names(): largest excess.");
   column("cause_share", &L::cause_share, "float64 [ranks]: of the lateness, what it explains.");
+  column("host_cause", &L::host_cause,
+         "uint8 [ranks]: index in idle_cause_names(): of a late host, what most of it is.");
   module.attr("PROVEN_SHARE") = kProvenShare;
   py::class_<PeerView>(module, "PeerView", "What the traces of other ranks say of one rank.")
       .def_readonly("known", &PeerView::known, "Were there others to compare it with?");

@@ -152,6 +152,29 @@ TEST_CASE("each cause of a late arrival is told from the others", "[lateness]") 
   CHECK(late[2].lateness_ns == 200'000);
 }
 
+TEST_CASE("of a host that is late the cause of its idle time is named", "[lateness]") {
+  // Late by 200 us, of which a call of the host takes so many.
+  const auto rank_of = [](const char* kind, const char* name, double call_us) {
+    Job job(3);
+    job.work(0, 10, 50).work(1, 10, 50);
+    job[2].host("cpu_op", "aten::empty", 3, 206);
+    job[2].host(kind, name, 4, call_us);
+    job.work(2, 210, 50);
+    job.all_reduce({60, 60, 260}, 300);
+    return job.lateness()[2];
+  };
+  const RankLateness mallocs = rank_of("cuda_runtime", "cudaMalloc", 190);
+  CHECK(mallocs.verdict == RankVerdict::kStraggler);
+  CHECK(mallocs.cause == LateCause::kHost);
+  CHECK(mallocs.host_cause == IdleCause::kAllocator);
+  CHECK(rank_of("cuda_runtime", "cudaDeviceSynchronize", 190).host_cause ==
+        IdleCause::kSynchronization);
+  CHECK(rank_of("user_annotation", "inductor_compile (dynamo_timed)", 190).host_cause ==
+        IdleCause::kCompilation);
+  CHECK(rank_of("cuda_runtime", "cudaMalloc", 90).host_cause == IdleCause::kHostWait);
+  CHECK(rank_of("cpu_op", "aten::add", 190).host_cause == IdleCause::kHostWait);
+}
+
 TEST_CASE("below four fifths of the lateness no cause is named", "[lateness]") {
   // Late by 200 us: so much of them in kernels, the rest in a host that launched late.
   const auto verdict_of = [](double kernel_us) {

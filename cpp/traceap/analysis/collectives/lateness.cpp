@@ -7,14 +7,14 @@
 // it beyond the others' median. So work that all ranks do alike drops out, and a stall early in the
 // segment is found although something else came last. Only when the excess of one cause explains at
 // least 80 % of the lateness is that cause named (traceml's rule); otherwise the rank is late and
-// its cause is not proven.
+// its cause is not proven. A host that is late has a cause of its own where one cause of idle time
+// makes up more than half of its excess, such as the allocator.
 
 #include "traceap/analysis/collectives/lateness.hpp"
 
 #include <algorithm>
 #include <map>
 
-#include "traceap/analysis/idle/idle.hpp"
 #include "traceap/analysis/idle/timeline.hpp"
 #include "traceap/base/statistics.hpp"
 #include "traceap/base/sums.hpp"
@@ -22,8 +22,18 @@
 namespace traceap {
 namespace {
 
-using NsByLateCause = std::array<std::int64_t, kLateCauseCount>;
-using CoverByLateCause = std::array<CoverIndex, kLateCauseCount>;
+/// What a rank does, by late cause, and beside that its idle time by its own cause.
+constexpr std::size_t kActivityCount = std::size_t{kLateCauseCount} + kIdleCauseCount;
+using NsByActivity = std::array<std::int64_t, kActivityCount>;
+using CoverByActivity = std::array<CoverIndex, kActivityCount>;
+
+constexpr std::size_t place_of(IdleCause cause) {
+  return kLateCauseCount + static_cast<std::size_t>(cause);
+}
+/// Causes of a host that is late which say more than that it is.
+constexpr std::array kHostCauses{IdleCause::kSynchronization, IdleCause::kCompilation,
+                                 IdleCause::kAllocator, IdleCause::kLaunchLatency,
+                                 IdleCause::kProfiler};
 
 LateCause cause_of_idle(IdleCause cause) {
   switch (cause) {
@@ -38,16 +48,18 @@ LateCause cause_of_idle(IdleCause cause) {
   }
 }
 
-/// What a rank does at each moment: disjoint sets that together cover all recorded time.
-CoverByLateCause activity_of(const RankInput& rank) {
+/// What a rank does at each moment: by late cause disjoint sets that together cover all recorded
+/// time.
+CoverByActivity activity_of(const RankInput& rank) {
   const GpuIntervals gpu = build_gpu_intervals(*rank.table, *rank.tree);
-  std::array<IntervalSet, kLateCauseCount> sets;
+  std::array<IntervalSet, kActivityCount> sets;
   const auto of = [&](LateCause cause) -> IntervalSet& {
     return sets[static_cast<std::size_t>(cause)];
   };
   const Interval recorded = recorded_bounds(*rank.table);
   for (const IdleInterval& idle : explain_idle(*rank.table, *rank.tree, gpu, recorded).intervals) {
     of(cause_of_idle(idle.cause)).push_back(idle.interval);
+    sets[place_of(idle.cause)].push_back(idle.interval);
   }
   const IntervalSet copies = set_difference(gpu.memcpy, gpu.compute);
   const auto add = [&](LateCause cause, const IntervalSet& work) {
@@ -56,7 +68,7 @@ CoverByLateCause activity_of(const RankInput& rank) {
   add(LateCause::kCompute, gpu.compute);
   add(LateCause::kCommunication, set_difference(gpu.communication, gpu.compute));
   add(LateCause::kCopies, set_difference(copies, gpu.communication));
-  CoverByLateCause activity;
+  CoverByActivity activity;
   for (std::size_t c = 0; c < sets.size(); ++c) activity[c] = CoverIndex(sets[c]);
   return activity;
 }
@@ -86,7 +98,7 @@ struct Segment {
 class LatenessMeter {
  public:
   LatenessMeter(const RankCollectives& all, std::span<const RankInput> ranks)
-      : all_(all), ranks_(ranks), found_(ranks.size()) {}
+      : all_(all), ranks_(ranks), found_(ranks.size()), excess_(ranks.size()) {}
 
   std::vector<RankLateness> measure(double material_share) {
     for (const CollectiveMatch& match : all_.matches) add_waits(match);
@@ -172,15 +184,15 @@ class LatenessMeter {
   const CollectivePart& part_of(const Segment& segment) const { return all_.parts[segment.part]; }
 
   /// What each segment was spent on.
-  std::vector<NsByLateCause> spent_by_cause() const {
-    std::vector<NsByLateCause> spent(segments_.size());
+  std::vector<NsByActivity> spent_by_cause() const {
+    std::vector<NsByActivity> spent(segments_.size());
     std::vector<std::vector<std::size_t>> by_rank(ranks_.size());
     for (std::size_t s = 0; s < segments_.size(); ++s) {
       by_rank[part_of(segments_[s]).rank].push_back(s);
     }
     for (std::uint32_t r = 0; r < ranks_.size(); ++r) {
       if (by_rank[r].empty()) continue;
-      const CoverByLateCause activity = activity_of(ranks_[r]);
+      const CoverByActivity activity = activity_of(ranks_[r]);
       const std::int64_t shift_ns = all_.clocks.shift_ns(r);
       for (const std::size_t s : by_rank[r]) {
         const Interval own{segments_[s].since_ns + shift_ns, segments_[s].until_ns + shift_ns};
@@ -191,7 +203,7 @@ class LatenessMeter {
   }
 
   void add_excess() {
-    const std::vector<NsByLateCause> spent = spent_by_cause();
+    const std::vector<NsByActivity> spent = spent_by_cause();
     for (std::size_t begin = 0; begin < segments_.size();) {
       const std::size_t end = begin + all_.matches[part_of(segments_[begin]).match].count;
       add_excess_of(begin, end, spent);
@@ -200,7 +212,7 @@ class LatenessMeter {
   }
 
   /// Of the segments of one match.
-  void add_excess_of(std::size_t begin, std::size_t end, const std::vector<NsByLateCause>& spent) {
+  void add_excess_of(std::size_t begin, std::size_t end, const std::vector<NsByActivity>& spent) {
     std::vector<std::int64_t> values(end - begin);
     const auto fill = [&](auto value_of) {
       for (std::size_t s = begin; s < end; ++s) values[s - begin] = value_of(s);
@@ -213,13 +225,21 @@ class LatenessMeter {
       add_to(found_[part_of(segments_[s]).rank].lateness_ns,
              segments_[s].until_ns - starts[s - begin]);
     }
-    for (std::size_t c = 0; c < kLateCauseCount; ++c) {
+    for (std::size_t c = 0; c < kActivityCount; ++c) {
       const auto usual = fill([&](std::size_t s) { return spent[s][c]; });
       for (std::size_t s = begin; s < end; ++s) {
         if (!is_behind(s)) continue;
-        add_to(found_[part_of(segments_[s]).rank].excess_ns[c], spent[s][c] - usual[s - begin]);
+        add_to(excess_[part_of(segments_[s]).rank][c], spent[s][c] - usual[s - begin]);
       }
     }
+  }
+
+  /// The one that explains more than half of what the host was late.
+  static IdleCause host_cause_of(const NsByActivity& excess, std::int64_t host_ns) {
+    const auto most = std::max_element(
+        kHostCauses.begin(), kHostCauses.end(),
+        [&](IdleCause a, IdleCause b) { return excess[place_of(a)] < excess[place_of(b)]; });
+    return excess[place_of(*most)] > host_ns / 2 ? *most : IdleCause::kHostWait;
   }
 
   std::int64_t median_wait_ns() const {
@@ -230,12 +250,14 @@ class LatenessMeter {
 
   void judge(std::size_t r, std::int64_t usual_wait_ns, double material_share) {
     RankLateness& rank = found_[r];
+    std::copy_n(excess_[r].begin(), kLateCauseCount, rank.excess_ns.begin());
     const auto most = std::max_element(rank.excess_ns.begin(), rank.excess_ns.end());
     rank.cause = static_cast<LateCause>(most - rank.excess_ns.begin());
     if (rank.lateness_ns > 0) {
       const double share = static_cast<double>(*most) / static_cast<double>(rank.lateness_ns);
       rank.cause_share = std::clamp(share, 0.0, 1.0);
     }
+    if (rank.cause == LateCause::kHost) rank.host_cause = host_cause_of(excess_[r], *most);
     if (rank.compared == 0) return;
     // A late rank's partners wait for it, so it waits less than the median rank does.
     const std::int64_t late_ns = std::min(usual_wait_ns - rank.wait_ns, rank.lateness_ns);
@@ -251,6 +273,7 @@ class LatenessMeter {
   const RankCollectives& all_;
   std::span<const RankInput> ranks_;
   std::vector<RankLateness> found_;
+  std::vector<NsByActivity> excess_;  ///< by rank: see RankLateness::excess_ns
   std::vector<Segment> segments_;
 };
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "traceap/analysis/collectives/rank_collectives.hpp"
+#include "traceap/analysis/idle/idle.hpp"
 
 namespace traceap {
 
@@ -17,7 +18,7 @@ enum class LateCause : std::uint8_t {
   kCommunication,  ///< other collectives
   kCopies,
   kInput,  ///< idle: the host makes, or waits for, the next batch
-  kHost,   ///< idle otherwise: late launches, synchronisation, compilation, silence
+  kHost,   ///< idle otherwise: see RankLateness::host_cause
 };
 inline constexpr int kLateCauseCount = static_cast<int>(LateCause::kHost) + 1;
 /// snake_case, such as "compute".
@@ -46,6 +47,9 @@ struct RankLateness {
   RankVerdict verdict = RankVerdict::kUnknown;
   LateCause cause = LateCause::kCompute;  ///< the one with the largest excess
   double cause_share = 0.0;               ///< of the lateness, what that cause explains; in [0, 1]
+  /// Of the excess of kHost, what most of it is: the cause of the idle time; kHostWait where none
+  /// explains more than half.
+  IdleCause host_cause = IdleCause::kHostWait;
 };
 
 /// One for each rank, from its arrivals at all collectives that synchronise their ranks. Late is a

@@ -102,6 +102,7 @@ class PeerViewer {
       if (worst && worst->lateness_ns >= rank.lateness_ns) continue;
       worst = Straggler{.rank = number_of(ranks_, i),
                         .cause = rank.cause,
+                        .host_cause = rank.host_cause,
                         .lateness_ns = rank.lateness_ns,
                         .explained = rank.cause_share};
     }

@@ -22,8 +22,9 @@ struct PeerPart {
 struct Straggler {
   std::int64_t rank;  ///< its number
   LateCause cause;
-  std::int64_t lateness_ns;  ///< summed over collectives
-  double explained;          ///< share of it that the cause explains
+  IdleCause host_cause = IdleCause::kHostWait;  ///< of kHost: see RankLateness
+  std::int64_t lateness_ns;                     ///< summed over collectives
+  double explained;                             ///< share of it that the cause explains
 };
 
 /// What only the traces of several ranks can tell.

@@ -62,8 +62,7 @@ def _by_rank(matched: MatchedCollectives) -> ColumnTable:
         "node": encode_texts(matched.nodes),
         "verdict": encode_texts(_VERDICTS[code] for code in late.verdict.tolist()),
         "cause": encode_texts(
-            _CAUSES[code] if yes else None
-            for code, yes in zip(late.cause.tolist(), proven.tolist(), strict=True)
+            _cause_name(late, i) if yes else None for i, yes in enumerate(proven.tolist())
         ),
         "cause_share": np.where(behind, late.cause_share, np.nan),
         "lateness_ns": late.lateness_ns,
@@ -88,6 +87,13 @@ def _by_rank(matched: MatchedCollectives) -> ColumnTable:
     return ColumnTable(columns, shown=_RANK_SHOWN, notes=notes)
 
 
+def _cause_name(late: _core.Lateness, i: int) -> str:
+    """Of a host that is late its own cause, where one is known."""
+    cause, idle = _CAUSES[late.cause[i]], _IDLE_CAUSES[late.host_cause[i]]
+    return idle if cause == "host" and idle != "host_wait" else cause
+
+
+_IDLE_CAUSES = _core.idle_cause_names()
 _CAUSES, _VERDICTS = _core.late_cause_names(), _core.rank_verdict_names()
 _STRAGGLER, _LATE = _VERDICTS.index("straggler"), _VERDICTS.index("late, cause not proven")
 _TIMELINE = ("compute", "exposed_communication", "exposed_memcpy", "idle")
@@ -117,7 +123,7 @@ def _lateness_notes(matched: MatchedCollectives, late: _core.Lateness) -> list[s
     for i, number in enumerate(matched.rank_numbers):
         if late.verdict[i] not in (_STRAGGLER, _LATE):
             continue
-        cause, share = _CAUSES[late.cause[i]], float(late.cause_share[i])
+        cause, share = _cause_name(late, i), float(late.cause_share[i])
         words = f"Rank {number} arrives {format_ns(int(late.lateness_ns[i]))} late in all"
         if late.verdict[i] == _STRAGGLER:
             notes.append(f"{words}: {format_share(share)} of it by {_CAUSE_WORDS[cause]}.")
@@ -134,7 +140,12 @@ _CAUSE_WORDS = {
     "communication": "its other collectives",
     "copies": "its copies",
     "input": "its input pipeline",
-    "host": "its host (late launches, synchronisation, silence)",
+    "host": "its host (late launches, silence)",
+    "synchronization": "its synchronisation with the GPU",
+    "compilation": "its compilation",
+    "allocator": "its memory allocator",
+    "launch_latency": "its launch latency",
+    "profiler": "the profiler's own work",
 }
 
 
