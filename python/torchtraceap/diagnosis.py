@@ -108,7 +108,14 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
         trace=trace,
         plan=outlook.plan if outlook else (),
         replay=outlook.replay if outlook else None,
+        waiting_ns=_waiting_ns(by_type["straggler"]),
     )
+
+
+def _waiting_ns(straggler: PerRank) -> int:
+    """By the ranks that were compared with no other one."""
+    facts = (found.facts.get("waiting") for _, found in straggler if found.verdict == "unknown")
+    return clamped(sum(int(Fact(*typed).value) for typed in facts if typed is not None))
 
 
 def _outlook(trace: Trace, findings: Sequence[Finding], parts: dict[str, int]) -> Outlook | None:

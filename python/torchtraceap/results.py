@@ -522,6 +522,8 @@ class Diagnosis(Result):
     """Fixes in order of what each adds to those before it. Savings of findings don't add up."""
     replay: ReplayCheck | None = None
     """None where nothing was replayed: no finding, or none that has a fix to simulate."""
+    waiting_ns: int = 0
+    """What collectives surely waited for ranks whose traces are not here, summed over the ranks."""
 
     @property
     def step(self) -> StepTime | None:
@@ -568,6 +570,7 @@ class Diagnosis(Result):
             "plan": [fix.to_dict() for fix in self.plan],
             "replay": self.replay.to_dict() if self.replay else None,
             "step": self.step.to_dict() if self.step else None,
+            "waiting_ns": self.waiting_ns,
             "files": [file.to_dict() for file in self.summary.files],
         }
 

@@ -113,6 +113,45 @@ def test_a_trace_without_gpu_work_says_so(tmp_path: Path) -> None:
     assert "█" not in text
 
 
+def waiting_rank(all_reduce_us: float) -> samples.TraceMaker:
+    """One of four ranks; in each step an all-reduce of 4 MiB takes so long."""
+    maker = samples.TraceMaker(rank=0, world_size=4)
+    message = {"Collective name": "allreduce", "In msg nelems": 1 << 20,
+               "Out msg nelems": 1 << 20, "dtype": "Float"}  # fmt: skip
+    at = 1_000_000.0
+    for step in range(3):
+        length = 40_000 + all_reduce_us
+        maker.host("user_annotation", f"ProfilerStep#{step + 5}", at, length)
+        for i in range(20):
+            launch = at + 100 + i * 20
+            maker.host("cpu_op", "aten::mm", launch - 5, 15)
+            # Half of the products behind the all-reduce need its result.
+            start = at + 1_000 + i * 1_900 + (all_reduce_us if i >= 10 else 0)
+            maker.gpu("kernel", "gemm", start, 1_890, launch=launch)
+        launch, start = at + 305, at + 1_000 + 10 * 1_900
+        maker.gpu("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", start,
+                  all_reduce_us - 20, launch=launch, **message)  # fmt: skip
+        at += length
+    return maker
+
+
+def test_a_rank_that_waits_for_others_asks_for_their_traces(tmp_path: Path) -> None:
+    found = ttap.diagnose(waiting_rank(2_000_000).write(tmp_path / "waits.json"))
+    view = build_view(found)
+    assert view.headline.endswith(
+        "; collectives wait for another rank: the other ranks' traces would tell who is late"
+    )
+    assert found.waiting_ns == 3 * (2_000_000 - 20 - 1_000 - 2 * 4_194.304) * 1_000
+    assert found.abstained["straggler"] == (
+        "the other ranks' traces, which would tell who is late",
+    )
+    # 4 MiB in 9 ms: a slow network moves them.
+    slow = ttap.diagnose(waiting_rank(9_000).write(tmp_path / "slow.json"))
+    assert slow.waiting_ns == 0
+    assert "another rank" not in build_view(slow).headline
+    assert slow.abstained["straggler"] == ("traces of the other ranks",)
+
+
 def test_ranks_are_compared(tmp_path: Path) -> None:
     for rank in range(2):
         samples.slow_loader(rank=rank, world_size=2).write(tmp_path / f"rank{rank}.json")

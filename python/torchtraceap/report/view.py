@@ -481,6 +481,20 @@ def headline_of(diagnosis: Diagnosis) -> str:
 
     See verdict.py, Note [Leading finding].
     """
+    return _leading_sentence(diagnosis) + _whose_trace_would_tell(diagnosis)
+
+
+def _whose_trace_would_tell(diagnosis: Diagnosis) -> str:
+    """Where half of the largest part of the time is waiting for ranks whose traces are not here."""
+    part = diagnosis.bound_by
+    if part not in ("communication", "communication_wait"):
+        return ""
+    if 2 * diagnosis.waiting_ns < diagnosis.time_ns[part]:
+        return ""
+    return "; collectives wait for another rank: the other ranks' traces would tell who is late"
+
+
+def _leading_sentence(diagnosis: Diagnosis) -> str:
     lead = diagnosis.finding(diagnosis.lead.type) if diagnosis.lead else None
     if lead and diagnosis.lead:
         whose = "all ranks' time" if len(diagnosis.summary.files) > 1 else "the time"

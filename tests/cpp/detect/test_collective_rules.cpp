@@ -139,6 +139,61 @@ TEST_CASE("a row of small collectives costs first to last", "[detect][small_nccl
   }
 }
 
+TEST_CASE("what a clone takes between small collectives does not end a row",
+          "[detect][small_nccl_kernels]") {
+  const auto exchange = [](double copy_us) {
+    RuleCase t = training_step();
+    t.op(kBackward, 1'260, 100);
+    for (int i = 0; i < 60; ++i) {
+      t.queued(kAllReduce, 1'262 + 0.5 * i, 6'035 + 45.0 * i, 15, 20, elements(256));
+      t.queued("copy", 1'262.2 + 0.5 * i, 6'053 + 45.0 * i, copy_us);
+    }
+    return judge("small_nccl_kernels", t);
+  };
+  const Finding finding = exchange(2.5);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(finding.evidence_count == 60);
+  CHECK(cost_us(finding) == Approx(60 * 15 + 59 * 27.5));
+  CHECK(cost_us(exchange(20)) == Approx(60 * 15 + 59 * 10));
+  CHECK(cost_us(exchange(20.1)) == Approx(60 * 15));  // the pause has work of its own
+}
+
+TEST_CASE("a size of nothing is no size", "[detect][small_nccl_kernels]") {
+  const auto verdict = [](double length_us) {
+    RuleCase t = training_step();
+    t.op(kBackward, 1'260, 100);
+    for (int i = 0; i < 10; ++i) {
+      t.queued(kAllReduce, 1'262 + i, 6'035 + 280.0 * i, length_us, 20, elements(0));
+    }
+    return judge("small_nccl_kernels", t).verdict;
+  };
+  CHECK(verdict(270) == Verdict::kAbsent);
+  CHECK(verdict(20) == Verdict::kPresent);
+}
+
+TEST_CASE("gradients reduced one by one are not overlapped, though each is put in its place",
+          "[detect][nccl_compute_not_overlapped]") {
+  constexpr const char* kAccumulate =
+      "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad";
+  const auto exchange = [](const char* between) {
+    RuleCase t = training_step();
+    for (int i = 0; i < 12; ++i) {
+      const double at = 6'040 + 220.0 * i;
+      t.op("c10d::allreduce_", 1'255 + 12.0 * i, 5.8);
+      t.queued(kAllReduce, 1'255.2 + 12.0 * i, at, 210, 20, elements(1 << 20));
+      t.op(between, 1'261 + 12.0 * i, 5.8).queued("copy", 1'261.2 + 12.0 * i, at + 212, 3);
+    }
+    return t;
+  };
+  const Finding finding = judge("nccl_compute_not_overlapped", exchange(kAccumulate));
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(cost_us(finding) == Approx(12 * 210));
+  // Backward work that each of them holds back is in the middle of the phase.
+  const RuleCase sharded = exchange(kBackward);
+  CHECK(cost_us(judge("nccl_compute_not_overlapped", sharded)) < 4 * 210);
+  CHECK(judge("nccl_blocks_main_stream", sharded).verdict == Verdict::kPresent);
+}
+
 TEST_CASE("small collectives by size, whatever they take", "[detect][small_nccl_kernels]") {
   RuleCase t = training_step();
   t.op(kBackward, 1'260, 100);

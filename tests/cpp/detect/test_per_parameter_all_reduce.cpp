@@ -144,7 +144,10 @@ TEST_CASE("without sizes and with nothing between them they could be buckets",
   CHECK(exchange_alone(100, 90, "").missing_signals ==
         std::vector<std::string>{"message sizes of the collectives"});
   CHECK(exchange_alone(100, 90, "").verdict == Verdict::kUnknown);
-  CHECK(exchange_alone(40, 2, "").verdict == Verdict::kUnknown);  // the pauses are material
+  CHECK(exchange_alone(100, 27, "").verdict == Verdict::kUnknown);
+  // 25 MiB take 26 us where a link moves 1 TB/s; the pauses alone are material.
+  CHECK(exchange_alone(100, 26, "").verdict == Verdict::kPresent);
+  CHECK(exchange_alone(40, 2, "").verdict == Verdict::kPresent);
   CHECK(exchange_alone(100, 90, elements(1 << 18)).verdict == Verdict::kPresent);
 }
 

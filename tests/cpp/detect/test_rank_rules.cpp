@@ -90,6 +90,44 @@ TEST_CASE("waiting for a late rank is the straggler's", "[detect][straggler]") {
   CHECK(finding.saving_high_ns == 3'600'000);
 }
 
+TEST_CASE("a straggler's host is named by what holds it", "[detect][straggler]") {
+  PeerView peers = straggler();
+  peers.straggler->host_cause = IdleCause::kAllocator;
+  CHECK(fact(judge_with_peers("straggler", blocked_steps(), 900, peers), "cause") ==
+        "memory allocator");
+  peers.straggler->cause = LateCause::kInput;
+  CHECK(fact(judge_with_peers("straggler", blocked_steps(), 900, peers), "cause") ==
+        "input pipeline");
+}
+
+TEST_CASE("one rank alone shows that someone is late, not who", "[detect][straggler]") {
+  // Nine all-reduces of 3 ms and one of `length_ms`.
+  const auto judged = [](double length_ms, const std::string& args, const std::string& top) {
+    RuleCase t;
+    if (!top.empty()) t.top(top);
+    t.step(1, 0, 4'000'000);
+    for (int i = 0; i < 10; ++i) {
+      const double length = i == 4 ? length_ms * 1e3 : 3'000;
+      t.op("c10d::allreduce_", 10 + 20.0 * i, 15);
+      t.queued(kAllReduce, 15 + 20.0 * i, 100 + 10'000.0 * i + (i > 4 ? length_ms * 1e3 : 0),
+               length, 20, args);
+    }
+    return judge("straggler", t);
+  };
+  const std::vector<std::string> waits{"the other ranks' traces, which would tell who is late"};
+  const Finding unsized = judged(2'000, "", kWorld);
+  CHECK(unsized.verdict == Verdict::kUnknown);
+  CHECK(unsized.missing_signals == waits);
+  CHECK(fact(unsized, "waiting") == "1970000000");
+  CHECK(judged(2'000, "", "").missing_signals == waits);  // whatever the world's size says
+  CHECK(judged(450, "", kWorld).missing_signals ==
+        std::vector<std::string>{"traces of the other ranks"});
+  const Finding sized = judged(450, elements(1 << 20), kWorld);
+  CHECK(sized.missing_signals == waits);
+  CHECK(fact(sized, "waiting") == std::to_string(450'000'000 - 1'000'000 - 2 * (4 << 20)));
+  CHECK(judged(450, elements(1 << 26), kWorld).missing_signals != waits);  // 256 MiB
+}
+
 TEST_CASE("no straggler without proof", "[detect][straggler]") {
   const RuleCase t = blocked_steps();
   SECTION("one rank alone can't tell") {
@@ -178,6 +216,22 @@ TEST_CASE("several buckets, or a small model, are no single bucket", "[detect][o
 TEST_CASE("one bucket is large from 50 MiB upwards", "[detect][one_bucket_ddp]") {
   CHECK(judge("one_bucket_ddp", gradient_exchange(1, 50)).verdict == Verdict::kPresent);
   CHECK(judge("one_bucket_ddp", gradient_exchange(1, 49)).verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("without a size one all-reduce is large only where it takes its time",
+          "[detect][one_bucket_ddp]") {
+  const auto exchange = [](double length_us) {
+    RuleCase t;
+    t.step(1, 0, 1'000);
+    for (int i = 0; i < 4; ++i) {
+      t.op(kBackward, 10 + 20.0 * i, 18).queued("gemm_bw", 15 + 20.0 * i, 200 + 50.0 * i, 50);
+    }
+    t.op(kBackward, 100, 18).queued(kAllReduce, 105, 405, length_us, 20);
+    return judge("one_bucket_ddp", t).verdict;
+  };
+  CHECK(exchange(500) == Verdict::kUnknown);
+  CHECK(exchange(52) == Verdict::kAbsent);  // 50 MiB at 1 TB/s
+  CHECK(exchange(53) == Verdict::kUnknown);
 }
 
 TEST_CASE("buffers are broadcast in every forward pass", "[detect][broadcast_buffers]") {

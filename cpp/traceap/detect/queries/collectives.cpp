@@ -1,11 +1,15 @@
 #include "traceap/detect/queries/collectives.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <string>
+#include <unordered_map>
 
 #include "traceap/base/interrupt.hpp"
+#include "traceap/base/statistics.hpp"
 #include "traceap/detect/evidence.hpp"
 #include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/ranges.hpp"
 
 namespace traceap {
 namespace {
@@ -67,22 +71,33 @@ std::vector<Row> consumers(const Signals& signals) {
 }
 
 /// Phases of GPU rows. Kernels over lists of tensors without a known launch are the optimizer's (or
-/// clip its gradients): nothing else in a training step uses them to speak of.
+/// clip its gradients): nothing else in a training step uses them to speak of. What AccumulateGrad
+/// launches puts a finished gradient in its place: no collective could hide behind it, since it
+/// needs the one before, and so it is no work of the backward pass that is still to come.
 class PhaseOfRow {
  public:
   explicit PhaseOfRow(const Signals& signals)
-      : tree_(signals.tree), foreach_(signals.table, [](std::string_view name) {
-          return contains(name, "multi_tensor_apply");
-        }) {}
+      : tree_(signals.tree),
+        foreach_(signals.table,
+                 [](std::string_view name) { return contains(name, "multi_tensor_apply"); }),
+        accumulates_(outermost_ranges(signals, [names = LazyNames(signals.table, is_accumulation)](
+                                                   Row r) { return names(r); })) {}
   Phase operator()(Row row) const {
+    const Row launch = tree_.launch[row];
+    if (launch != kNoRow && accumulates_[launch] != kNoRow) return Phase::kOther;
     const Phase phase = tree_.phase[row];
     if (phase != Phase::kOther) return phase;
     return foreach_(row) ? Phase::kOptimizer : Phase::kOther;
   }
 
  private:
+  static bool is_accumulation(std::string_view name) {
+    return contains(name, "torch::autograd::AccumulateGrad");
+  }
+
   const EventTree& tree_;
   LazyNames<> foreach_;
+  std::vector<Row> accumulates_;  ///< by row: the range of AccumulateGrad around it
 };
 
 /// Does a row of phase `own` end a stretch of phase `current`? A row of unknown phase belongs to
@@ -247,6 +262,25 @@ class PieceBuilder {
   std::vector<Row> by_end_;
 };
 
+/// What a collective surely waited for someone. With a size: what it took beyond a millisecond of
+/// latency and its message through a network of 10 Gbit/s, twice for those that send results back.
+/// Without: if it took more than 0.5 s and a hundred times what its kernel usually takes, all
+/// beyond ten times of that. (The longest transfer without a size on public traces, a gigabyte
+/// between two GPUs without a link of their own, takes 0.44 s and 125 times the median of its
+/// kernel.)
+std::int64_t sure_wait_ns(const Collective& collective, std::int64_t length_ns,
+                          std::int64_t usual_ns) {
+  constexpr std::int64_t kLatencyNs = 1'000'000, kNsPerByte = 1, kPasses = 2;
+  constexpr std::int64_t kUnsizedNs = 500'000'000, kUnsizedRatio = 100, kUnusualRatio = 10;
+  const std::int64_t bytes = collective.bytes.value_or(0);
+  if (bytes > 0) {
+    const std::int64_t most = kMaxTimeNs / (kNsPerByte * kPasses);
+    return length_ns - kLatencyNs - std::min(bytes, most) * kNsPerByte * kPasses;
+  }
+  const bool waits = length_ns > kUnsizedNs && length_ns / kUnsizedRatio > usual_ns;
+  return waits ? length_ns - kUnusualRatio * usual_ns : 0;
+}
+
 bool has_host_collective(const EventTable& table) {
   const LazyNames is_collective(table, [](std::string_view name) {
     return name == "record_param_comms" || name.substr(0, 6) == "c10d::" ||
@@ -272,6 +306,12 @@ std::vector<ExposedPiece> build_exposed_pieces(const Signals& signals) {
   return pieces;
 }
 
+std::int64_t most_bytes_in(std::int64_t duration_ns) {
+  constexpr std::int64_t kBytesPerNs = 1'000;
+  constexpr std::int64_t kLongestNs = std::numeric_limits<std::int64_t>::max() / kBytesPerNs;
+  return std::clamp<std::int64_t>(duration_ns, 0, kLongestNs) * kBytesPerNs;
+}
+
 IntervalSet waits_for_late_ranks(const Signals& signals) {
   std::vector<Interval> waits;
   for (const PeerPart& part : signals.peers.parts) {
@@ -280,6 +320,24 @@ IntervalSet waits_for_late_ranks(const Signals& signals) {
     waits.push_back({start_ns, start_ns + part.wait_ns});
   }
   return make_union(std::move(waits));
+}
+
+IntervalSet waits_of_lone_rank(const Signals& signals) {
+  if (signals.peers.known) return {};
+  std::unordered_map<StringId, std::vector<std::int64_t>> lengths;
+  for (const Collective& c : signals.collectives) {
+    lengths[signals.table.name[c.row]].push_back(signals.table.dur_ns[c.row]);
+  }
+  std::unordered_map<StringId, std::int64_t> usual_ns;
+  for (auto& [name, values] : lengths) usual_ns[name] = median_of(values);
+  std::vector<Interval> waits;
+  for (const Collective& c : signals.collectives) {
+    Interval wait = interval_of(signals.table, c.row);
+    wait.end_ns -=
+        std::min(wait.length_ns(), longest_transfer_ns(c, usual_ns[signals.table.name[c.row]]));
+    if (wait.length_ns() > 0) waits.push_back(wait);
+  }
+  return set_difference(make_union(std::move(waits)), signals.gpu.compute);
 }
 
 void leave_to_late_ranks(const Signals& signals, Draft& draft, std::string name) {

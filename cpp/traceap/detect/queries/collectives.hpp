@@ -23,8 +23,16 @@ struct ExposedPiece {
 };
 std::vector<ExposedPiece> build_exposed_pieces(const Signals& signals);
 
+/// More than a collective can move in this time: no link between two devices is faster than 1 TB/s.
+/// What a collective whose size is not recorded can't be is told by this.
+std::int64_t most_bytes_in(std::int64_t duration_ns);
+
 /// Where this rank waited in collectives for a rank that keeps the others waiting (Signals::peers).
 IntervalSet waits_for_late_ranks(const Signals& signals);
+/// Where this rank, read alone, surely waited in collectives for another one, whichever it was:
+/// what they took beyond the time in which even a slow network moves their message. Without
+/// compute.
+IntervalSet waits_of_lone_rank(const Signals& signals);
 /// Takes what is a late rank's fault out of a draft's saving, and says in a fact of that name how
 /// much of its cost it is. Overlapping communication with compute would not bring the rank sooner.
 void leave_to_late_ranks(const Signals& signals, Draft& draft, std::string name);

@@ -51,8 +51,9 @@ std::vector<BackwardPass> list_passes(const Signals& signals) {
     const auto found = all_reduces.find(r);
     if (found == all_reduces.end()) continue;
     pass.all_reduces.push_back(r);
-    pass.sized = pass.sized && found->second->bytes.has_value();
-    add_to(pass.bytes, found->second->bytes.value_or(0));
+    const std::int64_t bytes = found->second->bytes.value_or(0);
+    pass.sized = pass.sized && bytes > 0;
+    add_to(pass.bytes, bytes);
   }
   return passes;
 }
@@ -72,6 +73,8 @@ Finding detect(const Signals& signals) {
   for (const BackwardPass& pass : list_passes(signals)) {
     if (pass.all_reduces.size() != 1 || pass.kernels < 2) continue;
     if (pass.sized && pass.bytes < kLargeBucketBytes) continue;
+    const std::int64_t length_ns = signals.table.dur_ns[pass.all_reduces.front()];
+    if (!pass.sized && most_bytes_in(length_ns) < kLargeBucketBytes) continue;
     single.push_back(pass.all_reduces.front());
     bytes = std::max(bytes, pass.bytes);
     sized = sized && pass.sized;

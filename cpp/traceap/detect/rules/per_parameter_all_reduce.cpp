@@ -44,8 +44,14 @@ struct Run {
   std::vector<std::int64_t> bytes;  ///< of those that say
   std::size_t copies = 0;           ///< light events between them
 
-  /// Buckets of DistributedDataParallel's size, sent by hand, have nothing between them.
-  bool could_be_buckets() const { return bytes.empty() && 2 * copies < all_reduces.size(); }
+  std::int64_t median_ns = 0;  ///< how long they take
+
+  /// Buckets of DistributedDataParallel's size, sent by hand, have nothing between them, and take
+  /// their time.
+  bool could_be_buckets() const {
+    return bytes.empty() && 2 * copies < all_reduces.size() &&
+           most_bytes_in(median_ns) >= kBucketBytes;
+  }
 };
 
 /// Walks the GPU's events by start and collects runs.
@@ -77,7 +83,8 @@ class RunFinder {
     const auto found = by_row_.find(r);
     if (found != by_row_.end() && is_member(*found->second) && device.behind_backward) {
       device.run.all_reduces.push_back(r);
-      if (found->second->bytes) device.run.bytes.push_back(*found->second->bytes);
+      const std::int64_t bytes = found->second->bytes.value_or(0);
+      if (bytes > 0) device.run.bytes.push_back(bytes);
     } else if (found == by_row_.end() && (is_copy(r) || light_(r))) {
       if (!device.run.all_reduces.empty()) ++device.run.copies;
     } else {
@@ -106,6 +113,9 @@ class RunFinder {
     device.run = {};
     if (run.all_reduces.size() < kMinRun) return;
     if (!run.bytes.empty() && median_of(run.bytes) >= kBucketBytes) return;
+    std::vector<std::int64_t> lengths;
+    for (Row r : run.all_reduces) lengths.push_back(signals_.table.dur_ns[r]);
+    run.median_ns = median_of(lengths);
     runs_.push_back(std::move(run));
   }
 

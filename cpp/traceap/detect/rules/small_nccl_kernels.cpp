@@ -1,8 +1,8 @@
 // Many small collectives one after another, each of which pays the full latency.
 //
 // A run is a row of at least kMinRun small collectives without a large one between them, each
-// beginning soon after the one before. Cost: first to last of the run, without the compute that
-// runs under it, and without pauses that hold other work of their own.
+// beginning soon after the one before. Cost: first to last of the run, without the work that runs
+// under it or between, and without pauses that hold more than a clone or a copy.
 
 #include <algorithm>
 #include <span>
@@ -37,28 +37,37 @@ Interval transfer_of(const Signals& signals, Row row) {
   return own;
 }
 
-bool is_small(const Signals& signals, const Collective& collective) {
-  if (collective.bytes && *collective.bytes < kSmallBytes) return true;
-  // Only a whole duration tells: waiting is not the message's size.
-  return signals.table.dur_ns[collective.row] <= kSmallNs ||
-         (!collective.bytes && transfer_of(signals, collective.row).length_ns() <= kSmallNs);
+/// A size of 0 says as little as none: a call that serves several tensors may leave it out.
+bool says_size(const Collective& collective) {
+  return collective.bytes && (*collective.bytes > 0 || collective.kind == CollectiveKind::kBarrier);
 }
 
-/// Cost of one run: its members, and pauses between them in which no kernel ran at all.
+bool is_small(const Signals& signals, const Collective& collective) {
+  if (says_size(collective) && *collective.bytes < kSmallBytes) return true;
+  // Only a whole duration tells: waiting is not the message's size.
+  return signals.table.dur_ns[collective.row] <= kSmallNs ||
+         (!says_size(collective) && transfer_of(signals, collective.row).length_ns() <= kSmallNs);
+}
+
+/// Cost of one run: its members, and what is idle of the pauses between them. A pause in which the
+/// GPU works for longer than a small collective takes has work of its own.
 void add_run(const Signals& signals, std::span<const Collective> run, Draft& draft) {
   const EventTable& table = signals.table;
   std::int64_t last_end = table.ts_ns[run.front().row];
+  std::vector<Interval> pauses;
   for (const Collective& member : run) {
     const Interval own = interval_of(table, member.row);
     const Interval transfer = transfer_of(signals, member.row);
     if (transfer.length_ns() < kWaitingNs) draft.cost.push_back(transfer);
     const Interval pause{last_end, own.start_ns};
-    if (pause.length_ns() > 0 && covered_ns(signals.gpu.busy, pause) == 0) {
-      draft.cost.push_back(pause);
+    if (pause.length_ns() > 0 && covered_ns(signals.gpu.busy, pause) <= kSmallNs) {
+      pauses.push_back(pause);
     }
     last_end = std::max(last_end, own.end_ns);
     draft.evidence.push_back(member.row);
   }
+  const IntervalSet idle = set_difference(make_union(std::move(pauses)), signals.gpu.busy);
+  draft.cost.insert(draft.cost.end(), idle.begin(), idle.end());
 }
 
 /// Runs of one device's collectives; `members` by start.
@@ -94,7 +103,7 @@ Finding detect(const Signals& signals) {
   std::size_t begin = 0;
   std::int64_t sized = 0;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    sized += all[i].bytes.has_value() ? 1 : 0;
+    sized += says_size(all[i]) ? 1 : 0;
     if (i + 1 < all.size() && device(all[i + 1]) == device(all[i])) continue;
     add_runs(signals, std::span(all).subspan(begin, i + 1 - begin), draft);
     begin = i + 1;

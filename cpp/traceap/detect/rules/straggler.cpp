@@ -26,8 +26,25 @@ std::string unproven_ranks(const PeerView& peers) {
   return text;
 }
 
-std::string_view words_of(LateCause cause) {
+std::string_view words_of_host(IdleCause cause) {
   switch (cause) {
+    case IdleCause::kAllocator:
+      return "memory allocator";
+    case IdleCause::kCompilation:
+      return "compilation";
+    case IdleCause::kSynchronization:
+      return "synchronisation with the GPU";
+    case IdleCause::kLaunchLatency:
+      return "launch latency";
+    case IdleCause::kProfiler:
+      return "profiler";
+    default:
+      return "host";
+  }
+}
+
+std::string_view words_of(const Straggler& straggler) {
+  switch (straggler.cause) {
     case LateCause::kCompute:
       return "compute kernels";
     case LateCause::kCommunication:
@@ -39,14 +56,25 @@ std::string_view words_of(LateCause cause) {
     case LateCause::kHost:
       break;
   }
-  return "host";
+  return words_of_host(straggler.host_cause);
+}
+
+/// A rank by itself does not show who is late, but it may show that someone is.
+Finding judge_lone_rank(const Signals& signals) {
+  const std::int64_t waiting_ns =
+      total_length_ns(set_clip(waits_of_lone_rank(signals), signals.profiled));
+  const bool waits = is_material(signals, waiting_ns);
+  if (!waits && signals.table.distributed.world_size.value_or(1) <= 1) return absent();
+  if (!waits) return abstain({"traces of the other ranks"});
+  Finding finding = abstain({"the other ranks' traces, which would tell who is late"});
+  finding.facts.push_back({.name = "waiting", .kind = FactKind::kDuration, .value = waiting_ns});
+  return finding;
 }
 
 Finding detect(const Signals& signals) {
   const PeerView& peers = signals.peers;
   if (!peers.known) {
-    if (signals.table.distributed.world_size.value_or(1) <= 1) return absent();
-    return abstain({"traces of the other ranks"});
+    return judge_lone_rank(signals);
   }
   if (!peers.straggler) {
     if (peers.unproven.empty()) return absent();
@@ -64,7 +92,7 @@ Finding detect(const Signals& signals) {
   }
   draft.count("waits", draft.evidence.size());
   draft.text("late rank", std::to_string(peers.straggler->rank));
-  draft.text("cause", std::string(words_of(peers.straggler->cause)));
+  draft.text("cause", std::string(words_of(*peers.straggler)));
   draft.duration("lateness", peers.straggler->lateness_ns);
   draft.share("explained", peers.straggler->explained);
   return finish_finding(signals, std::move(draft));
