@@ -72,6 +72,46 @@ TEST_CASE("a host that launches late is host wait, its launch's latency included
   CHECK(idle_of(next_kernel(text, 90)) == Lines{"host_wait 20-90 by aten::relu"});
 }
 
+TEST_CASE("nothing runs of what is launched while a graph is recorded", "[analysis]") {
+  TraceText text = first_kernel();
+  text.host("cuda_runtime", "cudaStreamBeginCapture", 30, 5);
+  text.host("cpu_op", "aten::mm", 40, 200).host("cuda_runtime", "cudaLaunchKernel", 50, 100);
+  text.host("cuda_runtime", "cudaStreamEndCapture", 300, 50);
+  text.host("cuda_runtime", "cudaGraphInstantiate", 360, 100);
+  CHECK(idle_of(next_kernel(text, 500)) == Lines{"host_wait 20-30 by cudaLaunchKernel",
+                                                 "compilation 30-460 by cudaStreamBeginCapture",
+                                                 "host_wait 460-500 by cudaLaunchKernel"});
+}
+
+TEST_CASE("a capture without an end is none", "[analysis]") {
+  TraceText text = first_kernel();
+  text.host("cuda_runtime", "cudaStreamBeginCapture", 30, 5);
+  text.host("cpu_op", "aten::mm", 40, 200);
+  CHECK(idle_of(next_kernel(text, 500)) == Lines{"host_wait 20-30 by cudaLaunchKernel",
+                                                 "compilation 30-35 by cudaStreamBeginCapture",
+                                                 "host_wait 35-500 by cudaLaunchKernel"});
+}
+
+TEST_CASE("the first call of an operator compiles if it is far slower than the others",
+          "[analysis]") {
+  const auto first_cause = [](double first_us, int later) {
+    TraceText text = first_kernel();
+    text.host("cpu_op", "my::op", 30, first_us)
+        .launch("k", 30 + first_us - 8, 5, 40 + first_us, 10, 7, 2);
+    for (int i = 0; i < later; ++i) {
+      const double t = 100 + first_us + 200 * i;
+      text.host("cpu_op", "my::op", t, 100).launch("k", t + 90, 5, t + 105, 10, 7, 3 + i);
+    }
+    const Analysed a(text);
+    return a.idle().intervals[1].cause;
+  };
+  CHECK(first_cause(1'000, 3) == IdleCause::kCompilation);
+  CHECK(first_cause(999, 3) == IdleCause::kHostWait);
+  CHECK(first_cause(1'000, 2) == IdleCause::kHostWait);
+  CHECK(first_cause(10'005, 2) == IdleCause::kCompilation);
+  CHECK(first_cause(10'004, 2) == IdleCause::kHostWait);
+}
+
 TEST_CASE("Python that nobody records between two calls is host wait", "[analysis]") {
   TraceText text = first_kernel();
   CHECK(idle_of(next_kernel(text, 500)) == Lines{"host_wait 20-500 by cudaLaunchKernel"});

@@ -471,8 +471,41 @@ TEST_CASE("silence names the Python frame around it", "[detect]") {
 }
 
 TEST_CASE("an annotation around silence does not make it work", "[detect]") {
-  CHECK(silent_loop("my_validation", 20000, false).judge("host_silence").verdict ==
-        Verdict::kPresent);
+  const Finding finding = silent_loop("my_validation", 20000, false).judge("host_silence");
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(fact(finding, "range") == "my_validation");
+}
+
+TEST_CASE("silence asks for Python frames only where none are recorded", "[detect]") {
+  const Scene bare = silent_loop("", 20000, false);
+  CHECK(bare.judge("host_silence").missing_signals ==
+        std::vector<std::string>{"Python frames (with_stack)"});
+  Scene framed = bare;
+  framed.python("train.py(3): loop", 900, 160'000);
+  CHECK(framed.judge("host_silence").missing_signals.empty());
+}
+
+namespace {
+
+/// An operator of 20 ms that says nothing of itself but what it launches at its end.
+Scene quiet_operator(const std::string& name, bool with_annotations) {
+  Scene scene;
+  for (int i = 0; i < 3; ++i) {
+    const double t = 1000 + i * 50000.0;
+    if (with_annotations) scene.step(5 + i, t, 50000);
+    scene.op(name, t + 1, 20'020);
+    scene.op("aten::mm", t + 20'005, 14).kernel("gemm", t + 20'008, t + 20'020, 29'000);
+  }
+  return scene;
+}
+
+}  // namespace
+
+TEST_CASE("an operator's time is no silence, whatever it is called", "[detect]") {
+  CHECK(quiet_operator("FlashAttnFunc", true).judge("host_silence").verdict == Verdict::kAbsent);
+  CHECK(quiet_operator("CompiledFunction", true).judge("host_silence").evidence_count == 0);
+  // Before annotations had a category of their own they were written as operators.
+  CHECK(quiet_operator("## forward ##", false).judge("host_silence").verdict == Verdict::kPresent);
 }
 
 TEST_CASE("what looks like silence and is not", "[detect]") {

@@ -21,7 +21,16 @@ bool is_compiling_function(std::string_view frame) {
       colon == std::string_view::npos ? frame : frame.substr(colon + 2);
   const std::size_t at = function.find("compile");
   if (at != std::string_view::npos && function.substr(at, 8) != "compiled") return true;
-  return contains_any(function, {"autotun", "benchmark", "do_bench", "_bench"});
+  return contains_any(function, {"autotun", "benchmark", "do_bench", "_bench", "ninja"}) ||
+         is_any(function, {"build", "_build", "build_and_load", "gen_and_load"});
+}
+
+/// Libraries that generate code when a function is first called. Where they are, some by starting a
+/// compiler as a process of its own.
+bool is_jit_library(std::string_view frame) {
+  return contains_any(frame, {"torch/_inductor/", "triton/", "flashinfer/jit/", "deep_gemm/jit",
+                              "torch/utils/cpp_extension.py", "tvm_ffi/", "tilelang/", "numba/",
+                              "cupy/", "cutlass/"});
 }
 
 /// Python frames read "path/file.py(line): function" or "<built-in method ...>".
@@ -42,7 +51,7 @@ HostActivity classify_frame(std::string_view raw_name) {
                           "torch/_dynamo/output_graph.py"})) {
     return HostActivity::kCompilation;
   }
-  if (contains_any(name, {"torch/_inductor/", "triton/"}) && is_compiling_function(name)) {
+  if (is_jit_library(name) && is_compiling_function(name)) {
     return HostActivity::kCompilation;
   }
   if (contains_any(name, {"method wait of torch._C._distributed", "distributed_c10d.py"}) &&

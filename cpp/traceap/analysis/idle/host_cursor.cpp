@@ -5,8 +5,52 @@
 #include <span>
 
 #include "traceap/base/interrupt.hpp"
+#include "traceap/base/sums.hpp"
+#include "traceap/base/text.hpp"
 
 namespace traceap {
+
+// Note [First calls]: an operator that launches GPU work takes microseconds of its own, but for its
+// first call, in which code may be generated (NVFuser, Triton, flashinfer), tuned or loaded
+// (libraries of cuDNN and cuBLAS). A first call is cold if it takes 1 ms or more and ten times the
+// mean of three or more later ones. Where fewer follow, it has to spend 10 ms in no call at all,
+// and lie in warm-up. Operators that launch nothing compute on the host, as long as that takes.
+
+namespace {
+
+constexpr std::int64_t kMinLaterCalls = 3;
+constexpr double kColdRatio = 10.0;
+/// Python and the dispatcher take tens of microseconds, a slow host hundreds; even a small kernel
+/// takes a compiler tens of milliseconds.
+constexpr std::int64_t kColdOwnNs = 10'000'000;
+
+/// By row: does it hold a call that puts work on the GPU?
+std::vector<bool> mark_launching(const EventTable& table, const EventTree& tree) {
+  std::vector<bool> launches(table.size());
+  for (const Row gpu : tree.gpu_rows) {
+    poll_interrupt();
+    for (Row r = tree.launch[gpu]; r != kNoRow && !launches[r]; r = tree.parent[r]) {
+      launches[r] = true;
+    }
+  }
+  return launches;
+}
+
+/// Time in which no operator and no call inside the row runs.
+std::int64_t own_time_ns(const EventTable& table, const EventTree& tree, Row row) {
+  std::int64_t own_ns = table.dur_ns[row];
+  const std::uint32_t begin = tree.host_position[row] + 1;
+  for (std::uint32_t i = begin; i < tree.subtree_end[begin - 1];) {
+    poll_interrupt();
+    const Row inner = tree.host_rows[i];
+    const bool counts = table.kind[inner] == EventKind::kCpuOp || is_api_call(table.kind[inner]);
+    if (counts) own_ns -= table.dur_ns[inner];
+    i = counts ? tree.subtree_end[i] : i + 1;
+  }
+  return own_ns;
+}
+
+}  // namespace
 
 HostModel::HostModel(const EventTable& event_table, const EventTree& event_tree)
     : table(event_table),
@@ -30,6 +74,44 @@ HostModel::HostModel(const EventTable& event_table, const EventTree& event_tree)
     first_launch_ = std::min(first_launch_, launch);
   }
   mark_copy_ops();
+  find_first_calls();
+}
+
+void HostModel::find_first_calls() {
+  struct Calls {
+    Row first = kNoRow;
+    std::int64_t later_calls = 0, later_ns = 0;
+  };
+  const std::vector<bool> launches = mark_launching(table, tree);
+  std::vector<Calls> by_name(table.strings.size());
+  for (Row r = 0; r < table.size(); ++r) {  // by time, over all threads
+    poll_interrupt();
+    if (!launches[r] || table.kind[r] != EventKind::kCpuOp) continue;
+    Calls& calls = by_name[table.name[r]];
+    if (calls.first == kNoRow) {
+      calls.first = r;
+    } else {
+      ++calls.later_calls;
+      add_to(calls.later_ns, table.dur_ns[r]);
+    }
+  }
+  for (const Calls& calls : by_name) {
+    if (calls.first == kNoRow || !is_cold(calls.first, calls.later_calls, calls.later_ns)) continue;
+    first_calls_.push_back(calls.first);
+  }
+  std::sort(first_calls_.begin(), first_calls_.end());
+}
+
+bool HostModel::is_cold(Row first, std::int64_t later_calls, std::int64_t later_ns) const {
+  if (contains(table.name_of(first), "#")) return false;  // a range that older torch writes so
+  const auto first_ns = static_cast<double>(table.dur_ns[first]);
+  const double others_ns = static_cast<double>(later_ns);
+  if (table.dur_ns[first] < kLongCallNs) return false;
+  if (first_ns * static_cast<double>(later_calls) < kColdRatio * others_ns) return false;
+  if (later_calls >= kMinLaterCalls) return true;
+  const WarmUp& warm_up = tree.warm_up;
+  if (warm_up.known && table.ts_ns[first] >= warm_up.end_ns) return false;
+  return own_time_ns(table, tree, first) >= kColdOwnNs;
 }
 
 void HostModel::mark_copy_ops() {
@@ -181,6 +263,7 @@ void HostCursor::judge_activity(Open& open, const Open* enclosing, HostActivity 
     case HostActivity::kSyncingOp:
     case HostActivity::kConvolutionOp:
     case HostActivity::kCompiledRegion:
+      if (model_.is_first_call(open.row)) return set_cause(open, IdleCause::kCompilation, false);
       return judge_plain(open, enclosing);
   }
 }

@@ -2,6 +2,7 @@
 // Walks one host thread forward in time and says at each moment what the thread was doing, seen
 // from an idle GPU. Private to analysis/.
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -33,6 +34,10 @@ class HostModel {
   /// Was nothing launched before this call? Then there is nothing to give back: cudaFree(0) is
   /// how the context is created.
   bool before_first_launch(Row call) const { return call < first_launch_; }
+  /// Is this operator's call long because it is its first? See Note [First calls].
+  bool is_first_call(Row op) const {
+    return std::binary_search(first_calls_.begin(), first_calls_.end(), op);
+  }
 
   const EventTable& table;
   const EventTree& tree;
@@ -41,11 +46,14 @@ class HostModel {
  private:
   void mark_copy_ops();
   void mark_operators_above(Row call);
+  void find_first_calls();
+  bool is_cold(Row first, std::int64_t later_calls, std::int64_t later_ns) const;
 
   std::vector<bool> waits_for_copy_;       ///< by row
   std::vector<Row> first_call_of_name_;    ///< by string: API calls
   std::vector<Row> first_launch_of_name_;  ///< by string: calls that launched this kernel
   Row first_launch_ = kNoRow;
+  std::vector<Row> first_calls_;  ///< in row order
 };
 
 /// Amortised O(rows of the thread) over a whole walk; memory O(depth).

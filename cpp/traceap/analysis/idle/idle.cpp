@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 
+#include "traceap/analysis/idle/graph_captures.hpp"
 #include "traceap/analysis/idle/host_cursor.hpp"
 #include "traceap/base/interrupt.hpp"
 
@@ -21,20 +22,31 @@ struct Overlay {
   Row row;
 };
 
-/// Rows of `wanted` activities as disjoint spans by start: where two overlap the earlier one holds.
-/// `table` rows are sorted by start, so one pass does.
+/// As disjoint spans by start: where two overlap the earlier one holds.
+std::vector<Overlay> make_disjoint(std::vector<Overlay> spans) {
+  std::stable_sort(spans.begin(), spans.end(), [](const Overlay& a, const Overlay& b) {
+    return a.interval.start_ns < b.interval.start_ns;
+  });
+  std::vector<Overlay> overlays;
+  std::int64_t covered_to = kBeforeAll;
+  for (Overlay& span : spans) {
+    span.interval.start_ns = std::max(span.interval.start_ns, covered_to);
+    if (span.interval.end_ns <= span.interval.start_ns) continue;
+    covered_to = span.interval.end_ns;
+    overlays.push_back(span);
+  }
+  return overlays;
+}
+
+/// Rows of `wanted` activities.
 template <class Wanted>
 std::vector<Overlay> build_overlays(const EventTable& table, Wanted&& wanted) {
   std::vector<Overlay> overlays;
-  std::int64_t covered_to = std::numeric_limits<std::int64_t>::min();
   for (Row r = 0; r < table.size(); ++r) {
     poll_interrupt();
     IdleCause cause;
     if (!table.is_complete(r) || !wanted(r, cause)) continue;
-    const Interval left{std::max(table.ts_ns[r], covered_to), table.end_ns(r)};
-    if (left.end_ns <= left.start_ns) continue;
-    overlays.push_back({left, cause, r});
-    covered_to = left.end_ns;
+    overlays.push_back({{table.ts_ns[r], table.end_ns(r)}, cause, r});
   }
   return overlays;
 }
@@ -151,18 +163,23 @@ class IdleExplainer {
         to_host_clock_ns_(tree.launch_delay_correction_ns),
         writer_(bounds, -to_host_clock_ns_),
         cursors_(table.tracks.size()) {
-    overhead_ = build_overlays(table, [&](Row r, IdleCause& cause) {
+    std::vector<Overlay> overhead = build_overlays(table, [&](Row r, IdleCause& cause) {
       if (table.kind[r] != EventKind::kOverhead) return false;
       cause = model_.activity(r) == HostActivity::kCompilation ? IdleCause::kCompilation
                                                                : IdleCause::kProfiler;
       return true;
     });
-    collectives_ = build_overlays(table, [&](Row r, IdleCause& cause) {
+    // Nothing runs of what is launched while a graph is recorded.
+    for (const GraphCapture& capture : find_graph_captures(table, tree)) {
+      overhead.push_back({capture.host, IdleCause::kCompilation, capture.begin});
+    }
+    overhead_ = make_disjoint(std::move(overhead));
+    collectives_ = make_disjoint(build_overlays(table, [&](Row r, IdleCause& cause) {
       const EventKind kind = table.kind[r];
       if (kind != EventKind::kUserAnnotation && kind != EventKind::kCpuOp) return false;
       cause = IdleCause::kCommunicationWait;
       return model_.activity(r) == HostActivity::kHostCollective;
-    });
+    }));
   }
 
   IdleBreakdown explain() {
@@ -404,8 +421,8 @@ class IdleExplainer {
     return !expected && tree_.gpu_class[next] == GpuClass::kCommunication;
   }
 
-  /// Adds a piece; the profiler's own work and code loading slow down whatever call they happen in,
-  /// but not a loader that works beside them.
+  /// Adds a piece; the profiler's own work, code loading and the recording of a graph decide
+  /// whatever call they happen in, but not for a loader that works beside them.
   void add(Interval part, IdleCause cause, Row row) {
     const bool see_through = cause != IdleCause::kDataLoading;
     while (see_through && part.start_ns < part.end_ns) {

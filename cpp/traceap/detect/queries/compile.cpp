@@ -1,69 +1,217 @@
+// Note [First compilation]: what lies in warm-up by steps is first. Later it depends on what was
+// compiled. Dynamo compiles a frame right before the region that bears the frame's number and the
+// number of its compilation: it is first if that is 0 and no region of the frame ran before. What
+// is compiled or tuned inside a region, or in the backward node of one, belongs to that region. A
+// compiler outside of regions (a kernel of Triton's, flashinfer) compiles the kernel that its
+// thread launches next: it is first if no kernel of that name was launched before. Where none of
+// this can be told, steady state begins when a compiled region has run to its end without any
+// compilation inside.
+
 #include "traceap/detect/queries/compile.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <limits>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
 
+#include "traceap/analysis/idle/host_activity.hpp"
+#include "traceap/base/interrupt.hpp"
 #include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/ranges.hpp"
 
 namespace traceap {
 namespace {
 
-bool ends_with(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+bool is_region_name(std::string_view name) { return name.starts_with("Torch-Compiled Region"); }
+bool is_compiled_call(std::string_view name) {
+  return is_region_name(name) || name == "CompiledFunction";
 }
 
-/// dynamo_timed puts a range around each phase of compilation while a profiler runs; with stacks
-/// recorded the Python frames of the compilers say the same. The guard check of every call
-/// (TorchDynamo Cache Lookup) and calls of compiled code are no compilation.
-bool is_compile_range(std::string_view name) {
-  if (ends_with(name, "(dynamo_timed)")) return true;
-  if (!contains(name, ".py(")) return false;
-  if (contains(name, "torch/_dynamo/convert_frame.py(")) {
-    return ends_with(name, ": _compile") || ends_with(name, ": compile_inner");
-  }
-  if (contains(name, "torch/_inductor/compile_fx.py(")) return contains(name, ": compile_fx");
-  return contains(name, "triton/compiler/compiler.py(") && ends_with(name, ": compile");
+/// Dynamo at work on a frame, which runs as a region afterwards; not what inductor or Triton do
+/// when the region is called.
+bool is_frame_compilation(std::string_view name) {
+  return contains_any(name, {"torch/_dynamo/", "_compile.compile_inner", "entire_frame_compile",
+                             "backend_compile", "call_user_compiler", "compile_fx"});
+}
+bool is_of_torch_compile(std::string_view name) {
+  return name.ends_with("(dynamo_timed)") || contains(name, "torch/_inductor/");
 }
 
-/// End of the first compiled region that holds no compilation: from then on the code is compiled.
-std::int64_t first_plain_region_end_ns(const Signals& signals, const std::vector<Row>& compiles) {
-  const EventTable& table = signals.table;
-  const LazyNames is_region(table, is_compiled_region);
-  std::int64_t end_ns = std::numeric_limits<std::int64_t>::max();
-  for (Row r : signals.tree.host_rows) {
-    if (!is_region(r)) continue;
-    const auto inside =
-        std::lower_bound(compiles.begin(), compiles.end(), table.ts_ns[r],
-                         [&](Row c, std::int64_t time) { return table.ts_ns[c] < time; });
-    const bool compiles_inside = inside != compiles.end() && table.ts_ns[*inside] < table.end_ns(r);
-    if (!compiles_inside) end_ns = std::min(end_ns, table.end_ns(r));
+/// Tells first compilations from others. See Note [First compilation].
+class CompileJudge {
+ public:
+  CompileJudge(const Signals& signals, const std::vector<Row>& compiles)
+      : signals_(signals), table_(signals.table), tree_(signals.tree), compiles_(compiles) {
+    const LazyNames is_region(table_, is_region_name);
+    for (Row r : tree_.host_rows) {
+      poll_interrupt();
+      if (is_region(r)) regions_.push_back(r);
+    }
+    std::sort(regions_.begin(), regions_.end());
+    for (Row r : regions_) {
+      if (const auto number = region_number(table_.name_of(r))) {
+        frames_.try_emplace(std::string(number->frame), r);
+      }
+    }
+    plain_end_ns_ = first_plain_end_ns();
+    note_first_kernels();
   }
-  return end_ns;
-}
+
+  bool is_first(Row range) const {
+    const WarmUp& warm_up = tree_.warm_up;
+    if (warm_up.by_steps && table_.ts_ns[range] < warm_up.end_ns) return true;
+    const std::string_view name = table_.name_of(range);
+    const bool of_frame = is_frame_compilation(name);
+    Row region = of_frame ? kNoRow : region_around(range);
+    if (region == kNoRow && (of_frame || is_of_torch_compile(name))) region = region_behind(range);
+    if (region != kNoRow) {
+      const auto number = region_number(table_.name_of(region));
+      if (number) return number->compilation == 0 && !(of_frame && ran_before(*number, range));
+    } else if (!of_frame && !is_of_torch_compile(name)) {
+      if (const Row kernel = kernel_behind(range); kernel != kNoRow) {
+        return first_kernels_.contains(kernel);
+      }
+    }
+    const std::int64_t steady_ns = warm_up.by_steps ? warm_up.end_ns : plain_end_ns_;
+    return table_.ts_ns[range] < steady_ns;
+  }
+
+ private:
+  /// The region that encloses the range, or the one whose backward pass does.
+  Row region_around(Row range) const {
+    for (Row r = range; r != kNoRow; r = tree_.parent[r]) {
+      if (is_region_name(table_.name_of(r))) return r;
+      for (Row f = tree_.forward[r]; f != kNoRow; f = tree_.parent[f]) {
+        if (is_region_name(table_.name_of(f))) return f;
+      }
+    }
+    return kNoRow;
+  }
+
+  /// The next region of the thread, unless another frame is compiled before it: then dynamo gave up
+  /// on this one.
+  Row region_behind(Row range) const {
+    const auto on_thread = [&](Row r) { return table_.track[r] == table_.track[range]; };
+    const std::int64_t end_ns = table_.end_ns(range);
+    const auto next_from = [&](const std::vector<Row>& rows, std::int64_t time_ns) {
+      auto it = std::partition_point(rows.begin(), rows.end(),
+                                     [&](Row r) { return table_.ts_ns[r] < time_ns; });
+      it = std::find_if(it, rows.end(), on_thread);
+      return it == rows.end() ? kNoRow : *it;
+    };
+    const Row region = next_from(regions_, end_ns);
+    const Row compile = next_from(compiles_, end_ns);
+    if (region == kNoRow) return kNoRow;
+    const bool given_up =
+        compile != kNoRow && compile < region && is_frame_compilation(table_.name_of(compile));
+    return given_up ? kNoRow : region;
+  }
+
+  bool ran_before(const RegionNumber& number, Row range) const {
+    const auto first = frames_.find(std::string(number.frame));
+    return first != frames_.end() && first->second < range;
+  }
+
+  /// The GPU event that the thread launches first after the range.
+  Row kernel_behind(Row range) const {
+    const std::vector<Row>& api = signals_.api_rows;
+    auto it = std::partition_point(api.begin(), api.end(),
+                                   [&](Row r) { return table_.ts_ns[r] < table_.end_ns(range); });
+    for (; it != api.end(); ++it) {
+      poll_interrupt();
+      if (table_.track[*it] != table_.track[range] || !is_launch(signals_.api(*it))) continue;
+      const auto launched = tree_.launched_by(*it);
+      return launched.empty() ? kNoRow : launched.front();
+    }
+    return kNoRow;
+  }
+
+  /// The first one of each name to be launched.
+  void note_first_kernels() {
+    std::unordered_map<StringId, Row> first;
+    for (Row gpu : tree_.linked_gpu_rows) {
+      poll_interrupt();
+      const auto [it, is_new] = first.try_emplace(table_.name[gpu], gpu);
+      if (!is_new && tree_.launch[gpu] < tree_.launch[it->second]) it->second = gpu;
+    }
+    for (const auto& [name, gpu] : first) first_kernels_.insert(gpu);
+  }
+
+  /// End of the first compiled region that holds no compilation: from then on the code is compiled.
+  std::int64_t first_plain_end_ns() const {
+    const LazyNames is_call(table_, is_compiled_call);
+    std::int64_t end_ns = std::numeric_limits<std::int64_t>::max();
+    for (Row r : tree_.host_rows) {
+      if (!is_call(r)) continue;
+      const auto inside =
+          std::lower_bound(compiles_.begin(), compiles_.end(), table_.ts_ns[r],
+                           [&](Row c, std::int64_t time) { return table_.ts_ns[c] < time; });
+      const bool compiles = inside != compiles_.end() && table_.ts_ns[*inside] < table_.end_ns(r);
+      if (!compiles) end_ns = std::min(end_ns, table_.end_ns(r));
+    }
+    return end_ns;
+  }
+
+  const Signals& signals_;
+  const EventTable& table_;
+  const EventTree& tree_;
+  const std::vector<Row>& compiles_;             ///< outermost ranges, by start
+  std::vector<Row> regions_;                     ///< by start
+  std::unordered_map<std::string, Row> frames_;  ///< by frame number: its first region
+  std::unordered_set<Row> first_kernels_;
+  std::int64_t plain_end_ns_ = 0;
+};
 
 }  // namespace
 
-bool is_compiled_region(std::string_view name) {
-  return contains(name, "Torch-Compiled Region") || name == "CompiledFunction";
+std::optional<RegionNumber> region_number(std::string_view name) {
+  const std::size_t begin = name.find(": ");
+  const std::size_t slash = name.rfind('/');
+  if (!is_region_name(name) || begin == std::string_view::npos || slash == std::string_view::npos ||
+      slash < begin) {
+    return std::nullopt;
+  }
+  std::int64_t compilation = 0;
+  const std::string_view digits = name.substr(slash + 1);
+  const auto [end, error] =
+      std::from_chars(digits.data(), digits.data() + digits.size(), compilation);
+  if (error != std::errc()) return std::nullopt;
+  return RegionNumber{name.substr(begin + 2, slash - begin - 2), compilation};
 }
 
 CompileRanges find_compile_ranges(const Signals& signals) {
   const EventTable& table = signals.table;
-  const LazyNames is_compile(table, is_compile_range);
+  const HostActivities activity(table, signals.tree);
+  const auto is_compile = [&](Row r) {
+    return !is_api_call(table.kind[r]) && activity(r) == HostActivity::kCompilation;
+  };
   const std::vector<Row> rows = range_rows(outermost_ranges(signals, is_compile));
   CompileRanges ranges;
   if (rows.empty()) return ranges;
-  const WarmUp& warm_up = signals.tree.warm_up;
-  const std::int64_t steady_ns =
-      warm_up.by_steps ? warm_up.end_ns : first_plain_region_end_ns(signals, rows);
-  for (Row r : rows) (table.ts_ns[r] < steady_ns ? ranges.first : ranges.again).push_back(r);
+  const CompileJudge judge(signals, rows);
+  for (Row r : rows) (judge.is_first(r) ? ranges.first : ranges.again).push_back(r);
   return ranges;
+}
+
+bool is_compile_range(const Signals& signals, Row row) {
+  const EventKind kind = signals.table.kind[row];
+  return !is_api_call(kind) &&
+         classify_host_activity(kind, signals.table.name_of(row)) == HostActivity::kCompilation;
+}
+
+std::string_view compile_kind(std::string_view name) {
+  if (contains_any(name, {"utotun", "benchmark", "_bench"})) return "autotuning";
+  if (contains_any(name, {"cpp_extension", "flashinfer/jit/", "ninja", "tvm_ffi/"})) {
+    return "building of extensions";
+  }
+  return "compilation";
 }
 
 bool has_compiled_code(const Signals& signals) {
   const LazyNames compiled(signals.table, [](std::string_view name) {
-    return is_compiled_region(name) || name.substr(0, 7) == "triton_";
+    return is_compiled_call(name) || name.starts_with("triton_");
   });
   const auto holds = [&](Row r) { return compiled(r); };
   return std::any_of(signals.tree.host_rows.begin(), signals.tree.host_rows.end(), holds) ||

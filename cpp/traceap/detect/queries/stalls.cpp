@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "traceap/base/interrupt.hpp"
-#include "traceap/detect/queries/names.hpp"
 
 namespace traceap {
 
@@ -32,16 +31,28 @@ IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval
                         make_union(std::move(elsewhere)));
 }
 
+WorkRows::WorkRows(const Signals& signals)
+    : signals_(signals),
+      is_operator_(signals.table, is_operator_name),
+      has_annotations_(std::any_of(
+          signals.tree.host_rows.begin(), signals.tree.host_rows.end(),
+          [&](Row r) { return signals.table.kind[r] == EventKind::kUserAnnotation; })) {}
+
+bool WorkRows::operator()(Row host_row) const {
+  const EventKind kind = signals_.table.kind[host_row];
+  if (is_api_call(kind)) return true;
+  if (kind != EventKind::kCpuOp) return false;
+  return has_annotations_ || is_operator_(host_row) ||
+         subtree_rows(signals_.tree, host_row).empty();
+}
+
 IntervalSet silent_idle(const Signals& signals, std::int64_t min_length_ns) {
   const EventTable& table = signals.table;
-  const LazyNames is_operator(table, is_operator_name);
+  const WorkRows works(signals);
   IntervalSet work;  // rows come by start, so the union grows at its end
   for (Row r = 0; r < table.size(); ++r) {
     poll_interrupt();
-    if (signals.tree.host_position[r] == kNoRow) continue;
-    const bool is_op = table.kind[r] == EventKind::kCpuOp &&
-                       (is_operator(r) || subtree_rows(signals.tree, r).empty());
-    if (!is_op && !is_api_call(table.kind[r])) continue;
+    if (signals.tree.host_position[r] == kNoRow || !works(r)) continue;
     const Interval next = signals.on_gpu_clock(interval_of(table, r));
     if (next.end_ns <= next.start_ns) continue;
     if (!work.empty() && next.start_ns <= work.back().end_ns) {

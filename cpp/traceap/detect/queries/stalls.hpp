@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "traceap/detect/finding.hpp"
+#include "traceap/detect/queries/names.hpp"
 
 namespace traceap {
 
@@ -20,9 +21,22 @@ IntervalSet idle_inside(const Signals& signals, std::vector<Interval> intervals)
 /// The same without the idle time that data loading, compilation or the profiler explain.
 IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval> intervals);
 
+/// Which host rows are work of their own, rather than ranges around code: API calls and operators.
+/// Annotations and frames are ranges. Torch before 1.12 writes annotations as operators: in a trace
+/// without any annotation an operator's name has to look like one, or nothing lies inside it.
+class WorkRows {
+ public:
+  explicit WorkRows(const Signals& signals);
+  bool operator()(Row host_row) const;
+
+ private:
+  const Signals& signals_;
+  LazyNames<> is_operator_;
+  bool has_annotations_;
+};
+
 /// GPU idle in stretches of at least `min_length_ns` during which no thread ran an operator or an
-/// API call. Ranges around code (annotations, frames, legacy ranges written as operators) don't
-/// count as work, unless nothing was recorded inside one.
+/// API call: see WorkRows.
 IntervalSet silent_idle(const Signals& signals, std::int64_t min_length_ns);
 
 }  // namespace traceap

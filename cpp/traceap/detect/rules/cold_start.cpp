@@ -20,12 +20,23 @@ constexpr std::int64_t kSlowLaunchNs = 1'000'000;
 
 struct Costs {
   std::vector<Row> rows;
+  std::vector<std::int64_t> weights;  ///< by row: how long it lasts
   std::vector<Interval> intervals;
   std::vector<std::string> kinds;
 
   void add(const Signals& signals, Row row, std::string_view kind) {
+    add(signals, row, kind, interval_of(signals.table, row));
+  }
+  void add(const Signals& signals, Row row, std::string_view kind, Interval host) {
+    add_idle(row, kind, signals.on_gpu_clock(host));
+  }
+  void add_idle(Row row, std::string_view kind, Interval interval) {
     rows.push_back(row);
-    intervals.push_back(signals.on_gpu_clock(interval_of(signals.table, row)));
+    weights.push_back(interval.length_ns());
+    intervals.push_back(interval);
+    add_kind(kind);
+  }
+  void add_kind(std::string_view kind) {
     if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.emplace_back(kind);
   }
 };
@@ -48,9 +59,37 @@ void add_calls(const Signals& signals, Costs& costs) {
     const ApiClass api = signals.api(r);
     if (api == ApiClass::kCodeLoading) {
       costs.add(signals, r, "loading of modules");
-    } else if (api == ApiClass::kSetup || api == ApiClass::kGraphBuilding) {
+    } else if (api == ApiClass::kSetup) {
       costs.add(signals, r, "creation of streams and handles");
     }
+  }
+}
+
+/// Recordings of graphs, and instantiations and uploads of others, but for those that go on in call
+/// after call (graph_recapture).
+void add_graphs(const Signals& signals, Costs& costs) {
+  constexpr std::string_view kKind = "recording of CUDA graphs";
+  const GraphCaptures captures = find_graph_captures(signals);
+  for (const GraphCapture& capture : captures.first) {
+    costs.add(signals, capture.begin, kKind, capture.host);
+  }
+  std::vector<Interval> again;
+  for (const GraphCapture& capture : captures.again) again.push_back(capture.host);
+  const IntervalSet elsewhere = make_union(std::move(again));
+  for (Row r : signals.api_rows) {
+    if (signals.api(r) != ApiClass::kGraphBuilding) continue;
+    const Interval call = interval_of(signals.table, r);
+    if (covered_ns(elsewhere, call) == 0) costs.add(signals, r, kKind);
+  }
+}
+
+/// Operators whose first call generated or loaded code (idle causes say which).
+void add_first_calls(const Signals& signals, Costs& costs) {
+  for (const IdleInterval& idle : signals.idle.intervals) {
+    const Row row = idle.explained_by;
+    if (idle.cause != IdleCause::kCompilation || row == kNoRow) continue;
+    if (signals.table.kind[row] != EventKind::kCpuOp || is_compile_range(signals, row)) continue;
+    costs.add_idle(row, "first calls of operators", idle.interval);
   }
 }
 
@@ -84,12 +123,17 @@ Finding detect(const Signals& signals) {
   add_calls(signals, costs);
   add_slow_first_launches(signals, costs);
   add_allocations(signals, costs);
-  for (Row r : find_compile_ranges(signals).first) costs.add(signals, r, "compilation");
+  add_graphs(signals, costs);
+  add_first_calls(signals, costs);
+  for (Row r : find_compile_ranges(signals).first) {
+    costs.add(signals, r, compile_kind(signals.table.name_of(r)));
+  }
   if (costs.rows.empty()) return absent();
 
   Draft draft(kSaving);
   draft.cost = idle_inside(signals, std::move(costs.intervals));
   draft.evidence = std::move(costs.rows);
+  draft.evidence_weights = std::move(costs.weights);
   std::sort(costs.kinds.begin(), costs.kinds.end());
   std::string kinds;
   for (const std::string& kind : costs.kinds) kinds += (kinds.empty() ? "" : ", ") + kind;

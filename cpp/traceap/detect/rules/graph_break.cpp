@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "traceap/detect/queries/compile.hpp"
 #include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/rules.hpp"
 
@@ -47,12 +48,8 @@ bool is_compiled_entry(std::string_view name) {
 }
 /// "5" of "Torch-Compiled Region: 5/1"; empty if the name carries no number.
 std::string_view frame_number(std::string_view name) {
-  const std::size_t begin = name.find(": ");
-  const std::size_t slash = name.rfind('/');
-  if (begin == std::string_view::npos || slash == std::string_view::npos || slash < begin) {
-    return {};
-  }
-  return name.substr(begin + 2, slash - begin - 2);
+  const auto number = region_number(name);
+  return number ? number->frame : std::string_view{};
 }
 
 struct Names {

@@ -20,15 +20,13 @@ constexpr std::int64_t kMinGapNs = 10'000'000;
 
 bool is_loader_range(std::string_view name) { return contains(name, "enumerate(DataLoader)"); }
 
-/// When does a host row prove that the host works? API calls and operators do. A range around code
-/// (annotations, Python frames, legacy ranges written as operators) does not, unless nothing is
-/// recorded inside it and it therefore stands for work itself.
+/// When the host works: in API calls and operators (WorkRows), loaders and compilers.
 ///
 /// Rows inside each other come one behind the other: joining each to the last one keeps few.
 std::vector<Interval> host_activity(const Signals& signals) {
   const EventTable& table = signals.table;
   const EventTree& tree = signals.tree;
-  const LazyNames is_operator(table, is_operator_name);
+  const WorkRows works(signals);
   const LazyNames is_loader(table, is_loader_range);
   std::vector<Interval> active;
   const auto add = [&](Row r) {
@@ -40,10 +38,7 @@ std::vector<Interval> host_activity(const Signals& signals) {
   };
   for (Row r : tree.host_rows) {
     poll_interrupt();
-    const bool works =
-        is_api_call(table.kind[r]) || is_loader(r) ||
-        (table.kind[r] == EventKind::kCpuOp && (is_operator(r) || subtree_rows(tree, r).empty()));
-    if (works) add(r);
+    if (works(r) || is_loader(r)) add(r);
   }
   const CompileRanges compiles = find_compile_ranges(signals);
   for (const auto* rows : {&compiles.first, &compiles.again}) {
@@ -64,6 +59,24 @@ Row covering_row(const Signals& signals, std::int64_t gpu_time_ns) {
   Row r = after == begin ? kNoRow : *(after - 1);
   while (r != kNoRow && signals.table.end_ns(r) <= time_ns) r = tree.parent[r];
   return r;
+}
+
+/// Were Python frames recorded? Where they were and none covers a silence, no Python ran.
+bool has_frames(const Signals& signals) {
+  const auto& rows = signals.tree.host_rows;
+  return std::any_of(rows.begin(), rows.end(),
+                     [&](Row r) { return signals.table.kind[r] == EventKind::kPythonFunction; });
+}
+
+/// What encloses the longest silence, for a person.
+void add_place(const Signals& signals, Row row, Draft& draft) {
+  if (row == kNoRow) return;
+  const std::string name(signals.table.name_of(row).substr(0, 100));
+  if (signals.table.kind[row] == EventKind::kPythonFunction) {
+    draft.text("frame", name);
+  } else {
+    draft.text("range", name);
+  }
 }
 
 /// First GPU event behind the gap if its launch came out of the silence: then it is the host that
@@ -96,10 +109,8 @@ Finding detect(const Signals& signals) {
   draft.confidence = 0.7;  // the cause itself is not in the trace
   draft.count("gaps", draft.cost.size());
   draft.duration("longest", longest.length_ns());
-  const Row row = covering_row(signals, longest.start_ns + longest.length_ns() / 2);
-  if (row != kNoRow && signals.table.kind[row] == EventKind::kPythonFunction) {
-    draft.text("frame", std::string(signals.table.name_of(row).substr(0, 100)));
-  }
+  add_place(signals, covering_row(signals, longest.start_ns + longest.length_ns() / 2), draft);
+  if (!has_frames(signals)) draft.missing_signals.emplace_back("Python frames (with_stack)");
   return finish_finding(signals, std::move(draft));
 }
 
