@@ -44,6 +44,11 @@ bool is_recorded(const Signals& signals, Subject subject) {
       });
     case Subject::kCompiledCode:
       return has_compiled_code(signals);
+    case Subject::kGraphs:
+      return std::any_of(signals.api_rows.begin(), signals.api_rows.end(), [&](Row r) {
+        return signals.api(r) == ApiClass::kGraphLaunch ||
+               signals.api(r) == ApiClass::kGraphBuilding;
+      });
     case Subject::kAnyWork:
       break;
   }
