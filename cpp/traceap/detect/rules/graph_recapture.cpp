@@ -40,8 +40,11 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule graph_recapture{
-    .type = "graph_recapture", .claim = Claim::kSpecific, .saving = kSaving, .detect = detect};
+extern constexpr Rule graph_recapture{.type = "graph_recapture",
+                                      .claim = Claim::kSpecific,
+                                      .subject = Subject::kGraphs,
+                                      .saving = kSaving,
+                                      .detect = detect};
 }
 
 }  // namespace traceap
