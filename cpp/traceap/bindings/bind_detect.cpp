@@ -3,6 +3,7 @@
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
 #include "traceap/bindings/interrupt.hpp"
+#include "traceap/detect/queries/compile.hpp"
 #include "traceap/detect/queries/matmul.hpp"
 #include "traceap/detect/rules.hpp"
 
@@ -192,6 +193,18 @@ void bind_detect(py::module_& module) {
              py::arg("matrix_units") = py::none(), py::call_guard<Unlocked>(),
              "Runs every rule on one rank. Without `matrix_units` the names of kernels tell what "
              "the device can do.");
+  module.def(
+      "recompiled_rows",
+      [](const TablePtr& table, const BoundTree& tree) {
+        std::vector<Row> rows;
+        {
+          const Unlocked unlocked;
+          rows = find_compile_ranges(build_signals(*table, tree_of(table, tree))).again;
+        }
+        return adopt(std::move(rows));
+      },
+      py::arg("table"), py::arg("tree"),
+      "uint32: outermost rows in which something is compiled that was compiled before.");
   module.def(
       "is_plain_fp32_product",
       [](std::string_view kernel_name) {

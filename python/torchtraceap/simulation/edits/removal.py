@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from torchtraceap import _core
 from torchtraceap._core import EventKind
 from torchtraceap.aliases import Array
 from torchtraceap.order import distinct
@@ -31,24 +32,37 @@ class RemoveRanges:
     pattern: str
     what: str
     """One such range, for a person."""
-    in_warm_up: bool = True
-    """Whether those of the warm-up go too."""
+    which: str = ""
+    """Which of them go, if not all."""
+
+    def rows(self, view: RankView) -> Array:
+        """What goes: outermost host rows."""
+        return view.outermost(view.rows_named(self.pattern, *_RANGES))
 
     def apply(self, run: SimulatedRun) -> EditedGraph:
         change = Change()
         ranges = work_ns = 0
         for view in views(run):
-            rows = view.outermost(view.rows_named(self.pattern, *_RANGES))
-            if not self.in_warm_up:
-                steady = view.in_steady_state(rows)
-                rows = rows[:0] if steady is None else steady
+            rows = self.rows(view)
             ranges, work_ns = ranges + len(rows), work_ns + total(view.work_ns(rows))
             _remove(view, change, rows)
         if not ranges:
-            where = "" if self.in_warm_up else " in steady state"
-            raise NotApplicableError(f"the trace has no {self.what}{where}")
+            raise NotApplicableError(f"the trace has no {self.what}{self.which}")
         note = f"gone: {counted(ranges, self.what)} with {format_ns(work_ns)} on the host"
         return EditedGraph(change, note=note)
+
+
+class NoRecompilation(RemoveRanges):
+    """What is compiled for the first time stays: the rule `recompilation` says what is not."""
+
+    def rows(self, view: RankView) -> Array:
+        rows = super().rows(view)
+        if not len(rows):
+            return rows
+        again = _core.recompiled_rows(view.table, view.tree)
+        again = view.outermost(again[view.has_points[again]])
+        inside: Array = view.inside(view.begin_of[rows].astype(np.int64), again) >= 0
+        return rows[inside]
 
 
 def _remove(view: RankView, change: Change, rows: Array) -> None:
@@ -70,7 +84,12 @@ _REMOVALS = (
         "find_unused_parameters",
     ),
     (
-        RemoveRanges("no_recompilation", r"\(dynamo_timed\)", "compilation", in_warm_up=False),
+        NoRecompilation(
+            "no_recompilation",
+            r"\(dynamo_timed\)",
+            "compilation",
+            " of what was compiled before",
+        ),
         "recompilation",
     ),
 )
