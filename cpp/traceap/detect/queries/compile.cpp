@@ -39,24 +39,45 @@ bool is_of_torch_compile(std::string_view name) {
   return name.ends_with("(dynamo_timed)") || contains(name, "torch/_inductor/");
 }
 
+/// Rows of one property by thread, by start.
+class RowsByTrack {
+ public:
+  explicit RowsByTrack(const EventTable& table) : table_(table), rows_(table.tracks.size()) {}
+  void add(Row row) { rows_[table_.track[row]].push_back(row); }
+  /// The first of the row's thread that starts when `row` has ended; kNoRow if none.
+  Row behind(Row row) const {
+    const std::vector<Row>& rows = rows_[table_.track[row]];
+    const std::int64_t end_ns = table_.end_ns(row);
+    const auto it = std::partition_point(rows.begin(), rows.end(),
+                                         [&](Row r) { return table_.ts_ns[r] < end_ns; });
+    return it == rows.end() ? kNoRow : *it;
+  }
+
+ private:
+  const EventTable& table_;
+  std::vector<std::vector<Row>> rows_;
+};
+
 /// Tells first compilations from others. See Note [First compilation].
 class CompileJudge {
  public:
   CompileJudge(const Signals& signals, const std::vector<Row>& compiles)
-      : signals_(signals), table_(signals.table), tree_(signals.tree), compiles_(compiles) {
-    const LazyNames is_region(table_, is_region_name);
-    for (Row r : tree_.host_rows) {
-      poll_interrupt();
-      if (is_region(r)) regions_.push_back(r);
+      : table_(signals.table),
+        tree_(signals.tree),
+        compiles_(compiles),
+        regions_(table_),
+        frame_compiles_(table_),
+        launches_(table_),
+        region_of_(table_.size(), kNoRow) {
+    for (Row r : compiles) {
+      if (is_frame_compilation(table_.name_of(r))) frame_compiles_.add(r);
     }
-    std::sort(regions_.begin(), regions_.end());
-    for (Row r : regions_) {
-      if (const auto number = region_number(table_.name_of(r))) {
-        frames_.try_emplace(std::string(number->frame), r);
-      }
+    for (Row r : signals.api_rows) {
+      if (is_launch(signals.api(r)) && !tree_.launched_by(r).empty()) launches_.add(r);
     }
-    plain_end_ns_ = first_plain_end_ns();
+    find_regions();
     note_first_kernels();
+    plain_end_ns_ = first_plain_end_ns();
   }
 
   bool is_first(Row range) const {
@@ -64,14 +85,15 @@ class CompileJudge {
     if (warm_up.by_steps && table_.ts_ns[range] < warm_up.end_ns) return true;
     const std::string_view name = table_.name_of(range);
     const bool of_frame = is_frame_compilation(name);
-    Row region = of_frame ? kNoRow : region_around(range);
-    if (region == kNoRow && (of_frame || is_of_torch_compile(name))) region = region_behind(range);
+    const bool of_torch_compile = of_frame || is_of_torch_compile(name);
+    Row region = of_frame ? kNoRow : region_of_[range];
+    if (region == kNoRow && of_torch_compile) region = region_behind(range);
     if (region != kNoRow) {
       const auto number = region_number(table_.name_of(region));
       if (number) return number->compilation == 0 && !(of_frame && ran_before(*number, range));
-    } else if (!of_frame && !is_of_torch_compile(name)) {
-      if (const Row kernel = kernel_behind(range); kernel != kNoRow) {
-        return first_kernels_.contains(kernel);
+    } else if (!of_torch_compile) {
+      if (const Row launch = launches_.behind(range); launch != kNoRow) {
+        return first_kernels_.contains(tree_.launched_by(launch).front());
       }
     }
     const std::int64_t steady_ns = warm_up.by_steps ? warm_up.end_ns : plain_end_ns_;
@@ -79,33 +101,36 @@ class CompileJudge {
   }
 
  private:
-  /// The region that encloses the range, or the one whose backward pass does.
-  Row region_around(Row range) const {
-    for (Row r = range; r != kNoRow; r = tree_.parent[r]) {
-      if (is_region_name(table_.name_of(r))) return r;
-      for (Row f = tree_.forward[r]; f != kNoRow; f = tree_.parent[f]) {
-        if (is_region_name(table_.name_of(f))) return f;
-      }
+  /// Regions by thread and by frame, and of each row the one around it, or the one whose backward
+  /// pass is around it.
+  void find_regions() {
+    const LazyNames is_region(table_, is_region_name);
+    std::vector<Row> around(table_.size(), kNoRow);
+    for (Row r = 0; r < table_.size(); ++r) {  // parents precede children
+      poll_interrupt();
+      if (tree_.host_position[r] == kNoRow) continue;
+      const Row parent = tree_.parent[r];
+      around[r] = is_region(r) ? r : parent == kNoRow ? kNoRow : around[parent];
+      if (around[r] != r) continue;
+      regions_.add(r);
+      const auto number = region_number(table_.name_of(r));
+      if (number) frames_.try_emplace(std::string(number->frame), r);
     }
-    return kNoRow;
+    for (Row r = 0; r < table_.size(); ++r) {
+      poll_interrupt();
+      if (tree_.host_position[r] == kNoRow) continue;
+      const Row parent = tree_.parent[r], forward = tree_.forward[r];
+      region_of_[r] = around[r];
+      if (region_of_[r] == kNoRow && forward != kNoRow) region_of_[r] = around[forward];
+      if (region_of_[r] == kNoRow && parent != kNoRow) region_of_[r] = region_of_[parent];
+    }
   }
 
   /// The next region of the thread, unless another frame is compiled before it: then dynamo gave up
   /// on this one.
   Row region_behind(Row range) const {
-    const auto on_thread = [&](Row r) { return table_.track[r] == table_.track[range]; };
-    const std::int64_t end_ns = table_.end_ns(range);
-    const auto next_from = [&](const std::vector<Row>& rows, std::int64_t time_ns) {
-      auto it = std::partition_point(rows.begin(), rows.end(),
-                                     [&](Row r) { return table_.ts_ns[r] < time_ns; });
-      it = std::find_if(it, rows.end(), on_thread);
-      return it == rows.end() ? kNoRow : *it;
-    };
-    const Row region = next_from(regions_, end_ns);
-    const Row compile = next_from(compiles_, end_ns);
-    if (region == kNoRow) return kNoRow;
-    const bool given_up =
-        compile != kNoRow && compile < region && is_frame_compilation(table_.name_of(compile));
+    const Row region = regions_.behind(range), compile = frame_compiles_.behind(range);
+    const bool given_up = compile != kNoRow && region != kNoRow && compile < region;
     return given_up ? kNoRow : region;
   }
 
@@ -114,21 +139,7 @@ class CompileJudge {
     return first != frames_.end() && first->second < range;
   }
 
-  /// The GPU event that the thread launches first after the range.
-  Row kernel_behind(Row range) const {
-    const std::vector<Row>& api = signals_.api_rows;
-    auto it = std::partition_point(api.begin(), api.end(),
-                                   [&](Row r) { return table_.ts_ns[r] < table_.end_ns(range); });
-    for (; it != api.end(); ++it) {
-      poll_interrupt();
-      if (table_.track[*it] != table_.track[range] || !is_launch(signals_.api(*it))) continue;
-      const auto launched = tree_.launched_by(*it);
-      return launched.empty() ? kNoRow : launched.front();
-    }
-    return kNoRow;
-  }
-
-  /// The first one of each name to be launched.
+  /// The first GPU event of each name to be launched.
   void note_first_kernels() {
     std::unordered_map<StringId, Row> first;
     for (Row gpu : tree_.linked_gpu_rows) {
@@ -144,6 +155,7 @@ class CompileJudge {
     const LazyNames is_call(table_, is_compiled_call);
     std::int64_t end_ns = std::numeric_limits<std::int64_t>::max();
     for (Row r : tree_.host_rows) {
+      poll_interrupt();
       if (!is_call(r)) continue;
       const auto inside =
           std::lower_bound(compiles_.begin(), compiles_.end(), table_.ts_ns[r],
@@ -154,11 +166,11 @@ class CompileJudge {
     return end_ns;
   }
 
-  const Signals& signals_;
   const EventTable& table_;
   const EventTree& tree_;
-  const std::vector<Row>& compiles_;             ///< outermost ranges, by start
-  std::vector<Row> regions_;                     ///< by start
+  const std::vector<Row>& compiles_;  ///< outermost ranges, by start
+  RowsByTrack regions_, frame_compiles_, launches_;
+  std::vector<Row> region_of_;                   ///< by row: see find_regions
   std::unordered_map<std::string, Row> frames_;  ///< by frame number: its first region
   std::unordered_set<Row> first_kernels_;
   std::int64_t plain_end_ns_ = 0;
