@@ -65,6 +65,24 @@ def test_a_rank_that_loads_data_is_late_by_its_input(tmp_path: Path) -> None:
     assert "input pipeline" in finding.why
 
 
+def test_a_rank_that_allocates_is_late_by_its_allocator(tmp_path: Path) -> None:
+    job = Job(3)
+    for s in range(4):
+        at = 20_000.0 * s + 100
+        job.step(s + 5, at, 20_000)
+        late = [at + 1_100, at + 1_100, at + 9_100]
+        job.ranks[2].host("cuda_runtime", "cudaMalloc", at + 10, 7_900)
+        for rank in range(3):
+            job.kernel(rank, late[rank] - 1_000, 950)
+        job.all_reduce(list(late), at + 9_500)
+    trace = job.load(tmp_path)
+    assert by_rank(trace)[2]["cause"] == "allocator"
+    assert any("its memory allocator" in note for note in trace.ranks_table().notes)
+    finding = trace.diagnose().finding("straggler")
+    assert finding is not None
+    assert "its memory allocator explains" in finding.why
+
+
 def test_two_causes_prove_neither(tmp_path: Path) -> None:
     job = Job(3)
     for s in range(5):

@@ -721,6 +721,22 @@ def test_what_is_not_done_costs_nothing(write_trace: WriteTrace, edit: str, name
     assert not other.applies
 
 
+def test_the_first_compilation_of_a_function_stays(write_trace: WriteTrace) -> None:
+    program = FlawedProgram()
+    for number in range(STEPS):
+        with program.step(number + 5):
+            program.launch("gemm", 50)
+            compilation = {2: 0, 3: 1}.get(number)
+            if compilation is not None:
+                with program.range("_compile.compile_inner (dynamo_timed)", "user_annotation"):
+                    program.work(300)
+                with program.range(f"Torch-Compiled Region: 3/{compilation}"):
+                    program.launch("triton_poi_3", 10)
+            program.synchronize()
+    _, outcome = run_one(write_trace(program.document()), "no_recompilation")
+    assert outcome.note.startswith("gone: 1 compilation with")
+
+
 def accumulating(p: FlawedProgram) -> None:
     """Two parameters, two backward passes: only the first adds to zeros."""
     with p.range("Optimizer.zero_grad#SGD.zero_grad", "user_annotation"):
