@@ -332,10 +332,10 @@ IntervalSet waits_of_lone_rank(const Signals& signals) {
   for (auto& [name, values] : lengths) usual_ns[name] = median_of(values);
   std::vector<Interval> waits;
   for (const Collective& c : signals.collectives) {
-    Interval wait = interval_of(signals.table, c.row);
-    wait.end_ns -=
-        std::min(wait.length_ns(), longest_transfer_ns(c, usual_ns[signals.table.name[c.row]]));
-    if (wait.length_ns() > 0) waits.push_back(wait);
+    const Interval own = interval_of(signals.table, c.row);
+    const std::int64_t wait_ns =
+        sure_wait_ns(c, own.length_ns(), usual_ns[signals.table.name[c.row]]);
+    if (wait_ns > 0) waits.push_back({own.start_ns, own.start_ns + wait_ns});
   }
   return set_difference(make_union(std::move(waits)), signals.gpu.compute);
 }
