@@ -25,9 +25,6 @@ namespace traceap {
 namespace {
 
 bool is_region_name(std::string_view name) { return name.starts_with("Torch-Compiled Region"); }
-bool is_compiled_call(std::string_view name) {
-  return is_region_name(name) || name == "CompiledFunction";
-}
 
 /// Dynamo at work on a frame, which runs as a region afterwards; not what inductor or Triton do
 /// when the region is called.
@@ -152,7 +149,7 @@ class CompileJudge {
 
   /// End of the first compiled region that holds no compilation: from then on the code is compiled.
   std::int64_t first_plain_end_ns() const {
-    const LazyNames is_call(table_, is_compiled_call);
+    const LazyNames is_call(table_, is_compiled_region);
     std::int64_t end_ns = std::numeric_limits<std::int64_t>::max();
     for (Row r : tree_.host_rows) {
       poll_interrupt();
@@ -177,6 +174,10 @@ class CompileJudge {
 };
 
 }  // namespace
+
+bool is_compiled_region(std::string_view name) {
+  return is_region_name(name) || name == "CompiledFunction";
+}
 
 std::optional<RegionNumber> region_number(std::string_view name) {
   const std::size_t begin = name.find(": ");
@@ -223,7 +224,7 @@ std::string_view compile_kind(std::string_view name) {
 
 bool has_compiled_code(const Signals& signals) {
   const LazyNames compiled(signals.table, [](std::string_view name) {
-    return is_compiled_call(name) || name.starts_with("triton_");
+    return is_compiled_region(name) || name.starts_with("triton_");
   });
   const auto holds = [&](Row r) { return compiled(r); };
   return std::any_of(signals.tree.host_rows.begin(), signals.tree.host_rows.end(), holds) ||

@@ -32,6 +32,8 @@ bool is_compile_range(const Signals& signals, Row row);
 std::string_view compile_kind(std::string_view name);
 /// Does the trace hold compiled code at all?
 bool has_compiled_code(const Signals& signals);
+/// Is this the range of a call of compiled code?
+bool is_compiled_region(std::string_view name);
 
 struct GraphCaptures {
   std::vector<GraphCapture> first;  ///< CUDA graphs that are recorded once
