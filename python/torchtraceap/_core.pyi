@@ -126,6 +126,7 @@ __all__: list[str] = [
     "rank_verdict_names",
     "read_trace",
     "read_trace_bytes",
+    "recompiled_rows",
     "replay",
     "replay_batch",
     "replay_chain",
@@ -1287,6 +1288,11 @@ class Lateness:
     def excess_ns(self) -> numpy.typing.NDArray[numpy.int64]:
         """
         int64 [ranks, late_cause_names()]: time beyond the others' median, in the segments of late arrivals.
+        """
+    @property
+    def host_cause(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [ranks]: index in idle_cause_names(): of a late host, what most of it is.
         """
     @property
     def lateness_ns(self) -> numpy.typing.NDArray[numpy.int64]:
@@ -2589,6 +2595,11 @@ def read_trace_bytes(
 ) -> EventTable:
     """
     Reads a trace from bytes; `name` stands for the path in messages.
+    """
+
+def recompiled_rows(table: EventTable, tree: EventTree) -> numpy.typing.NDArray[numpy.uint32]:
+    """
+    uint32: outermost rows in which something is compiled that was compiled before.
     """
 
 def replay(

@@ -89,7 +89,7 @@ def _by_rank(matched: MatchedCollectives) -> ColumnTable:
 
 def _cause_name(late: _core.Lateness, i: int) -> str:
     """Of a host that is late its own cause, where one is known."""
-    cause, idle = _CAUSES[late.cause[i]], _IDLE_CAUSES[late.host_cause[i]]
+    cause, idle = _CAUSES[int(late.cause[i])], _IDLE_CAUSES[int(late.host_cause[i])]
     return idle if cause == "host" and idle != "host_wait" else cause
 
 
