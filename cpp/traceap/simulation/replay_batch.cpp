@@ -17,6 +17,10 @@ namespace {
 constexpr std::size_t kReplaysPerThread = 6;
 constexpr std::size_t kPointsPerThread = 1'000'000;
 
+// Each replay side by side has costs and times of its own. In larger graphs these are blocks that
+// the system clears anew for each batch, which takes longer than going side by side saves.
+constexpr std::size_t kPointsSideBySide = 250'000;
+
 void check_work(const ExecutionGraph& graph, const StepWork& work) {
   const auto& offsets = work.offsets;
   const bool fits = !offsets.empty() && offsets.front() == 0 &&
@@ -31,7 +35,6 @@ void check_work(const ExecutionGraph& graph, const StepWork& work) {
 /// Times of a copy of a chain, and of the one before it.
 struct Copies {
   std::vector<std::int64_t> now, before;
-  explicit Copies(std::size_t points) : now(points), before(points) {}
 };
 
 /// The edits of a batch, shared out among threads, a few at a time.
@@ -74,8 +77,12 @@ class Batch {
     const std::size_t worth =
         std::min(replays / kReplaysPerThread, replays * graph_.size() / kPointsPerThread);
     const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
-    const std::size_t shares = (deltas_.size() + kMostPasses - 1) / kMostPasses;
+    const std::size_t shares = (deltas_.size() + side_by_side() - 1) / side_by_side();
     return std::clamp<std::size_t>(worth, 1, std::min(cores, shares));
+  }
+
+  std::size_t side_by_side() const {
+    return graph_.size() > kPointsSideBySide ? 1 : std::min(kMostPasses, deltas_.size());
   }
 
   /// Only the caller's thread knows when it is to stop; it tells the others.
@@ -97,12 +104,12 @@ class Batch {
   }
 
   void replay_edits() {
-    const std::size_t passes = std::min(kMostPasses, deltas_.size());
+    const std::size_t passes = side_by_side();
     std::vector<Replayer> replayers;
     replayers.reserve(passes);
     replayers.emplace_back(graph_, options_);
     while (replayers.size() < passes) replayers.push_back(replayers.front());
-    std::vector<Copies> copies(passes, Copies(graph_.size()));
+    std::vector<Copies> copies(passes);
     for (;;) {
       const std::size_t first = next_.fetch_add(passes);
       if (first >= deltas_.size() || stopped_) return;
@@ -122,6 +129,7 @@ class Batch {
       std::vector<Pass> passes;
       for (std::size_t k = 0; k < replayers.size(); ++k) {
         std::swap(copies[k].now, copies[k].before);
+        copies[k].now.resize(graph_.size());
         passes.push_back({&replayers[k], copies[k].now, {}});
         if (copy > 0) passes.back().before = copies[k].before;
       }

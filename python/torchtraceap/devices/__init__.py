@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -104,6 +104,7 @@ def _rates(group: Mapping[str, Any], unit: float) -> Mapping[str, float]:
     )
 
 
+@lru_cache(maxsize=1024)
 def find_device(
     name: str,
     *,
@@ -121,6 +122,7 @@ def find_device(
         memory_bytes: Where reported; must agree within a tenth.
         architecture: Compute capability, such as "9.4".
     """
+    # Kept: many ask for the few devices of a trace.
     plain = _plain(name)
 
     def agrees(device: Device) -> bool:
