@@ -164,6 +164,25 @@ def test_the_first_step_begins_where_the_gpu_is_free_for_a_copy_that_its_call_aw
     assert run.measured_ns.tolist() == [first_us * 1_000]
 
 
+def test_a_copy_whose_call_waits_for_earlier_work_is_held_up(write_trace: WriteTrace) -> None:
+    """Its begin stays; in a steady state it takes what the host needs for its bytes."""
+    events, at = [], 0.0
+    for number, waits_us in enumerate((16_000.0, 0.0, 0.0)):
+        call, copy = launch(
+            "Memcpy HtoD (Pageable -> Device)", at, at + 4_000 + waits_us, 1_000, number + 1
+        )
+        call |= {"name": "cudaMemcpyAsync", "dur": 5_010.0 + waits_us}
+        copy |= {"cat": "gpu_memcpy", "args": {**copy["args"], "bytes": 10_000_000}}
+        events += [step(number, at, 5_050 + waits_us), call, copy]
+        at += 5_100 + waits_us
+    run = run_of(write_trace(events))
+    copies = run.graph.begin_of(0)[run.ranks[0].tree.gpu_rows]
+    assert run.graph.held[copies].tolist() == [1, 0, 0]
+    assert run.measured_ns.tolist()[0] == 1_050_000
+    assert run.replay().tolist() == run.graph.time_ns.tolist()
+    assert run.steady_ns() == pytest.approx(5_100_000, rel=0.02)
+
+
 def test_what_is_launched_in_a_step_ends_it_whatever_order_the_ends_have(
     write_trace: WriteTrace,
 ) -> None:

@@ -22,8 +22,9 @@
 // Note [Work from before]: when recording begins, the GPU may be busy with work that was launched
 // earlier. What is first on a stream, was launched before any recorded work had begun on its device
 // and starts later than a launch explains waited for that work: it happens no earlier than
-// measured, whatever is edited. What is first on its stream later on, or has no launch, met
-// something that happens once; the time from what it follows is its own.
+// measured, whatever is edited. So did a copy that begins while its call is open, if that is later
+// than the host needs to stage all of its bytes. What is first on its stream later on, or has no
+// launch, met something that happens once; the time from what it follows is its own.
 //
 // The residual of an edge is what the measured run took beyond its lag, or less: with residuals a
 // replay gives back the measured times exactly. Only the edge that explains a point carries one.
@@ -58,6 +59,9 @@ constexpr std::size_t kEnough = 4;
 // Copies up to this size return before anything is staged (CUDA runtime API, synchronisation
 // behaviour of memcpy).
 constexpr std::int64_t kStagedBytes = 64 * 1024;
+// At which the host stages a copy at least, in bytes: SLOWEST_STAGING of analysis/iterations.py,
+// which finds the same copies in a table.
+constexpr double kSlowestStagingPerNs = 2.5;
 
 bool is_order(Kind kind) {
   switch (kind) {
@@ -220,6 +224,18 @@ class LagMeasurer {
     return points_.kind[e] == Kind::kLaunch && !points_.is_end[points_.source[e]];
   }
 
+  /// How long the host may be at work on a copy before that begins.
+  std::int64_t staging_ns(Point p) const {
+    const std::int64_t bytes = bytes_[rank_of(p)].integer(points_.row[p]).value_or(0);
+    return bytes <= 0 ? 0 : std::llround(static_cast<double>(bytes) / kSlowestStagingPerNs);
+  }
+  /// Does a copy start while its call is open, and later than the host needs for it?
+  bool waits_inside_call(EdgeId e, Point p) const {
+    const GpuClass gpu_class = ranks_[rank_of(p)].tree->gpu_class[points_.row[p]];
+    return is_inside_call(e) && gpu_class == GpuClass::kMemcpy &&
+           gap_ns_[e] - kLaunchLatencyBoundNs > staging_ns(p);
+  }
+
   // ---- calls
 
   std::uint64_t call_key(Point p) const { return mix(rank_of(p), name_of(p)); }
@@ -342,7 +358,7 @@ class LagMeasurer {
     const Lane& lane = points_.lanes[points_.lane[p]];
     if (last == kNoEdge || row == kNoRow || lane.kind != Lane::kStream || points_.is_end[p] ||
         !is_order(points_.kind[last]) || gap_ns_[last] <= kLaunchLatencyBoundNs ||
-        is_inside_call(last)) {
+        (is_inside_call(last) && !waits_inside_call(last, p))) {
       return Start::kExplained;
     }
     const EventTree& tree = *ranks_[lane.rank].tree;
@@ -376,7 +392,10 @@ class LagMeasurer {
     std::int64_t reached = kNoId;
     for (EdgeId e = points_.in_offsets[p]; e < points_.in_offsets[p + 1]; ++e) {
       const bool once = e == last && start == Start::kOnce;
-      const std::int64_t lag = once ? gap_ns_[e] : typical(e, p, waited, e == last);
+      const bool staged = e == last && start == Start::kHeld && is_inside_call(e);
+      const std::int64_t lag = once     ? gap_ns_[e]
+                               : staged ? staging_ns(p)
+                                        : typical(e, p, waited, e == last);
       graph_.lag_ns[e] = e == last ? lag : std::min(gap_ns_[e], lag);
       const std::int64_t at = points_.time_ns[points_.source[e]] + graph_.lag_ns[e];
       if (binding != kNoEdge && at <= reached) continue;
