@@ -55,7 +55,7 @@ IDLE_LABELS = {
     "allocator": "memory allocator",
     "launch_latency": "launch latency",
     "profiler": "profiler overhead",
-    "unknown": "unexplained",
+    "unknown": "waits for work outside the file",
 }
 BOUND_BY = {
     "compute": "GPU compute",
@@ -71,7 +71,7 @@ BOUND_BY = {
     "allocator": "the memory allocator",
     "launch_latency": "launch latency",
     "profiler": "the profiler's own overhead",
-    "unknown": "time that no event explains",
+    "unknown": "waits for work outside the file",
 }
 
 

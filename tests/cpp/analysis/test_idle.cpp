@@ -183,9 +183,84 @@ TEST_CASE("the refill is bounded by the wait, or 300 us if that is more", "[anal
   TraceText long_wait;
   long_wait.launch("gemm", 0, 5, 10, 990, 7, 1);
   long_wait.host("cuda_runtime", "cudaDeviceSynchronize", 100, 902);
-  CHECK(idle_of(next_kernel(long_wait, 2500)) ==
+  CHECK(idle_of(next_kernel(long_wait, 1950)) ==
         Lines{"synchronization 1000-1902 by cudaDeviceSynchronize",
-              "host_wait 1902-2500 by cudaLaunchKernel"});
+              "host_wait 1902-1950 by cudaLaunchKernel"});
+}
+
+TEST_CASE("a host that waits for an idle GPU waits for work outside the file", "[analysis]") {
+  const auto synced_until = [](double end_us) {
+    TraceText text = first_kernel();
+    text.host("cuda_runtime", "cudaStreamSynchronize", 8, end_us - 8);
+    return idle_of(next_kernel(text, end_us + 20));
+  };
+  CHECK(synced_until(120) == Lines{"synchronization 20-140 by cudaStreamSynchronize"});
+  CHECK(synced_until(121) == Lines{"unknown 20-121 by cudaStreamSynchronize",
+                                   "synchronization 121-141 by cudaStreamSynchronize"});
+}
+
+TEST_CASE("a read that waits for an idle GPU waits for work outside the file", "[analysis]") {
+  const auto read_at = [](const std::string& kind, double start_us, double dur_us) {
+    TraceText text = first_kernel();
+    copy(text, kind, 30, start_us + dur_us - 28, start_us, dur_us, 3);
+    return idle_of(text)[1];
+  };
+  const std::string down = "DtoH (Device -> Pageable)", up = "HtoD (Pageable -> Device)";
+  CHECK(read_at(down, 130, 2) == "memory_copy 30-130 by cudaMemcpyAsync");
+  CHECK(read_at(down, 131, 2) == "unknown 30-131 by cudaMemcpyAsync");
+  // What takes long to copy may take as long to prepare.
+  CHECK(read_at(down, 131, 500) == "memory_copy 30-131 by cudaMemcpyAsync");
+  CHECK(read_at(down, 531, 500) == "unknown 30-531 by cudaMemcpyAsync");
+  // Uploads are staged first.
+  CHECK(read_at(up, 1030, 2) == "memory_copy 30-1030 by cudaMemcpyAsync");
+  CHECK(read_at(up, 1031, 2) == "unknown 30-1031 by cudaMemcpyAsync");
+}
+
+TEST_CASE("before the first GPU event a wait is for work outside the file", "[analysis]") {
+  TraceText text;
+  text.host("user_annotation", "ProfilerStep#1", 0, 200).host("cpu_op", "aten::item", 10, 60);
+  text.host("cuda_runtime", "cudaStreamSynchronize", 20, 30).launch("gemm", 80, 5, 90, 10, 7, 1);
+  const Analysed a(text);
+  CHECK(describe(a, a.idle({0, 100'000})) ==
+        Lines{"host_wait 0-10 by ProfilerStep#1", "synchronization 10-20 by aten::item",
+              "unknown 20-50 by cudaStreamSynchronize", "synchronization 50-70 by aten::item",
+              "host_wait 70-90 by ProfilerStep#1"});
+}
+
+TEST_CASE("a host that waits for another thread's launch waits for work in the file",
+          "[analysis]") {
+  TraceText text;
+  text.host("user_annotation", "ProfilerStep#1", 0, 900).launch("gemm", 0, 5, 10, 10, 7, 1);
+  text.host("cuda_runtime", "cudaStreamSynchronize", 8, 460);
+  text.complete("cuda_runtime", "cudaLaunchKernel", 400, 5, 1, "2", "\"correlation\":2");
+  text.gpu("kernel", "relu_backward", 410, 10, 7, 2);
+  CHECK(idle_of(text)[0] == "synchronization 20-410 by cudaStreamSynchronize");
+}
+
+TEST_CASE("what takes longer than a refill is the host's own work", "[analysis]") {
+  const auto next_at = [](double start_us) {
+    TraceText text = first_kernel();
+    text.host("cpu_op", "aten::to", 2, 30);
+    copy(text, "DtoH (Device -> Pageable)", 4, 20, 20, 2, 3);
+    text.host("cpu_op", "torchvision::nms", 40, start_us - 60);
+    return idle_of(next_kernel(text, start_us));
+  };
+  // The call returns at 24: from there 1 ms to the return of the next launch.
+  CHECK(next_at(1029) ==
+        Lines{"memory_copy 22-332 by cudaMemcpyAsync", "host_wait 332-1029 by torchvision::nms"});
+  CHECK(next_at(1030) ==
+        Lines{"memory_copy 22-32 by aten::to", "host_wait 32-1030 by torchvision::nms"});
+}
+
+TEST_CASE("an upload into an idle GPU emptied no queue", "[analysis]") {
+  const auto upload_at = [](double call_us) {
+    TraceText text = first_kernel();
+    copy(text, "HtoD (Pageable -> Device)", call_us, 78 - call_us, 40, 40, 3);
+    text.host("cuda_runtime", "cudaStreamSynchronize", 79, 3);
+    return idle_of(next_kernel(text, 120)).back();
+  };
+  CHECK(upload_at(19) == "synchronization 80-120 by cudaStreamSynchronize");
+  CHECK(upload_at(20) == "host_wait 82-120 by cudaLaunchKernel");
 }
 
 TEST_CASE("a synchronisation of an idle GPU costs its own time only", "[analysis]") {
@@ -231,9 +306,9 @@ TEST_CASE("a copy that the host waits for is memory copy, with the operator arou
   text.host("cpu_op", "aten::to", 24, 40).host("cpu_op", "aten::_to_copy", 25, 38);
   text.host("cpu_op", "aten::copy_", 26, 36);
   copy(text, "HtoD (Pageable -> Device)", 30, 12, 36, 2, 3);
-  CHECK(idle_of(next_kernel(text, 90)) == Lines{"host_wait 20-24 by cudaMemcpyAsync",
-                                                "memory_copy 24-36 by cudaMemcpyAsync",
-                                                "memory_copy 38-90 by cudaMemcpyAsync"});
+  CHECK(idle_of(next_kernel(text, 90)) ==
+        Lines{"host_wait 20-24 by cudaMemcpyAsync", "memory_copy 24-36 by cudaMemcpyAsync",
+              "memory_copy 38-64 by aten::copy_", "host_wait 64-90 by cudaLaunchKernel"});
 }
 
 TEST_CASE("a copy operator that synchronises waits for its copy, pinned or not", "[analysis]") {
@@ -241,9 +316,9 @@ TEST_CASE("a copy operator that synchronises waits for its copy, pinned or not",
   text.host("cpu_op", "aten::copy_", 24, 46);
   copy(text, "HtoD (Pinned -> Device)", 30, 5, 36, 20, 3);
   text.host("cuda_runtime", "cudaStreamSynchronize", 38, 25);
-  CHECK(idle_of(next_kernel(text, 90)) == Lines{"host_wait 20-24 by cudaMemcpyAsync",
-                                                "memory_copy 24-36 by aten::copy_",
-                                                "memory_copy 56-90 by cudaStreamSynchronize"});
+  CHECK(idle_of(next_kernel(text, 90)) ==
+        Lines{"host_wait 20-24 by cudaMemcpyAsync", "memory_copy 24-36 by aten::copy_",
+              "memory_copy 56-70 by cudaStreamSynchronize", "host_wait 70-90 by cudaLaunchKernel"});
 }
 
 TEST_CASE("what takes a millisecond inside a copy operator is not the copy", "[analysis]") {

@@ -34,6 +34,35 @@ TEST_CASE("batch uploads count as well, pinned or not", "[detect][high_memcpy]")
   CHECK(cost_us(finding) == Approx(3'000 + 5));  // the call itself held the host for 5 us
 }
 
+TEST_CASE("a copy that waits for work outside the file is not blamed for it",
+          "[detect][high_memcpy][host_sync_in_loop]") {
+  // A recording that began while the GPU still worked: its kernels are not in the file.
+  const auto reads = [](double first_us) {
+    RuleCase t;
+    t.step(1, 0, 20'000);
+    if (first_us > 0) t.kernel("relu", 10, first_us - 10);
+    t.op("aten::item", 15, 8'000).copy(kDown, 20, 10, 8'000, 2, 4);
+    t.api("cudaStreamSynchronize", 31, 7'980);
+    t.op("aten::item", 8'100, 20).copy(kDown, 8'101, 2, 8'106, 2, 4);
+    t.api("cudaStreamSynchronize", 8'104, 14);
+    return t.kernel("gemm", 8'200, 11'000);
+  };
+  for (const double first_us : {0.0, 500.0}) {
+    INFO(first_us);
+    CHECK(cost_us(judge(kDetect, reads(first_us))) < 50);
+    CHECK(cost_us(judge("host_sync_in_loop", reads(first_us))) < 200);
+  }
+}
+
+TEST_CASE("pageable uploads at the start of a recording do not own what was still running",
+          "[detect][high_memcpy]") {
+  RuleCase t;
+  t.step(1, 0, 100'000).op("aten::to", 10, 40'000);
+  t.copy("Memcpy HtoD (Pageable -> Device)", 20, 39'900, 36'000, 3'900, 38 << 20);
+  t.kernel("conv", 40'100, 59'000);
+  CHECK(cost_us(judge(kDetect, t)) == Approx(3'900 + 20).epsilon(0.01));
+}
+
 TEST_CASE("one logged value per step, read while the GPU works, is nothing",
           "[detect][high_memcpy]") {
   RuleCase t;

@@ -20,7 +20,7 @@ enum class IdleCause : std::uint8_t {
   kAllocator,          ///< cudaMalloc, cudaFree and kin
   kLaunchLatency,      ///< work was queued already: the time the device takes to start it
   kProfiler,           ///< the profiler's own overhead
-  kUnknown,            ///< no event explains it
+  kUnknown,            ///< no event explains it: it waits for work outside the file
 };
 inline constexpr int kIdleCauseCount = static_cast<int>(IdleCause::kUnknown) + 1;
 /// snake_case, such as "data_loading".
@@ -48,6 +48,10 @@ inline constexpr std::int64_t kLaunchLatencyBoundNs = 100'000;
 /// because of the wait. Longer only where the wait itself was longer: without it the host would
 /// have been ahead by as much.
 inline constexpr std::int64_t kRefillBoundNs = 300'000;
+/// A host that is free launches its next kernel within some tens of microseconds, 640 us at most on
+/// public traces; with the profiler and Python on top, 1 ms is still some fifty operations. One that
+/// takes longer does something else: the pause is no refill.
+inline constexpr std::int64_t kRefillReachNs = 1'000'000;
 
 /// Idle = complement of gpu.busy in `bounds`. An idle interval may be split where the cause changes
 /// (the host loads data, then launches). The rules stand in docs/idle_causes.md. Narrower bounds

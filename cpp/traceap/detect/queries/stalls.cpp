@@ -10,9 +10,10 @@ namespace traceap {
 Interval stall_window(const Signals& signals, Interval host_call) {
   const Interval call = signals.on_gpu_clock(host_call);
   const Row next = first_row_from(signals.table, signals.tree.gpu_rows, call.end_ns);
-  std::int64_t end_ns = add_saturated(call.end_ns, kRefillReachNs);
-  if (next != kNoRow) end_ns = std::min(end_ns, signals.table.ts_ns[next]);
-  return {call.start_ns, std::max(end_ns, call.end_ns)};
+  if (next == kNoRow) return call;
+  const std::int64_t refilled_ns = signals.table.ts_ns[next];
+  const bool refills = refilled_ns <= add_saturated(call.end_ns, kRefillReachNs);
+  return {call.start_ns, refills ? refilled_ns : call.end_ns};
 }
 
 IntervalSet idle_inside(const Signals& signals, std::vector<Interval> intervals) {
@@ -20,15 +21,20 @@ IntervalSet idle_inside(const Signals& signals, std::vector<Interval> intervals)
 }
 
 IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval> intervals) {
-  std::vector<Interval> elsewhere;
+  const IntervalSet elsewhere =
+      idle_with_cause(signals, {IdleCause::kDataLoading, IdleCause::kCompilation,
+                                IdleCause::kProfiler, IdleCause::kUnknown});
+  return set_difference(idle_inside(signals, std::move(intervals)), elsewhere);
+}
+
+IntervalSet idle_with_cause(const Signals& signals, std::initializer_list<IdleCause> causes) {
+  std::vector<Interval> found;
   for (const IdleInterval& idle : signals.idle.intervals) {
-    if (idle.cause == IdleCause::kDataLoading || idle.cause == IdleCause::kCompilation ||
-        idle.cause == IdleCause::kProfiler) {
-      elsewhere.push_back(idle.interval);
+    if (std::find(causes.begin(), causes.end(), idle.cause) != causes.end()) {
+      found.push_back(idle.interval);
     }
   }
-  return set_difference(idle_inside(signals, std::move(intervals)),
-                        make_union(std::move(elsewhere)));
+  return make_union(std::move(found));
 }
 
 WorkRows::WorkRows(const Signals& signals)

@@ -2,6 +2,7 @@
 // GPU idle time that something on the host explains: stalls behind calls, silence.
 
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 #include "traceap/detect/finding.hpp"
@@ -9,17 +10,18 @@
 
 namespace traceap {
 
-/// A host that is free launches its next kernel within some tens of microseconds; with the profiler
-/// and Python on top, 1 ms is still some fifty operations. A longer pause has another cause.
-inline constexpr std::int64_t kRefillReachNs = 1'000'000;
-/// From the start of a call that blocks the host to the first GPU event after its end, at most
-/// kRefillReachNs after it. GPU idle in there is what the call costs: the queue ran dry, and the
-/// host had to refill it.
+/// From the start of a call that blocks the host to the first GPU event after its end: the queue
+/// ran dry, and the host had to refill it. GPU idle in there is what the call costs. To the end of
+/// the call only where that event comes more than kRefillReachNs later: then the host did something
+/// else first.
 Interval stall_window(const Signals& signals, Interval host_call);
 /// GPU idle inside any of the intervals.
 IntervalSet idle_inside(const Signals& signals, std::vector<Interval> intervals);
-/// The same without the idle time that data loading, compilation or the profiler explain.
+/// The same without the idle time that data loading, compilation or the profiler explain, and
+/// without what waits for work outside the file: that is nobody's here.
 IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval> intervals);
+/// GPU idle that has one of these causes.
+IntervalSet idle_with_cause(const Signals& signals, std::initializer_list<IdleCause> causes);
 
 /// Which host rows are work of their own, rather than ranges around code: API calls and operators.
 /// Annotations and frames are ranges. Torch before 1.12 writes annotations as operators: in a trace

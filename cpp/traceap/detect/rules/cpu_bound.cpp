@@ -2,8 +2,8 @@
 //
 // Cost: idle time with the cause "host wait" in steady state, merged over bursts of short kernels.
 // Not counted: first calls (start of CUDA, lazy loading), what lies before the first kernel, and
-// behind the last of a trace without steps, and the gap behind a copy that held the host, which is
-// the copy's. Compilation, the allocator and the loader are causes of their own.
+// behind the last of a trace without steps. Waits for the GPU and copies, with the refill of the
+// queue behind them, compilation, the allocator and the loader are causes of their own.
 
 #include <algorithm>
 
@@ -67,28 +67,6 @@ IntervalSet cold_calls(const Signals& signals) {
     }
   }
   return make_union(std::move(cold));
-}
-
-/// Ends of copies that held the host until they were done, sorted.
-std::vector<std::int64_t> ends_of_blocking_copies(const Signals& signals) {
-  std::vector<std::int64_t> ends;
-  for (const Copy& copy : signals.copies) {
-    if (!is_host_device(copy.kind.direction) || copy.launch == kNoRow) continue;
-    const std::int64_t end = signals.table.end_ns(copy.row);
-    if (copy.sync != kNoRow || signals.on_gpu_clock(copy.host).end_ns >= end) ends.push_back(end);
-  }
-  std::sort(ends.begin(), ends.end());
-  return ends;
-}
-
-/// Idle intervals that begin where a blocking copy ends.
-IntervalSet gaps_behind_copies(const Signals& signals) {
-  const std::vector<std::int64_t> ends = ends_of_blocking_copies(signals);
-  IntervalSet gaps;
-  for (const Interval& idle : signals.gpu_idle) {
-    if (std::binary_search(ends.begin(), ends.end(), idle.start_ns)) gaps.push_back(idle);
-  }
-  return gaps;
 }
 
 /// Where steady state can be. The GPU is idle before its first event because the recording began,
@@ -172,7 +150,6 @@ Finding detect(const Signals& signals) {
   }
   IntervalSet gaps = set_clip(make_union(std::move(waits)), steady_bounds(signals));
   gaps = set_difference(gaps, cold_calls(signals));
-  gaps = set_difference(gaps, gaps_behind_copies(signals));
   gaps = set_difference(gaps, silent_idle(signals, kSilenceNs));
   gaps = without_odd_first_step(signals, std::move(gaps));
   draft.cost = merge_bursts(gaps);

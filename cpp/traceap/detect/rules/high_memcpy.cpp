@@ -2,10 +2,12 @@
 //
 // Cost of every such copy, batch uploads too: its time that no kernel covers, plus GPU idle while
 // the host is inside the copy call and the synchronisation that belongs to it (.item(), .cpu()).
+// Where the call waits for work outside the file, that is not the copy's doing.
 
 #include <algorithm>
 
 #include "traceap/base/sums.hpp"
+#include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
@@ -37,8 +39,8 @@ Finding judge(const Signals& signals, Copies copies) {
   Draft draft(kSaving);
   const IntervalSet exposed =
       set_difference(make_union(std::move(copies.copied)), signals.gpu.compute);
-  const IntervalSet waiting =
-      set_intersection(make_union(std::move(copies.held)), signals.gpu_idle);
+  const IntervalSet waiting = set_difference(idle_inside(signals, std::move(copies.held)),
+                                             idle_with_cause(signals, {IdleCause::kUnknown}));
   draft.cost = set_union(exposed, waiting);
   draft.evidence = std::move(copies.rows);
   // Without its call nothing shows how long a copy held the host.

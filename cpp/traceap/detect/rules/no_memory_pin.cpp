@@ -1,15 +1,13 @@
 // Batches are uploaded from pageable memory: the driver stages them through its own pinned buffer
 // and the host is held until the data has left it.
 //
-// Cost: the copy where no kernel covers it, and the GPU's idle time until the next kernel. Idle
-// time that has a cause of its own (a loader, a compiler, the allocator) is not the copy's; idle
-// time in which the host did something else counts up to the time the copy held the host, since
-// that is what the host would have gained.
-
-#include <algorithm>
+// Cost: the copy where no kernel covers it, and the GPU's idle time around it that is the copy's:
+// while the host sat in the call, and while it refilled the queue behind it, up to the next kernel.
+// What the host did there for its own sake, or a loader, is not the copy's.
 
 #include "traceap/base/sums.hpp"
 #include "traceap/detect/queries/small_uploads.hpp"
+#include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
@@ -27,60 +25,27 @@ bool holds_host(const Signals& signals, const Copy& copy) {
          kHeldShare * static_cast<double>(signals.table.dur_ns[copy.row]);
 }
 
-/// Does something else explain this idle time, which then must not be blamed on a copy?
-bool has_own_cause(IdleCause cause) {
-  return cause == IdleCause::kDataLoading || cause == IdleCause::kCompilation ||
-         cause == IdleCause::kAllocator || cause == IdleCause::kProfiler ||
-         cause == IdleCause::kCommunicationWait;
-}
-bool host_was_elsewhere(IdleCause cause) {
-  return cause == IdleCause::kHostWait || cause == IdleCause::kUnknown;
-}
-
-/// Adds the idle time from the end of `copy` to the next kernel. `idle` is where to start looking.
-void add_stall(const Signals& signals, const Copy& copy, std::int64_t next_kernel_ns,
-               std::vector<Interval>& cost) {
-  const std::int64_t begin = signals.table.end_ns(copy.row);
-  const auto& idle = signals.idle.intervals;
-  auto it = std::lower_bound(idle.begin(), idle.end(), begin, [](const IdleInterval& i, auto time) {
-    return i.interval.end_ns <= time;
-  });
-  std::int64_t elsewhere_left = copy.host.length_ns();
-  for (; it != idle.end() && it->interval.start_ns < next_kernel_ns; ++it) {
-    Interval part{std::max(it->interval.start_ns, begin),
-                  std::min(it->interval.end_ns, next_kernel_ns)};
-    if (has_own_cause(it->cause)) continue;
-    if (host_was_elsewhere(it->cause)) {
-      part.end_ns = std::min(part.end_ns, part.start_ns + elsewhere_left);
-      elsewhere_left -= part.length_ns();
-    }
-    cost.push_back(part);
-  }
-}
-
 /// Uploads of one kind of host memory that held the host.
 struct Uploads {
   std::vector<const Copy*> copies;
   std::int64_t bytes = 0;
   bool all_sizes_known = true;
   bool any_orphan = false;
-  bool small() const { return all_sizes_known && bytes < kSmallUploadBytes; }
 };
+
+/// Could it be a batch? Constants are small: pinning would not help them, and the host does not
+/// wait for them.
+bool is_upload(const Copy& copy) {
+  // A copy of unknown direction is of unknown memory too: it could be an upload.
+  return (copy.kind.direction == CopyDirection::kHostToDevice ||
+          copy.kind.direction == CopyDirection::kUnknown) &&
+         copy.bytes.value_or(kSmallUploadBytes) >= kSmallUploadBytes;
+}
 
 Uploads collect_uploads(const Signals& signals, HostMemory memory) {
   Uploads uploads;
-  // By start, as the copies. Hundreds of constants are small_copies: pinning would not help them.
-  const std::vector<const Copy*> constants = find_small_uploads(signals).copies;
-  auto constant = constants.begin();
   for (const Copy& copy : signals.copies) {
-    if (constant != constants.end() && *constant == &copy) {
-      ++constant;
-      continue;
-    }
-    // A copy of unknown direction is of unknown memory too: it could be an upload.
-    const bool upload = copy.kind.direction == CopyDirection::kHostToDevice ||
-                        copy.kind.direction == CopyDirection::kUnknown;
-    if (!upload || copy.kind.memory != memory) continue;
+    if (!is_upload(copy) || copy.kind.memory != memory) continue;
     if (!in_profile(signals, copy.row) || !holds_host(signals, copy)) continue;
     uploads.copies.push_back(&copy);
     add_to(uploads.bytes, copy.bytes.value_or(0));
@@ -90,37 +55,26 @@ Uploads collect_uploads(const Signals& signals, HostMemory memory) {
   return uploads;
 }
 
-/// Starts of all GPU events that are no copies between host and device, sorted.
-std::vector<std::int64_t> kernel_starts(const Signals& signals) {
-  std::vector<std::int64_t> starts;
-  for (Row r : signals.tree.gpu_rows) {
-    if (signals.tree.gpu_class[r] != GpuClass::kMemcpy) starts.push_back(signals.table.ts_ns[r]);
+/// The copies where no kernel covers them, and idle time that is theirs: in the call, and behind
+/// the copy up to the next GPU event.
+IntervalSet cost_of(const Signals& signals, const std::vector<const Copy*>& copies) {
+  std::vector<Interval> copied, around;
+  for (const Copy* copy : copies) {
+    const Interval time = interval_of(signals.table, copy->row);
+    const Row next = first_row_from(signals.table, signals.tree.gpu_rows, time.end_ns);
+    copied.push_back(time);
+    if (copy->launch != kNoRow) around.push_back(signals.on_gpu_clock(copy->host));
+    if (next != kNoRow) around.push_back({time.end_ns, signals.table.ts_ns[next]});
   }
-  return starts;
-}
-
-std::vector<Interval> cost_of(const Signals& signals, const std::vector<const Copy*>& copies) {
-  std::vector<Interval> copied;
-  for (const Copy* copy : copies) copied.push_back(interval_of(signals.table, copy->row));
-  std::vector<Interval> cost = set_difference(make_union(std::move(copied)), signals.gpu.compute);
-  const std::vector<std::int64_t> starts = kernel_starts(signals);
-  for (std::size_t i = 0; i < copies.size(); ++i) {
-    const std::int64_t end = signals.table.end_ns(copies[i]->row);
-    const auto next = std::lower_bound(starts.begin(), starts.end(), end);
-    if (next == starts.end()) continue;
-    // The next upload has a stall of its own.
-    const std::int64_t until =
-        i + 1 < copies.size()
-            ? std::min(*next, std::max(end, signals.table.ts_ns[copies[i + 1]->row]))
-            : *next;
-    add_stall(signals, *copies[i], until, cost);
-  }
-  return cost;
+  const IntervalSet own_idle = idle_with_cause(
+      signals, {IdleCause::kMemoryCopy, IdleCause::kSynchronization, IdleCause::kLaunchLatency});
+  return set_union(set_difference(make_union(std::move(copied)), signals.gpu.compute),
+                   set_intersection(make_union(std::move(around)), own_idle));
 }
 
 Finding judge_uploads(const Signals& signals, const Uploads& uploads) {
   Draft draft(kSaving);
-  if (!uploads.small()) draft.cost = cost_of(signals, uploads.copies);
+  draft.cost = cost_of(signals, uploads.copies);
   for (const Copy* copy : uploads.copies) draft.evidence.push_back(copy->row);
   // Without calls or sizes it is not seen whether the host was held, or how much there was.
   draft.confidence = uploads.any_orphan || !uploads.all_sizes_known ? 0.7 : 0.95;

@@ -63,7 +63,7 @@ BOUND_FILLS = {
     "compilation_bound": ("compilation", "compilation"),
     "allocator_bound": ("allocator", "memory allocator"),
     "profiler": ("profiler", "profiler overhead"),
-    "unknown": ("unknown", "unexplained"),
+    "unknown": ("unknown", "waits for work outside the file"),
 }
 _LATE_FILLS = {
     "late_compute_ns": ("compute", "compute"),
