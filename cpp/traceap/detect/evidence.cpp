@@ -123,6 +123,10 @@ Finding abstain(std::initializer_list<std::string_view> missing_signals) {
   return finding;
 }
 
+std::string_view missing_link(const Signals& signals) {
+  return signals.has_operators ? "launch calls of GPU events" : "host operators";
+}
+
 Finding absent(double confidence) {
   Finding finding;
   finding.confidence = confidence;

@@ -75,6 +75,8 @@ struct Draft {
 Finding finish_finding(const Signals& signals, Draft draft);
 /// The signal is truly missing: verdict unknown, no cost.
 Finding abstain(std::initializer_list<std::string_view> missing_signals);
+/// What of the links from operators to GPU work the trace lacks (Signals::links_operators).
+std::string_view missing_link(const Signals& signals);
 /// The signal is there and the pattern is not: verdict absent, no cost. Less sure where the pattern
 /// may have left no mark.
 Finding absent(double confidence = 0.9);

@@ -77,6 +77,7 @@ struct Signals {
   std::vector<Copy> copies;             ///< every memcpy-class GPU event, by start
   std::vector<Row> api_rows;            ///< complete runtime and driver calls by start
   bool has_host_ops = false;            ///< a complete cpu_op, annotation or python frame exists
+  bool has_operators = false;           ///< a complete operator exists, not only ranges or frames
   bool has_gpu = false;                 ///< a complete GPU event exists
   std::vector<Collective> collectives;  ///< communication kernels by start
   PeerView peers;                       ///< empty where this rank was read alone
@@ -87,6 +88,8 @@ struct Signals {
     return {add_saturated(host.start_ns, shift_ns), add_saturated(host.end_ns, shift_ns)};
   }
   ApiClass api(Row row) const { return tree.api[row]; }
+  /// Does the trace tell which operator launched what, and so in which phase of a step?
+  bool links_operators() const { return has_operators && !tree.linked_gpu_rows.empty(); }
 };
 Signals build_signals(const EventTable& table, const EventTree& tree,
                       const DetectOptions& options = {});

@@ -12,9 +12,11 @@
 namespace traceap {
 
 /// Whose time it is where the costs of findings overlap: the later of these goes first, then the
-/// larger cost.
+/// larger cost. A generic type never takes the time of one that names what happened in it.
 enum class Claim : std::uint8_t {
-  kByCost = 0,
+  kLeftOver = 0,  ///< the host was late, for whatever reason no other rule names
+  kGeneral,       ///< a kind of work as a whole, of which other rules name a case
+  kByCost,
   kSpecific,   ///< names the cause of what another rule sees only the symptom of
   kRootCause,  ///< the others' cost only exists because of it
 };

@@ -2,6 +2,7 @@
 
 #include "traceap/base/interrupt.hpp"
 #include "traceap/detect/finding.hpp"
+#include "traceap/detect/queries/names.hpp"
 
 namespace traceap {
 namespace {
@@ -23,6 +24,15 @@ bool any_host_op(const EventTable& table) {
   return false;
 }
 
+bool any_operator(const EventTable& table) {
+  const LazyNames is_operator(table, is_operator_name);
+  for (Row r = 0; r < table.size(); ++r) {
+    poll_interrupt();
+    if (table.kind[r] == EventKind::kCpuOp && is_operator(r) && table.is_complete(r)) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 Signals build_signals(const EventTable& table, const EventTree& tree,
@@ -37,6 +47,7 @@ Signals build_signals(const EventTable& table, const EventTree& tree,
   signals.copies = build_copies(table, tree);
   signals.api_rows = complete_api_rows(table);
   signals.has_host_ops = any_host_op(table);
+  signals.has_operators = any_operator(table);
   signals.collectives = build_collectives(table, tree).collectives;
   std::erase_if(signals.collectives, [&](const Collective& c) {
     return tree.gpu_class[c.row] != GpuClass::kCommunication;  // a CPU backend's

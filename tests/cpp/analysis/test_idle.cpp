@@ -252,17 +252,6 @@ TEST_CASE("what takes longer than a refill is the host's own work", "[analysis]"
         Lines{"memory_copy 22-32 by aten::to", "host_wait 32-1030 by torchvision::nms"});
 }
 
-TEST_CASE("an upload into an idle GPU emptied no queue", "[analysis]") {
-  const auto upload_at = [](double call_us) {
-    TraceText text = first_kernel();
-    copy(text, "HtoD (Pageable -> Device)", call_us, 78 - call_us, 40, 40, 3);
-    text.host("cuda_runtime", "cudaStreamSynchronize", 79, 3);
-    return idle_of(next_kernel(text, 120)).back();
-  };
-  CHECK(upload_at(19) == "synchronization 80-120 by cudaStreamSynchronize");
-  CHECK(upload_at(20) == "host_wait 82-120 by cudaLaunchKernel");
-}
-
 TEST_CASE("a synchronisation of an idle GPU costs its own time only", "[analysis]") {
   TraceText text = first_kernel();
   text.host("cpu_op", "aten::relu", 12, 28);

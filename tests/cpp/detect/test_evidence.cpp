@@ -96,6 +96,28 @@ TEST_CASE("a root cause claims its time first, then what names the cause, then t
   CHECK(compute_unclaimed_cost(findings) == std::vector<std::int64_t>{85, 0, 15});
 }
 
+TEST_CASE("a generic type never takes the time of a specific one", "[detect][evidence]") {
+  std::vector<Finding> findings = {finding_of({{0, 1'000}}), finding_of({{100, 200}}),
+                                   finding_of({{0, 40}, {150, 300}})};
+  const auto unclaimed = [&](std::string_view generic, std::string_view specific) {
+    findings[0].type = generic;
+    findings[1].type = specific;
+    findings[2].type = "no such type";
+    return compute_unclaimed_cost(findings);
+  };
+  const std::vector<std::int64_t> generic_last = {760, 50, 190};
+  for (const char* specific : {"unfused_optimizer", "zero_grad_not_none", "host_sync_in_loop",
+                               "recompilation", "graph_break", "cold_start"}) {
+    CHECK(unclaimed("cpu_bound", specific) == generic_last);
+    CHECK(unclaimed("tiny_kernels", specific) == generic_last);
+  }
+  CHECK(unclaimed("cpu_bound", "high_memcpy") == std::vector<std::int64_t>{760, 50, 190});
+  CHECK(unclaimed("high_memcpy", "no_memory_pin") == generic_last);
+  CHECK(unclaimed("host_silence", "no_memory_pin") == std::vector<std::int64_t>{1'000, 0, 0});
+  findings[1].type = "per_parameter_all_reduce";
+  CHECK(compute_unclaimed_cost(findings) == std::vector<std::int64_t>{900, 100, 0});
+}
+
 TEST_CASE("a draft keeps figures as numbers with their kind", "[detect][evidence]") {
   Draft draft({});
   draft.count("rows", std::size_t{3});

@@ -314,7 +314,7 @@ class IdleExplainer {
       state = judge_moment(own, t, launch);
       if (until - t >= kLongCallNs && is_copy_operator(state.row))
         state.cause = IdleCause::kHostWait;
-      if (may_owe) open_budget(state, idle, around.previous);
+      if (may_owe) open_budget(state, idle);
       may_owe = false;
       const bool same_thread = state.row != kNoRow && table_.track[state.row] == launch.track;
       if (same_thread && waits_for_unrecorded_work(state, t, idle, around)) {
@@ -437,9 +437,8 @@ class IdleExplainer {
 
   /// The host sits in a call that waits while the GPU runs dry: what follows until the next launch
   /// is the call's doing, within bounds (see kRefillBoundNs, kRefillReachNs).
-  void open_budget(const HostState& state, Interval idle, Row previous) {
+  void open_budget(const HostState& state, Interval idle) {
     if (state.row == kNoRow || !is_waiting_call(model_.activity(state.row))) return;
-    if (is_upload_into_idle(previous)) return;
     const std::int64_t waited_ns = idle.start_ns - table_.ts_ns[state.row];
     if (waited_ns <= 0) return;  // the GPU was idle before
     // What takes longer is no refill, and there is none where no work follows.
@@ -447,24 +446,6 @@ class IdleExplainer {
     budget_ns_ = std::clamp(waited_ns, kRefillBoundNs, kRefillReachNs);
     budget_cause_ = state.cause;
     budget_row_ = state.row;
-  }
-
-  /// An upload whose call found nothing running but copies: it emptied no queue, and a host that
-  /// comes late behind it would have come late without it.
-  bool is_upload_into_idle(Row gpu_row) const {
-    if (gpu_row == kNoRow || tree_.copy_direction[gpu_row] != CopyDirection::kHostToDevice) {
-      return false;
-    }
-    const Row call = tree_.launch[gpu_row];
-    if (call == kNoRow) return false;
-    const std::int64_t called_ns = table_.ts_ns[call] - to_host_clock_ns_;
-    return !covers(gpu_.compute, called_ns) && !covers(gpu_.communication, called_ns);
-  }
-
-  static bool covers(const IntervalSet& set, std::int64_t time_ns) {
-    const auto it = std::partition_point(set.begin(), set.end(),
-                                         [&](const Interval& i) { return i.end_ns <= time_ns; });
-    return it != set.end() && it->start_ns <= time_ns;
   }
 
   static bool is_waiting_call(HostActivity activity) {

@@ -312,6 +312,13 @@ std::int64_t most_bytes_in(std::int64_t duration_ns) {
   return std::clamp<std::int64_t>(duration_ns, 0, kLongestNs) * kBytesPerNs;
 }
 
+Finding open_without_phases(const Signals& signals, Finding finding) {
+  if (finding.verdict == Verdict::kPresent || signals.links_operators()) return finding;
+  const IntervalSet exposed = set_difference(signals.gpu.communication, signals.gpu.compute);
+  if (!is_material(signals, covered_ns(exposed, signals.profiled))) return finding;
+  return abstain({missing_link(signals)});
+}
+
 IntervalSet waits_for_late_ranks(const Signals& signals) {
   std::vector<Interval> waits;
   for (const PeerPart& part : signals.peers.parts) {

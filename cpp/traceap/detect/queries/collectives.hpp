@@ -26,6 +26,10 @@ std::vector<ExposedPiece> build_exposed_pieces(const Signals& signals);
 /// More than a collective can move in this time: no link between two devices is faster than 1 TB/s.
 /// What a collective whose size is not recorded can't be is told by this.
 std::int64_t most_bytes_in(std::int64_t duration_ns);
+/// The verdict of a rule on exposed communication that its trace could not split: without operators
+/// and their launches no phase of a step is known, nor what was queued. `finding` if it could, or
+/// if there is not enough to split.
+Finding open_without_phases(const Signals& signals, Finding finding);
 
 /// Where this rank waited in collectives for a rank that keeps the others waiting (Signals::peers).
 IntervalSet waits_for_late_ranks(const Signals& signals);

@@ -173,11 +173,12 @@ bool has_products(const Signals& signals) {
 
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu) return abstain({"GPU events"});
-  if (!signals.has_host_ops) return abstain({"host operators"});
+  if (!signals.has_operators) return abstain({"host operators"});
   BlockFinder finder(signals);
   visit_operators(signals, finder);
   if (finder.blocks().empty())
     return absent(has_products(signals) ? 0.8 : 0.9);  // operators of its own
+  if (!signals.links_operators()) return abstain({missing_link(signals)});
 
   std::vector<std::uint8_t> in_block = rows_in_blocks(signals, finder.blocks());
   add_backward(signals, in_block);

@@ -84,10 +84,11 @@ class BiasFinder {
 
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu) return abstain({"GPU events"});
-  if (!signals.has_host_ops) return abstain({"host operators"});
+  if (!signals.has_operators) return abstain({"host operators"});
   if (!has_backward(signals)) return absent();
   const BiasFinder found(signals);
   if (found.convolutions().empty()) return absent();
+  if (!signals.links_operators()) return abstain({missing_link(signals)});
   Draft draft(kSaving);
   for (Row r : found.kernels()) draft.cost.push_back(interval_of(signals.table, r));
   draft.evidence = found.convolutions();

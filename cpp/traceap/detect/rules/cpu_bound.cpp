@@ -169,8 +169,11 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule cpu_bound{
-    .type = "cpu_bound", .paper_place = 5, .saving = kSaving, .detect = detect};
+extern constexpr Rule cpu_bound{.type = "cpu_bound",
+                                .paper_place = 5,
+                                .claim = Claim::kLeftOver,
+                                .saving = kSaving,
+                                .detect = detect};
 }
 
 }  // namespace traceap

@@ -89,9 +89,12 @@ class CreationFinder {
 
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu) return abstain({"GPU events"});
-  if (!signals.has_host_ops) return abstain({"host operators"});
+  if (!signals.has_operators) return abstain({"host operators"});
   const std::vector<CreatedCopy> found = CreationFinder(signals).find();
-  if (found.empty()) return absent();
+  if (found.empty()) {
+    const bool seen = signals.links_operators() || signals.copies.empty();
+    return seen ? absent() : abstain({missing_link(signals)});
+  }
   Draft draft(kSaving);
   std::vector<Interval> copied, waiting;
   std::vector<Row> filling;

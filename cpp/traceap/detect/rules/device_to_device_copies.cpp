@@ -54,6 +54,16 @@ class DeviceCopies {
       }
     }
   }
+  /// Copy kernels of which only the operator could tell whether it copies for a layout.
+  std::vector<Interval> doubtful_kernels() const {
+    std::vector<Interval> doubtful;
+    if (signals_.links_operators()) return doubtful;
+    const LazyNames copy(signals_.table, is_same_type_copy_kernel);
+    for (Row r : signals_.tree.gpu_rows) {
+      if (copy(r)) doubtful.push_back(interval_of(signals_.table, r));
+    }
+    return doubtful;
+  }
   std::int64_t bytes() const { return bytes_; }
   const std::vector<Row>& operators() const { return operators_; }
 
@@ -83,13 +93,22 @@ class DeviceCopies {
   std::int64_t bytes_ = 0;
 };
 
+/// Are the copies that are seen immaterial, but not with those that could be some?
+bool is_open(const Signals& signals, const Draft& draft, const DeviceCopies& copies) {
+  const IntervalSet seen = set_clip(make_union(draft.cost), signals.profiled);
+  const IntervalSet doubtful = set_clip(make_union(copies.doubtful_kernels()), signals.profiled);
+  return !is_material(signals, total_length_ns(seen)) &&
+         is_material(signals, total_length_ns(set_union(seen, doubtful)));
+}
+
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu) return abstain({"GPU events"});
   Draft draft(kSaving);
   DeviceCopies copies(signals);
   copies.add_memcpys(draft);
   copies.add_kernels(draft);
-  if (!signals.has_host_ops) {
+  if (is_open(signals, draft, copies)) return abstain({missing_link(signals)});
+  if (!signals.has_operators) {
     draft.missing_signals.emplace_back("host operators: copy kernels can't be told apart");
     draft.confidence = 0.6;  // memcpys alone
   }

@@ -30,7 +30,7 @@ std::vector<Row> find_calls(const Signals& signals) {
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu) return abstain({"GPU events"});
   if (signals.api_rows.empty()) return abstain({"runtime calls"});
-  if (!signals.has_host_ops) {
+  if (!signals.has_operators) {
     // Without operators nothing tells the program's own waits from those inside operators.
     return abstain({"host operators"});
   }

@@ -152,11 +152,17 @@ class LoopCosts {
 
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu) return abstain({"GPU events"});
-  if (!signals.has_host_ops) return abstain({"host operators"});
+  if (!signals.has_operators) return abstain({"host operators"});
   LoopCosts costs(signals);
+  bool any = false;
   for (const std::vector<Row>& operators : outermost_operators(signals)) {
-    for (const Loop& loop : LoopFinder(signals, operators).find()) costs.add(operators, loop);
+    for (const Loop& loop : LoopFinder(signals, operators).find()) {
+      any = true;
+      costs.add(operators, loop);
+    }
   }
+  // Whether its turns launch anything, only the calls tell.
+  if (any && !signals.links_operators()) return abstain({missing_link(signals)});
   return costs.finish();
 }
 

@@ -56,6 +56,20 @@ Finding judge(const Signals& signals, Copies copies) {
   return finish_finding(signals, std::move(draft));
 }
 
+/// Without their calls nothing shows how long copies held the host: at most for the idle time on
+/// both sides of each.
+bool is_open_without_calls(const Signals& signals, const Copies& copies) {
+  if (!copies.orphan) return false;
+  const IntervalSet copied = make_union(copies.copied);
+  IntervalSet possible = set_difference(copied, signals.gpu.compute);
+  for (const Interval& idle : signals.gpu_idle) {
+    const Interval beside{add_saturated(idle.start_ns, -1), add_saturated(idle.end_ns, 1)};
+    if (covered_ns(copied, beside) > 0) possible.push_back(idle);
+  }
+  possible = set_clip(make_union(std::move(possible)), signals.profiled);
+  return is_material(signals, total_length_ns(possible));
+}
+
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu) return abstain({"GPU events"});
   Copies known, possible;
@@ -67,7 +81,9 @@ Finding detect(const Signals& signals) {
     if (!unknown) add(signals, copy, known);
   }
   const bool any_unknown = possible.rows.size() > known.rows.size();
+  const bool open = is_open_without_calls(signals, known);
   Finding finding = judge(signals, std::move(known));
+  if (finding.verdict != Verdict::kPresent && open) return abstain({"launch calls of the copies"});
   if (finding.verdict == Verdict::kPresent || !any_unknown) return finding;
   if (judge(signals, std::move(possible)).verdict != Verdict::kPresent) return finding;
   return abstain({"direction of the copies"});
@@ -76,8 +92,11 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule high_memcpy{
-    .type = "high_memcpy", .paper_place = 3, .saving = kSaving, .detect = detect};
+extern constexpr Rule high_memcpy{.type = "high_memcpy",
+                                  .paper_place = 3,
+                                  .claim = Claim::kGeneral,
+                                  .saving = kSaving,
+                                  .detect = detect};
 }
 
 }  // namespace traceap

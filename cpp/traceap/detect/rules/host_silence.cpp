@@ -90,10 +90,19 @@ Row awaited_row(const Signals& signals, const Interval& gap) {
   return call.start_ns >= gap.start_ns ? launch : kNoRow;
 }
 
+/// Nothing shows whether the GPU's next work was queued before the silence.
+Finding judge_without_launches(const Signals& signals, const IntervalSet& silent) {
+  IntervalSet gaps = unexplained_idle_inside(signals, silent);
+  std::erase_if(gaps, [](const Interval& gap) { return gap.length_ns() < kMinGapNs; });
+  if (!is_material(signals, total_length_ns(gaps))) return absent();
+  return abstain({"launch calls of GPU events"});
+}
+
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu) return abstain({"GPU events"});
-  if (!signals.has_host_ops) return abstain({"host operators"});
+  if (!signals.has_operators) return abstain({"host operators"});
   const IntervalSet silent = set_complement(make_union(host_activity(signals)), signals.profiled);
+  if (signals.tree.linked_gpu_rows.empty()) return judge_without_launches(signals, silent);
   Draft draft(kSaving);
   Interval longest{0, 0};
   for (const Interval& gap : unexplained_idle_inside(signals, silent)) {

@@ -43,11 +43,15 @@ bool blocks_host(const Signals& signals, const Copy& copy) {
   return copy.launch != kNoRow && signals.api(copy.launch) == ApiClass::kCopy;
 }
 
-void add_small_reads(const Signals& signals, std::vector<Sync>& syncs) {
+/// Reads of a few bytes. One of unknown size is a value where an operator that reads values makes
+/// it; any other could be a result: `unsized` says whether there are such.
+void add_small_reads(const Signals& signals, const std::vector<Row>& reading,
+                     std::vector<Sync>& syncs, std::vector<Sync>& unsized) {
   for (const Copy& copy : signals.copies) {
     if (copy.kind.direction != CopyDirection::kDeviceToHost || copy.launch == kNoRow) continue;
     if (copy.bytes.value_or(0) > kSmallReadBytes || !blocks_host(signals, copy)) continue;
-    syncs.push_back({copy.sync != kNoRow ? copy.sync : copy.launch, copy.host});
+    const bool small = copy.bytes.has_value() || reading[copy.launch] != kNoRow;
+    (small ? syncs : unsized).push_back({copy.sync != kNoRow ? copy.sync : copy.launch, copy.host});
   }
 }
 
@@ -64,6 +68,12 @@ void add_bare_syncs(const Signals& signals, const std::vector<Row>& reading,
   }
 }
 
+IntervalSet stalls_of(const Signals& signals, const std::vector<Sync>& syncs) {
+  std::vector<Interval> stalls;
+  for (const Sync& sync : syncs) stalls.push_back(stall_window(signals, sync.host));
+  return unexplained_idle_inside(signals, std::move(stalls));
+}
+
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu) return abstain({"GPU events"});
   if (signals.api_rows.empty()) return abstain({"runtime calls"});
@@ -71,25 +81,28 @@ Finding detect(const Signals& signals) {
   const LazyNames is_reading(table, is_reading_operator);
   const std::vector<Row> reading = outermost_ranges(
       signals, [&](Row r) { return table.kind[r] == EventKind::kCpuOp && is_reading(r); });
-  std::vector<Sync> syncs;
-  add_small_reads(signals, syncs);
+  std::vector<Sync> syncs, unsized;
+  add_small_reads(signals, reading, syncs, unsized);
   add_bare_syncs(signals, reading, syncs);
+  const IntervalSet cost = stalls_of(signals, syncs);
+  if (!is_material(signals, total_length_ns(cost)) && unsized.size() >= kMinRepeats) {
+    const std::int64_t possible_ns = total_length_ns(set_union(cost, stalls_of(signals, unsized)));
+    if (is_material(signals, possible_ns)) return abstain({"sizes of the copies"});
+  }
   if (syncs.size() < kMinRepeats) return absent();
 
   Draft draft(kSaving);
-  std::vector<Interval> stalls;
   std::vector<Row> operators;
   const LazyNames is_aten(table,
                           [](std::string_view name) { return name.substr(0, 6) == "aten::"; });
   const std::vector<Row> outermost = outermost_ranges(
       signals, [&](Row r) { return table.kind[r] == EventKind::kCpuOp && is_aten(r); });
   for (const Sync& sync : syncs) {
-    stalls.push_back(stall_window(signals, sync.host));
     const Row op = outermost[sync.call];  // what the program called: aten::to rather than copy_
     draft.evidence.push_back(op != kNoRow ? op : sync.call);
     if (op != kNoRow) operators.push_back(op);
   }
-  draft.cost = unexplained_idle_inside(signals, std::move(stalls));
+  draft.cost = cost;
   draft.count("syncs", syncs.size());
   add_per_step_fact(signals, draft, "per step", syncs.size());
   if (!operators.empty()) draft.text("operations", most_frequent_names(table, operators, 3));

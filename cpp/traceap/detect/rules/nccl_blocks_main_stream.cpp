@@ -36,7 +36,7 @@ Finding detect(const Signals& signals) {
   draft.count("waits", waits);
   draft.duration("longest wait", longest);
   leave_to_late_ranks(signals, draft, "behind a late rank");
-  return finish_finding(signals, std::move(draft));
+  return open_without_phases(signals, finish_finding(signals, std::move(draft)));
 }
 
 }  // namespace

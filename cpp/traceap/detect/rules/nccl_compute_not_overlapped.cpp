@@ -66,7 +66,7 @@ Finding detect(const Signals& signals) {
   draft.count("exposed at the end of a phase", tails.size());
   if (const auto share = overlapped_share(signals)) draft.share("communication overlapped", *share);
   leave_to_late_ranks(signals, draft, "behind a late rank");
-  return finish_finding(signals, std::move(draft));
+  return open_without_phases(signals, finish_finding(signals, std::move(draft)));
 }
 
 }  // namespace

@@ -55,6 +55,16 @@ Uploads collect_uploads(const Signals& signals, HostMemory memory) {
   return uploads;
 }
 
+/// Did the call find the GPU at work? Then it emptied the queue, and the refill is its doing.
+/// Otherwise the host was late already, and would have been without the copy.
+bool emptied_queue(const Signals& signals, const Copy& copy) {
+  if (copy.launch == kNoRow) return false;
+  const std::int64_t called_ns = signals.on_gpu_clock(copy.host).start_ns;
+  const Interval moment{called_ns, add_saturated(called_ns, 1)};
+  return covered_ns(signals.gpu.compute, moment) > 0 ||
+         covered_ns(signals.gpu.communication, moment) > 0;
+}
+
 /// The copies where no kernel covers them, and idle time that is theirs: in the call, and behind
 /// the copy up to the next GPU event.
 IntervalSet cost_of(const Signals& signals, const std::vector<const Copy*>& copies) {
@@ -64,7 +74,9 @@ IntervalSet cost_of(const Signals& signals, const std::vector<const Copy*>& copi
     const Row next = first_row_from(signals.table, signals.tree.gpu_rows, time.end_ns);
     copied.push_back(time);
     if (copy->launch != kNoRow) around.push_back(signals.on_gpu_clock(copy->host));
-    if (next != kNoRow) around.push_back({time.end_ns, signals.table.ts_ns[next]});
+    if (next != kNoRow && emptied_queue(signals, *copy)) {
+      around.push_back({time.end_ns, signals.table.ts_ns[next]});
+    }
   }
   const IntervalSet own_idle = idle_with_cause(
       signals, {IdleCause::kMemoryCopy, IdleCause::kSynchronization, IdleCause::kLaunchLatency});

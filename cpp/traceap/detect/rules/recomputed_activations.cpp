@@ -86,11 +86,12 @@ std::optional<double> reserved_share(const Signals& signals) {
 
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu) return abstain({"GPU events"});
-  if (!signals.has_host_ops) return abstain({"host operators"});
+  if (!signals.has_operators) return abstain({"host operators"});
   const std::vector<Row> node = backward_nodes(signals);
   std::vector<Row> layers;
   const std::vector<Interval> repeated = repeated_times(signals, node, layers);
   if (layers.empty()) return absent();
+  if (!signals.links_operators()) return abstain({missing_link(signals)});
   const std::optional<double> reserved = reserved_share(signals);
   if (reserved && *reserved > kFullShare) return absent(0.7);  // the memory is needed
 

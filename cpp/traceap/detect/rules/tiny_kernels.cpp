@@ -116,7 +116,8 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule tiny_kernels{.type = "tiny_kernels", .saving = kSaving, .detect = detect};
+extern constexpr Rule tiny_kernels{
+    .type = "tiny_kernels", .claim = Claim::kLeftOver, .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -51,7 +51,7 @@ StepCost judge_step(const Signals& signals, const std::vector<Row>& gpu_rows,
 }
 
 Finding without_ranges(const Signals& signals) {
-  if (!signals.has_host_ops) return abstain({"host operators"});
+  if (!signals.has_operators) return abstain({"host operators"});
   if (has_backward(signals)) return abstain({"Optimizer.step ranges"});
   return absent();  // inference
 }
@@ -63,6 +63,7 @@ Finding detect(const Signals& signals) {
   const auto outer = outermost_ranges(signals, is_step);
   const std::vector<RangeLaunches> ranges = launches_by_range(signals, outer);
   if (ranges.empty()) return without_ranges(signals);
+  if (!signals.links_operators()) return abstain({missing_link(signals)});
 
   // An optimiser's matrix products (Muon) or reductions are not what fusing is about.
   const LazyNames pointwise(table, is_pointwise_kernel);

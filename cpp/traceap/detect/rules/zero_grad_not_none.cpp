@@ -22,7 +22,7 @@ bool is_zeroing_operator(std::string_view name) {
 
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu) return abstain({"GPU events"});
-  if (!signals.has_host_ops) return abstain({"host operators"});
+  if (!signals.has_operators) return abstain({"host operators"});
   const EventTable& table = signals.table;
   const LazyNames is_range(table, is_zero_grad_range);
   const std::vector<RangeLaunches> ranges =
@@ -37,6 +37,7 @@ Finding detect(const Signals& signals) {
     // A loop over gradients of its own leaves no range.
     return has_steps ? absent(0.6) : abstain({"Optimizer.zero_grad ranges"});
   }
+  if (!signals.links_operators()) return abstain({missing_link(signals)});
   const LazyNames zeroing(table, is_zeroing_operator);
   Draft draft(kSaving);
   std::size_t launches = 0;
