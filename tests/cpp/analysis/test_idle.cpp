@@ -245,11 +245,17 @@ TEST_CASE("what takes longer than a refill is the host's own work", "[analysis]"
     text.host("cpu_op", "torchvision::nms", 40, start_us - 60);
     return idle_of(next_kernel(text, start_us));
   };
-  // The call returns at 24: from there 1 ms to the return of the next launch.
-  CHECK(next_at(1029) ==
-        Lines{"memory_copy 22-332 by cudaMemcpyAsync", "host_wait 332-1029 by torchvision::nms"});
-  CHECK(next_at(1030) ==
-        Lines{"memory_copy 22-32 by aten::to", "host_wait 32-1030 by torchvision::nms"});
+  // The operator ends at 32: from there 1 ms to the return of the next launch.
+  CHECK(next_at(1037) ==
+        Lines{"memory_copy 22-332 by cudaMemcpyAsync", "host_wait 332-1037 by torchvision::nms"});
+  CHECK(next_at(1038) ==
+        Lines{"memory_copy 22-32 by aten::to", "host_wait 32-1038 by torchvision::nms"});
+  // A loader in between is no work of the host's own.
+  TraceText loading = first_kernel();
+  loading.host("cuda_runtime", "cudaStreamSynchronize", 8, 14)
+      .host("user_annotation", kLoader, 50, 5'000);
+  CHECK(idle_of(next_kernel(loading, 5'100))[0] ==
+        "synchronization 20-50 by cudaStreamSynchronize");
 }
 
 TEST_CASE("a synchronisation of an idle GPU costs its own time only", "[analysis]") {

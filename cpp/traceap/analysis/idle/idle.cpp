@@ -220,6 +220,12 @@ class IdleExplainer {
     std::int64_t end_of(std::int64_t time_ns) const { return next == kNoRow ? kForever : time_ns; }
   };
 
+  /// A stretch in which the host does one thing.
+  struct Moment {
+    Interval time;
+    HostState state;
+  };
+
   /// `work_precedes`: the gap began when the GPU ran dry, not where the caller's bounds begin.
   void explain_gap(Interval gap, bool work_precedes, bool work_follows) {
     const Row next = work_follows ? gpu_row_from(gap.end_ns) : kNoRow;
@@ -300,9 +306,10 @@ class IdleExplainer {
     const Row previous_launch = around.previous == kNoRow ? kNoRow : tree_.launch[around.previous];
     if (previous_launch != kNoRow) add_other(table_.track[previous_launch], launch.track, part);
     add_other(tree_.main_track, launch.track, part);
-    bool may_owe = around.work_precedes;
     const Interval idle{part.start_ns, around.end_of(part.end_ns)};
-    HostState state;
+    moments_.clear();
+    std::int64_t host_wait_ns = 0;
+    HostState first;
     for (std::int64_t t = part.start_ns; t < part.end_ns;) {
       own.advance(t);
       std::int64_t until = std::min(part.end_ns, own.next_change_ns());
@@ -311,19 +318,23 @@ class IdleExplainer {
         until = std::min(until, other->next_change_ns());
       }
       until = limit_by(collectives_, t, until);
-      state = judge_moment(own, t, launch);
+      HostState state = judge_moment(own, t, launch);
       if (until - t >= kLongCallNs && is_copy_operator(state.row))
         state.cause = IdleCause::kHostWait;
-      if (may_owe) open_budget(state, idle);
-      may_owe = false;
+      if (moments_.empty()) first = state;
       const bool same_thread = state.row != kNoRow && table_.track[state.row] == launch.track;
       if (same_thread && waits_for_unrecorded_work(state, t, idle, around)) {
         state.cause = IdleCause::kUnknown;
       }
-      add({t, until}, state.cause, state.row);
+      if (state.cause == IdleCause::kHostWait) host_wait_ns += until - t;
+      moments_.push_back({{t, until}, state});
       t = until;
     }
-    return state.cause;
+    if (around.work_precedes && around.next != kNoRow) {
+      open_budget(first, part.start_ns, host_wait_ns);
+    }
+    for (const Moment& moment : moments_) add(moment.time, moment.state.cause, moment.state.row);
+    return moments_.empty() ? IdleCause::kHostWait : moments_.back().state.cause;
   }
 
   /// Its own path around a copy takes microseconds; where it makes no call for long, something
@@ -435,14 +446,14 @@ class IdleExplainer {
     return std::max(to_host ? kLaunchLatencyBoundNs : kStagingBoundNs, table_.dur_ns[copy]);
   }
 
-  /// The host sits in a call that waits while the GPU runs dry: what follows until the next launch
-  /// is the call's doing, within bounds (see kRefillBoundNs, kRefillReachNs).
-  void open_budget(const HostState& state, Interval idle) {
+  /// The host sits in a call that waits while the GPU runs dry: what it does behind it until the
+  /// next launch is the call's doing, within bounds (see kRefillBoundNs). What takes it longer than
+  /// kRefillReachNs is no refill.
+  void open_budget(const HostState& state, std::int64_t gap_start_ns, std::int64_t host_wait_ns) {
     if (state.row == kNoRow || !is_waiting_call(model_.activity(state.row))) return;
-    const std::int64_t waited_ns = idle.start_ns - table_.ts_ns[state.row];
+    const std::int64_t waited_ns = gap_start_ns - table_.ts_ns[state.row];
     if (waited_ns <= 0) return;  // the GPU was idle before
-    // What takes longer is no refill, and there is none where no work follows.
-    if (idle.end_ns > add_saturated(table_.end_ns(state.row), kRefillReachNs)) return;
+    if (host_wait_ns > kRefillReachNs) return;
     budget_ns_ = std::clamp(waited_ns, kRefillBoundNs, kRefillReachNs);
     budget_cause_ = state.cause;
     budget_row_ = state.row;
@@ -515,6 +526,7 @@ class IdleExplainer {
   std::vector<std::unique_ptr<HostCursor>> cursors_;  ///< by track, made when first needed
   std::unique_ptr<HostCursor> no_thread_;
   std::vector<HostCursor*> others_;
+  std::vector<Moment> moments_;  ///< of the gap at hand
   std::vector<Overlay> overhead_, collectives_;
   std::int64_t budget_ns_ = 0;
   IdleCause budget_cause_ = IdleCause::kSynchronization;
