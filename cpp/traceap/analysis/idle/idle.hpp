@@ -49,8 +49,8 @@ inline constexpr std::int64_t kLaunchLatencyBoundNs = 100'000;
 /// have been ahead by as much.
 inline constexpr std::int64_t kRefillBoundNs = 300'000;
 /// A host that is free launches its next kernel within some tens of microseconds, 640 us at most on
-/// public traces; with the profiler and Python on top, 1 ms is still some fifty operations. One that
-/// takes longer does something else: the pause is no refill.
+/// public traces; with the profiler and Python on top, 1 ms is still some fifty operations. One
+/// that takes longer does something else: the pause is no refill.
 inline constexpr std::int64_t kRefillReachNs = 1'000'000;
 
 /// Idle = complement of gpu.busy in `bounds`. An idle interval may be split where the cause changes
