@@ -85,7 +85,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "replay": {"analysis"},
     "pipelines": {"analysis", "durations"},
     "simulation": {"analysis", "durations", "event_table", "files", "order"},
-    "verdict": {"ranks", "intervals", "sums"},
+    "verdict": {"analysis", "intervals", "sums"},
     "diagnosis": {"simulation", "summary", "verdict"},
     "overlay": {"diagnosis"},
     "report": {"_version", "analysis"},

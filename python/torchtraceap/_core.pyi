@@ -132,6 +132,7 @@ __all__: list[str] = [
     "replay_chain",
     "row_times",
     "rules",
+    "runs_on_host",
     "say_interrupted",
     "step_part_names",
     "step_pieces",
@@ -2650,6 +2651,11 @@ def row_times(
 def rules() -> list[Rule]:
     """
     All rules, the paper's eight first.
+    """
+
+def runs_on_host(table: EventTable, tree: EventTree) -> bool:
+    """
+    Does the run compute on the host? Nothing of a GPU is recorded, and operators fill a tenth of the profiled time or more.
     """
 
 def say_interrupted() -> None:

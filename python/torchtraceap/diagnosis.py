@@ -50,7 +50,7 @@ from torchtraceap.stages import stage
 from torchtraceap.summary import build_summary
 from torchtraceap.sums import clamped, total, totals
 from torchtraceap.units import format_ns, format_share
-from torchtraceap.verdict import largest_part, leading_finding, time_parts
+from torchtraceap.verdict import computes_on, largest_part, leading_finding, time_parts
 
 if TYPE_CHECKING:
     from torchtraceap.simulation.savings import Outlook
@@ -102,6 +102,7 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
         scorer=SCORER,
         idle_ns=_idle_by_cause(trace),
         time_ns=parts,
+        computes_on=computes_on(trace),
         bound_by=largest_part(parts),
         lead=lead,
         summary=summary,
@@ -234,7 +235,8 @@ def _why(
     """The sentence, all figures of the rank that pays most."""
     share = min(1.0, cost_ns / rank.profiled_ns) if rank.profiled_ns else 0.0
     texts = {fact: str(figure) for fact, figure in facts.items()}
-    why = entry.why_text(texts, cost=format_ns(cost_ns), share=format_share(share))
+    on_host = _core.runs_on_host(rank.table, rank.tree)
+    why = entry.why_text(texts, on_host=on_host, cost=format_ns(cost_ns), share=format_share(share))
     return f"Rank {rank.rank}: {why}" if ranks > 1 else why
 
 

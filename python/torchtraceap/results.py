@@ -512,8 +512,10 @@ class Diagnosis(Result):
     """GPU idle time inside the profiled time by cause, summed over the ranks."""
     time_ns: dict[str, int]
     """The profiled time by what the GPUs did or waited for (`verdict.time_parts`)."""
+    computes_on: str | None
+    """"gpu"; "host", where nothing of a GPU is recorded and operators do the work; or None."""
     bound_by: str | None
-    """The largest of `time_ns`; None without GPU work."""
+    """The largest of `time_ns`; None where that is empty."""
     lead: Lead | None
     """None: no finding is worth beginning with."""
     summary: Summary
@@ -562,6 +564,7 @@ class Diagnosis(Result):
             "idle_ns": dict(self.idle_ns),
             "headline": render(self, "headline"),
             "lead": self.lead.to_dict() if self.lead else None,
+            "computes_on": self.computes_on,
             "bound_by": self.bound_by,
             "busy_share": self.busy_share,
             "time_ns": dict(self.time_ns),

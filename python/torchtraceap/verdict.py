@@ -16,12 +16,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from torchtraceap import _core
+from torchtraceap.analysis.critical_path import build_critical_path
 from torchtraceap.intervals import Int64Array, covered_ns, union
 from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.results import Finding, Lead
 from torchtraceap.sums import total
 
-__all__ = ["LEAST_SHARE", "largest_part", "leading_finding", "time_parts"]
+__all__ = ["LEAST_SHARE", "computes_on", "largest_part", "leading_finding", "time_parts"]
 
 LEAST_SHARE = 0.05
 """Of the profiled time: a smaller finding is never what a report begins with."""
@@ -31,14 +32,50 @@ _HALF = 1 / 2
 _HOST_COPIES = (_core.CopyDirection.HOST_TO_DEVICE, _core.CopyDirection.DEVICE_TO_HOST)
 
 
+def computes_on(trace: Ranks) -> str | None:
+    """ "gpu"; "host", where no rank recorded anything of a GPU and operators do the work there; or
+    None: the GPU's work is not in the recording."""
+    if any(len(rank.tree.gpu_rows) for rank in trace.ranks):
+        return "gpu"
+    on_host = all(_core.runs_on_host(rank.table, rank.tree) for rank in trace.ranks)
+    return "host" if on_host else None
+
+
 def time_parts(trace: Ranks) -> dict[str, int]:
     """The profiled time by what the GPUs did or waited for, in ns, summed over the ranks.
 
     Returns:
         `compute`, exposed `communication`, exposed copies between host and device (`memcpy`) and
         other exposed copies (`device_memcpy`), and idle time by cause; they sum to the profiled
-        time. Empty without GPU work.
+        time. Of a run that computes on the host the causes of its critical path, rank by rank.
+        Empty where the work is not recorded.
     """
+    where = computes_on(trace)
+    if where == "host":
+        return _host_parts(trace)
+    return _gpu_parts(trace) if where else {}
+
+
+def _host_parts(trace: Ranks) -> dict[str, int]:
+    parts: dict[str, int] = {}
+    for rank in trace.ranks:
+        for cause, start_ns, end_ns in _path(rank):
+            parts[cause] = parts.get(cause, 0) + end_ns - start_ns
+    return parts
+
+
+def _path(rank: RankTrace) -> list[tuple[str, int, int]]:
+    """The segments of a rank's own critical path: cause, start and end; computed once."""
+
+    def find() -> list[tuple[str, int, int]]:
+        table = build_critical_path(Ranks([rank]), by="event")
+        bounds = (table[name].tolist() for name in ("cause", "start_ns", "end_ns"))
+        return list(zip(*bounds, strict=True))
+
+    return rank.remember("path of the rank alone", find)
+
+
+def _gpu_parts(trace: Ranks) -> dict[str, int]:
     names = _core.idle_cause_names()
     parts = dict.fromkeys(("compute", "communication", "memcpy", "device_memcpy", *names), 0)
     for rank in trace.ranks:
@@ -50,8 +87,7 @@ def time_parts(trace: Ranks) -> dict[str, int]:
         parts["device_memcpy"] += timeline.exposed_memcpy_ns - between
         for cause, ns in rank.idle(rank.tree.profiled).totals.items():
             parts[cause] += ns
-    is_gpu_work = any(len(rank.tree.gpu_rows) for rank in trace.ranks)
-    return parts if is_gpu_work else {}
+    return parts
 
 
 def _exposed_host_copies_ns(rank: RankTrace, exposed_ns: int) -> int:
@@ -73,7 +109,7 @@ def _exposed_host_copies_ns(rank: RankTrace, exposed_ns: int) -> int:
 
 
 def largest_part(parts: dict[str, int]) -> str | None:
-    """What the run is bound by: a name of `time_parts`; None without GPU work."""
+    """What the run is bound by: a name of `time_parts`; None where that is empty."""
     return max(parts, key=lambda name: parts[name]) if any(parts.values()) else None
 
 
@@ -111,6 +147,9 @@ def _is_beside(trace: Ranks, finding: Finding, part: str, part_ns: int) -> bool:
 
 def _inside_ns(rank: RankTrace, part: str, intervals: Int64Array) -> int:
     """Length of the intervals inside one part of the time of a rank."""
+    if not len(rank.tree.gpu_rows):
+        spans = [(start, end) for cause, start, end in _path(rank) if cause == part]
+        return _common_ns(intervals, np.array(spans, dtype=np.int64).reshape(-1, 2))
     causes = _core.idle_cause_names()
     if part in causes:
         idle = rank.idle(rank.tree.profiled)

@@ -206,6 +206,14 @@ void bind_detect(py::module_& module) {
       py::arg("table"), py::arg("tree"),
       "uint32: outermost rows in which something is compiled that was compiled before.");
   module.def(
+      "runs_on_host",
+      [](const TablePtr& table, const BoundTree& tree) {
+        return runs_on_host(*table, tree_of(table, tree));
+      },
+      py::arg("table"), py::arg("tree"), py::call_guard<Unlocked>(),
+      "Does the run compute on the host? Nothing of a GPU is recorded, and operators fill a tenth "
+      "of the profiled time or more.");
+  module.def(
       "is_plain_fp32_product",
       [](std::string_view kernel_name) {
         return classify_matmul(kernel_name) == MatmulKind::kPlainFp32;

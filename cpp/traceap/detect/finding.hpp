@@ -79,6 +79,7 @@ struct Signals {
   bool has_host_ops = false;            ///< a complete cpu_op, annotation or python frame exists
   bool has_operators = false;           ///< a complete operator exists, not only ranges or frames
   bool has_gpu = false;                 ///< a complete GPU event exists
+  bool on_host = false;                 ///< the run computes on the host (`runs_on_host`)
   std::vector<Collective> collectives;  ///< communication kernels by start
   PeerView peers;                       ///< empty where this rank was read alone
   std::int64_t profiled_ns() const { return profiled.end_ns - profiled.start_ns; }
@@ -91,6 +92,10 @@ struct Signals {
   /// Does the trace tell which operator launched what, and so in which phase of a step?
   bool links_operators() const { return has_operators && !tree.linked_gpu_rows.empty(); }
 };
+/// Does the run compute on the host? Nothing of a GPU is recorded, neither work nor calls nor a
+/// device, and operators fill a tenth of the profiled time or more; a recording that left the GPU
+/// out names its devices. O(host rows).
+bool runs_on_host(const EventTable& table, const EventTree& tree);
 Signals build_signals(const EventTable& table, const EventTree& tree,
                       const DetectOptions& options = {});
 

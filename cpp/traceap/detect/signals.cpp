@@ -33,7 +33,26 @@ bool any_operator(const EventTable& table) {
   return false;
 }
 
+/// Time in which an operator runs on any thread, within `bounds`.
+std::int64_t operator_ns(const EventTable& table, const EventTree& tree, Interval bounds) {
+  std::vector<Interval> spans;
+  for (const Row row : tree.host_rows) {
+    poll_interrupt();
+    if (table.kind[row] == EventKind::kCpuOp) spans.push_back(interval_of(table, row));
+  }
+  return total_length_ns(set_clip(make_union(std::move(spans)), bounds));
+}
+
 }  // namespace
+
+bool runs_on_host(const EventTable& table, const EventTree& tree) {
+  constexpr std::int64_t kTenth = 10;
+  if (!tree.gpu_rows.empty() || !table.devices.empty()) return false;
+  const bool calls_gpu = std::any_of(tree.api.begin(), tree.api.end(),
+                                     [](ApiClass api) { return api != ApiClass::kNone; });
+  const std::int64_t least_ns = (tree.profiled.end_ns - tree.profiled.start_ns) / kTenth;
+  return !calls_gpu && least_ns > 0 && operator_ns(table, tree, tree.profiled) >= least_ns;
+}
 
 Signals build_signals(const EventTable& table, const EventTree& tree,
                       const DetectOptions& options) {
@@ -53,6 +72,7 @@ Signals build_signals(const EventTable& table, const EventTree& tree,
     return tree.gpu_class[c.row] != GpuClass::kCommunication;  // a CPU backend's
   });
   signals.has_gpu = !tree.gpu_rows.empty();
+  signals.on_host = runs_on_host(table, tree);
   return signals;
 }
 

@@ -5,6 +5,7 @@
 - `no_loader`: no batch comes from torch's DataLoader;
 - `no_graph`: the steps wait for the GPU, or their shapes change, so that no CUDA graph holds them;
 - `no_tf32`, `no_bf16`: the matrix units of a device in the trace don't take that type;
+- `on_host`: the run computes on the host;
 - `unknown_device`: the trace names no device of which that could be told.
 
 What a trace does not show holds of none: then the advice for any trace stands.
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING
 
+from torchtraceap import _core
 from torchtraceap.analysis.detection import PerRank
 from torchtraceap.analysis.recorded_device import matrix_types
 from torchtraceap.results import Finding, Saving
@@ -53,13 +55,23 @@ def circumstances_of(
         "no_graph": partial(_bears_no_graph, findings),
         "no_tf32": partial(_lacks, trace, "tf32"),
         "no_bf16": partial(_lacks, trace, "bf16"),
+        "on_host": partial(_is_on_host, trace),
         "unknown_device": partial(_is_unknown, trace),
     }
     return frozenset(word for word in wanted if holds[word]())
 
 
 WORDS = frozenset(
-    ("compiled", "inference", "no_loader", "no_graph", "no_tf32", "no_bf16", "unknown_device")
+    (
+        "compiled",
+        "inference",
+        "no_loader",
+        "no_graph",
+        "no_tf32",
+        "no_bf16",
+        "on_host",
+        "unknown_device",
+    )
 )
 
 
@@ -70,6 +82,10 @@ def _applies(parts: PerRank) -> bool:
 def _is_inference(parts: PerRank) -> bool:
     """Without host operators nobody knows."""
     return not _applies(parts) and all(found.verdict != "unknown" for _, found in parts)
+
+
+def _is_on_host(trace: Ranks) -> bool:
+    return all(_core.runs_on_host(rank.table, rank.tree) for rank in trace.ranks)
 
 
 def _has_no_loader(trace: Ranks) -> bool:

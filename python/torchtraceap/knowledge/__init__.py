@@ -47,6 +47,8 @@ class KnowledgeEntry:
     why: str
     """One sentence with placeholders: `{fact}`, or `{fact:gap|gaps}` with its noun; `[[...]]` is
     left out if a fact in it is missing."""
+    why_host: str
+    """The same for a run that computes on the host; empty where `why` is true of both."""
     signs: tuple[str, ...]
     """What in a trace speaks for it."""
     non_signs: tuple[str, ...]
@@ -62,7 +64,9 @@ class KnowledgeEntry:
     gate: str
     """What a performance contract for it would assert."""
 
-    def why_text(self, facts: Mapping[str, str], *, cost: str, share: str) -> str:
+    def why_text(
+        self, facts: Mapping[str, str], *, cost: str, share: str, on_host: bool = False
+    ) -> str:
         """The sentence of `why` with its facts filled in.
 
         Args:
@@ -70,7 +74,9 @@ class KnowledgeEntry:
                 needs them; surplus ones are ignored.
             cost: The finding's cost for a person, such as "12.3 ms".
             share: Its share of the profiled time, such as "4.5 %".
+            on_host: The run computes on the host.
         """
+        text = (on_host and self.why_host) or self.why
         known = {**facts, "cost": cost, "share": share}
 
         def keep(match: re.Match[str]) -> str:
@@ -85,7 +91,7 @@ class KnowledgeEntry:
                 return value
             return f"{value} {singular if value == '1' else plural}"
 
-        return _PLACEHOLDER.sub(fill, _OPTIONAL.sub(keep, self.why))
+        return _PLACEHOLDER.sub(fill, _OPTIONAL.sub(keep, text))
 
     def advice_for(self, circumstances: Set[str]) -> Advice:
         """The first advice that fits.
@@ -113,6 +119,7 @@ def _entry(name: str, fields: Mapping[str, Any]) -> KnowledgeEntry:
         name=fields["name"],
         title=fields["title"],
         why=fields["why"],
+        why_host=fields.get("why_host", ""),
         signs=tuple(fields["signs"]),
         non_signs=tuple(fields["non_signs"]),
         advice=advice,

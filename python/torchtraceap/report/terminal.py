@@ -30,13 +30,27 @@ MIN_WIDTH, MAX_WIDTH, DEFAULT_WIDTH = 50, 120, 100
 LABEL = 10  # columns of the labels on the left
 
 # Glyphs tell the parts of the bar apart without colour; idle parts take the light ones in order.
-GLYPHS = {"compute": "█", "communication": "▓", "memcpy": "▒", "device_memcpy": "▚"}
+GLYPHS = {
+    "compute": "█",
+    "communication": "▓",
+    "memcpy": "▒",
+    "device_memcpy": "▚",
+    "host_forward": "█",
+    "host_backward": "▓",
+    "host_optimizer": "▒",
+    "host_other": "▚",
+}
 IDLE_GLYPHS = "░·-~:=+,_'"
 COLOURS = {
     "compute": "green",
     "communication": "magenta",
     "memcpy": "yellow",
     "device_memcpy": "bright_white",
+    "host_forward": "green",
+    "host_backward": "magenta",
+    "host_optimizer": "yellow",
+    "host_other": "bright_white",
+    "host_gap": "bright_cyan",
     "data_loading": "red",
     "host_wait": "bright_red",
     "synchronization": "bright_magenta",
@@ -110,6 +124,7 @@ def report_lines(view: ReportView, *, width: int = DEFAULT_WIDTH) -> list[Line]:
 def _report(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:
     yield from _header(view, width)
     yield from _bar(view.segments, width)
+    yield from _operators(view, width)
     yield from _replay(view, width)
     yield from _findings(view, width, detail)
     yield from _unchecked(view, width)
@@ -167,8 +182,8 @@ def split_columns(shares: Sequence[float], width: int) -> list[int]:
 
 
 def _glyphs(segments: Sequence[Segment]) -> list[str]:
-    idle = iter(IDLE_GLYPHS + "?" * len(segments))
-    return [next(idle) if part.is_idle else GLYPHS[part.key] for part in segments]
+    others = iter(IDLE_GLYPHS + "?" * len(segments))
+    return [GLYPHS.get(part.key) or next(others) for part in segments]
 
 
 def _bar(segments: Sequence[Segment], width: int) -> Iterator[Line]:
@@ -196,6 +211,14 @@ def _bar(segments: Sequence[Segment], width: int) -> Iterator[Line]:
         used += len(label) + 4
     yield line
     yield []
+
+
+def _operators(view: ReportView, width: int) -> Iterator[Line]:
+    """What takes most of a run on the host, where GPU findings would stand."""
+    if view.operators:
+        parts = (f"{part.label} {format_percent(part.share)}" for part in view.operators)
+        yield from _labelled("operators", ", ".join(parts), width, 3)
+        yield []
 
 
 def _replay(view: ReportView, width: int) -> Iterator[Line]:

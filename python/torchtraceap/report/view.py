@@ -36,6 +36,9 @@ HEALTHY_BUSY_SHARE = 0.85
 LOST_SHARE = 0.10
 # Words for a rule's confidence. It is an ordering of the evidence, not a measured probability.
 SURE, FAIRLY_SURE = 0.85, 0.6
+# Operators of a run on the host that are named, and the least share of the time.
+MOST_OPERATORS, LEAST_OPERATOR = 6, 0.01
+_NO_GPU = ("GPU events",)
 # Ranks whose busy shares lie this close are alike.
 SPREAD = 0.02
 
@@ -57,7 +60,21 @@ IDLE_LABELS = {
     "profiler": "profiler overhead",
     "unknown": "waits for work outside the file",
 }
+# Of a run that computes on the host: causes of its critical path.
+HOST_LABELS = {
+    "host_forward": "forward pass",
+    "host_backward": "backward pass",
+    "host_optimizer": "optimiser",
+    "host_other": "other work",
+    "host_gap": "between operators",
+    "data_loading": "data loading",
+}
 BOUND_BY = {
+    "host_forward": "the forward pass",
+    "host_backward": "the backward pass",
+    "host_optimizer": "the optimiser",
+    "host_other": "other work of the host",
+    "host_gap": "work between operators",
     "compute": "GPU compute",
     "communication": "communication",
     "memcpy": "copies between host and device",
@@ -164,6 +181,8 @@ class ReportView:
     """Of one rank (the mean over ranks)."""
     busy_share: float
     has_gpu: bool
+    operators: tuple[Segment, ...]
+    """Of a run that computes on the host: operators by the time in which they themselves run."""
     segments: tuple[Segment, ...]
     idle: tuple[Segment, ...]
     """Idle time by cause, largest first."""
@@ -202,7 +221,7 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
     """Works out wording and figures from a diagnosis."""
     ranks = max(1, len(diagnosis.summary.files))
     profiled_ns = diagnosis.profiled_ns // ranks
-    has_gpu = bool(diagnosis.time_ns)
+    has_gpu = diagnosis.computes_on == "gpu"
     segments = _segments(diagnosis, ranks)
     idle = sorted((s for s in segments if s.is_idle), key=lambda s: (-s.time_ns, s.key))
     findings = _findings(diagnosis, profiled_ns)
@@ -219,6 +238,7 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
         profiled_ns=profiled_ns,
         busy_share=diagnosis.busy_share,
         has_gpu=has_gpu,
+        operators=_operators(diagnosis),
         segments=tuple(segments),
         idle=tuple(idle),
         findings=findings,
@@ -291,8 +311,15 @@ def _input_name(paths: Sequence[str]) -> str:
 
 def _segments(diagnosis: Diagnosis, ranks: int) -> list[Segment]:
     """The parts of the profiled time: what GPUs did, then why they idled, largest first."""
+    on_host = diagnosis.computes_on == "host"
     parts = [
-        Segment(key, _label(key), ns // ranks, _share(diagnosis, key), key not in GPU_LABELS)
+        Segment(
+            key,
+            HOST_LABELS.get(key, _label(key)) if on_host else _label(key),
+            ns // ranks,
+            _share(diagnosis, key),
+            is_idle=key not in GPU_LABELS and not on_host,
+        )
         for key, ns in diagnosis.time_ns.items()
         if ns > 0
     ]
@@ -311,6 +338,26 @@ def _share(diagnosis: Diagnosis, key: str) -> float:
     return diagnosis.time_ns.get(key, 0) / max(1, diagnosis.profiled_ns)
 
 
+def _operators(diagnosis: Diagnosis) -> tuple[Segment, ...]:
+    """What takes most of a run that computes on the host."""
+    if diagnosis.computes_on != "host":
+        return ()
+    from torchtraceap.analysis.ops import build_ops
+
+    parts: dict[str, int] = {}
+    for rank in diagnosis.trace.ranks:
+        table = build_ops(rank)
+        for name, ns in zip(table["name"].tolist(), table["self_host_ns"].tolist(), strict=True):
+            parts[name] = parts.get(name, 0) + ns
+    largest = sorted(parts.items(), key=lambda item: (-item[1], item[0]))[:MOST_OPERATORS]
+    whole = max(1, diagnosis.profiled_ns)
+    return tuple(
+        Segment(name, one_line(name, 60), ns, ns / whole, is_idle=False)
+        for name, ns in largest
+        if ns >= LEAST_OPERATOR * whole
+    )
+
+
 def _loss(diagnosis: Diagnosis) -> str | None:
     """The largest part of the time that is not computation, where it is worth a word."""
     lost = [key for key in diagnosis.time_ns if key != "compute"]
@@ -319,7 +366,8 @@ def _loss(diagnosis: Diagnosis) -> str | None:
 
 
 def _is_healthy(diagnosis: Diagnosis) -> bool:
-    is_busy = bool(diagnosis.time_ns) and diagnosis.busy_share >= HEALTHY_BUSY_SHARE
+    on_gpu = diagnosis.computes_on == "gpu"
+    is_busy = on_gpu and diagnosis.busy_share >= HEALTHY_BUSY_SHARE
     return diagnosis.lead is None and is_busy and _loss(diagnosis) is None
 
 
@@ -503,8 +551,12 @@ def _leading_sentence(diagnosis: Diagnosis) -> str:
         if not diagnosis.lead.beside or key is None:
             return said
         return f"{said}, beside {format_percent(_share(diagnosis, key))} of {BOUND_BY[key]}"
-    if not diagnosis.time_ns:
+    if not diagnosis.computes_on:
         return "This trace holds no GPU work: only the host side could be checked"
+    if diagnosis.computes_on == "host" and diagnosis.bound_by:
+        share = format_percent(_share(diagnosis, diagnosis.bound_by))
+        part = BOUND_BY.get(diagnosis.bound_by, _label(diagnosis.bound_by))
+        return f"No known anti-pattern found in this run on the host: {share} is {part}"
     return _without_lead(diagnosis)
 
 
@@ -543,8 +595,11 @@ def _explanation(diagnosis: Diagnosis) -> str:
     else:
         ranks = max(1, len(diagnosis.summary.files))
         parts.append(f"{format_ns(diagnosis.profiled_ns // ranks)} profiled, no steps marked")
-    if diagnosis.bound_by:
+    if diagnosis.computes_on == "gpu":
         parts.append(f"GPU busy {format_percent(diagnosis.busy_share)}")
+    elif diagnosis.computes_on == "host":
+        parts.append("computes on the host, no GPU recorded")
+    if diagnosis.bound_by:
         parts.append(f"bound by {BOUND_BY.get(diagnosis.bound_by, _label(diagnosis.bound_by))}")
     return " · ".join(parts)
 
@@ -569,15 +624,22 @@ def _together(diagnosis: Diagnosis, profiled_ns: int) -> str:
 
 
 def _unchecked(diagnosis: Diagnosis) -> tuple[Unchecked, ...]:
-    return tuple(
+    on_host = diagnosis.computes_on == "host"
+    of_gpu = [name for name, signals in diagnosis.abstained.items() if signals == _NO_GPU]
+    shown = {n: s for n, s in diagnosis.abstained.items() if not (on_host and n in of_gpu)}
+    entries = [
         Unchecked(
             type=name,
             title=_check_name(name),
             missing="; ".join(signals) or "the trace lacks the signal",
             paper=name in diagnosis.verdicts,
         )
-        for name, signals in diagnosis.abstained.items()
-    )
+        for name, signals in shown.items()
+    ]
+    if on_host and of_gpu:
+        title = f"{len(of_gpu)} checks of work on a GPU"
+        entries.append(Unchecked("", title, "the run computes on the host", paper=False))
+    return tuple(entries)
 
 
 def _passed(diagnosis: Diagnosis) -> tuple[Passed, ...]:

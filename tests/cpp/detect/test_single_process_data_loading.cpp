@@ -57,6 +57,31 @@ TEST_CASE("batches that are ready made are no loading", "[detect][single_process
   CHECK(finding.cost_ns > 0);
 }
 
+TEST_CASE("a run that computes on the host waits for all of its loading",
+          "[detect][single_process_data_loading]") {
+  RuleCase t;
+  for (int i = 0; i < 3; ++i) {
+    const double start = 10'000.0 * i;
+    t.step(i, start, 10'000).annotation(kSingle, start, 4'000);
+    t.op("aten::mkldnn_convolution", start + 4'000, 6'000);
+  }
+  const Finding finding = judge(kDetect, t);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(cost_us(finding) == Approx(3 * 4'000));
+  CHECK(fact(finding, "fetches") == "3");
+}
+
+TEST_CASE("operators that fill less than a tenth of the time are no run on the host",
+          "[detect][single_process_data_loading]") {
+  const auto filled_us = [](double us) {
+    RuleCase t;
+    t.step(1, 0, 10'000).annotation(kSingle, 10, 4'000).op("aten::mm", 5'000, us);
+    return judge(kDetect, t).verdict;
+  };
+  CHECK(filled_us(1'000) == Verdict::kPresent);
+  CHECK(filled_us(999) == Verdict::kUnknown);
+}
+
 TEST_CASE("workers are another type", "[detect][single_process_data_loading]") {
   CHECK(judge(kDetect, loading_steps(kMulti, 4'000)).verdict == Verdict::kAbsent);
 }
@@ -72,7 +97,7 @@ TEST_CASE("silence at the start of steps could hide a loader",
 TEST_CASE("without GPU events a loader's cost can't be known",
           "[detect][single_process_data_loading]") {
   RuleCase t;
-  t.step(1, 0, 10'000).annotation(kSingle, 10, 5'000).op("aten::conv2d", 5'100, 4'000);
+  t.step(1, 0, 10'000).annotation(kSingle, 10, 5'000).op("aten::conv2d", 5'100, 400);
   const Finding finding = judge(kDetect, t);
   CHECK(finding.verdict == Verdict::kUnknown);
   CHECK(finding.missing_signals == std::vector<std::string>{"GPU events"});

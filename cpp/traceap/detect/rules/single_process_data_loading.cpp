@@ -2,7 +2,7 @@
 //
 // Signal: torch's own range around the loader's __next__. Cost: that range AND GPU idle, so a
 // loader whose work is hidden under queued kernels costs nothing. The multi-process loader is
-// another type (worker_starvation).
+// another type (worker_starvation). A run that computes on the host waits for all of it.
 
 #include <algorithm>
 
@@ -80,7 +80,7 @@ Finding detect(const Signals& signals) {
   for (Row r : fetches) loading.push_back(signals.on_gpu_clock(interval_of(table, r)));
   const IntervalSet spans = set_clip(make_union(std::move(loading)), signals.profiled);
   const std::int64_t loading_ns = total_length_ns(spans);
-  if (!signals.has_gpu) {
+  if (!signals.has_gpu && !signals.on_host) {
     if (!is_material(signals, loading_ns)) return absent();
     return abstain({"GPU events"});
   }
@@ -90,7 +90,7 @@ Finding detect(const Signals& signals) {
   draft.confidence = 0.97;  // torch writes the range itself
   draft.count("fetches", fetches.size());
   draft.duration("loader time", loading_ns);
-  draft.duration("GPU idle meanwhile", total_length_ns(draft.cost));
+  if (signals.has_gpu) draft.duration("GPU idle meanwhile", total_length_ns(draft.cost));
   return finish_finding(signals, std::move(draft));
 }
 

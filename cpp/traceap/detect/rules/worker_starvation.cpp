@@ -1,5 +1,5 @@
 // The loader's worker processes deliver late: the training process sits in __next__ of a
-// multi-process DataLoader while the GPU has nothing to do.
+// multi-process DataLoader while the GPU has nothing to do, or where the run computes on the host.
 
 #include <algorithm>
 
@@ -68,7 +68,7 @@ Finding detect(const Signals& signals) {
     draft.evidence.push_back(fetch.row);
   }
   draft.cost = idle_inside(signals, std::move(intervals));
-  if (!signals.has_gpu) {
+  if (!signals.has_gpu && !signals.on_host) {
     draft.missing_signals.emplace_back("GPU events: the host's wait is counted as lost");
     draft.confidence = 0.6;  // the GPU may have had work queued
   }

@@ -211,6 +211,7 @@ def page_data(source: PageSource, blobs: list[TimelineBlob], sections: Sections)
             # The name alone: a page is passed on, and the folders of its maker's machine are not.
             "gate": f"torchtraceap diagnose {shlex.quote(view.input_name)} --gate",
         },
+        "operators": [part.label for part in view.operators],
         "causes": list(CAUSES),
         "path": list(PATH_FILLS.values()),
         "sections": sections.heads,
