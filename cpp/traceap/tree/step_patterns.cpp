@@ -350,13 +350,15 @@ Step make_step(const TreeContext& context, const std::vector<Row>& rows, const P
   const EventTable& table = context.table;
   const std::size_t begin = pattern.first + i * pattern.period;
   const Row first = rows[begin];
-  if (pattern.period == 1 && is_step_annotation(context, first)) {
-    return {std::string(table.name_of(first)), table.ts_ns[first], table.end_ns(first), first};
-  }
   const bool last = begin + pattern.period == rows.size();
-  const std::int64_t end_ns =
+  const std::int64_t next_ns =
       last ? table.end_ns(rows.back()) : table.ts_ns[rows[begin + pattern.period]];
-  return {"step " + std::to_string(i), table.ts_ns[first], end_ns, kNoRow};
+  if (pattern.period == 1 && is_step_annotation(context, first)) {
+    // Ranges of one thread may cross in a damaged trace; steps don't overlap.
+    const std::int64_t end_ns = std::min(table.end_ns(first), next_ns);
+    return {std::string(table.name_of(first)), table.ts_ns[first], end_ns, first};
+  }
+  return {"step " + std::to_string(i), table.ts_ns[first], next_ns, kNoRow};
 }
 
 void add_steps(const TreeContext& context, EventTree& tree, const PatternFinder& finder,

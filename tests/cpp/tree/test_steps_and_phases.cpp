@@ -369,6 +369,17 @@ TEST_CASE("a training loop of frames and odd ops is told by its loader calls", "
   CHECK(b.tree.steps[4].end_ns == 500'000);
 }
 
+TEST_CASE("annotated steps that cross each other end where the next begins", "[tree]") {
+  TraceText text;
+  for (int i = 0; i < 5; ++i) text.host("user_annotation", "step 12", 1000 * i, 1500);
+  const Built b = build(text);
+  REQUIRE(b.tree.steps.size() == 5);
+  for (std::size_t i = 1; i < 5; ++i) {
+    CHECK(b.tree.steps[i - 1].end_ns == b.tree.steps[i].start_ns);
+  }
+  CHECK(b.tree.steps[4].end_ns == 5'500'000);
+}
+
 TEST_CASE("one slow step among many is still a step", "[tree]") {
   TraceText text;
   double t = 0;
