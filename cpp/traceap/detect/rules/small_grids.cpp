@@ -36,9 +36,7 @@ bool fills_multiprocessor(std::string_view name) {
 class GridReader {
  public:
   explicit GridReader(const Signals& signals)
-      : blocks_(signals.table, "blocks per SM"),
-        fills_(signals.table, fills_multiprocessor),
-        signals_(signals) {}
+      : blocks_(signals.table, "blocks per SM"), fills_(signals.table, fills_multiprocessor) {}
 
   bool told(Row kernel) const { return blocks_.number(kernel).has_value(); }
   /// The share of the multiprocessors at work, on average over the kernel's time; 1 where nothing
@@ -54,7 +52,6 @@ class GridReader {
  private:
   ArgReader blocks_;
   LazyNames<> fills_;
-  const Signals& signals_;
 };
 
 /// Long compute kernels, by start.
