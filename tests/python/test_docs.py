@@ -17,6 +17,7 @@ from torchtraceap import Trace, load
 from torchtraceap.cli import COMMANDS, main
 from torchtraceap.cli.parsing import Parser
 from torchtraceap.knowledge import load_knowledge
+from torchtraceap.report.terminal import render_text
 from torchtraceap.sql import sql_tables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -277,6 +278,15 @@ def test_the_limit_of_an_event_is_that_of_the_reader() -> None:
 def test_the_readme_shows_the_kept_terminal_output() -> None:
     blocks = re.findall(r"```\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), flags=re.DOTALL)
     assert (ROOT / "docs/terminal_output.txt").read_text("utf-8") in blocks
+
+
+def test_the_kept_terminal_output_is_what_is_printed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.argv", ["torchtraceap"])
+    diagnosis = load(TRACE.relative_to(ROOT)).diagnose()
+    assert f"{render_text(diagnosis)}\n" == read("docs/terminal_output.txt")
 
 
 def test_versions_agree() -> None:

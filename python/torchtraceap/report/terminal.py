@@ -313,7 +313,8 @@ def _unchecked(view: ReportView, width: int) -> Iterator[Line]:
 def _passed(view: ReportView, width: int) -> Iterator[Line]:
     if view.passed:
         names = ", ".join(entry.title for entry in view.passed)
-        yield from _labelled("fine", f"{len(view.passed)} checks: {names}", width, 6)
+        lines = 3 if view.findings else 6  # what is to be changed needs the room
+        yield from _labelled("fine", f"{len(view.passed)} checks: {names}", width, lines)
 
 
 def _notes(view: ReportView, width: int) -> Iterator[Line]:
