@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -531,3 +533,96 @@ def test_hostile_names_run_nothing_in_a_diff(browser: Any, tmp_path: Path) -> No
         assert visit.page.locator("img").count() == 0
         assert visit.page.locator("script").count() == 3
         visit.close()
+
+
+def test_keys_work_after_a_click(browser: Any, demo: tuple[ttap.Diagnosis, Path]) -> None:
+    visit = Visit(browser, demo[1])
+    whole = visit.view()
+    visit.page.evaluate("document.getElementById('timeline').scrollIntoView()")
+    visit.page.locator("#timeline-canvas").click(position={"x": 600, "y": 200})
+    visit.page.keyboard.press("+")
+    assert visit.view()[1] - visit.view()[0] < whole[1] - whole[0]
+    visit.close()
+
+
+def test_a_link_leads_to_a_place(browser: Any, demo: tuple[ttap.Diagnosis, Path]) -> None:
+    visit = Visit(browser, demo[1])
+    visit.page.locator(".chip").first.click()
+    here = visit.view()
+    visit.page.wait_for_function("() => location.hash.startsWith('#at=')")
+    place = visit.page.evaluate("location.hash")
+    visit.close()
+    again = Visit(browser, demo[1])
+    again.page.goto("about:blank")
+    again.trouble.clear()
+    again.page.goto(f"{demo[1].as_uri()}{place}")
+    again.page.wait_for_selector("#timeline-canvas[data-ready='0']")
+    assert again.view() == pytest.approx(here, abs=2)
+    again.context.close()
+
+
+@pytest.mark.parametrize("place", ["#at=1,2", "#at=x,y&rank=0", "#at=5,1&rank=99", "#<b>"])
+def test_a_link_to_nowhere_is_the_page(
+    browser: Any, demo: tuple[ttap.Diagnosis, Path], place: str
+) -> None:
+    visit = Visit(browser, demo[1])
+    home = visit.view()
+    visit.page.goto("about:blank")
+    visit.trouble.clear()
+    visit.page.goto(f"{demo[1].as_uri()}{place}")
+    visit.page.wait_for_selector("#timeline-canvas[data-view-from]")
+    assert visit.view() == home
+    visit.context.close()
+
+
+def test_a_range_has_statistics(browser: Any, demo: tuple[ttap.Diagnosis, Path]) -> None:
+    visit = Visit(browser, demo[1])
+    page = visit.page
+    page.evaluate("document.getElementById('timeline').scrollIntoView()")
+    box = page.locator("#timeline-canvas").bounding_box()
+    page.mouse.move(box["x"] + 170, box["y"] + 8)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] - 2, box["y"] + 8, steps=5)
+    page.mouse.up()
+    said = page.inner_text("#selection")
+    assert said.startswith("Range of 1.0")
+    shown = {float(number) for number in re.findall(r"(\d+) %", said)}
+    assert any(abs(share - 100 * demo[0].busy_share) < 3 for share in shown)
+    visit.close()
+
+
+def test_a_table_is_saved_as_csv(browser: Any, demo: tuple[ttap.Diagnosis, Path]) -> None:
+    visit = Visit(browser, demo[1])
+    section = visit.open_section("kernels")
+    with visit.page.expect_download() as download:
+        section.get_by_role("button", name="Save as CSV").click()
+    rows = list(csv.reader(Path(download.value.path()).read_text("utf-8").splitlines()))
+    assert "count" in rows[0]
+    assert {len(row) for row in rows} == {len(rows[0])}
+    assert len(rows) > 5
+    visit.context.close()
+
+
+def test_a_finding_is_copied_as_markdown(browser: Any, demo: tuple[ttap.Diagnosis, Path]) -> None:
+    visit = Visit(browser, demo[1])
+    visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    visit.page.locator("[data-markdown='0']").click()
+    visit.page.wait_for_function(
+        "() => document.querySelector('[data-markdown]').textContent === 'Copied'"
+    )
+    text = visit.page.evaluate("navigator.clipboard.readText()")
+    finding = demo[0].findings[0]
+    assert text.startswith(f"### {finding.title}\n")
+    assert finding.why in text
+    assert f"```python\n{finding.code.rstrip()}\n```" in text
+    visit.close()
+
+
+def test_search_marks_matches_as_one_types(browser: Any, demo: tuple[ttap.Diagnosis, Path]) -> None:
+    visit = Visit(browser, demo[1])
+    before = visit.view()
+    visit.page.type("#search", "aten::conv2d")
+    visit.page.wait_for_selector("#focus-bar:visible")
+    assert "place 1 of" in visit.page.inner_text("#focus-place")
+    assert visit.view() == before
+    visit.close()

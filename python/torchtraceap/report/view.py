@@ -92,6 +92,30 @@ BOUND_BY = {
 }
 
 
+# What a part of the bar means, for those who ask.
+MEANINGS = {
+    "compute": "at least one kernel computes",
+    "communication": "a collective runs, and no computation beside it",
+    "memcpy": "a copy between host and device runs, and nothing else",
+    "device_memcpy": "a copy between or within devices runs, and nothing else",
+    "data_loading": "the loop waits for its next batch",
+    "host_wait": "the queue is empty while the host works on what comes next",
+    "synchronization": "the host had waited for the GPU, and launches only then",
+    "memory_copy": "the host sits in a call that copies",
+    "communication_wait": "what comes next waits for a collective",
+    "compilation": "code is compiled or loaded on first use",
+    "allocator": "device memory is allocated or freed through the driver",
+    "launch_latency": "work is launched and has not begun yet",
+    "profiler": "the profiler itself works",
+    "unknown": "nothing in the file says why: its cause lies outside",
+    "host_forward": "operators of the forward pass",
+    "host_backward": "operators of the backward pass",
+    "host_optimizer": "operators of the optimiser",
+    "host_other": "other operators and calls",
+    "host_gap": "time between operators, such as Python code",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One part of the time bar."""
@@ -105,6 +129,11 @@ class Segment:
     is_idle: bool
     text: str = ""
     """What the bar says of it; by default its share."""
+
+    @property
+    def meaning(self) -> str:
+        """What the part stands for, in a few words; empty if nobody knows."""
+        return MEANINGS.get(self.key, "")
 
 
 @dataclass(frozen=True, slots=True)

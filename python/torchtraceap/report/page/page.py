@@ -278,6 +278,9 @@ def _finding(source: PageSource, number: int, entry: FindingView) -> dict[str, A
     ]
     return {
         "title": finding.title,
+        "type": finding.type,
+        "saves": entry.saves,
+        "fix": entry.fix,
         "why": words.one_line(finding.why, MAX_TEXT),
         "missing": words.one_line("; ".join(finding.missing_signals), MAX_TEXT),
         "saving": _about_saving(finding),

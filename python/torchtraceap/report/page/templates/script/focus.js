@@ -85,7 +85,7 @@ const focusCause = (name) => {
 };
 
 const MAX_MATCHES = 20000;
-const focusSearch = (text) => {
+const markSearch = (text) => {
   const wanted = text.trim().toLowerCase();
   if (!wanted) return setFocus(null);
   const matches = state.rank.names.map((name) => name.toLowerCase().includes(wanted));
@@ -100,7 +100,28 @@ const focusSearch = (text) => {
   const spans = spansOf(found);
   const places = found.map(([lane, i]) => ({ from: lane.start[i], to: lane.start[i] + lane.dur[i], cost: lane.dur[i], count: 1 }));
   setFocus({ key: "search", label: `“${text.trim()}”`, spans, places, index: 0 });
+};
+const focusSearch = (text) => {
+  markSearch(text);
   goToFocus();
+};
+
+// A link to a place: the visible range and the rank stand behind the "#" of the address.
+let placeNoted = 0;
+const noteView = () => {
+  clearTimeout(placeNoted);
+  placeNoted = setTimeout(() => {
+    const { from, to } = state.view, [first, last] = homeView();
+    const isHome = state.number === 0 && Math.abs(from - first) < 1 && Math.abs(to - last) < 1;
+    const place = `#at=${Math.round(from - state.origin)},${Math.round(to - state.origin)}&rank=${state.number}`;
+    if (!isHome || location.hash.startsWith("#at=")) history.replaceState(null, "", isHome ? "#" : place);
+  }, 400);
+};
+const openPlace = async () => {
+  const found = /^#at=(-?\d{1,15}),(-?\d{1,15})&rank=(\d{1,4})$/.exec(location.hash);
+  if (!found || !report.ranks[Number(found[3])]) return;
+  if (Number(found[3]) !== state.number) await showRank(Number(found[3]));
+  setView(Number(found[1]) + state.origin, Number(found[2]) + state.origin);
 };
 
 const scrollToTimeline = () => {

@@ -127,8 +127,15 @@ const copyByCommand = (text) => {
   area.remove();
 };
 
-const copyCode = async (button, number) => {
-  const text = report.findings[number].code;
+const asMarkdown = (finding) => [
+  `### ${finding.title}`, "", `**${finding.saves}** (${finding.type})`, "", finding.why, "", finding.fix, "",
+  ...(finding.code ? ["```python", finding.code.trimEnd(), "```", ""] : []),
+  ...finding.evidence.slice(0, 3).map((item) => `- ${item.name.replaceAll("`", "'")}: ${formatTime(item.ns)} at ${formatTime(item.at)}`),
+  "",
+].join("\n");
+
+const copyCode = (button, number) => copyText(button, report.findings[number].code);
+const copyText = async (button, text) => {
   try {
     await navigator.clipboard.writeText(text);
   } catch {

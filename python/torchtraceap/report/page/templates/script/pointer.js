@@ -52,9 +52,12 @@ const showTooltip = (hit, x, y) => {
   if (!hit) return;
   fillDescription(tooltip, hit);
   const width = tooltip.offsetWidth, height = tooltip.offsetHeight;
-  const left = x + 16 + width > state.width ? Math.max(0, x - width - 12) : x + 16;
-  const below = y + 18, screen = board.getBoundingClientRect().top + below + height;
-  const top = screen > window.innerHeight ? Math.max(0, y - height - 12) : below;
+  const box = board.getBoundingClientRect();
+  const left = clamp(x + 16 + width > state.width ? x - width - 12 : x + 16, 0, Math.max(0, state.width - width));
+  // Below the pointer, else above it, and never outside the window.
+  const below = y + 18, fits = box.top + below + height <= window.innerHeight;
+  const lowest = window.innerHeight - box.top - height;
+  const top = fits ? below : clamp(y - height - 12, Math.min(-box.top, lowest), Math.max(-box.top, lowest));
   tooltip.style.transform = `translate(${Math.round(left)}px, ${Math.round(top)}px)`;
 };
 
@@ -64,6 +67,47 @@ const select = (hit) => {
   panel.hidden = !hit;
   if (hit) fillDescription(panel, hit);
   requestDraw();
+};
+
+// What runs in a range: time with GPU work on any stream, and the names with most time in it.
+const statisticsOf = (from, to) => {
+  const byName = new Map(), pieces = [];
+  let count = 0;
+  for (const lane of state.rank.lanes) {
+    if (lane.kind !== "gpu") continue;
+    for (let i = 0; i < lane.count; i++) {
+      const start = Math.max(lane.start[i], from), end = Math.min(lane.start[i] + lane.dur[i], to);
+      if (end <= start) continue;
+      count += 1;
+      pieces.push([start, end]);
+      byName.set(lane.name[i], (byName.get(lane.name[i]) || 0) + end - start);
+    }
+  }
+  pieces.sort((a, b) => a[0] - b[0]);
+  let busy = 0, reach = from;
+  for (const [start, end] of pieces) {
+    busy += Math.max(0, end - Math.max(start, reach));
+    reach = Math.max(reach, end);
+  }
+  const largest = [...byName].sort((a, b) => b[1] - a[1]).slice(0, 4);
+  return { count, busy, largest: largest.map(([name, ns]) => [state.rank.names[name], ns]) };
+};
+
+const showStatistics = (from, to) => {
+  const { count, busy, largest } = statisticsOf(from, to), panel = byId("selection"), list = make("dl");
+  const lines = [
+    ["GPU busy", `${formatTime(busy)}, ${formatPercent(busy / (to - from))}`],
+    ["GPU events", formatCount(count)],
+    ...largest.map(([name, ns]) => [formatTime(ns), name.length > 70 ? `${name.slice(0, 69)}…` : name]),
+  ];
+  for (const [term, value] of lines) {
+    const pair = make("div");
+    pair.append(make("dt", "", term), make("dd", "", value));
+    list.append(pair);
+  }
+  state.selected = null;
+  panel.hidden = false;
+  panel.replaceChildren(make("strong", "event-name", `Range of ${formatTime(to - from)}`), list);
 };
 
 const pointers = new Map();
@@ -78,6 +122,7 @@ canvas.addEventListener("pointerdown", (event) => {
   const at = positionOf(event);
   pointers.set(event.pointerId, at);
   canvas.setPointerCapture(event.pointerId);
+  canvas.focus({ preventScroll: true });  // keys work after a click
   showTooltip(null);
   if (pointers.size === 2) { drag = null; return; }
   const sweep = at.y < RULER || event.shiftKey;
@@ -119,6 +164,7 @@ const release = (event) => {
   if (!done || event.type === "pointercancel") return requestDraw();
   if (done.sweep && done.moved) {
     const [from, to] = [timeAt(done.x), timeAt(done.to)].sort((a, b) => a - b);
+    showStatistics(from, to);
     return moveTo(from, to);
   }
   if (!done.moved) clickAt(done);

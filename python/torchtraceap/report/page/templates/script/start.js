@@ -22,6 +22,9 @@ const wire = () => {
   onClick("focus-previous", () => stepFocus(-1));
   onClick("focus-next", () => stepFocus(1));
   onClick("focus-clear", clearAll);
+  for (const node of document.querySelectorAll("[data-markdown]")) {
+    node.addEventListener("click", () => copyText(node, asMarkdown(report.findings[Number(node.dataset.markdown)])));
+  }
   onClick("unfold", (event) => {
     state.unfolded = !state.unfolded;
     event.currentTarget.setAttribute("aria-pressed", String(state.unfolded));
@@ -35,6 +38,12 @@ const wire = () => {
     search.dataset.last = search.value;
     focusSearch(search.value);
   });
+  // Marks matches as one types; Enter goes to them.
+  let typed = 0;
+  search.addEventListener("input", () => {
+    clearTimeout(typed);
+    typed = setTimeout(() => { search.dataset.last = ""; markSearch(search.value); }, 150);
+  });
   search.addEventListener("search", () => { if (!search.value) setFocus(null); });
   for (const chooser of document.querySelectorAll(".choose-rank")) {
     report.ranks.forEach((rank, number) => {
@@ -44,6 +53,12 @@ const wire = () => {
     });
     chooser.addEventListener("change", () => showRank(Number(chooser.value)));
   }
+  window.addEventListener("beforeprint", () => {
+    state.printed = state.view;
+    state.view = limitView(state.bounds.from, state.bounds.to);
+    draw();
+  });
+  window.addEventListener("afterprint", () => setView(state.printed.from, state.printed.to));
   dark.addEventListener("change", () => { readPalette(); requestDraw(); });
   new ResizeObserver(() => { if (state.rank && board.clientWidth !== state.width) layOut(); }).observe(board);
 };
@@ -59,6 +74,7 @@ const begin = async () => {
   wireSections();
   try {
     await showRank(0);
+    await openPlace();
   } catch (error) {
     byId("timeline-note").textContent =
       `This browser cannot draw the timeline (${error.message}); everything else on the page is complete.`;

@@ -64,6 +64,26 @@ const buildCell = (table, column, row, view) => {
   return cell;
 };
 
+// All columns of the rows that the page holds; no cell begins as a formula does.
+const csvOf = (table) => {
+  const quoted = (text) => `"${(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
+  const cell = (column, row) => {
+    const value = column.values[row];
+    if (column.unit === "text") return value < 0 ? "" : quoted(column.texts[value]);
+    return value === null ? "" : String(value);
+  };
+  const lines = [table.columns.map((column) => column.name).join(",")];
+  for (let row = 0; row < table.rows; row++) lines.push(table.columns.map((column) => cell(column, row)).join(","));
+  return `${lines.join("\r\n")}\r\n`;
+};
+const saveCsv = (table, view) => {
+  const link = make("a");
+  link.href = URL.createObjectURL(new Blob([csvOf(table)], { type: "text/csv" }));
+  link.download = `${view.key}.csv`;
+  link.click();
+  URL.revokeObjectURL(link.href);
+};
+
 const buildTable = (table, view) => {
   const box = make("div", "data-table");
   const own = { order: null, descending: true, wanted: "", limit: FIRST_ROWS, every: false };
@@ -81,7 +101,8 @@ const buildTable = (table, view) => {
     render();
   });
   every.setAttribute("aria-pressed", "false");
-  bar.append(search, ...(table.columns.length > table.shown ? [every] : []), count);
+  const save = makeButton("", "Save as CSV", () => saveCsv(table, view));
+  bar.append(search, ...(table.columns.length > table.shown ? [every] : []), save, count);
   const scroll = make("div", "scroll rows");
   scroll.tabIndex = 0;
   scroll.setAttribute("role", "group");

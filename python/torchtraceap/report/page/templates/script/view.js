@@ -66,7 +66,7 @@ const panBy = (share) => {
   const base = state.target || state.view, shift = spanOf(base) * share;
   moveTo(base.from + shift, base.to + shift);
 };
-const showAll = () => moveTo(...homeView());
+const showAll = () => moveTo(state.bounds.from, state.bounds.to);
 const homeRange = () => ({ from: state.rank.profiled[0], to: state.rank.profiled[1] });
 const homeView = () => {
   const { from, to } = homeRange(), pad = (to - from) * 0.015;
@@ -143,6 +143,9 @@ const draw = () => {
   canvas.dataset.viewFrom = String(Math.round(state.view.from - state.origin));
   canvas.dataset.viewTo = String(Math.round(state.view.to - state.origin));
   byId("view-range").textContent =
-    `${formatTime(state.view.from - state.origin)} to ${formatTime(state.view.to - state.origin)}` +
+    `${formatPlace(state.view.from)} to ${formatPlace(state.view.to)}` +
     ` · ${formatTime(spanOf(state.view))} shown`;
+  noteView();
 };
+// A time on the page's clock with as many digits as tell the ends of the view apart.
+const formatPlace = (time) => tickLabel(Math.round(time - state.origin), spanOf(state.view) / 1000);
