@@ -22,6 +22,9 @@ for shared in ("simulation", "scaling"):  # what only benchmarks and tests need
     sys.path.append(str(ROOT / "benchmarks" / shared))
 BUNDLED = ROOT / "examples" / "traces" / "resnet50_num_workers_0.json.gz"
 
+# Shells and runners of tests export the width of a terminal, which is not what is tested.
+os.environ.pop("COLUMNS", None)
+
 WriteTrace = Callable[..., Path]
 
 

@@ -436,7 +436,7 @@ def test_profile_prints_a_diagnosis_that_names_what_is_missing(
     with profile(tmp_path) as p:
         loop(6, p.step)
     printed = capsys.readouterr().out
-    assert "no GPU work" in printed and "unknown" in printed and str(p.path) in printed
+    assert "computes on the host" in printed and "unknown" in printed and str(p.path) in printed
     assert p.diagnosis.summary.events.gpu == 0
     assert p.diagnosis.verdicts["high_memcpy"] == "unknown"
     assert len(p.diagnosis.summary.steps) == 3
