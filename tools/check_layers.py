@@ -57,7 +57,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "units": set(),
     "devices": {"errors"},
     "knowledge": {"errors"},
-    "models": {"aliases", "dtypes", "errors", "kernel_names"},
+    "models": {"aliases", "dtypes", "errors", "kernel_names", "rendering"},
     "durations": {"devices", "models"},
     "codes": {"_core"},
     "writing": {"_core", "aliases", "errors"},
@@ -87,8 +87,9 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "simulation": {"analysis", "durations", "event_table", "files", "order"},
     "verdict": {"analysis", "intervals", "sums"},
     "diagnosis": {"simulation", "summary", "verdict"},
+    "prediction": {"devices", "dtypes", "durations", "errors", "models"},
     "overlay": {"diagnosis"},
-    "report": {"_version", "analysis"},
+    "report": {"_version", "analysis", "summary", "verdict"},
     "sql": {"analysis"},
     "trace": {"ranks", "table"},
     "loading": {"files", "threads", "trace"},
@@ -102,7 +103,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
 FACADES = ("__init__", "cli", "trace")
 # Heavy packages -> modules that may import them at module level; elsewhere only inside functions.
 PYTHON_HEAVY: dict[str, set[str]] = {
-    "torch": {"replay"},
+    "torch": {"prediction", "replay"},
     "pandas": set(),
     "pyarrow": set(),
     "IPython": set(),

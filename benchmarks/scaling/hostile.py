@@ -26,10 +26,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from every_command import every_command
 from harness import write_results
 from hostile_shapes import SHAPES
 
-from torchtraceap.analysis.catalogue import TABLES, table_spec
 from torchtraceap.cli import main as torchtraceap
 
 GROWTH, SECONDS = 6.0, 20.0
@@ -53,27 +53,8 @@ class Run:
 
 
 def commands(all_views: bool) -> Iterator[list[str]]:
-    """Each with PATH for the trace, OUT for a folder to write to; of tables all views or one."""
-    yield from (["diagnose", "PATH"], ["diagnose", "PATH", "--html", "OUT/page.html"])
-    yield from (["summary", "PATH"], ["tree", "PATH"], ["replay", "PATH", "--json"])
-    yield from (["simulate", "PATH"], ["simulate", "PATH", "--plan"], ["explain-idle", "PATH"])
-    for name in TABLES:
-        spec = table_spec(name)
-        views = [["--by", view] for view in spec.views][: None if all_views else 1] or [[]]
-        yield from ([name, "PATH", *view, "--json"] for view in views)
-        yield from (
-            [name, "PATH", option.flag, choice, "--json"]
-            for option in spec.options
-            for choice in option.choices or ()
-            if option.flag == "--compat"
-        )
-    for by in ("op", "kernel", "cause", "finding") if all_views else ("finding",):
-        yield ["diff", "PATH", "PATH", "--by", by, "--json"]
-    yield ["diff", "PATH", "PATH", "--html", "OUT/diff.html"]
-    yield ["sql", "PATH", "select count(*) from ops"]
-    yield ["report", "PATH", "--tracelens-csv", "OUT/tracelens"]
-    yield from (["annotate", "PATH", f"OUT/a{end}"] for end in (".json", ".pftrace"))
-    yield from (["merge", "PATH", "OUT/m.json"], ["convert", "FILE", "OUT/c.json"])
+    """Those that read a trace."""
+    yield from (c for c in every_command(all_views) if {"PATH", "FILE"} & {*c})
 
 
 def peak_mb() -> float:

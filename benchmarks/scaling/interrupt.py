@@ -1,11 +1,13 @@
 """How long the command line takes to end after Ctrl-C, whatever it does at that moment.
 
-    python benchmarks/scaling/interrupt.py TRACE [--commands diagnose summary "report --html ..."]
-        [--times 20] [--seed 1] [--output FILE]
+    python benchmarks/scaling/interrupt.py PATH [--commands diagnose report ...]
+        [--times 5] [--seed 1] [--timeline-entries 2000000] [--output FILE]
 
-Each command runs once to its end, then it is interrupted at random moments of that time, behind the
-start of the interpreter and its imports. Counted is the time from SIGINT to the end of the
-process; it has to end with 130 (or to have finished before), and to leave all its files or none.
+PATH is a trace or a folder of ranks. Every command of the command line (`every_command.py`) runs
+once to its end, then it is interrupted at random moments of that time, one in each of as many equal
+parts of it, behind the start of the interpreter and its imports. Counted is the time from SIGINT to
+the end of the process; it has to end with 130 (or to have finished before), and to leave all its
+files or none. What ends before the imports do is never interrupted, and said to be.
 """
 
 from __future__ import annotations
@@ -19,49 +21,24 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from every_command import every_command
 from harness import ROOT, write_results
 
 PACKAGE = str(ROOT / "python")
-INTERRUPTED = 130
-COMMANDS = [
-    "diagnose",
-    "diagnose --json",
-    "summary",
-    "simulate",
-    "report --html {out}/page.html",
-    "report --tracelens-csv {out}/sheets",
-    "convert {out}/events.json.gz",
-    "convert {out}/events.parquet",
-    "annotate {out}/overlay.json.gz",
-    "annotate {out}/overlay.pftrace",
-    "merge {out}/merged.json",
-    "sql 'select name, count(*) from events group by name order by 2'",
-    "explain-idle",
-    "idle --json",
-    "events --csv {out}/events.csv",
-    "ops",
-    "kernels",
-    "sequences",
-    "critical-path",
-    "launches --json",
-    "memory",
-    "modules",
-    "roofline",
-    "diff {trace}",
-]
+UNUSABLE, INTERRUPTED = 2, 130
+SECOND = 1.0
 
 
-def start(command: str, trace: Path, folder: Path) -> subprocess.Popen[bytes]:
-    name, *options = (
-        text.replace("{out}", str(folder)).replace("{trace}", str(trace))
-        for text in shlex.split(command)
-    )
+def start(command: list[str], names: dict[str, str], folder: Path) -> subprocess.Popen[bytes]:
+    given = [names.get(word, word.replace("OUT", str(folder))) for word in command]
     return subprocess.Popen(
-        [sys.executable, "-m", "torchtraceap", name, str(trace), *options],
+        [sys.executable, "-m", "torchtraceap", *given],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": PACKAGE},
@@ -70,18 +47,17 @@ def start(command: str, trace: Path, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def written(folder: str) -> list[str]:
-    return sorted(path.name for path in Path(folder).rglob("*"))
+    return sorted(path.name for path in Path(folder).rglob("*") if not path.is_dir())
 
 
-def whole(command: str, trace: Path) -> tuple[float, int, list[str]]:
-    """Seconds to its end, the exit code, and what it has written."""
+def whole(command: list[str], names: dict[str, str]) -> tuple[float, int, list[str], str]:
+    """Seconds to its end, the exit code, what it has written, and what it said of its refusal."""
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        process = start(command, trace, Path(folder))
+        process = start(command, names, Path(folder))
         _, said = process.communicate()
-        if process.returncode == 2:
-            print(f"{command}: {said.decode().strip()}", file=sys.stderr)
-        return time.perf_counter() - begin, process.returncode, written(folder)
+        refusal = said.decode().strip() if process.returncode == UNUSABLE else ""
+        return time.perf_counter() - begin, process.returncode, written(folder), refusal
 
 
 def start_up_s() -> float:
@@ -92,9 +68,9 @@ def start_up_s() -> float:
     return 2 * (time.perf_counter() - begin)
 
 
-def interrupt(command: str, trace: Path, after_s: float) -> dict[str, Any]:
+def interrupt(command: list[str], names: dict[str, str], after_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        process = start(command, trace, Path(folder))
+        process = start(command, names, Path(folder))
         try:
             process.wait(after_s)
         except subprocess.TimeoutExpired:
@@ -113,47 +89,79 @@ def interrupt(command: str, trace: Path, after_s: float) -> dict[str, Any]:
 def is_right(trial: dict[str, Any], files: list[str]) -> bool:
     if trial["exit"] != INTERRUPTED:
         return trial["exit"] in (0, 1)  # it was done
-    return trial["said"] == "torchtraceap: interrupted\n" and trial["left"] in ([], files)
+    in_time = trial["delay_s"] <= SECOND
+    said_so = trial["said"].endswith("torchtraceap: interrupted\n")
+    clean = said_so and "Traceback" not in trial["said"]
+    return in_time and clean and trial["left"] in ([], files)
 
 
-def measure(command: str, trace: Path, moments: random.Random, times: int) -> dict[str, Any]:
-    seconds, code, files = whole(command, trace)
-    first = min(start_up_s(), seconds)
-    trials = [interrupt(command, trace, moments.uniform(first, seconds)) for _ in range(times)]
+def moments(begin_s: float, end_s: float, times: int, numbers: random.Random) -> Iterator[float]:
+    """One in each of as many equal parts."""
+    part_s = (end_s - begin_s) / times
+    yield from (begin_s + part_s * (place + numbers.random()) for place in range(times))
+
+
+def measure(
+    command: list[str], names: dict[str, str], numbers: random.Random, times: int
+) -> dict[str, Any]:
+    seconds, code, files, refusal = whole(command, names)
+    first_s = start_up_s()
+    trials = []
+    if seconds > first_s and code != UNUSABLE:
+        chosen = moments(first_s, seconds, times, numbers)
+        trials = [interrupt(command, names, after_s) for after_s in chosen]
     stopped = [trial for trial in trials if trial["exit"] == INTERRUPTED]
     delays = sorted(trial["delay_s"] for trial in stopped)
     row = {
-        "command": command,
+        "command": shlex.join(command),
         "seconds": round(seconds, 2),
         "exit": code,
+        "refused": refusal,
         "interrupted": len(stopped),
         "median_s": delays[len(delays) // 2] if delays else None,
         "longest_s": delays[-1] if delays else None,
         "wrong": [trial for trial in trials if not is_right(trial, files)],
     }
+    told = refusal or f"median {row['median_s']} s, longest {row['longest_s']} s"
     print(
-        f"{command:45} {seconds:7.2f} s, interrupted {len(stopped):3} times: median "
-        f"{row['median_s']} s, longest {row['longest_s']} s, wrong {len(row['wrong'])}",
+        f"{row['command'][:60]:60} {seconds:6.2f} s, interrupted {len(stopped):2} times: {told}, "
+        f"wrong {len(row['wrong'])}",
         flush=True,
     )
     return row
 
 
+def write_timeline(path: Path, entries: int) -> None:
+    """As `export_memory_timeline` writes raw ones: time in ns, action, bytes, category."""
+    rows = (f"[{1000 * n}, {1 + 2 * (n % 2)}, {512 - 1024 * (n % 2)}, 4]" for n in range(entries))
+    path.write_text(f"[{', '.join(rows)}]", encoding="ascii")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("trace", type=Path)
-    parser.add_argument("--commands", nargs="+", default=COMMANDS)
-    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--commands", nargs="+", help="only those with these names")
+    parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--timeline-entries", type=int, default=2_000_000)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    moments = random.Random(options.seed)
-    trace_mb = round(options.trace.stat().st_size / 1e6)
-    rows = []
-    for command in options.commands:
-        rows.append(measure(command, options.trace.resolve(), moments, options.times))
-        if options.output:
-            write_results(options.output, trace_mb=trace_mb, results=rows)
+    # In the background of a shell it is ignored, and so would commands.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    path = options.path.resolve()
+    files = [path] if path.is_file() else sorted(path.iterdir())
+    numbers, rows = random.Random(options.seed), []
+    with tempfile.TemporaryDirectory() as scratch:
+        timeline = Path(scratch) / "timeline.raw.json"
+        write_timeline(timeline, options.timeline_entries)
+        names = {"PATH": str(path), "FILE": str(files[0]), "TIMELINE": str(timeline)}
+        for command in every_command():
+            if options.commands and command[0] not in options.commands:
+                continue
+            rows.append(measure(command, names, numbers, options.times))
+            if options.output:
+                packed_mb = round(sum(file.stat().st_size for file in files) / 1e6, 1)
+                write_results(options.output, packed_mb=packed_mb, results=rows)
 
 
 if __name__ == "__main__":

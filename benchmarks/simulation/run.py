@@ -167,7 +167,8 @@ def print_speed(corpus: Path, nodes: int = 1_000_000) -> None:
     sources = [2 * (i - 1 - rng.randrange(min(i, 8))) + 1 for i in range(1, nodes)]
     graph = _core.plain_graph(durations, sources, range(2, 2 * nodes, 2), np.ones(nodes - 1))
     many = [None] * 20
-    seconds = least_s(lambda: _core.replay_batch(graph, many, [0], [0, 1])) / len(many)
+    replayer = _core.BatchReplayer(graph, [0], [0, 1])
+    seconds = least_s(lambda: replayer.run(many)) / len(many)
     print(f"engine: {nodes} nodes in {seconds * 1e3:.0f} ms, {nodes / seconds / 1e6:.0f} M nodes/s")
     path = corpus / "hta" / "ddp_a100_rank_of_8_control.json.gz"
     if not path.exists():

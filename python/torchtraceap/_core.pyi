@@ -12,6 +12,7 @@ import typing_extensions
 __all__: list[str] = [
     "ApiClass",
     "ArrowTable",
+    "BatchReplayer",
     "Cancellation",
     "ClockFit",
     "CompatNesting",
@@ -71,6 +72,7 @@ __all__: list[str] = [
     "WindowSet",
     "arrow_batches",
     "binding_edges",
+    "both_lags",
     "build_features",
     "build_graph",
     "build_modules",
@@ -90,6 +92,7 @@ __all__: list[str] = [
     "drop_scratch",
     "edit_table",
     "evidence_names",
+    "evidence_rows",
     "excerpt",
     "execution_graph",
     "explain_idle",
@@ -115,6 +118,7 @@ __all__: list[str] = [
     "kernel_sequences",
     "kind_names",
     "late_cause_names",
+    "later_lags",
     "launch_queue",
     "matched_by_names",
     "path_cause_names",
@@ -128,12 +132,12 @@ __all__: list[str] = [
     "read_trace_bytes",
     "recompiled_rows",
     "replay",
-    "replay_batch",
     "replay_chain",
     "row_times",
     "rules",
     "runs_on_host",
     "say_interrupted",
+    "split_merged_trace",
     "step_part_names",
     "step_pieces",
     "timeline",
@@ -1606,6 +1610,8 @@ class HtaPath:
     @property
     def nodes(self) -> int: ...
     @property
+    def of_gpu_copy(self) -> bool: ...
+    @property
     def path_events(self) -> int: ...
     @property
     def path_nodes(self) -> int: ...
@@ -1914,6 +1920,28 @@ class GraphDelta:
         Has it dependencies from a copy of the run to the next?
         """
 
+class BatchReplayer:
+    """
+    Replays many edits of one graph, without Python's lock, and keeps its memory for the next batch. The points of step i are work_points[work_offsets[i]:work_offsets[i + 1]]; carries are as replay_chain takes them.
+    """
+    def __init__(
+        self,
+        graph: ExecutionGraph,
+        work_points: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        work_offsets: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        carries: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] = ...,
+    ) -> None: ...
+    def run(
+        self,
+        deltas: collections.abc.Sequence[GraphDelta],
+        *,
+        copies: typing.SupportsInt | typing.SupportsIndex = 1,
+        with_residuals: bool = True,
+    ) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint32]]:
+        """
+        When all work of each step has ended, with each edit (None: none): int64 [deltas, copies, steps]; and uint32 [deltas]: added edges that were left out because they close a cycle. NEVER for a step without points. On several threads where there is much to do.
+        """
+
 class WindowSet:
     """
     Windows of a trace: bounds and ragged lists of rows.
@@ -2123,6 +2151,21 @@ def binding_edges(
     uint32 [points]: the edge that each point waited for, or NO_ROW.
     """
 
+def both_lags(
+    cost_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    one: tuple[
+        typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    ],
+    other: tuple[
+        typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    ],
+) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64]]:
+    """
+    Two changes at once, each as later_lags gives it, of edges that cost cost_ns, int64 [edges]: where both change an edge their ratios are multiplied; an edge that costs nothing has no ratio, there what costs more holds.
+    """
+
 def build_features(table: EventTable, tree: EventTree, windows: WindowSet) -> FeatureBlock:
     """
     Features of every window.
@@ -2318,6 +2361,13 @@ def edit_table(
 def evidence_names() -> list[str]:
     """
     Names of CriticalPath.evidence.
+    """
+
+def evidence_rows(
+    table: EventTable, tree: EventTree, type: str
+) -> numpy.typing.NDArray[numpy.uint32]:
+    """
+    uint32: all rows that show a type of anti-pattern, by start; none for an unknown type.
     """
 
 def excerpt(
@@ -2520,6 +2570,18 @@ def late_cause_names() -> list[str]:
     Names of Lateness.cause.
     """
 
+def later_lags(
+    changes: collections.abc.Sequence[
+        tuple[
+            typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+            typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        ]
+    ],
+) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64]]:
+    """
+    (edges, lags in ns) of several changes, each int64 [n], one behind the other: edges each once and in order; of two lags for one edge the later holds.
+    """
+
 def launch_queue(table: EventTable, tree: EventTree) -> LaunchQueue:
     """
     Queue length of every stream over time.
@@ -2610,20 +2672,6 @@ def replay(
     int64 [points]: when each point happens.
     """
 
-def replay_batch(
-    graph: ExecutionGraph,
-    deltas: collections.abc.Sequence[GraphDelta],
-    work_points: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    work_offsets: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    *,
-    with_residuals: bool = True,
-    carries: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None,
-    copies: typing.SupportsInt | typing.SupportsIndex = 1,
-) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint32]]:
-    """
-    When all work of each step has ended, with each edit (None: none): int64 [deltas, steps], with carries [deltas, copies, steps]; and uint32 [deltas]: added edges that were left out because they close a cycle. The points of step i are work_points[work_offsets[i]:work_offsets[i + 1]]; NEVER for a step without points. Runs without Python's lock, on several threads where there is much to do.
-    """
-
 def replay_chain(
     graph: ExecutionGraph,
     carries: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
@@ -2661,6 +2709,13 @@ def runs_on_host(table: EventTable, tree: EventTree) -> bool:
 def say_interrupted() -> None:
     """
     Writes the message of `watch_interrupts` to standard error, once.
+    """
+
+def split_merged_trace(
+    table: EventTable, *, threads: typing.SupportsInt | typing.SupportsIndex = 0
+) -> list[tuple[int, EventTable]]:
+    """
+    The ranks, (rank, table), of a trace that write_merged_trace wrote, else nothing.
     """
 
 def step_part_names() -> list[str]:
@@ -2749,7 +2804,7 @@ def write_merged_trace(
     ranks: collections.abc.Sequence[
         tuple[
             EventTable,
-            str,
+            typing.SupportsInt | typing.SupportsIndex,
             typing.SupportsInt | typing.SupportsIndex,
             typing.SupportsFloat | typing.SupportsIndex,
         ]
@@ -2759,7 +2814,7 @@ def write_merged_trace(
     epoch_ns: typing.SupportsInt | typing.SupportsIndex = 0,
 ) -> None:
     """
-    Writes ranks, each (table, label, offset_ns, drift), as one trace on one clock.
+    Writes ranks, each (table, rank, offset_ns, drift), as one trace on one clock.
     """
 
 def write_trace(

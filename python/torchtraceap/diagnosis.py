@@ -50,7 +50,14 @@ from torchtraceap.stages import stage
 from torchtraceap.summary import build_summary
 from torchtraceap.sums import clamped, total, totals
 from torchtraceap.units import format_ns, format_share
-from torchtraceap.verdict import computes_on, largest_part, leading_finding, time_parts
+from torchtraceap.verdict import (
+    computes_on,
+    idle_by_cause,
+    is_beside,
+    largest_part,
+    leading_finding,
+    time_parts,
+)
 
 if TYPE_CHECKING:
     from torchtraceap.simulation.savings import Outlook
@@ -84,7 +91,7 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
     outlook = _outlook(trace, findings, parts)
     if outlook:
         findings = _ranked(trace, findings, outlook.savings)
-    lead = leading_finding(trace, findings, parts)
+    lead = leading_finding(findings, parts)
     findings = _in_order(findings, lead, outlook.plan if outlook else ())
     findings = _advised(trace, by_type, findings)
     return Diagnosis(
@@ -95,16 +102,16 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
         abstained={name: _missing(by_type[name]) for name, v in verdicts.items() if v == "unknown"},
         not_applicable=tuple(
             name
-            for name, parts in by_type.items()
-            if verdicts[name] == "absent" and not any(found.applies for _, found in parts)
+            for name, by_rank in by_type.items()
+            if verdicts[name] == "absent" and not any(found.applies for _, found in by_rank)
         ),
         windows=_score_windows(trace, present, windows),
         scorer=SCORER,
-        idle_ns=_idle_by_cause(trace),
+        idle_ns=idle_by_cause(trace),
         time_ns=parts,
         computes_on=computes_on(trace),
         bound_by=largest_part(parts),
-        lead=lead,
+        lead=Lead(lead.type, is_beside(trace, lead, parts)) if lead else None,
         summary=summary,
         trace=trace,
         plan=outlook.plan if outlook else (),
@@ -126,7 +133,7 @@ def _outlook(trace: Trace, findings: Sequence[Finding], parts: dict[str, int]) -
     from torchtraceap.simulation.savings import simulate_savings
 
     def first(savings: dict[str, Saving | None]) -> str | None:
-        lead = leading_finding(trace, _ranked(trace, findings, savings), parts)
+        lead = leading_finding(_ranked(trace, findings, savings), parts)
         return lead.type if lead else None
 
     with stage("replaying the run with fixes"):
@@ -143,7 +150,7 @@ def _ranked(
 
 
 def _in_order(
-    findings: Sequence[Finding], lead: Lead | None, plan: Sequence[PlannedFix]
+    findings: Sequence[Finding], lead: Finding | None, plan: Sequence[PlannedFix]
 ) -> list[Finding]:
     """The leading finding, those of the plan, the others; so that their numbers are in the order in
     which a report speaks of them."""
@@ -164,15 +171,6 @@ def _advised(
         replace(finding, fix=text.fix, code_before=text.code_before, code=text.code_after)
         for finding, text in zip(findings, advice, strict=True)
     ]
-
-
-def _idle_by_cause(trace: Trace) -> dict[str, int]:
-    totals: dict[str, int] = dict.fromkeys(_core.idle_cause_names(), 0)
-    for rank in trace.ranks:
-        idle = rank.idle(rank.tree.profiled)
-        for cause, ns in idle.totals.items():
-            totals[cause] += ns
-    return totals
 
 
 def _missing(parts: PerRank) -> tuple[str, ...]:
@@ -205,7 +203,7 @@ def _merge(name: str, parts: PerRank, profiled_ns: int, step: StepTime | None) -
     facts = {fact: Fact(*typed) for fact, typed in leading.facts.items()}
     return Finding(
         type=name,
-        title=entry.title,
+        title=entry.title_text(on_host=of_rank.computes_on_host),
         why=_why(entry, facts, of_rank, leading.cost_ns, len(parts)),
         fix=entry.advice.fix,
         code_before=entry.advice.code_before,
@@ -235,8 +233,8 @@ def _why(
     """The sentence, all figures of the rank that pays most."""
     share = min(1.0, cost_ns / rank.profiled_ns) if rank.profiled_ns else 0.0
     texts = {fact: str(figure) for fact, figure in facts.items()}
-    on_host = _core.runs_on_host(rank.table, rank.tree)
-    why = entry.why_text(texts, on_host=on_host, cost=format_ns(cost_ns), share=format_share(share))
+    cost, share_text = format_ns(cost_ns), format_share(share)
+    why = entry.why_text(texts, cost=cost, share=share_text, on_host=rank.computes_on_host)
     return f"Rank {rank.rank}: {why}" if ranks > 1 else why
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = [
     "AmbiguousDeviceError",
+    "MissingColumnError",
     "MissingDependencyError",
     "MissingFileError",
     "OptionError",
@@ -38,6 +39,13 @@ class SchemaError(TraceError, ValueError):
 
 class OptionError(TraceError, ValueError):
     """An option has a value outside its range."""
+
+
+class MissingColumnError(OptionError, KeyError):
+    """A table has no column of that name; the message lists those that it has."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else "no such column"
 
 
 class AmbiguousDeviceError(OptionError):

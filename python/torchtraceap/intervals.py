@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EMPTY", "covered_ns", "union"]
+__all__ = ["EMPTY", "covered_before", "covered_ns", "overlapped", "union"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -29,6 +29,38 @@ def union(sets: Sequence[Int64Array]) -> Int64Array:
     return np.stack((intervals[first, 0], reach[last]), axis=1)
 
 
+def overlapped(intervals: Int64Array) -> Int64Array:
+    """Where two or more intervals, `[n, 2]` in any order, hold at once, as a set. O(n log n)."""
+    intervals = intervals[intervals[:, 1] > intervals[:, 0]]
+    if len(intervals) < 2:
+        return EMPTY
+    intervals = intervals[np.argsort(intervals[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(intervals[:, 1])
+    shared = np.minimum(reach[:-1], intervals[1:, 1])
+    return union([np.stack((intervals[1:, 0], shared), axis=1)])
+
+
+def covered_before(intervals: Int64Array, times_ns: Int64Array) -> Int64Array:
+    """Length of a set before each time.
+
+    Args:
+        intervals: Sorted and disjoint, `[n, 2]`.
+        times_ns: Of any shape, in any order.
+
+    Returns:
+        int64 in the shape of the times.
+    """
+    if not len(intervals):
+        return np.zeros(times_ns.shape, dtype=np.int64)
+    starts, ends = intervals[:, 0], intervals[:, 1]
+    before = np.concatenate(([0], np.cumsum(ends - starts)))
+    index = np.searchsorted(starts, times_ns, side="right")
+    last = np.maximum(index - 1, 0)
+    inside = np.clip(times_ns - starts[last], 0, (ends - starts)[last])
+    covered: Int64Array = np.where(index > 0, before[last] + inside, 0)
+    return covered
+
+
 def covered_ns(intervals: Int64Array, bounds_ns: Int64Array) -> Int64Array:
     """Length of a set inside each of the slots between consecutive bounds.
 
@@ -39,12 +71,4 @@ def covered_ns(intervals: Int64Array, bounds_ns: Int64Array) -> Int64Array:
     Returns:
         int64 `[count]`.
     """
-    if not len(intervals):
-        return np.zeros(max(len(bounds_ns) - 1, 0), dtype=np.int64)
-    starts, ends = intervals[:, 0], intervals[:, 1]
-    before = np.concatenate(([0], np.cumsum(ends - starts)))
-    index = np.searchsorted(starts, bounds_ns, side="right")
-    last = np.maximum(index - 1, 0)
-    inside = np.clip(bounds_ns - starts[last], 0, (ends - starts)[last])
-    covered = np.where(index > 0, before[last] + inside, 0)
-    return np.diff(covered)
+    return np.diff(covered_before(intervals, bounds_ns))

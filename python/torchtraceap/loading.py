@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -42,28 +42,37 @@ def load(
 
     Returns:
         One `Trace`, whose ranks come from `distributedInfo`, else from the file names, else from
-        the order of the files; the diagnostics say which.
+        the order of the files; the diagnostics say which. What `Trace.merge` wrote is taken apart
+        into its ranks, on their common clock.
 
     Raises:
         MissingFileError: A path does not exist.
         ParseError: A file without a single event, a folder without any trace, or one with folders
             that hold the same ranks and so several runs.
-        OptionError: A negative number of threads.
+        OptionError: A negative number of threads, or something that is no path.
     """
     if threads is not None and threads < 0:
         raise OptionError(f"threads must not be negative, not {threads}")
+    if not isinstance(path, (str, os.PathLike, Iterable)):
+        raise OptionError(f"a trace is a file, a folder or a list of files, not {path!r}")
     tables, skipped = _read_given(path, threads or 0, progress)
-    claims = [RankClaim(p, table.rank, table.world_size) for p, table in tables]
+    claims = [RankClaim(p, rank, table.world_size) for p, rank, table in tables]
     numbers, diagnostics = assign_ranks(claims)
     check_one_run(path, claims, diagnostics)
-    ranks = [RankTrace(table, number) for (_, table), number in zip(tables, numbers, strict=True)]
+    ranks = [
+        RankTrace(table, number) for (_, _, table), number in zip(tables, numbers, strict=True)
+    ]
     ranks.sort(key=lambda rank: -1 if rank.rank is None else rank.rank)
     return Trace(ranks, [*skipped, *diagnostics])
 
 
+_Read = tuple[Path, int | None, _core.EventTable]
+"""A file, the rank that it or the record of a merged trace says, and what it holds of that rank."""
+
+
 def _read_given(
     given: PathLike | Sequence[PathLike], threads: int, progress: Progress | None
-) -> tuple[list[tuple[Path, _core.EventTable]], list[Diagnostic]]:
+) -> tuple[list[_Read], list[Diagnostic]]:
     files, from_folder = expand_paths(given)
     try:
         return _read_all(files, threads, progress, skip=from_folder)
@@ -77,24 +86,25 @@ def _read_given(
 
 def _read_all(
     files: Sequence[Path], threads: int, progress: Progress | None, *, skip: bool
-) -> tuple[list[tuple[Path, _core.EventTable]], list[Diagnostic]]:
+) -> tuple[list[_Read], list[Diagnostic]]:
     at_once = min(threads or core_count(), len(files))
     each = max(1, (threads or core_count()) // at_once)
     reports = _shared(progress, files) if progress else [None] * len(files)
 
-    def read(index: int) -> _core.EventTable | ParseError:
+    def read(index: int) -> list[_Read] | ParseError:
+        path = files[index]
         try:
-            return _core.read_trace(files[index], threads=each, progress=reports[index])
+            table = _core.read_trace(path, threads=each, progress=reports[index])
+            split = _core.split_merged_trace(table, threads=each)
         except ParseError as error:
             if not skip:
                 raise
             return error
+        return [(path, rank, part) for rank, part in split] or [(path, table.rank, table)]
 
-    read_files = list(
-        zip(files, map_on_threads(read, range(len(files)), threads=at_once), strict=True)
-    )
-    tables = [(path, table) for path, table in read_files if not isinstance(table, ParseError)]
-    failures = [error for _, error in read_files if isinstance(error, ParseError)]
+    read_files = map_on_threads(read, range(len(files)), threads=at_once)
+    tables = [one for found in read_files if not isinstance(found, ParseError) for one in found]
+    failures = [found for found in read_files if isinstance(found, ParseError)]
     if not tables:
         first = f": {failures[0]}" if failures else ""
         raise ParseError(f"none of {len(files)} files is a trace{first}")

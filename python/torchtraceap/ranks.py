@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from torchtraceap import _core
 from torchtraceap.errors import OptionError
 from torchtraceap.remember import Memory
+from torchtraceap.rendering import Shown
 from torchtraceap.results import Diagnostic, Timeline, TraceFile
 from torchtraceap.stages import stage
 
 __all__ = ["RankTrace", "Ranks", "from_core_timeline"]
 
 
-class RankTrace:
+class RankTrace(Shown):
     """One rank: its event table, and its tree once something asks for it."""
 
     __slots__ = ("path", "rank", "remember", "table", "world_size")
@@ -50,6 +51,11 @@ class RankTrace:
         return self.remember(
             ("idle", bounds), lambda: _core.explain_idle(self.table, self.tree, bounds=bounds)
         )
+
+    @property
+    def computes_on_host(self) -> bool:
+        """Nothing of a GPU is recorded, and operators do the work on the host; computed once."""
+        return self.remember("on host", lambda: _core.runs_on_host(self.table, self.tree))
 
     @property
     def file(self) -> TraceFile:
@@ -122,7 +128,7 @@ def from_core_timeline(core: _core.Timeline) -> Timeline:
     )
 
 
-class Ranks:
+class Ranks(Shown):
     """One or several ranks of a job, without the views that `torchtraceap.Trace` has of them."""
 
     def __init__(self, ranks: Iterable[RankTrace], diagnostics: Iterable[Diagnostic] = ()) -> None:

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.aliases import PathLike
-from torchtraceap.rendering import render
+from torchtraceap.errors import OptionError
+from torchtraceap.rendering import Shown, render
 from torchtraceap.sums import clamped
 from torchtraceap.units import format_fact
 from torchtraceap.writing import check_target, write_text
@@ -55,8 +56,8 @@ PAPER_TYPES = tuple(rule.type for rule in _core.rules() if rule.paper)
 """The eight anti-patterns of the paper, in the order in which every table shows them."""
 
 
-class Result:
-    """A frozen dataclass that knows its JSON."""
+class Result(Shown):
+    """A frozen dataclass that knows its JSON and shows itself."""
 
     __slots__ = ()
 
@@ -220,9 +221,6 @@ class Summary(Result):
             f"gpu={self.events.gpu}, devices={len(self.devices)}, steps={len(self.steps)}, "
             f"span_ns={self.timeline.span_ns})"
         )
-
-    def _repr_html_(self) -> str:
-        return render(self, "html")
 
     def to_dict(self) -> Json:
         """The document of `torchtraceap summary --json`."""
@@ -451,6 +449,10 @@ class Finding(Result):
         }
 
 
+GPU_PARTS = ("compute", "communication", "memcpy", "device_memcpy")
+"""Of `Diagnosis.time_ns`: the parts in which a GPU is busy."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lead(Result):
     """Which finding a report begins with, if one is worth it (verdict.py)."""
@@ -540,10 +542,18 @@ class Diagnosis(Result):
     @property
     def busy_share(self) -> float:
         """Of the profiled time, in which at least one stream of a GPU runs something."""
-        return self.profiled_timeline.busy_ns / self.profiled_ns if self.profiled_ns else 0.0
+        busy_ns = sum(self.time_ns.get(part, 0) for part in GPU_PARTS)
+        return busy_ns / self.profiled_ns if self.profiled_ns else 0.0
 
     def finding(self, name: str) -> Finding | None:
-        """The finding of that type, or None when it is not present."""
+        """The finding of that type, or None when it is not present.
+
+        Raises:
+            OptionError: There is no such type.
+        """
+        known = {*self.verdicts, *self.further_verdicts, *(f.type for f in self.findings)}
+        if name not in known:
+            raise OptionError(f"no type {name!r}; there are: {', '.join(sorted(known))}")
         return next((finding for finding in self.findings if finding.type == name), None)
 
     def to_dict(self) -> Json:
@@ -592,15 +602,9 @@ class Diagnosis(Result):
             write_text(path, page, inputs=inputs)
         return page
 
-    def __str__(self) -> str:
-        return render(self, "text")
-
     def __repr__(self) -> str:
         found = ", ".join(finding.type for finding in self.findings)
         return (
             f"Diagnosis(findings=[{found}], abstained={len(self.abstained)}, "
             f"profiled_ns={self.profiled_ns}, windows={self.windows.count})"
         )
-
-    def _repr_html_(self) -> str:
-        return render(self, "html")

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from io import StringIO
-from itertools import chain
+from itertools import chain, islice
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +20,8 @@ import numpy.typing as npt
 from torchtraceap import _core
 from torchtraceap.aliases import Array, PathLike
 from torchtraceap.columns import Column, TextCodes, csv_quoting, spreadsheet_cell, unique_texts
-from torchtraceap.errors import MissingDependencyError
-from torchtraceap.rendering import render
+from torchtraceap.errors import MissingColumnError, MissingDependencyError
+from torchtraceap.rendering import Shown
 from torchtraceap.writing import replacing, replacing_stream
 
 if TYPE_CHECKING:
@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 
 __all__ = ["ColumnTable", "MadeColumn", "stack_ranks", "take_rows"]
 
+MOST_NAMED = 80  # columns in a sentence
 JSON_ROWS = 20_000  # rows encoded at once
 
 MadeColumn = Column | Callable[[], Column]
 """A column, or what makes it when it is first asked for."""
 
 
-class ColumnTable(Mapping[str, Array]):
-    """Columns of equal length by name, and what is to be said beside them.
+class ColumnTable(Shown):
+    """Columns of equal length by name, and what is to be said beside them: `len` is the number of
+    rows, iteration gives the names of the columns, `print` shows the first rows.
 
     Names end in their unit: `_ns`, `_bytes`, `_share` (a fraction), `_row` (of the event table).
 
@@ -86,15 +88,33 @@ class ColumnTable(Mapping[str, Array]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
     def __len__(self) -> int:
-        """The number of columns, as in any mapping; rows are `num_rows`."""
-        return len(self._columns)
+        """The number of rows."""
+        return self.num_rows
+
+    def __bool__(self) -> bool:
+        """Always: a table without rows still says why."""
+        return True
+
+    def keys(self) -> tuple[str, ...]:
+        """The names of the columns, so that `dict(table)` has them by name."""
+        return self.columns
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rows={self.num_rows}, columns={list(self._columns)})"
 
     def column(self, name: str) -> Column:
-        """A column as it is kept; `table[name]` gives an array of values."""
+        """A column as it is kept; `table[name]` gives an array of values.
+
+        Raises:
+            MissingColumnError: There is no such column.
+        """
+        if name not in self._columns:
+            there = ", ".join(islice(self._columns, MOST_NAMED)) or "none"
+            raise MissingColumnError(f"no column {name!r} in this table; there are: {there}")
         column = self._columns[name]
         if not isinstance(column, (np.ndarray, TextCodes)):
             column = self._columns[name] = column()
@@ -114,9 +134,12 @@ class ColumnTable(Mapping[str, Array]):
         """The same rows with some columns, in the given order, all of them shown.
 
         Raises:
-            KeyError: There is no such column.
+            MissingColumnError: There is no such column.
         """
-        columns = {name: self._columns[name] for name in names}
+        columns: dict[str, MadeColumn] = {
+            name: self._columns[name] if name in self._columns else self.column(name)
+            for name in names
+        }
         return ColumnTable(columns, first=names, facts=self.facts, notes=self.notes)
 
     def sort(self, name: str, *, descending: bool | None = None) -> ColumnTable:
@@ -128,7 +151,7 @@ class ColumnTable(Mapping[str, Array]):
             descending: By default numbers fall and texts rise.
 
         Raises:
-            KeyError: There is no such column.
+            MissingColumnError: There is no such column.
         """
         column = self.column(name)
         if isinstance(column, np.ndarray):
@@ -248,9 +271,6 @@ class ColumnTable(Mapping[str, Array]):
         import pandas as pd
 
         return pd.DataFrame({name: _pandas_column(self.column(name)) for name in self._columns})
-
-    def _repr_html_(self) -> str:
-        return render(self, "html")
 
     def _arrow_table(self) -> _core.ArrowTable:
         if self._arrow is None:

@@ -37,9 +37,6 @@ class Trace(Ranks):
     all of them.
     """
 
-    def _repr_html_(self) -> str:
-        return self.summary()._repr_html_()
-
     def summary(self, *, linked_only: bool = False) -> Summary:
         """What is in the trace and where its GPU time goes.
 
@@ -171,12 +168,23 @@ class Trace(Ranks):
         """The tree of `nn.Module` calls with GPU and host time, backward included."""
         return self._table("modules", rank)
 
+    def stacks(self, *, by: str = "gpu", rank: int | None = None) -> ColumnTable:
+        """Calls merged by who called them, with self time: what a flame graph draws.
+
+        Args:
+            by: "gpu" (exclusive time of GPU events, below the calls that launched them) or "host"
+                (time of host calls).
+            rank: Only this rank.
+        """
+        return self._table("stacks", rank, by=by)
+
     def kernels(self, *, by: str = "name", rank: int | None = None) -> ColumnTable:
         """GPU events by name, op and stream: counts, times, grid, block.
 
         Args:
             by: "name" (as the trace writes it), "canonical" (without template arguments and
-                numbers) or "event" (every event).
+                numbers), "overlap" (operators, with what runs at the same time) or "event"
+                (every event).
             rank: Only this rank.
         """
         return self._table("kernels", rank, by=by)
@@ -207,8 +215,9 @@ class Trace(Ranks):
         """Launch calls, CUDA and HIP: their cost on the host, delay, queue length.
 
         Args:
-            by: "call" (name of the launch call), "kernel", "stream", "event" (every launch) or
-                "queue" (queue length over time).
+            by: "call" (name of the launch call), "kernel", "op" (operators by what they launch),
+                "stream", "idle" (gaps of each stream by cause), "event" (every launch) or "queue"
+                (queue length over time).
             rank: Only this rank.
         """
         return self._table("launches", rank, by=by)
@@ -269,7 +278,8 @@ class Trace(Ranks):
 
         Args:
             by: "direction", "copy" (every copy with its bandwidth), "bandwidth" (over time),
-                "allocator" (allocator calls), "timeline" (`[memory]` events).
+                "counter" (every change of the bandwidth), "allocator" (allocator calls),
+                "timeline" (`[memory]` events).
             rank: Only this rank.
         """
         return self._table("memory", rank, by=by)

@@ -13,6 +13,7 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import RankTrace
+from torchtraceap.rendering import Shown
 from torchtraceap.report.words import one_line
 from torchtraceap.sums import total
 from torchtraceap.units import format_ns
@@ -29,7 +30,7 @@ class _Filter:
     kernels: bool
 
 
-class TreeView:
+class TreeView(Shown):
     """Reads the tree of one rank; rows are those of `trace.events(rank)`."""
 
     __slots__ = ("_gpu", "_rank", "_streams")
@@ -120,9 +121,6 @@ class TreeView:
         if len(lines) > max_lines:
             lines[-1] = f"... cut after {max_lines} lines"
         return "\n".join(lines)
-
-    def __str__(self) -> str:
-        return self.to_text()
 
     def _tracks(self) -> list[int]:
         tree = self.core

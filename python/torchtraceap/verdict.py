@@ -2,11 +2,12 @@
 
 Note [Leading finding]: a report begins with the finding whose fix regains most of its own cost,
 among those that are worth it: what is saved can be believed (a simulated saving above what steps
-vary, or a bound above zero), the cost is 5 % of the time or more, and a third of the largest
-cost or more. The largest cost is that of any finding or of any part of the time that is not
-computation, whether a finding explains it or not: nobody reads of 3 % first where 90 % is lost.
-Where it neither lies in the largest part of the time nor explains a third of that, the sentence
-names the part too (`Lead.beside`): it agrees with the bar and with what the run is bound by.
+vary, or a bound above zero), the cost is 5 % of the time or more, and a third of the largest cost
+or more. The largest cost is that of any finding or of any part of the time that is not computation
+(of a GPU, or of a host that computes), whether a finding explains it or not: nobody reads of 3 %
+first where 90 % is lost. Where it neither lies in the largest part of the time nor explains a third
+of that, the sentence names the part too (`Lead.beside`): it agrees with the bar and with what the
+run is bound by.
 """
 
 from __future__ import annotations
@@ -16,14 +17,28 @@ from collections.abc import Sequence
 import numpy as np
 
 from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.critical_path import build_critical_path
-from torchtraceap.intervals import Int64Array, covered_ns, union
+from torchtraceap.intervals import EMPTY, Int64Array, covered_ns, union
 from torchtraceap.ranks import Ranks, RankTrace
-from torchtraceap.results import Finding, Lead
+from torchtraceap.results import GPU_PARTS, Finding
 from torchtraceap.sums import total
 
-__all__ = ["LEAST_SHARE", "computes_on", "largest_part", "leading_finding", "time_parts"]
+__all__ = [
+    "COMPUTATION",
+    "LEAST_SHARE",
+    "computes_on",
+    "idle_by_cause",
+    "is_beside",
+    "largest_part",
+    "leading_finding",
+    "parts_over_time",
+    "time_parts",
+]
 
+COMPUTATION = ("compute", "host_forward", "host_backward", "host_optimizer", "host_other")
+"""Parts of the time that no fix is needed for as such: what a GPU computes, or the operators of a
+run that computes on the host."""
 LEAST_SHARE = 0.05
 """Of the profiled time: a smaller finding is never what a report begins with."""
 _THIRD = 1 / 3
@@ -37,8 +52,7 @@ def computes_on(trace: Ranks) -> str | None:
     None: the GPU's work is not in the recording."""
     if any(len(rank.tree.gpu_rows) for rank in trace.ranks):
         return "gpu"
-    on_host = all(_core.runs_on_host(rank.table, rank.tree) for rank in trace.ranks)
-    return "host" if on_host else None
+    return "host" if all(rank.computes_on_host for rank in trace.ranks) else None
 
 
 def time_parts(trace: Ranks) -> dict[str, int]:
@@ -76,8 +90,7 @@ def _path(rank: RankTrace) -> list[tuple[str, int, int]]:
 
 
 def _gpu_parts(trace: Ranks) -> dict[str, int]:
-    names = _core.idle_cause_names()
-    parts = dict.fromkeys(("compute", "communication", "memcpy", "device_memcpy", *names), 0)
+    parts = dict.fromkeys(GPU_PARTS, 0)
     for rank in trace.ranks:
         timeline = rank.profiled_timeline()
         between = _exposed_host_copies_ns(rank, timeline.exposed_memcpy_ns)
@@ -85,21 +98,68 @@ def _gpu_parts(trace: Ranks) -> dict[str, int]:
         parts["communication"] += timeline.exposed_communication_ns
         parts["memcpy"] += between
         parts["device_memcpy"] += timeline.exposed_memcpy_ns - between
-        for cause, ns in rank.idle(rank.tree.profiled).totals.items():
-            parts[cause] += ns
+    return parts | idle_by_cause(trace)
+
+
+def parts_over_time(rank: RankTrace, bounds_ns: Int64Array) -> dict[str, Int64Array]:
+    """`time_parts` of one rank in each of the slots between consecutive bounds, inside the profiled
+    time; empty where the work is not recorded.
+
+    Args:
+        rank: The rank.
+        bounds_ns: Ascending, int64 `[count + 1]`.
+
+    Returns:
+        int64 `[count]` by part, in ns.
+    """
+    where = computes_on(Ranks([rank]))
+    if where == "host":
+        return _host_over_time(rank, bounds_ns)
+    if where is None:
+        return {}
+    sets = _core.gpu_intervals(rank.table, rank.tree)
+    copies, is_host = _copies(rank)
+    layers = {
+        "compute": sets["compute"],
+        "communication": sets["communication"],
+        "memcpy": _times(rank, copies[is_host]),
+        "device_memcpy": sets["memcpy"],
+    }
+    parts, above = {}, EMPTY
+    for name, intervals in layers.items():
+        both = union([above, intervals])
+        parts[name] = covered_ns(both, bounds_ns) - covered_ns(above, bounds_ns)
+        above = both
+    idle = rank.idle(rank.tree.profiled)
+    spans = np.stack((idle.start_ns, idle.end_ns), axis=1)
+    for code, name in enumerate(_core.idle_cause_names()):
+        parts[name] = covered_ns(spans[idle.cause == code], bounds_ns)
     return parts
+
+
+def _host_over_time(rank: RankTrace, bounds_ns: Int64Array) -> dict[str, Int64Array]:
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for cause, start_ns, end_ns in _path(rank):
+        spans.setdefault(cause, []).append((start_ns, end_ns))
+    sets = {cause: union([np.array(span, dtype=np.int64)]) for cause, span in spans.items()}
+    return {cause: covered_ns(intervals, bounds_ns) for cause, intervals in sets.items()}
+
+
+def idle_by_cause(trace: Ranks) -> dict[str, int]:
+    """GPU idle time inside the profiled time by cause, in ns, summed over the ranks."""
+    totals = dict.fromkeys(_core.idle_cause_names(), 0)
+    for rank in trace.ranks:
+        for cause, ns in rank.idle(rank.tree.profiled).totals.items():
+            totals[cause] += ns
+    return totals
 
 
 def _exposed_host_copies_ns(rank: RankTrace, exposed_ns: int) -> int:
     """The part of the exposed copies that is between host and device."""
-    tree = rank.tree
-    rows = tree.gpu_rows[tree.gpu_class[tree.gpu_rows] == _core.GpuClass.MEMCPY]
-    is_host = np.isin(tree.copy_direction[rows], _HOST_COPIES)
+    rows, is_host = _copies(rank)
     if not exposed_ns or is_host.all():
         return exposed_ns
-    picked = rows[is_host]
-    start_ns = rank.table.ts_ns[picked]
-    copies = union([np.stack((start_ns, start_ns + rank.table.dur_ns[picked]), axis=1)])
+    copies = _times(rank, rows[is_host])
     sets = _core.gpu_intervals(rank.table, rank.tree)
     hidden = union([sets["compute"], sets["communication"]])
     profiled = np.asarray(rank.tree.profiled, dtype=np.int64)
@@ -108,28 +168,34 @@ def _exposed_host_copies_ns(rank: RankTrace, exposed_ns: int) -> int:
     )
 
 
+def _copies(rank: RankTrace) -> tuple[Array, Array]:
+    """Rows of copies `[n]`, and whether each is between host and device, bool `[n]`."""
+    tree = rank.tree
+    rows = tree.gpu_rows[tree.gpu_class[tree.gpu_rows] == _core.GpuClass.MEMCPY]
+    return rows, np.isin(tree.copy_direction[rows], _HOST_COPIES)
+
+
+def _times(rank: RankTrace, rows: Array) -> Int64Array:
+    """When any of the rows runs."""
+    start_ns = rank.table.ts_ns[rows]
+    return union([np.stack((start_ns, start_ns + rank.table.dur_ns[rows]), axis=1)])
+
+
 def largest_part(parts: dict[str, int]) -> str | None:
     """What the run is bound by: a name of `time_parts`; None where that is empty."""
     return max(parts, key=lambda name: parts[name]) if any(parts.values()) else None
 
 
-def leading_finding(
-    trace: Ranks, findings: Sequence[Finding], parts: dict[str, int]
-) -> Lead | None:
+def leading_finding(findings: Sequence[Finding], parts: dict[str, int]) -> Finding | None:
     """See Note [Leading finding].
 
     Args:
-        trace: What was diagnosed.
         findings: With their savings, first those whose fix regains most.
         parts: As `time_parts` has them.
     """
-    lost_ns = [ns for name, ns in parts.items() if name != "compute"]
+    lost_ns = [ns for name, ns in parts.items() if name not in COMPUTATION]
     largest_ns = max([*lost_ns, *(finding.cost_ns for finding in findings)], default=0)
-    lead = next((finding for finding in findings if _is_worth_it(finding, largest_ns)), None)
-    if lead is None:
-        return None
-    part = largest_part(parts)
-    return Lead(lead.type, part is not None and _is_beside(trace, lead, part, parts[part]))
+    return next((finding for finding in findings if _is_worth_it(finding, largest_ns)), None)
 
 
 def _is_worth_it(finding: Finding, largest_ns: int) -> bool:
@@ -137,12 +203,16 @@ def _is_worth_it(finding: Finding, largest_ns: int) -> bool:
     return is_large and finding.saving is not None and finding.saving.believed_ns > 0
 
 
-def _is_beside(trace: Ranks, finding: Finding, part: str, part_ns: int) -> bool:
+def is_beside(trace: Ranks, finding: Finding, parts: dict[str, int]) -> bool:
+    """Does the finding neither lie in the largest part of the time nor explain a third of it?"""
+    part = largest_part(parts)
+    if part is None:
+        return False
     inside_ns = 0
     for rank in trace.ranks:
         here = np.array([number == rank.rank for number in finding.interval_ranks], dtype=bool)
         inside_ns += _inside_ns(rank, part, finding.intervals[here])
-    return inside_ns < min(_THIRD * part_ns, _HALF * finding.cost_ns)
+    return inside_ns < min(_THIRD * parts[part], _HALF * finding.cost_ns)
 
 
 def _inside_ns(rank: RankTrace, part: str, intervals: Int64Array) -> int:

@@ -25,6 +25,23 @@ LLAMA = [f"tokenomics/llama_tp2_rank{r}.json" for r in range(2)]
 TORCHREC = [f"torchrec_4ranks_late_rank/rank{r}.json.gz" for r in range(4)]
 
 
+@pytest.mark.parametrize("names", [DLRM, LLAMA, TORCHREC], ids=["dlrm", "llama", "torchrec"])
+def test_merged_ranks_are_the_ranks(corpus: Path, tmp_path: Path, names: list[str]) -> None:
+    trace, _ = load(corpus, names)
+    trace.merge(tmp_path / "merged.json.gz")
+    again = ttap.load(tmp_path / "merged.json.gz")
+    assert [part.rank for part in again.ranks] == [part.rank for part in trace.ranks]
+    by_type = [{f.type: f.cost_ns for f in t.diagnose().findings} for t in (trace, again)]
+    assert by_type[0] == by_type[1]
+    rows, expected = again.ranks_table().records(), trace.ranks_table().records()
+    for row in expected:  # on the common clock nothing is left to move
+        row.update({"offset_ns": 0, "offset_applied": False} if row["offset_applied"] else {})
+    assert rows == expected
+    for before, after in zip(trace.ranks, again.ranks, strict=True):
+        assert len(after.tree.linked_gpu_rows) == len(before.tree.linked_gpu_rows)
+        assert int(after.table.complete.sum()) == int(before.table.complete.sum())
+
+
 def nccl_kernels(path: Path) -> list[dict[str, Any]]:
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     events = json.loads(text)["traceEvents"]

@@ -50,6 +50,8 @@ RESNET = "hta/resnet_ddp_v100_ns_resolution.json.gz"
 AMD = "hta/mi250_minitoy_training.json.gz"
 NCCL = "hta/nccl_a100_rank_of_2.json.gz"
 DDP = "hta/ddp_a100_rank_of_8_control.json.gz"
+NANOGPT = "modded_nanogpt/overlap_hook.json.gz"
+QWEN = "tracelens/h100/qwen_inference.json.gz"
 STEP = "ProfilerStep"
 
 PUBLISHED = [
@@ -72,6 +74,10 @@ PUBLISHED = [
     Published(NCCL, STEP, 1, 15600, 15979, 6146, 3073, 101398, {CPU: 100.0}, "0.5.0", 8),
     Published(DDP, STEP, 0, 19886, 21091, 4985, 2494, 59158, {KERNEL_GAP: 71.267}, "0.5.0", 32),
     Published(DDP, STEP, 1, 19846, 21149, 5017, 2510, 59087, {KERNEL_GAP: 73.415}, "0.5.0", 37),
+    # Steps with copies on the GPU's tracks: the host's are counted first.
+    Published(NANOGPT, STEP, 1, 6304, 7279, 2079, 1041, 62186, {GPU: 90.972}, "0.5.0"),
+    Published(NANOGPT, STEP, 3, 5806, 6712, 1937, 970, 61511, {GPU: 90.538}, "0.5.0"),
+    Published(QWEN, STEP, 1, 10872, 12046, 2810, 1406, 33503, {GPU: 87.01}, "0.5.0", 1),
 ]
 
 

@@ -37,9 +37,46 @@ def pair(corpus: Path, before: str, after: str, by: str = "cause") -> ColumnTabl
     for name in (before, after):
         if not (corpus / name).exists():
             pytest.skip(f"{name} is not in this corpus")
-    table = build_diff(ttap.load(corpus / before), ttap.load(corpus / after), by=by)
+    return closed(ttap.load(corpus / before), ttap.load(corpus / after), by)
+
+
+def closed(before: ttap.Trace, after: ttap.Trace, by: str) -> ColumnTable:
+    """Rows sum to both steps, and what is on one side alone came or went."""
+    table = build_diff(before, after, by=by)
+    for when in ("before", "after"):
+        assert int(table[f"{when}_ns"].sum()) == table.facts[f"{when}_step_ns"]
     assert int(table["delta_ns"].sum()) == table.facts["difference_ns"]
+    one_side = (table["before_ns"] == 0) != (table["after_ns"] == 0)
+    statuses = np.asarray(table.to_list("status"), dtype=object)[one_side]
+    assert "unchanged" not in set(statuses.tolist())
     return table
+
+
+PAIRS = [
+    (MI300, H100),
+    ("tracelens/h100/qwen_inference.json.gz", "tracelens/mi300/qwen_inference.json.gz"),
+    ("kineto/resnet50_num_workers_0.json.gz", "kineto/resnet50_num_workers_4.json.gz"),
+    ("gpu_puzzlers/d2h_sync.json.gz", "gpu_puzzlers/d2h_sync_fixed.json.gz"),
+    ("gpu_puzzlers/dtoh_blocking.json.gz", "gpu_puzzlers/dtoh_non_blocking.json.gz"),
+    ("pytorch_benchmark/copies_pageable.json", "pytorch_benchmark/copies_pinned.json"),
+    ("modded_nanogpt/overlap_before.json.gz", "modded_nanogpt/overlap_hook.json.gz"),
+    ("segment_anything_fast/amg_baseline.json.gz", "segment_anything_fast/amg_fast.json.gz"),
+    ("torchrec_4ranks_late_rank/rank0.json.gz", "torchrec_4ranks_late_rank/rank2.json.gz"),
+    ("kineto/h100_overlap_before_fix.json", "kineto/h100_overlap_after_fix.json"),
+    ("hta/simple_add_critical_path.json.gz", "hta/alexnet_critical_path.json.gz"),
+    ("param/dlrm_8ranks", "torchrec_4ranks_late_rank"),
+]
+
+
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_every_pair_adds_up_in_every_view(corpus: Path, a: str, b: str) -> None:
+    for name in (a, b):
+        if not (corpus / name).exists():
+            pytest.skip(f"{name} is not in this corpus")
+    before, after = ttap.load(corpus / a), ttap.load(corpus / b)
+    for by in VIEWS:
+        if by != "tree":
+            closed(before, after, by)
 
 
 def deltas(table: ColumnTable) -> dict[str, int]:
@@ -233,6 +270,24 @@ def test_kernels_meet_at_the_same_call(aligned: Aligned) -> None:
         below[row["lowest_common_ancestor_id"]][is_after].add(node)
     equal = sum(before == after for before, after in below.values())
     assert (equal, len(below)) == (444, 445)
+
+
+def test_time_by_shared_call_is_that_of_tracelens(aligned: Aligned) -> None:
+    """Sums of `by="ancestor"` over the rows of a call's name, but for the convolution."""
+    expected: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for row, is_after, _ in aligned.rows:
+        expected[row["lowest_common_ancestor_name"]][is_after] += float(row["kernel_time"])
+    sides = aligned.comparison.sides
+    table = build_diff(sides[0].recording, sides[1].recording, by="ancestor")
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for record in table.records():
+        name = str(record["ancestor"]).split(" → ")[0]
+        for i, when in enumerate(("before_ns", "after_ns")):
+            found[name][i] += record[when] / 1000
+    same = set(expected) - {"aten::_convolution", "aten::add_"}
+    assert len(same) > 10
+    for name in same:
+        assert found[name] == pytest.approx(expected[name], abs=1), name
 
 
 def test_operators_run_the_kernels_that_tracelens_lists(aligned: Aligned, corpus: Path) -> None:

@@ -19,7 +19,7 @@ pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from playwright import sync_api
 
 import torchtraceap as ttap
-from torchtraceap.report.page.diff_page import write_diff_page
+from torchtraceap.report.page.diff_page import _VIEWS, write_diff_page
 from torchtraceap.units import format_ns
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
@@ -487,8 +487,7 @@ def test_the_diff_page_shows_all_views(
     visit = Visit(browser, page, width)
     section = visit.open_section("changes")
     for number, _ in enumerate(visit.views(section)):
-        by = ("op", "kernel", "cause", "finding")[number]
-        rows = ttap.diff(*traces, by=by).num_rows
+        rows = ttap.diff(*traces, by=_VIEWS[number][0]).num_rows
         assert len(visit.cells(section, 1)) == min(rows, 200)
         assert section.locator(".waterfall .fall").count() >= 2
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
@@ -625,4 +624,114 @@ def test_search_marks_matches_as_one_types(browser: Any, demo: tuple[ttap.Diagno
     visit.page.wait_for_selector("#focus-bar:visible")
     assert "place 1 of" in visit.page.inner_text("#focus-place")
     assert visit.view() == before
+    visit.close()
+
+
+def flame_of(visit: Visit, section: Any) -> tuple[Any, Any]:
+    """The flame graph of an open section, and the line that says what is chosen."""
+    flame = section.locator(".flame")
+    flame.locator(".node").first.wait_for()
+    return flame, section.locator(".flame-says")
+
+
+def test_a_flame_graph_is_walked_by_keys(browser: Any, demo: tuple[ttap.Diagnosis, Path]) -> None:
+    diagnosis, page = demo
+    visit = Visit(browser, page)
+    section = visit.open_section("stacks")
+    flame, says = flame_of(visit, section)
+    table = diagnosis.trace.stacks()
+    flame.focus()
+    visit.page.keyboard.press("Home")
+    assert says.inner_text().startswith("all GPU time ")
+    assert format_ns(table.facts["total_ns"]) in says.inner_text()
+    visit.page.keyboard.press("ArrowDown")
+    widest = max((r for r in table.records() if r["depth"] == 0), key=lambda r: r["total_ns"])
+    assert says.inner_text().startswith(widest["name"])
+    assert format_ns(widest["total_ns"]) in says.inner_text()
+    visit.page.keyboard.press("ArrowRight")
+    assert not says.inner_text().startswith(widest["name"])
+    visit.page.keyboard.press("ArrowLeft")
+    drawn = flame.locator(".node").count()
+    visit.page.keyboard.press("Enter")
+    assert section.locator(".flame-way").inner_text().endswith(widest["name"])
+    assert flame.locator(".node").count() != drawn
+    visit.page.keyboard.press("Escape")
+    assert flame.locator(".node").count() == drawn
+    visit.close()
+
+
+def test_a_call_of_a_flame_graph_is_zoomed_to_and_shown_in_the_timeline(
+    browser: Any, demo: tuple[ttap.Diagnosis, Path]
+) -> None:
+    visit = Visit(browser, demo[1])
+    section = visit.open_section("stacks")
+    flame, says = flame_of(visit, section)
+    show = section.get_by_role("button", name="Show in the timeline")
+    flame.focus()
+    visit.page.keyboard.press("Home")
+    assert show.is_disabled()
+    node = flame.locator(".node", has_text="aten::conv2d").first
+    node.hover()
+    assert says.inner_text().startswith("aten::conv2d ")
+    node.click()
+    assert section.locator(".flame-way").inner_text().endswith("aten::conv2d")
+    width = flame.locator("> svg").get_attribute("width")
+    assert flame.locator(".node").first.get_attribute("width") == width
+    show.click()
+    assert "aten::conv2d" in visit.page.inner_text("#focus-label")
+    visit.close()
+
+
+def test_calls_are_found_in_a_flame_graph(browser: Any, demo: tuple[ttap.Diagnosis, Path]) -> None:
+    diagnosis, page = demo
+    visit = Visit(browser, page)
+    section = visit.open_section("stacks")
+    flame, _ = flame_of(visit, section)
+    section.get_by_label("Find calls in the flame graph by name").fill("BATCH_NORM")
+    rows = diagnosis.trace.stacks().records()
+    found = {row["id"]: row for row in rows if "batch_norm" in row["name"].lower()}
+    above = {row["id"]: row["parent_id"] for row in rows}
+
+    def inside(row: int | None) -> bool:
+        return row is not None and (row in found or inside(above[row]))
+
+    outermost = [row for row in found.values() if not inside(row["parent_id"])]
+    told = section.locator(".flame-bar .note").inner_text()
+    assert told.startswith(f"{len(found)} found: ")
+    assert format_ns(sum(row["total_ns"] for row in outermost)) in told
+    assert flame.locator(".found").count() > 0
+    visit.close()
+
+
+@pytest.mark.parametrize("width", [1400, 420])
+def test_flame_graphs_fit_the_page(
+    browser: Any, demo: tuple[ttap.Diagnosis, Path], width: int
+) -> None:
+    visit = Visit(browser, demo[1], width)
+    section = visit.open_section("stacks")
+    for _ in visit.views(section):
+        flame, _ = flame_of(visit, section)
+        ends = flame.locator(".node").evaluate_all(
+            "nodes => nodes.map(n => Number(n.getAttribute('x')) + Number(n.getAttribute('width')))"
+        )
+        inside = flame.evaluate("node => node.clientWidth")
+        assert max(ends) <= inside + 1
+        assert flame.evaluate("node => node.scrollWidth") <= inside
+    visit.close()
+
+
+def test_hostile_names_run_nothing_in_a_flame_graph(browser: Any, tmp_path: Path) -> None:
+    _, page = write_page(samples.hostile_calls().write(tmp_path / "trace.json"), tmp_path)
+    visit = Visit(browser, page)
+    section = visit.open_section("stacks")
+    seen = ""
+    for _ in visit.views(section):
+        flame, says = flame_of(visit, section)
+        flame.focus()
+        for key in ("Home", *["ArrowDown", "Enter"] * 4):
+            visit.page.keyboard.press(key)
+            seen += says.inner_text() + section.locator(".flame-way").inner_text()
+    assert "<" in seen
+    assert visit.page.evaluate("window.hacked === undefined")
+    assert visit.page.locator("img").count() == 0
     visit.close()

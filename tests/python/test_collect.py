@@ -144,11 +144,13 @@ def test_names_count_up_and_never_repeat(tmp_path: Path) -> None:
         finished.write_bytes(b"{}")
         return first_free(finished, names.candidates()).name
 
-    names = TraceNames(tmp_path / "runs", rank=3, worker_name="my job/7")
+    names = TraceNames(tmp_path / "runs", rank=3, run="r", worker_name="my job/7")
+    names.folder.mkdir()
+    assert names.folder == tmp_path / "runs" / "r"
     taken = [take(names) for _ in range(2)]
-    assert taken == ["my_job_7_rank3_cycle001.json.gz", "my_job_7_rank3_cycle002.json.gz"]
+    assert taken == ["my_job_7_rank3.json.gz", "my_job_7_rank3_2.json.gz"]
     for rank, expected in ((0, "one.json"), (0, "one_2.json"), (2, "one_rank2.json")):
-        assert take(TraceNames(tmp_path / "one.json", rank=rank)) == expected
+        assert take(TraceNames(tmp_path / "one.json", rank=rank, run="r")) == expected
 
 
 # -- profile -----------------------------------------------------------------------------------
@@ -158,10 +160,10 @@ def test_profile_records_the_planned_steps(tmp_path: Path, loop: Any) -> None:
     with profile(tmp_path, diagnose=False) as p:
         assert p.path is None
         loop(8, p.step)
-    assert p.path is not None and p.path.parent == tmp_path
+    assert p.path is not None and p.path.parent.parent == tmp_path
     assert p.steps == 8 and p.recorded_steps == 3
     assert len(step_names(p.path)) == 3
-    assert [path.name for path in tmp_path.iterdir()] == ["trace_rank0_cycle001.json.gz"]
+    assert [path.name for path in p.path.parent.iterdir()] == ["trace_rank0.json.gz"]
 
 
 def test_profile_writes_the_file_while_the_loop_goes_on(tmp_path: Path, loop: Any) -> None:
@@ -301,7 +303,7 @@ def test_rank_of_the_launcher_is_in_the_name(
     monkeypatch.setenv("RANK", "5")
     with profile(tmp_path) as p:
         loop(5, p.step)
-    assert p.path is not None and p.path.name == "trace_rank5_cycle001.json.gz"
+    assert p.path is not None and p.path.name == "trace_rank5.json.gz"
     assert capsys.readouterr().out == ""
 
 
@@ -357,9 +359,10 @@ def test_each_cycle_gets_a_file(tmp_path: Path, loop: Any, profiler: Any) -> Non
     handler = on_trace_ready(tmp_path / "new", worker_name="w", diagnose=False)
     with profiler(handler, wait=1, warmup=1, active=2, repeat=2) as prof:
         loop(10, prof.step)
-    names = ["w_rank0_cycle001.json.gz", "w_rank0_cycle002.json.gz"]
-    assert [path.name for path in handler.paths] == names
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == names
+    assert [path.name for path in handler.paths] == ["w_rank0.json.gz"] * 2
+    folders = [path.parent for path in handler.paths]
+    assert sorted((tmp_path / "new").iterdir()) == sorted(folders)
+    assert [folder.name[-9:] for folder in folders] == ["-cycle001", "-cycle002"]
     steps = [step_names(path) for path in handler.paths]
     assert [len(s) for s in steps] == [2, 2] and steps[0] != steps[1]
     assert all("host_name" not in read(path) for path in handler.paths)
@@ -374,10 +377,7 @@ def test_an_empty_last_cycle_leaves_the_files_alone(
         profiler(handler, wait=0, warmup=0, active=2) as prof,
     ):
         loop(4, prof.step)
-    assert [path.name for path in handler.paths] == [
-        "trace_rank0_cycle001.json",
-        "trace_rank0_cycle002.json",
-    ]
+    assert [path.name for path in handler.paths] == ["trace_rank0.json"] * 2
     assert all(operations(path) > 20 for path in handler.paths)
 
 
@@ -389,7 +389,7 @@ def test_a_second_run_does_not_overwrite_the_first(
             on_trace_ready(tmp_path, diagnose=False), wait=0, warmup=1, active=1, repeat=1
         ) as p:
             loop(3, p.step)
-    assert len(list(tmp_path.glob("*.json.gz"))) == 2
+    assert len(list(tmp_path.glob("*/*.json.gz"))) == 2
 
 
 def test_a_profiler_that_was_exported_before_only_warns(
@@ -412,7 +412,7 @@ def test_a_profiler_that_was_exported_before_only_warns(
 def test_an_analysis_that_fails_does_not_break_the_loop(
     tmp_path: Path, loop: Any, profiler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: Path) -> None:
+    def fail(*_: object) -> None:
         raise ValueError("no such luck")
 
     monkeypatch.setattr("torchtraceap.collect.handler.analyse", fail)

@@ -34,14 +34,9 @@ def trace(bundled: Path) -> torchtraceap.Trace:
     return torchtraceap.load(bundled)
 
 
-def covered_ns(table: ColumnTable) -> int:
-    return int((table["end_ns"] - table["start_ns"]).sum())
-
-
 # What each snippet of the page gives: called as it stands there, asked for what HTA's method told.
 SNIPPETS: dict[str, Callable[[torchtraceap.Trace], bool]] = {
     "trace.summary()": lambda t: t.summary().to_dict()["timeline"]["busy_ns"] > 0,
-    "trace.idle(rank=0)": lambda t: covered_ns(t.idle(rank=None)) == t.timeline().idle_ns,
     "trace.timeline().communication_ns": lambda t: t.timeline().communication_ns == 0,
     "trace.timeline().exposed_communication_ns": lambda t: (
         t.timeline().exposed_communication_ns == 0
@@ -54,7 +49,11 @@ SNIPPETS: dict[str, Callable[[torchtraceap.Trace], bool]] = {
     'trace.launches(by="event")': lambda t: has(
         t.launches(by="event"), "host_ns", "gpu_ns", "delay_ns"
     ),
-    'trace.launches(by="kernel")': lambda t: has(t.launches(by="kernel"), "name", "delay_mean_ns"),
+    'trace.kernels(by="overlap")': lambda t: has(t.kernels(by="overlap"), "under_compute_ns"),
+    'trace.launches(by="idle")': lambda t: has(t.launches(by="idle"), "stream", "cause", "idle_ns"),
+    'trace.launches(by="op")': lambda t: has(
+        t.launches(by="op"), "kernels", "op_delay_mean_ns", "start_delay_mean_ns"
+    ),
     'trace.launches(by="stream")': lambda t: has(
         t.launches(by="stream"), "mean_length_at_change", "max_length"
     ),
@@ -63,7 +62,7 @@ SNIPPETS: dict[str, Callable[[torchtraceap.Trace], bool]] = {
         int(t.launches(by="stream")["full_ns"].sum()) == t.launches().facts["full_queue_ns"]
     ),
     "trace.memory()": lambda t: has(t.memory(), "direction", "bandwidth_gb_per_s"),
-    'trace.memory(by="bandwidth")': lambda t: has(t.memory(by="bandwidth"), "start_ns"),
+    'trace.memory(by="counter")': lambda t: has(t.memory(by="counter"), "bandwidth_gb_per_s"),
     "trace.sequences()": lambda t: has(t.sequences(), "kernels", "count"),
     "trace.ranks_table()": lambda t: t.ranks_table().to_list("verdict") == ["unknown"],
     "trace.steps()": lambda t: t.steps().num_rows == len(t.summary().to_dict()["steps"]) > 0,

@@ -274,6 +274,40 @@ def test_hta_tables_have_rows(write_trace: WriteTrace, by: str) -> None:
     assert "gemm" in table.to_list("name")
 
 
+def test_hta_counts_the_copies_of_steps_on_the_gpu_behind_the_steps(
+    write_trace: WriteTrace,
+) -> None:
+    """Each step has a copy on the GPU's track, which begins before the next step does."""
+
+    def copy(number: int, start: float, end: float) -> dict[str, Any]:
+        name = f"ProfilerStep#{number}"
+        return {**host(name, start, end - start, "gpu_user_annotation"), "pid": 0, "tid": 7}
+
+    events = [
+        step(1, 0, 100),
+        *launch("gemm", 10, 20, 60, 1),
+        host("aten::add", 50, 10, "cpu_op"),
+        copy(1, 20, 80),
+        step(2, 100, 100),
+        *launch("relu", 110, 120, 61, 2),
+        copy(2, 120, 181),
+        step(3, 200, 100),
+        *launch("sum", 210, 220, 62, 3),
+        copy(3, 220, 282),
+    ]
+    trace = ttap.load(write_trace(events))
+
+    def work(number: int) -> list[str]:
+        table = trace.critical_path(step=number, by="event", compat="hta")
+        causes = zip(table.to_list("name"), table.to_list("cause"), strict=True)
+        return [name for name, cause in causes if cause == "gpu_compute_bound"]
+
+    assert [work(number) for number in (0, 1)] == [["gemm"], ["relu"]]
+    notes = [trace.critical_path(step=n, compat="hta").notes for n in (2, 3)]
+    assert not any("copy of the annotation" in note for note in notes[0])
+    assert any("copy of the annotation" in note for note in notes[1])
+
+
 def test_hta_without_the_annotation(write_trace: WriteTrace) -> None:
     trace = ttap.load(write_trace(GPU_BOUND))
     with pytest.raises(OptionError, match="no path for instances 5 to 5"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from torchtraceap.trace import Trace
 
 Event = dict[str, Any]
 GOLDEN = Path(__file__).parents[1] / "golden"
-SUMMING = ("op", "kernel", "cause", "finding")
+SUMMING = ("op", "kernel", "ancestor", "cause", "finding")
 
 
 class Recorder:
@@ -119,6 +120,9 @@ def assert_closed(table: ColumnTable) -> None:
     assert int(table["delta_ns"].sum()) == table.facts["difference_ns"]
     assert int(table["before_ns"].sum()) == table.facts["before_step_ns"]
     assert int(table["after_ns"].sum()) == table.facts["after_step_ns"]
+    for record in table.records():
+        if (record["before_ns"] == 0) != (record["after_ns"] == 0):
+            assert record["status"] != "unchanged", record
 
 
 def row(table: ColumnTable, name: str) -> dict[str, Any]:
@@ -191,6 +195,98 @@ def test_new_operator(write_trace: WriteTrace) -> None:
     assert row(back, "my::op")["delta_ns"] == -found["delta_ns"]
 
 
+class Nest:
+    """Calls inside calls: a step of modules, ranges and operators, whose kernels run in order."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+
+    def call(self, name: str, *inner: Any, category: str = "cpu_op", dims: Any = None) -> None:
+        """A call around others: `(name, kernel, us)` launches, what is callable nests."""
+        start = self.recorder.clock
+        for part in inner:
+            if callable(part):
+                part()
+            else:
+                self.recorder.op(part[0], part[2], part[1], dims=[[8, 8]])
+        shapes = {} if dims is None else {"Input Dims": dims}
+        self.recorder.host(category, name, start, self.recorder.clock, **shapes)
+
+    @property
+    def events(self) -> list[Event]:
+        return self.recorder.events
+
+
+def mlp(*ops: tuple[str, str, float]) -> list[Event]:
+    nest = Nest()
+    nest.call("aten::linear", ("aten::addmm", "gemm", 40))
+    nest.call("my::mlp", *ops)
+    return nest.events
+
+
+def by_name(table: ColumnTable) -> dict[str, dict[str, Any]]:
+    return {record["name"]: record for record in table.records()}
+
+
+def test_kernels_of_replaced_operators_meet_at_the_call_that_both_have(
+    write_trace: WriteTrace,
+) -> None:
+    """Three operators became one that is fused: neither has a partner, their parent has."""
+    before = mlp(("aten::mul", "mul", 30), ("aten::add", "add", 20), ("aten::gelu", "gelu", 25))
+    after = mlp(("my::fused_gelu", "fused", 35))
+    table = compared(write_trace, before, after, "ancestor")
+    rows = by_name(table)
+    assert {name: rows[name]["status"] for name in ("mul", "add", "gelu", "fused", "gemm")} == {
+        "mul": "gone",
+        "add": "gone",
+        "gelu": "gone",
+        "fused": "new",
+        "gemm": "unchanged",
+    }
+    for name in ("mul", "fused"):
+        found = rows[name]
+        assert found["ancestor"] == "my::mlp"
+        sums = found["ancestor_before_ns"], found["ancestor_after_ns"], found["ancestor_delta_ns"]
+        assert sums == (75_000, 35_000, -40_000)
+    assert rows["gemm"]["ancestor"] == "aten::addmm"
+    assert (rows["mul"]["before_ops"], rows["mul"]["after_ops"]) == ("aten::mul", None)
+    assert (rows["fused"]["before_ops"], rows["fused"]["after_ops"]) == (None, "my::fused_gelu")
+    idle = [record for record in table.records() if record["name"].startswith("idle")]
+    assert idle
+    assert {record["ancestor_delta_ns"] for record in idle} == {None}
+
+
+def test_a_kernel_that_another_operator_launches_has_one_row(write_trace: WriteTrace) -> None:
+    before = mlp(("aten::mm", "gemm_b", 675), ("aten::relu", "relu", 5))
+    after = mlp(("my::a", "first", 3), ("my::b", "gemm_b", 675), ("aten::relu", "relu", 5))
+    found = by_name(compared(write_trace, before, after, "ancestor"))["gemm_b"]
+    assert (found["before_ns"], found["after_ns"]) == (675_000, 675_000)
+    assert (found["status"], found["ancestor"]) == ("unchanged", "my::mlp")
+    assert (found["before_ops"], found["after_ops"]) == ("aten::mm", "my::b")
+
+
+def test_a_kernel_under_two_calls_has_a_row_at_each(write_trace: WriteTrace) -> None:
+    nest = Nest()
+    nest.call("aten::linear", ("aten::addmm", "gemm", 40))
+    nest.call("my::mlp", ("aten::mm", "gemm", 60))
+    table = compared(write_trace, nest.events, nest.events, "ancestor")
+    rows = [r for r in table.records() if r["name"] == "gemm"]
+    assert {(r["ancestor"], r["before_ns"]) for r in rows} == {
+        ("aten::addmm", 40_000),
+        ("aten::mm", 60_000),
+    }
+
+
+def test_without_a_call_that_both_have_kernels_meet_by_name(write_trace: WriteTrace) -> None:
+    a, b = Recorder(), Recorder()
+    a.op("aten::mm", 30, "gemm")
+    a.op("aten::sin", 30, "sin")
+    b.op("my::gemm", 20, "gemm")
+    found = by_name(compared(write_trace, a.events, b.events, "ancestor"))["gemm"]
+    assert (found["ancestor"], found["path"], found["ancestor_before_ns"]) == (None, None, None)
+    assert (found["delta_ns"], found["before_ops"]) == (-10_000, "aten::mm")
+
+
 def test_kernels_are_compared_by_canonical_name(write_trace: WriteTrace) -> None:
     a, b = Recorder(), Recorder()
     a.op("aten::add", 30, "void at::native::add_kernel<float, 4>(int)")
@@ -216,6 +312,40 @@ def test_noise_between_steps_is_no_regression(write_trace: WriteTrace) -> None:
     assert (much["significance"], much["status"]) == ("beyond noise", "regression")
 
 
+def rare(*lengths: float) -> list[Event]:
+    """Steps of one matrix product, some of which run a checksum for so long."""
+    recorder = Recorder()
+    for number, us in enumerate(lengths):
+        start = recorder.clock
+        recorder.op("aten::mm", 100_000, "gemm")
+        if us:
+            recorder.op("my::checksum", us, "checksum")
+        recorder.mark(number, start)
+    return recorder.events
+
+
+@pytest.mark.parametrize("lengths", [(0, 675, 0), (0, 60, 0), (0, 675, 0, 675, 0, 675, 0)])
+def test_time_on_one_side_alone_is_never_unchanged(
+    write_trace: WriteTrace, lengths: tuple[float, ...]
+) -> None:
+    """Be it within noise, or too little to call what stayed a change."""
+    with_it, without = rare(*lengths), rare(*(0 for _ in lengths))
+    for by in ("op", "kernel", "ancestor"):
+        gone = next(
+            r
+            for r in compared(write_trace, with_it, without, by).records()
+            if "checksum" in r["name"]
+        )
+        assert (gone["status"], gone["after_ns"]) == ("gone", 0)
+        new = next(
+            r
+            for r in compared(write_trace, without, with_it, by).records()
+            if "checksum" in r["name"]
+        )
+        assert (new["status"], new["before_ns"]) == ("new", 0)
+        assert new["significance"] in ("within noise", "beyond noise", None)
+
+
 def test_slow_step_does_not_move_the_medians(write_trace: WriteTrace) -> None:
     recorder = Recorder()
     for number, us in enumerate([100, 9000, 100, 100, 100, 100]):
@@ -239,6 +369,7 @@ def test_spread_row_closes_the_sum(write_trace: WriteTrace) -> None:
     before = steps(1, 100, 110, 120, 190, 200, 1)
     table = compared(write_trace, before, steps(1, 100, 100, 100, 1))
     assert row(table, SPREAD)["before_ns"] == 120_000 - 140_000
+    assert row(table, SPREAD)["status"] is None
     assert any(note.startswith(SPREAD) for note in table.notes)
 
 
@@ -260,6 +391,29 @@ def test_findings_are_those_of_the_diagnosis_with_every_rank_in_view(tmp_path: P
     # Of the compared steps, the middle half, one in two is of a rank that waits for 3 ms.
     assert found["before_ns"] == 1_500_000
     assert found["after_ns"] == 0
+
+
+def test_a_finding_whose_time_is_on_one_side_alone_changed(
+    write_trace: WriteTrace,
+) -> None:
+    """Present in both, but where the compared steps are only before."""
+
+    def steps(loads: Sequence[float]) -> list[Event]:
+        recorder = Recorder()
+        for number, us in enumerate(loads):
+            start = recorder.clock
+            if us:
+                recorder.load(us)
+            recorder.op("aten::mm", 1000, "gemm")
+            recorder.mark(number, start)
+        return recorder.events
+
+    table = compared(
+        write_trace, steps([5000, 1, 1, 1, 5000]), steps([5000, 0, 0, 0, 5000]), "finding"
+    )
+    found = row(table, "single_process_data_loading")
+    assert (found["before_ns"] > 0, found["after_ns"]) == (True, 0)
+    assert found["status"] == "improvement"
 
 
 def test_finding_of_one_rank_that_is_little_of_all_ranks_is_none(tmp_path: Path) -> None:

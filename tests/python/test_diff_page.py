@@ -38,7 +38,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[ttap.Trace, ttap.Tra
     )
 
 
-@pytest.mark.parametrize(("view", "by"), [(0, "op"), (1, "kernel"), (2, "cause"), (3, "finding")])
+@pytest.mark.parametrize(
+    ("view", "by"), list(enumerate(["op", "kernel", "ancestor", "cause", "finding"]))
+)
 def test_rows_are_those_of_the_table_and_sum(
     pair: tuple[ttap.Trace, ttap.Trace], view: int, by: str
 ) -> None:

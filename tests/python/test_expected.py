@@ -211,7 +211,7 @@ def test_a_trace_without_gpu_events_says_so(tmp_path: Path) -> None:
     for by in ("args", "class", "event"):
         table = loaded.expected(by=by)
         assert table.num_rows == 0 and "The trace has no GPU events." in table.notes
-    assert str(durations.calibrate(loaded)) == "no kernels that a model estimates"
+    assert "no kernels that a model estimates" in str(durations.calibrate(loaded))
 
 
 def test_the_median_of_others_leaves_the_item_out() -> None:

@@ -29,7 +29,11 @@ SIGNED = ("start", "end", "since", "delay", "offset", "drift", "difference", "de
           "saved", "saving", "gain", "z_", "trend", "slope", "lateness", "at_ns", "error",
           "ts_ns", "net_", "correction", "row", "bounds_ns", "peak_time_ns")  # fmt: skip
 """Parts of names of what may be negative: times, and differences."""
-TIMES = {"memory --by timeline": {"time_ns"}, "launches --by queue": {"time_ns"}}
+TIMES = {
+    "memory --by timeline": {"time_ns"},
+    "memory --by counter": {"time_ns"},
+    "launches --by queue": {"time_ns"},
+}
 """Further names of times, by command."""
 
 

@@ -69,7 +69,9 @@ def test_checks_of_a_gpu_are_one_line_on_the_host(tmp_path: Path) -> None:
 
 def test_a_run_on_the_host_without_a_pattern_says_what_takes_it(tmp_path: Path) -> None:
     maker = samples.host_training()
-    maker.events = [event for event in maker.events if event["name"] != samples.LOADER]
+    for event in maker.events:
+        if event["name"] == samples.LOADER:
+            event |= {"cat": "cpu_op", "name": "aten::mm"}
     headline = build_view(diagnose(maker, tmp_path)).headline
     assert headline.startswith("No known anti-pattern found in this run on the host: ")
 
@@ -93,3 +95,101 @@ def test_a_thread_that_hardly_computes_is_no_run_on_the_host(tmp_path: Path) -> 
     maker.host("user_annotation", "ProfilerStep#1", 0, 100_000)
     maker.host("cpu_op", "aten::empty", 10, 5)
     assert diagnose(maker, tmp_path).computes_on is None
+
+
+def looping_optimizer() -> TraceMaker:
+    """Steps of 100 ms: 40 ms of a product, 60 ms of an optimizer over 20 parameters."""
+    maker = TraceMaker()
+    maker.top["deviceProperties"] = []
+    for step in range(4):
+        at = 1_000_000 + step * 100_000
+        maker.host("user_annotation", f"ProfilerStep#{step + 2}", at, 100_000)
+        maker.host("cpu_op", "aten::mm", at, 40_000)
+        maker.host("user_annotation", "Optimizer.step#Adam.step", at + 40_000, 60_000)
+        for parameter in range(20):
+            for place, name in enumerate(("lerp_", "mul_", "addcmul_", "sqrt", "addcdiv_")):
+                begin = at + 40_000 + parameter * 3_000 + place * 600
+                maker.host("cpu_op", f"aten::{name}", begin, 200 if parameter % 2 else 400)
+    return maker
+
+
+def test_an_optimizer_on_the_host_is_fused_in_a_replay(tmp_path: Path) -> None:
+    diagnosis = diagnose(looping_optimizer(), tmp_path)
+    (finding,) = [f for f in diagnosis.findings if f.type == "unfused_optimizer"]
+    assert "100 operators per step" in finding.why
+    saving = finding.saving
+    assert saving is not None
+    assert (saving.method, saving.edit) == ("simulated", "fused_optimizer")
+    # 400 us are twice what a call takes at least. One call for each of five operators and the data
+    # of ten parameters stay at least; at best one call, and 7 accesses for 12.5.
+    assert saving.low_ns == pytest.approx(59_600e3 - (5 * 200e3 + 50 * 200e3), rel=0.01)
+    assert saving.high_ns == pytest.approx(59_600e3 - (200e3 + 50 * 200e3 * 7 / 12.5), rel=0.01)
+
+
+def test_a_loader_on_the_host_competes_for_its_cores(tmp_path: Path) -> None:
+    diagnosis = diagnose(samples.host_training(), tmp_path)
+    (finding,) = diagnosis.findings
+    assert finding.saving is not None
+    assert finding.saving.method == "simulated"
+    assert finding.saving.high_ns == pytest.approx(44_800e3, rel=0.01)
+    assert finding.saving.low_ns == pytest.approx(43_000e3 / 2, rel=0.01)
+    assert "up to 50" in finding.saving.note
+
+
+def logging_run() -> TraceMaker:
+    """Steps of 10 ms that print for 2 of them."""
+    maker = TraceMaker()
+    maker.top["deviceProperties"] = []
+    for step in range(4):
+        at = 1_000_000 + step * 10_000
+        maker.host("user_annotation", f"ProfilerStep#{step + 2}", at, 10_000)
+        maker.host("cpu_op", "aten::mm", at, 8_000)
+        maker.host("python_function", "<built-in function print>", at + 8_000, 2_000)
+    return maker
+
+
+def test_what_cannot_be_simulated_on_the_host_says_why(tmp_path: Path) -> None:
+    diagnosis = diagnose(logging_run(), tmp_path)
+    (finding,) = diagnosis.findings
+    assert finding.type == "synchronous_logging"
+    assert finding.saving is not None
+    assert finding.saving.edit == "no_logging"
+    assert finding.saving.high_ns == pytest.approx(2_000_000, rel=0.01)
+    path = tmp_path / "trace.json"
+    edits = ttap.simulate(path, edits=["cuda_graph", "no_casts", "fused_optimizer"]).edits
+    assert [edit.predicted_ns for edit in edits] == [None, None, None]
+    assert all(edit.note for edit in edits)
+
+
+def test_what_the_host_computes_is_no_loss(tmp_path: Path) -> None:
+    maker = logging_run()
+    for step in range(4):  # 8 of 10 ms are the backward pass
+        name = "autograd::engine::evaluate_function: MmBackward0"
+        maker.host("cpu_op", name, 1_000_000 + step * 10_000, 8_000)
+    diagnosis = diagnose(maker, tmp_path)
+    assert diagnosis.bound_by == "host_backward"
+    view = build_view(diagnosis)
+    assert view.headline.startswith("The loop waits for its own logging: 20 % of the time")
+    assert "it follows host time by" in render_text(diagnosis)
+    assert "GPU time" not in render_text(diagnosis)
+
+
+def test_a_small_finding_is_not_denied_by_the_headline(tmp_path: Path) -> None:
+    maker = samples.host_training()
+    for event in maker.events:
+        if event["name"] == samples.LOADER:
+            event["dur"] = 4_000
+    for step in range(4):
+        maker.host("cpu_op", "aten::mm", 1_004_000 + step * 100_000, 41_000)
+    diagnosis = diagnose(maker, tmp_path)
+    assert diagnosis.findings
+    headline = build_view(diagnosis).headline
+    assert headline.startswith("No known anti-pattern explains much of this run on the host: ")
+
+
+def test_titles_on_the_host_speak_of_no_device(tmp_path: Path) -> None:
+    maker = looping_optimizer()
+    for step in range(4):
+        maker.host("cpu_op", "aten::cat", 1_000_000 + step * 100_000 + 5_000, 20_000)
+    titles = [finding.title for finding in diagnose(maker, tmp_path).findings]
+    assert not [title for title in titles if "device" in title or "GPU" in title]

@@ -138,6 +138,41 @@ sys.exit(cli.main())
     assert (code, said) == (130, "torchtraceap: interrupted\n")
 
 
+def test_an_interrupt_while_the_core_is_loaded(bundled: Path) -> None:
+    """A library that starts makes an ImportError of it."""
+    program = """
+import signal, sys, time
+class Loading:
+    def find_spec(self, name, *_):
+        if name == "torchtraceap._core":
+            print("now", flush=True)
+            try:
+                time.sleep(60)
+            except KeyboardInterrupt:
+                raise ImportError("initialization failed")
+sys.meta_path.insert(0, Loading())
+from torchtraceap import cli
+sys.exit(cli.main())
+"""
+    code, said = interrupted(started("-c", program, "summary", str(bundled)))
+    assert (code, said) == (130, "torchtraceap: interrupted\n")
+
+
+def test_an_interrupt_while_python_calls_back(bundled: Path) -> None:
+    """As when a module's lock is freed: it can't be raised, and shows no traceback."""
+    work = """
+        class Freed:
+            def __del__(self):
+                print("now", flush=True)
+                time.sleep(60)
+        Freed()
+        time.sleep(60)
+"""
+    program = "import time" + ENDLESS.format(work=work.strip(), arguments="")
+    code, said = interrupted(started("-c", program, "diagnose", str(bundled)))
+    assert (code, said) == (130, "torchtraceap: interrupted\n")
+
+
 def test_an_answer_that_is_out_keeps_its_exit_code(bundled: Path) -> None:
     program = """
 import signal, sys

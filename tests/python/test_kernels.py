@@ -94,6 +94,51 @@ def test_every_event(two_ops: ttap.Trace) -> None:
     assert orphan["delay_ns"] is None
 
 
+def test_overlap_by_operator(tmp_path: Path) -> None:
+    """An all-reduce half hidden by a product, a copy under both, and another device beside."""
+    trace = GpuTrace()
+    trace.op("aten::mm", 0, 10).launch("gemm", (1, 2), (100, 100))
+    trace.op("c10d::allreduce_", 20, 10)
+    trace.launch("ncclDevKernel_AllReduce", (21, 2), (150, 100), stream=20)
+    trace.op("aten::copy_", 40, 10)
+    trace.launch("Memcpy HtoD", (41, 2), (190, 20), cat="gpu_memcpy", stream=21)
+    trace.op("aten::add", 60, 10).launch("add", (61, 2), (195, 15), stream=22)
+    trace.op("aten::mul", 80, 10)
+    trace.launch("elsewhere", (81, 2), (100, 200), stream=7, device=1)
+    rows = {r["op"]: r for r in trace.load(tmp_path).kernels(by="overlap").records()}
+    found = {
+        op: tuple(
+            rows[op][name] // 1000
+            for name in ("sum_ns", "under_compute_ns", "under_communication_ns", "under_memcpy_ns")
+        )
+        for op in rows
+    }
+    assert found == {
+        "aten::mul": (200, 0, 0, 0),
+        "aten::mm": (100, 5, 50, 10),
+        "c10d::allreduce_": (100, 60, 0, 20),
+        "aten::copy_": (20, 20, 20, 0),
+        "aten::add": (15, 5, 15, 15),
+    }
+    alone = {op: rows[op]["alone_ns"] // 1000 for op in rows}
+    assert alone == {
+        "aten::mul": 200, "aten::mm": 50, "c10d::allreduce_": 40, "aten::copy_": 0, "aten::add": 0,
+    }  # fmt: skip
+    assert rows["c10d::allreduce_"]["overlap_share"] == pytest.approx(0.6)
+
+
+def test_what_hides_communication_is_what_the_timeline_says(tmp_path: Path) -> None:
+    trace = GpuTrace()
+    for i in range(9):
+        trace.launch("ncclDevKernel_AllReduce", (i, 0.5), (100 * i, 60), stream=20)
+        trace.launch("gemm", (i, 0.5), (100 * i + 7 * i, 45))
+    loaded = trace.load(tmp_path)
+    timeline = loaded.timeline()
+    rows = loaded.kernels(by="overlap").records()
+    hidden = sum(r["under_compute_ns"] for r in rows if r["class"] == "communication")
+    assert hidden == timeline.communication_ns - timeline.exposed_communication_ns
+
+
 def test_triton_kernels_name_their_source(tmp_path: Path) -> None:
     trace = GpuTrace()
     told = {"kernel_backend": "triton", "kernel_file": "/tmp/x.py", "kernel_hash": "cqa"}
@@ -238,7 +283,7 @@ def test_shown_columns_exist_once(two_ops: ttap.Trace) -> None:
 
 
 def test_wrong_options(two_ops: ttap.Trace) -> None:
-    with pytest.raises(OptionError, match="by must be one of name, canonical, event"):
+    with pytest.raises(OptionError, match="by must be one of name, canonical, overlap, event"):
         two_ops.kernels(by="colour")
     with pytest.raises(OptionError, match="positive"):
         two_ops.short_kernels(below_ns=0)

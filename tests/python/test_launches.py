@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 from gpu_traces import GpuTrace
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import torchtraceap as ttap
 from torchtraceap.errors import OptionError
 
-VIEWS = ("call", "kernel", "stream", "event", "queue")
+VIEWS = ("call", "kernel", "op", "stream", "idle", "event", "queue")
 
 
 @pytest.fixture(params=["cudaLaunchKernel", "hipLaunchKernel", "hipExtModuleLaunchKernel"])
@@ -64,6 +67,101 @@ def test_queue_over_time(launched: ttap.Trace) -> None:
     assert stream["mean_length_at_change"] == pytest.approx(9 / 6)
     assert (stream["max_length"], stream["waiting_ns"]) == (3, 80_000)
     assert (stream["full_length"], stream["full_ns"]) == (None, 0)
+
+
+def test_by_op(tmp_path: Path) -> None:
+    """Two calls launch a and b, one of the same name a graph of ten kernels, one launches twice."""
+    trace = GpuTrace()
+    for at in (0, 1000):
+        trace.op("aten::norm", at, 100)
+        trace.launch("void a<4>(int)", (at + 10 + at / 100, 5), (at + 40, 30))
+        trace.launch("b", (at + 30, 5), (at + 70, 20))
+    trace.op("aten::norm", 2000, 100).call("cudaGraphLaunch", 2050, 5, correlation=1)
+    for i in range(10):
+        trace.gpu(f"k{i}", 2060 + 10 * i, 2, correlation=1)
+    trace.op("aten::norm", 3000, 100)
+    trace.launch("b", (3010, 5), (3040, 30)).launch("void a<8>(int)", (3030, 5), (3070, 20))
+    trace.launch("lone", (4000, 5), (4010, 1))  # no operator
+    table = trace.load(tmp_path).launches(by="op")
+    rows = {record["kernels"]: record for record in table.records()}
+    assert set(rows) == {
+        "a → b",
+        "b → a",
+        "k0 → k1 → k2 → k3 → k4 → k5 → k6 → k7 → 2 more",
+    }
+    first = table.records()[0]
+    assert (first["op"], first["calls"], first["gpu_events"]) == ("aten::norm", 2, 2)
+    # From the operator's start to its first launch, and from there to its first kernel.
+    assert (first["op_delay_mean_ns"], first["op_delay_max_ns"]) == (15_000, 20_000)
+    assert (first["start_delay_mean_ns"], first["start_delay_max_ns"]) == (25_000, 30_000)
+    assert (first["host_sum_ns"], first["gpu_sum_ns"]) == (200_000, 100_000)
+    graph = rows["k0 → k1 → k2 → k3 → k4 → k5 → k6 → k7 → 2 more"]
+    assert (graph["gpu_events"], graph["op_delay_mean_ns"], graph["gpu_sum_ns"]) == (
+        10,
+        50_000,
+        20_000,
+    )
+
+
+def test_sequences_of_equal_names_in_another_order_are_others(tmp_path: Path) -> None:
+    """As often as there are orders of three kernels, whatever their codes."""
+    trace = GpuTrace()
+    for number, names in enumerate(permutations("abc")):
+        trace.op("aten::x", 100.0 * number, 90)
+        for i, name in enumerate(names):
+            at = 100.0 * number + 10 * i
+            trace.launch(name, (at, 5), (at + 6, 2))
+    table = trace.load(tmp_path).launches(by="op")
+    assert sorted(table.to_list("kernels")) == sorted(map(" → ".join, permutations("abc")))
+
+
+def test_idle_by_stream(tmp_path: Path) -> None:
+    trace = GpuTrace()
+    trace.launch("a", (0, 5), (10, 30))
+    trace.launch("b", (15, 5), (41, 9))  # was queued: 1 us
+    trace.launch("c", (70, 5), (80, 10))  # called 20 us after b ended
+    trace.launch("d", (71, 5), (90, 10))  # no gap
+    trace.launch("e", (72, 5), (200, 10))  # queued, yet 100 us late
+    trace.launch("inside", (73, 5), (202, 3))
+    trace.launch("f", (74, 5), (211, 1))  # behind e, not behind what e covers
+    trace.launch("g", (300, 5), (310, 9), stream=8)
+    trace.gpu("orphan", 340, 5, stream=8)
+    table = trace.load(tmp_path).launches(by="idle")
+    found = [
+        (r["stream"], r["cause"], r["gaps"], r["idle_ns"], r["stream_share"])
+        for r in table.records()
+    ]
+    assert found == [
+        (7, "host wait", 1, 30_000, pytest.approx(30 / 132)),
+        (7, "kernel wait", 2, 2_000, pytest.approx(2 / 132)),
+        (7, "other", 1, 100_000, pytest.approx(100 / 132)),
+        (8, "kernel wait", 1, 21_000, 1),
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 300), st.integers(0, 40), st.integers(0, 2)),
+        min_size=1,
+        max_size=30,
+    )
+)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25
+)
+def test_gaps_and_work_of_a_stream_are_its_span(
+    tmp_path: Path, events: list[tuple[int, int, int]]
+) -> None:
+    trace = GpuTrace()
+    for start, lasts, stream in events:
+        trace.launch("k", (max(0, start - 20), 2), (start + 20, lasts), stream=stream)
+    table = trace.load(tmp_path).launches(by="idle")
+    for stream in {stream for *_, stream in events}:
+        own = [(start, start + lasts) for start, lasts, of in events if of == stream]
+        covered = {t for start, end in own for t in range(start, end)}
+        span = max(end for _, end in own) - min(start for start, _ in own)
+        idle = sum(r["idle_ns"] for r in table.records() if r["stream"] == stream)
+        assert idle == 1000 * (span - len(covered))
 
 
 def test_a_kernel_that_begins_while_the_call_returns(tmp_path: Path) -> None:

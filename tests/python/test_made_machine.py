@@ -139,6 +139,11 @@ def test_the_truth_of_workers_is_that_of_whole_rounds() -> None:
     assert in_whole_rounds(replace(job, steps=6, loader=Loader(60_000))).steps == 6
 
 
+# The made machine has a GPU; these are held against runs on a host, with and without the fix
+# (docs/simulation_edits.md).
+OF_THE_HOST = {"no_casts", "no_host_copies", "no_logging"}
+
+
 def test_every_edit_has_a_twin() -> None:
-    known = {made_pair(twin, 1)[0].edit.split("=")[0] for twin in TWINS}
+    known = {made_pair(twin, 1)[0].edit.split("=")[0] for twin in TWINS} | OF_THE_HOST
     assert {name.split("[")[0].split("=")[0] for name in edit_names()} - {"half"} <= known

@@ -17,7 +17,7 @@ import torchtraceap as ttap
 from torchtraceap.analysis.memory_timeline import CATEGORIES, read_memory_timeline
 from torchtraceap.errors import MissingFileError, OptionError, ParseError
 
-VIEWS = ("direction", "copy", "bandwidth", "allocator", "timeline")
+VIEWS = ("direction", "copy", "bandwidth", "counter", "allocator", "timeline")
 MIB = 2**20
 
 # (name, category, `kind` of the event) -> (direction, host memory)
@@ -108,6 +108,60 @@ def test_bandwidth_over_time(copies: ttap.Trace) -> None:
     rates = table["bandwidth_while_copying_gb_per_s"][uploads]
     assert rates[~np.isnan(rates)] == pytest.approx(10)
     assert np.nanmax(table["bandwidth_gb_per_s"][uploads]) == pytest.approx(10)
+
+
+def test_the_bandwidth_as_a_counter(tmp_path: Path) -> None:
+    trace = GpuTrace()
+
+    def copy(name: str, ts: float, dur: float, size: int | None = None, **args: Any) -> None:
+        said = {} if size is None else {"bytes": size}
+        trace.gpu(name, ts, dur, cat="gpu_memcpy", **said, **args)
+
+    up = "Memcpy HtoD (Pinned -> Device)"
+    copy(up, 0, 10, 100_000)  # 10 GB/s
+    copy(up, 5, 10, 200_000, stream=8)  # 20 GB/s beside it
+    copy(up, 15, 5, 50_000)  # begins as that ends
+    copy(up, 17, 1)  # doesn't say its size
+    copy(up, 30, 0, 8)  # without length
+    copy("Memcpy DtoH (Device -> Pinned)", 2, 10, 30_000)
+    copy(up, 2, 4, 4_000, device=1)
+    table = trace.load(tmp_path).memory(by="counter")
+    counters: dict[tuple[str, int], list[tuple[int, int, float]]] = {}
+    for r in table.records():
+        series = counters.setdefault((r["direction"], r["device"]), [])
+        series.append((r["since_first_ns"] // 1000, r["copies"], r["bandwidth_gb_per_s"]))
+    assert counters == {
+        ("HtoD", 0): [
+            (0, 1, 10), (5, 2, 30), (10, 1, 20), (15, 1, 10), (17, 2, 10), (18, 1, 10), (20, 0, 0),
+        ],
+        ("HtoD", 1): [(2, 1, 1), (6, 0, 0)],
+        ("DtoH", 0): [(2, 1, 3), (12, 0, 0)],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lasts", "size", "recorded", "said"),
+    [
+        (1, 1000, 0.6, "whole microseconds"),  # 1.67 us, cut to 1
+        (2, 1000, 0.4, "whole microseconds"),
+        (1, 1000, 0.96, ""),
+        (1.5, 1000, 0.4, "no rounding explains"),  # 2.5 us, where ns were recorded
+        (10, 1000, 0.01, "no rounding explains"),
+        (10, 1000, 0, "no rounding explains"),
+        (10, None, 5, ""),
+        (10, 1000, None, ""),
+    ],
+)
+def test_a_recorded_rate_that_contradicts_bytes_over_time_is_noted(
+    tmp_path: Path, lasts: float, size: int | None, recorded: float | None, said: str
+) -> None:
+    args = {"bytes": size, "memory bandwidth (GB/s)": recorded}
+    known = {key: value for key, value in args.items() if value is not None}
+    trace = GpuTrace().gpu("Memcpy DtoD (Device -> Device)", 0, lasts, cat="gpu_memcpy", **known)
+    loaded = trace.load(tmp_path)
+    for by in ("direction", "copy"):
+        notes = " ".join(note for note in loaded.memory(by=by).notes if "recorded_gb" in note)
+        assert (said in notes) if said else not notes
 
 
 def test_rocm_sizes_come_from_the_call(tmp_path: Path) -> None:

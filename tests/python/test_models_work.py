@@ -23,7 +23,7 @@ from torchtraceap.models.arguments import promote
 from torchtraceap.models.attention import pairs, tile_padding
 
 NONE = ([], "", "")
-SCALAR_TYPES = {int: "Scalar", float: "Scalar", bool: "Scalar", list: "ScalarList"}
+SCALAR_TYPES = {int: "Scalar", float: "Scalar", bool: "Scalar", list: "ScalarList", str: ""}
 
 
 def call(name: str, *arguments: Any, strides: Any = None, kernels: tuple[str, ...] = ()) -> Work:

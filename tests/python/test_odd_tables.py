@@ -20,6 +20,7 @@ from rank_samples import Job, describe
 from test_whole_tables import RANK_VIEWS, differences, document
 
 import torchtraceap as ttap
+from torchtraceap.analysis.diff import VIEWS as DIFF_VIEWS
 from torchtraceap.analysis.diff import build_diff
 from torchtraceap.table import ColumnTable
 
@@ -180,11 +181,11 @@ def difference(by: str) -> Callable[[Traces], ColumnTable]:
 
 VIEWS = {
     "ops": ("name", "category", "args", "call"),
-    "kernels": ("name", "canonical", "event"),
+    "kernels": ("name", "canonical", "overlap", "event"),
     "grids": ("name", "grid", "event"),
-    "launches": ("call", "kernel", "stream", "event", "queue"),
+    "launches": ("call", "kernel", "op", "stream", "idle", "event", "queue"),
     "roofline": ("args", "family", "call"),
-    "memory": ("direction", "copy", "bandwidth", "allocator", "timeline"),
+    "memory": ("direction", "copy", "bandwidth", "counter", "allocator", "timeline"),
     "host": ("thread", "op", "frame"),
     "critical_path": ("cause", "name", "event"),
 }
@@ -203,7 +204,7 @@ TABLES: dict[str, Callable[[Traces], ColumnTable]] = {
     **{f"apart_path_{by}": of("critical_path", "apart", by=by) for by in VIEWS["critical_path"]},
     "idle": of("idle"),
     "idle_profiled": of("idle", profiled=True),
-    **{f"diff_{by}": difference(by) for by in ("op", "kernel", "cause", "finding", "tree")},
+    **{f"diff_{by}": difference(by) for by in DIFF_VIEWS},
 }
 
 

@@ -84,6 +84,7 @@ def test_counters_are_in_order(trace: ttap.Trace) -> None:
     counters = build_counters(trace.diagnose(), None)
     assert {"score of the window", "GPU busy (%)"} <= {counter.name for counter in counters}
     assert any(counter.name.startswith("queue of stream") for counter in counters)
+    assert any(counter.name == "HtoD (GB/s)" for counter in counters)
     for counter in counters:
         assert (counter.time_ns[1:] >= counter.time_ns[:-1]).all(), counter.name
         assert len(counter.time_ns) == len(counter.value)

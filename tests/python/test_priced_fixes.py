@@ -78,3 +78,42 @@ def test_a_formula_saves_nearly_what_its_kernels_take(tmp_path: Path) -> None:
     saving = next(finding.saving for finding in findings if finding.type == "unfused_pointwise")
     # 20 chains of 5 kernels in a step: at best 4 of each go.
     assert saving is not None and saving.high_ns == pytest.approx(20 * 4 * 100_000, rel=0.1)
+
+
+def round_trips(*, pageable_up: float, pinned_down: float) -> GpuTrace:
+    """Steps of a kernel, a small upload from pageable memory and a read into pinned memory."""
+    trace = GpuTrace()
+    length = 4_000 + pageable_up + pinned_down
+    for step in range(5):
+        at = length * step
+        trace.host("user_annotation", f"ProfilerStep#{step + 3}", at, length)
+        copies = (
+            ("Memcpy HtoD (Pageable -> Device)", pageable_up),
+            ("Memcpy DtoH (Device -> Pinned)", pinned_down),
+        )
+        trace.op("aten::mm", at + 5, 20).launch("gemm", (at + 8, 5), (at + 20, 3_900))
+        at += 3_930
+        for name, dur in copies:
+            trace.op("aten::copy_", at, dur + 30)
+            runs = (at + 5, dur + 10), (at + 10, dur)
+            size = int(dur * 5_000)
+            trace.launch(name, *runs, call="cudaMemcpyAsync", cat="gpu_memcpy", bytes=size)
+            trace.call("cudaStreamSynchronize", at + dur + 18, 5)
+            at += dur + 32
+    return trace
+
+
+def test_copies_that_pinning_hardly_touches_keep_their_bound(tmp_path: Path) -> None:
+    diagnosis = round_trips(pageable_up=40, pinned_down=2_000).load(tmp_path).diagnose()
+    finding = diagnosis.finding("high_memcpy")
+    assert finding is not None and finding.saving is not None
+    assert not finding.saving.simulated
+    assert "changes a small part of it" in finding.saving.note
+    assert diagnosis.lead is not None and diagnosis.lead.type == "high_memcpy"
+
+
+def test_copies_that_pinning_makes_shorter_show_what_it_saves(tmp_path: Path) -> None:
+    diagnosis = round_trips(pageable_up=2_000, pinned_down=40).load(tmp_path).diagnose()
+    finding = diagnosis.finding("high_memcpy")
+    assert finding is not None and finding.saving is not None
+    assert finding.saving.simulated and finding.saving.edit == "pin_memory"

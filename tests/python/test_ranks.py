@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from rank_samples import Job, describe, late_rank
 
 import torchtraceap as ttap
+from torchtraceap import _core
 from torchtraceap.analysis.many_ranks.merge import merge_ranks
 
 
@@ -187,11 +190,19 @@ def test_a_rank_twice_and_different_step_counts_are_said(tmp_path: Path) -> None
 # --- the merged trace ---
 
 
-def test_merged_ranks_load_as_one_trace(tmp_path: Path) -> None:
+def raw(path: Path) -> dict[str, Any]:
+    text = path.read_bytes()
+    return json.loads(gzip.decompress(text) if path.suffix == ".gz" else text)
+
+
+def test_merged_ranks_are_one_trace_to_others(tmp_path: Path) -> None:
+    """Without the record of what was merged it is a file like any other."""
     trace = late_rank().load(tmp_path / "job", offsets=[0, 500_000, 0, 0])
-    out = tmp_path / "merged.json.gz"
-    merge_ranks(trace, out)
-    merged = ttap.load(out)
+    merge_ranks(trace, tmp_path / "merged.json.gz")
+    document = raw(tmp_path / "merged.json.gz")
+    assert len(document.pop("mergedRanks")) == 4
+    (tmp_path / "other.json").write_text(json.dumps(document))
+    merged = ttap.load(tmp_path / "other.json")
     parts = [rank.table for rank in trace.ranks]
     complete = sum(int(t.complete.sum()) for t in parts)
     table = merged.ranks[0].table
@@ -203,6 +214,136 @@ def test_merged_ranks_load_as_one_trace(tmp_path: Path) -> None:
     assert {f"rank {r}" for r in range(4)} <= names
     correlations = table.correlation[merged.ranks[0].tree.gpu_rows]
     assert len(np.unique(correlations)) == len(correlations)
+
+
+def events_of(table: _core.EventTable) -> list[dict[str, Any]]:
+    """All but what the processes are called, as written."""
+    events = json.loads(_core.trace_json(table))["traceEvents"]
+    kept = [event for event in events if not event["name"].startswith("process_")]
+    return sorted(kept, key=lambda event: json.dumps(event, sort_keys=True))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_merged_ranks_load_as_the_ranks(tmp_path: Path, ranks: int) -> None:
+    job = Job(ranks).all_reduce([100] * ranks, 500)
+    for rank, maker in enumerate(job.ranks):
+        maker.top["only"] = {"of": rank}
+        maker.top.update({"shared": [1, 2]} if rank == 0 else {"later": "x"})
+        maker.events += [
+            {"ph": "s", "id": 7, "pid": 100, "tid": 100, "ts": 80, "cat": "ac2g", "name": "ac2g"},
+            {"ph": "f", "id": 7, "pid": 0, "tid": 20, "ts": 100, "cat": "ac2g", "name": "ac2g"},
+            {"ph": "b", "id": "0x1f", "pid": "w", "tid": 1, "ts": 80, "cat": "x", "name": "x"},
+            {
+                "ph": "X",
+                "pid": "w",
+                "tid": "t",
+                "ts": 1,
+                "dur": 2,
+                "cat": "cpu_op",
+                "name": "op",
+                "args": {"External id": 0, "Input Dims": [[1]], "text": "0:1"},
+            },
+            {
+                "ph": "M",
+                "name": "process_name",
+                "pid": 100,
+                "tid": 0,
+                "ts": 0,
+                "args": {"name": "python"},
+            },
+            {
+                "ph": "M",
+                "name": "process_labels",
+                "pid": 100,
+                "tid": 0,
+                "ts": 0,
+                "args": {"labels": "CPU"},
+            },
+            {
+                "ph": "M",
+                "name": "thread_name",
+                "pid": 100,
+                "tid": 100,
+                "ts": 0,
+                "args": {"name": "main"},
+            },
+        ]
+    trace = job.load(tmp_path / "job")
+    merge_ranks(trace, tmp_path / "merged.json.gz")
+    again = ttap.load(tmp_path / "merged.json.gz")
+    assert [part.rank for part in again.ranks] == [part.rank for part in trace.ranks]
+    assert not again.diagnostics
+    for before, after in zip(trace.ranks, again.ranks, strict=True):
+        assert events_of(after.table) == events_of(before.table)
+        assert dict(after.table.metadata) == dict(before.table.metadata)
+        assert after.table.rank == before.table.rank
+        for one, other in zip(before.table.tracks, after.table.tracks, strict=True):
+            assert (one.pid, one.tid, one.thread_name) == (other.pid, other.tid, other.thread_name)
+            assert one.process_name == other.process_name
+            assert one.process_labels == other.process_labels
+    merge_ranks(again, tmp_path / "twice.json.gz")
+    assert raw(tmp_path / "twice.json.gz") == raw(tmp_path / "merged.json.gz")
+
+
+def test_merged_ranks_are_judged_as_the_ranks(tmp_path: Path) -> None:
+    """On the clock that merging aligned, nothing is left to align."""
+    trace = late_rank().load(tmp_path / "job", offsets=[0, 500_000, 0, 0])
+    merge_ranks(trace, tmp_path / "merged.json")
+    again = ttap.load(tmp_path / "merged.json")
+    found, expected = again.diagnose(), trace.diagnose()
+    assert [f.type for f in found.findings] == [f.type for f in expected.findings]
+    assert [f.cost_ns for f in found.findings] == [f.cost_ns for f in expected.findings]
+    assert again.ranks_table()["wait_ns"].tolist() == trace.ranks_table()["wait_ns"].tolist()
+    assert not any(again.ranks_table(by="clock")["applied"])
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        17,
+        [],
+        [3],
+        [{"rank": 0}],
+        [{"rank": 0, "processes": [{"pid": 1}], "members": {}, "without": []}],
+        [{"rank": "x", "processes": [], "members": {}, "without": []}],
+        [{"rank": 0, "processes": [], "members": [], "without": []}],
+        [{"rank": 0, "processes": [], "members": {"a": 1}, "without": []}],
+        [{"rank": 0, "processes": [], "members": {"a": "1}"}, "without": []}],
+        [{"rank": 0, "processes": [], "members": {}, "without": [1]}],
+        [{"rank": r, "processes": [{"pid": 100, "was": 1}], "members": {}, "without": []}
+         for r in range(2)],
+        [{"rank": 0, "processes": [{"pid": 100, "was": [1]}], "members": {}, "without": []}],
+    ],
+)  # fmt: skip
+def test_a_record_of_merging_without_sense_is_left_alone(tmp_path: Path, record: Any) -> None:
+    job = Job(1).all_reduce([100], 500)
+    expected = job.load(tmp_path / "job")
+    job.ranks[0].top["mergedRanks"] = record
+    found = job.load(tmp_path / "again")
+    assert len(found.ranks) == 1
+    assert events_of(found.ranks[0].table) == events_of(expected.ranks[0].table)
+
+
+def test_events_of_no_merged_rank_stay_with_the_first(tmp_path: Path) -> None:
+    """A file that someone edited: a record that takes other members along, ranks without events."""
+    entry = {"members": {"traceEvents": "[]", "own": "1"}, "without": ["gone"]}
+    record = [
+        {"rank": 5, "processes": [{"pid": 1, "was": 9}], **entry},
+        {"rank": 6, "processes": [{"pid": 2, "was": "w"}], **entry},
+        {"rank": 7, "processes": [], **entry},
+    ]
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": f"op{pid}", "pid": pid, "tid": 1, "ts": 1, "dur": 1}
+        for pid in (1, 2, 3, "x")
+    ]
+    document = {"mergedRanks": record, "gone": 1, "kept": 2, "traceEvents": events}
+    (tmp_path / "t.json").write_text(json.dumps(document))
+    trace = ttap.load(tmp_path / "t.json")
+    assert [part.rank for part in trace.ranks] == [5, 6]
+    names = [[e["name"] for e in events_of(part.table)] for part in trace.ranks]
+    assert [sorted(each) for each in names] == [["op1", "op3", "opx"], ["op2"]]
+    assert [e["pid"] for e in events_of(trace.ranks[1].table)] == ["w"]
+    assert dict(trace.ranks[0].table.metadata) == {"kept": "2", "own": "1"}
 
 
 def test_merging_aligns_the_clocks(tmp_path: Path) -> None:

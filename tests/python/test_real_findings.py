@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
+
 import pytest
 from conftest import CORPUS
 
@@ -47,14 +51,36 @@ def test_first_calls_and_recordings_are_named_as_what_they_are() -> None:
     assert recorded.further_verdicts["graph_recapture"] == "absent"  # once, and then replayed
 
 
-@pytest.mark.parametrize(
-    ("name", "asks"),
-    [
-        ("tracelens/h100/timesformer_inference.json.gz", False),
-        ("torchrec_4ranks_late_rank/rank2.json.gz", True),
-    ],
-)
-def test_silence_asks_for_stacks_only_where_there_are_none(name: str, asks: bool) -> None:
-    finding = diagnose(name).finding("host_silence")
+def test_silence_asks_for_stacks_where_there_are_none() -> None:
+    finding = diagnose("torchrec_4ranks_late_rank/rank2.json.gz").finding("host_silence")
     assert finding is not None
-    assert ("Python frames (with_stack)" in finding.missing_signals) is asks
+    assert "Python frames (with_stack)" in finding.missing_signals
+
+
+def test_silence_before_the_first_kernel_is_nobodys() -> None:
+    found = diagnose("tracelens/h100/timesformer_inference.json.gz")  # 215 of 382 ms
+    assert found.further_verdicts["host_silence"] == "absent"
+
+
+def test_results_that_are_read_into_pageable_memory_are_named_so() -> None:
+    found = diagnose("gpu_puzzlers/dtoh_blocking.json.gz")
+    finding = found.finding("pageable_readback")
+    assert found.lead is not None and found.lead.type == "pageable_readback"
+    assert finding is not None
+    assert [str(finding.facts[name]) for name in ("copies", "meant to wait")] == ["100", "100"]
+    pinned = diagnose("gpu_puzzlers/dtoh_non_blocking.json.gz")
+    assert pinned.further_verdicts["pageable_readback"] == "absent"
+
+
+def test_names_of_kernels_alone_make_no_misaligned_products(tmp_path: Path) -> None:
+    path = CORPUS / "segment_anything_fast/amg_fast.json.gz"
+    if not path.exists():
+        pytest.skip(f"no such trace: {path}")
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    for event in trace["traceEvents"]:
+        for key in ("Input Dims", "Input type", "Input Strides"):
+            event.get("args", {}).pop(key, None)
+    (tmp_path / "trace.json").write_text(json.dumps(trace))
+    assert ttap.diagnose(path).further_verdicts["misaligned_dimensions"] == "absent"
+    without = ttap.diagnose(tmp_path / "trace.json")
+    assert without.further_verdicts["misaligned_dimensions"] == "unknown"

@@ -347,3 +347,45 @@ def test_devices_that_give_no_peak_are_said(
     table = load(write_trace, events, devices).roofline()
     assert table.facts["device"] is None
     assert any(reason in note for note in table.notes)
+
+
+# One prompt, and two sequences that go on with some keys together.
+BATCH = "execute_{0}_context_1(sq{0}sk{0}sqsq{1}sqsk{1})_generation_2(sq2sk{2}sqsq2sqsk{2})"
+
+
+def batch_of(ts: float, prompt: int, keys: int) -> list[Any]:
+    """A step of a serving engine with an attention of 1024 rows."""
+    name = BATCH.format(prompt, prompt * prompt, keys)
+    dims, types = [[1024, 8, 64], *[[1024, 2, 64]] * 2, [1024, 8, 64]], ["c10::BFloat16"] * 4
+    attention = op("vllm::unified_attention_with_output", ts + 10, 20, dims, types)
+    around = {**op(name, ts, 50), "cat": "user_annotation", "args": {}}
+    return [around, attention, launch(ts + 15, int(ts) + 1), kernel(ts + 60, 20, int(ts) + 1)]
+
+
+def test_attention_of_a_serving_engine_takes_its_lengths_from_the_range_around_it(
+    write_trace: WriteTrace,
+) -> None:
+    events = [*batch_of(0, 100, 300), *batch_of(1000, 100, 300), *batch_of(2000, 200, 300)]
+    rows = load(write_trace, events).roofline().records()
+    # A prompt meets itself up to each query: 100 * 101 / 2 pairs.
+    pairs = {2: 5050 + 300, 1: 20100 + 300}
+    assert {row["count"]: row["flops"] for row in rows} == {
+        count: 2 * 8 * met * 128 for count, met in pairs.items()
+    }
+    first = next(row for row in rows if row["count"] == 2)
+    assert first["bytes"] == 2 * 102 * 8 * 64 * 2 + 400 * 2 * 2 * 64 * 2
+    assert first["upper_bound"]
+    assert "windows" in first["note"]
+
+
+def test_without_such_a_range_attention_over_a_cache_has_no_numbers(
+    write_trace: WriteTrace,
+) -> None:
+    around, *rest = batch_of(0, 100, 300)
+    for name in ("execute_context_1(100)_generation_2(2)", "step"):
+        (row,) = load(write_trace, [{**around, "name": name}, *rest]).roofline().records()
+        assert row["flops"] is None or math.isnan(row["flops"])
+        assert "cache" in row["why_not"]
+    # More tokens than rows: the range is of something else.
+    far = [{**around, "name": BATCH.format(2000, 4_000_000, 300)}, *rest]
+    assert "do not fit" in load(write_trace, far).roofline().records()[0]["why_not"]

@@ -342,7 +342,7 @@ def test_a_saving_below_the_noise_is_not_told(write_trace: WriteTrace) -> None:
     assert "saves less than steps vary (simulated)" in text
     assert build_view(quiet).findings[0].bars is None
     assert build_view(quiet).findings[0].saves_short == "—"
-    assert "less than the steps vary" in quiet._repr_html_()
+    assert "saves less than steps vary" in quiet._repr_html_()
 
 
 def test_the_plan_in_words(write_trace: WriteTrace) -> None:

@@ -552,16 +552,11 @@ def test_a_batch_of_edits_gives_the_ends_of_single_replays(write_trace: WriteTra
     cut.drop_all(run.edges_of("launch"))
     work = [step.work for step in run.steps]
     offsets = np.cumsum([0, *map(len, work)])
-    for with_residuals in (True, False):
-        ends, left_out = _core.replay_batch(
-            run.graph,
-            [None, slower, cut, None],
-            np.concatenate(work),
-            offsets,
-            with_residuals=with_residuals,
-        )
+    replayer = _core.BatchReplayer(run.graph, np.concatenate(work), offsets)
+    for with_residuals in (True, False, True):
+        ends, left_out = replayer.run([None, slower, cut, None], with_residuals=with_residuals)
         times = [run.replay(d, with_residuals=with_residuals) for d in (None, slower, cut, None)]
-        assert ends.tolist() == [[int(t[points].max()) for points in work] for t in times]
+        assert ends[:, 0].tolist() == [[int(t[points].max()) for points in work] for t in times]
         assert left_out.tolist() == [0, 0, 0, 0]
 
 
@@ -572,9 +567,8 @@ def test_a_batch_of_chains_gives_the_ends_of_every_copy(write_trace: WriteTrace)
     faster.set_lags(executions, run.cost_ns[executions] // 4)
     (step,) = run.steps
     carries = [(step.end, step.begin, 0)]
-    ends, _ = _core.replay_batch(
-        run.graph, [None, faster], step.work, [0, len(step.work)], carries=carries, copies=3
-    )
+    replayer = _core.BatchReplayer(run.graph, step.work, [0, len(step.work)], carries)
+    ends, _ = replayer.run([None, faster], copies=3)
     assert ends.shape == (2, 3, 1)
     for delta, of_copies in zip((None, faster), ends[:, :, 0], strict=True):
         times = _core.replay_chain(run.graph, carries, 3, delta)
@@ -582,10 +576,10 @@ def test_a_batch_of_chains_gives_the_ends_of_every_copy(write_trace: WriteTrace)
 
 
 def test_a_step_without_points_never_ends() -> None:
-    ends, _ = _core.replay_batch(two_nodes(), [None], [3], [0, 0, 1])
-    assert ends.tolist() == [[_core.NEVER, 157]]
-    ends, left_out = _core.replay_batch(two_nodes(), [], [3], [0, 1])
-    assert ends.shape == (0, 1)
+    ends, _ = _core.BatchReplayer(two_nodes(), [3], [0, 0, 1]).run([None])
+    assert ends.tolist() == [[[_core.NEVER, 157]]]
+    ends, left_out = _core.BatchReplayer(two_nodes(), [3], [0, 1]).run([])
+    assert ends.shape == (0, 1, 1)
     assert left_out.shape == (0,)
 
 
@@ -593,8 +587,8 @@ def test_an_edge_that_closes_a_cycle_is_left_out_and_counted() -> None:
     delta = _core.GraphDelta()
     delta.add_all([3, 1], [0, 3], [10, 500])  # the first would make the first node wait for itself
     assert _core.closing_edges(two_nodes(), delta).tolist() == [0]
-    ends, left_out = _core.replay_batch(two_nodes(), [delta, None], [3], [0, 1])
-    assert (ends.tolist(), left_out.tolist()) == ([[600], [157]], [1, 0])
+    ends, left_out = _core.BatchReplayer(two_nodes(), [3], [0, 1]).run([delta, None])
+    assert (ends.tolist(), left_out.tolist()) == ([[[600]], [[157]]], [1, 0])
     assert _core.replay(two_nodes(), delta).tolist() == [0, 100, 107, 600]
 
 
@@ -603,7 +597,7 @@ def test_an_edge_that_closes_a_cycle_is_left_out_and_counted() -> None:
 )
 def test_work_outside_the_graph_is_refused(points: list[int], offsets: list[int]) -> None:
     with pytest.raises(SchemaError, match="work_"):
-        _core.replay_batch(two_nodes(), [None], points, offsets)
+        _core.BatchReplayer(two_nodes(), points, offsets)
 
 
 def test_edges_that_are_not_there_are_refused() -> None:
@@ -616,7 +610,7 @@ def test_edges_that_are_not_there_are_refused() -> None:
         delta.set_lags([0, 1], [0])
     delta.drop_all([9])
     with pytest.raises(SchemaError, match="no edge 9"):
-        _core.replay_batch(two_nodes(), [delta], [3], [0, 1])
+        _core.BatchReplayer(two_nodes(), [3], [0, 1]).run([delta])
 
 
 # ------------------------------------------------------------------------------- held out

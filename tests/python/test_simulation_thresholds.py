@@ -6,13 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fix_programs import NCCL, FlawedProgram
 from rank_samples import Job, describe
 
 import torchtraceap as ttap
+from torchtraceap.codes import EventKind
 from torchtraceap.errors import OptionError
+from torchtraceap.simulation.edits.base import Change, EditedGraph
+from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.registry import make_edit
+from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import EditOutcome, Simulation, simulate
 from torchtraceap.simulation.trust import _doubt, noise_of
 
@@ -459,3 +464,30 @@ def test_steps_show_noise_and_one_shows_none(
     else:
         assert simulation.noise_ns == pytest.approx(noise_us * 1_000)
     assert noise_of(simulation.run).spread == pytest.approx(spread, rel=0.001)
+
+
+class SteadyAtBest:
+    """Kernels take the least of their times at best, and what they took at least."""
+
+    name = "steady"
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        best = Change()
+        (view,) = views(run)
+        edges = view.duration_edges(view.rows_named("^gemm$", EventKind.KERNEL))
+        best.set_lags(edges, np.full(len(edges), run.cost_ns[edges].min()))
+        return EditedGraph(best, Change())
+
+
+def test_each_end_of_an_interval_has_the_noise_of_its_form(write_trace: WriteTrace) -> None:
+    program = FlawedProgram()
+    for number, length in enumerate((1_000, 1_100, 1_000, 1_100)):
+        with program.step(number + 5):
+            program.launch("gemm", length)
+            program.synchronize()
+    simulation = simulate(ttap.load(write_trace(program.document())), [SteadyAtBest()])
+    outcome, measured_ns = simulation.edits[0], simulation.measured_ns
+    spread = noise_of(simulation.run).spread
+    assert spread > 0.05
+    assert outcome.high_ns == pytest.approx(measured_ns * (1 + spread), rel=0.002)
+    assert outcome.low_ns == pytest.approx(measured_ns - 50_000, rel=0.02)

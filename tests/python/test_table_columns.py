@@ -55,7 +55,7 @@ def test_plain_values(table: ColumnTable) -> None:
     assert table.records()[1] == {"count": 2, "whole": False} | dict.fromkeys(
         ("number", "flag", "share", "rate", "name", "parts")
     )
-    assert (list(table), len(table), table.num_rows) == (list(PLAIN), 8, 3)
+    assert (list(table), len(table), table.num_rows) == (list(PLAIN), 3, 3)
     assert table["name"].tolist() == ["a", None, "b"]
     document = table.to_dict()
     assert document["rows"][2] == [3, -30, False, None, 2.5, True, "b", {"x": "y"}]

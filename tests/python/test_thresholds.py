@@ -92,7 +92,7 @@ def test_numbers_of_windows(tmp_path: Path, count: int, is_fine: bool) -> None:
     if is_fine:
         assert len(trace.windows(count=count)) >= 1
     else:
-        with pytest.raises(OptionError, match="between 1 and 1000000"):
+        with pytest.raises(OptionError, match="from 1 to 1000000"):
             trace.windows(count=count)
 
 

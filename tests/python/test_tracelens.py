@@ -23,6 +23,7 @@ from torchtraceap.tracelens import (
     write_tracelens_csvs,
     write_tracelens_xlsx,
 )
+from torchtraceap.tracelens.categories import category_of
 from torchtraceap.tracelens.compare import compare_sheets, write_tracelens_comparison
 from torchtraceap.tracelens.launchers import to_us, union_us
 from torchtraceap.tracelens.sheets import Sheet
@@ -236,7 +237,8 @@ def test_recomputation_splits_the_tables(write_trace: WriteTrace) -> None:
     assert "is_recompute" not in sheets_of(write_trace, events)["ops_summary"]
 
 
-def test_a_thread_is_called_by_its_own_name(write_trace: WriteTrace) -> None:
+@pytest.mark.parametrize("last", ["thread 1 (python)", "thread 1 (pt_autograd_0)"])
+def test_of_several_names_of_a_thread_the_last_counts(write_trace: WriteTrace, last: str) -> None:
     def named(what: str, name: str, tid: int) -> Event:
         key = "labels" if what == "process_labels" else "name"
         return {"ph": "M", "name": what, "pid": 1, "tid": tid, "ts": 0, "args": {key: name}}
@@ -244,14 +246,14 @@ def test_a_thread_is_called_by_its_own_name(write_trace: WriteTrace) -> None:
     events = [
         named("process_name", "python", 0),
         named("process_labels", "CPU", 0),
-        named("thread_name", "thread 1 (python)", 1),
-        named("thread_name", "thread 1 (pt_autograd_0)", 1),
+        named("thread_name", "thread 1 (pt_main_thread)", 1),
+        named("thread_name", last, 1),
         *product(10, 1),
     ]
     found = row(sheets_of(write_trace, events)["ops_unique_args"])
     assert found["process_name"] == "python"
     assert found["process_label"] == "CPU"
-    assert found["thread_name"] == "thread 1 (pt_autograd_0)"
+    assert found["thread_name"] == last
 
 
 def test_collectives(write_trace: WriteTrace) -> None:
@@ -274,7 +276,7 @@ def test_collectives(write_trace: WriteTrace) -> None:
     sheet = sheets_of(write_trace, events)["coll_analysis"]
     assert row(sheet) == {
         "rank": 0,
-        "Process Group Name": 0,
+        "Process Group Name": "0",
         "Process Group Ranks": "[0, 1]",
         "Collective name": "allreduce",
         "Group size": 2,
@@ -327,23 +329,108 @@ def test_backward_of_a_reduction(write_trace: WriteTrace) -> None:
     sheets = sheets_of(write_trace, events)
     backward = row(sheets["Reduce_bwd"])
     assert (backward["name"], backward["Kernel Time (µs)_sum"]) == ("aten::mean", 6)
+    # Reductions have no category for a backward pass: its leaf stands for itself.
     unified = sheets["unified_perf_summary"]
-    assert unified["name"] == ["MeanBackward1", "aten::mean"]
-    assert unified["GFLOPS"] == [32 / 1e9, 32 / 1e9]
+    assert unified["name"] == ["aten::expand", "aten::mean"]
+    assert unified["GFLOPS"] == [None, 32 / 1e9]
+    assert unified["has_perf_model"] == [False, True]
     assert unified["Kernel Time (µs)_sum"] == [6, 4]
 
 
-def test_no_model_without_arguments(write_trace: WriteTrace) -> None:
+def test_backward_of_attention(write_trace: WriteTrace) -> None:
+    """Its node has the work of the forward and the category of such a backward pass."""
+    node = "ScaledDotProductEfficientAttentionBackward0"
+    qkv = [[2, 4, 8, 16]] * 3
+    concrete = ["", "", "", "", "True", "0.", "False", ""]
+    events = [
+        op(
+            "aten::_scaled_dot_product_efficient_attention",
+            0,
+            20,
+            qkv,
+            [BF16] * 3,
+            concrete=concrete,
+            Sequence_number=5,
+        ),
+        *launched("attention", 5, 100, 4, 1),
+        host("cpu_op", f"autograd::engine::evaluate_function: {node}", 200, 50, 2)
+        | {"args": {"Sequence number": 5}},
+        host("cpu_op", node, 205, 40, 2) | {"args": {"Sequence number": 5}},
+        *launched("attention_backward", 215, 300, 6, 2, tid=2),
+    ]
+    unified = sheets_of(write_trace, events)["unified_perf_summary"]
+    assert unified["name"] == [node, "aten::_scaled_dot_product_efficient_attention"]
+    assert unified["op category"] == ["SDPA_bwd", "SDPA_fwd"]
+    assert unified["has_perf_model"] == [True, True]
+    assert unified["Kernel Time (µs)_sum"] == [6, 4]
+
+
+def test_a_model_that_fails_keeps_the_time(write_trace: WriteTrace) -> None:
     events = [host("cpu_op", "aten::mm", 0, 50), *launched("gemm", 10, 100, 5, 1)]
     sheets = sheets_of(write_trace, events)
     assert "GEMM" not in sheets
     unified = row(sheets["unified_perf_summary"])
     assert unified["GFLOPS"] is None
-    assert unified["Kernel Time (µs)_sum"] == 0  # theirs loses the time of a model that fails
+    assert unified["has_perf_model"] is True
+    assert unified["Kernel Time (µs)_sum"] == 5
+    assert unified["Percentage (%)"] == 100
+
+
+def test_a_reduction_without_shapes_has_a_row(write_trace: WriteTrace) -> None:
+    events = [host("cpu_op", "aten::sum", 0, 50), *launched("reduce", 10, 100, 5, 1)]
+    sheets = sheets_of(write_trace, events)
+    found = row(sheets["Reduce_fwd"])
+    assert (found["param: num_input_elems"], found["param: dtype_in_out"]) == ("0", "(None, None)")
+    assert (found["GFLOPS_first"], found["Data Moved (MB)_first"]) == (0, None)
+    assert (found["TFLOPS/s_mean"], found["Kernel Time (µs)_sum"]) == (0, 5)
+
+
+def test_a_triton_kernel_without_arguments_has_no_model(write_trace: WriteTrace) -> None:
+    """By the driver interface it has no leaf either: the kernel stands for itself."""
+    name = "triton_poi_fused_add_0"
+    by_driver = launched(name, 10, 100, 5, 1, call_name="cuLaunchKernel")
+    by_driver[0]["cat"] = "cuda_driver"
+    by_runtime = [host("cpu_op", name, 50, 30), *launched(name, 60, 200, 4, 2)]
+    events = [host("cpu_op", name, 0, 40), *by_driver, *by_runtime]
+    unified = sheets_of(write_trace, events)["unified_perf_summary"]
+    assert unified["name"] == [f"{name}->{name} (Synthetic Op)", name]
+    assert unified["op category"] == ["triton", "triton"]
+    assert unified["has_perf_model"] == [False, False]
+    assert unified["Kernel Time (µs)_sum"] == [5, 4]
+
+
+def test_kernels_of_a_graph_are_of_one_category(write_trace: WriteTrace) -> None:
+    """That of the first that the call launched."""
+    graph = {"call_name": "cudaGraphLaunch"}
+    second = launched("void at::native::reduce_kernel", 10, 110, 6, 1, **graph)
+    events = [
+        *product(200, 9),
+        *launched("void at::native::vectorized_elementwise_kernel", 10, 100, 5, 1, **graph),
+        second[1],
+    ]
+    unified = sheets_of(write_trace, events)["unified_perf_summary"]
+    assert unified["op category"] == ["GEMM", "elementwise", "elementwise"]
+
+
+@pytest.mark.parametrize(
+    ("name", "category"),
+    [
+        ("record_param_comms", "record_param_comms"),
+        ("aten::_efficient_attention_forward", "SDPA_fwd"),
+        ("aten::_efficient_attention_backward", "SDPA_bwd"),
+        ("aten::upsample_nearest2d", "elementwise"),
+        ("aten::upsample_bilinear2d", "other"),
+        ("triton_tem_fused_mm_0", "triton"),
+    ],
+)
+def test_categories(name: str, category: str) -> None:
+    assert (
+        category_of(name, "void at::native::(anonymous namespace)::upsample_out_frame") == category
+    )
 
 
 def work(name: str, dims: Any, types: Any, concrete: Any = None, strides: Any = None) -> Any:
-    shapes = [[1] * len(s) if s else [] for s in dims] if strides is None else strides
+    shapes = [[1] * len(s) if s else [] for s in dims or []] if strides is None else strides
     texts = (json.dumps(v) if v is not None else None for v in (dims, types, shapes, concrete))
     return compat_work(name, *texts)
 
@@ -364,7 +451,11 @@ CONV_OUT = 10 * 64 * 112 * 112
             ("aten::_scaled_mm", [[8, 4], [4, 16]], ["c10::Float8_e4m3fn"] * 2),
             (1024, 32 + 64 + 128 * 2),
         ),
-        (("aten::mm", [[8, 4], [4, 16]], ["int", "int"]), (1024, None)),
+        (("aten::mm", [[8, 4], [4, 16]], ["int", "int"]), (1024, (32 + 64 + 128) * 4)),
+        (("aten::mm", [[8, 4], [4, 16]], ["short", "short"]), (1024, None)),
+        # No shapes are no elements.
+        (("aten::sum", None, None), (0, None)),
+        (("aten::sum", [[8, 4]], None), (32, None)),
         # The bias of a convolution is missed, as it has nine arguments.
         (
             ("aten::convolution", CONV_DIMS, [BF16] * 3 + [""] * 6, CONV),
@@ -429,6 +520,27 @@ CONV_OUT = 10 * 64 * 112 * 112
             ),
             (5 * 32, 3 * 32 * 2),
         ),
+        # `where` and `cat` count nothing, nor do elements that a trace calls "float". Of the
+        # arguments the integers are numbers of elements.
+        (
+            (
+                "triton_red_fused_cat_sub_where_0",
+                [[32, 8], [8], [], [], []],
+                ["float", BF16, "Scalar", "Scalar", "Scalar"],
+                ["", "", "0.5", "32", "8"],
+            ),
+            (32 * 8, 8 * 2),
+        ),
+        # What a pointwise kernel writes is as many elements as it says.
+        (
+            (
+                "triton_poi_fused_add_0",
+                [[4], [8], []],
+                ["c10::Half"] * 2 + ["Scalar"],
+                ["", "", "32"],
+            ),
+            (32, (4 + 8) * 2 + 32 * 2),
+        ),
         (("CrossEntropyFunction", [[4, 1, 10], [4, 1]], [BF16, "long int"]), (200, 80 + 48)),
     ],
 )
@@ -450,6 +562,9 @@ def test_work_with_their_quirks(call: tuple[Any, ...], expected: tuple[float, fl
             ["", "", "", "0.", "True", "False", ""],
         ),
         ("aten::instance_norm_backward", [[1, 2, 3]], ["float"]),
+        ("aten::upsample_nearest1d", [[1, 2, 3]], ["bool"], ["", "[6]"]),
+        ("aten::upsample_bilinear2d", [[1, 2, 3, 4]], ["float"], ["", "[6, 8]"]),
+        ("triton_poi_fused_add_0", [[4], []], ["float", "Scalar"], ["", "0.5"]),
     ],
 )
 def test_no_work(call: tuple[Any, ...]) -> None:

@@ -19,6 +19,7 @@ from made_job import load_job
 from rank_samples import Job, describe
 
 import torchtraceap as ttap
+from torchtraceap.analysis.diff import VIEWS as DIFF_VIEWS
 from torchtraceap.analysis.diff import build_diff
 from torchtraceap.table import ColumnTable
 
@@ -76,12 +77,14 @@ TABLES: Tables = {
     **{f"ops_{by}": of("ops", by=by) for by in ("name", "category", "args")},
     "ops_call": of("ops", by="call", rank=0),
     "modules": of("modules"),
-    **{f"kernels_{by}": of("kernels", by=by) for by in ("name", "canonical")},
+    **{f"kernels_{by}": of("kernels", by=by) for by in ("name", "canonical", "overlap")},
     "kernels_event": of("kernels", by="event", rank=1),
     "short_kernels": of("short_kernels"),
     "sequences": of("sequences"),
     "sequences_of_two": of("sequences", length=2, rank=0),
-    **{f"launches_{by}": of("launches", by=by) for by in ("call", "kernel", "stream")},
+    **{
+        f"launches_{by}": of("launches", by=by) for by in ("call", "kernel", "op", "stream", "idle")
+    },
     "launches_event": of("launches", by="event", rank=1),
     "launches_queue": of("launches", by="queue", rank=1),
     **{f"roofline_{by}": of("roofline", by=by) for by in ("args", "family")},
@@ -89,7 +92,7 @@ TABLES: Tables = {
     "roofline_a100": of("roofline", device="A100 SXM4 40 GB", rank=0),
     **{f"memory_{by}": of("memory", by=by) for by in ("direction", "allocator", "timeline")},
     "memory_copy": of("memory", by="copy", rank=0),
-    "memory_bandwidth": of("memory", by="bandwidth", rank=0),
+    **{f"memory_{by}": of("memory", by=by, rank=0) for by in ("bandwidth", "counter")},
     **{f"host_{by}": of("host", by=by) for by in ("thread", "op", "frame")},
     "steps": of("steps"),
     "collectives": of("collectives"),
@@ -104,7 +107,7 @@ TABLES: Tables = {
     "exchange_collectives": of("collectives", job="exchange"),
     "exchange_path": of("critical_path", job="exchange"),
     "idle": of("idle", rank=1, profiled=True),
-    **{f"diff_{by}": difference(by) for by in ("op", "kernel", "cause", "finding", "tree")},
+    **{f"diff_{by}": difference(by) for by in DIFF_VIEWS},
 }
 
 

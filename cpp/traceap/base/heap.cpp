@@ -19,7 +19,7 @@ namespace traceap {
 void prepare_heap() {
 #ifdef __GLIBC__
   constexpr std::size_t kLarge = std::size_t{2} << 20;  // bytes, also of a huge page
-  constexpr std::size_t kKept = std::size_t{64} << 20;
+  constexpr std::size_t kKept = std::size_t{192} << 20;
   mallopt(M_MMAP_THRESHOLD, kLarge);
   mallopt(M_TRIM_THRESHOLD, kKept + kLarge);
   mallopt(M_TOP_PAD, kKept);

@@ -84,6 +84,7 @@ void bind_hta(py::module_& module) {
     path.def_property_readonly(name, column_of(&H::path_edges, member), doc);
   };
   path.def_readonly("found", &H::found)
+      .def_readonly("of_gpu_copy", &H::of_gpu_copy)
       .def_readonly("nodes", &H::nodes)
       .def_readonly("edges", &H::edges)
       .def_property_readonly("edges_of_kind", hta_edge_kinds)

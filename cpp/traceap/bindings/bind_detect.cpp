@@ -206,6 +206,18 @@ void bind_detect(py::module_& module) {
       py::arg("table"), py::arg("tree"),
       "uint32: outermost rows in which something is compiled that was compiled before.");
   module.def(
+      "evidence_rows",
+      [](const TablePtr& table, const BoundTree& tree, const std::string& type) {
+        std::vector<Row> rows;
+        {
+          const Unlocked unlocked;
+          rows = evidence_rows(*table, tree_of(table, tree), type);
+        }
+        return adopt(std::move(rows));
+      },
+      py::arg("table"), py::arg("tree"), py::arg("type"),
+      "uint32: all rows that show a type of anti-pattern, by start; none for an unknown type.");
+  module.def(
       "runs_on_host",
       [](const TablePtr& table, const BoundTree& tree) {
         return runs_on_host(*table, tree_of(table, tree));

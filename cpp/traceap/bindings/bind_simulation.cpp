@@ -1,8 +1,9 @@
 #include <pybind11/stl.h>
 
-#include <optional>
+#include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/graph_arguments.hpp"
@@ -157,11 +158,31 @@ std::vector<PlainEdge> carried_edges(const TimeArray& carries) {
 
 // ---- edits
 
-void set_lags(GraphDelta& delta, const TimeArray& edges, const TimeArray& lags_ns) {
+LagView lag_view(const TimeArray& edges, const TimeArray& lags_ns) {
   if (edges.size() != lags_ns.size()) throw SchemaError("one lag for each edge");
-  const std::vector<std::uint32_t> known = numbers(edges, "edges");
-  delta.lags.reserve(delta.lags.size() + known.size());
-  for (std::size_t i = 0; i < known.size(); ++i) delta.set_lag(known[i], lags_ns.data()[i]);
+  return {items(edges), items(lags_ns)};
+}
+
+void set_lags(GraphDelta& delta, const TimeArray& edges, const TimeArray& lags_ns) {
+  delta.set_lags(lag_view(edges, lags_ns));
+}
+
+using LagColumns = py::typing::Tuple<Int64Array, Int64Array>;
+
+LagColumns columns_of(EdgeLags&& lags) {
+  return py::make_tuple(adopt(std::move(lags.edges)), adopt(std::move(lags.lags_ns)));
+}
+
+LagColumns later_columns(const std::vector<std::pair<TimeArray, TimeArray>>& changes) {
+  std::vector<LagView> views;
+  for (const auto& [edges, lags_ns] : changes) views.push_back(lag_view(edges, lags_ns));
+  return columns_of(later_lags(views));
+}
+
+LagColumns both_columns(const TimeArray& cost_ns, const std::pair<TimeArray, TimeArray>& one,
+                        const std::pair<TimeArray, TimeArray>& other) {
+  return columns_of(both_lags(items(cost_ns), lag_view(one.first, one.second),
+                              lag_view(other.first, other.second)));
 }
 
 void drop_all(GraphDelta& delta, const TimeArray& edges) {
@@ -207,6 +228,13 @@ void bind_delta(py::module_& module) {
           "Has it dependencies from a copy of the run to the next?")
       .def("join", &GraphDelta::join, py::arg("other"), "Both; the other's lags win.")
       .def("__len__", &GraphDelta::size);
+  module.def("later_lags", later_columns, py::arg("changes"),
+             "(edges, lags in ns) of several changes, each int64 [n], one behind the other: edges "
+             "each once and in order; of two lags for one edge the later holds.");
+  module.def("both_lags", both_columns, py::arg("cost_ns"), py::arg("one"), py::arg("other"),
+             "Two changes at once, each as later_lags gives it, of edges that cost cost_ns, int64 "
+             "[edges]: where both change an edge their ratios are multiplied; an edge that costs "
+             "nothing has no ratio, there what costs more holds.");
 }
 
 // ---- replays
@@ -233,27 +261,43 @@ Int64Array replay_copies(const ExecutionGraph& graph, const TimeArray& carries,
   return adopt(std::move(time_ns)).reshape({static_cast<py::ssize_t>(copies), points});
 }
 
-using BatchResult = py::typing::Tuple<Int64Array, py::array_t<std::uint32_t>>;
-
-BatchResult replay_many(const ExecutionGraph& graph, const std::vector<const GraphDelta*>& deltas,
-                        const TimeArray& work_points, const TimeArray& work_offsets,
-                        bool with_residuals, const std::optional<TimeArray>& carries,
-                        std::uint32_t copies) {
+std::unique_ptr<BatchReplayer> batch_replayer(const ExecutionGraph& graph,
+                                              const TimeArray& work_points,
+                                              const TimeArray& work_offsets,
+                                              const TimeArray& carries) {
   const auto points = numbers(work_points, "work_points");
   const auto offsets = numbers(work_offsets, "work_offsets");
-  std::vector<PlainEdge> carried;
-  if (carries) carried = carried_edges(*carries);
+  return std::make_unique<BatchReplayer>(graph, StepWork{points, offsets}, carried_edges(carries));
+}
+
+using BatchResult = py::typing::Tuple<Int64Array, py::array_t<std::uint32_t>>;
+
+BatchResult replay_batch(BatchReplayer& replayer, const std::vector<const GraphDelta*>& deltas,
+                         std::uint32_t copies, bool with_residuals) {
   BatchEnds batch;
   {
     const Unlocked unlocked;
-    batch = replay_batch(graph, deltas, {points, offsets}, carried, carries ? copies : 1,
-                         {.with_residuals = with_residuals});
+    batch = replayer.run(deltas, copies, {.with_residuals = with_residuals});
   }
-  std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(deltas.size())};
-  if (carries) shape.push_back(static_cast<py::ssize_t>(copies));
-  shape.push_back(static_cast<py::ssize_t>(offsets.size()) - 1);
+  const std::vector<std::size_t> shape{deltas.size(), copies, replayer.steps()};
   return py::make_tuple(adopt(std::move(batch.end_ns)).reshape(shape),
                         adopt(std::move(batch.left_out)));
+}
+
+void bind_batches(py::module_& module) {
+  py::class_<BatchReplayer>(
+      module, "BatchReplayer",
+      "Replays many edits of one graph, without Python's lock, and keeps its memory for the next "
+      "batch. The points of step i are work_points[work_offsets[i]:work_offsets[i + 1]]; carries "
+      "are as replay_chain takes them.")
+      .def(py::init(&batch_replayer), py::arg("graph"), py::arg("work_points"),
+           py::arg("work_offsets"), py::arg("carries") = TimeArray(0), py::keep_alive<1, 2>())
+      .def("run", replay_batch, py::arg("deltas"), py::kw_only(), py::arg("copies") = 1,
+           py::arg("with_residuals") = true,
+           "When all work of each step has ended, with each edit (None: none): int64 [deltas, "
+           "copies, steps]; and uint32 [deltas]: added edges that were left out because they close "
+           "a cycle. NEVER for a step without points. On several threads where there is much to "
+           "do.");
 }
 
 void bind_replays(py::module_& module) {
@@ -264,15 +308,6 @@ void bind_replays(py::module_& module) {
              "int64 [copies, points]: copies of the run one behind the other; carries are (source, "
              "destination, lag_ns) from a copy to the next, int64 [carries, 3]. NEVER where a "
              "point does not happen.");
-  module.def(
-      "replay_batch", replay_many, py::arg("graph"), py::arg("deltas"), py::arg("work_points"),
-      py::arg("work_offsets"), py::kw_only(), py::arg("with_residuals") = true,
-      py::arg("carries") = py::none(), py::arg("copies") = 1,
-      "When all work of each step has ended, with each edit (None: none): int64 [deltas, steps], "
-      "with carries [deltas, copies, steps]; and uint32 [deltas]: added edges that were left out "
-      "because they close a cycle. The points of step i are work_points[work_offsets[i]:"
-      "work_offsets[i + 1]]; NEVER for a step without points. Runs without Python's lock, on "
-      "several threads where there is much to do.");
   module.def(
       "closing_edges",
       [](const ExecutionGraph& graph, const GraphDelta& delta) {
@@ -319,6 +354,7 @@ void bind_simulation(py::module_& module) {
   bind_graph(module);
   bind_delta(module);
   bind_replays(module);
+  bind_batches(module);
   module.def("execution_graph", execution_graph, py::arg("ranks"), py::kw_only(),
              py::arg("meetings") = py::none(),
              py::arg("dependencies") = std::vector<DependencyArgument>(),

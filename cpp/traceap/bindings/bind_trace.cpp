@@ -56,16 +56,27 @@ void write_file(const EventTable& table, const std::filesystem::path& path,
   write_trace(table, path.string(), more_events);
 }
 
-using MergeTuple = std::tuple<TablePtr, std::string, std::int64_t, double>;
+using MergeTuple = std::tuple<TablePtr, std::int64_t, std::int64_t, double>;
 
 void write_merged(const std::vector<MergeTuple>& ranks, const std::filesystem::path& path,
                   std::int64_t epoch_ns) {
   std::vector<MergeInput> inputs;
-  for (const auto& [table, label, offset_ns, drift] : ranks) {
-    inputs.push_back({table.get(), label, offset_ns, drift, epoch_ns});
+  for (const auto& [table, rank, offset_ns, drift] : ranks) {
+    inputs.push_back({table.get(), rank, offset_ns, drift, epoch_ns});
   }
   const Unlocked unlocked;
   write_merged_trace(inputs, path.string());
+}
+
+std::vector<std::pair<std::int64_t, TablePtr>> split_merged(const EventTable& table,
+                                                            unsigned threads) {
+  std::vector<std::pair<std::int64_t, TablePtr>> ranks;
+  ReadOptions options;
+  options.threads = threads;
+  for (SplitRank& split : split_merged_trace(table, options)) {
+    ranks.emplace_back(split.rank, std::make_shared<EventTable>(std::move(split.table)));
+  }
+  return ranks;
 }
 
 py::bytes table_json(const EventTable& table) {
@@ -162,7 +173,10 @@ void bind_trace(py::module_& module) {
              "objects that join the table's own.");
   module.def("write_merged_trace", write_merged, py::arg("ranks"), py::arg("path"), py::kw_only(),
              py::arg("epoch_ns") = 0,
-             "Writes ranks, each (table, label, offset_ns, drift), as one trace on one clock.");
+             "Writes ranks, each (table, rank, offset_ns, drift), as one trace on one clock.");
+  module.def("split_merged_trace", split_merged, py::arg("table"), py::kw_only(),
+             py::arg("threads") = 0, py::call_guard<Unlocked>(),
+             "The ranks, (rank, table), of a trace that write_merged_trace wrote, else nothing.");
   module.def("build_table", table_of_columns, py::kw_only(), py::arg("ts_ns"), py::arg("dur_ns"),
              py::arg("phase"), py::arg("name"), py::arg("category"), py::arg("track"),
              py::arg("strings"), py::arg("tracks"), py::arg("args"), py::arg("members"),

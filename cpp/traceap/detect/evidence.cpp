@@ -42,7 +42,7 @@ std::vector<WeightedRow> merge_evidence(const Signals& signals, const Draft& dra
 void set_evidence(const Signals& signals, const Draft& draft, Finding& finding) {
   std::vector<WeightedRow> rows = merge_evidence(signals, draft);
   finding.evidence_count = rows.size();
-  const std::size_t kept = std::min(rows.size(), kMaxEvidence);
+  const std::size_t kept = std::min(rows.size(), signals.options.most_evidence);
   std::partial_sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(kept), rows.end(),
                     [](const auto& a, const auto& b) {
                       return a.weight != b.weight ? a.weight > b.weight : a.row < b.row;
@@ -75,7 +75,8 @@ std::int64_t basis_ns(const Signals& signals, const IntervalSet& cost, SavingBas
 }
 
 void bound_saving(const Signals& signals, const Draft& draft, Finding& finding) {
-  const SavingShares& shares = draft.saving;
+  SavingShares shares = draft.saving;
+  if (signals.on_host) shares.basis = SavingBasis::kCost;  // all of it is the host's work
   const IntervalSet cost = set_difference(finding.intervals, draft.kept_cost);
   std::int64_t basis = basis_ns(signals, cost, shares.basis);
   if (draft.saving_limit_ns) basis = std::min(basis, *draft.saving_limit_ns);
@@ -114,6 +115,12 @@ Finding finish_finding(const Signals& signals, Draft draft) {
   finding.confidence = std::clamp(draft.confidence, 0.0, 1.0);
   finding.facts = std::move(draft.facts);
   return finding;
+}
+
+Finding finish_told_by_operators(const Signals& signals, Draft draft) {
+  Finding finding = finish_finding(signals, std::move(draft));
+  const bool told = signals.has_operators || finding.verdict != Verdict::kPresent;
+  return told ? finding : abstain({"host operators"});
 }
 
 Finding abstain(std::initializer_list<std::string_view> missing_signals) {

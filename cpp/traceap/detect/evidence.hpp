@@ -73,6 +73,9 @@ struct Draft {
 /// Unions and clips the cost to the profiled time, decides present/absent by material_share,
 /// bounds the saving. An absent finding keeps its (immaterial) cost and evidence.
 Finding finish_finding(const Signals& signals, Draft draft);
+/// The same, but unknown where it would be present and no operator is recorded: calls and kernels
+/// alone do not tell such a pattern from others.
+Finding finish_told_by_operators(const Signals& signals, Draft draft);
 /// The signal is truly missing: verdict unknown, no cost.
 Finding abstain(std::initializer_list<std::string_view> missing_signals);
 /// What of the links from operators to GPU work the trace lacks (Signals::links_operators).

@@ -33,12 +33,12 @@ struct Fact {
 /// What one rule says of one trace. `type` is the stable snake_case name; title, why and fix
 /// come from the knowledge base by that name (python/torchtraceap/knowledge/).
 struct Finding {
-  std::string_view type;                     ///< set by `detect_all`
-  Verdict verdict = Verdict::kAbsent;        ///< present: material (DetectOptions::material_share)
-  bool applies = true;                       ///< the trace holds what the rule is about
-  IntervalSet intervals;                     ///< the cost
-  std::int64_t cost_ns = 0;                  ///< total length of intervals
-  std::vector<Row> evidence;                 ///< most telling rows first, at most kMaxEvidence
+  std::string_view type;               ///< set by `detect_all`
+  Verdict verdict = Verdict::kAbsent;  ///< present: material (DetectOptions::material_share)
+  bool applies = true;                 ///< the trace holds what the rule is about
+  IntervalSet intervals;               ///< the cost
+  std::int64_t cost_ns = 0;            ///< total length of intervals
+  std::vector<Row> evidence;  ///< most telling rows first, at most DetectOptions::most_evidence
   std::uint64_t evidence_count = 0;          ///< how many rows there are in all
   std::vector<std::string> missing_signals;  ///< why the verdict is unknown, or less sure
   double confidence = 0.0;                   ///< in [0, 1]
@@ -60,7 +60,8 @@ struct MatrixUnits {
 
 /// Every constant that a rule uses stands here or on top of the rule's own file, with its reason.
 struct DetectOptions {
-  double material_share = kMaterialShare;  ///< of profiled time
+  double material_share = kMaterialShare;    ///< of profiled time
+  std::size_t most_evidence = kMaxEvidence;  ///< rows that a finding keeps
   /// Of the trace's device, by the database of devices; empty: the names of kernels have to tell.
   std::optional<MatrixUnits> matrix_units;
 };
@@ -79,6 +80,7 @@ struct Signals {
   bool has_host_ops = false;            ///< a complete cpu_op, annotation or python frame exists
   bool has_operators = false;           ///< a complete operator exists, not only ranges or frames
   bool has_gpu = false;                 ///< a complete GPU event exists
+  bool foreign_kernels = false;         ///< of a device whose kernels are not named as CUDA's
   bool on_host = false;                 ///< the run computes on the host (`runs_on_host`)
   std::vector<Collective> collectives;  ///< communication kernels by start
   PeerView peers;                       ///< empty where this rank was read alone

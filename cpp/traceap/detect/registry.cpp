@@ -55,7 +55,27 @@ bool is_recorded(const Signals& signals, Subject subject) {
   return true;
 }
 
+Finding judge(const Rule& rule, const Signals& signals) {
+  Finding finding = rule.detect(signals);
+  const bool blind = rule.reads_kernel_names && signals.foreign_kernels;
+  if (blind && finding.verdict == Verdict::kAbsent)
+    finding = abstain({"kernel names of CUDA or HIP"});
+  finding.type = rule.type;
+  return finding;
+}
+
 }  // namespace
+
+std::vector<Row> evidence_rows(const EventTable& table, const EventTree& tree,
+                               std::string_view type) {
+  const Rule* rule = find_rule(type);
+  if (rule == nullptr) return {};
+  DetectOptions options;
+  options.most_evidence = table.size();
+  std::vector<Row> rows = rule->detect(build_signals(table, tree, options)).evidence;
+  std::sort(rows.begin(), rows.end());
+  return rows;
+}
 
 std::vector<Finding> detect_all(const Signals& signals) {
   std::array<std::optional<bool>, kSubjects> recorded;
@@ -63,8 +83,7 @@ std::vector<Finding> detect_all(const Signals& signals) {
   findings.reserve(all_rules().size());
   for (const Rule& rule : all_rules()) {
     poll_interrupt_now();
-    findings.push_back(rule.detect(signals));
-    findings.back().type = rule.type;
+    findings.push_back(judge(rule, signals));
     std::optional<bool>& is_there = recorded[static_cast<std::size_t>(rule.subject)];
     if (!is_there) is_there = is_recorded(signals, rule.subject);
     findings.back().applies = *is_there || findings.back().verdict == Verdict::kPresent;

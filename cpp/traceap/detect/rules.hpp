@@ -31,6 +31,8 @@ struct Rule {
   std::uint8_t paper_place = 0;  ///< among the paper's eight, from 1, in INTERFACE's order; else 0
   Claim claim = Claim::kByCost;
   Subject subject = Subject::kAnyWork;
+  /// What kernels do it reads off their names: nothing where a device has names of its own.
+  bool reads_kernel_names = false;
   SavingShares saving;  ///< what its drafts begin with; docs/rules.md lists them
   Finding (*detect)(const Signals& signals) = nullptr;
 };
@@ -39,6 +41,10 @@ struct Rule {
 const std::vector<Rule>& all_rules();
 /// Null for a type that no rule has.
 const Rule* find_rule(std::string_view type);
+
+/// All rows that show a type, by start, whatever its verdict; empty for one that no rule has.
+std::vector<Row> evidence_rows(const EventTable& table, const EventTree& tree,
+                               std::string_view type);
 
 /// Runs every rule, in the order of `all_rules`.
 std::vector<Finding> detect_all(const Signals& signals);

@@ -33,6 +33,31 @@ bool any_operator(const EventTable& table) {
   return false;
 }
 
+/// Is the device one whose kernels have names of their own? Its profiler's categories say so, or
+/// the process of its streams (docs/accelerators.md).
+bool has_foreign_kernels(const EventTable& table) {
+  const auto& tracks = table.tracks;
+  if (std::any_of(tracks.begin(), tracks.end(), [](const Track& track) {
+        return contains(track.process_name(), "Ascend Hardware");
+      })) {
+    return true;
+  }
+  std::vector<std::uint8_t> foreign(table.strings.size(), 0);
+  for (const std::string_view category :
+       {"xpu_runtime", "xpu_driver", "mtia_runtime", "mtia_ccp_events", "hpu_op",
+        "privateuse1_runtime", "privateuse1_driver", "mlu_runtime", "mlu_memcpy", "gcu_runtime",
+        "gcu_driver"}) {
+    const StringId id = table.strings.find(category);
+    if (id != kNoString) foreign[id] = 1;
+  }
+  for (Row r = 0; r < table.size(); ++r) {
+    poll_interrupt();
+    const StringId category = table.category[r];
+    if (category != kNoString && foreign[category] != 0) return true;
+  }
+  return false;
+}
+
 /// Time in which an operator runs on any thread, within `bounds`.
 std::int64_t operator_ns(const EventTable& table, const EventTree& tree, Interval bounds) {
   std::vector<Interval> spans;
@@ -72,6 +97,7 @@ Signals build_signals(const EventTable& table, const EventTree& tree,
     return tree.gpu_class[c.row] != GpuClass::kCommunication;  // a CPU backend's
   });
   signals.has_gpu = !tree.gpu_rows.empty();
+  signals.foreign_kernels = signals.has_gpu && has_foreign_kernels(table);
   signals.on_host = runs_on_host(table, tree);
   return signals;
 }

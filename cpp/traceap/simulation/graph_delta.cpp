@@ -17,7 +17,16 @@ std::int64_t checked_lag_ns(std::int64_t lag_ns) {
 }  // namespace
 
 void GraphDelta::set_lag(EdgeId edge, std::int64_t lag_ns) {
-  lags.emplace_back(edge, checked_lag_ns(lag_ns));
+  lags_ns.push_back(checked_lag_ns(lag_ns));
+  edges.push_back(edge);
+}
+
+void GraphDelta::set_lags(const LagView& lags) {
+  check_edge_numbers(lags.edges);
+  for (const std::int64_t lag_ns : lags.lags_ns) checked_lag_ns(lag_ns);
+  lags_ns.insert(lags_ns.end(), lags.lags_ns.begin(), lags.lags_ns.end());
+  edges.reserve(edges.size() + lags.edges.size());
+  for (const std::int64_t edge : lags.edges) edges.push_back(static_cast<EdgeId>(edge));
 }
 
 void GraphDelta::add(Point source, Point destination, std::int64_t lag_ns) {
@@ -29,7 +38,8 @@ void GraphDelta::carry(Point source, Point destination, std::int64_t lag_ns) {
 }
 
 void GraphDelta::join(const GraphDelta& other) {
-  lags.insert(lags.end(), other.lags.begin(), other.lags.end());
+  edges.insert(edges.end(), other.edges.begin(), other.edges.end());
+  lags_ns.insert(lags_ns.end(), other.lags_ns.begin(), other.lags_ns.end());
   dropped.insert(dropped.end(), other.dropped.begin(), other.dropped.end());
   added.insert(added.end(), other.added.begin(), other.added.end());
   carried.insert(carried.end(), other.carried.begin(), other.carried.end());
@@ -40,7 +50,7 @@ void check_delta(const ExecutionGraph& graph, const GraphDelta& delta) {
     if (edge < graph.points.edges()) return;
     throw SchemaError("edit: there is no edge " + std::to_string(edge));
   };
-  for (const auto& [edge, lag_ns] : delta.lags) check(edge);
+  for (const EdgeId edge : delta.edges) check(edge);
   for (const EdgeId edge : delta.dropped) check(edge);
   check_edges(graph, delta.added);
   check_edges(graph, delta.carried);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -51,13 +52,30 @@ struct BatchEnds {
   std::vector<std::uint32_t> left_out;  ///< by delta: added edges that would have closed a cycle
 };
 
-/// When all work of each step has ended, with each edit: the maxima over `work` of what
-/// replay_chain returns (of replay, where there is one copy), on as many threads as that is worth.
-/// Throws SchemaError as these do, for offsets that don't ascend to the number of points, and for
-/// points outside the graph.
-BatchEnds replay_batch(const ExecutionGraph& graph, std::span<const GraphDelta* const> deltas,
-                       const StepWork& work, std::span<const PlainEdge> carries = {},
-                       std::uint32_t copies = 1, const ReplayOptions& options = {});
+/// Replays many edits of one graph, and keeps what each replay needs of its own for the next batch.
+class BatchReplayer {
+ public:
+  /// `graph` must outlive this; `work` and `carries`, as replay_chain takes them, are copied.
+  /// Throws SchemaError as replay_chain does, for offsets that don't ascend to the number of
+  /// points, and for points outside the graph.
+  BatchReplayer(const ExecutionGraph& graph, const StepWork& work,
+                std::span<const PlainEdge> carries = {});
+  ~BatchReplayer();
+  BatchReplayer(const BatchReplayer&) = delete;
+  BatchReplayer& operator=(const BatchReplayer&) = delete;
+
+  /// When all work of each step has ended, with each edit (nullptr: none): the maxima over the work
+  /// of what replay_chain returns, on as many threads as that is worth. One call at a time: others
+  /// wait. Throws like replay.
+  BatchEnds run(std::span<const GraphDelta* const> deltas, std::uint32_t copies = 1,
+                const ReplayOptions& options = {});
+  std::size_t steps() const;
+
+  struct State;  ///< of replay_batch.cpp
+
+ private:
+  std::unique_ptr<State> state_;
+};
 
 /// The edge on which each point waited longest in a replay; kNoEdge for points without edges.
 std::vector<EdgeId> binding_edges(const ExecutionGraph& graph,

@@ -97,7 +97,7 @@ void Replayer::edit(const GraphDelta* delta) {
 void Replayer::restore() {
   if (edit_ == nullptr) return;
   const auto& slot = graph_.layout.slot;
-  for (const auto& [edge, lag_ns] : edit_->lags) lag_ns_[slot[edge]] = own_lag_ns(edge);
+  for (const EdgeId edge : edit_->edges) lag_ns_[slot[edge]] = own_lag_ns(edge);
   for (const EdgeId edge : edit_->dropped) lag_ns_[slot[edge]] = own_lag_ns(edge);
   if (!added_.empty()) added_.assign({});
   if (!carried_.empty()) carried_.assign({});
@@ -109,7 +109,9 @@ void Replayer::restore() {
 void Replayer::patch(const GraphDelta& delta) {
   edit_ = &delta;
   const auto& slot = graph_.layout.slot;
-  for (const auto& [edge, lag_ns] : delta.lags) lag_ns_[slot[edge]] = lag_ns;
+  for (std::size_t i = 0; i < delta.edges.size(); ++i) {
+    lag_ns_[slot[delta.edges[i]]] = delta.lags_ns[i];
+  }
   for (const EdgeId edge : delta.dropped) lag_ns_[slot[edge]] = kDropped;
   if (!delta.carried.empty()) carried_.assign_points(delta.carried);
   if (!delta.added.empty()) add(delta);

@@ -20,6 +20,9 @@ constexpr std::array kNames{
     Name{"urQueueFinish", ApiClass::kStreamSync},
     Name{"piQueueFinish", ApiClass::kStreamSync},
     Name{"clFinish", ApiClass::kStreamSync},
+    Name{"synMemCopyAsync", ApiClass::kAsyncCopy},
+    Name{"synMemCopyAsyncMultiple", ApiClass::kAsyncCopy},
+    Name{"synDeviceFree", ApiClass::kDeviceFree},
     Name{"cuInit", ApiClass::kSetup},
     Name{"hipInit", ApiClass::kSetup},
 };
@@ -37,7 +40,7 @@ struct Rule {
   }
 };
 constexpr std::array kRules{
-    Rule{ApiClass::kGraphLaunch, {"GraphLaunch"}, ""},
+    Rule{ApiClass::kGraphLaunch, {"GraphLaunch", "aclmdlRIExecute"}, ""},
     Rule{ApiClass::kGraphBuilding,
          {"GraphInstantiate", "GraphUpload", "StreamBeginCapture", "StreamEndCapture"},
          ""},
@@ -45,7 +48,7 @@ constexpr std::array kRules{
     Rule{ApiClass::kOther, {"Graph", "LaunchHostFunc"}, ""},
     Rule{ApiClass::kKernelLaunch, {"Launch", "launch"}, ""},
     Rule{ApiClass::kStreamWaitEvent, {"StreamWaitEvent"}, ""},
-    Rule{ApiClass::kEventRecord, {"EventRecord"}, ""},
+    Rule{ApiClass::kEventRecord, {"EventRecord", "RecordEvent"}, ""},
     Rule{ApiClass::kEventSync, {"Event", "Fence"}, "Synchronize"},
     Rule{ApiClass::kStreamSync, {"Stream", "Queue", "CommandList"}, "Synchronize"},
     Rule{ApiClass::kDeviceSync, {"Synchronize"}, ""},
@@ -64,12 +67,17 @@ constexpr std::array kRules{
     Rule{ApiClass::kDeviceAllocation,
          {"Malloc", "MemAlloc", "DeviceAlloc", "SharedAlloc", "ArrayCreate"},
          ""},
-    Rule{ApiClass::kDeviceFree, {"cudaFree", "hipFree", "MemFree", "USMFree", "ArrayDestroy"}, ""},
+    Rule{ApiClass::kDeviceFree,
+         {"cudaFree", "hipFree", "aclrtFree", "MemFree", "USMFree", "ArrayDestroy"},
+         ""},
     Rule{ApiClass::kCodeLoading,
          {"ModuleLoad", "LibraryLoad", "ModuleGetFunction", "LibraryGetKernel", "KernelGetFunction",
           "cuLink", "hipLink", "nvrtc", "hiprtc"},
          ""},
-    Rule{ApiClass::kSetup, {"StreamCreate", "CtxCreate", "PrimaryCtxRetain", "MemPoolCreate"}, ""},
+    Rule{ApiClass::kSetup,
+         {"StreamCreate", "CreateStream", "CreateContext", "CtxCreate", "PrimaryCtxRetain",
+          "MemPoolCreate"},
+         ""},
 };
 
 constexpr std::array<std::string_view, kApiClassCount> kClassNames{"none",

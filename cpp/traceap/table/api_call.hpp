@@ -2,12 +2,13 @@
 // What a runtime or driver call does, by its name: the one place that says so.
 //
 // Note [What a call does]: judged by what the call does to time and memory, not by how it is
-// spelled. CUDA's runtime and driver names, HIP's, Level Zero's, SYCL's (ur*, pi*) and OpenCL's are
-// read alike, suffixes such as _v2 and _ptsz included. Building a graph names work that the call
-// does not do (cudaGraphAddMemcpyNode copies nothing). An allocator call takes memory from the
-// driver or gives it back, whether of the device or of the host (pinned), mapped by hand or ordered
-// on a stream: in steady state PyTorch's caching allocators need none of them. A query of memory
-// (cudaMemGetInfo, cuMemGetAllocationGranularity) is none.
+// spelled. CUDA's runtime and driver names, HIP's, Level Zero's, SYCL's (ur*, pi*), OpenCL's,
+// AscendCL's (aclrt*) and Synapse's (syn*) are read alike, suffixes such as _v2 and _ptsz included.
+// Building a graph names work that the call does not do (cudaGraphAddMemcpyNode copies nothing). An
+// allocator call takes memory from the driver or gives it back, whether of the device or of the
+// host (pinned), mapped by hand or ordered on a stream: in steady state PyTorch's caching
+// allocators need none of them. A query of memory (cudaMemGetInfo, cuMemGetAllocationGranularity)
+// is none.
 
 #include <cstdint>
 #include <string_view>

@@ -12,10 +12,10 @@ namespace {
 constexpr std::size_t kEnough = 512;
 
 CopyDirection direction_of(std::string_view lower) {
-  if (contains_any(lower, {"htod", "htoa", "h2d", "hosttodevice", "host_to_device"})) {
+  if (contains_any(lower, {"htod", "htoa", "h2d", "m2d", "hosttodevice", "host_to_device"})) {
     return CopyDirection::kHostToDevice;
   }
-  if (contains_any(lower, {"dtoh", "atoh", "d2h", "devicetohost", "device_to_host"})) {
+  if (contains_any(lower, {"dtoh", "atoh", "d2h", "d2m", "devicetohost", "device_to_host"})) {
     return CopyDirection::kDeviceToHost;
   }
   if (contains_any(lower, {"ptop", "p2p", "peertopeer", "peer_to_peer"})) {
@@ -32,7 +32,7 @@ CopyDirection direction_of(std::string_view lower) {
 }
 
 HostMemory memory_of(std::string_view lower) {
-  if (contains(lower, "pageable")) return HostMemory::kPageable;
+  if (contains_any(lower, {"pageable", "m2d", "d2m"})) return HostMemory::kPageable;
   if (contains(lower, "pinned")) return HostMemory::kPinned;
   return contains(lower, "managed") ? HostMemory::kManaged : HostMemory::kUnknown;
 }

@@ -34,7 +34,8 @@ struct CopyKind {
 };
 
 /// Reads the words of CUPTI ("Memcpy HtoD (Pageable -> Device)"), roctracer ("CopyHostToDevice"),
-/// rocprofiler ("MEMORY_COPY_HOST_TO_DEVICE") and XLA ("MemcpyH2D"). Arrays are device memory.
+/// rocprofiler ("MEMORY_COPY_HOST_TO_DEVICE"), XLA ("MemcpyH2D") and Intel's PTI ("(M2D)", of which
+/// M is memory of the host that is not pinned). Arrays are device memory.
 CopyKind classify_copy(std::string_view name);
 /// Does this kernel only copy? ROCm's, where no engine does it.
 bool is_copy_kernel(std::string_view name);

@@ -9,7 +9,8 @@ namespace {
 
 using Entry = std::pair<std::string_view, EventKind>;
 
-// Kineto's ActivityType names, then those of PyTorch before 1.13.
+// Kineto's ActivityType names, then those of vendors' own Kinetos (Cambricon, Enflame), then those
+// of PyTorch before 1.13.
 constexpr std::array kCategories{
     Entry{"cpu_op", EventKind::kCpuOp},
     Entry{"user_annotation", EventKind::kUserAnnotation},
@@ -19,11 +20,14 @@ constexpr std::array kCategories{
     Entry{"xpu_runtime", EventKind::kRuntime},
     Entry{"mtia_runtime", EventKind::kRuntime},
     Entry{"glow_runtime", EventKind::kRuntime},
+    Entry{"hpu_op", EventKind::kRuntime},
+    Entry{"xpu_sync", EventKind::kRuntime},
     Entry{"privateuse1_runtime", EventKind::kRuntime},
     Entry{"cuda_driver", EventKind::kDriver},
     Entry{"xpu_driver", EventKind::kDriver},
     Entry{"privateuse1_driver", EventKind::kDriver},
     Entry{"kernel", EventKind::kKernel},
+    Entry{"mtia_ccp_events", EventKind::kKernel},
     Entry{"gpu_memcpy", EventKind::kGpuMemcpy},
     Entry{"gpu_memset", EventKind::kGpuMemset},
     Entry{"gpu_user_annotation", EventKind::kGpuUserAnnotation},
@@ -31,6 +35,15 @@ constexpr std::array kCategories{
     Entry{"overhead", EventKind::kOverhead},
     Entry{"cpu_instant_event", EventKind::kInstant},
     Entry{"Trace", EventKind::kProfilerTrace},
+    Entry{"mlu_runtime", EventKind::kRuntime},
+    Entry{"mlu_memcpy", EventKind::kGpuMemcpy},
+    Entry{"mlu_memset", EventKind::kGpuMemset},
+    Entry{"mlu_user_annotation", EventKind::kGpuUserAnnotation},
+    Entry{"gcu_runtime", EventKind::kRuntime},
+    Entry{"gcu_driver", EventKind::kDriver},
+    Entry{"GCU_MEMCPY", EventKind::kGpuMemcpy},
+    Entry{"GCU_MEMSET", EventKind::kGpuMemset},
+    Entry{"GCU_USER_ANNOTATION", EventKind::kGpuUserAnnotation},
     Entry{"Operator", EventKind::kCpuOp},
     Entry{"Runtime", EventKind::kRuntime},
     Entry{"Kernel", EventKind::kKernel},

@@ -11,9 +11,9 @@ enum class EventKind : std::uint8_t {
   kCpuOp,              ///< cpu_op, Operator
   kUserAnnotation,     ///< user_annotation
   kPythonFunction,     ///< python_function
-  kRuntime,            ///< cuda_runtime, Runtime, xpu_runtime, mtia_runtime, privateuse1_runtime
+  kRuntime,            ///< cuda_runtime, Runtime, and the same of xpu, mtia, hpu, privateuse1
   kDriver,             ///< cuda_driver, xpu_driver, privateuse1_driver
-  kKernel,             ///< kernel, Kernel
+  kKernel,             ///< kernel, Kernel, mtia_ccp_events
   kGpuMemcpy,          ///< gpu_memcpy, Memcpy
   kGpuMemset,          ///< gpu_memset, Memset
   kGpuUserAnnotation,  ///< gpu_user_annotation: a host range drawn on the GPU's track

@@ -212,7 +212,8 @@ int compare_plain(std::string_view a, std::string_view b) {
   }
 }
 
-/// Order of rows that start together: by content, so that the order in the file does not matter.
+/// Order of rows that start together: by content, so that the order in the file does not matter,
+/// but for metadata of one thing: there the last in the file is what counts.
 class ContentOrder {
  public:
   explicit ContentOrder(const EventTable& t) : t_(t) {}
@@ -229,6 +230,7 @@ class ContentOrder {
     // One without a category and one whose category is no text, or an empty one, go by the rest.
     if (const int order = t_.category_of(a).compare(t_.category_of(b))) return order < 0;
     if (t_.track[a] != t_.track[b]) return t_.track[a] < t_.track[b];  // sorted by name
+    if (t_.kind[a] == EventKind::kMetadata) return a < b;  // rows are in file order here
     return by_text(a, b);
   }
 
@@ -423,6 +425,8 @@ void Assembler::finish(const std::vector<const ParserPools*>& pools, TopMembers 
   read_metadata(t);
   name_tracks(t);
   classify_xla_events(t);
+  classify_ascend_events(t);
+  drop_events_beside_kernels(t);
 }
 
 }  // namespace traceap

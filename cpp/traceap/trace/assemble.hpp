@@ -44,5 +44,10 @@ std::vector<std::uint32_t> number_processes(const std::vector<Track>& tracks);
 void name_tracks(EventTable& table);
 /// Kind, device, stream and correlation of events that XLA's profiler wrote; needs named tracks.
 void classify_xla_events(EventTable& table);
+/// Kind, device, stream, correlation and External id of events that Ascend's profilers wrote; needs
+/// named tracks.
+void classify_ascend_events(EventTable& table);
+/// Makes events of MTIA's command processors annotations where kernels are recorded beside them.
+void drop_events_beside_kernels(EventTable& table);
 
 }  // namespace traceap

@@ -1,32 +1,26 @@
 #include "traceap/trace/merge.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <limits>
 #include <map>
 
 #include "traceap/base/interrupt.hpp"
 #include "traceap/base/intervals.hpp"
 #include "traceap/table/json_text.hpp"
+#include "traceap/trace/merged_event.hpp"
 #include "traceap/trace/text_file.hpp"
 
 namespace traceap {
 namespace {
 
+using Members = std::vector<std::pair<std::string, std::string>>;
+
 /// Process ids of one rank begin at (index + 1) times this.
 constexpr std::int64_t kProcessesPerRank = 100'000;
 
-void append_integer(std::string& out, std::int64_t value) {
-  char text[24];
-  out.append(text, std::to_chars(text, text + sizeof text, value).ptr);
-}
-
-void append_member(std::string& out, bool& first, std::string_view quoted_key) {
-  if (!first) out += ',';
-  first = false;
-  out += quoted_key;
-  out += ':';
+/// Top-level members that name one rank: the merged trace has none of its own.
+bool is_of_one_rank(std::string_view key) {
+  return key == "distributedInfo" || key == "traceName" || key == "trace_id" || key == kMergedRanks;
 }
 
 class RankRewriter {
@@ -35,7 +29,7 @@ class RankRewriter {
       : input_(input),
         table_(*input.table),
         index_(static_cast<std::int64_t>(index)),
-        ranks_(static_cast<std::int64_t>(ranks)) {
+        ids_(index, ranks) {
     number_processes();
   }
 
@@ -43,18 +37,49 @@ class RankRewriter {
   std::vector<std::string> process_events() const {
     std::vector<std::string> events;
     for (const auto& [pid, process] : processes_) {
-      std::string name = input_.label;
-      name += ": " + (process.name.empty() ? pid : process.name);
+      std::string name = "rank " + std::to_string(input_.rank) + ": ";
+      name += process.name.empty() ? pid : process.name;
       if (!process.labels.empty() && process.labels != process.name) {
         name += " (" + process.labels + ")";
       }
-      std::string quoted;
-      append_json_string(quoted, name);
-      events.push_back(metadata_event("process_name", process.number, "name", quoted));
-      events.push_back(metadata_event("process_sort_index", process.number, "sort_index",
-                                      std::to_string(process.number)));
+      const std::string number = std::to_string(process.number);
+      events.push_back(metadata_event("process_name", number, "name", quoted(name)));
+      events.push_back(metadata_event("process_sort_index", number, "sort_index", number));
     }
     return events;
+  }
+
+  /// The rank's entry of kMergedRanks. `head` are the merged trace's own members.
+  std::string record(const Members& head) const {
+    std::string out = "{\"rank\":" + std::to_string(input_.rank) + ",\"processes\":[";
+    bool first = true;
+    for (const auto& [pid, process] : processes_) {
+      if (!first) out += ',';
+      first = false;
+      out += "{\"pid\":" + std::to_string(process.number) + ",\"was\":" + process.was;
+      if (!process.name.empty()) out += ",\"name\":" + quoted(process.name);
+      if (!process.labels.empty()) out += ",\"labels\":" + quoted(process.labels);
+      out += '}';
+    }
+    out += "],\"members\":{";
+    first = true;
+    for (const auto& member : table_.metadata) {
+      if (member.first == kMergedRanks || contains(head, member)) continue;
+      append_member(out, first, quoted(member.first));
+      out += quoted(member.second);
+    }
+    out += "},\"without\":[";
+    first = true;
+    for (const auto& member : head) {
+      const std::string& key = member.first;
+      const bool has = std::any_of(table_.metadata.begin(), table_.metadata.end(),
+                                   [&](const auto& own) { return own.first == key; });
+      if (has) continue;
+      if (!first) out += ',';
+      first = false;
+      out += quoted(key);
+    }
+    return out + "]}";
   }
 
   /// The event of a row in the merged trace; empty for one that process_events() replaces.
@@ -63,35 +88,38 @@ class RankRewriter {
       if (table_.name_of(row).starts_with("process_")) return {};
       if (processes_.find(table_.tracks[table_.track[row]].pid) == processes_.end()) return {};
     }
-    const std::string event = event_json(table_, row);
-    std::string out = "{";
-    bool first = true;
     const bool has_id =
         table_.kind[row] == EventKind::kFlow || table_.kind[row] == EventKind::kAsync;
-    for_each_member(event,
-                    [&](std::string_view quoted, std::string_view key, std::string_view value) {
-                      append_member(out, first, quoted);
-                      if (key == "pid") {
-                        append_integer(out, number_of(row));
-                      } else if (key == "ts" && (table_.flags[row] & kHasTime) != 0 && is_moved()) {
-                        append_ns_as_us(out, moved(table_.ts_ns[row]));
-                      } else if (key == "id" && has_id) {
-                        append_id(out, value);
-                      } else if (key == "args") {
-                        append_args(out, value);
-                      } else {
-                        out += value;
-                      }
-                    });
-    out += '}';
-    return out;
+    return rewrite_event(
+        event_json(table_, row), has_id,
+        [&](std::string& out, std::string_view value) { ids_.append_spread(out, value); },
+        [&](std::string& out, std::string_view key, std::string_view value) {
+          if (key == "pid") {
+            append_integer(out, number_of(row));
+          } else if (key == "ts" && (table_.flags[row] & kHasTime) != 0 && is_moved()) {
+            append_ns_as_us(out, moved(table_.ts_ns[row]));
+          } else {
+            out += value;
+          }
+        });
   }
 
  private:
   struct Process {
     std::int64_t number;
+    std::string was;  ///< JSON
     std::string name, labels;
   };
+
+  static std::string quoted(std::string_view text) {
+    std::string out;
+    append_json_string(out, text);
+    return out;
+  }
+
+  static bool contains(const Members& members, const Members::value_type& member) {
+    return std::find(members.begin(), members.end(), member) != members.end();
+  }
 
   /// Processes that have more than metadata.
   void number_processes() {
@@ -104,7 +132,8 @@ class RankRewriter {
     for (std::size_t t = 0; t < table_.tracks.size(); ++t) {
       const Track& track = table_.tracks[t];
       if (!used[t]) continue;
-      const auto [it, added] = processes_.try_emplace(track.pid, Process{next, {}, {}});
+      const auto [it, added] = processes_.try_emplace(
+          track.pid, Process{next, track.pid_number ? track.pid : quoted(track.pid), {}, {}});
       if (added) ++next;
       if (it->second.name.empty()) it->second.name = track.process_name();
       if (it->second.labels.empty()) it->second.labels = track.process_labels();
@@ -114,14 +143,6 @@ class RankRewriter {
   std::int64_t number_of(Row row) const {
     const auto it = processes_.find(table_.tracks[table_.track[row]].pid);
     return it == processes_.end() ? (index_ + 1) * kProcessesPerRank : it->second.number;
-  }
-
-  static std::string metadata_event(std::string_view name, std::int64_t pid, std::string_view key,
-                                    std::string_view value) {
-    std::string event = R"({"ph":"M","name":")" + std::string(name) + R"(","pid":)";
-    append_integer(event, pid);
-    event += R"(,"tid":0,"args":{")" + std::string(key) + "\":" + std::string(value) + "}}";
-    return event;
   }
 
   bool is_moved() const { return input_.offset_ns != 0 || input_.drift != 0.0; }
@@ -135,56 +156,34 @@ class RankRewriter {
     return std::clamp(add_saturated(level, -drifted), -kMaxTimeNs, kMaxTimeNs);
   }
 
-  /// Integers are spread out; other ids get the rank before them. 0 and -1 mean none.
-  void append_id(std::string& out, std::string_view value) const {
-    const auto number = parse_int64(value);
-    constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
-    if (number && *number > 0 && *number < (kLargest - index_) / ranks_) {
-      append_integer(out, *number * ranks_ + index_);
-    } else if (!number && value.size() >= 2 && value.front() == '"') {
-      std::string id = std::to_string(index_) + ":";
-      id += unescape_json(value.substr(1, value.size() - 2));
-      append_json_string(out, id);
-    } else {
-      out += value;
-    }
-  }
-
-  void append_args(std::string& out, std::string_view args) const {
-    if (args.empty() || args.front() != '{') {
-      out += args;
-      return;
-    }
-    out += '{';
-    bool first = true;
-    for_each_member(args,
-                    [&](std::string_view quoted, std::string_view key, std::string_view value) {
-                      append_member(out, first, quoted);
-                      if (key == "correlation" || key == "External id" || key == "external id") {
-                        append_id(out, value);
-                      } else {
-                        out += value;
-                      }
-                    });
-    out += '}';
-  }
-
   const MergeInput& input_;
   const EventTable& table_;
-  std::int64_t index_, ranks_;
+  std::int64_t index_;
+  RankIds ids_;
   std::map<std::string, Process> processes_;
 };
 
-/// Top-level members of the first rank that hold for all of them.
-void write_head(const EventTable& table, TextFile& file) {
+/// Top-level members of the first rank that may hold for all of them.
+Members shared_members(const EventTable& table) {
+  Members members;
+  for (const auto& member : table.metadata) {
+    if (!is_of_one_rank(member.first)) members.push_back(member);
+  }
+  return members;
+}
+
+void write_head(const Members& head, const std::vector<RankRewriter>& ranks, TextFile& file) {
   file.write("{\n");
-  for (const auto& [key, json] : table.metadata) {
-    if (key == "distributedInfo" || key == "traceName" || key == "trace_id") continue;
+  for (const auto& [key, json] : head) {
     std::string member;
     append_json_string(member, key);
     file.write(member + ": " + json + ",\n");
   }
-  file.write("\"traceEvents\": [\n");
+  file.write('"' + std::string(kMergedRanks) + "\": [\n");
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    file.write((i == 0 ? "" : ",\n") + ranks[i].record(head));
+  }
+  file.write("\n],\n\"traceEvents\": [\n");
 }
 
 }  // namespace
@@ -196,7 +195,9 @@ void write_merged_trace(const std::vector<MergeInput>& ranks, const std::string&
     file.close();
     return;
   }
-  write_head(*ranks.front().table, file);
+  std::vector<RankRewriter> rewriters;
+  for (std::size_t i = 0; i < ranks.size(); ++i) rewriters.emplace_back(ranks[i], i, ranks.size());
+  write_head(shared_members(*ranks.front().table), rewriters, file);
   bool first = true;
   const auto add = [&](const std::string& event) {
     if (event.empty()) return;
@@ -205,9 +206,8 @@ void write_merged_trace(const std::vector<MergeInput>& ranks, const std::string&
     file.write(event);
   };
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    const RankRewriter rewriter(ranks[i], i, ranks.size());
-    for (const std::string& event : rewriter.process_events()) add(event);
-    for (Row row = 0; row < ranks[i].table->size(); ++row) add(rewriter.rewrite(row));
+    for (const std::string& event : rewriters[i].process_events()) add(event);
+    for (Row row = 0; row < ranks[i].table->size(); ++row) add(rewriters[i].rewrite(row));
   }
   file.write("\n]}\n");
   file.close();

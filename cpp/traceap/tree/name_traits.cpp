@@ -37,7 +37,8 @@ bool starts_with_reduce_scatter(std::string_view text) {
   return text.starts_with("scatter");
 }
 
-/// One of INTERFACE's alternatives at the front of lower-case `text`, chosen by its first letter.
+/// One of INTERFACE's alternatives, or Ascend's prefix of collectives (hcom_broadcast_), at the
+/// front of lower-case `text`, chosen by its first letter.
 bool starts_with_communication_word(std::string_view text) {
   switch (text.front()) {
     case 'n':
@@ -51,7 +52,7 @@ bool starts_with_communication_word(std::string_view text) {
     case 'o':
       return text.starts_with("oneccl");
     case 'h':
-      return text.starts_with("hccl");
+      return text.starts_with("hccl") || text.starts_with("hcom_");
     case 'a':
       return starts_with_all_collective(text);
     default:

@@ -14,7 +14,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
-from torchtraceap.models import Work, family_of, model_of, work_of
+from torchtraceap.models import BATCH, Work, family_of, model_of, work_of
 from torchtraceap.order import distinct
 from torchtraceap.ranks import RankTrace
 from torchtraceap.sums import by_index
@@ -40,6 +40,8 @@ class KindOfCall:
     kernels: tuple[str, ...]
     work: Work | None
     why_not: str
+    batch: str | None = None
+    """The range in which a serving engine says what it works on, for models that ask for it."""
 
 
 class Calls:
@@ -61,7 +63,8 @@ class Calls:
         self.rows: Array = np.flatnonzero(is_op & launched if self.gpu else is_op)
         self._columns = [table.text_codes(key, rows=self.rows) for key in _KEYS]
         codes = [column[0].astype(np.int64) for column in self._columns]
-        self.groups = Groups(table.name[self.rows].astype(np.int64), *codes)
+        self._batch = _names_of_batches(part, self.rows)
+        self.groups = Groups(table.name[self.rows].astype(np.int64), *codes, self._batch)
         self.group = self.groups.index
         self._owned = _names_by_owner(part, self.strings, self.rows[self.groups.first])
         self.kinds = [self._kind(int(first), compat) for first in self.groups.first]
@@ -78,13 +81,14 @@ class Calls:
             texts[codes[place]] if codes[place] >= 0 else None for codes, texts in self._columns
         )
         kernels = self._owned.get(row, ())
+        batch = self.strings[self._batch[place]] if self._batch[place] >= 0 else None
         if compat is None:
-            work, why_not = work_of(name, dims, types, strides, concrete, kernels)
+            work, why_not = work_of(name, dims, types, strides, concrete, kernels, batch)
         else:
             work, why_not = _tracelens_work(name, dims, types, strides, concrete)
         if work is None and family_of(name) == "communication":
             why_not = "communication: see the table of collectives"
-        return KindOfCall(name, (dims, types, strides, concrete), kernels, work, why_not)
+        return KindOfCall(name, (dims, types, strides, concrete), kernels, work, why_not, batch)
 
     def kind_of(self, row: int) -> KindOfCall:
         """The kind of an operator's row, one of `rows`."""
@@ -100,6 +104,27 @@ class Calls:
         doers = self.rows[~helper[self.group] & self.has_work[self.rows]]
         wraps = _ancestors(self.part.tree.parent, doers)
         self.has_work[self.rows[composite[self.group] & wraps[self.rows]]] = False
+
+
+def _names_of_batches(part: RankTrace, rows: Array) -> Array:
+    """int64 `[rows]`: name of the range around an operator that says what an engine works on.
+
+    -1 for operators whose model does not ask for it, and outside of such ranges.
+    """
+    table = part.table
+    result = np.full(len(rows), -1, dtype=np.int64)
+    asks = np.zeros(len(table.strings), dtype=bool)
+    for name in distinct(table.name[rows]).tolist():
+        entry = model_of(table.strings[name])
+        asks[name] = entry is not None and entry.of_batch
+    places = np.flatnonzero(asks[table.name[rows]])
+    if not len(places):
+        return result
+    says = np.array([BATCH.search(text) is not None for text in table.strings], dtype=bool)
+    above = _core.innermost_marked(table, part.tree, says[table.name])[rows[places]]
+    found = above != _NO_ROW
+    result[places[found]] = table.name[above[found]]
+    return result
 
 
 def _is_composite(name: str) -> bool:

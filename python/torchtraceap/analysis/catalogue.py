@@ -35,6 +35,9 @@ TABLES: Mapping[str, TableEntry] = MappingProxyType(
         "modules": TableEntry(
             "modules", "the nn.Module tree with GPU and host time, backward included", "modules"
         ),
+        "stacks": TableEntry(
+            "stacks", "calls by who called them: self time and time with all below", "stacks"
+        ),
         "kernels": TableEntry(
             "kernels", "GPU events: counts, times, grid and block, owners", "kernels"
         ),

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING
 
-from torchtraceap import _core
 from torchtraceap.analysis.detection import PerRank
 from torchtraceap.analysis.recorded_device import matrix_types
 from torchtraceap.results import Finding, Saving
@@ -85,7 +84,7 @@ def _is_inference(parts: PerRank) -> bool:
 
 
 def _is_on_host(trace: Ranks) -> bool:
-    return all(_core.runs_on_host(rank.table, rank.tree) for rank in trace.ranks)
+    return all(rank.computes_on_host for rank in trace.ranks)
 
 
 def _has_no_loader(trace: Ranks) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.comparison import Comparison, Side, compare
 from torchtraceap.analysis.detection import detect, judge
+from torchtraceap.analysis.grouping import Groups
 from torchtraceap.analysis.pieces import (
     Bounds,
     Cells,
@@ -41,9 +43,9 @@ from torchtraceap.units import format_share
 if TYPE_CHECKING:
     from torchtraceap.ranks import Ranks, RankTrace
 
-__all__ = ["VIEWS", "build_diff"]
+__all__ = ["VIEWS", "align", "build_diff", "shared_nodes"]
 
-VIEWS = ("op", "kernel", "cause", "finding", "tree")
+VIEWS = ("op", "kernel", "ancestor", "cause", "finding", "tree")
 
 SIGNIFICANT_SIGMAS = 3.0
 """A difference of so many standard errors is beyond the noise between steps."""
@@ -55,6 +57,8 @@ MOST_SHAPES = 16
 """Shapes of one operator at one place that get a row each."""
 MOST_NAMES = 40
 """Calls in a path."""
+MOST_OPS = 3
+"""Operators named in a row of kernels."""
 ALIKE_SHARE = 0.1
 """Calls that have a partner, below which the recordings are hardly of the same program."""
 
@@ -65,7 +69,8 @@ def build_diff(before: Ranks, after: Ranks, *, by: str = "op") -> ColumnTable:
     Args:
         before: A.
         after: B. Ranks are paired by number, lone ranks whatever theirs is.
-        by: "op" (operators at their place in the call tree, and idle causes), "kernel", "cause"
+        by: "op" (operators at their place in the call tree, and idle causes), "kernel",
+            "ancestor" (kernels by the lowest call around them that both recordings have), "cause"
             (classes of GPU work and idle causes), "finding" (what `diagnose` says of either) or
             "tree" (the two call trees as one).
 
@@ -83,7 +88,12 @@ def build_diff(before: Ranks, after: Ranks, *, by: str = "op") -> ColumnTable:
         return _tree_table(comparison)
     if by == "finding":
         return _finding_table(comparison)
-    view = {"op": _OpRows, "kernel": _KernelRows, "cause": _CauseRows}[by](comparison)
+    view = {
+        "op": _OpRows,
+        "kernel": _KernelRows,
+        "ancestor": _AncestorRows,
+        "cause": _CauseRows,
+    }[by](comparison)
     return _piece_table(comparison, view)
 
 
@@ -96,17 +106,19 @@ class _Rows:
     key: list[Array]
     """Per side int64 `[pieces]`: any integers, equal where the row is."""
 
-    def columns(self, keys: Array, calls: _Calls) -> dict[str, Column]:
+    def columns(self, keys: Array, means: _Means) -> dict[str, Column]:
         """The columns that name the rows of the given keys."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class _Calls:
-    """Mean number per step of what a row counts, float64 `[rows]` each; NaN where unknown."""
+class _Means:
+    """What a step holds of each row on average, before and after, `[rows]` each."""
 
-    before: Array
-    after: Array
+    ns: Sequence[Array]
+    """int64."""
+    calls: Sequence[Array]
+    """float64: stretches of time."""
 
 
 class _CauseRows(_Rows):
@@ -115,7 +127,7 @@ class _CauseRows(_Rows):
     def __init__(self, comparison: Comparison) -> None:
         self.key = [side.column("kind", np.int64) for side in comparison.sides]
 
-    def columns(self, keys: Array, calls: _Calls) -> dict[str, Column]:
+    def columns(self, keys: Array, means: _Means) -> dict[str, Column]:
         return {"name": TextCodes(keys.astype(np.int32), part_titles())}
 
 
@@ -131,13 +143,13 @@ class _KernelRows(_Rows):
             leaf = joined([part.leaf_codes(self._book) for part in side.cuts], np.int64)
             self.key.append(_packed(np.where(kind < idle, leaf, -1), kind))
 
-    def columns(self, keys: Array, calls: _Calls) -> dict[str, Column]:
+    def columns(self, keys: Array, means: _Means) -> dict[str, Column]:
         leaf, kind = _unpacked(keys)
         return {
             "name": encode_texts(_leaf_titles(leaf, kind, self._book)),
             "part": TextCodes(kind.astype(np.int32), _core.step_part_names()),
-            "before_calls": calls.before,
-            "after_calls": calls.after,
+            "before_calls": means.calls[0],
+            "after_calls": means.calls[1],
         }
 
 
@@ -166,9 +178,8 @@ def _leaf_titles(leaf: Array, kind: Array, book: Codebook) -> list[str]:
     return names
 
 
-class _OpRows(_Rows):
-    """Operators by their place in the aligned trees and by shape; idle causes by what explains
-    them."""
+class _TreeRows(_Rows):
+    """Rows at a place in the aligned trees, which is the variant of a node, and of a leaf there."""
 
     def __init__(self, comparison: Comparison) -> None:
         self._comparison = comparison
@@ -184,29 +195,51 @@ class _OpRows(_Rows):
         )
 
     def _keys_of(self, index: int, part: Cut, is_after: int) -> Array:
-        trees = self._trees
-        node_of_row = (trees.after_node if is_after else trees.before_node)(index)
-        row_of_node = trees.after_row if is_after else trees.before_row
-        kind = part.kind.astype(np.int64)
-        idle = kind >= first_idle_part()
-        node = np.full(len(kind), _core.NO_ROW, dtype=np.uint32)
-        placed = ~idle & (part.row != _core.NO_ROW)
+        """int64 `[pieces]`."""
+        raise NotImplementedError
+
+    def _nodes(self, index: int, part: Cut, is_after: int) -> Array:
+        """uint32 `[pieces]`: the innermost node around what runs; NO_ROW: none, or nothing runs."""
+        node_of_row = (self._trees.after_node if is_after else self._trees.before_node)(index)
+        node = np.full(len(part.kind), _core.NO_ROW, dtype=np.uint32)
+        placed = (part.kind < first_idle_part()) & (part.row != _core.NO_ROW)
         node[placed] = node_of_row[part.row[placed]]
+        return node
+
+    def _place(self, node: Array, leaf: Array, part: Cut) -> Array:
+        """int64 `[pieces]`: the key of a node's variant, of a leaf (-1: none) and of a kind."""
         inside = node != _core.NO_ROW
-        variant = np.full(len(kind), -1, dtype=np.int64)
-        variant[inside] = self._variant_of[trees.variant[node[inside]]]
+        variant = np.full(len(node), -1, dtype=np.int64)
+        variant[inside] = self._variant_of[self._trees.variant[node[inside]]]
+        return _packed((variant + 1) * _LEAVES + leaf + 1, part.kind.astype(np.int64))
+
+    @staticmethod
+    def _placed(keys: Array) -> tuple[Array, Array, Array]:
+        """Variant, leaf and kind of each key; -1: none."""
+        code, kind = _unpacked(keys)
+        return code // _LEAVES - 1, code % _LEAVES - 1, kind
+
+
+_LEAVES = 1 << 24  # more than there are distinct names
+
+
+class _OpRows(_TreeRows):
+    """Operators by their place in the aligned trees and by shape; idle causes by what explains
+    them."""
+
+    def _keys_of(self, index: int, part: Cut, is_after: int) -> Array:
+        node = self._nodes(index, part, is_after)
+        inside = node != _core.NO_ROW
         # An operator stands for all that it launches; what no operator launched keeps its name.
-        of_op = np.zeros(len(kind), dtype=bool)
-        owner = row_of_node[node[inside]]
-        host = kind[inside] == first_idle_part() - 1
+        of_op = np.zeros(len(node), dtype=bool)
+        owner = (self._trees.after_row if is_after else self._trees.before_row)[node[inside]]
+        host = part.kind[inside] == first_idle_part() - 1
         is_op = part.part.table.kind[owner] == _core.EventKind.CPU_OP
         of_op[inside] = np.where(host, owner == part.row[inside], is_op)
-        leaf = np.where(of_op, -1, part.leaf_codes(self._book))
-        return _packed((variant + 1) * _LEAVES + leaf + 1, kind)
+        return self._place(node, np.where(of_op, -1, part.leaf_codes(self._book)), part)
 
-    def columns(self, keys: Array, calls: _Calls) -> dict[str, Column]:
-        code, kind = _unpacked(keys)
-        variant, leaf = code // _LEAVES - 1, code % _LEAVES - 1
+    def columns(self, keys: Array, means: _Means) -> dict[str, Column]:
+        variant, leaf, kind = self._placed(keys)
         places = _Places(self._trees, self._dims)
         of_op = (leaf < 0) & (variant >= 0)
         titles = _leaf_titles(leaf, kind, self._book)
@@ -223,8 +256,8 @@ class _OpRows(_Rows):
             "parent": encode_texts(path[-1] if path else None for path in paths),
             "path": encode_texts(" / ".join(path) or None for path in paths),
             "part": TextCodes(kind.astype(np.int32), _core.step_part_names()),
-            "before_calls": np.where(of_op, counted[0][shown], calls.before),
-            "after_calls": np.where(of_op, counted[1][shown], calls.after),
+            "before_calls": np.where(of_op, counted[0][shown], means.calls[0]),
+            "after_calls": np.where(of_op, counted[1][shown], means.calls[1]),
             "dims": encode_texts(places.both_dims(v) for v in shown.tolist()),
             "before_dims": encode_texts(places.dims(v, 0) for v in shown.tolist()),
             "after_dims": encode_texts(places.dims(v, 1) for v in shown.tolist()),
@@ -255,7 +288,79 @@ class _OpRows(_Rows):
         return counts
 
 
-_LEAVES = 1 << 24  # more than there are distinct names
+class _AncestorRows(_TreeRows):
+    """Kernels by the lowest call around them that both recordings have.
+
+    Where operators were replaced, fused or split, their kernels meet at that call: those that went
+    stand beside those that came, whatever launched either.
+    """
+
+    def __init__(self, comparison: Comparison) -> None:
+        self._ops: tuple[list[Array], list[Array]] = [], []
+        super().__init__(comparison)
+
+    def _keys_of(self, index: int, part: Cut, is_after: int) -> Array:
+        node = self._nodes(index, part, is_after)
+        inside = node != _core.NO_ROW
+        node[inside] = self._shared[node[inside]]
+        keys = self._place(node, part.leaf_codes(self._book), part)
+        self._ops[is_after].append(self._ops_by_key(keys, part))
+        return keys
+
+    def _ops_by_key(self, keys: Array, part: Cut) -> Array:
+        """int64 `[2, pairs]`: keys, and codes of the operators that launched what they mean."""
+        known = (part.kind < first_idle_part()) & (part.row != _core.NO_ROW)
+        code = part.row_texts(part.part.tree.op[part.row[known]], self._book.host_code)
+        pairs: Array = np.stack([keys[known], code])[:, code >= 0]
+        return pairs
+
+    @cached_property
+    def _shared(self) -> Array:
+        return shared_nodes(self._trees)
+
+    def columns(self, keys: Array, means: _Means) -> dict[str, Column]:
+        variant, leaf, kind = self._placed(keys)
+        places = _Places(self._trees, self._dims)
+        variants = variant.tolist()
+        paths = [places.path(v, with_self=True) if v >= 0 else [] for v in variants]
+        sums = [_sums_where(variant >= 0, variant, ns) for ns in means.ns]
+        return {
+            "name": encode_texts(_leaf_titles(leaf, kind, self._book)),
+            "part": TextCodes(kind.astype(np.int32), _core.step_part_names()),
+            "ancestor": encode_texts(places.name(v) if v >= 0 else None for v in variants),
+            "path": encode_texts(" / ".join(path) or None for path in paths),
+            "dims": encode_texts(places.both_dims(v) for v in variants),
+            "before_ops": self._op_names(keys, 0),
+            "after_ops": self._op_names(keys, 1),
+            "before_calls": means.calls[0],
+            "after_calls": means.calls[1],
+            "ancestor_before_ns": sums[0],
+            "ancestor_after_ns": sums[1],
+            "ancestor_delta_ns": sums[1] - sums[0],
+        }
+
+    def _op_names(self, keys: Array, is_after: int) -> TextCodes:
+        """The operators of each row, at most MOST_OPS by name."""
+        none = np.zeros((2, 0), dtype=np.int64)
+        pairs = np.unique(np.concatenate([none, *self._ops[is_after]], axis=1), axis=1)
+        begin = np.searchsorted(pairs[0], keys).tolist()
+        end = np.searchsorted(pairs[0], keys, side="right").tolist()
+        texts = self._book.texts()
+        return encode_texts(
+            _few([texts[code] for code in pairs[1, i:j].tolist()]) or None
+            for i, j in zip(begin, end, strict=True)
+        )
+
+
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - MOST_OPS
+    return ", ".join(names[:MOST_OPS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _sums_where(known: Array, group: Array, ns: Array) -> Array:
+    """int64 masked array: of each row the sum over the rows of its group, where that is known."""
+    groups = Groups(group)
+    return np.ma.array(groups.sum(ns)[groups.index], mask=~known)
 
 
 def _inside(times_ns: Array, bounds: Bounds) -> Array:
@@ -279,6 +384,19 @@ def align(comparison: Comparison) -> tuple[_core.TreeDiff, list[str]]:
         for side in comparison.sides
     ]
     return _core.tree_diff(*sides), book.texts()
+
+
+def shared_nodes(trees: _core.TreeDiff) -> Array:
+    """uint32 `[nodes]`: each node if both sides have it, else the next above; NO_ROW: none."""
+    unmatched = _core.matched_by_names().index("unmatched")
+    count = len(trees.parent)
+    parents = np.where(trees.parent == _core.NO_ROW, count, trees.parent.astype(np.int64))
+    above = np.where(trees.matched_by == unmatched, parents, np.arange(count))
+    above = np.append(above, count)
+    while not np.array_equal(above, further := above[above]):
+        above = further
+    found: Array = np.where(above == count, _core.NO_ROW, above)[:count].astype(np.uint32)
+    return found
 
 
 def _dims_codes(part: RankTrace, book: Codebook) -> Array:
@@ -371,9 +489,8 @@ def _piece_table(comparison: Comparison, view: _Rows) -> ColumnTable:
         for side, index in zip(comparison.sides, rows, strict=True)
     ]
     kept = np.flatnonzero((measured[0].ns != 0) | (measured[1].ns != 0))
-    calls = _Calls(*(m.calls[kept] for m in measured))
-    naming = view.columns(keys[kept], calls)
     ns = [m.ns[kept] for m in measured]
+    naming = view.columns(keys[kept], _Means(ns, [m.calls[kept] for m in measured]))
     rest = [step - total(part) for step, part in zip(comparison.step_ns, ns, strict=True)]
     noise = _noise_ns(measured)[kept]
     return _closed(comparison, naming, ns, rest, noise)
@@ -437,6 +554,8 @@ def _closed(
     )
     noise = np.append(noise[order], np.nan) if close else noise[order]
     status = _status(comparison, before, after, noise)
+    if close:
+        status[-1] = -1  # what is left to the medians is nothing that comes or goes
     lead: dict[str, Column] = {
         name: columns.pop(name) for name in ("name", "part") if name in columns
     }
@@ -457,6 +576,7 @@ def _closed(
         "significance",
         "dims",
         "parent",
+        "ancestor",
     )
     return ColumnTable(
         {**lead, **measured, **columns},
@@ -472,6 +592,12 @@ def _extended(column: Column, order: Array, close: bool) -> Column:
     if isinstance(column, TextCodes):
         codes = column.codes[order].astype(np.int32)
         return TextCodes(np.append(codes, np.int32(-1)) if close else codes, column.texts)
+    if isinstance(column, np.ma.MaskedArray):
+        absent = np.ma.getmaskarray(column)[order]
+        values = np.ma.getdata(column)[order]
+        if close:
+            absent, values = np.append(absent, True), np.append(values, values.dtype.type(0))
+        return np.ma.array(values, mask=absent)
     return np.append(column[order], np.nan) if close else column[order]
 
 
@@ -482,13 +608,15 @@ def _with_last(column: Column, text: str) -> TextCodes:
 
 
 def _status(comparison: Comparison, before: Array, after: Array, noise: Array) -> Array:
+    """int32 `[rows]`, places in STATUSES. What has time on one side alone came or went, however
+    little it is; `significance` says whether that may be chance."""
     delta = after - before
     floor = UNCHANGED_SHARE * max(comparison.step_ns)
     small = np.where(np.isnan(noise), np.abs(delta) < floor, np.abs(delta) <= noise)
-    status = np.where(delta > 0, 0, 1)
+    status = np.where(small | (delta == 0), 4, np.where(delta > 0, 0, 1))
     status = np.where((before == 0) & (after > 0), 2, status)
     status = np.where((after == 0) & (before > 0), 3, status)
-    chosen: Array = np.where(small | (delta == 0), 4, status).astype(np.int32)
+    chosen: Array = status.astype(np.int32)
     return chosen
 
 
@@ -610,8 +738,9 @@ def _finding_status(comparison: Comparison, found: Sequence[_Findings], name: st
         other = found[0 if now else 1].verdict[name]
         word = "appeared" if now else "vanished"
         return f"{word} (unknown {'before' if now else 'after'})" if other == "unknown" else word
-    delta = found[1].cost_ns[name] - found[0].cost_ns[name]
-    if abs(delta) < UNCHANGED_SHARE * max(comparison.step_ns):
+    costs = [f.cost_ns[name] for f in found]
+    delta = costs[1] - costs[0]
+    if (all(costs) and abs(delta) < UNCHANGED_SHARE * max(comparison.step_ns)) or not delta:
         return "unchanged"
     return "regression" if delta > 0 else "improvement"
 

@@ -114,7 +114,7 @@ def _chosen(table: _core.EventTable, name: str, kind: str) -> Array:
     """int64: rows of the events that are wanted, in order."""
     kinds = _core.kind_names()
     if kind and kind not in kinds:
-        raise OptionError(f"--kind: there is no {kind!r}; there are {', '.join(kinds)}")
+        raise OptionError(f"kind must be one of {', '.join(kinds)}, not {kind!r}")
     wanted = np.ones(len(table), dtype=bool)
     if kind:
         wanted &= table.kind == kinds.index(kind)

@@ -64,14 +64,14 @@ class Kind:
     @property
     def key(self) -> tuple[Any, ...]:
         """The same for such units of another trace."""
-        texts = self.call.texts if self.call is not None else ()
+        texts = (*self.call.texts, self.call.batch) if self.call is not None else ()
         return self.name, self.kernel, self.kernels, texts, self.threads, self.copy, self.collective
 
     @property
     def op_call(self) -> OpCall | None:
         if self.call is None:
             return None
-        return OpCall(self.call.name, *self.call.texts, self.call.kernels)
+        return OpCall(self.call.name, *self.call.texts, self.call.kernels, self.call.batch)
 
 
 class GpuWork:

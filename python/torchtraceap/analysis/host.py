@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups, order_by
-from torchtraceap.analysis.labels import check_choice, thread_names
+from torchtraceap.analysis.labels import check_choice, names_without_addresses, thread_names
 from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, TextCodes, encode_texts
 from torchtraceap.ranks import RankTrace
@@ -115,7 +113,7 @@ def _by_name(part: RankTrace, idle: _core.IdleBreakdown, *, frames: bool) -> Vie
     rows = part.tree.host_rows
     if frames:
         rows = rows[table.kind[rows] == _core.EventKind.PYTHON_FUNCTION]
-    names = _names_without_addresses(part, rows)
+    names = names_without_addresses(part, rows)
     groups = Groups(table.kind[rows], names.codes)
     host = _host_idle(part, idle, rows, groups)
     first = rows[groups.first]
@@ -145,16 +143,6 @@ def _by_name(part: RankTrace, idle: _core.IdleBreakdown, *, frames: bool) -> Vie
     if total(idle_ns) > sum(idle.totals.values()):
         notes.append("Threads run at the same time: the rows sum to more than the idle time.")
     return columns, shown, notes
-
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-
-
-def _names_without_addresses(part: RankTrace, rows: Array) -> TextCodes:
-    """Names of rows; `<built-in method to of Tensor object at 0x7f...>` is one for all tensors."""
-    groups, texts = Groups(part.table.name[rows]), part.table.strings
-    used = part.table.name[rows[groups.first]]
-    return encode_texts(_ADDRESS.sub("", texts[code]) for code in used.tolist()).take(groups.index)
 
 
 def _thread_counts(groups: Groups, track: Array) -> Array:

@@ -23,6 +23,10 @@ _EXPLAINED = (
     "By the rules of HTA: times in whole microseconds, rounded inwards; the last profiled step is "
     "left out; only CUDA's names for calls that wait. docs/critical_path.md tells what differs."
 )
+_GPU_COPY = (
+    "The range is that of a copy of the annotation on a GPU's track: HTA counts these after the "
+    "host's, in the order of the file, which is by time here."
+)
 
 
 def build_hta_path(
@@ -40,7 +44,8 @@ def build_hta_path(
 
     Args:
         part: The rank.
-        step: Short for `annotation`: a name, or the place of a "ProfilerStep".
+        step: Short for `annotation`: a name, or the place of a "ProfilerStep" (the host's in
+            their order, then their copies on the GPU's tracks by time).
         by: "cause" (HTA's `bound_by`), "name" or "event" (the edges of the path).
         annotation: Part of an annotation's name; "" is the whole trace. By default the first
             "ProfilerStep", or the whole trace if it has none.
@@ -71,7 +76,8 @@ def build_hta_path(
     if not path.found:
         raise OptionError(_nothing_found(annotation, instances))
     tables = {"cause": _by_cause, "name": _by_name, "event": _by_event}
-    return ColumnTable(tables[by](part, path), facts=_facts(path), notes=[_EXPLAINED])
+    notes = [_EXPLAINED, *([_GPU_COPY] if path.of_gpu_copy else [])]
+    return ColumnTable(tables[by](part, path), facts=_facts(path), notes=notes)
 
 
 def _bounds(part: RankTrace, step: str | int | None) -> tuple[str, tuple[int, int]]:

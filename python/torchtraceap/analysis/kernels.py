@@ -19,6 +19,7 @@ from torchtraceap.analysis.gpu_events import (
 )
 from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.analysis.labels import check_choice, phases_of, steps_of
+from torchtraceap.analysis.overlap import overlap_by_op
 from torchtraceap.analysis.spec import Option, PageView, TableSpec
 from torchtraceap.columns import Column, JsonCodes, TextCodes, encode_json
 from torchtraceap.errors import OptionError
@@ -39,7 +40,8 @@ def build_kernels(part: RankTrace, *, by: str = "name") -> ColumnTable:
 
     Args:
         part: The rank.
-        by: "name" (name, operator and stream), "canonical" or "event".
+        by: "name" (name, operator and stream), "canonical", "overlap" (operator and class, with
+            what runs at the same time) or "event".
 
     Returns:
         Columns as docs/kernels.md lists them. `exclusive_ns` sums to the busy time.
@@ -49,7 +51,8 @@ def build_kernels(part: RankTrace, *, by: str = "name") -> ColumnTable:
     """
     check_choice("by", by, TABLE.views)
     events = GpuEvents.of(part)
-    columns, shown = _by_event(events) if by == "event" else _grouped(events, by)
+    view = {"event": _by_event, "overlap": overlap_by_op}.get(by)
+    columns, shown = view(events) if view else _grouped(events, by)
     facts = {"busy_ns": total(events.exclusive_ns), "gpu_events": len(events)}
     return ColumnTable(columns, shown=shown, facts=facts, notes=_notes(events))
 
@@ -308,7 +311,7 @@ _FIRST = ("sum_ns", "busy_share", "count", "mean_ns", "op")
 
 TABLE = TableSpec(
     build=_build,
-    views=("name", "canonical", "event"),
+    views=("name", "canonical", "overlap", "event"),
     options=(
         Option("short", "--short", "only kernels below --below-us, by owner", "flag", False),
         Option("below_ns", "--below-us", "what short means [10]", "microseconds", SHORT_NS, "US"),
@@ -332,6 +335,7 @@ TABLE = TableSpec(
     first={
         "name": ("name", *_FIRST),
         "canonical": ("canonical", *_FIRST),
+        "overlap": ("op", "class", "sum_ns", "exclusive_ns", "overlap_share", "count"),
         "event": ("name", "duration_ns", "row", "op", "since_first_ns"),
     },
 )

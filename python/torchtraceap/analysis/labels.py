@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,11 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
-from torchtraceap.columns import TextCodes
+from torchtraceap.analysis.grouping import Groups
+from torchtraceap.columns import TextCodes, encode_texts
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import RankTrace
 
-__all__ = ["check_choice", "phases_of", "steps_of", "thread_names", "threads_of"]
+__all__ = [
+    "check_choice",
+    "names_without_addresses",
+    "phases_of",
+    "steps_of",
+    "thread_names",
+    "threads_of",
+]
 
 Rows = npt.NDArray[Any]
 
@@ -52,3 +61,13 @@ def steps_of(part: RankTrace, rows: Rows) -> TextCodes:
 def phases_of(part: RankTrace, rows: Rows) -> TextCodes:
     """The part of a training step that each row belongs to."""
     return TextCodes(part.tree.phase[rows].astype(np.int32), _core.phase_names())
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def names_without_addresses(part: RankTrace, rows: Rows) -> TextCodes:
+    """Names of rows; `<built-in method to of Tensor object at 0x7f...>` is one for all tensors."""
+    groups, texts = Groups(part.table.name[rows]), part.table.strings
+    used = part.table.name[rows[groups.first]]
+    return encode_texts(_ADDRESS.sub("", texts[code]) for code in used.tolist()).take(groups.index)

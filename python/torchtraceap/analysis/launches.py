@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,9 @@ from torchtraceap.analysis.gpu_events import (
 )
 from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.analysis.labels import check_choice, steps_of, threads_of
+from torchtraceap.analysis.op_launches import launches_by_op
 from torchtraceap.analysis.spec import PageView, TableSpec
+from torchtraceap.analysis.stream_idle import idle_by_stream
 from torchtraceap.columns import Column, TextCodes
 from torchtraceap.ranks import RankTrace
 from torchtraceap.sums import total
@@ -75,7 +78,8 @@ def build_launches(part: RankTrace, *, by: str = "call") -> ColumnTable:
 
     Args:
         part: The rank.
-        by: "call" (name of the call), "kernel" (name of the event), "stream", "event" (each) or
+        by: "call" (name of the call), "kernel" (name of the event), "op" (operator and what a call
+            of it launches), "stream", "idle" (gaps of each stream by cause), "event" (each) or
             "queue" (every change of a queue's length).
 
     Returns:
@@ -88,16 +92,18 @@ def build_launches(part: RankTrace, *, by: str = "call") -> ColumnTable:
     check_choice("by", by, TABLE.views)
     every = GpuEvents.of(part)
     launches = Launches(every.where(every.is_linked), _core.launch_queue(part.table, part.tree))
-    build = {
+    build: Callable[[Launches], View] = {
         "call": _by_call,
         "kernel": _by_kernel,
+        "op": lambda launches: launches_by_op(launches.events),
         "stream": _by_stream,
+        "idle": lambda _: idle_by_stream(every),
         "event": _by_event,
         "queue": _by_queue,
     }[by]
     columns, shown = build(launches)
     facts = _facts(launches, len(every))
-    notes = _notes(every, launches, facts, with_durations=by not in ("stream", "queue"))
+    notes = _notes(every, launches, facts, with_durations=by not in ("stream", "idle", "queue"))
     return ColumnTable(columns, shown=shown, facts=facts, notes=notes)
 
 
@@ -354,7 +360,7 @@ def _notes(
 
 TABLE = TableSpec(
     build=build_launches,
-    views=("call", "kernel", "stream", "event", "queue"),
+    views=("call", "kernel", "op", "stream", "idle", "event", "queue"),
     sql={"launches": {"by": "event"}, "queue": {"by": "queue"}},
     page=(
         PageView(
@@ -369,7 +375,9 @@ TABLE = TableSpec(
     first={
         "call": ("call", "calls", "host_sum_ns", "host_median_ns"),
         "kernel": ("name", "gpu_events", "host_median_ns", "gpu_median_ns", "delay_median_ns"),
+        "op": ("op", "calls", "op_delay_mean_ns", "start_delay_mean_ns", "kernels"),
         "stream": ("stream", "gpu_events", "mean_length", "waiting_ns"),
+        "idle": ("stream", "cause", "idle_ns", "gaps", "stream_share"),
         "event": ("name", "host_ns", "delay_ns", "gpu_ns", "call", "call_row"),
         "queue": ("since_first_ns", "stream", "length", "name"),
     },

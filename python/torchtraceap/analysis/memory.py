@@ -22,7 +22,7 @@ from torchtraceap.columns import Column, TextCodes, encode_texts
 from torchtraceap.ranks import RankTrace
 from torchtraceap.sums import clamped, rounded, running, total
 from torchtraceap.table import ColumnTable
-from torchtraceap.units import format_bytes, format_ns
+from torchtraceap.units import format_bytes, format_ns, format_share
 
 __all__ = ["TABLE", "build_memory"]
 
@@ -71,6 +71,11 @@ class Copies:
             sizes[unsaid[present]] = values[present]
         return _sensible(sizes)
 
+    @property
+    def recorded_rates(self) -> Array:
+        """float64, GB/s as the profiler wrote it; NaN where it did not."""
+        return self.events.number_arg("memory bandwidth (GB/s)")
+
     def bandwidth(self) -> Array:
         """float64, GB/s: bytes over duration; NaN without bytes or length."""
         return _ratio(self.bytes, self.events.duration_ns)
@@ -98,8 +103,8 @@ def build_memory(part: RankTrace, *, by: str = "direction") -> ColumnTable:
     Args:
         part: The rank.
         by: "direction" (direction and kind of host memory), "copy" (each), "bandwidth" (over
-            time, in 100 bins), "allocator" (allocation calls by step) or "timeline" (`[memory]`
-            events).
+            time, in 100 bins), "counter" (every change of it), "allocator" (allocation calls by
+            step) or "timeline" (`[memory]` events).
 
     Returns:
         Columns as docs/memory.md lists them; GB are 10^9 bytes.
@@ -167,7 +172,7 @@ def _largest(groups: Groups, values: Array) -> Array:
 def _recorded(groups: Groups, copies: Copies) -> Array:
     """Bandwidth as the profiler wrote it, weighted with time: comparable with the achieved one."""
     events = copies.events
-    rates = events.number_arg("memory bandwidth (GB/s)")
+    rates = copies.recorded_rates
     known = ~np.isnan(rates) & (events.duration_ns > 0)
     weight = np.where(known, events.duration_ns, 0).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -220,8 +225,39 @@ def _copy_notes(copies: Copies) -> list[str]:
             f"{unknown} of {len(copies)} copies and memsets don't say how many bytes they move: "
             "bandwidth rests on the others."
         )
+    notes += _rate_notes(copies)
     if "Host" in copies.host_memory.take(slice(None)).to_list():
         notes.append("ROCm does not say whether host memory is pinned: it reads Host.")
+    return notes
+
+
+_RATES_DIFFER = 0.1
+"""Shares of a rate from which two figures for it are told to disagree."""
+_WHOLE_US = 1000
+
+
+def _rate_notes(copies: Copies) -> list[str]:
+    """Where the profiler's own figure is not bytes over time, and why as far as that is known."""
+    recorded, achieved = copies.recorded_rates, copies.bandwidth()
+    with np.errstate(invalid="ignore", divide="ignore"):
+        differs = np.abs(recorded - achieved) > _RATES_DIFFER * achieved
+        lasts_ns = copies.bytes / recorded
+    whole = (copies.events.duration_ns % _WHOLE_US == 0) & (
+        np.abs(lasts_ns - copies.events.duration_ns) <= _WHOLE_US
+    )
+    compared = int((~np.isnan(recorded) & ~np.isnan(achieved)).sum())
+    rounded_off, others = int((differs & whole).sum()), int((differs & ~whole).sum())
+    notes = []
+    if rounded_off:
+        notes.append(
+            f"{rounded_off} of {compared} copies: recorded_gb_per_s is not bytes over time, since "
+            "durations stand in whole microseconds here; for short copies it is the better figure."
+        )
+    if others:
+        notes.append(
+            f"{others} of {compared} copies: recorded_gb_per_s contradicts bytes over time by more "
+            f"than {format_share(_RATES_DIFFER)}, which no rounding explains."
+        )
     return notes
 
 
@@ -242,7 +278,7 @@ def _by_copy(part: RankTrace) -> View:
         "duration_ns": events.duration_ns,
         "exposed_ns": events.exclusive_ns,
         "bandwidth_gb_per_s": copies.bandwidth(),
-        "recorded_gb_per_s": events.number_arg("memory bandwidth (GB/s)"),
+        "recorded_gb_per_s": copies.recorded_rates,
         "call": events.names_of(events.launch),
         "call_row": row_numbers(events.launch),
         "call_ns": np.ma.array(events.call_ns, mask=~events.is_linked),
@@ -340,6 +376,41 @@ def _progress(start_ns: Array, lasts_ns: Array, amount: Array, times: Array) -> 
     passed = np.concatenate([[0.0], np.cumsum(rate[:-1] * np.diff(at))])
     grown: Array = np.interp((times - begin).astype(np.float64), at, np.maximum.accumulate(passed))
     return grown
+
+
+def _by_counter(part: RankTrace) -> View:
+    """The rate at which copies run, by direction and device: each moves its bytes evenly."""
+    copies = Copies(part)
+    events = copies.events
+    runs = np.flatnonzero(events.duration_ns > 0)
+    rates = np.nan_to_num(copies.bandwidth()[runs])
+    time_ns = np.concatenate([events.start_ns[runs], (events.start_ns + events.duration_ns)[runs]])
+    copy = np.concatenate([runs, runs])
+    places = device_and_stream(part, events.stream[copy])
+    device: Array = np.ma.filled(np.ma.asarray(places["device"]), -1)
+    direction = copies.direction.codes[copy]
+    order = np.lexsort((time_ns, device, direction))
+    begun = np.repeat(np.asarray([1, -1]), len(runs))[order]
+    change = np.concatenate([rates, -rates])[order]
+    groups = Groups(direction[order], device[order])
+    running, rate = np.zeros(len(order), dtype=np.int64), np.zeros(len(order))
+    for group in range(len(groups)):
+        members = groups.rows(group)
+        running[members] = np.cumsum(begun[members])
+        rate[members] = np.cumsum(change[members])
+    # Of the changes at one time the last one holds; what sums leave where nothing runs is no rate.
+    keys = np.stack([groups.index, time_ns[order]])
+    last = np.append((np.diff(keys, axis=1) != 0).any(axis=0), True)[: len(order)]
+    kept = order[last]
+    columns: dict[str, Column] = {
+        "direction": copies.direction.take(copy[kept]),
+        "device": device_and_stream(part, events.stream[copy[kept]])["device"],
+        "time_ns": time_ns[kept],
+        "since_first_ns": time_ns[kept] - events.first_ns,
+        "copies": running[last],
+        "bandwidth_gb_per_s": np.where(running[last] > 0, np.maximum(rate[last], 0.0), 0.0),
+    }
+    return columns, tuple(columns), {}, _copy_notes(copies)
 
 
 # ----------------------------------------------------------------------------- allocator calls
@@ -581,6 +652,7 @@ _VIEWS = {
     "direction": _by_direction,
     "copy": _by_copy,
     "bandwidth": _by_bandwidth,
+    "counter": _by_counter,
     "allocator": _by_allocator,
     "timeline": _by_timeline,
 }
@@ -611,5 +683,6 @@ TABLE = TableSpec(
         "allocator": ("call", "sum_ns", "count", "step"),
         "timeline": ("since_first_ns", "change_bytes", "allocated_bytes", "device_type", "op"),
         "bandwidth": ("direction", "since_first_ns", "bandwidth_gb_per_s", "moved_bytes"),
+        "counter": ("direction", "since_first_ns", "bandwidth_gb_per_s", "copies"),
     },
 )

@@ -42,7 +42,7 @@ from torchtraceap.units import format_ns, format_share
 if TYPE_CHECKING:
     from torchtraceap.ranks import RankTrace
 
-__all__ = ["TABLE", "Trend", "build_steps", "kernel_trend", "repeat_variation"]
+__all__ = ["TABLE", "Trend", "build_steps", "kernel_trend", "repeat_keys", "repeat_variation"]
 
 OUTLIER_SIGMAS = 3.5
 """Robust z from which a step is an outlier (Iglewicz and Hoaglin's bound)."""
@@ -282,7 +282,7 @@ def kernel_trend(part: RankTrace) -> Trend:
         return Trend("unknown", "no compute kernels")
     table = part.table
     duration = table.dur_ns[rows].astype(np.float64)
-    groups = Groups(*_group_keys(part, rows))
+    groups = Groups(*repeat_keys(part, rows))
     watched = (groups.count >= FEWEST_REPEATS)[groups.index]
     share = float(duration[watched].sum() / duration.sum())
     if share < WATCHED_SHARE:
@@ -314,7 +314,7 @@ def repeat_variation(part: RankTrace) -> float | None:
     if not len(rows):
         return None
     duration = part.table.dur_ns[rows].astype(np.float64)
-    keys = _group_keys(part, rows)
+    keys = repeat_keys(part, rows)
     groups = Groups(*keys)
     watched = (groups.count >= FEWEST_REPEATS)[groups.index] & (keys[2] >= 0)
     if duration[watched].sum() < WATCHED_SHARE * duration.sum():
@@ -332,8 +332,9 @@ def _compute_rows(part: RankTrace) -> Array:
     return chosen
 
 
-def _group_keys(part: RankTrace, rows: Array) -> tuple[Array, ...]:
-    """Name, device, grid and shapes of the operator."""
+def repeat_keys(part: RankTrace, rows: Array) -> tuple[Array, ...]:
+    """Of kernels `[rows]` that do the same work: codes of name, device, grid and shapes of the
+    operator, -1 where it has none."""
     table = part.table
     grid, _ = table.text_codes("grid", rows)
     ops = part.tree.op[rows]

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from torchtraceap import _core
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import RankTrace
+from torchtraceap.rendering import shown
 from torchtraceap.table import ColumnTable
 
 __all__ = ["FeatureTable", "build_features", "build_windows", "check_count"]
+
+
+shown(_core.WindowSet)
 
 
 class FeatureTable(ColumnTable):
@@ -46,5 +52,5 @@ def build_features(part: RankTrace, *, count: int = 100) -> FeatureTable:
 
 def check_count(name: str, count: int) -> None:
     """Raises OptionError unless `count` is a sensible number of windows."""
-    if not 1 <= count <= 1_000_000:
-        raise OptionError(f"{name} must lie between 1 and 1000000, not {count}")
+    if not isinstance(count, (int, np.integer)) or not 1 <= count <= 1_000_000:
+        raise OptionError(f"{name} must be a number from 1 to 1000000, not {count!r}")

@@ -130,9 +130,9 @@ def _set_up_process() -> None:
     # Nothing here multiplies large matrices, and the threads that OpenBLAS would start for that
     # spin for a while: as much processor time as all of our own imports.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    watch_interrupts()
     from torchtraceap import _core
 
-    watch_interrupts()
     show_stages()
     _core.prepare_heap()
 

@@ -102,6 +102,12 @@ def _describe_report(parser: Parser) -> None:
     parser.add_argument(
         "--tracelens-xlsx", metavar="FILE", help="the same as one workbook (needs openpyxl)"
     )
+    parser.add_argument(
+        "--detect-recompute",
+        action="store_true",
+        help="in the tables of TraceLens: split by what checkpointing recomputes "
+        "(needs with_stack=True)",
+    )
     add_windows(parser)
     add_threads(parser)
 
@@ -111,6 +117,8 @@ def _report(options: Options) -> int:
         raise UsageError("report needs --html FILE, --tracelens-csv DIR or --tracelens-xlsx FILE")
     if options.spreadsheet and not options.tracelens_csv:
         raise UsageError("--spreadsheet goes with --tracelens-csv DIR")
+    if options.detect_recompute and not (options.tracelens_csv or options.tracelens_xlsx):
+        raise UsageError("--detect-recompute goes with --tracelens-csv or --tracelens-xlsx")
     for path in filter(None, (options.html, options.tracelens_xlsx)):
         check_output(path, options.paths)
     trace = load(options.paths, options.threads)
@@ -120,12 +128,19 @@ def _report(options: Options) -> int:
         from torchtraceap.tracelens import write_tracelens_csvs
 
         folder = options.tracelens_csv
-        written = write_tracelens_csvs(trace, folder, spreadsheet=options.spreadsheet)
+        written = write_tracelens_csvs(
+            trace,
+            folder,
+            detect_recompute=options.detect_recompute,
+            spreadsheet=options.spreadsheet,
+        )
         note(f"wrote {len(written)} tables into {folder}")
     if options.tracelens_xlsx:
         from torchtraceap.tracelens import write_tracelens_xlsx
 
-        write_tracelens_xlsx(trace, options.tracelens_xlsx)
+        write_tracelens_xlsx(
+            trace, options.tracelens_xlsx, detect_recompute=options.detect_recompute
+        )
         note(f"wrote {options.tracelens_xlsx}")
     return FINE
 

@@ -21,11 +21,15 @@ def watch_interrupts() -> None:
     NumPy may take seconds, and so may freeing what a large trace takes. For a process that is the
     command line, not for one that calls `main`."""
     global _watched
-    from torchtraceap import _core
-
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return  # ignored, as in the background of a script
+    # Before anything large is imported: a library that starts makes errors of its own of it.
     signal.signal(signal.SIGINT, _interrupt)
+    sys.unraisablehook = _unraisable
+    from torchtraceap import _core
+
+    if _interrupted:  # meanwhile, where nothing could be raised
+        raise KeyboardInterrupt
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -37,6 +41,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     global _interrupted
     _interrupted = True
     raise KeyboardInterrupt
+
+
+def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    """Where Ctrl-C comes while Python calls back, as when a module's lock is freed, it can raise
+    nothing. Then the watch ends the process, and nobody needs a traceback."""
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
 
 
 def was_interrupted() -> bool:

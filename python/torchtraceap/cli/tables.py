@@ -160,8 +160,8 @@ def add_table_output(parser: Parser) -> None:
     chosen.add_argument("--all-columns", action="store_true", help="show every column")
 
 
-def check_table_output(options: Options, inputs: Sequence[str]) -> None:
-    if options.spreadsheet and not options.csv:
+def check_table_output(options: Options, inputs: Sequence[str], folder: str | None = None) -> None:
+    if options.spreadsheet and not (options.csv or folder):
         raise UsageError("--spreadsheet goes with --csv FILE")
     for path in filter(None, (options.csv, options.parquet)):
         check_output(path, inputs)
@@ -235,6 +235,11 @@ def _describe_diff(parser: Parser) -> None:
         metavar="PERCENT",
         help="exit with 1 if the median step of B is slower than that of A by more than this",
     )
+    parser.add_argument(
+        "--tracelens-csv",
+        metavar="DIR",
+        help="write the comparison of TraceLens, of two files, under its names",
+    )
     add_table_output(parser)
     add_threads(parser)
     add_no_color(parser)
@@ -242,7 +247,7 @@ def _describe_diff(parser: Parser) -> None:
 
 def _diff(options: Options) -> int:
     inputs = [options.before, options.after]
-    check_table_output(options, inputs)
+    check_table_output(options, inputs, folder=options.tracelens_csv)
     if options.html:
         check_output(options.html, inputs)
     from torchtraceap.analysis.diff import build_diff
@@ -257,11 +262,30 @@ def _diff(options: Options) -> int:
         with stage("writing the page"):
             write_diff_page(before, after, Path(options.html))
         note(f"wrote {options.html}")
-    if not options.html or options.json or options.csv or options.parquet:
+    if options.tracelens_csv:
+        _compare_as_tracelens(before, after, options)
+    written = options.html or options.tracelens_csv
+    if not written or options.json or options.csv or options.parquet:
         give_table(table, options)
     if reason:
         note(f"gate: {reason}")
     return FINDINGS if reason else FINE
+
+
+def _compare_as_tracelens(before: Trace, after: Trace, options: Options) -> None:
+    from torchtraceap.tracelens import write_diff_stats, write_tracelens_comparison
+
+    if len(before.ranks) > 1 or len(after.ranks) > 1:
+        raise UsageError("--tracelens-csv compares two files: name one rank of A and one of B")
+    names = [Path(path).name.split(".")[0] for path in (options.before, options.after)]
+    if names[0] == names[1] or "" in names:
+        names = ["baseline", "variant"]
+    folder = options.tracelens_csv
+    written = write_tracelens_comparison(
+        [before.rank(), after.rank()], names, folder, spreadsheet=options.spreadsheet
+    )
+    written += write_diff_stats(before, after, folder, spreadsheet=options.spreadsheet)
+    note(f"wrote {len(written)} tables into {folder}")
 
 
 def _gate_reason(table: ColumnTable, percent: float | None) -> str:
@@ -299,6 +323,7 @@ TABLE_COMMANDS = {
             "diff before.json.gz after.json.gz --by cause",
             "diff before.json.gz after.json.gz --html diff.html",
             "diff main.json.gz change.json.gz --gate 5",
+            "diff main.json.gz change.json.gz --tracelens-csv tables",
         ),
     ),
     "memory-timeline": Command(

@@ -92,7 +92,7 @@ def _convert(options: Options) -> int:
     check_output(target, [source])
     trace = load([source], options.threads)
     if len(trace.ranks) > 1:
-        raise UsageError(f"{source}: holds {len(trace.ranks)} ranks, convert takes one file")
+        raise UsageError(f"{source}: holds {len(trace.ranks)} ranks, convert takes one")
     if lower.endswith(".parquet"):
         trace.events(with_args=True).to_parquet(target)
     else:

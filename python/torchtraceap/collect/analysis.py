@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from torchtraceap.collect.notices import report_problem
+from torchtraceap.errors import TraceError
 
 if TYPE_CHECKING:
     from torchtraceap.results import Diagnosis
@@ -12,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["analyse", "show"]
 
 
-def analyse(path: Path) -> tuple[Trace, Diagnosis]:
-    """Loads and diagnoses one trace file.
+def analyse(path: Path, others: Sequence[Path] = ()) -> tuple[Trace, Diagnosis]:
+    """Loads and diagnoses a trace file, with those of other ranks as far as they can be read.
 
     Raises:
         torchtraceap.errors.ParseError: the file holds no event.
@@ -21,12 +25,23 @@ def analyse(path: Path) -> tuple[Trace, Diagnosis]:
     from torchtraceap.diagnosis import build_diagnosis
     from torchtraceap.loading import load
 
-    trace = load(path)
+    try:
+        trace = load([path, *others])
+    except TraceError as error:
+        if not others:
+            raise
+        report_problem("the ranks could not be read together; this is rank 0 alone", error)
+        trace = load(path)
     return trace, build_diagnosis(trace)
 
 
 def show(diagnosis: Diagnosis, path: Path) -> None:
-    """Writes the terminal report to standard output, in colour on a terminal or in a notebook."""
+    """Writes the terminal report to standard output, in colour on a terminal or in a notebook.
+
+    Args:
+        diagnosis: What is shown.
+        path: Where the trace is: a file, or the folder of several ranks.
+    """
     from rich.console import Console
 
     from torchtraceap.report.terminal import DEFAULT_WIDTH, print_report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -20,10 +21,18 @@ _TAIL_BYTES = 64
 
 
 class TraceNames:
-    """File names of the recordings of one process: `worker_rank0_cycle001.json.gz`, counted up.
+    """File names of one recording: `RUN/worker_rank0.json.gz` in a folder.
 
-    A path that ends in `.json` or `.json.gz` names the first file itself; of several ranks each
-    gets its rank in the name, and later files or files that are in the way a number.
+    A path that ends in `.json` or `.json.gz` names the file itself; of several ranks each but the
+    first gets its rank in the name. Where a file is in the way there is a number behind the name.
+
+    Args:
+        path: A folder, or a file to be.
+        rank: Of this process.
+        run: Name of the folder of the recording inside `path`.
+        worker_name: First part of the name in a folder.
+        use_gzip: Of files in a folder.
+        always_folder: `path` is a folder, whatever its name ends in.
     """
 
     def __init__(
@@ -31,6 +40,7 @@ class TraceNames:
         path: str | os.PathLike[str],
         *,
         rank: int,
+        run: str,
         worker_name: str | None = None,
         use_gzip: bool = True,
         always_folder: bool = False,
@@ -42,10 +52,13 @@ class TraceNames:
         self.rank = rank
         self._is_file = suffix is not None
         self.suffix = suffix if suffix is not None else SUFFIXES[0 if use_gzip else 1]
-        self.folder = path.parent if self._is_file else path
+        self.parent = path.parent if self._is_file else path
+        """The folder that is given."""
+        self.folder = self.parent if self._is_file else path / run
+        """That of the file."""
         stem = path.name[: -len(self.suffix)] if self._is_file else worker_name or DEFAULT_WORKER
         self._stem = re.sub(r"[^\w.-]+", "_", stem) if not self._is_file else stem
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.parent.mkdir(parents=True, exist_ok=True)
 
     @property
     def use_gzip(self) -> bool:
@@ -53,12 +66,8 @@ class TraceNames:
 
     def candidates(self) -> Iterator[Path]:
         """Names in the order in which they are tried."""
-        if not self._is_file:
-            number = 1
-            while True:
-                yield self.folder / f"{self._stem}_rank{self.rank}_cycle{number:03d}{self.suffix}"
-                number += 1
-        stem = self._stem if self.rank == 0 else f"{self._stem}_rank{self.rank}"
+        has_rank = self.rank > 0 or not self._is_file
+        stem = f"{self._stem}_rank{self.rank}" if has_rank else self._stem
         yield self.folder / f"{stem}{self.suffix}"
         number = 2
         while True:
@@ -79,6 +88,17 @@ def export_trace(profiler: Any, names: TraceNames) -> Path | None:
     Raises:
         OutputError: The disk is full, or there is another reason why it can't be written.
     """
+    with naming(names.folder):
+        names.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return _export(profiler, names)
+    finally:
+        if names.folder != names.parent:
+            with contextlib.suppress(OSError):  # it holds something
+                names.folder.rmdir()
+
+
+def _export(profiler: Any, names: TraceNames) -> Path | None:
     with naming(names.folder), staging(names.folder) as folder:
         raw, packed = folder / "recording.json", folder / f"packed{names.suffix}"
         profiler.export_chrome_trace(str(raw))

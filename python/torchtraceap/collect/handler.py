@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.collect.analysis import analyse, show
 from torchtraceap.collect.export import TraceNames, export_trace
 from torchtraceap.collect.notices import report_problem
-from torchtraceap.collect.torch_access import current_rank, import_torch
+from torchtraceap.collect.ranks import RANKS_TIMEOUT, Run, check_timeout, run_of
+from torchtraceap.collect.torch_access import import_torch
+from torchtraceap.rendering import Shown
 
 if TYPE_CHECKING:
     from torchtraceap.results import Diagnosis
 
 __all__ = ["TraceHandler", "on_trace_ready"]
 
+_HANDLERS = itertools.count(1)
 
-class TraceHandler:
+
+class TraceHandler(Shown):
     """Callable for the `on_trace_ready` argument of `torch.profiler.profile`.
 
     Whatever goes wrong in here is logged and warned of; the training run goes on.
@@ -30,7 +36,9 @@ class TraceHandler:
         worker_name: str | None = None,
         diagnose: bool = True,
         use_gzip: bool = True,
+        ranks_timeout: float = RANKS_TIMEOUT,
     ) -> None:
+        check_timeout(ranks_timeout)
         self.folder = Path(path)
         self.paths: list[Path] = []
         """The files written so far, one per cycle."""
@@ -39,24 +47,30 @@ class TraceHandler:
         self._worker_name = worker_name
         self._diagnose = diagnose
         self._use_gzip = use_gzip
+        self._ranks_timeout = ranks_timeout
+        self._number = next(_HANDLERS)
+        self._cycle = 0
+        self._began = time.time()
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, profiler: Any) -> None:
         """Exports the cycle that has just ended, then says what is wrong in it."""
+        self._cycle += 1
         try:
-            rank = current_rank(import_torch())
-            path = self._export(profiler, rank)
+            # Asked for here: torch.distributed may be initialised after the handler.
+            run = run_of(import_torch(), f"handler{self._number}-{self._cycle}", self._began)
+            path = self._export(profiler, run)
         except Exception as error:
             report_problem(f"this cycle could not be written to {self.folder}", error)
             return
-        if path is not None and self._diagnose and rank == 0:
-            self._show(path)
+        if path is not None and self._diagnose and run.rank == 0:
+            self._show(path, run)
 
-    def _export(self, profiler: Any, rank: int) -> Path | None:
-        # The rank is asked for here: torch.distributed may be initialised after the handler.
+    def _export(self, profiler: Any, run: Run) -> Path | None:
         names = TraceNames(
             self.folder,
-            rank=rank,
+            rank=run.rank,
+            run=f"{run.name}-cycle{self._cycle:03d}",
             worker_name=self._worker_name,
             use_gzip=self._use_gzip,
             always_folder=True,
@@ -71,10 +85,11 @@ class TraceHandler:
             self.paths.append(path)
         return path
 
-    def _show(self, path: Path) -> None:
+    def _show(self, path: Path, run: Run) -> None:
         try:
-            _, self.diagnosis = analyse(path)
-            show(self.diagnosis, path)
+            others = run.others_of(path, self._ranks_timeout)
+            _, self.diagnosis = analyse(path, others)
+            show(self.diagnosis, path.parent if others else path)
         except Exception as error:
             report_problem(f"{path} was recorded but could not be diagnosed", error)
 
@@ -85,6 +100,7 @@ def on_trace_ready(
     worker_name: str | None = None,
     diagnose: bool = True,
     use_gzip: bool = True,
+    ranks_timeout: float = RANKS_TIMEOUT,
 ) -> TraceHandler:
     """Makes a handler that writes one file per profiler cycle and prints its diagnosis.
 
@@ -98,17 +114,29 @@ def on_trace_ready(
             prof.step()
     ```
 
-    Files are called `WORKER_rankR_cycleNNN.json.gz` and never overwritten; host names, environment
-    variables and folder names are taken out of them. Only rank 0 prints. A failure to write or to
-    analyse is logged and warned of, and never stops the training run.
+    Each cycle has a folder of its own inside `dir`, in which each rank writes
+    `WORKER_rankR.json.gz`; host names, environment variables and folder names are taken out of the
+    files. Rank 0 waits for the files of the others and diagnoses all together. A failure to write
+    or to analyse is logged and warned of, and never stops the training run.
 
     Args:
         dir: Folder for the files; it is created.
         worker_name: First part of the file names; `trace` unless given, never the host's name.
         diagnose: Load each file and print what is wrong (on rank 0).
         use_gzip: Write `.json.gz` instead of `.json`.
+        ranks_timeout: Seconds that rank 0 waits for the files of the others, while training waits
+            for it; with 0 it diagnoses its own alone.
 
     Returns:
         The handler; its `paths` and `diagnosis` tell what came of it.
+
+    Raises:
+        OptionError: `ranks_timeout` is no number of seconds.
     """
-    return TraceHandler(dir, worker_name=worker_name, diagnose=diagnose, use_gzip=use_gzip)
+    return TraceHandler(
+        dir,
+        worker_name=worker_name,
+        diagnose=diagnose,
+        use_gzip=use_gzip,
+        ranks_timeout=ranks_timeout,
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Self
 from torchtraceap.collect.analysis import analyse, show
 from torchtraceap.collect.export import TraceNames, export_trace
 from torchtraceap.collect.notices import RecordingError, report_problem
+from torchtraceap.collect.ranks import RANKS_TIMEOUT, Run, check_timeout, run_of
 from torchtraceap.collect.torch_access import (
-    current_rank,
     default_activities,
     import_torch,
     profiler_is_running,
 )
 from torchtraceap.errors import OptionError
+from torchtraceap.rendering import Shown
 
 if TYPE_CHECKING:
     from torchtraceap.results import Diagnosis
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Recording", "profile"]
 
 DEFAULT_FOLDER = "ttap_traces"
+_RECORDINGS = itertools.count(1)
+"""Counted alike on all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ class ActiveRecording:
 _active = ActiveRecording()
 
 
-class Recording:
+class Recording(Shown):
     """A recording of a training loop; made by `profile`, used once, in a `with` statement.
 
     The block is recorded from its first line on. If `step()` is never called, that is the result.
@@ -121,6 +126,7 @@ class Recording:
         diagnose: bool,
         activities: Sequence[Any] | None,
         options: dict[str, bool],
+        ranks_timeout: float = RANKS_TIMEOUT,
     ) -> None:
         self.path: Path | None = None
         """The trace file; None until it is written, or if there was nothing to write."""
@@ -131,8 +137,11 @@ class Recording:
         self._show = diagnose
         self._activities = activities
         self._options = options
+        self._ranks_timeout = ranks_timeout
         self._torch: Any = None
-        self._rank = 0
+        self._number = 0
+        self._began = 0.0
+        self._run: Run | None = None
         self._owner = (0, 0)  # process and thread that entered the block
         self._state = "new"  # then "running", then "over"
         self._steps = 0
@@ -154,8 +163,8 @@ class Recording:
                     "another torch profiler is running in this process; ttap.profile brings its "
                     "own, so end the other one first (or give that one ttap.on_trace_ready)"
                 )
-            self._rank = current_rank(self._torch)
-            self._names()  # a folder that cannot be made is told before the training starts
+            self._number, self._began = next(_RECORDINGS), time.time()
+            self._names("")  # a folder that cannot be made is told before the training starts
             if self._plan.skipped == 0:
                 self._planned = self._make_profiler(self._plan)
             else:
@@ -208,7 +217,7 @@ class Recording:
             report_problem(f"the block ended with {type(error).__name__}; its recording is {kept}")
             return
         self._warn_if_short()
-        if self._show and self._rank == 0 and self.path is not None:
+        if self._show and self._run is not None and self._run.rank == 0 and self.path is not None:
             self._print_diagnosis(self.path)
 
     # -- afterwards --------------------------------------------------------------------------
@@ -225,7 +234,7 @@ class Recording:
 
     @property
     def trace(self) -> Trace:
-        """The recorded trace, loaded on first use.
+        """The recorded trace, loaded on first use; on rank 0 with the files of the other ranks.
 
         Raises:
             RecordingError: nothing is recorded yet, or nothing was.
@@ -247,10 +256,11 @@ class Recording:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _names(self) -> TraceNames:
+    def _names(self, run: str) -> TraceNames:
         return TraceNames(
             self._target,
-            rank=self._rank,
+            rank=0 if self._run is None else self._run.rank,
+            run=run,
             worker_name=self._worker_name,
             use_gzip=self._use_gzip,
         )
@@ -290,7 +300,9 @@ class Recording:
         if profiler is self._planned and self.recorded_steps == 0 and self._whole is not None:
             return  # less than one step: the first iteration tells more
         try:
-            self.path = export_trace(profiler, self._names())
+            # Asked for here: torch.distributed may be initialised inside the block.
+            self._run = run_of(self._torch, f"profile{self._number}", self._began)
+            self.path = export_trace(profiler, self._names(self._run.name))
         except Exception as error:
             report_problem(f"the recording could not be written to {self._target}", error)
         self._analysed = None
@@ -325,12 +337,18 @@ class Recording:
             if self.path is None:
                 over = self._state == "over"
                 raise RecordingError("nothing was recorded" if over else "nothing is recorded yet")
-            self._analysed = analyse(self.path)
+            self._analysed = analyse(self.path, self._others(self.path))
         return self._analysed
+
+    def _others(self, path: Path) -> list[Path]:
+        """The files of the other ranks, for rank 0."""
+        run = self._run
+        return run.others_of(path, self._ranks_timeout) if run and run.rank == 0 else []
 
     def _print_diagnosis(self, path: Path) -> None:
         try:
-            show(self.diagnosis, path)
+            several = len(self.diagnosis.summary.files) > 1
+            show(self.diagnosis, path.parent if several else path)
         except Exception as error:
             report_problem(f"{path} was recorded but could not be diagnosed", error)
 
@@ -349,6 +367,7 @@ def profile(
     worker_name: str | None = None,
     use_gzip: bool = True,
     diagnose: bool = True,
+    ranks_timeout: float = RANKS_TIMEOUT,
 ) -> Recording:
     """Records a few steps of a training loop, diagnoses them and prints the diagnosis at the end.
 
@@ -367,9 +386,9 @@ def profile(
     else the first iteration. An exception in the block passes through, and the file is kept.
 
     Args:
-        path_or_dir: A folder (each recording gets a name of its own), or a name that ends in
-            `.json` or `.json.gz`; a file that exists is not overwritten. Several ranks each write
-            their own file with the rank in its name. The folder `ttap_traces` unless given.
+        path_or_dir: A folder (each recording gets a folder of its own in it), or a name that ends
+            in `.json` or `.json.gz`; a file that exists is not overwritten. Several ranks each
+            write a file with the rank in its name. The folder `ttap_traces` unless given.
         wait: Steps to let pass first.
         warmup: Steps during which the profiler runs but keeps nothing.
         active: Steps to record.
@@ -380,16 +399,21 @@ def profile(
         activities: What torch records; the CPU and every accelerator there is unless given.
         worker_name: First part of the file names in a folder.
         use_gzip: Compress, where `path_or_dir` is a folder.
-        diagnose: Print the diagnosis at the end, on rank 0; else it waits in `p.diagnosis`.
+        diagnose: Print the diagnosis of all ranks at the end, on rank 0; else it waits in
+            `p.diagnosis`.
+        ranks_timeout: Seconds that rank 0 waits for the files of the others before it diagnoses
+            what is there; with 0 it diagnoses its own alone.
 
     Returns:
         The recording, to be used in a `with` statement.
 
     Raises:
-        OptionError: a number of steps is negative, or `active` is zero.
+        OptionError: a number of steps is negative, `active` is zero, or `ranks_timeout` is no
+            number of seconds.
         MissingDependencyError: torch is not installed (on entering the block).
         RecordingError: another recording or torch profiler is running (on entering the block).
     """
+    check_timeout(ranks_timeout)
     options = {
         "record_shapes": record_shapes,
         "with_stack": with_stack,
@@ -404,4 +428,5 @@ def profile(
         diagnose=diagnose,
         activities=activities,
         options=options,
+        ranks_timeout=ranks_timeout,
     )

@@ -8,10 +8,17 @@ from typing import Any
 
 from torchtraceap.errors import MissingDependencyError
 
-__all__ = ["current_rank", "default_activities", "import_torch", "profiler_is_running"]
+__all__ = [
+    "current_rank",
+    "default_activities",
+    "import_torch",
+    "profiler_is_running",
+    "world_size",
+]
 
 # A launcher says the rank here (torchrun's name) before torch.distributed is initialised.
 RANK_VARIABLE = "RANK"
+WORLD_VARIABLE = "WORLD_SIZE"
 
 
 def import_torch() -> Any:
@@ -51,11 +58,29 @@ def accelerator_is_available(torch: Any, name: str) -> bool:
 
 def current_rank(torch: Any) -> int:
     """This process's rank: of torch.distributed, else of the launcher, else 0."""
-    distributed = getattr(torch, "distributed", None)
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    if (distributed := _initialized(torch)) is not None:
         return int(distributed.get_rank())
-    text = os.environ.get(RANK_VARIABLE, "")
-    return int(text) if text.isdecimal() else 0
+    return _number(RANK_VARIABLE, 0)
+
+
+def world_size(torch: Any) -> int:
+    """How many ranks there are: of torch.distributed, else of the launcher, else 1."""
+    if (distributed := _initialized(torch)) is not None:
+        return int(distributed.get_world_size())
+    return _number(WORLD_VARIABLE, 1)
+
+
+def _initialized(torch: Any) -> Any | None:
+    """torch.distributed, where there is a process group."""
+    distributed = getattr(torch, "distributed", None)
+    if distributed is None or not distributed.is_available():
+        return None
+    return distributed if distributed.is_initialized() else None
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() and len(text) < 10 else default
 
 
 def profiler_is_running(torch: Any) -> bool:

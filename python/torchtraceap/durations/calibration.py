@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap.durations.estimate import Estimate, Estimates
+from torchtraceap.rendering import Shown
 
 __all__ = [
     "Calibration",
@@ -56,7 +57,7 @@ def kernel_class(family: str, dtype: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class KindTimes:
+class KindTimes(Shown):
     """Kinds that were measured and estimated; all sequences have one entry per kind."""
 
     kinds: Sequence[Hashable]
@@ -96,7 +97,7 @@ class KindTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassRatio:
+class ClassRatio(Shown):
     """Measured over estimated time of one class."""
 
     name: str
@@ -134,7 +135,7 @@ class Measured(Protocol):
 
 
 @dataclass(frozen=True, repr=False)
-class Calibration:
+class Calibration(Shown):
     """Ratios of a trace's measured to estimated times, to be handed to the functions that ask.
 
     Shows itself as a table of them, with the number of kinds and calls behind each.
@@ -182,17 +183,7 @@ class Calibration:
         }  # fmt: skip
 
     def __repr__(self) -> str:
-        if not self.classes:
-            return "no kernels that a model estimates"
-        lines = [
-            f"{'class':<28}{'ratio':>7}{'median':>8}{'10 %':>7}{'90 %':>7}{'n':>5}{'calls':>8}"
-        ]
-        lines += [
-            f"{one.name[:27]:<28}{one.ratio:7.2f}{one.median:8.2f}{one.low:7.2f}{one.high:7.2f}"
-            f"{one.kinds:5d}{one.calls:8d}{'  few' if one.is_few else ''}"
-            for one in self.classes.values()
-        ]
-        return "\n".join(lines)
+        return f"Calibration(classes={len(self.classes)}, kinds={len(self.kinds)})"
 
 
 def calibrate(trace: Measured, rank: int | None = None) -> Calibration:

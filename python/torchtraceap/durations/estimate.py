@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torchtraceap.devices import Device, device_named, find_device
 from torchtraceap.dtypes import dtype_named
 from torchtraceap.errors import AmbiguousDeviceError, OptionError
+from torchtraceap.rendering import Shown, shown
 
 __all__ = [
     "Estimate",
@@ -34,6 +35,7 @@ FloatArray = npt.NDArray[np.float64]
 # says so; where nothing was measured it is a stated guess.
 
 
+@shown
 class Estimate(NamedTuple):
     """A duration, how far it may be off, and where it comes from."""
 
@@ -62,7 +64,7 @@ class Estimate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Estimates:
+class Estimates(Shown):
     """Many durations at once; NaN where there is none, with the reason as its source."""
 
     ns: FloatArray

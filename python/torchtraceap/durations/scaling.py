@@ -13,6 +13,7 @@ from torchtraceap.devices import Device
 from torchtraceap.durations.estimate import Estimate, UnknownDurationError, the_device
 from torchtraceap.durations.operators import estimate_op
 from torchtraceap.models.arguments import OpCall
+from torchtraceap.rendering import shown
 
 __all__ = ["Ratio", "estimate_ratio", "ratio", "ratio_of"]
 
@@ -20,6 +21,7 @@ _CANCELS = 0.5
 """Of the variance of either estimate: what is a kind's own; Note [Shrinking] of calibration.py."""
 
 
+@shown
 class Ratio(NamedTuple):
     """Time on one device over time on another, and how far it may be off."""
 

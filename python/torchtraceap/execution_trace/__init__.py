@@ -31,6 +31,7 @@ from torchtraceap.execution_trace.dependencies import (
 from torchtraceap.execution_trace.link import GpuRows, match_nodes
 from torchtraceap.execution_trace.reader import Node, NodeFile, read_nodes
 from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.rendering import Shown
 from torchtraceap.table import ColumnTable
 
 __all__ = ["ExecutionTrace", "LinkedExecution", "load_execution_trace"]
@@ -52,7 +53,7 @@ def load_execution_trace(path: str | os.PathLike[str]) -> ExecutionTrace:
     return ExecutionTrace(Path(path), read_nodes(Path(path)))
 
 
-class ExecutionTrace:
+class ExecutionTrace(Shown):
     """Nodes and tensor dependencies of one process."""
 
     def __init__(self, path: Path, file: NodeFile) -> None:
@@ -91,7 +92,7 @@ class ExecutionTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkedExecution:
+class LinkedExecution(Shown):
     """An execution trace and the Kineto trace of the same run."""
 
     rows: dict[int, int]

@@ -42,8 +42,12 @@ class KnowledgeEntry:
     """Stable snake_case name, as in the JSON of `diagnose`."""
     name: str
     """What is checked, in the words of a list."""
+    name_host: str
+    """The same for a run that computes on the host; empty where `name` is true of both."""
     title: str
     """A few words, as a heading."""
+    title_host: str
+    """The same for a run that computes on the host; empty where `title` is true of both."""
     why: str
     """One sentence with placeholders: `{fact}`, or `{fact:gap|gaps}` with its noun; `[[...]]` is
     left out if a fact in it is missing."""
@@ -63,6 +67,14 @@ class KnowledgeEntry:
     """The sentence for a trace in which the rule found nothing."""
     gate: str
     """What a performance contract for it would assert."""
+
+    def name_text(self, *, on_host: bool = False) -> str:
+        """What is checked, in a run that computes on the host if `on_host`."""
+        return (on_host and self.name_host) or self.name
+
+    def title_text(self, *, on_host: bool = False) -> str:
+        """The heading, of a run that computes on the host if `on_host`."""
+        return (on_host and self.title_host) or self.title
 
     def why_text(
         self, facts: Mapping[str, str], *, cost: str, share: str, on_host: bool = False
@@ -117,7 +129,9 @@ def _entry(name: str, fields: Mapping[str, Any]) -> KnowledgeEntry:
     return KnowledgeEntry(
         type=name,
         name=fields["name"],
+        name_host=fields.get("name_host", ""),
         title=fields["title"],
+        title_host=fields.get("title_host", ""),
         why=fields["why"],
         why_host=fields.get("why_host", ""),
         signs=tuple(fields["signs"]),

@@ -13,22 +13,36 @@ from torchtraceap.models import (  # noqa: F401  (importing them registers their
     attention,
     convolution,
     copies,
+    custom_collectives,
     elementwise,
     embedding,
+    fused_norm,
+    gated,
     gemm,
+    hyper_connections,
     indexing,
+    kv_cache,
+    library_gemm,
+    moe,
     normalization,
     optimizer,
+    paged_attention,
     pooling,
+    quantization,
     reduction,
+    rotary,
+    sampling,
     softmax,
+    state_space,
     triton,
 )
 from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.models.families import FAMILIES, family_of
+from torchtraceap.models.paged_attention import BATCH
 from torchtraceap.models.registry import Model, Work, model_of, register, work_of
 
 __all__ = [
+    "BATCH",
     "FAMILIES",
     "DType",
     "Model",

@@ -96,6 +96,7 @@ class OpCall:
         name: Of the operator.
         dims, types, strides, concrete: The four lists, parsed or as JSON text; None where absent.
         kernels: Names of the kernels that it launched; they tell the type of lists of tensors.
+        batch: Name of the range around it in which a serving engine says what it works on.
     """
 
     def __init__(
@@ -106,9 +107,11 @@ class OpCall:
         strides: Any = None,
         concrete: Any = None,
         kernels: Sequence[str] = (),
+        batch: str | None = None,
     ) -> None:
         self.name = name
         self.kernels = tuple(kernels)
+        self.batch = batch
         self._dims = _parsed_list(dims)
         self._types = _parsed_list(types)
         self._strides = _parsed_list(strides)

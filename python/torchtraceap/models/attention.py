@@ -8,11 +8,12 @@ whole tiles: a query alone costs as much as a tile of queries (`tile_padding`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError
-from torchtraceap.models.registry import Work, register
+from torchtraceap.models.registry import Work, register, without_work
 
-__all__ = ["pairs", "tile_padding"]
+__all__ = ["Heads", "Mask", "flash", "pairs", "tile_padding", "varlen"]
 
 _FP32_BYTES = 4
 # The least tile of queries and keys, and steps of the depth, of kernels of FlashAttention 2 and of
@@ -63,7 +64,7 @@ def _clamped_sum(count: int, limit: int, offset: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Heads:
+class Heads:
     """Sizes of one call, whatever the layout of its tensors."""
 
     batch: int
@@ -80,7 +81,7 @@ class _Heads:
         return tile_padding(self.queries, self.keys, self.depth)
 
 
-def _heads_first(query: Tensor, key: Tensor, value: Tensor) -> _Heads:
+def _heads_first(query: Tensor, key: Tensor, value: Tensor) -> Heads:
     """(..., heads, length, depth), as `scaled_dot_product_attention` takes it."""
     q, k, v = query.shape, key.shape, value.shape
     if min(len(q), len(k), len(v)) < 2:
@@ -89,25 +90,25 @@ def _heads_first(query: Tensor, key: Tensor, value: Tensor) -> _Heads:
     for size in q[:-3]:
         batch *= size
     heads = q[-3] if len(q) > 2 else 1
-    return _checked(_Heads(batch, q[-2], k[-2], heads, q[-1], v[-1]), k[-1], v[-2])
+    return _checked(Heads(batch, q[-2], k[-2], heads, q[-1], v[-1]), k[-1], v[-2])
 
 
-def _length_first(query: Tensor, key: Tensor, value: Tensor) -> _Heads:
+def _length_first(query: Tensor, key: Tensor, value: Tensor) -> Heads:
     """(batch, length, heads, depth), as flash attention takes it."""
     q, k, v = query.shape, key.shape, value.shape
     if not len(q) == len(k) == len(v) == 4:
         raise UnknownWorkError("queries, keys and values have not four dimensions")
-    return _checked(_Heads(q[0], q[1], k[1], q[2], q[3], v[3]), k[3], v[1])
+    return _checked(Heads(q[0], q[1], k[1], q[2], q[3], v[3]), k[3], v[1])
 
 
-def _checked(sizes: _Heads, key_depth: int, values: int) -> _Heads:
+def _checked(sizes: Heads, key_depth: int, values: int) -> Heads:
     if sizes.depth != key_depth or sizes.keys != values:
         raise UnknownWorkError("queries, keys and values do not fit together")
     return sizes
 
 
 def _forward_work(
-    sizes: _Heads, met: int, query: Tensor, key: Tensor, value: Tensor, *extra: Tensor | None
+    sizes: Heads, met: int, query: Tensor, key: Tensor, value: Tensor, *extra: Tensor | None
 ) -> Work:
     """Two products per pair: with the keys' depth, then with the values'."""
     lead = sizes.batch * sizes.heads
@@ -124,7 +125,7 @@ def _forward_work(
 
 
 def _backward_work(
-    sizes: _Heads, met: int, grad: Tensor, query: Tensor, key: Tensor, value: Tensor
+    sizes: Heads, met: int, grad: Tensor, query: Tensor, key: Tensor, value: Tensor
 ) -> Work:
     """Five products: scores again; gradients of values, of probabilities, of keys, of queries."""
     lead = sizes.batch * sizes.heads
@@ -141,14 +142,14 @@ def _backward_work(
     )
 
 
-def _with_logsumexp(work: Work, sizes: _Heads, wanted: bool) -> Work:
+def _with_logsumexp(work: Work, sizes: Heads, wanted: bool) -> Work:
     rows = sizes.batch * sizes.heads * sizes.queries
     return replace(work, bytes_written=work.bytes_written + rows * _FP32_BYTES * wanted)
 
 
 def _sdpa(
     call: OpCall, causal_at: int, *, bias_at: int | None = None, bottom_right: bool = False
-) -> tuple[Work, _Heads]:
+) -> tuple[Work, Heads]:
     query, key, value = call.tensor(0), call.tensor(1), call.tensor(2)
     sizes = _heads_first(query, key, value)
     causal = call.boolean(causal_at)
@@ -219,7 +220,9 @@ def _read_more(work: Work, extra: int) -> Work:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mask:
+class Mask:
+    """Which pairs may meet; the arguments of `pairs`."""
+
     causal: bool
     bottom_right: bool
     left: int = -1
@@ -238,14 +241,14 @@ class _Mask:
 
 @register("aten::_flash_attention_forward")
 def aten_flash(call: OpCall) -> Work:
-    mask = _Mask(call.boolean(8), True, call.integer(11, -1), call.integer(12, -1))
-    return _flash(call, 0, (3, 4), (5, 6), mask)
+    mask = Mask(call.boolean(8), True, call.integer(11, -1), call.integer(12, -1))
+    return flash(call, 0, (3, 4), (5, 6), mask)
 
 
 @register("aten::_flash_attention_backward")
 def aten_flash_backward(call: OpCall) -> Work:
-    mask = _Mask(call.boolean(11), True, call.integer(15, -1), call.integer(16, -1))
-    return _flash(call, 1, (6, 7), (8, 9), mask)
+    mask = Mask(call.boolean(11), True, call.integer(15, -1), call.integer(16, -1))
+    return flash(call, 1, (6, 7), (8, 9), mask)
 
 
 @register("aten::_efficient_attention_forward")
@@ -253,25 +256,25 @@ def aten_efficient(call: OpCall) -> Work:
     """`custom_mask_type`: 1 is causal from the start, 2 from the end. Older ones have no max_k."""
     mask_at = 9 if call.argument(9).text not in ("True", "False") else 8
     mask = _mask_type(call, mask_at)
-    return _flash(call, 0, (4, 5), (6, mask_at - 2), mask, bias_at=3)
+    return flash(call, 0, (4, 5), (6, mask_at - 2), mask, bias_at=3)
 
 
 @register("aten::_efficient_attention_backward")
 def aten_efficient_backward(call: OpCall) -> Work:
-    return _flash(call, 1, (6, 7), (8, 9), _mask_type(call, 14), bias_at=4)
+    return flash(call, 1, (6, 7), (8, 9), _mask_type(call, 14), bias_at=4)
 
 
-def _mask_type(call: OpCall, position: int) -> _Mask:
+def _mask_type(call: OpCall, position: int) -> Mask:
     kind = call.integer(position)
-    return _Mask(causal=kind in (1, 2), bottom_right=kind == 2)
+    return Mask(causal=kind in (1, 2), bottom_right=kind == 2)
 
 
-def _flash(
+def flash(
     call: OpCall,
     first: int,
     lengths_at: tuple[int, int],
     longest_at: tuple[int, int],
-    mask: _Mask,
+    mask: Mask,
     bias_at: int | None = None,
 ) -> Work:
     """(batch, length, heads, depth); with cumulated lengths (all, heads, depth).
@@ -288,7 +291,7 @@ def _flash(
     else:
         sizes = _packed(query, key, value)
         count = cumulated[0].elements - 1
-        met, known = _varlen(sizes, count, [call.integer(i, 0) for i in longest_at], mask)
+        met, known = varlen(sizes, count, [call.integer(i, 0) for i in longest_at], mask)
     work = (
         _forward_work(sizes, met, query, key, value, bias)
         if grad is None
@@ -299,17 +302,17 @@ def _flash(
     return work if known else _bounded(work)
 
 
-def _packed(query: Tensor, key: Tensor, value: Tensor) -> _Heads:
+def _packed(query: Tensor, key: Tensor, value: Tensor) -> Heads:
     """Sequences behind each other: (all, heads, depth), with or without a first dimension of 1."""
     q, k, v = (tensor.shape for tensor in (query, key, value))
     if len(q) == 4 and q[0] == k[0] == v[0] == 1:
         q, k, v = q[1:], k[1:], v[1:]
     if not len(q) == len(k) == len(v) == 3:
         raise UnknownWorkError("packed queries, keys and values have not three dimensions")
-    return _checked(_Heads(1, q[0], k[0], q[1], q[2], v[2]), k[2], v[0])
+    return _checked(Heads(1, q[0], k[0], q[1], q[2], v[2]), k[2], v[0])
 
 
-def _varlen(sizes: _Heads, count: int, longest: list[int], mask: _Mask) -> tuple[int, bool]:
+def varlen(sizes: Heads, count: int, longest: list[int], mask: Mask) -> tuple[int, bool]:
     """Pairs of packed sequences, and whether that is exact.
 
     It is if there is one sequence, or if all have the greatest length. Else, as pairs grow faster
@@ -343,60 +346,85 @@ def _bounded(work: Work) -> Work:
 )
 def flash_attn(call: OpCall) -> Work:
     """(q, k, v, dropout, scale, causal, window_left, window_right, ...)"""
-    mask = _Mask(call.boolean(5), True, call.integer(6, -1), call.integer(7, -1))
-    return _flash(call, 0, (99, 99), (99, 99), mask)
+    mask = Mask(call.boolean(5), True, call.integer(6, -1), call.integer(7, -1))
+    return flash(call, 0, (99, 99), (99, 99), mask)
 
 
 @register("flash_attn::_flash_attn_varlen_forward")
 def flash_attn_varlen(call: OpCall) -> Work:
     """(q, k, v, cu_q, cu_k, max_q, max_k, dropout, scale, causal, window_left, window_right)"""
-    mask = _Mask(call.boolean(9), True, call.integer(10, -1), call.integer(11, -1))
-    return _flash(call, 0, (3, 4), (5, 6), mask)
+    mask = Mask(call.boolean(9), True, call.integer(10, -1), call.integer(11, -1))
+    return flash(call, 0, (3, 4), (5, 6), mask)
 
 
 @register("flash_attn::_flash_attn_backward")
 def flash_attn_backward(call: OpCall) -> Work:
     """(dout, q, k, v, out, lse, dq, dk, dv, dropout, scale, causal, window_left, window_right)"""
-    mask = _Mask(call.boolean(11), True, call.integer(12, -1), call.integer(13, -1))
-    return _flash(call, 1, (99, 99), (99, 99), mask)
+    mask = Mask(call.boolean(11), True, call.integer(12, -1), call.integer(13, -1))
+    return flash(call, 1, (99, 99), (99, 99), mask)
 
 
 @register("aiter::_flash_attn_backward")
 def aiter_backward(call: OpCall) -> Work:
     """(dout, q, k, v, out, lse, dq, dk, dv, dbias, dropout, scale, causal, left, right, ...)"""
-    mask = _Mask(call.boolean(12), True, call.integer(13, -1), call.integer(14, -1))
-    return _flash(call, 1, (99, 99), (99, 99), mask)
+    mask = Mask(call.boolean(12), True, call.integer(13, -1), call.integer(14, -1))
+    return flash(call, 1, (99, 99), (99, 99), mask)
 
 
 @register("aiter::mha_bwd")
 def aiter_kernel_backward(call: OpCall) -> Work:
     """(dout, q, k, v, out, lse, dropout, scale, causal, window_left, window_right, ...)"""
-    mask = _Mask(call.boolean(8), True, call.integer(9, -1), call.integer(10, -1))
-    return _flash(call, 1, (99, 99), (99, 99), mask)
+    mask = Mask(call.boolean(8), True, call.integer(9, -1), call.integer(10, -1))
+    return flash(call, 1, (99, 99), (99, 99), mask)
 
 
 @register("flash_attn::_flash_attn_varlen_backward")
 def flash_attn_varlen_backward(call: OpCall) -> Work:
     """(dout, q, k, v, out, lse, dq, dk, dv, cu_q, cu_k, max_q, max_k, dropout, scale, causal,
     window_left, window_right, ...)"""
-    mask = _Mask(call.boolean(15), True, call.integer(16, -1), call.integer(17, -1))
-    return _flash(call, 1, (9, 10), (11, 12), mask)
-
-
-@register("flash_attn_3::fwd")
-def flash_attn_3(call: OpCall) -> Work:
-    """(q, k, v, k_new, v_new, qv, out, cu_q, cu_k, cu_k_new, used_q, used_k, max_q, max_k,
-    page_table, ... scale at 23, causal, window_left, window_right, ...)"""
-    cached = (3, 4, 10, 11, 14)
-    if any(call.optional_tensor(i) is not None for i in cached):
-        raise UnknownWorkError("how much of the cache of keys and values is used is not recorded")
-    mask = _Mask(call.boolean(24), True, call.integer(25, -1), call.integer(26, -1))
-    return _flash(call, 0, (7, 8), (12, 13), mask)
+    mask = Mask(call.boolean(15), True, call.integer(16, -1), call.integer(17, -1))
+    return flash(call, 1, (9, 10), (11, 12), mask)
 
 
 @register("flash_attn_3::bwd")
 def flash_attn_3_backward(call: OpCall) -> Work:
     """(dout, q, k, v, out, lse, dq, dk, dv, cu_q, cu_k, used_q, used_k, max_q, max_k, scale,
     causal, window_left, window_right, ...)"""
-    mask = _Mask(call.boolean(16), True, call.integer(17, -1), call.integer(18, -1))
-    return _flash(call, 1, (9, 10), (13, 14), mask)
+    mask = Mask(call.boolean(16), True, call.integer(17, -1), call.integer(18, -1))
+    return flash(call, 1, (9, 10), (13, 14), mask)
+
+
+@register("FlashAttnFunc", composite=True)
+def flash_attn_function(call: OpCall) -> Work:
+    """(q, k, v, dropout, scale, causal, window, ...), where the pair of a window is recorded."""
+    window = call.integers(6) if call.argument(6).text not in (None, "", "None") else ()
+    recorded = len(window) == 2
+    left, right = window if recorded else (-1, -1)
+    work = flash(call, 0, (99, 99), (99, 99), Mask(call.boolean(5), True, left, right))
+    if recorded:
+        return work
+    return replace(work, upper_bound=True, notes=("its window is not recorded: at most this",))
+
+
+@register("aiter::wrapper_fmha_v3_fwd", composite=True)
+def aiter_wrapped(call: OpCall) -> Work:
+    """(nothing, q, k, v, dropout, scale, causal, window_left, window_right, ...)"""
+    query, key, value = (call.tensor(i) for i in (1, 2, 3))
+    sizes = _length_first(query, key, value)
+    mask = Mask(call.boolean(6), True, call.integer(7, -1), call.integer(8, -1))
+    return _forward_work(sizes, mask.met(sizes.queries, sizes.keys), query, key, value)
+
+
+@register("EvoformerAttention", "EvoformerFusedAttention", composite=True)
+def evoformer(call: OpCall) -> Work:
+    """(q, k, v, bias1, bias2): (..., length, heads, depth), everything meets everything."""
+    query, key, value = (call.tensor(i) for i in range(3))
+    if len(query.shape) < 4 or not len(query.shape) == len(key.shape) == len(value.shape):
+        raise UnknownWorkError("queries, keys or values have fewer than four dimensions")
+    q, k, v = (Tensor((prod(t.shape[:-3]), *t.shape[-3:]), t.dtype) for t in (query, key, value))
+    sizes = _length_first(q, k, v)
+    biases = (call.optional_tensor(3), call.optional_tensor(4))
+    return _forward_work(sizes, sizes.queries * sizes.keys, query, key, value, *biases)
+
+
+without_work("the order of its arguments is not known", "aiter::wrapper_fmha_v3_bwd")

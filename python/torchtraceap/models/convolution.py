@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError
-from torchtraceap.models.registry import Work, register
+from torchtraceap.models.registry import Work, register, without_work
 
 
 def _spatial(values: tuple[int, ...], rank: int) -> tuple[int, ...]:
@@ -336,3 +336,20 @@ def _half_backward(call: OpCall, *, weight_at: int, weight_gradient: bool) -> Wo
         dtype=grad.dtype.label,
         unit="matrix",
     )
+
+
+# ------------------------------------------------------------------------------------ of Apex
+
+
+@register("ConvBias_", "ConvBiasReLU_", composite=True)
+def convolution_apex(call: OpCall) -> Work:
+    """(input, weight, bias, padding, stride)"""
+    padding, stride = call.integers(3), call.integers(4)
+    return _forward(
+        call.tensor(0), call.tensor(1), call.tensor(2), stride, padding, (1,), None, 1, None
+    )
+
+
+without_work(
+    "its input and weight are not among its arguments", "ConvBias_Backward", "ConvBiasReLU_Backward"
+)

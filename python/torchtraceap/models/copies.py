@@ -10,6 +10,7 @@ from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.models.registry import Work, register
 
 
+@register("aten::copy", composite=True)
 @register("aten::copy_")
 def copy(call: OpCall) -> Work:
     """(self, source): read in its own type, written in that of the target."""
@@ -53,36 +54,3 @@ def _total_bytes(parts: list[Tensor]) -> int:
         raise UnknownWorkError("a list without tensors")
     size = max(part.dtype.size for part in parts)
     return sum(part.elements for part in parts) * size
-
-
-@register("_C::static_scaled_fp8_quant")
-def scaled_quantization(call: OpCall) -> Work:
-    """(out, input, scale)"""
-    out, x, scale = (call.tensor(i) for i in range(3))
-    return Work(2 * x.elements, x.bytes + scale.bytes, out.bytes)
-
-
-@register("_C::silu_and_mul", "_C::gelu_and_mul", "_C::gelu_tanh_and_mul")
-def gated(call: OpCall) -> Work:
-    """(out, input): half of the input gates the other half."""
-    out, x = call.tensor(0), call.tensor(1)
-    return Work(2 * out.elements, x.bytes, out.bytes)
-
-
-@register("_C::rotary_embedding")
-def rotary(call: OpCall) -> Work:
-    """(positions, query, key, head_size, cos_sin_cache, neox): in place, three per element."""
-    positions, query = call.tensor(0), call.tensor(1)
-    key, cache = call.optional_tensor(2), call.tensor(4)
-    rotated = query.elements + (0 if key is None else key.elements)
-    if len(cache.shape) != 2:
-        raise UnknownWorkError("the table of angles has not two dimensions")
-    angles = min(positions.elements, cache.shape[0]) * cache.shape[1] * cache.dtype.size
-    moved = rotated * query.dtype.size
-    return Work(
-        3 * rotated,
-        moved + angles + positions.bytes,
-        moved,
-        upper_bound=True,
-        notes=("all of each head is counted as rotated",),
-    )

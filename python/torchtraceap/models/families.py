@@ -109,7 +109,10 @@ def _word(*words: str) -> str:
 
 _NAMESPACES: tuple[tuple[str, str], ...] = (
     ("communication", r"^c10d|c10d_functional|^nccl|^rccl|^symm_mem|^torch::distributed"),
-    ("attention", r"flash_attn|flash_attention|xformers_flash|fmha|flashattn|^customflash"),
+    (
+        "attention",
+        r"flash_attn|flash_attention|xformers_flash|fmha|flashattn|^customflash|vllm_fa\d",
+    ),
     ("kv_cache", r"cache_ops"),
     ("moe", r"^_moe_c|^moe"),
     ("ssm", r"mamba|causal_conv1d|selective_scan"),
@@ -128,7 +131,7 @@ _BASES: tuple[tuple[str, str], ...] = (
     (
         "moe",
         r"(?:^|_)moe(?:_|$)|fused_experts|expert_(?:parallel|forward)|topk_(?:softmax|sigmoid|"
-        r"gating)|grouped_topk|moe_(?:align|sum)|token_(?:un)?permut|permute_and_pad|deep_?ep|"
+        r"softplus|gating)|grouped_topk|^mo_?e_?(?:dispatch|combine)|moe_(?:align|sum)|token_(?:un)?permut|permute_and_pad|deep_?ep|"
         r"ck_moe|fmoe",
     ),
     (
@@ -137,20 +140,19 @@ _BASES: tuple[tuple[str, str], ...] = (
         r"all2_?all|^allto_all|allgather|allreduce|(?:^|_)broadcast_coalesced|barrier$|send_recv|"
         r"^nccl|^rccl",
     ),
-    ("kv_cache", r"reshape_and_cache|kv_cache|concat_and_cache|paged_kv|page_indices"),
+    ("kv_cache", r"reshape_and_cache|store_cache|kv_cache|concat_and_cache|paged_kv|page_indices"),
     (
         "attention",
         r"scaled_dot_product|(?:^|_)attn(?:_|$)|attention|flash_attn|fmha|mha(?:_|$)|"
-        r"^(?:paged|unified|flex|sdpa|mla)_|memory_efficient",
+        r"^(?:paged|unified|flex|sdpa|mla)_|memory_efficient|^pa_(?:decode|sparse)|tilelang_sparse",
     ),
-    ("rope", r"rope|rotary"),
+    ("rope", r"rope|ro_pe|rotary"),
     ("ssm", r"mamba|selective_scan|causal_conv1d|ssd_|state_space|(?:^|_)mhc"),
     (
         "grouped_gemm",
         r"group(?:ed)?_?(?:gemm|mm)|gmm(?:_|$)|grouped_(?:linear|matmul)|"
         r"general_grouped|m_grouped|scaled_grouped",
     ),
-    ("loss", r"binary_cross_entropy|(?:cosine|hinge)_embedding_loss|^poisson_nll"),
     ("loss", r"binary_cross_entropy|(?:cosine|hinge)_embedding_loss|^poisson_nll"),
     ("sparse", r"sparse(?!_(?:data|features))|coalesce|csr_|coo_|^smm$|sspaddmm"),
     ("rnn", r"(?:^|_)(?:rnn|lstm|gru)(?:_|$)|cudnn_rnn|miopen_rnn"),
@@ -159,6 +161,11 @@ _BASES: tuple[tuple[str, str], ...] = (
         r"embedding|lookup_function|embs?_(?:lookup|codegen)|embeddingbag|split_lookup|"
         r"permute_pooled_embs|bounds_check_indices",
     ),
+    # With a quantisation of their result they stay what they are.
+    ("normalization", r"rms_?norm|rms_mxfp4|ln_modulate"),
+    ("activation", r"(?:silu|gelu|relu|gelu_tanh)_and_mul|mul_and_silu|si_?lu_?mul"),
+    ("random", r"^(?:mixed|random)_sample"),
+    ("gemm", r"gemm_(?:a\d|with_dynamic_quant)|(?:^|_)a8w8_|flatmm|^llmm|^wv_split"),
     (
         "quantization",
         r"(?<!un)quant(?!ile)|weight_to_int4pack|to_fp8|fp8_to|tofp8|hfp8|cast_to_fp[48]|qparams|mxfp|nvfp|"
@@ -242,7 +249,7 @@ _BASES: tuple[tuple[str, str], ...] = (
         "indexing",
         r"^(?:unsafe_)?index(?:_|$)|^index_|gather|scatter|^take|masked_(?:select|scatter)|"
         r"^nonzero|^argwhere|^put$|^(?:un)?masked_index|repeat_interleave|^one_hot|slice_scatter|"
-        r"select_scatter|diagonal_scatter|permute_(?:1d|2d|sparse)"
+        r"select_scatter|diagonal_scatter|permute_(?:1d|2d|sparse)|^shuffle_rows"
         r"|lengths_range|offsets_range|value_selecting|tri[lu]_indices|^flip|^roll|^rot90",
     ),
     (
@@ -280,8 +287,8 @@ _BASES: tuple[tuple[str, str], ...] = (
         "activation",
         r"^(?:relu6?|gelu|silu|sigmoid|tanh|elu|selu|celu|leaky_relu|rrelu|prelu|"
         r"prelu_kernel|hardtanh|hardswish|hardsigmoid|hardshrink|softshrink|softplus|mish|threshold|"
-        r"glu|log_sigmoid|add_relu|infinitely_differentiable_gelu|rrelu_with_noise|special_expit)$|"
-        r"(?:silu|gelu|relu)_and_mul|swiglu|geglu|reglu|act_and_mul|bias_gelu|bias_swiglu",
+        r"glu|log_sigmoid|add_relu|gelu_(?:new|fast|quick)|infinitely_differentiable_gelu|rrelu_with_noise|special_expit)$|"
+        r"swiglu|geglu|reglu|act_and_mul|bias_gelu|bias_swiglu",
     ),
     (
         "reduction",
@@ -306,21 +313,22 @@ _BASES: tuple[tuple[str, str], ...] = (
 )
 
 _POINTWISE_NAMES = """
-abs absolute acos acosh add addcdiv addcmul and angle arccos arccosh arcsin arcsinh arctan arctan2
-arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
-bitwise_right_shift bitwise_xor ceil channel_shuffle clamp clamp_max clamp_min clip complex
-conj_physical convert copysign cos cosh cross deg2rad diff digamma div divide eq erf erfc erfinv
-euclidean_dist exp exp2 expm1 fill_mem_eff_dropout_mask fix float_power floor floor_divide fmax
-fmin fmod foreach_op frac frexp gcd ge greater greater_equal gt heaviside hypot i0 iand igamma
-igammac ilshift index_fill ior irshift isclose isfinite isinf isnan isneginf isposinf isreal ixor
-kron lcm ldexp le lerp less less_equal lgamma linalg_cross log log10 log1p log2 logaddexp
-logaddexp2 logical_and logical_not logical_or logical_xor logit lshift lt masked_fill masked_scale
-maximum minimum mul mul_out multiply mvlgamma nan_to_num ne neg negative nextafter not_equal or
-pixel_shuffle pixel_unshuffle polar polygamma positive pow rad2deg reciprocal remainder round
-rshift rsqrt rsub sgn sign signbit sin sinc sinh sqrt square sub subtract tan true_divide trunc
-where xlogy xor
+abs absolute acos acosh add addcdiv addcmul and angle arccos arccosh arcsin arcsinh arctan
+arctan2 arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not
+bitwise_or bitwise_right_shift bitwise_xor ceil channel_shuffle clamp clamp_max clamp_min clip
+complex conj_physical convert copysign cos cosh cross deg2rad diff digamma div divide eq erf
+erfc erfinv euclidean_dist exp exp2 expm1 fix float_power floor floor_divide fmax fmin fmod frac
+frexp gcd ge greater greater_equal gt heaviside hypot i0 iand igamma igammac ilshift ior irshift
+isclose isfinite isinf isnan isneginf isposinf isreal ixor kron lcm ldexp le lerp less
+less_equal lgamma linalg_cross log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not
+logical_or logical_xor logit lshift lt masked_fill masked_scale maximum minimum mul mul_out
+multiply mvlgamma nan_to_num ne neg negative nextafter not_equal or pixel_shuffle
+pixel_unshuffle polar polygamma positive pow rad2deg reciprocal remainder round rshift rsqrt
+rsub sgn sign signbit sin sinc sinh sqrt square sub subtract tan true_divide trunc where xlogy
+xor
 """
 _POINTWISE = frozenset(_POINTWISE_NAMES.split())
+"""None matches a rule of `_BASES`: they are asked first, since most calls are of them."""
 
 _KERNELS: tuple[tuple[str, str], ...] = (
     ("communication", r"nccl|rccl|cross_device_reduce|msccl|oneccl|hccl|all_?reduce|all_?gather|"
@@ -406,18 +414,15 @@ def _family_of_op(name: str) -> str | None:
         return "triton"
     parts = split_op_name(name[:_OP_NAME_LIMIT])
     family = _first_match(_NAMESPACES, parts.namespace)
+    if family is None and parts.base in _POINTWISE:
+        family = "elementwise"
     if family is None:
         family = _first_match(_BASES, parts.base)
-    if family is None and parts.base in _POINTWISE | _special(parts.base):
+    if family is None and parts.base.startswith("special_"):
         family = "elementwise"
     if family == "convolution" and parts.base.startswith(("cudnn_affine", "cudnn_grid")):
         family = "interpolation"
     return None if family is None else _half(family, backward=parts.backward)
-
-
-def _special(base: str) -> frozenset[str]:
-    """`special_*` functions work element by element."""
-    return frozenset((base,)) if base.startswith("special_") else frozenset()
 
 
 @lru_cache(maxsize=65_536)

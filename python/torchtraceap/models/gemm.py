@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import isqrt, prod
+from math import prod
 
 from torchtraceap.dtypes import INT32, DType
 from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError
@@ -20,7 +20,7 @@ def _compute_type(*tensors: Tensor) -> str:
     return "int8" if label == "uint8" else label
 
 
-def _product(
+def product(
     a: Tensor,
     b: Tensor,
     output: tuple[int, ...],
@@ -29,7 +29,7 @@ def _product(
     *extra: Tensor | None,
     allow_tf32: bool | None = None,
 ) -> Work:
-    """`output` elements, each a sum of `depth` products; `extra` are read as well."""
+    """The work of `output` elements, each a sum of `depth` products; `extra` are read as well."""
     elements = prod(output)
     complex_factor = 4 if a.dtype.rank == 3 else 1
     read = a.bytes + b.bytes + sum(tensor.bytes for tensor in extra if tensor is not None)
@@ -58,7 +58,7 @@ def _mm(call: OpCall, first: int, bias: Tensor | None = None) -> Work:
     a, b = call.tensor(first), call.tensor(first + 1)
     _ranks(a, b, 2, 2)
     depth = _shared(a.shape[1], b.shape[0])
-    return _product(a, b, (a.shape[0], b.shape[1]), depth, a.dtype, bias)
+    return product(a, b, (a.shape[0], b.shape[1]), depth, a.dtype, bias)
 
 
 @register("aten::mm", "vllm::rocm_unquantized_gemm_impl")
@@ -71,7 +71,7 @@ def int_mm(call: OpCall) -> Work:
     a, b = call.tensor(0), call.tensor(1)
     _ranks(a, b, 2, 2)
     depth = _shared(a.shape[1], b.shape[0])
-    return _product(a, b, (a.shape[0], b.shape[1]), depth, INT32)
+    return product(a, b, (a.shape[0], b.shape[1]), depth, INT32)
 
 
 @register("aten::addmm", "aten::_addmm_activation")
@@ -84,7 +84,7 @@ def _bmm(call: OpCall, first: int, bias: Tensor | None = None) -> Work:
     _ranks(a, b, 3, 3)
     batch = _shared(a.shape[0], b.shape[0])
     depth = _shared(a.shape[2], b.shape[1])
-    return _product(a, b, (batch, a.shape[1], b.shape[2]), depth, a.dtype, bias)
+    return product(a, b, (batch, a.shape[1], b.shape[2]), depth, a.dtype, bias)
 
 
 @register("aten::bmm")
@@ -102,7 +102,7 @@ def addbmm(call: OpCall) -> Work:
     a, b = call.tensor(1), call.tensor(2)
     _ranks(a, b, 3, 3)
     depth = _shared(a.shape[0], b.shape[0]) * _shared(a.shape[2], b.shape[1])
-    return _product(a, b, (a.shape[1], b.shape[2]), depth, a.dtype, call.tensor(0))
+    return product(a, b, (a.shape[1], b.shape[2]), depth, a.dtype, call.tensor(0))
 
 
 @register("aten::mv")
@@ -118,21 +118,21 @@ def addmv(call: OpCall) -> Work:
 def _mv(call: OpCall, first: int, bias: Tensor | None = None) -> Work:
     a, x = call.tensor(first), call.tensor(first + 1)
     _ranks(a, x, 2, 1)
-    return _product(a, x, (a.shape[0],), _shared(a.shape[1], x.shape[0]), a.dtype, bias)
+    return product(a, x, (a.shape[0],), _shared(a.shape[1], x.shape[0]), a.dtype, bias)
 
 
 @register("aten::dot", "aten::vdot")
 def dot(call: OpCall) -> Work:
     a, b = call.tensor(0), call.tensor(1)
     _ranks(a, b, 1, 1)
-    return _product(a, b, (), _shared(a.shape[0], b.shape[0]), a.dtype)
+    return product(a, b, (), _shared(a.shape[0], b.shape[0]), a.dtype)
 
 
 @register("aten::addr")
 def addr(call: OpCall) -> Work:
     a, b = call.tensor(1), call.tensor(2)
     _ranks(a, b, 1, 1)
-    return _product(a, b, (a.shape[0], b.shape[0]), 1, a.dtype, call.tensor(0))
+    return product(a, b, (a.shape[0], b.shape[0]), 1, a.dtype, call.tensor(0))
 
 
 @register("aten::matmul", "aten::linalg_matmul", composite=True)
@@ -144,7 +144,7 @@ def matmul(call: OpCall) -> Work:
     columns = b.shape[-1:] if len(b.shape) > 1 else ()
     depth = _shared(a.shape[-1], b.shape[-2] if len(b.shape) > 1 else b.shape[0])
     batch = broadcast(a.shape[:-2], b.shape[:-2])
-    return _product(a, b, (*batch, *rows, *columns), depth, a.dtype)
+    return product(a, b, (*batch, *rows, *columns), depth, a.dtype)
 
 
 @register("aten::linear", "aten::mkldnn_linear", "vllm::rocm_unquantized_gemm", composite=True)
@@ -154,7 +154,7 @@ def linear(call: OpCall) -> Work:
         raise UnknownWorkError("a linear layer without dimensions")
     depth = _shared(x.shape[-1], weight.shape[-1])
     output = (*x.shape[:-1], *weight.shape[:-1])
-    return _product(x, weight, output, depth, x.dtype, call.optional_tensor(2))
+    return product(x, weight, output, depth, x.dtype, call.optional_tensor(2))
 
 
 @register("aten::_scaled_mm", "aten::_scaled_mm_v2")
@@ -165,7 +165,7 @@ def scaled_mm(call: OpCall) -> Work:
     packed = 2 if a.dtype.label == "fp4" else 1
     depth = _shared(a.shape[1], b.shape[0]) * packed
     scales = [call.optional_tensor(i) for i in (2, 3, 4, 5)]
-    return _product(a, b, (a.shape[0], b.shape[1]), depth, _scaled_output(call, a), *scales)
+    return product(a, b, (a.shape[0], b.shape[1]), depth, _scaled_output(call, a), *scales)
 
 
 def _scaled_output(call: OpCall, a: Tensor) -> DType:
@@ -202,7 +202,7 @@ def grouped_mm(call: OpCall) -> Work:
         return _grouped_depth(a, b, offsets, out_type or a.dtype)
     else:
         raise UnknownWorkError(f"operands of {ranks[0]} and {ranks[1]} dimensions")
-    work = _product(a, b, output, depth, out_type or a.dtype, offsets)
+    work = product(a, b, output, depth, out_type or a.dtype, offsets)
     return work if ranks == (3, 3) else _as_upper_bound(work)
 
 
@@ -210,34 +210,11 @@ def _grouped_depth(a: Tensor, b: Tensor, offsets: Tensor, out_type: DType) -> Wo
     """Each group takes a part of the depth and has an output of its own."""
     depth = _shared(a.shape[1], b.shape[0])
     groups = offsets.elements
-    work = _product(a, b, (a.shape[0], b.shape[1]), depth, out_type, offsets)
+    work = product(a, b, (a.shape[0], b.shape[1]), depth, out_type, offsets)
     written = groups * a.shape[0] * b.shape[1] * out_type.size
     return _as_upper_bound(
         Work(work.flops, work.bytes_read, written, dtype=work.dtype, unit="matrix")
     )
-
-
-# Libraries that write into an argument: where the operands and the output stand.
-_WITH_OUTPUT = {
-    "tex_ts::te_gemm_ts": (0, 5, 10),
-    "_C::cutlass_scaled_mm": (1, 2, 0),
-    "aiter::gemm_a8w8_ck": (0, 1, 4),
-    "aiter::gemm_a8w8_bpreshuffle_ck": (0, 1, 4),
-    "aiter::gemm_a8w8_blockscale_ck": (0, 1, 4),
-}
-
-
-@register(*_WITH_OUTPUT)
-def product_into(call: OpCall) -> Work:
-    """The depth follows from the sizes alone, whatever is transposed: K^2 = |A| |B| / |D|."""
-    a, b, output = (call.tensor(i) for i in _WITH_OUTPUT[call.name])
-    if not output.elements:
-        raise UnknownWorkError("an empty output")
-    depth = isqrt(a.elements * b.elements // output.elements)
-    if depth**2 * output.elements != a.elements * b.elements or depth not in a.shape + b.shape:
-        raise UnknownWorkError("operands and output do not fit together")
-    packed = 2 if a.dtype.label == "fp4" else 1
-    return _product(a, b, output.shape, depth * packed, output.dtype)
 
 
 @register("bitsandbytes::int8_linear_matmul")
@@ -246,7 +223,7 @@ def int8_linear(call: OpCall) -> Work:
     x, weight = call.tensor(0), call.tensor(1)
     _ranks(weight, weight, 2, 2)
     depth = _shared(x.shape[-1] if x.shape else 0, weight.shape[1])
-    return _product(x, weight, (*x.shape[:-1], weight.shape[0]), depth, INT32)
+    return product(x, weight, (*x.shape[:-1], weight.shape[0]), depth, INT32)
 
 
 @register(
@@ -264,7 +241,7 @@ def grouped_rows(call: OpCall) -> Work:
     if depth not in b.shape[1:] or not depth:
         raise UnknownWorkError("operands do not fit together")
     columns = b.shape[1] * b.shape[2] // depth
-    return _as_upper_bound(_product(a, b, (a.shape[0], columns), depth, a.dtype))
+    return _as_upper_bound(product(a, b, (a.shape[0], columns), depth, a.dtype))
 
 
 def _as_upper_bound(work: Work) -> Work:

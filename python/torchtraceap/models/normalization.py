@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError
-from torchtraceap.models.registry import Work, register
+from torchtraceap.models.registry import Work, register, without_work
 
 _STATISTICS = 4  # sum; subtract, square, sum
 _NORMALIZE = 2  # subtract, multiply
@@ -80,23 +80,9 @@ def _rms(x: Tensor, weight: Tensor | None, saved: int) -> Work:
     )
 
 
-@register("_C::rms_norm", "fb::rms_norm")
-def rms_norm_out(call: OpCall) -> Work:
-    """(out, input, weight, eps)"""
-    if call.name.startswith("fb::"):
-        raise UnknownWorkError("the order of its arguments is not known")
-    return _rms(call.tensor(1), call.tensor(2), 0)
-
-
-@register("_C::fused_add_rms_norm")
-def fused_add_rms_norm(call: OpCall) -> Work:
-    """(input, residual, weight, eps): the sum replaces the residual, its norm the input."""
-    x, residual, weight = (call.tensor(i) for i in range(3))
-    return Work(
-        flops=x.elements * 5,
-        bytes_read=_bytes(x, residual, weight),
-        bytes_written=_bytes(x, residual),
-    )
+without_work(
+    "the order of its arguments is not known", "fb::rms_norm", "primus::fused_ln_modulate_backward"
+)
 
 
 @register("aten::native_group_norm")
@@ -109,6 +95,38 @@ def group_norm(call: OpCall) -> Work:
         call.optional_tensor(2),
         statistics=_STATISTICS,
         saved=2 * max(groups, 0) * call.tensor(0).dtype.size,
+    )
+
+
+@register("aten::group_norm", composite=True)
+def group_norm_outer(call: OpCall) -> Work:
+    """(input, groups, weight, bias, eps, cudnn_enabled)"""
+    x, groups = call.tensor(0), call.integer(1)
+    if len(x.shape) < 2 or groups < 1:
+        raise UnknownWorkError("an input without channels")
+    saved = 2 * x.shape[0] * groups * x.dtype.size
+    weight, bias = call.optional_tensor(2), call.optional_tensor(3)
+    return _forward(x, weight, bias, statistics=_STATISTICS, saved=saved)
+
+
+@register("aten::instance_norm", composite=True)
+def instance_norm(call: OpCall) -> Work:
+    """(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn)
+
+    Statistics are those of each sample and channel; running ones are read and written.
+    """
+    x = call.tensor(0)
+    if len(x.shape) < 2:
+        raise UnknownWorkError("an input without channels")
+    running = _bytes(call.optional_tensor(3), call.optional_tensor(4))
+    own = call.boolean(5)
+    return _forward(
+        x,
+        call.optional_tensor(1),
+        call.optional_tensor(2),
+        statistics=_STATISTICS if own else 0,
+        running=running,
+        saved=(2 * x.shape[0] * x.shape[1] * _FP32_BYTES + running) if own else 0,
     )
 
 
@@ -226,6 +244,7 @@ def group_norm_backward(call: OpCall) -> Work:
     )
 
 
+@register("aten::batch_norm_backward", composite=True)
 @register("aten::native_batch_norm_backward")
 def batch_norm_backward(call: OpCall) -> Work:
     """(grad, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, mask)

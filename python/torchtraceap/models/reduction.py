@@ -128,6 +128,17 @@ def norm(call: OpCall) -> Work:
     return _reduced(call, _kept(call.tensor(0), dims), 2, given or own)
 
 
+@register("aten::linalg_norm", composite=True)
+def any_norm(call: OpCall) -> Work:
+    """(self, ord, dim, keepdim, dtype): of vectors; a kind of norm over two dimensions is of
+    matrices."""
+    x, kind = call.tensor(0), call.argument(1).text
+    dims = _dims(call, 2)
+    if kind and kind != "None" and (len(dims) or len(x.shape)) != 1:
+        raise UnknownWorkError("a norm of matrices")
+    return norm(call)
+
+
 @register("aten::logsumexp")
 def logsumexp(call: OpCall) -> Work:
     return _reduced(call, _kept(call.tensor(0), call.integers(1)), 4, call.tensor(0).dtype)

@@ -12,12 +12,13 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from torchtraceap.models.arguments import OpCall, UnknownWorkError
+from torchtraceap.rendering import Shown
 
-__all__ = ["Model", "Work", "model_of", "modelled", "register", "work_of"]
+__all__ = ["Model", "Work", "model_of", "modelled", "register", "without_work", "work_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Work(Shown):
     """What a call computes and moves, counted once for each tensor (compulsory traffic)."""
 
     flops: float | None
@@ -58,12 +59,18 @@ class Entry:
 
     model: Model
     composite: bool
+    has_numbers: bool = True
+    """Some calls have: the model is more than a reason."""
+    of_batch: bool = False
+    """It asks for the name of the range that says what a serving engine works on."""
 
 
 _MODELS: dict[str, Entry] = {}
 
 
-def register(*names: str, composite: bool = False) -> Callable[[_Function], _Function]:
+def register(
+    *names: str, composite: bool = False, of_batch: bool = False
+) -> Callable[[_Function], _Function]:
     """Makes a function the model of operators, in place of an earlier one.
 
     `register("mylib::op")(lambda call: Work(...))`, or as a decorator. A name stands for its
@@ -73,15 +80,27 @@ def register(*names: str, composite: bool = False) -> Callable[[_Function], _Fun
         names: Of operators, with namespace.
         composite: It usually calls other operators that have models. It then counts only where
             no such operator below it launched GPU work.
+        of_batch: It asks for `OpCall.batch`.
     """
 
     def add(model: _Function) -> _Function:
         for name in names:
-            _MODELS[name] = Entry(model, composite)
+            _MODELS[name] = Entry(model, composite, of_batch=of_batch)
         _work_of_texts.cache_clear()
         return model
 
     return add
+
+
+def without_work(reason: str, *names: str) -> None:
+    """Says why operators have no numbers, whatever their arguments are."""
+
+    def model(call: OpCall) -> Work:
+        raise UnknownWorkError(reason)
+
+    for name in names:
+        _MODELS[name] = Entry(model, composite=False, has_numbers=False)
+    _work_of_texts.cache_clear()
 
 
 def model_of(name: str) -> Entry | None:
@@ -103,6 +122,7 @@ def work_of(
     strides: Any = None,
     concrete: Any = None,
     kernels: Sequence[str] = (),
+    batch: str | None = None,
 ) -> tuple[Work | None, str]:
     """The work of one call and an empty reason, or None and the reason why it is not known.
 
@@ -111,13 +131,14 @@ def work_of(
         dims, types, strides, concrete: As in a trace's `Input Dims`, `Input type`,
             `Input Strides` and `Concrete Inputs`: lists, or their JSON text; None where absent.
         kernels: Names of the kernels that it launched, where known.
+        batch: Name of the range around it in which a serving engine says what it works on.
 
     Never raises: a model that fails gives its error as the reason.
     """
     lists = (dims, types, strides, concrete)
     if all(value is None or isinstance(value, str) for value in lists):
-        return _work_of_texts(name, *lists, tuple(kernels))
-    return modelled(OpCall(name, *lists, kernels))
+        return _work_of_texts(name, *lists, tuple(kernels), batch)
+    return modelled(OpCall(name, *lists, kernels, batch))
 
 
 @lru_cache(maxsize=1 << 13)
@@ -128,9 +149,10 @@ def _work_of_texts(
     strides: str | None,
     concrete: str | None,
     kernels: tuple[str, ...],
+    batch: str | None,
 ) -> tuple[Work | None, str]:
     """The ranks of a job make the same calls."""
-    return modelled(OpCall(name, dims, types, strides, concrete, kernels))
+    return modelled(OpCall(name, dims, types, strides, concrete, kernels, batch))
 
 
 def modelled(call: OpCall) -> tuple[Work | None, str]:

@@ -106,3 +106,18 @@ def loss_backward(call: OpCall) -> Work:
 def _keeps_elements(call: OpCall, position: int) -> bool:
     """`reduction="none"` is 0."""
     return call.integer(position) == 0
+
+
+@register("CrossEntropyFunction", composite=True)
+def cross_entropy_transformer_engine(call: OpCall) -> Work:
+    """(scores, target, ...): the gradient replaces the scores, a loss in fp32 is written per row.
+
+    Functions of other libraries have the same name, and no such kernels.
+    """
+    if not any("online_softmax_kernel" in kernel for kernel in call.kernels):
+        raise UnknownWorkError("several libraries have a function of this name")
+    scores, target = call.tensor(0), call.tensor(1)
+    if not scores.shape or scores.elements != target.elements * scores.shape[-1]:
+        raise UnknownWorkError("scores and targets do not fit together")
+    written = scores.elements * scores.dtype.size + target.elements * FP32.size
+    return Work(scores.elements * (_FORWARD + 1), scores.bytes + target.bytes, written)

@@ -37,7 +37,7 @@ def annotate(trace: Trace, path: PathLike, *, rank: int | None = None) -> None:
         OutputError: The file can't be written.
     """
     if rank is None and len(trace.ranks) > 1:
-        raise OptionError(f"choose one of {len(trace.ranks)} ranks (merge puts them in one file)")
+        raise OptionError(f"choose one of {len(trace.ranks)} ranks (merge shows them together)")
     target = Path(path)
     name = target.name.lower()
     if not name.endswith((*CHROME_SUFFIXES, *PROTOBUF_SUFFIXES)):

@@ -105,7 +105,7 @@ def _critical_path(trace: Ranks, part: RankTrace) -> Slices:
 def build_counters(diagnosis: Diagnosis, rank: int | None) -> list[Counter]:
     """Score and GPU use by window, launches waiting by stream, copy bandwidth, memory."""
     part = diagnosis.trace.rank(rank)
-    return [*_window_counters(diagnosis, rank), *_queues(part), *_memory(part)]
+    return [*_window_counters(diagnosis, rank), *_queues(part), *_copies(part), *_memory(part)]
 
 
 def _window_counters(diagnosis: Diagnosis, rank: int | None) -> list[Counter]:
@@ -134,6 +134,19 @@ def _queues(part: RankTrace) -> list[Counter]:
         )
         for label, rows in _by_label(str(stream) for stream in queue.to_list("stream"))
     ]
+
+
+def _copies(part: RankTrace) -> list[Counter]:
+    """Copy bandwidth by direction and device."""
+    table = build_memory(part, by="counter")
+    directions, devices = table.to_list("direction"), table.to_list("device")
+    several = len(set(devices)) > 1
+    labels = (
+        f"{direction} on GPU {device} (GB/s)" if several else f"{direction} (GB/s)"
+        for direction, device in zip(directions, devices, strict=True)
+    )
+    times, rates = table["time_ns"], table["bandwidth_gb_per_s"]
+    return [Counter(label, times[rows], rates[rows]) for label, rows in _by_label(labels)]
 
 
 def _by_label(labels: Iterable[str]) -> Iterator[tuple[str, IntArray]]:

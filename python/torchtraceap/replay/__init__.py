@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.columns import Column, encode_texts
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.rendering import Shown
 from torchtraceap.replay.allowed import check_name
 from torchtraceap.replay.arguments import plan_call
 from torchtraceap.replay.call import (
@@ -43,11 +46,12 @@ from torchtraceap.table import ColumnTable
 
 __all__ = ["ReplayResult", "find_replayable", "replay", "replay_script"]
 
+MAX_NAME, MAX_NAMES = 100, 2000  # characters and names that are compared for similar ones
 _COPIES = frozenset({"aten::copy_", "aten::to", "aten::_to_copy"})
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayResult:
+class ReplayResult(Shown):
     """An operator of a trace, run again."""
 
     op: str
@@ -245,11 +249,18 @@ def _chosen_row(part: RankTrace, row: int | None, op: str | None) -> int:
     return row
 
 
+def _similar(op: str, names: Sequence[str]) -> str:
+    """What else may have been meant, of the first names that are not too long to compare."""
+    short = islice((name for name in names if len(name) <= MAX_NAME), MAX_NAMES)
+    near = get_close_matches(op[:MAX_NAME], short, n=3, cutoff=0.5)
+    return f"; similar: {', '.join(ascii(name)[1:-1] for name in near)}" if near else ""
+
+
 def _longest_call(part: RankTrace, op: str) -> int:
     names = part.table.strings
     rows = np.flatnonzero(part.table.name == names.index(op)) if op in names else np.zeros(0, int)
     if not len(rows):
-        raise OptionError(f"no event of this rank is named {ascii(op)[:80]}")
+        raise OptionError(f"no event of this rank is named {ascii(op)[:80]}{_similar(op, names)}")
     order = order_by(
         part.costs.subtree_gpu_ns[rows], part.table.dur_ns[rows], descending=(True, True)
     )

@@ -2,61 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
 from torchtraceap.rendering import add_renderer
 
-if TYPE_CHECKING:
-    from torchtraceap.results import Diagnosis, Summary
-    from torchtraceap.table import ColumnTable
-
 __all__ = ["register"]
+
+_RENDERERS = (
+    ("torchtraceap.results.Diagnosis", "page", "page", "render_html"),
+    ("torchtraceap.results.Diagnosis", "text", "terminal", "render_text"),
+    ("torchtraceap.results.Diagnosis", "headline", "view", "headline_of"),
+    ("torchtraceap.results.Diagnosis", "html", "notebook", "diagnosis_html"),
+    ("torchtraceap.results.Finding", "html", "notebook", "finding_html"),
+    ("torchtraceap.results.Summary", "html", "notebook", "summary_html"),
+    ("torchtraceap.ranks.Ranks", "html", "notebook", "trace_html"),
+    ("torchtraceap.simulation.simulate.Simulation", "html", "notebook", "simulation_html"),
+    ("torchtraceap.tree.TreeView", "text", "any_result", "tree_text"),
+    ("torchtraceap.tree.TreeView", "html", "notebook", "tree_html"),
+    ("builtins.object", "text", "any_result", "result_text"),
+    ("builtins.object", "html", "notebook", "result_html"),
+)
+"""Class, way, module and function; what is not here is shown by its tables
+(`any_result.tables_of`)."""
 
 
 def register() -> None:
     """Lets results show themselves; what draws them is imported when one is asked for."""
-    from torchtraceap.results import Diagnosis, Summary
-    from torchtraceap.table import ColumnTable
-
-    add_renderer(Diagnosis, "page", _diagnosis_page)
-    add_renderer(Diagnosis, "text", _diagnosis_text)
-    add_renderer(Diagnosis, "headline", _diagnosis_headline)
-    add_renderer(Diagnosis, "html", _diagnosis_html)
-    add_renderer(Summary, "html", _summary_html)
-    add_renderer(ColumnTable, "html", _table_html)
+    for kind, way, module, function in _RENDERERS:
+        add_renderer(kind, way, _later(f"torchtraceap.report.{module}", function))
 
 
-def _diagnosis_page(diagnosis: Diagnosis) -> str:
-    from torchtraceap.report.page import render_html
+def _later(module: str, function: str) -> Callable[[Any], str]:
+    def draw(result: Any) -> str:
+        text: str = getattr(import_module(module), function)(result)
+        return text
 
-    return render_html(diagnosis)
-
-
-def _diagnosis_text(diagnosis: Diagnosis) -> str:
-    from torchtraceap.report.terminal import render_text
-
-    return render_text(diagnosis)
-
-
-def _diagnosis_headline(diagnosis: Diagnosis) -> str:
-    from torchtraceap.report.view import headline_of
-
-    return headline_of(diagnosis)
-
-
-def _diagnosis_html(diagnosis: Diagnosis) -> str:
-    from torchtraceap.report.notebook import diagnosis_html
-
-    return diagnosis_html(diagnosis)
-
-
-def _summary_html(summary: Summary) -> str:
-    from torchtraceap.report.notebook import summary_html
-
-    return summary_html(summary)
-
-
-def _table_html(table: ColumnTable) -> str:
-    from torchtraceap.report.notebook import table_html
-
-    return table_html(table)
+    return draw

@@ -10,14 +10,15 @@ from torchtraceap.report.words import format_percent
 __all__ = ["trust_text"]
 
 
-def trust_text(trust: Mapping[str, Any]) -> str:
+def trust_text(trust: Mapping[str, Any], *, on_host: bool = False) -> str:
     """What tests the replays and what they react to, without a full stop.
 
     Args:
         trust: `Trust` as its JSON.
+        on_host: The run computes on the host: there is no GPU time to react to.
     """
     own = f"from its dependencies {_off(trust['iteration_error'])}"
-    return f"{own}; {_held_out(trust)}; {_follows(trust['sensitivity'])}"
+    return f"{own}; {_held_out(trust)}; {_follows(trust['sensitivity'], on_host)}"
 
 
 def _off(error: float) -> str:
@@ -32,6 +33,8 @@ def _held_out(trust: Mapping[str, Any]) -> str:
     return f"with other steps' costs by {error} (their mean: {mean}; steps vary by {noise})"
 
 
-def _follows(sensitivity: Mapping[str, float]) -> str:
+def _follows(sensitivity: Mapping[str, float], on_host: bool) -> str:
     gpu, host = (format_percent(min(1.0, sensitivity[k])) for k in ("gpu_share", "host_share"))
+    if on_host:
+        return f"it follows host time by {host}"
     return f"it follows GPU time by {gpu}, host time by {host}"

@@ -16,6 +16,7 @@ from torchtraceap.report.step import step_note
 from torchtraceap.report.trust import trust_text
 from torchtraceap.report.words import arrow, dash, format_percent, one_line
 from torchtraceap.units import format_count, format_ns
+from torchtraceap.verdict import COMPUTATION
 
 if TYPE_CHECKING:
     from torchtraceap.results import (
@@ -241,9 +242,9 @@ def label_of(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _check_name(type_: str) -> str:
+def _check_name(type_: str, *, on_host: bool) -> str:
     entry = load_knowledge().get(type_)
-    return entry.name if entry else label_of(type_)
+    return entry.name_text(on_host=on_host) if entry else label_of(type_)
 
 
 def build_view(diagnosis: Diagnosis) -> ReportView:
@@ -344,7 +345,7 @@ def _segments(diagnosis: Diagnosis, ranks: int) -> list[Segment]:
     parts = [
         Segment(
             key,
-            HOST_LABELS.get(key, _label(key)) if on_host else _label(key),
+            HOST_LABELS.get(key, label_of_part(key)) if on_host else label_of_part(key),
             ns // ranks,
             _share(diagnosis, key),
             is_idle=key not in GPU_LABELS and not on_host,
@@ -359,7 +360,7 @@ def _segments(diagnosis: Diagnosis, ranks: int) -> list[Segment]:
     )
 
 
-def _label(key: str) -> str:
+def label_of_part(key: str) -> str:
     return GPU_LABELS.get(key) or IDLE_LABELS.get(key) or label_of(key)
 
 
@@ -389,7 +390,7 @@ def _operators(diagnosis: Diagnosis) -> tuple[Segment, ...]:
 
 def _loss(diagnosis: Diagnosis) -> str | None:
     """The largest part of the time that is not computation, where it is worth a word."""
-    lost = [key for key in diagnosis.time_ns if key != "compute"]
+    lost = [key for key in diagnosis.time_ns if key not in COMPUTATION]
     worst = max(lost, key=lambda key: diagnosis.time_ns[key], default=None)
     return worst if worst and _share(diagnosis, worst) >= LOST_SHARE else None
 
@@ -467,12 +468,13 @@ def _bars(finding: Finding, replay: ReplayCheck | None) -> BeforeAfter | None:
     if saving is None or replay is None or not saving.simulated or not saving.best_ns:
         return None
     after = [replay.measured_ns - ns for ns in (saving.best_ns, saving.high_ns, saving.low_ns)]
-    return _before_after(saving.edit, replay.measured_ns, *after)
+    return before_after(saving.edit, replay.measured_ns, *after)
 
 
-def _before_after(
+def before_after(
     label: str, before_ns: int, after_ns: int, low_ns: int, high_ns: int, longest: int = 1
 ) -> BeforeAfter:
+    """Two bars on the scale of `longest` or the longer of them; times in ns."""
     longest = max(longest, before_ns, high_ns)
     return BeforeAfter(
         label=label,
@@ -491,7 +493,7 @@ def _plan_bars(diagnosis: Diagnosis) -> tuple[BeforeAfter, ...]:
     plan = diagnosis.plan
     longest = max((max(fix.total_ns_after + fix.gain_ns, fix.high_ns) for fix in plan), default=1)
     return tuple(
-        _before_after(
+        before_after(
             fix.edit,
             fix.total_ns_after + fix.gain_ns,
             fix.total_ns_after,
@@ -526,7 +528,8 @@ def replay_text(diagnosis: Diagnosis) -> str:
     if not replay.trust.supports_prediction:
         return f"savings are bounds: {replay.trust.reason}"
     measured = f"{format_ns(replay.measured_ns)}{_per(replay.per_step)}"
-    return f"{measured}; replayed {trust_text(replay.trust.to_dict())}"
+    on_host = diagnosis.computes_on == "host"
+    return f"{measured}; replayed {trust_text(replay.trust.to_dict(), on_host=on_host)}"
 
 
 def _saves_short(finding: Finding) -> str:
@@ -584,8 +587,9 @@ def _leading_sentence(diagnosis: Diagnosis) -> str:
         return "This trace holds no GPU work: only the host side could be checked"
     if diagnosis.computes_on == "host" and diagnosis.bound_by:
         share = format_percent(_share(diagnosis, diagnosis.bound_by))
-        part = BOUND_BY.get(diagnosis.bound_by, _label(diagnosis.bound_by))
-        return f"No known anti-pattern found in this run on the host: {share} is {part}"
+        part = BOUND_BY.get(diagnosis.bound_by, label_of_part(diagnosis.bound_by))
+        little = "explains much of" if diagnosis.findings else "found in"
+        return f"No known anti-pattern {little} this run on the host: {share} is {part}"
     return _without_lead(diagnosis)
 
 
@@ -599,7 +603,9 @@ def _without_lead(diagnosis: Diagnosis) -> str:
     if loss is None:
         return f"No known anti-pattern found; {busy}{small}"
     share = format_percent(_share(diagnosis, loss))
-    return f"No known anti-pattern explains most of what is lost: {share} {_label(loss)}{small}"
+    return (
+        f"No known anti-pattern explains most of what is lost: {share} {label_of_part(loss)}{small}"
+    )
 
 
 def _leading_title(diagnosis: Diagnosis, lead: Finding) -> str:
@@ -629,7 +635,9 @@ def _explanation(diagnosis: Diagnosis) -> str:
     elif diagnosis.computes_on == "host":
         parts.append("computes on the host, no GPU recorded")
     if diagnosis.bound_by:
-        parts.append(f"bound by {BOUND_BY.get(diagnosis.bound_by, _label(diagnosis.bound_by))}")
+        parts.append(
+            f"bound by {BOUND_BY.get(diagnosis.bound_by, label_of_part(diagnosis.bound_by))}"
+        )
     return " · ".join(parts)
 
 
@@ -659,7 +667,7 @@ def _unchecked(diagnosis: Diagnosis) -> tuple[Unchecked, ...]:
     entries = [
         Unchecked(
             type=name,
-            title=_check_name(name),
+            title=_check_name(name, on_host=on_host),
             missing="; ".join(signals) or "the trace lacks the signal",
             paper=name in diagnosis.verdicts,
         )
@@ -674,10 +682,11 @@ def _unchecked(diagnosis: Diagnosis) -> tuple[Unchecked, ...]:
 def _passed(diagnosis: Diagnosis) -> tuple[Passed, ...]:
     verdicts = diagnosis.verdicts | diagnosis.further_verdicts
     knowledge = load_knowledge()
+    on_host = diagnosis.computes_on == "host"
     return tuple(
         Passed(
             type=name,
-            title=_check_name(name),
+            title=_check_name(name, on_host=on_host),
             audit=knowledge[name].audit if name in knowledge else "",
             paper=name in diagnosis.verdicts,
         )

@@ -26,6 +26,7 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -34,6 +35,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap._core import EventKind, GpuClass
 from torchtraceap.aliases import Array, PathLike
+from torchtraceap.analysis.grouping import rows_by_key
 from torchtraceap.analysis.iterations import step_time
 from torchtraceap.errors import OptionError
 from torchtraceap.files import looks_like_trace_name
@@ -470,8 +472,8 @@ class _EditedRank:
         streams = self._tree.stream_of
         rows = self._view.gpu_rows[kept[self._view.gpu_rows]]
         free = int(max(self._table.stream.max(initial=0), _largest_tid(self._table))) + 1
-        for stream in distinct(streams[rows]).tolist():
-            moved = self._that_overlap(rows[streams[rows] == stream])
+        for _, places in sorted(rows_by_key(streams[rows]), key=itemgetter(0)):
+            moved = self._that_overlap(rows[places])
             lanes: list[int] = []
             for row in moved.tolist():
                 begin_ns = int(self._ts_ns[row])
@@ -487,25 +489,27 @@ class _EditedRank:
 
     def _that_overlap(self, rows: Array) -> Array:
         """Of the events of a stream those that have to go, by their begin."""
-        begin, end = self._ts_ns, self._ts_ns + self._dur_ns
-        old_begin, old_end = self._table.ts_ns, self._table.ts_ns + self._table.dur_ns
-        is_communication = self._tree.gpu_class == GpuClass.COMMUNICATION
+        begin, old_begin = self._ts_ns, self._table.ts_ns
+        gpu_class, old_dur = self._tree.gpu_class, self._table.dur_ns
         moved = [np.zeros(0, dtype=np.int64)]
         while len(rows):
             rows = rows[np.lexsort([rows, begin[rows]])]
-            latest = np.maximum.accumulate(end[rows])
+            ends = begin[rows] + self._dur_ns[rows]
+            latest = np.maximum.accumulate(ends)
             # The event that ends last of all before, for each but the first.
             is_latest = np.append(True, latest[1:] > latest[:-1])
-            holder = rows[np.maximum.accumulate(np.where(is_latest, np.arange(len(rows)), 0))][:-1]
-            later = rows[1:]
-            overlaps = begin[later] < end[holder]
-            overlaps &= (old_begin[later] >= old_end[holder]) | (
-                old_begin[holder] >= old_end[later]
+            place = np.maximum.accumulate(np.where(is_latest, np.arange(len(rows)), 0))[:-1]
+            holder, later = rows[place], rows[1:]
+            overlaps = begin[later] < ends[place]
+            overlaps &= (old_begin[later] >= old_begin[holder] + old_dur[holder]) | (
+                old_begin[holder] >= old_begin[later] + old_dur[later]
             )
             if not overlaps.any():
                 break
             later, holder = later[overlaps], holder[overlaps]
-            goes = np.where(is_communication[holder] & ~is_communication[later], holder, later)
+            first_goes = gpu_class[holder] == GpuClass.COMMUNICATION
+            first_goes &= gpu_class[later] != GpuClass.COMMUNICATION
+            goes = np.where(first_goes, holder, later)
             moved.append(distinct(goes))
             rows = np.setdiff1d(rows, goes)
         found = np.concatenate(moved)

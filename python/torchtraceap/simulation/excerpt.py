@@ -24,9 +24,10 @@ from torchtraceap.units import format_ns
 __all__ = ["LEAST_STEPS", "MOST_EVENTS", "MOST_SHARE", "most_simulated", "simulated_run"]
 
 MOST_EVENTS = 120_000
-MOST_SHARE = 1 / 16
-"""What a graph with its replays takes for so many events (some 275 bytes each) is a twentieth of
-the JSON: `diagnose` stays below 0.6 times its size (benchmarks/scaling/memory.py)."""
+MOST_SHARE = 1 / 32
+"""What a graph with its edits and replays takes for so many events (some 850 bytes each) is a
+seventh of the densest JSON at most: `diagnose` stays below 0.6 times the size of large ones
+(benchmarks/scaling/memory.py)."""
 LEAST_STEPS = 8
 
 

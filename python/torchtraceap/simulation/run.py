@@ -503,11 +503,8 @@ class SimulatedRun:
         self, deltas: Sequence[_core.GraphDelta | None] = (None,), *, with_residuals: bool = True
     ) -> Array:
         """int64 `[deltas, steps]`: the iteration of each of `steps` with each edit, as recorded."""
-        points, offsets = self._work
-        ends, _ = _core.replay_batch(
-            self.graph, _known(deltas), points, offsets, with_residuals=with_residuals
-        )
-        return self._lengths(ends)
+        ends, _ = self._batches.run(_known(deltas), with_residuals=with_residuals)
+        return self._lengths(ends[:, 0])
 
     def lengths_at(self, times_ns: Array, running_ns: Array) -> Array:
         """int64 `[steps]`: iterations as the trace would show them in which points happen then.
@@ -597,19 +594,16 @@ class SimulatedRun:
         self, deltas: list[_core.GraphDelta], copies: int, with_residuals: bool
     ) -> tuple[Array, Array]:
         """Lengths of the steps in the last copy, and how many added edges are left out."""
-        points, offsets = self._work
-        ends, left_out = _core.replay_batch(
-            self.graph,
-            deltas,
-            points,
-            offsets,
-            with_residuals=with_residuals,
-            carries=self._carried if self.per_step else None,
-            copies=copies if self.per_step else 1,
-        )
+        copies = copies if self.per_step else 1
+        ends, left_out = self._batches.run(deltas, copies=copies, with_residuals=with_residuals)
         if not self.per_step:
-            return self._lengths(ends), left_out
+            return self._lengths(ends[:, 0]), left_out
         return self._lengths_behind(ends[:, -2], ends[:, -1]), left_out
+
+    @cached_property
+    def _batches(self) -> _core.BatchReplayer:
+        carries = self._carried if self.per_step else _NONE
+        return _core.BatchReplayer(self.graph, *self._work, carries)
 
     def _copies(self, keeps_a_pace: bool) -> int:
         """So that the last begins in the state that the edited run leaves, so many steps later."""

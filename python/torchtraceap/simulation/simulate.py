@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.order import median
 from torchtraceap.ranks import Ranks
+from torchtraceap.rendering import Shown
 from torchtraceap.results import Result, Trust
 from torchtraceap.simulation.edits.base import (
     Change,
@@ -48,7 +50,7 @@ from torchtraceap.simulation.edits.base import (
 )
 from torchtraceap.simulation.edits.floor import gpu_floors_ns
 from torchtraceap.simulation.excerpt import simulated_run
-from torchtraceap.simulation.registry import default_edits, make_edit, share_work
+from torchtraceap.simulation.registry import default_edits, edit_names, make_edit, share_work
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.trust import (
     Noise,
@@ -70,6 +72,9 @@ __all__ = ["EditOutcome", "PlanStep", "SimulatedStep", "Simulation", "simulate"]
 SCHEMA = "torchtraceap.simulation/1"
 LEAST_GAIN = 0.001
 """Of the measured time: what a fix of the plan must add where steps show no noise."""
+AT_ONCE = 2
+"""Edits, of two or three forms each, that are held and replayed at a time: each may change every
+edge of the graph, so that all at once would take more memory than the run itself."""
 _MOSTLY = 0.5
 
 
@@ -114,13 +119,6 @@ class PlanStep(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class _Saving:
-    best_ns: float
-    low_ns: float
-    high_ns: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Replayed:
     """What several edits together save."""
 
@@ -130,8 +128,8 @@ class _Replayed:
     """The mean of what they likely save, between the least and the most of these."""
     left_out: int
     """New dependencies that contradict the order of events and are left out."""
-    noise: Noise
-    """Of the steps with these edits, at best."""
+    noises: tuple[Noise, Noise]
+    """Of the steps with these edits, at best and cautiously."""
 
 
 def simulate(trace: Ranks, edits: Iterable[str | Edit] | None = None) -> Simulation:
@@ -142,12 +140,24 @@ def simulate(trace: Ranks, edits: Iterable[str | Edit] | None = None) -> Simulat
         edits: Names such as "loader_workers=4", or objects of the Edit protocol; by default every
             fix that needs no decision. A name that is unknown or does not apply is said in the
             outcome's note.
+
+    Raises:
+        OptionError: `edits` is no list of names and edits.
     """
+    if isinstance(edits, str):
+        raise OptionError(f"edits is a list, such as [{edits!r}]; there are: {_listed()}")
     named = default_edits() if edits is None else tuple(edits)
+    for edit in named:
+        if not isinstance(edit, str) and not hasattr(edit, "apply"):
+            raise OptionError(f"{edit!r} is no edit; there are: {_listed()}")
     return Simulation(simulated_run(trace), named, trace)
 
 
-class Simulation:
+def _listed() -> str:
+    return ", ".join(edit_names())
+
+
+class Simulation(Shown):
     """A run, what it took, and what it would take. Times are those of a step, in ns."""
 
     def __init__(
@@ -161,6 +171,9 @@ class Simulation:
         self._refused: dict[str, str] = {}
         for name, edit in zip(self._names, edits, strict=True):
             self._apply(name, edit)
+
+    def __repr__(self) -> str:
+        return f"Simulation(edits={self._names}, applied={len(self._applied)})"
 
     def _apply(self, name: str, edit: str | Edit) -> None:
         try:
@@ -266,17 +279,20 @@ class Simulation:
         source: str,
     ) -> EditOutcome:
         """An outcome, silent where the saving is lost in the noise."""
-        saving, noise_ns = _saving_of(replayed), self._noise_ns(replayed)
-        if not saving.low_ns and not saving.high_ns:
+        noise_ns = self._noise_ns(replayed)
+        if not replayed.saved_ns.any():
             notes = [*notes, "no step becomes shorter by it"]
-        elif abs(saving.best_ns) <= noise_ns:
+        elif abs(replayed.guess_ns) <= noise_ns:
             notes = [
                 *notes,
-                f"its saving of {format_ns(round(saving.best_ns))} lies below the steps' own noise "
-                f"of {format_ns(round(noise_ns))}",
+                f"its {'saving' if replayed.guess_ns >= 0 else 'cost'} of "
+                f"{format_ns(abs(round(replayed.guess_ns)))} lies below the steps' own noise of "
+                f"{format_ns(round(noise_ns))}",
             ]
-            saving = _Saving(0.0, min(0.0, saving.low_ns), saving.high_ns)
-        predicted, low_ns, high_ns = self._bounds(saving, graphs, replayed.noise)
+            least_ns = np.minimum(replayed.saved_ns[2:], 0.0)
+            saved_ns = np.concatenate([replayed.saved_ns[:2], least_ns])
+            replayed = replace(replayed, guess_ns=0.0, saved_ns=saved_ns)
+        predicted, low_ns, high_ns = self._bounds(replayed, graphs)
         return EditOutcome(name, predicted, low_ns, high_ns, "; ".join(notes), source)
 
     def together(self, names: Iterable[str] | None = None) -> EditOutcome:
@@ -288,7 +304,8 @@ class Simulation:
         chosen = [*names] if names is not None else [n for n in self._names if n in self._applied]
         missing = [name for name in chosen if name not in self._applied]
         if missing:
-            reasons = (self._refused.get(name, "not simulated") for name in missing)
+            others = f"not simulated; those that apply: {', '.join(self._applied) or 'none'}"
+            reasons = (self._refused.get(name, others) for name in missing)
             listed = "; ".join(f"{n}: {r}" for n, r in zip(missing, reasons, strict=True))
             raise OptionError(f"these edits can't be taken together: {listed}")
         if not chosen:
@@ -300,25 +317,26 @@ class Simulation:
     def _noise_ns(self, replayed: _Replayed) -> float:
         """What steps vary by themselves, before or with the edits: what an edit takes off in some
         steps alone is no noise."""
-        if self._noise.share is None or replayed.noise.share is None:
+        share = replayed.noises[0].share
+        if self._noise.share is None or share is None:
             return 0.0
         after_ns = self.measured_ns - float(replayed.saved_ns.max())
-        return min(self._noise.share * self.measured_ns, replayed.noise.share * after_ns)
+        return min(self._noise.share * self.measured_ns, share * after_ns)
 
-    def _bounds(
-        self, saving: _Saving, graphs: Sequence[EditedGraph], noise: Noise
-    ) -> tuple[int, int, int]:
-        """Predicted, low, high. See Notes [Floor] and [A rank alone]."""
+    def _bounds(self, replayed: _Replayed, graphs: Sequence[EditedGraph]) -> tuple[int, int, int]:
+        """Predicted, low, high: each form with what its own steps vary. See Notes [Floor] and [A
+        rank alone]."""
         kept = 1.0
         if self._alone:
             kept = max(0.0, 1.0 - self.trust.sensitivity.collective_share)
-        least_ns = saving.low_ns * kept if saving.low_ns > 0 else saving.low_ns
+        saved_ns = replayed.saved_ns
+        least_ns = np.where(saved_ns > 0, saved_ns * kept, saved_ns)
+        wide = 1.0 + np.repeat([noise.spread for noise in replayed.noises], 2)
         floor_ns, varies = self._floor(graphs)
-        wide = 1.0 + noise.spread
         after = (
-            self.measured_ns - saving.best_ns,
-            (self.measured_ns - saving.high_ns) / wide,
-            (self.measured_ns - least_ns) * wide,
+            self.measured_ns - replayed.guess_ns,
+            float(((self.measured_ns - saved_ns) / wide).min()),
+            float(((self.measured_ns - least_ns) * wide).max()),
         )
         least = (floor_ns, floor_ns / (1.0 + varies), floor_ns)
         predicted, low, high = (round(max(pair)) for pair in zip(after, least, strict=True))
@@ -327,10 +345,19 @@ class Simulation:
     # ------------------------------------------------------------------------- replays
 
     def _replayed(
-        self, graphs: Sequence[EditedGraph], *, exact: tuple[bool, ...] = (True, False)
+        self, graphs: Iterable[EditedGraph], *, exact: tuple[bool, ...] = (True, False)
     ) -> list[_Replayed]:
-        """What each of these saves; one call for each of `exact`, which says whether with what the
-        measured run took beyond its dependencies. See Note [Prediction]."""
+        """What each of these saves; `exact` says whether with what the measured run took beyond its
+        dependencies. See Note [Prediction]."""
+        left, found = iter(graphs), list[_Replayed]()
+        while some := list(islice(left, AT_ONCE)):
+            found += self._replayed_at_once(some, exact)
+        return found
+
+    def _replayed_at_once(
+        self, graphs: Sequence[EditedGraph], exact: tuple[bool, ...]
+    ) -> list[_Replayed]:
+        """The same, in one call for each of `exact`."""
         changes: list[Change] = []
         forms: list[list[int]] = []
         for graph in graphs:
@@ -357,7 +384,8 @@ class Simulation:
         for best, least, *guesses in forms:
             both = saved[:, [best, least]].T.ravel()
             guess_ns = float(np.clip(saved[:, guesses].mean(), both.min(), both.max()))
-            found.append(_Replayed(both, guess_ns, int(lost[[best, least]].max()), noise[best]))
+            noises = noise[best], noise[least]
+            found.append(_Replayed(both, guess_ns, int(lost[[best, least]].max()), noises))
         return found
 
     @cached_property
@@ -420,7 +448,7 @@ class Simulation:
                 break
             left = {other: g for other, g in left.items() if not share_work(name, other)}
             saved_ns, guess_ns = together.saved_ns, together.guess_ns
-            bounds = self._bounds(_saving_of(together), [chosen], together.noise)
+            bounds = self._bounds(together, [chosen])
             plan.append(PlanStep(name, round(gain_ns), *bounds))
         return tuple(plan)
 
@@ -445,13 +473,14 @@ class Simulation:
         names = self._promising(chosen, left, saved_ns)
         if not names:
             return None
-        sets = [_as_one(self.run, [chosen, left[name]]) for name in names]
+        sets = (_as_one(self.run, [chosen, left[name]]) for name in names)
         found = self._replayed(sets, exact=(True,))
         best = int(np.argmax([each.guess_ns for each in found]))
-        (rest,) = self._replayed([sets[best]], exact=(False,))
+        together = _as_one(self.run, [chosen, left[names[best]]])
+        (rest,) = self._replayed([together], exact=(False,))
         both_ns = np.stack([found[best].saved_ns, rest.saved_ns], axis=1).ravel()
         guess_ns = (found[best].guess_ns + rest.guess_ns) / 2
-        return names[best], sets[best], replace(found[best], saved_ns=both_ns, guess_ns=guess_ns)
+        return names[best], together, replace(found[best], saved_ns=both_ns, guess_ns=guess_ns)
 
     def _promising(
         self, chosen: EditedGraph, left: dict[str, EditedGraph], saved_ns: Array
@@ -577,8 +606,3 @@ def _forms(graph: EditedGraph) -> list[Change]:
 def _ratio(after_ns: Array, before_ns: float) -> Array:
     """float64 `[n]`; 1 where there was nothing."""
     return after_ns / before_ns if before_ns > 0 else np.ones(len(after_ns))
-
-
-def _saving_of(replayed: _Replayed) -> _Saving:
-    saved_ns = replayed.saved_ns
-    return _Saving(replayed.guess_ns, float(saved_ns.min()), float(saved_ns.max()))

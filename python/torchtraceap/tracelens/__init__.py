@@ -6,10 +6,22 @@ What is different in our own tables, and why, stands in docs/compatibility.md.
 from __future__ import annotations
 
 from torchtraceap.models.tracelens.registry import compat_work
+from torchtraceap.tracelens.collectives import collective_sheets
+from torchtraceap.tracelens.compare import write_tracelens_comparison
 from torchtraceap.tracelens.report import (
     tracelens_sheets,
     write_tracelens_csvs,
     write_tracelens_xlsx,
 )
+from torchtraceap.tracelens.tracediff import diff_stats, write_diff_stats
 
-__all__ = ["compat_work", "tracelens_sheets", "write_tracelens_csvs", "write_tracelens_xlsx"]
+__all__ = [
+    "collective_sheets",
+    "compat_work",
+    "diff_stats",
+    "tracelens_sheets",
+    "write_diff_stats",
+    "write_tracelens_comparison",
+    "write_tracelens_csvs",
+    "write_tracelens_xlsx",
+]

@@ -139,7 +139,11 @@ def compare_sheets(
 
 
 def write_tracelens_comparison(
-    parts: Sequence[RankTrace], names: Sequence[str], folder: PathLike
+    parts: Sequence[RankTrace],
+    names: Sequence[str],
+    folder: PathLike,
+    *,
+    spreadsheet: bool = False,
 ) -> list[Path]:
     """Writes the joined sheets of several traces as CSV files.
 
@@ -147,6 +151,7 @@ def write_tracelens_comparison(
         parts: One rank of each trace, the baseline first.
         names: A short name of each.
         folder: Is made if it does not exist.
+        spreadsheet: No cell is taken for a formula; see `ColumnTable.to_csv`.
 
     Returns:
         The files, in order.
@@ -156,7 +161,10 @@ def write_tracelens_comparison(
         OutputError: See `write_tracelens_csvs`.
     """
     sheets = compare_sheets([tracelens_sheets(part) for part in parts], names)
-    files = ((f"{name}.csv", partial(write_csv, sheet)) for name, sheet in sheets.items())
+    files = (
+        (f"{name}.csv", partial(write_csv, sheet, spreadsheet=spreadsheet))
+        for name, sheet in sheets.items()
+    )
     return write_files(folder, files, inputs=[part.path for part in parts])
 
 

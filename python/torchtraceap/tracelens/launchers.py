@@ -357,25 +357,12 @@ class CompatTree:
     def thread_names(self) -> list[tuple[str, str, str]]:
         """(process, its label, thread) by track; "Unknown" where the trace does not say."""
         if self._threads is None:
-            self._threads = self._read_thread_names()
+            named = ((t.process_name, t.process_labels, t.thread_name) for t in self.table.tracks)
+            self._threads = [
+                (process or "Unknown", label or "Unknown", thread or "Unknown")
+                for process, label, thread in named
+            ]
         return self._threads
-
-    def _read_thread_names(self) -> list[tuple[str, str, str]]:
-        """Of several names of a thread the last counts there: the one that it gave itself."""
-        named = np.isin(self.name, self.ids_where("thread_name".__eq__))
-        rows = np.flatnonzero(named & (self.kind == _core.EventKind.METADATA))
-        codes, texts = self.texts("name", rows)
-        names: dict[int, list[str]] = {}
-        for track, code in zip(np.asarray(self.table.track)[rows].tolist(), codes, strict=True):
-            if code >= 0:
-                names.setdefault(track, []).append(texts[code])
-        result = []
-        for number, track in enumerate(self.table.tracks):
-            own = [n for n in names.get(number, []) if not n.endswith(f"({track.process_name})")]
-            thread = own[-1] if own else track.thread_name
-            process, label = track.process_name, track.process_labels
-            result.append((process or "Unknown", label or "Unknown", thread or "Unknown"))
-        return result
 
 
 class _Arrows:

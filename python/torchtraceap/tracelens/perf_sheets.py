@@ -6,7 +6,7 @@ Source: TraceLens at 171dd747, TreePerf/tree_perf.py: `build_df_perf_metrics`,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,12 @@ import numpy as np
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.models.tracelens.registry import MODELS, find_model, run_model, transpose_of
-from torchtraceap.models.tracelens.work import FAILURES, UnmodelledError, Work
+from torchtraceap.models.tracelens.work import (
+    FAILURES,
+    ModelAbsentError,
+    UnmodelledError,
+    Work,
+)
 from torchtraceap.tracelens.categories import SYNTHETIC, category_of
 from torchtraceap.tracelens.kernel_details import kernel_columns
 from torchtraceap.tracelens.launchers import CompatTree, union_us
@@ -28,6 +33,7 @@ from torchtraceap.tracelens.sheets import (
     statistics,
     take,
 )
+from torchtraceap.tracelens.summaries import Launchers
 
 __all__ = ["family_sheets", "unified_perf_summary"]
 
@@ -48,9 +54,9 @@ class ModelledOps:
     def __init__(self, tree: CompatTree) -> None:
         self.tree = tree
         names = np.unique(tree.name[tree.op_rows]).tolist()
-        self.modelled = np.zeros(len(tree.strings), dtype=bool)
-        self.modelled[[i for i in names if find_model(tree.strings[i])]] = True
-        self.rows = tree.op_rows[self.modelled[tree.name[tree.op_rows]]]
+        modelled = np.zeros(len(tree.strings), dtype=bool)
+        modelled[[i for i in names if find_model(tree.strings[i])]] = True
+        self.rows = tree.op_rows[modelled[tree.name[tree.op_rows]]]
         self.place = np.full(len(tree.table), -1, dtype=np.int64)
         self.place[self.rows] = np.arange(len(self.rows))
         self.below = tree.below(self.rows)
@@ -64,7 +70,11 @@ class ModelledOps:
             self._run(row, transposes[transpose[row]] if transpose[row] >= 0 else None)
             for row in keys.first.tolist()
         ]
-        """Work of each distinct call: a `Work`, None if it failed, "dropped" without a model."""
+        """Work of each distinct call: a `Work`, None if it failed, else "dropped" or "absent"."""
+        absent = np.asarray([work == "absent" for work in self.works], dtype=bool)
+        self.has_model = np.zeros(len(tree.table), dtype=bool)
+        """bool `[n]`: operators with a model that does not say itself that it cannot run."""
+        self.has_model[self.rows] = ~absent[self.key] if len(absent) else True
 
     def _transposes(self) -> tuple[Array, list[tuple[bool | None, bool | None]]]:
         """Of matrix products: what the name of the first kernel that says so says."""
@@ -90,6 +100,8 @@ class ModelledOps:
         texts = [words[codes[place]] if codes[place] >= 0 else None for codes, words in self.texts]
         try:
             return run_model(name, (texts[0], texts[1], texts[2], texts[3]), transpose)
+        except ModelAbsentError:
+            return "absent"
         except UnmodelledError:
             return "dropped"
 
@@ -284,7 +296,7 @@ class Collected:
         active = tree.op_rows[below.lengths > 0]
         self.fallback = self._sole_backward(active)
         own = np.zeros(len(tree.table), dtype=bool)
-        own[active] = ops.modelled[tree.name[active]]
+        own[active] = ops.has_model[active]
         leaves = tree.leaf_ops()
         ends = leaves[active] | (self.fallback[active] >= 0)
         ends &= ~tree.ops_inside(own, active)
@@ -307,7 +319,11 @@ class Collected:
         return has
 
     def _sole_backward(self, active: Array) -> Array:
-        """int64 `[n]`: of the only backward operator of a modelled forward, that; else -1."""
+        """int64 `[n]`: of the only backward operator of a modelled forward, that; else -1.
+
+        The family of the forward must have a category for its backward pass: reductions, of
+        which theirs knows the backward work too, have none.
+        """
         tree, ops = self.tree, self.ops
         result = np.full(len(tree.table), -1, dtype=np.int64)
         wrapper = tree.wrapper_of(active)
@@ -325,19 +341,26 @@ class Collected:
         sole = np.isin(wrapper, frames[counts == 1])
         forward = tree.forward[wrapper]
         good = np.asarray([backward_of(work) is not None for work in ops.works] or [False])
-        place = ops.place[forward]
+        named = np.asarray([_backward_category(text) is not None for text in tree.strings])
+        place = np.where(named[tree.name[forward]], ops.place[forward], -1)
         models = (place >= 0) & good[ops.key[np.maximum(place, 0)]] if len(ops.rows) else place >= 0
         fits = sole & models
         result[rows[fits]] = forward[fits]
         return result
 
 
-def unified_perf_summary(ops: ModelledOps, categories_of: Callable[[Array], Coded]) -> Sheet:
+def _backward_category(name: str) -> str | None:
+    return MODELS[name].backward_category if name in MODELS else None
+
+
+def unified_perf_summary(ops: ModelledOps, launchers: Launchers) -> Sheet:
     """Calls by name and arguments: the modelled ones, leaves without a model, loose kernels.
+
+    A call whose model fails keeps the time of its kernels.
 
     Args:
         ops: Of the rank.
-        categories_of: Gives the categories of operators, by row.
+        launchers: Of the rank.
     """
     tree = ops.tree
     collected = Collected(ops)
@@ -358,16 +381,29 @@ def unified_perf_summary(ops: ModelledOps, categories_of: Callable[[Array], Code
     busy[by_forward] = union_us(
         len(by_forward), owner, tree.start_us[kernels], tree.end_us[kernels]
     )
-    failed = own & np.asarray([not isinstance(work, Work) for work in works], dtype=bool)[key]
-    busy[failed] = np.nan
     owner, events = lists.expand()
-    categories = categories_of(rows)
+    categories = _categories(launchers, rows, np.where(own, -1, forward))
     kernels = tree.linked[events]
-    return _unified_sheet(collected, rows, categories, works, key, busy, owner, kernels, own)
+    return _unified_sheet(
+        collected, launchers, rows, categories, works, key, busy, owner, kernels, own
+    )
+
+
+def _categories(launchers: Launchers, rows: Array, forward: Array) -> Coded:
+    """Of operators; of a backward pass that is worked out from its forward, the latter's."""
+    strings, name = launchers.calls.tree.strings, launchers.calls.tree.name
+    codes, texts = launchers.categories_of(rows)
+    of_forward = np.where(forward >= 0, name[forward], -1)
+
+    def category(code: int, forward: int) -> str:
+        return (_backward_category(strings[forward]) if forward >= 0 else None) or texts[code]
+
+    return coded(category, codes, of_forward)
 
 
 def _unified_sheet(
     collected: Collected,
+    launchers: Launchers,
     rows: Array,
     categories: Coded,
     works: list[Any],
@@ -385,17 +421,17 @@ def _unified_sheet(
         tree.call[collected.loose],
     )
     strings = tree.strings
-    names = stacked(
-        coded(strings.__getitem__, tree.name[rows]),
-        coded(
-            lambda kernel, parent: f"{strings[parent]}->{strings[kernel]}{SYNTHETIC}",
-            tree.name[loose],
-            tree.name[parents],
-        ),
-    )
-    categories = stacked(
-        categories, coded(lambda kernel: category_of(SYNTHETIC, strings[kernel]), tree.name[loose])
-    )
+
+    def synthetic(kernel: int, parent: int) -> str:
+        return f"{strings[parent]}->{strings[kernel]}{SYNTHETIC}"
+
+    def category(kernel: int, parent: int, first: int) -> str:
+        # By what the parent launched first, whichever of its kernels the row stands for.
+        return category_of(synthetic(kernel, parent), strings[first] if first >= 0 else None)
+
+    ids = tree.name[loose], tree.name[parents]
+    names = stacked(coded(strings.__getitem__, tree.name[rows]), coded(synthetic, *ids))
+    categories = stacked(categories, coded(category, *ids, launchers.first_kernels_of(parents)))
     owner = np.r_[owner, len(rows) + np.arange(len(loose))]
     kernels = np.r_[kernels, loose]
     arguments = np.r_[rows, parents]

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from torchtraceap.errors import MissingDependencyError
 from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.tracelens.collectives import (
+    collective_sheets,
+    collectives_of,
+    summary_long,
+)
 from torchtraceap.tracelens.launchers import CompatTree
 from torchtraceap.tracelens.perf_sheets import ModelledOps, family_sheets, unified_perf_summary
 from torchtraceap.tracelens.sheets import Sheet, write_csv
 from torchtraceap.tracelens.summaries import (
     Kernels,
-    coll_analysis,
     gpu_timeline,
     kernel_summary,
     launchers_of,
@@ -54,13 +60,13 @@ def tracelens_sheets(part: RankTrace, *, detect_recompute: bool = False) -> dict
         sheets["ops_summary_by_category"] = ops_summary_by_category(launchers)
         sheets["ops_summary"] = ops_summary(launchers)
         sheets["ops_unique_args"] = ops_unique_args(launchers)
-        sheets["unified_perf_summary"] = unified_perf_summary(ops, launchers.categories_of)
+        sheets["unified_perf_summary"] = unified_perf_summary(ops, launchers)
         sheets |= dict(family_sheets(ops))
     sheets["kernel_summary"] = kernel_summary(kernels, total)
     sheets["short_kernel_histogram"] = short_kernel_histogram(kernels)
     sheets["short_kernels_summary"] = short_kernels_summary(kernels, total)
-    collectives = coll_analysis(tree)
-    return sheets | ({"coll_analysis": collectives} if collectives else {})
+    collectives = summary_long(collectives_of([part]))
+    return sheets | ({"coll_analysis": collectives} if collectives["rank"] else {})
 
 
 def write_tracelens_csvs(
@@ -71,6 +77,8 @@ def write_tracelens_csvs(
     spreadsheet: bool = False,
 ) -> list[Path]:
     """Writes one CSV per sheet; of several ranks each gets a folder `rank<N>` of its own.
+
+    The report of the collectives of several ranks stands beside these folders.
 
     Args:
         trace: A trace, or one rank of it.
@@ -86,12 +94,26 @@ def write_tracelens_csvs(
         OutputError: One can't be written; none is then replaced.
     """
     parts = _parts(trace)
+    reports = chain(
+        (
+            (place, tracelens_sheets(part, detect_recompute=detect_recompute))
+            for part, place in parts
+        ),
+        (("", sheets) for sheets in _of_all(parts)),
+    )
     files = (
         (str(Path(place, f"{name}.csv")), partial(write_csv, sheet, spreadsheet=spreadsheet))
-        for part, place in parts
-        for name, sheet in tracelens_sheets(part, detect_recompute=detect_recompute).items()
+        for place, sheets in reports
+        for name, sheet in sheets.items()
     )
     return write_files(folder, files, inputs=[part.path for part, _ in parts])
+
+
+def _of_all(parts: Sequence[tuple[RankTrace, str]]) -> Iterator[dict[str, Sheet]]:
+    """The report of the collectives of several ranks, if there are any."""
+    sheets = collective_sheets([part for part, _ in parts]) if len(parts) > 1 else {}
+    if sheets:
+        yield sheets
 
 
 def _parts(trace: Ranks | RankTrace) -> list[tuple[RankTrace, str]]:
@@ -106,6 +128,8 @@ def write_tracelens_xlsx(
     trace: Ranks | RankTrace, path: PathLike, *, detect_recompute: bool = False
 ) -> Path:
     """Writes the sheets as a workbook; of several ranks `<name>_rank<N>.xlsx` each.
+
+    The collectives of several ranks are in `<name>_nccl.xlsx`.
 
     Args:
         trace: A trace, or one rank of it.
@@ -130,13 +154,19 @@ def write_tracelens_xlsx(
         sheets = tracelens_sheets(part, detect_recompute=detect_recompute)
         _write_book(Workbook, sheets, stream)
 
+    def named(place: str) -> str:
+        return f"{first.stem}_{place}{first.suffix}"
+
     first, parts = Path(path), _parts(trace)
     inputs = [part.path for part, _ in parts]
     if len(parts) == 1:
         with replacing_stream(path, inputs=inputs) as stream:
             write(parts[0][0], stream)
         return first
-    files = ((f"{first.stem}_{place}{first.suffix}", partial(write, part)) for part, place in parts)
+    files = chain(
+        ((named(place), partial(write, part)) for part, place in parts),
+        ((named("nccl"), partial(_write_book, Workbook, sheets)) for sheets in _of_all(parts)),
+    )
     return write_files(first.parent, files, inputs=inputs)[0]
 
 

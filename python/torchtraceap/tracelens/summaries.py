@@ -1,4 +1,4 @@
-"""Sheets about time: the GPU's timeline, launchers, kernels, short kernels, collectives.
+"""Sheets about time: the GPU's timeline, launchers, kernels, short kernels.
 
 Source: TraceLens at 171dd747, TreePerf/tree_perf.py, TreePerf/gpu_event_analyser.py and
 Reporting/generate_perf_report_pytorch.py.
@@ -7,14 +7,12 @@ Reporting/generate_perf_report_pytorch.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
-from torchtraceap.dtypes import dtype_named
 from torchtraceap.tracelens.categories import category_of
 from torchtraceap.tracelens.kernel_details import kernel_columns
 from torchtraceap.tracelens.launchers import CompatTree, union_us
@@ -29,7 +27,6 @@ from torchtraceap.tracelens.op_table import (
 from torchtraceap.tracelens.sheets import (
     METRICS,
     Sheet,
-    as_lists,
     as_tuples,
     order_of_sums,
     shares,
@@ -39,7 +36,6 @@ from torchtraceap.tracelens.sheets import (
 
 __all__ = [
     "Launchers",
-    "coll_analysis",
     "gpu_timeline",
     "kernel_summary",
     "launchers_of",
@@ -127,17 +123,29 @@ class Launchers:
     kernels: Array
     """int64: rows of the kernels."""
 
+    first_kernel: Array
+    """int64, per launcher: name id of the first kernel that it launched."""
+
+    def first_kernels_of(self, rows: Array) -> Array:
+        """int64: name ids of the first kernels that some rows launched themselves, or -1."""
+        known = np.full(len(self.calls.tree.table), -1, dtype=np.int64)
+        known[self.calls.rows] = self.first_kernel
+        kernels: Array = known[rows]
+        return kernels
+
     def categories_of(self, ops: Array) -> Coded:
         """Category of some operators: by their own first kernel if they launched one."""
-        tree, (codes, texts) = self.calls.tree, self.calls.categories
-        known = np.full(len(tree.table), -1, dtype=np.int64)
-        known[self.calls.rows] = codes
-        known = known[ops]
+        return _categories(self.calls.tree, self.calls.tree.name[ops], self.first_kernels_of(ops))
 
-        def category(code: int, name: int) -> str:
-            return texts[code] if code >= 0 else category_of(tree.strings[name], None)
 
-        return coded(category, known, np.where(known >= 0, -1, tree.name[ops]))
+def _categories(tree: CompatTree, names: Array, first_kernels: Array) -> Coded:
+    """By name ids of operators and of their first kernels, -1 without one."""
+    strings = tree.strings
+
+    def category(name: int, kernel: int) -> str:
+        return category_of(strings[name], strings[kernel] if kernel >= 0 else None)
+
+    return coded(category, names, first_kernels)
 
 
 def launchers_of(tree: CompatTree) -> Launchers:
@@ -147,20 +155,16 @@ def launchers_of(tree: CompatTree) -> Launchers:
     rows, owner = np.unique(launcher, return_inverse=True)
     order = np.lexsort((kernels, owner))
     owner, kernels = owner[order], kernels[order]
-    first = kernels[np.searchsorted(owner, np.arange(len(rows)))]
-    strings = tree.strings
-    names = coded(strings.__getitem__, tree.name[rows])
-    categories = coded(
-        lambda name, kernel: category_of(strings[name], strings[kernel]),
-        tree.name[rows],
-        tree.name[first],
-    )
+    first = tree.name[kernels[np.searchsorted(owner, np.arange(len(rows)))]]
+    names = coded(tree.strings.__getitem__, tree.name[rows])
+    categories = _categories(tree, tree.name[rows], first)
     return Launchers(
         call_table(tree, rows, names, categories, tree.recompute[rows]),
         union_us(len(rows), owner, tree.start_us[kernels], tree.end_us[kernels]),
         tree.busy_us(tree.below(rows)),
         owner,
         kernels,
+        first,
     )
 
 
@@ -358,78 +362,3 @@ def short_kernels_summary(kernels: Kernels, total: float, below_us: float = 10) 
     percent = _percent(found["sum"][order], total)
     sheet["Short Kernel duration (µs) percent of total time"] = percent
     return sheet
-
-
-# --------------------------------------------------------------------------------- collectives
-
-_COLLECTIVE_KEYS = (
-    "Process Group Name",
-    "Process Group Ranks",
-    "Collective name",
-    "Group size",
-    "dtype",
-    "In msg nelems",
-    "Out msg nelems",
-    "In split size",
-    "Out split size",
-)
-_ELEMENT_TYPES = (
-    "Float",
-    "Int",
-    "Long",
-    "BFloat16",
-    "Half",
-    "Bool",
-    "Byte",
-    "Char",
-    "Double",
-    "Short",
-    "Float8_e4m3fn",
-    "Float8_e4m3fnuz",
-    "Float8_e5m2",
-    "Float8_e5m2fnuz",
-)
-"""Those that their table of sizes has."""
-
-
-def coll_analysis(tree: CompatTree) -> Sheet:
-    """Collectives by their metadata; those without all of it are left out, rank is 0 as theirs."""
-    kernel = _core.EventKind.KERNEL
-    wanted = tree.communication[tree.linked] & (tree.kind[tree.linked] == kernel)
-    rows = np.sort(tree.linked[wanted])
-    texts = [tree.texts(key, rows) for key in _COLLECTIVE_KEYS]
-    known = np.asarray(tree.table.stream)[rows] != _core.NO_ID
-    for codes, _ in texts:
-        known &= codes >= 0
-    rows = rows[known]
-    if not len(rows):
-        return {}
-    texts = [(codes[known], words) for codes, words in texts]
-    stream = np.asarray(tree.table.stream)[rows]
-    groups = Groups(*(codes for codes, _ in texts), stream)
-    found = statistics(groups, tree.dur_us[rows])
-    order = order_of_sums(found["sum"], np.arange(len(groups)))
-    first = groups.first[order]
-    sheet: Sheet = {"rank": [0] * len(first)}
-    for key, (codes, words) in zip(_COLLECTIVE_KEYS, texts, strict=True):
-        sheet[key] = [_plain(words[code]) for code in codes[first]]
-    sheet["stream"] = stream[first].tolist()
-    for way in ("In", "Out"):
-        sizes = zip(sheet[f"{way} msg nelems"], sheet["dtype"], strict=True)
-        sheet[f"{way} msg size (MB)_first"] = [_megabytes(count, dtype) for count, dtype in sizes]
-    for metric in ("sum", "mean", "std", "min", "max"):
-        sheet[f"dur_{metric}"] = found[metric][order].tolist()
-    sheet["operation_count"] = groups.count[order].tolist()
-    return sheet
-
-
-def _plain(text: str) -> Any:
-    """Numbers as numbers, lists as Python prints them, words as they are."""
-    if text.lstrip("-").isdecimal():
-        return int(text)
-    return as_lists(text) if text.startswith("[") else text
-
-
-def _megabytes(count: Any, dtype: str) -> float | None:
-    known = dtype_named(dtype) if dtype in _ELEMENT_TYPES else None
-    return count * known.size / 2**20 if isinstance(count, int) and known else None

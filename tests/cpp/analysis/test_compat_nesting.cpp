@@ -59,6 +59,20 @@ TEST_CASE("An overlap below a microsecond makes a sibling, but for a root") {
   CHECK_FALSE(is_kept(table, nesting, "root bleeds"));
 }
 
+TEST_CASE("A call that starts with an operator and outlives it is dropped") {
+  const EventTable table = TraceText()
+                               .host("cpu_op", "outer", 0, 100)
+                               .host("cuda_runtime", "outlives", 10, 20)
+                               .host("cpu_op", "brief", 10, 5)
+                               .host("cuda_runtime", "within", 50, 5)
+                               .host("cpu_op", "long", 50, 20)
+                               .table();
+  const CompatNesting nesting = build_compat_nesting(table);
+  CHECK_FALSE(is_kept(table, nesting, "outlives"));
+  CHECK(parent_of(table, nesting, "brief") == "outer");
+  CHECK(parent_of(table, nesting, "within") == "long");
+}
+
 TEST_CASE("Python frames nest only where they are asked for, annotations never") {
   const EventTable table = TraceText()
                                .host("user_annotation", "step", 0, 200)

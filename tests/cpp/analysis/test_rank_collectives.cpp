@@ -501,6 +501,31 @@ TEST_CASE("ranks on different clocks end together and wait apart", "[collectives
   }
 }
 
+TEST_CASE("a clock is left alone where an event would end beyond all times",
+          "[collectives][clocks]") {
+  const auto rank = [](double clock_us, double longest_us) {
+    TraceText t;
+    for (int i = 0; i < 4; ++i) {
+      const double begin = clock_us + 1'000.0 * i;
+      t.launch("ncclDevKernel_AllReduce_Sum", begin - 8, 1, begin, 400, 20, i + 1,
+               described("allreduce", 4, kWorld));
+    }
+    return Rank(t.host("user_annotation", "damaged", 1e15, longest_us));
+  };
+  const auto is_shifted = [&](double longest_us) {
+    std::vector<Rank> ranks;
+    ranks.push_back(rank(2.29e15, 1'000));
+    ranks.push_back(rank(0.29e15, longest_us));
+    const RankCollectives all = match(ranks);
+    REQUIRE(all.matches.size() == 4);
+    CHECK(all.recorded[1].end_ns <= 2 * kMaxTimeNs);
+    return all.clocks.clocks[1].applied;
+  };
+  CHECK(is_shifted(1'000));
+  CHECK(is_shifted(1.59e15));
+  CHECK_FALSE(is_shifted(1.61e15));
+}
+
 TEST_CASE("nothing to match is no error", "[collectives]") {
   std::vector<Rank> ranks;
   ranks.emplace_back(TraceText().host("cpu_op", "aten::mm", 0, 5));

@@ -318,6 +318,27 @@ TEST_CASE("trees: a wrapper that came is opened, one that went as well") {
   CHECK(went[2] == "0 aten::addmm aten::addmm shape");
 }
 
+TEST_CASE("trees: different wrappers on both sides that wrap the same calls are opened") {
+  Program before, after;
+  before.op("my::norm").leaf("aten::mean", "[[4]]").leaf("aten::rsqrt", "[[4]]").end();
+  before.op("my::gate").leaf("aten::mul", "[[4]]").end();
+  after.op("my::norm_and_gate").leaf("aten::mean", "[[4]]").leaf("aten::mul", "[[4]]").end();
+  CHECK(describe(Recording(before), Recording(after)) ==
+        Lines{"0 my::norm - unmatched", "0 my::gate - unmatched", "0 - my::norm_and_gate unmatched",
+              "0 aten::mean aten::mean shape", "0 aten::rsqrt - unmatched",
+              "0 aten::mul aten::mul shape"});
+}
+
+TEST_CASE("trees: wrappers whose calls agree in name alone stay as they are") {
+  Program before, after;
+  before.op("my::norm").leaf("aten::copy_", "[[4]]").end().leaf("my::gate");
+  after.op("my::loss").leaf("aten::copy_", "[[9]]").end().leaf("a").leaf("b");
+  CHECK(describe(Recording(before), Recording(after)) ==
+        Lines{"0 my::norm - unmatched", "1 aten::copy_ - unmatched", "0 my::gate - unmatched",
+              "0 - my::loss unmatched", "1 - aten::copy_ unmatched", "0 - a unmatched",
+              "0 - b unmatched"});
+}
+
 TEST_CASE("trees: what stands alone between equal neighbours was renamed") {
   Program before, after;
   before.leaf("aten::mm").op("aten::gelu").leaf("aten::mul").end().leaf("aten::sum");

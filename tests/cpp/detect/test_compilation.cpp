@@ -282,3 +282,71 @@ TEST_CASE("without steps graphs are recorded anew if that goes on to the end",
   CHECK(judged(0, 6).verdict == Verdict::kAbsent);
   CHECK(judged(10, 12).verdict == Verdict::kAbsent);  // two are a shape and another one
 }
+
+TEST_CASE("half of the steady steps record, and two at least", "[detect][graph_recapture]") {
+  const auto verdict = [](int steps, int first_number, int from, int to) {
+    return graph_steps(steps, first_number, from, to).judge("graph_recapture").verdict;
+  };
+  CHECK(verdict(4, 5, 0, 2) == Verdict::kPresent);
+  CHECK(verdict(5, 5, 0, 2) == Verdict::kAbsent);
+  CHECK(verdict(2, 5, 0, 1) == Verdict::kAbsent);
+  CHECK(verdict(5, 0, 1, 3) == Verdict::kPresent);  // the first one is warm-up
+}
+
+TEST_CASE("a recording under other work costs nothing", "[detect][graph_recapture]") {
+  Scene scene = graph_steps(4, 5, 0, 4);
+  scene.text().launch("gemm", 1'000.2, 0.2, 1'001, 39'990, 8, 8'000);
+  CHECK(scene.judge("graph_recapture").verdict == Verdict::kAbsent);
+}
+
+namespace {
+
+/// No steps: rounds of ten kernels each, in which [from, to) record a graph and launch it; each
+/// launches `others` graphs beside.
+struct Rounds {
+  int count = 16, from = 12, to = 16;
+  int others = 0;
+  bool repeat = true;     ///< the same kernels in each round
+  double tail = 0;        ///< calls that go on behind the last round
+  int replays_first = 0;  ///< launches of graphs in the first round
+};
+Finding recapture(const Rounds& rounds) {
+  Scene scene;
+  const auto name = [&](int round, int kernel) {
+    return "kernel_" + std::to_string(kernel + (rounds.repeat ? 0 : 100 * round));
+  };
+  for (int i = 0; i < rounds.count; ++i) {
+    const double t = 1'000 + 20'000.0 * i;
+    double at = t + 10;
+    const int replays = rounds.others + (i == 0 ? rounds.replays_first : 0);
+    for (int k = 0; k < replays; ++k) scene.call("cudaGraphLaunch", at + 6 * k, 5);
+    at += 6 * replays;
+    if (i >= rounds.from && i < rounds.to) {
+      scene.call("cudaStreamBeginCapture", at, 10).call("cudaStreamEndCapture", at + 3'900, 100);
+      scene.call("cudaGraphLaunch", at + 4'001, 5);
+      at += 4'010;
+    }
+    for (int k = 0; k < 60; ++k) {
+      scene.kernel(name(i, k), at + 10 + 10 * k, at + 700 + 200.0 * k, 200);
+    }
+  }
+  if (rounds.tail > 0) {
+    for (int k = 0; k < 20; ++k) {
+      scene.call("cudaEventQuery", 1'000 + 20'000.0 * rounds.count + rounds.tail * k / 20, 5);
+    }
+  }
+  return scene.judge("graph_recapture");
+}
+
+}  // namespace
+
+TEST_CASE("without steps recordings go on to the end, with hardly a replay",
+          "[detect][graph_recapture]") {
+  CHECK(recapture({}).verdict == Verdict::kPresent);
+  CHECK(recapture({.from = 14}).verdict == Verdict::kAbsent);            // two
+  CHECK(recapture({.from = 2, .to = 8}).verdict == Verdict::kAbsent);    // not to the end
+  CHECK(recapture({.others = 1}).verdict == Verdict::kAbsent);           // 16 replays of 4
+  CHECK(recapture({.repeat = false}).verdict == Verdict::kAbsent);       // no loop: first calls
+  CHECK(recapture({.replays_first = 20}).verdict == Verdict::kPresent);  // in warm-up
+  CHECK(recapture({.tail = 300'000}).verdict == Verdict::kPresent);      // no work behind them
+}

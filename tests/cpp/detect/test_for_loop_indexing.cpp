@@ -4,10 +4,12 @@ using namespace traceap;
 
 namespace {
 
-/// `turns` turns of operators of 10 us each; those named in `launching` run a kernel of 4 us.
+/// A kernel, then `turns` turns of operators of 10 us each; those named in `launching` run a kernel
+/// of 4 us.
 Scene loop(int turns, const std::vector<std::string>& operators, const std::string& launching,
            bool copies = false) {
   Scene scene;
+  scene.op("aten::mm", -100, 9).kernel("gemm", -99, -90, 10, 2);
   double t = 0.0;
   for (int i = 0; i < turns; ++i) {
     for (const std::string& name : operators) {
@@ -58,4 +60,33 @@ TEST_CASE("layers, reads by the host, and views alone are no such loops",
   CHECK(verdict(loop(24, {"aten::select", "aten::item"}, "aten::item", true)) == Verdict::kAbsent);
   CHECK(verdict(loop(24, {"aten::select", "aten::view"}, "aten::mm")) == Verdict::kAbsent);
   CHECK(verdict(loop(24, {"aten::mul", "aten::add_"}, "aten::mul")) == Verdict::kAbsent);
+}
+
+TEST_CASE("up to four indexings make a turn", "[detect][for_loop_indexing]") {
+  const auto turns = [](std::size_t indexings) {
+    std::vector<std::string> turn(indexings, "aten::select");
+    turn.push_back("aten::mul");
+    // The operators between two indexings differ, so that no shorter turn repeats.
+    for (std::size_t i = 1; i < indexings; ++i) {
+      turn.insert(turn.begin() + static_cast<std::ptrdiff_t>(2 * i - 1),
+                  "aten::view_" + std::to_string(i));
+    }
+    return fact(loop(12, turn, "aten::mul").judge("for_loop_indexing"), "turns");
+  };
+  CHECK(turns(4) == "12");
+  CHECK(turns(5).empty());
+}
+
+TEST_CASE("what turns launch only the calls tell", "[detect][for_loop_indexing]") {
+  const auto without_calls = [](const char* first) {
+    TraceText text;
+    for (int i = 0; i < 20; ++i) {
+      text.host("cpu_op", first, 20.0 * i, 9).host("cpu_op", "aten::mul", 20.0 * i + 10, 9);
+      text.gpu("kernel", "elementwise_kernel", 20.0 * i + 15, 4, 7, 900 + i);
+    }
+    return judge("for_loop_indexing", text);
+  };
+  CHECK(without_calls("aten::select").missing_signals ==
+        std::vector<std::string>{"launch calls of GPU events"});
+  CHECK(without_calls("aten::view").verdict == Verdict::kAbsent);
 }

@@ -278,6 +278,79 @@ TEST_CASE("without shapes misalignment is unknown unless a kernel's name shows i
         Verdict::kPresent);
 }
 
+TEST_CASE("kernels without matrix units have reasons besides alignment", "[detect]") {
+  const auto judge = [](const std::string& kernel, double half_ratio) {
+    return product(kernel).units("some GPU", half_ratio, 0).judge("misaligned_dimensions").verdict;
+  };
+  CHECK(judge("ampere_fp16_sgemm_fp16_128x64_tn", 16) == Verdict::kPresent);
+  CHECK(judge("ampere_fp16_sgemm_fp16_128x64_tn", 0) == Verdict::kAbsent);  // none to use
+  // A dimension of a few elements, few channels, groups.
+  CHECK(judge("void gemmSN_TN_kernel<float, 128, 16, 2, __nv_bfloat16 const>", 16) !=
+        Verdict::kPresent);
+  CHECK(judge("void precomputed_convolve_sgemm<__nv_bfloat16, 512, 6, 7>", 16) !=
+        Verdict::kPresent);
+  CHECK(judge("void cudnn::cnn::wgrad2d_grouped_direct_kernel<__half, float, int>", 16) !=
+        Verdict::kPresent);
+}
+
+TEST_CASE("what names of kernels tell of alignment is less sure, and gives way to shapes",
+          "[detect]") {
+  const std::string narrow = "void cutlass::Kernel<cutlass_80_wmma_tensorop_bf16_gemm_bf16_align2>";
+  const Finding by_name = product(narrow).judge("misaligned_dimensions");
+  CHECK(by_name.confidence == 0.6);
+  CHECK(by_name.missing_signals ==
+        std::vector<std::string>{"input shapes: judged by kernel names"});
+  CHECK(product(narrow, two_inputs("[512,768]", "[768,50304]", "c10::BFloat16"))
+            .judge("misaligned_dimensions")
+            .verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("products whose shapes are not recorded are open where they matter", "[detect]") {
+  const auto judge = [](double dur, const char* kernel) {
+    Scene scene;
+    scene.op("aten::mm", 0, 50).kernel("ampere_bf16_s16816gemm_bf16_ldg8_tn", 10, 20, dur);
+    scene.op("aten::mm", 60, 50).kernel(kernel, 70, 20 + dur, 10);
+    scene.op("aten::add", 120, 20).kernel("elementwise_kernel", 125, 40 + dur, 10'000 - dur);
+    return scene.judge("misaligned_dimensions").verdict;
+  };
+  const char* narrow = "void cutlass::Kernel<cutlass_80_wmma_tensorop_bf16_gemm_bf16_align2>";
+  CHECK(judge(1'000, "gemv") == Verdict::kUnknown);
+  CHECK(judge(1'000, narrow) == Verdict::kUnknown);  // 10 us of them are seen
+  CHECK(judge(100, narrow) == Verdict::kAbsent);
+}
+
+TEST_CASE("shapes that are no product's, and operands that may be transposed", "[detect]") {
+  const auto judge = [](const std::string& args, const std::string& op, bool backward) {
+    Scene scene;
+    if (backward) {
+      scene.op("autograd::engine::evaluate_function: MmBackward0", 0, 100);
+      scene.op("MmBackward0", 1, 98);
+    }
+    scene.op(op, 5, 50, args).kernel("gemm", 10, 20, 1'000);
+    scene.text().gpu("gpu_memset", "Memset (Device)", 1'020, 500, 7, 3);
+    return scene.judge("misaligned_dimensions");
+  };
+  const std::string half = R"("Input type":["c10::Half","c10::Half"])";
+  const auto dims = [&](const char* lists) {
+    return R"("Input Dims":)" + std::string(lists) + "," + half;
+  };
+  CHECK(judge(dims("[[513],[513]]"), "aten::mm", false).verdict == Verdict::kAbsent);
+  CHECK(judge(dims("[[768,513],[513,1024]]"), "aten::mm", false).verdict == Verdict::kPresent);
+  CHECK(judge(dims("[[768,513],[513,1024]]"), "aten::mm", true).verdict == Verdict::kAbsent);
+  const char* conv = "aten::cudnn_convolution";
+  CHECK(judge(dims("[[8,68,9,9],[130,68,3,3]]"), conv, false).verdict == Verdict::kPresent);
+  CHECK(judge(dims("[[8,68,9,9],[130,17,3,3]]"), conv, false).verdict == Verdict::kAbsent);
+  CHECK(judge(dims("[[8,3,9,9],[130,3,3,3]]"), conv, false).verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("an operator's memset is no product", "[detect]") {
+  TraceText text;
+  text.host("cpu_op", "aten::mm", 0, 50, two_inputs("[512,768]", "[768,50257]", "c10::Half"));
+  text.host("cuda_runtime", "cudaMemsetAsync", 5, 5, R"("correlation":1)");
+  text.gpu("gpu_memset", "Memset (Device)", 20, 500, 7, 1);
+  CHECK(judge("misaligned_dimensions", text).verdict == Verdict::kAbsent);
+}
+
 TEST_CASE("layout kernels are found by name, fused layouts are not", "[detect]") {
   const auto judge = [](const std::string& kernel) {
     return product(kernel).judge("layout_conversion").verdict;

@@ -121,7 +121,53 @@ TEST_CASE("exposed communication can't be split without phases", "[detect][missi
   CHECK(exposed_collectives(kNothing, "nccl_blocks_main_stream").verdict == Verdict::kAbsent);
   for (const Without without : {kCalls, kOperators}) {
     CHECK(exposed_collectives(without, "nccl_blocks_main_stream").verdict == Verdict::kUnknown);
+    const Finding other = exposed_collectives(without, "nccl_compute_not_overlapped");
+    CHECK(other.verdict == Verdict::kPresent);  // exposed it is, of whatever type
+    CHECK(other.confidence == 0.5);
+    CHECK(other.missing_signals.size() == 1);
   }
+}
+
+TEST_CASE("copies whose types nobody tells could be casts", "[detect][missing]") {
+  const auto copies = [](Without without, const std::string& kernel, double dur_us) {
+    Stripped s{without, {}};
+    s.t.step(1, 0, 10'000);
+    s.op("aten::copy_", 100, 80).kernel(kernel, 150, dur_us);
+    return judge("cast_storm", s.kernel("gemm", 150 + dur_us, 9'800 - dur_us).t);
+  };
+  const std::string any = "void at::native::elementwise_kernel<gpu_kernel_impl, copy_kernel_cuda>";
+  CHECK(copies(kNothing, any, 500).missing_signals ==
+        std::vector<std::string>{"input types (record_shapes=True)"});
+  CHECK(copies(kCalls, any, 500).missing_signals ==
+        std::vector<std::string>{"launch calls of GPU events"});
+  CHECK(copies(kOperators, any, 500).missing_signals == std::vector<std::string>{"host operators"});
+  CHECK(copies(kNothing, any, 100).verdict == Verdict::kAbsent);
+  for (const char* same : {"vectorized_elementwise_kernel<4, copy_kernel_cuda>",
+                           "elementwise_kernel<gpu_kernel_impl_nocast, copy_kernel_cuda>"}) {
+    CHECK(copies(kCalls, same, 500).verdict == Verdict::kAbsent);
+  }
+}
+
+TEST_CASE("first calls of operators could hide where no operator is recorded",
+          "[detect][missing]") {
+  const auto cold = [](Without without, double pause_us) {
+    Stripped s{without, {}};
+    s.t.step(5, 0, 100'000);
+    s.op("aten::mm", 0, 100).kernel("gemm", 50, 1'000);
+    s.op("aten::mm", 1'100, pause_us).kernel("gemm", 1'100 + pause_us, 98'800 - pause_us);
+    return judge("cold_start", s.t);
+  };
+  CHECK(cold(kNothing, 8'000).verdict == Verdict::kAbsent);
+  CHECK(cold(kOperators, 8'000).missing_signals == std::vector<std::string>{"host operators"});
+  CHECK(cold(kOperators, 800).verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("annotations alone are no operators that tell a formula", "[detect][missing]") {
+  RuleCase t;
+  t.step(1, 0, 10'000).annotation("my range", 0, 500);
+  for (int i = 0; i < 40; ++i) t.queued(kPointwise, 5.0 * i, 1'000 + 20.0 * i, 20);
+  CHECK(judge("unfused_pointwise", t).missing_signals ==
+        std::vector<std::string>{"host operators"});
 }
 
 TEST_CASE("how long copies held the host is open without their calls", "[detect][missing]") {
@@ -183,4 +229,37 @@ TEST_CASE("silence is open without calls or operators", "[detect][missing]") {
   CHECK(silence(kNothing).verdict == Verdict::kPresent);
   CHECK(silence(kCalls).missing_signals == std::vector<std::string>{"launch calls of GPU events"});
   CHECK(silence(kOperators).missing_signals == std::vector<std::string>{"host operators"});
+}
+
+TEST_CASE("without GPU events, calls or operators a rule says which of them it lacks",
+          "[detect][missing]") {
+  using Types = std::vector<const char*>;
+  const auto lacks = [](const TraceText& text, const char* type) {
+    INFO(type);
+    const Finding finding = judge(type, text);
+    CHECK(finding.verdict == Verdict::kUnknown);
+    return finding.missing_signals.empty() ? "" : finding.missing_signals.front();
+  };
+  TraceText no_gpu;
+  no_gpu.host("user_annotation", "ProfilerStep#3", 0, 1'000).host("cpu_op", "aten::mm", 0, 20);
+  no_gpu.host("cuda_runtime", "cudaLaunchKernel", 5, 5, R"("correlation":1)");
+  for (const char* type :
+       Types{"unfused_pointwise", "small_grids", "shared_gpu", "uncached_allocator",
+             "synchronous_memset", "pageable_readback", "recomputed_activations", "created_on_host",
+             "for_loop_indexing", "conv_bias_before_batch_norm", "graph_recapture",
+             "misaligned_dimensions", "host_silence"}) {
+    CHECK(lacks(no_gpu, type) == "GPU events");
+  }
+  TraceText no_calls;
+  no_calls.host("cpu_op", "aten::mm", 0, 20).gpu("kernel", "gemm", 20, 1'000, 7, 1);
+  for (const char* type :
+       Types{"uncached_allocator", "synchronous_memset", "pageable_readback", "graph_recapture"}) {
+    CHECK(lacks(no_calls, type) == "runtime calls");
+  }
+  TraceText no_operators;
+  no_operators.launch("gemm", 5, 5, 20, 1'000, 7, 1);
+  for (const char* type : Types{"recomputed_activations", "created_on_host", "for_loop_indexing",
+                                "conv_bias_before_batch_norm", "host_silence"}) {
+    CHECK(lacks(no_operators, type) == "host operators");
+  }
 }

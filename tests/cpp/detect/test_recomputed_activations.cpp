@@ -61,3 +61,47 @@ TEST_CASE("memory decides whether keeping them would fit", "[detect][recomputed_
   CHECK(with_memory(300).missing_signals.empty());
   CHECK(with_memory(701).verdict == Verdict::kAbsent);
 }
+
+TEST_CASE("what runs in a node before and behind the repeated layers is its own",
+          "[detect][recomputed_activations]") {
+  TraceText text = backward("aten::linear");
+  text.host("cpu_op", "aten::add_", 7, 2).launch("elementwise", 7.5, 1, 10, 15, 7, 500);
+  text.host("cpu_op", "aten::mm", -900, 100).launch("gemm", -890, 5, -800, 300, 7, 501);
+  text.gpu("kernel", "gemm", 4'000, 50, 7, 502);  // an orphan
+  CHECK(judge("recomputed_activations", text).cost_ns == 100'000);
+}
+
+TEST_CASE("without launch calls nothing is known of what layers cost",
+          "[detect][recomputed_activations]") {
+  TraceText text;
+  text.host("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 0, 400);
+  text.host("cpu_op", "aten::linear", 10, 100).gpu("kernel", "gemm", 30, 100, 7, 900);
+  CHECK(judge("recomputed_activations", text).missing_signals ==
+        std::vector<std::string>{"launch calls of GPU events"});
+}
+
+TEST_CASE("a range that is called like a layer is none", "[detect][recomputed_activations]") {
+  TraceText text = backward("aten::mul");
+  text.host("user_annotation", "aten::linear", 9, 105);
+  CHECK(judge("recomputed_activations", text).verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("one half of what memory takes tells nothing", "[detect][recomputed_activations]") {
+  const auto memory = [](const std::string& name, int reserved) {
+    return R"({"ph":"i","cat":"cpu_instant_event","name":")" + name +
+           R"(","pid":1,"tid":1,"ts":50,"args":{"Device Id":0,"Total Reserved":)" +
+           std::to_string(reserved) + "}}";
+  };
+  TraceText no_device = backward("aten::linear");
+  no_device.raw(memory("[memory]", 900));
+  TraceText no_events = backward("aten::linear");
+  no_events.top(kDevice);
+  TraceText other = backward("aten::linear");
+  other.top(kDevice).raw(memory("[other]", 900));
+  for (const TraceText& text : {no_device, no_events, other}) {
+    const Finding finding = judge("recomputed_activations", text);
+    CHECK(finding.verdict == Verdict::kPresent);
+    CHECK(finding.confidence == 0.5);
+    CHECK(fact(finding, "memory reserved").empty());
+  }
+}

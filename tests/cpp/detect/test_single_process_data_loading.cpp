@@ -51,6 +51,19 @@ TEST_CASE("a loader that works while kernels are queued costs nothing",
   CHECK(finding.cost_ns == 0);
 }
 
+TEST_CASE("gaps between queued kernels during a fetch are not the loader's",
+          "[detect][single_process_data_loading]") {
+  RuleCase t;
+  t.step(1, 0, 10'000).op("aten::conv2d", 0, 100);
+  for (int i = 0; i < 8; ++i) t.queued("conv", 10 + 10 * i, 200 + 500 * i, 450);  // 50 us apart
+  t.annotation(kSingle, 150, 6'000);
+  t.op("aten::conv2d", 6'200, 20).kernel("conv", 6'210, 3'500);
+  const Finding finding = judge(kDetect, t);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(cost_us(finding) == 6'150 - (200 + 7 * 500 + 450));
+  CHECK(finding.intervals.size() == 1);
+}
+
 TEST_CASE("batches that are ready made are no loading", "[detect][single_process_data_loading]") {
   const Finding finding = judge(kDetect, loading_steps(kSingle, 30));
   CHECK(finding.verdict == Verdict::kAbsent);

@@ -76,3 +76,14 @@ TEST_CASE("without the size of grids nothing is known", "[detect][small_grids]")
         std::vector<std::string>{"blocks per multiprocessor of the kernels"});
   CHECK(judge_kernels({{kOther, 10, nullptr}}).verdict == Verdict::kAbsent);  // short anyway
 }
+
+TEST_CASE("small grids are told whatever else is not", "[detect][small_grids]") {
+  CHECK(judge_kernels({{kOther, 100, "0.25"}, {kOther, 50, nullptr}}).verdict == Verdict::kPresent);
+  // A memset has no grid.
+  TraceText text;
+  for (int i = 0; i < 10; ++i) {
+    text.launch(kOther, 2.0 * i, 1, 1'000 + 200.0 * i, 100, 7, 1 + i, R"("blocks per SM":4)");
+    text.gpu("gpu_memset", "Memset (Device)", 1'100 + 200.0 * i, 100, 7, 100 + i);
+  }
+  CHECK(judge("small_grids", text).verdict == Verdict::kAbsent);
+}

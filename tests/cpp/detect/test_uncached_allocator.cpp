@@ -58,3 +58,28 @@ TEST_CASE("pools of the driver, pools that grow, and few calls are caches",
         Verdict::kAbsent);  // 60 of them
   CHECK(operators(nullptr, nullptr).judge("uncached_allocator").verdict == Verdict::kAbsent);
 }
+
+TEST_CASE("calls while the GPU works cost nothing", "[detect][uncached_allocator]") {
+  Scene scene = operators("cudaMalloc", "cudaFree");
+  scene.text().launch("gemm", 0.2, 0.1, 0.5, 30'000, 8, 9'000);
+  CHECK(scene.judge("uncached_allocator").verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("a cache that takes much and gives some of it back", "[detect][uncached_allocator]") {
+  // `launches` kernels for each cudaMalloc, a cudaFree behind every n-th operator.
+  const auto taken = [](int launches, int free_every) {
+    Scene scene;
+    for (int i = 0; i < 120; ++i) {
+      const double t = 1'000.0 * i;
+      scene.op("aten::mul", t, 900).call("cudaMalloc", t + 1, 60);
+      for (int k = 0; k < launches; ++k) {
+        scene.kernel("elementwise_kernel", t + 70 + 40 * k, t + 76 + 40 * k, 20);
+      }
+      if (i % free_every == 0) scene.call("cudaFree", t + 300, 60);
+    }
+    return scene.judge("uncached_allocator").verdict;
+  };
+  CHECK(taken(4, 2) == Verdict::kPresent);
+  CHECK(taken(5, 2) == Verdict::kAbsent);
+  CHECK(taken(4, 3) == Verdict::kAbsent);
+}

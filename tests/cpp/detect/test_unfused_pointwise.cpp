@@ -99,3 +99,85 @@ TEST_CASE("without operators the names of kernels prove no formula",
   CHECK(judge("unfused_pointwise", text).missing_signals ==
         std::vector<std::string>{"host operators"});
 }
+
+TEST_CASE("without launch calls no chain is told", "[detect][unfused_pointwise]") {
+  TraceText text;
+  for (int i = 0; i < 40; ++i) {
+    text.gpu("kernel", kPointwise, 1'000 + 20.0 * i, 20, 7, 900 + i);
+    text.host("cpu_op", "aten::mul", 10.0 * i, 8);
+  }
+  CHECK(judge("unfused_pointwise", text).missing_signals ==
+        std::vector<std::string>{"launch calls of GPU events"});
+}
+
+namespace {
+
+/// 20 groups of four kernels of 20 us, queued ahead; `what` adds the i-th of a group.
+template <class Add>
+Finding groups_of_four(Add&& add) {
+  TraceText text;
+  for (int group = 0; group < 20; ++group) {
+    for (int i = 0; i < 4; ++i) {
+      const int n = 4 * group + i;
+      add(text, n, i, 10.0 * n, 2'000 + 100.0 * group + 20 * i);
+    }
+    text.host("cpu_op", "aten::mm", 10.0 * (4 * group + 3) + 7, 2);
+    text.launch("gemm", 10.0 * (4 * group + 3) + 8, 1, 2'080 + 100.0 * group, 20, 7, 5'000 + group);
+  }
+  return judge("unfused_pointwise", text);
+}
+
+void add_pointwise(TraceText& text, int n, double host, double gpu) {
+  text.host("cpu_op", "aten::mul", host, 5).launch(kPointwise, host + 1, 2, gpu, 20, 7, 1 + n);
+}
+
+}  // namespace
+
+TEST_CASE("a chain is one thread's, in one phase", "[detect][unfused_pointwise]") {
+  const auto same = [](TraceText& text, int n, int, double host, double gpu) {
+    add_pointwise(text, n, host, gpu);
+  };
+  CHECK(groups_of_four(same).verdict == Verdict::kPresent);
+  const auto two_threads = [](TraceText& text, int n, int i, double host, double gpu) {
+    const std::string id = R"("correlation":)" + std::to_string(1 + n);
+    text.complete("cpu_op", "aten::mul", host, 5, 1, i % 2 == 0 ? "1" : "2");
+    text.complete("cuda_runtime", "cudaLaunchKernel", host + 1, 2, 1, i % 2 == 0 ? "1" : "2", id);
+    text.gpu("kernel", kPointwise, gpu, 20, 7, 1 + n);
+  };
+  CHECK(groups_of_four(two_threads).verdict == Verdict::kAbsent);
+  const auto half_backward = [](TraceText& text, int n, int i, double host, double gpu) {
+    if (i == 2) {
+      text.host("cpu_op", "autograd::engine::evaluate_function: MulBackward0", host - 1, 16.5);
+    }
+    add_pointwise(text, n, host, gpu);
+  };
+  CHECK(groups_of_four(half_backward).verdict == Verdict::kAbsent);
+}
+
+TEST_CASE("a graph's kernels, orphans and memsets make no chain", "[detect][unfused_pointwise]") {
+  const auto graph = [](TraceText& text, int n, int i, double host, double gpu) {
+    const int id = 1 + n - i;
+    if (i == 0) {
+      text.host("cpu_op", "aten::mul", host, 5);
+      text.host("cuda_runtime", "cudaGraphLaunch", host + 1, 2,
+                R"("correlation":)" + std::to_string(id));
+    }
+    text.gpu("kernel", kPointwise, gpu, 20, 7, id);
+  };
+  CHECK(groups_of_four(graph).verdict == Verdict::kAbsent);
+  const auto orphan = [](TraceText& text, int n, int i, double host, double gpu) {
+    if (i == 2) {
+      text.gpu("kernel", kPointwise, gpu, 20, 7, 8'000 + n);
+    } else {
+      add_pointwise(text, n, host, gpu);
+    }
+  };
+  CHECK(groups_of_four(orphan).verdict == Verdict::kAbsent);
+  const auto memset = [](TraceText& text, int n, int i, double host, double gpu) {
+    if (i != 2) return add_pointwise(text, n, host, gpu);
+    text.host("cuda_runtime", "cudaLaunchKernel", host + 1, 2,
+              R"("correlation":)" + std::to_string(1 + n));
+    text.gpu("gpu_memset", kPointwise, gpu, 20, 7, 1 + n);
+  };
+  CHECK(groups_of_four(memset).verdict == Verdict::kAbsent);
+}

@@ -1,6 +1,7 @@
 // Any bytes either are refused with ParseError or give a table that
 //   1. does not depend on where the text is cut into chunks,
-//   2. survives being written and read again, and
+//   2. survives being written and read again, can be split where it says that ranks were merged,
+//   and
 //   3. is the same from the text packed by gzip or zstd; where the packed bytes are damaged, what
 //   is
 //      left of it depends on them alone.
@@ -10,6 +11,7 @@
 #include "../trace/packed.hpp"
 #include "input.hpp"
 #include "traceap/base/error.hpp"
+#include "traceap/trace/merge.hpp"
 #include "traceap/trace/read.hpp"
 #include "traceap/trace/write.hpp"
 
@@ -88,6 +90,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require_same(whole, load(text, chunk_bytes), "tables by chunk size");
   if (choices.flag()) check_packed(text, whole, chunk_bytes, choices);
   if (!whole) return 0;
+  for (const traceap::SplitRank& rank : traceap::split_merged_trace(*whole)) {
+    check(rank.table.size() > 0, "a rank that was split off has events");
+  }
   const std::string written = traceap::trace_json(*whole);
   const auto again = load(written, kOneChunk);
   check(again.has_value(), "what was written can be read");

@@ -67,8 +67,8 @@ TEST_CASE("A batch gives the ends of single replays") {
     const Work work(graph.size());
     const std::vector<PlainEdge> carries{{2 * 199 + 1, 0, 5}, {3, 40, 70}};
     const auto all = pointers(deltas);
-    const BatchEnds once = replay_batch(graph, all, work);
-    const BatchEnds chained = replay_batch(graph, all, work, carries, 3);
+    const BatchEnds once = BatchReplayer(graph, work).run(all);
+    const BatchEnds chained = BatchReplayer(graph, work, carries).run(all, 3);
     std::vector<std::int64_t> expected, expected_chain;
     for (std::size_t i = 0; i < all.size(); ++i) {
       const GraphDelta delta = all[i] ? *all[i] : GraphDelta();
@@ -93,11 +93,11 @@ TEST_CASE("What an edit carries leads from each copy to the next, beside what al
   std::vector<GraphDelta> deltas = random_edits(graph, 3, 5);
   const Work work(graph.size());
   const std::vector<PlainEdge> shared{{2 * 199 + 1, 0, 5}}, all{{2 * 199 + 1, 0, 5}, {3, 40, 900}};
-  const BatchEnds plain = replay_batch(graph, pointers(deltas), work, shared, 3);
-  const BatchEnds expected = replay_batch(graph, pointers(deltas), work, all, 3);
+  const BatchEnds plain = BatchReplayer(graph, work, shared).run(pointers(deltas), 3);
+  const BatchEnds expected = BatchReplayer(graph, work, all).run(pointers(deltas), 3);
   deltas[1].carry(3, 40, 900);
   deltas[4].carry(3, 40, 900);
-  const BatchEnds found = replay_batch(graph, pointers(deltas), work, shared, 3);
+  const BatchEnds found = BatchReplayer(graph, work, shared).run(pointers(deltas), 3);
   const std::size_t each = found.end_ns.size() / 6;
   for (std::size_t i = 0; i < 6; ++i) {
     const auto& wanted = i == 2 || i == 5 ? expected : plain;  // the first has no edit
@@ -107,7 +107,32 @@ TEST_CASE("What an edit carries leads from each copy to the next, beside what al
   }
   REQUIRE(expected.end_ns != plain.end_ns);
   deltas[1].carry(graph.size(), 0, 1);
-  CHECK_THROWS_AS(replay_batch(graph, pointers(deltas), work, shared, 3), SchemaError);
+  CHECK_THROWS_AS(BatchReplayer(graph, work, shared).run(pointers(deltas), 3), SchemaError);
+}
+
+TEST_CASE("A batch leaves nothing of itself to the next, not where it was refused either") {
+  const RandomGraph random(7);
+  const ExecutionGraph graph = build_plain_graph(random.durations, random.edges);
+  const Work work(graph.size());
+  const std::vector<PlainEdge> carries{{3, 40, 70}};
+  BatchReplayer replayer(graph, work, carries);
+  GraphDelta missing;
+  missing.drop(1'000'000);
+  for (unsigned seed = 0; seed < 6; ++seed) {
+    const ReplayOptions options{.with_residuals = seed % 2 == 0};
+    {
+      const std::vector<GraphDelta> gone = random_edits(graph, 50 + seed, 1 + seed * 3);
+      replayer.run(pointers(gone), 1 + seed % 3, options);
+    }
+    const std::vector<const GraphDelta*> bad{nullptr, &missing};
+    CHECK_THROWS_AS(replayer.run(bad), SchemaError);
+    const std::vector<GraphDelta> deltas = random_edits(graph, seed, 9 - seed);
+    const BatchEnds again = replayer.run(pointers(deltas), 2, options);
+    const BatchEnds expected =
+        BatchReplayer(graph, work, carries).run(pointers(deltas), 2, options);
+    REQUIRE(again.end_ns == expected.end_ns);
+    REQUIRE(again.left_out == expected.left_out);
+  }
 }
 
 TEST_CASE("Many edits of a large graph, on several threads, are those of one") {
@@ -115,7 +140,7 @@ TEST_CASE("Many edits of a large graph, on several threads, are those of one") {
   const ExecutionGraph graph = build_plain_graph(random.durations, random.edges);
   const std::vector<GraphDelta> deltas = random_edits(graph, 5, 60);
   const Work work(graph.size());
-  const BatchEnds batch = replay_batch(graph, pointers(deltas), work);
+  const BatchEnds batch = BatchReplayer(graph, work).run(pointers(deltas));
   for (std::size_t i = 0; i < deltas.size(); ++i) {
     const auto ends = work.ends(replay(graph, deltas[i]));
     const auto found = std::span(batch.end_ns).subspan((i + 1) * ends.size(), ends.size());
@@ -173,16 +198,16 @@ TEST_CASE("A batch is refused in words, and can be stopped") {
   GraphDelta missing;
   missing.drop(1'000'000);
   const std::vector<const GraphDelta*> bad{nullptr, &missing};
-  CHECK_THROWS_AS(replay_batch(graph, bad, work), SchemaError);
+  CHECK_THROWS_AS(BatchReplayer(graph, work).run(bad), SchemaError);
   const std::vector<PlainEdge> outside{{0, 1'000'000, 0}};
-  CHECK_THROWS_AS(replay_batch(graph, bad, work, outside, 2), SchemaError);
+  CHECK_THROWS_AS(BatchReplayer(graph, work, outside).run(bad, 2), SchemaError);
   const std::vector<std::uint32_t> short_offsets{0, 3};
-  CHECK_THROWS_AS(replay_batch(graph, {}, {work.points, short_offsets}), SchemaError);
+  CHECK_THROWS_AS(BatchReplayer(graph, {work.points, short_offsets}), SchemaError);
 
   struct Stop {};
   const RandomGraph large_random(1, 20'000);
   const ExecutionGraph large = build_plain_graph(large_random.durations, large_random.edges);
   const std::vector<const GraphDelta*> many(500, nullptr);
   const InterruptScope scope([] { throw Stop(); }, std::chrono::milliseconds(0));
-  CHECK_THROWS_AS(replay_batch(large, many, Work(large.size())), Stop);
+  CHECK_THROWS_AS(BatchReplayer(large, Work(large.size())).run(many), Stop);
 }

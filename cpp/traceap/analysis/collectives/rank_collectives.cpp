@@ -235,6 +235,8 @@ void align(std::span<const RankInput> ranks, const CallLists& calls, RankCollect
   out.clocks = align_clocks(readings, ranks.size());
   for (std::uint32_t r = 0; r < ranks.size(); ++r) {
     const Interval own = recorded_bounds(*ranks[r].table);
+    // Only an event longer than any recording ends so late that it does not bear the shift.
+    if (own.end_ns - out.clocks.shift_ns(r) > 2 * kMaxTimeNs) out.clocks.clocks[r].applied = false;
     const std::int64_t shift_ns = out.clocks.shift_ns(r);
     out.recorded.push_back({own.start_ns - shift_ns, own.end_ns - shift_ns});
   }

@@ -249,14 +249,14 @@ class Matcher {
   /// What lies between two matched neighbours, and has no name in common.
   void merge_gap(Nodes a, Nodes b, int opened, std::vector<Match>& merged) const {
     if (!a.empty() && !b.empty()) {
-      if (opened < kMostOpened && (open_wrappers(a, before_, b, after_, false, merged) ||
-                                   open_wrappers(b, after_, a, before_, true, merged))) {
-        const std::vector<Match> inner = match(std::move(a), std::move(b), opened + 1);
-        merged.insert(merged.end(), inner.begin(), inner.end());
+      const bool one_side = opened < kMostOpened && open_wrappers(a, b, merged);
+      if (!one_side && alike_by_position(a, b)) {
+        for (std::size_t i = 0; i < a.size(); ++i) merged.push_back(pair(a[i], b[i]));
         return;
       }
-      if (alike_by_position(a, b)) {
-        for (std::size_t i = 0; i < a.size(); ++i) merged.push_back(pair(a[i], b[i]));
+      if (one_side || (opened < kMostOpened && open_other_wrappers(a, b, merged))) {
+        const std::vector<Match> inner = match(std::move(a), std::move(b), opened + 1);
+        merged.insert(merged.end(), inner.begin(), inner.end());
         return;
       }
     }
@@ -275,17 +275,54 @@ class Matcher {
     return true;
   }
 
-  /// Puts the children of each wrapper in its place; says whether there was one.
-  static bool open_wrappers(Nodes& nodes, const Forest& forest, const Nodes& others,
-                            const Forest& other_forest, bool is_after, std::vector<Match>& merged) {
-    std::vector<std::uint64_t> wanted;
-    for (const std::uint32_t other : others) wanted.push_back(other_forest.keys[other].name);
-    std::sort(wanted.begin(), wanted.end());
+  using Keys = std::vector<std::uint64_t>;
+  using Key = std::uint64_t AlignKeys::*;
+
+  /// Opens what wraps calls of the other side's names, on one side.
+  bool open_wrappers(Nodes& a, Nodes& b, std::vector<Match>& merged) const {
+    const Keys in_a = keys_of(before_, a), in_b = keys_of(after_, b);
+    return open(a, before_, in_b, &AlignKeys::name, false, merged) ||
+           open(b, after_, in_a, &AlignKeys::name, true, merged);
+  }
+
+  /// Opens wrappers that differ on both sides but wrap the same calls. Names alone may agree by
+  /// chance that deep, so shapes have to as well.
+  bool open_other_wrappers(Nodes& a, Nodes& b, std::vector<Match>& merged) const {
+    const Keys below_a = keys_below(before_, a), below_b = keys_below(after_, b);
+    const bool any = open(a, before_, below_b, &AlignKeys::detail, false, merged);
+    return any && open(b, after_, below_a, &AlignKeys::detail, true, merged);
+  }
+
+  static Keys keys_of(const Forest& forest, const Nodes& nodes) {
+    Keys names;
+    for (const std::uint32_t node : nodes) names.push_back(forest.keys[node].name);
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  static Keys keys_below(const Forest& forest, const Nodes& nodes) {
+    Keys details;
+    for (const std::uint32_t node : nodes) {
+      look_below(forest, node, [&](std::uint32_t inner) {
+        details.push_back(forest.keys[inner].detail);
+        return false;
+      });
+    }
+    std::sort(details.begin(), details.end());
+    return details;
+  }
+
+  /// Puts the children of each node that wraps something wanted in its place; says whether there
+  /// was one.
+  static bool open(Nodes& nodes, const Forest& forest, const Keys& wanted, Key key, bool is_after,
+                   std::vector<Match>& merged) {
     Nodes opened;
     bool any = false;
     for (const std::uint32_t node : nodes) {
-      poll_interrupt();
-      if (!wraps(forest, node, wanted)) {
+      const bool wraps = look_below(forest, node, [&](std::uint32_t inner) {
+        return std::binary_search(wanted.begin(), wanted.end(), forest.keys[inner].*key);
+      });
+      if (!wraps) {
         opened.push_back(node);
         continue;
       }
@@ -299,14 +336,14 @@ class Matcher {
     return any;
   }
 
-  static bool wraps(const Forest& forest, std::uint32_t node,
-                    const std::vector<std::uint64_t>& wanted) {
+  /// Whether `found` holds for a call below a node, as far as one looks.
+  template <class Found>
+  static bool look_below(const Forest& forest, std::uint32_t node, Found found) {
+    poll_interrupt();
     std::vector<std::pair<std::uint32_t, int>> todo{{node, 0}};
     for (std::size_t i = 0; i < todo.size() && i < kWrapperLook; ++i) {
       const auto [inner, level] = todo[i];
-      if (level > 0 && std::binary_search(wanted.begin(), wanted.end(), forest.keys[inner].name)) {
-        return true;
-      }
+      if (level > 0 && found(inner)) return true;
       if (level == kWrapperLevels) continue;
       for (const std::uint32_t child : forest.children(inner)) {
         if (todo.size() >= kWrapperLook) break;

@@ -66,7 +66,8 @@ struct TreeDiff {
 /// Threads are paired first: the main ones, the others by what they run. Then, from the top, the
 /// children of a matched pair are aligned (align_sequences), names freed of numbers and vendors,
 /// equal shapes and equal subtrees deciding between equal names. A call without partner that only
-/// wraps calls which have one is opened: its children are aligned in its place.
+/// wraps calls which have one is opened: its children are aligned in its place. So are different
+/// calls on both sides that wrap the same ones.
 /// O(n log n) where the recordings are alike.
 TreeDiff build_tree_diff(std::span<const DiffPair> pairs);
 

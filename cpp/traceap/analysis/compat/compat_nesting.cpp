@@ -1,5 +1,7 @@
 #include "traceap/analysis/compat/compat_nesting.hpp"
 
+#include <algorithm>
+
 #include "traceap/base/interrupt.hpp"
 
 namespace traceap {
@@ -28,6 +30,22 @@ std::vector<std::vector<Row>> rows_by_track(const EventTable& table, bool python
     if (is_wanted(table, row, python_frames)) by_track[table.track[row]].push_back(row);
   }
   return by_track;
+}
+
+/// Of rows that start together, operators stand before calls, as the profiler writes them: theirs
+/// takes a file's order there. A call that outlives such an operator is dropped then.
+void put_calls_last(const EventTable& table, std::vector<Row>& rows) {
+  const auto is_op = [&](Row row) { return !is_api_call(table.kind[row]); };
+  for (std::size_t begin = 0; begin < rows.size();) {
+    poll_interrupt();
+    std::size_t end = begin + 1;
+    while (end < rows.size() && table.ts_ns[rows[end]] == table.ts_ns[rows[begin]]) ++end;
+    if (end - begin > 1) {
+      const auto at = [&](std::size_t i) { return rows.begin() + static_cast<std::ptrdiff_t>(i); };
+      std::stable_partition(at(begin), at(end), is_op);
+    }
+    begin = end;
+  }
 }
 
 class Nester {
@@ -78,7 +96,10 @@ CompatNesting build_compat_nesting(const EventTable& table, const CompatNestingO
   CompatNesting nesting;
   nesting.parent.assign(table.size(), kNoRow);
   Nester nester(table, nesting);
-  for (const auto& rows : rows_by_track(table, options.python_frames)) nester.nest(rows);
+  for (auto& rows : rows_by_track(table, options.python_frames)) {
+    put_calls_last(table, rows);
+    nester.nest(rows);
+  }
   return nesting;
 }
 

@@ -53,6 +53,10 @@ bool HtaEvents::on_gpu(Row row) const {
   return name == "Event Sync" || name == "Context Sync";
 }
 
+bool HtaEvents::is_drawn_on_gpu(Row row) const {
+  return stream[row] != -1 || table.kind[row] == EventKind::kGpuUserAnnotation;
+}
+
 /// Of several partners the last wins.
 void HtaEvents::find_partners() {
   partner.assign(table.size(), kNoRow);
@@ -107,9 +111,11 @@ void HtaEvents::cut_last_step() {
   });
 }
 
-/// Instances are in the order of the file: the host's before those drawn on the GPU's tracks.
+/// HTA counts in the order of the file, where the profiler writes the host's annotations before
+/// their copies on the GPU's tracks, which bear no stream. The order of the copies among each other
+/// is not kept here: they are counted by time.
 std::optional<std::pair<std::int64_t, std::int64_t>> HtaEvents::find_window(
-    const HtaOptions& options) const {
+    const HtaOptions& options) {
   std::vector<Row> instances;
   if (options.annotation.empty()) {
     instances = all;
@@ -121,11 +127,13 @@ std::optional<std::pair<std::int64_t, std::int64_t>> HtaEvents::find_window(
     std::copy_if(all.begin(), all.end(), std::back_inserter(instances),
                  [&](Row row) { return matches[table.name[row]]; });
     std::stable_partition(instances.begin(), instances.end(),
-                          [&](Row row) { return stream[row] == -1; });
+                          [&](Row row) { return !is_drawn_on_gpu(row); });
     const auto size = static_cast<std::uint32_t>(instances.size());
     const std::uint32_t end = options.last_instance < size ? options.last_instance + 1 : size;
     instances.resize(end);
     instances.erase(instances.begin(), instances.begin() + std::min(options.first_instance, end));
+    of_gpu_copy = std::any_of(instances.begin(), instances.end(),
+                              [&](Row row) { return is_drawn_on_gpu(row); });
   }
   if (instances.empty()) return std::nullopt;
   std::int64_t start_us = std::numeric_limits<std::int64_t>::max();

@@ -19,6 +19,7 @@ class HtaEvents {
 
   const EventTable& table;
   bool found = true;         ///< the annotation exists
+  bool of_gpu_copy = false;  ///< an instance of it is a copy that is drawn on a GPU's track
   std::vector<Row> all;      ///< events kept, by row
   std::vector<Row> clipped;  ///< of these, the ones inside the annotation
   // By row:
@@ -40,7 +41,8 @@ class HtaEvents {
   void round_times();
   void find_partners();
   void cut_last_step();
-  std::optional<std::pair<std::int64_t, std::int64_t>> find_window(const HtaOptions& options) const;
+  bool is_drawn_on_gpu(Row row) const;
+  std::optional<std::pair<std::int64_t, std::int64_t>> find_window(const HtaOptions& options);
   void clip(std::int64_t start_us, std::int64_t end_us);
 };
 

@@ -70,7 +70,9 @@ class HtaGraph {
     index_launches();
     measure_queues();
     add_gpu_edges();
-    return search();
+    path = search();
+    path.of_gpu_copy = events_.of_gpu_copy;
+    return path;
   }
 
  private:

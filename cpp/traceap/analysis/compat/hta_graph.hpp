@@ -51,7 +51,8 @@ struct HtaEdge {
 };
 
 struct HtaPath {
-  bool found = false;  ///< the annotation exists and the graph has no cycle
+  bool found = false;        ///< the annotation exists and the graph has no cycle
+  bool of_gpu_copy = false;  ///< an instance of the annotation is drawn on a GPU's track
   std::uint32_t nodes = 0, edges = 0;
   std::array<std::uint32_t, kHtaEdgeKindCount> edges_of_kind{};
   std::vector<std::uint32_t> path_nodes;

@@ -313,7 +313,13 @@ std::int64_t most_bytes_in(std::int64_t duration_ns) {
 }
 
 Finding open_without_phases(const Signals& signals, Finding finding) {
-  if (finding.verdict == Verdict::kPresent || signals.links_operators()) return finding;
+  if (signals.links_operators()) return finding;
+  if (finding.verdict == Verdict::kPresent) {
+    // That communication is exposed is sure; of which type it is, the order of kernels alone tells.
+    finding.confidence = std::min(finding.confidence, 0.5);
+    finding.missing_signals = {std::string(missing_link(signals))};
+    return finding;
+  }
   const IntervalSet exposed = set_difference(signals.gpu.communication, signals.gpu.compute);
   if (!is_material(signals, covered_ns(exposed, signals.profiled))) return finding;
   return abstain({missing_link(signals)});

@@ -24,7 +24,10 @@ IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval
   const IntervalSet elsewhere =
       idle_with_cause(signals, {IdleCause::kDataLoading, IdleCause::kCompilation,
                                 IdleCause::kProfiler, IdleCause::kUnknown});
-  return set_difference(idle_inside(signals, std::move(intervals)), elsewhere);
+  IntervalSet idle = set_difference(idle_inside(signals, std::move(intervals)), elsewhere);
+  const IntervalSet& busy = signals.gpu.busy;
+  if (busy.empty()) return idle;
+  return set_clip(idle, {busy.front().start_ns, signals.profiled.end_ns});
 }
 
 IntervalSet idle_with_cause(const Signals& signals, std::initializer_list<IdleCause> causes) {
@@ -35,6 +38,13 @@ IntervalSet idle_with_cause(const Signals& signals, std::initializer_list<IdleCa
     }
   }
   return make_union(std::move(found));
+}
+
+IntervalSet idle_of_fetches(const Signals& signals, std::vector<Interval> fetches) {
+  const bool has_causes = signals.has_gpu && !signals.on_host;
+  const IntervalSet idle =
+      has_causes ? idle_with_cause(signals, {IdleCause::kDataLoading}) : signals.gpu_idle;
+  return set_intersection(make_union(std::move(fetches)), idle);
 }
 
 WorkRows::WorkRows(const Signals& signals)

@@ -18,10 +18,15 @@ Interval stall_window(const Signals& signals, Interval host_call);
 /// GPU idle inside any of the intervals.
 IntervalSet idle_inside(const Signals& signals, std::vector<Interval> intervals);
 /// The same without the idle time that data loading, compilation or the profiler explain, and
-/// without what waits for work outside the file: that is nobody's here.
+/// without what waits for work outside the file, nor what lies before the first GPU event: what the
+/// GPU did there was not recorded.
 IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval> intervals);
 /// GPU idle that has one of these causes.
 IntervalSet idle_with_cause(const Signals& signals, std::initializer_list<IdleCause> causes);
+/// What of fetches (GPU clock) the GPU waits for: idle whose cause is data loading. Other idle
+/// passes meanwhile as well, such as the gaps between kernels that are queued. Where the run
+/// computes on the host, and where no GPU is recorded, all of it.
+IntervalSet idle_of_fetches(const Signals& signals, std::vector<Interval> fetches);
 
 /// Which host rows are work of their own, rather than ranges around code: API calls and operators.
 /// Annotations and frames are ranges. Torch before 1.12 writes annotations as operators: in a trace

@@ -1,7 +1,13 @@
 // Device memory is allocated from or given back to the driver in steady state, where the caching
-// allocator should serve everything from its pool.
+// allocator should serve everything from its pool. Where the run computes on the host, operators
+// that allocate and take long: the system maps memory for them, or they wait for its lock.
+
+#include <algorithm>
+#include <iterator>
 
 #include "traceap/detect/queries/allocator.hpp"
+#include "traceap/detect/queries/host_work.hpp"
+#include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
@@ -9,6 +15,14 @@ namespace traceap {
 namespace {
 
 constexpr SavingShares kSaving{.basis = SavingBasis::kIdle};
+
+/// The C library serves an allocation from memory that it holds in less than a microsecond, and the
+/// profiler's own row costs one or two: what takes this long went to the system.
+constexpr std::int64_t kSlowAllocationNs = 20'000;
+
+bool is_allocating_operator(std::string_view name) {
+  return is_any(name, {"aten::empty", "aten::empty_strided", "aten::resize_"});
+}
 
 struct Calls {
   std::vector<Row> rows;
@@ -33,7 +47,33 @@ Calls calls_from(const Signals& signals, const std::vector<Row>& rows, std::int6
   return calls;
 }
 
+/// What the system takes to hand out fresh pages when they are first written is in the operator
+/// that writes them, and can't be told from its own work.
+Finding detect_on_host(const Signals& signals) {
+  const WarmUp& warm_up = signals.tree.warm_up;
+  if (!warm_up.known) {
+    return abstain({"steps, or a loop that repeats its kernels: where warm-up ends"});
+  }
+  const EventTable& table = signals.table;
+  const std::vector<std::uint8_t> awaited = awaited_tracks(signals);
+  const LazyNames allocating(table, is_allocating_operator);
+  Draft draft(kSaving);
+  std::copy_if(signals.tree.host_rows.begin(), signals.tree.host_rows.end(),
+               std::back_inserter(draft.evidence), [&](Row r) {
+                 return table.kind[r] == EventKind::kCpuOp && allocating(r) &&
+                        awaited[table.track[r]] != 0 && table.dur_ns[r] >= kSlowAllocationNs &&
+                        table.ts_ns[r] >= warm_up.end_ns;
+               });
+  if (draft.evidence.empty()) return absent();
+  draft.cost = intervals_of(signals, draft.evidence);
+  draft.count("mallocs", draft.evidence.size());
+  draft.missing_signals.emplace_back("what first writes to fresh memory cost");
+  draft.confidence = 0.7;  // a thread that was put aside takes long, too
+  return finish_finding(signals, std::move(draft));
+}
+
 Finding detect(const Signals& signals) {
+  if (signals.on_host) return detect_on_host(signals);
   if (!signals.has_gpu) return abstain({"GPU events"});
   if (signals.api_rows.empty()) return abstain({"runtime calls"});
   const std::vector<Row> rows = allocator_rows(signals);

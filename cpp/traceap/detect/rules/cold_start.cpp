@@ -28,15 +28,13 @@ struct Costs {
     add(signals, row, kind, interval_of(signals.table, row));
   }
   void add(const Signals& signals, Row row, std::string_view kind, Interval host) {
-    add_idle(row, kind, signals.on_gpu_clock(host));
+    intervals.push_back(signals.on_gpu_clock(host));
+    name(row, kind, host.length_ns());
   }
-  void add_idle(Row row, std::string_view kind, Interval interval) {
+  /// A row as evidence; what it costs is added apart.
+  void name(Row row, std::string_view kind, std::int64_t weight_ns) {
     rows.push_back(row);
-    weights.push_back(interval.length_ns());
-    intervals.push_back(interval);
-    add_kind(kind);
-  }
-  void add_kind(std::string_view kind) {
+    weights.push_back(weight_ns);
     if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.emplace_back(kind);
   }
 };
@@ -83,14 +81,57 @@ void add_graphs(const Signals& signals, Costs& costs) {
   }
 }
 
-/// Operators whose first call generated or loaded code (idle causes say which).
+/// What is compiled, or recorded, anew: other rules have it.
+IntervalSet find_repeats(const Signals& signals) {
+  std::vector<Interval> repeats;
+  for (Row r : find_compile_ranges(signals).again) {
+    repeats.push_back(signals.on_gpu_clock(interval_of(signals.table, r)));
+  }
+  for (const GraphCapture& capture : find_graph_captures(signals).again) {
+    repeats.push_back(signals.on_gpu_clock(capture.host));
+  }
+  return make_union(std::move(repeats));
+}
+
+/// A convolution synchronises to time algorithms, in steady state for each new shape.
+bool tunes_in_steady_state(const Signals& signals, Row row) {
+  const WarmUp& warm_up = signals.tree.warm_up;
+  return is_synchronisation(signals.api(row)) && warm_up.known &&
+         signals.table.ts_ns[row] >= warm_up.end_ns;
+}
+
+std::string_view first_call_kind(const Signals& signals, Row row) {
+  switch (signals.table.kind[row]) {
+    case EventKind::kCpuOp:
+      return "first calls of operators";
+    case EventKind::kRuntime:
+    case EventKind::kDriver:
+      return "first calls of the runtime";
+    default:
+      return "loading of modules";
+  }
+}
+
+/// What the idle causes take for compilation: operators and API calls whose first call generated or
+/// loaded code or started the context. What was added before keeps its name.
 void add_first_calls(const Signals& signals, Costs& costs) {
+  const IntervalSet repeats = find_repeats(signals);
+  const CoverIndex repeated(repeats);
+  std::vector<Row> named = costs.rows;
+  std::sort(named.begin(), named.end());
+  std::vector<Interval> found;
   for (const IdleInterval& idle : signals.idle.intervals) {
     const Row row = idle.explained_by;
     if (idle.cause != IdleCause::kCompilation || row == kNoRow) continue;
-    if (signals.table.kind[row] != EventKind::kCpuOp || is_compile_range(signals, row)) continue;
-    costs.add_idle(row, "first calls of operators", idle.interval);
+    const std::int64_t once_ns = idle.interval.length_ns() - repeated.covered_ns(idle.interval);
+    if (once_ns == 0 || tunes_in_steady_state(signals, row)) continue;
+    found.push_back(idle.interval);
+    if (is_compile_range(signals, row)) continue;
+    if (std::binary_search(named.begin(), named.end(), row)) continue;
+    costs.name(row, first_call_kind(signals, row), once_ns);
   }
+  const IntervalSet once = set_difference(make_union(std::move(found)), repeats);
+  costs.intervals.insert(costs.intervals.end(), once.begin(), once.end());
 }
 
 /// First launch of each kernel name, if it is slow.
@@ -115,6 +156,14 @@ void add_allocations(const Signals& signals, Costs& costs) {
   }
 }
 
+/// Could first calls hide in what the host did? Only operators tell them from others.
+bool is_open_without_operators(const Signals& signals, const IntervalSet& seen) {
+  if (signals.has_operators) return false;
+  IntervalSet possible = idle_with_cause(signals, {IdleCause::kHostWait});
+  std::erase_if(possible, [](const Interval& idle) { return idle.length_ns() < kSlowLaunchNs; });
+  return is_material(signals, total_length_ns(set_union(seen, possible)));
+}
+
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu) return abstain({"GPU events"});
   if (signals.api_rows.empty()) return abstain({"runtime calls"});
@@ -124,14 +173,18 @@ Finding detect(const Signals& signals) {
   add_slow_first_launches(signals, costs);
   add_allocations(signals, costs);
   add_graphs(signals, costs);
-  add_first_calls(signals, costs);
   for (Row r : find_compile_ranges(signals).first) {
     costs.add(signals, r, compile_kind(signals.table.name_of(r)));
   }
-  if (costs.rows.empty()) return absent();
-
+  add_first_calls(signals, costs);
   Draft draft(kSaving);
   draft.cost = idle_inside(signals, std::move(costs.intervals));
+  if (!is_material(signals, total_length_ns(draft.cost)) &&
+      is_open_without_operators(signals, draft.cost)) {
+    return abstain({"host operators"});
+  }
+  if (costs.rows.empty()) return absent();
+
   draft.evidence = std::move(costs.rows);
   draft.evidence_weights = std::move(costs.weights);
   std::sort(costs.kinds.begin(), costs.kinds.end());

@@ -43,6 +43,8 @@ class BiasFinder {
     add_backward();
   }
 
+  /// Does any such convolution hold an addition, whatever it launched?
+  bool any() const { return any_; }
   const std::vector<Row>& convolutions() const { return convolutions_; }
   const std::vector<Row>& kernels() const { return kernels_; }
 
@@ -51,10 +53,9 @@ class BiasFinder {
   /// costs nothing here.
   void add_forward(Row convolution) {
     const std::size_t before = kernels_.size();
-    Row last = kNoRow;
     for (Row r : subtree_rows(signals_.tree, convolution)) {
-      if (!add_(r) || (last != kNoRow && is_inside(signals_.tree, r, last))) continue;
-      last = r;
+      if (!add_(r)) continue;
+      any_ = true;
       const std::vector<Row> added = gpu_rows_inside(signals_, r);
       kernels_.insert(kernels_.end(), added.begin(), added.end());
     }
@@ -80,6 +81,7 @@ class BiasFinder {
   LazyNames<> convolution_, batch_norm_, add_, reduction_;
   std::vector<Row> convolutions_, kernels_;
   std::unordered_set<Row> forward_;
+  bool any_ = false;
 };
 
 Finding detect(const Signals& signals) {
@@ -87,8 +89,8 @@ Finding detect(const Signals& signals) {
   if (!signals.has_operators) return abstain({"host operators"});
   if (!has_backward(signals)) return absent();
   const BiasFinder found(signals);
+  if (found.any() && !signals.links_operators()) return abstain({missing_link(signals)});
   if (found.convolutions().empty()) return absent();
-  if (!signals.links_operators()) return abstain({missing_link(signals)});
   Draft draft(kSaving);
   for (Row r : found.kernels()) draft.cost.push_back(interval_of(signals.table, r));
   draft.evidence = found.convolutions();

@@ -158,12 +158,8 @@ Finding detect(const Signals& signals) {
   draft.count("gaps", gaps.size());
   draft.duration("GPU idle in them", total_length_ns(gaps));
   draft.share("kernels shorter than their launch", short_kernel_share(signals));
-  Finding finding = finish_finding(signals, std::move(draft));
   // Launch calls alone tell that the queue was empty, not what kept the host from launching.
-  if (finding.verdict == Verdict::kPresent && !signals.has_host_ops) {
-    return abstain({"host operators"});
-  }
-  return finding;
+  return finish_told_by_operators(signals, std::move(draft));
 }
 
 }  // namespace

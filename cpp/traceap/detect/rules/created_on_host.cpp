@@ -63,19 +63,24 @@ class CreationFinder {
   }
 
  private:
-  /// The one upload of the operator; null if there is none, or hundreds like it are constants.
+  /// The one upload of the operator, which may convert what it uploaded; null if there is none, or
+  /// hundreds like it are constants.
   const Copy* upload_of(Row moving) const {
-    const std::vector<Row> rows = gpu_rows_inside(signals_, moving);
-    if (rows.size() != 1) return nullptr;
+    const Copy* upload = nullptr;
+    for (Row r : gpu_rows_inside(signals_, moving)) {
+      if (signals_.tree.copy_direction[r] != CopyDirection::kHostToDevice) continue;
+      if (upload != nullptr) return nullptr;
+      upload = copy_of(r);
+    }
+    // Both are by start, so that the constants' places in the list of copies ascend.
+    return std::binary_search(constants_.begin(), constants_.end(), upload) ? nullptr : upload;
+  }
+  const Copy* copy_of(Row gpu_row) const {
     const auto& copies = signals_.copies;
     const auto it =
-        std::lower_bound(copies.begin(), copies.end(), rows.front(),
+        std::lower_bound(copies.begin(), copies.end(), gpu_row,
                          [&](const Copy& copy, Row r) { return is_before(copy.row, r); });
-    if (it == copies.end() || it->row != rows.front()) return nullptr;
-    if (it->kind.direction != CopyDirection::kHostToDevice) return nullptr;
-    // Both are by start, so that the constants' places in the list of copies ascend.
-    const Copy* copy = &*it;
-    return std::binary_search(constants_.begin(), constants_.end(), copy) ? nullptr : copy;
+    return it == copies.end() || it->row != gpu_row ? nullptr : &*it;
   }
   bool is_before(Row a, Row b) const {
     const auto& ts = signals_.table.ts_ns;

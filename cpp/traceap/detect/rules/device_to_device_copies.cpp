@@ -1,8 +1,10 @@
-// Copies within the device: contiguous, clone, cat and plain device-to-device copies.
+// Copies within the device: contiguous, clone, cat and plain device-to-device copies. Where the run
+// computes on the host, those within its memory.
 
 #include <algorithm>
 
 #include "traceap/base/sums.hpp"
+#include "traceap/detect/queries/host_work.hpp"
 #include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/ranges.hpp"
 #include "traceap/detect/queries/shapes.hpp"
@@ -101,7 +103,26 @@ bool is_open(const Signals& signals, const Draft& draft, const DeviceCopies& cop
          is_material(signals, total_length_ns(set_union(seen, doubtful)));
 }
 
+/// Where types are not recorded, what is called tells but for aten::to and copies of layouts.
+Finding detect_on_host(const Signals& signals) {
+  Draft draft(kSaving);
+  std::vector<Row> unknown;
+  for (const HostCopy& copy : copies_on_host(signals)) {
+    if (copy.purpose == CopyPurpose::kUnknown) unknown.push_back(copy.called);
+    if (copy.purpose == CopyPurpose::kMove) draft.evidence.push_back(copy.called);
+  }
+  if (is_material(signals, host_cost_ns(signals, unknown))) {
+    return abstain({"input types (record_shapes=True)"});
+  }
+  if (draft.evidence.empty()) return absent();
+  draft.cost = intervals_of(signals, draft.evidence);
+  draft.count("copies", draft.evidence.size());
+  draft.text("operations", most_frequent_names(signals.table, draft.evidence, 2));
+  return finish_finding(signals, std::move(draft));
+}
+
 Finding detect(const Signals& signals) {
+  if (signals.on_host) return detect_on_host(signals);
   if (!signals.has_gpu) return abstain({"GPU events"});
   Draft draft(kSaving);
   DeviceCopies copies(signals);
@@ -128,8 +149,10 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule device_to_device_copies{
-    .type = "device_to_device_copies", .saving = kSaving, .detect = detect};
+extern constexpr Rule device_to_device_copies{.type = "device_to_device_copies",
+                                              .reads_kernel_names = true,
+                                              .saving = kSaving,
+                                              .detect = detect};
 }
 
 }  // namespace traceap

@@ -55,7 +55,7 @@ class LoopFinder {
     for (std::size_t at = 0; at < starts_.size();) {
       poll_interrupt();
       const Loop loop = longest_from(at);
-      if (loop.turns >= kMinTurns) {
+      if (loop.turns > 0) {
         loops.push_back(loop);
         at = static_cast<std::size_t>(std::lower_bound(starts_.begin(), starts_.end(), loop.last) -
                                       starts_.begin());
@@ -82,7 +82,6 @@ class LoopFinder {
     const std::size_t first = starts_[block];
     Loop best{first, first, 0};
     for (std::size_t blocks = 1; blocks <= kMaxIndexings; ++blocks) {
-      if (block + blocks >= starts_.size()) break;
       const std::size_t length = start_of(block + blocks) - first;
       std::size_t turns = 1;
       while (same_names(first, first + turns * length, length)) ++turns;
@@ -130,9 +129,11 @@ class LoopCosts {
   }
 
  private:
-  /// aten::select makes a view; the rest of a turn must launch something. A turn that copies to or
-  /// from the host waits for that, however it is indexed (host_sync_in_loop, small_copies).
+  /// aten::select makes a view; the rest of a turn must launch something, or on the host be there.
+  /// A turn that copies to or from the host waits for that, however it is indexed
+  /// (host_sync_in_loop, small_copies).
   bool only_computes(std::span<const Row> turn) const {
+    if (signals_.on_host) return turn.size() > 1;
     bool launches = false;
     for (Row r : turn) {
       for (Row g : gpu_rows_inside(signals_, r)) {
@@ -151,7 +152,7 @@ class LoopCosts {
 };
 
 Finding detect(const Signals& signals) {
-  if (!signals.has_gpu) return abstain({"GPU events"});
+  if (!signals.has_gpu && !signals.on_host) return abstain({"GPU events"});
   if (!signals.has_operators) return abstain({"host operators"});
   LoopCosts costs(signals);
   bool any = false;
@@ -162,7 +163,8 @@ Finding detect(const Signals& signals) {
     }
   }
   // Whether its turns launch anything, only the calls tell.
-  if (any && !signals.links_operators()) return abstain({missing_link(signals)});
+  if (any && !signals.on_host && !signals.links_operators())
+    return abstain({missing_link(signals)});
   return costs.finish();
 }
 

@@ -61,7 +61,8 @@ Finding detect(const Signals& signals) {
 }  // namespace
 
 namespace rules {
-extern constexpr Rule fp32_matmul{.type = "fp32_matmul", .saving = kSaving, .detect = detect};
+extern constexpr Rule fp32_matmul{
+    .type = "fp32_matmul", .reads_kernel_names = true, .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -260,7 +260,7 @@ Finding judge_without_regions(const Signals& signals, const Names& names) {
   if (host_rows_named(signals.table, signals.tree, names.lookup).size() > 1 && idle_matters) {
     return abstain({"ranges of compiled regions"});  // torch before 2.2
   }
-  if (!signals.has_host_ops && idle_matters) {
+  if (!signals.has_operators && idle_matters) {
     const LazyNames triton(signals.table,
                            [](std::string_view name) { return starts_with(name, "triton_"); });
     const auto& rows = signals.tree.gpu_rows;

@@ -1,5 +1,6 @@
 // Long gaps in which no thread runs an operator or an API call while the GPU has nothing to do:
-// garbage collection, locks, checkpoints, plain Python.
+// garbage collection, locks, checkpoints, plain Python. A run that computes on the host has no GPU
+// to do anything.
 
 #include <algorithm>
 
@@ -90,6 +91,18 @@ Row awaited_row(const Signals& signals, const Interval& gap) {
   return call.start_ns >= gap.start_ns ? launch : kNoRow;
 }
 
+/// Where the run computes on the host: the operator that ends the gap, or kNoRow at the end.
+Row next_operator(const Signals& signals, const Interval& gap) {
+  const LazyNames is_operator(signals.table, is_operator_name);
+  const EventTable& table = signals.table;
+  const auto from = std::lower_bound(table.ts_ns.begin(), table.ts_ns.end(), gap.end_ns);
+  for (auto r = static_cast<Row>(from - table.ts_ns.begin()); r < table.size(); ++r) {
+    poll_interrupt();
+    if (table.kind[r] == EventKind::kCpuOp && is_operator(r)) return r;
+  }
+  return kNoRow;
+}
+
 /// Nothing shows whether the GPU's next work was queued before the silence.
 Finding judge_without_launches(const Signals& signals, const IntervalSet& silent) {
   IntervalSet gaps = unexplained_idle_inside(signals, silent);
@@ -99,20 +112,21 @@ Finding judge_without_launches(const Signals& signals, const IntervalSet& silent
 }
 
 Finding detect(const Signals& signals) {
-  if (!signals.has_gpu) return abstain({"GPU events"});
+  if (!signals.has_gpu && !signals.on_host) return abstain({"GPU events"});
   if (!signals.has_operators) return abstain({"host operators"});
   const IntervalSet silent = set_complement(make_union(host_activity(signals)), signals.profiled);
-  if (signals.tree.linked_gpu_rows.empty()) return judge_without_launches(signals, silent);
+  if (!signals.on_host && signals.tree.linked_gpu_rows.empty())
+    return judge_without_launches(signals, silent);
   Draft draft(kSaving);
   Interval longest{0, 0};
   for (const Interval& gap : unexplained_idle_inside(signals, silent)) {
     if (gap.length_ns() < kMinGapNs) continue;
-    const Row launch = awaited_row(signals, gap);
-    if (launch == kNoRow) continue;
+    const Row awaited = signals.on_host ? next_operator(signals, gap) : awaited_row(signals, gap);
+    if (awaited == kNoRow) continue;
     draft.cost.push_back(gap);
     if (gap.length_ns() > longest.length_ns()) longest = gap;
     const Row row = covering_row(signals, gap.start_ns + gap.length_ns() / 2);
-    draft.evidence.push_back(row != kNoRow ? row : launch);
+    draft.evidence.push_back(row != kNoRow ? row : awaited);
   }
   if (draft.cost.empty()) return absent();
   draft.confidence = 0.7;  // the cause itself is not in the trace

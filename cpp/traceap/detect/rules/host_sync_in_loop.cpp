@@ -106,7 +106,7 @@ Finding detect(const Signals& signals) {
   draft.count("syncs", syncs.size());
   add_per_step_fact(signals, draft, "per step", syncs.size());
   if (!operators.empty()) draft.text("operations", most_frequent_names(table, operators, 3));
-  if (!signals.has_host_ops) {
+  if (!signals.has_operators) {
     draft.missing_signals.emplace_back("host operators: which operation reads the value");
     draft.confidence = 0.6;  // the program may need what it reads
   }

@@ -1,8 +1,10 @@
-// Kernels that only turn tensors between NCHW and NHWC, around convolutions.
+// Kernels that only turn tensors between NCHW and NHWC, around convolutions. Where the run computes
+// on the host, copies between the two.
 
 #include <algorithm>
 #include <initializer_list>
 
+#include "traceap/detect/queries/host_work.hpp"
 #include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/rules.hpp"
 
@@ -25,7 +27,27 @@ bool is_layout_kernel(std::string_view name) {
                      [&](std::string_view word) { return contains_any_case(name, word); });
 }
 
+/// Conversions that a library makes inside of its convolution leave no trace, and cost nothing
+/// here.
+Finding detect_on_host(const Signals& signals) {
+  Draft draft(kSaving);
+  std::vector<Row> unknown;
+  for (const HostCopy& copy : copies_on_host(signals)) {
+    if (copy.purpose == CopyPurpose::kUnknown) unknown.push_back(copy.called);
+    if (copy.purpose == CopyPurpose::kLayout) draft.evidence.push_back(copy.called);
+  }
+  if (is_material(signals, host_cost_ns(signals, unknown))) {
+    return abstain({"input strides (record_shapes=True)"});
+  }
+  if (draft.evidence.empty()) return absent();
+  draft.cost = intervals_of(signals, draft.evidence);
+  draft.count("conversions", draft.evidence.size());
+  add_per_step_fact(signals, draft, "per step", draft.evidence.size());
+  return finish_finding(signals, std::move(draft));
+}
+
 Finding detect(const Signals& signals) {
+  if (signals.on_host) return detect_on_host(signals);
   if (!signals.has_gpu) return abstain({"GPU events"});
   const LazyNames is_layout(signals.table, is_layout_kernel);
   Draft draft(kSaving);
@@ -44,7 +66,7 @@ Finding detect(const Signals& signals) {
 
 namespace rules {
 extern constexpr Rule layout_conversion{
-    .type = "layout_conversion", .saving = kSaving, .detect = detect};
+    .type = "layout_conversion", .reads_kernel_names = true, .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -76,28 +76,34 @@ std::string dims_text(const std::vector<std::int64_t>& dims) {
 
 struct Product {
   Row op;
-  bool half = false;
+  bool told = false;  ///< types are recorded
   bool misaligned = false;
   std::string shape;
 };
 
 Product judge(const InputReader& reader, Row op, Operation operation, bool backward) {
-  Product product{op};
+  Product product{.op = op, .told = !reader.types(op).empty()};
   const std::vector<TensorInfo> inputs = reader.inputs(op);
   const std::size_t first = operation == Operation::kProductWithBias ? 1 : 0;
   if (inputs.size() < first + 2) return product;
   const TensorInfo &a = inputs[first], &b = inputs[first + 1];
-  product.half = is_half_type(a.type) && is_half_type(b.type);
   product.misaligned = operation == Operation::kConvolution ? is_misaligned_convolution(a, b)
                                                             : is_misaligned_product(a, b, backward);
   if (product.misaligned) product.shape = dims_text(a.dims) + " by " + dims_text(b.dims);
   return product;
 }
 
+/// Ordinary units have reasons of their own in convolutions (few channels, groups), and in the
+/// kernels that cuBLAS has for a dimension of a few elements ("SN").
+bool has_another_reason(std::string_view name) {
+  return contains_any(name, {"gemmSN_", "convolve", "scudnn", "hcudnn", "wgrad", "dgrad", "fft2d"});
+}
+
 /// Kernels that say it themselves, for traces without shapes: CUTLASS writes the alignment of its
-/// operands in elements, and half-precision data on ordinary units has no other reason.
+/// operands in elements, and products of half-precision data on ordinary units have no other reason
+/// on a device with matrix units.
 bool kernel_shows_misalignment(std::string_view name) {
-  if (classify_matmul(name) == MatmulKind::kPlainHalf) return true;
+  if (classify_matmul(name) == MatmulKind::kPlainHalf) return !has_another_reason(name);
   const bool half = contains(name, "bf16") || contains(name, "f16_s") || contains(name, "h16");
   if (!half || !contains(name, "cutlass")) return false;
   constexpr std::array<std::string_view, 3> kNarrow{"align1", "align2", "align4"};
@@ -112,7 +118,8 @@ bool kernel_shows_misalignment(std::string_view name) {
 struct Search {
   Draft draft{kSaving};
   std::size_t products = 0;  ///< misaligned operator calls
-  bool half_products = false, shapes = false, untold = false;
+  bool shapes = false;
+  std::vector<Interval> untold;  ///< kernels of products whose types are not recorded
   std::string example;
 };
 
@@ -136,11 +143,9 @@ void search_by_shape(const Signals& signals, Search& search) {
     const bool new_call = last.op != op;
     if (new_call) {
       last = judge(reader, op, operations[name], signals.tree.phase[op] == Phase::kBackward);
-      const bool told = !reader.types(op).empty();
-      search.shapes = search.shapes || told;
-      search.untold = search.untold || !told;
+      search.shapes = search.shapes || last.told;
     }
-    search.half_products = search.half_products || last.half;
+    if (!last.told) search.untold.push_back(interval_of(table, r));
     if (!last.misaligned) continue;
     search.draft.cost.push_back(interval_of(table, r));
     search.draft.evidence.push_back(op);
@@ -156,34 +161,46 @@ void search_by_kernel_name(const Signals& signals, Search& search) {
     search.draft.cost.push_back(interval_of(signals.table, r));
     search.draft.evidence.push_back(r);
     ++search.products;
-    search.half_products = true;
   }
+}
+
+/// Time of the products that could be misaligned without a word on it in their kernels' names.
+std::int64_t untold_ns(const Signals& signals, const Search& search) {
+  const LazyNames matmul(signals.table, [](std::string_view name) {
+    return classify_matmul(name) == MatmulKind::kMatrixUnit;
+  });
+  std::vector<Interval> products = search.untold;
+  for (Row r : signals.tree.gpu_rows) {
+    if (matmul(r)) products.push_back(interval_of(signals.table, r));
+  }
+  return total_length_ns(make_union(std::move(products)));
+}
+
+Finding finish(const Signals& signals, Search search) {
+  search.draft.count("products", search.products);
+  if (!search.example.empty()) search.draft.text("example", search.example);
+  return finish_finding(signals, std::move(search.draft));
+}
+
+/// Names show some of them; what they do not show is open.
+Finding judge_by_kernel_name(const Signals& signals, Search search) {
+  search_by_kernel_name(signals, search);
+  const bool open = is_material(signals, untold_ns(signals, search));
+  search.draft.missing_signals.emplace_back("input shapes: judged by kernel names");
+  search.draft.confidence = 0.6;  // a library may choose such a kernel for other reasons
+  Finding finding = finish(signals, std::move(search));
+  if (finding.verdict == Verdict::kPresent) return finding;
+  return open ? abstain({"input shapes and types (record_shapes=True)"}) : absent();
 }
 
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu) return abstain({"GPU events"});
+  const auto& units = signals.options.matrix_units;
+  if (units && units->half_ratio <= 1.0) return absent();  // no matrix units to feed
   Search search;
   search_by_shape(signals, search);
-  if (!search.shapes) search_by_kernel_name(signals, search);
-  if (search.draft.cost.empty()) {
-    const LazyNames matmul(signals.table, [](std::string_view name) {
-      return classify_matmul(name) == MatmulKind::kMatrixUnit;
-    });
-    const bool any_product =
-        search.untold || std::any_of(signals.tree.gpu_rows.begin(), signals.tree.gpu_rows.end(),
-                                     [&](Row r) { return matmul(r); });
-    if (!search.shapes && any_product) {
-      return abstain({"input shapes and types (record_shapes=True)"});
-    }
-    return absent();
-  }
-  if (!search.shapes) {
-    search.draft.missing_signals.emplace_back("input shapes: judged by kernel names");
-    search.draft.confidence = 0.6;  // a library may choose such a kernel for other reasons
-  }
-  search.draft.count("products", search.products);
-  if (!search.example.empty()) search.draft.text("example", search.example);
-  return finish_finding(signals, std::move(search.draft));
+  if (!search.shapes) return judge_by_kernel_name(signals, std::move(search));
+  return finish(signals, std::move(search));
 }
 
 }  // namespace

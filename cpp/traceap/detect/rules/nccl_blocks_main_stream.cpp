@@ -29,10 +29,7 @@ Finding detect(const Signals& signals) {
     longest = std::max(longest, wait_ns);
     ++waits;
   }
-  const bool linked = !signals.tree.linked_gpu_rows.empty();
-  if (!linked) draft.missing_signals.emplace_back("launch calls");
-  // Without launch calls nothing shows that the kernel was queued already.
-  draft.confidence = linked ? 0.85 : 0.6;
+  draft.confidence = 0.85;
   draft.count("waits", waits);
   draft.duration("longest wait", longest);
   leave_to_late_ranks(signals, draft, "behind a late rank");

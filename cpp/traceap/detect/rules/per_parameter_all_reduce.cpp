@@ -161,7 +161,7 @@ IntervalSet cost_of(const Signals& signals, const std::vector<Run>& runs) {
 
 Finding detect(const Signals& signals) {
   if (auto early = judge_without_collectives(signals)) return *early;
-  if (!signals.has_host_ops) {
+  if (!signals.has_operators) {
     const std::int64_t communication_ns =
         total_length_ns(set_clip(signals.gpu.communication, signals.profiled));
     if (!is_material(signals, communication_ns)) return absent();

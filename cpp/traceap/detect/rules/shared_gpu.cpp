@@ -17,8 +17,11 @@ namespace {
 constexpr SavingShares kSaving{.basis = SavingBasis::kIdle};
 /// A few gaps may have any cause; a neighbour takes its turn all the time.
 constexpr std::size_t kMinGaps = 10;
-/// Time slices have one length, and a neighbour's kernels much the same one: nine tenths of the
-/// gaps are at most this many times as long as the shortest tenth.
+/// Of them so many are of the middle eight tenths.
+constexpr std::size_t kMinRegular = 8;
+/// Time slices have one length, and a neighbour's kernels much the same one: the gaps that hold the
+/// middle eight tenths of their time are at most this many times as long as the shortest of them.
+/// By time, since a few short gaps of another cause are found on a device of one's own, too.
 constexpr double kMaxSpread = 3.0;
 
 bool is_host_function(std::string_view name) { return contains(name, "HostFunc"); }
@@ -63,14 +66,10 @@ class GapFinder {
     const Row next = idle.next_gpu_row;
     const Row launch = tree.launch[next], launch_before = tree.launch[before];
     if (launch == kNoRow || launch_before == kNoRow) return false;
-    if (tree.gpu_class[next] == GpuClass::kCommunication ||
-        tree.gpu_class[before] == GpuClass::kCommunication) {
-      return false;
-    }
+    // One that waits itself is `communication_wait`.
+    if (tree.gpu_class[before] == GpuClass::kCommunication) return false;
     const std::int64_t queued_ns = signals_.on_gpu_clock(interval_of(table, launch)).end_ns;
-    // The gap began when this stream's work ended, or when the next was queued.
-    return queued_ns <= idle.interval.start_ns && table.end_ns(before) <= idle.interval.start_ns &&
-           nothing_between(launch_before, launch);
+    return queued_ns <= idle.interval.start_ns && nothing_between(launch_before, launch);
   }
 
   bool nothing_between(Row launch_before, Row launch) const {
@@ -83,10 +82,24 @@ class GapFinder {
   std::vector<Row> holding_;
 };
 
-bool are_regular(const std::vector<std::int64_t>& lengths_ns) {
-  std::vector<std::int64_t> lengths = lengths_ns;
-  const double shortest = quantile_of(lengths, 0.1), longest = quantile_of(lengths, 0.9);
-  return longest <= kMaxSpread * shortest;
+/// The length below which the gaps hold this share of their time; `lengths_ns` ascend.
+std::int64_t length_at(const std::vector<std::int64_t>& lengths_ns, double share) {
+  double total_ns = 0.0, so_far_ns = 0.0;
+  for (std::int64_t length : lengths_ns) total_ns += static_cast<double>(length);
+  for (std::int64_t length : lengths_ns) {
+    so_far_ns += static_cast<double>(length);
+    if (so_far_ns >= share * total_ns) return length;
+  }
+  return lengths_ns.back();
+}
+
+bool are_regular(std::vector<std::int64_t> lengths_ns) {
+  std::sort(lengths_ns.begin(), lengths_ns.end());
+  const std::int64_t shortest = length_at(lengths_ns, 0.1), longest = length_at(lengths_ns, 0.9);
+  const auto among = [&](std::int64_t length) { return shortest <= length && length <= longest; };
+  const auto count = std::count_if(lengths_ns.begin(), lengths_ns.end(), among);
+  return static_cast<double>(longest) <= kMaxSpread * static_cast<double>(shortest) &&
+         static_cast<std::size_t>(count) >= kMinRegular;
 }
 
 Finding detect(const Signals& signals) {

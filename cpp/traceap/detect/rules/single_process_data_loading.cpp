@@ -1,8 +1,9 @@
 // The training process loads its batches itself while the GPU waits.
 //
-// Signal: torch's own range around the loader's __next__. Cost: that range AND GPU idle, so a
-// loader whose work is hidden under queued kernels costs nothing. The multi-process loader is
-// another type (worker_starvation). A run that computes on the host waits for all of it.
+// Signal: torch's own range around the loader's __next__. Cost: the GPU idle in that range of which
+// loading is the cause, so a loader whose work is hidden under queued kernels costs nothing. The
+// multi-process loader is another type (worker_starvation). A run that computes on the host waits
+// for all of it.
 
 #include <algorithm>
 
@@ -78,14 +79,14 @@ Finding detect(const Signals& signals) {
   }
   std::vector<Interval> loading;
   for (Row r : fetches) loading.push_back(signals.on_gpu_clock(interval_of(table, r)));
-  const IntervalSet spans = set_clip(make_union(std::move(loading)), signals.profiled);
+  const IntervalSet spans = set_clip(make_union(loading), signals.profiled);
   const std::int64_t loading_ns = total_length_ns(spans);
   if (!signals.has_gpu && !signals.on_host) {
     if (!is_material(signals, loading_ns)) return absent();
     return abstain({"GPU events"});
   }
   Draft draft(kSaving);
-  draft.cost = set_intersection(spans, signals.gpu_idle);
+  draft.cost = idle_of_fetches(signals, std::move(loading));
   draft.evidence = fetches;
   draft.confidence = 0.97;  // torch writes the range itself
   draft.count("fetches", fetches.size());

@@ -1,9 +1,13 @@
 // The optimiser's step launches small kernels parameter by parameter instead of a few that update
-// all parameters (foreach, fused, compiled).
+// all parameters (foreach, fused, compiled). Where the run computes on the host, operators are what
+// it launches.
 
 #include <algorithm>
+#include <iterator>
 
+#include "traceap/detect/queries/host_work.hpp"
 #include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/operators.hpp"
 #include "traceap/detect/queries/pointwise.hpp"
 #include "traceap/detect/queries/ranges.hpp"
 #include "traceap/detect/queries/stalls.hpp"
@@ -56,7 +60,101 @@ Finding without_ranges(const Signals& signals) {
   return absent();  // inference
 }
 
+/// Are so many single updates, of so many launches in all, a loop over parameters?
+bool is_unfused(std::size_t single, std::size_t launches) {
+  return single >= kMinLaunches &&
+         static_cast<double>(single) >= kMinSingleShare * static_cast<double>(launches);
+}
+
+/// Between a backward pass and an update of a program's own lies little, such as clipping.
+constexpr std::size_t kMostBetween = 20;
+/// An update writes into parameters: of its operators at least one in so many works in place.
+constexpr std::size_t kInPlaceOneIn = 4;
+
+bool is_in_place(std::string_view name) { return name.ends_with('_'); }
+
+/// Loops over parameters without a range: runs of pointwise operators of one thread, right behind a
+/// backward pass, up to the next operator of another kind.
+class OwnLoops {
+ public:
+  explicit OwnLoops(const Signals& signals)
+      : signals_(signals),
+        backward_(signals.table, is_backward_node),
+        pointwise_(signals.table, is_pointwise_operator),
+        in_place_(signals.table, is_in_place) {}
+
+  std::vector<std::vector<Row>> find() {
+    const std::vector<std::uint8_t> awaited = awaited_tracks(signals_);
+    for (const std::vector<Row>& operators : outermost_operators(signals_)) {
+      if (awaited[signals_.table.track[operators.front()]] == 0) continue;
+      since_backward_ = kMostBetween + 1;
+      for (const Row r : operators) add(r);
+      end_run();
+    }
+    return std::move(loops_);
+  }
+
+ private:
+  void add(Row row) {
+    if (pointwise_(row)) {
+      if (since_backward_ <= kMostBetween) run_.push_back(row);
+      return;
+    }
+    end_run();
+    since_backward_ = backward_(row) ? 0 : since_backward_ + 1;
+  }
+  void end_run() {
+    const auto in_place =
+        static_cast<std::size_t>(std::count_if(run_.begin(), run_.end(), in_place_));
+    if (run_.size() >= kMinLaunches && kInPlaceOneIn * in_place >= run_.size()) {
+      loops_.push_back(run_);
+    }
+    run_.clear();
+  }
+
+  const Signals& signals_;
+  LazyNames<> backward_, pointwise_, in_place_;
+  std::size_t since_backward_ = 0;
+  std::vector<Row> run_;
+  std::vector<std::vector<Row>> loops_;
+};
+
+Finding judge_own_loops(const Signals& signals) {
+  std::vector<std::vector<Row>> loops = OwnLoops(signals).find();
+  if (loops.empty()) return without_ranges(signals);
+  Draft draft(kSaving);
+  for (const std::vector<Row>& loop : loops) {
+    draft.cost.push_back(signals.on_gpu_clock(extent_of(signals.table, loop)));
+    draft.evidence.insert(draft.evidence.end(), loop.begin(), loop.end());
+  }
+  draft.confidence = 0.7;  // that it is an update, only its place and its operators tell
+  draft.count("operators per step", draft.evidence.size() / loops.size());
+  return finish_finding(signals, std::move(draft));
+}
+
+Finding detect_on_host(const Signals& signals) {
+  const LazyNames is_step(signals.table, is_step_range);
+  const LazyNames pointwise(signals.table, is_pointwise_operator);
+  const std::vector<Row> ranges = range_rows(outermost_ranges(signals, is_step));
+  if (ranges.empty()) return judge_own_loops(signals);
+  Draft draft(kSaving);
+  std::size_t operators = 0;
+  for (const Row range : ranges) {
+    const std::vector<Row> called = operators_called_inside(signals, range);
+    std::vector<Row> single;
+    std::copy_if(called.begin(), called.end(), std::back_inserter(single), pointwise);
+    if (!is_unfused(single.size(), called.size())) continue;
+    operators += single.size();
+    draft.cost.push_back(signals.on_gpu_clock(extent_of(signals.table, single)));
+    draft.evidence.push_back(range);
+  }
+  if (draft.evidence.empty()) return absent();
+  draft.count("operators per step", operators / draft.evidence.size());
+  return finish_finding(signals, std::move(draft));
+}
+
 Finding detect(const Signals& signals) {
+  if (signals.on_host) return detect_on_host(signals);
   if (!signals.has_gpu) return abstain({"GPU events"});
   const EventTable& table = signals.table;
   const LazyNames is_step(table, is_step_range);
@@ -72,11 +170,7 @@ Finding detect(const Signals& signals) {
   std::size_t launches = 0, steps = 0;
   for (const RangeLaunches& range : ranges) {
     const StepCost step = judge_step(signals, range.gpu_rows, pointwise, fused_operator);
-    if (step.single.size() < kMinLaunches) continue;
-    if (static_cast<double>(step.single.size()) <
-        kMinSingleShare * static_cast<double>(step.launches)) {
-      continue;
-    }
+    if (!is_unfused(step.single.size(), step.launches)) continue;
     ++steps;
     launches += step.single.size();
     const Interval extent = extent_of(table, step.single);
@@ -95,6 +189,7 @@ Finding detect(const Signals& signals) {
 namespace rules {
 extern constexpr Rule unfused_optimizer{.type = "unfused_optimizer",
                                         .subject = Subject::kTraining,
+                                        .reads_kernel_names = true,
                                         .saving = kSaving,
                                         .detect = detect};
 }

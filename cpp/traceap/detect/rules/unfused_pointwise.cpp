@@ -136,19 +136,15 @@ Finding detect(const Signals& signals) {
   if (!operators.empty()) {
     draft.text("operations", most_frequent_names(signals.table, operators, 3));
   }
-  Finding finding = finish_finding(signals, std::move(draft));
   // Without operators nothing tells a formula from an optimiser's update of many tensors.
-  if (finding.verdict == Verdict::kPresent && !signals.has_host_ops) {
-    return abstain({"host operators"});
-  }
-  return finding;
+  return finish_told_by_operators(signals, std::move(draft));
 }
 
 }  // namespace
 
 namespace rules {
 extern constexpr Rule unfused_pointwise{
-    .type = "unfused_pointwise", .saving = kSaving, .detect = detect};
+    .type = "unfused_pointwise", .reads_kernel_names = true, .saving = kSaving, .detect = detect};
 }
 
 }  // namespace traceap

@@ -67,7 +67,7 @@ Finding detect(const Signals& signals) {
     longest_ns = std::max(longest_ns, fetch.idle_ns);
     draft.evidence.push_back(fetch.row);
   }
-  draft.cost = idle_inside(signals, std::move(intervals));
+  draft.cost = idle_of_fetches(signals, std::move(intervals));
   if (!signals.has_gpu && !signals.on_host) {
     draft.missing_signals.emplace_back("GPU events: the host's wait is counted as lost");
     draft.confidence = 0.6;  // the GPU may have had work queued

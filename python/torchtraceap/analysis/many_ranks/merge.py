@@ -22,7 +22,8 @@ def merge_ranks(trace: Ranks, path: str | os.PathLike[str]) -> MatchedCollective
 
     Clocks are aligned by the ends of collectives where they disagree by more than that can tell.
     Process names begin with their rank; process, correlation, flow and External ids are renumbered
-    so that no two ranks share one.
+    so that no two ranks share one. What was merged is written down, so that `load` takes the file
+    for the ranks again.
 
     Args:
         trace: One or several ranks.
@@ -42,9 +43,9 @@ def merge_ranks(trace: Ranks, path: str | os.PathLike[str]) -> MatchedCollective
     check_target(target, inputs)
     matched = match_collectives(trace)
     ranks = [
-        (rank.table, f"rank {number}", clock.offset_ns, clock.drift)
+        (rank.table, number, clock.offset_ns, clock.drift)
         if clock.applied
-        else (rank.table, f"rank {number}", 0, 0.0)
+        else (rank.table, number, 0, 0.0)
         for rank, number, clock in zip(
             trace.ranks, matched.rank_numbers, matched.clocks, strict=True
         )

@@ -41,17 +41,19 @@ def _moving(
 
 
 def _resized(call: Call, out: tuple[int, ...]) -> Work:
-    """Input and output of different shapes."""
+    """Input and output of different shapes; theirs fails on a dtype without a size."""
     shape, dtype = tuple(call.dims[0]), call.types[0]
     params = {
+        "input_shape": shape,
+        "output_shape": out,
         "op_shape": out,
         "dtype_in_out": (dtype, dtype),
         "stride_input": tuple(call.strides[0]),
         "stride_output": None,
-        "input_shape": shape,
-        "output_shape": out,
     }
     size = bytes_of(dtype)
+    if size is None:
+        raise ValueError(dtype)
     return _moving(params, prod(shape), prod(out), size, size, dtype)
 
 
@@ -105,10 +107,16 @@ _REDUCTIONS = ("mean", "max", "min", "norm")
 
 
 def _reduce(call: Call) -> Work:
-    """Dimensions stand in a trace as texts, which theirs does not read: one output element."""
+    """Dimensions stand in a trace as texts, which theirs does not read: one output element.
+
+    A call without shapes is one of no elements, not one that cannot be read.
+    """
+    if not call.dims or call.dims[0] is None:
+        nothing = {"num_input_elems": 0, "num_output_elems": 0, "dtype_in_out": (None, None)}
+        return Work(nothing, 0, None, "", lambda: (0, None))
     read = prod(call.dims[0])
     written = read if any(word in call.name for word in _KEEPS_SHAPE) else 1
-    dtype = call.types[0]
+    dtype = call.types[0] if call.types else None
     params = {
         "num_input_elems": read,
         "num_output_elems": written,
@@ -143,10 +151,6 @@ UNARY: dict[str, Model] = {
             "aten::upsample_nearest1d",
             "aten::upsample_nearest2d",
             "aten::upsample_nearest3d",
-            "aten::upsample_linear1d",
-            "aten::upsample_bilinear2d",
-            "aten::upsample_bicubic2d",
-            "aten::upsample_trilinear3d",
         ),
         _upsample,
     ),

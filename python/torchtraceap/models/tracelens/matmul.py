@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torchtraceap.models.tracelens.work import Call, Model, Work, bytes_of, pair, precision_of
@@ -10,7 +11,7 @@ __all__ = ["MODELS"]
 
 
 def _work(
-    call: Call, params: dict[str, Any], sizes: tuple[int | None, ...], batch: int = 1
+    call: Call, params: dict[str, Any], sizes: tuple[float | None, ...], batch: int = 1
 ) -> Work:
     """A product with `sizes` in bytes of an element of A, B, bias and output."""
     m, n, k, bias = (params[key] for key in ("M", "N", "K", "bias"))
@@ -134,7 +135,117 @@ def _transformer_engine(call: Call) -> Work:
     return _work(call, params, (a_size, b_size, bias, out))
 
 
+# ------------------------------------------------------------------------ of serving libraries
+
+_BF16 = "c10::bfloat16"
+
+
+def _serving(
+    call: Call,
+    out: str,
+    *,
+    batch: int | None = None,
+    packing: int = 1,
+    halves: tuple[bool, bool] = (False, False),
+    spec: str = "",
+) -> Work:
+    """(M, K) by (N, K), the result in `out`; an operand in halves of a byte is half as large."""
+    a, b = call.dims[0], call.dims[1]
+    m, k, n = a[-2], a[-1] * packing, b[-2]
+    params = {
+        "B": 1 if batch is None else batch,
+        "M": m,
+        "N": n,
+        "K": k,
+        "bias": False,
+        "dtype_A_B": (call.types[0], call.types[1], out),
+    }
+    sizes = [
+        0.5 if half else bytes_of(dtype) for half, dtype in zip(halves, call.types, strict=False)
+    ]
+    work = _work(call, params, (*sizes[:2], bytes_of(out), bytes_of(out)), batch or 1)
+    return replace(work, spec=spec) if spec else work
+
+
+def _blockscale(call: Call) -> Work:
+    """Scales are parameters, and no bytes; the result is taken for bf16."""
+    work = _serving(call, _BF16)
+    p, dims, types = work.params, call.dims, call.types
+    if len(dims) > 3:
+        x, w = dims[2], dims[3]
+        p |= {
+            "quant_scheme": "a8w8_blockscale",
+            "quant_granularity": "per_block",
+            "block_k": -(-p["K"] // x[-1]) if x and x[-1] else None,
+            "block_n": -(-p["N"] // w[0]) if w and w[0] else None,
+            "scale_dtype": types[2] if len(types) > 2 else "float32",
+        }
+    p |= {"output_shape": (p["M"], p["N"]), "output_dtype": _BF16}
+    return work
+
+
+def _unquantized(call: Call) -> Work:
+    bias = len(call.dims) > 2 and len(call.dims[2]) > 0
+    dtypes = (*call.types[:2], call.types[2] if len(call.types) > 2 else "")
+    (m, k), n = call.dims[0][:2], call.dims[1][0]
+    params = {"M": m, "N": n, "K": k, "bias": bias, "dtype_A_B": dtypes}
+    out = bytes_of(dtypes[2] if bias else dtypes[1])
+    return _work(call, params, (bytes_of(dtypes[0]), bytes_of(dtypes[1]), out, out))
+
+
+def _split_k(call: Call) -> Work:
+    return _serving(call, call.types[3] if len(call.types) > 3 else _BF16)
+
+
+def _split_k_asm(call: Call) -> Work:
+    known = len(call.types) > 2 and bytes_of(call.types[2]) is not None
+    return _serving(call, call.types[2] if known else call.types[0])
+
+
+def _a16w16(call: Call) -> Work:
+    bias = len(call.dims) > 2 and len(call.dims[2]) > 0
+    (m, k), n = call.dims[0][:2], call.dims[1][0]
+    dtypes = (call.types[0], call.types[1], call.types[0])
+    params = {"B": 1, "M": m, "N": n, "K": k, "bias": bias, "dtype_A_B": dtypes}
+    a, b, out = (bytes_of(dtype) for dtype in dtypes)
+    return _work(call, params, (a, b, out, out))
+
+
+def _fp4_weights(call: Call) -> Work:
+    halves = (False, True)
+    return _serving(call, _BF16, batch=call.dims[0][0], halves=halves, spec="matrix_fp4")
+
+
+def _fp4(call: Call) -> Work:
+    return _serving(call, _BF16, packing=2, halves=(True, True), spec="matrix_fp4")
+
+
+_SGLANG = "sglang_profiler::"
+_BLOCKSCALE = (
+    f"{_SGLANG}fp8_utils_gemm_a8w8_blockscale",
+    f"{_SGLANG}gemm_a8w8_blockscale_gemm_a8w8_blockscale",
+    "vllm::rocm_aiter_triton_gemm_a8w8_blockscale",
+    "aiter::gemm_a8w8_blockscale_ck",
+    "aiter::gemm_a8w8_blockscale_cktile",
+    "aiter::gemm_a8w8_blockscale_bpreshuffle_ck",
+    "aiter::gemm_a8w8_blockscale_bpreshuffle_cktile",
+    "aiter::flatmm_a8w8_blockscale_asm",
+    "aiter::gfx950_a8w8_blockscale_asm",
+    "aiter::gemm_a8w8_ck",
+    "aiter::gemm_a8w8_bpreshuffle_ck",
+    "aiter::gemm_a8w8_bpreshuffle",
+    "aiter::_gemm_a8w8_blockscale_bpreshuffle_asm",
+    "vllm::_rocm_aiter_preshuffled_per_token_w8a8_gemm",
+)
 MODELS: dict[str, Model] = {
+    **dict.fromkeys(_BLOCKSCALE, _blockscale),
+    "vllm::rocm_unquantized_gemm": _unquantized,
+    "aiter::gemm_a16w16": _a16w16,
+    "aiter::gemm_a16w16_atomic_": _split_k,
+    f"{_SGLANG}gemm_kernels_flydsl_hgemm": _split_k,
+    "aiter::_gemm_a16w16_asm": _split_k_asm,
+    "aiter::batched_gemm_a16wfp4_": _fp4_weights,
+    "aiter::gemm_afp4wfp4_": _fp4,
     "aten::mm": _mm,
     "aten::addmm": _addmm,
     "aten::_scaled_mm": _scaled_mm,

@@ -21,10 +21,10 @@ from torchtraceap.models.tracelens.work import (
     truths,
 )
 
-__all__ = ["MODELS"]
+__all__ = ["MODELS", "norm_params", "rms_work"]
 
 
-def _params(
+def norm_params(
     call: Call,
     at: int,
     channels: float,
@@ -82,7 +82,7 @@ def _backward(p: dict[str, Any], mask: list[bool]) -> Work:
 def _batch(call: Call) -> Work:
     training = bool(call.concrete[5])
     affine = call.dims[2] is not None
-    return _forward(_params(call, 0, call.dims[0][1], affine=affine, training=training))
+    return _forward(norm_params(call, 0, call.dims[0][1], affine=affine, training=training))
 
 
 def _batch_backward(call: Call) -> Work:
@@ -90,30 +90,30 @@ def _batch_backward(call: Call) -> Work:
     library = call.name in ("aten::cudnn_batch_norm_backward", "aten::miopen_batch_norm_backward")
     at = 0 if library else 1
     training = False if library else bool(call.concrete[7])
-    p = _params(call, at, call.dims[at][1], affine=call.dims[2] is not None, training=training)
+    p = norm_params(call, at, call.dims[at][1], affine=call.dims[2] is not None, training=training)
     return _backward(p, [library or call.dims[0] is not None])
 
 
 def _layer(call: Call) -> Work:
     channels = prod(numbers(call.concrete[1]))
     bias, affine = call.dims[3] is not None, call.dims[2] is not None
-    return _forward(_params(call, 0, channels, affine=affine, bias=bias))
+    return _forward(norm_params(call, 0, channels, affine=affine, bias=bias))
 
 
 def _layer_backward(call: Call) -> Work:
     mask = truths(call.concrete[7])
     channels = prod(numbers(call.concrete[2]))
-    return _backward(_params(call, 1, channels, affine=mask[1], bias=mask[2]), mask)
+    return _backward(norm_params(call, 1, channels, affine=mask[1], bias=mask[2]), mask)
 
 
 def _group(call: Call) -> Work:
     affine = call.dims[2] is not None
-    return _forward(_params(call, 0, call.dims[0][1], affine=affine))
+    return _forward(norm_params(call, 0, call.dims[0][1], affine=affine))
 
 
 def _group_backward(call: Call) -> Work:
     channels = call.dims[1][1] / int(call.concrete[8])
-    p = _params(call, 1, channels, affine=call.dims[5] is not None)
+    p = norm_params(call, 1, channels, affine=call.dims[5] is not None)
     return _backward(p, truths(call.concrete[9]))
 
 
@@ -124,8 +124,12 @@ def _undefined(call: Call) -> Work:
 def _rms(call: Call) -> Work:
     channels = prod(numbers(call.concrete[1]))
     affine = call.dims[2] is not None
-    p = _params(call, 0, channels, affine=affine, bias=False, training=False)
-    n, size = prod(p["op_shape"]), _size(p)
+    return rms_work(norm_params(call, 0, channels, affine=affine, bias=False, training=False))
+
+
+def rms_work(p: dict[str, Any]) -> Work:
+    """Of an RMS norm with these parameters: input and result in one type, and a weight."""
+    n, channels, affine, size = prod(p["op_shape"]), p["num_channels"], p["is_affine"], _size(p)
     flops = n / channels * (2 * channels + 2) + n * (2 if affine else 1)
     spec = precision_of("vector", p["dtype_in_out"][0])
     return Work(p, flops, 2 * n * size + (channels * size if affine else 0), spec)
@@ -134,7 +138,7 @@ def _rms(call: Call) -> Work:
 def _rms_backward(call: Call) -> Work:
     channels = prod(numbers(call.concrete[2]))
     affine = call.dims[4] is not None
-    p = _params(call, 1, channels, affine=affine, bias=False, training=False)
+    p = norm_params(call, 1, channels, affine=affine, bias=False, training=False)
     mask = p["output_mask"] = truths(call.concrete[5])
     n, size = prod(p["op_shape"]), _size(p)
     flops = n * (1 + affine + (6 if mask[0] else 0))

@@ -24,6 +24,7 @@ from torchtraceap.models.tracelens import (
     fused,
     matmul,
     norm,
+    serving,
     triton,
 )
 from torchtraceap.models.tracelens.work import FAILURES, Call, Model, UnmodelledError, Work
@@ -39,6 +40,11 @@ class Entry:
     sheet: str
     """Name of their sheet, without `_fwd` and `_bwd`."""
     category: str
+    backward_category: str | None = None
+    """Of the backward pass, if their unified table takes its work from the forward operator."""
+
+
+_WORK_FROM_FORWARD = ("SDPA", "CONV", "GroupedGEMM", "SSM", "Normalization")
 
 
 def _registry() -> dict[str, Entry]:
@@ -46,9 +52,11 @@ def _registry() -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
 
     def add(models: Iterable[tuple[str, Model]], sheet: str, forward: str, backward: str) -> None:
+        of_forward = backward if sheet in _WORK_FROM_FORWARD else None
         for name, model in models:
             is_backward = name.lower().endswith(("_backward", "backward", "_bwd"))
-            entries[name] = Entry(model, sheet, backward if is_backward else forward)
+            category = backward if is_backward else forward
+            entries[name] = Entry(model, sheet, category, of_forward)
 
     add(matmul.MODELS.items(), "GEMM", "GEMM", "GEMM")
     add(attention.MODELS.items(), "SDPA", "SDPA_fwd", "SDPA_bwd")
@@ -57,6 +65,15 @@ def _registry() -> dict[str, Entry]:
     add(fused.MOE.items(), "MoE_comm", "MoE_comm_fwd", "MoE_comm_bwd")
     add(fused.SSM.items(), "SSM", "SSM_fwd", "SSM_bwd")
     add(fused.ROPE.items(), "RoPE", "RoPE_fwd", "RoPE_bwd")
+    add(serving.FUSED_EXPERTS.items(), "MoE_fused", "MoE_fused", "MoE_fused")
+    add(serving.ATTENTION.items(), "InferenceAttention", *["InferenceAttention"] * 2)
+    add(serving.QUANT.items(), "GroupQuant", "GroupQuant", "GroupQuant")
+    add(serving.ROPE.items(), "RoPE", "RoPE_fwd", "RoPE_bwd")
+    add(serving.GATED.items(), "UnaryElementwise", "elementwise", "elementwise")
+    add(serving.RMS_NORM.items(), "RMSNorm", "RMSNorm", "RMSNorm")
+    add(serving.COLLECTIVES.items(), "CustomCollective", *["CustomCollective"] * 2)
+    add(serving.HYPER.items(), "mHC", "mHC", "mHC")
+    add(serving.ROUTING.items(), "MoE_aux", "MoE_aux", "MoE_aux")
     add(fused.CROSS_ENTROPY.items(), "CrossEntropy", "CrossEntropy_fwd", "CrossEntropy_bwd")
     add(elementwise.UNARY.items(), "UnaryElementwise", "elementwise", "elementwise")
     add(elementwise.BINARY.items(), "BinaryElementwise", "elementwise", "elementwise")
@@ -93,6 +110,7 @@ def run_model(
 
     Raises:
         UnmodelledError: The operator has no model.
+        ModelAbsentError: Its model asks for what the trace lacks.
     """
     model = find_model(name)
     if model is None:

@@ -12,6 +12,7 @@ __all__ = [
     "FAILURES",
     "Call",
     "Model",
+    "ModelAbsentError",
     "UnmodelledError",
     "Work",
     "bytes_of",
@@ -34,6 +35,10 @@ FAILURES = (
 
 class UnmodelledError(Exception):
     """The operator has no such model; their unified table drops the call and its time."""
+
+
+class ModelAbsentError(UnmodelledError):
+    """The model says before it runs that it cannot: theirs treats the call as one without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +75,18 @@ _SIZED = (
     "double",
     "long int",
     "float",
+    "int",
     "c10::half",
     "c10::bfloat16",
     "c10::float8_e4m3fnuz",
     "c10::float8_e4m3fn",
     "c10::float8_e5m2",
+    "c10::float8_e8m0fnu",
+    "c10::float4_e2m1fn_x2",
     "unsigned char",
     "signed char",
     "fp8",
+    "fp4",
 )
 _BYTES_OF = {name: dtype.size for name in _SIZED if (dtype := dtype_named(name))} | {"scalar": 4}
 _PRECISIONS = {
@@ -95,7 +104,7 @@ _PRECISIONS = {
 
 
 def bytes_of(dtype: str) -> int | None:
-    """Bytes of an element; None for dtypes that their table lacks, such as bool and int."""
+    """Bytes of an element; None for dtypes that their table lacks, such as bool and short."""
     return _BYTES_OF.get(dtype.lower())
 
 

@@ -31,6 +31,7 @@ SCRIPT_PARTS = (
     "focus",
     "charts",
     "roofline",
+    "flame",
     "tables",
     "sections",
     "lists",

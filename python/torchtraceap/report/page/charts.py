@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchtraceap import _core
+from torchtraceap.aliases import Array
 from torchtraceap.report.words import one_line
+from torchtraceap.sums import clamped
 
 if TYPE_CHECKING:
+    from torchtraceap.ranks import RankTrace
     from torchtraceap.table import ColumnTable
 
 __all__ = [
@@ -18,9 +23,11 @@ __all__ = [
     "bars",
     "collective_waits",
     "lateness",
+    "module_flame",
     "path_shares",
     "rank_to_rank",
     "roofline",
+    "stack_flame",
     "steps",
     "waterfall",
 ]
@@ -30,6 +37,8 @@ LEAST_SHARE = 1e-4  # of the busy time: what has less is no point of the plot
 MAX_STEPS = 800  # bars of the strip of steps
 MAX_MEETINGS = 40  # rows of the map of waits
 MAX_RANKS = 64  # columns of a map
+MAX_NAME = 200  # characters of a name in a flame graph
+HUES = 8  # colours of names, --host-0 and so on in the style sheet
 MAX_DELTAS = 9  # bars of a waterfall before "everything else"
 
 Chart = dict[str, Any]
@@ -239,4 +248,87 @@ def waterfall(table: ColumnTable, parts: Sequence[str]) -> Chart:
         "before": facts["before_step_ns"],
         "after": facts["after_step_ns"],
         "rows": rows,
+    }
+
+
+def stack_flame(table: ColumnTable, part: RankTrace, most: int) -> Chart:
+    """The stacks of `trace.stacks()` as a flame graph, at most `most` of them."""
+    order = np.argsort(table["id"], kind="stable")
+    few = table.take(order)
+    rows = np.ma.filled(few["first_row"], 0)
+    classes = np.where(np.ma.getmaskarray(few["first_row"]), 0, part.tree.gpu_class[rows])
+    names, kinds = few.to_list("name"), few.to_list("kind")
+    fills = [_flame_fill(*row) for row in zip(names, kinds, classes.tolist(), strict=True)]
+    parents = np.ma.filled(few["parent_id"], -1)
+    what = "GPU time" if table.facts["by"] == "gpu" else "host time"
+    counts = few.to_list("count")
+    return _flame(what, names, parents, few["self_ns"], few["total_ns"], counts, fills, most)
+
+
+def module_flame(table: ColumnTable, most: int) -> Chart | None:
+    """The tree of `trace.modules()` as a flame graph, at most `most` of them: by GPU time, or by
+    host time where there is none."""
+    on_gpu = bool(table["own_gpu_ns"].any())
+    own = table["own_gpu_ns" if on_gpu else "self_host_ns"]
+    parents = np.ma.filled(table["parent_id"], -1)
+    below = own.tolist()
+    for row in range(len(below) - 1, -1, -1):  # children come after their parents
+        if parents[row] >= 0:
+            below[parents[row]] = clamped(below[parents[row]] + below[row])
+    if not any(below):
+        return None
+    names, counts = table.to_list("name"), table.to_list("calls")
+    kinds = table.to_list("type")
+    fills = [_hue(kind or name or "") for kind, name in zip(kinds, names, strict=True)]
+    what = "GPU time" if on_gpu else "host time"
+    return _flame(what, names, parents, own, np.array(below), counts, fills, most)
+
+
+_GPU_FILLS = ("", "compute", "communication", "memcpy")
+_API_KINDS = frozenset(
+    _core.kind_names()[int(kind)] for kind in (_core.EventKind.RUNTIME, _core.EventKind.DRIVER)
+)
+
+
+def _flame_fill(name: str | None, kind: str | None, gpu_class: int) -> str:
+    if kind is None:
+        return "thread"
+    if kind in _API_KINDS:
+        return "call"
+    return _GPU_FILLS[gpu_class] or _hue(name or "")
+
+
+def _hue(name: str) -> str:
+    return str(zlib.crc32(name.encode("utf-8", "surrogatepass")) % HUES)
+
+
+def _flame(
+    what: str,
+    names: Sequence[str | None],
+    parents: Array,
+    own: Array,
+    below: Array,
+    counts: Sequence[int | None],
+    fills: Sequence[str],
+    most: int,
+) -> Chart:
+    """Nodes, parents first; those with the most time, whose parents have no less."""
+    chosen = np.argsort(-below, kind="stable")[:most]
+    chosen = np.sort(chosen[below[chosen] > 0])
+    place = np.full(len(below) + 1, -1, dtype=np.int64)
+    place[chosen] = np.arange(len(chosen))
+    few = chosen.tolist()
+    texts: dict[str, int] = {}
+    codes = [texts.setdefault(one_line(names[i] or "(no name)", MAX_NAME), len(texts)) for i in few]
+    return {
+        "kind": "flame",
+        "what": what,
+        "names": list(texts),
+        "name": codes,
+        "parent": place[parents[chosen]].tolist(),
+        "own": own[chosen].tolist(),
+        "below": below[chosen].tolist(),
+        "count": [counts[i] for i in few],
+        "fill": [fills[i] for i in few],
+        "left": int((below > 0).sum()) - len(few),
     }

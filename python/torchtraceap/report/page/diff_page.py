@@ -39,6 +39,11 @@ _VIEWS = (
         "Operators at their place in the call tree, and idle time by the host event behind it.",
     ),
     ("kernel", "by kernel", "Kernels by name without template arguments and numbers."),
+    (
+        "ancestor",
+        "by shared call",
+        "Kernels that came, went or changed, by the lowest call around them that both have.",
+    ),
     ("cause", "by cause", "Classes of GPU work and causes of idle time."),
     (
         "finding",

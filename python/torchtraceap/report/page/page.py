@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torchtraceap.results import Diagnosis, Finding, RankTimeline, Step, Timeline
     from torchtraceap.table import ColumnTable
 
-__all__ = ["MAX_STEPS", "PageSource", "pack_ranks", "page_data", "strip"]
+__all__ = ["MAX_RANKS", "MAX_STEPS", "PageSource", "pack_ranks", "page_data", "strip"]
 
 # Timelines in one page: of more ranks, those with the largest findings are shown.
 MAX_RANKS = 8

@@ -29,7 +29,9 @@ MAX_ROWS_IN_ALL = 2400  # of one table over all ranks
 MAX_BYTES = 400_000  # of all tables, compressed; base64 adds a third
 FEWEST_ROWS = 50
 
-ChartOf = Callable[["ColumnTable", "RankTrace"], "charts.Chart | None"]
+ChartOf = Callable[["ColumnTable", "RankTrace", int], "charts.Chart | None"]
+"""Takes a table, its rank, and the rows of a table that the page now has room for."""
+FLAME_NODES = 2  # nodes of a flame graph for each such row
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ def _parts(
     parts = []
     for table, rank in zip(tables, ranks, strict=False):
         data = table_data(table, most_rows=rows, origin_ns=rank.tree.profiled[0])
-        data["chart"] = chart(table, rank) if chart and table.num_rows else None
+        data["chart"] = chart(table, rank, rows) if chart and table.num_rows else None
         parts.append(data)
     return parts
 
@@ -161,6 +163,17 @@ def _modules_lead(table: ColumnTable) -> str:
         return count
     share = format_percent(own[most] / busy)
     return f"{one_line(names[most] or '', 80)} has {share} of the GPU's time itself; {count}"
+
+
+def _stacks_lead(table: ColumnTable) -> str:
+    """The stack with the most time of its own, and how many there are."""
+    name, caller, share = _first(table, "name", "caller", "self_share")
+    count = counted(table.num_rows, "stack")
+    if not share:
+        return count
+    below = f" below {one_line(caller, 80)}" if caller else ""
+    whose = "the GPU's time" if table.facts["by"] == "gpu" else "the threads' time"
+    return f"{one_line(name or '', 80)}{below} has {format_percent(share)} of {whose}; {count}"
 
 
 def _roofline_lead(table: ColumnTable) -> str:
@@ -244,13 +257,27 @@ def _path_lead(table: ColumnTable) -> str:
 
 SECTIONS: tuple[Section, ...] = (
     Section("operators", "Operators", lambda table: _top(table, "operator", "name")),
-    Section("modules", "Modules", _modules_lead),
+    Section(
+        "modules",
+        "Modules",
+        _modules_lead,
+        {"outline": lambda table, _, rows: charts.module_flame(table, FLAME_NODES * rows)},
+    ),
+    Section(
+        "stacks",
+        "Flame graph",
+        _stacks_lead,
+        {
+            label: lambda table, rank, rows: charts.stack_flame(table, rank, FLAME_NODES * rows)
+            for label in ("GPU time", "host time")
+        },
+    ),
     Section("kernels", "Kernels", lambda table: _top(table, "kernel", "canonical")),
     Section(
         "roofline",
         "Roofline",
         _roofline_lead,
-        {"by shapes": lambda table, rank: charts.roofline(table, _device(rank))},
+        {"by shapes": lambda table, rank, _: charts.roofline(table, _device(rank))},
     ),
     Section("launches", "Launches", _launches_lead),
     Section("memory", "Copies and memory", _memory_lead),
@@ -259,28 +286,28 @@ SECTIONS: tuple[Section, ...] = (
         "steps",
         "Step times",
         _steps_lead,
-        {"steps": lambda table, rank: charts.steps(table, rank.tree.profiled[0])},
+        {"steps": lambda table, rank, _: charts.steps(table, rank.tree.profiled[0])},
     ),
     Section(
         "collectives",
         "Collectives",
         _collectives_lead,
-        {"collectives": lambda table, _: charts.collective_waits(table)},
+        {"collectives": lambda table, *_: charts.collective_waits(table)},
     ),
     Section(
         "ranks",
         "Ranks compared",
         _ranks_lead,
         {
-            "by rank": lambda table, _: charts.lateness(table),
-            "all-to-all": lambda table, _: charts.rank_to_rank(table),
+            "by rank": lambda table, *_: charts.lateness(table),
+            "all-to-all": lambda table, *_: charts.rank_to_rank(table),
         },
     ),
     Section(
         "path",
         "Critical path",
         _path_lead,
-        {"by cause": lambda table, _: charts.path_shares(table)},
+        {"by cause": lambda table, *_: charts.path_shares(table)},
     ),
 )
 

@@ -19,13 +19,10 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.order import distinct
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.sums import rounded
 
 __all__ = ["Change", "Edit", "EditedGraph", "NewEvent", "NotApplicableError", "joined"]
 
 _NOTHING = np.zeros(0, dtype=np.int64)
-_MANY = 8
-"""Changes that touch more than one edge in so many are put together by a place for every edge."""
 
 
 class NotApplicableError(Exception):
@@ -124,11 +121,7 @@ class Change:
     def lags(self) -> tuple[Array, Array]:
         """Edges, each once and in order, and their new lags, ns."""
         if self._touched is None:
-            edges = np.concatenate([_NOTHING, *(edges for edges, _ in self._lags)])
-            lags = np.concatenate([_NOTHING, *(lags for _, lags in self._lags)])
-            if not (edges[1:] > edges[:-1]).all():
-                edges, lags = _the_later(edges, lags)
-            self._touched = edges, lags
+            self._touched = _core.later_lags(self._lags)
         return self._touched
 
     def costs_of(self, before_ns: Array, edges: Array) -> Array:
@@ -203,24 +196,6 @@ def _whole_ns(times_ns: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(np.maximum(times, 0).astype(np.int64), shape)
 
 
-def _the_later(edges: Array, lags: Array) -> tuple[Array, Array]:
-    """Edges, each once and in order, and the last of the lags that each was given."""
-    if len(edges) * _MANY > edges.max():
-        return _dense(edges, lags)
-    order = np.argsort(edges, kind="stable")
-    edges, lags = edges[order], lags[order]
-    last = np.append(edges[1:] != edges[:-1], True)
-    return edges[last], lags[last]
-
-
-def _dense(edges: Array, lags: Array) -> tuple[Array, Array]:
-    """The same by a place for every edge, which takes less time than to sort many."""
-    later = np.full(edges.max() + 1, -1, dtype=np.int64)
-    later[edges] = lags
-    touched = np.flatnonzero(later >= 0)
-    return touched, later[touched]
-
-
 def _columns(parts: Sequence[tuple[Array, Array, Array]]) -> tuple[Array, Array, Array]:
     columns = zip(*parts, strict=True) if parts else ((), (), ())
     first, second, third = (np.concatenate([_NOTHING, *column]) for column in columns)
@@ -238,52 +213,14 @@ def joined(run: SimulatedRun, changes: Sequence[Change]) -> Change:
     union = Change()
     lags = _NOTHING, _NOTHING
     for change in changes:
-        lags = _both(run, lags, change.lags) if len(lags[0]) else change.lags
+        lags = _core.both_lags(run.cost_ns, lags, change.lags) if len(lags[0]) else change.lags
         union.drop(change.dropped)
         union.add(*change.added)
         union._carried += change._carried
         union._removed += change._removed
         union._inserted += change._inserted
-    union.set_lags(*lags)
+    union._lags, union._touched = [lags], lags
     return union
-
-
-def _both(
-    run: SimulatedRun, one: tuple[Array, Array], other: tuple[Array, Array]
-) -> tuple[Array, Array]:
-    """Edges, each once and in order, and their lags with two changes of lags."""
-    if len(one[0]) + len(other[0]) > len(run.cost_ns) // _MANY:
-        return _both_of_many(run, one, other)
-    place = np.minimum(np.searchsorted(one[0], other[0]), len(one[0]) - 1)
-    shared = one[0][place] == other[0]
-    lags = one[1].copy()
-    at, both = place[shared], other[0][shared]
-    lags[at] = _product(run.cost_ns[both], lags[at], other[1][shared])
-    edges = np.concatenate([one[0], other[0][~shared]])
-    lags = np.concatenate([lags, other[1][~shared]])
-    order = np.argsort(edges, kind="stable")
-    return edges[order], lags[order]
-
-
-def _both_of_many(
-    run: SimulatedRun, one: tuple[Array, Array], other: tuple[Array, Array]
-) -> tuple[Array, Array]:
-    """The same by a place for every edge of the graph, which takes less time than to search."""
-    lags = np.full(len(run.cost_ns), -1, dtype=np.int64)
-    lags[one[0]] = one[1]
-    before, more = lags[other[0]], other[1]
-    shared = before >= 0
-    product = _product(run.cost_ns[other[0][shared]], before[shared], more[shared])
-    lags[other[0]] = more
-    lags[other[0][shared]] = product
-    edges = np.flatnonzero(lags >= 0)
-    return edges, lags[edges]
-
-
-def _product(before_ns: Array, one_ns: Array, other_ns: Array) -> Array:
-    """An edge that costs nothing has no ratio: there what costs more holds."""
-    product = one_ns * (other_ns / np.maximum(before_ns, 1))
-    return rounded(np.where(before_ns > 0, product, np.maximum(one_ns, other_ns)))
 
 
 @dataclass(frozen=True, slots=True)

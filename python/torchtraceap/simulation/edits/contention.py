@@ -17,7 +17,8 @@ import numpy as np
 
 from torchtraceap._core import GpuClass
 from torchtraceap.aliases import Array
-from torchtraceap.analysis.grouping import rows_by_key
+from torchtraceap.analysis.grouping import Groups, rows_by_key
+from torchtraceap.analysis.steps import repeat_keys
 from torchtraceap.order import median
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.edits.parts import RankParts, parts_of
@@ -31,6 +32,10 @@ UNMEASURED = 1.3
 BESIDE_COMPUTATION = (1.0, 1.2)
 """How many times as long data may move beside computation. Assumed: a trace shows it for no
 collective alone."""
+MOST_MEASURED = 2.0
+"""What kernels show beyond that is something else."""
+_MIDDLE_HALF = (0.25, 0.75)
+"""Kernels don't all suffer alike, and few are seen both ways."""
 _ENOUGH_NAMES = 5
 _ENOUGH_EVENTS = 5
 
@@ -98,12 +103,6 @@ def _computation(view: RankView) -> Array:
     return view.gpu_class(GpuClass.COMPUTE)
 
 
-def _overlap(view: RankView, rows: Array, times: Array) -> Array:
-    """Share of each GPU event during which communication runs, [0, 1]."""
-    others = view.gpu_class(GpuClass.COMMUNICATION)
-    return _share(*_running(view, rows, times), *_running(view, others, times))
-
-
 def _moving_beside(parts: RankParts, moves_ns: Array, times: Array) -> Array:
     """Share of the time in which the data of each collective moves, during which computation
     runs."""
@@ -112,8 +111,8 @@ def _moving_beside(parts: RankParts, moves_ns: Array, times: Array) -> Array:
 
 
 def _beside_data(parts: RankParts, rows: Array, moves_ns: Array, times: Array) -> Array:
-    """Share of each GPU event during which the data of a collective move: one that waits for its
-    other ranks keeps nobody company."""
+    """Share of each GPU event during which the data of a collective move, [0, 1]: one that waits
+    for its other ranks keeps nobody company."""
     return _share(*_running(parts.view, rows, times), *_moving(parts, moves_ns, times))
 
 
@@ -161,24 +160,27 @@ def measured_slowdown(run: SimulatedRun) -> Slowdown:
 
 
 def _measure(run: SimulatedRun) -> Slowdown:
-    ratios = [ratio for view in views(run) for ratio in _ratios(view, run.graph.time_ns)]
+    ratios = [ratio for parts in parts_of(run) for ratio in _ratios(run, parts)]
     if len(ratios) < _ENOUGH_NAMES:
         return Slowdown(1.0, UNMEASURED, "assumed: the trace doesn't show it")
-    factor = float(np.clip(median(ratios), 1.0, 2.0))
-    return Slowdown(factor, factor, f"measured: {len(ratios)} kernels ran both ways in this trace")
+    low, high = np.clip(np.quantile(ratios, _MIDDLE_HALF), 1.0, MOST_MEASURED).tolist()
+    return Slowdown(low, high, f"measured: {len(ratios)} kernels ran both ways in this trace")
 
 
-def _ratios(view: RankView, times: Array) -> list[float]:
+def _ratios(run: SimulatedRun, parts: RankParts) -> list[float]:
+    """Of kernels that do the same work. What waits for other ranks slows nothing down, so that time
+    beside it is time alone."""
+    view = parts.view
     rows = _computation(view)
-    share = _overlap(view, rows, times)
-    grid, _ = view.table.text_codes("grid", rows=rows)
-    names, lengths = view.table.name[rows].astype(np.int64) << 32 | grid, view.table.dur_ns[rows]
+    share = _beside_data(parts, rows, parts.transfer_ns, run.graph.time_ns)
+    same = Groups(*repeat_keys(run.ranks[view.index], rows)).index
+    lengths = view.table.dur_ns[rows]
     beside, alone = share >= 0.9, share <= 0
-    both = np.intersect1d(names[beside], names[alone])
-    rows_of = dict(rows_by_key(names))
+    both = np.intersect1d(same[beside], same[alone])
+    rows_of = dict(rows_by_key(same))
     found = []
-    for name in both.tolist():
-        mine = rows_of[name]
+    for work in both.tolist():
+        mine = rows_of[work]
         with_other, without = lengths[mine[beside[mine]]], lengths[mine[alone[mine]]]
         if min(len(with_other), len(without)) >= _ENOUGH_EVENTS and median(without) > 0:
             found.append(float(median(with_other) / median(without)))

@@ -7,13 +7,14 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap._core import EventKind
 from torchtraceap.aliases import Array
+from torchtraceap.models import family_of
 from torchtraceap.order import distinct, median
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import CALLING_NS, RankView, views
 from torchtraceap.simulation.edits.works import families_of
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.sums import of_groups
+from torchtraceap.sums import of_groups, total
 from torchtraceap.units import format_ns
 
 __all__ = ["FuseOptimizer", "FusePointwise"]
@@ -35,6 +36,11 @@ class FuseOptimizer:
     Best (fused): the host calls one operator, the GPU reads and writes each parameter's tensors
     once. Cautious (foreach): Python still walks over the parameters once, and
     the operators move the same bytes; only the start of each kernel is saved.
+
+    Where the run computes on the host, operators are the kernels, and what the shortest of them
+    takes is what calling one costs. Best: one operator for all, which reads and writes each tensor
+    once. Cautious: a call for each operator, and a pass over the same bytes. Nothing of Python
+    stays between them.
     """
 
     name = "fused_optimizer"
@@ -45,11 +51,14 @@ class FuseOptimizer:
         for view in views(run):
             ranges = view.outermost(view.rows_named(r"^Optimizer\.step#", *_RANGES))
             for row in ranges.tolist():
-                count = _fuse_step(view, row, best, cautious)
+                fuse = _fuse_on_host if view.part.computes_on_host else _fuse_step
+                count = fuse(view, row, best, cautious)
                 kernels, steps = kernels + count, steps + (count > 0)
         if not steps:
             raise NotApplicableError(_why_not_fused(run))
-        note = f"{kernels} kernels of {steps} optimizer steps are fused"
+        on_host = all(view.part.computes_on_host for view in views(run))
+        what = "operators" if on_host else "kernels"
+        note = f"{kernels} {what} of {steps} optimizer steps are fused"
         return EditedGraph(best, cautious, note=note)
 
 
@@ -85,10 +94,43 @@ def _fuse_step(view: RankView, row: int, best: Change, cautious: Change) -> int:
     return len(small)
 
 
+def _fuse_on_host(view: RankView, row: int, best: Change, cautious: Change) -> int:
+    """The same where operators are the work."""
+    operators = view.outermost(_operators_inside(view, row))
+    families = [family_of(view.names[name]) for name in view.table.name[operators].tolist()]
+    single = operators[np.isin(families, _OF_OPTIMIZER)]
+    if len(single) < FEWEST_KERNELS or 2 * len(single) < len(operators):
+        return 0
+    names, counts = np.unique(view.table.name[single], return_counts=True)
+    lengths = view.work_ns(single)
+    call_ns = int(lengths.min())
+    data_ns = total(lengths) - call_ns * len(single)
+    parameters = max(float(median(counts)), 1.0)
+    traffic = min(1.0, _FUSED_ACCESSES / (_OPERATOR_ACCESSES * len(single) / parameters))
+    begin, end = view.begin_of[single[0]], view.end_of[single[-1]]
+    within = view.edges_into(np.arange(int(begin), int(end) + 1), "program_order")
+    before_ns = total(view.cost_of(within))
+    for change, after_ns in (
+        (best, call_ns + data_ns * traffic),
+        (cautious, call_ns * len(names) + data_ns),
+    ):
+        change.set_lags(within, view.cost_of(within) * min(1.0, after_ns / max(before_ns, 1)))
+    return len(single)
+
+
+def _operators_inside(view: RankView, row: int) -> Array:
+    """Operators of the graph inside a host row."""
+    operators = view.rows_named(r"^\w+::", EventKind.CPU_OP)
+    begin = view.begin_of[operators].astype(np.int64)
+    return operators[view.inside(begin, np.array([row])) >= 0]
+
+
 def _why_not_fused(run: SimulatedRun) -> str:
     for view in views(run):
         if len(view.rows_named(r"^Optimizer\.step#", *_RANGES)):
-            return f"no optimizer step launches {FEWEST_KERNELS} or more pointwise kernels"
+            what = "calls" if view.part.computes_on_host else "launches"
+            kind = "operators" if view.part.computes_on_host else "kernels"
+            return f"no optimizer step {what} {FEWEST_KERNELS} or more pointwise {kind}"
     return "the trace has no ranges of an optimizer's step"
 
 

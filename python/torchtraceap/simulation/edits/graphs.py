@@ -259,8 +259,8 @@ def _capture(run: SimulatedRun, view: RankView, calls: Array, change: Change, te
     cost_ns = min(gone_ns, view.launch_cost_ns + terms.per_kernel_ns * len(calls))
     first = view.edges_into(view.end_of[calls[:1]], "program_order")
     change.set_lags(first[(first[:, None] == edges).any(axis=1)], cost_ns)
-    offsets = view.tree.launched_offsets.astype(np.int64)
-    places, _ = ranges_of(offsets[calls], offsets[calls + 1] - offsets[calls])
+    offsets = view.tree.launched_offsets
+    places, _ = ranges_of(offsets[calls].astype(np.int64), offsets[calls + 1] - offsets[calls])
     rows = view.tree.launched_rows[places]
     view.launch_together(change, int(calls[0]), rows)
     begins = view.begin_of[np.sort(rows)[1:]]

@@ -7,6 +7,11 @@ four public pairs of ResNet-50 (one workstation, without and with 4 workers) the
 took 8, 10, 15 and 18 % longer; the mean of any three is off by 3 to 7 points for the fourth. So
 none at best, a fifth at least; but no more than what the fetches took, or nobody would keep them.
 
+Where the run computes on the host, workers take the very cores that it computes on. A fetch is the
+work of one core, and what C cores do gets longer by a C-th of it. How many there are no trace says,
+and a fetch that waits for a disk takes none: nothing at best, half of what the fetches took at
+least (two cores, all busy).
+
 Note [Pace]: workers make batches at a rate of their own. In a run that waits for them the time from
 one late batch to the next, over the number of batches, is what they need for one together.
 """
@@ -26,12 +31,15 @@ from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.sums import total
-from torchtraceap.units import counted, format_ns
+from torchtraceap.units import counted, format_ns, format_share
 
 __all__ = ["LoaderWorkers"]
 
 SLOWDOWN = (0.0, 0.2)
 """How much longer the host takes beside workers, at best and at least. See Note [Contention]."""
+SHARED_CORES = (0.0, 0.5)
+"""By what share of the fetches a host that computes gets longer, at best and at least. See Note
+[Contention]."""
 CROWDED = (1.0, 1.33)
 """How many times as long a batch takes in one of several workers."""
 TAKE_NS = (200_000, 2_000_000)
@@ -60,7 +68,8 @@ class LoaderWorkers:
 
     Cautious: taking one costs 2 ms rather than 0.2, and the host is slower beside workers; see
     Note [Contention]. Where workers exist already, their number follows from the trace (processes
-    that the loader starts in it, or bursts of batches); else from one to N are possible.
+    that the loader starts in it, or bursts of batches); else up to N are possible, and likely as
+    few as explain which batches were ready while others were awaited.
     """
 
     def __init__(self, workers: str | None = None) -> None:
@@ -89,10 +98,16 @@ class LoaderWorkers:
         if not fetch_ns:
             return self._more_workers(run)
         length_ns = int(median(np.concatenate(fetch_ns)))
+        on_host = all(view.part.computes_on_host for view in views(run))
+        beside = (
+            f"on cores that also compute they cost up to {format_share(SHARED_CORES[1])} of that"
+            if on_host
+            else f"beside them the host takes up to {1 + SLOWDOWN[1]:g} times as long"
+        )
         note = (
             f"{sum(map(len, fetch_ns))} fetches of {format_ns(length_ns)} (median) move to "
             f"{self.workers} processes, which make one every {format_ns(length_ns // self.workers)}"
-            f"; beside them the host takes up to {1 + SLOWDOWN[1]:g} times as long"
+            f"; {beside}"
         )
         return EditedGraph(best, cautious, source=_SOURCE, note=note)
 
@@ -100,6 +115,7 @@ class LoaderWorkers:
         best, cautious, likely = Change(), Change(), Change()
         late = 0
         numbers: list[int | None] = []
+        fewest: list[int] = []
         for view in views(run):
             rows = _fetches(view, _SEVERAL)
             waited = _waited(run, view, rows)
@@ -110,8 +126,10 @@ class LoaderWorkers:
             numbers.append(number)
             every_ns = _service_ns(view, rows, waited)
             if number is None:
-                self._speed_up(run, view, best, rows, every_ns, 1, 0)
-                self._speed_up(run, view, likely, rows, every_ns, self.workers**0.5, 0)
+                surely, usual = self._plausible_workers(view.table.dur_ns[rows])
+                fewest.append(surely)
+                self._speed_up(run, view, best, rows, every_ns, surely, 0)
+                self._speed_up(run, view, likely, rows, every_ns, usual, 0)
             elif number < self.workers:
                 self._speed_up(run, view, best, rows, every_ns, number, 0)
                 self._speed_up(run, view, cautious, rows, every_ns, number, 1)
@@ -121,9 +139,18 @@ class LoaderWorkers:
         if len(known) == len(numbers) and min(known) >= self.workers:
             raise NotApplicableError(f"the loader has {counted(min(known), 'worker')} already")
         note = f"{late} fetches waited for worker processes; "
-        note += _told(known, len(numbers), self.workers)
+        note += _told(known, fewest, self.workers)
         guess = () if known else (likely,)
         return EditedGraph(best, cautious, guess, source=_SOURCE, note=note)
+
+    def _plausible_workers(self, waits_ns: Array) -> tuple[int, float]:
+        """How many workers there are at least and likely, where nothing shows their number."""
+        surely, likely = (_fewest_workers(waits_ns, least) for least in LEAST_WAIT)
+        most = max(self.workers - 1, 1)
+        usual = float(min(likely, most))
+        if 2 * likely > len(waits_ns):  # no two rounds were seen: the middle of what is possible
+            usual = (usual * self.workers) ** 0.5
+        return min(surely, most), usual
 
     def _speed_up(
         self,
@@ -144,11 +171,12 @@ class LoaderWorkers:
         _pace(view, change, rows, every_ns * share * crowded)
 
 
-def _told(known: list[int], ranks: int, workers: int) -> str:
-    if len(known) < ranks:
+def _told(known: list[int], fewest: list[int], workers: int) -> str:
+    """`fewest`: by rank of unknown number, how many there are at least."""
+    if fewest:
         return (
-            "how many there are is not in the trace: at best one, which "
-            f"{workers} replace, at least as many already"
+            f"how many there are is not in the trace: at best {min(fewest)}, which {workers} "
+            "replace, at least as many already"
         )
     low, high = min(known), max(known)
     return f"{low if low == high else f'{low} to {high}'} of them become {workers}"
@@ -176,7 +204,9 @@ def _take(
     rest = np.setdiff1d(host, inside, assume_unique=True)
     before_ns = run.cost_ns[rest]
     gain_ns = total(np.maximum(view.table.dur_ns[rows] - TAKE_NS[form], 0))
-    slower = min(SLOWDOWN[form] * share, gain_ns / max(total(before_ns), 1))
+    gain = gain_ns / max(total(before_ns), 1)
+    on_host = view.part.computes_on_host
+    slower = SHARED_CORES[form] * gain * share if on_host else min(SLOWDOWN[form] * share, gain)
     if slower > 0:
         change.set_lags(rest, before_ns * (1 + slower))
     view.set_host_work(change, rows, TAKE_NS[form])
@@ -241,6 +271,22 @@ FEWEST_ROUNDS = 3
 """Of bursts that show a number of workers."""
 REGULAR = 0.3
 """How much of what single intervals vary may be left in the length of a round."""
+
+
+LEAST_WAIT = (0.25, 0.5)
+"""Of what the fetches of a round of workers wait on average: no round waits less, surely and
+likely. Assumed: batches of half the usual time are rare."""
+
+
+def _fewest_workers(waits_ns: Array, least: float) -> int:
+    """The least number for which no round of them waits less than such a share of the mean. One
+    worker makes batches one after the other: each w-th waits for the same one."""
+    sums = np.concatenate([[0.0], np.cumsum(waits_ns, dtype=np.float64)])
+    for number in range(1, len(waits_ns)):
+        rounds = sums[number:] - sums[:-number]
+        if rounds.min() >= least * rounds.mean():
+            return number
+    return 1
 
 
 def _burst(ends_ns: Array) -> int | None:

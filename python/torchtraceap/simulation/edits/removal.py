@@ -19,7 +19,7 @@ from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.sums import total
 from torchtraceap.units import counted, format_ns
 
-__all__ = ["NoBroadcastBuffers", "RemoveRanges", "ZeroGradToNone"]
+__all__ = ["NoBroadcastBuffers", "RemoveEvidence", "RemoveRanges", "ZeroGradToNone"]
 
 _RANGES = (EventKind.CPU_OP, EventKind.USER_ANNOTATION)
 
@@ -95,6 +95,50 @@ _REMOVALS = (
 )
 for _edit, _finding in _REMOVALS:
     register(_edit.name, default=True, fixes=(_finding,))(partial(replace, _edit))
+
+
+@dataclass(frozen=True)
+class RemoveEvidence:
+    """The host rows by which a rule shows its finding are gone.
+
+    Best: all of them. Cautious: half of their time stays, as some of it is what the program is for.
+    """
+
+    name: str
+    finding: str
+    what: str
+    """One such row, for a person."""
+    on_gpu: bool = False
+    """The rows are the host's where a GPU computes, too."""
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        best, cautious = Change(), Change()
+        count = work_ns = 0
+        for view in views(run):
+            if not (self.on_gpu or view.part.computes_on_host):
+                continue
+            rows = view.evidence(self.finding)
+            before_ns = view.work_ns(rows)
+            count, work_ns = count + len(rows), work_ns + total(before_ns)
+            _remove(view, best, rows)
+            view.set_host_work(cautious, rows, before_ns // 2)
+        if not count:
+            where = "" if self.on_gpu else " of a run that computes on the host"
+            raise NotApplicableError(f"the trace has no {self.what}{where}")
+        note = (
+            f"gone at best: {counted(count, self.what)} with {format_ns(work_ns)} on the host; at "
+            "least half of that time"
+        )
+        return EditedGraph(best, cautious, note=note)
+
+
+_EVIDENCE = (
+    RemoveEvidence("no_casts", "cast_storm", "cast"),
+    RemoveEvidence("no_host_copies", "device_to_device_copies", "memory transfer"),
+    RemoveEvidence("no_logging", "synchronous_logging", "log write", on_gpu=True),
+)
+for _removal in _EVIDENCE:  # which of them can go is for the user to decide
+    register(_removal.name, fixes=(_removal.finding,))(partial(replace, _removal))
 
 
 @register("zero_grad_to_none", default=True, fixes=("zero_grad_not_none",))

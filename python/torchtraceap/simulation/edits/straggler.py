@@ -1,4 +1,10 @@
-"""`straggler_to_median`: no rank takes longer from one collective to the next than the others."""
+"""`straggler_to_median`: no rank takes longer from one collective to the next than the others.
+
+Note [One of them]: a rank that is mended varies as the others do, so that now and then it is the
+slowest itself. The expected longest of n spans is that of the n - 1 others and 1/n of the expected
+distance of the longest of n from the next, for which that among the others stands (it is the same
+for any n where tails are exponential). Two ranks show no such distance.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +32,11 @@ class StragglerToMedian:
     median of them takes that median: all its work in between shrinks alike.
 
     Best: every such rank. Cautious: only the one that kept the others waiting longest, and it takes
-    what the slowest of the others took. Collectives that no longer wait move their data beside
-    other kernels than before. (ByteDance, OSDI'25, replaces the durations of operators by their
-    mean over the ranks; here ranks needn't run the same operators.) Both: a silent host that goes
-    on right behind its collective's end waited for it, though no call says so.
+    what the slowest of all would take if it were as the others. Collectives that no longer wait
+    move their data beside other kernels than before. (ByteDance, OSDI'25, replaces the durations of
+    operators by their mean over the ranks; here ranks needn't run the same operators.) Both: a
+    silent host that goes on right behind its collective's end waited for it, though no call says
+    so.
     """
 
     name = "straggler_to_median"
@@ -116,17 +123,20 @@ def _follow_collectives(run: SimulatedRun, arrivals: _Arrivals, change: Change) 
         change.add(source[waited], run.destination[edges[waited]], (until - ended)[waited])
 
 
-def _slowest_of_others(groups: Groups, spans: Array) -> Array:
-    """Of each span the longest of the others of its group; 0 where it is alone."""
+def _expected_slowest(groups: Groups, spans: Array) -> Array:
+    """float64: of each span the longest of its group, if it were as the others are; 0 where it is
+    alone. See Note [One of them]."""
     order = np.lexsort([spans, groups.index])
     first = np.flatnonzero(np.diff(groups.index[order], prepend=-1))
-    last = np.append(first[1:], len(order)) - 1
-    longest, second = spans[order[last]], spans[order[np.maximum(last - 1, 0)]]
-    second = np.where(groups.count > 1, second, 0)
-    is_longest = np.zeros(len(spans), dtype=bool)
-    is_longest[order[last]] = True
-    slowest: Array = np.where(is_longest, second[groups.index], longest[groups.index])
-    return slowest
+    last = (first + groups.count - 1)[groups.index]
+    place = np.empty(len(spans), dtype=np.int64)
+    place[order] = np.arange(len(spans))
+    count = groups.count[groups.index]
+    slowest = spans[order[last - ((place == last) & (count > 1))]]
+    second = spans[order[last - np.where(count > 2, 1 + (place >= last - 1), 0)]]
+    gap = np.where(count > 2, slowest - second, 0)
+    expected: Array = np.where(count > 1, slowest + gap / count, 0.0)
+    return expected
 
 
 class _Pieces:
@@ -146,7 +156,7 @@ class _Pieces:
         long = (groups.count[groups.index] >= 2) & (spans > usual)
         self._begin, self._end = since_ns[long], until_ns[long]
         self._factor = usual[long] / spans[long]
-        slowest = _slowest_of_others(groups, spans)
+        slowest = _expected_slowest(groups, spans)
         self._to_slowest = np.minimum(np.maximum(slowest, usual) / np.maximum(spans, 1), 1.0)[long]
         self._by_rank = _split_by(rank[long], len(run.ranks))
         self.late_ns = np.bincount(
@@ -170,7 +180,7 @@ class _Pieces:
 
     def shrink(self, change: Change, rank: int, *, to_slowest: bool = False) -> None:
         """All work of the rank in its long pieces takes less time: the median, or `to_slowest` what
-        the slowest of the other ranks took."""
+        the slowest would take. See Note [One of them]."""
         factor = self._to_slowest if to_slowest else self._factor
         run, mine = self._run, self._by_rank[rank]
         first, last = run.graph.in_offsets[run.point_bounds[rank]].tolist()

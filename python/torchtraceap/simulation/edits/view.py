@@ -147,6 +147,15 @@ class RankView:
         rows = np.flatnonzero(self.has_points & self.has_name(pattern))
         return rows[self.kind_among(rows, kinds)]
 
+    def evidence(self, finding: str) -> Array:
+        """Host rows by which the rule of that type shows its finding, outermost; kept."""
+
+        def find() -> Array:
+            rows = _core.evidence_rows(self.table, self.tree, finding).astype(np.int64)
+            return self.outermost(rows[self.has_points[rows]])
+
+        return self.remember(("evidence", finding), find)
+
     @cached_property
     def calls(self) -> Array:
         """Runtime and driver calls of the graph."""
@@ -306,7 +315,7 @@ class RankView:
         """The edge from begin to end of each GPU event, in the order of the rows."""
         graph, _, _ = self._run
         ends = self.end_of[gpu_rows].astype(np.int64)
-        offsets = graph.in_offsets.astype(np.int64)
+        offsets = self._edges.in_offsets
         edges, place = ranges_of(offsets[ends], offsets[ends + 1] - offsets[ends])
         own = graph.source[edges] == self.begin_of[gpu_rows][place]
         found = np.full(len(gpu_rows), -1, dtype=np.int64)
@@ -335,10 +344,11 @@ class RankView:
 
     def launched_by(self, calls: Array) -> Array:
         """The first GPU row that each call launched, or -1."""
-        offsets = self.tree.launched_offsets.astype(np.int64)
-        has = offsets[calls + 1] > offsets[calls]
-        rows = self.tree.launched_rows.astype(np.int64)
-        return np.where(has, rows[np.where(has, offsets[calls], 0)] if len(rows) else -1, -1)
+        first, behind = (self.tree.launched_offsets[calls + k] for k in (0, 1))
+        has = behind > first
+        found = np.full(len(calls), -1, dtype=np.int64)
+        found[has] = self.tree.launched_rows[first[has]]
+        return found
 
     def copies_before(self, calls: Array, direction: CopyDirection, above_bytes: int = -1) -> Array:
         """bool `[calls]`: right before it, on its thread, such a copy was launched."""
@@ -351,7 +361,7 @@ class RankView:
     def count_edges(self, points: Array, kind: str) -> Array:
         """int64 `[points]`: edges of a kind that lead to each."""
         graph, _, _ = self._run
-        offsets = graph.in_offsets.astype(np.int64)
+        offsets = self._edges.in_offsets
         ends = points.astype(np.int64)
         edges, place = ranges_of(offsets[ends], offsets[ends + 1] - offsets[ends])
         of_kind = graph.kind[edges] == KINDS[kind]
@@ -386,6 +396,15 @@ class RankView:
         calls = distinct(self.launch_of(self._kernels))
         calls = calls[calls >= 0]
         return int(median(self.work_ns(calls))) if len(calls) else FALLBACK_LAUNCH_NS
+
+    @cached_property
+    def operator_cost_ns(self) -> int:
+        """What the host takes for an operator with one kernel, its launch included: the median of
+        such; where no operator is recorded two launches."""
+        operators = self.tree.op[self._kernels]
+        operators, count = np.unique(operators[operators != _core.NO_ROW], return_counts=True)
+        alone = operators[count == 1].astype(np.int64)
+        return int(median(self.work_ns(alone))) if len(alone) else 2 * self.launch_cost_ns
 
     @cached_property
     def _kernels(self) -> Array:

@@ -32,6 +32,8 @@ const withRank = async (name, then) => {
 };
 
 const severalRanks = report.rankRows.length > 1;
+// Then the host's operators stand where a GPU's time would.
+const onHost = report.operators.length > 0;
 const cell = (row, text, className) => row.append(make("td", className, text));
 
 const goButton = (text, label, action) => {
@@ -84,12 +86,16 @@ const fillSteps = () => {
     row.append(first);
     if (severalRanks) cell(row, step.rank === null ? "" : String(step.rank), "number");
     cell(row, formatTime(step.ns), "number");
-    const bar = make("td", "meter");
-    bar.append(smallBar([["compute", step.compute], ["communication", step.communication], ["memcpy", step.memcpy]]));
-    row.append(bar);
-    cell(row, `${Math.round(step.busy * 100)} %`, "number");
+    if (!onHost) fillBusy(row, step);
     body.append(row);
   }
+};
+
+const fillBusy = (row, part) => {
+  const bar = make("td", "meter");
+  bar.append(smallBar([["compute", part.compute], ["communication", part.communication], ["memcpy", part.memcpy]]));
+  row.append(bar);
+  cell(row, `${Math.round(part.busy * 100)} %`, "number");
 };
 
 const fillRanks = () => {
@@ -100,10 +106,7 @@ const fillRanks = () => {
     first.append(goButton(rank.label, `Show ${rank.label} in the timeline`, () => withRank(rank.name, () => {})));
     row.append(first);
     cell(row, formatTime(rank.ns), "number");
-    const bar = make("td", "meter");
-    bar.append(smallBar([["compute", rank.compute], ["communication", rank.communication], ["memcpy", rank.memcpy]]));
-    row.append(bar);
-    cell(row, `${Math.round(rank.busy * 100)} %`, "number");
+    fillBusy(row, rank);
     body.append(row);
   }
 };

@@ -36,8 +36,8 @@ const describe = (hit) => {
   return { name: names[lane.name[i]], lines };
 };
 
-const fillDescription = (node, hit) => {
-  const { name, lines } = describe(hit);
+const fillDescription = (node, hit) => fillLines(node, describe(hit));
+const fillLines = (node, { name, lines }) => {
   const list = make("dl");
   for (const [term, value] of lines) {
     const pair = make("div");
@@ -94,20 +94,15 @@ const statisticsOf = (from, to) => {
 };
 
 const showStatistics = (from, to) => {
-  const { count, busy, largest } = statisticsOf(from, to), panel = byId("selection"), list = make("dl");
+  const { count, busy, largest } = statisticsOf(from, to), panel = byId("selection");
   const lines = [
     ["GPU busy", `${formatTime(busy)}, ${formatPercent(busy / (to - from))}`],
     ["GPU events", formatCount(count)],
     ...largest.map(([name, ns]) => [formatTime(ns), name.length > 70 ? `${name.slice(0, 69)}…` : name]),
   ];
-  for (const [term, value] of lines) {
-    const pair = make("div");
-    pair.append(make("dt", "", term), make("dd", "", value));
-    list.append(pair);
-  }
   state.selected = null;
   panel.hidden = false;
-  panel.replaceChildren(make("strong", "event-name", `Range of ${formatTime(to - from)}`), list);
+  fillLines(panel, { name: `Range of ${formatTime(to - from)}`, lines });
 };
 
 const pointers = new Map();

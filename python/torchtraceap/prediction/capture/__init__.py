@@ -1,0 +1,6 @@
+"""The operators of one step, in the order in which the host calls them."""
+
+from torchtraceap.prediction.capture.calls import Call, Capture, CaptureError, Phase, TensorInfo
+from torchtraceap.prediction.capture.dispatch import capture_step
+
+__all__ = ["Call", "Capture", "CaptureError", "Phase", "TensorInfo", "capture_step"]

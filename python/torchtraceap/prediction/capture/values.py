@@ -1,0 +1,112 @@
+"""Small tensors with values, large ones without.
+
+Note [Which tensors have values]: parameters and what is computed of them has a shape alone, so that
+a model of any size is captured in seconds on a laptop. Small tensors, such as masks, positions and
+rates of layers, are computed: what the program reads of them decides what it does next. What is
+made of small ones and is large has no values either.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from torchtraceap.prediction.capture.calls import CaptureError
+
+if TYPE_CHECKING:
+    from torchtraceap.prediction.capture.dispatch import Recorder
+
+__all__ = ["MOST_ELEMENTS", "ValuesMode"]
+
+MOST_ELEMENTS = 1 << 16
+"""A tensor with more has no values."""
+
+
+class ValuesMode(TorchDispatchMode):
+    """What is called within computes on small tensors, and on others gives shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorder: Recorder | None = None
+        """While a step is recorded."""
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def forget_parameters(self, model: torch.nn.Module) -> None:
+        """Small ones have no values from here on either; those that are shared stay so."""
+        without: dict[int, torch.nn.Parameter] = {}
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is None:
+                    continue
+                if id(parameter) not in without:
+                    without[id(parameter)] = self._forgotten(parameter)
+                module._parameters[name] = without[id(parameter)]
+
+    def _forgotten(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+        if isinstance(parameter, FakeTensor):
+            return parameter
+        plain = self.fake.from_tensor(parameter.detach(), static_shapes=True)
+        return torch.nn.Parameter(plain, requires_grad=parameter.requires_grad)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        has_values = not any(isinstance(tensor, FakeTensor) for tensor in given)
+        if has_values and (_writes(func) or not self._is_large(func, args, kwargs)):
+            return func(*args, **kwargs)
+        return self._without_values(func, args, kwargs)
+
+    def _without_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            with self.fake:
+                return func(*args, **kwargs)
+        except DataDependentOutputException:
+            if func is not torch.ops.aten._local_scalar_dense.default:
+                raise CaptureError(f"{func} needs values that are not there") from None
+            return self._read(args[0].dtype)
+        except DynamicOutputShapeException as error:
+            raise CaptureError(
+                f"the shape of what {func} gives depends on values; a profile of the model has them"
+            ) from error
+        finally:
+            # Modules that change their type swap tensors, which must not be known elsewhere.
+            self.fake.fake_tensor_converter.meta_converter.tensor_memo.clear()
+
+    def _read(self, dtype: torch.dtype) -> bool | int | float | complex:
+        """What the host reads of a tensor without values. A check in a constructor finds nothing
+        amiss; in a step conditions hold."""
+        if self.recorder is None:
+            return False if dtype is torch.bool else 1
+        self.recorder.note(
+            "a value that the host reads from a large tensor is taken to be 1 or true"
+        )
+        return True if dtype is torch.bool else 1
+
+    def _is_large(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether something that comes out has too many elements for values."""
+        if func.is_view:
+            return False
+        try:
+            with self.fake:
+                found = func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            return False  # as large as what goes in, which is small
+        made = [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+        return any(tensor.numel() > MOST_ELEMENTS for tensor in made)
+
+
+def _writes(func: Any) -> bool:
+    return any(
+        argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments
+    )

@@ -1,0 +1,6 @@
+"""From the operators of a capture to what a GPU would do for them."""
+
+from torchtraceap.prediction.lifting.durations import OpTime, op_call, op_times
+from torchtraceap.prediction.lifting.operators import LaunchingOp, Libraries, launching_ops
+
+__all__ = ["LaunchingOp", "Libraries", "OpTime", "launching_ops", "op_call", "op_times"]

@@ -1,0 +1,94 @@
+"""How long the GPU work of lifted operators takes, by the models of durations/."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchtraceap.devices import Device
+from torchtraceap.durations import Calibration, Estimate, op_ns
+from torchtraceap.durations.estimate import the_device
+from torchtraceap.models import OpCall
+from torchtraceap.prediction.capture.calls import TensorInfo, Value
+from torchtraceap.prediction.lifting.operators import LaunchingOp
+
+__all__ = ["OpTime", "op_call", "op_times"]
+
+_LEAST_NS = 1_000.0
+_ASSUMED_SPREAD = 4.0
+"""Of what no model knows the time lies between a quarter and four times that of a copy of its
+tensors: nobody measured that."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpTime:
+    """Time of the GPU work of one operator."""
+
+    estimate: Estimate
+    is_known: bool
+    """False: no model knows the operator; taken to move its tensors once."""
+
+
+def op_times(
+    ops: Sequence[LaunchingOp], device: str | Device, calibration: Calibration | None = None
+) -> list[OpTime]:
+    """Time of each operator's GPU work, ns.
+
+    Args:
+        ops: As `launching_ops` gives them.
+        device: A GPU by name or id.
+        calibration: Of a trace from that device (`durations.calibrate`).
+
+    Raises:
+        OptionError: The device has several meanings.
+        UnknownDurationError: Nobody knows the device.
+    """
+    chip = the_device(device)
+    known: dict[tuple[Any, ...], OpTime] = {}
+    found = []
+    for op in ops:
+        key = (op.name, tuple(map(_key, op.inputs)))
+        if key not in known:
+            known[key] = _op_time(op, chip, calibration)
+        found.append(known[key])
+    return found
+
+
+def _key(value: Value) -> Any:
+    """Equal for tensors of the same shape, strides and type."""
+    if isinstance(value, TensorInfo):
+        return value.shape, value.strides, value.dtype.name
+    return tuple(map(_key, value)) if isinstance(value, tuple) else value
+
+
+def _op_time(op: LaunchingOp, device: Device, calibration: Calibration | None) -> OpTime:
+    found = op_ns(op_call(op), device, calibration=calibration)
+    return OpTime(_assumed(op, device), False) if found is None else OpTime(found, True)
+
+
+def _assumed(op: LaunchingOp, device: Device) -> Estimate:
+    moved = sum(tensor.elements * tensor.dtype.size for tensor in op.tensors)
+    ns = max(_LEAST_NS, moved / device.bandwidth * 1e9)
+    low, high = ns / _ASSUMED_SPREAD, ns * _ASSUMED_SPREAD
+    return Estimate(ns, low, high, f"no model knows {op.name}: its tensors moved once")
+
+
+def op_call(op: LaunchingOp) -> OpCall:
+    """The operator as a trace would record it, types by the names that torch has for them."""
+    arguments = [_recorded(value) for value in op.inputs]
+    dims, types, strides, concrete = ([each[k] for each in arguments] for k in range(4))
+    return OpCall(op.name, dims, types, strides, concrete)
+
+
+def _recorded(value: Value) -> tuple[Any, Any, Any, str]:
+    """Dims, type, strides and concrete value of one argument."""
+    if isinstance(value, TensorInfo):
+        return list(value.shape), value.dtype.name, list(value.strides), ""
+    if isinstance(value, tuple):
+        tensors = [each for each in value if isinstance(each, TensorInfo)]
+        if tensors and len(tensors) == len(value):
+            dims, types, strides, _ = zip(*map(_recorded, tensors), strict=True)
+            return list(dims), list(types), list(strides), ""
+        return [], "ScalarList", [], str(list(value))
+    return [], "" if value is None else "Scalar", [], "" if value is None else str(value)
