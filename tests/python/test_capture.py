@@ -276,6 +276,42 @@ def test_a_model_may_be_converted() -> None:
     assert names(captured(lambda: nn.Linear(512, 512).half(), half(256, 512))) == ["addmm"]
 
 
+def test_a_copied_layer_may_be_converted() -> None:
+    def made() -> dict[str, Any]:
+        layer = nn.TransformerEncoderLayer(512, 8, 1024, batch_first=True)
+        model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        inputs = (torch.randn(4, 64, 512, dtype=torch.bfloat16),)
+        return {"model": model.to(torch.bfloat16), "inputs": inputs}
+
+    ops = launching_ops(capture_step(made))
+    assert Counter(op.name for op in ops)["aten::addmm"] == 2 * 4
+    assert {tensor.dtype.name for op in ops for tensor in op.tensors} == {"bfloat16"}
+
+
+def test_calls_of_the_backward_pass_know_their_node() -> None:
+    calls = trained().calls
+    forward = [call for call in calls if call.name == "aten::addmm"]
+    backward = [call for call in calls if call.node == "AddmmBackward0"]
+    assert {call.name for call in backward} >= {"aten::mm", "aten::sum"}
+    assert {call.sequence for call in backward} == {call.sequence for call in forward}
+    assert not any(call.node for call in calls if call.phase is not Phase.BACKWARD)
+
+
+def test_memory_of_a_step_comes_and_goes() -> None:
+    held = trained(torch.optim.AdamW).storages
+    assert held is not None
+    sizes = [4 * elements for elements in (512 * 512, 512, 10 * 512, 10)]
+    assert sorted(held.bytes[each] for each in held.parameters) == sorted(sizes)
+    assert sorted(held.bytes[each] for each in held.gradients) == sorted(sizes)
+    assert sorted(held.bytes[each] for each in held.optimizer) == sorted(2 * sizes)
+    gone = [storage for _, storage in held.freed]
+    assert len(gone) == len(set(gone))
+    assert not held.parameters & set(gone)
+    assert set(held.at_begin) >= held.parameters | held.optimizer
+    hidden = 4 * 256 * 512
+    assert sum(held.bytes[each] == hidden for each in gone) >= 3  # two activations, a gradient
+
+
 def test_shapes_that_depend_on_values_are_refused() -> None:
     with pytest.raises(CaptureError, match="depends on values"):
         captured(lambda: Calls(lambda x: x[x > 0]), half(512, 1024))

@@ -18,6 +18,7 @@ __all__ = [
     "Collective",
     "Phase",
     "Plain",
+    "Storages",
     "TensorInfo",
     "Value",
     "tensors_in",
@@ -116,6 +117,10 @@ class Call:
     """What it starts on the stream of its process group, behind what the GPU was given before."""
     waits_for: int | None = None
     """The `id` of a collective before which nothing runs that the GPU is given from here on."""
+    node: str = ""
+    """The autograd node that called it, such as "AddmmBackward0"; none in the forward pass."""
+    sequence: int | None = None
+    """Number of that node; in the forward pass of the node that was made last."""
 
     def tensor(self, name: str) -> TensorInfo | None:
         """An input that is a tensor; None if it was not given, or is none."""
@@ -130,9 +135,28 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Storages:
+    """The memory of a step's tensors: what there is when it begins, and when what goes."""
+
+    bytes: dict[int, int]
+    """Of each storage, by its number."""
+    at_begin: tuple[int, ...]
+    """Those that are there before the first call."""
+    freed: tuple[tuple[int, int], ...]
+    """(n, storage): gone once n calls were made; in order."""
+    parameters: frozenset[int] = frozenset()
+    """The model's, with its buffers."""
+    gradients: frozenset[int] = frozenset()
+    optimizer: frozenset[int] = frozenset()
+    """State that the optimiser keeps from step to step."""
+
+
+@dataclass(frozen=True, slots=True)
 class Capture:
     """The calls of one step."""
 
     calls: tuple[Call, ...]
     notes: tuple[str, ...] = ()
     """What was assumed so that it could be run without values."""
+    storages: Storages | None = None
+    """None where the source of the capture doesn't say when memory is freed."""

@@ -11,6 +11,7 @@ twice, and the second is written down.
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from torchtraceap.prediction.capture.calls import (
     Capture,
     CaptureError,
     Phase,
+    Storages,
     TensorInfo,
     Value,
     tensors_in,
@@ -54,8 +56,9 @@ def capture_step(make: Callable[[], Any]) -> Capture:
         values.forget_parameters(workload.model)
         recorder = values.recorder = Recorder()
         with recorder.recording():
-            _run(workload, recorder)
-    return Capture(tuple(recorder.calls), tuple(recorder.notes))
+            optimizer = _run(workload, recorder)
+        held = recorder.storages_of(workload.model, optimizer)
+    return Capture(tuple(recorder.calls), tuple(recorder.notes), held)
 
 
 def _require_torch() -> None:
@@ -67,21 +70,24 @@ def _require_torch() -> None:
         ) from error
 
 
-def _run(workload: Workload, recorder: Recorder) -> None:
+def _run(workload: Workload, recorder: Recorder) -> torch.optim.Optimizer | None:
+    """Runs a step; returns the optimiser."""
     import torch
 
+    tensors = [*workload.model.parameters(), *workload.model.buffers(), *_given(workload)]
     if workload.loss is None:
         workload.model.eval()
+        recorder.begin(tensors)
         with torch.no_grad():  # inference mode would keep composite operators in one piece
             workload.forward()
-        return
+        return None
     workload.model.train()
     optimizer = None
     if workload.optimizer is not None:
         optimizer = workload.optimizer(workload.model.parameters())
         _as_on_a_gpu(optimizer)
     for _ in range(2 if optimizer else 1):  # see Note [Steady state]
-        recorder.calls.clear()
+        recorder.begin(tensors)
         with recorder.in_phase(Phase.OPTIMIZER):
             workload.model.zero_grad()
         loss = workload.loss(workload.forward())
@@ -91,6 +97,15 @@ def _run(workload: Workload, recorder: Recorder) -> None:
             with recorder.in_phase(Phase.OPTIMIZER):
                 optimizer.step()
             recorder.keep_on_host(_counts(optimizer))
+    return optimizer
+
+
+def _given(workload: Workload) -> Iterator[torch.Tensor]:
+    """Tensors among the inputs."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return (leaf for leaf in tree_leaves(workload.inputs) if isinstance(leaf, torch.Tensor))
 
 
 def _as_on_a_gpu(optimizer: torch.optim.Optimizer) -> None:
@@ -123,8 +138,50 @@ class Recorder:
         """What was assumed; each once, in order."""
         self._phase = Phase.FORWARD
         self._modules: list[str] = []
-        self._storages = _Storages()
+        self._freed: list[tuple[int, int]] = []
+        self._storages = _Storages(lambda number: self._freed.append((len(self.calls), number)))
+        self._at_begin: tuple[int, ...] = ()
         self._on_host: set[int] = set()
+
+    def begin(self, tensors: Iterable[torch.Tensor]) -> None:
+        """A step begins: what was written down before is forgotten.
+
+        Args:
+            tensors: That are there before it.
+        """
+        self.calls.clear()
+        self._freed.clear()
+        for tensor in tensors:
+            self._storages.number(tensor)
+        self._at_begin = self._storages.alive()
+
+    def storages_of(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+    ) -> Storages:
+        """The memory of the step."""
+        import torch
+
+        parameters = [*model.parameters(), *model.buffers()]
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        state = [
+            value
+            for of_parameter in (optimizer.state.values() if optimizer else ())
+            for value in of_parameter.values()
+            if isinstance(value, torch.Tensor)
+        ]
+        of_model, of_gradients, of_optimizer = (
+            frozenset(map(self._storages.number, tensors))
+            for tensors in (parameters, gradients, state)
+        )
+        on_host = frozenset(self._on_host)
+        return Storages(
+            self._storages.bytes,
+            tuple(each for each in self._at_begin if each not in on_host),
+            tuple(self._freed),
+            of_model,
+            of_gradients,
+            of_optimizer - on_host,
+        )
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -194,8 +251,20 @@ class Recorder:
         given = {key: self._value(value) for key, value in inputs.items()}
         made = tuple(map(self._value, outputs))
         on_host = self._stays_on_host([*tensors_in((*given.values(), *made))])
+        node, sequence = _autograd()
         self.calls.append(
-            Call(name, overload, given, made, self._phase, tuple(self._modules), is_view, on_host)
+            Call(
+                name,
+                overload,
+                given,
+                made,
+                self._phase,
+                tuple(self._modules),
+                is_view,
+                on_host,
+                node=node,
+                sequence=sequence,
+            )
         )
 
     def _stays_on_host(self, tensors: Sequence[TensorInfo]) -> bool:
@@ -222,24 +291,47 @@ class Recorder:
         return _IN_NAMES.sub(" ", str(value))[:100]
 
 
+def _autograd() -> tuple[str, int | None]:
+    """The node that is calling, and its number; in the forward pass that of the node made last."""
+    import torch
+
+    node = torch._C._current_autograd_node()
+    if node is None:
+        made: int = torch.autograd._get_sequence_nr()
+        return "", made - 1 if made else None
+    number = node._sequence_nr()
+    return node.name(), number if number < _NO_SEQUENCE else None
+
+
+_NO_SEQUENCE = (1 << 64) - 1
+"""Of nodes that add up gradients: no operator of the forward pass made them."""
+
+
 class _Storages:
     """Numbers of storages. Those that are gone lose theirs: their place in memory is used again."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[int, tuple[int, Any]] = {}
-        self._count = 0
+    def __init__(self, freed: Callable[[int], None]) -> None:
+        self.bytes: dict[int, int] = {}
+        """Of all that there were, by number."""
+        self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._freed = freed
+
+    def alive(self) -> tuple[int, ...]:
+        """Numbers of those that are there."""
+        return tuple(number for number, _ in self._alive.values())
 
     def number(self, tensor: torch.Tensor) -> int:
-        from torch.multiprocessing.reductions import StorageWeakRef
-
         storage = tensor.untyped_storage()
         key = storage._cdata
-        known = self._numbers.get(key)
-        if known is not None and not known[1].expired():
-            return known[0]
-        self._count += 1
-        self._numbers[key] = self._count, StorageWeakRef(storage)
-        return self._count
+        if key not in self._alive:
+            number = len(self.bytes) + 1
+            self.bytes[number] = storage.nbytes()
+            self._alive[key] = number, weakref.ref(storage, lambda _: self._gone(key))
+        return self._alive[key][0]
+
+    def _gone(self, key: int) -> None:
+        number, _ = self._alive.pop(key)
+        self._freed(number)
 
 
 def _dtype(dtype: torch.dtype) -> DType:

@@ -31,6 +31,12 @@ MOST_ELEMENTS = 1 << 16
 """A tensor with more has no values."""
 
 
+class _FakeMode(FakeTensorMode):
+    def __deepcopy__(self, memo: dict[int, Any]) -> _FakeMode:
+        """Tensors refer to their mode, and a copy of one belongs to the same."""
+        return self
+
+
 class ValuesMode(TorchDispatchMode):
     """What is called within computes on small tensors, and on others gives shapes."""
 
@@ -38,7 +44,7 @@ class ValuesMode(TorchDispatchMode):
         super().__init__()
         self.recorder: Recorder | None = None
         """While a step is recorded."""
-        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.fake = _FakeMode(allow_non_fake_inputs=True)
 
     def forget_parameters(self, model: torch.nn.Module) -> None:
         """Small ones have no values from here on either; those that are shared stay so."""

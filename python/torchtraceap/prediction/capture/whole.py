@@ -34,11 +34,14 @@ def whole_calls(recorder: Recorder) -> Iterator[None]:
         return _attention(recorder, *args, **kwargs)
 
     library = Library("aten", "IMPL")
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # one operator for a whole encoder layer
     try:
         library.impl("scaled_dot_product_attention", attention, "AutogradCPU")
         library.impl("dropout", _dropout, "AutogradCPU")
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         library._destroy()
 
 
