@@ -11,6 +11,7 @@ twice, and the second is written down.
 from __future__ import annotations
 
 import re
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -51,7 +52,9 @@ def capture_step(make: Callable[[], Any]) -> Capture:
     _require_torch()
     from torchtraceap.prediction.capture.values import ValuesMode
 
-    with ValuesMode() as values:
+    with warnings.catch_warnings(), ValuesMode() as values:
+        # A copy of a layer asks whether its tensors, which have no values, have an address.
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         workload = made_workload(make())
         values.forget_parameters(workload.model)
         recorder = values.recorder = Recorder()
