@@ -1,6 +1,15 @@
 """From the operators of a capture to what a GPU would do for them."""
 
 from torchtraceap.prediction.lifting.durations import OpTime, op_call, op_times
+from torchtraceap.prediction.lifting.kernels import kernels_of
 from torchtraceap.prediction.lifting.operators import LaunchingOp, Libraries, launching_ops
 
-__all__ = ["LaunchingOp", "Libraries", "OpTime", "launching_ops", "op_call", "op_times"]
+__all__ = [
+    "LaunchingOp",
+    "Libraries",
+    "OpTime",
+    "kernels_of",
+    "launching_ops",
+    "op_call",
+    "op_times",
+]

@@ -35,6 +35,8 @@ class Libraries:
 
     convolution: str = "cudnn"
     """"cudnn" or "miopen"."""
+    torch: tuple[int, int] = (2, 7)
+    """Its version: names of kernels and their widths change with it."""
 
 
 @dataclass(frozen=True, slots=True)
