@@ -87,7 +87,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "simulation": {"analysis", "durations", "event_table", "files", "order"},
     "verdict": {"analysis", "intervals", "sums"},
     "diagnosis": {"simulation", "summary", "verdict"},
-    "prediction": {"devices", "dtypes", "durations", "errors", "models"},
+    "prediction": {"analysis", "devices", "dtypes", "durations", "errors", "models"},
     "overlay": {"diagnosis"},
     "report": {"_version", "analysis", "summary", "verdict"},
     "sql": {"analysis"},

@@ -1,0 +1,97 @@
+"""The traces that host times are fitted on, and what of them enters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import torchtraceap as ttap
+from torchtraceap.prediction.lifting.recorded_host import RecordedCalls, recorded_calls
+
+
+@dataclass(frozen=True)
+class Source:
+    """A public trace."""
+
+    path: str
+    machine: str
+    model: str
+    profiler: str
+    """"full": Python stacks, shapes, memory; "stack": Python stacks and shapes; "plain"."""
+    repository: str
+
+
+# Eager runs in a warm process. Left out: compiled runs, traces of a first iteration (views of
+# tokenomics' take 20 us, operators of TraceLens's normalisation layers load their code), traces
+# that were thinned before they were published.
+SOURCES = (
+    Source("tracelens/h100/vit_nsfw_inference.json.gz", "h100", "vit", "full", "TraceLens"),
+    Source("tracelens/h100/qwen_inference.json.gz", "h100", "qwen", "full", "TraceLens"),
+    Source(
+        "tracelens/h100/timesformer_inference.json.gz", "h100", "timesformer", "full", "TraceLens"
+    ),
+    Source("tracelens/mi300/bert_inference.json.gz", "mi300x-vf", "bert", "full", "TraceLens"),
+    Source("tracelens/mi300/qwen_inference.json.gz", "mi300x-vf", "qwen", "full", "TraceLens"),
+    Source(
+        "tracelens/mi300/timesformer_inference.json.gz",
+        "mi300x-vf",
+        "timesformer",
+        "full",
+        "TraceLens",
+    ),
+    Source(
+        "tracelens/mi300/resnet_ddp_act_checkpoint_training.json.gz",
+        "mi300x",
+        "resnet",
+        "stack",
+        "TraceLens",
+    ),
+    Source(
+        "tracelens/b200/eager_training_rank.json.gz", "b200", "transformer", "stack", "TraceLens"
+    ),
+    Source("hta/ddp_a100_rank_of_8_control.json.gz", "a100-fb", "dlrm-like", "plain", "HTA"),
+    Source("hta/nccl_a100_rank_of_2.json.gz", "a100-fb2", "resnet", "plain", "HTA"),
+    Source("hta/resnet_ddp_v100_ns_resolution.json.gz", "v100-fb", "resnet", "plain", "HTA"),
+    Source("kineto/resnet50_num_workers_0.json.gz", "v100-dgx", "resnet", "plain", "kineto"),
+    Source("kineto/resnet50_num_workers_4.json.gz", "v100-dgx", "resnet", "plain", "kineto"),
+    Source("param/dlrm_8ranks/rank0.json", "v100-dlrm", "dlrm", "plain", "param"),
+    Source("param/dlrm_8ranks/rank3.json", "v100-dlrm", "dlrm", "plain", "param"),
+    Source("param/dlrm_8ranks/rank6.json", "v100-dlrm", "dlrm", "plain", "param"),
+    Source("param/linear_training_2080ti.json.gz", "rtx2080ti", "linear", "plain", "param"),
+    Source(
+        "segment_anything_fast/amg_baseline.json.gz",
+        "a100-sam",
+        "sam",
+        "plain",
+        "segment-anything-fast",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class HostData:
+    """Calls of a trace that are those of a model."""
+
+    source: Source
+    calls: RecordedCalls
+    used: np.ndarray
+    """int64: their indices."""
+
+
+def load_sources(folder: Path) -> list[HostData]:
+    """All that the folder holds."""
+    found = []
+    for source in SOURCES:
+        if not (folder / source.path).exists():
+            continue
+        part = ttap.load(folder / source.path).rank()
+        calls = recorded_calls(part)
+        used = np.flatnonzero(calls.in_model & _in_steps(calls))
+        found.append(HostData(source, calls, used))
+    return found
+
+
+def _in_steps(calls: RecordedCalls) -> np.ndarray:
+    return calls.steps >= 0 if (calls.steps >= 0).any() else np.ones(len(calls), dtype=bool)

@@ -1,0 +1,276 @@
+"""How long the host takes for each call of a capture, from what real traces of GPU runs recorded.
+
+Note [Classes]: each time (before a call, to its first launch, ...) has a mean for the call's name
+in its surroundings, as far as traces show it, drawn towards the mean of its family, and that
+towards the mean of all. The means are those of a middling machine.
+
+Note [Factors]: a machine and its profiler make all Python between calls slower by one factor, all
+operators by another, all launches by a third. Their spread over the traces is what is not known
+beforehand; a trace from the machine (`calibrated`) settles it, a measurement on the machine's
+processor (`probe`) narrows it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import exp, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchtraceap.aliases import Array
+from torchtraceap.errors import OptionError
+from torchtraceap.prediction.capture.calls import Capture
+from torchtraceap.prediction.lifting.situations import UNKNOWN_CROSSING, Situation, situations
+from torchtraceap.prediction.lifting.work import HostTime
+
+__all__ = ["GROUPS", "QUANTITIES", "HostModel", "HostTable", "HostTimes", "shipped_table"]
+
+_DATA = Path(__file__).with_name("data") / "host_times.json"
+_TAIL = 1.2816
+"""Standard deviations to either side that hold 80 % of a normal distribution."""
+
+QUANTITIES = {
+    "before": "gaps",
+    "alone": "calls",
+    "to_launch": "calls",
+    "launch": "launches",
+    "between": "calls",
+    "after": "calls",
+}
+"""Each time, and the factor of a machine that it has (Note [Factors]); "alone" is the whole time of
+a call without launches."""
+SCORES = np.linspace(-3.0, 3.0, 25)
+"""Places in a distribution, as deviations of a normal one."""
+_WEIGHTS = np.exp(-(SCORES**2) / 2) / np.exp(-(SCORES**2) / 2).sum()
+GROUPS = ("gaps", "calls", "launches")
+
+
+@dataclass(frozen=True, slots=True)
+class HostTable:
+    """Means of host times by class, ns, and how far machines and calls spread around them."""
+
+    means: Mapping[str, Mapping[str, float]]
+    """By quantity, then class."""
+    crossings: Mapping[str, str]
+    """The usual crossing before a name, for calls whose modules are not known."""
+    factors: Array
+    """float64 [3]: logarithms of what `GROUPS` take on an unknown machine, against the means."""
+    covariance: Array
+    """float64 [3, 3]: of these logarithms over machines."""
+    class_deviation: float
+    """What a known machine leaves open: deviation of the logarithm of a step's sum."""
+    residuals: Mapping[str, Array]
+    """By quantity: times of single calls over the mean of their class, at `SCORES`."""
+    correlation: float
+    """Of one call's residual with the next one's, as normal scores."""
+
+    @classmethod
+    def from_json(cls, text: Mapping[str, Any]) -> HostTable:
+        """Reads the text form."""
+        return cls(
+            means=text["means"],
+            crossings=text["crossings"],
+            factors=np.array(text["factors"]),
+            covariance=np.array(text["covariance"]),
+            class_deviation=text["class_deviation"],
+            residuals={key: np.array(values) for key, values in text["residuals"].items()},
+            correlation=text["correlation"],
+        )
+
+    def mean(self, quantity: str, situation: Situation) -> float:
+        """Of the narrowest class that there is."""
+        known = self.means[quantity]
+        if situation.crossing == UNKNOWN_CROSSING:
+            usual = self.crossings.get(situation.name, self.crossings[""])
+            situation = replace(situation, crossing=usual)
+        for key in reversed(situation.classes(quantity)):
+            if key in known:
+                return known[key]
+        return known[""]
+
+
+@cache
+def shipped_table() -> HostTable:
+    """That of the package."""
+    return HostTable.from_json(json.loads(_DATA.read_text("utf-8")))
+
+
+@dataclass(frozen=True, slots=True)
+class HostTimes:
+    """Host times of the calls of a capture, as they are expected, and how far they may be off."""
+
+    calls: tuple[HostTime, ...]
+    """One per call of the capture: means, so that sums are what a step is expected to take."""
+    low: float
+    """80 % of the cases lie between `low` and `high` times the sum: common to all calls."""
+    high: float
+    spread: tuple[float, ...]
+    """Per call: deviation of the logarithm of its time around the mean, from step to step."""
+    source: str
+    """What they rest on, for a person."""
+    table: HostTable
+
+    @property
+    def total_ns(self) -> float:
+        """The sum over all calls, launches included."""
+        return sum(map(_sum, self.calls))
+
+    def sample(self, rng: np.random.Generator, *, common: float | None = None) -> HostTimes:
+        """One step as it might be: each time drawn around its mean, neighbours alike.
+
+        Args:
+            rng: Where chance comes from; the same state gives the same times.
+            common: What all times are multiplied with; by default it is drawn as well.
+        """
+        n = len(self.calls)
+        if common is None:
+            common = self.common_factor(rng)
+        score = _neighbouring(rng, n, self.table.correlation)
+        drawn = {quantity: self._ratios(quantity, score, rng) * common for quantity in QUANTITIES}
+        calls = tuple(_scaled(call, drawn, place) for place, call in enumerate(self.calls))
+        return replace(self, calls=calls, low=1.0, high=1.0)
+
+    def common_factor(self, rng: np.random.Generator) -> float:
+        """What all times of a machine are multiplied with, drawn from `low` and `high`."""
+        at = rng.standard_normal()
+        side = self.high if at > 0 else 1 / self.low
+        return float(side ** (at / _TAIL))
+
+    def _ratios(self, quantity: str, score: Array, rng: np.random.Generator) -> Array:
+        """Of single times to their means, half of each call's chance shared by all its times."""
+        own = rng.standard_normal(len(score))
+        at = sqrt(0.5) * score + sqrt(0.5) * own
+        ratios: Array = np.interp(at, SCORES, self.table.residuals[quantity])
+        return ratios
+
+
+def _sum(time: HostTime) -> float:
+    gaps = time.between * max(len(time.launches) - 1, 0)
+    return time.before + time.to_launch + sum(time.launches) + gaps + time.after
+
+
+def _neighbouring(rng: np.random.Generator, n: int, correlation: float) -> Array:
+    """Normal scores, each like the one before to that degree."""
+    own = rng.standard_normal(n) * sqrt(1 - correlation**2)
+    scores = np.empty(n)
+    last = float(rng.standard_normal())
+    for place, each in enumerate(own.tolist()):
+        last = correlation * last + each
+        scores[place] = last
+    return scores
+
+
+def _scaled(time: HostTime, ratios: Mapping[str, Array], place: int) -> HostTime:
+    inside = "to_launch" if time.launches else "alone"
+    launch = float(ratios["launch"][place])
+    return HostTime(
+        before=time.before * float(ratios["before"][place]),
+        to_launch=time.to_launch * float(ratios[inside][place]),
+        launches=tuple(each * launch for each in time.launches),
+        between=time.between * float(ratios["between"][place]),
+        after=time.after * float(ratios["after"][place]),
+    )
+
+
+class HostModel:
+    """Host times of captured calls on a machine.
+
+    Args:
+        factors: Logarithms of what the machine takes against the means, by `GROUPS`; by default
+            those of a machine of which nothing is known.
+        covariance: How far these may be off.
+        source: Where they come from.
+        table: Means and spreads; by default those of the package.
+    """
+
+    def __init__(
+        self,
+        factors: Array | None = None,
+        covariance: Array | None = None,
+        *,
+        source: str = "machine and profiler not known",
+        table: HostTable | None = None,
+    ) -> None:
+        self.table = shipped_table() if table is None else table
+        self.factors = self.table.factors if factors is None else factors
+        self.covariance = self.table.covariance if covariance is None else covariance
+        self.source = source
+
+    def times(self, capture: Capture, launches_per_call: Sequence[int]) -> HostTimes:
+        """Host times of every call: views, and what launches nothing, included.
+
+        Args:
+            capture: Of a step.
+            launches_per_call: How many launches each call makes.
+
+        Raises:
+            OptionError: There are not as many numbers as calls, or one is negative.
+        """
+        if len(launches_per_call) != len(capture.calls):
+            raise OptionError(
+                f"{len(capture.calls)} calls need as many numbers of launches, "
+                f"not {len(launches_per_call)}"
+            )
+        if any(count < 0 for count in launches_per_call):
+            raise OptionError("a call can't make less than no launch")
+        found = tuple(situations(capture.calls))
+        return self.times_of(found, launches_per_call)
+
+    def times_of(self, calls: Sequence[Situation], launches_per_call: Sequence[int]) -> HostTimes:
+        """The same for calls of which no more is known than their situations."""
+        factor = dict(zip(GROUPS, np.exp(self.factors).tolist(), strict=True))
+        known: dict[tuple[str, Situation], float] = {}
+
+        def mean(quantity: str, of: Situation) -> float:
+            if (quantity, of) not in known:
+                known[quantity, of] = self.table.mean(quantity, of) * factor[QUANTITIES[quantity]]
+            return known[quantity, of]
+
+        times = tuple(
+            HostTime(
+                before=mean("before", call) if call.last else 0.0,
+                to_launch=mean("to_launch" if count else "alone", call),
+                launches=(mean("launch", call),) * count,
+                between=mean("between", call) if count > 1 else 0.0,
+                after=mean("after", call) if count else 0.0,
+            )
+            for call, count in zip(calls, launches_per_call, strict=True)
+        )
+        side = exp(_TAIL * self._deviation(times))
+        return HostTimes(times, 1 / side, side, self._spread(times), self.source, self.table)
+
+    def _deviation(self, times: Sequence[HostTime]) -> float:
+        """Of the logarithm of the sum: of the factors by their shares, and of the classes."""
+        gaps = sum(time.before for time in times)
+        launches = sum(sum(time.launches) for time in times)
+        total = sum(map(_sum, times))
+        if total <= 0:
+            return 0.0
+        shares = np.array([gaps, total - gaps - launches, launches]) / total
+        variance = float(shares @ self.covariance @ shares)
+        return sqrt(variance + self.table.class_deviation**2)
+
+    def _spread(self, times: Sequence[HostTime]) -> tuple[float, ...]:
+        """From the variances of a call's parts, as if each came on its own."""
+        variance = {
+            quantity: float(_WEIGHTS @ ratios**2 - (_WEIGHTS @ ratios) ** 2)
+            for quantity, ratios in self.table.residuals.items()
+        }
+
+        def of(time: HostTime) -> float:
+            total = _sum(time)
+            inside = "to_launch" if time.launches else "alone"
+            squares = (
+                time.before**2 * variance["before"]
+                + time.to_launch**2 * variance[inside]
+                + sum(each**2 for each in time.launches) * variance["launch"]
+                + time.after**2 * variance["after"]
+            )
+            return sqrt(np.log1p(squares / total**2)) if total > 0 else 0.0
+
+        return tuple(map(of, times))

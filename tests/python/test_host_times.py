@@ -1,0 +1,149 @@
+"""Host times of captured calls, and what traces tell of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import CORPUS
+
+import torchtraceap as ttap
+from torchtraceap.errors import OptionError
+from torchtraceap.prediction.capture.calls import Call, Capture, Phase
+from torchtraceap.prediction.lifting import recorded_host
+from torchtraceap.prediction.lifting.host import HostModel, HostTimes
+from torchtraceap.prediction.lifting.recorded_host import call_name, recorded_calls
+from torchtraceap.prediction.lifting.situations import situations
+from torchtraceap.prediction.lifting.work import HostTime
+
+
+def call(name: str, modules: tuple[str, ...] = (), phase: Phase = Phase.FORWARD) -> Call:
+    return Call(f"aten::{name}", "default", {}, (), phase, modules, name in ("view", "t"))
+
+
+LINEAR = ("Model", "Linear")
+STEP = (
+    call("t", LINEAR),
+    call("addmm", LINEAR),
+    call("relu", ("Model", "ReLU")),
+    replace(call("threshold_backward", phase=Phase.BACKWARD), node="ReluBackward0", sequence=1),
+    replace(call("t", phase=Phase.BACKWARD), node="AddmmBackward0", sequence=0),
+    replace(call("mm", phase=Phase.BACKWARD), node="AddmmBackward0", sequence=0),
+    call("_foreach_add_", phase=Phase.OPTIMIZER),
+)
+LAUNCHES = (0, 1, 1, 1, 0, 1, 2)
+
+
+def whole(time: HostTime) -> float:
+    gaps = time.between * max(len(time.launches) - 1, 0)
+    return time.before + time.to_launch + sum(time.launches) + gaps + time.after
+
+
+def test_every_call_has_times_and_as_many_launches_as_it_makes() -> None:
+    times = HostModel().times(Capture(STEP), LAUNCHES)
+    assert tuple(len(time.launches) for time in times.calls) == LAUNCHES
+    assert times.calls[0].before == 0
+    assert all(time.before > 0 for time in times.calls[1:])
+    assert all(time.to_launch > 0 for time in times.calls)
+    assert all((time.after > 0) == bool(time.launches) for time in times.calls)
+    assert times.calls[-1].between > 0 == times.calls[1].between
+    assert times.total_ns == pytest.approx(sum(map(whole, times.calls)))
+    assert 0 < times.low < 1 < times.high
+    assert len(times.spread) == len(STEP) and min(times.spread) > 0
+
+
+def test_modules_and_nodes_take_time_between_calls() -> None:
+    found = list(situations(STEP))
+    assert [each.crossing for each in found] == [
+        "modules 2",
+        "modules 0",
+        "modules 2",
+        "node",
+        "node",
+        "same node",
+        "",
+    ]
+    times = HostModel().times(Capture(STEP), LAUNCHES).calls
+    assert times[2].before > times[1].before
+    assert times[4].before > times[5].before
+
+
+def test_an_unknown_operator_takes_what_its_family_takes() -> None:
+    known, unknown = (
+        HostModel().times(Capture((call("addmm"), call(name))), (1, 1)).calls[1]
+        for name in ("mm", "never_seen")
+    )
+    assert unknown.to_launch > 0 and unknown.after > 0
+    assert unknown.to_launch != known.to_launch
+
+
+def test_samples_keep_the_mean_and_repeat_with_their_seed() -> None:
+    times = HostModel().times(Capture(STEP * 300), LAUNCHES * 300)
+    drawn = [times.sample(np.random.default_rng(seed), common=1.0) for seed in range(8)]
+    assert drawn[0].calls == times.sample(np.random.default_rng(0), common=1.0).calls
+    assert drawn[0].calls != drawn[1].calls
+    mean = np.mean([each.total_ns for each in drawn])
+    assert mean == pytest.approx(times.total_ns, rel=0.1)
+    first = np.array([whole(time) for time in drawn[0].calls])
+    expected = np.array([whole(time) for time in times.calls])
+    assert np.quantile(first / expected, 0.99) > 1.5 > 0.9 > np.median(first / expected)
+
+
+def test_the_common_factor_lies_in_its_interval_in_8_of_10() -> None:
+    times = HostModel().times(Capture(STEP), LAUNCHES)
+    rng = np.random.default_rng(1)
+    drawn = [times.common_factor(rng) for _ in range(4000)]
+    inside = np.mean([times.low <= each <= times.high for each in drawn])
+    assert inside == pytest.approx(0.8, abs=0.03)
+
+
+@pytest.mark.parametrize("launches", [(1,), (1,) * 8, (-1,) * 7])
+def test_wrong_numbers_of_launches_are_refused(launches: tuple[int, ...]) -> None:
+    with pytest.raises(OptionError, match="launch"):
+        HostModel().times(Capture(STEP), launches)
+
+
+def test_a_step_without_calls_takes_no_time() -> None:
+    times: HostTimes = HostModel().times(Capture(()), ())
+    assert times.total_ns == 0 and times.calls == ()
+    assert times.sample(np.random.default_rng(0)).total_ns == 0
+
+
+# -------------------------------------------------------------------------------------- traces
+
+
+def test_names_of_calls() -> None:
+    assert call_name("aten::linear") is None
+    assert call_name("AddmmBackward0") is None
+    assert call_name("autograd::engine::evaluate_function: AddmmBackward0") is None
+    assert call_name("aten::cudnn_batch_norm") == "aten::native_batch_norm"
+    flash = "aten::_scaled_dot_product_flash_attention_backward"
+    assert call_name(flash) == "aten::scaled_dot_product_attention_backward"
+
+
+def corpus(path: str) -> ttap.Trace:
+    if not (CORPUS / path).exists():
+        pytest.skip(f"no {Path(path)} in {CORPUS} (TORCHTRACEAP_CORPUS)")
+    return ttap.load(CORPUS / path)
+
+
+def test_calls_of_a_trace_are_those_of_a_capture() -> None:
+    calls = recorded_calls(corpus("tracelens/h100/vit_nsfw_inference.json.gz").rank())
+    names = [each.name for each in calls.situations]
+    assert names.count("aten::addmm") == 73 and names.count("aten::linear") == 0
+    assert names.count("aten::scaled_dot_product_attention") == 12
+    assert "aten::_flash_attention_forward" not in names
+    assert sum(map(len, calls.launches)) >= 151
+    usable = calls.before[np.isfinite(calls.before)]
+    assert (usable >= 0).all() and len(usable) > 0.95 * len(calls)
+
+
+def test_wrappers_are_what_torch_takes_apart() -> None:
+    torch = pytest.importorskip("torch")
+    key = "CompositeImplicitAutograd"
+    for name in recorded_host._WRAPPERS:
+        schemas = torch._C._jit_get_schemas_for_operator(name)
+        full = [f"{name}.{each.overload_name}".rstrip(".") for each in schemas]
+        assert any(torch._C._dispatch_has_kernel_for_dispatch_key(each, key) for each in full), name
