@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torchtraceap.collect import on_trace_ready, profile
     from torchtraceap.execution_trace import load_execution_trace
     from torchtraceap.loading import load
+    from torchtraceap.prediction.sharding import choose_sharding
     from torchtraceap.results import Diagnosis, Finding, Summary, Timeline
     from torchtraceap.simulation.edits.base import Edit
     from torchtraceap.simulation.simulate import Simulation
@@ -38,6 +39,7 @@ _LAZY = {
     "Summary": "torchtraceap.results",
     "Timeline": "torchtraceap.results",
     "Trace": "torchtraceap.trace",
+    "choose_sharding": "torchtraceap.prediction.sharding",
     "load": "torchtraceap.loading",
     "load_execution_trace": "torchtraceap.execution_trace",
     "on_trace_ready": "torchtraceap.collect",
@@ -55,6 +57,7 @@ __all__ = [
     "Timeline",
     "Trace",
     "__version__",
+    "choose_sharding",
     "diagnose",
     "diff",
     "durations",

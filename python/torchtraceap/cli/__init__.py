@@ -43,6 +43,7 @@ from torchtraceap.cli.parsing import (
     unknown_word,
 )
 from torchtraceap.cli.progress import show_stages
+from torchtraceap.cli.sharding import SHARDING_COMMANDS
 from torchtraceap.cli.simulation import SIMULATION_COMMANDS
 from torchtraceap.cli.tables import TABLE_COMMANDS
 from torchtraceap.cli.views import VIEW_COMMANDS
@@ -53,6 +54,7 @@ _WORK = {
     **DIAGNOSIS_COMMANDS,
     **SIMULATION_COMMANDS,
     **ESTIMATE_COMMANDS,
+    **SHARDING_COMMANDS,
     **VIEW_COMMANDS,
     **TABLE_COMMANDS,
     **EXPORT_COMMANDS,

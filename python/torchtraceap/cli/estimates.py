@@ -17,39 +17,24 @@ from torchtraceap.cli.parsing import (
     UsageError,
     add_json,
     add_no_color,
+    size,
     unknown_word,
+    whole_or_not,
 )
 
 if TYPE_CHECKING:
     from torchtraceap.durations import Estimate
 
 SCHEMA = "torchtraceap.estimate/1"
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
-          "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
-_SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
-
 _IS_KERNEL = re.compile(r"[nr]ccl(?:Dev)?Kernel_")
 
 Ask = Callable[[Options, Mapping[str, Any]], Any]
 # Options come without types, so answers do: an `Estimate`, as the questions are strict.
 
 
-def _bytes(text: str) -> float:
-    """Bytes: 1048576, 256MB (decimal), 64MiB (binary)."""
-    found = _SIZE.fullmatch(text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"a size such as 256MB or 64MiB is needed, not {text!r}")
-    return _whole_or_not(float(found[1]) * _UNITS[(found[2] or "").lower()])
-
-
-def _whole_or_not(value: float) -> float:
-    """An int where it is one, so that it is written as it was given."""
-    return int(value) if value.is_integer() else value
-
-
 def _number(text: str) -> float:
     try:
-        return _whole_or_not(float(text.replace("_", "")))
+        return whole_or_not(float(text.replace("_", "")))
     except ValueError:
         raise argparse.ArgumentTypeError(f"a number is needed, not {text!r}") from None
 
@@ -184,7 +169,7 @@ def _describe(parser: Parser) -> None:
         "--device", metavar="NAME", help="a GPU, such as 'H100 SXM' or A100-SXM4-80GB"
     )
     for flag, reads, metavar, help_text in (
-        ("--bytes", _bytes, "SIZE", "collectives (the larger of a rank's input and output), copy: "
+        ("--bytes", size, "SIZE", "collectives (the larger of a rank's input and output), copy: "
          "256MB, 64MiB"),
         ("--ranks", _number, "N", "collectives: members of the group"),
         ("--nodes", _number, "N", "collectives: machines that the group spans [1]"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -13,6 +14,9 @@ FINE, FINDINGS, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 WINDOW_COUNTS = (50, 100, 200)
 DEFAULT_ROWS = 40  # of a table for reading
 Options = argparse.Namespace
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+          "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
+_SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 PATHS_HELP = "a trace file, a folder of ranks, or several files; - is standard input"
 PATH_HELP = "a trace file or a folder of ranks; - is standard input"
 
@@ -120,6 +124,19 @@ def percentage(text: str) -> float:
     if not 0 <= value < 1e9:
         raise argparse.ArgumentTypeError(f"a percentage from 0 is needed, not {text}")
     return value
+
+
+def size(text: str) -> float:
+    """Bytes: 1048576, 256MB (decimal), 64MiB (binary)."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"a size such as 256MB or 64MiB is needed, not {text!r}")
+    return whole_or_not(float(found[1]) * _UNITS[(found[2] or "").lower()])
+
+
+def whole_or_not(value: float) -> float:
+    """An int where it is one, so that it is written as it was given."""
+    return int(value) if value.is_integer() else value
 
 
 def unknown_word(word: str, known: Iterable[str]) -> str:

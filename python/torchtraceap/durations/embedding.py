@@ -26,6 +26,7 @@ from torchtraceap.durations.inputs import Numbers
 
 __all__ = [
     "BIN_ENDS",
+    "START_NS",
     "EmbeddingTable",
     "ReuseHistogram",
     "Traffic",
@@ -47,7 +48,8 @@ _CACHE_SHARE = 0.9
 # Bytes that one multiprocessor draws from L2 in a clock: 19, 22 and 30 were measured on GV100,
 # P100 and Titan Xp by the authors above.
 _L2_BYTES_PER_CLOCK = 20.0
-_START_NS = 2000.0
+START_NS = 2000.0
+"""Of a lookup in any number of tables."""
 # Note [Factors of intervals]: a guess, nothing was measured.
 _INTERVAL = 2.0
 
@@ -257,7 +259,7 @@ def estimate_embedding_bags(
         raise UnknownDurationError(f"the cache of {chip.name} is not known")
     l2_rate = _L2_BYTES_PER_CLOCK * chip.multiprocessors * chip.clock_mhz * 1e6
     bags = np.atleast_1d(np.asarray(batches, np.float64))
-    twice, total = (2.0 if backward else 1.0), np.full(bags.shape, _START_NS)
+    twice, total = (2.0 if backward else 1.0), np.full(bags.shape, START_NS)
     for table in tables:
         moved = traffic(table, bags, chip.l2_bytes / at_once, method)
         memory = twice * moved.missed_bytes + moved.other_bytes

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torchtraceap.durations.calibration import Calibration, KindTimes
     from torchtraceap.durations.estimate import Estimates
     from torchtraceap.execution_trace import ExecutionTrace
+    from torchtraceap.prediction.sharding.result import Part, Sharding
     from torchtraceap.ranks import Ranks, RankTrace
     from torchtraceap.simulation.simulate import Simulation
     from torchtraceap.tree import TreeView
@@ -135,6 +136,49 @@ def _calibration(calibration: Calibration) -> list[TextTable]:
     return [TextTable("", head, rows, "" if rows else "no kernels that a model estimates")]
 
 
+def _sharding(found: Sharding) -> list[TextTable]:
+    """The ranking, and what each rank holds in the best assignment."""
+    head = ("sharder", "step", "10 %", "90 %", "slowest lookups", "exchanges")
+    rows = [
+        (
+            one.sharder,
+            *(
+                format_ns(round(ns))
+                for ns in (one.step_ns, one.low_ns, one.high_ns, one.lookup_ns, one.all_to_all_ns)
+            ),
+        )
+        for one in found.ranking
+    ]
+    told = [*found.notes, *(f"{name}: {reason}" for name, reason in found.refused.items())]
+    ranks = [
+        (
+            str(load.rank),
+            format_count(len(load.parts)),
+            format_ns(round(load.forward_ns + load.backward_ns)),
+            format_bytes(load.memory_bytes),
+            one_line(", ".join(map(_part_words, load.parts)), MAX_TEXT),
+        )
+        for load in found.best.ranks[:MAX_ROWS]
+    ]
+    left = len(found.best.ranks) - len(ranks)
+    title = f"{found.world_size} x {found.device}, {format_count(found.batch)} samples each"
+    return [
+        TextTable(title, head, rows, "\n".join(one_line(text, MAX_TEXT) for text in told)),
+        TextTable(
+            f"Chosen: {found.best.sharder}",
+            ("rank", "tables", "lookups", "memory", "which"),
+            ranks,
+            f"{format_count(left)} more" if left > 0 else "",
+        ),
+    ]
+
+
+def _part_words(part: Part) -> str:
+    if part.is_whole:
+        return one_line(part.table, 80)
+    return f"{one_line(part.table, 80)}[{part.first_column}:{part.first_column + part.columns}]"
+
+
 def _execution_trace(trace: ExecutionTrace) -> list[TextTable]:
     told = {"path": trace.path, "schema": trace.schema, "pid": trace.pid}
     return [_fields_table("Execution trace", told.items()), *_column_table(trace.nodes)]
@@ -164,6 +208,7 @@ _TABLES: Mapping[str, Callable[[Any], list[TextTable]]] = {
     "durations.estimate.Estimates": _estimates,
     "durations.calibration.KindTimes": _kind_times,
     "durations.calibration.Calibration": _calibration,
+    "prediction.sharding.result.Sharding": _sharding,
     "execution_trace.ExecutionTrace": _execution_trace,
     "collect.session.Recording": _recording,
     "collect.handler.TraceHandler": _handler,

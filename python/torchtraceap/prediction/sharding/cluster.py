@@ -1,0 +1,68 @@
+"""What the tables are spread over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchtraceap.devices import Device
+from torchtraceap.durations import UnknownDurationError
+from torchtraceap.durations.estimate import the_device
+from torchtraceap.errors import OptionError
+
+__all__ = ["Cluster"]
+
+_MOST_RANKS = 4096
+_MOST_BYTES = 1e15
+# A guess: what the dense part, its gradients, NCCL and the allocator's gaps leave.
+_SHARE_FOR_TABLES = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Equal GPUs, one for each rank; their links are those of the device."""
+
+    device: str | Device
+    """By name or id, or one of your own."""
+    ranks: int
+    nodes: int = 1
+    """Machines that the ranks are spread over."""
+    memory_bytes: float | None = None
+    """Of each GPU for tables and what they need; by default four fifths of its memory."""
+
+    def __post_init__(self) -> None:
+        for what, value, most in (
+            ("ranks", self.ranks, _MOST_RANKS),
+            ("nodes", self.nodes, self.ranks),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise OptionError(
+                    f"{what} must be a whole number from 1 to {most:,}, not {value!r}"
+                )
+        limit = self.memory_bytes
+        if limit is not None and (isinstance(limit, bool) or not 0 < limit <= _MOST_BYTES):
+            raise OptionError(f"memory_bytes must be from 1 to {_MOST_BYTES:g}, not {limit!r}")
+
+    @property
+    def chip(self) -> Device:
+        """The device.
+
+        Raises:
+            OptionError: There is none of that name, or several.
+        """
+        try:
+            return the_device(self.device)
+        except UnknownDurationError as error:
+            raise OptionError(str(error)) from None
+
+    @property
+    def table_bytes(self) -> int:
+        """Of each GPU for tables and what they need.
+
+        Raises:
+            OptionError: It is not given, and the device's memory is not known.
+        """
+        if self.memory_bytes is not None:
+            return int(self.memory_bytes)
+        if not self.chip.memory_bytes:
+            raise OptionError(f"the memory of {self.chip.name} is not known; give memory_bytes")
+        return int(_SHARE_FOR_TABLES * self.chip.memory_bytes)
