@@ -12,6 +12,7 @@ from torchtraceap.dtypes import DType
 from torchtraceap.errors import TraceError
 
 __all__ = [
+    "COMPUTE",
     "Call",
     "Capture",
     "CaptureError",
@@ -23,6 +24,10 @@ __all__ = [
     "Value",
     "tensors_in",
 ]
+
+
+COMPUTE = "compute"
+"""The stream that a program has if it selects none."""
 
 
 class CaptureError(TraceError):
@@ -90,7 +95,7 @@ class Collective:
     elements_out: int
     dtype: DType
     id: int
-    """Tells it from the others of its rank."""
+    """Tells it from the others of its rank: the index of the call that starts it."""
     peer: int | None = None
     """Of send and recv: the other rank."""
 
@@ -114,13 +119,18 @@ class Call:
     on_host: bool = False
     """All its tensors stay on the host where the model is on a GPU: counts of an optimiser."""
     collective: Collective | None = None
-    """What it starts on the stream of its process group, behind what the GPU was given before."""
+    """What it starts on the stream of its process group, behind what `stream` was given before."""
     waits_for: int | None = None
-    """The `id` of a collective before which nothing runs that the GPU is given from here on."""
+    """The `id` of a collective before which nothing runs that `stream` is given from here on."""
     node: str = ""
     """The autograd node that called it, such as "AddmmBackward0"; none in the forward pass."""
     sequence: int | None = None
     """Number of that node; in the forward pass of the node that was made last."""
+    stream: str = COMPUTE
+    """The stream that the host has selected."""
+    after: tuple[int, ...] = ()
+    """Indices of calls on other streams before whose end nothing runs that `stream` is given from
+    here on; below zero those of the step before, -1 its last call."""
 
     def tensor(self, name: str) -> TensorInfo | None:
         """An input that is a tensor; None if it was not given, or is none."""

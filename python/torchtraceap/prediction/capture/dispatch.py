@@ -15,7 +15,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torchtraceap.dtypes import DType, dtype_named
 from torchtraceap.errors import MissingDependencyError
@@ -23,27 +24,38 @@ from torchtraceap.prediction.capture.calls import (
     Call,
     Capture,
     CaptureError,
+    Collective,
     Phase,
     Storages,
     TensorInfo,
     Value,
     tensors_in,
 )
+from torchtraceap.prediction.capture.streams import Streams
 from torchtraceap.prediction.workload import Workload, made_workload
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Recorder", "capture_step"]
+    from torchtraceap.prediction.capture.collectives import Exchange
+
+Run: TypeAlias = (
+    "Callable[[Workload, Recorder], tuple[torch.nn.Module, torch.optim.Optimizer | None]]"
+)
+"""Runs steps of a workload, the last one to be written down; returns the model that the process
+holds, and its optimiser."""
+
+__all__ = ["Recorder", "Run", "capture_step", "run_step"]
 
 _IN_NAMES = re.compile(r"[^\w.\[\]-]+")
 
 
-def capture_step(make: Callable[[], Any]) -> Capture:
+def capture_step(make: Callable[[], Any], run: Run | None = None) -> Capture:
     """The calls of one step of a workload, of which nothing is computed.
 
     Args:
         make: Makes the workload, see `Workload`. Large tensors that it makes take no memory.
+        run: How a step goes; None as one process without others has it, see `run_step`.
 
     Raises:
         OptionError: It makes no workload.
@@ -59,8 +71,8 @@ def capture_step(make: Callable[[], Any]) -> Capture:
         values.forget_parameters(workload.model)
         recorder = values.recorder = Recorder()
         with recorder.recording():
-            optimizer = _run(workload, recorder)
-        held = recorder.storages_of(workload.model, optimizer)
+            model, optimizer = (run or run_step)(workload, recorder)
+        held = recorder.storages_of(model, optimizer)
     return Capture(tuple(recorder.calls), tuple(recorder.notes), held)
 
 
@@ -73,34 +85,54 @@ def _require_torch() -> None:
         ) from error
 
 
-def _run(workload: Workload, recorder: Recorder) -> torch.optim.Optimizer | None:
-    """Runs a step; returns the optimiser."""
+def run_step(
+    workload: Workload,
+    recorder: Recorder,
+    passes: Callable[[], None] | None = None,
+    steps: int | None = None,
+) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
+    """Runs steps, of which the last is written down.
+
+    Args:
+        workload: What is run.
+        recorder: Of the calls.
+        passes: Forward and, with a loss, backward pass of a step; None as the workload has them.
+        steps: How many it takes until one is like the next; None: see Note [Steady state].
+
+    Returns:
+        The model and its optimiser.
+    """
     import torch
 
     tensors = [*workload.model.parameters(), *workload.model.buffers(), *_given(workload)]
-    if workload.loss is None:
-        workload.model.eval()
-        recorder.begin(tensors)
-        with torch.no_grad():  # inference mode would keep composite operators in one piece
-            workload.forward()
-        return None
-    workload.model.train()
+    passes = passes or (lambda: _passes(workload, recorder))
+    workload.model.train(workload.loss is not None)
     optimizer = None
-    if workload.optimizer is not None:
+    if workload.loss is not None and workload.optimizer is not None:
         optimizer = workload.optimizer(workload.model.parameters())
         _as_on_a_gpu(optimizer)
-    for _ in range(2 if optimizer else 1):  # see Note [Steady state]
+    for _ in range(steps or (2 if optimizer else 1)):
         recorder.begin(tensors)
+        if workload.loss is None:
+            with torch.no_grad():  # inference mode would keep composite operators in one piece
+                passes()
+            continue
         with recorder.in_phase(Phase.OPTIMIZER):
             workload.model.zero_grad()
-        loss = workload.loss(workload.forward())
-        with recorder.in_phase(Phase.BACKWARD):
-            loss.backward()
+        passes()
         if optimizer is not None:
             with recorder.in_phase(Phase.OPTIMIZER):
                 optimizer.step()
             recorder.keep_on_host(_counts(optimizer))
-    return optimizer
+    return workload.model, optimizer
+
+
+def _passes(workload: Workload, recorder: Recorder) -> None:
+    output = workload.forward()
+    if workload.loss is not None:
+        loss = workload.loss(output)
+        with recorder.in_phase(Phase.BACKWARD):
+            loss.backward()
 
 
 def _given(workload: Workload) -> Iterator[torch.Tensor]:
@@ -145,6 +177,7 @@ class Recorder:
         self._storages = _Storages(lambda number: self._freed.append((len(self.calls), number)))
         self._at_begin: tuple[int, ...] = ()
         self._on_host: set[int] = set()
+        self.streams = Streams()
 
     def begin(self, tensors: Iterable[torch.Tensor]) -> None:
         """A step begins: what was written down before is forgotten.
@@ -152,6 +185,7 @@ class Recorder:
         Args:
             tensors: That are there before it.
         """
+        self.streams.end_step(len(self.calls))
         self.calls.clear()
         self._freed.clear()
         for tensor in tensors:
@@ -255,20 +289,51 @@ class Recorder:
         made = tuple(map(self._value, outputs))
         on_host = self._stays_on_host([*tensors_in((*given.values(), *made))])
         node, sequence = _autograd()
-        self.calls.append(
-            Call(
-                name,
-                overload,
-                given,
-                made,
-                self._phase,
-                tuple(self._modules),
-                is_view,
-                on_host,
-                node=node,
-                sequence=sequence,
-            )
+        call = Call(
+            name,
+            overload,
+            given,
+            made,
+            self._phase,
+            tuple(self._modules),
+            is_view,
+            on_host,
+            node=node,
+            sequence=sequence,
+            stream=self.streams.current,
         )
+        if not is_view and not on_host:
+            touched = tensors_in((*given.values(), *made))
+            waits_for, after = self.streams.given(len(self.calls), touched)
+            call = replace(call, waits_for=waits_for, after=after)
+        self.calls.append(call)
+
+    def write_exchange(self, name: str, arguments: dict[str, Any], exchange: Exchange) -> None:
+        """Writes a call down that starts a collective.
+
+        Args:
+            name: As Kineto names the operator.
+            arguments: By names of the schema.
+            exchange: What it does.
+        """
+        self.write(name, "default", arguments, ())
+        index, call = len(self.calls) - 1, self.calls[-1]
+        read, written = (
+            [*tensors_in(map(self._value, tensors))]
+            for tensors in (exchange.read, exchange.written)
+        )
+        collective = Collective(
+            exchange.kind,
+            exchange.group,
+            exchange.group_name,
+            sum(tensor.elements for tensor in read),
+            sum(tensor.elements for tensor in written),
+            (*read, *written)[0].dtype,
+            index,
+            exchange.peer,
+        )
+        self.calls[-1] = replace(call, collective=collective)
+        self.streams.starts(collective, written, waits=exchange.waits)
 
     def _stays_on_host(self, tensors: Sequence[TensorInfo]) -> bool:
         """Single numbers of the host meet others; with a tensor of a GPU they go to the GPU."""

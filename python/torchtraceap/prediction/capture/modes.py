@@ -26,8 +26,12 @@ class _Mode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        found = func(*args, **kwargs)
+        if _is_distributed(types):
+            return NotImplemented  # comes again, with what this rank has of them
         namespace, _, base = func._schema.name.partition("::")
+        if namespace == "c10d":
+            return self._exchanged(func, all_arguments(func, args, kwargs))
+        found = func(*args, **kwargs)
         if namespace != "prim":
             outputs = found if isinstance(found, (tuple, list)) else (found,)
             self._recorder.write(
@@ -38,6 +42,17 @@ class _Mode(TorchDispatchMode):
                 is_view=func.is_view,
             )
         return found
+
+    def _exchanged(self, func: Any, arguments: dict[str, Any]) -> Any:
+        from torchtraceap.prediction.capture.collectives import exchange_of
+
+        exchange = exchange_of(func, arguments)
+        self._recorder.write_exchange(func._schema.name, arguments, exchange)
+        return exchange.result
+
+
+def _is_distributed(types: Any) -> bool:
+    return any(each.__module__.startswith("torch.distributed.") for each in types)
 
 
 def all_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torchtraceap.models import OpCall
 from torchtraceap.prediction.capture.calls import TensorInfo, Value
 from torchtraceap.prediction.lifting.operators import LaunchingOp
 
-__all__ = ["OpTime", "op_call", "op_times"]
+__all__ = ["OpTime", "op_call", "op_times", "recorded_arguments"]
 
 _LEAST_NS = 1_000.0
 _ASSUMED_SPREAD = 4.0
@@ -76,9 +76,14 @@ def _assumed(op: LaunchingOp, device: Device) -> Estimate:
 
 def op_call(op: LaunchingOp) -> OpCall:
     """The operator as a trace would record it, types by the names that torch has for them."""
-    arguments = [_recorded(value) for value in op.inputs]
+    return OpCall(op.name, *recorded_arguments(op.inputs))
+
+
+def recorded_arguments(inputs: Sequence[Value]) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """Dims, types, strides and concrete values, one each for every argument."""
+    arguments = [_recorded(value) for value in inputs]
     dims, types, strides, concrete = ([each[k] for each in arguments] for k in range(4))
-    return OpCall(op.name, dims, types, strides, concrete)
+    return dims, types, strides, concrete
 
 
 def _recorded(value: Value) -> tuple[Any, Any, Any, str]:

@@ -1,0 +1,104 @@
+"""Calls of torch.distributed: what ranks do together, written down and not done.
+
+Below `torch.distributed` every collective is an operator of the dispatcher's namespace `c10d`, with
+its process group as an argument and with a handle of the work, that may be waited for, as a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["Exchange", "exchange_of"]
+
+_KINDS = {
+    "allreduce_": "allreduce",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "_allgather_base_": "_allgather_base",
+    "allgather_": "all_gather",
+    "_reduce_scatter_base_": "_reduce_scatter_base",
+    "reduce_scatter_": "reduce_scatter",
+    "alltoall_": "all_to_all",
+    "send": "send",
+    "recv_": "recv",
+    "recv_any_source_": "recvAnySource",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "allreduce_coalesced_": "allreduce_coalesced",
+    "allgather_into_tensor_coalesced_": "allgather_into_tensor_coalesced",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter_tensor_coalesced",
+    "barrier": "barrier",
+}
+"""As ProcessGroupNCCL calls what these operators do."""
+_READ = ("input", "input_tensor", "input_tensors", "inputs")
+_WRITTEN = ("output", "output_tensor", "output_tensors", "outputs")
+_BOTH = ("tensors", "tensor")
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A call of an operator of c10d."""
+
+    kind: str
+    group: tuple[int, ...]
+    group_name: str
+    read: tuple[torch.Tensor, ...]
+    written: tuple[torch.Tensor, ...]
+    waits: bool
+    """The stream that starts it goes on when it is over."""
+    peer: int | None
+    result: Any
+    """What the operator returns."""
+
+
+def exchange_of(func: Any, arguments: dict[str, Any]) -> Exchange:
+    """What an operator of c10d would do.
+
+    Args:
+        func: The operator.
+        arguments: By the names of its schema.
+    """
+    base = func._schema.name.partition("::")[2]
+    group = dist.ProcessGroup.unbox(arguments["process_group"])
+    ranks = tuple(dist.get_process_group_ranks(group))
+    both = (*_tensors(arguments, _BOTH),)
+    other = arguments.get("dst", arguments.get("src"))
+    return Exchange(
+        _alltoall(arguments) if base == "alltoall_base_" else _KINDS.get(base, base),
+        ranks,
+        group.group_desc,
+        (*both, *_tensors(arguments, _READ)),
+        (*both, *_tensors(arguments, _WRITTEN)),
+        not arguments.get("async_op", True),
+        None if other is None else ranks[other],
+        _result(func, arguments),
+    )
+
+
+def _tensors(arguments: dict[str, Any], names: tuple[str, ...]) -> Iterator[torch.Tensor]:
+    for name in names:
+        for leaf in tree_leaves(arguments.get(name)):
+            if isinstance(leaf, torch.Tensor):
+                yield leaf
+
+
+def _alltoall(arguments: dict[str, Any]) -> str:
+    """Parts of one size have a call of their own."""
+    is_even = not arguments["output_split_sizes"] and not arguments["input_split_sizes"]
+    return "all_to_all" if is_even else "all_to_allv"
+
+
+def _result(func: Any, arguments: dict[str, Any]) -> Any:
+    """Its first argument, if it returns that, and the handle of a work that is done."""
+    first = next(iter(arguments.values()))
+    future: Any = torch.futures.Future()
+    future.set_result(first)
+    c10d: Any = torch._C._distributed_c10d
+    work = c10d._create_work_from_future(future).boxed()
+    return work if len(func._schema.returns) == 1 else (first, work)

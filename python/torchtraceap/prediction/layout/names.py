@@ -1,0 +1,111 @@
+"""Names that a profiler gives what surrounds operators and work: callers, launches, collectives."""
+
+from __future__ import annotations
+
+from torchtraceap.devices import Device
+from torchtraceap.durations import collective_kind
+from torchtraceap.prediction.capture.calls import Call, Phase
+from torchtraceap.prediction.lifting.work import GpuWork, WorkKind
+
+__all__ = ["CXX_TYPES", "annotation_of", "callers_of", "collective_arguments", "launch_name"]
+
+_CALLERS: dict[str, tuple[str, ...]] = {
+    "aten::_log_softmax": ("aten::log_softmax",),
+    "aten::_softmax": ("aten::softmax",),
+    "aten::_to_copy": ("aten::to",),
+    "aten::addmm": ("aten::linear",),
+    "aten::bmm": ("aten::matmul",),
+    "aten::clone": ("aten::contiguous",),
+    "aten::max_pool2d_with_indices": ("aten::max_pool2d",),
+    "aten::mm": ("aten::matmul",),
+    "aten::native_dropout": ("aten::dropout",),
+    "aten::native_group_norm": ("aten::group_norm",),
+    "aten::native_layer_norm": ("aten::layer_norm",),
+    "aten::nll_loss_forward": ("aten::nll_loss_nd", "aten::nll_loss"),
+    "aten::nll_loss2d_forward": ("aten::nll_loss_nd", "aten::nll_loss2d"),
+}
+"""Operators above autograd, outermost first, that call these; a capture sees what they call."""
+CXX_TYPES = {
+    "bool": "bool", "uint8": "unsigned char", "int8": "signed char", "int16": "short int",
+    "int32": "int", "int64": "long int", "float16": "c10::Half", "bfloat16": "c10::BFloat16",
+    "float32": "float", "float64": "double", "complex64": "c10::complex<float>",
+    "complex128": "c10::complex<double>", "float8_e4m3fn": "c10::Float8_e4m3fn",
+    "float8_e5m2": "c10::Float8_e5m2",
+}  # fmt: skip
+"""Of elements, by torch's names."""
+_BATCH_NORMS = frozenset({"aten::native_batch_norm", "aten::cudnn_batch_norm"})
+_ANNOTATIONS = {"all_gather": "_all_gather_base", "reduce_scatter": "_reduce_scatter_base"}
+
+
+def callers_of(call: Call) -> tuple[str, ...]:
+    """Operators of the forward pass around a call, outermost first."""
+    if call.phase is not Phase.FORWARD:
+        return ()
+    if call.name in _BATCH_NORMS:
+        return "aten::batch_norm", "aten::_batch_norm_impl_index"
+    if call.name == "aten::convolution":
+        given = call.tensor("input")
+        return (f"aten::conv{max(1, len(given.shape) - 2)}d",) if given else ()
+    return _CALLERS.get(call.name, ())
+
+
+def launch_name(work: GpuWork, device: Device) -> tuple[str, str]:
+    """Category and name of the call that launches some work."""
+    runtime = "hip" if device.vendor == "amd" else "cuda"
+    if work.kind is WorkKind.MEMCPY:
+        return "cuda_runtime", "hipMemcpyWithStream" if runtime == "hip" else "cudaMemcpyAsync"
+    if work.kind is WorkKind.MEMSET:
+        return "cuda_runtime", f"{runtime}MemsetAsync"
+    if runtime == "hip":
+        is_module = work.name.startswith("Cijk_")
+        return "cuda_runtime", "hipExtModuleLaunchKernel" if is_module else "hipLaunchKernel"
+    if work.collective is not None or work.name.startswith(("nvjet", "sm90_xmma", "cutlass")):
+        return "cuda_runtime", "cudaLaunchKernelExC"
+    return "cuda_runtime", "cudaLaunchKernel"
+
+
+def annotation_of(work: GpuWork) -> str:
+    """The range that c10d puts around the launch of a collective."""
+    assert work.collective is not None
+    collective = work.collective
+    if collective.peer is not None:
+        me = next((rank for rank in collective.group if rank != collective.peer), collective.peer)
+        arrow = "->" if collective.kind == "send" else "<-"
+        return f"nccl:{collective.kind} {me}{arrow}{collective.peer}"
+    kind = collective_kind(collective.kind) or collective.kind
+    return f"nccl:{_ANNOTATIONS.get(kind, kind)}"
+
+
+def collective_arguments(work: GpuWork) -> dict[str, int | str]:
+    """What Kineto writes of a collective, on its operator and its kernel."""
+    assert work.collective is not None
+    collective = work.collective
+    group = collective.group
+    stride = group[1] - group[0] if len(group) > 1 else 1
+    found: dict[str, int | str] = {
+        "Collective name": collective.kind,
+        "In msg nelems": collective.elements_in,
+        "Out msg nelems": collective.elements_out,
+        "Group size": len(group),
+        "dtype": _c10_name(collective.dtype.name),
+        "In split size": "[]",
+        "Out split size": "[]",
+        "Process Group Name": collective.group_name,
+        "Process Group Description": collective.group_name,
+        "Process Group Ranks": str(list(group)),
+        "Global rank start": group[0] if group else 0,
+        "Global rank stride": stride,
+        "Seq": collective.id,
+    }
+    if collective.peer is not None:
+        me = next((rank for rank in group if rank != collective.peer), collective.peer)
+        sides = (me, collective.peer) if collective.kind == "send" else (collective.peer, me)
+        found["Src Rank"], found["Dst Rank"] = sides
+    return found
+
+
+def _c10_name(name: str) -> str:
+    known = {"float32": "Float", "float16": "Half", "bfloat16": "BFloat16", "float64": "Double",
+             "int64": "Long", "int32": "Int", "uint8": "Byte", "int8": "Char",
+             "bool": "Bool"}  # fmt: skip
+    return known.get(name, name)

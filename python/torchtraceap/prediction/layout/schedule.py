@@ -1,0 +1,388 @@
+"""When everything happens: steps of one or several ranks as one graph, replayed.
+
+The host of a rank is one lane, since its threads hand the step over to each other: forward pass and
+optimiser on one, backward pass on another. Streams are lanes in order. A collective begins once
+what the GPU was given before it is done, and moves data once all ranks have begun; what is to wait
+for it waits on the stream, not on the host.
+
+Note [Kinds of ranks]: ranks that do the same are replayed once. Where all ranks of a collective are
+of one kind they begin at once; where they are of several kinds, such as stages of a pipeline, these
+meet.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.aliases import Array
+from torchtraceap.errors import OptionError
+from torchtraceap.prediction.capture.calls import Collective
+from torchtraceap.prediction.lifting.step import LiftedCall, LiftedStep
+from torchtraceap.prediction.lifting.work import GpuWork
+from torchtraceap.simulation.graph_builder import MEETING, STREAM, THREAD, GraphBuilder, Work
+
+__all__ = ["RankTimes", "Schedule", "lay_out"]
+
+_LAUNCH_TO_START_NS = 3_000
+"""From the end of a launch call to the begin of its work on a stream that is idle: about the least
+that traces show (docs/simulation.md)."""
+_BETWEEN_WORK_NS = 1_000
+"""From the end of one piece of work to the begin of the next on a busy stream."""
+_RETURN_NS = 5_000
+"""From the end of the work that the host waits for to its going on."""
+_QUEUE = 1_021
+"""Launches that a stream takes before the host waits (docs/simulation.md, `queue_limit`)."""
+_BEFORE_WAIT_NS = 2_000.0
+"""From the end of a launch to the call that waits for its work."""
+_COMPUTE = "compute"
+_BETWEEN_STEPS_NS = 20_000
+"""From one step to the next on the host: the loop around it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """When the events of a rank happen, ns; `[steps, n]` each."""
+
+    step_begin: Array
+    """int64 `[steps]`: of its range on the host."""
+    step_end: Array
+    call_begin: Array
+    call_end: Array
+    launch_begin: Array
+    """Of the call that launches each work, in the order of `LiftedStep.works`."""
+    launch_end: Array
+    wait_end: Array
+    """Of the wait behind a launch for its work, where the host waits; else as `launch_end`."""
+    work_begin: Array
+    work_end: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Steps of ranks in time."""
+
+    steps: tuple[LiftedStep, ...]
+    """Of each kind of rank."""
+    ranks: tuple[RankTimes, ...]
+    """For each kind."""
+
+
+Times = Callable[[GpuWork], int]
+
+
+def lay_out(
+    steps: Sequence[LiftedStep],
+    kind_of_rank: Sequence[int] = (0,),
+    *,
+    count: int = 3,
+    gpu_ns: Times | None = None,
+    host_factor: float = 1.0,
+) -> Schedule:
+    """Replays steps, one after the other, from an idle GPU on.
+
+    Args:
+        steps: One of each kind of rank.
+        kind_of_rank: Which kind each rank is of.
+        count: How many steps.
+        gpu_ns: Time of a piece of work; by default its estimate.
+        host_factor: All times of the host are multiplied by it.
+
+    Raises:
+        OptionError: No step, or a send without its receive.
+    """
+    if count < 1:
+        raise OptionError(f"at least one step is needed, not {count}")
+    builder = GraphBuilder()
+    own = gpu_ns or (lambda work: round(work.estimate.ns))
+    meetings = _Meetings(kind_of_rank)
+    lanes = [
+        _RankLanes(builder, kind, step, count, own, host_factor, meetings)
+        for kind, step in enumerate(steps)
+    ]
+    meetings.join(builder)
+    built = builder.build()
+    times = _core.replay(built.graph)
+    return Schedule(tuple(steps), tuple(rank.times(times[built.points(rank.all)]) for rank in lanes))
+
+
+# ------------------------------------------------------------------------------------- one rank
+
+
+class _RankLanes:
+    """The lanes of one kind of rank, all steps."""
+
+    def __init__(
+        self,
+        builder: GraphBuilder,
+        kind: int,
+        step: LiftedStep,
+        count: int,
+        gpu_ns: Times,
+        host_factor: float,
+        meetings: _Meetings,
+    ) -> None:
+        self._builder, self._count = builder, count
+        self._pieces = _host_pieces(step)
+        works = [*step.works()]
+        durations = np.array([gpu_ns(work) for work in works], dtype=np.int64)
+        host = builder.add_lane(THREAD, rank=kind)
+        self._host = self._add_host(host, host_factor)
+        self._work = self._add_works(kind, works, durations, meetings)
+        self._link(step, works)
+        self._factor = host_factor
+        parts = (self._host.begin, self._host.end, self._work[0], self._work[1])
+        self._sizes = [len(part) for part in parts]
+        self.all = np.concatenate(parts)
+        """Points whose times are needed."""
+
+    def _add_host(self, lane: int, factor: float) -> Work:
+        pieces = self._pieces
+        length = np.round(pieces.length * factor).astype(np.int64)
+        gap = np.round(pieces.gap * factor).astype(np.int64)
+        return self._builder.add_work(
+            lane, np.tile(length, self._count), gaps_ns=np.tile(gap, self._count)
+        )
+
+    def _add_works(
+        self, kind: int, works: Sequence[GpuWork], durations: Array, meetings: _Meetings
+    ) -> tuple[Array, Array]:
+        """Begin and end of each work of each step; each stream is a lane."""
+        by_lane: dict[str, list[int]] = defaultdict(list)
+        for index, work in enumerate(works):
+            by_lane[work.lane].append(index)
+        total = len(works) * self._count
+        begin, end = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
+        for number, (_, members) in enumerate(by_lane.items()):
+            lane = self._builder.add_lane(STREAM, rank=kind, index=number)
+            own = np.array(members, dtype=np.int64)
+            meets = np.array([meetings.is_needed(kind, works[each].collective) for each in own])
+            lengths = np.where(meets, 0, durations[own])
+            every = (own + len(works) * np.arange(self._count)[:, None]).ravel()
+            made = self._builder.add_work(
+                lane, np.tile(lengths, self._count), gaps_ns=_BETWEEN_WORK_NS
+            )
+            begin[every], end[every] = made.begin, made.end
+        for place in range(total):
+            work = works[place % len(works)]
+            if work.collective is not None and meetings.is_needed(kind, work.collective):
+                transfer = int(durations[place % len(works)])
+                meetings.add(kind, work.collective, int(begin[place]), int(end[place]), transfer)
+        return begin, end
+
+    def _link(self, step: LiftedStep, works: Sequence[GpuWork]) -> None:
+        """Launches, the streams' waits for each other, the host's waits, the queue's limit."""
+        builder, count, pieces = self._builder, self._count, self._pieces
+        begin, end = self._work
+        size = len(pieces.length)
+        launch = (pieces.launch_of + size * np.arange(count)[:, None]).ravel()
+        builder.add_edges(self._host.end[launch], begin, _LAUNCH_TO_START_NS, kind="launch")
+        waits = (pieces.wait_of >= 0).nonzero()[0]
+        for each in waits.tolist():
+            places = np.arange(count) * len(works) + each
+            pieces_of = np.arange(count) * size + pieces.wait_of[each]
+            builder.add_edges(end[places], self._host.end[pieces_of], _RETURN_NS, kind="host_wait")
+        pairs = np.array(_stream_waits(step), dtype=np.int64).reshape(-1, 2)
+        for shift in range(count):
+            source, target = pairs[:, 0] + shift * len(works), pairs[:, 1] + shift * len(works)
+            known = target < len(begin)
+            builder.add_edges(
+                end[source[known]], begin[target[known]], _BETWEEN_WORK_NS, kind="stream_wait"
+            )
+        on_compute = np.array([work.lane == _COMPUTE for work in works])
+        own = np.flatnonzero(np.tile(on_compute, count))
+        if len(own) > _QUEUE:
+            builder.add_edges(
+                begin[own[:-_QUEUE]],
+                self._host.end[launch[own[_QUEUE:]]],
+                _RETURN_NS,
+                kind="queue_limit",
+            )
+
+    def times(self, replayed: Array) -> RankTimes:
+        """From the times of `all`."""
+        places = np.split(replayed, np.cumsum(self._sizes)[:-1])
+        begin, end, work_begin, work_end = (part.reshape(self._count, -1) for part in places)
+        pieces, factor = self._pieces, self._factor
+        lead = np.round(pieces.lead * factor).astype(np.int64)
+        tail = np.round(pieces.tail * factor).astype(np.int64)
+        call_begin = begin[:, pieces.first_of] - lead
+        call_end = end[:, pieces.last_of] + tail
+        waited = np.where(pieces.wait_of >= 0, pieces.wait_of, pieces.launch_of)
+        return RankTimes(
+            step_begin=begin[:, 0],
+            step_end=end[:, -1],
+            call_begin=call_begin,
+            call_end=call_end,
+            launch_begin=begin[:, pieces.launch_of],
+            launch_end=end[:, pieces.launch_of],
+            wait_end=end[:, waited],
+            work_begin=work_begin,
+            work_end=work_end,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """What the host does in a step, cut where it launches or waits."""
+
+    length: Array
+    """float64 `[pieces]`, ns."""
+    gap: Array
+    """float64 `[pieces]`: before each."""
+    first_of: Array
+    """int64 `[calls]`: first piece of each call."""
+    last_of: Array
+    lead: Array
+    """float64 `[calls]`: from the begin of the call to that of its first piece."""
+    tail: Array
+    launch_of: Array
+    """int64 `[works]`: the piece that launches it."""
+    wait_of: Array
+    """int64 `[works]`: the piece that waits for it; -1 for none."""
+
+
+def _host_pieces(step: LiftedStep) -> _Pieces:
+    made = _Cut()
+    made.add(0.0, float(_BETWEEN_STEPS_NS))  # where the step's range begins
+    first, last, lead, tail = [], [], [], []
+    for lifted in step.calls:
+        host = lifted.host
+        first.append(len(made.length))
+        made.ahead += host.before
+        if any(op.works for op in lifted.ops):
+            made.ahead += host.to_launch
+            made.add_launches(lifted)
+            lead.append(host.to_launch)
+            tail.append(host.after)
+        else:
+            made.add(host.to_launch)
+            lead.append(0.0)
+            tail.append(0.0)
+        last.append(len(made.length) - 1)
+        made.ahead = tail[-1]
+    made.add(0.0)  # where its range ends
+    return _Pieces(
+        *(np.array(each) for each in (made.length, made.gap)),
+        *(np.array(each, dtype=np.int64) for each in (first, last)),
+        *(np.array(each, dtype=np.float64) for each in (lead, tail)),
+        *(np.array(each, dtype=np.int64) for each in (made.launch_of, made.wait_of)),
+    )
+
+
+class _Cut:
+    """Pieces of the host as they are cut."""
+
+    def __init__(self) -> None:
+        self.length: list[float] = []
+        self.gap: list[float] = []
+        self.launch_of: list[int] = []
+        self.wait_of: list[int] = []
+        self.ahead = 0.0
+        """What passes before the next piece."""
+
+    def add(self, length: float, more: float = 0.0) -> None:
+        self.length.append(length)
+        self.gap.append(self.ahead + more)
+        self.ahead = 0.0
+
+    def add_launches(self, lifted: LiftedCall) -> None:
+        lengths = iter(lifted.host.launches)
+        is_first = True
+        for op in lifted.ops:
+            for _ in op.works:
+                self.ahead += 0.0 if is_first else lifted.host.between
+                is_first = False
+                self.launch_of.append(len(self.length))
+                self.wait_of.append(-1)
+                self.add(next(lengths))
+            if op.works and op.host_waits:
+                self.wait_of[-1] = len(self.length)
+                self.add(0.0, _BEFORE_WAIT_NS)
+
+
+def _stream_waits(step: LiftedStep) -> list[tuple[int, int]]:
+    """Work that waits for other work on another stream: `(which, what waits)`, by its place among
+    the works of all steps."""
+    works = [*step.works()]
+    computing = [place for place, work in enumerate(works) if work.lane == _COMPUTE]
+    of_collective = {
+        work.collective.id: place for place, work in enumerate(works) if work.collective is not None
+    }
+    pairs: list[tuple[int, int]] = []
+    place = 0
+    last: int | None = None
+    for lifted in step.calls:
+        awaited = of_collective.get(-1 if lifted.call.waits_for is None else lifted.call.waits_for)
+        if awaited is not None and computing:
+            behind = bisect_left(computing, place)
+            in_next = len(works) + computing[0]
+            pairs.append((awaited, computing[behind] if behind < len(computing) else in_next))
+        for op in lifted.ops:
+            for work in op.works:
+                if work.lane == _COMPUTE:
+                    last = place
+                elif last is not None:
+                    pairs.append((last, place))
+                place += 1
+    return pairs
+
+
+# ------------------------------------------------------------------------------------- meetings
+
+
+class _Meetings:
+    """Collectives at which several kinds of ranks meet; see Note [Kinds of ranks]."""
+
+    def __init__(self, kind_of_rank: Sequence[int]) -> None:
+        self._kind_of_rank = kind_of_rank
+        self._parts: dict[tuple[Any, ...], list[tuple[int, int, int]]] = defaultdict(list)
+        self._seen: Counter[tuple[Any, ...]] = Counter()
+
+    def kinds(self, kind: int, collective: Collective) -> tuple[int, ...]:
+        """Those of the ranks that take part."""
+        if collective.peer is not None:
+            return tuple(sorted({kind, self._kind_of_rank[collective.peer]}))
+        return tuple(sorted({self._kind_of_rank[rank] for rank in collective.group}))
+
+    def is_needed(self, kind: int, collective: Collective | None) -> bool:
+        """Ranks of another kind take part."""
+        return collective is not None and len(self.kinds(kind, collective)) > 1
+
+    def add(self, kind: int, collective: Collective, begin: int, end: int, transfer: int) -> None:
+        """A rank's part in the next one of its kinds: points of its begin and end."""
+        kinds = self.kinds(kind, collective)
+        what: tuple[Any, ...] = (kinds, collective.kind)
+        if collective.peer is not None:
+            from_first = (collective.kind == "send") == (kind == kinds[0])
+            what = (kinds, "forward" if from_first else "backward")
+        number = self._seen[kind, what]
+        self._seen[kind, what] += 1
+        self._parts[what, number].append((begin, end, transfer))
+
+    def join(self, builder: GraphBuilder) -> None:
+        """Lets each data transfer begin when the last has begun.
+
+        Raises:
+            OptionError: A rank waits for one that never comes.
+        """
+        if not self._parts:
+            return
+        lane = builder.add_lane(MEETING)
+        met = builder.add_points(lane, len(self._parts))
+        for point, ((what, number), parts) in zip(met.tolist(), self._parts.items(), strict=True):
+            kinds = what[0]
+            if len(parts) != len(kinds):
+                raise OptionError(
+                    f"collective {number} ({what[1]}) between ranks of kinds {kinds} has "
+                    f"{len(parts)} of {len(kinds)} sides"
+                )
+            begin, end, transfer = (list(column) for column in zip(*parts, strict=True))
+            builder.add_edges(begin, [point] * len(begin), 0, kind="rendezvous")
+            builder.add_edges([point] * len(end), end, max(transfer), kind="rendezvous")

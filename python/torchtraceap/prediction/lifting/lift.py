@@ -1,0 +1,62 @@
+"""A captured step as what a host and a GPU would do: operators, kernels, times."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import starmap
+
+from torchtraceap.devices import Device
+from torchtraceap.durations import Calibration
+from torchtraceap.prediction.capture.calls import Call, Capture
+from torchtraceap.prediction.lifting.collectives import collective_time, collective_work
+from torchtraceap.prediction.lifting.durations import op_times
+from torchtraceap.prediction.lifting.host import HostModel
+from torchtraceap.prediction.lifting.kernels import kernels_of
+from torchtraceap.prediction.lifting.operators import LaunchingOp, Libraries, launching_ops
+from torchtraceap.prediction.lifting.step import LiftedCall, LiftedOp, LiftedStep
+
+__all__ = ["lift"]
+
+
+def lift(
+    capture: Capture,
+    device: Device,
+    *,
+    host: HostModel | None = None,
+    calibration: Calibration | None = None,
+) -> LiftedStep:
+    """What a step would do on a GPU.
+
+    Args:
+        capture: Its calls.
+        device: The GPU.
+        host: How long the host takes; by default that of an unknown machine.
+        calibration: Of the durations, from a trace of the device.
+    """
+    libraries = Libraries("miopen" if device.vendor == "amd" else "cudnn")
+    ops = launching_ops(capture, libraries)
+    times = op_times(ops, device, calibration)
+    by_call: dict[int, list[LiftedOp]] = defaultdict(list)
+    for op, time in zip(ops, times, strict=True):
+        if capture.calls[op.call].collective is None:
+            works = kernels_of(op, device, libraries, time)
+            by_call[op.call].append(LiftedOp(op, works, time))
+    for index, call in enumerate(capture.calls):
+        if call.collective is not None:
+            by_call[index].append(_lifted_collective(call, index, device, calibration))
+    lifted = [tuple(by_call.get(index, ())) for index in range(len(capture.calls))]
+    launches = [sum(len(op.works) for op in of_call) for of_call in lifted]
+    times_of_host = (host or HostModel()).times(capture, launches)
+    calls = zip(capture.calls, lifted, times_of_host.calls, strict=True)
+    range_of_host = times_of_host.low, times_of_host.high
+    return LiftedStep(tuple(starmap(LiftedCall, calls)), range_of_host)
+
+
+def _lifted_collective(
+    call: Call, index: int, device: Device, calibration: Calibration | None
+) -> LiftedOp:
+    assert call.collective is not None
+    time = collective_time(call.collective, device, calibration)
+    inputs = tuple(call.inputs.values())
+    op = LaunchingOp("record_param_comms", inputs, call.outputs, call.phase, call.modules, index)
+    return LiftedOp(op, (collective_work(call.collective, time, device),), time)

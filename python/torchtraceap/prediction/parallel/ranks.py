@@ -1,0 +1,87 @@
+"""The step of each rank of a job: of one rank of each kind, from which follow the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torchtraceap.prediction.capture.calls import Call, Capture
+from torchtraceap.prediction.capture.dispatch import Recorder, Run, capture_step, run_step
+from torchtraceap.prediction.parallel.data import STEPS_OF_COPIES, with_copies
+from torchtraceap.prediction.parallel.strategy import DATA, Strategy
+from torchtraceap.prediction.parallel.world import mesh_of, one_rank
+from torchtraceap.prediction.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["RankCaptures", "capture_ranks"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankCaptures:
+    """Steps of all ranks; those that do the same on the same shapes share one."""
+
+    strategy: Strategy
+    captures: tuple[Capture, ...]
+    """Of the first rank of each kind."""
+    kind_of_rank: tuple[int, ...]
+    """Of each rank its index in `captures`."""
+
+    def of_rank(self, rank: int) -> Capture:
+        """The step of a rank, with the process groups that it is in."""
+        kind = self.kind_of_rank[rank]
+        example, capture = self.kind_of_rank.index(kind), self.captures[kind]
+        if rank == example:
+            return capture
+        calls = (self._seen_from(rank, call, example) for call in capture.calls)
+        return replace(capture, calls=tuple(calls))
+
+    def _seen_from(self, rank: int, call: Call, example: int) -> Call:
+        if call.collective is None:
+            return call
+
+        met = call.collective
+        group = self.strategy.seen_from(rank, met.group, example)
+        peer = met.peer
+        if peer is not None:
+            (peer,) = self.strategy.seen_from(rank, (peer,), example)
+        return replace(call, collective=replace(met, group=group, peer=peer))
+
+
+def capture_ranks(make: Callable[[], Any], strategy: Strategy) -> RankCaptures:
+    """One step of each rank, of which nothing is computed or sent.
+
+    Args:
+        make: Makes the workload, see `Workload`. Its inputs are those of one rank.
+        strategy: How the ranks share the work.
+
+    Raises:
+        OptionError: It makes no workload, or one that can't be shared so; the message says why.
+        CaptureError: The model needs values that fake tensors don't have.
+    """
+    if strategy.world_size == 1:
+        return RankCaptures(strategy, (capture_step(make),), (0,))
+    kinds = (0,) * strategy.world_size
+    captures = []
+    for kind in sorted(set(kinds)):
+        rank = kinds.index(kind)
+        with one_rank(rank, strategy.world_size):
+            captures.append(capture_step(make, _runs(strategy)))
+    return RankCaptures(strategy, tuple(captures), kinds)
+
+
+def _runs(strategy: Strategy) -> Run:
+    """How the current rank runs a step."""
+
+    def run(
+        workload: Workload, recorder: Recorder
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
+        mesh, steps = mesh_of(strategy), None
+        if strategy.size(DATA) > 1:
+            workload = with_copies(workload, mesh.get_group(DATA))
+            steps = STEPS_OF_COPIES
+        return run_step(workload, recorder, steps=steps)
+
+    return run

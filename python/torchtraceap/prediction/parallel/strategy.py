@@ -1,0 +1,152 @@
+"""How the ranks of a job share its work: `ddp`, `fsdp2`, `tp`, `pp=4,dp=2`, ..."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import prod
+
+from torchtraceap.errors import OptionError
+
+__all__ = ["DATA", "PIPELINE", "SHARDED", "TENSOR", "Strategy", "parse_strategy"]
+
+DATA, SHARDED, TENSOR, PIPELINE = "dp", "fsdp", "tp", "pp"
+"""Dimensions: copies of the model, copies of which each keeps a part of the parameters, parts of
+every layer, stages of layers."""
+_NAMES = {
+    "ddp": DATA,
+    "dp": DATA,
+    "fsdp2": SHARDED,
+    "fsdp": SHARDED,
+    "tp": TENSOR,
+    "pp": PIPELINE,
+}
+_MICROBATCHES = "microbatches"
+_PART = re.compile(r"([a-z]+[0-9]?)(?:=([0-9]{1,9}))?")
+_MICROBATCHES_PER_STAGE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Ranks in a grid of named dimensions, as in torch's DeviceMesh: of two ranks one after the
+    other, the last coordinate differs."""
+
+    dimensions: tuple[tuple[str, int], ...] = ()
+    """Names and sizes, outermost first; none for a process without others."""
+    microbatches: int = 1
+    """Parts of a batch that a pipeline works on one after the other."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return prod(size for _, size in self.dimensions)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the dimensions."""
+        return tuple(size for _, size in self.dimensions)
+
+    def size(self, dimension: str) -> int:
+        """Of a dimension; 1 if there is none of that name."""
+        return dict(self.dimensions).get(dimension, 1)
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Of a rank, in the order of the dimensions."""
+        found: list[int] = []
+        for size in reversed(self.shape):
+            rank, coordinate = divmod(rank, size)
+            found.append(coordinate)
+        return tuple(reversed(found))
+
+    def rank_at(self, coordinates: tuple[int, ...]) -> int:
+        """The rank with these coordinates."""
+        rank = 0
+        for size, coordinate in zip(self.shape, coordinates, strict=True):
+            rank = rank * size + coordinate
+        return rank
+
+    def coordinate(self, rank: int, dimension: str) -> int:
+        """Of a rank along a dimension; 0 if there is none of that name."""
+        names = [name for name, _ in self.dimensions]
+        return self.coordinates(rank)[names.index(dimension)] if dimension in names else 0
+
+    def seen_from(self, rank: int, others: tuple[int, ...], example: int) -> tuple[int, ...]:
+        """Whom `rank` meets where `example` meets `others`: the same places along the dimensions in
+        which those differ from the example."""
+        here, own = self.coordinates(example), self.coordinates(rank)
+        there = [self.coordinates(other) for other in others]
+        differs = [any(each[axis] != here[axis] for each in there) for axis in range(len(own))]
+        return tuple(
+            self.rank_at(
+                tuple(each[axis] if differs[axis] else own[axis] for axis in range(len(own)))
+            )
+            for each in there
+        )
+
+
+def parse_strategy(text: str | None, world_size: int) -> Strategy:
+    """A strategy by name.
+
+    Args:
+        text: Dimensions with their sizes, outermost first: `pp=4,dp=2`. One of them may go without
+            a size and gets what is left: `ddp`, `fsdp2,tp=4`. `microbatches=8` says into how many
+            parts a pipeline splits a batch, else 4 for each stage. None for one rank.
+        world_size: Number of ranks.
+
+    Raises:
+        OptionError: It is none, or not for so many ranks; the message says why.
+    """
+    if world_size < 1:
+        raise OptionError(f"a job has 1 rank or more, not {world_size}")
+    if text is None or not text.strip():
+        if world_size > 1:
+            raise OptionError(
+                f"{world_size} ranks need a strategy, such as ddp, fsdp2, tp or pp=2,dp"
+            )
+        return Strategy()
+    sizes = _sizes(text)
+    microbatches = sizes.pop(_MICROBATCHES, None)
+    dimensions = _filled(text, sizes, world_size)
+    stages = dict(dimensions).get(PIPELINE, 1)
+    if microbatches is not None and PIPELINE not in sizes:
+        raise OptionError(f"strategy {text!r}: microbatches are of a pipeline, and there is no pp")
+    if PIPELINE not in sizes:
+        return Strategy(dimensions)
+    return Strategy(dimensions, microbatches or _MICROBATCHES_PER_STAGE * stages)
+
+
+def _sizes(text: str) -> dict[str, int | None]:
+    sizes: dict[str, int | None] = {}
+    for part in text.lower().replace(" ", "").split(","):
+        match = _PART.fullmatch(part)
+        name = match and (match[1] if match[1] == _MICROBATCHES else _NAMES.get(match[1]))
+        if not match or not name:
+            known = ", ".join(_NAMES)
+            raise OptionError(f"strategy {text!r}: {part!r} is none of {known} and {_MICROBATCHES}")
+        if name in sizes:
+            raise OptionError(f"strategy {text!r} has {part.partition('=')[0]} twice")
+        size = int(match[2]) if match[2] else None
+        if size == 0 or (size is None and name == _MICROBATCHES):
+            raise OptionError(f"strategy {text!r}: {name} is a number from 1")
+        sizes[name] = size
+    return sizes
+
+
+def _filled(
+    text: str, sizes: dict[str, int | None], world_size: int
+) -> tuple[tuple[str, int], ...]:
+    """The dimension without a size gets what is left."""
+    open_ones = [name for name, size in sizes.items() if size is None]
+    if len(open_ones) > 1:
+        raise OptionError(f"strategy {text!r}: only one of {', '.join(open_ones)} may lack a size")
+    given = prod(size for size in sizes.values() if size is not None)
+    left, rest = divmod(world_size, given)
+    if rest or (left != 1 and not open_ones):
+        raise OptionError(
+            f"strategy {text!r} is for a multiple of {given} ranks, not {world_size}"
+            if open_ones
+            else f"strategy {text!r} is for {given} ranks, not {world_size}"
+        )
+    if not sizes:
+        raise OptionError(f"strategy {text!r} names no dimension")
+    return tuple((name, left if size is None else size) for name, size in sizes.items())

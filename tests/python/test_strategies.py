@@ -1,0 +1,265 @@
+"""What each rank of a job does, captured in one process, is what torch does among many."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchtraceap.errors import OptionError
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from torchtraceap.prediction.capture import Call, Capture, Phase  # noqa: E402
+from torchtraceap.prediction.capture.calls import Collective  # noqa: E402
+from torchtraceap.prediction.parallel import (  # noqa: E402
+    Strategy,
+    capture_ranks,
+    parse_strategy,
+)
+from torchtraceap.prediction.workload import find_workload  # noqa: E402
+
+Make = Callable[[], dict[str, Any]]
+
+
+def trained(model: Callable[[], nn.Module], *shape: int) -> Make:
+    def make() -> dict[str, Any]:
+        return {
+            "model": model(),
+            "inputs": (torch.randn(*shape),),
+            "loss": lambda out: out.square().mean(),
+            "optimizer": torch.optim.AdamW,
+        }
+
+    return make
+
+
+def layers() -> nn.Module:
+    wide = nn.Sequential(nn.Linear(256, 512), nn.BatchNorm1d(512), nn.GELU(), nn.Linear(512, 512))
+    return nn.Sequential(wide, nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 4096))
+
+
+def one_of(make: Make, text: str, world_size: int) -> Capture:
+    """The step of rank 0."""
+    return capture_ranks(make, parse_strategy(text, world_size)).of_rank(0)
+
+
+def exchanges(capture: Capture, kind: str = "") -> list[Collective]:
+    found = [call.collective for call in capture.calls if call.collective is not None]
+    return [each for each in found if kind in ("", each.kind)]
+
+
+def sizes(model: nn.Module) -> list[int]:
+    return [parameter.numel() for parameter in model.parameters()]
+
+
+# ------------------------------------------------------------------------------- strategies
+
+
+@pytest.mark.parametrize(
+    ("text", "world_size", "expected"),
+    [
+        (None, 1, ()),
+        ("ddp", 8, (("dp", 8),)),
+        ("FSDP2", 4, (("fsdp", 4),)),
+        ("pp=4, dp=2", 8, (("pp", 4), ("dp", 2))),
+        ("pp=2,dp,tp=2", 16, (("pp", 2), ("dp", 4), ("tp", 2))),
+    ],
+)
+def test_a_strategy_is_a_grid_of_ranks(text: str | None, world_size: int, expected: Any) -> None:
+    strategy = parse_strategy(text, world_size)
+    assert strategy.dimensions == expected
+    assert strategy.world_size == world_size
+
+
+@pytest.mark.parametrize(
+    ("text", "world_size", "reason"),
+    [
+        (None, 8, "8 ranks need a strategy"),
+        ("ddp", 0, "1 rank or more"),
+        ("zero", 8, "'zero' is none of"),
+        ("pp=4,dp=4", 8, "is for 16 ranks, not 8"),
+        ("tp=3,dp", 8, "a multiple of 3 ranks, not 8"),
+        ("dp,tp", 8, "only one of dp, tp may lack a size"),
+        ("ddp,dp=2", 8, "twice"),
+        ("tp=0", 8, "from 1"),
+        ("dp=8,microbatches=4", 8, "there is no pp"),
+        ("", 2, "need a strategy"),
+        ("dp=", 2, "is none of"),
+    ],
+)
+def test_an_impossible_strategy_is_refused(text: str | None, world_size: int, reason: str) -> None:
+    with pytest.raises(OptionError, match=reason):
+        parse_strategy(text, world_size)
+
+
+def test_the_last_coordinate_is_the_fastest() -> None:
+    strategy = parse_strategy("pp=2,dp=3,tp=2", 12)
+    assert strategy.coordinates(7) == (1, 0, 1)
+    assert [strategy.rank_at(strategy.coordinates(rank)) for rank in range(12)] == [*range(12)]
+    mesh = torch.arange(12).view(2, 3, 2)
+    assert strategy.coordinate(9, "dp") == int((mesh == 9).nonzero()[0][1])
+    # What is one stage further for rank 1 is so for rank 4.
+    assert strategy.seen_from(4, (7,), example=1) == (10,)
+    assert strategy.seen_from(9, (0, 2, 4), example=0) == (7, 9, 11)
+
+
+def test_one_rank_exchanges_nothing() -> None:
+    found = capture_ranks(trained(layers, 32, 256), parse_strategy(None, 1))
+    assert found.kind_of_rank == (0,)
+    assert not exchanges(found.captures[0])
+
+
+# ------------------------------------------------------------------------------- copies (DDP)
+
+
+def test_buckets_are_those_of_torch() -> None:
+    from torch.distributed import _compute_bucket_assignment_by_size
+
+    capture = one_of(trained(layers, 32, 256), "ddp", 4)
+    reduced = exchanges(capture, "allreduce")
+    # Gradients of a layer are ready bias first, layers from the last to the first.
+    ready = [*reversed([*layers().parameters()])]
+    buckets, _ = _compute_bucket_assignment_by_size(
+        ready, [1 << 20, 25 << 20], [False] * len(ready)
+    )
+    assert [each.elements_in for each in reduced] == [
+        sum(ready[index].numel() for index in bucket) for bucket in buckets
+    ]
+    assert len(reduced) > 1
+    assert sum(each.elements_in for each in reduced) == sum(sizes(layers()))
+    assert {each.dtype.name for each in reduced} == {"float32"}
+    assert {each.group for each in reduced} == {(0, 1, 2, 3)}
+
+
+def test_a_bucket_goes_once_its_gradients_are_there() -> None:
+    capture = one_of(trained(layers, 32, 256), "ddp", 2)
+    backward = [call for call in capture.calls if call.phase is Phase.BACKWARD]
+    copied = 0
+    for call in backward:
+        if call.name == "aten::mul" and call.overload == "out":
+            copied += call.outputs[0].elements  # type: ignore[union-attr]
+        if call.collective is not None:
+            assert call.collective.elements_in == copied
+            copied = 0
+    first = next(index for index, call in enumerate(backward) if call.collective is not None)
+    after = [call.name for call in backward[first:]]
+    assert "aten::mm" in after  # the backward pass goes on beside it
+    waits = [call for call in backward if call.waits_for is not None]
+    assert [call.waits_for for call in waits] == [
+        each.id for each in exchanges(capture, "allreduce")
+    ]
+    assert {call.name for call in waits} == {"aten::copy_"}
+    assert all(capture.calls[each.id].collective == each for each in exchanges(capture))
+
+
+def test_statistics_of_a_batch_are_sent_before_the_forward_pass() -> None:
+    capture = one_of(trained(layers, 32, 256), "ddp", 2)
+    assert [each.elements_in for each in exchanges(capture, "broadcast")] == [1024, 1]
+    first_layer = next(i for i, call in enumerate(capture.calls) if call.name == "aten::addmm")
+    assert all(each.id < first_layer for each in exchanges(capture, "broadcast"))
+
+
+def test_each_rank_has_groups_of_its_own() -> None:
+    strategy = Strategy((("pp", 1), ("dp", 2), ("tp", 1)))
+    found = capture_ranks(trained(layers, 32, 256), strategy)
+    assert found.kind_of_rank == (0, 0)
+    assert {each.group for each in exchanges(found.of_rank(1))} == {(0, 1)}
+
+
+def test_nothing_to_train_is_refused() -> None:
+    def frozen() -> nn.Module:
+        return layers().requires_grad_(False)
+
+    with pytest.raises(OptionError, match="no parameter of the model"):
+        one_of(trained(frozen, 32, 256), "ddp", 2)
+
+
+def test_a_process_group_of_the_caller_is_left_alone() -> None:
+    from torch import distributed
+
+    one_of(trained(layers, 32, 256), "ddp", 2)
+    assert not distributed.is_initialized()
+
+
+_WORKLOAD = """
+import torch
+from torch import nn
+
+def make():
+    wide = nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.GELU(), nn.Linear(256, 512))
+    return {
+        "model": nn.Sequential(wide, nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)),
+        "inputs": (torch.randn(32, 64),),
+        "loss": torch.sum,
+        "optimizer": torch.optim.AdamW,
+    }
+"""
+_JOB = """
+import sys, torch
+from torch import distributed, nn
+from torch.profiler import profile, ProfilerActivity
+from model import make
+
+rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+made = make()
+model = nn.parallel.DistributedDataParallel(made["model"])
+optimizer = made["optimizer"](model.parameters())
+
+def step():
+    optimizer.zero_grad()
+    made["loss"](model(*made["inputs"])).backward()
+    optimizer.step()
+
+for _ in range(3):
+    step()
+with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
+    step()
+recorded.export_chrome_trace(out)
+distributed.destroy_process_group()
+"""
+_ALIKE = ("aten::mul", "aten::mm", "aten::addmm")
+
+
+def test_two_processes_exchange_the_same(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(_WORKLOAD)
+    (tmp_path / "job.py").write_text(_JOB)
+    outs = [tmp_path / f"{rank}.json" for rank in range(2)]
+    job = [
+        subprocess.Popen(
+            [sys.executable, "job.py", str(rank), str(tmp_path / "store"), str(out)], cwd=tmp_path
+        )
+        for rank, out in enumerate(outs)
+    ]
+    assert [process.wait(timeout=120) for process in job] == [0, 0]
+    found = one_of(find_workload(f"{tmp_path / 'model.py'}:make"), "ddp", 2)
+    expected = [
+        (call.name, _sent(call))
+        for call in found.calls
+        if call.collective is not None or call.name in _ALIKE
+    ]
+    assert len([name for name, _ in expected if name == "c10d::allreduce_"]) == 2
+    for out in outs:
+        assert _recorded(out) == expected
+
+
+def _sent(call: Call) -> list[int]:
+    return [] if call.collective is None else [call.collective.elements_in]
+
+
+def _recorded(trace: Path) -> list[tuple[str, list[int]]]:
+    """Products, copies into buckets and collectives, these with their sizes."""
+    events = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("cat") == "cpu_op"]
+    return [
+        (event["name"], event["args"]["Input Dims"][0][0] if "c10d" in event["name"] else [])
+        for event in sorted(events, key=lambda event: event["ts"])
+        if "c10d" in event["name"] or event["name"] in _ALIKE
+    ]
