@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torchtraceap.collect import on_trace_ready, profile
     from torchtraceap.execution_trace import load_execution_trace
     from torchtraceap.loading import load
+    from torchtraceap.prediction import Prediction, predict
     from torchtraceap.prediction.sharding import choose_sharding
     from torchtraceap.results import Diagnosis, Finding, Summary, Timeline
     from torchtraceap.simulation.edits.base import Edit
@@ -36,6 +37,7 @@ _LAZY = {
     "ColumnTable": "torchtraceap.table",
     "Diagnosis": "torchtraceap.results",
     "Finding": "torchtraceap.results",
+    "Prediction": "torchtraceap.prediction",
     "Summary": "torchtraceap.results",
     "Timeline": "torchtraceap.results",
     "Trace": "torchtraceap.trace",
@@ -43,6 +45,7 @@ _LAZY = {
     "load": "torchtraceap.loading",
     "load_execution_trace": "torchtraceap.execution_trace",
     "on_trace_ready": "torchtraceap.collect",
+    "predict": "torchtraceap.prediction",
     "profile": "torchtraceap.collect",
     "read_memory_timeline": "torchtraceap.analysis.memory_timeline",
 }
@@ -53,6 +56,7 @@ __all__ = [
     "ColumnTable",
     "Diagnosis",
     "Finding",
+    "Prediction",
     "Summary",
     "Timeline",
     "Trace",
@@ -66,6 +70,7 @@ __all__ = [
     "load_execution_trace",
     "models",
     "on_trace_ready",
+    "predict",
     "profile",
     "read_memory_timeline",
     "simulate",

@@ -42,6 +42,7 @@ from torchtraceap.cli.parsing import (
     make_parser,
     unknown_word,
 )
+from torchtraceap.cli.prediction import PREDICTION_COMMANDS
 from torchtraceap.cli.progress import show_stages
 from torchtraceap.cli.sharding import SHARDING_COMMANDS
 from torchtraceap.cli.simulation import SIMULATION_COMMANDS
@@ -54,6 +55,7 @@ _WORK = {
     **DIAGNOSIS_COMMANDS,
     **SIMULATION_COMMANDS,
     **ESTIMATE_COMMANDS,
+    **PREDICTION_COMMANDS,
     **SHARDING_COMMANDS,
     **VIEW_COMMANDS,
     **TABLE_COMMANDS,

@@ -1,6 +1,27 @@
-"""What a model would do on a GPU that it never ran on.
+"""The virtual GPU: what a step of a model would do on a GPU where it never ran.
 
-The way of the data: a workload (workload.py) is run once without computing anything and every
-operator that reaches the dispatcher is written down (capture/); the list becomes the operators
-that launch GPU work on a GPU (lifting/).
+The way of the data: a workload (workload.py) is captured without computing it (capture/), on one
+rank of each kind (parallel/); lifted to what a GPU would launch, with host and GPU times
+(lifting/); laid out in time and written as events (layout/); told as a `Prediction`
+(predicting.py).
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchtraceap.prediction.predicting import predict
+    from torchtraceap.prediction.result import Prediction
+
+__all__ = ["Prediction", "predict"]
+
+_MODULES = {"Prediction": "result", "predict": "predicting"}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{module}"), name)

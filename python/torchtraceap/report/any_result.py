@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchtraceap.report.prediction import prediction_tables
 from torchtraceap.report.simulation import simulation_tables
 from torchtraceap.report.tables import (
     TextTable,
@@ -208,6 +209,7 @@ _TABLES: Mapping[str, Callable[[Any], list[TextTable]]] = {
     "durations.estimate.Estimates": _estimates,
     "durations.calibration.KindTimes": _kind_times,
     "durations.calibration.Calibration": _calibration,
+    "prediction.result.Prediction": prediction_tables,
     "prediction.sharding.result.Sharding": _sharding,
     "execution_trace.ExecutionTrace": _execution_trace,
     "collect.session.Recording": _recording,

@@ -57,6 +57,8 @@ class Recording:
     """Number of the first step that is recorded."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """Further members of the file."""
+    path: str = "predicted.json.gz"
+    """Stands for the file in what is said of it."""
 
 
 def rank_trace(step: LiftedStep, times: RankTimes, recording: Recording) -> RankTrace:
@@ -105,12 +107,10 @@ class _Template:
     def add_step(self, step: LiftedStep) -> None:
         """All events of a step."""
         begin, end = self._times.step_begin, self._times.step_end
-        self._add("", "user_annotation", _MAIN, begin, end, op=self._next_op()).step_name = (
-            "ProfilerStep#"
-        )
-        for thread, calls in groupby(
-            enumerate(step.calls), key=lambda item: _thread(item[1].call)
-        ):
+        self._add(
+            "", "user_annotation", _MAIN, begin, end, op=self._next_op()
+        ).step_name = "ProfilerStep#"
+        for thread, calls in groupby(enumerate(step.calls), key=lambda item: _thread(item[1].call)):
             self._add_thread(thread, [*calls])
 
     def _add_thread(self, thread: int, calls: Sequence[tuple[int, LiftedCall]]) -> None:
@@ -306,6 +306,7 @@ class _Columns:
                 "bp": [None] * (per_step * steps) + flow_columns["bp"],
             },
             metadata=_metadata(recording),
+            path=recording.path,
         )
 
     def _tid(self, entry: _Entry) -> int:

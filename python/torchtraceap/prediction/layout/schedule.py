@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,17 @@ class RankTimes:
     work_begin: Array
     work_end: Array
 
+    def step_length_ns(self) -> int:
+        """From the end of the work of the last step but one to that of the last; of a single step
+        from its begin."""
+        ends = (
+            self.step_end
+            if not self.work_end.size
+            else np.maximum(self.step_end, self.work_end.max(axis=1))
+        )
+        before = ends[-2] if len(ends) > 1 else self.step_begin[-1]
+        return int(ends[-1] - before)
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -74,15 +85,12 @@ class Schedule:
     """For each kind."""
 
 
-Times = Callable[[GpuWork], int]
-
-
 def lay_out(
     steps: Sequence[LiftedStep],
     kind_of_rank: Sequence[int] = (0,),
     *,
     count: int = 3,
-    gpu_ns: Times | None = None,
+    gpu_ns: Sequence[Array] | None = None,
     host_factor: float = 1.0,
 ) -> Schedule:
     """Replays steps, one after the other, from an idle GPU on.
@@ -91,7 +99,7 @@ def lay_out(
         steps: One of each kind of rank.
         kind_of_rank: Which kind each rank is of.
         count: How many steps.
-        gpu_ns: Time of a piece of work; by default its estimate.
+        gpu_ns: int64 `[works]` of each kind: times of its work; by default the estimates.
         host_factor: All times of the host are multiplied by it.
 
     Raises:
@@ -100,16 +108,19 @@ def lay_out(
     if count < 1:
         raise OptionError(f"at least one step is needed, not {count}")
     builder = GraphBuilder()
-    own = gpu_ns or (lambda work: round(work.estimate.ns))
+    if gpu_ns is None:
+        gpu_ns = [np.array([round(w.estimate.ns) for w in s.works()], np.int64) for s in steps]
     meetings = _Meetings(kind_of_rank)
     lanes = [
-        _RankLanes(builder, kind, step, count, own, host_factor, meetings)
+        _RankLanes(builder, kind, step, count, gpu_ns[kind], host_factor, meetings)
         for kind, step in enumerate(steps)
     ]
     meetings.join(builder)
     built = builder.build()
     times = _core.replay(built.graph)
-    return Schedule(tuple(steps), tuple(rank.times(times[built.points(rank.all)]) for rank in lanes))
+    return Schedule(
+        tuple(steps), tuple(rank.times(times[built.points(rank.all)]) for rank in lanes)
+    )
 
 
 # ------------------------------------------------------------------------------------- one rank
@@ -124,17 +135,16 @@ class _RankLanes:
         kind: int,
         step: LiftedStep,
         count: int,
-        gpu_ns: Times,
+        gpu_ns: Array,
         host_factor: float,
         meetings: _Meetings,
     ) -> None:
         self._builder, self._count = builder, count
         self._pieces = _host_pieces(step)
         works = [*step.works()]
-        durations = np.array([gpu_ns(work) for work in works], dtype=np.int64)
         host = builder.add_lane(THREAD, rank=kind)
         self._host = self._add_host(host, host_factor)
-        self._work = self._add_works(kind, works, durations, meetings)
+        self._work = self._add_works(kind, works, gpu_ns, meetings)
         self._link(step, works)
         self._factor = host_factor
         parts = (self._host.begin, self._host.end, self._work[0], self._work[1])

@@ -79,7 +79,9 @@ def op_call(op: LaunchingOp) -> OpCall:
     return OpCall(op.name, *recorded_arguments(op.inputs))
 
 
-def recorded_arguments(inputs: Sequence[Value]) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+def recorded_arguments(
+    inputs: Sequence[Value],
+) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     """Dims, types, strides and concrete values, one each for every argument."""
     arguments = [_recorded(value) for value in inputs]
     dims, types, strides, concrete = ([each[k] for each in arguments] for k in range(4))

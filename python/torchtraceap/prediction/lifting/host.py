@@ -118,7 +118,7 @@ class HostTimes:
     @property
     def total_ns(self) -> float:
         """The sum over all calls, launches included."""
-        return sum(map(_sum, self.calls))
+        return sum(call.total_ns for call in self.calls)
 
     def sample(self, rng: np.random.Generator, *, common: float | None = None) -> HostTimes:
         """One step as it might be: each time drawn around its mean, neighbours alike.
@@ -147,11 +147,6 @@ class HostTimes:
         at = sqrt(0.5) * score + sqrt(0.5) * own
         ratios: Array = np.interp(at, SCORES, self.table.residuals[quantity])
         return ratios
-
-
-def _sum(time: HostTime) -> float:
-    gaps = time.between * max(len(time.launches) - 1, 0)
-    return time.before + time.to_launch + sum(time.launches) + gaps + time.after
 
 
 def _neighbouring(rng: np.random.Generator, n: int, correlation: float) -> Array:
@@ -248,7 +243,7 @@ class HostModel:
         """Of the logarithm of the sum: of the factors by their shares, and of the classes."""
         gaps = sum(time.before for time in times)
         launches = sum(sum(time.launches) for time in times)
-        total = sum(map(_sum, times))
+        total = sum(time.total_ns for time in times)
         if total <= 0:
             return 0.0
         shares = np.array([gaps, total - gaps - launches, launches]) / total
@@ -263,7 +258,7 @@ class HostModel:
         }
 
         def of(time: HostTime) -> float:
-            total = _sum(time)
+            total = time.total_ns
             inside = "to_launch" if time.launches else "alone"
             squares = (
                 time.before**2 * variance["before"]

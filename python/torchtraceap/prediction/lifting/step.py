@@ -48,6 +48,11 @@ class LiftedStep:
     host_range: tuple[float, float] = (1.0, 1.0)
     """80 of 100 machines take between these times the host times of the calls."""
 
+    @property
+    def host_ns(self) -> float:
+        """What the host takes for the step if it never waits."""
+        return sum(call.host.total_ns for call in self.calls)
+
     def ops(self) -> Iterator[LiftedOp]:
         """All launching operators, in the order of the host."""
         for call in self.calls:

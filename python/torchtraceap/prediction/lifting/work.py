@@ -55,3 +55,9 @@ class HostTime:
     """From the end of a launch to the next one of the same operator."""
     after: float = 0.0
     """From its last launch to its end."""
+
+    @property
+    def total_ns(self) -> float:
+        """All of it."""
+        gaps = self.between * max(len(self.launches) - 1, 0)
+        return self.before + self.to_launch + sum(self.launches) + gaps + self.after

@@ -1,0 +1,119 @@
+"""`predict`: what a step of a model would take on a GPU."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING
+
+from torchtraceap.cli.input import load
+from torchtraceap.cli.output import check_output, note, print_tables, print_text
+from torchtraceap.cli.parsing import FINE, Command, Options, Parser, add_json, add_no_color
+from torchtraceap.stages import stage
+
+if TYPE_CHECKING:
+    from torchtraceap.prediction.result import Prediction
+
+__all__ = ["PREDICTION_COMMANDS"]
+
+
+def _describe(parser: Parser) -> None:
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a workload, FILE.py:FUNCTION or package.module:FUNCTION (importing it runs the "
+        "file); or a profile or an execution trace of a step",
+    )
+    parser.add_argument(
+        "--device", required=True, action="append", metavar="NAME",
+        help="a GPU, such as H100-SXM; several times: a table of them",
+    )  # fmt: skip
+    parser.add_argument("--dtype", metavar="TYPE", help="of the floating point numbers: bf16, ...")
+    parser.add_argument("--world-size", type=int, default=1, metavar="N", help="GPUs [1]")
+    parser.add_argument(
+        "--strategy", action="append", metavar="WAY",
+        help="how GPUs share the work: ddp, fsdp2, tp, pp=4,dp=2 [ddp]; several times: a table",
+    )  # fmt: skip
+    parser.add_argument("--batch", type=int, metavar="N", help="leading dimension of the inputs")
+    parser.add_argument("--steps", type=int, default=3, metavar="N", help="steps laid out [3]")
+    parser.add_argument(
+        "--calibrate", action="append", default=[], metavar="TRACE",
+        help="correct durations and host times by a trace from the device; several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--trace", metavar="OUT",
+        help="write the trace: .json or .json.gz of the first rank, else a folder",
+    )  # fmt: skip
+    parser.add_argument("--diagnose", action="store_true", help="what would lose time in it")
+    add_json(parser)
+    add_no_color(parser)
+
+
+def _predict(options: Options) -> int:
+    if options.trace:
+        check_output(options.trace, options.calibrate)
+    with stage("predicting"), redirect_stdout(sys.stderr):  # a workload may print
+        found = _predictions(options)
+    if options.json:
+        _print_json(found)
+    else:
+        _print_tables(found, options)
+    if options.trace:
+        for path in found[0].write_trace(options.trace):
+            note(f"wrote {path}")
+    return FINE
+
+
+def _predictions(options: Options) -> list[Prediction]:
+    """For each device and strategy."""
+    from torchtraceap.prediction import predict
+
+    traces = [load([path], 0) for path in options.calibrate]
+    return [
+        predict(
+            options.source,
+            device=device,
+            dtype=options.dtype,
+            world_size=options.world_size,
+            strategy=strategy,
+            batch=options.batch,
+            steps=options.steps,
+            calibrate=traces,
+        )
+        for device in options.device
+        for strategy in options.strategy or [None]
+    ]
+
+
+def _print_json(found: list[Prediction]) -> None:
+    import json
+
+    documents = [each.to_dict() for each in found]
+    whole = documents[0] if len(documents) == 1 else documents
+    print_text(json.dumps(whole, separators=(",", ":"), allow_nan=False))
+
+
+def _print_tables(found: list[Prediction], options: Options) -> None:
+    from torchtraceap.report.prediction import comparison_table, prediction_tables
+
+    if len(found) > 1:
+        print_tables([comparison_table(found)], options.no_color)
+        return
+    print_tables(prediction_tables(found[0]), options.no_color)
+    if options.diagnose:
+        print_text(str(found[0].diagnose()))
+
+
+PREDICTION_COMMANDS = {
+    "predict": Command(
+        "what a step of a model would take on a GPU where it never ran, and its trace",
+        _describe,
+        _predict,
+        (
+            "predict model.py:workload --device H100-SXM",
+            "predict model.py:workload --device A100 --device H100-SXM --dtype bf16",
+            "predict model.py:workload --device H100-SXM --world-size 8 --strategy fsdp2 "
+            "--trace predicted.json.gz",
+        ),
+    ),
+}

@@ -1,0 +1,256 @@
+"""`predict`: what a step of a model would take on a GPU, and the trace that it would write."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchtraceap._version import __version__
+from torchtraceap.analysis.iterations import step_time
+from torchtraceap.devices import Device, device_named
+from torchtraceap.durations import Calibration
+from torchtraceap.durations.calibration import KindTimes, fit_calibration
+from torchtraceap.errors import OptionError, TraceError
+from torchtraceap.prediction.capture.calls import (
+    Capture,
+    CaptureError,
+    TensorInfo,
+    Value,
+    tensors_in,
+)
+from torchtraceap.prediction.intervals import step_interval
+from torchtraceap.prediction.layout import Recording, lay_out, rank_trace
+from torchtraceap.prediction.lifting.lift import lift
+from torchtraceap.prediction.lifting.step import LiftedOp, LiftedStep
+from torchtraceap.prediction.memory import MemoryNeed, memory_need
+from torchtraceap.prediction.result import (
+    GpuShare,
+    OpShare,
+    PredictedStep,
+    Prediction,
+    UnknownOp,
+)
+from torchtraceap.results import Timeline
+from torchtraceap.trace import Trace
+
+if TYPE_CHECKING:
+    import torch
+
+    from torchtraceap.prediction.parallel import RankCaptures
+
+__all__ = ["predict"]
+
+_BUSY, _IDLE = 0.9, 0.6
+"""Shares of the step that the GPU is busy: above the first it decides, below the second the host.
+Between them errors of either may turn the answer."""
+_MOST_SAID = 400
+_LIBRARIES = ("torch", "torchvision", "transformers", "timm", "diffusers")
+
+
+def predict(
+    source: Any,
+    inputs: Any = None,
+    *,
+    device: str | Device,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+    dtype: object = None,
+    world_size: int = 1,
+    strategy: str | None = None,
+    batch: int | None = None,
+    steps: int = 3,
+    calibrate: Iterable[Trace] = (),
+) -> Prediction:
+    """What a step would take on a GPU, without one and without running the model.
+
+    Args:
+        source: A model (`torch.nn.Module`) with `inputs`; a function that makes a workload; or the
+            name of one, `FILE.py:FUNCTION`.
+        inputs: Of a model: a tuple of arguments, or a dict by name.
+        device: A GPU by name or id.
+        loss: Takes the model's output; with it a step is forward, backward and optimiser.
+        optimizer: Takes the parameters.
+        dtype: What the model's and the inputs' floating point numbers are converted to.
+        world_size: How many GPUs.
+        strategy: How they share the work: ddp, fsdp2, tp, pp=4,dp=2, ...
+        batch: What the leading dimension of the inputs becomes.
+        steps: How many are laid out.
+        calibrate: Loaded traces from the device, which correct durations and host times.
+
+    Raises:
+        OptionError: Options that make no sense, or no workload.
+        CaptureError: The step can't be run without values.
+        MissingDependencyError: Without torch.
+    """
+    from torchtraceap.prediction.parallel import capture_ranks, parse_strategy
+    from torchtraceap.prediction.sources import prepared_workload
+
+    if steps < 1:
+        raise OptionError(f"at least one step is needed, not {steps}")
+    chip = device if isinstance(device, Device) else device_named(device)
+    make = prepared_workload(source, inputs, loss, optimizer, dtype, batch)
+    plan = parse_strategy(strategy, world_size)
+    captured = _captured(lambda: capture_ranks(make, plan))
+    traces = tuple(calibrate)
+    calibration = _calibration(traces)
+    lifted = [lift(capture, chip, calibration=calibration) for capture in captured.captures]
+    trace = _laid_out(lifted, captured.kind_of_rank, chip, steps)
+    step = step_time(trace.ranks)
+    assert step is not None  # every step is marked
+    predicted = step.measured_ns
+    low, high = step_interval(
+        lifted, captured.kind_of_rank, predicted, is_calibrated=calibration is not None
+    )
+    gpu = _gpu_share(trace, predicted, steps)
+    ops = [op for op in lifted[0].ops() if op.works]
+    return Prediction(
+        source="workload",
+        device=chip.name,
+        dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+        world_size=world_size,
+        strategy=strategy,
+        calibrated_by=tuple(trace.ranks[0].path for trace in traces),
+        versions=_versions(),
+        step=PredictedStep(predicted, round(low), round(high)),
+        gpu=gpu,
+        host_ns=round(lifted[0].host_ns),
+        bound_by=_bound_by(gpu, predicted),
+        memory_bytes=_memory(captured.captures),
+        ops=_ops(ops),
+        sequence=tuple(op.op.name for op in ops),
+        unknown=_unknown(ops),
+        notes=_notes(captured.captures[0], chip, gpu, traces),
+        trace=trace,
+    )
+
+
+def _captured(run: Callable[[], RankCaptures]) -> RankCaptures:
+    """What a user's own code raises is told as what it is."""
+    try:
+        return run()
+    except TraceError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise CaptureError(
+            f"the step could not be run: {type(error).__name__}: {said[:_MOST_SAID]}"
+        ) from error
+
+
+def _calibration(traces: Sequence[Trace]) -> Calibration | None:
+    if not traces:
+        return None
+    return fit_calibration(KindTimes.pooled([trace.kind_times() for trace in traces]))
+
+
+def _laid_out(
+    lifted: Sequence[LiftedStep], kind_of_rank: Sequence[int], device: Device, steps: int
+) -> Trace:
+    """One rank of each kind as a trace."""
+    schedule = lay_out(lifted, kind_of_rank, count=steps)
+    parts = []
+    for kind, times in enumerate(schedule.ranks):
+        rank = tuple(kind_of_rank).index(kind)
+        recording = Recording(device, rank, len(kind_of_rank), metadata=_metadata())
+        parts.append(rank_trace(lifted[kind], times, recording))
+    return Trace(parts)
+
+
+def _metadata() -> dict[str, Any]:
+    return {"predicted_by": f"torchtraceap {__version__}"}
+
+
+def _gpu_share(trace: Trace, predicted_ns: int, steps: int) -> GpuShare:
+    """The mean of ranks and steps."""
+    whole: Timeline = trace.timeline()
+    count = steps * len(trace.ranks)
+    busy = min(round(whole.busy_ns / count), predicted_ns)
+    return GpuShare(
+        busy_ns=busy,
+        compute_ns=round(whole.compute_ns / count),
+        communication_ns=round(whole.communication_ns / count),
+        exposed_communication_ns=round(whole.exposed_communication_ns / count),
+        memcpy_ns=round(whole.memcpy_ns / count),
+        exposed_memcpy_ns=round(whole.exposed_memcpy_ns / count),
+        idle_ns=predicted_ns - busy,
+    )
+
+
+def _bound_by(gpu: GpuShare, predicted_ns: int) -> str:
+    if gpu.exposed_communication_ns > max(gpu.compute_ns, gpu.idle_ns):
+        return "communication"
+    if gpu.exposed_memcpy_ns > max(gpu.compute_ns, gpu.idle_ns):
+        return "data"
+    busy = gpu.busy_ns / max(predicted_ns, 1)
+    return "gpu" if busy >= _BUSY else "host" if busy < _IDLE else "borderline"
+
+
+def _memory(captures: Sequence[Capture]) -> MemoryNeed | None:
+    """Of the kind of rank that needs most."""
+    found = [need for need in map(memory_need, captures) if need is not None]
+    return max(found, key=lambda need: need.peak, default=None)
+
+
+def _ops(ops: Sequence[LiftedOp]) -> tuple[OpShare, ...]:
+    groups: dict[tuple[Any, ...], list[LiftedOp]] = {}
+    for op in ops:
+        groups.setdefault((op.op.name, _shapes(op.op.inputs)), []).append(op)
+    found = [_op_share(name, shapes, members) for (name, shapes), members in groups.items()]
+    return tuple(sorted(found, key=lambda share: -share.gpu_ns))
+
+
+def _op_share(name: str, shapes: tuple[Any, ...], members: Sequence[LiftedOp]) -> OpShare:
+    estimates = [work.estimate for op in members for work in op.works]
+    ns, low_ns, high_ns = (
+        round(sum(getattr(each, side) for each in estimates))
+        for side in ("ns", "low_ns", "high_ns")
+    )
+    method = _method(members[0])
+    return OpShare(name, shapes, len(members), len(estimates), ns, low_ns, high_ns, method)
+
+
+def _shapes(inputs: tuple[Value, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tensor.shape for tensor in tensors_in(inputs) if isinstance(tensor, TensorInfo))
+
+
+def _method(op: LiftedOp) -> str:
+    if not op.time.is_known:
+        return "assumed"
+    source = op.time.estimate.source
+    if "of this trace's" in source:
+        return "calibrated"
+    return "table" if "measured" in source else "model"
+
+
+def _unknown(ops: Sequence[LiftedOp]) -> tuple[UnknownOp, ...]:
+    assumed: dict[str, list[LiftedOp]] = {}
+    for op in ops:
+        if not op.time.is_known:
+            assumed.setdefault(op.op.name, []).append(op)
+    return tuple(
+        UnknownOp(name, len(members), round(sum(op.time.estimate.ns for op in members)))
+        for name, members in assumed.items()
+    )
+
+
+def _notes(
+    capture: Capture, device: Device, gpu: GpuShare, traces: Sequence[Trace]
+) -> tuple[str, ...]:
+    notes = [
+        *capture.notes,
+        "Times are those of a run that is being profiled; the program around the step (loading, "
+        "copies from the host) is not in it.",
+    ]
+    if not traces:
+        notes.append(
+            f"No trace of a {device.name} corrects durations and host times; --calibrate takes one."
+        )
+    return tuple(notes)
+
+
+def _versions() -> Mapping[str, str]:
+    """Of what the capture ran with."""
+    loaded = ((name, sys.modules.get(name)) for name in _LIBRARIES)
+    found = {name: str(getattr(module, "__version__", "")) for name, module in loaded if module}
+    return {"torchtraceap": __version__, **found}

@@ -1,0 +1,198 @@
+"""Predictions: a step on a GPU where it never ran, its trace, and what both have in common."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import torchtraceap as ttap
+from torchtraceap import _core
+from torchtraceap.errors import OptionError
+from torchtraceap.prediction.capture.calls import CaptureError
+
+torch = pytest.importorskip("torch", reason="a prediction runs the model")
+
+from torch import nn  # noqa: E402
+
+GPU = "H100-SXM"
+
+
+def mlp(width: int = 1024, layers: int = 2) -> nn.Module:
+    parts: list[nn.Module] = []
+    for _ in range(layers):
+        parts += [nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*parts)
+
+
+def training(width: int = 1024, layers: int = 2, batch: int = 64) -> dict[str, Any]:
+    return {
+        "model": mlp(width, layers),
+        "inputs": (torch.randn(batch, width),),
+        "loss": lambda out: out.square().mean(),
+        "optimizer": torch.optim.AdamW,
+    }
+
+
+def predicted(**options: Any) -> ttap.Prediction:
+    return ttap.predict(training, device=GPU, **options)
+
+
+@pytest.fixture(scope="module")
+def trained() -> ttap.Prediction:
+    return predicted()
+
+
+def test_a_prediction_has_the_document_that_it_promises(trained: ttap.Prediction) -> None:
+    document = json.loads(trained.to_json())
+    assert document["schema"] == "torchtraceap.prediction/1"
+    assert list(document)[1:] == [
+        "source", "device", "dtype", "world_size", "strategy", "calibrated_by", "versions", "step",
+        "gpu", "host_ns", "bound_by", "memory_bytes", "ops", "sequence", "unknown", "notes",
+    ]  # fmt: skip
+    step, gpu = document["step"], document["gpu"]
+    assert 0 < step["low_ns"] <= step["predicted_ns"] <= step["high_ns"]
+    assert gpu["busy_ns"] + gpu["idle_ns"] == step["predicted_ns"]
+    assert document["versions"]["torch"] == torch.__version__
+    assert sum(op["count"] for op in document["ops"]) == len(document["sequence"])
+    times = [op["gpu_ns"] for op in document["ops"]]
+    assert times == sorted(times, reverse=True)
+    assert {op["method"] for op in document["ops"]} <= {"table", "model", "calibrated", "assumed"}
+
+
+def test_the_sequence_is_that_of_the_host(trained: ttap.Prediction) -> None:
+    assert trained.sequence[:4] == ("aten::addmm", "aten::relu", "aten::addmm", "aten::relu")
+    assert trained.sequence[-1] == "aten::_foreach_addcdiv_"
+
+
+def test_the_trace_says_the_same_step(trained: ttap.Prediction, tmp_path: Path) -> None:
+    (path,) = trained.write_trace(tmp_path / "predicted.json.gz")
+    loaded = ttap.load(path)
+    summary = loaded.summary()
+    assert summary.step is not None
+    assert summary.step.measured_ns == trained.step.predicted_ns
+    assert summary.step.steps == 3
+    assert not summary.diagnostics
+    assert summary.events.gpu == summary.events.gpu_linked
+    assert summary.events.gpu == 3 * sum(op.kernels for op in trained.ops)
+    assert summary.devices[0].name == trained.device
+    assert loaded.diagnose().to_dict()["findings"] == trained.diagnose().to_dict()["findings"]
+
+
+def test_work_runs_after_its_launch_and_in_order(trained: ttap.Prediction) -> None:
+    part = trained.trace.ranks[0]
+    table, launch = part.table, part.tree.launch
+    gpu = np.flatnonzero(launch != _core.NO_ROW)
+    starts, ends = table.start_ns[gpu], table.start_ns[gpu] + table.duration_ns[gpu]
+    calls = launch[gpu]
+    assert (starts > table.start_ns[calls] + table.duration_ns[calls]).all()
+    order = np.argsort(starts)
+    assert (starts[order][1:] >= ends[order][:-1]).all()
+
+
+def test_the_backward_pass_runs_on_a_thread_of_its_own(trained: ttap.Prediction) -> None:
+    ops = trained.trace.ops(by="op")
+    names = ops.to_dict()["rows"] if "rows" in ops.to_dict() else []
+    assert names or len(ops)
+    document = json.dumps(trained.trace.phases().to_dict())
+    assert "backward" in document
+
+
+def test_memory_is_parameters_gradients_state_and_what_lives_at_once() -> None:
+    need = predicted().memory_bytes
+    assert need is not None
+    parameters = 4 * 2 * (1024 * 1024 + 1024)
+    assert need.parameters == parameters
+    assert need.gradients == parameters
+    assert need.optimizer == 2 * parameters
+    assert need.peak >= 4 * parameters
+    inputs = 4 * 64 * 1024
+    assert need.activations >= 3 * inputs  # the input, two hidden layers kept for the way back
+
+
+def test_a_larger_batch_takes_longer_on_the_gpu() -> None:
+    small, large = predicted(batch=64), predicted(batch=65_536)
+    assert large.gpu.busy_ns > 20 * small.gpu.busy_ns
+    assert large.bound_by == "gpu"
+    assert small.bound_by == "host"
+    assert large.step.predicted_ns == pytest.approx(large.gpu.busy_ns, rel=0.05)
+    assert small.step.predicted_ns == pytest.approx(small.host_ns, rel=0.05)
+    assert large.ops[0].shapes != small.ops[0].shapes
+
+
+def test_the_same_question_has_the_same_answer(trained: ttap.Prediction) -> None:
+    again = predicted()
+    assert again == trained
+    table, other = (each.trace.ranks[0].table for each in (again, trained))
+    assert (table.start_ns == other.start_ns).all()
+
+
+def test_a_type_changes_the_model() -> None:
+    half = predicted(dtype="bf16", batch=8192)
+    assert half.dtype == "bf16"
+    whole = predicted(batch=8192)
+    assert half.gpu.busy_ns < whole.gpu.busy_ns
+    assert half.memory_bytes is not None
+    assert whole.memory_bytes is not None
+    assert half.memory_bytes.parameters == whole.memory_bytes.parameters // 2
+
+
+def test_a_model_with_inputs_is_a_source_as_well() -> None:
+    found = ttap.predict(mlp(), (torch.randn(8, 1024),), device="A100_SXM_80GB")
+    assert found.sequence == ("aten::addmm", "aten::relu") * 2
+    assert found.device == "A100 SXM4 80 GB"
+
+
+def test_ranks_share_gradients() -> None:
+    alone, shared = predicted(), predicted(world_size=8, strategy="ddp")
+    assert shared.gpu.communication_ns > 0
+    assert alone.gpu.communication_ns == 0
+    assert "record_param_comms" in shared.sequence
+    (rank,) = shared.trace.ranks
+    assert (rank.rank, rank.world_size) == (0, 8)
+    collectives = shared.trace.collectives().to_dict()
+    assert "allreduce" in json.dumps(collectives) or "all_reduce" in json.dumps(collectives)
+
+
+def test_what_no_model_knows_is_named() -> None:
+    def special() -> dict[str, Any]:
+        class Special(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.special.bessel_j0(x)
+
+        return {"model": Special(), "inputs": (torch.randn(512, 512),)}
+
+    found = ttap.predict(special, device=GPU)
+    for op in found.unknown:
+        assert op.assumed_ns > 0
+        assert op.name in found.sequence
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "H9000"}, "no device of that name"),
+        ({"device": GPU, "steps": 0}, "at least one step"),
+        ({"device": GPU, "dtype": "int8"}, "one of fp16"),
+        ({"device": GPU, "batch": 0}, "makes no sense"),
+        ({"device": GPU, "inputs": ()}, "a workload has its own"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        ttap.predict(training, **options)
+
+
+def test_what_a_program_raises_is_told() -> None:
+    def broken() -> dict[str, Any]:
+        return {"model": nn.Linear(8, 8), "inputs": (torch.randn(2, 4),)}
+
+    with pytest.raises(CaptureError, match="RuntimeError"):
+        ttap.predict(broken, device=GPU)
+    with pytest.raises(OptionError, match="needs inputs"):
+        ttap.predict(mlp(), device=GPU)
+    with pytest.raises(OptionError, match="not int"):
+        ttap.predict(7, device=GPU)
