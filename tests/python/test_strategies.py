@@ -18,12 +18,13 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from torchtraceap.prediction.capture import Call, Capture, Phase  # noqa: E402
-from torchtraceap.prediction.capture.calls import Collective  # noqa: E402
+from torchtraceap.prediction.capture.calls import Collective, tensors_in  # noqa: E402
 from torchtraceap.prediction.parallel import (  # noqa: E402
     Strategy,
     capture_ranks,
     parse_strategy,
 )
+from torchtraceap.prediction.parallel.blocks import blocks_of  # noqa: E402
 from torchtraceap.prediction.workload import find_workload  # noqa: E402
 
 Make = Callable[[], dict[str, Any]]
@@ -187,6 +188,118 @@ def test_a_process_group_of_the_caller_is_left_alone() -> None:
 
     one_of(trained(layers, 32, 256), "ddp", 2)
     assert not distributed.is_initialized()
+
+
+# ------------------------------------------------------------------------------- shards (FSDP2)
+
+
+def blocks(width: int = 256, count: int = 3) -> nn.Module:
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    return nn.Sequential(nn.Sequential(*(block() for _ in range(count))), nn.Linear(width, 8))
+
+
+def test_blocks_are_the_outermost_that_recur() -> None:
+    assert list(blocks_of(blocks())) == ["0.0", "0.1", "0.2"]
+    assert list(blocks_of(layers())) == ["0", "1", "3"]
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, batch_first=True), 2)
+    assert list(blocks_of(encoder)) == ["layers.0", "layers.1"]
+    encoder._no_split_modules = ["TransformerEncoderLayer"]  # type: ignore[assignment]
+    assert list(blocks_of(encoder)) == ["layers.0", "layers.1"]
+    assert blocks_of(nn.Linear(2, 2)) == {}
+
+
+def test_parameters_are_gathered_by_block_and_gradients_scattered() -> None:
+    capture = one_of(trained(blocks, 32, 256), "fsdp2", 4)
+    block, head = sum(sizes(blocks()[0][0])), sum(sizes(blocks()[1]))  # type: ignore[index]
+    gathered = exchanges(capture, "_allgather_base")
+    # Forward: the root's own, then each block. Backward: blocks again, the root kept its own.
+    assert [each.elements_out for each in gathered] == [head] + [block] * 6
+    assert all(each.elements_in * 4 == each.elements_out for each in gathered)
+    scattered = exchanges(capture, "_reduce_scatter_base")
+    # The input of the first block has no gradient: it is done at the end, after the root.
+    assert [each.elements_in for each in scattered] == [block, block, head, block]
+    assert all(each.elements_out * 4 == each.elements_in for each in scattered)
+
+
+def test_the_next_block_is_gathered_beside_this_one() -> None:
+    capture = one_of(trained(blocks, 32, 256), "fsdp2", 4)
+    calls = capture.calls
+    gathers = [i for i, call in enumerate(calls) if call.name == "c10d::_allgather_base_"]
+    assert {calls[index].stream for index in gathers} == {"all_gather"}
+    products = [i for i, call in enumerate(calls) if call.name == "aten::addmm"]
+    for index in gathers[2:]:
+        waits = {calls[index].waits_for, *calls[index].after}
+        assert not waits & set(products)  # else it would begin after the block before
+    copies = [call for call in calls if call.name == "fsdp::split_with_sizes_copy"]
+    assert [call.waits_for for call in copies] == gathers
+    assert {call.stream for call in copies} == {"compute"}
+
+
+def test_the_optimizer_has_its_shard_once_all_gradients_are_there() -> None:
+    capture = one_of(trained(blocks, 32, 256), "fsdp2", 4)
+    updates = [call for call in capture.calls if call.phase is Phase.OPTIMIZER]
+    last = exchanges(capture, "_reduce_scatter_base")[-1]
+    assert last.id in [call.waits_for for call in updates]
+    (update,) = [call for call in updates if call.name == "aten::_foreach_addcdiv_"]
+    kept = sum(tensor.elements for tensor in update.inputs["self"])  # type: ignore
+    assert kept == sum(sizes(blocks())) // 4
+
+
+def test_ranks_with_other_shards_are_of_another_kind() -> None:
+    # 8 rows of the head among 3 ranks: 3, 3 and 2.
+    found = capture_ranks(trained(lambda: blocks(240), 32, 240), parse_strategy("fsdp2", 3))
+    assert found.kind_of_rank == (0, 0, 1)
+    states = [
+        next(call for call in capture.calls if call.name == "aten::_foreach_addcdiv_")
+        for capture in found.captures
+    ]
+    rows = [state.inputs["self"][-2].shape[0] for state in states]  # type: ignore
+    assert rows == [3, 2]
+
+
+def test_copies_of_shards_are_summed_among_the_copies() -> None:
+    found = capture_ranks(trained(blocks, 32, 256), parse_strategy("dp=2,fsdp2=4", 8))
+    step = found.of_rank(6)
+    assert {each.group for each in exchanges(step, "_reduce_scatter_base")} == {(4, 5, 6, 7)}
+    assert {each.group for each in exchanges(step, "allreduce")} == {(2, 6)}
+    assert {each.group_name for each in exchanges(step, "allreduce")} == {"mesh_dp"}
+    total = sum(each.elements_in for each in exchanges(step, "allreduce"))
+    assert total == sum(sizes(blocks())) // 4
+
+
+def test_memory_of_gathered_parameters_is_given_back() -> None:
+    alone = _most_memory(capture_ranks(trained(wide, 2, 512), parse_strategy(None, 1)).captures[0])
+    shared = _most_memory(one_of(trained(wide, 2, 512), "fsdp2", 8))
+    whole = 4 * sum(sizes(wide()))
+    assert alone > 4 * whole  # parameters, gradients and two moments
+    assert shared < 1.5 * whole  # an eighth of that, and two of ten blocks with their gradients
+
+
+def wide() -> nn.Module:
+    return blocks(512, 10)
+
+
+def _most_memory(capture: Capture) -> int:
+    held = capture.storages
+    assert held is not None
+    frees = dict.fromkeys(range(len(capture.calls) + 1), 0)
+    for index, storage in held.freed:
+        frees[index] += held.bytes[storage]
+    alive = set(held.at_begin)
+    now = most = sum(held.bytes[storage] for storage in alive)
+    for index, call in enumerate(capture.calls):
+        for tensor in tensors_in((*call.inputs.values(), *call.outputs)):
+            if tensor.storage not in alive:
+                alive.add(tensor.storage)
+                now += held.bytes[tensor.storage]
+        most = max(most, now)
+        now -= frees[index + 1]
+    return most
+
+
+# ------------------------------------------------------------------------------- a real job
 
 
 _WORKLOAD = """

@@ -129,8 +129,8 @@ class Call:
     stream: str = COMPUTE
     """The stream that the host has selected."""
     after: tuple[int, ...] = ()
-    """Indices of calls on other streams before whose end nothing runs that `stream` is given from
-    here on; below zero those of the step before, -1 its last call."""
+    """Indices of other calls before whose end, with that of collectives that they start, nothing
+    runs that `stream` is given from here on; below zero of the step before, -1 its last call."""
 
     def tensor(self, name: str) -> TensorInfo | None:
         """An input that is a tensor; None if it was not given, or is none."""

@@ -14,9 +14,9 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from torchtraceap.dtypes import DType, dtype_named
 from torchtraceap.errors import MissingDependencyError
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     from torchtraceap.prediction.capture.collectives import Exchange
+    from torchtraceap.prediction.capture.values import ValuesMode
 
 Run: TypeAlias = (
     "Callable[[Workload, Recorder], tuple[torch.nn.Module, torch.optim.Optimizer | None]]"
@@ -45,8 +46,9 @@ Run: TypeAlias = (
 """Runs steps of a workload, the last one to be written down; returns the model that the process
 holds, and its optimiser."""
 
-__all__ = ["Recorder", "Run", "capture_step", "run_step"]
+__all__ = ["Recorder", "Run", "capture_step", "run_step", "survey"]
 
+T = TypeVar("T")
 _IN_NAMES = re.compile(r"[^\w.\[\]-]+")
 
 
@@ -61,19 +63,39 @@ def capture_step(make: Callable[[], Any], run: Run | None = None) -> Capture:
         OptionError: It makes no workload.
         CaptureError: The model needs values that fake tensors don't have.
     """
+    with _without_values() as values:
+        workload = made_workload(make())
+        values.forget_parameters(workload.model)
+        recorder = values.recorder = Recorder(values.blank)
+        with recorder.recording():
+            model, optimizer = (run or run_step)(workload, recorder)
+        held = recorder.storages_of(model, optimizer)
+    return Capture(tuple(recorder.calls), tuple(recorder.notes), held)
+
+
+def survey(make: Callable[[], Any], look: Callable[[Workload], T]) -> T:
+    """What is to be known of a workload that is not run.
+
+    Args:
+        make: As of `capture_step`.
+        look: Is shown it.
+
+    Raises:
+        OptionError: It makes no workload.
+    """
+    with _without_values():
+        return look(made_workload(make()))
+
+
+@contextmanager
+def _without_values() -> Iterator[ValuesMode]:
     _require_torch()
     from torchtraceap.prediction.capture.values import ValuesMode
 
     with warnings.catch_warnings(), ValuesMode() as values:
         # A copy of a layer asks whether its tensors, which have no values, have an address.
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
-        workload = made_workload(make())
-        values.forget_parameters(workload.model)
-        recorder = values.recorder = Recorder()
-        with recorder.recording():
-            model, optimizer = (run or run_step)(workload, recorder)
-        held = recorder.storages_of(model, optimizer)
-    return Capture(tuple(recorder.calls), tuple(recorder.notes), held)
+        yield values
 
 
 def _require_torch() -> None:
@@ -167,7 +189,9 @@ def _counts(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 class Recorder:
     """Writes down calls while `recording()`."""
 
-    def __init__(self) -> None:
+    def __init__(self, blank: Callable[[], AbstractContextManager[None]]) -> None:
+        self.blank = blank
+        """What is made within has no values."""
         self.calls: list[Call] = []
         self.notes: dict[str, None] = {}
         """What was assumed; each once, in order."""
@@ -259,6 +283,10 @@ class Recorder:
             entered.remove()
             left.remove()
 
+    def frees(self, tensor: torch.Tensor) -> None:
+        """Its memory is given back, and the tensor stays."""
+        self._storages.give_back(tensor)
+
     def keep_on_host(self, tensors: Iterable[torch.Tensor]) -> None:
         """These are on the host even where the model is on a GPU."""
         self._on_host.update(map(self._storages.number, tensors))
@@ -302,7 +330,7 @@ class Recorder:
             sequence=sequence,
             stream=self.streams.current,
         )
-        if not is_view and not on_host:
+        if not (is_view or on_host or _GIVES_NO_WORK.match(name)):
             touched = tensors_in((*given.values(), *made))
             waits_for, after = self.streams.given(len(self.calls), touched)
             call = replace(call, waits_for=waits_for, after=after)
@@ -359,6 +387,9 @@ class Recorder:
         return _IN_NAMES.sub(" ", str(value))[:100]
 
 
+_GIVES_NO_WORK = re.compile("profiler::|aten::(new_)?empty")
+
+
 def _autograd() -> tuple[str, int | None]:
     """The node that is calling, and its number; in the forward pass that of the node made last."""
     import torch
@@ -389,7 +420,7 @@ class _Storages:
         return tuple(number for number, _ in self._alive.values())
 
     def number(self, tensor: torch.Tensor) -> int:
-        storage = tensor.untyped_storage()
+        storage = _own(tensor).untyped_storage()
         key = storage._cdata
         if key not in self._alive:
             number = len(self.bytes) + 1
@@ -397,9 +428,21 @@ class _Storages:
             self._alive[key] = number, weakref.ref(storage, lambda _: self._gone(key))
         return self._alive[key][0]
 
+    def give_back(self, tensor: torch.Tensor) -> None:
+        """Should it have memory again, that has another number."""
+        key = tensor.untyped_storage()._cdata
+        if key in self._alive:
+            self._gone(key)
+
     def _gone(self, key: int) -> None:
         number, _ = self._alive.pop(key)
         self._freed(number)
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a tensor that is shared among ranks."""
+    own: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return own
 
 
 def _dtype(dtype: torch.dtype) -> DType:

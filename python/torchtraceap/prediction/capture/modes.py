@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 if TYPE_CHECKING:
     from torchtraceap.prediction.capture.dispatch import Recorder
 
-__all__ = ["all_arguments", "dispatch_mode"]
+__all__ = ["all_arguments", "dispatch_mode", "is_distributed"]
 
 
 def dispatch_mode(recorder: Recorder) -> TorchDispatchMode:
@@ -26,7 +26,7 @@ class _Mode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if _is_distributed(types):
+        if is_distributed(types):
             return NotImplemented  # comes again, with what this rank has of them
         namespace, _, base = func._schema.name.partition("::")
         if namespace == "c10d":
@@ -51,7 +51,8 @@ class _Mode(TorchDispatchMode):
         return exchange.result
 
 
-def _is_distributed(types: Any) -> bool:
+def is_distributed(types: Any) -> bool:
+    """Whether one of them is a tensor that is shared among ranks."""
     return any(each.__module__.startswith("torch.distributed.") for each in types)
 
 

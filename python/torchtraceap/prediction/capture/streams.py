@@ -66,8 +66,7 @@ class Streams:
                 waits.add(self._unfinished.pop(tensor.storage))
         self._before = self._last.get(self.current)
         self._last[self.current] = index
-        collectives = sorted(waits & self._collectives)
-        latest = collectives.pop() if collectives else None
+        latest = max((each for each in waits & self._collectives if each >= 0), default=None)
         return latest, tuple(sorted(waits - {latest}))
 
     def starts(self, collective: Collective, writes: Iterable[TensorInfo], *, waits: bool) -> None:

@@ -8,6 +8,8 @@ made of small ones and is large has no values either.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchtraceap.prediction.capture.calls import CaptureError
+from torchtraceap.prediction.capture.modes import is_distributed
 
 if TYPE_CHECKING:
     from torchtraceap.prediction.capture.dispatch import Recorder
@@ -44,7 +47,17 @@ class ValuesMode(TorchDispatchMode):
         super().__init__()
         self.recorder: Recorder | None = None
         """While a step is recorded."""
+        self._blank = False
         self.fake = _FakeMode(allow_non_fake_inputs=True)
+
+    @contextmanager
+    def blank(self) -> Iterator[None]:
+        """What is made within has no values, small or not."""
+        before, self._blank = self._blank, True
+        try:
+            yield
+        finally:
+            self._blank = before
 
     def forget_parameters(self, model: torch.nn.Module) -> None:
         """Small ones have no values from here on either; those that are shared stay so."""
@@ -68,7 +81,9 @@ class ValuesMode(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        has_values = not any(isinstance(tensor, FakeTensor) for tensor in given)
+        if is_distributed(types):
+            return NotImplemented  # comes again, with what this rank has of them
+        has_values = not (self._blank or any(isinstance(tensor, FakeTensor) for tensor in given))
         if has_values and (_writes(func) or not self._is_large(func, args, kwargs)):
             return func(*args, **kwargs)
         return self._without_values(func, args, kwargs)

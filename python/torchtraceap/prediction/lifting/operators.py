@@ -166,6 +166,15 @@ def _part_of_zeros(call: Call, _: Libraries) -> Sequence[_Launch]:
     return [_fill(made), _copy(replace(part, storage=made.storage), part)]
 
 
+def _gather_copy_in(call: Call, _: Libraries) -> Sequence[_Launch]:
+    """What a rank keeps, copied to its place among what all ranks keep."""
+    inputs, place = call.inputs["all_gather_inputs"], call.output
+    if place is None or not isinstance(inputs, tuple):
+        return []
+    parts = tuple(replace(part, storage=place.storage) for part in tensors_in(inputs))
+    return [("aten::_foreach_copy_", (parts, inputs, False), parts)]
+
+
 def _stacked(call: Call, _: Libraries) -> Sequence[_Launch]:
     tensors, axis = call.inputs["tensors"], call.inputs.get("dim", 0)
     return [("aten::cat", (tensors, axis), call.outputs)]
@@ -254,6 +263,9 @@ _RULES: dict[str, _Rule] = {
     "aten::_unsafe_index": _named("aten::index"),
     "aten::scaled_dot_product_attention": _attention,
     "aten::scaled_dot_product_attention_backward": _attention_backward,
+    "fsdp::all_gather_copy_in": _gather_copy_in,
+    "fsdp::split_with_sizes_copy": _named("aten::split_with_sizes_copy"),
+    "fsdp::chunk_cat": _named("aten::_chunk_cat"),
     "profiler::_record_function_enter_new": _nothing,
     "profiler::_record_function_exit": _nothing,
 }

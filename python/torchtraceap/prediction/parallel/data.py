@@ -1,4 +1,4 @@
-"""Data parallelism, by torch's own code: DistributedDataParallel.
+"""Data parallelism, by torch's own code: DistributedDataParallel and fully_shard (FSDP2).
 
 Note [Buckets]: torch's reducer gathers all gradients in one bucket in the first step. Before the
 second it makes new buckets in the order in which gradients were ready (the first up to 1 MiB, the
@@ -11,15 +11,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchtraceap.errors import OptionError
+from torchtraceap.prediction.parallel.blocks import blocks_of
 from torchtraceap.prediction.workload import Workload
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["STEPS_OF_COPIES", "with_copies"]
+__all__ = ["STEPS_OF_COPIES", "STEPS_OF_SHARDS", "shards_of", "with_copies", "with_shards"]
 
 STEPS_OF_COPIES = 3
 """Until a step is like the next. See Note [Buckets]."""
+STEPS_OF_SHARDS = 2
+"""The first step makes streams and groups."""
 
 
 def with_copies(workload: Workload, group: ProcessGroup) -> Workload:
@@ -34,3 +39,34 @@ def with_copies(workload: Workload, group: ProcessGroup) -> Workload:
         raise OptionError("ddp averages gradients, and no parameter of the model has any")
     model = DistributedDataParallel(workload.model, process_group=group, init_sync=False)
     return replace(workload, model=model)
+
+
+def with_shards(workload: Workload, mesh: DeviceMesh) -> Workload:
+    """Every rank keeps a part of each parameter; blocks are gathered when they are needed.
+
+    Args:
+        workload: Its model is changed: each block is sharded, and what is left at the root.
+        mesh: Of one dimension, or of two of which the first holds copies.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    for block in blocks_of(workload.model).values():
+        fully_shard(block, mesh=mesh)
+    fully_shard(workload.model, mesh=mesh)
+    return workload
+
+
+def shards_of(model: torch.nn.Module, size: int, index: int) -> tuple[int, ...]:
+    """How many rows of each parameter a rank keeps: what tells its work from another's.
+
+    Args:
+        model: Not sharded yet.
+        size: Number of ranks among which it is sharded.
+        index: Of one of them.
+    """
+    found = []
+    for parameter in model.parameters():
+        rows = parameter.shape[0] if parameter.dim() else 1
+        each = -(-rows // size)
+        found.append(max(0, min(each, rows - index * each)))
+    return tuple(found)

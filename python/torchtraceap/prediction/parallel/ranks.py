@@ -7,9 +7,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.prediction.capture.calls import Call, Capture
-from torchtraceap.prediction.capture.dispatch import Recorder, Run, capture_step, run_step
-from torchtraceap.prediction.parallel.data import STEPS_OF_COPIES, with_copies
-from torchtraceap.prediction.parallel.strategy import DATA, Strategy
+from torchtraceap.prediction.capture.dispatch import Recorder, Run, capture_step, run_step, survey
+from torchtraceap.prediction.parallel.data import (
+    STEPS_OF_COPIES,
+    STEPS_OF_SHARDS,
+    shards_of,
+    with_copies,
+    with_shards,
+)
+from torchtraceap.prediction.parallel.sharded_device import as_on_a_gpu
+from torchtraceap.prediction.parallel.strategy import DATA, SHARDED, Strategy
 from torchtraceap.prediction.parallel.world import mesh_of, one_rank
 from torchtraceap.prediction.workload import Workload
 
@@ -63,13 +70,24 @@ def capture_ranks(make: Callable[[], Any], strategy: Strategy) -> RankCaptures:
     """
     if strategy.world_size == 1:
         return RankCaptures(strategy, (capture_step(make),), (0,))
-    kinds = (0,) * strategy.world_size
+    kinds = survey(make, lambda workload: _kinds(workload.model, strategy))
     captures = []
     for kind in sorted(set(kinds)):
         rank = kinds.index(kind)
         with one_rank(rank, strategy.world_size):
             captures.append(capture_step(make, _runs(strategy)))
     return RankCaptures(strategy, tuple(captures), kinds)
+
+
+def _kinds(model: torch.nn.Module, strategy: Strategy) -> tuple[int, ...]:
+    """Ranks that keep as many rows of each parameter are of one kind."""
+    known: dict[tuple[int, ...], int] = {}
+    kinds = []
+    for rank in range(strategy.world_size):
+        index = strategy.coordinate(rank, SHARDED)
+        shards = shards_of(model, strategy.size(SHARDED), index)
+        kinds.append(known.setdefault(shards, len(known)))
+    return tuple(kinds)
 
 
 def _runs(strategy: Strategy) -> Run:
@@ -79,6 +97,11 @@ def _runs(strategy: Strategy) -> Run:
         workload: Workload, recorder: Recorder
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
         mesh, steps = mesh_of(strategy), None
+        if strategy.size(SHARDED) > 1:
+            names = (DATA, SHARDED) if strategy.size(DATA) > 1 else (SHARDED,)
+            with as_on_a_gpu(recorder):
+                workload = with_shards(workload, mesh[names])
+                return run_step(workload, recorder, steps=STEPS_OF_SHARDS)
         if strategy.size(DATA) > 1:
             workload = with_copies(workload, mesh.get_group(DATA))
             steps = STEPS_OF_COPIES
