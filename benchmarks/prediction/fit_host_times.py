@@ -13,7 +13,7 @@ import argparse
 import datetime
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import erf, sqrt
 from pathlib import Path
@@ -23,7 +23,7 @@ import host_data
 import numpy as np
 
 from torchtraceap.prediction.lifting import host
-from torchtraceap.prediction.lifting.situations import UNKNOWN_CROSSING, Situation
+from torchtraceap.prediction.lifting.situations import UNKNOWN_CROSSING
 
 OUT = Path(host.__file__).parent / "data" / "host_times.json"
 # A class draws on its own traces against its family's mean as if that were one machine; few calls
@@ -33,6 +33,7 @@ ENOUGH_CALLS = 4.0
 # A single call counts at most as so many times its class's median: what is more is a pause of the
 # process, or happens once.
 MOST = 8.0
+LEAST_NS = 20.0
 ROUNDS = 8
 
 
@@ -46,42 +47,37 @@ class Rows:
         keys: dict[str, int] = {}
         chains, traces, values = [], [], []
         for trace, one in enumerate(data):
-            for call, value in times_of(one, quantity):
+            for index, value in zip(*one.calls.times(quantity), strict=True):
+                call = one.calls.situations[int(index)]
                 if call.crossing == UNKNOWN_CROSSING:
-                    usual = crossings.get(call.name, crossings[""])
-                    call = replace(call, crossing=usual)
+                    call = replace(call, crossing=crossings.get(call.name, crossings[""]))
                 chain = [keys.setdefault(key, len(keys)) for key in call.classes(quantity)]
                 chains.append(chain)
                 traces.append(trace)
-                values.append(value)
+                values.append(float(value) / call.scale(quantity))
         self.names = list(keys)
         self.chains = np.array(chains, dtype=np.int64)
         self.trace = np.array(traces, dtype=np.int64)
         self.value = np.array(values, dtype=np.float64)
 
-
-def times_of(one: host_data.HostData, quantity: str) -> Iterator[tuple[Situation, float]]:
-    calls = one.calls
-    for index in one.used.tolist():
-        call, launches = calls.situations[index], calls.launches[index]
-        if quantity == "before":
-            if np.isfinite(calls.before[index]):
-                yield call, float(calls.before[index])
-        elif quantity == "alone":
-            if not launches:
-                yield call, float(calls.to_launch[index])
-        elif launches and quantity == "launch":
-            yield call, float(np.mean(launches))
-        elif launches and (quantity != "between" or len(launches) > 1):
-            yield call, float(getattr(calls, quantity)[index])
+    def shared_classes(self, machine: np.ndarray) -> np.ndarray:
+        """Of each row the narrowest class that more than one machine has."""
+        of = machine[self.trace]
+        found = np.zeros(len(of), dtype=np.int64)
+        for level in range(self.chains.shape[1]):
+            key = self.chains[:, level]
+            least, most = np.full(len(self.names), len(machine)), np.full(len(self.names), -1)
+            np.minimum.at(least, key, of)
+            np.maximum.at(most, key, of)
+            found = np.where((least < most)[key] | (level == 0), key, found)
+        return found
 
 
 def usual_crossings(data: Sequence[host_data.HostData]) -> dict[str, str]:
     """By name, where modules were recorded; "" for the rest."""
     seen: dict[str, Counter[str]] = defaultdict(Counter)
     for one in data:
-        for index in one.used.tolist():
-            call = one.calls.situations[index]
+        for call in one.calls.situations:
             if call.crossing.startswith("modules") and call.crossing != UNKNOWN_CROSSING:
                 seen[call.name][call.crossing] += 1
                 seen[""][call.crossing] += 1
@@ -100,14 +96,14 @@ def fit(data: Sequence[host_data.HostData]) -> tuple[host.HostTable, np.ndarray]
         for quantity, one in rows.items():
             group = host.GROUPS.index(host.QUANTITIES[quantity])
             means[quantity] = class_means(one, np.exp(factors[:, group]), machine)
-        factors = trace_factors(rows, means, len(data))
+        factors = trace_factors(rows, means, machine)
         factors -= middle(factors, machine)
     table = host.HostTable(
         means={quantity: named(rows[quantity].names, means[quantity]) for quantity in rows},
         crossings=crossings,
         factors=np.zeros(len(host.GROUPS)),
         covariance=machine_covariance(factors, machine),
-        class_deviation=class_deviation(rows, means, data),
+        model_covariance=model_covariance(factors, data),
         residuals={q: residuals(one, means[q], factors) for q, one in rows.items()},
         correlation=correlation(rows["before"], means["before"], factors),
     )
@@ -123,40 +119,58 @@ def class_means(rows: Rows, factor: np.ndarray, machine: np.ndarray) -> np.ndarr
     """Of every key, the widest first: each drawn towards the one above it."""
     value = rows.value / factor[rows.trace]
     of_machine = machine[rows.trace]
-    found = np.full(len(rows.names), np.nan)
+    logs = np.zeros(len(rows.names))
     for level in range(rows.chains.shape[1]):
         key = rows.chains[:, level]
-        above = found[rows.chains[:, level - 1]] if level else np.full(len(key), np.nan)
-        for one in np.unique(key).tolist():
-            mine = key == one
-            found[one] = class_mean(value[mine], of_machine[mine], float(above[mine][0]))
-    return found
+        total, weight = _over_machines(key, of_machine, value, len(rows.names))
+        if level:
+            above = np.zeros(len(rows.names), dtype=np.int64)
+            above[key] = rows.chains[:, level - 1]
+            total, weight = total + PRIOR_MACHINES * logs[above], weight + PRIOR_MACHINES
+        here = np.unique(key)
+        logs[here] = total[here] / weight[here]
+    return np.exp(logs)
 
 
-def class_mean(value: np.ndarray, machine: np.ndarray, above: float) -> float:
-    logs, weights = [], []
-    for one in np.unique(machine).tolist():
-        mine = value[machine == one]
-        clipped = np.minimum(mine, MOST * max(float(np.median(mine)), 50.0))
-        logs.append(np.log(max(float(clipped.mean()), 10.0)))
-        weights.append(len(mine) / (len(mine) + ENOUGH_CALLS))
-    if np.isfinite(above):
-        logs.append(np.log(above))
-        weights.append(PRIOR_MACHINES)
-    return float(np.exp(np.average(logs, weights=weights)))
+def _over_machines(
+    key: np.ndarray, machine: np.ndarray, value: np.ndarray, keys: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """By key: the weighted sum of the logarithms of the machines' means, and of the weights."""
+    order = np.lexsort((value, machine, key))
+    key, machine, value = key[order], machine[order], value[order]
+    begins = np.flatnonzero(np.r_[True, (np.diff(key) != 0) | (np.diff(machine) != 0)])
+    counts = np.diff(np.r_[begins, len(key)])
+    median = np.maximum(value[begins + counts // 2], LEAST_NS)
+    clipped = np.minimum(value, MOST * np.repeat(median, counts))
+    mean = np.maximum(np.add.reduceat(clipped, begins) / counts, LEAST_NS)
+    weight = counts / (counts + ENOUGH_CALLS)
+    total = np.bincount(key[begins], weight * np.log(mean), minlength=keys)
+    return total, np.bincount(key[begins], weight, minlength=keys)
 
 
-def trace_factors(rows: dict[str, Rows], means: dict[str, np.ndarray], traces: int) -> np.ndarray:
-    """Logarithms of measured over expected sums of each group."""
-    found = np.zeros((traces, len(host.GROUPS)))
+def trace_factors(
+    rows: dict[str, Rows], means: dict[str, np.ndarray], machine: np.ndarray
+) -> np.ndarray:
+    """Logarithms of measured over expected times of each group and trace, as `host.log_ratios`.
+
+    Expected by classes that several machines have: one that a machine has alone follows it.
+    """
+    found = np.zeros((len(machine), len(host.GROUPS)))
     for place, group in enumerate(host.GROUPS):
-        measured, expected = np.zeros(traces), np.zeros(traces)
+        traces, ratios, weights = [], [], []
         for quantity, one in rows.items():
             if host.QUANTITIES[quantity] == group:
-                mean = means[quantity][one.chains[:, -1]]
-                np.add.at(measured, one.trace, one.value)
-                np.add.at(expected, one.trace, mean)
-        found[:, place] = np.log(np.maximum(measured, 1.0) / np.maximum(expected, 1.0))
+                pair = one.trace * len(one.names) + one.shared_classes(machine)
+                pairs, index = np.unique(pair, return_inverse=True)
+                measured = np.bincount(index, one.value)
+                expected = np.bincount(index) * means[quantity][pairs % len(one.names)]
+                traces.append(pairs // len(one.names))
+                ratios.append(np.log(np.maximum(measured, 1.0) / expected))
+                weights.append(expected)
+        trace, ratio, weight = map(np.concatenate, (traces, ratios, weights))
+        for one_trace in np.unique(trace).tolist():
+            mine = trace == one_trace
+            found[one_trace, place] = host.weighted_median(ratio[mine], weight[mine])
     return found
 
 
@@ -170,26 +184,19 @@ def machine_covariance(factors: np.ndarray, machine: np.ndarray) -> np.ndarray:
     return np.cov(np.array(by_machine).T)
 
 
-def class_deviation(
-    rows: dict[str, Rows], means: dict[str, np.ndarray], data: Sequence[host_data.HostData]
-) -> float:
-    """Of the logarithm of a step's sum between models on one machine, under one profiler."""
-    measured, expected = np.zeros(len(data)), np.zeros(len(data))
-    for quantity, one in rows.items():
-        np.add.at(measured, one.trace, one.value)
-        np.add.at(expected, one.trace, means[quantity][one.chains[:, -1]])
-    ratio = np.log(measured / expected)
+def model_covariance(factors: np.ndarray, data: Sequence[host_data.HostData]) -> np.ndarray:
+    """Of the factors' logarithms over models on one machine, under one profiler."""
     groups = defaultdict(list)
-    for one, value in zip(data, ratio.tolist(), strict=True):
-        groups[one.source.machine, one.source.profiler].append((one.source.model, value))
-    squares, degrees = 0.0, 0
+    for one, row in zip(data, factors, strict=True):
+        groups[one.source.machine, one.source.profiler].append((one.source.model, row))
+    total, degrees = np.zeros((factors.shape[1],) * 2), 0
     for entries in groups.values():
-        by_model = [
-            np.mean([v for m, v in entries if m == model]) for model in {m for m, _ in entries}
-        ]
-        squares += float(np.var(by_model) * len(by_model))
-        degrees += len(by_model) - 1
-    return float(np.sqrt(squares / degrees)) if degrees else 0.0
+        models = {model for model, _ in entries}
+        rows = np.array([np.mean([r for m, r in entries if m == one], axis=0) for one in models])
+        off = rows - rows.mean(axis=0)
+        total += off.T @ off
+        degrees += len(rows) - 1
+    return total / max(degrees, 1)
 
 
 def correlation(rows: Rows, means: np.ndarray, factors: np.ndarray) -> float:
@@ -221,7 +228,7 @@ def as_json(table: host.HostTable, data: Sequence[host_data.HostData]) -> dict[s
                 "machine": one.source.machine,
                 "model": one.source.model,
                 "profiler": one.source.profiler,
-                "calls": len(one.used),
+                "calls": len(one.calls),
             }
             for one in data
         ],
@@ -229,7 +236,7 @@ def as_json(table: host.HostTable, data: Sequence[host_data.HostData]) -> dict[s
         "crossings": table.crossings,
         "factors": table.factors.tolist(),
         "covariance": np.round(table.covariance, 5).tolist(),
-        "class_deviation": round(table.class_deviation, 4),
+        "model_covariance": np.round(table.model_covariance, 5).tolist(),
         "residuals": {key: np.round(v, 4).tolist() for key, v in table.residuals.items()},
         "correlation": round(table.correlation, 4),
     }
@@ -243,7 +250,7 @@ def main() -> None:
     data = host_data.load_sources(chosen.traces)
     table, factors = fit(data)
     for one, row in zip(data, np.exp(factors), strict=True):
-        print(f"{one.source.path:60} {len(one.used):6}", *(f"{each:6.2f}" for each in row))
+        print(f"{one.source.path:60} {len(one.calls):6}", *(f"{each:6.2f}" for each in row))
     chosen.out.write_text(json.dumps(as_json(table, data)) + "\n", "utf-8")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 import torchtraceap as ttap
 from torchtraceap.prediction.lifting.recorded_host import RecordedCalls, recorded_calls
 
@@ -72,26 +70,16 @@ SOURCES = (
 
 @dataclass(frozen=True)
 class HostData:
-    """Calls of a trace that are those of a model."""
+    """What a trace recorded."""
 
     source: Source
     calls: RecordedCalls
-    used: np.ndarray
-    """int64: their indices."""
 
 
 def load_sources(folder: Path) -> list[HostData]:
     """All that the folder holds."""
-    found = []
-    for source in SOURCES:
-        if not (folder / source.path).exists():
-            continue
-        part = ttap.load(folder / source.path).rank()
-        calls = recorded_calls(part)
-        used = np.flatnonzero(calls.in_model & _in_steps(calls))
-        found.append(HostData(source, calls, used))
-    return found
-
-
-def _in_steps(calls: RecordedCalls) -> np.ndarray:
-    return calls.steps >= 0 if (calls.steps >= 0).any() else np.ones(len(calls), dtype=bool)
+    return [
+        HostData(source, recorded_calls(ttap.load(folder / source.path).rank()))
+        for source in SOURCES
+        if (folder / source.path).exists()
+    ]

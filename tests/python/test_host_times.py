@@ -60,10 +60,10 @@ def test_modules_and_nodes_take_time_between_calls() -> None:
         "modules 2",
         "modules 0",
         "modules 2",
-        "node",
+        "begin",
         "node",
         "same node",
-        "",
+        "begin",
     ]
     times = HostModel().times(Capture(STEP), LAUNCHES).calls
     assert times[2].before > times[1].before

@@ -13,7 +13,7 @@ processor (`probe`) narrows it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, sqrt
@@ -25,12 +25,15 @@ import numpy as np
 from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.prediction.capture.calls import Capture
+from torchtraceap.prediction.lifting.recorded_host import RecordedCalls
 from torchtraceap.prediction.lifting.situations import UNKNOWN_CROSSING, Situation, situations
 from torchtraceap.prediction.lifting.work import HostTime
 
 __all__ = ["GROUPS", "QUANTITIES", "HostModel", "HostTable", "HostTimes", "shipped_table"]
 
 _DATA = Path(__file__).with_name("data") / "host_times.json"
+_UNSEEN = 1e6
+"""Variance of what was not measured."""
 _TAIL = 1.2816
 """Standard deviations to either side that hold 80 % of a normal distribution."""
 
@@ -62,8 +65,8 @@ class HostTable:
     """float64 [3]: logarithms of what `GROUPS` take on an unknown machine, against the means."""
     covariance: Array
     """float64 [3, 3]: of these logarithms over machines."""
-    class_deviation: float
-    """What a known machine leaves open: deviation of the logarithm of a step's sum."""
+    model_covariance: Array
+    """float64 [3, 3]: of these logarithms over models on one machine."""
     residuals: Mapping[str, Array]
     """By quantity: times of single calls over the mean of their class, at `SCORES`."""
     correlation: float
@@ -77,7 +80,7 @@ class HostTable:
             crossings=text["crossings"],
             factors=np.array(text["factors"]),
             covariance=np.array(text["covariance"]),
-            class_deviation=text["class_deviation"],
+            model_covariance=np.array(text["model_covariance"]),
             residuals={key: np.array(values) for key, values in text["residuals"].items()},
             correlation=text["correlation"],
         )
@@ -90,8 +93,8 @@ class HostTable:
             situation = replace(situation, crossing=usual)
         for key in reversed(situation.classes(quantity)):
             if key in known:
-                return known[key]
-        return known[""]
+                return known[key] * situation.scale(quantity)
+        return known[""] * situation.scale(quantity)
 
 
 @cache
@@ -172,6 +175,35 @@ def _scaled(time: HostTime, ratios: Mapping[str, Array], place: int) -> HostTime
     )
 
 
+def log_ratios(table: HostTable, recorded: Sequence[RecordedCalls]) -> Array:
+    """Logarithms of measured over expected times by `GROUPS`; NaN where nothing was measured.
+
+    The median over classes, weighted by the time that is expected of each: a few slow places of a
+    model move it little.
+    """
+    found = np.full(len(GROUPS), np.nan)
+    for place, group in enumerate(GROUPS):
+        sums: dict[tuple[str, Situation], list[float]] = {}
+        for quantity in (each for each, of in QUANTITIES.items() if of == group):
+            for calls in recorded:
+                for index, value in zip(*calls.times(quantity), strict=True):
+                    situation = calls.situations[int(index)]
+                    entry = sums.setdefault((quantity, situation), [0.0, 0.0])
+                    entry[0] += float(value)
+                    entry[1] += table.mean(quantity, situation)
+        if sums:
+            measured, expected = np.array(list(sums.values())).T
+            found[place] = weighted_median(np.log(np.maximum(measured, 1) / expected), expected)
+    return found
+
+
+def weighted_median(values: Array, weights: Array) -> float:
+    """The value below and above which half of the weight lies."""
+    order = np.argsort(values, kind="stable")
+    shares = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order][np.searchsorted(shares, 0.5)])
+
+
 class HostModel:
     """Host times of captured calls on a machine.
 
@@ -216,6 +248,32 @@ class HostModel:
         found = tuple(situations(capture.calls))
         return self.times_of(found, launches_per_call)
 
+    def calibrated(self, recorded: Iterable[RecordedCalls], *, source: str = "") -> HostModel:
+        """The model of the machine that recorded these calls, under the profiler that it used.
+
+        How much of what they take more or less is the machine's, and not their model's own, follows
+        from how far models differ on one machine.
+
+        Args:
+            recorded: As `recorded_calls` finds them in a trace.
+            source: Of these, for a person.
+
+        Raises:
+            OptionError: There are no calls.
+        """
+        ratios = log_ratios(self.table, list(recorded))
+        is_seen = np.isfinite(ratios)
+        if not is_seen.any():
+            raise OptionError("a trace without operators says nothing of host times")
+        noise = self.table.model_covariance + np.diag(np.where(is_seen, 0.0, _UNSEEN))
+        gain = self.covariance @ np.linalg.inv(self.covariance + noise)
+        return HostModel(
+            self.factors + gain @ (np.where(is_seen, ratios, self.factors) - self.factors),
+            self.covariance - gain @ self.covariance,
+            source=source or "machine and profiler of a trace",
+            table=self.table,
+        )
+
     def times_of(self, calls: Sequence[Situation], launches_per_call: Sequence[int]) -> HostTimes:
         """The same for calls of which no more is known than their situations."""
         factor = dict(zip(GROUPS, np.exp(self.factors).tolist(), strict=True))
@@ -247,8 +305,7 @@ class HostModel:
         if total <= 0:
             return 0.0
         shares = np.array([gaps, total - gaps - launches, launches]) / total
-        variance = float(shares @ self.covariance @ shares)
-        return sqrt(variance + self.table.class_deviation**2)
+        return float(sqrt(shares @ (self.covariance + self.table.model_covariance) @ shares))
 
     def _spread(self, times: Sequence[HostTime]) -> tuple[float, ...]:
         """From the variances of a call's parts, as if each came on its own."""

@@ -29,7 +29,7 @@ from torchtraceap.codes import (
     EventKind,
 )
 from torchtraceap.prediction.capture.calls import Phase
-from torchtraceap.prediction.lifting.situations import Situation, crossing
+from torchtraceap.prediction.lifting.situations import Situation, crossing, is_by_tensors
 from torchtraceap.ranks import RankTrace
 
 __all__ = ["RecordedCalls", "call_name", "recorded_calls"]
@@ -82,6 +82,7 @@ _WRAPPERS = frozenset(f"aten::{name}" for name in _WRAPPER_NAMES.split())
 """Operators that torch takes apart above autograd (CompositeImplicitAutograd)."""
 _MODULE = "nn.Module: "
 _NODE = re.compile(r"^(?!autograd::engine).*(Backward\d*$|AccumulateGrad|CppNode<)")
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
 _NO_OPERATORS = ("autograd::", "torch::autograd::", "torch::distributed", "inductor::")
 _SAME = {
     "cudnn_batch_norm": "native_batch_norm",
@@ -117,8 +118,6 @@ class RecordedCalls:
     rows: Array
     """int64: rows of the trace."""
     situations: tuple[Situation, ...]
-    steps: Array
-    """int64: index of the step, -1 outside of steps."""
     before: Array
     """float64: NaN for the first, behind a pause, or where threads ran at the same time."""
     to_launch: Array
@@ -126,15 +125,47 @@ class RecordedCalls:
     between: Array
     """float64: mean from one launch to the next; 0 with less than two."""
     after: Array
-    in_model: Array
-    """bool: inside a module (where modules were recorded), an autograd node or the optimiser."""
 
     def __len__(self) -> int:
         return len(self.situations)
 
+    @property
+    def counts(self) -> Array:
+        """int64: how many launches each makes."""
+        return np.array(list(map(len, self.launches)), dtype=np.int64)
+
+    def times(self, quantity: str) -> tuple[Array, Array]:
+        """Calls that have one of the times of `host.QUANTITIES`, and how long it is.
+
+        Of launches, and from one to the next, the mean over the call.
+        """
+        counts = self.counts
+        if quantity == "before":
+            places = np.flatnonzero(np.isfinite(self.before))
+            return places, self.before[places]
+        if quantity == "alone":
+            places = np.flatnonzero(counts == 0)
+            return places, self.to_launch[places]
+        places = np.flatnonzero(counts > (1 if quantity == "between" else 0))
+        if quantity == "launch":
+            means = [sum(self.launches[place]) / counts[place] for place in places.tolist()]
+            return places, np.array(means, dtype=np.float64)
+        values: Array = getattr(self, quantity)[places]
+        return places, values
+
+    @property
+    def total_ns(self) -> float:
+        """Of all calls, with the gaps before them that are known."""
+        inside = self.to_launch + self.between * np.maximum(self.counts - 1, 0) + self.after
+        return float(np.nansum(self.before) + inside.sum() + sum(map(sum, self.launches)))
+
 
 def recorded_calls(part: RankTrace) -> RecordedCalls:
-    """What a rank's trace tells of the host times of its calls."""
+    """What a rank's trace tells of the host times of its model's calls.
+
+    Kept is what is inside of a module (if any were recorded), an autograd node or the optimiser,
+    and inside of a step (if there are any).
+    """
     table, tree = part.table, part.tree
     host = tree.host_rows.astype(np.int64)
     calls = _outermost_calls(part, host)
@@ -150,18 +181,34 @@ def recorded_calls(part: RankTrace) -> RecordedCalls:
     texts = table.strings
     phases = tuple(_PHASES[_core.Phase(phase)] for phase in tree.phase[rows].tolist())
     names = [call_name(texts[code]) or "" for code in table.name[rows].tolist()]
-    crossings = _crossings(part, rows, phases)
+    crossings, tensors = _crossings(part, rows, phases), _tensors(part, rows, names)
+    found = list(map(Situation, names, ["", *names[:-1]], phases, crossings, tensors))
+    kept = np.flatnonzero(_in_model(part, rows, phases) & _in_steps(step))
     return RecordedCalls(
-        rows,
-        tuple(map(Situation, names, ["", *names[:-1]], phases, crossings)),
-        np.where(step == _core.NO_ROW, -1, step),
-        _before(begin, end, step),
-        to_launch,
-        launches,
-        between,
-        after,
-        _in_model(part, rows, phases),
+        rows[kept],
+        tuple(found[place] for place in kept.tolist()),
+        _before(begin, end, step)[kept],
+        to_launch[kept],
+        tuple(launches[place] for place in kept.tolist()),
+        between[kept],
+        after[kept],
     )
+
+
+def _in_steps(step: Array) -> Array:
+    inside: Array = step != _core.NO_ROW
+    return inside if inside.any() else np.ones(len(step), dtype=bool)
+
+
+def _tensors(part: RankTrace, rows: Array, names: Sequence[str]) -> list[int]:
+    """Of foreach operators: as many as the step accumulates gradients of, as traces say nothing
+    of the lengths of lists."""
+    table, tree = part.table, part.tree
+    is_node = np.array([text == _ACCUMULATE for text in table.strings], dtype=bool)
+    nodes = np.flatnonzero(is_node[table.name] & (table.kind == EventKind.CPU_OP))
+    counts = np.bincount(tree.step[nodes][tree.step[nodes] != _core.NO_ROW], minlength=1)
+    most = int(np.median(counts[counts > 0])) if counts.any() else len(nodes)
+    return [most if is_by_tensors(name) else 0 for name in names]
 
 
 def _outermost_calls(part: RankTrace, host: Array) -> Array:
@@ -269,11 +316,12 @@ def _crossings(part: RankTrace, rows: Array, phases: Sequence[Phase]) -> tuple[s
     modules = _modules(part, rows)
     found = []
     last_path: tuple[str, ...] | None = None
-    last_node = int(_core.NO_ROW)
+    last_node, last_phase = int(_core.NO_ROW), None
     for place, (phase, node) in enumerate(zip(phases, nodes, strict=True)):
         path = modules[place] if modules else None
-        found.append(crossing(phase, last_path, path, is_same_node=node == last_node))
-        last_path, last_node = path, node
+        same = {"is_same_node": node == last_node, "is_same_phase": phase is last_phase}
+        found.append(crossing(phase, last_path, path, **same))
+        last_path, last_node, last_phase = path, node, phase
     return tuple(found)
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchtraceap.models.families import family_of
 from torchtraceap.prediction.capture.calls import Call, Phase
 
-__all__ = ["UNKNOWN_CROSSING", "Situation", "crossing", "situations"]
+__all__ = ["BEGIN", "UNKNOWN_CROSSING", "Situation", "crossing", "is_by_tensors", "situations"]
 
 UNKNOWN_CROSSING = "modules ?"
+BEGIN = "begin"
+_FEW_TENSORS, _MANY_TENSORS = 20, 100
+"""Of a foreach operator: as many as take as long as all else in it, and those of a mean."""
+_BY_TENSORS = re.compile(r"::_(foreach|fused)_|::_amp_foreach")
 _MOST_MODULES = 5
 
 
@@ -24,6 +29,23 @@ class Situation:
     phase: Phase
     crossing: str
     """As `crossing` gives it."""
+    tensors: int = 0
+    """Of a foreach or fused operator: how many it updates."""
+
+    @property
+    def is_usual(self) -> Situation:
+        """The same without its size, by which classes are kept."""
+        return replace(self, tensors=0) if self.tensors else self
+
+    def scale(self, quantity: str) -> float:
+        """What a foreach operator's time is multiplied with: loops over its tensors, in Python
+        before the first one of an optimiser, inside each before it launches anything."""
+        in_loop = quantity in ("alone", "to_launch")
+        if quantity == "before":
+            in_loop = self.crossing == BEGIN
+        if not self.tensors or not in_loop:
+            return 1.0
+        return (self.tensors + _FEW_TENSORS) / (_MANY_TENSORS + _FEW_TENSORS)
 
     def classes(self, quantity: str) -> tuple[str, ...]:
         """Classes that one of its times belongs to (`host.QUANTITIES`), the widest first."""
@@ -40,6 +62,7 @@ def crossing(
     entered: Sequence[str] | None,
     *,
     is_same_node: bool,
+    is_same_phase: bool,
 ) -> str:
     """What lies between two calls: how many modules were left and entered, or an autograd node.
 
@@ -48,11 +71,15 @@ def crossing(
         left: Modules around the first; None where they are not known.
         entered: Modules around the second.
         is_same_node: The same autograd node makes both.
+        is_same_phase: Neither the backward pass nor the optimiser begins with the second.
 
     Returns:
         "modules 0" to "modules 5" (5 or more) in the forward pass, "modules ?" where they are not
-        known; "node" or "same node" in the backward pass; "" in the optimiser.
+        known; "node" or "same node" in the backward pass; "" in the optimiser; "begin" where one of
+        these two begins.
     """
+    if phase is not Phase.FORWARD and not is_same_phase:
+        return BEGIN
     if phase is Phase.OPTIMIZER:
         return ""
     if phase is Phase.BACKWARD:
@@ -79,6 +106,20 @@ def situations(calls: Sequence[Call]) -> Iterator[Situation]:
             left if knows_modules else None,
             call.modules if knows_modules else None,
             is_same_node=same,
+            is_same_phase=last is not None and last.phase is call.phase,
         )
-        yield Situation(call.name, "" if last is None else last.name, call.phase, between)
+        name = "" if last is None else last.name
+        yield Situation(call.name, name, call.phase, between, _tensors(call))
         last = call
+
+
+def _tensors(call: Call) -> int:
+    if not is_by_tensors(call.name):
+        return 0
+    first = next(iter(call.inputs.values()), ())
+    return len(first) if isinstance(first, tuple) else 0
+
+
+def is_by_tensors(name: str) -> bool:
+    """A foreach or fused operator: its host time grows with its tensors."""
+    return _BY_TENSORS.search(name) is not None
