@@ -15,7 +15,18 @@ from torchtraceap.devices import Device
 from torchtraceap.durations import Estimate
 from torchtraceap.models.families import family_of
 from torchtraceap.prediction.lifting.durations import OpTime
-from torchtraceap.prediction.lifting.kernels import pointwise
+from torchtraceap.prediction.lifting.kernels import (
+    attention,
+    convolutions,
+    indexing,
+    lists,
+    normalization,
+    others,
+    pointwise,
+    products,
+    reductions,
+    rows,
+)
 from torchtraceap.prediction.lifting.kernels.launch import Launch, Rule, Setting, bytes_of
 from torchtraceap.prediction.lifting.operators import LaunchingOp, Libraries
 from torchtraceap.prediction.lifting.work import GpuWork
@@ -91,4 +102,13 @@ def _work(launch: Launch, share: float, whole: Estimate) -> GpuWork:
 _RULES: dict[str, Rule] = {
     "copy_": pointwise.copy,
     "fill": pointwise.fill,
+    **products.RULES,
+    **reductions.RULES,
+    **rows.RULES,
+    **normalization.RULES,
+    **attention.RULES,
+    **convolutions.RULES,
+    **indexing.RULES,
+    **lists.RULES,
+    **others.RULES,
 }

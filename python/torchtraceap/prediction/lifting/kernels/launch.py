@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import TypeAlias
 
 from torchtraceap.devices import Device
-from torchtraceap.dtypes import DType, dtype_named
+from torchtraceap.dtypes import DType
 from torchtraceap.prediction.capture.calls import TensorInfo, Value
 from torchtraceap.prediction.lifting.operators import LaunchingOp, Libraries
 from torchtraceap.prediction.lifting.work import WorkKind
@@ -24,12 +23,14 @@ __all__ = [
     "cpp_name",
     "flag",
     "memcpy",
+    "memcpy_to_host",
     "memset",
     "next_power",
     "number",
     "result",
     "tensor",
-]  # fmt: skip
+]
+
 
 Grid: TypeAlias = tuple[int, int, int]
 
@@ -161,8 +162,7 @@ def memcpy(size: int) -> Launch:
     return Launch(name, moved=2.0 * size, kind=WorkKind.MEMCPY, bytes=size)
 
 
-def product(numbers: Sequence[int]) -> int:
-    return prod(numbers)
-
-
-FP32 = dtype_named("float32")
+def memcpy_to_host(size: int) -> Launch:
+    """Bytes to the host, which waits for them."""
+    name = "Memcpy DtoH (Device -> Pageable)"
+    return Launch(name, moved=float(size), kind=WorkKind.MEMCPY, bytes=size)

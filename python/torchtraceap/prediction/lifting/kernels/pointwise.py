@@ -26,7 +26,7 @@ from torchtraceap.prediction.lifting.kernels.launch import (
 )
 from torchtraceap.prediction.lifting.operators import LaunchingOp
 
-__all__ = ["copy", "fill", "loop", "pointwise"]
+__all__ = ["copy", "copying_loop", "fill", "loop", "pointwise", "strided_loop"]
 
 _THREADS = 128
 _ELEMENTS = 4
@@ -205,18 +205,23 @@ def _casting(functor: str, arrays: int, setting: Setting) -> _Loop:
     return _Loop(template, f"int, {functor}, {array}, {offsets}", _ELEMENTS * _THREADS)
 
 
+def strided_loop(
+    functor: str, dtype: DType, elements: int, moved: float, setting: Setting
+) -> Launch:
+    """A loop whose tensors are known to lie differently: by its function, type and bytes."""
+    found = _strided(functor, (dtype,), False, setting)
+    name = f"void at::native::{found.template}({found.arguments})"
+    grid = (ceil_div(elements, found.elements), 1, 1)
+    return Launch(name, grid, (found.threads, 1, 1), moved, found.registers)
+
+
 def _strided(functor: str, computes: tuple[DType, ...], casts: bool, setting: Setting) -> _Loop:
     kind = "gpu_kernel_impl" if casts else "gpu_kernel_impl_nocast"
-    by_hand = setting.is_amd and setting.torch_from(2, 7)
     narrow = computes[-1].size < 4
-    if by_hand and not casts:
-        elements, template, argument = (
-            8 if narrow else 4,
-            "elementwise_kernel_manual_unroll",
-            "int, bool",
-        )
-    else:
-        elements, template, argument = 4 if narrow or casts else 2, "elementwise_kernel", "int"
+    elements, template, argument = 4 if narrow or casts else 2, "elementwise_kernel", "int"
+    if setting.is_amd and setting.torch_from(2, 7) and not casts:
+        elements, argument = 8 if narrow else 4, "int, bool"
+        template = "elementwise_kernel_manual_unroll"
     lambda_ = (
         f"at::native::{kind}<{functor} >(at::TensorIteratorBase&, {functor} const&)"
         f"::{{lambda({argument})#1}}"
@@ -235,8 +240,13 @@ def copy(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         return ()
     if to.dtype == source.dtype and is_one_run([to, source], to.shape):
         return [memcpy(to.elements * to.dtype.size)]
+    return [copying_loop(to, source, setting)]
+
+
+def copying_loop(to: TensorInfo, source: TensorInfo, setting: Setting) -> Launch:
+    """The kernel that copies one tensor to another, of another type or otherwise laid out."""
     functor, computes = _copying(to.dtype, source.dtype, setting)
-    return [loop(functor, computes, to, [source], setting)]
+    return loop(functor, computes, to, [source], setting)
 
 
 _FROM_FLOAT = {"bfloat16": "bfloat16", "float16": "float16"}
