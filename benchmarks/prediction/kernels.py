@@ -38,8 +38,8 @@ from harness import write_results
 from traced_ops import Event, TracedOp, traced_ops
 
 import torchtraceap as ttap
-from torchtraceap.analysis.recorded_device import recorded_device
-from torchtraceap.devices import Device, device_named, find_device
+from torchtraceap.analysis.recorded_device import plausible_devices
+from torchtraceap.devices import Device
 from torchtraceap.durations import Estimate
 from torchtraceap.errors import TraceError
 from torchtraceap.kernel_names import canonical_name
@@ -135,12 +135,8 @@ def _is_asked(traced: TracedOp) -> bool:
 
 
 def device_of(trace: ttap.Trace) -> Device:
-    """The one recorded first; of a trace that records none, an A100."""
-    for entry in trace.ranks[0].table.devices:
-        found = recorded_device(entry) or find_device(entry.name)
-        if found is not None:
-            return found
-    return device_named("a100_sxm_40gb")
+    """The one recorded first, or one like it."""
+    return plausible_devices(trace.ranks[0].table)[0]
 
 
 def libraries_of(trace: ttap.Trace, device: Device) -> Libraries:

@@ -11,6 +11,7 @@ import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.analysis.calls import Calls
 from torchtraceap.analysis.gpu_events import GpuEvents
+from torchtraceap.dtypes import FP32
 from torchtraceap.models.arguments import Argument, OpCall, Tensor, UnknownWorkError
 from torchtraceap.prediction.capture.calls import Phase, Plain, TensorInfo, Value
 from torchtraceap.prediction.lifting import LaunchingOp
@@ -19,6 +20,7 @@ __all__ = ["Event", "TracedOp", "traced_ops"]
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _WORDS: dict[str, Plain] = {"True": True, "False": False, "None": None, "": None}
+_OF_TENSORS = ("aten::copy_", "aten::fill_")
 _OF_NUMBERS = ("float64", "int64")
 
 
@@ -74,7 +76,8 @@ def _op(call: OpCall) -> LaunchingOp | None:
         return None
     if not any(isinstance(each, TensorInfo | tuple) for each in values):
         return None
-    return LaunchingOp(call.name, _numbers(values), (), Phase.FORWARD, (), 0)
+    inputs = values if call.name in _OF_TENSORS else _numbers(values)
+    return LaunchingOp(call.name, inputs, (), Phase.FORWARD, (), 0)
 
 
 def _numbers(values: tuple[Value, ...]) -> tuple[Value, ...]:
@@ -96,7 +99,7 @@ def _value(argument: Argument, call: OpCall) -> Value:
         try:
             dtype = call._kernel_dtype()
         except UnknownWorkError:
-            return ()
+            dtype = FP32
         return tuple(
             _tensor(each if isinstance(each, Tensor) else Tensor(each, dtype))
             for each in argument.tensors

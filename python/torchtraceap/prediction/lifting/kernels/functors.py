@@ -122,6 +122,10 @@ def functor_of(op: LaunchingOp, operands: Sequence[TensorInfo]) -> Functor:
         return Functor(name, (*same[:-1], BOOL), BOOL, 2)
     if base.startswith("bitwise_") or base.startswith("logical_"):
         return _bits(base, t, common, two=two)
+    if base in ("threshold", "threshold_backward"):
+        function = f"{_ANONYMOUS}threshold_kernel_impl<{t}>(at::TensorIteratorBase&, {t}, {t})"
+        inner = f"{function}::{{lambda({t}, {t})#1}}"
+        return Functor(f"at::native::BinaryFunctor<{t}, {t}, {t}, {inner}>", same, common, 2)
     if base == "pow" and not two:
         return Functor(_power(t), same, common)
     return _with_lambda(base, t, common, operands)

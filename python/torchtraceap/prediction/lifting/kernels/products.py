@@ -44,6 +44,10 @@ _SPLIT_FROM, _SPLIT_PER_TILE, _SPLIT_PER_TILE_IF_FULL = 300, 13, 40
 _COUNTERS_FROM, _COUNTERS_WITH_BIAS = 1 << 18, 1_000
 _WAVES_WITH_COUNTER = 2
 _MOST_PARTS = 16
+_FUSED, _FUSED_ON_AMD = (1, 11), (2, 7)
+"""Versions of torch from which a bias goes in with a product."""
+_MOST_ROWS_ONCE = 65_535 * 32
+"""Of a product with bias, before torch 2.3."""
 _PLACE_OF_OUT = 5
 """Of a result that a caller hands in, which Inductor fills before."""
 
@@ -103,7 +107,9 @@ def _addmm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     if bias is None or product is None:
         return ()
     fused = len(bias.shape) == 1 and product.n > 1 and product.k > 1
-    if fused and setting.torch_from(1, 11):
+    if not setting.torch_from(2, 3):
+        fused = fused and max(product.m, product.n) < _MOST_ROWS_ONCE
+    if fused and setting.torch_from(*(_FUSED_ON_AMD if setting.is_amd else _FUSED)):
         return _launches(product, setting)
     return [_copied(bias, product, setting), *_launches(product, setting)]
 
@@ -320,7 +326,8 @@ def _tensile(product: _Product, setting: Setting) -> Launch:
     height, width = _tile(product, setting)
     chip = {"9.0": "90a", "9.4": "942", "9.5": "950"}.get(setting.device.architecture, "942")
     tile = f"MT{height}x{width}x64_MI16x16x1_SN_LDSB1_AFC1_ISA{chip}"
-    name = f"{letters}_{t}_Bias_HA_S_SAV_UserArgs_{tile}"grid = (product.tiles(height, width) * product.batch * 256, 1, 1)
+    name = f"{letters}_{t}_Bias_HA_S_SAV_UserArgs_{tile}"
+    grid = (product.tiles(height, width) * product.batch * 256, 1, 1)
     return Launch(name, grid, (256, 1, 1), None, 128, 65536)
 
 

@@ -202,6 +202,7 @@ def _sort_segments(source: TensorInfo, rows: int) -> list[Launch]:
 
 
 _MANY_FOR_TOPK = 20_000
+_BLOCKS_OF_ONE = 4
 
 
 def _topk(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
@@ -236,17 +237,21 @@ def _nonzero(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         return ()
     t, blocks = cpp_name(source.dtype), ceil_div(source.elements, 128 * 8)
     policy = f"{_CUB}DeviceReducePolicy<int, int, {_CUB}Sum>::Policy600"
-    one = Launch(f"void {_CUB}DeviceReduceSingleTileKernel<{policy}, int*, int*, int, "
-                 f"{_CUB}Sum, int>"
-                 "(int*, int*, int)", (1, 1, 1), (256, 1, 1), 1024.0, 26)  # fmt: skip
-    many = [Launch(f"void {_CUB}DeviceReduceKernel<{policy}, {t} const*, int, {_CUB}Sum>(int)",
-                   (blocks, 1, 1), (256, 1, 1), bytes_of(source), 27)]  # fmt: skip
+    where = f"{_CUB}TransformInputIterator<bool, {_ANONYMOUS}NonZeroOp<{t}>, {t} const*, long>"
+    given = f"{policy}, {where}, int*, int, {_CUB}Sum, int"
+    single = f"void {_CUB}DeviceReduceSingleTileKernel<{given}>({where}, int*, int)"
+    whole = f"void {_CUB}DeviceReduceKernel<{given}>({where}, int*, int)"
+    again = f"void {_CUB}DeviceReduceSingleTileKernel<{policy}, int*, int*, int, {_CUB}Sum>(int*)"
+    is_long = blocks > _BLOCKS_OF_ONE
+    many = [Launch(whole, (blocks, 1, 1), (256, 1, 1), bytes_of(source), 27)]
+    one = Launch(again if is_long else single, (1, 1, 1), (256, 1, 1), 1024.0, 26)
     begin = f"void {_CUB}DeviceCompactInitKernel<{_CUB}ScanTileState<int, true>, int*>(int)"
-    sweep = f"void {_CUB}DeviceSelectSweepKernel<{_CUB}DispatchSelectIf<{t}>, int>(int)"
+    kept = f"{_CUB}CountingInputIterator<long, long>, {where}, long*"
+    sweep = f"void {_CUB}DeviceSelectSweepKernel<{_CUB}DispatchSelectIf<{kept}>, int>(int)"
     last = [Launch(f"void {_ANONYMOUS}write_indices<int>(long*, int)", (blocks, 1, 1), (256, 1, 1),
                    16.0 * source.elements, 26)]  # fmt: skip
     return [
-        *(many if blocks > 4 else []),
+        *(many if is_long else []),
         one,
         memcpy_to_host(4),
         Launch(begin, (ceil_div(blocks, 128), 1, 1), (128, 1, 1), 8.0 * blocks, 16),
