@@ -47,7 +47,7 @@ def layers() -> nn.Module:
     return nn.Sequential(wide, nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 4096))
 
 
-def one_of(make: Make, text: str, world_size: int) -> Capture:
+def one_of(make: Make, text: str | None, world_size: int) -> Capture:
     """The step of rank 0."""
     return capture_ranks(make, parse_strategy(text, world_size)).of_rank(0)
 
@@ -297,6 +297,168 @@ def _most_memory(capture: Capture) -> int:
         most = max(most, now)
         now -= frees[index + 1]
     return most
+
+
+# ------------------------------------------------------------------------------- parts of layers
+
+
+class Attention(nn.Module):
+    """As in transformers: widths come from the layers, heads from their width."""
+
+    def __init__(self, width: int, heads: int, key_heads: int) -> None:
+        super().__init__()
+        self.head_dim = width // heads
+        self.q_proj = nn.Linear(width, heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(width, key_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(width, key_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * self.head_dim, width, bias=False)
+
+    def forward(self, given: Any) -> Any:
+        batch, length, _ = given.shape
+        split = (batch, length, -1, self.head_dim)
+        query, key, value = (
+            layer(given).view(split).transpose(1, 2)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        attend = nn.functional.scaled_dot_product_attention
+        found = attend(query, key, value, is_causal=True, enable_gqa=True)
+        return self.o_proj(found.transpose(1, 2).reshape(batch, length, -1))
+
+
+class Fused(nn.Module):
+    """As in small examples: takes the width of all heads from what goes in."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.n_head = heads
+        self.c_attn = nn.Linear(width, 3 * width)
+        self.c_proj = nn.Linear(width, width)
+
+    def forward(self, given: Any) -> Any:
+        batch, length, width = given.shape
+        parts = self.c_attn(given).split(width, dim=2)
+        split = (batch, length, self.n_head, width // self.n_head)
+        query, key, value = (part.view(split).transpose(1, 2) for part in parts)
+        found = nn.functional.scaled_dot_product_attention(query, key, value)
+        return self.c_proj(found.transpose(1, 2).contiguous().view(batch, length, width))
+
+
+class Gated(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, 4 * width, bias=False)
+        self.up_proj = nn.Linear(width, 4 * width, bias=False)
+        self.down_proj = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, given: Any) -> Any:
+        return self.down_proj(nn.functional.silu(self.gate_proj(given)) * self.up_proj(given))
+
+
+class Layer(nn.Module):
+    def __init__(self, attention: nn.Module, width: int) -> None:
+        super().__init__()
+        self.attention, self.mlp, self.norm = attention, Gated(width), nn.LayerNorm(width)
+
+    def forward(self, given: Any) -> Any:
+        given = given + self.attention(self.norm(given))
+        return given + self.mlp(given)
+
+
+def decoder() -> nn.Module:
+    return nn.Sequential(*(Layer(Attention(256, 8, 4), 256) for _ in range(2)))
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True)
+    return nn.TransformerEncoder(layer, 2)
+
+
+def products(capture: Capture) -> int:
+    """Multiplications of matrices with weights, and of attention."""
+    total = 0
+    for call in capture.calls:
+        if call.name in ("aten::mm", "aten::addmm"):
+            left, right = [*tensors_in(call.inputs.values())][-2:]
+            total += left.elements * right.shape[-1]
+        if call.name == "aten::scaled_dot_product_attention":
+            query, key = call.inputs["query"], call.inputs["key"]
+            total += query.elements * key.shape[-2]  # type: ignore[union-attr]
+    return total
+
+
+@pytest.mark.parametrize("model", [decoder, encoder])
+def test_each_rank_has_its_part_of_the_work(model: Callable[[], nn.Module]) -> None:
+    alone = one_of(trained(model, 4, 64, 256), None, 1)
+    for parts in (2, 4):
+        assert products(one_of(trained(model, 4, 64, 256), f"tp={parts}", parts)) == (
+            products(alone) // parts
+        )
+
+
+@pytest.mark.parametrize(
+    ("model", "backward"),
+    # Three layers take the input of attention, two that of the perceptron. In torch's own it is one
+    # each, and what goes into the first has no gradient.
+    [(decoder, 2 * (3 + 2)), (encoder, 2 * (1 + 1) - 1)],
+)
+def test_sums_after_rows_and_of_gradients_before_columns(
+    model: Callable[[], nn.Module], backward: int
+) -> None:
+    capture = one_of(trained(model, 4, 64, 256), "tp", 4)
+    found = {
+        phase: [c.collective for c in capture.calls if c.collective and c.phase is phase]
+        for phase in Phase
+    }
+    assert len(found[Phase.FORWARD]) == 2 * 2
+    assert len(found[Phase.BACKWARD]) == backward
+    assert {each.elements_in for each in exchanges(capture)} == {4 * 64 * 256}
+    assert {each.kind for each in exchanges(capture)} == {"allreduce"}
+
+
+def test_a_rank_keeps_its_part_of_parameters() -> None:
+    capture = one_of(trained(decoder, 4, 64, 256), "tp", 4)
+    update = next(call for call in capture.calls if call.name == "aten::_foreach_addcdiv_")
+    kept = sum(tensor.elements for tensor in tensors_in([update.inputs["self"]]))
+    norms = 2 * 2 * 256
+    assert kept == (sum(sizes(decoder())) - norms) // 4 + norms
+
+
+def test_attention_that_can_not_be_split_stays_whole() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(*(Layer(Fused(256, 8), 256) for _ in range(2)))
+
+    capture = one_of(trained(model, 4, 64, 256), "tp", 4)
+    assert len(exchanges(capture)) == 2 * (1 + 2)  # those of the perceptrons
+    (note,) = capture.notes
+    assert "attention is whole on every rank" in note
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "reason"),
+    [
+        (decoder, "tp=8", "does not divide the 4 heads of 0.attention"),
+        (encoder, "tp=16", "does not divide the 8 heads of layers.0.self_attn"),
+        (
+            lambda: nn.Sequential(nn.Linear(256, 99), nn.ReLU(), nn.Linear(99, 256)),
+            "tp=2",
+            "the 99",
+        ),
+        (lambda: nn.Linear(256, 256), "tp=2", "finds none"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(model: Any, text: str, reason: str) -> None:
+    with pytest.raises(OptionError, match=reason):
+        one_of(trained(model, 4, 64, 256), text, int(text[3:]))
+
+
+def test_parts_of_copies_are_averaged_among_the_copies() -> None:
+    found = capture_ranks(trained(decoder, 4, 64, 256), parse_strategy("dp=2,tp=4", 8))
+    step = found.of_rank(5)
+    groups = {(each.group_name, each.group) for each in exchanges(step)}
+    assert groups == {("mesh_tp", (4, 5, 6, 7)), ("mesh_dp", (1, 5))}
+    norms = 2 * 2 * 256
+    averaged = sum(each.elements_in for each in exchanges(step) if each.group_name == "mesh_dp")
+    assert averaged == (sum(sizes(decoder())) - norms) // 4 + norms
 
 
 # ------------------------------------------------------------------------------- a real job

@@ -1,8 +1,8 @@
 """One step of each rank of a job, without the job: what a strategy adds to the step of one process.
 
 The way of the data: a text becomes a strategy (strategy.py); a process group that sends nothing
-stands for the job (world.py), in which torch's own wrappers run for data parallelism (data.py); the
-step of one rank of each kind is captured (ranks.py).
+stands for the job (world.py), in which torch's own wrappers run for data parallelism (data.py) and
+layers are split (tensor.py); the step of one rank of each kind is captured (ranks.py).
 """
 
 from torchtraceap.prediction.parallel.ranks import RankCaptures, capture_ranks

@@ -16,7 +16,7 @@ from torchtraceap.prediction.parallel.data import (
     with_shards,
 )
 from torchtraceap.prediction.parallel.sharded_device import as_on_a_gpu
-from torchtraceap.prediction.parallel.strategy import DATA, SHARDED, Strategy
+from torchtraceap.prediction.parallel.strategy import DATA, SHARDED, TENSOR, Strategy
 from torchtraceap.prediction.parallel.world import mesh_of, one_rank
 from torchtraceap.prediction.workload import Workload
 
@@ -71,12 +71,22 @@ def capture_ranks(make: Callable[[], Any], strategy: Strategy) -> RankCaptures:
     if strategy.world_size == 1:
         return RankCaptures(strategy, (capture_step(make),), (0,))
     kinds = survey(make, lambda workload: _kinds(workload.model, strategy))
-    captures = []
-    for kind in sorted(set(kinds)):
-        rank = kinds.index(kind)
-        with one_rank(rank, strategy.world_size):
-            captures.append(capture_step(make, _runs(strategy)))
-    return RankCaptures(strategy, tuple(captures), kinds)
+    examples = [kinds.index(kind) for kind in sorted(set(kinds))]
+    return RankCaptures(strategy, tuple(_capture(make, strategy, each) for each in examples), kinds)
+
+
+def _capture(make: Callable[[], Any], strategy: Strategy, rank: int) -> Capture:
+    with one_rank(rank, strategy.world_size):
+        try:
+            return capture_step(make, _runs(strategy))
+        except RuntimeError as error:
+            if strategy.size(TENSOR) == 1:
+                raise
+            refused = str(error).partition("\n")[0]
+    with one_rank(rank, strategy.world_size):
+        capture = capture_step(make, _runs(strategy, attention=False))
+    note = f"attention is whole on every rank, as the model can't run with some heads: {refused}"
+    return replace(capture, notes=(*capture.notes, note))
 
 
 def _kinds(model: torch.nn.Module, strategy: Strategy) -> tuple[int, ...]:
@@ -90,13 +100,17 @@ def _kinds(model: torch.nn.Module, strategy: Strategy) -> tuple[int, ...]:
     return tuple(kinds)
 
 
-def _runs(strategy: Strategy) -> Run:
-    """How the current rank runs a step."""
+def _runs(strategy: Strategy, attention: bool = True) -> Run:
+    """How the current rank runs a step; its attention may be left whole."""
 
     def run(
         workload: Workload, recorder: Recorder
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
+        from torchtraceap.prediction.parallel.tensor import split_layers
+
         mesh, steps = mesh_of(strategy), None
+        if strategy.size(TENSOR) > 1:
+            split_layers(workload.model, mesh.get_group(TENSOR), attention=attention)
         if strategy.size(SHARDED) > 1:
             names = (DATA, SHARDED) if strategy.size(DATA) > 1 else (SHARDED,)
             with as_on_a_gpu(recorder):
