@@ -15,7 +15,7 @@ from typing import Any
 from torchtraceap.errors import ParseError
 from torchtraceap.execution_trace.text import DamageError, Text, open_text
 
-__all__ = ["MAX_ENTRIES", "MAX_TENSORS", "Access", "Node", "read_nodes"]
+__all__ = ["MAX_ENTRIES", "MAX_TENSORS", "Access", "Arguments", "Node", "NodeFile", "read_nodes"]
 
 MAX_ENTRIES = 1 << 22
 """In the list of nodes; long trainings record a hundred thousand."""
@@ -43,6 +43,17 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
+class Arguments:
+    """The inputs of a call as the file has them, by position."""
+
+    values: tuple[Any, ...]
+    """Tensors are lists of ids; plain values as they are, None as "<None>"."""
+    shapes: tuple[Any, ...]
+    types: tuple[Any, ...]
+    """Such as "Tensor(float)", "GenericList[Tensor(float)]", "Int"."""
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """One recorded call."""
 
@@ -61,6 +72,8 @@ class Node:
     schema: str
     inputs: tuple[Access, ...]
     outputs: tuple[Access, ...]
+    arguments: Arguments | None = None
+    """None unless asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +87,13 @@ class NodeFile:
     notes: tuple[str, ...]
 
 
-def read_nodes(path: Path) -> NodeFile:
+def read_nodes(path: Path, *, with_arguments: bool = False) -> NodeFile:
     """Reads a file, JSON or gzip.
+
+    Args:
+        path: The file.
+        with_arguments: Whether nodes keep the values, shapes and types of their inputs, which take
+            several times the memory of all the rest.
 
     A file that ends early (the observer was never unregistered) gives the nodes that are whole.
 
@@ -84,7 +102,7 @@ def read_nodes(path: Path) -> NodeFile:
         ParseError: It is no execution trace, or its nodes contradict each other.
     """
     with open_text(path) as text:
-        reader = _Reader(path)
+        reader = _Reader(path, with_arguments)
         damage = reader.read(text)
     nodes = reader.by_id
     if not reader.has_list and not damage:
@@ -105,8 +123,9 @@ def read_nodes(path: Path) -> NodeFile:
 class _Reader:
     """Goes through the file entry by entry, so that only its nodes are kept."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, with_arguments: bool) -> None:
         self._path = path
+        self._with_arguments = with_arguments
         self._where = ""
         self._tensors = self._bad = self._repeated = 0
         self.by_id: dict[int, Node] = {}
@@ -195,6 +214,7 @@ class _Reader:
             _text(attributes.get("op_schema")),
             self._accesses(entry, "input"),
             self._accesses(entry, "output"),
+            _arguments(entry) if self._with_arguments else None,
         )
 
     def integer(self, value: Any, default: int, what: str) -> int:
@@ -257,6 +277,15 @@ class _Reader:
         total = sum(access.end - access.start for access in found)
         if total >= 1 << 63:
             raise self._out_of_range(f"bytes of the {which}s", total)
+
+
+def _arguments(entry: Mapping[str, Any]) -> Arguments:
+    both = entry.get("inputs")
+    if isinstance(both, dict):
+        lists = [both.get(key) for key in ("values", "shapes", "types")]
+    else:
+        lists = [both, entry.get("input_shapes"), entry.get("input_types")]
+    return Arguments(*(tuple(each) if isinstance(each, list) else () for each in lists))
 
 
 def _attributes(entry: Mapping[str, Any]) -> Mapping[str, Any]:
