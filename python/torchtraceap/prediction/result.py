@@ -35,9 +35,9 @@ class PredictedStep(Result):
 
     predicted_ns: int
     low_ns: int
-    """In 10 of 100 cases it is shorter."""
+    """In 5 of 100 cases it is shorter."""
     high_ns: int
-    """In 10 of 100 cases it is longer."""
+    """In 5 of 100 cases it is longer."""
 
 
 @dataclass(frozen=True, slots=True)

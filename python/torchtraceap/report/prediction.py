@@ -40,7 +40,7 @@ def _step_table(found: Prediction) -> TextTable:
     bound = _BOUND[found.bound_by]
     title = f"Step {_time(step.predicted_ns)} on {found.device}{job}, bound by {bound}"
     rows = [
-        ("step", _time(step.predicted_ns), f"8 of 10 between {_span(found)}"),
+        ("step", _time(step.predicted_ns), f"9 of 10 between {_span(found)}"),
         ("GPU busy", _time(gpu.busy_ns), _share(gpu.busy_ns, found)),
         ("host", _time(found.host_ns), "if it never waits"),
     ]
