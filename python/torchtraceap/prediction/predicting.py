@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from torchtraceap.prediction.parallel import RankCaptures
 
-__all__ = ["predict"]
+__all__ = ["lifted_steps", "predict"]
 
 _BUSY, _IDLE = 0.9, 0.6
 """Shares of the step that the GPU is busy: above the first it decides, below the second the host.
@@ -93,15 +93,12 @@ def predict(
     plan = parse_strategy(strategy, world_size)
     captured = _captured(lambda: capture_ranks(make, plan))
     traces = tuple(calibrate)
-    calibration = _calibration(traces)
-    lifted = [lift(capture, chip, calibration=calibration) for capture in captured.captures]
+    lifted = lifted_steps(captured.captures, chip, traces)
     trace = _laid_out(lifted, captured.kind_of_rank, chip, steps)
     step = step_time(trace.ranks)
     assert step is not None  # every step is marked
     predicted = step.measured_ns
-    low, high = step_interval(
-        lifted, captured.kind_of_rank, predicted, is_calibrated=calibration is not None
-    )
+    low, high = step_interval(lifted, captured.kind_of_rank, predicted, is_calibrated=bool(traces))
     gpu = _gpu_share(trace, predicted, steps)
     ops = [op for op in lifted[0].ops() if op.works]
     return Prediction(
@@ -136,6 +133,14 @@ def _captured(run: Callable[[], RankCaptures]) -> RankCaptures:
         raise CaptureError(
             f"the step could not be run: {type(error).__name__}: {said[:_MOST_SAID]}"
         ) from error
+
+
+def lifted_steps(
+    captures: Iterable[Capture], device: Device, calibrate: Sequence[Trace] = ()
+) -> list[LiftedStep]:
+    """Captured steps as a GPU would do them, corrected by traces of the device."""
+    calibration = _calibration(calibrate)
+    return [lift(capture, device, calibration=calibration) for capture in captures]
 
 
 def _calibration(traces: Sequence[Trace]) -> Calibration | None:
