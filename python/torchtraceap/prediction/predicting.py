@@ -21,7 +21,9 @@ from torchtraceap.prediction.capture.calls import (
 )
 from torchtraceap.prediction.intervals import step_interval
 from torchtraceap.prediction.layout import Recording, lay_out, rank_trace
+from torchtraceap.prediction.lifting.host import HostModel
 from torchtraceap.prediction.lifting.lift import lift
+from torchtraceap.prediction.lifting.recorded_host import recorded_calls
 from torchtraceap.prediction.lifting.step import LiftedOp, LiftedStep
 from torchtraceap.prediction.memory import MemoryNeed, memory_need
 from torchtraceap.prediction.result import (
@@ -139,8 +141,11 @@ def lifted_steps(
     captures: Iterable[Capture], device: Device, calibrate: Sequence[Trace] = ()
 ) -> list[LiftedStep]:
     """Captured steps as a GPU would do them, corrected by traces of the device."""
-    calibration = _calibration(calibrate)
-    return [lift(capture, device, calibration=calibration) for capture in captures]
+    calibration, host = _calibration(calibrate), HostModel()
+    if calibrate:
+        parts = [part for trace in calibrate for part in trace.ranks]
+        host = host.calibrated([recorded_calls(part) for part in parts])
+    return [lift(capture, device, host=host, calibration=calibration) for capture in captures]
 
 
 def _calibration(traces: Sequence[Trace]) -> Calibration | None:
