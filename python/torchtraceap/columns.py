@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
 from torchtraceap.aliases import Array
+from torchtraceap.records import dataclass
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,7 +7,8 @@ the two together.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from torchtraceap.records import dataclass
 
 __all__ = [
     "BOOL",

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +24,7 @@ import numpy.typing as npt
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.errors import SchemaError
+from torchtraceap.records import dataclass
 
 __all__ = ["Texts", "Values", "event_table"]
 

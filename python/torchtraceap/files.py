@@ -6,11 +6,11 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from torchtraceap.aliases import PathLike
 from torchtraceap.errors import MissingFileError, ParseError
+from torchtraceap.records import dataclass
 from torchtraceap.results import Diagnostic
 
 __all__ = [

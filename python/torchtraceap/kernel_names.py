@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
+
+from torchtraceap.records import dataclass
 
 __all__ = ["TritonName", "canonical_name", "triton_name"]
 

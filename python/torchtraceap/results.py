@@ -7,7 +7,7 @@ fractions in [0, 1]. Nothing here reads a trace or computes more than a sum.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from torchtraceap import _core
 from torchtraceap.aliases import PathLike
 from torchtraceap.errors import OptionError
+from torchtraceap.records import dataclass
 from torchtraceap.rendering import Shown, render
 from torchtraceap.sums import clamped
 from torchtraceap.units import format_fact

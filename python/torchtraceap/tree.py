@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -13,6 +12,7 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import RankTrace
+from torchtraceap.records import dataclass
 from torchtraceap.rendering import Shown
 from torchtraceap.report.words import one_line
 from torchtraceap.sums import total

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from torchtraceap.records import dataclass
 
 if TYPE_CHECKING:
     from torchtraceap.analysis.spec import TableSpec

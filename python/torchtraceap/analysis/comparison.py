@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torchtraceap.analysis.pieces import (
     step_bounds,
     whole_steps,
 )
+from torchtraceap.records import dataclass
 from torchtraceap.units import format_ns
 
 if TYPE_CHECKING:

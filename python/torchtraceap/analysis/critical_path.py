@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from torchtraceap.analysis.spec import Option, PageView, TableSpec
 from torchtraceap.columns import Column, TextCodes, encode_texts
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.records import dataclass
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns, format_share
 

@@ -11,7 +11,6 @@ interquartile mean), rounded to integers, and what is left to the median step is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -36,6 +35,7 @@ from torchtraceap.analysis.pieces import (
 from torchtraceap.columns import Column, TextCodes, encode_texts
 from torchtraceap.errors import OptionError
 from torchtraceap.intervals import covered_ns, union
+from torchtraceap.records import dataclass
 from torchtraceap.sums import added, by_index, total
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_share

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +24,7 @@ from torchtraceap.kernel_names import canonical_name
 from torchtraceap.models import family_of
 from torchtraceap.models.arguments import OpCall
 from torchtraceap.ranks import RankTrace
+from torchtraceap.records import dataclass
 
 __all__ = ["Collective", "GpuWork", "Kind"]
 

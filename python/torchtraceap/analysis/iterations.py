@@ -20,13 +20,13 @@ that what is lost in one of three counts a third; over several ranks it is the m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.ranks import RankTrace
+from torchtraceap.records import dataclass
 from torchtraceap.results import StepTime
 
 __all__ = [

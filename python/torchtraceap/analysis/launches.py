@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.analysis.stream_idle import idle_by_stream
 from torchtraceap.columns import Column, TextCodes
 from torchtraceap.ranks import RankTrace
+from torchtraceap.records import dataclass
 from torchtraceap.sums import total
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns

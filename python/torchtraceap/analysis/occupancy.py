@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from torchtraceap.aliases import Array
 from torchtraceap.devices import find_device
 from torchtraceap.ranks import RankTrace
+from torchtraceap.records import dataclass
 
 __all__ = ["LIMITS", "Multiprocessor", "multiprocessors_of", "resident_blocks"]
 

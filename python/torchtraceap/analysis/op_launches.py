@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from torchtraceap import _core
@@ -11,6 +9,7 @@ from torchtraceap.aliases import Array
 from torchtraceap.analysis.gpu_events import GpuEvents
 from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.columns import Column, TextCodes, encode_texts
+from torchtraceap.records import dataclass
 
 __all__ = ["launches_by_op"]
 

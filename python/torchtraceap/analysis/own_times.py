@@ -11,8 +11,6 @@ few, what is usual in such groups counts as so many more of them (`_Level`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -21,6 +19,7 @@ from torchtraceap.analysis.gpu_work import GpuWork
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.durations.calibration import TAIL
 from torchtraceap.durations.estimate import Estimates
+from torchtraceap.records import dataclass
 
 __all__ = ["between_neighbours", "leave_one_out", "own_estimates"]
 

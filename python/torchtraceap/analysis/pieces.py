@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.kernel_names import canonical_name
 from torchtraceap.ranks import RankTrace
+from torchtraceap.records import dataclass
 
 __all__ = [
     "Cells",

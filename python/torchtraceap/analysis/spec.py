@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.records import dataclass
 from torchtraceap.table import ColumnTable, stack_ranks
 from torchtraceap.threads import map_on_threads
 

@@ -11,7 +11,6 @@ communication or that change with their data move single groups, so most kernel 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import erfc, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +34,7 @@ from torchtraceap.analysis.pieces import (
 )
 from torchtraceap.analysis.spec import PageView, TableSpec
 from torchtraceap.columns import Column, encode_json, encode_texts
+from torchtraceap.records import dataclass
 from torchtraceap.sums import by_index
 from torchtraceap.table import ColumnTable
 from torchtraceap.units import format_ns, format_share

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from torchtraceap.cli.output import print_text
 from torchtraceap.cli.parsing import FINE, Command, Options, Parser, make_parser
+from torchtraceap.records import dataclass
 
 __all__ = ["completion_command"]
 

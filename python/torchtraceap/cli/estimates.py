@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.cli.output import note, print_tables, print_text
@@ -21,6 +20,7 @@ from torchtraceap.cli.parsing import (
     unknown_word,
     whole_or_not,
 )
+from torchtraceap.records import dataclass
 
 if TYPE_CHECKING:
     from torchtraceap.durations import Estimate

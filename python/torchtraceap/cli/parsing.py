@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 from torchtraceap.cli.stdin import standard_input
+from torchtraceap.records import dataclass
 
 FINE, FINDINGS, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 WINDOW_COUNTS = (50, 100, 200)

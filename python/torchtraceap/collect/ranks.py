@@ -16,7 +16,6 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 from torchtraceap.collect.notices import report_problem
 from torchtraceap.collect.torch_access import current_rank, world_size
 from torchtraceap.errors import OptionError
+from torchtraceap.records import dataclass
 
 __all__ = ["RANKS_TIMEOUT", "Run", "check_timeout", "run_of"]
 

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -22,6 +21,7 @@ from torchtraceap.collect.torch_access import (
     profiler_is_running,
 )
 from torchtraceap.errors import OptionError
+from torchtraceap.records import dataclass
 from torchtraceap.rendering import Shown
 
 if TYPE_CHECKING:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from torchtraceap.errors import AmbiguousDeviceError, OptionError
+from torchtraceap.records import dataclass
 
 __all__ = ["Device", "device_named", "find_device", "load_devices"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ from torchtraceap.durations.estimate import (
     UnknownDurationError,
     the_device,
 )
+from torchtraceap.records import dataclass
 
 __all__ = ["Model", "Question", "answers", "each"]
 

@@ -15,7 +15,6 @@ little, twenty decide it, and an interval is never narrower than they support.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap.durations.estimate import Estimate, Estimates
+from torchtraceap.records import dataclass
 from torchtraceap.rendering import Shown
 
 __all__ = [

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from math import log2
 from pathlib import Path
@@ -39,6 +39,7 @@ from torchtraceap.durations.estimate import (
     the_device,
 )
 from torchtraceap.durations.tables import Curve
+from torchtraceap.records import dataclass
 
 __all__ = [
     "CollectiveTable",

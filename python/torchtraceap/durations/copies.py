@@ -13,8 +13,6 @@ least. On GH200 375 GB/s were measured to the device and 297 GB/s back, of C2C's
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -25,6 +23,7 @@ from torchtraceap.durations.estimate import (
     UnknownDurationError,
     the_device,
 )
+from torchtraceap.records import dataclass
 
 __all__ = ["COPY_START_NS", "HostLink", "estimate_copies", "estimate_copy", "host_link"]
 

@@ -19,7 +19,6 @@ over keys and places once for each byte of the largest index.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -28,6 +27,7 @@ import numpy.typing as npt
 from torchtraceap.devices import Device
 from torchtraceap.durations.estimate import Estimates, UnknownDurationError, the_device
 from torchtraceap.durations.inputs import Numbers
+from torchtraceap.records import dataclass
 
 __all__ = [
     "BIN_ENDS",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from torchtraceap.devices import Device, device_named, find_device
 from torchtraceap.dtypes import dtype_named
 from torchtraceap.errors import AmbiguousDeviceError, OptionError
+from torchtraceap.records import dataclass
 from torchtraceap.rendering import Shown, shown
 
 __all__ = [

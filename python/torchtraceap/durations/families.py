@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +30,7 @@ from torchtraceap.durations.estimate import (
     UnknownDurationError,
     the_device,
 )
+from torchtraceap.records import dataclass
 
 __all__ = [
     "FamilyModel",

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from torchtraceap.durations.estimate import (
 )
 from torchtraceap.durations.families import usable_rate
 from torchtraceap.durations.trees import BoostedTrees
+from torchtraceap.records import dataclass
 
 __all__ = [
     "GemmModel",

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -37,6 +36,7 @@ from torchtraceap.durations.estimate import (
 )
 from torchtraceap.durations.families import estimate_works
 from torchtraceap.models.attention import tile_padding
+from torchtraceap.records import dataclass
 
 __all__ = [
     "KernelModel",

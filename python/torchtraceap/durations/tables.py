@@ -8,10 +8,10 @@ time ends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+
+from torchtraceap.records import dataclass
 
 __all__ = ["Curve"]
 

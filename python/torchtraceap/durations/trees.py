@@ -11,11 +11,12 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from torchtraceap.records import dataclass
 
 __all__ = ["BoostedTrees"]
 

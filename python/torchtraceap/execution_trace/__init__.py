@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from torchtraceap.execution_trace.dependencies import (
 from torchtraceap.execution_trace.link import GpuRows, match_nodes
 from torchtraceap.execution_trace.reader import Node, NodeFile, read_nodes
 from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.records import dataclass
 from torchtraceap.rendering import Shown
 from torchtraceap.table import ColumnTable
 

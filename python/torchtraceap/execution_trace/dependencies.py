@@ -16,11 +16,12 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 
 from torchtraceap.errors import ParseError
 from torchtraceap.execution_trace.reader import Access, Node
+from torchtraceap.records import dataclass
 
 __all__ = ["KINDS", "MAX_DEPENDENCIES", "MAX_VISITS", "Dependency", "find_dependencies"]
 

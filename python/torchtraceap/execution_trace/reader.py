@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torchtraceap.errors import ParseError
 from torchtraceap.execution_trace.text import DamageError, Text, open_text
+from torchtraceap.records import dataclass
 
 __all__ = ["MAX_ENTRIES", "MAX_TENSORS", "Access", "Arguments", "Node", "NodeFile", "read_nodes"]
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from torchtraceap.records import dataclass
 
 __all__ = ["Advice", "KnowledgeEntry", "load_knowledge"]
 

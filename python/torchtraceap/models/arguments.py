@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
 
 from torchtraceap.dtypes import FP32, INT16, DType, dtype_named, dtype_numbered
+from torchtraceap.records import dataclass
 
 __all__ = ["Argument", "OpCall", "Tensor", "UnknownWorkError", "promote"]
 

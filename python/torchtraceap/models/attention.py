@@ -7,11 +7,12 @@ whole tiles: a query alone costs as much as a tile of queries (`tile_padding`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.models.registry import Work, register, without_work
+from torchtraceap.records import dataclass
 
 __all__ = ["Heads", "Mask", "flash", "pairs", "tile_padding", "varlen"]
 

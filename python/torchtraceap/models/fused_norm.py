@@ -6,8 +6,6 @@ and those of what is fused.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torchtraceap.dtypes import FP32
 from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.models.registry import Work, register
@@ -18,6 +16,7 @@ from torchtraceap.models.streams import (
     optional_bytes,
     packed_elements,
 )
+from torchtraceap.records import dataclass
 
 _NORM = 4
 _RESIDUAL = 1

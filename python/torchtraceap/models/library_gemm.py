@@ -8,7 +8,7 @@ that of the elements.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isqrt, prod
 
 from torchtraceap.dtypes import DType, dtype_named
@@ -16,6 +16,7 @@ from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.models.gemm import product
 from torchtraceap.models.registry import Work, register
 from torchtraceap.models.streams import optional_bytes
+from torchtraceap.records import dataclass
 
 __all__ = ["packing"]
 

@@ -7,12 +7,11 @@ another device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.models.library_gemm import packing
 from torchtraceap.models.registry import Work, register, without_work
 from torchtraceap.models.streams import optional_bytes
+from torchtraceap.records import dataclass
 
 _NOTE = "which experts the tokens go to is not recorded: at most this"
 _SORT_NOTE = "the lists of tokens are counted with what pads them"

@@ -8,12 +8,12 @@ nothing: it is as large as the memory allows.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.models.attention import Heads, Mask, flash, tile_padding, varlen
 from torchtraceap.models.registry import Work, register, without_work
 from torchtraceap.models.streams import optional_bytes
+from torchtraceap.records import dataclass
 
 __all__ = ["BATCH"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torchtraceap.dtypes import FP32
 from torchtraceap.models.arguments import OpCall, Tensor, UnknownWorkError
@@ -13,6 +13,7 @@ from torchtraceap.models.streams import (
     optional_bytes,
     packed_elements,
 )
+from torchtraceap.records import dataclass
 
 _STATIC = 2  # divide, clamp
 _DYNAMIC = 4  # magnitude, maximum; divide, clamp

@@ -7,11 +7,11 @@ where the trace says too little: no numbers rather than wrong ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from torchtraceap.models.arguments import OpCall, UnknownWorkError
+from torchtraceap.records import dataclass
 from torchtraceap.rendering import Shown
 
 __all__ = ["Model", "Work", "model_of", "modelled", "register", "without_work", "work_of"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torchtraceap.analysis.launches import build_launches
 from torchtraceap.analysis.memory import build_memory
 from torchtraceap.columns import encode_texts
 from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.records import dataclass
 from torchtraceap.results import Diagnosis
 
 __all__ = ["Counter", "Slices", "build_counters", "build_slices"]

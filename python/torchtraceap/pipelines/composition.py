@@ -18,7 +18,6 @@ regression on relative errors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 
 import numpy as np
@@ -29,6 +28,7 @@ from torchtraceap.devices import Device
 from torchtraceap.durations.collectives import estimate_collective
 from torchtraceap.durations.estimate import UnknownDurationError, the_device
 from torchtraceap.errors import OptionError
+from torchtraceap.records import dataclass
 
 __all__ = ["CalibratedJobs", "Machine", "TrainingJob", "calibrate", "choose_measurements"]
 

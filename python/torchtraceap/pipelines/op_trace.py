@@ -8,7 +8,6 @@ columns of `REQUIRED` and, where known, those of `OPTIONAL`. docs/stragglers.md 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ import numpy as np
 from torchtraceap.aliases import Array, PathLike
 from torchtraceap.columns import TextCodes
 from torchtraceap.errors import MissingDependencyError, MissingFileError, ParseError
+from torchtraceap.records import dataclass
 
 if TYPE_CHECKING:
     import pandas as pd

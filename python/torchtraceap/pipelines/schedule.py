@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
@@ -36,6 +35,7 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.errors import ParseError, SchemaError
 from torchtraceap.pipelines.op_trace import OperatorTrace
+from torchtraceap.records import dataclass
 
 __all__ = [
     "COMMUNICATION",

@@ -6,7 +6,6 @@ Definitions of Lin et al. (OSDI 2025), which docs/stragglers.md states with thei
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from torchtraceap.columns import encode_texts
 from torchtraceap.errors import OptionError
 from torchtraceap.pipelines.op_trace import OperatorTrace, read_operator_trace
 from torchtraceap.pipelines.schedule import COMMUNICATION, Schedule, build_schedule
+from torchtraceap.records import dataclass
 from torchtraceap.table import ColumnTable
 
 __all__ = ["StragglerReport", "ideal_work", "what_if_stragglers"]

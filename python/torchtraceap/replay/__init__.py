@@ -11,7 +11,7 @@ and concrete values. Only operators that calculate are called, on bounded sizes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any
@@ -24,6 +24,7 @@ from torchtraceap.analysis.grouping import Groups, order_by
 from torchtraceap.columns import Column, encode_texts
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.records import dataclass
 from torchtraceap.rendering import Shown
 from torchtraceap.replay.allowed import check_name
 from torchtraceap.replay.arguments import plan_call

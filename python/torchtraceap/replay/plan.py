@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from torchtraceap.records import dataclass
 from torchtraceap.replay.schema import Operator
 
 __all__ = ["DEVICE", "HOST", "CallPlan", "DeviceName", "Make", "TorchName"]

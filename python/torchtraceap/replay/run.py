@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torchtraceap.errors import OptionError
+from torchtraceap.records import dataclass
 from torchtraceap.replay.schema import Operator, require_torch
 
 __all__ = ["Timing", "check_device", "has_kernel", "time_call"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from torchtraceap.errors import MissingDependencyError
+from torchtraceap.records import dataclass
 from torchtraceap.replay.call import NotReplayableError, RecordedCall, quoted
 
 __all__ = ["Argument", "Operator", "match_operator", "registered_overloads", "require_torch"]

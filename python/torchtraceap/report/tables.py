@@ -6,9 +6,9 @@ import json
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torchtraceap.records import dataclass
 from torchtraceap.report.step import step_note
 from torchtraceap.report.words import (
     cells,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from torchtraceap.knowledge import load_knowledge
+from torchtraceap.records import dataclass
 from torchtraceap.report.step import step_note
 from torchtraceap.report.trust import trust_text
 from torchtraceap.report.words import arrow, dash, format_percent, one_line

@@ -17,7 +17,7 @@ tells which number each has there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TypeVar
 
 import numpy as np
@@ -26,6 +26,7 @@ import numpy.typing as npt
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.errors import SchemaError
+from torchtraceap.records import dataclass
 
 __all__ = ["MEETING", "STREAM", "THREAD", "Built", "GraphBuilder", "Work"]
 

@@ -10,7 +10,6 @@ of the table, under the deepest event that covers at least half of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from torchtraceap.analysis.labels import thread_names
 from torchtraceap.columns import Column, encode_texts
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.records import dataclass
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.sums import total
 from torchtraceap.table import ColumnTable

@@ -8,13 +8,12 @@ the version and the options, so both times are given, never the corrected one al
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.codes import API_KINDS
+from torchtraceap.records import dataclass
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = [

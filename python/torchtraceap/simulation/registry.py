@@ -7,13 +7,13 @@ class BatchSize: ...
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 from torchtraceap.errors import OptionError
+from torchtraceap.records import dataclass
 from torchtraceap.simulation import edits
 from torchtraceap.simulation.edits.base import Edit
 

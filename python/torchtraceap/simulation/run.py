@@ -14,7 +14,7 @@ without steps, whatever an edit does, and tell what usual host work costs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
@@ -35,6 +35,7 @@ from torchtraceap.errors import SchemaError
 from torchtraceap.event_table import event_table
 from torchtraceap.order import distinct
 from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.records import dataclass
 from torchtraceap.remember import Memory
 from torchtraceap.simulation.chain import carried_edges
 from torchtraceap.table import ColumnTable

@@ -13,11 +13,12 @@ one that costs most.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from torchtraceap.errors import TraceError
 from torchtraceap.ranks import Ranks
+from torchtraceap.records import dataclass
 from torchtraceap.results import Finding, PlannedFix, ReplayCheck, Saving
 from torchtraceap.simulation.edits.base import EditedGraph, NotApplicableError
 from torchtraceap.simulation.excerpt import simulated_run

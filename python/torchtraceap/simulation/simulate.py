@@ -28,7 +28,7 @@ edits only remove, no order of them gains more than all of them together.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.order import median
 from torchtraceap.ranks import Ranks
+from torchtraceap.records import dataclass
 from torchtraceap.rendering import Shown
 from torchtraceap.results import Result, Trust
 from torchtraceap.simulation.edits.base import (

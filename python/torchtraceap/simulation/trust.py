@@ -20,7 +20,6 @@ interval takes that of kernels that repeat, and at least that of public runs (`O
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
@@ -28,6 +27,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.order import distinct, median
+from torchtraceap.records import dataclass
 from torchtraceap.results import HeldOut, Sensitivity, Trust
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.units import format_share

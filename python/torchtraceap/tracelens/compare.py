@@ -10,13 +10,13 @@ Source: TraceLens at 171dd747, Reporting/compare_perf_reports_pytorch.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import RankTrace
+from torchtraceap.records import dataclass
 from torchtraceap.tracelens.report import tracelens_sheets
 from torchtraceap.tracelens.sheets import Sheet, write_csv
 from torchtraceap.writing import write_files

@@ -9,7 +9,6 @@ Source: TraceLens at 171dd747, Trace2Tree/trace_to_tree.py and TreePerf/tree_per
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.errors import TraceError
 from torchtraceap.ranks import RankTrace
+from torchtraceap.records import dataclass
 from torchtraceap.tracelens.categories import is_communication
 
 __all__ = ["MAX_LISTED_EVENTS", "CompatTree", "Slices", "to_us", "union_us"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
+from torchtraceap.records import dataclass
 from torchtraceap.tracelens.launchers import CompatTree
 from torchtraceap.tracelens.sheets import Sheet, as_tuples
 

@@ -6,13 +6,12 @@ Reporting/generate_perf_report_pytorch.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
+from torchtraceap.records import dataclass
 from torchtraceap.tracelens.categories import category_of
 from torchtraceap.tracelens.kernel_details import kernel_columns
 from torchtraceap.tracelens.launchers import CompatTree, union_us

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torchtraceap import _core
 from torchtraceap.analysis.many_ranks.matching import rank_collectives
 from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.records import dataclass
 from torchtraceap.units import format_ns
 
 __all__ = ["JoinedRanks", "join_ranks"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torchtraceap.models.tracelens.work import Call, Model, Work, bytes_of, precision_of, truth
+from torchtraceap.records import dataclass
 
 __all__ = ["MODELS"]
 

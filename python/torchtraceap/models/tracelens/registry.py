@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +27,7 @@ from torchtraceap.models.tracelens import (
     triton,
 )
 from torchtraceap.models.tracelens.work import FAILURES, Call, Model, UnmodelledError, Work
+from torchtraceap.records import dataclass
 
 __all__ = ["MODELS", "Entry", "compat_work", "find_model", "run_model", "transpose_of"]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from torchtraceap.aliases import Array
+from torchtraceap.records import dataclass
 from torchtraceap.report import words
 from torchtraceap.report.page import charts
 from torchtraceap.report.page.document import compressed_json, render_document

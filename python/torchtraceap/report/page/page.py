@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.records import dataclass
 from torchtraceap.report import words
 from torchtraceap.report.page.charts import PATH_FILLS
 from torchtraceap.report.page.sections import Sections

@@ -7,10 +7,11 @@ has nothing to show becomes a sentence that says why.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.analysis.catalogue import TABLES, table_spec
+from torchtraceap.records import dataclass
 from torchtraceap.report.page import charts
 from torchtraceap.report.page.document import compressed_json
 from torchtraceap.report.page.table_data import table_data

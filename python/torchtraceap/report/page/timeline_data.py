@@ -16,13 +16,14 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torchtraceap._core import NO_ROW
+from torchtraceap.records import dataclass
 
 IntArray = npt.NDArray[np.int64]
 

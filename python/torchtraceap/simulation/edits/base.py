@@ -9,7 +9,7 @@ factors apart, the edit may say which place is the likely one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.order import distinct
+from torchtraceap.records import dataclass
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = ["Change", "Edit", "EditedGraph", "NewEvent", "NotApplicableError", "joined"]

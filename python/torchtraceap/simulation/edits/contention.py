@@ -11,7 +11,6 @@ round.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups, rows_by_key
 from torchtraceap.analysis.steps import repeat_keys
 from torchtraceap.order import median
+from torchtraceap.records import dataclass
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.edits.parts import RankParts, parts_of
 from torchtraceap.simulation.edits.view import RankView, views

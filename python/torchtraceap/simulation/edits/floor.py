@@ -8,13 +8,12 @@ their stream: an edit may give them one of their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap._core import GpuClass
 from torchtraceap.aliases import Array
+from torchtraceap.records import dataclass
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.run import SimulatedRun
 

@@ -14,8 +14,6 @@ at best. A stretch of operators that takes far longer than others of the segment
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from torchtraceap import _core
@@ -23,6 +21,7 @@ from torchtraceap._core import ApiClass, CopyDirection, EventKind, HostMemory, P
 from torchtraceap.aliases import Array
 from torchtraceap.codes import ALLOCATOR_CALLS, API_KINDS
 from torchtraceap.order import distinct, median
+from torchtraceap.records import dataclass
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import (
     CALLING_NS,

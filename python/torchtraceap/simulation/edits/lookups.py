@@ -6,7 +6,6 @@ These are imported when an edit asks for one: few do, and a diagnosis should sta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from torchtraceap.devices import Device
 from torchtraceap.models import OpCall, Work
+from torchtraceap.records import dataclass
 
 if TYPE_CHECKING:
     from torchtraceap.durations.estimate import Estimate

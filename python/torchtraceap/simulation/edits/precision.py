@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -18,6 +18,7 @@ from torchtraceap.devices import Device, device_named
 from torchtraceap.errors import OptionError
 from torchtraceap.models import OpCall, Work, family_of
 from torchtraceap.order import distinct
+from torchtraceap.records import dataclass
 from torchtraceap.simulation.edits import lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.parts import parts_of
