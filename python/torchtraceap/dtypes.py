@@ -14,6 +14,7 @@ __all__ = [
     "BOOL",
     "DTYPES",
     "FP32",
+    "FP64",
     "INT16",
     "INT32",
     "INT64",
@@ -102,8 +103,8 @@ _BY_NAME = {dtype.name: dtype for dtype in DTYPES} | {
     spelling: dtype for dtype in DTYPES for spelling in _SPELLINGS.get(dtype.name, ())
 }
 _BY_NUMBER = {dtype.number: dtype for dtype in DTYPES}
-BOOL, INT16, INT32, INT64, FP32 = (
-    _BY_NAME[name] for name in ("bool", "int16", "int32", "int64", "float32")
+BOOL, INT16, INT32, INT64, FP32, FP64 = (
+    _BY_NAME[name] for name in ("bool", "int16", "int32", "int64", "float32", "float64")
 )
 # Kinds that may come: their size is in the name.
 _OTHER_FLOAT8 = DType("float8", "fp8", 1, 2)

@@ -30,7 +30,7 @@ from torchtraceap.prediction.layout.names import (
 )
 from torchtraceap.prediction.layout.schedule import RankTimes
 from torchtraceap.prediction.lifting.durations import recorded_arguments
-from torchtraceap.prediction.lifting.operators import LaunchingOp
+from torchtraceap.prediction.lifting.launching import LaunchingOp
 from torchtraceap.prediction.lifting.step import LiftedCall, LiftedOp, LiftedStep
 from torchtraceap.prediction.lifting.work import GpuWork, WorkKind
 from torchtraceap.ranks import RankTrace

@@ -2,7 +2,8 @@
 
 from torchtraceap.prediction.lifting.durations import OpTime, op_call, op_times
 from torchtraceap.prediction.lifting.kernels import kernels_of
-from torchtraceap.prediction.lifting.operators import LaunchingOp, Libraries, launching_ops
+from torchtraceap.prediction.lifting.launching import LaunchingOp, Libraries
+from torchtraceap.prediction.lifting.operators import launching_ops
 
 __all__ = [
     "LaunchingOp",

@@ -11,7 +11,7 @@ from torchtraceap.durations import Calibration, Estimate, op_ns
 from torchtraceap.durations.estimate import the_device
 from torchtraceap.models import OpCall
 from torchtraceap.prediction.capture.calls import TensorInfo, Value
-from torchtraceap.prediction.lifting.operators import LaunchingOp
+from torchtraceap.prediction.lifting.launching import LaunchingOp
 
 __all__ = ["OpTime", "op_call", "op_times", "recorded_arguments"]
 

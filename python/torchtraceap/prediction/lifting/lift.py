@@ -12,7 +12,8 @@ from torchtraceap.prediction.lifting.collectives import collective_time, collect
 from torchtraceap.prediction.lifting.durations import op_times
 from torchtraceap.prediction.lifting.host import HostModel
 from torchtraceap.prediction.lifting.kernels import kernels_of
-from torchtraceap.prediction.lifting.operators import LaunchingOp, Libraries, launching_ops
+from torchtraceap.prediction.lifting.launching import LaunchingOp, libraries_of
+from torchtraceap.prediction.lifting.operators import launching_ops
 from torchtraceap.prediction.lifting.step import LiftedCall, LiftedOp, LiftedStep
 
 __all__ = ["lift"]
@@ -33,7 +34,7 @@ def lift(
         host: How long the host takes; by default that of an unknown machine.
         calibration: Of the durations, from a trace of the device.
     """
-    libraries = Libraries("miopen" if device.vendor == "amd" else "cudnn")
+    libraries = libraries_of(device)
     ops = launching_ops(capture, libraries)
     times = op_times(ops, device, calibration)
     by_call: dict[int, list[LiftedOp]] = defaultdict(list)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torchtraceap.prediction.capture.calls import Call
 from torchtraceap.prediction.lifting.durations import OpTime
-from torchtraceap.prediction.lifting.operators import LaunchingOp
+from torchtraceap.prediction.lifting.launching import LaunchingOp
 from torchtraceap.prediction.lifting.work import GpuWork, HostTime
 
 __all__ = ["LiftedCall", "LiftedOp", "LiftedStep"]

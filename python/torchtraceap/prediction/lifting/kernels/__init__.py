@@ -28,7 +28,7 @@ from torchtraceap.prediction.lifting.kernels import (
     rows,
 )
 from torchtraceap.prediction.lifting.kernels.launch import Launch, Rule, Setting, bytes_of
-from torchtraceap.prediction.lifting.operators import LaunchingOp, Libraries
+from torchtraceap.prediction.lifting.launching import LaunchingOp, Libraries
 from torchtraceap.prediction.lifting.work import GpuWork
 
 __all__ = ["kernels_of"]

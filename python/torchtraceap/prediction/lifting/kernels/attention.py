@@ -16,7 +16,7 @@ from torchtraceap.prediction.lifting.kernels.launch import (
     number,
     tensor,
 )
-from torchtraceap.prediction.lifting.operators import LaunchingOp
+from torchtraceap.prediction.lifting.launching import LaunchingOp
 
 __all__ = ["RULES"]
 
@@ -138,7 +138,7 @@ def _splits(heads: _Heads, setting: Setting) -> int:
 def _flash_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Products of gradient and result, the gradients in one kernel, and that of the query cast
     from what was summed in fp32."""
-    heads = _heads(op, 1, 11, 12)
+    heads = _heads(op, 1, 10, 11)
     query = tensor(op, 1)
     if heads is None or query is None:
         return ()
@@ -214,7 +214,7 @@ def _efficient(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _efficient_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    heads = _heads(op, 1, 12, 13)
+    heads = _heads(op, 1, 11, 14)
     query = tensor(op, 1)
     if heads is None or query is None:
         return ()

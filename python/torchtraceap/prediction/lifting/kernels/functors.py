@@ -9,7 +9,7 @@ from torchtraceap.dtypes import BOOL, DType, dtype_named
 from torchtraceap.models.families import family_of
 from torchtraceap.prediction.capture.calls import TensorInfo
 from torchtraceap.prediction.lifting.kernels.launch import computed_in, cpp_name
-from torchtraceap.prediction.lifting.operators import LaunchingOp
+from torchtraceap.prediction.lifting.launching import LaunchingOp
 
 __all__ = ["Functor", "functor_of", "is_pointwise", "promoted"]
 

@@ -23,7 +23,7 @@ from torchtraceap.prediction.lifting.kernels.launch import (
 from torchtraceap.prediction.lifting.kernels.pointwise import copying_loop
 from torchtraceap.prediction.lifting.kernels.reductions import scanned
 from torchtraceap.prediction.lifting.kernels.rows import sorted_pairs
-from torchtraceap.prediction.lifting.operators import LaunchingOp
+from torchtraceap.prediction.lifting.launching import LaunchingOp
 
 __all__ = ["RULES"]
 
@@ -245,7 +245,36 @@ def _joined(tensors: Sequence[TensorInfo], axis: int, setting: Setting) -> list[
     return found
 
 
+def _split_copy(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    """Parts of a tensor to as many tensors, in one kernel."""
+    source = tensor(op, 0)
+    if source is None:
+        return ()
+    name = (
+        "void at::native::detail::split_with_sizes_copy_out_contiguous_no_cast_kernel(char**, "
+        "char**, long*, long*, long*, long, long, long)"
+    )
+    size = bytes_of(source)
+    blocks = min(ceil_div(int(size), 512 * 16), 8 * setting.processors)
+    return [Launch(name, (blocks, 1, 1), (512, 1, 1), 2 * size, 32)]
+
+
+def _chunk_cat(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    """Parts of many tensors side by side, in one kernel."""
+    made, size = result(op), bytes_of(*op.tensors)
+    types = (op.tensors[0].dtype if op.tensors else None, made.dtype if made else None)
+    names = [cpp_name(each) if each is not None else "float" for each in types]
+    name = (
+        f"void at::native::detail::chunk_cat_cuda_kernel<{names[1]}, {names[0]}>({names[0]}**, "
+        f"{names[1]}*, long*, long*, long*, long*, long, long, long, long)"
+    )
+    blocks = min(ceil_div(int(size), 512 * 16), 8 * setting.processors)
+    return [Launch(name, (blocks, 1, 1), (512, 1, 1), 2 * size, 32)]
+
+
 RULES: dict[str, Rule] = {
+    "split_with_sizes_copy": _split_copy,
+    "_chunk_cat": _chunk_cat,
     "index": _index,
     "_index_put_impl_": _index_put,
     "index_put_": _index_put,

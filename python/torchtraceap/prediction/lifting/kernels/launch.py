@@ -9,7 +9,7 @@ from typing import TypeAlias
 from torchtraceap.devices import Device
 from torchtraceap.dtypes import DType
 from torchtraceap.prediction.capture.calls import TensorInfo, Value
-from torchtraceap.prediction.lifting.operators import LaunchingOp, Libraries
+from torchtraceap.prediction.lifting.launching import LaunchingOp, Libraries
 from torchtraceap.prediction.lifting.work import WorkKind
 
 __all__ = [

@@ -19,7 +19,7 @@ from torchtraceap.prediction.lifting.kernels.launch import (
     computed_in,
     cpp_name,
 )
-from torchtraceap.prediction.lifting.operators import LaunchingOp
+from torchtraceap.prediction.lifting.launching import LaunchingOp
 
 __all__ = ["RULES", "launched_chunks"]
 

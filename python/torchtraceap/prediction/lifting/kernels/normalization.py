@@ -19,7 +19,7 @@ from torchtraceap.prediction.lifting.kernels.launch import (
     tensor,
 )
 from torchtraceap.prediction.lifting.kernels.pointwise import strided_loop
-from torchtraceap.prediction.lifting.operators import LaunchingOp
+from torchtraceap.prediction.lifting.launching import LaunchingOp
 
 __all__ = ["RULES"]
 

@@ -18,7 +18,7 @@ from torchtraceap.prediction.lifting.kernels.launch import (
     result,
     tensor,
 )
-from torchtraceap.prediction.lifting.operators import LaunchingOp
+from torchtraceap.prediction.lifting.launching import LaunchingOp
 
 __all__ = ["RULES"]
 
@@ -233,7 +233,8 @@ def _rnn(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         f"void {kind}_elementWise_or_persist_fp<{t}, {t}, float>(int, int, int, int, int)",
         (ceil_div(hidden, 32), 1, 1), (256, 1, 1), None, 64, 49152,
     )  # fmt: skip
-    return [product, steps] * max(1, layers)
+    backward = "backward" in op.name  # gradients of the steps, of the inputs, of the weights
+    return ([steps, product, product] if backward else [product, steps]) * max(1, layers)
 
 
 def _roi_align(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
@@ -265,6 +266,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c"), _fft),
     "_cudnn_rnn": _rnn,
     "miopen_rnn": _rnn,
+    "_cudnn_rnn_backward": _rnn,
+    "miopen_rnn_backward": _rnn,
     "torchvision::roi_align": _roi_align,
     "torchvision::_roi_align_backward": _roi_align,
     "torchvision::nms": _nms,

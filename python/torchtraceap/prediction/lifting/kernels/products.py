@@ -34,7 +34,7 @@ from torchtraceap.prediction.lifting.kernels.launch import (
     tensor,
 )
 from torchtraceap.prediction.lifting.kernels.pointwise import copying_loop
-from torchtraceap.prediction.lifting.operators import LaunchingOp
+from torchtraceap.prediction.lifting.launching import LaunchingOp
 
 __all__ = ["RULES"]
 

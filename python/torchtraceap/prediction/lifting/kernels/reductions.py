@@ -24,7 +24,7 @@ from torchtraceap.prediction.lifting.kernels.launch import (
     memset,
     tensor,
 )
-from torchtraceap.prediction.lifting.operators import LaunchingOp
+from torchtraceap.prediction.lifting.launching import LaunchingOp
 
 __all__ = ["RULES", "reduced"]
 

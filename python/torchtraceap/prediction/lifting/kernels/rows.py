@@ -20,7 +20,7 @@ from torchtraceap.prediction.lifting.kernels.launch import (
     number,
     tensor,
 )
-from torchtraceap.prediction.lifting.operators import LaunchingOp
+from torchtraceap.prediction.lifting.launching import LaunchingOp
 
 __all__ = ["RULES", "sorted_pairs"]
 
