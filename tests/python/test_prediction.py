@@ -199,3 +199,29 @@ def test_what_a_program_raises_is_told() -> None:
         ttap.predict(mlp(), device=GPU)
     with pytest.raises(OptionError, match="not int"):
         ttap.predict(7, device=GPU)
+
+
+def _collectives(found: ttap.Prediction) -> tuple[np.ndarray, np.ndarray]:
+    """Begin and end of the kernels of NCCL in the first step."""
+    table = found.trace.ranks[0].table
+    rows = [r for r in range(len(table.name)) if table.name_of(r).startswith("ncclDevKernel")]
+    first = rows[: len(rows) // 3]
+    return table.ts_ns[first], table.ts_ns[first] + table.dur_ns[first]
+
+
+def test_gradients_are_sent_while_others_are_computed() -> None:
+    made = ttap.predict(
+        lambda: training(2048, 12, 16_384), device=GPU, world_size=8, strategy="ddp"
+    )
+    gpu = made.gpu
+    assert gpu.communication_ns > 0
+    assert gpu.exposed_communication_ns < 0.5 * gpu.communication_ns
+    begin, end = _collectives(made)
+    assert (begin[1:] >= end[:-1]).all()  # one stream
+
+
+def test_layers_of_a_tensor_parallel_model_wait_for_each_other() -> None:
+    made = ttap.predict(lambda: training(2048, 4, 16_384), device=GPU, world_size=4, strategy="tp")
+    gpu = made.gpu
+    assert gpu.communication_ns > 0
+    assert gpu.exposed_communication_ns == gpu.communication_ns

@@ -20,7 +20,7 @@ import numpy as np
 from torchtraceap.aliases import Array
 from torchtraceap.devices import Device
 from torchtraceap.event_table import Texts, event_table
-from torchtraceap.prediction.capture.calls import Call, Phase, Value
+from torchtraceap.prediction.capture.calls import COMPUTE, Call, Phase, Value
 from torchtraceap.prediction.layout.names import (
     CXX_TYPES,
     annotation_of,
@@ -99,7 +99,7 @@ class _Template:
         self._entries: list[_Entry] = []
         self._ops = 0
         self._work = 0
-        self._streams: dict[str, int] = {"compute": _COMPUTE_STREAM}
+        self._streams: dict[str, int] = {COMPUTE: _COMPUTE_STREAM}
         self._made_by: dict[int, Array] = {}
 
     # ------------------------------------------------------------------------- host

@@ -12,7 +12,6 @@ meet.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.errors import OptionError
-from torchtraceap.prediction.capture.calls import Collective
+from torchtraceap.prediction.capture.calls import COMPUTE, Collective
+from torchtraceap.prediction.layout.waits import stream_waits
 from torchtraceap.prediction.lifting.step import LiftedCall, LiftedStep
 from torchtraceap.prediction.lifting.work import GpuWork
 from torchtraceap.simulation.graph_builder import MEETING, STREAM, THREAD, GraphBuilder, Work
@@ -41,7 +41,7 @@ _QUEUE = 1_021
 """Launches that a stream takes before the host waits (docs/simulation.md, `queue_limit`)."""
 _BEFORE_WAIT_NS = 2_000.0
 """From the end of a launch to the call that waits for its work."""
-_COMPUTE = "compute"
+
 _BETWEEN_STEPS_NS = 20_000
 """From one step to the next on the host: the loop around it."""
 
@@ -198,14 +198,14 @@ class _RankLanes:
             places = np.arange(count) * len(works) + each
             pieces_of = np.arange(count) * size + pieces.wait_of[each]
             builder.add_edges(end[places], self._host.end[pieces_of], _RETURN_NS, kind="host_wait")
-        pairs = np.array(_stream_waits(step), dtype=np.int64).reshape(-1, 2)
+        pairs = np.array(stream_waits(step), dtype=np.int64).reshape(-1, 2)
         for shift in range(count):
             source, target = pairs[:, 0] + shift * len(works), pairs[:, 1] + shift * len(works)
-            known = target < len(begin)
+            known = (source >= 0) & (target < len(begin))
             builder.add_edges(
                 end[source[known]], begin[target[known]], _BETWEEN_WORK_NS, kind="stream_wait"
             )
-        on_compute = np.array([work.lane == _COMPUTE for work in works])
+        on_compute = np.array([work.lane == COMPUTE for work in works])
         own = np.flatnonzero(np.tile(on_compute, count))
         if len(own) > _QUEUE:
             builder.add_edges(
@@ -315,33 +315,6 @@ class _Cut:
             if op.works and op.host_waits:
                 self.wait_of[-1] = len(self.length)
                 self.add(0.0, _BEFORE_WAIT_NS)
-
-
-def _stream_waits(step: LiftedStep) -> list[tuple[int, int]]:
-    """Work that waits for other work on another stream: `(which, what waits)`, by its place among
-    the works of all steps."""
-    works = [*step.works()]
-    computing = [place for place, work in enumerate(works) if work.lane == _COMPUTE]
-    of_collective = {
-        work.collective.id: place for place, work in enumerate(works) if work.collective is not None
-    }
-    pairs: list[tuple[int, int]] = []
-    place = 0
-    last: int | None = None
-    for lifted in step.calls:
-        awaited = of_collective.get(-1 if lifted.call.waits_for is None else lifted.call.waits_for)
-        if awaited is not None and computing:
-            behind = bisect_left(computing, place)
-            in_next = len(works) + computing[0]
-            pairs.append((awaited, computing[behind] if behind < len(computing) else in_next))
-        for op in lifted.ops:
-            for work in op.works:
-                if work.lane == _COMPUTE:
-                    last = place
-                elif last is not None:
-                    pairs.append((last, place))
-                place += 1
-    return pairs
 
 
 # ------------------------------------------------------------------------------------- meetings

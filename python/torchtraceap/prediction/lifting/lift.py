@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from itertools import starmap
 
 from torchtraceap.devices import Device
@@ -40,7 +41,10 @@ def lift(
     by_call: dict[int, list[LiftedOp]] = defaultdict(list)
     for op, time in zip(ops, times, strict=True):
         if capture.calls[op.call].collective is None:
-            works = kernels_of(op, device, libraries, time)
+            stream = capture.calls[op.call].stream
+            works = tuple(
+                replace(work, lane=stream) for work in kernels_of(op, device, libraries, time)
+            )
             by_call[op.call].append(LiftedOp(op, works, time))
     for index, call in enumerate(capture.calls):
         if call.collective is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from torchtraceap.durations import Estimate
-from torchtraceap.prediction.capture.calls import Collective
+from torchtraceap.prediction.capture.calls import COMPUTE, Collective
 
 __all__ = ["GpuWork", "HostTime", "WorkKind"]
 
@@ -37,7 +37,7 @@ class GpuWork:
     shared_memory: int = 0
     """Bytes per block, static and dynamic."""
     collective: Collective | None = None
-    lane: str = "compute"
+    lane: str = COMPUTE
     """The stream it runs on, by its role: "compute", or the name of a process group."""
 
 
