@@ -15,6 +15,8 @@ class Source:
 
     path: str
     machine: str
+    device: str
+    """Its GPU."""
     model: str
     profiler: str
     """"full": Python stacks, shapes, memory; "stack": Python stacks and shapes; "plain"."""
@@ -25,16 +27,30 @@ class Source:
 # tokenomics' take 20 us, operators of TraceLens's normalisation layers load their code), traces
 # that were thinned before they were published.
 SOURCES = (
-    Source("tracelens/h100/vit_nsfw_inference.json.gz", "h100", "vit", "full", "TraceLens"),
-    Source("tracelens/h100/qwen_inference.json.gz", "h100", "qwen", "full", "TraceLens"),
     Source(
-        "tracelens/h100/timesformer_inference.json.gz", "h100", "timesformer", "full", "TraceLens"
+        "tracelens/h100/vit_nsfw_inference.json.gz", "h100", "H100 SXM", "vit", "full", "TraceLens"
     ),
-    Source("tracelens/mi300/bert_inference.json.gz", "mi300x-vf", "bert", "full", "TraceLens"),
-    Source("tracelens/mi300/qwen_inference.json.gz", "mi300x-vf", "qwen", "full", "TraceLens"),
+    Source(
+        "tracelens/h100/qwen_inference.json.gz", "h100", "H100 SXM", "qwen", "full", "TraceLens"
+    ),
+    Source(
+        "tracelens/h100/timesformer_inference.json.gz",
+        "h100",
+        "H100 SXM",
+        "timesformer",
+        "full",
+        "TraceLens",
+    ),
+    Source(
+        "tracelens/mi300/bert_inference.json.gz", "mi300x-vf", "MI300X", "bert", "full", "TraceLens"
+    ),
+    Source(
+        "tracelens/mi300/qwen_inference.json.gz", "mi300x-vf", "MI300X", "qwen", "full", "TraceLens"
+    ),
     Source(
         "tracelens/mi300/timesformer_inference.json.gz",
         "mi300x-vf",
+        "MI300X",
         "timesformer",
         "full",
         "TraceLens",
@@ -42,25 +58,69 @@ SOURCES = (
     Source(
         "tracelens/mi300/resnet_ddp_act_checkpoint_training.json.gz",
         "mi300x",
+        "MI300X",
         "resnet",
         "stack",
         "TraceLens",
     ),
     Source(
-        "tracelens/b200/eager_training_rank.json.gz", "b200", "transformer", "stack", "TraceLens"
+        "tracelens/b200/eager_training_rank.json.gz",
+        "b200",
+        "B200",
+        "transformer",
+        "stack",
+        "TraceLens",
     ),
-    Source("hta/ddp_a100_rank_of_8_control.json.gz", "a100-fb", "dlrm-like", "plain", "HTA"),
-    Source("hta/nccl_a100_rank_of_2.json.gz", "a100-fb2", "resnet", "plain", "HTA"),
-    Source("hta/resnet_ddp_v100_ns_resolution.json.gz", "v100-fb", "resnet", "plain", "HTA"),
-    Source("kineto/resnet50_num_workers_0.json.gz", "v100-dgx", "resnet", "plain", "kineto"),
-    Source("kineto/resnet50_num_workers_4.json.gz", "v100-dgx", "resnet", "plain", "kineto"),
-    Source("param/dlrm_8ranks/rank0.json", "v100-dlrm", "dlrm", "plain", "param"),
-    Source("param/dlrm_8ranks/rank3.json", "v100-dlrm", "dlrm", "plain", "param"),
-    Source("param/dlrm_8ranks/rank6.json", "v100-dlrm", "dlrm", "plain", "param"),
-    Source("param/linear_training_2080ti.json.gz", "rtx2080ti", "linear", "plain", "param"),
+    Source(
+        "hta/ddp_a100_rank_of_8_control.json.gz",
+        "a100-fb",
+        "A100 SXM 80GB",
+        "dlrm-like",
+        "plain",
+        "HTA",
+    ),
+    Source(
+        "hta/nccl_a100_rank_of_2.json.gz", "a100-fb2", "A100 SXM 80GB", "resnet", "plain", "HTA"
+    ),
+    Source(
+        "hta/resnet_ddp_v100_ns_resolution.json.gz",
+        "v100-fb",
+        "V100 SXM2 32GB",
+        "resnet",
+        "plain",
+        "HTA",
+    ),
+    Source(
+        "kineto/resnet50_num_workers_0.json.gz",
+        "v100-dgx",
+        "V100 SXM2 32GB",
+        "resnet",
+        "plain",
+        "kineto",
+    ),
+    Source(
+        "kineto/resnet50_num_workers_4.json.gz",
+        "v100-dgx",
+        "V100 SXM2 32GB",
+        "resnet",
+        "plain",
+        "kineto",
+    ),
+    Source("param/dlrm_8ranks/rank0.json", "v100-dlrm", "V100 SXM2 32GB", "dlrm", "plain", "param"),
+    Source("param/dlrm_8ranks/rank3.json", "v100-dlrm", "V100 SXM2 32GB", "dlrm", "plain", "param"),
+    Source("param/dlrm_8ranks/rank6.json", "v100-dlrm", "V100 SXM2 32GB", "dlrm", "plain", "param"),
+    Source(
+        "param/linear_training_2080ti.json.gz",
+        "rtx2080ti",
+        "RTX 2080 Ti",
+        "linear",
+        "plain",
+        "param",
+    ),
     Source(
         "segment_anything_fast/amg_baseline.json.gz",
         "a100-sam",
+        "A100 SXM 40GB",
         "sam",
         "plain",
         "segment-anything-fast",

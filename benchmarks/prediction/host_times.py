@@ -15,6 +15,7 @@ import fit_host_times
 import host_data
 import numpy as np
 
+from torchtraceap.devices import device_named
 from torchtraceap.prediction.lifting import host
 
 
@@ -39,7 +40,7 @@ def judge(
             tables[key] = fit_host_times.fit(others)[0]
         table = tables[key]
         row: dict[str, Any] = {"trace": one.source.path}
-        unknown = host.HostModel(table=table)
+        unknown = host.HostModel(device_named(one.source.device), table=table)
         times, best = sums(unknown, one)
         measured = one.calls.total_ns
         row |= {"measured_ns": measured, "unknown": best / measured}

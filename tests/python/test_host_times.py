@@ -10,11 +10,16 @@ import pytest
 from conftest import CORPUS
 
 import torchtraceap as ttap
+from torchtraceap.devices import device_named
 from torchtraceap.errors import OptionError
 from torchtraceap.prediction.capture.calls import Call, Capture, Phase
 from torchtraceap.prediction.lifting import recorded_host
 from torchtraceap.prediction.lifting.host import HostModel, HostTimes
-from torchtraceap.prediction.lifting.recorded_host import call_name, recorded_calls
+from torchtraceap.prediction.lifting.recorded_host import (
+    RecordedCalls,
+    call_name,
+    recorded_calls,
+)
 from torchtraceap.prediction.lifting.situations import situations
 from torchtraceap.prediction.lifting.work import HostTime
 
@@ -109,6 +114,54 @@ def test_a_step_without_calls_takes_no_time() -> None:
     times: HostTimes = HostModel().times(Capture(()), ())
     assert times.total_ns == 0 and times.calls == ()
     assert times.sample(np.random.default_rng(0)).total_ns == 0
+
+
+def recorded(factor: float, capture: tuple[Call, ...] = STEP * 20) -> RecordedCalls:
+    """A trace of a machine on which everything takes `factor` times the means."""
+    base = HostModel()
+    base.factors = np.zeros(3)
+    times = base.times(Capture(capture), LAUNCHES * 20).calls
+    return RecordedCalls(
+        np.arange(len(capture)),
+        tuple(situations(capture)),
+        np.array([time.before for time in times]) * factor,
+        np.array([time.to_launch for time in times]) * factor,
+        tuple(tuple(each * factor for each in time.launches) for time in times),
+        np.array([time.between for time in times]) * factor,
+        np.array([time.after for time in times]) * factor,
+    )
+
+
+@pytest.mark.parametrize("factor", [0.4, 1.0, 3.0])
+def test_a_trace_of_the_machine_settles_its_factor(factor: float) -> None:
+    unknown, calls = HostModel(), recorded(factor)
+    known = unknown.calibrated([calls])
+    before, after = (model.times(Capture(STEP), LAUNCHES) for model in (unknown, known))
+    expected = calls.total_ns / 20
+    assert after.low < 1 < after.high < before.high
+    assert abs(np.log(after.total_ns / expected)) < 0.35
+    assert abs(np.log(after.total_ns / expected)) <= abs(np.log(before.total_ns / expected)) + 0.1
+
+
+def test_more_traces_than_none_are_needed_to_calibrate() -> None:
+    with pytest.raises(OptionError, match="without operators"):
+        HostModel().calibrated([])
+
+
+def test_profilers_slow_the_host_down() -> None:
+    device = device_named("H100 SXM")
+    sums = [
+        HostModel(device, profiler).times(Capture(STEP), LAUNCHES).total_ns
+        for profiler in ("none", "plain", "stack", "full")
+    ]
+    assert sums == sorted(sums) and sums[-1] > 1.3 * sums[0]
+    with pytest.raises(OptionError, match="there are: none"):
+        HostModel(device, "nsight")
+
+
+def test_processors_beside_recent_gpus_are_faster() -> None:
+    new, old = (HostModel(device_named(name)) for name in ("H100 SXM", "V100 SXM2 32GB"))
+    assert new.times(Capture(STEP), LAUNCHES).total_ns < old.times(Capture(STEP), LAUNCHES).total_ns
 
 
 # -------------------------------------------------------------------------------------- traces

@@ -14,24 +14,53 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, sqrt
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from torchtraceap.aliases import Array
+from torchtraceap.devices import Device
 from torchtraceap.errors import OptionError
 from torchtraceap.prediction.capture.calls import Capture
 from torchtraceap.prediction.lifting.recorded_host import RecordedCalls
 from torchtraceap.prediction.lifting.situations import UNKNOWN_CROSSING, Situation, situations
 from torchtraceap.prediction.lifting.work import HostTime
 
-__all__ = ["GROUPS", "QUANTITIES", "HostModel", "HostTable", "HostTimes", "shipped_table"]
+__all__ = [
+    "GROUPS",
+    "PROFILERS",
+    "QUANTITIES",
+    "SCORES",
+    "HostModel",
+    "HostTable",
+    "HostTimes",
+    "Machine",
+    "expected_machine",
+    "is_recent",
+    "log_ratios",
+    "shipped_table",
+    "weighted_median",
+]
 
 _DATA = Path(__file__).with_name("data") / "host_times.json"
+PROFILERS: Mapping[str, tuple[float, float, float]] = MappingProxyType(
+    {
+        "none": (0.85, 0.85, 0.95),
+        "plain": (1.0, 1.0, 1.0),
+        "stack": (1.75, 1.6, 1.0),
+        "full": (1.9, 1.6, 1.0),
+    }
+)
+"""What each of `GROUPS` takes against the profiler's default options: with stacks and shapes, with
+memory, modules and flops as well (benchmarks/prediction/profiler_factor.py, torch 2.13 on a CPU);
+without it, the middle of what others measured on GPU runs (1.1 to 1.25 times in all)."""
+_OTHER_AGE = 0.2
 _UNSEEN = 1e6
 """Variance of what was not measured."""
 _TAIL = 1.2816
@@ -54,6 +83,27 @@ GROUPS = ("gaps", "calls", "launches")
 
 
 @dataclass(frozen=True, slots=True)
+class Machine:
+    """What a machine took against the means."""
+
+    profiler: str
+    """One of `PROFILERS`."""
+    is_recent: bool
+    """Its GPU is, and so its processor will be; see `is_recent`."""
+    factors: Array
+    """float64 [3]: logarithms, by `GROUPS`."""
+
+
+def is_recent(device: Device) -> bool:
+    """Of 2022 or later: Ada, Hopper, CDNA 3 and what came after."""
+    first = {"nvidia": 8.9, "amd": 9.4}.get(device.vendor, np.inf)
+    try:
+        return float(device.architecture) >= first
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
 class HostTable:
     """Means of host times by class, ns, and how far machines and calls spread around them."""
 
@@ -61,12 +111,10 @@ class HostTable:
     """By quantity, then class."""
     crossings: Mapping[str, str]
     """The usual crossing before a name, for calls whose modules are not known."""
-    factors: Array
-    """float64 [3]: logarithms of what `GROUPS` take on an unknown machine, against the means."""
-    covariance: Array
-    """float64 [3, 3]: of these logarithms over machines."""
+    machines: tuple[Machine, ...]
+    """Those that the means come from."""
     model_covariance: Array
-    """float64 [3, 3]: of these logarithms over models on one machine."""
+    """float64 [3, 3]: of the logarithms of factors over models on one machine."""
     residuals: Mapping[str, Array]
     """By quantity: times of single calls over the mean of their class, at `SCORES`."""
     correlation: float
@@ -78,8 +126,10 @@ class HostTable:
         return cls(
             means=text["means"],
             crossings=text["crossings"],
-            factors=np.array(text["factors"]),
-            covariance=np.array(text["covariance"]),
+            machines=tuple(
+                Machine(each["profiler"], each["is_recent"], np.array(each["factors"]))
+                for each in text["machines"]
+            ),
             model_covariance=np.array(text["model_covariance"]),
             residuals={key: np.array(values) for key, values in text["residuals"].items()},
             correlation=text["correlation"],
@@ -201,32 +251,79 @@ def weighted_median(values: Array, weights: Array) -> float:
     """The value below and above which half of the weight lies."""
     order = np.argsort(values, kind="stable")
     shares = np.cumsum(weights[order]) / weights.sum()
-    return float(values[order][np.searchsorted(shares, 0.5)])
+    place = min(int(np.searchsorted(shares, 0.5)), len(order) - 1)
+    return float(values[order][place])
+
+
+def expected_machine(
+    table: HostTable, device: Device | None = None, profiler: str | None = None
+) -> tuple[Array, Array]:
+    """Logarithms of the factors of a machine that was not measured, and their covariance.
+
+    Those in the middle of the table's machines; of another age they count `_OTHER_AGE`. With a
+    profiler theirs are taken off first, else they stay in, as traces are made.
+
+    Args:
+        table: Of the machines.
+        device: The GPU, whose age tells that of the processor.
+        profiler: One of `PROFILERS`.
+
+    Raises:
+        OptionError: Nobody knows such a profiler.
+    """
+    if profiler is not None and profiler not in PROFILERS:
+        raise OptionError(f"no profiler {profiler!r}; there are: {', '.join(PROFILERS)}")
+    rows = np.array(
+        [
+            machine.factors
+            + (0.0 if profiler is None else _log_profiler(profiler, machine.profiler))
+            for machine in table.machines
+        ]
+    )
+    recent = None if device is None else is_recent(device)
+    weights = np.array(
+        [1.0 if recent in (None, m.is_recent) else _OTHER_AGE for m in table.machines]
+    )
+    weights /= weights.sum()
+    # Their median: some public traces are of machines or builds several times slower than others.
+    middle = np.array([weighted_median(column, weights) for column in rows.T])
+    off = rows - middle
+    count = 1 / float(weights @ weights)
+    # The middle is not known better than from so many machines either.
+    covariance = (off.T * weights) @ off * (count + 1) / max(count - 1, 1.0)
+    return middle, covariance
+
+
+def _log_profiler(to: str, of: str) -> Array:
+    ratio: Array = np.log(np.array(PROFILERS[to]) / np.array(PROFILERS[of]))
+    return ratio
 
 
 class HostModel:
     """Host times of captured calls on a machine.
 
     Args:
-        factors: Logarithms of what the machine takes against the means, by `GROUPS`; by default
-            those of a machine of which nothing is known.
-        covariance: How far these may be off.
-        source: Where they come from.
+        device: The GPU; what is known of machines with one of its age then counts most.
+        profiler: One of `PROFILERS`, "none" for a step that nobody records; by default what public
+            traces were recorded with, mostly all that there is.
         table: Means and spreads; by default those of the package.
+
+    Raises:
+        OptionError: Nobody knows such a profiler.
     """
 
     def __init__(
         self,
-        factors: Array | None = None,
-        covariance: Array | None = None,
+        device: Device | None = None,
+        profiler: str | None = None,
         *,
-        source: str = "machine and profiler not known",
         table: HostTable | None = None,
     ) -> None:
         self.table = shipped_table() if table is None else table
-        self.factors = self.table.factors if factors is None else factors
-        self.covariance = self.table.covariance if covariance is None else covariance
-        self.source = source
+        self.factors, self.covariance = expected_machine(self.table, device, profiler)
+        """Logarithms of what the machine takes against the means, by `GROUPS`, and how far these
+        may be off."""
+        self.source = f"{len(self.table.machines)} machines of public traces, none of them this one"
 
     def times(self, capture: Capture, launches_per_call: Sequence[int]) -> HostTimes:
         """Host times of every call: views, and what launches nothing, included.
@@ -267,12 +364,11 @@ class HostModel:
             raise OptionError("a trace without operators says nothing of host times")
         noise = self.table.model_covariance + np.diag(np.where(is_seen, 0.0, _UNSEEN))
         gain = self.covariance @ np.linalg.inv(self.covariance + noise)
-        return HostModel(
-            self.factors + gain @ (np.where(is_seen, ratios, self.factors) - self.factors),
-            self.covariance - gain @ self.covariance,
-            source=source or "machine and profiler of a trace",
-            table=self.table,
-        )
+        found = copy(self)
+        found.factors = self.factors + gain @ np.where(is_seen, ratios - self.factors, 0.0)
+        found.covariance = self.covariance - gain @ self.covariance
+        found.source = source or "a trace of the machine, with its profiler"
+        return found
 
     def times_of(self, calls: Sequence[Situation], launches_per_call: Sequence[int]) -> HostTimes:
         """The same for calls of which no more is known than their situations."""
