@@ -141,7 +141,7 @@ def lifted_steps(
     captures: Iterable[Capture], device: Device, calibrate: Sequence[Trace] = ()
 ) -> list[LiftedStep]:
     """Captured steps as a GPU would do them, corrected by traces of the device."""
-    calibration, host = _calibration(calibrate), HostModel()
+    calibration, host = _calibration(calibrate), HostModel(device)
     if calibrate:
         parts = [part for trace in calibrate for part in trace.ranks]
         host = host.calibrated([recorded_calls(part) for part in parts])

@@ -352,16 +352,13 @@ class HostModel:
         from how far models differ on one machine.
 
         Args:
-            recorded: As `recorded_calls` finds them in a trace.
+            recorded: As `recorded_calls` finds them in a trace; without any call this model stays.
             source: Of these, for a person.
-
-        Raises:
-            OptionError: There are no calls.
         """
         ratios = log_ratios(self.table, list(recorded))
         is_seen = np.isfinite(ratios)
         if not is_seen.any():
-            raise OptionError("a trace without operators says nothing of host times")
+            return self
         noise = self.table.model_covariance + np.diag(np.where(is_seen, 0.0, _UNSEEN))
         gain = self.covariance @ np.linalg.inv(self.covariance + noise)
         found = copy(self)

@@ -32,7 +32,7 @@ def lift(
     Args:
         capture: Its calls.
         device: The GPU.
-        host: How long the host takes; by default that of an unknown machine.
+        host: How long the host takes; by default what machines with such a GPU take.
         calibration: Of the durations, from a trace of the device.
     """
     libraries = libraries_of(device)
@@ -51,7 +51,7 @@ def lift(
             by_call[index].append(_lifted_collective(call, index, device, calibration))
     lifted = [tuple(by_call.get(index, ())) for index in range(len(capture.calls))]
     launches = [sum(len(op.works) for op in of_call) for of_call in lifted]
-    times_of_host = (host or HostModel()).times(capture, launches)
+    times_of_host = (host or HostModel(device)).times(capture, launches)
     calls = zip(capture.calls, lifted, times_of_host.calls, strict=True)
     range_of_host = times_of_host.low, times_of_host.high
     return LiftedStep(tuple(starmap(LiftedCall, calls)), range_of_host)
