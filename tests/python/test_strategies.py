@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -461,6 +463,189 @@ def test_parts_of_copies_are_averaged_among_the_copies() -> None:
     assert averaged == (sum(sizes(decoder())) - norms) // 4 + norms
 
 
+# ------------------------------------------------------------------------------- pipelines
+
+
+def tower() -> nn.Module:
+    """Eight layers and a head that costs as much as two."""
+    layer = [nn.Sequential(nn.Linear(128, 128), nn.ReLU()) for _ in range(8)]
+    return nn.Sequential(nn.Sequential(*layer), nn.Linear(128, 256))
+
+
+def test_stages_share_the_work_of_the_model() -> None:
+    alone = one_of(trained(tower, 32, 128), None, 1)
+    found = capture_ranks(trained(tower, 32, 128), parse_strategy("pp=5,microbatches=8", 5))
+    assert found.kind_of_rank == (0, 1, 2, 3, 4)
+    work = [products(capture) for capture in found.captures]
+    assert sum(work) == products(alone)
+    kept = [updated(capture) for capture in found.captures]
+    assert sum(kept) == sum(sizes(tower()))
+    # The last one has the head, and a layer at least: no other has more than the work of three.
+    assert max(work) == 3 * 3 * 32 * 128 * 128
+
+
+def test_as_many_parts_as_fit() -> None:
+    (note,) = one_of(trained(tower, 20, 128), "pp=2", 2).notes
+    assert note == "the batch goes through the pipeline in 5 parts"
+
+
+def updated(capture: Capture) -> int:
+    update = next(call for call in capture.calls if call.name == "aten::_foreach_addcdiv_")
+    return sum(tensor.elements for tensor in tensors_in([update.inputs["self"]]))
+
+
+@pytest.mark.parametrize("text", ["pp=4", "pp=3,microbatches=3", "pp=2,microbatches=16"])
+def test_what_a_stage_sends_another_receives(text: str) -> None:
+    stages = int(text[3])
+    found = capture_ranks(trained(tower, 48, 128), parse_strategy(text, stages))
+    for rank in range(stages - 1):
+        for kinds in (("send", "recv"), ("recv", "send")):
+            here, there = (
+                [
+                    (each.elements_in, each.dtype)
+                    for each in exchanges(found.of_rank(own), kind)
+                    if each.peer == peer
+                ]
+                for own, peer, kind in zip((rank, rank + 1), (rank + 1, rank), kinds, strict=True)
+            )
+            assert here == there != []
+    assert all_are_served([found.of_rank(rank) for rank in range(stages)])
+
+
+def all_are_served(ranks: list[Capture]) -> bool:
+    """Whether all exchanges take place, if a rank does one launch after the other and a send takes
+    place while both ranks are at it."""
+    todo = [launches(capture) for capture in ranks]
+    while any(todo):
+        met = next(meetings(todo), None)
+        if met is None:
+            return False
+        for rank, exchange in met:
+            todo[rank][0].remove(exchange)
+        todo = [[launch for launch in own if launch] for own in todo]
+    return True
+
+
+def meetings(todo: list[list[list[Collective]]]) -> Iterator[list[tuple[int, Collective]]]:
+    now = [(rank, each) for rank, own in enumerate(todo) if own for each in own[0]]
+    for (rank, own), (peer, other) in itertools.combinations(now, 2):
+        if (own.peer, other.peer) == (peer, rank) and {own.kind, other.kind} == {"send", "recv"}:
+            yield [(rank, own), (peer, other)]
+
+
+def launches(capture: Capture) -> list[list[Collective]]:
+    found: dict[int | None, list[Collective]] = {}
+    for each in exchanges(capture):
+        found.setdefault(each.batch, []).append(each)
+    return list(found.values())
+
+
+def test_forward_and_backward_passes_take_turns() -> None:
+    found = capture_ranks(trained(tower, 32, 128), parse_strategy("pp=4,microbatches=8", 4))
+    for stage, capture in enumerate(found.captures):
+        passes = [
+            call.phase.value[0]
+            for call in capture.calls
+            if call.name in ("aten::relu", "aten::threshold_backward")
+        ]
+        layers_of_stage = passes.count("f") // 8
+        passes = passes[::layers_of_stage]
+        begun = 4 - stage
+        assert "".join(passes) == "f" * begun + "bf" * (8 - begun) + "b" * begun
+
+
+def test_a_pipeline_of_copies() -> None:
+    found = capture_ranks(trained(tower, 32, 128), parse_strategy("pp=2,dp=2", 4))
+    assert found.kind_of_rank == (0, 0, 1, 1)
+    for rank, groups in ((1, {(1, 3), (0, 1)}), (2, {(0, 2), (2, 3)})):
+        step = found.of_rank(rank)
+        assert {each.group for each in exchanges(step)} == groups
+        assert {each.peer for each in exchanges(step, "send")} == {(rank + 2) % 4}
+        averaged = exchanges(step, "allreduce")
+        assert sum(each.elements_in for each in averaged) == updated(step)
+        backward = [
+            i for i, call in enumerate(step.calls) if call.name == "aten::threshold_backward"
+        ]
+        assert all(each.id > backward[-5] for each in averaged)  # in the last pass alone
+
+
+def test_parts_of_a_model_in_a_pipeline() -> None:
+    found = capture_ranks(trained(decoder, 8, 64, 256), parse_strategy("pp=2,tp=2", 4))
+    assert sum(products(found.captures[kind]) for kind in (0, 1)) * 2 == (
+        products(one_of(trained(decoder, 8, 64, 256), None, 1))
+    )
+    assert {each.group for each in exchanges(found.of_rank(3), "allreduce")} == {(2, 3)}
+
+
+def test_a_pipeline_that_is_not_trained() -> None:
+    def make() -> dict[str, Any]:
+        return {"model": tower(), "inputs": (torch.randn(32, 128),)}
+
+    found = capture_ranks(make, parse_strategy("pp=4,microbatches=4", 4))
+    sent = [[(each.kind, each.peer) for each in exchanges(c)] for c in found.captures]
+    assert sent[0] == [("send", 1)] * 4
+    assert sent[1] == [("recv", 0), ("send", 2)] * 4
+    assert sum(map(products, found.captures)) == products(
+        capture_ranks(make, Strategy()).captures[0]
+    )
+
+
+def test_a_loss_has_its_part_of_the_targets() -> None:
+    def make() -> dict[str, Any]:
+        targets = torch.zeros(32, dtype=torch.long)
+        return {
+            "model": tower(),
+            "inputs": (torch.randn(32, 128),),
+            "loss": lambda out: nn.functional.cross_entropy(out, targets),
+        }
+
+    found = capture_ranks(make, parse_strategy("pp=2,microbatches=4", 2))
+    losses = [call for call in found.captures[1].calls if call.name == "aten::nll_loss_forward"]
+    assert [call.inputs["target"].shape for call in losses] == [(8,)] * 4  # type: ignore[union-attr]
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(2))
+
+    def forward(self, given: Any) -> Any:
+        for layer in [*self.layers, *self.layers]:
+            given = layer(given)
+        return given
+
+
+class Across(nn.Module):
+    """Each layer takes what the first one gave, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(128, 128)
+        self.layers = nn.ModuleList(nn.Bilinear(128, 128, 128) for _ in range(3))
+
+    def forward(self, given: Any) -> Any:
+        first = given = self.first(given)
+        for layer in self.layers:
+            given = layer(given * 2, first)
+        return given
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "reason"),
+    [
+        (tower, "pp=9", "needs 9 blocks or more, and the model has 8"),
+        (tower, "pp=4,microbatches=2", "needs 4 microbatches or more"),
+        (tower, "pp=2,microbatches=7", "a batch of 32 has no 7 equal parts"),
+        (Twice, "pp=2", "layers.0 runs again"),
+        (Across, "pp=2", "layers.0 takes more"),
+        (tower, "pp=2,fsdp2=2", "has copies"),
+    ],
+)
+def test_a_model_that_is_no_pipeline_is_refused(model: Any, text: str, reason: str) -> None:
+    with pytest.raises(OptionError, match=reason):
+        one_of(trained(model, 32, 128), text, 4 if "fsdp" in text else int(text[3]))
+
+
 # ------------------------------------------------------------------------------- a real job
 
 
@@ -504,17 +689,75 @@ distributed.destroy_process_group()
 _ALIKE = ("aten::mul", "aten::mm", "aten::addmm")
 
 
-def test_two_processes_exchange_the_same(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(_WORKLOAD)
-    (tmp_path / "job.py").write_text(_JOB)
+_PIPELINE = """
+import sys, torch
+from torch import distributed, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.profiler import profile, ProfilerActivity
+from model import make
+
+rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+made = make()
+module = nn.Sequential(*made["model"][2 * rank : 2 * rank + 2])
+stage = PipelineStage(module, rank, 2, torch.device("cpu"))
+schedule = Schedule1F1B(stage, 4, loss_fn=lambda output, _: output.sum())
+
+def step():
+    module.zero_grad()
+    if rank == 0:
+        schedule.step(*made["inputs"])
+    else:
+        schedule.step(target=torch.zeros(32))
+
+for _ in range(2):
+    step()
+with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
+    step()
+recorded.export_chrome_trace(out)
+distributed.destroy_process_group()
+"""
+_TOWER = """
+import torch
+from torch import nn
+
+def make():
+    layers = [nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)) for _ in range(4)]
+    return {"model": nn.Sequential(*layers), "inputs": (torch.randn(32, 64),), "loss": torch.sum}
+"""
+
+
+def run_job(tmp_path: Path, workload: str, job: str) -> list[Path]:
+    """Traces of two processes."""
+    (tmp_path / "model.py").write_text(workload)
+    (tmp_path / "job.py").write_text(job)
     outs = [tmp_path / f"{rank}.json" for rank in range(2)]
-    job = [
+    processes = [
         subprocess.Popen(
             [sys.executable, "job.py", str(rank), str(tmp_path / "store"), str(out)], cwd=tmp_path
         )
         for rank, out in enumerate(outs)
     ]
-    assert [process.wait(timeout=120) for process in job] == [0, 0]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    return outs
+
+
+def test_two_stages_do_the_same(tmp_path: Path) -> None:
+    outs = run_job(tmp_path, _TOWER, _PIPELINE)
+    make = find_workload(f"{tmp_path / 'model.py'}:make")
+    found = capture_ranks(make, parse_strategy("pp=2,microbatches=4", 2))
+    alike = (*_ALIKE, "aten::add_", "aten::div_", "aten::threshold_backward")
+    for out, capture in zip(outs, found.captures, strict=True):
+        expected = [
+            (call.name, _sent(call))
+            for call in capture.calls
+            if call.collective is not None or call.name in alike
+        ]
+        assert _recorded(out, alike) == expected
+
+
+def test_two_processes_exchange_the_same(tmp_path: Path) -> None:
+    outs = run_job(tmp_path, _WORKLOAD, _JOB)
     found = one_of(find_workload(f"{tmp_path / 'model.py'}:make"), "ddp", 2)
     expected = [
         (call.name, _sent(call))
@@ -530,11 +773,14 @@ def _sent(call: Call) -> list[int]:
     return [] if call.collective is None else [call.collective.elements_in]
 
 
-def _recorded(trace: Path) -> list[tuple[str, list[int]]]:
+def _recorded(trace: Path, alike: Sequence[str] = _ALIKE) -> list[tuple[str, list[int]]]:
     """Products, copies into buckets and collectives, these with their sizes."""
     events = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("cat") == "cpu_op"]
     return [
-        (event["name"], event["args"]["Input Dims"][0][0] if "c10d" in event["name"] else [])
+        (
+            event["name"],
+            [prod(event["args"]["Input Dims"][0][0])] if "c10d" in event["name"] else [],
+        )
         for event in sorted(events, key=lambda event: event["ts"])
-        if "c10d" in event["name"] or event["name"] in _ALIKE
+        if "c10d" in event["name"] or event["name"] in alike
     ]

@@ -98,6 +98,8 @@ class Collective:
     """Tells it from the others of its rank: the index of the call that starts it."""
     peer: int | None = None
     """Of send and recv: the other rank."""
+    batch: int | None = None
+    """Sends and receives with the same are one launch: none of them waits for another."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,6 +202,9 @@ class Recorder:
         self._at_begin: tuple[int, ...] = ()
         self._on_host: set[int] = set()
         self.streams = Streams()
+        self.is_on = True
+        """Calls are written down, and not only answered."""
+        self._batch: int | None = None
 
     def begin(self, tensors: Iterable[torch.Tensor]) -> None:
         """A step begins: what was written down before is forgotten.
@@ -266,6 +269,27 @@ class Recorder:
             self._phase = before
 
     @contextmanager
+    def off(self) -> Iterator[None]:
+        """What is called within is not written down."""
+        before, self.is_on = self.is_on, False
+        try:
+            yield
+        finally:
+            self.is_on = before
+
+    @contextmanager
+    def together(self) -> Iterator[list[int]]:
+        """Collectives that are started within are one launch; they are told when all are."""
+        started: list[int] = []
+        first = len(self.calls)
+        self._batch = first
+        try:
+            yield started
+        finally:
+            self._batch = None
+        started += [call.collective.id for call in self.calls[first:] if call.collective]
+
+    @contextmanager
     def _watched_modules(self) -> Iterator[None]:
         from torch.nn.modules import module as hooks
 
@@ -313,6 +337,8 @@ class Recorder:
             outputs: What it returned.
             is_view: It computes nothing.
         """
+        if not self.is_on:
+            return
         given = {key: self._value(value) for key, value in inputs.items()}
         made = tuple(map(self._value, outputs))
         on_host = self._stays_on_host([*tensors_in((*given.values(), *made))])
@@ -344,6 +370,8 @@ class Recorder:
             arguments: By names of the schema.
             exchange: What it does.
         """
+        if not self.is_on:
+            return
         self.write(name, "default", arguments, ())
         index, call = len(self.calls) - 1, self.calls[-1]
         read, written = (
@@ -359,9 +387,11 @@ class Recorder:
             (*read, *written)[0].dtype,
             index,
             exchange.peer,
+            self._batch,
         )
         self.calls[-1] = replace(call, collective=collective)
-        self.streams.starts(collective, written, waits=exchange.waits)
+        changed = () if collective.kind == "send" else written
+        self.streams.starts(collective, changed, waits=exchange.waits)
 
     def _stays_on_host(self, tensors: Sequence[TensorInfo]) -> bool:
         """Single numbers of the host meet others; with a tensor of a GPU they go to the GPU."""

@@ -7,7 +7,7 @@ the last call of the step before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from torchtraceap.prediction.capture.calls import COMPUTE, Collective, TensorInfo
@@ -44,9 +44,12 @@ class Streams:
         last = {self._last[stream]} if stream in self._last else set()
         return frozenset(last | self._waits.get(stream, set()))
 
-    def wait(self, stream: str, point: Iterable[int]) -> None:
+    def wait(self, stream: str, point: Collection[int]) -> None:
         """Nothing that the stream is given from here on begins before that point is reached."""
         self._waits.setdefault(stream, set()).update(point)
+        self._unfinished = {
+            storage: index for storage, index in self._unfinished.items() if index not in point
+        }
 
     def given(
         self, index: int, tensors: Iterable[TensorInfo]

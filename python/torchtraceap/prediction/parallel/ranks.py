@@ -16,7 +16,7 @@ from torchtraceap.prediction.parallel.data import (
     with_shards,
 )
 from torchtraceap.prediction.parallel.sharded_device import as_on_a_gpu
-from torchtraceap.prediction.parallel.strategy import DATA, SHARDED, TENSOR, Strategy
+from torchtraceap.prediction.parallel.strategy import DATA, PIPELINE, SHARDED, TENSOR, Strategy
 from torchtraceap.prediction.parallel.world import mesh_of, one_rank
 from torchtraceap.prediction.workload import Workload
 
@@ -90,13 +90,13 @@ def _capture(make: Callable[[], Any], strategy: Strategy, rank: int) -> Capture:
 
 
 def _kinds(model: torch.nn.Module, strategy: Strategy) -> tuple[int, ...]:
-    """Ranks that keep as many rows of each parameter are of one kind."""
-    known: dict[tuple[int, ...], int] = {}
+    """Ranks of one stage that keep as many rows of each parameter are of one kind."""
+    known: dict[tuple[int, tuple[int, ...]], int] = {}
     kinds = []
     for rank in range(strategy.world_size):
-        index = strategy.coordinate(rank, SHARDED)
-        shards = shards_of(model, strategy.size(SHARDED), index)
-        kinds.append(known.setdefault(shards, len(known)))
+        shards = shards_of(model, strategy.size(SHARDED), strategy.coordinate(rank, SHARDED))
+        key = strategy.coordinate(rank, PIPELINE), shards
+        kinds.append(known.setdefault(key, len(known)))
     return tuple(kinds)
 
 
@@ -106,11 +106,14 @@ def _runs(strategy: Strategy, attention: bool = True) -> Run:
     def run(
         workload: Workload, recorder: Recorder
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
+        from torchtraceap.prediction.parallel.pipeline import run_stage
         from torchtraceap.prediction.parallel.tensor import split_layers
 
         mesh, steps = mesh_of(strategy), None
         if strategy.size(TENSOR) > 1:
             split_layers(workload.model, mesh.get_group(TENSOR), attention=attention)
+        if strategy.size(PIPELINE) > 1:
+            return run_stage(workload, strategy, mesh, recorder)
         if strategy.size(SHARDED) > 1:
             names = (DATA, SHARDED) if strategy.size(DATA) > 1 else (SHARDED,)
             with as_on_a_gpu(recorder):

@@ -23,7 +23,6 @@ _NAMES = {
 }
 _MICROBATCHES = "microbatches"
 _PART = re.compile(r"([a-z]+[0-9]?)(?:=([0-9]{1,9}))?")
-_MICROBATCHES_PER_STAGE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,8 @@ class Strategy:
 
     dimensions: tuple[tuple[str, int], ...] = ()
     """Names and sizes, outermost first; none for a process without others."""
-    microbatches: int = 1
-    """Parts of a batch that a pipeline works on one after the other."""
+    microbatches: int | None = None
+    """Parts of a batch that a pipeline works on one after the other; None: as many as fit."""
 
     @property
     def world_size(self) -> int:
@@ -90,7 +89,7 @@ def parse_strategy(text: str | None, world_size: int) -> Strategy:
     Args:
         text: Dimensions with their sizes, outermost first: `pp=4,dp=2`. One of them may go without
             a size and gets what is left: `ddp`, `fsdp2,tp=4`. `microbatches=8` says into how many
-            parts a pipeline splits a batch, else 4 for each stage. None for one rank.
+            parts a pipeline splits a batch, else up to 4 for each stage. None for one rank.
         world_size: Number of ranks.
 
     Raises:
@@ -106,13 +105,12 @@ def parse_strategy(text: str | None, world_size: int) -> Strategy:
         return Strategy()
     sizes = _sizes(text)
     microbatches = sizes.pop(_MICROBATCHES, None)
-    dimensions = _filled(text, sizes, world_size)
-    stages = dict(dimensions).get(PIPELINE, 1)
+    strategy = Strategy(_filled(text, sizes, world_size), microbatches)
     if microbatches is not None and PIPELINE not in sizes:
         raise OptionError(f"strategy {text!r}: microbatches are of a pipeline, and there is no pp")
-    if PIPELINE not in sizes:
-        return Strategy(dimensions)
-    return Strategy(dimensions, microbatches or _MICROBATCHES_PER_STAGE * stages)
+    if strategy.size(PIPELINE) > 1 and strategy.size(SHARDED) > 1:
+        raise OptionError(f"strategy {text!r}: a pipeline has copies (dp), not shards (fsdp2)")
+    return strategy
 
 
 def _sizes(text: str) -> dict[str, int | None]:
