@@ -456,3 +456,17 @@ def test_ratios_are_shown_as_plain_values() -> None:
     assert row["kinds"] == 6 and row["calls"] == 60 and row["is_few"] is False
     assert kernel_class("gemm", "bf16") == "gemm bf16"
     assert kernel_class("softmax", "bf16") == "softmax"
+
+
+def test_rows_of_halves_that_begin_anywhere_take_as_long_as_singles() -> None:
+    def time(length: int, dtype: str) -> float:
+        shapes = [[8, 12, length, length], [], []]
+        call = OpCall("aten::_softmax", shapes, [dtype, "Scalar", "Scalar"], None, ["", "-1", ""])
+        found = durations.op_ns(call, "H100 SXM")
+        assert found is not None and found.low_ns < found.ns < found.high_ns
+        return found.ns / length**2
+
+    even, odd = time(3136, "c10::BFloat16"), time(3137, "c10::BFloat16")
+    assert odd > 1.5 * even
+    assert time(1001, "c10::BFloat16") < odd  # a warp reads single elements anyway
+    assert abs(time(3137, "float") / time(3136, "float") - 1) < 0.01

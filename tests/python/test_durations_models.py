@@ -311,8 +311,12 @@ def test_a_gpu_without_products_of_its_own_says_whose_it_reads_and_is_less_sure(
 
 def test_odd_sizes_and_narrow_batches_take_longer() -> None:
     even = estimate_gemm(4096, 4096, 4096, "bf16", "H200")
+    unaligned = estimate_gemm(4092, 4092, 4092, "bf16", "H200")
+    assert unaligned.ns > 1.1 * even.ns and "not aligned" in unaligned.source
     odd = estimate_gemm(4095, 4095, 4095, "bf16", "H200")
-    assert odd.ns > 1.1 * even.ns and "not aligned" in odd.source
+    assert odd.ns > 1.5 * unaligned.ns and "odd places" in odd.source
+    single = estimate_gemm(4095, 4095, 4095, "tf32", "A100 SXM 40GB")  # 4 bytes are one copy
+    assert "odd places" not in single.source
     tokens = estimate_gemm(4095, 4096, 4096, "bf16", "H200")  # rows still begin at 16 bytes
     assert "not aligned" not in tokens.source
     assert "narrow" in estimate_gemm(4096, 16, 4096, "bf16", "H200", batch=8).source

@@ -13,6 +13,14 @@ A kernel of a trace takes `START_NS` more, which traces tell. Another device or 
 correction of H100 with its own peaks, times a scale that traces tell for its architecture and
 type, else the mean scale; operands whose rows do not begin at multiples of 16 bytes cannot be
 loaded by the fast kernels, and take a factor. Each scale has its own spread of what it missed.
+
+Note [Narrow loads]
+Copies to shared memory that run beside the products take 4 bytes at least. Operands of 2-byte
+elements whose rows begin at odd elements are loaded one element after the other, by kernels that
+multiply with instructions of half the depth and neither copy nor store meanwhile: tiles are loaded,
+multiplied and stored in turn, and 2-byte elements fill half of a lane's path, so that memory takes
+twice as long. Since Hopper such instructions reach 62 % of the peak. No product was measured for
+this; the interval is a guess.
 """
 
 from __future__ import annotations
@@ -90,6 +98,12 @@ _REFERENCE = ("h100_sxm", "bf16")
 # Fast kernels load 16 bytes at once.
 _LOAD_BYTES = 16
 _NARROW = 64
+# See Note [Narrow loads].
+_LEAST_COPY = 4
+_NARROW_TILE = 64
+_HALF_DEPTH, _OLD_ON_NEW, _HALF_PATH = 0.5, 0.62, 0.5
+_NARROW_FACTOR = 1.8
+_NARROW_SAYS = "rows of 2-byte elements at odd places: loaded, multiplied, stored in turn at rates"
 # What the blocks of a product on vector units compute at once, along m and n, and the least part
 # of k that a block of its own gets.
 _VECTOR_TILE = 64
@@ -423,7 +437,38 @@ def _on_matrix_units(shape: FloatArray, dtype: str, chip: Device, table: Product
     sources = (said, *(f"{said}; {one.says}" for one in table.transfer.kinds))
     wide = np.where(model.covers(shape[:, 1:]), 1.0, _WIDER_OUTSIDE)
     start = table.transfer.start_ns
-    return _with_ends(running, start, which, scales, sources, wide)
+    found = _with_ends(running, start, which, scales, sources, wide)
+    narrow = narrow_loads(shape, dtype)
+    if not narrow.any():
+        return found
+    slow = Estimates.around(
+        start + _narrow_ns(shape, dtype, chip), _NARROW_FACTOR, f"{_NARROW_SAYS} of {chip.name}"
+    )
+    return Estimates.choose(narrow & (slow.ns > found.ns), [found, slow])
+
+
+def narrow_loads(shape: FloatArray, dtype: str) -> npt.NDArray[np.bool_]:
+    """bool `[n]`: in no order do all rows begin at multiples of 4 bytes; see Note [Narrow loads]"""
+    _, m, n, k = shape.T
+    step = _LEAST_COPY / element_bytes(dtype)
+    odd_m, odd_n, odd_k = (size % step != 0 for size in (m, n, k))
+    vector = (m == 1) | (n == 1)
+    return np.asarray(~vector & (odd_n | (odd_k & odd_m)) & (step > 1))
+
+
+def _narrow_ns(shape: FloatArray, dtype: str, chip: Device) -> FloatArray:
+    """Tiles that are loaded, multiplied and stored in turn; without the start."""
+    batch, m, n, k = shape.T
+    rows, width = (np.ceil(size / _NARROW_TILE) * _NARROW_TILE for size in (m, n))
+    rate = peak_rate(chip, dtype) * _HALF_DEPTH * (_OLD_ON_NEW if _is_warpgroup(chip) else 1.0)
+    moved = element_bytes(dtype) * batch * (m * k + k * n + m * n)
+    computing, moving = 2.0 * batch * rows * width * k / rate, moved / chip.bandwidth
+    return np.asarray(1e9 * (computing + moving / _HALF_PATH))
+
+
+def _is_warpgroup(chip: Device) -> bool:
+    """Its peak is that of instructions of four warps together."""
+    return chip.vendor == "nvidia" and chip.architecture in ("9.0", "10.0", "10.3")
 
 
 def product_kinds(shape: FloatArray, dtype: str) -> npt.NDArray[np.int64]:

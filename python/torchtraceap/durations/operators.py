@@ -11,6 +11,7 @@ from torchtraceap.durations.calibration import kernel_class
 from torchtraceap.durations.estimate import Estimate, UnknownDurationError, the_device
 from torchtraceap.durations.families import estimate_work
 from torchtraceap.durations.gemm import estimate_gemm
+from torchtraceap.durations.kernels import estimate_rows, tensors_moved
 from torchtraceap.models.arguments import OpCall, UnknownWorkError
 from torchtraceap.models.families import family_of
 from torchtraceap.models.registry import Work, model_of, modelled
@@ -90,6 +91,9 @@ def estimate_op(call: OpCall, device: str | Device, *, kernels: int = 1) -> Esti
     product = estimate_product(call, dtype, chip)
     if product is not None:
         return product
+    rows = _estimate_narrow_rows(call, chip)
+    if rows is not None:
+        return rows
     return estimate_work(
         family_of(call.name, call.kernels),
         np.nan if work.computed is None else work.computed,
@@ -100,6 +104,40 @@ def estimate_op(call: OpCall, device: str | Device, *, kernels: int = 1) -> Esti
         kernels=kernels,
         kernel=call.kernels[0] if call.kernels else "",
     )
+
+
+# Place of the dimension of a softmax, and how many tensors it moves.
+_SOFTMAXES = {
+    "aten::_softmax": (1, 2),
+    "aten::_log_softmax": (1, 2),
+    "aten::_softmax_backward_data": (2, 3),
+    "aten::_log_softmax_backward_data": (2, 3),
+}
+# Longer rows have a block each, which reads 16 bytes at once where it can.
+_ROW_OF_WARP = 1024
+_WIDE, _NARROW = 16, 4
+
+
+def _estimate_narrow_rows(call: OpCall, device: Device) -> Estimate | None:
+    """Time of a softmax over long rows of 2-byte elements that do not begin at multiples of 16
+    bytes; None for any other call.
+
+    Such rows are read one element after the other. Of the path of a lane, 4 bytes wide, they fill
+    half, so that an element takes as long as one of fp32, in which such kernels were measured.
+    """
+    place, tensors = _SOFTMAXES.get(call.name, (0, 0))
+    if not tensors:
+        return None
+    source = call.tensor(0)
+    axis, size = call.integer(place, -1), source.dtype.size
+    length = source.shape[-1] if source.shape else 0
+    is_last = axis in (-1, len(source.shape) - 1)
+    if not is_last or size >= _NARROW or length <= _ROW_OF_WARP or length * size % _WIDE == 0:
+        return None
+    found = estimate_rows("softmax", source.elements / length, length, "fp32", device)
+    share = tensors / tensors_moved("softmax")
+    says = f"{found.source}; rows that can't be read {_WIDE} bytes at once, each element as of fp32"
+    return Estimate(share * found.ns, share * found.low_ns, share * found.high_ns, says)
 
 
 def class_of(call: OpCall, device: str | Device) -> str:
