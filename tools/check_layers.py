@@ -105,6 +105,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         "files",
         "loading",
     },
+    "generation": {"loading", "prediction", "simulation"},
     "overlay": {"diagnosis"},
     "report": {"_version", "analysis", "summary", "verdict"},
     "sql": {"analysis"},

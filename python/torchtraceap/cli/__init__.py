@@ -21,6 +21,7 @@ from torchtraceap.cli.completion import completion_command
 from torchtraceap.cli.diagnosis import DIAGNOSIS_COMMANDS
 from torchtraceap.cli.estimates import ESTIMATE_COMMANDS
 from torchtraceap.cli.exports import EXPORT_COMMANDS
+from torchtraceap.cli.generation import GENERATION_COMMANDS
 from torchtraceap.cli.interrupts import (
     ignore_interrupts,
     say_interrupted,
@@ -57,6 +58,7 @@ _WORK = {
     **ESTIMATE_COMMANDS,
     **PREDICTION_COMMANDS,
     **SHARDING_COMMANDS,
+    **GENERATION_COMMANDS,
     **VIEW_COMMANDS,
     **TABLE_COMMANDS,
     **EXPORT_COMMANDS,

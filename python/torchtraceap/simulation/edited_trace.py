@@ -48,7 +48,14 @@ from torchtraceap.simulation.schedules import MEASURED, Blend, RunningWork, Sche
 from torchtraceap.units import format_ns, format_share
 from torchtraceap.writing import check_target, replacing, write_paths
 
-__all__ = ["EditedTrace", "Form", "check_trace_target", "edited_ranks", "edited_trace"]
+__all__ = [
+    "EditedTrace",
+    "Form",
+    "check_trace_target",
+    "edited_ranks",
+    "edited_trace",
+    "event_text",
+]
 
 _ENDINGS = (".json", ".json.gz")
 _NS_PER_US = 1_000
@@ -391,7 +398,7 @@ class _EditedRank:
             if args:
                 fields["args"] = args
             begin_ns, end_ns = self._times_of(event)
-            self._more.append(_event_text(fields, begin_ns, max(0, end_ns - begin_ns)))
+            self._more.append(event_text(fields, begin_ns, max(0, end_ns - begin_ns)))
 
     def _fields_of(self, row: int) -> dict[str, Any]:
         """What an event says, without its times."""
@@ -463,7 +470,7 @@ class _EditedRank:
         place = {key: like[key] for key in ("pid", "tid") if key in like}
         for name, start_ns, dur_ns in marks:
             fields = {"ph": "X", "cat": "user_annotation", "name": name, **place}
-            self._more.append(_event_text(fields, start_ns, dur_ns))
+            self._more.append(event_text(fields, start_ns, dur_ns))
 
     # ------------------------------------------------------------------------- side streams
 
@@ -530,7 +537,7 @@ class _EditedRank:
         elif self._correlation[row] != _core.NO_ID:
             args["correlation"] = int(self._correlation[row])
         fields["args"] = args
-        return _event_text(fields, begin_ns, dur_ns)
+        return event_text(fields, begin_ns, dur_ns)
 
     def _name_of(self, row: int, stream: int) -> str:
         fields = self._fields_of(row)
@@ -581,9 +588,17 @@ def _largest_tid(table: _core.EventTable) -> int:
     return max((track.tid_number or 0 for track in table.tracks), default=0)
 
 
-def _event_text(fields: dict[str, Any], ts_ns: int, dur_ns: int) -> str:
-    """JSON, with times in microseconds to the nanosecond."""
-    times = f'"ts": {_in_us(ts_ns)}, "dur": {_in_us(dur_ns)}'
+def event_text(fields: dict[str, Any], ts_ns: int, dur_ns: int | None) -> str:
+    """JSON of an event, with times in microseconds to the nanosecond.
+
+    Args:
+        fields: All but `ts` and `dur`.
+        ts_ns: When it begins.
+        dur_ns: How long it takes; None: it has no duration, as an arrow.
+    """
+    times = f'"ts": {_in_us(ts_ns)}'
+    if dur_ns is not None:
+        times += f', "dur": {_in_us(dur_ns)}'
     return f"{{{times}, {json.dumps(fields)[1:]}"
 
 

@@ -100,34 +100,63 @@ class GraphBuilder:
         self._last_of: dict[int, int] = {}
         self._count = 0
         if graph is not None:
-            self._begin_with(graph)
+            self.add_graph(graph)
 
-    def _begin_with(self, graph: _core.ExecutionGraph) -> None:
-        self._lane_rank = graph.lane_rank.tolist()
-        self._lane_kind = graph.lane_kind.tolist()
-        self._lane_index = graph.lane_index.tolist()
+    # ------------------------------------------------------------------------- whole graphs
+
+    def add_graph(
+        self,
+        graph: _core.ExecutionGraph,
+        *,
+        rank: int = 0,
+        lag_ns: npt.ArrayLike | None = None,
+    ) -> int:
+        """All that is in a graph; returns the number of its first point, behind which the others
+        have their order.
+
+        Args:
+            graph: Of one or several ranks, without those that the builder has.
+            rank: Index of its first rank.
+            lag_ns: int64 `[edges]`: what its edges cost, residuals included; None: as in the graph.
+
+        Raises:
+            SchemaError: Lags for another number of edges.
+        """
+        first, lanes = self._count, len(self._lane_rank)
+        self._lane_rank += (graph.lane_rank + rank).tolist()
+        self._lane_kind += graph.lane_kind.tolist()
+        self._lane_index += graph.lane_index.tolist()
+        lane = graph.lane.astype(np.int64) + lanes
         self._points.append(
-            _Points(graph.lane, graph.time_ns, graph.row, graph.is_end, graph.held, graph.name)
+            _Points(lane, graph.time_ns, graph.row, graph.is_end, graph.held, graph.name)
         )
-        self._count = len(graph)
+        self._count += len(graph)
         ends = zip(graph.lane_begin.tolist(), graph.lane_end.tolist(), strict=True)
-        self._last_of = {lane: end - 1 for lane, (begin, end) in enumerate(ends) if end > begin}
+        for place, (begin, end) in enumerate(ends):
+            if end > begin:
+                self._last_of[lanes + place] = first + end - 1
         offsets = graph.in_offsets.astype(np.int64)
         destination = np.repeat(np.arange(len(graph)), np.diff(offsets))
+        lags, residuals = graph.lag_ns, graph.residual_ns
+        if lag_ns is not None:
+            lags = _column("lag_ns", lag_ns, len(graph.lag_ns))
+            residuals = np.zeros(len(lags), dtype=np.int64)
         self._edges.append(
             _Edges(
-                graph.source,
-                destination,
-                graph.lag_ns,
-                graph.residual_ns,
+                graph.source.astype(np.int64) + first,
+                destination + first,
+                lags,
+                residuals,
                 graph.kind,
                 graph.evidence,
                 graph.owner,
             )
         )
-        if not self._rows:
-            ranks = max(self._lane_rank, default=-1) + 1
-            self._rows = [len(graph.begin_of(rank)) for rank in range(ranks)]
+        ranks = max(graph.lane_rank.tolist(), default=-1) + 1
+        if len(self._rows) < rank + ranks:
+            self._rows += [0] * (rank - len(self._rows))
+            self._rows += [len(graph.begin_of(each)) for each in range(ranks)]
+        return first
 
     # ------------------------------------------------------------------------- parts
 

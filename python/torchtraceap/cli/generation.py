@@ -1,0 +1,77 @@
+"""`generate`: labelled traces."""
+
+from __future__ import annotations
+
+from torchtraceap.cli.output import note
+from torchtraceap.cli.parsing import FINE, Command, Options, Parser, count
+
+
+def _describe(parser: Parser) -> None:
+    parser.add_argument("out", metavar="OUT", help="folder for the traces and labels.jsonl")
+    parser.add_argument(
+        "--count",
+        type=count,
+        required=True,
+        metavar="N",
+        help="how many traces; each with a fault has a twin without it, which counts",
+    )
+    parser.add_argument(
+        "--seed",
+        type=count,
+        default=0,
+        metavar="S",
+        help="the same seed gives the same bytes, whatever --jobs is [0]",
+    )
+    parser.add_argument(
+        "--type",
+        action="append",
+        default=[],
+        metavar="TYPE",
+        help="only such faults, and decoys that look like them; several times [all]",
+    )
+    parser.add_argument(
+        "--task",
+        action="append",
+        default=[],
+        metavar="TASK",
+        help="only workloads of this task; several times; with --base the task of that [all]",
+    )
+    parser.add_argument(
+        "--jobs", type=count, default=1, metavar="J", help="processes that generate [1]"
+    )
+    parser.add_argument(
+        "--base",
+        action="append",
+        default=[],
+        metavar="TRACE",
+        help="a trace of one rank to put faults into; several times [predicted runs]",
+    )
+
+
+def _generate(options: Options) -> int:
+    from torchtraceap.generation.generate import generate
+
+    labels = generate(
+        options.out,
+        options.count,
+        options.seed,
+        types=options.type,
+        tasks=options.task,
+        bases=options.base,
+        jobs=options.jobs,
+    )
+    note(f"wrote {options.count} traces and {labels}")
+    return FINE
+
+
+GENERATION_COMMANDS = {
+    "generate": Command(
+        "traces with faults whose place and cost are known, and their twins without",
+        _describe,
+        _generate,
+        (
+            "generate traces/ --count 1000 --seed 1 --jobs 2",
+            "generate traces/ --count 40 --type high_memcpy --base trace.json.gz",
+        ),
+    ),
+}

@@ -1,0 +1,217 @@
+"""`drawn_pair`: a trace with a fault or a decoy, its twin without, and what the difference is.
+
+Note [Twins]: both are written by the same path from the same steps, with the same speeds, the same
+noise and the same clock; what differs is what was put in. So the difference of their lengths is
+what that costs, whatever reacted to it.
+
+Note [Drawn again]: a draw is taken if the fault costs 3 % of the trace or more, if the lengths of
+the traces and of their steps agree on that cost, and of a decoy if the length differs by less than
+0.4 % of a step. Else another is drawn, with more to lose, or of a decoy with less and a slower GPU,
+and after some draws in another form. Nothing else is looked at: no rule is asked.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from torchtraceap._core import EventKind
+from torchtraceap.aliases import Array
+from torchtraceap.analysis.iterations import iterations_of
+from torchtraceap.analysis.windows import build_windows
+from torchtraceap.errors import OptionError
+from torchtraceap.generation.bases import Base
+from torchtraceap.generation.data_parallel import DataParallel, can_spread, drawn
+from torchtraceap.generation.loss import covered_windows, lost_intervals
+from torchtraceap.generation.planting import Form, NoPlaceError, Planting
+from torchtraceap.generation.program import Program
+from torchtraceap.generation.recording import Header, recorded
+from torchtraceap.generation.scene import Outcome, Scene, Speeds
+from torchtraceap.ranks import RankTrace
+
+__all__ = ["WINDOWS", "Pair", "drawn_pair"]
+
+WINDOWS = (50, 100, 200)
+_LEAST_COST, _MOST_COST = 0.03, 1.5
+"""Of the twin's length."""
+_MOST_DECOY = 0.004
+"""Of a step."""
+_AGREE = 0.06
+"""Of the cost: the length of the steps and of the intervals agree with it within that."""
+_DRAWS = 4
+"""In one form."""
+_RANKS = (1, 1, 1, 2, 4)
+_CLOCK_NS = 10**15
+"""The clocks of recordings differ by up to that (11 days)."""
+
+
+class _UnfitError(Exception):
+    """A draw that is not taken; with so many times as much to lose another may be."""
+
+    def __init__(self, change: float) -> None:
+        super().__init__()
+        self.change = change
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two traces, and their labels without ids."""
+
+    faulty: RankTrace
+    twin: RankTrace
+    form: Form
+    device: str | None
+    world_size: int
+    rank: int
+    cost_ns: int
+    intervals: Array
+    """int64 `[n, 2]`, of the faulty trace's clock."""
+    severity: float
+    """The cost over the length of the twin."""
+
+    def windows(self, count: int) -> list[int]:
+        """Labels of the faulty trace's windows."""
+        bounds = build_windows(self.faulty, count=count).bounds_ns
+        return covered_windows(bounds, self.intervals)
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """What is the same for both."""
+
+    program: Program
+    speeds: Speeds
+    form: Form
+    ns: float
+    ranks: int
+    rank: int
+    good: DataParallel | None
+    bad: DataParallel | None
+    token: str
+
+
+def drawn_pair(base: Base, forms: Sequence[Form], seed: str) -> Pair:
+    """The first draw that can be taken.
+
+    Args:
+        base: The run.
+        forms: Those that may be drawn, the first first.
+        seed: The same gives the same pair.
+
+    Raises:
+        OptionError: None of the forms fits.
+    """
+    for number, form in enumerate(forms):
+        if form.type in base.types and not form.decoy:
+            continue
+        scale = 1.0
+        for turn in range(_DRAWS):
+            try:
+                return _pair(base, _draw(base, form, f"{seed}/{number}/{turn}", scale))
+            except NoPlaceError:
+                scale *= 0.5 if form.decoy else 1.0
+            except _UnfitError as error:
+                scale *= error.change
+    names = ", ".join(form.name for form in forms)
+    raise OptionError(f"{base.name}: no place was found for any of {names}")
+
+
+def _draw(base: Base, form: Form, seed: str, scale: float) -> _Draw:
+    rng = random.Random(seed)
+    program = base.program(rng)
+    if not program.steps or len(program.main) < 8:
+        raise NoPlaceError
+    ranks = rng.choice(_RANKS)
+    if form.spread is not None:
+        ranks = max(ranks, 2)
+    if ranks > 1 and not can_spread(program):
+        if form.spread is not None:
+            raise NoPlaceError
+        ranks = 1
+    # What hides a decoy is work of the GPU.
+    gpu = (1 / scale if form.decoy else 1.0) * float(np.exp(rng.gauss(0.1, 0.4)))
+    speeds = Speeds(float(np.exp(rng.gauss(0, 0.25))), gpu, rng.randrange(1 << 31))
+    share = float(np.exp(rng.uniform(np.log(0.05), np.log(0.5)))) * scale
+    if form.decoy:
+        share = rng.uniform(0.02, 0.08) * scale
+    good = drawn(rng, program, ranks) if ranks > 1 else None
+    good, bad = (good, good) if good is None or form.spread is None else form.spread(rng, good)
+    token = seed + "/put"
+    ns = share * program.step_ns * max(speeds.host, speeds.gpu)
+    return _Draw(program, speeds, form, ns, ranks, rng.randrange(ranks), good, bad, token)
+
+
+def _pair(base: Base, draw: _Draw) -> Pair:
+    form, rank = draw.form, draw.rank
+    twin = Scene(draw.program, draw.speeds, draw.ranks)
+    if draw.good is not None:
+        draw.good.lay(twin)
+    clean = twin.play()
+    if form.in_twin is not None:
+        form.in_twin(_planting(draw, twin, clean))
+        clean = twin.play()
+    scene = Scene(draw.program, draw.speeds, draw.ranks)
+    if draw.bad is not None:
+        draw.bad.lay(scene)
+    form.put(_planting(draw, scene, clean))
+    outcome = scene.play()
+    bounds = twin.bounds_of(rank)
+    times = clean.times_ns[bounds[0] : bounds[1]]
+    cost_ns = outcome.end_ns(*bounds) - clean.end_ns(*bounds)
+    _check_cost(draw, cost_ns, int(times.max() - times.min()))
+    return _written(base, draw, (scene, outcome), (twin, clean))
+
+
+def _planting(draw: _Draw, scene: Scene, clean: Outcome) -> Planting:
+    rng = random.Random(draw.token)
+    return Planting(scene, rng, draw.rank, draw.ns, draw.good, clean)
+
+
+def _check_cost(draw: _Draw, cost_ns: int, length_ns: int) -> None:
+    """See Note [Drawn again]."""
+    share = cost_ns / length_ns
+    if draw.form.decoy:
+        if abs(share) > _MOST_DECOY / len(draw.program.steps):
+            raise _UnfitError(0.5)
+    elif share < _LEAST_COST:
+        raise _UnfitError(3.0)
+    elif share > _MOST_COST:
+        raise _UnfitError(0.4)
+
+
+def _written(
+    base: Base, draw: _Draw, put: tuple[Scene, Outcome], twin: tuple[Scene, Outcome]
+) -> Pair:
+    rng = random.Random(draw.token + "/clock")
+    header = Header(draw.rank, draw.ranks, rng.randrange(_CLOCK_NS) // 1_000 * 1_000)
+    parts = [recorded(base, *each, header) for each in (put, twin)]
+    lengths = [_length_ns(part) for part in parts]
+    steps = [int(iterations_of(part).length_ns.sum()) for part in parts]
+    cost_ns = lengths[0] - lengths[1]
+    in_steps_ns = steps[0] - steps[1] if min(steps) > 0 else cost_ns
+    intervals = np.zeros((0, 2), dtype=np.int64)
+    if draw.form.decoy:
+        _check_cost(draw, in_steps_ns, lengths[1])
+    else:
+        ahead_ns = header.offset_ns - draw.program.run.offsets_ns[0]
+        course = put[0].course_of(draw.rank)
+        intervals = lost_intervals(put[1], twin[1], course) + ahead_ns
+        lost_ns = int((intervals[:, 1] - intervals[:, 0]).sum())
+        if max(abs(in_steps_ns - cost_ns), abs(lost_ns - cost_ns)) > _AGREE * cost_ns:
+            raise _UnfitError(1.0)
+    _check_cost(draw, cost_ns, lengths[1])
+    return Pair(
+        parts[0], parts[1], draw.form, base.device, draw.ranks, draw.rank,
+        cost_ns, intervals, cost_ns / lengths[1],
+    )  # fmt: skip
+
+
+def _length_ns(part: RankTrace) -> int:
+    """From the first to the last complete event, without the profiler's own span."""
+    table = part.table
+    rows = table.complete & (table.kind != EventKind.PROFILER_TRACE)
+    ts_ns = table.ts_ns[rows]
+    return int((ts_ns + table.dur_ns[rows]).max() - ts_ns.min())

@@ -1,0 +1,139 @@
+"""`Planting`: what a fault or a decoy is told, and the places that it may take."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from torchtraceap._core import Phase
+from torchtraceap.aliases import Array
+from torchtraceap.generation.data_parallel import DataParallel
+from torchtraceap.generation.program import Places, Program
+from torchtraceap.generation.scene import Block, Outcome, Scene
+
+__all__ = ["Form", "NoPlaceError", "Planting"]
+
+
+class NoPlaceError(Exception):
+    """The program has no place for this form."""
+
+
+@dataclass(frozen=True)
+class Planting:
+    """A scene without a fault, and what is to be put into it."""
+
+    scene: Scene
+    rng: random.Random
+    rank: int
+    """The one that is recorded."""
+    ns: float
+    """To be lost in each step, about."""
+    spread: DataParallel | None
+    """How the ranks exchange gradients; None for one rank."""
+    clean: Outcome
+    """Of the scene without a fault."""
+
+    @property
+    def program(self) -> Program:
+        """What runs."""
+        return self.scene.program
+
+    @property
+    def all_steps(self) -> list[int]:
+        """With places in them."""
+        return self.program.steps
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """Those that get it: all, or every other one."""
+        known = self.all_steps
+        every = self.rng.choice((1, 1, 1, 2))
+        return known[self.rng.randrange(every) :: every] if len(known) > every else known
+
+    def among(self, step: int, *phases: Phase, places: Places | None = None) -> Array:
+        """Indices of the places in a step, or in some phases of it.
+
+        Raises:
+            NoPlaceError: There is none.
+        """
+        places = self.program.main if places is None else places
+        inside = places.step == step
+        if phases:
+            inside &= np.isin(places.phase, phases)
+        found = np.flatnonzero(inside)
+        if not len(found):
+            raise NoPlaceError
+        return found
+
+    def some(self, places: Array, count: int) -> list[int]:
+        """So many of the places, or all, by time, at random and evenly spread."""
+        parts = np.array_split(places, min(count, len(places)))
+        return [int(self.rng.choice(part.tolist())) for part in parts]
+
+    def first(self, step: int) -> int:
+        """The first place in a step."""
+        return int(self.among(step)[0])
+
+    def block(self, place: int, places: Places | None = None, rank: int | None = None) -> Block:
+        """Work at a place, by default of the main thread of the recorded rank."""
+        places = self.program.main if places is None else places
+        return self.scene.block(self.rank if rank is None else rank, places, place)
+
+    def with_slack(self, candidates: Array, ns: float) -> list[int]:
+        """Of places of the main thread those that may be so much later at no cost.
+
+        Raises:
+            NoPlaceError: There is none.
+        """
+        points = self.program.main.point[candidates] + self.scene.on(self.rank, 0)
+        found: list[int] = candidates[self._slack_ns[points] >= ns].tolist()
+        if not found:
+            raise NoPlaceError
+        return found
+
+    def when_idle(self, step: int) -> Array:
+        """Indices of the places in a step at which the stream has nothing to do.
+
+        Raises:
+            NoPlaceError: There is none.
+        """
+        main, scene = self.program.main, self.scene
+        places = self.among(step)
+        slots = self.program.slots(main.time_ns[places])
+        places, slots = places[slots > 0], slots[slots > 0]
+        rows = self.program.stream_rows[slots - 1]
+        own, times = scene.on(self.rank, 0), self.clean.times_ns
+        done = times[own + self.program.view.end_of[rows].astype(np.int64)]
+        found: Array = places[done <= times[own + main.source[places]]]
+        if not len(found):
+            raise NoPlaceError
+        return found
+
+    @cached_property
+    def _slack_ns(self) -> Array:
+        return self.clean.slack_ns()
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way in which a fault, or what looks like one, shows."""
+
+    name: str
+    type: str
+    """What the product calls it; of a decoy what it looks like."""
+    put: Callable[[Planting], None] = lambda planting: None
+    decoy: bool = False
+    spread: Callable[[random.Random, DataParallel], tuple[DataParallel, DataParallel]] | None = None
+    """Of a form of collectives how ranks exchange gradients without it and with it, given what a
+    good job does."""
+    in_twin: Callable[[Planting], None] | None = None
+    """What the twin has in its place."""
+
+
+def named(forms: Sequence[Form]) -> dict[str, Form]:
+    """By name."""
+    return {form.name: form for form in forms}

@@ -1,0 +1,312 @@
+"""Generated traces: the labels hold, of each fault and decoy, and the same seed gives the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import torchtraceap as ttap
+from torchtraceap import _core
+from torchtraceap.analysis.iterations import iterations_of
+from torchtraceap.cli import main
+from torchtraceap.errors import OptionError
+from torchtraceap.generation import bases as bases_module
+from torchtraceap.generation.decoys import DECOYS
+from torchtraceap.generation.faults import FAULTS
+from torchtraceap.generation.generate import TYPES, generate
+from torchtraceap.generation.loss import covered_windows, lost_intervals
+from torchtraceap.generation.pairs import Pair, drawn_pair
+from torchtraceap.generation.scene import Outcome
+from torchtraceap.knowledge import load_knowledge
+from torchtraceap.ranks import RankTrace
+from torchtraceap.simulation.graph_builder import THREAD, GraphBuilder
+
+ROOT = Path(__file__).resolve().parents[2]
+BASES = [str(ROOT / f"examples/traces/resnet50_num_workers_{n}.json.gz") for n in (0, 4)]
+COUNT, SEED = 12, 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("generated") / "traces"
+    generate(out, COUNT, SEED, bases=BASES)
+    return out
+
+
+@pytest.fixture(scope="module")
+def labels(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "labels.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def load(folder: Path, trace: str) -> ttap.Trace:
+    return ttap.load(folder / f"{trace}.json.gz")
+
+
+def length_ns(trace: ttap.Trace) -> int:
+    table = trace.ranks[0].table
+    rows = table.complete & (table.kind != _core.EventKind.PROFILER_TRACE)
+    return int((table.ts_ns + table.dur_ns)[rows].max() - table.ts_ns[rows].min())
+
+
+def steps_ns(trace: ttap.Trace) -> int:
+    return int(iterations_of(trace.ranks[0]).length_ns.sum())
+
+
+def test_every_trace_has_a_label_and_every_fault_a_twin(
+    folder: Path, labels: list[dict[str, Any]]
+) -> None:
+    assert [label["id"] for label in labels] == [f"{n:06d}" for n in range(COUNT)]
+    assert {path.name.removesuffix(".json.gz") for path in folder.glob("*.json.gz")} == {
+        label["id"] for label in labels
+    }
+    by_id = {label["id"]: label for label in labels}
+    twins = [label["twin"] for label in labels if label["twin"] is not None]
+    assert len(set(twins)) == len(twins) == COUNT // 2
+    for label in labels:
+        if label["twin"] is None:
+            assert label["type"] is None and not label["decoy"] and label["cost_ns"] == 0
+            assert label["intervals"] == [] and not any(map(any, label["windows"].values()))
+        else:
+            assert by_id[label["twin"]]["twin"] is None
+            assert (label["type"] is None) == label["decoy"]
+        assert {count: len(labels) for count, labels in label["windows"].items()} == {
+            "50": 50, "100": 100, "200": 200,
+        }  # fmt: skip
+        assert label["source"]["kind"] == "real_graph" and label["seed"] == SEED
+    splits = {label["source"]["base"]: label["split"] for label in labels}
+    assert all(label["split"] == splits[label["source"]["base"]] for label in labels)
+
+
+def test_a_fault_costs_what_its_label_says(folder: Path, labels: list[dict[str, Any]]) -> None:
+    faults = [label for label in labels if label["type"]]
+    assert len(faults) >= 3
+    for label in faults:
+        bad, good = load(folder, label["id"]), load(folder, label["twin"])
+        assert length_ns(bad) - length_ns(good) == pytest.approx(label["cost_ns"], rel=0.1)
+        assert steps_ns(bad) - steps_ns(good) == pytest.approx(label["cost_ns"], rel=0.1)
+        assert label["cost_ns"] >= 0.03 * length_ns(good)
+
+
+def test_time_is_lost_where_the_label_says(folder: Path, labels: list[dict[str, Any]]) -> None:
+    """In these intervals none of the kernels runs that the twin has too."""
+    for label in labels:
+        if not label["type"]:
+            continue
+        lost = np.array(label["intervals"])
+        assert (lost[1:, 0] > lost[:-1, 1]).all()
+        assert np.diff(lost, axis=1).sum() == pytest.approx(label["cost_ns"], rel=0.1)
+        bad = load(folder, label["id"]).ranks[0].table
+        names = [
+            name for name in bad.strings if "nccl" not in name and "CUDAFunctor_add" not in name
+        ]
+        own = np.isin(bad.name, [bad.strings.index(name) for name in set(names)])
+        rows = own & (bad.kind == _core.EventKind.KERNEL)
+        begins, ends = bad.ts_ns[rows], (bad.ts_ns + bad.dur_ns)[rows]
+        inside = np.minimum(ends[:, None], lost[:, 1]) - np.maximum(begins[:, None], lost[:, 0])
+        assert np.maximum(inside, 0).sum() <= 0.1 * label["cost_ns"], label["form"]
+
+
+def test_windows_are_those_that_the_intervals_cover(
+    folder: Path, labels: list[dict[str, Any]]
+) -> None:
+    for label in labels:
+        trace = load(folder, label["id"])
+        for count, marked in label["windows"].items():
+            bounds = trace.windows(count=int(count)).bounds_ns
+            for place, mark in enumerate(marked):
+                begin, end = bounds[place : place + 2].tolist()
+                parts = (min(b, end) - max(a, begin) for a, b in label["intervals"])
+                covered = sum(max(0, part) for part in parts)
+                assert mark == (covered >= 0.1 * (end - begin))
+
+
+def test_a_decoy_costs_nothing(folder: Path, labels: list[dict[str, Any]]) -> None:
+    decoys = [label for label in labels if label["decoy"]]
+    assert decoys
+    for label in decoys:
+        bad, good = load(folder, label["id"]), load(folder, label["twin"])
+        step_ns = steps_ns(good) / label["steps"]
+        assert abs(length_ns(bad) - length_ns(good)) < 0.01 * step_ns
+        assert abs(steps_ns(bad) - steps_ns(good)) < 0.01 * step_ns
+        assert len(bad.ranks[0].table) >= len(good.ranks[0].table)
+
+
+def test_numbers_do_not_tell_what_was_put_in(folder: Path, labels: list[dict[str, Any]]) -> None:
+    """Ids grow with time as in the twin, and none stands apart."""
+    for label in labels:
+        part = load(folder, label["id"]).ranks[0]
+        table = part.table
+        calls = table.kind == _core.EventKind.RUNTIME
+        ids = table.correlation[calls]
+        assert len(np.unique(ids)) == len(ids)
+        assert np.diff(np.sort(ids)).max() < 1_000
+        assert (np.diff(ids) < 0).mean() < 0.02
+
+
+def test_what_is_put_in_has_arrows(folder: Path, labels: list[dict[str, Any]]) -> None:
+    counted = []
+    for label in labels:
+        if label["twin"] is None:
+            continue
+        pair = [load(folder, label[which]).ranks[0] for which in ("id", "twin")]
+        arrows = [int((part.table.kind == _core.EventKind.FLOW).sum()) for part in pair]
+        launched = [len(part.tree.linked_gpu_rows) for part in pair]
+        assert arrows[0] - arrows[1] == 2 * (launched[0] - launched[1])
+        counted.append(launched[0] - launched[1])
+    assert max(counted) > 0
+
+
+def same_files(one: Path, other: Path) -> None:
+    for path in sorted(one.rglob("*")):
+        if path.is_file():
+            assert path.read_bytes() == (other / path.relative_to(one)).read_bytes(), path.name
+
+
+def test_processes_do_not_matter(folder: Path, tmp_path: Path) -> None:
+    generate(tmp_path / "again", COUNT, SEED, bases=BASES, jobs=2)
+    same_files(folder, tmp_path / "again")
+
+
+def test_an_interrupted_run_goes_on(folder: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    shutil.copytree(folder, again)
+    (again / "labels.jsonl").unlink()
+    (again / ".units/000001-4.jsonl").unlink()
+    (again / "000009.json.gz").unlink()
+    (again / "000010.json.gz").write_bytes(b"half of a trace")
+    before = (again / "000000.json.gz").stat().st_mtime_ns
+    generate(again, COUNT, SEED, bases=BASES)
+    same_files(folder, again)
+    assert (again / "000000.json.gz").stat().st_mtime_ns == before
+
+
+def test_other_options_do_not_mix(folder: Path) -> None:
+    with pytest.raises(OptionError, match="other options"):
+        generate(folder, COUNT, SEED + 1, bases=BASES)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"types": ["high_memcopy"]}, "high_memcopy"),
+        ({"tasks": ["chess"]}, "chess"),
+        ({"tasks": ["pose", "depth"]}, "one task"),
+        ({"count": 0}, "make no sense"),
+        ({"jobs": 0}, "make no sense"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    tmp_path: Path, more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(OptionError, match=words):
+        generate(tmp_path / "out", **{"count": 2, "bases": BASES, **more})
+
+
+def test_the_command_refuses_a_folder_with_something_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["generate", str(tmp_path), "--count", "2", "--base", BASES[0]]) == 2
+    assert "new or empty folder" in capsys.readouterr().err
+
+
+def test_a_base_without_gpu_work_is_refused(tmp_path: Path) -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
+    (tmp_path / "host.json").write_text(json.dumps({"traceEvents": [event]}))
+    with pytest.raises(OptionError, match="GPU work"):
+        generate(tmp_path / "out", 2, bases=[str(tmp_path / "host.json")])
+
+
+# ---------------------------------------------------------------------------------- each form
+
+
+@pytest.fixture(scope="module")
+def whole() -> RankTrace:
+    return ttap.load(BASES[1]).ranks[0]
+
+
+NEEDS_TWO = {"hidden_fetch", "late_rank", "late_rank_by_its_gpu", "behind_the_backward_pass"}
+"""These find a place behind a step, or in some draws of one step only."""
+
+
+def base_of(whole: RankTrace, steps: int) -> bases_module.Base:
+    """So many steps, so that a form takes little time, and without what the run has by itself."""
+    first, last = whole.tree.steps[2], whole.tree.steps[1 + steps]
+    part = RankTrace(*_excerpt(whole, first.start_ns, last.end_ns))
+    return bases_module.Base(part, BASES[1], "real_graph", "classification", frozenset())
+
+
+def _excerpt(whole: RankTrace, start_ns: int, end_ns: int) -> tuple[Any, None, Any]:
+    table, tree = _core.excerpt(whole.table, whole.tree, start_ns, end_ns)
+    return table, None, tree
+
+
+@pytest.mark.parametrize("form", [*FAULTS, *DECOYS], ids=lambda form: form.name)
+def test_every_form_finds_a_place(whole: RankTrace, form: Any) -> None:
+    base = base_of(whole, 2 if form.name in NEEDS_TWO else 1)
+    pair: Pair = drawn_pair(base, [form], "1")
+    parts = [ttap.Trace([part]) for part in (pair.faulty, pair.twin)]
+    cost_ns = length_ns(parts[0]) - length_ns(parts[1])
+    assert cost_ns == pair.cost_ns
+    assert (cost_ns >= 0.03 * length_ns(parts[1])) is not form.decoy
+    assert any(pair.windows(100)) is not form.decoy
+
+
+def test_types_are_those_of_the_product() -> None:
+    known = set(load_knowledge())
+    assert set(TYPES) <= known
+    assert {form.type for form in DECOYS} <= known
+
+
+def test_tasks_that_are_never_trained_on_are_unseen(whole: RankTrace) -> None:
+    base = base_of(whole, 1)
+    unseen = bases_module.Base(base.part, base.name, base.kind, "pose", frozenset())
+    assert unseen.split == "unseen" != base.split
+
+
+# ---------------------------------------------------------------------------------- loss
+
+
+def outcome(times_ns: list[int]) -> Outcome:
+    builder = GraphBuilder()
+    builder.add_points(builder.add_lane(THREAD), len(times_ns))
+    built = builder.build()
+    number = built.points(np.arange(len(times_ns)))
+    return Outcome(built.graph, number, np.array(times_ns, dtype=np.int64))
+
+
+def lost(faulty: list[int], twin: list[int]) -> list[list[int]]:
+    points = np.arange(len(twin))
+    found: list[list[int]] = lost_intervals(outcome(faulty), outcome(twin), points).tolist()
+    return found
+
+
+def test_time_is_lost_at_the_end_of_a_gap() -> None:
+    assert lost([0, 100, 170, 270], [0, 100, 110, 210]) == [[110, 170]]
+
+
+def test_what_the_twin_waits_for_too_is_no_loss() -> None:
+    """60 ns late, of which 40 are caught up: the last 20 of the gap are lost."""
+    assert lost([0, 100, 170, 270, 280], [0, 100, 110, 210, 260]) == [[150, 170]]
+
+
+def test_a_decline_belongs_to_the_stretch_before_it() -> None:
+    faulty = [0, 10, 40, 50, 60, 90, 100, 110]
+    twin = [0, 10, 20, 30, 50, 60, 70, 90]
+    assert lost(faulty, twin) == [[30, 40], [80, 90]]
+
+
+def test_no_difference_is_no_loss() -> None:
+    assert lost([0, 5, 9], [0, 5, 9]) == []
+
+
+def test_windows_need_a_tenth() -> None:
+    bounds = np.array([0, 100, 200, 300])
+    assert covered_windows(bounds, np.array([[95, 109], [205, 250]])) == [0, 0, 1]
+    assert covered_windows(bounds, np.zeros((0, 2), dtype=np.int64)) == [0, 0, 0]
