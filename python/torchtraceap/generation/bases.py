@@ -27,7 +27,7 @@ from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.simulation.edited_trace import event_text
 from torchtraceap.simulation.run import SimulatedRun
 
-__all__ = ["SEEN_TASKS", "TASKS", "Base", "Bases", "make_bases"]
+__all__ = ["SEEN_TASKS", "TASKS", "UNITS_OF_A_BASE", "Base", "Bases", "make_bases"]
 
 SEEN_TASKS = ("classification", "detection", "segmentation")
 TASKS = (*SEEN_TASKS, "generation", "pose", "depth")
@@ -36,7 +36,10 @@ _EVENTS = 20_000
 _LEAST_STEPS = 2
 _CUT = 0.5
 """Of traces, those that begin, and those that end, in the middle of a step."""
-_DROPPED = ("traceEvents", "distributedInfo", "traceName")
+UNITS_OF_A_BASE = 4
+"""Made one behind the other by one process: predicting a run takes longer than a unit."""
+_DRAWS = 8
+_DROPPED = ("traceEvents", "distributedInfo", "traceName", "predicted_by")
 
 
 @dataclass(frozen=True)
@@ -147,8 +150,41 @@ class RecordedBases:
         return Base(part, path, "real_graph", self._task, types)
 
 
+class PredictedBases:
+    """Runs that are predicted for workloads, drawn at random, each for some units."""
+
+    def __init__(self, seed: int, tasks: Sequence[str]) -> None:
+        self._seed, self._tasks = seed, tuple(tasks)
+        self._kept: tuple[int, Base] | None = None
+
+    def __getitem__(self, unit: int) -> Base:
+        place = unit // UNITS_OF_A_BASE
+        if self._kept is None or self._kept[0] != place:
+            self._kept = place, self._predict(place)
+        return self._kept[1]
+
+    def _predict(self, place: int) -> Base:
+        """Of what can be run without values, the first that is drawn."""
+        from torchtraceap.generation.workloads import drawn_workload
+        from torchtraceap.prediction.capture import CaptureError
+        from torchtraceap.prediction.predicting import predict
+
+        task = self._tasks[place % len(self._tasks)]
+        for turn in range(_DRAWS):
+            drawn = drawn_workload(task, random.Random(f"{self._seed}/base/{place}/{turn}"))
+            try:
+                found = predict(
+                    drawn.make, device=drawn.device, dtype=drawn.dtype, steps=drawn.steps
+                )
+            except CaptureError:
+                continue
+            types = frozenset(finding.type for finding in found.trace.diagnose().findings)
+            return Base(found.trace.ranks[0], drawn.name, "lifted", task, types)
+        raise OptionError(f"no workload of the task {task} could be run")
+
+
 def make_bases(seed: int, tasks: Sequence[str], paths: Sequence[str]) -> Bases:
-    """The given traces; without any runs that are predicted for workloads of the tasks."""
+    """The given traces; without any, runs that are predicted for workloads of the tasks."""
     if paths:
         return RecordedBases(paths, tasks[0] if tasks else None)
-    raise OptionError("give traces to put faults into: --base TRACE")
+    return PredictedBases(seed, tasks or TASKS)

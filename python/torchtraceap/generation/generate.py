@@ -24,7 +24,7 @@ from typing import Any
 from torchtraceap import _core
 from torchtraceap.aliases import PathLike
 from torchtraceap.errors import OptionError
-from torchtraceap.generation.bases import TASKS, Base, Bases, make_bases
+from torchtraceap.generation.bases import TASKS, UNITS_OF_A_BASE, Base, Bases, make_bases
 from torchtraceap.generation.decoys import DECOYS
 from torchtraceap.generation.faults import FAULTS
 from torchtraceap.generation.pairs import WINDOWS, Pair, drawn_pair
@@ -157,7 +157,7 @@ def _make_all(make: partial[None], units: Sequence[int], jobs: int) -> None:
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(jobs, len(units)), mp_context=context)
     try:
-        for _ in pool.map(make, units):
+        for _ in pool.map(make, units, chunksize=UNITS_OF_A_BASE):
             pass
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

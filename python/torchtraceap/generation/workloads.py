@@ -1,0 +1,309 @@
+"""Small networks of six tasks, drawn at random, for runs that are predicted.
+
+They have the shapes of what such tasks use: residual and plain convolutions, encoders with skips,
+transformers over patches, heads for boxes, heat maps and dense maps. Widths, depths, batches and
+image sizes are small, so that some are bound by the host and some by the GPU.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+__all__ = ["DEVICES", "Drawn", "drawn_workload"]
+
+DEVICES = ("V100 SXM2 32 GB", "A100 SXM4 80 GB", "A10", "L4", "H100 SXM5 80 GB",
+           "H200 SXM 141 GB", "GeForce RTX 4090")  # fmt: skip
+_TRAINED = 0.8
+"""Of workloads, those with a backward pass."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A workload, and what it runs on."""
+
+    name: str
+    make: Callable[[], dict[str, Any]]
+    device: str
+    dtype: str
+    steps: int
+    """So many have as many events as a trace should have, or more."""
+
+
+def drawn_workload(task: str, rng: random.Random) -> Drawn:
+    """One of a task; the same generator gives the same."""
+    kind = rng.choice(_NETS[task])
+    width = rng.choice((32, 48, 64, 96, 128))
+    depth = rng.randint(2, 5)
+    batch = rng.choice((2, 4, 8, 16, 32, 64, 128, 256))
+    side = rng.choice((96, 128, 192, 224, 288, 384))
+    optimizer = rng.choice((torch.optim.AdamW, torch.optim.Adam, _momentum))
+    trained = rng.random() < _TRAINED
+    make = partial(_make, kind, width, depth, (batch, side), optimizer if trained else None)
+    device = rng.choice(DEVICES)
+    dtypes = ("fp32", "fp16") if device.startswith("V100") else ("fp32", "bf16", "bf16")
+    dtype = rng.choice(dtypes)
+    way = "training" if trained else "inference"
+    size = f"width {width}, depth {depth}, batch {batch}, {side} pixels"
+    name = f"{task}: {kind.__name__.lstrip('_')}, {size}, {way}, {dtype} on {device}"
+    return Drawn(name, make, device, dtype, steps=10 if trained else 24)
+
+
+def _make(
+    kind: Callable[[int, int], nn.Module],
+    width: int,
+    depth: int,
+    size: tuple[int, int],
+    optimizer: Callable[..., Any] | None,
+) -> dict[str, Any]:
+    batch, side = size
+    return {
+        "model": kind(width, depth),
+        "inputs": (torch.randn(batch, 3, side, side),),
+        "loss": None if optimizer is None else _loss,
+        "optimizer": optimizer,
+    }
+
+
+def _momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def _loss(outputs: Any) -> Tensor:
+    """Of one output or of several."""
+    several = outputs if isinstance(outputs, tuple) else (outputs,)
+    return torch.stack([each.float().square().mean() for each in several]).sum()
+
+
+# ------------------------------------------------------------------------- parts
+
+
+def _conv(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
+    )
+
+
+class _Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = _conv(width, width), _conv(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Added to what came in."""
+        added: Tensor = x + self.second(self.first(x))
+        return added
+
+
+class _Stages(nn.Module):
+    """Four stages, each at half the resolution of the one before; all are given."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.stem = _conv(3, width, 2)
+        self.stages = nn.ModuleList(
+            nn.Sequential(_conv(width, width, 2), *(_Residual(width) for _ in range(depth)))
+            for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """From the finest to the coarsest."""
+        found = []
+        x = self.stem(x)
+        for each in self.stages:
+            x = each(x)
+            found.append(x)
+        return found
+
+
+class _Transformer(nn.Module):
+    """Patches of 16 pixels through encoder layers, as a map again."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 4 * width, 16, 16)
+        layers = (
+            nn.TransformerEncoderLayer(4 * width, 4, 16 * width, 0.0, "gelu", batch_first=True)
+            for _ in range(2 * depth)
+        )
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[batch, 4 * width, side / 16, side / 16]`."""
+        x = self.patches(x)
+        batch, channels, high, wide = x.shape
+        x = x.flatten(2).transpose(1, 2)
+        for layer in self.layers:
+            x = layer(x)
+        return x.transpose(1, 2).reshape(batch, channels, high, wide)
+
+
+class _Up(nn.Module):
+    """Back to twice the resolution, so many times."""
+
+    def __init__(self, inputs: int, outputs: int, times: int) -> None:
+        super().__init__()
+        widths = [inputs, *[max(outputs, inputs >> (i + 1)) for i in range(times)]]
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.ConvTranspose2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.ReLU())
+            for a, b in zip(widths, widths[1:], strict=False)
+        )
+        self.last = nn.Conv2d(widths[-1], outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A dense map."""
+        for layer in self.layers:
+            x = layer(x)
+        dense: Tensor = self.last(x)
+        return dense
+
+
+class _Whole(nn.Module):
+    """An encoder, what takes its features on, and nothing else."""
+
+    def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+
+    def forward(self, x: Tensor) -> Any:
+        """What the head gives."""
+        return self.head(self.encoder(x))
+
+
+class _Pooled(nn.Module):
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(channels, classes)
+
+    def forward(self, x: Any) -> Tensor:
+        """Of the coarsest map."""
+        last = x[-1] if isinstance(x, list) else x
+        logits: Tensor = self.linear(last.mean((2, 3)))
+        return logits
+
+
+class _Boxes(nn.Module):
+    """Classes and boxes at every place of a pyramid."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.lateral = nn.ModuleList(nn.Conv2d(width, width, 1) for _ in range(4))
+        self.tower = nn.Sequential(*(_conv(width, width) for _ in range(depth)))
+        self.classes, self.boxes = nn.Conv2d(width, 80, 3, 1, 1), nn.Conv2d(width, 4, 3, 1, 1)
+
+    def forward(self, maps: list[Tensor]) -> tuple[Tensor, ...]:
+        """A pair for each level."""
+        found: list[Tensor] = []
+        above: Tensor | None = None
+        for lateral, each in zip(reversed(self.lateral), reversed(maps), strict=True):
+            x = lateral(each)
+            if above is not None:
+                x = x + functional.interpolate(above, size=x.shape[-2:])
+            above = x
+            x = self.tower(x)
+            found += [self.classes(x), self.boxes(x).exp()]
+        return tuple(found)
+
+
+class _Skips(nn.Module):
+    """A decoder that takes in each map of the encoder on its way up."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.merge = nn.ModuleList(_conv(2 * width, width) for _ in range(3))
+        self.last = nn.Conv2d(width, outputs, 1)
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        """At a quarter of the resolution."""
+        x = maps[-1]
+        for merge, skip in zip(self.merge, reversed(maps[:-1]), strict=True):
+            x = functional.interpolate(x, size=skip.shape[-2:], mode="bilinear")
+            x = merge(torch.cat([x, skip], 1))
+        dense: Tensor = self.last(x)
+        return dense
+
+
+class _Last(nn.Module):
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, maps: list[Tensor]) -> Any:
+        """Of the coarsest map."""
+        return self.head(maps[-1])
+
+
+class _Generator(nn.Module):
+    """A picture from what its pixels' mean says, as a generator makes one from noise."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.start = nn.Linear(3, 16 * 8 * width)
+        self.width = width
+        self.middle = nn.Sequential(*(_Residual(8 * width) for _ in range(depth)))
+        self.up = _Up(8 * width, 3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[batch, 3, 64, 64]`."""
+        start = self.start(x.mean((2, 3))).reshape(len(x), 8 * self.width, 4, 4)
+        return torch.tanh(self.up(self.middle(start)))
+
+
+# ------------------------------------------------------------------------- networks
+
+
+def _residual_classifier(width: int, depth: int) -> nn.Module:
+    return _Whole(_Stages(width, depth), _Pooled(width, 1000))
+
+
+def _patch_classifier(width: int, depth: int) -> nn.Module:
+    return _Whole(_Transformer(width, depth), _Pooled(4 * width, 1000))
+
+
+def _pyramid_detector(width: int, depth: int) -> nn.Module:
+    return _Whole(_Stages(width, depth), _Boxes(width, depth))
+
+
+def _skip_segmenter(width: int, depth: int) -> nn.Module:
+    return _Whole(_Stages(width, depth), _Skips(width, 21))
+
+
+def _patch_segmenter(width: int, depth: int) -> nn.Module:
+    return _Whole(_Transformer(width, depth), _Up(4 * width, 21, 2))
+
+
+def _skip_denoiser(width: int, depth: int) -> nn.Module:
+    return _Whole(_Stages(width, depth), _Skips(width, 3))
+
+
+def _heat_maps(width: int, depth: int) -> nn.Module:
+    return _Whole(_Stages(width, depth), _Last(_Up(width, 17, 3)))
+
+
+def _patch_heat_maps(width: int, depth: int) -> nn.Module:
+    return _Whole(_Transformer(width, depth), _Up(4 * width, 17, 2))
+
+
+def _patch_depth(width: int, depth: int) -> nn.Module:
+    return _Whole(_Transformer(width, depth), _Up(4 * width, 1, 4))
+
+
+def _skip_depth(width: int, depth: int) -> nn.Module:
+    return _Whole(_Stages(width, depth), _Skips(width, 1))
+
+
+_NETS: dict[str, tuple[Callable[[int, int], nn.Module], ...]] = {
+    "classification": (_residual_classifier, _patch_classifier),
+    "detection": (_pyramid_detector,),
+    "segmentation": (_skip_segmenter, _patch_segmenter),
+    "generation": (_Generator, _skip_denoiser),
+    "pose": (_heat_maps, _patch_heat_maps),
+    "depth": (_patch_depth, _skip_depth),
+}
