@@ -121,7 +121,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
 FACADES = ("__init__", "cli", "trace")
 # Heavy packages -> modules that may import them at module level; elsewhere only inside functions.
 PYTHON_HEAVY: dict[str, set[str]] = {
-    "torch": {"prediction", "replay"},
+    "torch": {"generation", "prediction", "replay"},
     "pandas": set(),
     "pyarrow": set(),
     "IPython": set(),

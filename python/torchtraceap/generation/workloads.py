@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -153,7 +154,7 @@ class _Up(nn.Module):
         widths = [inputs, *[max(outputs, inputs >> (i + 1)) for i in range(times)]]
         self.layers = nn.ModuleList(
             nn.Sequential(nn.ConvTranspose2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.ReLU())
-            for a, b in zip(widths, widths[1:], strict=False)
+            for a, b in pairwise(widths)
         )
         self.last = nn.Conv2d(widths[-1], outputs, 1)
 
