@@ -273,7 +273,10 @@ def _inside(
     """Time to the first launch, of launches, between and after them."""
     table, tree = part.table, part.tree
     host = tree.host_rows.astype(np.int64)
-    launch_places = np.flatnonzero(np.isin(tree.api[host], _LAUNCHES))
+    is_launch = np.isin(tree.api[host], _LAUNCHES)
+    if len(tree.linked_gpu_rows):  # a memset of no bytes launches nothing
+        is_launch &= np.diff(tree.launched_offsets.astype(np.int64))[host] > 0
+    launch_places = np.flatnonzero(is_launch)
     nested = np.isin(tree.parent[host[launch_places]], host[launch_places])
     launch_places = launch_places[~nested]
     by_place = np.argsort(places, kind="stable")
