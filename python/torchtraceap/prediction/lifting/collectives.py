@@ -7,8 +7,7 @@ from math import ceil
 from torchtraceap.devices import Device
 from torchtraceap.durations import Calibration, Estimate, collective_kind, collective_ns
 from torchtraceap.prediction.capture.calls import Collective
-from torchtraceap.prediction.lifting.durations import OpTime
-from torchtraceap.prediction.lifting.work import GpuWork, WorkKind
+from torchtraceap.prediction.lifting.work import GpuWork, OpTime, WorkKind
 
 __all__ = ["GPUS_PER_NODE", "collective_time", "collective_work"]
 

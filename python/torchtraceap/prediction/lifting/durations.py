@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torchtraceap.devices import Device
@@ -11,46 +10,45 @@ from torchtraceap.durations import Calibration, Estimate, op_ns
 from torchtraceap.durations.estimate import the_device
 from torchtraceap.models import OpCall
 from torchtraceap.prediction.capture.calls import TensorInfo, Value
-from torchtraceap.prediction.lifting.launching import LaunchingOp
+from torchtraceap.prediction.lifting.kernels import kernel_names
+from torchtraceap.prediction.lifting.launching import LaunchingOp, Libraries, libraries_of
+from torchtraceap.prediction.lifting.work import OpTime
 
-__all__ = ["OpTime", "op_call", "op_times", "recorded_arguments"]
+__all__ = ["op_call", "op_times", "recorded_arguments"]
 
 _LEAST_NS = 1_000.0
+_NARROW_ELEMENT = 2
 _ASSUMED_SPREAD = 4.0
 """Of what no model knows the time lies between a quarter and four times that of a copy of its
 tensors: nobody measured that."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpTime:
-    """Time of the GPU work of one operator."""
-
-    estimate: Estimate
-    is_known: bool
-    """False: no model knows the operator; taken to move its tensors once."""
-
-
 def op_times(
-    ops: Sequence[LaunchingOp], device: str | Device, calibration: Calibration | None = None
+    ops: Sequence[LaunchingOp],
+    device: str | Device,
+    calibration: Calibration | None = None,
+    libraries: Libraries | None = None,
 ) -> list[OpTime]:
-    """Time of each operator's GPU work, ns.
+    """Time of each operator's GPU work, ns; how many kernels it has, and which loop, counts.
 
     Args:
         ops: As `launching_ops` gives them.
         device: A GPU by name or id.
         calibration: Of a trace from that device (`durations.calibrate`).
+        libraries: Which build of torch runs them; by default one for the device.
 
     Raises:
         OptionError: The device has several meanings.
         UnknownDurationError: Nobody knows the device.
     """
     chip = the_device(device)
+    build = libraries or libraries_of(chip)
     known: dict[tuple[Any, ...], OpTime] = {}
     found = []
     for op in ops:
         key = (op.name, tuple(map(_key, op.inputs)))
         if key not in known:
-            known[key] = _op_time(op, chip, calibration)
+            known[key] = _op_time(op, chip, calibration, build)
         found.append(known[key])
     return found
 
@@ -62,8 +60,14 @@ def _key(value: Value) -> Any:
     return tuple(map(_key, value)) if isinstance(value, tuple) else value
 
 
-def _op_time(op: LaunchingOp, device: Device, calibration: Calibration | None) -> OpTime:
-    found = op_ns(op_call(op), device, calibration=calibration)
+def _op_time(
+    op: LaunchingOp, device: Device, calibration: Calibration | None, libraries: Libraries
+) -> OpTime:
+    kernels = kernel_names(op, device, libraries)
+    # Reckoning indices costs by the element: of wide ones it hides behind the memory.
+    narrow = all(tensor.dtype.size <= _NARROW_ELEMENT for tensor in op.tensors)
+    call = OpCall(op.name, *recorded_arguments(op.inputs), kernels if narrow else ())
+    found = op_ns(call, device, kernels=max(1, len(kernels)), calibration=calibration)
     return OpTime(_assumed(op, device), False) if found is None else OpTime(found, True)
 
 

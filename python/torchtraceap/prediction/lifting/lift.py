@@ -37,7 +37,7 @@ def lift(
     """
     libraries = libraries_of(device)
     ops = launching_ops(capture, libraries)
-    times = op_times(ops, device, calibration)
+    times = op_times(ops, device, calibration, libraries)
     by_call: dict[int, list[LiftedOp]] = defaultdict(list)
     for op, time in zip(ops, times, strict=True):
         if capture.calls[op.call].collective is None:

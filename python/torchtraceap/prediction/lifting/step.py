@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torchtraceap.prediction.capture.calls import Call
-from torchtraceap.prediction.lifting.durations import OpTime
 from torchtraceap.prediction.lifting.launching import LaunchingOp
-from torchtraceap.prediction.lifting.work import GpuWork, HostTime
+from torchtraceap.prediction.lifting.work import GpuWork, HostTime, OpTime
 
 __all__ = ["LiftedCall", "LiftedOp", "LiftedStep"]
 

@@ -8,7 +8,7 @@ from enum import Enum
 from torchtraceap.durations import Estimate
 from torchtraceap.prediction.capture.calls import COMPUTE, Collective
 
-__all__ = ["GpuWork", "HostTime", "WorkKind"]
+__all__ = ["GpuWork", "HostTime", "OpTime", "WorkKind"]
 
 
 class WorkKind(Enum):
@@ -61,3 +61,12 @@ class HostTime:
         """All of it."""
         gaps = self.between * max(len(self.launches) - 1, 0)
         return self.before + self.to_launch + sum(self.launches) + gaps + self.after
+
+
+@dataclass(frozen=True, slots=True)
+class OpTime:
+    """Time of the GPU work of one operator."""
+
+    estimate: Estimate
+    is_known: bool
+    """False: no model knows the operator; taken to move its tensors once."""

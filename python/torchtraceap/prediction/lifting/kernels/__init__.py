@@ -14,7 +14,6 @@ from __future__ import annotations
 from torchtraceap.devices import Device
 from torchtraceap.durations import Estimate
 from torchtraceap.models.families import family_of
-from torchtraceap.prediction.lifting.durations import OpTime
 from torchtraceap.prediction.lifting.kernels import (
     attention,
     convolutions,
@@ -29,9 +28,9 @@ from torchtraceap.prediction.lifting.kernels import (
 )
 from torchtraceap.prediction.lifting.kernels.launch import Launch, Rule, Setting, bytes_of
 from torchtraceap.prediction.lifting.launching import LaunchingOp, Libraries
-from torchtraceap.prediction.lifting.work import GpuWork
+from torchtraceap.prediction.lifting.work import GpuWork, OpTime, WorkKind
 
-__all__ = ["kernels_of"]
+__all__ = ["kernel_names", "kernels_of"]
 
 _START_NS = 1_000.0
 """What the shortest kernels take."""
@@ -53,6 +52,12 @@ def kernels_of(
     launches = tuple(_launches(op, setting))
     shares = _shares(launches, time.estimate.ns, device)
     return tuple(map(_work, launches, shares, [time.estimate] * len(launches)))
+
+
+def kernel_names(op: LaunchingOp, device: Device, libraries: Libraries) -> tuple[str, ...]:
+    """Names of an operator's kernels, copies and memsets apart."""
+    launches = _launches(op, Setting(device, libraries))
+    return tuple(each.name for each in launches if each.kind is WorkKind.KERNEL)
 
 
 def _launches(op: LaunchingOp, setting: Setting) -> tuple[Launch, ...]:
