@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from torchtraceap.devices import device_named
 from torchtraceap.errors import OptionError
 
 torch = pytest.importorskip("torch")
@@ -21,12 +22,14 @@ from torch import nn  # noqa: E402
 
 from torchtraceap.prediction.capture import Call, Capture, Phase  # noqa: E402
 from torchtraceap.prediction.capture.calls import Collective, tensors_in  # noqa: E402
+from torchtraceap.prediction.layout import lay_out  # noqa: E402
 from torchtraceap.prediction.parallel import (  # noqa: E402
     Strategy,
     capture_ranks,
     parse_strategy,
 )
 from torchtraceap.prediction.parallel.blocks import blocks_of  # noqa: E402
+from torchtraceap.prediction.predicting import lifted_steps  # noqa: E402
 from torchtraceap.prediction.workload import find_workload  # noqa: E402
 
 Make = Callable[[], dict[str, Any]]
@@ -552,6 +555,22 @@ def test_forward_and_backward_passes_take_turns() -> None:
         passes = passes[::layers_of_stage]
         begun = 4 - stage
         assert "".join(passes) == "f" * begun + "bf" * (8 - begun) + "b" * begun
+
+
+def test_a_stage_begins_when_it_has_received() -> None:
+    found = capture_ranks(trained(tower, 32, 128), parse_strategy("pp=2,microbatches=4", 2))
+    lifted = lifted_steps(found.captures, device_named("H100-SXM"))
+    schedule = lay_out(lifted, found.kind_of_rank, count=2)
+    first, second = (
+        [index for index, work in enumerate(step.works()) if not work.collectives]
+        for step in lifted
+    )
+    sends = [index for index, work in enumerate(lifted[0].works()) if work.collectives]
+    met = [len(work.collectives) for work in lifted[0].works() if work.collectives]
+    # One alone, three with a gradient that comes back, and what is left of those.
+    assert met == [1, 2, 2, 2, 1]
+    begins, ends = schedule.ranks[1].work_begin[0], schedule.ranks[0].work_end[0]
+    assert begins[second[0]] >= ends[sends[0]] > ends[first[0]]
 
 
 def test_a_pipeline_of_copies() -> None:

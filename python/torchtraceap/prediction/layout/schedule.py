@@ -172,7 +172,7 @@ class _RankLanes:
         for number, (_, members) in enumerate(by_lane.items()):
             lane = self._builder.add_lane(STREAM, rank=kind, index=number)
             own = np.array(members, dtype=np.int64)
-            meets = np.array([meetings.is_needed(kind, works[each].collective) for each in own])
+            meets = np.array([meetings.is_needed(kind, works[each]) for each in own])
             lengths = np.where(meets, 0, durations[own])
             every = (own + len(works) * np.arange(self._count)[:, None]).ravel()
             made = self._builder.add_work(
@@ -181,9 +181,10 @@ class _RankLanes:
             begin[every], end[every] = made.begin, made.end
         for place in range(total):
             work = works[place % len(works)]
-            if work.collective is not None and meetings.is_needed(kind, work.collective):
+            if meetings.is_needed(kind, work):
                 transfer = int(durations[place % len(works)])
-                meetings.add(kind, work.collective, int(begin[place]), int(end[place]), transfer)
+                for each in work.collectives:
+                    meetings.add(kind, each, int(begin[place]), int(end[place]), transfer)
         return begin, end
 
     def _link(self, step: LiftedStep, works: Sequence[GpuWork]) -> None:
@@ -334,9 +335,9 @@ class _Meetings:
             return tuple(sorted({kind, self._kind_of_rank[collective.peer]}))
         return tuple(sorted({self._kind_of_rank[rank] for rank in collective.group}))
 
-    def is_needed(self, kind: int, collective: Collective | None) -> bool:
+    def is_needed(self, kind: int, work: GpuWork) -> bool:
         """Ranks of another kind take part."""
-        return collective is not None and len(self.kinds(kind, collective)) > 1
+        return any(len(self.kinds(kind, each)) > 1 for each in work.collectives)
 
     def add(self, kind: int, collective: Collective, begin: int, end: int, transfer: int) -> None:
         """A rank's part in the next one of its kinds: points of its begin and end."""

@@ -28,12 +28,10 @@ class _Waits:
 
     def __init__(self, step: LiftedStep) -> None:
         self._count = sum(1 for _ in step.works())
-        self._reached = _reached(step)
         self._of_collective = {
-            work.collective.id: place
-            for place, work in enumerate(step.works())
-            if work.collective is not None
+            each.id: place for place, work in enumerate(step.works()) for each in work.collectives
         }
+        self._reached = _reached(step, self._of_collective)
         self._place = 0
         self._last: dict[str, int] = {}
         self._first: dict[str, int] = {}
@@ -68,20 +66,18 @@ class _Waits:
         self.pairs += [(source, place) for source in sorted(sources) if source != place]
 
 
-def _reached(step: LiftedStep) -> list[tuple[int, ...]]:
-    """By call: the last work that its stream was given by then, and the collectives it starts."""
+def _reached(step: LiftedStep, of_collective: dict[int, int]) -> list[tuple[int, ...]]:
+    """By call: the last work that its stream was given by then, and the collective it starts."""
     found: list[tuple[int, ...]] = []
     last: dict[str, int] = {}
     place = 0
     for lifted in step.calls:
-        started = []
         for op in lifted.ops:
             for work in op.works:
                 if work.collective is None:
                     last[lifted.call.stream] = place
-                else:
-                    started.append(place)
                 place += 1
         own = [last[lifted.call.stream]] if lifted.call.stream in last else []
-        found.append((*own, *started))
+        started = lifted.call.collective
+        found.append((*own, *([of_collective[started.id]] if started else [])))
     return found

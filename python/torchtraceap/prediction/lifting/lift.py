@@ -8,7 +8,7 @@ from itertools import starmap
 
 from torchtraceap.devices import Device
 from torchtraceap.durations import Calibration
-from torchtraceap.prediction.capture.calls import Call, Capture
+from torchtraceap.prediction.capture.calls import Capture
 from torchtraceap.prediction.lifting.collectives import collective_time, collective_work
 from torchtraceap.prediction.lifting.durations import op_times
 from torchtraceap.prediction.lifting.host import HostModel
@@ -46,9 +46,9 @@ def lift(
                 replace(work, lane=stream) for work in kernels_of(op, device, libraries, time)
             )
             by_call[op.call].append(LiftedOp(op, works, time))
-    for index, call in enumerate(capture.calls):
-        if call.collective is not None:
-            by_call[index].append(_lifted_collective(call, index, device, calibration))
+    for members in _launches(capture):
+        index = members[-1]
+        by_call[index].append(_lifted_collective(capture, members, device, calibration))
     lifted = [tuple(by_call.get(index, ())) for index in range(len(capture.calls))]
     launches = [sum(len(op.works) for op in of_call) for of_call in lifted]
     times_of_host = (host or HostModel(device)).times(capture, launches)
@@ -57,11 +57,25 @@ def lift(
     return LiftedStep(tuple(starmap(LiftedCall, calls)), range_of_host)
 
 
+def _launches(capture: Capture) -> list[list[int]]:
+    """Calls that start collectives, those of one launch together; the last of them launches."""
+    found: dict[int, list[int]] = {}
+    for index, call in enumerate(capture.calls):
+        if call.collective is not None:
+            batch = call.collective.batch
+            found.setdefault(index if batch is None else batch, []).append(index)
+    return list(found.values())
+
+
 def _lifted_collective(
-    call: Call, index: int, device: Device, calibration: Calibration | None
+    capture: Capture, members: list[int], device: Device, calibration: Calibration | None
 ) -> LiftedOp:
-    assert call.collective is not None
-    time = collective_time(call.collective, device, calibration)
+    calls = [capture.calls[index] for index in members]
+    started = [call.collective for call in calls if call.collective is not None]
+    times = [collective_time(each, device, calibration) for each in started]
+    time = max(times, key=lambda each: each.estimate.ns)
+    call, index = calls[-1], members[-1]
     inputs = tuple(call.inputs.values())
     op = LaunchingOp("record_param_comms", inputs, call.outputs, call.phase, call.modules, index)
-    return LiftedOp(op, (collective_work(call.collective, time, device),), time)
+    work = collective_work(started[-1], time, device)
+    return LiftedOp(op, (replace(work, also=tuple(started[:-1])),), time)

@@ -37,8 +37,15 @@ class GpuWork:
     shared_memory: int = 0
     """Bytes per block, static and dynamic."""
     collective: Collective | None = None
+    also: tuple[Collective, ...] = ()
+    """Others that are the same launch: sends and receives of a batch."""
     lane: str = COMPUTE
     """The stream it runs on, by its role: "compute", or the name of a process group."""
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """All that it does with other ranks."""
+        return () if self.collective is None else (self.collective, *self.also)
 
 
 @dataclass(frozen=True, slots=True)
