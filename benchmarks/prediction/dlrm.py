@@ -147,6 +147,8 @@ def predict_set(oracles: Path, traces: Path) -> dict[str, object]:
         methods[name] = {
             "step_ns": [one.step_ns for one in told],
             "together_ns": [one.step_ns for one in same],
+            "together_low_ns": [one.low_ns for one in same],
+            "together_high_ns": [one.high_ns for one in same],
             "gpu_compute_ns": [one.gpu_compute_ns for one in told],
         }
     for name, times in overheads.items():
@@ -224,6 +226,9 @@ def print_set(found: dict) -> None:
             f"absolute {error['mean_absolute']:.1%}, largest {error['largest']:+.1%}"
             for key, error in one["errors"].items()
         ]
+        if "together_low_ns" in one:
+            low, high = (np.mean(one[f"together_{end}_ns"]) / 1e6 for end in ("low", "high"))
+            cells.append(f"interval of the step together: {low:.1f} to {high:.1f} ms")
         print(f"{name}\n  " + "\n  ".join(cells))
 
 

@@ -23,6 +23,8 @@ IntArray = npt.NDArray[np.int64]
 # over ranks leads on over plateaus.
 _EVENNESS = 1e-3
 _ROUNDS_PER_PART = 4
+# Thousands of tables are even after greedy placement, and a round costs more.
+_MOST_ROUNDS = 1000
 # Of parts of one rank, and of others to swap them with: larger sets are thinned out by time.
 _MOST_OWN = 64
 _MOST_OTHERS = 1024
@@ -39,7 +41,7 @@ class _Steps(NamedTuple):
 def improved(costs: Costs, ranks: IntArray) -> IntArray:
     """An assignment from which no move and no swap leads on; `ranks` must fit in memory."""
     found = ranks.copy()
-    for _ in range(_ROUNDS_PER_PART * len(found) + 8):
+    for _ in range(min(_MOST_ROUNDS, _ROUNDS_PER_PART * len(found) + 8)):
         better = _best_step(costs, found)
         if better is None:
             break
