@@ -12,8 +12,8 @@ durations/ for the V100. Which operator launches how many kernels is taken from 
 traces, by name, since an execution trace does not say. Host times are, in this order:
 
 - ours, others' hosts: the package's host model, fitted without the set's machine;
-- ours, this machine's host: with the machine's three factors from ranks 0, 3 and 6 of the set, so
-  that ranks 1, 2, 4, 5 and 7 are predicted;
+- ours, this machine's host: calibrated by the Kineto traces of ranks 0, 3 and 6 of the set, so that
+  ranks 1, 2, 4, 5 and 7 are predicted;
 - source: T1 to T5 from the Kineto traces of the other seven ranks, less what the source takes off
   for profiling; and with nothing taken off, since the measured run was profiled.
 """
@@ -186,13 +186,9 @@ def _errors_of(
 def _hosts(traces: Path) -> dict[str, HostModel]:
     data = host_data.load_sources(traces)
     others = [one for one in data if one.source.machine != MACHINE]
-    own = [one.source.machine == MACHINE for one in data]
-    without, _ = fit_host_times.fit(others)
-    table, factors = fit_host_times.fit(data)
-    return {
-        "ours, others' hosts": HostModel(table=without),
-        "ours, this machine's host": HostModel(factors=factors[own].mean(axis=0), table=table),
-    }
+    own = [one.calls for one in data if one.source.machine == MACHINE]
+    without = HostModel(table=fit_host_times.fit(others)[0])
+    return {"ours, others' hosts": without, "ours, this machine's host": without.calibrated(own)}
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from torchtraceap.prediction.baseline.execution import (
 from torchtraceap.prediction.capture.calls import Phase
 from torchtraceap.prediction.lifting.host import HostModel
 from torchtraceap.prediction.lifting.recorded_host import call_name
-from torchtraceap.prediction.lifting.situations import UNKNOWN_CROSSING, Situation, crossing
+from torchtraceap.prediction.lifting.situations import Situation, crossing
 from torchtraceap.prediction.lifting.work import HostTime
 from torchtraceap.simulation.graph_builder import STREAM, THREAD, GraphBuilder
 
@@ -64,13 +64,11 @@ def host_calls(tree: CallTree, device: Device, launches: Mapping[str, int]) -> l
     for top in tree.roots:
         _walk(tree, top, launches, found, ("", Phase.FORWARD))
     found.sort(key=lambda each: each[0].node)
-    calls, last, last_grad = [], "", ""
+    calls, last, last_grad, last_phase = [], "", "", Phase.FORWARD
     for _, name, inside, (grad, phase) in found:
-        same = grad == last_grad
-        between = (
-            UNKNOWN_CROSSING if phase is Phase.FORWARD
-            else crossing(phase, None, None, is_same_node=same)
-        )  # fmt: skip
+        between = crossing(
+            phase, None, None, is_same_node=grad == last_grad, is_same_phase=phase is last_phase
+        )
         pieces: list[tuple[float, Node]] = []
         for each in inside:
             count = launches.get(each.name, 0)
@@ -79,7 +77,7 @@ def host_calls(tree: CallTree, device: Device, launches: Mapping[str, int]) -> l
             elif count and on_gpu(each):
                 pieces += [(gpu_time(each, count, device) / count, each)] * count
         calls.append(HostCall(Situation(name, last, phase, between), tuple(pieces), tuple(inside)))
-        last, last_grad = name, grad
+        last, last_grad, last_phase = name, grad, phase
     return calls
 
 
