@@ -53,6 +53,8 @@ class Machine:
     """Of the shorter of memory's and cache's time: what the longer does not hide."""
     sort_bytes: float
     """Of a lookup."""
+    gradient: float
+    """How much slower gradients are read than rows."""
     start_ns: float
     message_ns: float
     link_share: float
@@ -60,9 +62,9 @@ class Machine:
     @classmethod
     def published(cls, device: Device) -> Machine:
         """The source's values where it has any (ISPASS 2022, and the measurements of its
-        repository), else the middle of what is drawn."""
+        repository), a public trace's of sorting and gradients, else the middle of what is drawn."""
         memory, cache = _MEASURED[device.architecture]
-        return cls(device, 1.55, 1.1, memory, cache, 0.25, 128.0, 4_000.0, 12_500.0, 0.75)
+        return cls(device, 1.55, 1.1, memory, cache, 0.25, 190.0, 3.0, 4_000.0, 12_500.0, 0.75)
 
     @classmethod
     def drawn(cls, device: Device, random: np.random.Generator) -> Machine:
@@ -75,7 +77,8 @@ class Machine:
             memory_share=memory * random.uniform(0.9, 1.05),
             cache_bytes=cache * random.uniform(0.75, 1.3),
             exposed=random.uniform(0.0, 0.5),
-            sort_bytes=random.uniform(64.0, 192.0),
+            sort_bytes=random.uniform(120.0, 260.0),
+            gradient=random.uniform(2.0, 4.0),
             start_ns=random.uniform(2_000.0, 6_000.0),
             message_ns=random.uniform(5_000.0, 20_000.0),
             link_share=random.uniform(0.6, 0.9),
@@ -169,15 +172,15 @@ def lookup_ns(true: TrueTable, machine: Machine, bags: int, columns: int) -> tup
     cache_rate = machine.cache_bytes * device.multiprocessors * device.clock_mhz * 1e6
     missed, pooled = (true.lookups - true.hits) * row, bags * row
     updated = 2.0 * true.distinct * row
-    ways = (
-        (missed + pooled + 8.0 * true.lookups, true.lookups * row),
-        (updated + pooled + machine.sort_bytes * true.lookups, true.lookups * row + updated),
-    )
-    forward, backward = (
-        1e9 * machine.width_factor(columns) * (max(times) + machine.exposed * min(times))
-        for times in ((memory / memory_rate, cache / cache_rate) for memory, cache in ways)
-    )
-    return forward, backward
+
+    def read(memory: float, cache: float) -> float:
+        times = memory / memory_rate, cache / cache_rate
+        return machine.width_factor(columns) * (max(times) + machine.exposed * min(times))
+
+    forward = read(missed + pooled + 8.0 * true.lookups, true.lookups * row)
+    sorting = machine.sort_bytes * true.lookups / memory_rate
+    backward = sorting + read(updated + pooled, true.lookups * row * machine.gradient + updated)
+    return 1e9 * forward, 1e9 * backward
 
 
 def exchange_ns(widths: np.ndarray, batch: int, machine: Machine) -> float:

@@ -14,6 +14,7 @@ from torchtraceap.durations.embedding import (
     EmbeddingTable,
     ReuseHistogram,
     che_hits,
+    estimate_embedding_bags,
     traffic,
     uniform_hit_rate,
 )
@@ -129,7 +130,17 @@ def test_skew_and_a_larger_cache_save_time() -> None:
     slow = embedding_bag_ns([flat], 4096, "V100-SXM2-32GB", strict=True)
     update = embedding_bag_ns([flat], 4096, "V100-SXM2-32GB", backward=True, strict=True)
     assert fast is not None and slow is not None and update is not None
-    assert fast.ns < slow.ns < update.ns < 2.1 * slow.ns
+    assert fast.ns < slow.ns < update.ns < 5 * slow.ns
     assert embedding_bag_ns([flat], 4096, "no such GPU") is None
     with pytest.raises(UnknownDurationError, match="no device of that name"):
         embedding_bag_ns([flat], 4096, "no such GPU", strict=True)
+
+
+def test_a_run_in_a_public_trace() -> None:
+    """hta/ddp_a100_rank_of_8: 122 tables, 8,192 bags, by the shapes of its lookups; kernels of six
+    steps took 2.53 ms forward and 9.3 ms backward. The backward model was fitted to it."""
+    table = EmbeddingTable(rows=90_837 / 122, columns=8816 / 122, lookups_per_bag=15.8e6 / 999_424)
+    forward = estimate_embedding_bags([table] * 122, [8192], "A100 SXM 40GB")
+    assert forward[0].ns == pytest.approx(2.53e6, rel=0.15)
+    backward = estimate_embedding_bags([table] * 122, [8192], "A100 SXM 40GB", backward=True)
+    assert backward[0].ns == pytest.approx(9.3e6, rel=0.15)
