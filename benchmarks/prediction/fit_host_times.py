@@ -14,7 +14,7 @@ import datetime
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import erf, sqrt
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ ENOUGH_CALLS = 4.0
 # process, or happens once.
 MOST = 8.0
 LEAST_NS = 20.0
+# Logarithms of what surrounds a step: of one or two machines, and the least of more.
+FEW_MACHINES_DEVIATION, LEAST_DEVIATION = 1.0, 0.3
 # Models that the means have seen differ by less than others: at this factor of the variance 80 %
 # of the models left out lie within the interval (host_times.py).
 MODELS_LEFT_OUT = 2.0
@@ -109,6 +111,7 @@ def fit(data: Sequence[host_data.HostData]) -> tuple[host.HostTable, np.ndarray]
         model_covariance=model_covariance(factors, data),
         residuals={q: residuals(one, means[q], factors) for q, one in rows.items()},
         correlation=correlation(rows["before"], means["before"], factors),
+        parts=fit_parts(factors, data),
     )
     return table, factors
 
@@ -195,6 +198,21 @@ def known_machines(
     )
 
 
+def fit_parts(factors: np.ndarray, data: Sequence[host_data.HostData]) -> dict[str, host.PartMean]:
+    """Medians over machines of what surrounds a step, against their gaps."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one, row in zip(data, factors, strict=True):
+        for name, ns in one.parts.items():
+            found[name][one.source.machine].append(np.log(max(ns, 1.0)) - row[0])
+    parts = {}
+    for name, machines in sorted(found.items()):
+        logs = np.array([np.median(each) for each in machines.values()])
+        deviation = float(logs.std(ddof=1)) if len(logs) > 2 else FEW_MACHINES_DEVIATION
+        ns = round(float(np.exp(np.median(logs))), 1)
+        parts[name] = host.PartMean(ns, round(max(deviation, LEAST_DEVIATION), 3), len(logs))
+    return parts
+
+
 def model_covariance(factors: np.ndarray, data: Sequence[host_data.HostData]) -> np.ndarray:
     """Of the factors' logarithms over models on one machine, under one profiler."""
     groups = defaultdict(list)
@@ -257,6 +275,7 @@ def as_json(table: host.HostTable, data: Sequence[host_data.HostData]) -> dict[s
         "model_covariance": np.round(table.model_covariance, 5).tolist(),
         "residuals": {key: np.round(v, 4).tolist() for key, v in table.residuals.items()},
         "correlation": round(table.correlation, 4),
+        "parts": {name: asdict(each) for name, each in table.parts.items()},
     }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torchtraceap as ttap
 from torchtraceap.prediction.lifting.recorded_host import RecordedCalls, recorded_calls
+from torchtraceap.prediction.lifting.step_parts import recorded_parts
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,15 @@ class HostData:
 
     source: Source
     calls: RecordedCalls
+    parts: dict[str, float]
+    """Times around a step, as `recorded_parts` gives them."""
 
 
 def load_sources(folder: Path) -> list[HostData]:
     """All that the folder holds."""
-    return [
-        HostData(source, recorded_calls(ttap.load(folder / source.path).rank()))
-        for source in SOURCES
-        if (folder / source.path).exists()
-    ]
+    return [_loaded(folder, source) for source in SOURCES if (folder / source.path).exists()]
+
+
+def _loaded(folder: Path, source: Source) -> HostData:
+    part = ttap.load(folder / source.path).rank()
+    return HostData(source, recorded_calls(part), recorded_parts(part))

@@ -15,12 +15,14 @@ from torchtraceap.errors import OptionError
 from torchtraceap.prediction.capture.calls import Call, Capture, Phase
 from torchtraceap.prediction.lifting import recorded_host
 from torchtraceap.prediction.lifting.host import HostModel, HostTimes
+from torchtraceap.prediction.lifting.probe import probe
 from torchtraceap.prediction.lifting.recorded_host import (
     RecordedCalls,
     call_name,
     recorded_calls,
 )
 from torchtraceap.prediction.lifting.situations import situations
+from torchtraceap.prediction.lifting.step_parts import recorded_parts, step_parts, upload_part
 from torchtraceap.prediction.lifting.work import HostTime
 
 
@@ -164,6 +166,63 @@ def test_processors_beside_recent_gpus_are_faster() -> None:
     assert new.times(Capture(STEP), LAUNCHES).total_ns < old.times(Capture(STEP), LAUNCHES).total_ns
 
 
+# ------------------------------------------------------------------------- this machine, the step
+
+
+def test_a_probe_of_this_machine_narrows_the_interval() -> None:
+    pytest.importorskip("torch")
+    found = probe(profiler="plain")
+    places, gaps = found.times("before")
+    assert len(places) > 300 and (gaps >= 0).all()
+    kept = {found.situations[place].name for place in found.times("alone")[0].tolist()}
+    assert "aten::view" in kept and not kept & {"aten::addmm", "aten::mm", "aten::copy_"}
+    unknown = HostModel(profiler="plain")
+    known = unknown.calibrated([found])
+    assert known.covariance[0, 0] < unknown.covariance[0, 0]
+    before, after = (model.times(Capture(STEP), LAUNCHES) for model in (unknown, known))
+    assert after.high / after.low < before.high / before.low
+    assert after.total_ns > 0
+
+
+def test_a_probe_that_can_not_be_is_refused() -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(OptionError, match="plain, stack, full"):
+        probe(profiler="none")
+    with pytest.raises(OptionError, match="no operator"):
+        probe(lambda: None)
+
+
+def test_parts_around_a_step() -> None:
+    model = HostModel(device_named("H100 SXM"))
+    training = step_parts(model, parameters=100, has_loader=True)
+    assert [part.name for part in training] == [
+        "between_steps",
+        "loader",
+        "begin_of_step",
+        "zero_grad",
+        "end_of_step",
+    ]
+    assert all(0 < p.estimate.low_ns < p.estimate.ns < p.estimate.high_ns for p in training)
+    inference = step_parts(model)
+    assert "zero_grad" not in {part.name for part in inference}
+    with pytest.raises(OptionError, match="parameters"):
+        step_parts(model, parameters=-1)
+
+
+def test_an_upload_holds_the_host_unless_it_is_pinned() -> None:
+    device = device_named("A100 SXM 40GB")
+    pageable, pinned, small = (
+        upload_part(size, is_pinned=is_pinned, device=device).estimate
+        for size, is_pinned in ((154_140_672, False), (154_140_672, True), (4096, False))
+    )
+    # pytorch/benchmark's pair of traces: 32.3 ms and 5 us
+    assert pageable.low_ns < 32.3e6 < pageable.high_ns
+    assert pinned.low_ns < 5_000 < pinned.high_ns
+    assert small.ns < 20_000
+    with pytest.raises(OptionError, match="bytes"):
+        upload_part(float("nan"), is_pinned=True, device=device)
+
+
 # -------------------------------------------------------------------------------------- traces
 
 
@@ -200,3 +259,10 @@ def test_wrappers_are_what_torch_takes_apart() -> None:
         schemas = torch._C._jit_get_schemas_for_operator(name)
         full = [f"{name}.{each.overload_name}".rstrip(".") for each in schemas]
         assert any(torch._C._dispatch_has_kernel_for_dispatch_key(each, key) for each in full), name
+
+
+def test_parts_of_a_trace() -> None:
+    found = recorded_parts(corpus("hta/resnet_ddp_v100_ns_resolution.json.gz").rank())
+    assert set(found) == {"between_steps", "end_of_step", "zero_grad"}
+    assert 20_000 < found["between_steps"] < 60_000
+    assert 500 < found["zero_grad"] < 3_000  # for each of 161 parameters

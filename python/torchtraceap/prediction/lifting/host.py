@@ -41,6 +41,7 @@ __all__ = [
     "HostTable",
     "HostTimes",
     "Machine",
+    "PartMean",
     "expected_machine",
     "is_recent",
     "log_ratios",
@@ -94,6 +95,16 @@ class Machine:
     """float64 [3]: logarithms, by `GROUPS`."""
 
 
+@dataclass(frozen=True, slots=True)
+class PartMean:
+    """A time around a step's calls, against the means of gaps between them."""
+
+    ns: float
+    deviation: float
+    """Of its logarithm over machines."""
+    machines: int
+
+
 def is_recent(device: Device) -> bool:
     """Of 2022 or later: Ada, Hopper, CDNA 3 and what came after."""
     first = {"nvidia": 8.9, "amd": 9.4}.get(device.vendor, np.inf)
@@ -119,6 +130,8 @@ class HostTable:
     """By quantity: times of single calls over the mean of their class, at `SCORES`."""
     correlation: float
     """Of one call's residual with the next one's, as normal scores."""
+    parts: Mapping[str, PartMean]
+    """What surrounds a step's calls (step_parts.py)."""
 
     @classmethod
     def from_json(cls, text: Mapping[str, Any]) -> HostTable:
@@ -133,6 +146,7 @@ class HostTable:
             model_covariance=np.array(text["model_covariance"]),
             residuals={key: np.array(values) for key, values in text["residuals"].items()},
             correlation=text["correlation"],
+            parts={name: PartMean(**each) for name, each in text["parts"].items()},
         )
 
     def mean(self, quantity: str, situation: Situation) -> float:

@@ -121,6 +121,7 @@ class RecordedCalls:
     before: Array
     """float64: NaN for the first, behind a pause, or where threads ran at the same time."""
     to_launch: Array
+    """float64: NaN where it is not to be used."""
     launches: tuple[tuple[float, ...], ...]
     between: Array
     """float64: mean from one launch to the next; 0 with less than two."""
@@ -144,7 +145,7 @@ class RecordedCalls:
             places = np.flatnonzero(np.isfinite(self.before))
             return places, self.before[places]
         if quantity == "alone":
-            places = np.flatnonzero(counts == 0)
+            places = np.flatnonzero((counts == 0) & np.isfinite(self.to_launch))
             return places, self.to_launch[places]
         places = np.flatnonzero(counts > (1 if quantity == "between" else 0))
         if quantity == "launch":
@@ -155,8 +156,12 @@ class RecordedCalls:
 
     @property
     def total_ns(self) -> float:
-        """Of all calls, with the gaps before them that are known."""
-        inside = self.to_launch + self.between * np.maximum(self.counts - 1, 0) + self.after
+        """Of all calls, as far as their times are known."""
+        inside = (
+            np.nan_to_num(self.to_launch)
+            + self.between * np.maximum(self.counts - 1, 0)
+            + self.after
+        )
         return float(np.nansum(self.before) + inside.sum() + sum(map(sum, self.launches)))
 
 
