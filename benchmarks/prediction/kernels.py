@@ -50,6 +50,7 @@ from torchtraceap.prediction.lifting.work import GpuWork, WorkKind
 _ROOT = Path(__file__).resolve().parents[2]
 _TIME = OpTime(Estimate.around(1e4, 2.0, "any"), is_known=True)
 _MISSES = 12
+_MARKS_OF_2_7 = ("elementwise_kernel<8, ", "elementwise_kernel_manual", "SoftMaxForwardReg")
 _COPIES = ("aten::copy_", "aten::_to_copy", "aten::to")
 _BETWEEN = ("Memcpy HtoD", "Memcpy DtoH", "Memcpy PtoP", "CopyHostToDevice", "CopyDeviceToHost")
 
@@ -144,9 +145,7 @@ def libraries_of(trace: ttap.Trace, device: Device) -> Libraries:
     names = trace.ranks[0].table.strings
     if any("at::detail::Array<" in name for name in names):
         torch = (2, 4)
-    elif any(
-        "elementwise_kernel<8, " in name or "elementwise_kernel_manual" in name for name in names
-    ):
+    elif any(mark in name for name in names for mark in _MARKS_OF_2_7):
         torch = (2, 7)
     else:
         torch = (2, 6)

@@ -59,7 +59,7 @@ def traced_ops(trace: ttap.Trace) -> Iterator[TracedOp]:
                 found.setdefault(row, []).append(event)
         for row, launched in sorted(found.items()):
             kind = calls.kind_of(row)
-            op = _op(OpCall(kind.name, *kind.texts, kind.kernels))
+            op = _op(OpCall(kind.name, *kind.texts, kind.kernels), kind.texts[2])
             if op is not None:
                 yield TracedOp(op, tuple(launched), kind.texts[2] is not None)
 
@@ -68,10 +68,13 @@ def _sizes(texts: list[str], code: int) -> tuple[int, ...]:
     return tuple(json.loads(texts[code])) if code >= 0 else ()
 
 
-def _op(call: OpCall) -> LaunchingOp | None:
+def _op(call: OpCall, strides: str | None) -> LaunchingOp | None:
     try:
         arguments = [call.argument(place) for place in range(len(call))]
-        values = tuple(_value(each, call) for each in arguments)
+        values = tuple(
+            _value(each, call, _strides_of_list(strides, place))
+            for place, each in enumerate(arguments)
+        )
     except UnknownWorkError:
         return None
     if not any(isinstance(each, TensorInfo | tuple) for each in values):
@@ -92,17 +95,25 @@ def _is_number(value: Value) -> bool:
     return isinstance(value, TensorInfo) and not value.shape and value.dtype.name in _OF_NUMBERS
 
 
-def _value(argument: Argument, call: OpCall) -> Value:
+def _strides_of_list(text: str | None, place: int) -> list[tuple[int, ...]]:
+    """Of the tensors of a list; empty if it is none or nothing is recorded."""
+    listed = json.loads(text)[place : place + 1] if text else []
+    return [tuple(each) for each in (listed or [[]])[0] if isinstance(each, list)]
+
+
+def _value(argument: Argument, call: OpCall, strides: list[tuple[int, ...]]) -> Value:
     if argument.tensor is not None:
         return _tensor(argument.tensor)
     if argument.tensors is not None:
+        types = {each.dtype for each in argument.tensors if isinstance(each, Tensor)}
         try:
-            dtype = call._kernel_dtype()
+            dtype = types.pop() if types else call._kernel_dtype()
         except UnknownWorkError:
             dtype = FP32
+        shapes = [each.shape if isinstance(each, Tensor) else each for each in argument.tensors]
+        known = strides if len(strides) == len(shapes) else [None] * len(shapes)
         return tuple(
-            _tensor(each if isinstance(each, Tensor) else Tensor(each, dtype))
-            for each in argument.tensors
+            _tensor(Tensor(shape, dtype, each)) for shape, each in zip(shapes, known, strict=True)
         )
     return _plain(argument.text)
 

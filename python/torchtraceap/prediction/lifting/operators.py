@@ -8,7 +8,7 @@ which holds for most of ATen: a kernel that is registered for CUDA launches itse
 
 from __future__ import annotations
 
-from torchtraceap.prediction.capture.calls import Capture
+from torchtraceap.prediction.capture.calls import Capture, Value, tensors_in
 from torchtraceap.prediction.lifting import composed_rules, library_rules
 from torchtraceap.prediction.lifting.launching import (
     LaunchingOp,
@@ -33,8 +33,16 @@ def launching_ops(capture: Capture, libraries: Libraries = _USUAL) -> tuple[Laun
             continue
         rule = _RULES.get(call.name, itself)
         for name, inputs, outputs in rule(call, libraries):
+            if _makes_nothing(outputs):
+                continue
             found.append(LaunchingOp(name, inputs, outputs, call.phase, call.modules, index))
     return tuple(found)
+
+
+def _makes_nothing(outputs: tuple[Value, ...]) -> bool:
+    """For tensors without elements nothing is launched."""
+    tensors = tuple(tensors_in(outputs))
+    return bool(tensors) and not any(each.elements for each in tensors)
 
 
 _SILENT = """empty empty_like empty_strided new_empty new_empty_strided empty_permuted _unsafe_view

@@ -30,7 +30,7 @@ from torchtraceap.prediction.lifting.kernels.launch import Launch, Rule, Setting
 from torchtraceap.prediction.lifting.launching import LaunchingOp, Libraries
 from torchtraceap.prediction.lifting.work import GpuWork, OpTime, WorkKind
 
-__all__ = ["kernel_names", "kernels_of"]
+__all__ = ["RULED", "kernel_names", "kernels_of"]
 
 _START_NS = 1_000.0
 """What the shortest kernels take."""
@@ -97,7 +97,7 @@ def _work(launch: Launch, share: float, whole: Estimate) -> GpuWork:
         kind=launch.kind,
         estimate=part,
         bytes=launch.bytes,
-        grid=launch.grid,
+        grid=(max(1, launch.grid[0]), max(1, launch.grid[1]), max(1, launch.grid[2])),
         block=launch.block,
         registers=launch.registers,
         shared_memory=launch.shared_memory,
@@ -117,3 +117,7 @@ _RULES: dict[str, Rule] = {
     **lists.RULES,
     **others.RULES,
 }
+
+RULED = tuple(_RULES)
+"""Operators of ATen, and of torchvision, that have a rule of their own; others are loops over
+elements, or unknown."""

@@ -13,7 +13,7 @@ from torchtraceap.prediction.lifting.kernels.launch import (
     bytes_of,
     ceil_div,
     flag,
-    number,
+    given,
     tensor,
 )
 from torchtraceap.prediction.lifting.launching import LaunchingOp
@@ -49,7 +49,7 @@ def _heads(op: LaunchingOp, first: int, dropout: int, causal: int) -> _Heads | N
     if query is None or key is None or len(query.shape) != 4 or len(key.shape) != 4:
         return None
     batch, length, heads, width = query.shape
-    chance = number(op.inputs[dropout] if dropout < len(op.inputs) else 0.0, 0.0)
+    chance = given(op, dropout, 0.0)
     return _Heads(batch, length, heads, width, key.shape[1], query.dtype, flag(op, causal), chance)
 
 

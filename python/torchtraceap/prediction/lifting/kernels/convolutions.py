@@ -26,6 +26,7 @@ from torchtraceap.prediction.lifting.kernels.launch import (
     ceil_div,
     computed_in,
     cpp_name,
+    given,
     memset,
     number,
     tensor,
@@ -244,7 +245,7 @@ def _backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         return ()
     wanted = op.inputs[10] if len(op.inputs) > 10 else None
     asked = wanted if isinstance(wanted, tuple) and len(wanted) > 1 else (True, True)
-    groups = int(number(op.inputs[9] if len(op.inputs) > 9 else 1, 1))
+    groups = int(given(op, 9, 1))
     if groups > 1 and groups == found.source.shape[1] and found.weight.shape[1] == 1:
         return _depthwise_backward(found, asked, setting)
     parts = _miopen_parts(found) if setting.is_amd else _cudnn_parts(found, grad, setting)

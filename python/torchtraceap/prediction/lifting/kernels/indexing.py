@@ -15,6 +15,7 @@ from torchtraceap.prediction.lifting.kernels.launch import (
     computed_in,
     cpp_name,
     flag,
+    given,
     memcpy,
     number,
     result,
@@ -32,6 +33,7 @@ _FEW_INDICES = 16
 _FEW_LOOKUPS = 3_072
 _MOST_JOINED, _MOST_JOINED_STRIDED = 128, 64
 _MOST_DIMS_JOINED = 4
+_LOAD_BYTES = 16
 
 
 def _opaque(each: TensorInfo) -> str:
@@ -172,7 +174,7 @@ def _embedding_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
             f"{t} const*, {t}*, int, long, int)"
         )
         return [Launch(name, (ceil_div(width, 32), 1, 1), (32, 32, 1), None, 40, 8192)]
-    rows = int(number(op.inputs[2] if len(op.inputs) > 2 else 1, 1))
+    rows = int(given(op, 2, 1))
     blocks = (ceil_div(count, 32), 1, 1)
     scan = scanned(i, count, 16.0 * count)
     return [
@@ -214,7 +216,7 @@ def _cat(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         to = made.dtype if made is not None else max(types, key=lambda t: (t.rank, t.size))
         return [_part(each, TensorInfo(each.shape, each.strides, to, -1), setting)
                 for each in tensors]  # fmt: skip
-    return _joined(tensors, int(number(op.inputs[1] if len(op.inputs) > 1 else 0, 0)), setting)
+    return _joined(tensors, int(given(op, 1, 0)), setting)
 
 
 def _part(each: TensorInfo, to: TensorInfo, setting: Setting) -> Launch:
@@ -224,24 +226,30 @@ def _part(each: TensorInfo, to: TensorInfo, setting: Setting) -> Launch:
 
 
 def _joined(tensors: Sequence[TensorInfo], axis: int, setting: Setting) -> list[Launch]:
+    """Contiguous tensors at 16 bytes at once where elements of more than 2 bytes fill them."""
     contiguous = all(each.is_contiguous for each in tensors)
+    size, dims = tensors[0].dtype.size, len(tensors[0].shape)
+    whole = all(each.elements * size % _LOAD_BYTES == 0 for each in tensors)
+    wide = contiguous and whole and size > 2 and not setting.is_amd
     most = _MOST_JOINED if contiguous else _MOST_JOINED_STRIDED
     kind, last = ("_contig", "128, 1") if contiguous else ("", "64, 64")
-    t = f"{_ANONYMOUS}OpaqueType<{tensors[0].dtype.size}u>"
-    given = f"{t}, unsigned int, {len(tensors[0].shape)}, {last}"
+    kind = "_aligned16_contig" if wide else kind
+    t = f"{_ANONYMOUS}OpaqueType<{size}u>"
     metadata = f"{_ANONYMOUS}CatArrInputTensorMetadata<{t}, unsigned int, {last}>"
     name = (
-        f"void {_ANONYMOUS}CatArrayBatchedCopy{kind}<{given}>({t}*, {metadata}, "
-        f"{_ANONYMOUS}TensorSizeStride<unsigned int, 4u>, int, unsigned int)"
+        f"void {_ANONYMOUS}CatArrayBatchedCopy{kind}<{t}, unsigned int, {dims}, {last}>({t}*, "
+        f"{metadata}, {_ANONYMOUS}TensorSizeStride<unsigned int, 4u>, int, unsigned int)"
     )
-    threads = 256 if setting.is_amd else 512
+    threads, each_thread = (128, _LOAD_BYTES // size) if wide else (512, 1)
+    threads, each_thread = (256, 8) if setting.is_amd else (threads, each_thread)
     found = []
     for first in range(0, len(tensors), most):
         some = tensors[first : first + most]
-        longest = max(each.elements for each in some)
-        wide = min(ceil_div(longest, threads * 4 if setting.is_amd else threads),
-                   10**6 if setting.is_amd else 2 * setting.processors)  # fmt: skip
-        found.append(Launch(name, (wide, len(some), 1), (threads, 1, 1), 2 * bytes_of(*some), 21))
+        blocks = ceil_div(max(each.elements for each in some), threads * each_thread)
+        if not setting.is_amd and not wide:
+            blocks = min(blocks, 2 * setting.processors)
+        grid = (blocks, len(some), 1)
+        found.append(Launch(name, grid, (threads, 1, 1), 2 * bytes_of(*some), 21))
     return found
 
 

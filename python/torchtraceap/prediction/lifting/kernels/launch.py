@@ -22,6 +22,7 @@ __all__ = [
     "computed_in",
     "cpp_name",
     "flag",
+    "given",
     "memcpy",
     "memcpy_to_host",
     "memset",
@@ -122,6 +123,11 @@ def tensor(op: LaunchingOp, place: int) -> TensorInfo | None:
 def number(value: Value, default: float) -> float:
     """A plain number, or the default."""
     return float(value) if isinstance(value, (bool, int, float)) else default
+
+
+def given(op: LaunchingOp, place: int, default: float) -> float:
+    """The input at a place, if it is a number."""
+    return number(op.inputs[place], default) if place < len(op.inputs) else default
 
 
 def flag(op: LaunchingOp, place: int, *, default: bool = False) -> bool:

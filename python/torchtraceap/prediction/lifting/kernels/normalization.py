@@ -15,6 +15,7 @@ from torchtraceap.prediction.lifting.kernels.launch import (
     computed_in,
     cpp_name,
     flag,
+    given,
     number,
     tensor,
 )
@@ -43,7 +44,7 @@ def _columns(op: LaunchingOp, place: int, source: TensorInfo) -> int:
         for size in value:
             found *= int(number(size, 1)) if not isinstance(size, (tuple, TensorInfo)) else 1
         return max(1, found)
-    return source.shape[-1] if source.shape else 1
+    return max(1, source.shape[-1]) if source.shape else 1
 
 
 # ------------------------------------------------------------------------------------- layer norm
@@ -130,7 +131,7 @@ def _group_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source = tensor(op, 0)
     if source is None or len(source.shape) < 2:
         return ()
-    groups = int(number(op.inputs[6] if len(op.inputs) > 6 else 1, 1))
+    groups = int(given(op, 6, 1))
     rows, t, a = source.shape[0] * groups, cpp_name(source.dtype), computed_in(source.dtype)
     moved = bytes_of(source)
     moments = Launch(
@@ -158,7 +159,7 @@ def _group_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source, weight = tensor(op, 1), tensor(op, 4)
     if source is None or len(source.shape) < 2:
         return ()
-    groups = int(number(op.inputs[8] if len(op.inputs) > 8 else 1, 1))
+    groups = int(given(op, 8, 1))
     n, channels = source.shape[0], source.shape[1]
     t, a, moved = cpp_name(source.dtype), computed_in(source.dtype), bytes_of(source)
     small = 16.0 * n * channels

@@ -13,6 +13,7 @@ from torchtraceap.prediction.lifting.kernels.launch import (
     ceil_div,
     computed_in,
     cpp_name,
+    given,
     memset,
     number,
     result,
@@ -38,6 +39,7 @@ class _Kernel:
     """Elements of a thread."""
     most_waves: int = 0
     """Blocks for each multiprocessor at most; 0: as many as there are elements for."""
+    one_block: bool = False
 
 
 _KERNELS: dict[str, _Kernel] = {
@@ -94,11 +96,15 @@ _KERNELS: dict[str, _Kernel] = {
     # losses
     "nll_loss_forward": _Kernel(
         "void {n}nll_loss_forward_reduce_cuda_kernel_2d<{t}, {a}, long>({t}*, {t}*, {t} const*, "
-        "long const*, {t} const*, bool, long, long, long, long)"
+        "long const*, {t} const*, bool, long, long, long, long)",
+        threads=64,
+        one_block=True,
     ),
     "nll_loss_backward": _Kernel(
         "void {n}nll_loss_backward_reduce_cuda_kernel_2d<{t}, long>({t}*, {t} const*, long const*, "
-        "{t} const*, {t} const*, bool, int, int, long, long)"
+        "{t} const*, {t} const*, bool, int, int, long, long)",
+        threads=64,
+        one_block=True,
     ),
     "nll_loss2d_forward": _Kernel("void {n}nll_loss2d_forward_kernel<{t}, {a}, int>({t}*, {t}*)"),
     "nll_loss2d_backward": _Kernel("void {n}nll_loss2d_backward_kernel<{t}>({t}*, {t} const*)"),
@@ -174,6 +180,8 @@ def _one(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     made = result(op) or _largest(op, own)
     name = kernel.name.format(n=_ANONYMOUS, t=cpp_name(own.dtype), a=computed_in(own.dtype))
     blocks = ceil_div(made.elements, kernel.threads * kernel.each)
+    if kernel.one_block:
+        blocks = 1
     if kernel.most_waves:
         blocks = min(blocks, kernel.most_waves * setting.processors)
     return [Launch(name, (blocks, 1, 1), (kernel.threads, 1, 1), None, 32)]
@@ -193,8 +201,9 @@ def _fft(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         return ()
     axes = op.inputs[1] if len(op.inputs) > 1 else (-1,)
     listed = axes if isinstance(axes, tuple) and axes else (-1,)
-    sizes = [source.shape[int(number(axis, -1))] for axis in listed
-             if not isinstance(axis, (tuple, TensorInfo))]  # fmt: skip
+    known = [int(number(axis, -1)) for axis in listed]
+    dims = len(source.shape)
+    sizes = [source.shape[axis] for axis in known if -dims <= axis < dims]
     kind = "r2c" if "r2c" in op.name else "c2r" if "c2r" in op.name else "c2c"
     library = "rocfft_transform" if setting.is_amd else "vector_fft"
     found: list[Launch] = []
@@ -221,8 +230,8 @@ def _rnn(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source = tensor(op, 0)
     if source is None or len(source.shape) < 2:
         return ()
-    mode, layers = (int(number(op.inputs[at] if len(op.inputs) > at else 1, 1)) for at in (6, 9))
-    hidden = int(number(op.inputs[7] if len(op.inputs) > 7 else 1, 1))
+    mode, layers = (int(given(op, at, 1)) for at in (6, 9))
+    hidden = int(given(op, 7, 1))
     rows, gates = source.elements // source.shape[-1], _GATES.get(mode, 1)
     kind = "LSTM" if mode == 2 else "GRU" if mode == 3 else "RNN"
     t = "__half" if source.dtype.size == 2 else "float"

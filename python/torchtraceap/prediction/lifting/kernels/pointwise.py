@@ -110,12 +110,11 @@ def is_one_run(tensors: Sequence[TensorInfo], shape: tuple[int, ...]) -> bool:
 
 def _strides_of(each: TensorInfo, shape: tuple[int, ...]) -> tuple[int, ...]:
     """In all dimensions of a larger shape: 0 where it is repeated."""
-    missing = len(shape) - len(each.shape)
-    own = (
-        0 if size == 1 and size != whole else stride
-        for size, stride, whole in zip(each.shape, each.strides, shape[missing:], strict=True)
-    )
-    return (0,) * missing + tuple(own)
+    found = [0] * len(shape)
+    own = list(zip(each.shape, each.strides, strict=True))[-len(shape) :] if shape else []
+    for axis, (size, stride) in enumerate(reversed(own), start=1):
+        found[-axis] = 0 if size == 1 and shape[-axis] != 1 else stride
+    return tuple(found)
 
 
 # ------------------------------------------------------------------------------------- loops

@@ -14,10 +14,10 @@ from torchtraceap.prediction.lifting.kernels.launch import (
     ceil_div,
     computed_in,
     cpp_name,
+    given,
     memcpy_to_host,
     memset,
     next_power,
-    number,
     tensor,
 )
 from torchtraceap.prediction.lifting.launching import LaunchingOp
@@ -35,7 +35,7 @@ def _softmax(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source = tensor(op, 0)
     if source is None or not source.shape:
         return ()
-    axis = int(number(op.inputs[1] if len(op.inputs) > 1 else -1, -1)) % len(source.shape)
+    axis = int(given(op, 1, -1)) % len(source.shape)
     return [_over_rows(source, axis, setting, backward=False, is_log="log" in op.name)]
 
 
@@ -43,7 +43,7 @@ def _softmax_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source = tensor(op, 0)
     if source is None or not source.shape:
         return ()
-    axis = int(number(op.inputs[2] if len(op.inputs) > 2 else -1, -1)) % len(source.shape)
+    axis = int(given(op, 2, -1)) % len(source.shape)
     return [_over_rows(source, axis, setting, backward=True, is_log="log" in op.name)]
 
 
@@ -92,7 +92,7 @@ def _in_blocks(
     at_once = 16 // dtype.size
     way = "Backward" if backward else "Forward"
     epilogue = f"{_ANONYMOUS}{'Log' if is_log else ''}SoftMax{way}Epilogue"
-    threads = min(1024, max(32, next_power(ceil_div(length, at_once))))
+    threads = max(32, next_power(ceil_div(min(length // at_once, 1024), 2))) if backward else 1024
     fits = length % at_once == 0 and length * dtype.size < _SHARED_BYTES
     values = ceil_div(length, 1024)
     first, kind, last = f"{at_once}, ", "", ""
@@ -139,7 +139,7 @@ def _sort(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     if source is None:
         return ()
     place = 2 if isinstance(op.inputs[1] if len(op.inputs) > 1 else None, bool) else 1
-    axis = int(number(op.inputs[place] if len(op.inputs) > place else -1, -1))
+    axis = int(given(op, place, -1))
     length = source.shape[axis] if source.shape else 1
     rows = source.elements // max(1, length)
     if length <= _BLOCK_SORT:
@@ -211,7 +211,7 @@ def _topk(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     if source is None or not source.shape:
         return ()
     t, length = cpp_name(source.dtype), source.shape[-1]
-    rows, k = source.elements // max(1, length), int(number(op.inputs[1], 1))
+    rows, k = source.elements // max(1, length), max(1, int(given(op, 1, 1)))
     order = [_sort_in_block(source.dtype, k, rows)] if k > 1 else []
     if length < _MANY_FOR_TOPK:
         name = f"void at::native::sbtopk::gatherTopK<{t}, unsigned int, {len(source.shape)}, false>"
