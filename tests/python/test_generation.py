@@ -270,6 +270,31 @@ def test_tasks_that_are_never_trained_on_are_unseen(whole: RankTrace) -> None:
     assert unseen.split == "unseen" != base.split
 
 
+# ---------------------------------------------------------------------------------- predicted
+
+
+def test_a_predicted_run_does_not_depend_on_others() -> None:
+    pytest.importorskip("torch")
+    alone, later = (bases_module.PredictedBases(2, ("classification",)) for _ in range(2))
+    text = _core.trace_json(alone[0].part.table)
+    other = later[bases_module.UNITS_OF_A_BASE]
+    assert _core.trace_json(other.part.table) != text
+    assert _core.trace_json(later[0].part.table) == text
+
+
+def test_traces_of_predicted_runs(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    lines = generate(tmp_path / "out", 2, 2, tasks=["pose"]).read_text("utf-8").splitlines()
+    labels = [json.loads(line) for line in lines]
+    assert {label["source"]["kind"] for label in labels} == {"lifted"}
+    assert {label["task"] for label in labels} == {"pose"}
+    assert {label["split"] for label in labels} == {"unseen"}
+    (label,) = (label for label in labels if label["twin"] is not None)
+    bad, good = load(tmp_path / "out", label["id"]), load(tmp_path / "out", label["twin"])
+    assert length_ns(bad) - length_ns(good) == label["cost_ns"]
+    assert all(part.ranks[0].table.devices[0].name == label["device"] for part in (bad, good))
+
+
 # ---------------------------------------------------------------------------------- loss
 
 

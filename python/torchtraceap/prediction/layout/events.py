@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -273,7 +273,7 @@ class _Columns:
     def __init__(
         self, entries: Sequence[_Entry], recording: Recording, ops: int, works: int
     ) -> None:
-        self._entries, self._recording = entries, recording
+        self._entries, self._recording = _from_first_sequence(entries), recording
         self._ops, self._works = ops, works
         self._steps = len(entries[0].begin)
 
@@ -416,6 +416,15 @@ def _thread(call: Call) -> int:
 
 def _node(call: Call) -> tuple[str, int | None]:
     return call.node, call.sequence if call.node else None
+
+
+def _from_first_sequence(entries: Sequence[_Entry]) -> Sequence[_Entry]:
+    """Autograd counts on from what the process ran before; a trace of its own begins at 0."""
+    first = min((each.sequence for each in entries if each.sequence is not None), default=0)
+    return [
+        each if each.sequence is None else replace(each, sequence=each.sequence - first)
+        for each in entries
+    ]
 
 
 def _range_name(call: Call) -> str:
