@@ -421,10 +421,13 @@ _GIVES_NO_WORK = re.compile("profiler::|aten::(new_)?empty")
 
 
 def _autograd() -> tuple[str, int | None]:
-    """The node that is calling, and its number; in the forward pass that of the node made last."""
+    """The node that is calling, and its number; in the forward pass that of the node made last, of
+    which a pass without gradients makes none."""
     import torch
 
     node = torch._C._current_autograd_node()
+    if node is None and not torch.is_grad_enabled():
+        return "", None
     if node is None:
         made: int = torch.autograd._get_sequence_nr()
         return "", made - 1 if made else None
