@@ -104,6 +104,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         "execution_trace",
         "files",
         "loading",
+        "replay",
     },
     "generation": {"loading", "prediction", "simulation"},
     "overlay": {"diagnosis"},

@@ -18,15 +18,19 @@ from torchtraceap.replay.schema import Argument, Operator, match_operator
 __all__ = ["plan_call"]
 
 
-def plan_call(call: RecordedCall) -> CallPlan:
+def plan_call(call: RecordedCall, *, without_values: bool = False) -> CallPlan:
     """Matches the overload and rebuilds the arguments.
+
+    Args:
+        call: What was recorded.
+        without_values: It will be called on tensors without values (`check_operator`).
 
     Raises:
         NotReplayableError: With the reason.
     """
     check_name(call.name)
     operator = match_operator(call)
-    check_operator(operator)
+    check_operator(operator, without_values=without_values)
     if operator.name in _CHANGES_SHAPE:
         raise NotReplayableError(
             f"{operator.qualified} changes the shape of its argument, so that a second call would "

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from torchtraceap.dtypes import DType, dtype_named
-from torchtraceap.errors import MissingDependencyError
+from torchtraceap.errors import MissingDependencyError, TraceError
 from torchtraceap.prediction.capture.calls import (
     Call,
     Capture,
@@ -46,7 +46,7 @@ Run: TypeAlias = (
 """Runs steps of a workload, the last one to be written down; returns the model that the process
 holds, and its optimiser."""
 
-__all__ = ["Recorder", "Run", "capture_step", "run_step", "survey"]
+__all__ = ["Recorder", "Run", "as_on_a_gpu", "capture_step", "counts_of", "run_step", "survey"]
 
 T = TypeVar("T")
 _IN_NAMES = re.compile(r"[^\w.\[\]-]+")
@@ -64,10 +64,15 @@ def capture_step(make: Callable[[], Any], run: Run | None = None) -> Capture:
         CaptureError: The model needs values that fake tensors don't have.
     """
     with _without_values() as values:
-        workload = made_workload(make())
-        values.forget_parameters(workload.model)
+        from torchtraceap.prediction.capture.without_gpu import taken_for_plain_tensors
+
+        with _explained("the workload could not be made without values"):
+            workload = made_workload(make())
+            _initialize(workload)
+            values.forget_parameters(workload.model)
         recorder = values.recorder = Recorder(values.blank)
-        with recorder.recording():
+        told = _explained("the step could not be run without values")
+        with taken_for_plain_tensors(), told, recorder.recording():
             model, optimizer = (run or run_step)(workload, recorder)
         held = recorder.storages_of(model, optimizer)
     return Capture(tuple(recorder.calls), tuple(recorder.notes), held)
@@ -90,12 +95,44 @@ def survey(make: Callable[[], Any], look: Callable[[Workload], T]) -> T:
 @contextmanager
 def _without_values() -> Iterator[ValuesMode]:
     _require_torch()
+    from torchtraceap.prediction.capture.autocast import autocast_as_on_a_gpu
     from torchtraceap.prediction.capture.values import ValuesMode
+    from torchtraceap.prediction.capture.without_gpu import as_if_on_a_gpu
 
-    with warnings.catch_warnings(), ValuesMode() as values:
+    values = ValuesMode()
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
         # A copy of a layer asks whether its tensors, which have no values, have an address.
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+        stack.enter_context(autocast_as_on_a_gpu())
+        stack.enter_context(as_if_on_a_gpu(values.read_as_a_whole))
+        stack.enter_context(values)
         yield values
+
+
+def _initialize(workload: Workload) -> None:
+    """Lazy modules learn the shapes of their parameters in a first call."""
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    if any(map(is_lazy, (*workload.model.parameters(), *workload.model.buffers()))):
+        with torch.no_grad():
+            workload.forward()
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Errors of the program within are told as those of a capture."""
+    try:
+        yield
+    except TraceError:
+        raise
+    except Exception as error:
+        said = (str(error).strip() or "no reason given").splitlines()[0][:300]
+        raise CaptureError(
+            f"{what} ({type(error).__name__}: {said}); if it runs on a CPU, a profile of that can "
+            "be predicted from instead"
+        ) from error
 
 
 def _require_torch() -> None:
@@ -132,7 +169,7 @@ def run_step(
     optimizer = None
     if workload.loss is not None and workload.optimizer is not None:
         optimizer = workload.optimizer(workload.model.parameters())
-        _as_on_a_gpu(optimizer)
+        as_on_a_gpu(optimizer)
     for _ in range(steps or (2 if optimizer else 1)):
         recorder.begin(tensors)
         if workload.loss is None:
@@ -145,7 +182,7 @@ def run_step(
         if optimizer is not None:
             with recorder.in_phase(Phase.OPTIMIZER):
                 optimizer.step()
-            recorder.keep_on_host(_counts(optimizer))
+            recorder.keep_on_host(counts_of(optimizer))
     return workload.model, optimizer
 
 
@@ -165,14 +202,14 @@ def _given(workload: Workload) -> Iterator[torch.Tensor]:
     return (leaf for leaf in tree_leaves(workload.inputs) if isinstance(leaf, torch.Tensor))
 
 
-def _as_on_a_gpu(optimizer: torch.optim.Optimizer) -> None:
+def as_on_a_gpu(optimizer: torch.optim.Optimizer) -> None:
     """On a GPU torch updates many tensors at once unless told otherwise; on a CPU it does not."""
     for group in optimizer.param_groups:
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
 
 
-def _counts(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+def counts_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """How many steps each parameter has seen: torch keeps that on the host, unless the optimiser is
     fused or is to be captured in a CUDA graph."""
     on_gpu = {
@@ -398,16 +435,20 @@ class Recorder:
         is_number = all(not tensor.shape for tensor in tensors)
         return is_number and any(tensor.storage in self._on_host for tensor in tensors)
 
+    def _tensor(self, tensor: torch.Tensor) -> TensorInfo:
+        dense = _dense(tensor)
+        return TensorInfo(
+            tuple(map(int, dense.shape)),
+            tuple(map(int, dense.stride())),
+            _dtype(dense.dtype),
+            self._storages.number(dense),
+        )
+
     def _value(self, value: Any) -> Value:
         import torch
 
         if isinstance(value, torch.Tensor):
-            return TensorInfo(
-                tuple(map(int, value.shape)),
-                tuple(map(int, value.stride())) if value.layout == torch.strided else (),
-                _dtype(value.dtype),
-                self._storages.number(value),
-            )
+            return self._tensor(value)
         if isinstance(value, (list, tuple)):
             return tuple(map(self._value, value))
         if isinstance(value, (bool, int, float, str)) or value is None:
@@ -453,7 +494,7 @@ class _Storages:
         return tuple(number for number, _ in self._alive.values())
 
     def number(self, tensor: torch.Tensor) -> int:
-        storage = _own(tensor).untyped_storage()
+        storage = _dense(_own(tensor)).untyped_storage()
         key = storage._cdata
         if key not in self._alive:
             number = len(self.bytes) + 1
@@ -476,6 +517,19 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank has of a tensor that is shared among ranks."""
     own: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return own
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or the values of a sparse one: they are what operators move."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    if tensor.layout == torch.strided:
+        return tensor
+    if tensor.layout != torch.sparse_coo:
+        raise CaptureError(f"tensors of the layout {tensor.layout} can't be captured")
+    with _disable_current_modes():
+        return tensor._values()
 
 
 def _dtype(dtype: torch.dtype) -> DType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class _Mode(TorchDispatchMode):
         kwargs = kwargs or {}
         if is_distributed(types):
             return NotImplemented  # comes again, with what this rank has of them
+        func = _in_place(func, args)
         namespace, _, base = func._schema.name.partition("::")
         if namespace == "c10d":
             return self._exchanged(func, all_arguments(func, args, kwargs))
@@ -54,6 +56,39 @@ class _Mode(TorchDispatchMode):
 def is_distributed(types: Any) -> bool:
     """Whether one of them is a tensor that is shared among ranks."""
     return any(each.__module__.startswith("torch.distributed.") for each in types)
+
+
+def _in_place(func: Any, args: tuple[Any, ...]) -> Any:
+    """Where autograd writes to its own tensors, but doesn't dare on tensors like these: sums of
+    gradients whose memory nobody else holds, and the gradient of an indexed tensor."""
+    if func not in _WRITES or torch.is_grad_enabled():
+        return func
+    if torch._C._current_autograd_node() is None:
+        return func
+    if func is torch.ops.aten.index_put.default:
+        return _WRITES[func]
+    total, other = args[0], args[1]
+    adds_alike = isinstance(other, torch.Tensor) and total.shape == other.shape
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
+    alone = adds_alike and _holders(total) <= _HOLDERS_OF_ONE and is_dense(total)
+    return _WRITES[func] if alone else func
+
+
+_WRITES = {
+    torch.ops.aten.add.Tensor: torch.ops.aten.add_.Tensor,
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+}
+
+
+def _holders(tensor: torch.Tensor) -> int:
+    """How many hold a tensor's memory, whoever asks among them; a sparse one's is its own."""
+    if tensor.layout != torch.strided:
+        return _HOLDERS_OF_ONE + 1
+    found: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return found
+
+
+_HOLDERS_OF_ONE = _holders(torch.empty(1))
 
 
 def all_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

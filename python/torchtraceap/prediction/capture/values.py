@@ -8,7 +8,7 @@ made of small ones and is large has no values either.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from torchtraceap.prediction.capture.calls import CaptureError
-from torchtraceap.prediction.capture.modes import is_distributed
+from torchtraceap.prediction.capture.modes import all_arguments, is_distributed
 
 if TYPE_CHECKING:
     from torchtraceap.prediction.capture.dispatch import Recorder
@@ -80,29 +80,62 @@ class ValuesMode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if is_distributed(types):
             return NotImplemented  # comes again, with what this rank has of them
+        args = tree_map(self._convertible, args)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         has_values = not (self._blank or any(isinstance(tensor, FakeTensor) for tensor in given))
         if has_values and (_writes(func) or not self._is_large(func, args, kwargs)):
             return func(*args, **kwargs)
         return self._without_values(func, args, kwargs)
+
+    def _convertible(self, value: Any) -> Any:
+        """A view of reals as complex numbers can't be followed to what it is a view of."""
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            return value
+        if not value.is_complex() or not value._is_view():
+            return value
+        with self.fake:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
 
     def _without_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             with self.fake:
                 return func(*args, **kwargs)
         except DataDependentOutputException:
+            kind = str(func._schema.returns[0].type)
+            if kind == "bool":
+                return self._read(torch.bool)
             if func is not torch.ops.aten._local_scalar_dense.default:
                 raise CaptureError(f"{func} needs values that are not there") from None
             return self._read(args[0].dtype)
         except DynamicOutputShapeException as error:
+            made = self._of_usual_shape(func, args, kwargs)
+            if made is not None:
+                return made
             raise CaptureError(
-                f"the shape of what {func} gives depends on values; a profile of the model has them"
+                f"the shape of what {func} gives depends on values; a CPU profile of the step, "
+                "recorded with record_shapes=True, has them"
             ) from error
         finally:
             # Modules that change their type swap tensors, which must not be known elsewhere.
             self.fake.fake_tensor_converter.meta_converter.tensor_memo.clear()
+
+    def _of_usual_shape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What comes out if values are as they should be; None where that is not known."""
+        shapes = _USUAL_SHAPES.get(func)
+        if shapes is None:
+            return None
+        given = all_arguments(func, args, kwargs)
+        with self.fake:
+            made = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes(given)]
+        return tuple(made) if len(made) > 1 else made[0]
+
+    def read_as_a_whole(self, tensor: torch.Tensor) -> None:
+        """The host copies a tensor without values, as a list or an array."""
+        if self.recorder is not None:
+            self._read(tensor.dtype)
+            self.recorder.write("aten::_local_scalar_dense", "default", {"self": tensor}, ())
 
     def _read(self, dtype: torch.dtype) -> bool | int | float | complex:
         """What the host reads of a tensor without values. A check in a constructor finds nothing
@@ -125,6 +158,32 @@ class ValuesMode(TorchDispatchMode):
             return False  # as large as what goes in, which is small
         made = [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
         return any(tensor.numel() > MOST_ELEMENTS for tensor in made)
+
+
+_Made = list[tuple[tuple[int, ...], torch.dtype]]
+
+
+def _ctc_loss(given: dict[str, Any]) -> _Made:
+    """The loss of each sequence, and the logarithms of all ways through it."""
+    steps, batch, _ = given["log_probs"].shape
+    targets = given["targets"]
+    longest = targets.shape[1] if targets.dim() == 2 else -(-targets.shape[0] // batch)
+    dtype = given["log_probs"].dtype
+    return [((batch,), dtype), ((batch, steps, 2 * longest + 1), dtype)]
+
+
+def _bincount(given: dict[str, Any]) -> _Made:
+    weights = given["weights"]
+    return [((max(given["minlength"], 1),), torch.int64 if weights is None else weights.dtype)]
+
+
+_USUAL_SHAPES: dict[Any, Callable[[dict[str, Any]], _Made]] = {
+    torch.ops.aten._ctc_loss.default: _ctc_loss,
+    torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
+    torch.ops.aten.bincount.default: _bincount,
+}
+"""Of operators whose outputs have sizes that depend on values, but are known if targets are no
+longer than there is room for, and no index is larger than was said."""
 
 
 def _writes(func: Any) -> bool:

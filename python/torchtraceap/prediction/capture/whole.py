@@ -1,4 +1,4 @@
-"""Operators that a GPU has whole and a CPU takes apart: attention and dropout.
+"""Operators that a GPU has whole and a CPU takes apart: attention, dropout, recurrent layers.
 
 Note [Attention]: torch chooses among several implementations by device, type and arguments. Here
 the choice of a GPU is not known yet, so that the call is written down as `aten::
@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.library import Library
 
 from torchtraceap.prediction.capture.calls import Phase
+from torchtraceap.prediction.capture.recurrent import RECURRENT, recurrent
 
 if TYPE_CHECKING:
     from torchtraceap.prediction.capture.dispatch import Recorder
@@ -39,6 +41,8 @@ def whole_calls(recorder: Recorder) -> Iterator[None]:
     try:
         library.impl("scaled_dot_product_attention", attention, "AutogradCPU")
         library.impl("dropout", _dropout, "AutogradCPU")
+        for function in RECURRENT:
+            library.impl(function, partial(recurrent, recorder, function), "AutogradCPU")
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.prediction.capture.calls import Call, Capture
+from torchtraceap.prediction.capture.calls import Call, Capture, CaptureError
 from torchtraceap.prediction.capture.dispatch import Recorder, Run, capture_step, run_step, survey
 from torchtraceap.prediction.parallel.data import (
     STEPS_OF_COPIES,
@@ -79,10 +79,10 @@ def _capture(make: Callable[[], Any], strategy: Strategy, rank: int) -> Capture:
     with one_rank(rank, strategy.world_size):
         try:
             return capture_step(make, _runs(strategy))
-        except RuntimeError as error:
-            if strategy.size(TENSOR) == 1:
+        except CaptureError as error:
+            if strategy.size(TENSOR) == 1 or not isinstance(error.__cause__, RuntimeError):
                 raise
-            refused = str(error).partition("\n")[0]
+            refused = str(error.__cause__).partition("\n")[0]
     with one_rank(rank, strategy.world_size):
         capture = capture_step(make, _runs(strategy, attention=False))
     note = f"attention is whole on every rank, as the model can't run with some heads: {refused}"

@@ -1,0 +1,99 @@
+"""Mixed precision as on a GPU: which operators get which type differs from a CPU.
+
+`torch.autocast("cuda")` does nothing where torch finds no GPU. Within a capture it is taken for the
+CPU's, whose operators of lower precision are nearly the same; those that a GPU, and not a CPU, runs
+in float32 are added (torch/csrc/autocast_mode.h, the lists AT_FORALL_FP32 and
+AT_FORALL_FP32_SET_OPT_DTYPE of torch 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.amp.autocast_mode import autocast
+from torch.library import Library
+from torch.utils._pytree import tree_map
+
+__all__ = ["autocast_as_on_a_gpu"]
+
+# In float32, by the names and overloads of their schemas.
+_IN_FLOAT32 = """
+acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan softplus layer_norm
+native_layer_norm group_norm cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss
+nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss margin_ranking_loss
+multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
+binary_cross_entropy_with_logits dist pdist renorm logsumexp rms_norm
+pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar upsample_nearest1d upsample_nearest2d
+upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
+""".split()  # noqa: SIM905
+# Given float32 as the type to compute in, unless the program gives one.
+_SET_FLOAT32 = """
+softmax.int log_softmax.int cumprod cumsum prod prod.dim_int sum sum.dim_IntList
+""".split()  # noqa: SIM905
+_LOW = (torch.float16, torch.bfloat16)
+
+
+@contextmanager
+def autocast_as_on_a_gpu() -> Iterator[None]:
+    """Within, `torch.autocast("cuda")` does what it does on a GPU."""
+    before = autocast.__init__
+    library = Library("aten", "IMPL")
+
+    def begin(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        before(self, device_type, dtype, *args, **kwargs)
+
+    try:
+        for name in _IN_FLOAT32:
+            _register(library, name, _in_float32)
+        for name in _SET_FLOAT32:
+            _register(library, name, _setting_float32)
+        autocast.__init__ = begin  # type: ignore[method-assign]
+        yield
+    finally:
+        autocast.__init__ = before  # type: ignore[method-assign]
+        library._destroy()
+
+
+def _register(library: Library, name: str, made: Callable[[Any], Callable[..., Any]]) -> None:
+    packet, _, overload = name.partition(".")
+    function = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    key = torch._C.DispatchKey.AutocastCPU
+    if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "AutocastCPU"):
+        return  # a CPU does the same
+    library.impl(function, made(function), key.name)
+
+
+def _in_float32(function: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _without_autocast():
+            return function(*tree_map(_widened, args), **tree_map(_widened, kwargs))
+
+    return run
+
+
+def _setting_float32(function: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        names = [argument.name for argument in function._schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        tensor = given["self"]
+        if given.get("dtype") is None and tensor.dtype in _LOW:
+            given["dtype"] = torch.float32
+        with _without_autocast():
+            return function(**given)
+
+    return run
+
+
+def _widened(value: Any) -> Any:
+    is_low = isinstance(value, torch.Tensor) and value.dtype in _LOW
+    return value.float() if is_low else value
+
+
+def _without_autocast() -> Any:
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    return torch._C._ExcludeDispatchKeyGuard(keys)

@@ -1,0 +1,253 @@
+"""A step from a CPU profile: the operators of `torch.profiler` with shapes.
+
+What a program called is called again on tensors without values (`again.py`), so that the capture is
+that of the model. Backward passes of operators that a CPU takes apart and a GPU does not (`_WHOLE`)
+are found by the numbers of their autograd nodes and taken whole as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.aliases import Array
+from torchtraceap.prediction.capture.again import Again, calling_again, is_composite, is_registered
+from torchtraceap.prediction.capture.calls import Call, Capture, CaptureError, Phase
+from torchtraceap.prediction.capture.steps import StepRows, steady_step
+from torchtraceap.prediction.capture.updates import recorded_update
+from torchtraceap.ranks import RankTrace
+from torchtraceap.replay.call import NotReplayableError, RecordedCall, call_from_texts, text_of_args
+
+__all__ = ["capture_profile"]
+
+_NO_ROW = _core.NO_ROW
+# The outer ones first: attention may hold a dropout.
+_RECURRENT = ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
+_WHOLE = (("aten::scaled_dot_product_attention", *_RECURRENT), ("aten::dropout",))
+# Change what a tensor says of itself, and launch nothing.
+_SILENT = frozenset(
+    """
+    aten::as_strided_ aten::detach_ aten::requires_grad_ aten::resize_ aten::resize_as_ aten::set_
+    aten::squeeze_ aten::swapaxes_ aten::swapdims_ aten::t_ aten::transpose_ aten::unsqueeze_
+    """.split()  # noqa: SIM905
+)
+_EVALUATES = "autograd::engine::evaluate_function: "
+
+
+def capture_profile(part: RankTrace) -> Capture:
+    """The calls of a steady step.
+
+    Args:
+        part: Recorded on a CPU with `record_shapes=True`.
+
+    Raises:
+        CaptureError: No shapes were recorded, there are no operators, or the step is compiled.
+        MissingDependencyError: torch is not installed, whose rules take operators apart.
+    """
+    step = steady_step(part)
+    _check(part, step)
+    updates = _updates(part, step)
+    with calling_again() as again:
+        walk = _Walk(part, step, again, updates)
+        calls = _with_first_gradient(list(walk.calls()))
+    return Capture(tuple(calls), (*step.notes, *walk.notes))
+
+
+def _with_first_gradient(calls: list[Call]) -> list[Call]:
+    """`backward()` makes the gradient of the loss before autograd begins."""
+    backward = (k for k, call in enumerate(calls) if call.phase is Phase.BACKWARD)
+    place = next(backward, 0) - 1
+    if place >= 0 and calls[place].name == "aten::ones_like":
+        calls[place] = replace(calls[place], phase=Phase.BACKWARD)
+    return calls
+
+
+def _check(part: RankTrace, step: StepRows) -> None:
+    table = part.table
+    ops = step.rows[table.kind[step.rows] == _core.EventKind.CPU_OP]
+    if not len(ops):
+        raise CaptureError(f"{part.path}: no operator is recorded")
+    codes, _ = table.text_codes("Input Dims", rows=ops)
+    if not np.any(codes >= 0):
+        raise CaptureError(f"{part.path}: operators have no shapes; record with record_shapes=True")
+    names = {table.strings[code] for code in np.unique(table.name[step.rows]).tolist()}
+    if any(name.startswith(("Torch-Compiled Region", "CompiledFunction")) for name in names):
+        raise CaptureError(
+            f"{part.path}: the step is compiled for a CPU, which a GPU would not run; record it "
+            "without torch.compile"
+        )
+
+
+def _recorded(part: RankTrace, row: int) -> RecordedCall | None:
+    try:
+        return call_from_texts(part.table.name_of(row), text_of_args(part, row))
+    except NotReplayableError:
+        return None
+
+
+def _updates(part: RankTrace, step: StepRows) -> dict[int, list[Call]]:
+    """Steps of torch's optimisers as they run on a GPU, by row."""
+    found = {}
+    for row in step.rows.tolist():
+        name = part.table.name_of(row)
+        if name.startswith("Optimizer.step#"):
+            calls = recorded_update(name, list(_operators_below(part, row)))
+            if calls is not None:
+                found[row] = calls
+    return found
+
+
+def _operators_below(part: RankTrace, row: int) -> Iterator[RecordedCall]:
+    """The outermost operators below a row."""
+    tree = part.tree
+    place = int(tree.host_position[row])
+    last, place = int(tree.subtree_end[place]), place + 1
+    while place < last:
+        below = int(tree.host_rows[place])
+        is_operator = part.table.name_of(below).startswith("aten::")
+        place = int(tree.subtree_end[place]) if is_operator else place + 1
+        recorded = _recorded(part, below) if is_operator else None
+        if recorded is not None:
+            yield recorded
+
+
+class _Walk:
+    """Goes through the rows of a step in time and calls again what stands outermost."""
+
+    def __init__(
+        self, part: RankTrace, step: StepRows, again: Again, updates: dict[int, list[Call]]
+    ) -> None:
+        self._part, self._step, self._again, self._updates = part, step, again, updates
+        self._table, self._tree = part.table, part.tree
+        self._whole = [self._inside(names) for names in _WHOLE]
+        self._done_whole: set[int] = set()
+        self._unknown: dict[str, int] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be called again."""
+        if not self._unknown:
+            return []
+        listed = ", ".join(f"{name} ({count})" for name, count in sorted(self._unknown.items()))
+        return [f"what these give is not known, as the profile doesn't say enough: {listed}"]
+
+    def calls(self) -> Iterator[Call]:
+        """Of the whole step."""
+        position, end = self._tree.host_position, self._tree.subtree_end
+        done: dict[int, int] = {}
+        tracks = self._table.track
+        for row in self._step.rows.tolist():
+            track, place = int(tracks[row]), int(position[row])
+            if place < done.get(track, 0):
+                continue
+            found = self._updates[row] if row in self._updates else self._of_row(row)
+            if found is not None:
+                done[track] = int(end[place])
+                yield from found
+
+    def _of_row(self, row: int) -> list[Call] | None:
+        """Calls of the row and all below; None if those below are to be looked at one by one."""
+        name = self._table.name_of(row)
+        if self._table.kind[row] != _core.EventKind.CPU_OP:
+            return None
+        whole = self._whole_of(row)
+        if whole is not None and self._takes_node(whole, name):
+            return self._backward_of(whole, row)
+        if name.startswith(_EVALUATES):
+            return None
+        if not is_registered(name):
+            return None
+        recorded = _recorded(self._part, row)
+        sequence = self._sequence(row)
+        found = None
+        if recorded is not None:
+            grad = sequence is not None
+            found = self._again.call(recorded, self._phase(row), grad=grad)
+        if found is None and is_composite(name):
+            return None
+        if found is None:
+            if name in _SILENT:
+                return []
+            self._unknown[name] = self._unknown.get(name, 0) + 1
+            if recorded is None:
+                return []
+            found = [self._again.as_recorded(recorded, self._phase(row))]
+        return self._placed(found, row)
+
+    def _backward_of(self, whole: int, row: int) -> list[Call] | None:
+        """The backward pass of a whole operator, where the first of its nodes stands."""
+        if whole in self._done_whole:
+            return []
+        recorded = _recorded(self._part, whole)
+        strides = self._gradient_strides(row) if recorded and recorded.name in _RECURRENT else None
+        found = None if recorded is None else self._again.backward(recorded, strides)
+        if found is None:
+            return None
+        self._done_whole.add(whole)
+        return self._placed(found, row)
+
+    def _gradient_strides(self, row: int) -> tuple[int, ...] | None:
+        """Of what the first node at or below a row was given."""
+        place = int(self._tree.host_position[row])
+        for below in self._tree.host_rows[place : int(self._tree.subtree_end[place])].tolist():
+            node = _recorded(self._part, below)
+            if node is not None and node.strides and node.strides[0]:
+                return tuple(node.strides[0])
+        return None
+
+    def _phase(self, row: int) -> Phase:
+        phase = self._tree.phase[row]
+        if phase == _core.Phase.OPTIMIZER:
+            return Phase.OPTIMIZER
+        return Phase.BACKWARD if phase == _core.Phase.BACKWARD else Phase.FORWARD
+
+    def _inside(self, names: tuple[str, ...]) -> Array:
+        """Row of the operator with one of these names at or above each row, or NO_ROW."""
+        wanted = np.isin(np.array(self._table.strings, dtype=object), names)
+        return _core.innermost_marked(self._table, self._tree, wanted[self._table.name])
+
+    def _whole_of(self, row: int) -> int | None:
+        """The whole operator of the forward pass that a node belongs to."""
+        forward = int(self._tree.forward[row])
+        if forward == _NO_ROW:
+            return None
+        for inside in self._whole:
+            if inside[forward] != _NO_ROW:
+                return int(inside[forward])
+        return None
+
+    def _takes_node(self, whole: int, name: str) -> bool:
+        """Attention's gradients may be added to others by what calls its nodes, which stays; of a
+        recurrent layer all is inside."""
+        is_recurrent = self._table.name_of(whole) in _RECURRENT
+        return is_recurrent or not name.startswith(_EVALUATES)
+
+    def _placed(self, calls: list[Call], row: int) -> list[Call]:
+        """With modules and the autograd node of the row."""
+        modules, node = self._above(row)
+        sequence = self._sequence(row)
+        return [
+            replace(call, modules=modules or call.modules, node=node, sequence=sequence)
+            for call in calls
+        ]
+
+    def _sequence(self, row: int) -> int | None:
+        values, known = self._table.int_column("Sequence number", np.asarray([row]))
+        return int(values[0]) if known[0] else None
+
+    def _above(self, row: int) -> tuple[tuple[str, ...], str]:
+        """Modules around a row, outermost first, and the autograd node that called it."""
+        modules: list[str] = []
+        node = ""
+        while row != _NO_ROW:
+            name = self._table.name_of(row)
+            if name.startswith("nn.Module: "):
+                modules.append(re.sub(r"_\d+$", "", name.removeprefix("nn.Module: ")))
+            elif name.startswith(_EVALUATES):
+                node = node or name.removeprefix(_EVALUATES)
+            row = int(self._tree.parent[row])
+        return tuple(reversed(modules)), node
