@@ -273,7 +273,7 @@ def test_file_and_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     path = tmp_path / "tables.json"
     entry = {"name": "user", "rows": 10**6, "dim": 64, "pooling_factor": 12.5, "dtype": "fp16",
              "reuse": list(SKEWED.shares), "mean_reuse": 2.5}  # fmt: skip
-    path.write_text(json.dumps({"tables": [entry, {"rows": 1000, "dim": 32}]}))
+    path.write_text(json.dumps({"tables": [entry, {"rows": 1e3, "dim": 32}]}))
     user, other = read_tables(path)
     assert user.histogram == ReuseHistogram(SKEWED.shares, 2.5)
     assert (other.name, other.pooling_factor, other.element_bytes) == ("table_1", 1.0, 4)
@@ -302,3 +302,24 @@ def test_public_name_and_text() -> None:
     found = ttap.choose_sharding(some_tables(3, 6), Cluster("H100 SXM", 2), batch=64)
     assert "search" in str(found)
     assert "rank" in found._repr_html_()
+
+
+def test_other_forms_of_tables_and_clusters() -> None:
+    tables = [EmbeddingTable(10**6, 64, 12.5, SKEWED, 2), EmbeddingTable(1000.0, 32, 1)]
+    same = [Table("table_0", 10**6, 64, 12.5, SKEWED, "fp16"), Table("table_1", 1000, 32)]
+    found = choose_sharding(tables, {"device": "H100 SXM", "ranks": 2}, batch=64)
+    assert found == choose_sharding(same, Cluster("H100 SXM", 2), batch=64)
+    cluster = Cluster("H100 SXM", 2)
+    for wrong, message in (
+        (EmbeddingTable(np.array([10, 20]), 64, 1.0), "single numbers"),
+        (EmbeddingTable(10.5, 64, 1.0), "rows must be"),
+        (EmbeddingTable(float("nan"), 64, 1.0), "rows must be"),
+        (EmbeddingTable(10, 64, 1.0, None, 3), "no type"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            choose_sharding([wrong], cluster)
+    for given in ({"device": "H100 SXM"}, {"device": "H100 SXM", "ranks": 2, "gpus": 2}, 8,
+                  {"device": 100, "ranks": 2},
+                  {"device": "H100 SXM", "ranks": 2, "memory_bytes": "80GB"}):  # fmt: skip
+        with pytest.raises(OptionError):
+            choose_sharding(same, given)  # type: ignore[arg-type]

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchtraceap.durations import EmbeddingTable
 from torchtraceap.errors import OptionError
-from torchtraceap.prediction.sharding.cluster import Cluster
+from torchtraceap.prediction.sharding.cluster import Cluster, made_cluster
 from torchtraceap.prediction.sharding.cost import Costs, Lookups, whole_tables
 from torchtraceap.prediction.sharding.result import Part, Sharding
 from torchtraceap.prediction.sharding.search import improved
@@ -33,8 +34,8 @@ _STARTS = 3
 
 
 def choose_sharding(
-    tables: Sequence[Table | Mapping[str, Any]],
-    cluster: Cluster,
+    tables: Sequence[Table | EmbeddingTable | Mapping[str, Any]],
+    cluster: Cluster | Mapping[str, Any],
     *,
     batch: int = 4096,
     dense_ns: float = 0.0,
@@ -49,8 +50,8 @@ def choose_sharding(
     see docs/prediction.md for the model and for what each sharder does.
 
     Args:
-        tables: As `Table`, or as mappings with its names (see `read_tables`).
-        cluster: What they are spread over.
+        tables: As `Table`, `durations.EmbeddingTable`, or mappings (see `read_tables`).
+        cluster: What they are spread over, or a mapping with the names of `Cluster`.
         batch: Samples of one rank in a step.
         dense_ns: Time of the rest of a step, the same for every assignment.
         optimizer: sgd, rowwise_adagrad, adagrad or adam: tells the memory of its state.
@@ -64,8 +65,7 @@ def choose_sharding(
             tables do not fit into memory; the message says which and why.
     """
     found = checked_tables(tables)
-    if not isinstance(cluster, Cluster):
-        raise OptionError(f"cluster is a Cluster, not {type(cluster).__name__}")
+    cluster = made_cluster(cluster)
     _check(batch, dense_ns, sharders, seed)
     lookups = Lookups(found, cluster, batch)
     costs = Costs(lookups, whole_tables(found), optimizer, float(dense_ns))

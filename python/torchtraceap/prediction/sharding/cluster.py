@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from torchtraceap.devices import Device
 from torchtraceap.durations import UnknownDurationError
 from torchtraceap.durations.estimate import the_device
 from torchtraceap.errors import OptionError
 
-__all__ = ["Cluster"]
+__all__ = ["Cluster", "made_cluster"]
 
 _MOST_RANKS = 4096
 _MOST_BYTES = 1e15
@@ -38,8 +40,11 @@ class Cluster:
                 raise OptionError(
                     f"{what} must be a whole number from 1 to {most:,}, not {value!r}"
                 )
+        if not isinstance(self.device, (str, Device)):
+            raise OptionError(f"device must be a name, not {self.device!r}")
         limit = self.memory_bytes
-        if limit is not None and (isinstance(limit, bool) or not 0 < limit <= _MOST_BYTES):
+        is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+        if limit is not None and not (is_number and 0 < limit <= _MOST_BYTES):
             raise OptionError(f"memory_bytes must be from 1 to {_MOST_BYTES:g}, not {limit!r}")
 
     @property
@@ -66,3 +71,21 @@ class Cluster:
         if not self.chip.memory_bytes:
             raise OptionError(f"the memory of {self.chip.name} is not known; give memory_bytes")
         return int(_SHARE_FOR_TABLES * self.chip.memory_bytes)
+
+
+def made_cluster(given: Cluster | Mapping[str, Any]) -> Cluster:
+    """A cluster, or one of a mapping with its names.
+
+    Raises:
+        OptionError: It is neither, or lacks the device or the ranks.
+    """
+    if isinstance(given, Cluster):
+        return given
+    if not isinstance(given, Mapping):
+        raise OptionError(f"a cluster is a Cluster or a mapping, not {type(given).__name__}")
+    known = [field.name for field in fields(Cluster)]
+    unknown = sorted(str(name) for name in given if name not in known)
+    missing = [name for name in ("device", "ranks") if name not in given]
+    if unknown or missing:
+        raise OptionError(f"a cluster has {', '.join(known)}, not {', '.join(map(str, given))}")
+    return Cluster(**given)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from torchtraceap.durations import EmbeddingTable, ReuseHistogram, UnknownDurationError, dtype_label
 from torchtraceap.durations.estimate import element_bytes
 from torchtraceap.errors import MissingFileError, OptionError, ParseError
@@ -19,6 +21,7 @@ _MOST_TABLES = 100_000
 _MOST_ROWS = 10**13
 _MOST_DIM = 1 << 20
 _MOST_LOOKUPS = 1e7
+_TYPES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "fp8"}
 _KEYS = ("name", "rows", "dim", "pooling_factor", "dtype", "reuse", "mean_reuse")
 
 
@@ -70,8 +73,10 @@ class Table:
         )
 
 
-def checked_tables(tables: Sequence[Table | Mapping[str, Any]]) -> tuple[Table, ...]:
-    """Tables, or what a file has of them.
+def checked_tables(
+    tables: Sequence[Table | EmbeddingTable | Mapping[str, Any]],
+) -> tuple[Table, ...]:
+    """Tables, those of durations/, or what a file has of them.
 
     Raises:
         OptionError: There are none, a name is there twice, or one is none.
@@ -91,9 +96,11 @@ def checked_tables(tables: Sequence[Table | Mapping[str, Any]]) -> tuple[Table, 
     return found
 
 
-def _table(entry: Table | Mapping[str, Any], number: int) -> Table:
+def _table(entry: Table | EmbeddingTable | Mapping[str, Any], number: int) -> Table:
     if isinstance(entry, Table):
         return entry
+    if isinstance(entry, EmbeddingTable):
+        return _named(entry, f"table_{number}")
     if not isinstance(entry, Mapping):
         raise OptionError(f"table {number} is no object with {', '.join(_KEYS)}")
     name = str(entry.get("name", f"table_{number}"))
@@ -107,12 +114,28 @@ def _table(entry: Table | Mapping[str, Any], number: int) -> Table:
         raise OptionError(f"table {name}: {' and '.join(missing)} must be given")
     return Table(
         name,
-        entry["rows"],
-        entry["dim"],
+        _whole(entry["rows"]),
+        _whole(entry["dim"]),
         entry.get("pooling_factor", 1.0),
         _histogram(name, entry.get("reuse"), entry.get("mean_reuse")),
         str(entry.get("dtype", "fp32")),
     )
+
+
+def _named(table: EmbeddingTable, name: str) -> Table:
+    dtype = _TYPES.get(table.element_bytes)
+    if dtype is None:
+        raise OptionError(f"table {name}: elements of {table.element_bytes} bytes have no type")
+    sizes = [np.asarray(one) for one in (table.rows, table.columns, table.lookups_per_bag)]
+    if any(one.shape or one.dtype.kind not in "iuf" for one in sizes):
+        raise OptionError(f"table {name}: its sizes must be single numbers")
+    rows, columns, lookups = (one.item() for one in sizes)
+    return Table(name, _whole(rows), _whole(columns), float(lookups), table.histogram, dtype)
+
+
+def _whole(value: Any) -> Any:
+    """1e6 as a whole number; a table refuses what is none."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _histogram(name: str, shares: Any, mean: Any) -> ReuseHistogram | None:
