@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-DATA = "python/torchtraceap/durations/data"
+PACKAGE = "python/torchtraceap"
+DATA = ("durations/data", "pipelines/data")
 PROPERTY = "torchtraceap:how"  # headers, static, shared
 
 
@@ -79,13 +80,14 @@ def library(known: dict[str, tuple[str, str]], name: str, version: str, how: str
 
 def data_sources(root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """File of the package, and an object with repository, commit and licence in it."""
-    for path in sorted((root / DATA).glob("*.json")):
-        seen = set()
-        for source in _provenances(json.loads(path.read_text("utf-8"))):
-            key = (source["repository"], source["commit"])
-            if key not in seen:
-                seen.add(key)
-                yield f"durations/data/{path.name}", source
+    for folder in DATA:
+        for path in sorted((root / PACKAGE / folder).glob("*.json")):
+            seen = set()
+            for source in _provenances(json.loads(path.read_text("utf-8"))):
+                key = (source["repository"], source["commit"])
+                if key not in seen:
+                    seen.add(key)
+                    yield f"{folder}/{path.name}", source
 
 
 def _provenances(node: Any) -> Iterator[dict[str, Any]]:

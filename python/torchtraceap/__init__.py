@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torchtraceap.collect import on_trace_ready, profile
     from torchtraceap.execution_trace import load_execution_trace
     from torchtraceap.loading import load
+    from torchtraceap.pipelines.parallelism import choose_parallelism
     from torchtraceap.prediction import Prediction, predict
     from torchtraceap.prediction.sharding import choose_sharding
     from torchtraceap.results import Diagnosis, Finding, Summary, Timeline
@@ -41,6 +42,7 @@ _LAZY = {
     "Summary": "torchtraceap.results",
     "Timeline": "torchtraceap.results",
     "Trace": "torchtraceap.trace",
+    "choose_parallelism": "torchtraceap.pipelines.parallelism",
     "choose_sharding": "torchtraceap.prediction.sharding",
     "load": "torchtraceap.loading",
     "load_execution_trace": "torchtraceap.execution_trace",
@@ -61,6 +63,7 @@ __all__ = [
     "Timeline",
     "Trace",
     "__version__",
+    "choose_parallelism",
     "choose_sharding",
     "diagnose",
     "diff",

@@ -15,6 +15,8 @@ import numpy.typing as npt
 import pytest
 
 from torchtraceap.pipelines import (
+    CalibratedJobs,
+    Coefficients,
     Machine,
     TrainingJob,
     calibrate,
@@ -24,6 +26,7 @@ from torchtraceap.pipelines import (
 ROOT = Path(__file__).resolve().parents[2]
 ORACLES = Path(os.environ.get("TORCHTRACEAP_ORACLES", ROOT.parent / "shared" / "oracles"))
 TIMES = ORACLES / "vtrain" / "ground_truth_single.csv"
+MANY_NODES = ROOT / "benchmarks" / "prediction" / "vtrain_many_nodes.csv"
 SHARE = 0.05
 
 pytestmark = pytest.mark.skipif(
@@ -37,10 +40,14 @@ def measured() -> tuple[tuple[TrainingJob, ...], Array]:
     jobs, times = [], []
     with TIMES.open(encoding="utf-8-sig", newline="") as file:
         for row in list(csv.reader(file))[1:]:
-            _, batch, micro, hidden, _, layers, sequence, tensor, data, pipeline = map(
+            _, batch, micro, hidden, heads, layers, sequence, tensor, data, pipeline = map(
                 int, row[:-1]
             )
-            jobs.append(TrainingJob(batch, micro, hidden, layers, sequence, tensor, data, pipeline))
+            jobs.append(
+                TrainingJob(
+                    batch, micro, hidden, layers, sequence, tensor, data, pipeline, heads=heads
+                )
+            )
             times.append(float(row[-1]) * 1e6)
     return tuple(jobs), np.array(times)
 
@@ -100,3 +107,94 @@ def test_the_fastest_way_to_train_is_found() -> None:
     )
     assert (regret < 1e-9).mean() >= 0.85
     assert regret.mean() <= 0.01
+
+
+@cache
+def one_node() -> CalibratedJobs:
+    jobs, times = measured()
+    return calibrate(Machine.of("a100_sxm_40gb"), jobs, times)
+
+
+def test_a_width_of_tensor_parallelism_that_was_not_measured() -> None:
+    jobs, times = measured()
+    widths = np.array([job.tensor for job in jobs])
+    errors, held = [], []
+    for width in np.unique(widths):
+        known, left = np.flatnonzero(widths != width), np.flatnonzero(widths == width)
+        model = calibrate(Machine.of("a100_sxm_40gb"), [jobs[i] for i in known], times[known])
+        found, low, high = model.interval([jobs[i] for i in left])
+        errors.append(np.abs(found / times[left] - 1))
+        held.append((low <= times[left]) & (times[left] <= high))
+    assert np.concatenate(errors).mean() <= 0.08
+    assert 0.75 <= np.concatenate(held).mean() <= 0.92
+
+
+@cache
+def many_nodes() -> tuple[tuple[TrainingJob, ...], Array]:
+    jobs, times = [], []
+    with MANY_NODES.open(newline="") as file:
+        for row in list(csv.reader(file))[1:]:
+            _, batch, micro, hidden, heads, layers, sequence, tensor, data, pipeline = map(
+                int, row[1:-1]
+            )
+            jobs.append(
+                TrainingJob(
+                    batch, micro, hidden, layers, sequence, tensor, data, pipeline,
+                    heads=heads, recompute="full",
+                )
+            )  # fmt: skip
+            times.append(float(row[-1]) * 1e6)
+    return tuple(jobs), np.array(times)
+
+
+def test_models_on_many_nodes_that_were_not_measured() -> None:
+    jobs, times = many_nodes()
+    start = one_node().coefficients.carried_over()
+    models = np.array([job.hidden for job in jobs])
+    errors = []
+    for model in np.unique(models):
+        known, left = np.flatnonzero(models != model), np.flatnonzero(models == model)
+        learned = calibrate(
+            Machine.of("a100_sxm_80gb"), [jobs[i] for i in known], times[known], start=start
+        )
+        errors.append(np.abs(learned.predict([jobs[i] for i in left])[0] / times[left] - 1))
+    assert np.concatenate(errors).mean() <= 0.12  # vTrain: 14.73 %
+
+
+# Hidden size, heads, layers, stages, chunks, batch, micro-batch; seconds with layers computed
+# again, and with sequence parallelism and attention computed again (Korthikanti et al., 2022).
+MEGATRON = (
+    (6144, 64, 48, 1, 1, 4, 4, 1.42, 1.10),
+    (12288, 96, 96, 8, 3, 64, 1, 18.13, 13.75),
+    (20480, 128, 105, 35, 3, 280, 1, 49.05, 37.83),
+    (25600, 160, 128, 64, 1, 512, 1, 94.42, 71.49),
+)
+
+
+def megatron() -> tuple[list[TrainingJob], Array]:
+    jobs, times = [], []
+    for hidden, heads, layers, stages, chunks, batch, micro, full, selective in MEGATRON:
+        for recompute, seconds in (("full", full), ("selective", selective)):
+            jobs.append(
+                TrainingJob(
+                    batch, micro, hidden, layers, 2048, 8, 1, stages, heads=heads, chunks=chunks,
+                    recompute=recompute, sequence_parallel=recompute == "selective",
+                )
+            )  # fmt: skip
+            times.append(seconds * 1e9)
+    return jobs, np.array(times)
+
+
+def test_megatron_models_that_were_not_measured() -> None:
+    many, many_times = many_nodes()
+    machine = Machine.of("a100_sxm_80gb")
+    start: Coefficients = one_node().coefficients.carried_over()
+    start = calibrate(machine, many, many_times, start=start).coefficients.carried_over()
+    jobs, times = megatron()
+    errors = []
+    for place in range(0, len(jobs), 2):
+        known = [i for i in range(len(jobs)) if i not in (place, place + 1)]
+        learned = calibrate(machine, [jobs[i] for i in known], times[known], start=start)
+        found, _ = learned.predict(jobs[place : place + 2])
+        errors.append(np.abs(found / times[place : place + 2] - 1))
+    assert np.concatenate(errors).mean() <= 0.0365  # Calculon

@@ -43,7 +43,7 @@ def test_every_file_of_data_is_named() -> None:
 
 def test_sources_of_data_are_those_of_the_files() -> None:
     rows = re.findall(
-        r"^\| (durations/\S+) \| https://github.com/(\S+) \| (\w+) \| (\S+) \|",
+        r"^\| ((?:durations|pipelines)/\S+) \| https://github.com/(\S+) \| (\w+) \| (\S+) \|",
         NOTICES,
         re.MULTILINE,
     )
@@ -51,7 +51,7 @@ def test_sources_of_data_are_those_of_the_files() -> None:
         (file, source["repository"], source["commit"], source["licence"])
         for file, source in SBOM.data_sources(ROOT)
     ]
-    assert sorted(rows) == sorted(in_files) and len(rows) == 6
+    assert sorted(rows) == sorted(in_files) and len(rows) == 8
 
 
 def found_by_cmake() -> set[str]:
@@ -108,7 +108,7 @@ def test_the_bill_of_materials(tmp_path: Path) -> None:
     assert (zstd["name"], zstd["version"]) == ("zstd", "1.5.4")
     assert zstd["licenses"] == [{"license": {"id": "BSD-3-Clause"}}]
     assert simdjson["properties"] == [{"name": "torchtraceap:how", "value": "shared"}]
-    assert [part["type"] for part in data] == ["data"] * 6
+    assert [part["type"] for part in data] == ["data"] * 8
     references = [part["bom-ref"] for part in bill["components"]]
     assert len(set(references)) == len(references)
     assert bill["dependencies"][0] == {"ref": "torchtraceap", "dependsOn": references}

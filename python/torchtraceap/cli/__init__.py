@@ -35,6 +35,7 @@ from torchtraceap.cli.output import (
     print_text,
     standard_output,
 )
+from torchtraceap.cli.parallelism import PARALLELISM_COMMANDS
 from torchtraceap.cli.parsing import (
     FINE,
     INTERRUPTED,
@@ -56,6 +57,7 @@ _WORK = {
     **DIAGNOSIS_COMMANDS,
     **SIMULATION_COMMANDS,
     **ESTIMATE_COMMANDS,
+    **PARALLELISM_COMMANDS,
     **PREDICTION_COMMANDS,
     **SHARDING_COMMANDS,
     **GENERATION_COMMANDS,

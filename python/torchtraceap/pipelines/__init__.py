@@ -2,11 +2,13 @@
 
 from torchtraceap.pipelines.composition import (
     CalibratedJobs,
-    Machine,
-    TrainingJob,
+    Coefficients,
+    Deviations,
     calibrate,
     choose_measurements,
 )
+from torchtraceap.pipelines.job_memory import JobMemory, job_memory
+from torchtraceap.pipelines.jobs import Machine, TrainingJob
 from torchtraceap.pipelines.op_trace import (
     OperatorTrace,
     operator_trace,
@@ -21,6 +23,9 @@ from torchtraceap.pipelines.stragglers import (
 
 __all__ = [
     "CalibratedJobs",
+    "Coefficients",
+    "Deviations",
+    "JobMemory",
     "Machine",
     "OperatorTrace",
     "Schedule",
@@ -30,6 +35,7 @@ __all__ = [
     "calibrate",
     "choose_measurements",
     "ideal_work",
+    "job_memory",
     "operator_trace",
     "read_operator_trace",
     "what_if_stragglers",

@@ -1,250 +1,164 @@
-"""Iteration times of Megatron-style jobs that nobody ran, from a few that somebody did.
+"""Iteration times of Megatron-style jobs that nobody ran, from some that somebody did.
 
 Note [Composition]: all layers of a model are alike, and a step is made of few things: layers, the
-two ends of the model, the update of the weights. A job with pipeline stages p, micro-batches m
-and layers l takes, with the last stage the slowest (it has the loss),
+two ends of the model, the update of the weights. A job with pipeline stages p, chunks v on each,
+micro-batches m and layers l takes, with the last stage the slowest (it has the loss),
 
-    m (l / p c + e_last) + (p - 1) (l / p c + hop) + e_first + update
+    m (l / p c + e_last) + (p - 1) / v l / p c + (m v + p - 1) hop + e_first + update
 
 where c is the time of a layer and micro-batch, forward and backward, e that of the model's ends,
-and hop what lies between two stages. This is the longest path of the 1F1B schedule; `update` is the
-all-reduce of the gradients and the optimizer. Each part is a sum of terms with a physical meaning
-(host work, matrix products, memory traffic, all-reduces), whose coefficients have a prior, and of
-a deviation of its own for each (hidden size, tensor parallelism, micro-batch, sequence): kernels
-are not smooth functions of shapes. All of it is linear, so that the calibration is one Bayesian
-regression on relative errors.
+and hop what lies between two stages, whose sends and receives block in Megatron. This is the
+longest path of the 1F1B schedule; interleaving makes its start and end v times shorter (Narayanan
+et al., 2021). `update` is the all-reduce of the gradients and the
+optimizer.
+
+c is the longer of two things: what the GPU does (products, attention, traffic, all-reduces within
+and between nodes, starts of kernels) and what the host does to launch it. Small layers take as long
+as their host, whatever their shape, so that a sum of both extrapolates wrongly to narrower ones.
+
+The logarithms of the coefficients have a normal prior: what data sheets suggest, or what other
+measured jobs said, made wider because another program runs elsewhere. Each shape deviates from
+the terms by a factor of its own for c and e_last, as kernels are not smooth in their sizes and
+hosts not in anything. The calibration finds the most probable values (Gauss and Newton) and their
+covariance there; the sizes of deviations and noise are chosen by the evidence.
+
+Note [Errors of errors]: a covariance says how sure the model is if its form is right. So parts of
+the measured jobs (one hidden size, one width of tensor parallelism, one micro-batch; or a fifth of
+the jobs) are left out in turn and predicted from the others, and all deviations are multiplied
+so that 8 of 10 of these errors lie within 1.28 of them: one factor for shapes that were measured,
+one for others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from torchtraceap.aliases import Array
-from torchtraceap.devices import Device
-from torchtraceap.durations.collectives import estimate_collective
-from torchtraceap.durations.estimate import UnknownDurationError, the_device
 from torchtraceap.errors import OptionError
+from torchtraceap.pipelines.jobs import Machine, TrainingJob
+from torchtraceap.pipelines.terms import (
+    COEFFICIENTS,
+    PRIOR_DEVIATIONS,
+    PRIOR_MEANS,
+    Parts,
+    Terms,
+    step_parts,
+)
 from torchtraceap.records import dataclass
 
-__all__ = ["CalibratedJobs", "Machine", "TrainingJob", "calibrate", "choose_measurements"]
+__all__ = ["CalibratedJobs", "Coefficients", "Deviations", "calibrate", "choose_measurements"]
 
-BYTES = 2
-"""Of a half-precision number."""
-ADAM_BYTES = 16
-"""Read and written for a parameter: weight, gradient, moments and master copy."""
-LAYER_BYTES = 34 * 3
-"""Activation traffic of a layer per token and hidden unit: 34 bytes are kept (Korthikanti et al.,
-2022), written once, read twice."""
-LOSS_BYTES = 16
-"""Traffic per logit: half-precision logits, single-precision softmax, their gradient."""
-DEVIATIONS = (0.03, 0.1, 0.2, 0.4)
-"""Relative deviations of a shape from the smooth terms that `calibrate` chooses from."""
-NOISE = 0.01
-"""Relative error of a measured iteration time and of the composition itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingJob:
-    """A transformer, as Megatron runs it."""
-
-    global_batch: int
-    micro_batch: int
-    hidden: int
-    layers: int
-    sequence: int
-    tensor: int
-    """Tensor-parallel ranks."""
-    data: int
-    """Replicas."""
-    pipeline: int
-    """Stages."""
-    vocabulary: int = 51_200
-
-    def __post_init__(self) -> None:
-        if min(getattr(self, name) for name in self.__slots__) < 1:
-            raise OptionError(f"{self}: every size must be 1 or more")
-        if self.global_batch % (self.micro_batch * self.data) or self.layers % self.pipeline:
-            raise OptionError(f"{self}: batches or layers can't be divided evenly")
-
-    @property
-    def gpus(self) -> int:
-        return self.tensor * self.data * self.pipeline
-
-    @property
-    def microbatches(self) -> int:
-        """Of each replica in a step."""
-        return self.global_batch // (self.micro_batch * self.data)
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """What the kernels of a layer depend on."""
-        return self.hidden, self.tensor, self.micro_batch, self.sequence
+DEVIATIONS = (0.03, 0.07, 0.15)
+"""Relative deviations of a shape that `calibrate` chooses from, where the GPU sets the pace."""
+HOST_DEVIATIONS = (0.05, 0.15)
+"""The same where the host does."""
+END_DEVIATION = 2.0
+"""How much more the output layer deviates: of a few kernels, not of many."""
+NOISES = (0.004, 0.01, 0.03, 0.07)
+"""Relative errors of a measured time and of the composition itself, to choose from."""
+CARRIED = 0.2
+"""How far a coefficient (its logarithm) may move between programs and machines. Judged on how far
+those fitted to vTrain's one node and to its many nodes lie apart."""
+ROUNDS = 12
+"""Of Gauss and Newton, at most."""
+EIGHT_OF_TEN = 1.2816
+"""Standard deviations to either side that hold 80 % of a normal distribution."""
+FOLDS = 5
+LEAST_WIDTH = 0.8
+"""Those of shapes that were not measured are made smaller by no more than this."""
+FEW = 20
+"""Jobs, and errors of left-out ones, below which nothing is left out to judge deviations."""
+Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """A GPU and how it talks to its neighbours."""
+class Coefficients:
+    """What is known of the coefficients of the terms."""
 
-    flops: float
-    """Peak of half-precision matrix products, per second."""
-    bandwidth: float
-    """Of its memory, bytes per second."""
-    all_reduce_ns: Callable[[float, int], float]
-    """By bytes and ranks."""
+    mean: Array
+    """Float64 `[n]`: of their logarithms, in the order of `terms.COEFFICIENTS`."""
+    covariance: Array
+    """Float64 `[n, n]`."""
 
     @classmethod
-    def of(cls, device: str | Device) -> Machine:
-        """From the device database and the measured tables of collectives, in one node.
+    def prior(cls) -> Coefficients:
+        """What data sheets suggest."""
+        return cls(PRIOR_MEANS.copy(), np.diag(PRIOR_DEVIATIONS**2))
 
-        Raises:
-            UnknownDurationError: The device is unknown.
-        """
-        known = the_device(device)
-        return cls(known.matrix["fp16"], known.bandwidth, partial(_measured_all_reduce, known.id))
-
-
-@cache
-def _measured_all_reduce(device: str, size: float, ranks: int) -> float:
-    """Sizes beyond the tables: small ones take what the smallest takes, large ones in parts.
-
-    Raises:
-        UnknownDurationError: No table for so many ranks, or for any size.
-    """
-    for factor in (4.0**n for n in (*range(16), *range(-1, -16, -1))):
-        try:
-            estimate = estimate_collective("all_reduce", size / factor, ranks, device)
-        except UnknownDurationError as error:
-            last = error
-            continue
-        return float(estimate.ns * max(factor, 1.0))
-    raise last
+    def carried_over(self) -> Coefficients:
+        """For another program on another machine."""
+        wider = self.covariance + CARRIED**2 * np.eye(len(self.mean))
+        return Coefficients(self.mean, wider)
 
 
-# A prior by term: mean and standard deviation of its coefficient. 1 is the machine's peak; host
-# work is in ms.
-LAYER_PRIOR = ((2.0, 2.0), (2.0, 1.0), (1.0, 1.0), (1.0, 0.5))
-ENDS_PRIOR = ((1.0, 1.0), (2.0, 1.0), (2.0, 2.0))
-FIRST_PRIOR = ((0.5, 0.5),)
-HOP_PRIOR = ((0.1, 0.2), (30.0, 50.0))
-UPDATE_PRIOR = ((1.0, 0.5), (1.0, 0.5))
-MS = 1e6
+class Deviations(NamedTuple):
+    """How far shapes and times are taken to deviate, relative."""
 
-
-def _layer_terms(job: TrainingJob, machine: Machine) -> list[float]:
-    """Of one layer and micro-batch, forward and backward: host, products, memory, all-reduces."""
-    tokens = job.micro_batch * job.sequence
-    flops = 3 * (24 * tokens * job.hidden**2 + 4 * tokens * job.sequence * job.hidden)
-    traffic = LAYER_BYTES * tokens * job.hidden * (10 / 34 + 24 / 34 / job.tensor)
-    exchanged = 4 * _all_reduce(machine, BYTES * tokens * job.hidden, job.tensor)
-    return [
-        MS,
-        1e9 * flops / job.tensor / machine.flops,
-        1e9 * traffic / machine.bandwidth,
-        exchanged,
-    ]
-
-
-def _last_terms(job: TrainingJob, machine: Machine) -> list[float]:
-    """Of the output layer and the loss, for one micro-batch: host, products, memory."""
-    logits = job.micro_batch * job.sequence * job.vocabulary / job.tensor
-    return [
-        MS,
-        1e9 * 6 * logits * job.hidden / machine.flops,
-        1e9 * LOSS_BYTES * logits / machine.bandwidth,
-    ]
-
-
-def _hop_terms(job: TrainingJob, machine: Machine) -> list[float]:
-    """Of what a micro-batch takes there and back between two stages: host, bytes."""
-    exchanged = 2 * BYTES * job.micro_batch * job.sequence * job.hidden
-    return [MS, 1e9 * exchanged / machine.bandwidth]
-
-
-def _update_terms(job: TrainingJob, machine: Machine) -> list[float]:
-    """Of the weights of a stage with one end of the model: optimizer, all-reduce of gradients."""
-    parameters = (
-        12 * job.hidden**2 * job.layers / job.pipeline + job.vocabulary * job.hidden
-    ) / job.tensor
-    return [
-        1e9 * ADAM_BYTES * parameters / machine.bandwidth,
-        _all_reduce(machine, BYTES * parameters, job.data),
-    ]
-
-
-def _all_reduce(machine: Machine, size: float, ranks: int) -> float:
-    return machine.all_reduce_ns(size, ranks) if ranks > 1 else 0.0
-
-
-def _design(job: TrainingJob, machine: Machine) -> tuple[Array, Array, Array]:
-    """Coefficients of the smooth terms; of one layer's and of the last end's time in the total."""
-    stages, batches = job.pipeline, job.microbatches
-    layer_count = (batches + stages - 1) * job.layers / stages
-    layer = np.array(_layer_terms(job, machine))
-    last = np.array(_last_terms(job, machine))
-    first = [MS * (batches if stages == 1 else 1)]
-    hops = (stages - 1) * np.array(_hop_terms(job, machine))
-    smooth = np.concatenate(
-        [layer_count * layer, batches * last, first, hops, _update_terms(job, machine)]
-    )
-    return smooth, layer_count * layer, batches * last
-
-
-PRIOR = np.array([*LAYER_PRIOR, *ENDS_PRIOR, *FIRST_PRIOR, *HOP_PRIOR, *UPDATE_PRIOR])
+    gpu: float
+    """A shape from the smooth terms, where the GPU sets the pace."""
+    host: float
+    """The same where the host does."""
+    noise: float
+    """A time from terms and shapes."""
 
 
 class CalibratedJobs:
     """Predicts iteration times. Built by `calibrate`. See Note [Composition]."""
 
     def __init__(
-        self, machine: Machine, shapes: Sequence[tuple[int, ...]], deviation: float
+        self,
+        machine: Machine,
+        shapes: Sequence[object],
+        start: Coefficients,
+        deviations: Deviations,
     ) -> None:
         self.machine = machine
-        self.deviation = deviation
-        """Relative deviation of a shape from the smooth terms."""
+        self.deviations = deviations
         self._shapes = {shape: place for place, shape in enumerate(shapes)}
-        self._mean = np.concatenate([PRIOR[:, 0], np.zeros(2 * len(self._shapes))])
-        scale = np.full(2 * len(self._shapes), deviation)
-        self._covariance = np.diag(np.concatenate([PRIOR[:, 1], scale]) ** 2)
+        self._start = start
+        count = len(COEFFICIENTS)
+        self._mean: Array = np.concatenate([start.mean, np.zeros(2 * len(shapes))])
+        self._covariance: Array = np.zeros((len(self._mean), len(self._mean)))
+        self._covariance[:count, :count] = start.covariance
+        rest = np.arange(count, len(self._mean))
+        self._covariance[rest, rest] = deviations.gpu**2
+        self._widths = (1.0, 1.0)
+        """For shapes that were measured, and for others; Note [Errors of errors]."""
 
-    def _rows(self, jobs: Sequence[TrainingJob]) -> Array:
-        """Float64 `[jobs, unknowns]`: what each unknown adds to each time, ns.
+    @property
+    def coefficients(self) -> Coefficients:
+        """What the measured jobs leave of them."""
+        count = len(COEFFICIENTS)
+        return Coefficients(self._mean[:count].copy(), self._covariance[:count, :count].copy())
 
-        A deviation is relative to the time that the prior gives a shape.
-        """
-        rows = np.zeros((len(jobs), len(self._mean)))
-        smooth = len(PRIOR)
-        layer_prior = PRIOR[: len(LAYER_PRIOR), 0]
-        ends_prior = PRIOR[len(LAYER_PRIOR) : len(LAYER_PRIOR) + len(ENDS_PRIOR), 0]
-        for row, job in zip(rows, jobs, strict=True):
-            terms, layer, last = _design(job, self.machine)
-            row[:smooth] = terms
-            place = self._shapes.get(job.shape)
-            if place is not None:
-                row[smooth + 2 * place] = layer @ layer_prior
-                row[smooth + 2 * place + 1] = last @ ends_prior
-        return rows
+    def predict(self, jobs: Sequence[TrainingJob]) -> tuple[Array, Array]:
+        """Float64 `[jobs]` twice: iteration times and their standard deviations, ns."""
+        times, relative = self._predict(jobs, Terms.of(jobs, self.machine))
+        return times, times * relative
 
-    def learn(self, jobs: Sequence[TrainingJob], times_ns: Array) -> float:
-        """Takes measured times in; returns their log evidence under what was known before."""
-        rows = self._rows(jobs) / times_ns[:, None]
-        expected = rows @ self._covariance @ rows.T + NOISE**2 * np.eye(len(jobs))
-        error = 1.0 - rows @ self._mean
-        gain = np.linalg.solve(expected, rows @ self._covariance).T
-        evidence = -0.5 * (
-            error @ np.linalg.solve(expected, error) + np.linalg.slogdet(expected)[1]
-        )
-        self._mean = self._mean + gain @ error
-        self._covariance = self._covariance - gain @ rows @ self._covariance
-        return float(evidence)
+    def interval(self, jobs: Sequence[TrainingJob]) -> tuple[Array, Array, Array]:
+        """Float64 `[jobs]` thrice: iteration times and what 8 of 10 lie between, ns."""
+        times, relative = self._predict(jobs, Terms.of(jobs, self.machine))
+        factor = np.exp(EIGHT_OF_TEN * relative)
+        return times, times / factor, times * factor
+
+    def host_shares(self, jobs: Sequence[TrainingJob]) -> Array:
+        """Float64 `[jobs]`, 0 to 1: how far the host sets the pace of a layer."""
+        terms = Terms.of(jobs, self.machine)
+        return self._parts(self._mean, self._places(jobs), terms).host_share
+
+    def has_measured(self, job: TrainingJob) -> bool:
+        """Whether a job of the same shape was among the measured ones."""
+        return job.shape in self._shapes
 
     def next_measurements(self, jobs: Sequence[TrainingJob], count: int) -> list[int]:
         """Indices of the jobs whose times, one after the other, are the least certain."""
-        times, _ = self.predict(jobs)
-        rows = self._rows(jobs) / np.maximum(times, MS)[:, None]
+        _, rows, _ = self._slopes(self._mean, self._places(jobs), Terms.of(jobs, self.machine))
         covariance = self._covariance
         chosen: list[int] = []
         for _ in range(min(count, len(jobs))):
@@ -253,25 +167,190 @@ class CalibratedJobs:
             variance[chosen] = -1.0
             chosen.append(int(variance.argmax()))
             row = reach[chosen[-1]]
-            covariance = covariance - np.outer(row, row) / (variance[chosen[-1]] + NOISE**2)
+            covariance = covariance - np.outer(row, row) / (
+                variance[chosen[-1]] + self.deviations.noise**2
+            )
         return chosen
 
-    def predict(self, jobs: Sequence[TrainingJob]) -> tuple[Array, Array]:
-        """Float64 `[jobs]` twice: iteration times and their standard deviations, ns."""
-        rows = self._rows(jobs)
-        unseen = np.array([job.shape not in self._shapes for job in jobs])
-        times = rows @ self._mean
+    def _begin_at(self, near: CalibratedJobs) -> None:
+        """Takes the values of another model as a first guess."""
+        count = len(COEFFICIENTS)
+        self._mean[:count] = near._mean[:count]
+        for shape, place in self._shapes.items():
+            other = near._shapes[shape]
+            ours, theirs = count + 2 * place, count + 2 * other
+            self._mean[ours : ours + 2] = near._mean[theirs : theirs + 2]
+
+    def learn(self, places: Rows, terms: Terms, times_ns: Array) -> float:
+        """Takes measured times in; returns the log evidence of what deviations are taken to be."""
+        count, noise = len(COEFFICIENTS), self.deviations.noise
+        inverse = np.linalg.inv(self._start.covariance)
+        known = np.log(times_ns)
+        mean = self._mean
+        for _ in range(ROUNDS):
+            parts, rows, spread = self._slopes(mean, places, terms)
+            precision: Array = np.zeros((len(mean), len(mean)))
+            precision[:count, :count] = inverse
+            rest = np.arange(count, len(mean))
+            precision[rest, rest] = 1 / spread**2
+            error = known - np.log(parts.total)
+            curve = precision + rows.T @ rows / noise**2
+            before = mean - np.concatenate([self._start.mean, np.zeros(len(rest))])
+            step = np.linalg.solve(curve, rows.T @ error / noise**2 - precision @ before)
+            mean = mean + np.clip(step, -1.0, 1.0)
+            if np.abs(step).max() < 1e-4:
+                break
+        self._mean = mean
+        self._covariance = np.linalg.inv(curve)
+        before = mean - np.concatenate([self._start.mean, np.zeros(len(rest))])
+        error = known - np.log(self._slopes(mean, places, terms)[0].total)
+        return float(
+            -0.5 * ((error / noise) ** 2).sum()
+            - 0.5 * before @ precision @ before
+            - 0.5 * np.linalg.slogdet(curve)[1]
+            + 0.5 * np.linalg.slogdet(precision)[1]
+            - len(error) * np.log(noise)
+        )
+
+    def _places(self, jobs: Sequence[TrainingJob]) -> Rows:
+        """Number of each job's shape; -1 for one that was not measured."""
+        return np.array([self._shapes.get(job.shape, -1) for job in jobs], dtype=np.int64)
+
+    def _parts(self, mean: Array, places: Rows, terms: Terms) -> Parts:
+        count = len(COEFFICIENTS)
+        factors = np.append(np.exp(mean[count:]), [1.0, 1.0]).reshape(-1, 2)
+        return step_parts(mean[:count], terms, factors[places, 0], factors[places, 1])
+
+    def _slopes(self, mean: Array, places: Rows, terms: Terms) -> tuple[Parts, Array, Array]:
+        """Parts; float64 `[jobs, unknowns]`: change of a time's logarithm with each unknown; and
+        float64 `[deviations]`: how far each deviation of a shape is taken to reach."""
+        count = len(COEFFICIENTS)
+        parts = self._parts(mean, places, terms)
+        rows = np.zeros((len(places), len(mean)))
+        rows[:, :count] = parts.slopes
+        seen = np.flatnonzero(places >= 0)
+        rows[seen, count + 2 * places[seen]] = (parts.layers / parts.total)[seen]
+        rows[seen, count + 2 * places[seen] + 1] = (parts.ends / parts.total)[seen]
+        spread = np.full((len(self._shapes), 2), END_DEVIATION * self.deviations.gpu)
+        spread[places[seen], 0] = self._layer_deviation(parts)[seen]
+        return parts, rows, spread.ravel()
+
+    def _layer_deviation(self, parts: Parts) -> Array:
+        """Of a shape's layers, by who sets the pace."""
+        host = parts.host_share
+        return np.sqrt((host * self.deviations.host) ** 2 + ((1 - host) * self.deviations.gpu) ** 2)
+
+    def _predict(self, jobs: Sequence[TrainingJob], terms: Terms) -> tuple[Array, Array]:
+        """Times in ns and relative deviations."""
+        places = self._places(jobs)
+        parts, rows, _ = self._slopes(self._mean, places, terms)
         variance = np.einsum("ij,jk,ik->i", rows, self._covariance, rows)
-        spread = np.sqrt(np.maximum(variance, 0.0) + (unseen * self.deviation * times) ** 2)
-        return times, spread
+        own = (parts.layers / parts.total * self._layer_deviation(parts)) ** 2
+        own += (parts.ends / parts.total * END_DEVIATION * self.deviations.gpu) ** 2
+        variance = (
+            np.maximum(variance, 0.0) + self.deviations.noise**2 + np.where(places < 0, own, 0.0)
+        )
+        widths = np.where(places < 0, self._widths[1], self._widths[0])
+        return parts.total, widths * np.sqrt(variance)
+
+    def judge(self, jobs: Sequence[TrainingJob], times_ns: Array, terms: Terms) -> None:
+        """Sets how wide intervals are, from jobs left out; Note [Errors of errors]."""
+        if len(jobs) < FEW:
+            return
+        seen: list[float] = []
+        unseen: list[float] = []
+        for folds in _ways_to_leave_out(jobs):
+            inside: list[Array] = []
+            outside: list[Array] = []
+            if not folds:  # a size that never changes: nothing tells what another would do
+                unseen.append(1.0)
+            for test in folds:
+                score, new = self._scores(jobs, times_ns, terms, test)
+                inside.append(score[~new])
+                outside.append(score[new])
+            seen += _width(inside, 1.0)
+            unseen += _width(outside, LEAST_WIDTH)
+        self._widths = (max(seen, default=1.0), max(unseen, default=1.0))
+
+    def _scores(
+        self, jobs: Sequence[TrainingJob], times_ns: Array, terms: Terms, test: Rows
+    ) -> tuple[Array, npt.NDArray[np.bool_]]:
+        """How many deviations jobs are off that were not learned from, and whose shape is new."""
+        train = np.setdiff1d(np.arange(len(jobs)), test)
+        known = [jobs[i] for i in train]
+        part, _ = _learned(
+            self.machine,
+            known,
+            times_ns[train],
+            self._start,
+            self.deviations,
+            terms.take(train),
+            self,
+        )
+        left = [jobs[i] for i in test]
+        found, relative = part._predict(left, terms.take(test))
+        return np.abs(np.log(found / times_ns[test])) / relative, part._places(left) < 0
+
+
+def _width(scores: Sequence[Array], least: float) -> list[float]:
+    """What deviations have to be multiplied with so that 8 of 10 scores lie in the interval;
+    nothing where there are too few to tell."""
+    every = np.concatenate([np.empty(0), *scores])
+    if len(every) < FEW:
+        return []
+    return [max(least, float(np.quantile(every, 0.8)) / EIGHT_OF_TEN)]
+
+
+_BY: tuple[Callable[[TrainingJob], int], ...] = (
+    lambda job: job.hidden,
+    lambda job: job.tensor,
+    lambda job: job.micro_batch,
+)
+
+
+def _ways_to_leave_out(jobs: Sequence[TrainingJob]) -> Iterator[list[Rows]]:
+    """Ways to split jobs into groups that are left out in turn, as indices."""
+    every = np.arange(len(jobs))
+    for by in _BY:
+        values = np.array([by(job) for job in jobs])
+        groups = [every[values == value] for value in np.unique(values)]
+        yield [group for group in groups if len(every) - len(group) >= FEW // 2]
+    yield [every[every % FOLDS == fold] for fold in range(FOLDS)]
+
+
+def _learned(
+    machine: Machine,
+    jobs: Sequence[TrainingJob],
+    times_ns: Array,
+    start: Coefficients,
+    deviations: Deviations,
+    terms: Terms,
+    near: CalibratedJobs | None = None,
+) -> tuple[CalibratedJobs, float]:
+    """A model and its evidence; `near` is one of the same jobs or more, to begin with."""
+    shapes = list(dict.fromkeys(job.shape for job in jobs))
+    model = CalibratedJobs(machine, shapes, start, deviations)
+    if near is not None:
+        model._begin_at(near)
+    return model, model.learn(model._places(jobs), terms, times_ns)
 
 
 def calibrate(
-    machine: Machine, jobs: Sequence[TrainingJob], times_ns: npt.ArrayLike
+    machine: Machine,
+    jobs: Sequence[TrainingJob],
+    times_ns: npt.ArrayLike,
+    *,
+    start: Coefficients | None = None,
 ) -> CalibratedJobs:
     """A model of a machine from jobs that were measured on it.
 
-    How far shapes deviate from the smooth terms is chosen by the evidence.
+    How far shapes deviate from the smooth terms, and times from both, is chosen by the evidence.
+
+    Args:
+        machine: What the jobs ran on.
+        jobs: At least one.
+        times_ns: Their iteration times.
+        start: What is known of the coefficients beforehand; by default what data sheets suggest.
 
     Raises:
         OptionError: No job, or not a positive time for each.
@@ -279,10 +358,16 @@ def calibrate(
     times = np.asarray(times_ns, dtype=np.float64)
     if not len(jobs) or times.shape != (len(jobs),) or not (times > 0).all():
         raise OptionError("calibration needs at least one job and a positive time for each")
-    shapes = sorted({job.shape for job in jobs})
-    models = [CalibratedJobs(machine, shapes, deviation) for deviation in DEVIATIONS]
-    evidence = [model.learn(jobs, times) for model in models]
-    return models[int(np.argmax(evidence))]
+    start = start or Coefficients.prior()
+    terms = Terms.of(jobs, machine)
+    choices = [Deviations(*values) for values in product(DEVIATIONS, HOST_DEVIATIONS, NOISES)]
+    models: list[tuple[CalibratedJobs, float]] = []
+    for choice in choices:
+        near = models[-1][0] if models else None  # its answer is a good first guess
+        models.append(_learned(machine, jobs, times, start, choice, terms, near))
+    best = max(models, key=lambda found: found[1])[0]
+    best.judge(jobs, times, terms)
+    return best
 
 
 def choose_measurements(machine: Machine, jobs: Sequence[TrainingJob], count: int) -> list[int]:
@@ -290,7 +375,8 @@ def choose_measurements(machine: Machine, jobs: Sequence[TrainingJob], count: in
 
     Only shapes count, no measured time does.
     """
-    shapes = sorted({job.shape for job in jobs})
-    return CalibratedJobs(machine, shapes, float(np.median(DEVIATIONS))).next_measurements(
+    shapes = list(dict.fromkeys(job.shape for job in jobs))
+    choice = Deviations(0.15, 0.15, 0.01)
+    return CalibratedJobs(machine, shapes, Coefficients.prior(), choice).next_measurements(
         jobs, count
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchtraceap.report.parallelism import parallelism_tables
 from torchtraceap.report.prediction import prediction_tables
 from torchtraceap.report.simulation import simulation_tables
 from torchtraceap.report.tables import (
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torchtraceap.durations.calibration import Calibration, KindTimes
     from torchtraceap.durations.estimate import Estimates
     from torchtraceap.execution_trace import ExecutionTrace
+    from torchtraceap.pipelines.parallelism import Parallelism
     from torchtraceap.prediction.sharding.result import Part, Sharding
     from torchtraceap.ranks import Ranks, RankTrace
     from torchtraceap.simulation.simulate import Simulation
@@ -99,6 +101,10 @@ def _finding(finding: Finding) -> list[TextTable]:
 
 def _simulation(simulation: Simulation) -> list[TextTable]:
     return simulation_tables(simulation.to_dict())
+
+
+def _parallelism(found: Parallelism) -> list[TextTable]:
+    return parallelism_tables(found.to_dict())
 
 
 def _estimates(estimates: Estimates) -> list[TextTable]:
@@ -209,6 +215,7 @@ _TABLES: Mapping[str, Callable[[Any], list[TextTable]]] = {
     "durations.estimate.Estimates": _estimates,
     "durations.calibration.KindTimes": _kind_times,
     "durations.calibration.Calibration": _calibration,
+    "pipelines.parallelism.Parallelism": _parallelism,
     "prediction.result.Prediction": prediction_tables,
     "prediction.sharding.result.Sharding": _sharding,
     "execution_trace.ExecutionTrace": _execution_trace,
