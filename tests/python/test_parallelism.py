@@ -216,6 +216,13 @@ def test_what_was_not_measured_is_said() -> None:
     assert found.best.high_ns / found.best.step_ns > near.high_ns / near.step_ns
 
 
+def test_ranks_whose_links_nobody_measured_are_refused() -> None:
+    rack = {"device": "GB200", "gpus": 64, "gpus_per_node": 64}
+    found = choose_parallelism(GPT, rack, global_batch=64)
+    assert any("was not measured" in one.reason for one in found.refused)
+    assert all(one.job.tensor <= 8 and one.job.data <= 8 for one in found.strategies)
+
+
 @pytest.mark.parametrize(
     ("model", "cluster", "batch", "said"),
     [
@@ -229,12 +236,22 @@ def test_what_was_not_measured_is_said() -> None:
         (GPT, {**A100S, "gpus": 10**9}, 512, "at most"),
         (GPT, {**A100S, "device": "Abacus"}, 512, "Abacus"),
         (GPT, {**A100S, "node_bandwidth": 0}, 512, "network"),
+        (GPT, {**A100S, "node_bandwidth": "fast"}, 512, "network"),
+        ({**GPT, "hidden": float("inf")}, A100S, 512, "hidden is a whole number"),
         (GPT, A100S, 0, "global_batch"),
     ],
 )
 def test_bad_input_gets_words(model: object, cluster: object, batch: int, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         choose_parallelism(model, cluster, global_batch=batch)  # type: ignore[arg-type]
+
+
+def test_options_outside_their_lists_get_words() -> None:
+    for wrong in ({"zero": 1}, {"zero": (4,)}, {"recompute": "full"}, {"recompute": ()}):
+        with pytest.raises(OptionError, match="is a list of"):
+            choose_parallelism(GPT, A100S, global_batch=512, **wrong)
+    with pytest.raises(OptionError, match="micro-batch"):
+        choose_parallelism(GPT, A100S, global_batch=512, micro_batches=(0,))
 
 
 def test_it_shows_itself_and_is_json() -> None:

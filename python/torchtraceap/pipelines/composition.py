@@ -64,6 +64,8 @@ NOISES = (0.004, 0.01, 0.03, 0.07)
 CARRIED = 0.2
 """How far a coefficient (its logarithm) may move between programs and machines. Judged on how far
 those fitted to vTrain's one node and to its many nodes lie apart."""
+OTHER_GPU = 0.25
+"""How far all coefficients may move together from one GPU to another: a guess."""
 ROUNDS = 12
 """Of Gauss and Newton, at most."""
 EIGHT_OF_TEN = 1.2816
@@ -94,6 +96,10 @@ class Coefficients:
         """For another program on another machine."""
         wider = self.covariance + CARRIED**2 * np.eye(len(self.mean))
         return Coefficients(self.mean, wider)
+
+    def on_another_gpu(self) -> Coefficients:
+        """For a GPU that comes nearer to its peaks or less near, in all that it does."""
+        return Coefficients(self.mean, self.covariance + OTHER_GPU**2)
 
 
 class Deviations(NamedTuple):

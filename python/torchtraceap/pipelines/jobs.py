@@ -12,7 +12,7 @@ from torchtraceap.errors import OptionError
 from torchtraceap.records import dataclass
 from torchtraceap.rendering import Shown
 
-__all__ = ["RECOMPUTE", "Machine", "TrainingJob"]
+__all__ = ["NODE_BANDWIDTH", "RECOMPUTE", "SHARDED", "Machine", "TrainingJob"]
 
 RECOMPUTE = ("none", "selective", "full")
 """What the backward pass computes again: nothing, the attention core, whole layers (Korthikanti et

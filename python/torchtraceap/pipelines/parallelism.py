@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product
+from math import inf
 from typing import Any
 
 from torchtraceap.devices import Device
@@ -18,7 +19,7 @@ from torchtraceap.durations.estimate import UnknownDurationError, the_device
 from torchtraceap.errors import OptionError
 from torchtraceap.pipelines.composition import CalibratedJobs
 from torchtraceap.pipelines.job_memory import JobMemory, job_memory
-from torchtraceap.pipelines.jobs import NODE_BANDWIDTH, RECOMPUTE, Machine, TrainingJob
+from torchtraceap.pipelines.jobs import NODE_BANDWIDTH, RECOMPUTE, SHARDED, Machine, TrainingJob
 from torchtraceap.pipelines.published import PublishedJobs, published_jobs
 from torchtraceap.records import dataclass
 from torchtraceap.rendering import Shown
@@ -123,7 +124,7 @@ def _told(model: Mapping[str, Any] | object) -> Any:
 
 
 def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
         raise OptionError(f"{name} is a whole number, not {value!r}")
     return int(value)
 
@@ -162,6 +163,9 @@ class Cluster(Shown):
     def __post_init__(self) -> None:
         _positive("gpus", self.gpus)
         _positive("gpus_per_node", self.gpus_per_node)
+        rate = self.node_bandwidth
+        if not isinstance(rate, int | float) or not 0 < rate < inf:
+            raise OptionError(f"the network of a node has a rate above 0, not {rate!r}")
         if self.gpus > MOST_GPUS:
             raise OptionError(f"at most {MOST_GPUS} GPUs can be asked for")
         if self.gpus > self.gpus_per_node and self.gpus % self.gpus_per_node:
@@ -298,8 +302,9 @@ def choose_parallelism(
     _positive("global_batch", global_batch)
     for micro in micro_batches:
         _positive("a micro-batch", micro)
-    if not recompute or not zero or set(recompute) - set(RECOMPUTE) or set(zero) - {0, 1, 2, 3}:
-        raise OptionError(f"recompute is of {', '.join(RECOMPUTE)}; zero of 0, 1, 2, 3")
+    for name, given, known in (("recompute", recompute, RECOMPUTE), ("zero", zero, SHARDED)):
+        if not isinstance(given, list | tuple) or not given or not set(given) <= set(known):
+            raise OptionError(f"{name} is a list of {', '.join(map(str, known))}, not {given!r}")
     device = _known_device(where.device)
     machine = Machine.of(
         device, gpus_per_node=where.gpus_per_node, node_bandwidth=where.node_bandwidth
@@ -344,7 +349,9 @@ class _Space:
         fitting: list[TrainingJob] = []
         refused: list[Refused] = []
         for tensor, data, pipeline in self._splits():
-            reason = self._why_not(tensor, data, pipeline)
+            reason = self._why_not(tensor, data, pipeline) or _unknown_links(
+                machine, tensor, data, pipeline
+            )
             micros = [] if reason else self._micros(data)
             if not reason and not micros:
                 reason = f"{self.global_batch} sequences can't be divided among {data} replicas"
@@ -408,6 +415,18 @@ class _Space:
             ):
                 continue
             yield replace(plain, recompute=way, sequence_parallel=split, zero=stage, chunks=chunks)
+
+
+def _unknown_links(machine: Machine, tensor: int, data: int, pipeline: int) -> str:
+    """Why nothing tells how long ranks take to exchange, or nothing."""
+    per_node = machine.gpus_per_node
+    groups = {min(tensor, per_node), max(1, min(data, per_node // tensor)), min(pipeline, 2)}
+    try:
+        for ranks in groups - {1}:
+            machine.all_reduce_ns(1e6, ranks)
+    except UnknownDurationError as error:
+        return str(error)
+    return ""
 
 
 def _that_fit(jobs: list[TrainingJob], machine: Machine) -> tuple[list[TrainingJob], str]:

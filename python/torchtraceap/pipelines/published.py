@@ -38,10 +38,10 @@ class PublishedJobs:
     """For a person."""
 
     def model_for(self, machine: Machine, device: Device) -> CalibratedJobs:
-        """Carried over to another cluster, and once more to another GPU."""
+        """Carried over to another cluster, and to another GPU if it is one."""
         start = self.coefficients.carried_over()
         if device.id not in self.devices:
-            start = start.carried_over()
+            start = start.on_another_gpu()
         return CalibratedJobs(machine, [], start, self.deviations)
 
     def outside(self, job: TrainingJob, device: Device) -> tuple[str, ...]:
