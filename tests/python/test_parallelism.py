@@ -201,7 +201,7 @@ def test_what_was_not_measured_is_said() -> None:
     parameters = (
         32
         * TrainingJob(
-            1, 1, 4096, 32, 8192, 1, 1, 1, 128256, 32, 8, 14336, gated=True
+            1, 1, 4096, 32, 8192, 1, 1, 1, 128256, 32, 8, feed_forward=14336, gated=True
         ).layer_parameters
     )
     assert parameters + 2 * 128256 * 4096 == pytest.approx(8.03e9, rel=1e-3)
@@ -221,6 +221,27 @@ def test_ranks_whose_links_nobody_measured_are_refused() -> None:
     found = choose_parallelism(GPT, rack, global_batch=64)
     assert any("was not measured" in one.reason for one in found.refused)
     assert all(one.job.tensor <= 8 and one.job.data <= 8 for one in found.strategies)
+
+
+def test_heads_may_be_wider_than_the_model() -> None:
+    """Qwen3-0.6B: 16 heads of 128 in a model of 1,024; 0.44 billion parameters of layers."""
+    config = {
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "vocab_size": 151936,
+    }
+    found = choose_parallelism(config, {**A100S, "gpus": 8}, global_batch=64)
+    assert 28 * found.best.job.layer_parameters == pytest.approx(0.44e9, rel=0.01)
+    assert Transformer.of(
+        {**config, "model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh"}
+    ).gated
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ _SIZES = (
     ("sequence", "tokens of a sequence"),
     ("vocabulary", "size of the vocabulary [51200]"),
     ("feed_forward", "inner size of the feed-forward network [4 times the hidden size]"),
+    ("head_size", "elements of a head [hidden size over heads]"),
     ("key_value_heads", "heads of keys and values [as many as heads]"),
 )
 MAX_CONFIG_BYTES = 1 << 24

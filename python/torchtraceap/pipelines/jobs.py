@@ -66,6 +66,8 @@ class TrainingJob(Shown):
     """0: one for each 128 hidden units."""
     key_value_heads: int = 0
     """0: as many as heads."""
+    head_size: int = 0
+    """Elements of a head; 0: the hidden units divided among the heads."""
     feed_forward: int = 0
     """Inner size of the feed-forward network; 0: four times the hidden size."""
     gated: bool = False
@@ -92,8 +94,8 @@ class TrainingJob(Shown):
             return "every size must be 1 or more"
         if self.flash_attention and self.recompute == "selective":
             return "flash attention computes its core again by itself: nothing is left to select"
-        if min(self.heads, self.key_value_heads, self.feed_forward) < 0:
-            return "heads and feed-forward size must not be negative"
+        if min(self.heads, self.key_value_heads, self.head_size, self.feed_forward) < 0:
+            return "heads, their size and the feed-forward size must not be negative"
         if self.recompute not in RECOMPUTE or self.zero not in SHARDED:
             return f"recompute is one of {', '.join(RECOMPUTE)}, zero 0, 1, 2 or 3"
         if self.global_batch % (self.micro_batch * self.data):
@@ -130,10 +132,15 @@ class TrainingJob(Shown):
     @property
     def layer_parameters(self) -> int:
         """Of the matrices of a layer, undivided."""
-        heads = self.attention_heads
-        keys_and_values = 2 * self.hidden * (self.key_value_heads or heads) // heads
+        heads, width = self.attention_heads, self.attention_width
+        keys_and_values = 2 * width * (self.key_value_heads or heads) // heads
         inner = self.feed_forward or 4 * self.hidden
-        return self.hidden * (2 * self.hidden + keys_and_values + (3 if self.gated else 2) * inner)
+        return self.hidden * (2 * width + keys_and_values + (3 if self.gated else 2) * inner)
+
+    @property
+    def attention_width(self) -> int:
+        """Elements of all heads of a token."""
+        return self.attention_heads * self.head_size if self.head_size else self.hidden
 
     @property
     def stage_parameters(self) -> float:

@@ -53,11 +53,14 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
         "n_inner",
         "ffn_dim",
     ),
+    "head_size": ("head_size", "head_dim", "kv_channels"),
     "key_value_heads": ("key_value_heads", "num_key_value_heads", "num_query_groups", "n_kv_heads"),
 }
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
+_GATED_FAMILIES = ("gemma",)
+"""Whose activation does not tell it."""
 _GATED = ("silu", "swiglu", "geglu", "swish")
-_OPTIONAL = ("vocabulary", "feed_forward", "key_value_heads")
+_OPTIONAL = ("vocabulary", "feed_forward", "head_size", "key_value_heads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +76,17 @@ class Transformer(Shown):
     """0: four times the hidden size."""
     key_value_heads: int = 0
     """0: as many as heads."""
+    head_size: int = 0
+    """Elements of a head; 0: the hidden units divided among the heads."""
     gated: bool = False
     """Whether the feed-forward network has a third matrix (SwiGLU)."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "sequence", "vocabulary"):
             _positive(name, getattr(self, name))
-        for name in ("feed_forward", "key_value_heads"):
+        for name in ("feed_forward", "key_value_heads", "head_size"):
             _positive(name, getattr(self, name), least=0)
-        if self.hidden % self.heads:
+        if not self.head_size and self.hidden % self.heads:
             raise OptionError(
                 f"{self.hidden} hidden units can't be divided among {self.heads} heads"
             )
@@ -112,8 +117,11 @@ class Transformer(Shown):
             if value is not None:
                 sizes[name] = _whole(name, value)
         activation = str(told("hidden_act") or told("activation_function") or "").lower()
+        family = str(told("model_type") or "").lower()
         gated = told("gated")
-        return cls(**sizes, gated=activation in _GATED if gated is None else bool(gated))
+        if gated is None:
+            gated = activation in _GATED or family.startswith(_GATED_FAMILIES)
+        return cls(**sizes, gated=bool(gated))
 
 
 def _told(model: Mapping[str, Any] | object) -> Any:
@@ -321,7 +329,7 @@ def choose_parallelism(
         global_batch,
         strategies,
         tuple(refused),
-        _notes(machine, measured is not None, published),
+        _notes(machine, measured is not None, published, flash_attention),
     )
 
 
@@ -404,7 +412,7 @@ class _Space:
         plain = TrainingJob(
             self.global_batch, micro, model.hidden, model.layers, model.sequence,
             tensor, data, pipeline, model.vocabulary, model.heads, model.key_value_heads,
-            model.feed_forward, model.gated, self.flash_attention,
+            model.head_size, model.feed_forward, model.gated, self.flash_attention,
         )  # fmt: skip
         ways = [way for way in recompute if not (self.flash_attention and way == "selective")]
         sequence = (False, True) if tensor > 1 and model.sequence % tensor == 0 else (False,)
@@ -481,14 +489,20 @@ def _predicted(
 def _useful_flops(job: TrainingJob) -> float:
     """Of a step, without what is computed again."""
     tokens = job.global_batch * job.sequence
-    layer = 2.0 * job.layer_parameters + 4.0 * job.sequence * job.hidden
+    layer = 2.0 * job.layer_parameters + 4.0 * job.sequence * job.attention_width
     return 3.0 * tokens * (job.layers * layer + 2.0 * job.vocabulary * job.hidden)
 
 
-def _notes(machine: Machine, is_measured: bool, published: PublishedJobs) -> tuple[str, ...]:
+def _notes(
+    machine: Machine, is_measured: bool, published: PublishedJobs, flash_attention: bool
+) -> tuple[str, ...]:
     found = [] if is_measured else [published.source]
     if not machine.memory_bytes:
         found.append("the memory of the GPU is not known: nothing was refused for lack of it")
+    if not flash_attention:
+        found.append(
+            "scores of attention are written to memory, as they are without flash attention"
+        )
     found.append(
         "memory is that of parameters, gradients, Adam's state and activations in half precision; "
         f"{RESERVED_BYTES // 2**30} GiB are left free"

@@ -222,7 +222,7 @@ def _row(job: TrainingJob, machine: Machine) -> tuple[float, ...]:
 def _layer_flops(job: TrainingJob) -> tuple[float, float]:
     """Of a forward pass: products with weights, and scores and sums of attention."""
     weights = 2.0 * job.tokens * job.layer_parameters
-    return weights / job.tensor, 4.0 * job.tokens * job.sequence * job.hidden / job.tensor
+    return weights / job.tensor, 4.0 * job.tokens * job.sequence * job.attention_width / job.tensor
 
 
 def _layer_traffic(job: TrainingJob) -> tuple[float, float]:
