@@ -134,6 +134,19 @@ def test_an_exchange_waits_for_the_widest_rank() -> None:
     assert alone.best.all_to_all_ns == pytest.approx(found.best.all_to_all_ns)
 
 
+def test_indices_are_exchanged_where_ranks_read_their_own() -> None:
+    """One table of 100 lookups and three of one, all as wide: rows are even, indices are not."""
+    tables = [Table("many", 1000, 64, 100.0), *(Table(f"t{n}", 1000, 64) for n in range(3))]
+    cluster = Cluster("H100 SXM", 4)
+    plain = choose_sharding(tables, cluster, batch=4096, sharders=("naive",))
+    found = choose_sharding(tables, cluster, batch=4096, sharders=("naive",), exchange_indices=True)
+    indices = estimate_collective("all_to_all", 4 * 4096 * 100 * 8, 4, "H100 SXM")
+    assert found.best.all_to_all_ns == pytest.approx(plain.best.all_to_all_ns + indices.ns)
+    assert found.best.lookup_ns == plain.best.lookup_ns
+    searched = choose_sharding(some_tables(9), cluster, batch=512, exchange_indices=True)
+    assert searched.best.sharder == "search"
+
+
 def test_one_rank_exchanges_nothing() -> None:
     found = choose_sharding(some_tables(1, 5), Cluster("T4", 1), batch=128)
     assert found.best.all_to_all_ns == 0

@@ -34,6 +34,9 @@ def _describe(parser: Parser) -> None:
         "--optimizer", default="sgd", metavar="NAME", help="sgd, rowwise_adagrad, adagrad, adam"
     )
     parser.add_argument("--column-wise", action="store_true", help="tables may be split by columns")
+    parser.add_argument(
+        "--exchange-indices", action="store_true", help="ranks read the indices of their samples"
+    )
     add_json(parser)
     add_no_color(parser)
 
@@ -48,6 +51,7 @@ def _shard(options: Options) -> int:
         dense_ns=options.dense_us * 1000.0,
         optimizer=options.optimizer,
         column_wise=options.column_wise,
+        exchange_indices=options.exchange_indices,
         seed=options.seed,
     )
     if options.json:

@@ -13,7 +13,7 @@ stands directly in them, or in nothing, is top-level, autograd nodes such as Add
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,7 +84,11 @@ def measure_overheads(
     """
     seen = _Seen()
     for part in parts:
-        _measure(part, seen, event_ns, launch_event_ns)
+        host = _Host(part)
+        for at, before in host.top_level():
+            if before is not None:
+                seen.gap(float(host.begin[at] - host.end[before]))
+            _measure(host, at, seen, event_ns, launch_event_ns)
     if not seen.launches:
         raise OptionError("no operator of these traces launches anything: no host overheads")
     return Overheads(
@@ -97,6 +101,8 @@ def measure_overheads(
 
 
 class _Seen:
+    """Single times."""
+
     def __init__(self) -> None:
         self.gaps: list[float] = []
         self.launches: list[float] = []
@@ -104,47 +110,62 @@ class _Seen:
         self.after: dict[str, list[float]] = defaultdict(list)
         self.between: dict[str, list[float]] = defaultdict(list)
 
+    def gap(self, ns: float) -> None:
+        """One between two operators, if it is such and no pause."""
+        if _GAPS_NS[0] <= ns <= _GAPS_NS[1]:
+            self.gaps.append(ns)
 
-def _measure(part: RankTrace, seen: _Seen, event_ns: float, launch_event_ns: float) -> None:
-    table, tree = part.table, part.tree
-    host = tree.host_rows.astype(np.int64)
-    begin, names = table.ts_ns[host], table.name[host]
-    end = begin + table.dur_ns[host]
-    is_op, is_launch = _operators(part, host), np.isin(tree.api[host], _LAUNCHES)
-    is_wait = np.isin(tree.api[host], SYNCHRONISATIONS)
-    subtree = tree.subtree_end.astype(np.int64)
-    track = table.track[host]
-    last: dict[int, int] = {}
-    for at in _top_level(is_op, subtree).tolist():
-        name = table.strings[names[at]]
-        previous = last.get(int(track[at]))
-        if previous is not None:
-            gap = float(begin[at] - end[previous])
-            if _GAPS_NS[0] <= gap <= _GAPS_NS[1]:
-                seen.gaps.append(gap)
-        last[int(track[at])] = at
-        inside = np.arange(at + 1, subtree[at])
-        launches, events = inside[is_launch[inside]], begin[inside[is_op[inside]]]
-        waits = inside[is_wait[inside]]
 
-        def own(start: int, stop: int, events: Array = events, waits: Array = waits) -> float:
-            """A time less what recording the operators that begin in it took, and less waits."""
-            count = int(((events >= start) & (events < stop)).sum())
-            within = waits[(begin[waits] >= start) & (begin[waits] < stop)]
-            waited = float((end[within] - begin[within]).sum())
-            return max(0.0, float(stop - start) - event_ns * count - waited)
+class _Host:
+    """The host's rows of a rank; what stands in a row follows it."""
 
-        first, final = int(begin[at]), int(end[at])
-        if not len(launches):
-            seen.between[name].append(own(first, final))
-            continue
-        seen.launches += np.maximum(
-            0.0, (end[launches] - begin[launches]) - launch_event_ns
-        ).tolist()
-        seen.before[name].append(own(first, int(begin[launches[0]])))
-        seen.after[name].append(own(int(end[launches[-1]]), final))
-        for one, other in zip(launches[:-1].tolist(), launches[1:].tolist(), strict=True):
-            seen.between[name].append(own(int(end[one]), int(begin[other])))
+    def __init__(self, part: RankTrace) -> None:
+        table, tree = part.table, part.tree
+        rows = tree.host_rows.astype(np.int64)
+        self.begin: Array = table.ts_ns[rows]
+        self.end: Array = self.begin + table.dur_ns[rows]
+        self.is_op = _operators(part, rows)
+        self.is_launch = np.isin(tree.api[rows], _LAUNCHES)
+        self.is_wait = np.isin(tree.api[rows], SYNCHRONISATIONS)
+        self.subtree_end: Array = tree.subtree_end.astype(np.int64)
+        self._track = table.track[rows]
+        self._names, self._strings = table.name[rows], table.strings
+
+    def name(self, at: int) -> str:
+        return str(self._strings[self._names[at]])
+
+    def top_level(self) -> Iterator[tuple[int, int | None]]:
+        """Top-level operators, each with the one before on its thread."""
+        last: dict[int, int] = {}
+        for at in _top_level(self.is_op, self.subtree_end).tolist():
+            track = int(self._track[at])
+            yield at, last.get(track)
+            last[track] = at
+
+    def own(self, inside: Array, start: int, stop: int, event_ns: float) -> float:
+        """A time less what recording the operators that begin in it took, and less waits."""
+        within = inside[(self.begin[inside] >= start) & (self.begin[inside] < stop)]
+        waits = within[self.is_wait[within]]
+        waited = float((self.end[waits] - self.begin[waits]).sum())
+        return max(0.0, stop - start - event_ns * int(self.is_op[within].sum()) - waited)
+
+
+def _measure(host: _Host, at: int, seen: _Seen, event_ns: float, launch_event_ns: float) -> None:
+    """Times of one top-level operator."""
+    name, inside = host.name(at), np.arange(at + 1, host.subtree_end[at])
+    launches = inside[host.is_launch[inside]]
+    first, last = int(host.begin[at]), int(host.end[at])
+    if not len(launches):
+        seen.between[name].append(host.own(inside, first, last, event_ns))
+        return
+    begins, ends = host.begin[launches].tolist(), host.end[launches].tolist()
+    seen.launches += [
+        max(0.0, end - begin - launch_event_ns) for begin, end in zip(begins, ends, strict=True)
+    ]
+    seen.before[name].append(host.own(inside, first, begins[0], event_ns))
+    seen.after[name].append(host.own(inside, ends[-1], last, event_ns))
+    for end, begin in zip(ends[:-1], begins[1:], strict=True):
+        seen.between[name].append(host.own(inside, end, begin, event_ns))
 
 
 def _operators(part: RankTrace, host: Array) -> Array:

@@ -41,6 +41,7 @@ def choose_sharding(
     dense_ns: float = 0.0,
     optimizer: str = "sgd",
     column_wise: bool = False,
+    exchange_indices: bool = False,
     sharders: Sequence[str] = SHARDERS,
     seed: int = 0,
 ) -> Sharding:
@@ -57,6 +58,8 @@ def choose_sharding(
         optimizer: sgd, rowwise_adagrad, adagrad or adam: tells the memory of its state.
         column_wise: Tables may be split by columns: where one is larger than a GPU's memory, and
             where the search gains by it.
+        exchange_indices: Ranks read the indices of their own samples, and send them to the ranks
+            that look them up (TorchRec); else they are there (as in the source).
         sharders: Names of `SHARDERS`.
         seed: Of the sharder "random".
 
@@ -68,7 +71,13 @@ def choose_sharding(
     cluster = made_cluster(cluster)
     _check(batch, dense_ns, sharders, seed)
     lookups = Lookups(found, cluster, batch)
-    costs = Costs(lookups, whole_tables(found), optimizer, float(dense_ns))
+    costs = Costs(
+        lookups,
+        whole_tables(found),
+        optimizer,
+        float(dense_ns),
+        with_indices=bool(exchange_indices),
+    )
     costs, notes = _that_fit(costs, column_wise)
     made, refused = _by_the_seven(costs, sharders, seed)
     candidates = [costs.candidate(name, ranks) for name, ranks in made.items()]
@@ -149,7 +158,13 @@ def _with(costs: Costs, at: int, halves: tuple[Part, Part]) -> Costs:
     """One part replaced; the second half stands at the end."""
     parts = [*costs.parts, halves[1]]
     parts[at] = halves[0]
-    return Costs(costs.lookups, parts, costs.optimizer, costs.dense_ns)
+    return Costs(
+        costs.lookups,
+        parts,
+        costs.optimizer,
+        costs.dense_ns,
+        with_indices=costs.with_indices,
+    )
 
 
 def _by_the_seven(

@@ -8,6 +8,9 @@ backward and forward together:
 
     step = max over ranks (backward + forward) + 2 x all-to-all + dense
 
+Where each rank reads its own samples with the indices of all tables, as in TorchRec, one more
+all-to-all brings the indices to the ranks that look them up.
+
 Note [Max of max]: an exchange in unequal parts takes as long as one in equal parts of which every
 rank sends, or receives, what the most burdened one does: the most over ranks of what it sends,
 (ranks - 1) x its own rows, and of what it receives, the rows of all others (Lin et al., IEEE TPDS
@@ -41,6 +44,7 @@ IntArray = npt.NDArray[np.int64]
 # Bytes of state: for each row, and for each element.
 OPTIMIZERS = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8)}
 _PARTS_OF_EXCHANGE = 2
+_INDEX_BYTES = 8
 _WARPS_PER_MULTIPROCESSOR = 64
 
 
@@ -121,7 +125,13 @@ class Costs:
     """The costs of all assignments of some parts."""
 
     def __init__(
-        self, lookups: Lookups, parts: Sequence[Part], optimizer: str, dense_ns: float
+        self,
+        lookups: Lookups,
+        parts: Sequence[Part],
+        optimizer: str,
+        dense_ns: float,
+        *,
+        with_indices: bool,
     ) -> None:
         if optimizer not in OPTIMIZERS:
             raise OptionError(f"optimizer {optimizer!r}: one of {', '.join(OPTIMIZERS)}")
@@ -130,12 +140,16 @@ class Costs:
         self.ranks = lookups.cluster.ranks
         self.optimizer = optimizer
         self.dense_ns = dense_ns
+        self.with_indices = with_indices
         self.forward_ns, self.backward_ns = lookups.of(parts)
         """float64 `[parts]`, both."""
         tables = [lookups.tables[part.table] for part in parts]
         columns = np.array([part.columns for part in parts], np.float64)
         self.width = columns * [table.element_bytes for table in tables]
         """Bytes of a pooled row, `[parts]`."""
+        per_sample = np.array([table.pooling_factor for table in tables], np.float64)
+        self.index_width = _INDEX_BYTES * per_sample * with_indices
+        """Bytes of the indices of a sample, `[parts]`; 0 where they are not exchanged."""
         rows = np.array([table.rows for table in tables], np.float64)
         by_row, by_element = OPTIMIZERS[optimizer]
         # What is sent forward, and its gradient, which comes back.
@@ -165,61 +179,73 @@ class Costs:
             f"rank {worst} would hold {held[worst] / 2**30:.1f} GiB of {self.limit / 2**30:.1f} GiB"
         )
 
-    def exchanges(self, widths: FloatArray) -> Estimates:
-        """Of one all-to-all; see Note [Max of max].
+    def exchanged(self, widths: FloatArray, index_widths: FloatArray) -> FloatArray:
+        """All exchanges of a step; see Note [Max of max].
 
         Args:
             widths: `[n, ranks]`: bytes of the pooled rows of each rank, for one sample.
+            index_widths: `[n, ranks]`: of its indices.
+
+        Returns:
+            `[3, n]`: ns as estimated, at least and at most.
 
         Raises:
             OptionError: No model of the links answers.
         """
-        count, others = self.ranks, self.ranks - 1
-        if count == 1:
-            return Estimates.around(np.zeros(len(widths)), 1.0, "one rank exchanges nothing")
-        total = widths.sum(axis=1)
-        most = np.maximum(others * widths.max(axis=1), total - widths.min(axis=1))
-        sizes = self.lookups.batch * most * count / others
+        if self.ranks == 1:
+            return np.zeros((3, len(widths)))
+        # Indices travel from the samples to the tables, the other way round than rows: each rank
+        # sends as much to another as it holds of it, so that the most burdened one is the same.
+        found = _PARTS_OF_EXCHANGE * self._one_exchange(widths)
+        return found + self._one_exchange(index_widths) if self.with_indices else found
+
+    def _one_exchange(self, widths: FloatArray) -> FloatArray:
+        others = self.ranks - 1
+        most = np.maximum(others * widths.max(axis=1), widths.sum(axis=1) - widths.min(axis=1))
+        sizes = self.lookups.batch * most * self.ranks / others
         cluster = self.lookups.cluster
         try:
-            found = estimate_collectives("all_to_all", sizes, count, cluster.chip, cluster.nodes)
+            found = estimate_collectives(
+                "all_to_all", sizes, self.ranks, cluster.chip, cluster.nodes
+            )
         except UnknownDurationError as error:
             raise OptionError(f"the exchange can't be estimated: {error}") from None
         unknown = np.flatnonzero(~np.isfinite(found.ns))
         if len(unknown):
             raise OptionError(f"the exchange can't be estimated: {found[int(unknown[0])].source}")
-        return found
+        return np.stack([found.ns, found.low_ns, found.high_ns])
 
-    def step_ns(self, times: FloatArray, widths: FloatArray) -> FloatArray:
+    def step_ns(
+        self, times: FloatArray, widths: FloatArray, index_widths: FloatArray
+    ) -> FloatArray:
         """Of assignments with these sums; see Note [A step].
 
         Args:
             times: `[n, ranks]`: of lookups.
-            widths: As in `exchanges`.
+            widths, index_widths: As in `exchanged`.
         """
-        starts = 2.0 * START_NS
-        exchanged = _PARTS_OF_EXCHANGE * self.exchanges(widths).ns
-        return np.asarray(times.max(axis=1) + starts + exchanged + self.dense_ns)
+        exchanged = self.exchanged(widths, index_widths)[0]
+        return np.asarray(times.max(axis=1) + 2.0 * START_NS + exchanged + self.dense_ns)
 
     def of(self, ranks: IntArray) -> float:
         """ns of a step of one assignment."""
-        times, widths = (self.sums(values, ranks)[None] for values in (self.time, self.width))
-        return float(self.step_ns(times, widths)[0])
+        sums = (self.sums(v, ranks)[None] for v in (self.time, self.width, self.index_width))
+        return float(self.step_ns(*sums)[0])
 
     def candidate(self, sharder: str, ranks: IntArray) -> Candidate:
         """One assignment with everything that is known of it."""
-        exchange = self.exchanges(self.sums(self.width, ranks)[None])[0]
+        sums = (self.sums(values, ranks)[None] for values in (self.width, self.index_width))
+        exchanged, least, most = self.exchanged(*sums)[:, 0].tolist()
         loads = tuple(self._load(rank, ranks) for rank in range(self.ranks))
         lookup = max(load.forward_ns + load.backward_ns for load in loads)
         low, high = self.lookups.spread
-        both = _PARTS_OF_EXCHANGE
         return Candidate(
             sharder=sharder,
-            step_ns=lookup + both * exchange.ns + self.dense_ns,
-            low_ns=low * lookup + both * exchange.low_ns + self.dense_ns,
-            high_ns=high * lookup + both * exchange.high_ns + self.dense_ns,
+            step_ns=lookup + exchanged + self.dense_ns,
+            low_ns=low * lookup + least + self.dense_ns,
+            high_ns=high * lookup + most + self.dense_ns,
             lookup_ns=lookup,
-            all_to_all_ns=both * exchange.ns,
+            all_to_all_ns=exchanged,
             ranks=loads,
         )
 

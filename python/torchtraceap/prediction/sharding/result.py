@@ -51,7 +51,7 @@ class Candidate:
     lookup_ns: float
     """Of the slowest rank, forward and backward."""
     all_to_all_ns: float
-    """Forward and backward."""
+    """All exchanges of a step."""
     ranks: tuple[RankLoad, ...]
 
 

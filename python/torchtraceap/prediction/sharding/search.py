@@ -53,31 +53,33 @@ def improved(costs: Costs, ranks: IntArray) -> IntArray:
 
 
 def _best_step(costs: Costs, ranks: IntArray) -> tuple[int, int, int] | None:
-    times, widths = costs.sums(costs.time, ranks), costs.sums(costs.width, ranks)
+    values = costs.time, costs.width, costs.index_width
+    sums = [costs.sums(each, ranks) for each in values]
     held = costs.sums(costs.memory, ranks) + costs.received
-    now = float(_objective(costs, times[None], widths[None])[0])
+    now = float(_objective(costs, *(each[None] for each in sums))[0])
     best, best_value = None, now * (1.0 - 1e-9)
-    for rank in dict.fromkeys((int(times.argmax()), int(widths.argmax()))):
+    for rank in dict.fromkeys(int(each.argmax()) for each in sums if each.any()):
         steps = _steps_from(costs, ranks, rank)
         after = _after(costs.memory, held, rank, steps)
         steps = _Steps(*(column[(after <= costs.limit).all(axis=1)] for column in steps))
         if not len(steps.own):
             continue
-        values = _objective(
-            costs,
-            _after(costs.time, times, rank, steps),
-            _after(costs.width, widths, rank, steps),
+        after_steps = (
+            _after(v, now_of, rank, steps) for v, now_of in zip(values, sums, strict=True)
         )
-        at = int(values.argmin())
-        if values[at] < best_value:
-            best_value = float(values[at])
+        found = _objective(costs, *after_steps)
+        at = int(found.argmin())
+        if found[at] < best_value:
+            best_value = float(found[at])
             best = int(steps.own[at]), int(steps.other[at]), int(steps.to[at])
     return best
 
 
-def _objective(costs: Costs, times: FloatArray, widths: FloatArray) -> FloatArray:
+def _objective(
+    costs: Costs, times: FloatArray, widths: FloatArray, index_widths: FloatArray
+) -> FloatArray:
     evenness = np.sqrt((times**2).mean(axis=1))
-    return np.asarray(costs.step_ns(times, widths) + _EVENNESS * evenness)
+    return np.asarray(costs.step_ns(times, widths, index_widths) + _EVENNESS * evenness)
 
 
 def _steps_from(costs: Costs, ranks: IntArray, rank: int) -> _Steps:
