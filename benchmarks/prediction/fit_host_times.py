@@ -40,6 +40,9 @@ FEW_MACHINES_DEVIATION, LEAST_DEVIATION = 1.0, 0.3
 # Models that the means have seen differ by less than others: at this factor of the variance 80 %
 # of the models left out lie within the interval (host_times.py).
 MODELS_LEFT_OUT = 2.0
+# Deviations of the logarithms of gaps, calls and launches between models on one machine, as if
+# that many more models had shown them: few machines have several models.
+MODEL_PRIOR, PRIOR_DEGREES = (0.4, 0.12, 0.15), 4
 ROUNDS = 8
 
 
@@ -218,14 +221,14 @@ def model_covariance(factors: np.ndarray, data: Sequence[host_data.HostData]) ->
     groups = defaultdict(list)
     for one, row in zip(data, factors, strict=True):
         groups[one.source.machine, one.source.profiler].append((one.source.model, row))
-    total, degrees = np.zeros((factors.shape[1],) * 2), 0
+    total, degrees = np.diag(np.square(MODEL_PRIOR)) * PRIOR_DEGREES, PRIOR_DEGREES
     for entries in groups.values():
         models = {model for model, _ in entries}
         rows = np.array([np.mean([r for m, r in entries if m == one], axis=0) for one in models])
         off = rows - rows.mean(axis=0)
         total += off.T @ off
         degrees += len(rows) - 1
-    return total / max(degrees, 1) * MODELS_LEFT_OUT
+    return total / degrees * MODELS_LEFT_OUT
 
 
 def correlation(rows: Rows, means: np.ndarray, factors: np.ndarray) -> float:

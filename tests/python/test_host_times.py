@@ -86,6 +86,21 @@ def test_an_unknown_operator_takes_what_its_family_takes() -> None:
     assert unknown.to_launch != known.to_launch
 
 
+def test_foreach_operators_take_longer_for_more_tensors() -> None:
+    def step(tensors: int, launches: int) -> HostTime:
+        each = call("_foreach_add_", phase=Phase.OPTIMIZER)
+        each = replace(each, inputs={"self": (None,) * tensors})
+        return HostModel().times(Capture((call("mm"), each)), (1, launches)).calls[1]
+
+    few, many = step(10, 1), step(300, 1)
+    assert many.before > 3 * few.before and many.to_launch > 3 * few.to_launch
+    assert many.after == few.after
+    # counts of steps are updated on the host, one after the other
+    on_host = step(300, 0)
+    assert on_host.to_launch == pytest.approx(300 * step(1, 0).to_launch)
+    assert on_host.to_launch > 100_000
+
+
 def test_samples_keep_the_mean_and_repeat_with_their_seed() -> None:
     times = HostModel().times(Capture(STEP * 300), LAUNCHES * 300)
     drawn = [times.sample(np.random.default_rng(seed), common=1.0) for seed in range(8)]

@@ -151,6 +151,9 @@ class HostTable:
 
     def mean(self, quantity: str, situation: Situation) -> float:
         """Of the narrowest class that there is."""
+        if quantity == "alone" and situation.tensors:
+            # Without a launch a foreach operator is a loop on the host: counts of an optimiser.
+            return situation.tensors * self.mean(quantity, situation.of_one)
         known = self.means[quantity]
         if situation.crossing == UNKNOWN_CROSSING:
             usual = self.crossings.get(situation.name, self.crossings[""])

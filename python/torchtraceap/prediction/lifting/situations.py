@@ -15,6 +15,7 @@ UNKNOWN_CROSSING = "modules ?"
 BEGIN = "begin"
 _FEW_TENSORS, _MANY_TENSORS = 20, 100
 """Of a foreach operator: as many as take as long as all else in it, and those of a mean."""
+_FOREACH = re.compile(r"::_foreach_")
 _BY_TENSORS = re.compile(r"::_(foreach|fused)_|::_amp_foreach")
 _MOST_MODULES = 5
 
@@ -33,16 +34,14 @@ class Situation:
     """Of a foreach or fused operator: how many it updates."""
 
     @property
-    def is_usual(self) -> Situation:
-        """The same without its size, by which classes are kept."""
-        return replace(self, tensors=0) if self.tensors else self
+    def of_one(self) -> Situation:
+        """Of a foreach operator the one that does the same to one tensor."""
+        return replace(self, name=_FOREACH.sub("::", self.name), tensors=0)
 
     def scale(self, quantity: str) -> float:
         """What a foreach operator's time is multiplied with: loops over its tensors, in Python
         before the first one of an optimiser, inside each before it launches anything."""
-        in_loop = quantity in ("alone", "to_launch")
-        if quantity == "before":
-            in_loop = self.crossing == BEGIN
+        in_loop = quantity == "to_launch" or (quantity == "before" and self.crossing == BEGIN)
         if not self.tensors or not in_loop:
             return 1.0
         return (self.tensors + _FEW_TENSORS) / (_MANY_TENSORS + _FEW_TENSORS)
