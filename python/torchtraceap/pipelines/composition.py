@@ -8,8 +8,8 @@ micro-batches m and layers l takes, with the last stage the slowest (it has the 
 
 where c is the time of a layer and micro-batch, forward and backward, e that of the model's ends,
 and hop what lies between two stages, whose sends and receives block in Megatron. This is the
-longest path of the 1F1B schedule; interleaving makes its start and end v times shorter. `update` is the all-reduce of the gradients and the
-optimizer.
+longest path of the 1F1B schedule; interleaving makes its start and end v times shorter. `update`
+is the all-reduce of the gradients and the optimizer.
 
 c is the longer of two things: what the GPU does (products, attention, traffic, all-reduces within
 and between nodes, starts of kernels) and what the host does to launch it. Small layers take as long
