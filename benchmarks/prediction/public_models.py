@@ -48,8 +48,9 @@ def qwen() -> dict[str, Any]:
         num_attention_heads=16, num_key_value_heads=16, max_position_embeddings=32_768,
         rope_theta=1e6,
     )  # fmt: skip
-    tokens = torch.randint(0, 1000, (16, 559))
-    return {"model": transformers.Qwen2Model(config).to(BF16), "inputs": {"input_ids": tokens}}
+    ones = torch.ones(16, 559, dtype=torch.long)
+    model = transformers.Qwen2Model(config).to(BF16)
+    return {"model": model, "inputs": {"input_ids": ones, "attention_mask": ones}}
 
 
 def timesformer() -> dict[str, Any]:

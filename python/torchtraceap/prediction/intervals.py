@@ -28,8 +28,7 @@ _HELD = 0.05, 0.95
 """The interval of a step, as quantiles."""
 _DRAWS = 60
 _DEVICE_DEVIATION = 0.15
-"""Of the logarithm of all GPU time, where no trace of the device corrects it."""
-_CALIBRATED_DEVIATION = 0.08
+"""Of the logarithm of all GPU time; a trace of another model leaves it as it is."""
 _OF_INTERVAL = 0.4
 
 
@@ -38,7 +37,6 @@ def step_interval(
     kind_of_rank: Sequence[int],
     predicted_ns: float,
     *,
-    is_calibrated: bool = False,
     seed: int = 0,
 ) -> tuple[float, float]:
     """Between which times a step lies in 90 of 100 cases, ns; it holds the prediction.
@@ -46,16 +44,14 @@ def step_interval(
     Args:
         steps, kind_of_rank: As for `lay_out`.
         predicted_ns: What is predicted.
-        is_calibrated: A trace of the device corrects the durations.
         seed: Of the draws.
     """
     rng = np.random.default_rng(seed)
-    common = _CALIBRATED_DEVIATION if is_calibrated else _DEVICE_DEVIATION
     works = [_Works(step) for step in steps]
     low, high = steps[0].host_range
     found = []
     for _ in range(_DRAWS):
-        device = exp(common * rng.standard_normal())
+        device = exp(_DEVICE_DEVIATION * rng.standard_normal())
         scores: dict[Hashable, float] = {}
         gpu_ns = [each.drawn(device, scores, rng) for each in works]
         at = float(rng.standard_normal()) / _TAIL

@@ -100,7 +100,7 @@ def predict(
     step = step_time(trace.ranks)
     assert step is not None  # every step is marked
     predicted = step.measured_ns
-    low, high = step_interval(lifted, captured.kind_of_rank, predicted, is_calibrated=bool(traces))
+    low, high = step_interval(lifted, captured.kind_of_rank, predicted)
     gpu = _gpu_share(trace, predicted, steps)
     ops = [op for op in lifted[0].ops() if op.works]
     return Prediction(
