@@ -225,3 +225,14 @@ def test_rates_agree_with_neusight() -> None:
         assert found.vector["fp32"] == pytest.approx(rate, rel=0.04), path.name
         assert found.bandwidth == pytest.approx(config["Mem_Bw"] * 1e9, rel=0.05), path.name
     assert compared >= 8
+
+
+def test_every_device_is_found_by_what_its_driver_would_report() -> None:
+    for device in load_devices().values():
+        found = find_device(
+            device.reported_name,
+            multiprocessors=device.multiprocessors or None,
+            memory_bytes=device.memory_bytes or None,
+            architecture=device.architecture or None,
+        )
+        assert found is device

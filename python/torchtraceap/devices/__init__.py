@@ -58,6 +58,14 @@ class Device:
     sources: Mapping[str, str] = field(default_factory=dict)
     """The document behind each group: chip, memory, matrix, vector, links."""
 
+    @property
+    def reported_name(self) -> str:
+        """A name that `find_device` knows it by, as its driver would report it."""
+        if not self.matches:
+            return self.name
+        maker = "AMD Instinct" if self.vendor == "amd" else "NVIDIA"
+        return f"{maker} {self.matches[0].upper()}"
+
 
 @cache
 def load_devices() -> Mapping[str, Device]:

@@ -484,7 +484,7 @@ def _metadata(recording: Recording) -> dict[str, Any]:
     major, _, minor = device.architecture.partition(".")
     properties = {
         "id": 0,
-        "name": device.name,
+        "name": device.reported_name,
         "totalGlobalMem": device.memory_bytes,
         "computeMajor": int(major) if major.isdigit() else 0,
         "computeMinor": int(minor) if minor.isdigit() else 0,
