@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import subprocess
@@ -35,6 +36,7 @@ from torchtraceap.prediction.workload import find_workload  # noqa: E402
 Make = Callable[[], dict[str, Any]]
 
 
+@functools.cache
 def trained(model: Callable[[], nn.Module], *shape: int) -> Make:
     def make() -> dict[str, Any]:
         return {
@@ -52,9 +54,12 @@ def layers() -> nn.Module:
     return nn.Sequential(wide, nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 4096))
 
 
+ranks_of = functools.cache(capture_ranks)
+
+
 def one_of(make: Make, text: str | None, world_size: int) -> Capture:
     """The step of rank 0."""
-    return capture_ranks(make, parse_strategy(text, world_size)).of_rank(0)
+    return ranks_of(make, parse_strategy(text, world_size)).of_rank(0)
 
 
 def exchanges(capture: Capture, kind: str = "") -> list[Collective]:
@@ -118,7 +123,7 @@ def test_the_last_coordinate_is_the_fastest() -> None:
 
 
 def test_one_rank_exchanges_nothing() -> None:
-    found = capture_ranks(trained(layers, 32, 256), parse_strategy(None, 1))
+    found = ranks_of(trained(layers, 32, 256), parse_strategy(None, 1))
     assert found.kind_of_rank == (0,)
     assert not exchanges(found.captures[0])
 
@@ -175,7 +180,7 @@ def test_statistics_of_a_batch_are_sent_before_the_forward_pass() -> None:
 
 def test_each_rank_has_groups_of_its_own() -> None:
     strategy = Strategy((("pp", 1), ("dp", 2), ("tp", 1)))
-    found = capture_ranks(trained(layers, 32, 256), strategy)
+    found = ranks_of(trained(layers, 32, 256), strategy)
     assert found.kind_of_rank == (0, 0)
     assert {each.group for each in exchanges(found.of_rank(1))} == {(0, 1)}
 
@@ -186,6 +191,26 @@ def test_nothing_to_train_is_refused() -> None:
 
     with pytest.raises(OptionError, match="no parameter of the model"):
         one_of(trained(frozen, 32, 256), "ddp", 2)
+
+
+class Partly(nn.Module):
+    """Uses one of its two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(256, 256), nn.Linear(256, 256)
+
+    def forward(self, given: Any) -> Any:
+        return self.used(given)
+
+
+def test_parameters_without_gradient_are_found() -> None:
+    capture = one_of(trained(Partly, 32, 256), "ddp", 2)
+    (note,) = capture.notes
+    assert "find_unused_parameters=True" in note
+    *gradients, used = exchanges(capture, "allreduce")
+    assert sum(each.elements_in for each in gradients) == sum(sizes(Partly()))
+    assert (used.elements_in, used.dtype.name) == (4, "int32")  # which parameters were used
 
 
 def test_a_process_group_of_the_caller_is_left_alone() -> None:
@@ -254,7 +279,7 @@ def test_the_optimizer_has_its_shard_once_all_gradients_are_there() -> None:
 
 def test_ranks_with_other_shards_are_of_another_kind() -> None:
     # 8 rows of the head among 3 ranks: 3, 3 and 2.
-    found = capture_ranks(trained(lambda: blocks(240), 32, 240), parse_strategy("fsdp2", 3))
+    found = ranks_of(trained(lambda: blocks(240), 32, 240), parse_strategy("fsdp2", 3))
     assert found.kind_of_rank == (0, 0, 1)
     states = [
         next(call for call in capture.calls if call.name == "aten::_foreach_addcdiv_")
@@ -265,7 +290,7 @@ def test_ranks_with_other_shards_are_of_another_kind() -> None:
 
 
 def test_copies_of_shards_are_summed_among_the_copies() -> None:
-    found = capture_ranks(trained(blocks, 32, 256), parse_strategy("dp=2,fsdp2=4", 8))
+    found = ranks_of(trained(blocks, 32, 256), parse_strategy("dp=2,fsdp2=4", 8))
     step = found.of_rank(6)
     assert {each.group for each in exchanges(step, "_reduce_scatter_base")} == {(4, 5, 6, 7)}
     assert {each.group for each in exchanges(step, "allreduce")} == {(2, 6)}
@@ -275,7 +300,7 @@ def test_copies_of_shards_are_summed_among_the_copies() -> None:
 
 
 def test_memory_of_gathered_parameters_is_given_back() -> None:
-    alone = _most_memory(capture_ranks(trained(wide, 2, 512), parse_strategy(None, 1)).captures[0])
+    alone = _most_memory(ranks_of(trained(wide, 2, 512), parse_strategy(None, 1)).captures[0])
     shared = _most_memory(one_of(trained(wide, 2, 512), "fsdp2", 8))
     whole = 4 * sum(sizes(wide()))
     assert alone > 4 * whole  # parameters, gradients and two moments
@@ -457,7 +482,7 @@ def test_parts_that_do_not_fit_are_refused(model: Any, text: str, reason: str) -
 
 
 def test_parts_of_copies_are_averaged_among_the_copies() -> None:
-    found = capture_ranks(trained(decoder, 4, 64, 256), parse_strategy("dp=2,tp=4", 8))
+    found = ranks_of(trained(decoder, 4, 64, 256), parse_strategy("dp=2,tp=4", 8))
     step = found.of_rank(5)
     groups = {(each.group_name, each.group) for each in exchanges(step)}
     assert groups == {("mesh_tp", (4, 5, 6, 7)), ("mesh_dp", (1, 5))}
@@ -477,7 +502,7 @@ def tower() -> nn.Module:
 
 def test_stages_share_the_work_of_the_model() -> None:
     alone = one_of(trained(tower, 32, 128), None, 1)
-    found = capture_ranks(trained(tower, 32, 128), parse_strategy("pp=5,microbatches=8", 5))
+    found = ranks_of(trained(tower, 32, 128), parse_strategy("pp=5,microbatches=8", 5))
     assert found.kind_of_rank == (0, 1, 2, 3, 4)
     work = [products(capture) for capture in found.captures]
     assert sum(work) == products(alone)
@@ -500,7 +525,7 @@ def updated(capture: Capture) -> int:
 @pytest.mark.parametrize("text", ["pp=4", "pp=3,microbatches=3", "pp=2,microbatches=16"])
 def test_what_a_stage_sends_another_receives(text: str) -> None:
     stages = int(text[3])
-    found = capture_ranks(trained(tower, 48, 128), parse_strategy(text, stages))
+    found = ranks_of(trained(tower, 48, 128), parse_strategy(text, stages))
     for rank in range(stages - 1):
         for kinds in (("send", "recv"), ("recv", "send")):
             here, there = (
@@ -544,7 +569,7 @@ def launches(capture: Capture) -> list[list[Collective]]:
 
 
 def test_forward_and_backward_passes_take_turns() -> None:
-    found = capture_ranks(trained(tower, 32, 128), parse_strategy("pp=4,microbatches=8", 4))
+    found = ranks_of(trained(tower, 32, 128), parse_strategy("pp=4,microbatches=8", 4))
     for stage, capture in enumerate(found.captures):
         passes = [
             call.phase.value[0]
@@ -558,7 +583,7 @@ def test_forward_and_backward_passes_take_turns() -> None:
 
 
 def test_a_stage_begins_when_it_has_received() -> None:
-    found = capture_ranks(trained(tower, 32, 128), parse_strategy("pp=2,microbatches=4", 2))
+    found = ranks_of(trained(tower, 32, 128), parse_strategy("pp=2,microbatches=4", 2))
     lifted = lifted_steps(found.captures, device_named("H100-SXM"))
     schedule = lay_out(lifted, found.kind_of_rank, count=2)
     first, second = (
@@ -574,7 +599,7 @@ def test_a_stage_begins_when_it_has_received() -> None:
 
 
 def test_a_pipeline_of_copies() -> None:
-    found = capture_ranks(trained(tower, 32, 128), parse_strategy("pp=2,dp=2", 4))
+    found = ranks_of(trained(tower, 32, 128), parse_strategy("pp=2,dp=2", 4))
     assert found.kind_of_rank == (0, 0, 1, 1)
     for rank, groups in ((1, {(1, 3), (0, 1)}), (2, {(0, 2), (2, 3)})):
         step = found.of_rank(rank)
@@ -589,7 +614,7 @@ def test_a_pipeline_of_copies() -> None:
 
 
 def test_parts_of_a_model_in_a_pipeline() -> None:
-    found = capture_ranks(trained(decoder, 8, 64, 256), parse_strategy("pp=2,tp=2", 4))
+    found = ranks_of(trained(decoder, 8, 64, 256), parse_strategy("pp=2,tp=2", 4))
     assert sum(products(found.captures[kind]) for kind in (0, 1)) * 2 == (
         products(one_of(trained(decoder, 8, 64, 256), None, 1))
     )
@@ -600,13 +625,11 @@ def test_a_pipeline_that_is_not_trained() -> None:
     def make() -> dict[str, Any]:
         return {"model": tower(), "inputs": (torch.randn(32, 128),)}
 
-    found = capture_ranks(make, parse_strategy("pp=4,microbatches=4", 4))
+    found = ranks_of(make, parse_strategy("pp=4,microbatches=4", 4))
     sent = [[(each.kind, each.peer) for each in exchanges(c)] for c in found.captures]
     assert sent[0] == [("send", 1)] * 4
     assert sent[1] == [("recv", 0), ("send", 2)] * 4
-    assert sum(map(products, found.captures)) == products(
-        capture_ranks(make, Strategy()).captures[0]
-    )
+    assert sum(map(products, found.captures)) == products(ranks_of(make, Strategy()).captures[0])
 
 
 def test_a_loss_has_its_part_of_the_targets() -> None:
@@ -618,7 +641,7 @@ def test_a_loss_has_its_part_of_the_targets() -> None:
             "loss": lambda out: nn.functional.cross_entropy(out, targets),
         }
 
-    found = capture_ranks(make, parse_strategy("pp=2,microbatches=4", 2))
+    found = ranks_of(make, parse_strategy("pp=2,microbatches=4", 2))
     losses = [call for call in found.captures[1].calls if call.name == "aten::nll_loss_forward"]
     assert [call.inputs["target"].shape for call in losses] == [(8,)] * 4  # type: ignore[union-attr]
 
@@ -764,7 +787,7 @@ def run_job(tmp_path: Path, workload: str, job: str) -> list[Path]:
 def test_two_stages_do_the_same(tmp_path: Path) -> None:
     outs = run_job(tmp_path, _TOWER, _PIPELINE)
     make = find_workload(f"{tmp_path / 'model.py'}:make")
-    found = capture_ranks(make, parse_strategy("pp=2,microbatches=4", 2))
+    found = ranks_of(make, parse_strategy("pp=2,microbatches=4", 2))
     alike = (*_ALIKE, "aten::add_", "aten::div_", "aten::threshold_backward")
     for out, capture in zip(outs, found.captures, strict=True):
         expected = [

@@ -19,16 +19,30 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["STEPS_OF_COPIES", "STEPS_OF_SHARDS", "shards_of", "with_copies", "with_shards"]
+__all__ = [
+    "STEPS_OF_COPIES",
+    "STEPS_OF_ONE",
+    "STEPS_OF_SHARDS",
+    "shards_of",
+    "with_copies",
+    "with_shards",
+]
 
 STEPS_OF_COPIES = 3
 """Until a step is like the next. See Note [Buckets]."""
 STEPS_OF_SHARDS = 2
 """The first step makes streams and groups."""
+STEPS_OF_ONE = 2
+"""Without copies: the first step makes the optimiser's state."""
 
 
-def with_copies(workload: Workload, group: ProcessGroup) -> Workload:
+def with_copies(workload: Workload, group: ProcessGroup, *, finds_unused: bool = False) -> Workload:
     """Every rank of the group has the model; gradients are averaged in the backward pass.
+
+    Args:
+        workload: What each rank runs.
+        group: The ranks.
+        finds_unused: Some parameters get no gradient.
 
     Raises:
         OptionError: Nothing of the model is trained.
@@ -37,7 +51,12 @@ def with_copies(workload: Workload, group: ProcessGroup) -> Workload:
 
     if not any(parameter.requires_grad for parameter in workload.model.parameters()):
         raise OptionError("ddp averages gradients, and no parameter of the model has any")
-    model = DistributedDataParallel(workload.model, process_group=group, init_sync=False)
+    model = DistributedDataParallel(
+        workload.model,
+        process_group=group,
+        init_sync=False,
+        find_unused_parameters=finds_unused,
+    )
     return replace(workload, model=model)
 
 
@@ -56,17 +75,19 @@ def with_shards(workload: Workload, mesh: DeviceMesh) -> Workload:
     return workload
 
 
-def shards_of(model: torch.nn.Module, size: int, index: int) -> tuple[int, ...]:
+def shards_of(model: torch.nn.Module, parts: int, size: int, index: int) -> tuple[int, ...]:
     """How many rows of each parameter a rank keeps: what tells its work from another's.
 
     Args:
-        model: Not sharded yet.
-        size: Number of ranks among which it is sharded.
+        model: Not changed yet.
+        parts: Into how many layers are split; whether one is by rows is left open.
+        size: Number of ranks among which parameters are sharded.
         index: Of one of them.
     """
     found = []
     for parameter in model.parameters():
-        rows = parameter.shape[0] if parameter.dim() else 1
-        each = -(-rows // size)
-        found.append(max(0, min(each, rows - index * each)))
+        whole = parameter.shape[0] if parameter.dim() else 1
+        for rows in (whole, whole // parts):
+            each = -(-rows // size)
+            found.append(max(0, min(each, rows - index * each)))
     return tuple(found)

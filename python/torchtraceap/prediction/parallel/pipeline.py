@@ -31,7 +31,7 @@ from torchtraceap.prediction.capture.calls import Phase
 from torchtraceap.prediction.capture.dispatch import Recorder, run_step
 from torchtraceap.prediction.parallel.batches import number_of_parts, parts_of
 from torchtraceap.prediction.parallel.blocks import blocks_of
-from torchtraceap.prediction.parallel.data import STEPS_OF_COPIES, with_copies
+from torchtraceap.prediction.parallel.data import STEPS_OF_COPIES, STEPS_OF_ONE, with_copies
 from torchtraceap.prediction.parallel.strategy import DATA, PIPELINE, Strategy
 from torchtraceap.prediction.workload import Workload
 
@@ -278,6 +278,13 @@ class Pipeline:
                 self._inputs[part], self._gradients[part] = stage.received(), stage.gradient()
         self._outputs: list[Any] = [None] * count
 
+    def warm_up(self) -> None:
+        """One part, of which nothing is written down: makes gradients for the optimiser, and the
+        buckets in which they are averaged."""
+        with self._recorder.off():
+            self._forward(0)
+            self._backward(0, is_last=True)
+
     def infer(self) -> None:
         """Forward passes, one part after the other."""
         sent: list[int] = []
@@ -302,7 +309,7 @@ class Pipeline:
         sends = self._sends(begun - 1)
         for part in range(count):
             self._wait(self._start([*sends, *self._receives_gradient(part)]))
-            self._backward(part)
+            self._backward(part, is_last=part == count - 1)
             self._wait(sent)
             sends, sent = self._sends_gradient(part), []
             if begun < count:
@@ -327,12 +334,12 @@ class Pipeline:
         loss = stage.parts[part].loss
         self._outputs[part] = loss(output) if stage.is_last and loss else output
 
-    def _backward(self, part: int) -> None:
+    def _backward(self, part: int, *, is_last: bool) -> None:
         output, self._outputs[part] = self._outputs[part], None
         if not output.requires_grad:
             return
         quiet: AbstractContextManager[None] = nullcontext()
-        if self._copies is not None and part == len(self._outputs) - 1:
+        if self._copies is not None and is_last:
             self._copies.reducer.prepare_for_backward([output])
         elif self._copies is not None:
             quiet = self._copies.no_sync()
@@ -379,9 +386,21 @@ class _Exchange:
 
 
 def run_stage(
-    workload: Workload, strategy: Strategy, mesh: DeviceMesh, recorder: Recorder
+    workload: Workload,
+    strategy: Strategy,
+    mesh: DeviceMesh,
+    recorder: Recorder,
+    *,
+    finds_unused: bool = False,
 ) -> tuple[nn.Module, torch.optim.Optimizer | None]:
     """Runs steps of the current rank, see `run_step`.
+
+    Args:
+        workload: Its model is changed.
+        strategy: How ranks share the work.
+        mesh: Its groups.
+        recorder: Of the calls.
+        finds_unused: As of `with_copies`.
 
     Raises:
         OptionError: The model has fewer blocks than there are stages, or does not go from one to
@@ -392,10 +411,13 @@ def run_stage(
     staged, steps = replace(workload, model=stage), None
     copies = None
     if strategy.size(DATA) > 1:
-        staged, steps = with_copies(staged, mesh.get_group(DATA)), STEPS_OF_COPIES
+        staged = with_copies(staged, mesh.get_group(DATA), finds_unused=finds_unused)
+        steps = STEPS_OF_COPIES
         copies = cast(DistributedDataParallel, staged.model)
     pipeline = Pipeline(stage, mesh.get_group(PIPELINE), recorder, copies)
     passes = pipeline.infer if workload.loss is None else pipeline.train
+    warm_ups = [pipeline.warm_up] * ((steps or STEPS_OF_ONE) - 1) if workload.loss else []
+    turns = iter([*warm_ups, passes])
     if strategy.microbatches is None:
         recorder.note(f"the batch goes through the pipeline in {len(stage.parts)} parts")
-    return run_step(staged, recorder, passes=passes, steps=steps)
+    return run_step(staged, recorder, lambda: next(turns)(), len(warm_ups) + 1)

@@ -75,18 +75,41 @@ def capture_ranks(make: Callable[[], Any], strategy: Strategy) -> RankCaptures:
     return RankCaptures(strategy, tuple(_capture(make, strategy, each) for each in examples), kinds)
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a strategy is carried out: as it usually is, or as a model needs it."""
+
+    attention: bool = True
+    """Tensor parallelism splits it."""
+    finds_unused: bool = False
+    """Copies wait for no gradient of parameters that are not used."""
+
+
 def _capture(make: Callable[[], Any], strategy: Strategy, rank: int) -> Capture:
-    with one_rank(rank, strategy.world_size):
-        try:
-            return capture_step(make, _runs(strategy))
-        except CaptureError as error:
-            if strategy.size(TENSOR) == 1 or not isinstance(error.__cause__, RuntimeError):
-                raise
-            refused = str(error.__cause__).partition("\n")[0]
-    with one_rank(rank, strategy.world_size):
-        capture = capture_step(make, _runs(strategy, attention=False))
-    note = f"attention is whole on every rank, as the model can't run with some heads: {refused}"
-    return replace(capture, notes=(*capture.notes, note))
+    way, notes = _Way(), list[str]()
+    while True:
+        with one_rank(rank, strategy.world_size):
+            try:
+                capture = capture_step(make, _runs(strategy, way))
+            except CaptureError as error:
+                way, note = _other_way(way, strategy, error)
+                notes.append(note)
+                continue
+        return replace(capture, notes=(*capture.notes, *notes))
+
+
+def _other_way(way: _Way, strategy: Strategy, error: CaptureError) -> tuple[_Way, str]:
+    """The next to try after an error, and what is to be said; raises the error if there is none."""
+    if not isinstance(error.__cause__, RuntimeError):
+        raise error
+    said = str(error.__cause__)
+    if "find_unused_parameters" in said and not way.finds_unused:
+        note = "not every parameter gets a gradient, for which ddp has find_unused_parameters=True"
+        return replace(way, finds_unused=True), note
+    if strategy.size(TENSOR) > 1 and way.attention:
+        whole = "attention is whole on every rank, as the model can't run with some heads"
+        return replace(way, attention=False), f"{whole}: {said.partition(chr(10))[0]}"
+    raise error
 
 
 def _kinds(model: torch.nn.Module, strategy: Strategy) -> tuple[int, ...]:
@@ -94,14 +117,15 @@ def _kinds(model: torch.nn.Module, strategy: Strategy) -> tuple[int, ...]:
     known: dict[tuple[int, tuple[int, ...]], int] = {}
     kinds = []
     for rank in range(strategy.world_size):
-        shards = shards_of(model, strategy.size(SHARDED), strategy.coordinate(rank, SHARDED))
+        index = strategy.coordinate(rank, SHARDED)
+        shards = shards_of(model, strategy.size(TENSOR), strategy.size(SHARDED), index)
         key = strategy.coordinate(rank, PIPELINE), shards
         kinds.append(known.setdefault(key, len(known)))
     return tuple(kinds)
 
 
-def _runs(strategy: Strategy, attention: bool = True) -> Run:
-    """How the current rank runs a step; its attention may be left whole."""
+def _runs(strategy: Strategy, way: _Way) -> Run:
+    """How the current rank runs a step."""
 
     def run(
         workload: Workload, recorder: Recorder
@@ -111,16 +135,17 @@ def _runs(strategy: Strategy, attention: bool = True) -> Run:
 
         mesh, steps = mesh_of(strategy), None
         if strategy.size(TENSOR) > 1:
-            split_layers(workload.model, mesh.get_group(TENSOR), attention=attention)
+            split_layers(workload.model, mesh.get_group(TENSOR), attention=way.attention)
         if strategy.size(PIPELINE) > 1:
-            return run_stage(workload, strategy, mesh, recorder)
+            return run_stage(workload, strategy, mesh, recorder, finds_unused=way.finds_unused)
         if strategy.size(SHARDED) > 1:
             names = (DATA, SHARDED) if strategy.size(DATA) > 1 else (SHARDED,)
             with as_on_a_gpu(recorder):
                 workload = with_shards(workload, mesh[names])
                 return run_step(workload, recorder, steps=STEPS_OF_SHARDS)
         if strategy.size(DATA) > 1:
-            workload = with_copies(workload, mesh.get_group(DATA))
+            group = mesh.get_group(DATA)
+            workload = with_copies(workload, group, finds_unused=way.finds_unused)
             steps = STEPS_OF_COPIES
         return run_step(workload, recorder, steps=steps)
 
