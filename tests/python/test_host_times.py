@@ -281,3 +281,12 @@ def test_parts_of_a_trace() -> None:
     assert set(found) == {"between_steps", "end_of_step", "zero_grad"}
     assert 20_000 < found["between_steps"] < 60_000
     assert 500 < found["zero_grad"] < 3_000  # for each of 161 parameters
+
+
+def test_a_trace_without_operators_has_no_calls() -> None:
+    part = corpus("tracelens/mi210/gpu_only.json.gz").rank()
+    calls = recorded_calls(part)
+    assert len(calls) == 0 == calls.total_ns
+    assert recorded_parts(part) == {}
+    model = HostModel()
+    assert model.calibrated([calls]) is model

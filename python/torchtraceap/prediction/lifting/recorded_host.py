@@ -179,6 +179,9 @@ def recorded_calls(part: RankTrace) -> RecordedCalls:
     rows, calls = rows[keep], calls[keep]
     order = np.argsort(table.ts_ns[rows], kind="stable")
     rows, calls = rows[order], calls[order]
+    if not len(rows):
+        none = np.zeros(0)
+        return RecordedCalls(rows, (), none, none, (), none, none)
     clock = _ActiveClock(part, np.unique(table.track[rows]))
     begin, end = clock(table.ts_ns[rows]), clock(table.ts_ns[rows] + table.dur_ns[rows])
     to_launch, launches, between, after = _inside(part, clock, rows, calls, begin, end)
@@ -301,12 +304,13 @@ def _inside(
     )
     to_launch, after, between = end - begin, np.zeros(len(rows)), np.zeros(len(rows))
     has = np.flatnonzero(counts)
-    to_launch[has] = first[starts[has]] - begin[has]
-    after[has] = end[has] - last[starts[has + 1] - 1]
+    # The profiler reads the clock for nested ranges at different moments: ends may cross a little.
+    to_launch[has] = np.maximum(first[starts[has]] - begin[has], 0.0)
+    after[has] = np.maximum(end[has] - last[starts[has + 1] - 1], 0.0)
     many = np.flatnonzero(counts > 1)
     for call in many.tolist():
         a, b = starts[call], starts[call + 1]
-        between[call] = (first[a + 1 : b] - last[a : b - 1]).mean()
+        between[call] = max((first[a + 1 : b] - last[a : b - 1]).mean(), 0.0)
     return to_launch, launches, between, after
 
 
