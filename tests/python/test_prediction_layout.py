@@ -1,0 +1,153 @@
+"""Steps laid out in time: launches, streams, queues, waits, ranks that meet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from torchtraceap.dtypes import DTYPES
+from torchtraceap.durations import Estimate
+from torchtraceap.errors import OptionError
+from torchtraceap.prediction.capture.calls import Call, Collective, Phase
+from torchtraceap.prediction.layout import lay_out
+from torchtraceap.prediction.layout.waits import stream_waits
+from torchtraceap.prediction.lifting.durations import OpTime
+from torchtraceap.prediction.lifting.operators import LaunchingOp
+from torchtraceap.prediction.lifting.step import LiftedCall, LiftedOp, LiftedStep
+from torchtraceap.prediction.lifting.work import GpuWork, HostTime, WorkKind
+
+FLOAT = next(dtype for dtype in DTYPES if dtype.name == "float32")
+HOST = HostTime(before=1_000.0, to_launch=2_000.0, launches=(4_000.0,), after=500.0)
+LAUNCH_NS = 7_500
+"""What the host takes for each of these calls."""
+
+
+def call(name: str = "aten::relu", **more: object) -> Call:
+    plain = Call(name, "default", {}, (), Phase.FORWARD, ())
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+def launching(ns: float, host: HostTime = HOST, **more: object) -> LiftedCall:
+    """A call with one kernel."""
+    made = call(**more)  # type: ignore[arg-type]
+    estimate = Estimate(ns, ns, ns, "given")
+    lane = made.stream if made.collective is None else made.collective.group_name
+    work = GpuWork("kernel", WorkKind.KERNEL, estimate, collective=made.collective, lane=lane)
+    op = LaunchingOp(made.name, (), (), Phase.FORWARD, (), 0)
+    return LiftedCall(made, (LiftedOp(op, (work,), OpTime(estimate, True)),), host)
+
+
+def collective(number: int, group: tuple[int, ...] = (0, 1), **more: object) -> Collective:
+    plain = Collective("allreduce", group, "default_pg", 8, 8, FLOAT, number)
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+def test_a_slow_gpu_decides_the_step() -> None:
+    step = LiftedStep(tuple(launching(100_000.0) for _ in range(4)))
+    (times,) = lay_out([step]).ranks
+    assert times.work_end.shape == (3, 4)
+    # 1 us between pieces of work on a busy stream
+    assert times.step_length_ns() == 4 * 101_000
+    assert (np.diff(times.step_end) < times.step_length_ns()).all()  # the host is ahead
+
+
+def test_a_slow_host_decides_the_step() -> None:
+    step = LiftedStep(tuple(launching(1_000.0) for _ in range(4)))
+    (times,) = lay_out([step]).ranks
+    assert times.step_length_ns() == 4 * LAUNCH_NS + 20_000  # and what is between steps
+    assert (times.work_begin - times.launch_end == 3_000).all()
+
+
+def test_host_times_are_scaled() -> None:
+    step = LiftedStep(tuple(launching(1_000.0) for _ in range(4)))
+    (times,) = lay_out([step], host_factor=2.0).ranks
+    assert times.step_length_ns() == 2 * (4 * LAUNCH_NS + 20_000)
+
+
+def test_times_of_work_may_be_others() -> None:
+    step = LiftedStep((launching(1_000.0), launching(1_000.0)))
+    (times,) = lay_out([step], gpu_ns=[np.array([300_000, 5_000])]).ranks
+    assert (times.work_end - times.work_begin).tolist() == [[300_000, 5_000]] * 3
+
+
+def test_a_full_queue_holds_the_host_up() -> None:
+    step = LiftedStep(tuple(launching(50_000.0) for _ in range(2_000)))
+    (times,) = lay_out([step], count=1).ranks
+    ahead = times.work_begin[0, :-1_021] - times.launch_end[0, 1_021:]
+    assert ahead.max() <= 0  # so many launches later the work has begun
+    assert times.launch_end[0, 500] - times.launch_begin[0, 500] == 4_000
+    assert times.launch_end[0, 1_900] - times.launch_begin[0, 1_900] > 4_000
+
+
+def test_the_host_waits_for_what_it_reads() -> None:
+    step = LiftedStep((launching(500_000.0), launching(2_000.0, name="aten::_local_scalar_dense")))
+    (times,) = lay_out([step], count=2).ranks
+    assert (times.wait_end[:, 1] > times.work_end[:, 1]).all()
+    assert (times.wait_end[:, 0] == times.launch_end[:, 0]).all()
+    assert (times.step_end > times.work_end.max(axis=1)).all()
+
+
+def test_a_collective_runs_beside_what_comes_after_it() -> None:
+    step = LiftedStep(
+        (
+            launching(100_000.0),
+            launching(300_000.0, collective=collective(1)),
+            launching(200_000.0),
+            launching(50_000.0, waits_for=1),
+        )
+    )
+    (times,) = lay_out([step], kind_of_rank=(0, 0), count=1).ranks
+    first, sent, beside, last = zip(times.work_begin[0], times.work_end[0], strict=True)
+    assert sent[0] >= first[1]
+    assert beside[0] < sent[1]
+    assert last[0] >= max(sent[1], beside[1])
+
+
+def test_streams_wait_for_calls_that_they_are_told_of() -> None:
+    step = LiftedStep(
+        (
+            launching(10_000.0),
+            launching(10_000.0, stream="copy"),
+            launching(10_000.0, after=(1,)),
+            launching(10_000.0, stream="copy", after=(-1,)),
+        )
+    )
+    # the last waits for the last of the step before; what is first on a stream for nothing
+    assert stream_waits(step) == [(1, 2), (-1, 3)]
+
+
+def test_a_wait_at_the_end_holds_up_the_next_step() -> None:
+    step = LiftedStep(
+        (
+            launching(10_000.0),
+            launching(10_000.0, collective=collective(1)),
+            LiftedCall(call("aten::view", waits_for=1), (), HostTime(1_000.0, 1_000.0)),
+        )
+    )
+    assert stream_waits(step) == [(0, 1), (1, 2)]
+
+
+def stage(number: int, way: str) -> LiftedStep:
+    """Of a pipeline of two: computes, and sends or receives."""
+    meets = collective(1, (0, 1), kind=way, peer=1 - number)
+    parts = [launching(100_000.0), launching(20_000.0, collective=meets)]
+    return LiftedStep(tuple(parts if way == "send" else reversed(parts)))
+
+
+def test_ranks_of_two_kinds_meet() -> None:
+    first, second = lay_out([stage(0, "send"), stage(1, "recv")], (0, 1), count=1).ranks
+    sent, received = first.work_end[0, 1], second.work_end[0, 0]
+    assert sent == received
+    assert sent >= first.work_end[0, 0] + 20_000  # once the sender has computed
+
+
+def test_what_is_sent_has_to_be_received() -> None:
+    with pytest.raises(OptionError, match="1 of 2 sides"):
+        lay_out([stage(0, "send"), LiftedStep((launching(1_000.0),))], (0, 1))
+
+
+def test_a_step_is_needed() -> None:
+    with pytest.raises(OptionError, match="at least one step"):
+        lay_out([LiftedStep((launching(1_000.0),))], count=0)
