@@ -25,7 +25,7 @@ pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not buil
 
 from torchtraceap import cli
 from torchtraceap.cli import output, progress
-from torchtraceap.cli.parsing import make_parser
+from torchtraceap.cli.parsing import make_parser, terminal_width
 from torchtraceap.report import terminal
 from torchtraceap.results import PAPER_TYPES
 from torchtraceap.stages import watch_stages
@@ -625,3 +625,16 @@ def test_start_up_imports_nothing_heavy(slow: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+@pytest.mark.parametrize("given", [None, "", "0", "60", "-5", "x", "1_0", " 70 ", "²"])
+def test_the_width_is_that_of_the_standard_library(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if given is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", given)
+    assert terminal_width(93) == shutil.get_terminal_size((93, 40)).columns
+    monkeypatch.setattr(sys, "__stdout__", None)
+    assert terminal_width(93) == shutil.get_terminal_size((93, 40)).columns

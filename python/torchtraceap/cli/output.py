@@ -11,7 +11,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from torchtraceap.cli.parsing import UsageError
+from torchtraceap.cli.parsing import UsageError, terminal_width
 from torchtraceap.report.words import harmless
 from torchtraceap.stages import stage
 
@@ -88,9 +88,7 @@ def _colour_wanted(no_color: bool) -> bool:
 
 
 def _width() -> int:
-    import shutil
-
-    return shutil.get_terminal_size((100, 40)).columns
+    return terminal_width(100)
 
 
 def print_diagnosis(diagnosis: Diagnosis, no_color: bool) -> None:

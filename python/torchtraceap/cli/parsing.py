@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from torchtraceap.cli.stdin import standard_input
@@ -50,11 +53,29 @@ def make_parser(name: str, command: Command) -> Parser:
         prog=f"torchtraceap {name}",
         description=f"{command.summary[0].upper()}{command.summary[1:]}.",
         epilog=f"examples:\n{lines}" if lines else None,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_help_formatter,
         allow_abbrev=False,
     )
     command.describe(parser)
     return parser
+
+
+def _help_formatter(prog: str) -> argparse.HelpFormatter:
+    """One is made for every option. Told no width, each asks `shutil`."""
+    return argparse.RawDescriptionHelpFormatter(prog, width=terminal_width(80) - 2)
+
+
+def terminal_width(otherwise: int) -> int:
+    """Columns of the terminal, as `shutil.get_terminal_size` says: that module is slow to
+    import."""
+    with suppress(KeyError, ValueError):
+        given = int(os.environ["COLUMNS"])
+        if given > 0:
+            return given
+    with suppress(ValueError, OSError):  # closed, or no terminal
+        stream = sys.__stdout__
+        return (stream and os.get_terminal_size(stream.fileno()).columns) or otherwise
+    return otherwise
 
 
 def add_paths(parser: Parser) -> None:

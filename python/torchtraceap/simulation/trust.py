@@ -20,6 +20,7 @@ interval takes that of kernels that repeat, and at least that of public runs (`O
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import sqrt
 
 import numpy as np
@@ -138,7 +139,7 @@ def _variation(values: Array) -> float:
 
 
 def trust_of(run: SimulatedRun) -> Trust:
-    """See Notes [What tests what] and [No prediction]. Nine replays, of which one has what other
+    """See Notes [What tests what] and [No prediction]. Nine replays at most, one with what other
     steps cost; kept."""
     return run.remember("trust", lambda: _trust_of(run))
 
@@ -211,18 +212,23 @@ def _others_costs(run: SimulatedRun, counted: Array) -> _core.GraphDelta:
 def _sensitivity(run: SimulatedRun) -> tuple[float, Sensitivity]:
     """The iteration as it was, and what the recorded one reacts to, by central differences."""
     groups = (run.edges_of("execution"), run.edges_of("program_order"), waiting_edges(run))
-    deltas: list[_core.GraphDelta | None] = []
+    places = [place for place, edges in enumerate(groups) if len(edges)]
+    measured = float(run.mean_ns(run.measured_ns))
+    shares = np.zeros(len(groups))
+    if places and measured:
+        times = run.mean_ns(run.lengths_ns([*_scaled(run, [groups[place] for place in places])]))
+        shares[places] = np.maximum(times[1::2] - times[::2], 0.0) / (2 * _SCALE * measured)
+    return run.steady_ns(), Sensitivity(*shares.tolist())
+
+
+def _scaled(run: SimulatedRun, groups: Sequence[Array]) -> Iterator[_core.GraphDelta]:
+    """Each group of edges shorter, then longer."""
     for edges in groups:
+        cost_ns = run.cost_ns[edges]
         for scale in (1 - _SCALE, 1 + _SCALE):
             delta = _core.GraphDelta()
-            delta.set_lags(edges, np.rint(run.cost_ns[edges] * scale).astype(np.int64))
-            deltas.append(delta)
-    times = run.mean_ns(run.lengths_ns(deltas))
-    measured = float(run.mean_ns(run.measured_ns))
-    shares = np.zeros(3)
-    if measured:
-        shares = np.maximum(times[1::2] - times[::2], 0.0) / (2 * _SCALE * measured)
-    return run.steady_ns(), Sensitivity(*shares.tolist())
+            delta.set_lags(edges, np.rint(cost_ns * scale).astype(np.int64))
+            yield delta
 
 
 def waiting_edges(run: SimulatedRun) -> Array:
