@@ -51,6 +51,8 @@ class Arguments:
     shapes: tuple[Any, ...]
     types: tuple[Any, ...]
     """Such as "Tensor(float)", "GenericList[Tensor(float)]", "Int"."""
+    strides: tuple[Any, ...] = ()
+    """Empty before schema 1.1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +284,9 @@ class _Reader:
 def _arguments(entry: Mapping[str, Any]) -> Arguments:
     both = entry.get("inputs")
     if isinstance(both, dict):
-        lists = [both.get(key) for key in ("values", "shapes", "types")]
+        lists = [both.get(key) for key in ("values", "shapes", "types", "strides")]
     else:
-        lists = [both, entry.get("input_shapes"), entry.get("input_types")]
+        lists = [both, entry.get("input_shapes"), entry.get("input_types"), None]
     return Arguments(*(tuple(each) if isinstance(each, list) else () for each in lists))
 
 

@@ -96,6 +96,12 @@ class Text:
         if self._next():
             raise DamageError("text behind the end")
 
+    def head(self, characters: int) -> str:
+        """What the text begins with; nothing is read past it."""
+        while len(self._text) < characters and self._read_on():
+            pass
+        return self._text[:characters]
+
     def find(self, word: str) -> bool:
         """Goes behind the next occurrence of a word; to the end if there is none."""
         while (place := self._text.find(word, self._place)) < 0:

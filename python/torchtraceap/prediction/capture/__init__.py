@@ -2,14 +2,21 @@
 
 from torchtraceap.prediction.capture.calls import Call, Capture, CaptureError, Phase, TensorInfo
 from torchtraceap.prediction.capture.dispatch import capture_step
+from torchtraceap.prediction.capture.execution import capture_execution_trace
+from torchtraceap.prediction.capture.gpu_trace import CapturedProfile, capture_gpu_trace
 from torchtraceap.prediction.capture.profile import capture_profile
+from torchtraceap.prediction.capture.source import capture_source
 
 __all__ = [
     "Call",
     "Capture",
     "CaptureError",
+    "CapturedProfile",
     "Phase",
     "TensorInfo",
+    "capture_execution_trace",
+    "capture_gpu_trace",
     "capture_profile",
+    "capture_source",
     "capture_step",
 ]

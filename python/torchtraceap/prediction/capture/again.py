@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from torchtraceap.prediction.capture.calls import Call, Phase
 from torchtraceap.prediction.capture.dispatch import Recorder
 from torchtraceap.prediction.capture.layers import LAYERS
-from torchtraceap.prediction.capture.recorded import recorded_inputs
+from torchtraceap.prediction.capture.recorded import named_inputs
 from torchtraceap.prediction.capture.whole import ATTENTION
 from torchtraceap.replay.arguments import plan_call
-from torchtraceap.replay.call import NotReplayableError, RecordedCall
+from torchtraceap.replay.call import RecordedCall
 from torchtraceap.replay.plan import CallPlan, DeviceName, Make, TorchName
 from torchtraceap.replay.schema import registered_overloads, require_torch
 
@@ -124,8 +124,7 @@ class Again:
 
     def as_recorded(self, recorded: RecordedCall, phase: Phase) -> Call:
         """The call with what is known of it, of which nothing is called."""
-        inputs = recorded_inputs(recorded)
-        return Call(recorded.name, "default", _named(recorded, inputs), (), phase, ())
+        return Call(recorded.name, "default", named_inputs(recorded), (), phase, ())
 
     def _written(self, recorded: RecordedCall, phase: Phase, run: Any) -> list[Call] | None:
         recorder = self._recorder
@@ -235,15 +234,3 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for each in value:
             yield from _tensors_in(each)
-
-
-def _named(recorded: RecordedCall, inputs: Sequence[Any]) -> dict[str, Any]:
-    """Inputs by the names of the schema, or by their places where there is none that fits."""
-    from torchtraceap.replay.schema import match_operator
-
-    try:
-        names = [argument.name for argument in match_operator(recorded).arguments]
-    except NotReplayableError:
-        names = []
-    places = (names[k] if k < len(names) else str(k) for k in range(len(inputs)))
-    return dict(zip(places, inputs, strict=True))

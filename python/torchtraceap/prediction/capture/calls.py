@@ -120,6 +120,8 @@ class Call:
     """It computes nothing: what comes out is a view of what goes in."""
     on_host: bool = False
     """All its tensors stay on the host where the model is on a GPU: counts of an optimiser."""
+    is_innermost: bool = False
+    """A trace says that it launches under its own name."""
     collective: Collective | None = None
     """What it starts on the stream of its process group, behind what `stream` was given before."""
     waits_for: int | None = None

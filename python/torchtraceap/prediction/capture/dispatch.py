@@ -104,6 +104,8 @@ def _without_values() -> Iterator[ValuesMode]:
         stack.enter_context(warnings.catch_warnings())
         # A copy of a layer asks whether its tensors, which have no values, have an address.
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+        # What becomes a tensor without values is looked at from all sides.
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         stack.enter_context(autocast_as_on_a_gpu())
         stack.enter_context(as_if_on_a_gpu(values.read_as_a_whole))
         stack.enter_context(values)
@@ -437,6 +439,8 @@ class Recorder:
 
     def _tensor(self, tensor: torch.Tensor) -> TensorInfo:
         dense = _dense(tensor)
+        if dense is not tensor:
+            self.note("how many rows sparse tensors have is not known: none are counted")
         return TensorInfo(
             tuple(map(int, dense.shape)),
             tuple(map(int, dense.stride())),

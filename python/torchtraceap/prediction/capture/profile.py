@@ -7,7 +7,6 @@ are found by the numbers of their autograd nodes and taken whole as well.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,10 +16,17 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.prediction.capture.again import Again, calling_again, is_composite, is_registered
 from torchtraceap.prediction.capture.calls import Call, Capture, CaptureError, Phase
+from torchtraceap.prediction.capture.rows import (
+    EVALUATES,
+    phase_of,
+    placed,
+    recorded_call,
+    sequence_of,
+)
 from torchtraceap.prediction.capture.steps import StepRows, steady_step
 from torchtraceap.prediction.capture.updates import recorded_update
 from torchtraceap.ranks import RankTrace
-from torchtraceap.replay.call import NotReplayableError, RecordedCall, call_from_texts, text_of_args
+from torchtraceap.replay.call import RecordedCall
 
 __all__ = ["capture_profile"]
 
@@ -35,7 +41,6 @@ _SILENT = frozenset(
     aten::squeeze_ aten::swapaxes_ aten::swapdims_ aten::t_ aten::transpose_ aten::unsqueeze_
     """.split()  # noqa: SIM905
 )
-_EVALUATES = "autograd::engine::evaluate_function: "
 
 
 def capture_profile(part: RankTrace) -> Capture:
@@ -82,13 +87,6 @@ def _check(part: RankTrace, step: StepRows) -> None:
         )
 
 
-def _recorded(part: RankTrace, row: int) -> RecordedCall | None:
-    try:
-        return call_from_texts(part.table.name_of(row), text_of_args(part, row))
-    except NotReplayableError:
-        return None
-
-
 def _updates(part: RankTrace, step: StepRows) -> dict[int, list[Call]]:
     """Steps of torch's optimisers as they run on a GPU, by row."""
     found = {}
@@ -110,7 +108,7 @@ def _operators_below(part: RankTrace, row: int) -> Iterator[RecordedCall]:
         below = int(tree.host_rows[place])
         is_operator = part.table.name_of(below).startswith("aten::")
         place = int(tree.subtree_end[place]) if is_operator else place + 1
-        recorded = _recorded(part, below) if is_operator else None
+        recorded = recorded_call(part, below) if is_operator else None
         if recorded is not None:
             yield recorded
 
@@ -157,16 +155,16 @@ class _Walk:
         whole = self._whole_of(row)
         if whole is not None and self._takes_node(whole, name):
             return self._backward_of(whole, row)
-        if name.startswith(_EVALUATES):
+        if name.startswith(EVALUATES):
             return None
         if not is_registered(name):
             return None
-        recorded = _recorded(self._part, row)
-        sequence = self._sequence(row)
+        recorded = recorded_call(self._part, row)
+        sequence = sequence_of(self._part, row)
         found = None
         if recorded is not None:
             grad = sequence is not None
-            found = self._again.call(recorded, self._phase(row), grad=grad)
+            found = self._again.call(recorded, phase_of(self._part, row), grad=grad)
         if found is None and is_composite(name):
             return None
         if found is None:
@@ -175,35 +173,29 @@ class _Walk:
             self._unknown[name] = self._unknown.get(name, 0) + 1
             if recorded is None:
                 return []
-            found = [self._again.as_recorded(recorded, self._phase(row))]
-        return self._placed(found, row)
+            found = [self._again.as_recorded(recorded, phase_of(self._part, row))]
+        return placed(self._part, found, row)
 
     def _backward_of(self, whole: int, row: int) -> list[Call] | None:
         """The backward pass of a whole operator, where the first of its nodes stands."""
         if whole in self._done_whole:
             return []
-        recorded = _recorded(self._part, whole)
+        recorded = recorded_call(self._part, whole)
         strides = self._gradient_strides(row) if recorded and recorded.name in _RECURRENT else None
         found = None if recorded is None else self._again.backward(recorded, strides)
         if found is None:
             return None
         self._done_whole.add(whole)
-        return self._placed(found, row)
+        return placed(self._part, found, row)
 
     def _gradient_strides(self, row: int) -> tuple[int, ...] | None:
         """Of what the first node at or below a row was given."""
         place = int(self._tree.host_position[row])
         for below in self._tree.host_rows[place : int(self._tree.subtree_end[place])].tolist():
-            node = _recorded(self._part, below)
+            node = recorded_call(self._part, below)
             if node is not None and node.strides and node.strides[0]:
                 return tuple(node.strides[0])
         return None
-
-    def _phase(self, row: int) -> Phase:
-        phase = self._tree.phase[row]
-        if phase == _core.Phase.OPTIMIZER:
-            return Phase.OPTIMIZER
-        return Phase.BACKWARD if phase == _core.Phase.BACKWARD else Phase.FORWARD
 
     def _inside(self, names: tuple[str, ...]) -> Array:
         """Row of the operator with one of these names at or above each row, or NO_ROW."""
@@ -224,30 +216,4 @@ class _Walk:
         """Attention's gradients may be added to others by what calls its nodes, which stays; of a
         recurrent layer all is inside."""
         is_recurrent = self._table.name_of(whole) in _RECURRENT
-        return is_recurrent or not name.startswith(_EVALUATES)
-
-    def _placed(self, calls: list[Call], row: int) -> list[Call]:
-        """With modules and the autograd node of the row."""
-        modules, node = self._above(row)
-        sequence = self._sequence(row)
-        return [
-            replace(call, modules=modules or call.modules, node=node, sequence=sequence)
-            for call in calls
-        ]
-
-    def _sequence(self, row: int) -> int | None:
-        values, known = self._table.int_column("Sequence number", np.asarray([row]))
-        return int(values[0]) if known[0] else None
-
-    def _above(self, row: int) -> tuple[tuple[str, ...], str]:
-        """Modules around a row, outermost first, and the autograd node that called it."""
-        modules: list[str] = []
-        node = ""
-        while row != _NO_ROW:
-            name = self._table.name_of(row)
-            if name.startswith("nn.Module: "):
-                modules.append(re.sub(r"_\d+$", "", name.removeprefix("nn.Module: ")))
-            elif name.startswith(_EVALUATES):
-                node = node or name.removeprefix(_EVALUATES)
-            row = int(self._tree.parent[row])
-        return tuple(reversed(modules)), node
+        return is_recurrent or not name.startswith(EVALUATES)

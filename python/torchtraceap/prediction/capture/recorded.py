@@ -7,10 +7,13 @@ from math import prod
 from typing import Any
 
 from torchtraceap.dtypes import DType, dtype_named
+from torchtraceap.errors import MissingDependencyError
 from torchtraceap.prediction.capture.calls import TensorInfo, Value
-from torchtraceap.replay.call import RecordedCall
+from torchtraceap.replay.allowed import check_name
+from torchtraceap.replay.call import NotReplayableError, RecordedCall
+from torchtraceap.replay.schema import match_operator
 
-__all__ = ["NO_STORAGE", "recorded_inputs"]
+__all__ = ["NO_STORAGE", "named_inputs", "recorded_inputs"]
 
 NO_STORAGE = 0
 """Of tensors of which a file doesn't say with whom they share memory."""
@@ -52,3 +55,16 @@ def _plain(value: Any) -> Value:
     if isinstance(value, complex):
         return str(value)
     return value if isinstance(value, (bool, int, float, str)) else None
+
+
+def named_inputs(call: RecordedCall) -> dict[str, Value]:
+    """Arguments by the names of the operator's schema, as far as torch is there and knows one that
+    fits; else by their places."""
+    inputs = recorded_inputs(call)
+    try:
+        check_name(call.name)
+        names = [argument.name for argument in match_operator(call).arguments]
+    except (NotReplayableError, MissingDependencyError):
+        names = []
+    places = (names[k] if k < len(names) else str(k) for k in range(len(inputs)))
+    return dict(zip(places, inputs, strict=True))

@@ -31,7 +31,7 @@ def launching_ops(capture: Capture, libraries: Libraries = _USUAL) -> tuple[Laun
     for index, call in enumerate(capture.calls):
         if call.is_view or call.on_host:
             continue
-        rule = _RULES.get(call.name, itself)
+        rule = itself if call.is_innermost else _RULES.get(call.name, itself)
         for name, inputs, outputs in rule(call, libraries):
             if _makes_nothing(outputs):
                 continue

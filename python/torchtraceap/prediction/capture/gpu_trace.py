@@ -1,0 +1,144 @@
+"""A step from a trace with a GPU: the operators that launched, and how long their work took."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.aliases import Array
+from torchtraceap.dtypes import dtype_named
+from torchtraceap.prediction.capture.calls import (
+    Call,
+    Capture,
+    CaptureError,
+    Collective,
+)
+from torchtraceap.prediction.capture.recorded import named_inputs
+from torchtraceap.prediction.capture.rows import phase_of, placed, recorded_call
+from torchtraceap.prediction.capture.steps import StepRows, steady_step
+from torchtraceap.ranks import RankTrace
+from torchtraceap.records import dataclass
+
+__all__ = ["CapturedProfile", "capture_gpu_trace"]
+
+_KEYS = (
+    "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Process Group Ranks",
+    "Process Group Description", "Process Group Name",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedProfile:
+    """What launched in a step, and how long that took."""
+
+    capture: Capture
+    """Its calls launch under their own names (`Call.is_innermost`)."""
+    measured_ns: tuple[int, ...]
+    """Of each call: its GPU events, one after the other."""
+    kernels: tuple[tuple[str, ...], ...]
+    """Of each call: names of its GPU events, in the order of their launches."""
+    device: str | None
+    """The GPU as the trace names it."""
+    step_ns: int
+    """From the begin of the step to its end on the host."""
+
+
+def capture_gpu_trace(part: RankTrace) -> CapturedProfile:
+    """The launching operators of a steady step.
+
+    Args:
+        part: Recorded with `record_shapes=True` and GPU activities.
+
+    Raises:
+        CaptureError: Nothing on a GPU is recorded, or no shapes are.
+    """
+    step = steady_step(part)
+    events = _events_of(part, step)
+    if not len(events):
+        raise CaptureError(f"{part.path}: no GPU work with a launch is recorded in a step")
+    launches = part.tree.launch[events].astype(np.int64)
+    owners = part.tree.op[launches].astype(np.int64)
+    owners = np.where(owners == _core.NO_ROW, launches, owners)
+    order = np.lexsort((part.table.ts_ns[launches], part.table.ts_ns[owners]))
+    events, owners = events[order], owners[order]
+    begins = np.flatnonzero(np.diff(owners, prepend=-1))
+    groups = np.split(events, begins[1:])
+    calls = [
+        _call(part, int(row), group)
+        for row, group in zip(owners[begins].tolist(), groups, strict=True)
+    ]
+    if not any(call.inputs for call in calls):
+        raise CaptureError(f"{part.path}: operators have no shapes; record with record_shapes=True")
+    devices = part.table.devices
+    return CapturedProfile(
+        Capture(tuple(calls), step.notes),
+        tuple(int(part.table.dur_ns[group].sum()) for group in groups),
+        tuple(tuple(map(part.table.name_of, group.tolist())) for group in groups),
+        devices[0].name if devices else None,
+        step.end_ns - step.begin_ns,
+    )
+
+
+def _events_of(part: RankTrace, step: StepRows) -> Array:
+    """int64: GPU events whose launch belongs to the step."""
+    in_step = np.zeros(len(part.table) + 1, dtype=bool)
+    in_step[step.rows] = True
+    events = part.tree.gpu_rows.astype(np.int64)
+    launches = np.minimum(part.tree.launch[events].astype(np.int64), len(part.table))
+    return events[in_step[launches]]
+
+
+def _call(part: RankTrace, row: int, events: Array) -> Call:
+    """The operator; a launch without one is called by its first kernel."""
+    is_operator = part.table.kind[row] == _core.EventKind.CPU_OP
+    name = part.table.name_of(row if is_operator else int(events[0]))
+    recorded = recorded_call(part, row) if is_operator else None
+    inputs = {} if recorded is None else named_inputs(recorded)
+    call = Call(name, "default", inputs, (), phase_of(part, row), (), is_innermost=True)
+    call = replace(call, collective=_collective(part, row, int(events[0])))
+    return placed(part, [call], row)[0]
+
+
+def _collective(part: RankTrace, row: int, event: int) -> Collective | None:
+    """What ranks do together in the call, if they do."""
+    if part.tree.gpu_class[event] != _core.GpuClass.COMMUNICATION:
+        return None
+    said = _texts(part, event) or _texts(part, row)
+    dtype = dtype_named(said.get("dtype", ""))
+    if dtype is None or "Collective name" not in said:
+        return None
+    return Collective(
+        said["Collective name"],
+        _ranks(said.get("Process Group Ranks", "")),
+        said.get("Process Group Description") or said.get("Process Group Name", ""),
+        _count(said.get("In msg nelems")),
+        _count(said.get("Out msg nelems")),
+        dtype,
+        id=event,
+    )
+
+
+def _texts(part: RankTrace, row: int) -> dict[str, str]:
+    found = {}
+    for key in _KEYS:
+        codes, texts = part.table.text_codes(key, np.asarray([row], dtype=np.int64))
+        if codes[0] >= 0:
+            found[key] = texts[codes[0]]
+    return found if "Collective name" in found else {}
+
+
+def _count(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 20 else 0
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    """Of "[0, 1, 2]"; long lists are cut off by the profiler, and then not known."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return ()
+    whole = isinstance(found, list) and all(type(each) is int and each >= 0 for each in found)
+    return tuple(found) if whole else ()
