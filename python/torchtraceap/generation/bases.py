@@ -36,7 +36,7 @@ _EVENTS = 20_000
 _LEAST_STEPS = 2
 _CUT = 0.5
 """Of traces, those that begin, and those that end, in the middle of a step."""
-UNITS_OF_A_BASE = 4
+UNITS_OF_A_BASE = 2
 """Made one behind the other by one process: predicting a run takes longer than a unit."""
 _DRAWS = 8
 _DROPPED = ("traceEvents", "distributedInfo", "traceName", "predicted_by")

@@ -161,13 +161,21 @@ def transfer_ns(program: Program, size: int, ranks: int) -> float:
     return _LATENCY_NS + 2 * size * (ranks - 1) / ranks / _BYTES_PER_NS
 
 
-def drawn(rng: random.Random, program: Program, ranks: int) -> DataParallel:
-    """Ranks that exchange their gradients well: in time, beside the backward pass."""
+def drawn(rng: random.Random, program: Program, ranks: int, scale: float) -> DataParallel:
+    """Ranks that exchange their gradients well: in time, beside the backward pass.
+
+    Args:
+        rng: Draws.
+        program: What each runs.
+        ranks: How many.
+        scale: With more there is more to exchange, as far as the backward pass hides it.
+    """
     buckets = rng.randint(3, 8)
-    elements = round(np.exp(rng.uniform(np.log(5e5), np.log(2e7))))
+    elements = round(np.exp(rng.uniform(np.log(5e5), np.log(2e7))) * max(scale, 1.0))
     spread = DataParallel(ranks, buckets, elements, rng.uniform(1, 4))
     backward_ns = program.step_ns * program.backward_share
-    most_ns = rng.uniform(0.2, _HIDEABLE) * backward_ns / buckets
+    share = min(_HIDEABLE, rng.uniform(0.2, _HIDEABLE) * scale)
+    most_ns = share * backward_ns / buckets
     while spread.elements > 20_000 and spread._transfer_ns(program, spread.elements) > most_ns:
         spread = replace(spread, elements=spread.elements // 2)
     return spread

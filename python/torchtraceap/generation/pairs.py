@@ -5,9 +5,11 @@ noise and the same clock; what differs is what was put in. So the difference of 
 what that costs, whatever reacted to it.
 
 Note [Drawn again]: a draw is taken if the fault costs 3 % of the trace or more, if the lengths of
-the traces and of their steps agree on that cost, and of a decoy if the length differs by less than
-0.4 % of a step. Else another is drawn, with more to lose, or of a decoy with less and a slower GPU,
-and after some draws in another form. Nothing else is looked at: no rule is asked.
+the traces, of their steps and of the steps' ranges on the host agree on that cost, and of a decoy
+if the length and the steps differ by less than 0.4 % of a step. Else another is drawn, with more to
+lose, or of a decoy with less and a slower GPU, and after some draws in another form. Nothing else
+is looked at: no rule is asked. A host that runs ahead for as long as it likes has steps of its own;
+then the next draw has it read a value at the end of each, in the twin as well.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from torchtraceap.analysis.windows import build_windows
 from torchtraceap.errors import OptionError
 from torchtraceap.generation.bases import Base
 from torchtraceap.generation.data_parallel import DataParallel, can_spread, drawn
+from torchtraceap.generation.faults import read_item
 from torchtraceap.generation.loss import covered_windows, lost_intervals
 from torchtraceap.generation.planting import Form, NoPlaceError, Planting
 from torchtraceap.generation.program import Program
@@ -43,17 +46,20 @@ _AGREE = 0.06
 """Of the cost: the length of the steps and of the intervals agree with it within that."""
 _DRAWS = 4
 """In one form."""
+_READS = 0.3
+"""Of loops, those that read a value at the end of each step."""
 _RANKS = (1, 1, 1, 2, 4)
 _CLOCK_NS = 10**15
 """The clocks of recordings differ by up to that (11 days)."""
 
 
 class _UnfitError(Exception):
-    """A draw that is not taken; with so many times as much to lose another may be."""
+    """A draw that is not taken; with so many times as much to lose another may be, or if the host
+    waits for the end of each step."""
 
-    def __init__(self, change: float) -> None:
+    def __init__(self, change: float, *, reads: bool = False) -> None:
         super().__init__()
-        self.change = change
+        self.change, self.reads = change, reads
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,8 @@ class _Draw:
     rank: int
     good: DataParallel | None
     bad: DataParallel | None
+    reads: bool
+    """The host reads one value at the end of each step, such as the loss."""
     token: str
 
 
@@ -107,19 +115,20 @@ def drawn_pair(base: Base, forms: Sequence[Form], seed: str) -> Pair:
     for number, form in enumerate(forms):
         if form.type in base.types and not form.decoy:
             continue
-        scale = 1.0
+        scale, reads = 1.0, False
         for turn in range(_DRAWS):
             try:
-                return _pair(base, _draw(base, form, f"{seed}/{number}/{turn}", scale))
+                return _pair(base, _draw(base, form, f"{seed}/{number}/{turn}", scale, reads))
             except NoPlaceError:
                 scale *= 0.5 if form.decoy else 1.0
             except _UnfitError as error:
                 scale *= error.change
+                reads |= error.reads
     names = ", ".join(form.name for form in forms)
     raise OptionError(f"{base.name}: no place was found for any of {names}")
 
 
-def _draw(base: Base, form: Form, seed: str, scale: float) -> _Draw:
+def _draw(base: Base, form: Form, seed: str, scale: float, reads: bool) -> _Draw:
     rng = random.Random(seed)
     program = base.program(rng)
     if not program.steps or len(program.main) < 8:
@@ -137,25 +146,22 @@ def _draw(base: Base, form: Form, seed: str, scale: float) -> _Draw:
     share = float(np.exp(rng.uniform(np.log(0.05), np.log(0.5)))) * scale
     if form.decoy:
         share = rng.uniform(0.02, 0.08) * scale
-    good = drawn(rng, program, ranks) if ranks > 1 else None
+    good = drawn(rng, program, ranks, scale) if ranks > 1 else None
     good, bad = (good, good) if good is None or form.spread is None else form.spread(rng, good)
     token = seed + "/put"
     ns = share * program.step_ns * max(speeds.host, speeds.gpu)
-    return _Draw(program, speeds, form, ns, ranks, rng.randrange(ranks), good, bad, token)
+    reads = rng.random() < _READS or reads
+    return _Draw(program, speeds, form, ns, ranks, rng.randrange(ranks), good, bad, reads, token)
 
 
 def _pair(base: Base, draw: _Draw) -> Pair:
     form, rank = draw.form, draw.rank
-    twin = Scene(draw.program, draw.speeds, draw.ranks)
-    if draw.good is not None:
-        draw.good.lay(twin)
+    twin = _scene(draw, draw.good)
     clean = twin.play()
     if form.in_twin is not None:
         form.in_twin(_planting(draw, twin, clean))
         clean = twin.play()
-    scene = Scene(draw.program, draw.speeds, draw.ranks)
-    if draw.bad is not None:
-        draw.bad.lay(scene)
+    scene = _scene(draw, draw.bad)
     form.put(_planting(draw, scene, clean))
     outcome = scene.play()
     bounds = twin.bounds_of(rank)
@@ -163,6 +169,19 @@ def _pair(base: Base, draw: _Draw) -> Pair:
     cost_ns = outcome.end_ns(*bounds) - clean.end_ns(*bounds)
     _check_cost(draw, cost_ns, int(times.max() - times.min()))
     return _written(base, draw, (scene, outcome), (twin, clean))
+
+
+def _scene(draw: _Draw, spread: DataParallel | None) -> Scene:
+    """Without a fault but for how ranks exchange gradients."""
+    program = draw.program
+    scene = Scene(program, draw.speeds, draw.ranks)
+    if spread is not None:
+        spread.lay(scene)
+    for step in program.steps if draw.reads else ():
+        last = int(np.flatnonzero(program.main.step == step)[-1])
+        for rank in range(draw.ranks):
+            read_item(scene.block(rank, program.main, last))
+    return scene
 
 
 def _planting(draw: _Draw, scene: Scene, clean: Outcome) -> Planting:
@@ -190,6 +209,7 @@ def _written(
     parts = [recorded(base, *each, header) for each in (put, twin)]
     lengths = [_length_ns(part) for part in parts]
     steps = [int(iterations_of(part).length_ns.sum()) for part in parts]
+    on_host = [int(iterations_of(part).host_ns.sum()) for part in parts]
     cost_ns = lengths[0] - lengths[1]
     in_steps_ns = steps[0] - steps[1] if min(steps) > 0 else cost_ns
     intervals = np.zeros((0, 2), dtype=np.int64)
@@ -202,6 +222,8 @@ def _written(
         lost_ns = int((intervals[:, 1] - intervals[:, 0]).sum())
         if max(abs(in_steps_ns - cost_ns), abs(lost_ns - cost_ns)) > _AGREE * cost_ns:
             raise _UnfitError(1.0)
+        if min(steps) > 0 and abs(on_host[0] - on_host[1] - cost_ns) > _AGREE * cost_ns:
+            raise _UnfitError(1.0, reads=True)
     _check_cost(draw, cost_ns, lengths[1])
     return Pair(
         parts[0], parts[1], draw.form, base.device, draw.ranks, draw.rank,

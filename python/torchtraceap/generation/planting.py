@@ -101,6 +101,20 @@ class Planting:
         Raises:
             NoPlaceError: There is none.
         """
+        places, ahead_ns = self._ahead(step)
+        return _some_of(places[ahead_ns <= 0])
+
+    def when_busy(self, step: int, ns: float) -> Array:
+        """Indices of the places in a step at which it has work for so long.
+
+        Raises:
+            NoPlaceError: There is none.
+        """
+        places, ahead_ns = self._ahead(step)
+        return _some_of(places[ahead_ns >= ns])
+
+    def _ahead(self, step: int) -> tuple[Array, Array]:
+        """Places in a step, and for how long the stream has work at each, ns."""
         main, scene = self.program.main, self.scene
         places = self.among(step)
         slots = self.program.slots(main.time_ns[places])
@@ -108,14 +122,17 @@ class Planting:
         rows = self.program.stream_rows[slots - 1]
         own, times = scene.on(self.rank, 0), self.clean.times_ns
         done = times[own + self.program.view.end_of[rows].astype(np.int64)]
-        found: Array = places[done <= times[own + main.source[places]]]
-        if not len(found):
-            raise NoPlaceError
-        return found
+        return places, done - times[own + main.source[places]]
 
     @cached_property
     def _slack_ns(self) -> Array:
         return self.clean.slack_ns()
+
+
+def _some_of(places: Array) -> Array:
+    if not len(places):
+        raise NoPlaceError
+    return places
 
 
 @dataclass(frozen=True)
