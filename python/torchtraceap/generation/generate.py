@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -155,12 +157,26 @@ def _make_all(make: partial[None], units: Sequence[int], jobs: int) -> None:
             make(unit)
         return
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(jobs, len(units)), mp_context=context)
+    pool = ProcessPoolExecutor(
+        min(jobs, len(units)), mp_context=context, initializer=_leave_with_parent
+    )
     try:
         for _ in pool.map(make, units, chunksize=UNITS_OF_A_BASE):
             pass
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _leave_with_parent() -> None:
+    """A process whose parent was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_leave_after, args=(parent,), daemon=True).start()
+
+
+def _leave_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 @cache
