@@ -228,7 +228,7 @@ RULES: dict[str, Rule] = {
     **_every("index_put _unsafe_index_put", _put_into_copy),
     **_every(
         "nll_loss_backward upsample_bilinear2d_backward upsample_bicubic2d_backward "
-        "grid_sampler_2d_backward grid_sampler_3d_backward col2im",
+        "grid_sampler_2d_backward grid_sampler_3d_backward col2im _embedding_bag_dense_backward",
         _into_zeros,
     ),
     **_every("mse_loss smooth_l1_loss huber_loss binary_cross_entropy", _loss),

@@ -174,7 +174,12 @@ def _embedding_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
             f"{t} const*, {t}*, int, long, int)"
         )
         return [Launch(name, (ceil_div(width, 32), 1, 1), (32, 32, 1), None, 40, 8192)]
-    rows = int(given(op, 2, 1))
+    return _summed_by_rows(grad, indices, int(given(op, 2, 1)))
+
+
+def _summed_by_rows(grad: TensorInfo, indices: TensorInfo, rows: int) -> list[Launch]:
+    t, a, i = cpp_name(grad.dtype), computed_in(grad.dtype), cpp_name(indices.dtype)
+    count = indices.elements
     blocks = (ceil_div(count, 32), 1, 1)
     scan = scanned(i, count, 16.0 * count)
     return [
@@ -192,6 +197,36 @@ def _embedding_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
                f"int const*, {a} const*, {i} const*, int const*, long, long)", blocks, (1024, 1, 1),
                bytes_of(grad), 32),
     ]  # fmt: skip
+
+
+_BAG_MODES = {0: "sum", 1: "mean", 2: "max"}
+
+
+def _embedding_bag(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    """Four bags for each block, one thread for each column."""
+    weight, indices, offsets = (tensor(op, place) for place in range(3))
+    if weight is None or indices is None or not weight.shape:
+        return ()
+    t, i = cpp_name(weight.dtype), cpp_name(indices.dtype)
+    mode = _BAG_MODES.get(int(given(op, 4, 0)), "sum")
+    kind = "max" if mode == "max" else "sum_mean"
+    name = (
+        f"void {_ANONYMOUS}EmbeddingBag_updateOutputKernel_{kind}<{t}, {i}>({i} const*, "
+        f"{i} const*, "
+        f"{t} const*, {t}*, {i}*, long, long, long, int, long, long, {t} const*, long, {i}*, long, "
+        "long)"
+    )
+    bags = offsets.elements if offsets is not None else 1
+    blocks = min(ceil_div(bags, 4) * ceil_div(weight.shape[-1], 64), 1024)
+    return [Launch(name, (blocks, 1, 1), (64, 4, 1), None, 32)]
+
+
+def _embedding_bag_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    """Lookups are sorted, counted, and added up by rows in parts."""
+    grad, indices = tensor(op, 0), tensor(op, 1)
+    if grad is None or indices is None:
+        return ()
+    return _summed_by_rows(grad, indices, int(given(op, 5, 1)))
 
 
 # ------------------------------------------------------------------------------------- joining
@@ -295,5 +330,8 @@ RULES: dict[str, Rule] = {
     "scatter_add": _scatter_gather,
     "scatter_add_": _scatter_gather,
     "embedding_dense_backward": _embedding_backward,
+    "_embedding_bag": _embedding_bag,
+    "_embedding_bag_forward_only": _embedding_bag,
+    "_embedding_bag_dense_backward": _embedding_bag_backward,
     "cat": _cat,
 }
