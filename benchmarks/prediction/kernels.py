@@ -94,6 +94,12 @@ class Score:
         if len(real) != len(made) or families != Counter(_family(each.name) for each in made):
             self.misses[_miss(real, made)] += 1
 
+    def join(self, other: Score) -> None:
+        """Takes another's operators in."""
+        for name, value in vars(other).items():
+            own = getattr(self, name)
+            setattr(self, name, own + value)
+
     def row(self) -> dict[str, Any]:
         return {
             "ops": self.ops,
@@ -213,18 +219,24 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="write the figures here too")
     options = parser.parse_args()
     print(f"{'':46} {'ops':>6} {'ran':>6}  kernels  with sets  count  family main   kernel grid")
-    written = []
+    written: list[dict[str, Any]] = []
+    by_op: dict[str, dict[str, Score]] = {key: defaultdict(Score) for key in ("seen", "held_out")}
     for name, found in reports(options.corpus, options.part, options.only):
         row = found.pop("").row()
         print(line(name, row))
-        by_op = {op: score.row() for op, score in sorted(found.items())}
-        written.append({"trace": name, "held_out": is_held_out(name), **row, "by_op": by_op})
+        written.append({"trace": name, "held_out": is_held_out(name), **row})
+        for op, score in found.items():
+            by_op["held_out" if is_held_out(name) else "seen"][op].join(score)
         for op, score in sorted(found.items()) if options.ops else ():
             print(line(f"    {op}", score.row()))
             for miss, times in score.misses.most_common(_MISSES):
                 print(f"        {times} x {miss}")
     if options.output:
-        write_results(options.output, traces=written)
+        told = {
+            part: {op: score.row() for op, score in sorted(scores.items())}
+            for part, scores in by_op.items()
+        }
+        write_results(options.output, traces=written, ops=told)
     return 0
 
 
