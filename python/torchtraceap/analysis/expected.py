@@ -34,7 +34,7 @@ from torchtraceap.durations.collectives import estimate_collective
 from torchtraceap.durations.copies import estimate_copy
 from torchtraceap.durations.estimate import Estimate, Estimates, UnknownDurationError
 from torchtraceap.durations.families import estimate_works
-from torchtraceap.durations.operators import estimate_product
+from torchtraceap.durations.operators import estimate_measured
 from torchtraceap.models import Work
 from torchtraceap.ranks import RankTrace
 from torchtraceap.sums import total
@@ -241,7 +241,7 @@ class _Asked:
             if kind.collective is not None:
                 return _collective_time(kind.collective, device)
             call = kind.op_call
-            return None if call is None else estimate_product(call, dtype, device)
+            return None if call is None else estimate_measured(call, dtype, device)
         except UnknownDurationError:
             return None
 

@@ -18,6 +18,7 @@ from torchtraceap.models.registry import Work, model_of, modelled
 
 __all__ = [
     "class_of",
+    "estimate_measured",
     "estimate_op",
     "estimate_product",
     "known_work",
@@ -88,12 +89,9 @@ def estimate_op(call: OpCall, device: str | Device, *, kernels: int = 1) -> Esti
     """
     chip, work = the_device(device), known_work(call)
     dtype = type_on(work, chip)
-    product = estimate_product(call, dtype, chip)
-    if product is not None:
-        return product
-    rows = _estimate_narrow_rows(call, chip)
-    if rows is not None:
-        return rows
+    found = estimate_measured(call, dtype, chip)
+    if found is not None:
+        return found
     return estimate_work(
         family_of(call.name, call.kernels),
         np.nan if work.computed is None else work.computed,
@@ -104,6 +102,16 @@ def estimate_op(call: OpCall, device: str | Device, *, kernels: int = 1) -> Esti
         kernels=kernels,
         kernel=call.kernels[0] if call.kernels else "",
     )
+
+
+def estimate_measured(call: OpCall, dtype: str, device: Device) -> Estimate | None:
+    """Time of a call by models that were fitted to its own kernels; None if there are none.
+
+    Raises:
+        UnknownDurationError: As `estimate_gemm`.
+    """
+    product = estimate_product(call, dtype, device)
+    return _estimate_narrow_rows(call, device) if product is None else product
 
 
 # Place of the dimension of a softmax, and how many tensors it moves.
@@ -128,8 +136,11 @@ def _estimate_narrow_rows(call: OpCall, device: Device) -> Estimate | None:
     place, tensors = _SOFTMAXES.get(call.name, (0, 0))
     if not tensors:
         return None
-    source = call.tensor(0)
-    axis, size = call.integer(place, -1), source.dtype.size
+    try:
+        source, axis = call.tensor(0), call.integer(place, -1)
+    except UnknownWorkError:
+        return None
+    size = source.dtype.size
     length = source.shape[-1] if source.shape else 0
     is_last = axis in (-1, len(source.shape) - 1)
     if not is_last or size >= _NARROW or length <= _ROW_OF_WARP or length * size % _WIDE == 0:

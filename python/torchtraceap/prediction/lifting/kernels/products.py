@@ -8,7 +8,7 @@ and either a second kernel adds the parts, or they wait for each other on counte
 clears. Split: k of at least 300 and 13 times the number of 64 x 64 tiles, 40 times where these
 fill the device; counters: more than 262,144 results, or a bias with k over 1,000. Fitted to the
 396 products of fp32 and bf16 of nine traces of A100, V100 and H100 (87 % of them right); NVIDIA
-only.
+only. Hopper's kernels and newer ones that add a bias don't split.
 
 Note [Counter of tiles]: Hopper's kernels of more than two waves of 128 x 128 tiles run as many
 blocks as there are multiprocessors, which fetch tiles from a counter of 4 bytes that a memset
@@ -234,6 +234,8 @@ def _parts(product: _Product, setting: Setting) -> int:
     tiles = product.tiles(_SMALL_TILE, _SMALL_TILE) * product.batch
     is_full = tiles >= setting.processors
     per_tile = _SPLIT_PER_TILE_IF_FULL if is_full else _SPLIT_PER_TILE
+    if setting.generation >= 9 and product.has_bias:
+        return 1
     if product.k < max(_SPLIT_FROM, per_tile * tiles):
         return 1
     return max(2, min(_MOST_PARTS, setting.processors // tiles))
@@ -292,9 +294,11 @@ def _hopper(
 ) -> tuple[str, int, int, int]:
     if setting.torch_from(2, 7):
         layout = product.layout.upper() + "N"
-        chip = "sm100_tst" if setting.generation >= 10 else "tst"
-        kind = "qst" if product.dtype.size == 1 else chip
-        return f"nvjet_{kind}_{height}x{width}_64x4_1x2_h_bz_coopA_{layout}", 384, 168, 213248
+        kind = "qst" if product.dtype.size == 1 else "tst"
+        pair = "2cta_" if setting.generation >= 10 else ""
+        bias = "bias_" if product.has_bias else ""
+        rest = f"64x4_1x2_{pair}h_bz_{'' if pair else 'coopA_'}{bias}{layout}"
+        return f"nvjet_{kind}_{height}x{width}_{rest}", 384, 168, 213248
     t = "bf16bf16_bf16f32_f32" if product.dtype.name == "bfloat16" else "f16f16_f16f32_f32"
     name = (
         f"sm90_xmma_gemm_{t}_{product.layout}_n_tilesize{min(height, 128)}x{width}x64_"
