@@ -759,6 +759,34 @@ with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
 recorded.export_chrome_trace(out)
 distributed.destroy_process_group()
 """
+_SHARDS = """
+import sys, torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.profiler import profile, ProfilerActivity
+from model import make
+
+rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+made = make()
+model = made["model"]
+mesh = distributed.init_device_mesh("cpu", (2,))
+for block in model:
+    fully_shard(block, mesh=mesh)
+fully_shard(model, mesh=mesh)
+model.set_force_sum_reduction_for_comms(True)  # gloo has no mean
+
+def step():
+    model.zero_grad()
+    made["loss"](model(*made["inputs"])).backward()
+
+for _ in range(2):
+    step()
+with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
+    step()
+recorded.export_chrome_trace(out)
+distributed.destroy_process_group()
+"""
 _TOWER = """
 import torch
 from torch import nn
@@ -782,6 +810,26 @@ def run_job(tmp_path: Path, workload: str, job: str) -> list[Path]:
     ]
     assert [process.wait(timeout=120) for process in processes] == [0, 0]
     return outs
+
+
+def test_two_processes_shard_the_same(tmp_path: Path) -> None:
+    outs = run_job(tmp_path, _TOWER, _SHARDS)
+    make = find_workload(f"{tmp_path / 'model.py'}:make")
+    found = one_of(make, "fsdp2", 2)
+    copies = ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat")
+    alike = (*_ALIKE, "aten::threshold_backward", *(f"fsdp::{name}" for name in copies))
+    expected = [
+        (call.name, _written(call))
+        for call in found.calls
+        if call.collective is not None or call.name in alike
+    ]
+    for out in outs:
+        assert _recorded(out, alike) == expected
+
+
+def _written(call: Call) -> list[int]:
+    """A collective of a trace has its output first."""
+    return [] if call.collective is None else [call.collective.elements_out]
 
 
 def test_two_stages_do_the_same(tmp_path: Path) -> None:
@@ -815,13 +863,18 @@ def _sent(call: Call) -> list[int]:
     return [] if call.collective is None else [call.collective.elements_in]
 
 
+def _elements(dims: list[Any]) -> int:
+    """Of a tensor, or of the first of a list."""
+    return prod(dims[0] if dims and isinstance(dims[0], list) else dims)
+
+
 def _recorded(trace: Path, alike: Sequence[str] = _ALIKE) -> list[tuple[str, list[int]]]:
     """Products, copies into buckets and collectives, these with their sizes."""
     events = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("cat") == "cpu_op"]
     return [
         (
             event["name"],
-            [prod(event["args"]["Input Dims"][0][0])] if "c10d" in event["name"] else [],
+            [_elements(event["args"]["Input Dims"][0])] if "c10d" in event["name"] else [],
         )
         for event in sorted(events, key=lambda event: event["ts"])
         if "c10d" in event["name"] or event["name"] in alike
