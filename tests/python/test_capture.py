@@ -103,6 +103,75 @@ def test_a_convolution_adds_its_bias_by_channel() -> None:
         assert [tensor.shape for tensor in bias.tensors] == [(8, 64, 58, 58), (1, 64, 1, 1)]
 
 
+def lifted_names(made: Capture, libraries: Libraries) -> list[str]:
+    return [op.name.removeprefix("aten::") for op in launching_ops(made, libraries)]
+
+
+CUDNN, MIOPEN = Libraries("cudnn"), Libraries("miopen")
+
+
+def image(*shape: int) -> Callable[[], torch.Tensor]:
+    return lambda: torch.randn(*shape)
+
+
+def test_depthwise_convolutions_are_atens_where_channels_lie_apart() -> None:
+    def model() -> nn.Module:
+        return nn.Conv2d(64, 64, 3, groups=64)
+
+    made = captured(model, image(2, 64, 16, 16))
+    assert lifted_names(made, CUDNN) == ["_conv_depthwise2d"]  # which adds the bias itself
+    assert lifted_names(made, MIOPEN) == ["miopen_depthwise_convolution", "add_"]
+    together = captured(
+        model, lambda: torch.randn(2, 64, 16, 16).to(memory_format=torch.channels_last)
+    )
+    assert lifted_names(together, CUDNN) == ["cudnn_convolution", "add_"]
+
+
+def test_convolutions_of_one_dimension_are_of_two() -> None:
+    first, *_ = launching_ops(captured(lambda: nn.Conv1d(8, 16, 3), image(2, 8, 32)))
+    assert [tensor.shape for tensor in first.tensors] == [(2, 8, 1, 32), (16, 8, 1, 3)]
+    (out,) = first.outputs
+    assert isinstance(out, TensorInfo) and out.shape == (2, 16, 1, 30)
+
+
+def test_batch_norms_go_to_the_library_that_takes_their_types() -> None:
+    single = captured(lambda: nn.BatchNorm2d(8), image(2, 8, 4, 4))
+    assert lifted_names(single, CUDNN)[-1] == "cudnn_batch_norm"
+    assert lifted_names(single, MIOPEN)[-1] == "miopen_batch_norm"
+    bare = captured(lambda: nn.BatchNorm2d(8, affine=False), image(2, 8, 4, 4))
+    assert lifted_names(bare, CUDNN)[-1] == "native_batch_norm"
+    halves = captured(lambda: nn.BatchNorm2d(8).to(torch.bfloat16), half(2, 8, 4, 4))
+    assert lifted_names(halves, CUDNN)[-1] == "native_batch_norm"
+
+
+def test_amd_fills_a_counter_before_causal_attention() -> None:
+    def causal(x: torch.Tensor) -> torch.Tensor:
+        heads = x.view(4, 128, 8, 64).transpose(1, 2)
+        return functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+
+    made = captured(lambda: Calls(causal), half(4, 128, 512))
+    assert lifted_names(made, CUDNN) == ["_flash_attention_forward"]
+    assert lifted_names(made, MIOPEN) == ["fill_", "_flash_attention_forward"]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: functional.mse_loss(x, x), ["mse_loss", "mean"]),
+        (lambda x: functional.mse_loss(x, x, reduction="none"), ["mse_loss"]),
+        (
+            lambda x: functional.binary_cross_entropy_with_logits(x, x),
+            ["log_sigmoid_forward", "sub", "mul_", "sub_", "mean"],
+        ),
+        (lambda x: x.sort(-1), ["arange", "copy_", "copy_", "sort"]),
+        (lambda x: functional.pad(x, (1, 1)), ["fill_", "copy_"]),
+        (lambda x: x[:0] + 1, []),
+    ],
+)
+def test_operators_that_call_others_launch_in_these(function: Any, expected: list[str]) -> None:
+    assert names(captured(lambda: Calls(function), image(64, 128))) == expected
+
+
 def test_an_embedding_selects_rows() -> None:
     made = captured(lambda: nn.Embedding(100_000, 64), lambda: torch.zeros(4, 7, dtype=torch.long))
     (lookup,) = launching_ops(made)
