@@ -171,6 +171,7 @@ EXPECTED: list[tuple[str, tuple[Any, ...], tuple[float | None, float, float]]] =
     ("aten::upsample_nearest1d", (f32(1, 2, 8), [16], None), (0, 64, 128)),
     ("aten::copy_", (bf16(4, 8), f32(4, 8), False), (0, 128, 64)),
     ("aten::fill_", (f32(4, 8), 0), (0, 0, 128)),
+    ("aten::split_with_sizes_copy", (bf16(4, 8), [2, 6], 1, None), (0, 64, 64)),
     ("_C::fused_add_rms_norm", (bf16(4, 8), bf16(4, 8), bf16(8), 1e-5), (160, 144, 128)),
     (
         "tex_ts::te_gemm_ts",
@@ -204,6 +205,8 @@ def test_lists_of_tensors_have_the_type_of_their_kernels() -> None:
         "aten::cat", shapes, 0, kernels=("CatArrayBatchedCopy<at::native::OpaqueType<2u>, 3>",)
     )
     assert (work.bytes_read, work.bytes_written) == (72, 72)
+    work = call("aten::_chunk_cat", [[3, 4], [2]], 0, 2, f32(2, 9), kernels=("chunk_cat<float>",))
+    assert (work.bytes_read, work.bytes_written) == (14 * 4, 18 * 4)
     assert work_of("aten::cat", [shapes, []], ["TensorList", "Scalar"])[1] == (
         "the type of the tensors in a list is not in the trace"
     )

@@ -267,6 +267,13 @@ def test_the_next_block_is_gathered_beside_this_one() -> None:
     assert {call.stream for call in copies} == {"compute"}
 
 
+def test_the_first_gather_waits_for_the_optimizer_of_the_step_before() -> None:
+    calls = one_of(trained(blocks, 32, 256), "fsdp2", 4).calls
+    first = next(call for call in calls if call.name == "fsdp::all_gather_copy_in")
+    assert all(-len(calls) <= index for call in calls for index in call.after)
+    assert "aten::_foreach_addcdiv_" in [calls[index].name for index in first.after if index < 0]
+
+
 def test_the_optimizer_has_its_shard_once_all_gradients_are_there() -> None:
     capture = one_of(trained(blocks, 32, 256), "fsdp2", 4)
     updates = [call for call in capture.calls if call.phase is Phase.OPTIMIZER]

@@ -48,6 +48,21 @@ def concatenate(call: OpCall) -> Work:
     return Work(0, read, _total_bytes(parts))
 
 
+@register("aten::_chunk_cat")
+def chunk_cat(call: OpCall) -> Work:
+    """(tensors, dim, num_chunks, out): chunks of all, one after the other, padded to one size."""
+    parts, out = call.tensor_list(0), call.optional_tensor(3)
+    written = _total_bytes(parts) if out is None else out.elements * out.dtype.size
+    return Work(0, sum(part.bytes for part in parts), written)
+
+
+@register("aten::split_with_sizes_copy")
+def split_copy(call: OpCall) -> Work:
+    """(self, split_sizes, dim, out)"""
+    x = call.tensor(0)
+    return Work(0, x.bytes, x.elements * x.dtype.size)
+
+
 def _total_bytes(parts: list[Tensor]) -> int:
     """An empty part of one dimension is left out, as torch does."""
     if not parts:

@@ -90,10 +90,14 @@ class Streams:
             self._last[self.current] = self._before
 
     def end_step(self, calls: int) -> None:
-        """A step of so many calls has ended. See Note [Points]."""
-        self._last = {stream: index - calls for stream, index in self._last.items()}
-        self._waits = {
-            stream: {index - calls for index in waits} for stream, waits in self._waits.items()
+        """A step of so many calls has ended. See Note [Points]; what is older is over."""
+
+        def back(points: set[int]) -> set[int]:
+            return {index - calls for index in points if index >= 0}
+
+        self._last = {name: last - calls for name, last in self._last.items() if last >= 0}
+        self._waits = {stream: back(waits) for stream, waits in self._waits.items()}
+        self._collectives = back(self._collectives)
+        self._unfinished = {
+            storage: index - calls for storage, index in self._unfinished.items() if index >= 0
         }
-        self._collectives = {index - calls for index in self._collectives}
-        self._unfinished = {storage: index - calls for storage, index in self._unfinished.items()}

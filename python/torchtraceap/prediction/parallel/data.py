@@ -30,8 +30,9 @@ __all__ = [
 
 STEPS_OF_COPIES = 3
 """Until a step is like the next. See Note [Buckets]."""
-STEPS_OF_SHARDS = 2
-"""The first step makes streams and groups."""
+STEPS_OF_SHARDS = 3
+"""The first step makes streams, groups and state; what the next one waits for is counted back from
+the end of the step before, which has to be like it."""
 STEPS_OF_ONE = 2
 """Without copies: the first step makes the optimiser's state."""
 
