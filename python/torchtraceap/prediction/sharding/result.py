@@ -13,7 +13,7 @@ SCHEMA = "torchtraceap.sharding/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Part(Shown):
     """A table, or some of its columns."""
 
     table: str
@@ -24,7 +24,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class RankLoad:
+class RankLoad(Shown):
     """What one rank holds and does in a step."""
 
     rank: int
@@ -38,7 +38,7 @@ class RankLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Shown):
     """One assignment and what the model says of it."""
 
     sharder: str
