@@ -27,6 +27,7 @@ from torchtraceap.prediction.lifting import host
 from torchtraceap.prediction.lifting.situations import UNKNOWN_CROSSING
 
 OUT = Path(host.__file__).parent / "data" / "host_times.json"
+_LEVELS = 5
 # A class draws on its own traces against its family's mean as if that were one machine; few calls
 # of a machine count less than many.
 PRIOR_MACHINES = 0.5
@@ -61,7 +62,7 @@ class Rows:
                 if call.crossing == UNKNOWN_CROSSING:
                     call = replace(call, crossing=crossings.get(call.name, crossings[""]))
                 chain = [keys.setdefault(key, len(keys)) for key in call.classes(quantity)]
-                chains.append(chain)
+                chains.append(chain + chain[-1:] * (_LEVELS - len(chain)))
                 traces.append(trace)
                 values.append(float(value) / call.scale(quantity))
         self.names = list(keys)
@@ -136,7 +137,8 @@ def class_means(rows: Rows, factor: np.ndarray, machine: np.ndarray) -> np.ndarr
             above = np.zeros(len(rows.names), dtype=np.int64)
             above[key] = rows.chains[:, level - 1]
             total, weight = total + PRIOR_MACHINES * logs[above], weight + PRIOR_MACHINES
-        here = np.unique(key)
+        # Short chains repeat their last class, which has its mean already.
+        here = np.unique(key if not level else key[key != rows.chains[:, level - 1]])
         logs[here] = total[here] / weight[here]
     return np.exp(logs)
 

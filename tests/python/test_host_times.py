@@ -101,6 +101,12 @@ def test_foreach_operators_take_longer_for_more_tensors() -> None:
     assert on_host.to_launch > 100_000
 
 
+def test_a_loop_of_one_operator_has_short_gaps() -> None:
+    loop = [call(name, phase=Phase.OPTIMIZER) for name in ("zero_", "add_", "add_", "add_")]
+    times = HostModel().times(Capture((call("mm"), *loop)), (1,) * 5).calls
+    assert times[3].before == times[4].before < times[2].before
+
+
 def test_samples_keep_the_mean_and_repeat_with_their_seed() -> None:
     times = HostModel().times(Capture(STEP * 300), LAUNCHES * 300)
     drawn = [times.sample(np.random.default_rng(seed), common=1.0) for seed in range(8)]

@@ -13,6 +13,7 @@ __all__ = ["BEGIN", "UNKNOWN_CROSSING", "Situation", "crossing", "is_by_tensors"
 
 UNKNOWN_CROSSING = "modules ?"
 BEGIN = "begin"
+_NOTHING_BETWEEN = ("", "modules 0", UNKNOWN_CROSSING, "same node")
 _FEW_TENSORS, _MANY_TENSORS = 20, 100
 """Of a foreach operator: as many as take as long as all else in it, and those of a mean."""
 _FOREACH = re.compile(r"::_foreach_")
@@ -46,11 +47,19 @@ class Situation:
             return 1.0
         return (self.tensors + _FEW_TENSORS) / (_MANY_TENSORS + _FEW_TENSORS)
 
+    @property
+    def is_in_loop(self) -> bool:
+        """Over parameters, or values that the host reads: gaps are shorter than others."""
+        loops = self.phase is Phase.OPTIMIZER or self.name == "aten::_local_scalar_dense"
+        return loops and self.name == self.last and self.crossing in _NOTHING_BETWEEN
+
     def classes(self, quantity: str) -> tuple[str, ...]:
         """Classes that one of its times belongs to (`host.QUANTITIES`), the widest first."""
         if quantity != "before":
             return "", family_of(self.name), self.name
-        own = f"{self.phase.value} {self.crossing}".strip()
+        if self.is_in_loop:
+            return "", "again", f"again {family_of(self.name)}", f"again {self.name}"
+        own = f"{self.phase.value} {self.crossing or 'inside'}"
         by_name = f"{own} {self.name}"
         return "", self.phase.value, own, by_name, f"{by_name} < {self.last}"
 
