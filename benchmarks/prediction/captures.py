@@ -21,6 +21,8 @@ from typing import Any
 
 import model_zoo
 
+sys.path.pop(0)  # files beside this one have names of packages that models look for
+
 from torchtraceap.errors import TraceError
 from torchtraceap.prediction.capture import capture_step
 from torchtraceap.prediction.lifting import launching_ops
