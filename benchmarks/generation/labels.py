@@ -153,16 +153,18 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or Path(scratch) / "traces"
+        is_new = not folder.exists()
         start = time.perf_counter()
         labels = generate(
             folder, options.count, options.seed, bases=options.base, jobs=options.jobs
         )
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start if is_new else None
         said = [json.loads(line) for line in labels.read_text("utf-8").splitlines()]
         rows = [judge(folder, label) for label in said if label["twin"] is not None]
     print(table(rows))
     events = statistics.median(row.events for row in rows)
-    print(f"\n{options.count} traces, {events:.0f} events each (median): {seconds:.1f} s")
+    took = "" if seconds is None else f": {seconds:.1f} s"
+    print(f"\n{options.count} traces, {events:.0f} events each (median){took}")
     if options.output:
         more = {"count": options.count, "seed": options.seed, "jobs": options.jobs}
         rounded = [_rounded(asdict(row)) for row in rows]

@@ -141,7 +141,7 @@ def _take_over(folder: Path, settings: _Settings) -> None:
     write_text(place, text)
 
 
-_VERSION = 2
+_VERSION = 3
 """Of what is generated: with another one the same seed gives other bytes."""
 
 

@@ -24,7 +24,7 @@ from torchtraceap._core import EventKind
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.iterations import iterations_of
 from torchtraceap.analysis.windows import build_windows
-from torchtraceap.errors import OptionError
+from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.generation.bases import Base
 from torchtraceap.generation.data_parallel import DataParallel, can_spread, drawn
 from torchtraceap.generation.faults import read_item
@@ -131,7 +131,7 @@ def drawn_pair(base: Base, forms: Sequence[Form], seed: str) -> Pair:
 def _draw(base: Base, form: Form, seed: str, scale: float, reads: bool) -> _Draw:
     rng = random.Random(seed)
     program = base.program(rng)
-    if not program.steps or len(program.main) < 8:
+    if not program.is_usable:
         raise NoPlaceError
     ranks = rng.choice(_RANKS)
     if form.spread is not None:
@@ -157,13 +157,14 @@ def _draw(base: Base, form: Form, seed: str, scale: float, reads: bool) -> _Draw
 def _pair(base: Base, draw: _Draw) -> Pair:
     form, rank = draw.form, draw.rank
     twin = _scene(draw, draw.good)
-    clean = twin.play()
     if form.in_twin is not None:
-        form.in_twin(_planting(draw, twin, clean))
-        clean = twin.play()
+        form.in_twin(_planting(draw, twin, twin.play()))
+    _read_at_ends(draw, twin)
+    clean = _played(twin)
     scene = _scene(draw, draw.bad)
     form.put(_planting(draw, scene, clean))
-    outcome = scene.play()
+    _read_at_ends(draw, scene)
+    outcome = _played(scene)
     bounds = twin.bounds_of(rank)
     times = clean.times_ns[bounds[0] : bounds[1]]
     cost_ns = outcome.end_ns(*bounds) - clean.end_ns(*bounds)
@@ -173,15 +174,27 @@ def _pair(base: Base, draw: _Draw) -> Pair:
 
 def _scene(draw: _Draw, spread: DataParallel | None) -> Scene:
     """Without a fault but for how ranks exchange gradients."""
-    program = draw.program
-    scene = Scene(program, draw.speeds, draw.ranks)
+    scene = Scene(draw.program, draw.speeds, draw.ranks)
     if spread is not None:
         spread.lay(scene)
+    return scene
+
+
+def _read_at_ends(draw: _Draw, scene: Scene) -> None:
+    """Last: what is put in at one slot of a stream stands there in the order in which it came."""
+    program = draw.program
     for step in program.steps if draw.reads else ():
         last = int(np.flatnonzero(program.main.step == step)[-1])
         for rank in range(draw.ranks):
             read_item(scene.block(rank, program.main, last))
-    return scene
+
+
+def _played(scene: Scene) -> Outcome:
+    """Where several threads launch, work may wait for what is launched behind it: no program."""
+    try:
+        return scene.play()
+    except SchemaError as error:
+        raise NoPlaceError from error
 
 
 def _planting(draw: _Draw, scene: Scene, clean: Outcome) -> Planting:

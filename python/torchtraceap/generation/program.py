@@ -27,6 +27,7 @@ LOADER = r"^enumerate\(DataLoader\)#"
 _RANGES = rf"{LOADER}|^(ProfilerStep#|Optimizer\.|DistributedDataParallel|Torch-Compiled|##)"
 """Operators by category that are ranges around operators, as torch before 1.12 writes them."""
 _LEAST_REPEATS = 4
+_LEAST_PLACES = 8
 _GPU_NOISE, _HOST_NOISE = (0.005, 0.1), (0.05, 0.3)
 """Bounds of the noise that is drawn: beyond them what repeats by name is not the same work."""
 
@@ -124,6 +125,11 @@ class Program:
         times = self.graph.time_ns
         bounds = [(times[step.begin], times[step.end]) for step in self.run.steps]
         return np.array(bounds, dtype=np.int64).reshape(-1, 2)
+
+    @property
+    def is_usable(self) -> bool:
+        """It has places, and kernels with their launches."""
+        return len(self.main) >= _LEAST_PLACES and bool(self.steps) and len(self._kernels) > 0
 
     @cached_property
     def steps(self) -> list[int]:
