@@ -297,7 +297,7 @@ _TRANSFORMERS: dict[str, dict[str, Any]] = {
     "GPTNeoXForCausalLM": {"num_hidden_layers": 4},
     "BloomForCausalLM": {"n_layer": 4},
     "FalconForCausalLM": {"num_hidden_layers": 4},
-    "T5ForConditionalGeneration": {},
+    "T5ForConditionalGeneration": {"decoder_start_token_id": 0},
     "BartForConditionalGeneration": {},
     "LlamaForCausalLM": {"num_hidden_layers": 4},
     "MistralForCausalLM": {"num_hidden_layers": 4},
@@ -461,7 +461,10 @@ volo_d1_224 crossvit_15_240
 def _torchvision(name: str) -> Make:
     def make() -> dict[str, Any]:
         models = importlib.import_module("torchvision.models")
-        model = models.get_model(name, weights=None)
+        parts = name.startswith(("deeplab", "fcn", "lraspp"))
+        model = models.get_model(
+            name, weights=None, **({"weights_backbone": None} if parts else {})
+        )
         size = 299 if name == "inception_v3" else 224
         shape = (3, 8, 112, 112) if name in ("r3d_18", "mvit_v2_s", "swin3d_t") else (3, size, size)
         if name == "mvit_v2_s":
