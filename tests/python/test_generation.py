@@ -13,6 +13,7 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.analysis.iterations import iterations_of
+from torchtraceap.analysis.recorded_device import recorded_device
 from torchtraceap.cli import main
 from torchtraceap.errors import OptionError
 from torchtraceap.generation import bases as bases_module
@@ -292,7 +293,9 @@ def test_traces_of_predicted_runs(tmp_path: Path) -> None:
     (label,) = (label for label in labels if label["twin"] is not None)
     bad, good = load(tmp_path / "out", label["id"]), load(tmp_path / "out", label["twin"])
     assert length_ns(bad) - length_ns(good) == label["cost_ns"]
-    assert all(part.ranks[0].table.devices[0].name == label["device"] for part in (bad, good))
+    for trace in (bad, good):
+        device = recorded_device(trace.ranks[0].table.devices[0])
+        assert device is not None and device.name == label["device"]
 
 
 # ---------------------------------------------------------------------------------- loss
