@@ -149,6 +149,36 @@ def test_a_model_with_inputs_is_a_source_as_well() -> None:
     assert found.device == "A100 SXM4 80 GB"
 
 
+def test_a_trace_is_a_source_as_well(trained: ttap.Prediction, tmp_path: Path) -> None:
+    (path,) = trained.write_trace(tmp_path / "recorded.json.gz")
+    same = ttap.predict(path, device=GPU)
+    assert same.source == "gpu_trace"
+    assert same.sequence == trained.sequence
+    assert same.gpu.busy_ns == pytest.approx(trained.gpu.busy_ns, rel=0.02)
+    assert {op.method for op in same.ops} == {"calibrated"}
+    other = ttap.predict(path, device="A100_SXM_80GB")
+    assert other.gpu.busy_ns > same.gpu.busy_ns
+    with pytest.raises(OptionError, match="the batch that it was recorded with"):
+        ttap.predict(path, device=GPU, batch=8)
+    with pytest.raises(OptionError, match="other strategies need a model"):
+        ttap.predict(path, device=GPU, world_size=8, strategy="ddp")
+
+
+def test_a_profile_of_a_cpu_is_a_source_as_well(tmp_path: Path) -> None:
+    made = training()
+    model, inputs = made["model"], made["inputs"]
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
+        for _ in range(3):
+            with torch.profiler.record_function("ProfilerStep#0"), torch.inference_mode():
+                model(*inputs)
+    path = str(tmp_path / "cpu.json")
+    profile.export_chrome_trace(path)
+    found = ttap.predict(path, device=GPU)
+    assert found.source == "cpu_profile"
+    assert found.sequence == ttap.predict(model, inputs, device=GPU).sequence
+
+
 def test_ranks_share_gradients() -> None:
     alone, shared = predicted(), predicted(world_size=8, strategy="ddp")
     assert shared.gpu.communication_ns > 0

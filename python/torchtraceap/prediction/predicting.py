@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from torchtraceap._version import __version__
 from torchtraceap.analysis.iterations import step_time
-from torchtraceap.devices import Device, device_named
+from torchtraceap.devices import Device, device_named, find_device
 from torchtraceap.durations import Calibration
 from torchtraceap.durations.calibration import KindTimes, fit_calibration
-from torchtraceap.errors import OptionError, TraceError
+from torchtraceap.errors import OptionError
+from torchtraceap.loading import load
 from torchtraceap.prediction.capture.calls import (
     Capture,
-    CaptureError,
     TensorInfo,
     Value,
     tensors_in,
@@ -23,6 +23,7 @@ from torchtraceap.prediction.intervals import step_interval
 from torchtraceap.prediction.layout import Recording, lay_out, rank_trace
 from torchtraceap.prediction.lifting.host import HostModel
 from torchtraceap.prediction.lifting.lift import lift
+from torchtraceap.prediction.lifting.measured import with_measured_times
 from torchtraceap.prediction.lifting.recorded_host import recorded_calls
 from torchtraceap.prediction.lifting.step import LiftedOp, LiftedStep
 from torchtraceap.prediction.memory import MemoryNeed, memory_need
@@ -33,20 +34,20 @@ from torchtraceap.prediction.result import (
     Prediction,
     UnknownOp,
 )
+from torchtraceap.prediction.sources import captured_step
 from torchtraceap.results import Timeline
 from torchtraceap.trace import Trace
 
 if TYPE_CHECKING:
     import torch
 
-    from torchtraceap.prediction.parallel import RankCaptures
+    from torchtraceap.prediction.capture.gpu_trace import CapturedProfile
 
 __all__ = ["lifted_steps", "predict"]
 
 _BUSY, _IDLE = 0.9, 0.6
 """Shares of the step that the GPU is busy: above the first it decides, below the second the host.
 Between them errors of either may turn the answer."""
-_MOST_SAID = 400
 _LIBRARIES = ("torch", "torchvision", "transformers", "timm", "diffusers")
 
 
@@ -67,8 +68,9 @@ def predict(
     """What a step would take on a GPU, without one and without running the model.
 
     Args:
-        source: A model (`torch.nn.Module`) with `inputs`; a function that makes a workload; or the
-            name of one, `FILE.py:FUNCTION`.
+        source: A model (`torch.nn.Module`) with `inputs`; a function that makes a workload, or its
+            name, `FILE.py:FUNCTION`; or the path of a profile (of a CPU or a GPU) or of an
+            execution trace of a step.
         inputs: Of a model: a tuple of arguments, or a dict by name.
         device: A GPU by name or id.
         loss: Takes the model's output; with it a step is forward, backward and optimiser.
@@ -85,17 +87,20 @@ def predict(
         CaptureError: The step can't be run without values.
         MissingDependencyError: Without torch.
     """
-    from torchtraceap.prediction.parallel import capture_ranks, parse_strategy
-    from torchtraceap.prediction.sources import prepared_workload
-
     if steps < 1:
         raise OptionError(f"at least one step is needed, not {steps}")
     chip = device if isinstance(device, Device) else device_named(device)
-    make = prepared_workload(source, inputs, loss, optimizer, dtype, batch)
-    plan = parse_strategy(strategy, world_size)
-    captured = _captured(lambda: capture_ranks(make, plan))
+    captured = captured_step(
+        source, inputs, loss=loss, optimizer=optimizer, dtype=dtype, batch=batch,
+        world_size=world_size, strategy=strategy,
+    )  # fmt: skip
     traces = tuple(calibrate)
-    lifted = lifted_steps(captured.captures, chip, traces)
+    ran_on = _device_of(captured.profile)
+    own = [load(source)] if ran_on is chip else []  # its machine is the one that is asked for
+    lifted = lifted_steps(captured.captures, chip, traces, hosts=[*own, *traces])
+    if captured.profile is not None and ran_on is not None:
+        profile = captured.profile
+        lifted = [with_measured_times(lifted[0], profile.capture, profile.measured_ns, ran_on)]
     trace = _laid_out(lifted, captured.kind_of_rank, chip, steps)
     step = step_time(trace.ranks)
     assert step is not None  # every step is marked
@@ -104,10 +109,10 @@ def predict(
     gpu = _gpu_share(trace, predicted, steps)
     ops = [op for op in lifted[0].ops() if op.works]
     return Prediction(
-        source="workload",
+        source=captured.source,
         device=chip.name,
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
-        world_size=world_size,
+        world_size=len(captured.kind_of_rank),
         strategy=strategy,
         calibrated_by=tuple(trace.ranks[0].path for trace in traces),
         versions=_versions(),
@@ -124,26 +129,29 @@ def predict(
     )
 
 
-def _captured(run: Callable[[], RankCaptures]) -> RankCaptures:
-    """What a user's own code raises is told as what it is."""
-    try:
-        return run()
-    except TraceError:
-        raise
-    except Exception as error:
-        said = " ".join(str(error).split())
-        raise CaptureError(
-            f"the step could not be run: {type(error).__name__}: {said[:_MOST_SAID]}"
-        ) from error
+def _device_of(profile: CapturedProfile | None) -> Device | None:
+    """Where a trace was recorded, as far as it says so."""
+    return None if profile is None or profile.device is None else find_device(profile.device)
 
 
 def lifted_steps(
-    captures: Iterable[Capture], device: Device, calibrate: Sequence[Trace] = ()
+    captures: Iterable[Capture],
+    device: Device,
+    calibrate: Sequence[Trace] = (),
+    *,
+    hosts: Sequence[Trace] | None = None,
 ) -> list[LiftedStep]:
-    """Captured steps as a GPU would do them, corrected by traces of the device."""
+    """Captured steps as a GPU would do them.
+
+    Args:
+        captures: The steps.
+        device: The GPU.
+        calibrate: Traces of the device, which correct durations.
+        hosts: Traces of the machine, which correct host times; by default the same.
+    """
     calibration, host = _calibration(calibrate), HostModel(device)
-    if calibrate:
-        parts = [part for trace in calibrate for part in trace.ranks]
+    parts = [part for trace in (calibrate if hosts is None else hosts) for part in trace.ranks]
+    if parts:
         host = host.calibrated([recorded_calls(part) for part in parts])
     return [lift(capture, device, host=host, calibration=calibration) for capture in captures]
 
@@ -228,7 +236,7 @@ def _method(op: LiftedOp) -> str:
     if not op.time.is_known:
         return "assumed"
     source = op.time.estimate.source
-    if "of this trace's" in source:
+    if "of this trace's" in source or "in the trace" in source:
         return "calibrated"
     return "table" if "measured" in source else "model"
 

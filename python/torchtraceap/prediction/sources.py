@@ -1,19 +1,107 @@
-"""What a prediction can start from, as a function that makes a workload."""
+"""What a prediction can start from: a model, a workload, or a file that recorded a step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.dtypes import dtype_named
-from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.errors import MissingDependencyError, OptionError, TraceError
+from torchtraceap.prediction.capture.calls import Capture, CaptureError
 from torchtraceap.prediction.workload import Workload, find_workload, made_workload
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["prepared_workload"]
+    from torchtraceap.prediction.capture.gpu_trace import CapturedProfile
+
+__all__ = ["Step", "captured_step"]
+
+_MOST_SAID = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A captured step of each kind of rank."""
+
+    source: str
+    """workload, cpu_profile, gpu_trace or execution_trace."""
+    captures: tuple[Capture, ...]
+    kind_of_rank: tuple[int, ...]
+    profile: CapturedProfile | None = None
+    """Of a trace with a GPU: what was measured there."""
+
+
+def captured_step(
+    source: Any,
+    inputs: Any = None,
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+    dtype: object = None,
+    batch: int | None = None,
+    world_size: int = 1,
+    strategy: str | None = None,
+) -> Step:
+    """A step of any source, as `predict` takes them.
+
+    Raises:
+        OptionError: No source, or options that it can't take.
+        CaptureError: No step can be captured of it.
+        MissingDependencyError: Torch is needed and not there.
+    """
+    from torchtraceap.prediction.parallel import capture_ranks, parse_strategy
+
+    plan = parse_strategy(strategy or ("ddp" if world_size > 1 else None), world_size)
+    if batch is not None and batch < 1:
+        raise OptionError(f"a batch of {batch} makes no sense")
+    if isinstance(source, (str, Path)) and _is_file(source):
+        if inputs is not None or loss is not None or optimizer is not None:
+            raise OptionError("inputs, loss and optimizer are of a model; a recorded step has them")
+        return _recorded_step(str(source), dtype, batch, world_size, strategy)
+    make = prepared_workload(source, inputs, loss, optimizer, dtype, batch)
+    try:
+        found = capture_ranks(make, plan)
+    except TraceError:
+        raise
+    except Exception as error:  # whatever a user's own program raises
+        said = " ".join(str(error).split())
+        raise CaptureError(
+            f"the step could not be run: {type(error).__name__}: {said[:_MOST_SAID]}"
+        ) from error
+    return Step("workload", found.captures, found.kind_of_rank)
+
+
+def _is_file(source: str | Path) -> bool:
+    """A path that is there, or can't be the name of a workload."""
+    return Path(source).exists() or ":" not in str(source)
+
+
+def _recorded_step(
+    path: str, dtype: object, batch: int | None, world_size: int, strategy: str | None
+) -> Step:
+    from torchtraceap.prediction.capture.changed import with_dtype
+    from torchtraceap.prediction.capture.gpu_trace import CapturedProfile
+    from torchtraceap.prediction.capture.source import capture_source
+
+    if batch is not None:
+        raise OptionError("a recorded step has the batch that it was recorded with")
+    kind, found = capture_source(path)
+    profile = found if isinstance(found, CapturedProfile) else None
+    capture = found.capture if isinstance(found, CapturedProfile) else found
+    ranks = 1 + max(
+        (rank for call in capture.calls if call.collective for rank in call.collective.group),
+        default=0,
+    )
+    if strategy is not None or world_size not in (1, ranks):
+        raise OptionError(
+            f"{path} is a step of one of {ranks} ranks; other strategies need a model or a workload"
+        )
+    if dtype is not None:
+        capture = with_dtype(capture, _dtype_name(dtype))
+    return Step(kind, (capture,), (0,) * ranks, profile)
 
 
 def prepared_workload(
@@ -48,8 +136,6 @@ def prepared_workload(
         raise OptionError("inputs, loss and optimizer are of a model; a workload has its own")
     make = _maker(source, inputs, loss, optimizer, is_model)
     to = None if dtype is None else _torch_dtype(dtype)
-    if batch is not None and batch < 1:
-        raise OptionError(f"a batch of {batch} makes no sense")
 
     def prepared() -> Workload:
         workload = made_workload(make())
@@ -77,17 +163,22 @@ def _maker(
     )
 
 
+_LABELS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+
+
+def _dtype_name(dtype: object) -> str:
+    """torch's name of a type of floating point numbers."""
+    known = dtype_named(str(dtype))
+    name = _LABELS.get(str(dtype), known.name if known else "")
+    if name not in _LABELS.values():
+        raise OptionError(f"dtype {dtype!r}: one of {', '.join(_LABELS)} is needed")
+    return name
+
+
 def _torch_dtype(dtype: object) -> torch.dtype:
     import torch
 
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    known = dtype_named(str(dtype))
-    labels = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
-    name = labels.get(str(dtype), known.name if known else "")
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise OptionError(f"dtype {dtype!r}: one of {', '.join(labels)} is needed")
+    found: torch.dtype = getattr(torch, _dtype_name(dtype))
     return found
 
 
