@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from torchtraceap.prediction.capture.gpu_trace import CapturedProfile
 
-__all__ = ["Step", "captured_step"]
+__all__ = ["CapturedStep", "captured_step"]
 
 _MOST_SAID = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CapturedStep:
     """A captured step of each kind of rank."""
 
     source: str
@@ -44,7 +44,7 @@ def captured_step(
     batch: int | None = None,
     world_size: int = 1,
     strategy: str | None = None,
-) -> Step:
+) -> CapturedStep:
     """A step of any source, as `predict` takes them.
 
     Raises:
@@ -71,7 +71,7 @@ def captured_step(
         raise CaptureError(
             f"the step could not be run: {type(error).__name__}: {said[:_MOST_SAID]}"
         ) from error
-    return Step("workload", found.captures, found.kind_of_rank)
+    return CapturedStep("workload", found.captures, found.kind_of_rank)
 
 
 def _is_file(source: str | Path) -> bool:
@@ -81,7 +81,7 @@ def _is_file(source: str | Path) -> bool:
 
 def _recorded_step(
     path: str, dtype: object, batch: int | None, world_size: int, strategy: str | None
-) -> Step:
+) -> CapturedStep:
     from torchtraceap.prediction.capture.changed import with_dtype
     from torchtraceap.prediction.capture.gpu_trace import CapturedProfile
     from torchtraceap.prediction.capture.source import capture_source
@@ -101,7 +101,7 @@ def _recorded_step(
         )
     if dtype is not None:
         capture = with_dtype(capture, _dtype_name(dtype))
-    return Step(kind, (capture,), (0,) * ranks, profile)
+    return CapturedStep(kind, (capture,), (0,) * ranks, profile)
 
 
 def prepared_workload(

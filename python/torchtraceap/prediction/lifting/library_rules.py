@@ -207,10 +207,11 @@ def _attention(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
         kind = int(bool(causal))
         inputs = (*of_heads, mask, None, None, *longest, dropout, kind, False, scale)
         name = "aten::_efficient_attention_forward"
-    return [*counter, (name, inputs, (_heads_last(made),))]
+    return [(name, inputs, (_heads_last(made),)), *counter]
 
 
 def _counter(query: TensorInfo) -> LaunchedCall:
+    """Filled inside of the attention, which has begun by then."""
     return filled(replace(query, shape=(1,), strides=(1,), dtype=INT32, storage=-1))
 
 
