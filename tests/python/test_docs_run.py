@@ -31,9 +31,16 @@ ROOT = Path(__file__).resolve().parents[2]
 TRACES = ROOT / "examples/traces"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
 WHAT_IT_NEEDS = {"tracelens-xlsx": "openpyxl", ".pftrace": "perfetto", "--parquet": "pyarrow",
-                 "--run": "torch"}  # fmt: skip
+                 "--run": "torch", "predict ": "torch", "generate ": "torch"}  # fmt: skip
 # Blocks that show where a call goes in a program that is not ours, or leave a part to the reader.
-FRAGMENTS = {"jax.md": ("jax.profiler",), "compositions.md": ("...,",)}
+FRAGMENTS = {"jax.md": ("jax.profiler",), "compositions.md": ("...,",),
+             "prediction.md": ("profile.json",)}  # fmt: skip
+WORKLOAD = """
+import torch
+
+def workload():
+    return {"model": torch.nn.Linear(64, 64), "inputs": (torch.randn(8, 64),)}
+"""
 
 
 def page_text(page: Path) -> str:
@@ -81,7 +88,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the pages speak of."""
     folder = tmp_path_factory.mktemp("desk")
     one, other = (TRACES / f"resnet50_num_workers_{number}.json.gz" for number in (0, 4))
-    for name in ("trace.json.gz", "PATH", "A"):
+    (folder / "model.py").write_text(WORKLOAD)
+    for name in ("trace.json.gz", "measured.json.gz", "PATH", "A"):
         shutil.copy(one, folder / name)
     shutil.copy(other, folder / "B")
     make = runpy.run_path(str(ROOT / "examples/make_ranks.py"))["write_ranks"]
@@ -178,7 +186,7 @@ def test_blocks_of_the_documentation_run(
     if "as_prof" in "_".join(block.split()) or "ttap.profile" in block:
         record(block)
         return
-    if "replay(trace" in block:
+    if "replay(trace" in block or "prediction" in block or "generate(" in block:
         pytest.importorskip("torch")
     exec(compile(block, f"{page}-{place}", "exec"), dict(names))
 
