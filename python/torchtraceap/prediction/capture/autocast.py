@@ -52,10 +52,10 @@ def autocast_as_on_a_gpu() -> Iterator[None]:
             _register(library, name, _in_float32)
         for name in _SET_FLOAT32:
             _register(library, name, _setting_float32)
-        autocast.__init__ = begin  # type: ignore[method-assign]
+        autocast.__init__ = begin
         yield
     finally:
-        autocast.__init__ = before  # type: ignore[method-assign]
+        autocast.__init__ = before
         library._destroy()
 
 
