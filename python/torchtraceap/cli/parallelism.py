@@ -53,7 +53,7 @@ def _describe(parser: Parser) -> None:
     )
     parser.add_argument(
         "--config",
-        metavar="FILE",
+        metavar="JSON",
         help="a config.json with the model's sizes; options go before it",
     )
     parser.add_argument("--device", metavar="NAME", help="a GPU, such as 'A100 SXM 80GB'")

@@ -51,7 +51,7 @@ def _describe(parser: Parser) -> None:
 
 def _predict(options: Options) -> int:
     if options.trace:
-        check_output(options.trace, options.calibrate)
+        check_output(options.trace, [options.source, *options.calibrate])
     with stage("predicting"), redirect_stdout(sys.stderr):  # a workload may print
         found = _predictions(options)
     if options.json:

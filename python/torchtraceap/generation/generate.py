@@ -200,7 +200,7 @@ def _make_unit(folder: str, settings: _Settings, count: int, unit: int) -> None:
 
 
 def _write_lines(lines: Sequence[str], path: Path) -> None:
-    path.write_text("".join(lines), "utf-8")
+    write_text(path, "".join(lines))
 
 
 def _labelled(

@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,9 +102,11 @@ class _Generator(torch.Generator):
 
 _IN_CUDA: dict[str, Any] = {
     **dict.fromkeys(("Stream", "Event", "stream", "current_stream", "default_stream"), _Nothing),
-    **dict.fromkeys(
-        ("synchronize", "empty_cache", "set_device", "reset_peak_memory_stats"), _nothing
-    ),
+    # Functions of their own: torch.compile tells what it finds by the object.
+    **{
+        name: partial(_nothing)
+        for name in ("synchronize", "empty_cache", "set_device", "reset_peak_memory_stats")
+    },
 }
 
 
