@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchtraceap.devices import Device
 from torchtraceap.durations import collective_kind
-from torchtraceap.prediction.capture.calls import Call, Phase
+from torchtraceap.prediction.capture.calls import Call, Collective, Phase
 from torchtraceap.prediction.lifting.work import GpuWork, WorkKind
 
 __all__ = ["CXX_TYPES", "annotation_of", "callers_of", "collective_arguments", "launch_name"]
@@ -69,7 +69,7 @@ def annotation_of(work: GpuWork) -> str:
     assert work.collective is not None
     collective = work.collective
     if collective.peer is not None:
-        me = next((rank for rank in collective.group if rank != collective.peer), collective.peer)
+        me = _own_rank(collective, collective.peer)
         arrow = "->" if collective.kind == "send" else "<-"
         return f"nccl:{collective.kind} {me}{arrow}{collective.peer}"
     kind = collective_kind(collective.kind) or collective.kind
@@ -98,10 +98,15 @@ def collective_arguments(work: GpuWork) -> dict[str, int | str]:
         "Seq": collective.id,
     }
     if collective.peer is not None:
-        me = next((rank for rank in group if rank != collective.peer), collective.peer)
+        me = _own_rank(collective, collective.peer)
         sides = (me, collective.peer) if collective.kind == "send" else (collective.peer, me)
         found["Src Rank"], found["Dst Rank"] = sides
     return found
+
+
+def _own_rank(collective: Collective, peer: int) -> int:
+    """Of send and recv: the rank that is not the peer."""
+    return next((rank for rank in collective.group if rank != peer), peer)
 
 
 def _c10_name(name: str) -> str:
