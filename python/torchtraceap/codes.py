@@ -22,6 +22,7 @@ __all__ = [
     "API_KINDS",
     "COPY_CALLS",
     "HOST_MEMORY_CALLS",
+    "LAUNCHES",
     "MEMORY_RETURNS",
     "SYNCHRONISATIONS",
     "ApiClass",
@@ -47,3 +48,14 @@ MEMORY_RETURNS = _those(gives_memory_back)
 """Of these, the calls that give memory back."""
 HOST_MEMORY_CALLS = _those(is_host_memory_call)
 """Of these, the calls for pinned memory of the host."""
+LAUNCHES = np.array(
+    [
+        ApiClass.KERNEL_LAUNCH,
+        ApiClass.GRAPH_LAUNCH,
+        ApiClass.COPY,
+        ApiClass.ASYNC_COPY,
+        ApiClass.MEMSET,
+    ],
+    dtype=np.uint8,
+)
+"""Calls that give the GPU work: kernels, graphs of them, copies, memsets."""

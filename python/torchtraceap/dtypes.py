@@ -41,6 +41,16 @@ class DType:
     is_quantized: bool = False
     """Its values mean nothing without a scale that no trace records."""
 
+    @property
+    def cxx_name(self) -> str:
+        """As C++ names it, and so the profiler in "Input type"."""
+        return _CXX_NAMES.get(self.name, self.name)
+
+    @property
+    def c10_name(self) -> str:
+        """As c10 names it, and so the profiler in "dtype" of collectives."""
+        return _C10_NAMES.get(self.name, self.name)
+
 
 DTYPES = (
     DType("bool", "bool", 1, 0, 11),
@@ -98,6 +108,32 @@ _SPELLINGS = {
     "complex32": ("complex<half>", "complexhalf"),
     "complex64": ("complex<float>", "complexfloat"),
     "complex128": ("complex<double>", "complexdouble"),
+}
+_CXX_NAMES = {
+    "uint8": "unsigned char",
+    "int8": "signed char",
+    "int16": "short int",
+    "int32": "int",
+    "int64": "long int",
+    "float16": "c10::Half",
+    "bfloat16": "c10::BFloat16",
+    "float32": "float",
+    "float64": "double",
+    "complex64": "c10::complex<float>",
+    "complex128": "c10::complex<double>",
+    "float8_e4m3fn": "c10::Float8_e4m3fn",
+    "float8_e5m2": "c10::Float8_e5m2",
+}
+_C10_NAMES = {
+    "bool": "Bool",
+    "uint8": "Byte",
+    "int8": "Char",
+    "int32": "Int",
+    "int64": "Long",
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "float32": "Float",
+    "float64": "Double",
 }
 _BY_NAME = {dtype.name: dtype for dtype in DTYPES} | {
     spelling: dtype for dtype in DTYPES for spelling in _SPELLINGS.get(dtype.name, ())

@@ -51,6 +51,15 @@ def test_sizes_and_numbers_are_those_of_torch() -> None:
     assert dtype_numbered(99) is None
 
 
+def test_names_in_cxx_and_c10_are_read_back() -> None:
+    for dtype in DTYPES:
+        assert dtype_named(dtype.cxx_name) is dtype
+        assert dtype_named(dtype.c10_name) is dtype
+    bf16 = dtype_named("bf16")
+    assert bf16 is not None
+    assert (bf16.cxx_name, bf16.c10_name) == ("c10::BFloat16", "BFloat16")
+
+
 def test_the_core_has_the_same_types() -> None:
     rows = re.findall(r'\{"([^"]+)", "([^"]+)", (\d+)\}', CPP_TABLE.read_text("utf-8"))
     assert len(rows) > 25

@@ -20,7 +20,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
-from torchtraceap.codes import SYNCHRONISATIONS, ApiClass, EventKind
+from torchtraceap.codes import LAUNCHES, SYNCHRONISATIONS, EventKind
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import RankTrace
 
@@ -32,16 +32,6 @@ EVENT_NS = 2_000.0
 """What the source takes off for each recorded operator in a time."""
 LAUNCH_EVENT_NS = 6_000.0
 """What it takes off a launch: 2 us for the event, 4 us for the GPU's."""
-_LAUNCHES = np.array(
-    [
-        ApiClass.KERNEL_LAUNCH,
-        ApiClass.GRAPH_LAUNCH,
-        ApiClass.COPY,
-        ApiClass.ASYNC_COPY,
-        ApiClass.MEMSET,
-    ],
-    dtype=np.uint8,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +115,7 @@ class _Host:
         self.begin: Array = table.ts_ns[rows]
         self.end: Array = self.begin + table.dur_ns[rows]
         self.is_op = _operators(part, rows)
-        self.is_launch = np.isin(tree.api[rows], _LAUNCHES)
+        self.is_launch = np.isin(tree.api[rows], LAUNCHES)
         self.is_wait = np.isin(tree.api[rows], SYNCHRONISATIONS)
         self.subtree_end: Array = tree.subtree_end.astype(np.int64)
         self._track = table.track[rows]
@@ -191,7 +181,7 @@ def launches_by_name(parts: Sequence[RankTrace]) -> dict[str, int]:
     for part in parts:
         table, tree = part.table, part.tree
         host = tree.host_rows.astype(np.int64)
-        rows = host[np.isin(tree.api[host], _LAUNCHES)]
+        rows = host[np.isin(tree.api[host], LAUNCHES)]
         marked = np.zeros(len(table), dtype=np.uint8)
         marked[host[_operators(part, host)]] = 1
         owners = _core.innermost_marked(table, tree, marked)[rows]

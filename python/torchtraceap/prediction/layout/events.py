@@ -19,10 +19,10 @@ import numpy as np
 
 from torchtraceap.aliases import Array
 from torchtraceap.devices import Device
+from torchtraceap.dtypes import dtype_named
 from torchtraceap.event_table import Texts, event_table
 from torchtraceap.prediction.capture.calls import COMPUTE, Call, Phase, Value
 from torchtraceap.prediction.layout.names import (
-    CXX_TYPES,
     annotation_of,
     callers_of,
     collective_arguments,
@@ -449,7 +449,10 @@ def _recorded(call: Call | LaunchingOp) -> dict[str, Any]:
 
 def _cxx_name(of: Any) -> Any:
     """A type as C++ names it, and so the profiler."""
-    return [_cxx_name(each) for each in of] if isinstance(of, list) else CXX_TYPES.get(of, of)
+    if isinstance(of, list):
+        return [_cxx_name(each) for each in of]
+    known = dtype_named(of)
+    return known.cxx_name if known else of
 
 
 def _work_arguments(work: GpuWork, device: Device, stream: int) -> dict[str, Any]:

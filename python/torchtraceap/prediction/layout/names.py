@@ -7,7 +7,7 @@ from torchtraceap.durations import collective_kind
 from torchtraceap.prediction.capture.calls import Call, Collective, Phase
 from torchtraceap.prediction.lifting.work import GpuWork, WorkKind
 
-__all__ = ["CXX_TYPES", "annotation_of", "callers_of", "collective_arguments", "launch_name"]
+__all__ = ["annotation_of", "callers_of", "collective_arguments", "launch_name"]
 
 _CALLERS: dict[str, tuple[str, ...]] = {
     "aten::_log_softmax": ("aten::log_softmax",),
@@ -25,14 +25,6 @@ _CALLERS: dict[str, tuple[str, ...]] = {
     "aten::nll_loss2d_forward": ("aten::nll_loss_nd", "aten::nll_loss2d"),
 }
 """Operators above autograd, outermost first, that call these; a capture sees what they call."""
-CXX_TYPES = {
-    "bool": "bool", "uint8": "unsigned char", "int8": "signed char", "int16": "short int",
-    "int32": "int", "int64": "long int", "float16": "c10::Half", "bfloat16": "c10::BFloat16",
-    "float32": "float", "float64": "double", "complex64": "c10::complex<float>",
-    "complex128": "c10::complex<double>", "float8_e4m3fn": "c10::Float8_e4m3fn",
-    "float8_e5m2": "c10::Float8_e5m2",
-}  # fmt: skip
-"""Of elements, by torch's names."""
 _BATCH_NORMS = frozenset({"aten::native_batch_norm", "aten::cudnn_batch_norm"})
 _ANNOTATIONS = {"all_gather": "_all_gather_base", "reduce_scatter": "_reduce_scatter_base"}
 
@@ -87,7 +79,7 @@ def collective_arguments(work: GpuWork) -> dict[str, int | str]:
         "In msg nelems": collective.elements_in,
         "Out msg nelems": collective.elements_out,
         "Group size": len(group),
-        "dtype": _c10_name(collective.dtype.name),
+        "dtype": collective.dtype.c10_name,
         "In split size": "[]",
         "Out split size": "[]",
         "Process Group Name": collective.group_name,
@@ -107,10 +99,3 @@ def collective_arguments(work: GpuWork) -> dict[str, int | str]:
 def _own_rank(collective: Collective, peer: int) -> int:
     """Of send and recv: the rank that is not the peer."""
     return next((rank for rank in collective.group if rank != peer), peer)
-
-
-def _c10_name(name: str) -> str:
-    known = {"float32": "Float", "float16": "Half", "bfloat16": "BFloat16", "float64": "Double",
-             "int64": "Long", "int32": "Int", "uint8": "Byte", "int8": "Char",
-             "bool": "Bool"}  # fmt: skip
-    return known.get(name, name)

@@ -24,6 +24,7 @@ from torchtraceap.aliases import Array
 from torchtraceap.codes import (
     ALLOCATOR_CALLS,
     COPY_CALLS,
+    LAUNCHES,
     SYNCHRONISATIONS,
     ApiClass,
     EventKind,
@@ -34,16 +35,6 @@ from torchtraceap.ranks import RankTrace
 
 __all__ = ["RecordedCalls", "call_name", "recorded_calls"]
 
-_LAUNCHES = np.array(
-    [
-        ApiClass.KERNEL_LAUNCH,
-        ApiClass.GRAPH_LAUNCH,
-        ApiClass.COPY,
-        ApiClass.ASYNC_COPY,
-        ApiClass.MEMSET,
-    ],
-    dtype=np.uint8,
-)
 _WAITS = np.concatenate([SYNCHRONISATIONS, COPY_CALLS, ALLOCATOR_CALLS, [ApiClass.CODE_LOADING]])
 _MOST_COPY_NS = 15_000
 """A copy or synchronisation that need not wait takes about as long."""
@@ -233,7 +224,7 @@ def _outermost_calls(part: RankTrace, host: Array) -> Array:
 def _wanted(part: RankTrace, rows: Array) -> Array:
     """Those of threads that launch something or carry the steps; not what loads the input."""
     tree, table = part.tree, part.table
-    launching = table.track[tree.host_rows[np.isin(tree.api[tree.host_rows], _LAUNCHES)]]
+    launching = table.track[tree.host_rows[np.isin(tree.api[tree.host_rows], LAUNCHES)]]
     main = [] if tree.main_track is None else [tree.main_track]
     on_thread = np.isin(table.track[rows], np.unique([*launching.tolist(), *main]))
     wanted: Array = on_thread & (tree.phase[rows] != _core.Phase.INPUT)
@@ -248,7 +239,7 @@ class _ActiveClock:
         host = tree.host_rows.astype(np.int64)
         rows = host[np.isin(table.track[host], tracks) & (tree.api[host] != ApiClass.NONE)]
         length, api = table.dur_ns[rows], tree.api[rows]
-        is_launch = np.isin(api, _LAUNCHES) & ~np.isin(api, _WAITS)
+        is_launch = np.isin(api, LAUNCHES) & ~np.isin(api, _WAITS)
         usual = float(np.median(length[is_launch])) if is_launch.any() else 0.0
         most = np.where(is_launch, _MOST_LAUNCH * usual, float(_MOST_COPY_NS))
         waits = (is_launch | np.isin(api, _WAITS)) & (length > most)
@@ -281,7 +272,7 @@ def _inside(
     """Time to the first launch, of launches, between and after them."""
     table, tree = part.table, part.tree
     host = tree.host_rows.astype(np.int64)
-    is_launch = np.isin(tree.api[host], _LAUNCHES)
+    is_launch = np.isin(tree.api[host], LAUNCHES)
     if len(tree.linked_gpu_rows):  # a memset of no bytes launches nothing
         is_launch &= np.diff(tree.launched_offsets.astype(np.int64))[host] > 0
     launch_places = np.flatnonzero(is_launch)
