@@ -12,6 +12,7 @@ from torchtraceap.models import OpCall
 from torchtraceap.prediction.capture.calls import TensorInfo, Value
 from torchtraceap.prediction.lifting.kernels import kernel_names
 from torchtraceap.prediction.lifting.launching import LaunchingOp, Libraries, libraries_of
+from torchtraceap.prediction.lifting.recurrent import recurrent_of, recurrent_time
 from torchtraceap.prediction.lifting.work import OpTime
 
 __all__ = ["op_call", "op_times", "recorded_arguments"]
@@ -63,6 +64,9 @@ def _key(value: Value) -> Any:
 def _op_time(
     op: LaunchingOp, device: Device, calibration: Calibration | None, libraries: Libraries
 ) -> OpTime:
+    layers = recurrent_of(op)
+    if layers is not None and (whole := recurrent_time(layers, device, calibration)) is not None:
+        return OpTime(whole, True)
     kernels = kernel_names(op, device, libraries)
     # Reckoning indices costs by the element: of wide ones it hides behind the memory.
     narrow = all(tensor.dtype.size <= _NARROW_ELEMENT for tensor in op.tensors)

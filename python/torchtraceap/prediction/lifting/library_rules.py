@@ -168,7 +168,7 @@ def _library_norms(call: Call, given: TensorInfo, libraries: Libraries) -> bool:
     return count <= (_MOST_IMAGES_TRAINING if training else _MOST_IMAGES)
 
 
-# ------------------------------------------------------------------------------------- LSTM
+# ------------------------------------------------------------------------------------- recurrent
 
 _LSTM = 2
 """cuDNN's mode."""
@@ -180,10 +180,25 @@ def _lstm(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     if given is None or weight is None:
         return itself(call, libraries)
     hidden = weight.shape[-1] if weight.shape else 1
-    name = "aten::miopen_rnn" if libraries.for_amd else "aten::_cudnn_rnn"
-    name += "_backward" if call.name.endswith("_backward") else ""
-    inputs = (given, weight, 4, None, None, None, _LSTM, hidden, 0, 1)
-    return [(name, inputs, call.outputs)]
+    backward = call.name.endswith("_backward")
+    state: tuple[Value, ...] = (None,) * (7 if backward else 3)
+    inputs = (given, weight, 4, *state, _LSTM, hidden, 0, 1, False, 0.0, backward, False, ())
+    return _rnn(f"aten::_cudnn_rnn{'_backward' * backward}", inputs, call.outputs, libraries)
+
+
+def _recurrent(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    return _rnn(call.name, tuple(call.inputs.values()), call.outputs, libraries)
+
+
+def _rnn(
+    name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], libraries: Libraries
+) -> Sequence[LaunchedCall]:
+    """cuDNN's operator, or MIOpen's, which has no projections and makes its own memory."""
+    if libraries.for_amd:
+        left_out = (12,) if name.endswith("_backward") else (3, 8)
+        inputs = tuple(each for at, each in enumerate(inputs) if at not in left_out)
+        name = name.replace("_cudnn_", "miopen_")
+    return [(name, inputs, outputs)]
 
 
 # ------------------------------------------------------------------------------------- attention
@@ -260,6 +275,8 @@ RULES: dict[str, Rule] = {
     "aten::native_batch_norm": _batch_norm,
     "aten::_native_batch_norm_legit": _batch_norm,
     "aten::native_batch_norm_backward": _batch_norm_backward,
+    "aten::_cudnn_rnn": _recurrent,
+    "aten::_cudnn_rnn_backward": _recurrent,
     "aten::mkldnn_rnn_layer": _lstm,
     "aten::mkldnn_rnn_layer_backward": _lstm,
     "aten::scaled_dot_product_attention": _attention,

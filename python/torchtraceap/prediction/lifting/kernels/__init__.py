@@ -23,6 +23,7 @@ from torchtraceap.prediction.lifting.kernels import (
     others,
     pointwise,
     products,
+    recurrent,
     reductions,
     rows,
 )
@@ -115,6 +116,7 @@ _RULES: dict[str, Rule] = {
     **convolutions.RULES,
     **indexing.RULES,
     **lists.RULES,
+    **recurrent.RULES,
     **others.RULES,
 }
 

@@ -13,7 +13,6 @@ from torchtraceap.prediction.lifting.kernels.launch import (
     ceil_div,
     computed_in,
     cpp_name,
-    given,
     memset,
     number,
     result,
@@ -221,31 +220,6 @@ def _is_smooth(size: int) -> bool:
     return size <= 1
 
 
-_GATES = {2: 4, 3: 3}
-"""cuDNN's modes: LSTM, GRU; others have one."""
-
-
-def _rnn(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """For each layer the product of all inputs, then one kernel that walks over the steps."""
-    source = tensor(op, 0)
-    if source is None or len(source.shape) < 2:
-        return ()
-    mode, layers = (int(given(op, at, 1)) for at in (6, 9))
-    hidden = int(given(op, 7, 1))
-    rows, gates = source.elements // source.shape[-1], _GATES.get(mode, 1)
-    kind = "LSTM" if mode == 2 else "GRU" if mode == 3 else "RNN"
-    t = "__half" if source.dtype.size == 2 else "float"
-    grid = (ceil_div(gates * hidden, 128), ceil_div(rows, 128), 1)
-    chip = {7: "volta", 8: "ampere"}.get(setting.generation, "sm80_xmma")
-    product = Launch(f"{chip}_sgemm_128x128_tn", grid, (256, 1, 1), None, 122, 33792)
-    steps = Launch(
-        f"void {kind}_elementWise_or_persist_fp<{t}, {t}, float>(int, int, int, int, int)",
-        (ceil_div(hidden, 32), 1, 1), (256, 1, 1), None, 64, 49152,
-    )  # fmt: skip
-    backward = "backward" in op.name  # gradients of the steps, of the inputs, of the weights
-    return ([steps, product, product] if backward else [product, steps]) * max(1, layers)
-
-
 def _roi_align(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source = tensor(op, 0)
     t = cpp_name(source.dtype) if source is not None else "float"
@@ -273,10 +247,6 @@ def _nms(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_KERNELS, _one),
     **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c"), _fft),
-    "_cudnn_rnn": _rnn,
-    "miopen_rnn": _rnn,
-    "_cudnn_rnn_backward": _rnn,
-    "miopen_rnn_backward": _rnn,
     "torchvision::roi_align": _roi_align,
     "torchvision::_roi_align_backward": _roi_align,
     "torchvision::nms": _nms,
