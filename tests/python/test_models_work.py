@@ -452,3 +452,17 @@ def test_sizes_beyond_any_machine_give_no_work() -> None:
     work, why_not = work_of("aten::add", [shape, shape], ["float", "float"])
     assert work is None and why_not == "its sizes are beyond any machine"
     assert durations.op_ns(OpCall("aten::add", [shape, shape], ["float", "float"]), "H200") is None
+
+
+def test_a_range_is_counted_by_its_ends_where_its_memory_is_not_sized_yet() -> None:
+    def written(dims: list[int], *ends: str) -> float | None:
+        types = ["Scalar"] * 3 + ["long int"]
+        work, _ = registry_module.modelled(
+            OpCall("aten::arange", [[], [], [], dims], types, None, [*ends, ""])
+        )
+        return None if work is None else work.bytes
+
+    assert written([0], "0", "14", "1") == 14 * 8
+    assert written([0], "14", "0", "-4") == 4 * 8
+    assert written([7], "", "", "") == 7 * 8
+    assert written([0], "0", "14", "0") is None

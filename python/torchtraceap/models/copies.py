@@ -41,6 +41,19 @@ def fill(call: OpCall) -> Work:
     return Work(0, 0, call.tensor(0).bytes)
 
 
+@register("aten::arange", composite=True)
+def arange(call: OpCall) -> Work:
+    """(start, end, step, out): a trace shows `out` before it has its size."""
+    out = call.tensor(3)
+    count = out.elements
+    if not count:
+        start, end, step = (call.integer(place) for place in range(3))
+        if not step:
+            raise UnknownWorkError("the trace has no step")
+        count = max(0, -(-(end - start) // step))
+    return Work(0, 0, count * out.dtype.size)
+
+
 @register("aten::cat", "aten::_cat", "aten::concat", "aten::stack", composite=True)
 def concatenate(call: OpCall) -> Work:
     parts = call.tensor_list(0)

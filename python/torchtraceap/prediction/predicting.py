@@ -262,7 +262,7 @@ def _notes(
     ]
     if not traces:
         notes.append(
-            f"No trace of a {device.name} corrects durations and host times; --calibrate takes one."
+            f"No trace of {device.name} corrects durations and host times; --calibrate takes one."
         )
     return tuple(notes)
 
