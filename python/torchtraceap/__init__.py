@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torchtraceap.execution_trace import load_execution_trace
     from torchtraceap.loading import load
     from torchtraceap.pipelines.parallelism import choose_parallelism
-    from torchtraceap.prediction import Prediction, predict
+    from torchtraceap.prediction import Loading, Prediction, predict
     from torchtraceap.prediction.sharding import choose_sharding
     from torchtraceap.results import Diagnosis, Finding, Summary, Timeline
     from torchtraceap.simulation.edits.base import Edit
@@ -38,6 +38,7 @@ _LAZY = {
     "ColumnTable": "torchtraceap.table",
     "Diagnosis": "torchtraceap.results",
     "Finding": "torchtraceap.results",
+    "Loading": "torchtraceap.prediction",
     "Prediction": "torchtraceap.prediction",
     "Summary": "torchtraceap.results",
     "Timeline": "torchtraceap.results",
@@ -58,6 +59,7 @@ __all__ = [
     "ColumnTable",
     "Diagnosis",
     "Finding",
+    "Loading",
     "Prediction",
     "Summary",
     "Timeline",

@@ -22,7 +22,7 @@ from torchtraceap.prediction.lifting.recorded_host import (
     recorded_calls,
 )
 from torchtraceap.prediction.lifting.situations import situations
-from torchtraceap.prediction.lifting.step_parts import recorded_parts, step_parts, upload_part
+from torchtraceap.prediction.lifting.step_parts import recorded_parts, step_parts
 from torchtraceap.prediction.lifting.work import HostTime
 
 
@@ -228,20 +228,6 @@ def test_parts_around_a_step() -> None:
     assert "zero_grad" not in {part.name for part in inference}
     with pytest.raises(OptionError, match="parameters"):
         step_parts(model, parameters=-1)
-
-
-def test_an_upload_holds_the_host_unless_it_is_pinned() -> None:
-    device = device_named("A100 SXM 40GB")
-    pageable, pinned, small = (
-        upload_part(size, is_pinned=is_pinned, device=device).estimate
-        for size, is_pinned in ((154_140_672, False), (154_140_672, True), (4096, False))
-    )
-    # pytorch/benchmark's pair of traces: 32.3 ms and 5 us
-    assert pageable.low_ns < 32.3e6 < pageable.high_ns
-    assert pinned.low_ns < 5_000 < pinned.high_ns
-    assert small.ns < 20_000
-    with pytest.raises(OptionError, match="bytes"):
-        upload_part(float("nan"), is_pinned=True, device=device)
 
 
 # -------------------------------------------------------------------------------------- traces

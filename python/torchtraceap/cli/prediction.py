@@ -12,7 +12,7 @@ from torchtraceap.cli.parsing import FINE, Command, Options, Parser, add_json, a
 from torchtraceap.stages import stage
 
 if TYPE_CHECKING:
-    from torchtraceap.prediction.result import Prediction
+    from torchtraceap.prediction import Loading, Prediction
 
 __all__ = ["PREDICTION_COMMANDS"]
 
@@ -40,6 +40,17 @@ def _describe(parser: Parser) -> None:
         "--calibrate", action="append", default=[], metavar="TRACE",
         help="correct durations and host times by a trace from the device; several times",
     )  # fmt: skip
+    parser.add_argument(
+        "--upload", choices=("pageable", "pinned"),
+        help="the loop around the step counts, and inputs are copied from this memory",
+    )  # fmt: skip
+    parser.add_argument(
+        "--load-ms", type=float, metavar="T",
+        help="so long a process takes to make a batch; with it or workers a loader counts",
+    )  # fmt: skip
+    parser.add_argument(
+        "--load-workers", type=int, metavar="N", help="processes that make batches [0]"
+    )
     parser.add_argument(
         "--trace", metavar="OUT",
         help="write the trace: .json or .json.gz of the first rank, else a folder",
@@ -69,6 +80,7 @@ def _predictions(options: Options) -> list[Prediction]:
     from torchtraceap.prediction import predict
 
     traces = [load([path], 0) for path in options.calibrate]
+    loading = _loading(options)
     return [
         predict(
             options.source,
@@ -79,10 +91,22 @@ def _predictions(options: Options) -> list[Prediction]:
             batch=options.batch,
             steps=options.steps,
             calibrate=traces,
+            loading=loading,
         )
         for device in options.device
         for strategy in options.strategy or [None]
     ]
+
+
+def _loading(options: Options) -> Loading | None:
+    from torchtraceap.prediction import Loading
+
+    given = options.upload, options.load_ms, options.load_workers
+    if all(each is None for each in given):
+        return None
+    return Loading(
+        options.upload or "pageable", 1e6 * (options.load_ms or 0.0), options.load_workers or 0
+    )
 
 
 def _print_json(found: list[Prediction]) -> None:

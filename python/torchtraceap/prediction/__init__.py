@@ -12,12 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchtraceap.prediction.lifting.loading import Loading
     from torchtraceap.prediction.predicting import predict
     from torchtraceap.prediction.result import Prediction
 
-__all__ = ["Prediction", "predict"]
+__all__ = ["Loading", "Prediction", "predict"]
 
-_MODULES = {"Prediction": "result", "predict": "predicting"}
+_MODULES = {"Loading": "lifting.loading", "Prediction": "result", "predict": "predicting"}
 
 
 def __getattr__(name: str) -> Any:

@@ -66,11 +66,12 @@ class _Works:
     """Times of all work of a step, and how far they may be off."""
 
     def __init__(self, step: LiftedStep) -> None:
-        ops = [(op.op, work.estimate) for op in step.ops() for work in op.works]
-        self.ns = np.array([estimate.ns for _, estimate in ops])
-        self._names = [op.name for op, _ in ops]
-        self._kinds = [(op.name, *(tensor.shape for tensor in op.tensors)) for op, _ in ops]
-        width = [max(each.high_ns, 1.0) / max(each.low_ns, 1.0) for _, each in ops]
+        works = [(op.op, work) for op in step.ops() for work in op.works]
+        self.ns = np.array([work.estimate.ns for _, work in works])
+        self._names = [(op.name, work.kind) for op, work in works]
+        self._kinds = [(op.name, *(tensor.shape for tensor in op.tensors)) for op, _ in works]
+        estimates = [work.estimate for _, work in works]
+        width = [max(each.high_ns, 1.0) / max(each.low_ns, 1.0) for each in estimates]
         self._deviation = _OF_INTERVAL * np.log(np.array(width)) / (2 * _TAIL)
 
     def drawn(

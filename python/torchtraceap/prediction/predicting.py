@@ -20,9 +20,10 @@ from torchtraceap.prediction.capture.calls import (
     tensors_in,
 )
 from torchtraceap.prediction.intervals import step_interval
-from torchtraceap.prediction.layout import Recording, lay_out, rank_trace
+from torchtraceap.prediction.layout import Recording, lay_out, rank_trace, with_steady_loader
 from torchtraceap.prediction.lifting.host import HostModel
 from torchtraceap.prediction.lifting.lift import lift
+from torchtraceap.prediction.lifting.loading import Loading, with_loading
 from torchtraceap.prediction.lifting.measured import with_measured_times
 from torchtraceap.prediction.lifting.recorded_host import recorded_calls
 from torchtraceap.prediction.lifting.step import LiftedOp, LiftedStep
@@ -37,6 +38,7 @@ from torchtraceap.prediction.result import (
 from torchtraceap.prediction.sources import captured_step
 from torchtraceap.results import Timeline
 from torchtraceap.trace import Trace
+from torchtraceap.units import format_ns
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +66,7 @@ def predict(
     batch: int | None = None,
     steps: int = 3,
     calibrate: Iterable[Trace] = (),
+    loading: Loading | None = None,
 ) -> Prediction:
     """What a step would take on a GPU, without one and without running the model.
 
@@ -81,6 +84,8 @@ def predict(
         batch: What the leading dimension of the inputs becomes.
         steps: How many are laid out.
         calibrate: Loaded traces from the device, which correct durations and host times.
+        loading: How batches come to the GPU; None: the inputs are there, and no loop is around
+            the step.
 
     Raises:
         OptionError: Options that make no sense, or no workload.
@@ -97,11 +102,11 @@ def predict(
     traces = tuple(calibrate)
     ran_on = _device_of(captured.profile)
     own = [load(source)] if ran_on is chip else []  # its machine is the one that is asked for
-    lifted = lifted_steps(captured.captures, chip, traces, hosts=[*own, *traces])
+    lifted = lifted_steps(captured.captures, chip, traces, hosts=[*own, *traces], loading=loading)
     if captured.profile is not None and ran_on is not None:
         profile = captured.profile
         lifted = [with_measured_times(lifted[0], profile.capture, profile.measured_ns, ran_on)]
-    trace = _laid_out(lifted, captured.kind_of_rank, chip, steps)
+    trace, fetch_ns = _laid_out(lifted, captured.kind_of_rank, chip, steps)
     step = step_time(trace.ranks)
     assert step is not None  # every step is marked
     predicted = step.measured_ns
@@ -119,12 +124,12 @@ def predict(
         step=PredictedStep(predicted, round(low), round(high)),
         gpu=gpu,
         host_ns=round(lifted[0].host_ns),
-        bound_by=_bound_by(gpu, predicted),
+        bound_by=_bound_by(gpu, predicted, fetch_ns),
         memory_bytes=_memory(captured.captures),
         ops=_ops(ops),
         sequence=tuple(op.op.name for op in ops),
         unknown=_unknown(ops),
-        notes=_notes(captured.captures[0], chip, gpu, traces),
+        notes=(*captured.captures[0].notes, *_notes(chip, traces, loading, fetch_ns)),
         trace=trace,
     )
 
@@ -140,6 +145,7 @@ def lifted_steps(
     calibrate: Sequence[Trace] = (),
     *,
     hosts: Sequence[Trace] | None = None,
+    loading: Loading | None = None,
 ) -> list[LiftedStep]:
     """Captured steps as a GPU would do them.
 
@@ -148,12 +154,19 @@ def lifted_steps(
         device: The GPU.
         calibrate: Traces of the device, which correct durations.
         hosts: Traces of the machine, which correct host times; by default the same.
+        loading: How batches come; None: they are there.
     """
     calibration, host = _calibration(calibrate), HostModel(device)
     parts = [part for trace in (calibrate if hosts is None else hosts) for part in trace.ranks]
     if parts:
         host = host.calibrated([recorded_calls(part) for part in parts])
-    return [lift(capture, device, host=host, calibration=calibration) for capture in captures]
+    found = []
+    for capture in captures:
+        step = lift(capture, device, host=host, calibration=calibration)
+        found.append(
+            step if loading is None else with_loading(step, capture, loading, host, device)
+        )
+    return found
 
 
 def _calibration(traces: Sequence[Trace]) -> Calibration | None:
@@ -164,15 +177,22 @@ def _calibration(traces: Sequence[Trace]) -> Calibration | None:
 
 def _laid_out(
     lifted: Sequence[LiftedStep], kind_of_rank: Sequence[int], device: Device, steps: int
-) -> Trace:
-    """One rank of each kind as a trace."""
-    schedule = lay_out(lifted, kind_of_rank, count=steps)
-    parts = []
+) -> tuple[Trace, float]:
+    """One rank of each kind as a trace, and what the fetch of a batch takes, ns."""
+    # While a batch is fetched the GPU may do what the step before gave it.
+    warm_up = int(any(step.around.fetch for step in lifted))
+    lifted = with_steady_loader(lifted, kind_of_rank)
+    schedule = lay_out(lifted, kind_of_rank, count=steps + warm_up)
+    parts, fetched = [], [0.0]
     for kind, times in enumerate(schedule.ranks):
         rank = tuple(kind_of_rank).index(kind)
-        recording = Recording(device, rank, len(kind_of_rank), metadata=_metadata())
+        recording = Recording(
+            device, rank, len(kind_of_rank), warm_up=warm_up, metadata=_metadata()
+        )
         parts.append(rank_trace(lifted[kind], times, recording))
-    return Trace(parts)
+        if times.fetch_begin is not None and times.fetch_end is not None:
+            fetched.append(float((times.fetch_end - times.fetch_begin)[warm_up:].mean()))
+    return Trace(parts), max(fetched)
 
 
 def _metadata() -> dict[str, Any]:
@@ -181,7 +201,7 @@ def _metadata() -> dict[str, Any]:
 
 def _gpu_share(trace: Trace, predicted_ns: int, steps: int) -> GpuShare:
     """The mean of ranks and steps."""
-    whole: Timeline = trace.timeline()
+    whole: Timeline = trace.timeline(linked_only=True)  # without what earlier steps launched
     count = steps * len(trace.ranks)
     busy = min(round(whole.busy_ns / count), predicted_ns)
     return GpuShare(
@@ -195,10 +215,11 @@ def _gpu_share(trace: Trace, predicted_ns: int, steps: int) -> GpuShare:
     )
 
 
-def _bound_by(gpu: GpuShare, predicted_ns: int) -> str:
+def _bound_by(gpu: GpuShare, predicted_ns: int, fetch_ns: float) -> str:
+    fetched = min(fetch_ns, gpu.idle_ns)
     if gpu.exposed_communication_ns > max(gpu.compute_ns, gpu.idle_ns):
         return "communication"
-    if gpu.exposed_memcpy_ns > max(gpu.compute_ns, gpu.idle_ns):
+    if gpu.exposed_memcpy_ns + fetched > max(gpu.compute_ns, gpu.idle_ns - fetched):
         return "data"
     busy = gpu.busy_ns / max(predicted_ns, 1)
     return "gpu" if busy >= _BUSY else "host" if busy < _IDLE else "borderline"
@@ -238,7 +259,7 @@ def _method(op: LiftedOp) -> str:
     source = op.time.estimate.source
     if "of this trace's" in source or "in the trace" in source:
         return "calibrated"
-    return "table" if "measured" in source else "model"
+    return "table" if "measured" in source.replace("not measured", "") else "model"
 
 
 def _unknown(ops: Sequence[LiftedOp]) -> tuple[UnknownOp, ...]:
@@ -253,13 +274,14 @@ def _unknown(ops: Sequence[LiftedOp]) -> tuple[UnknownOp, ...]:
 
 
 def _notes(
-    capture: Capture, device: Device, gpu: GpuShare, traces: Sequence[Trace]
+    device: Device, traces: Sequence[Trace], loading: Loading | None, fetch_ns: float
 ) -> tuple[str, ...]:
-    notes = [
-        *capture.notes,
-        "Times are those of a run that is being profiled; the program around the step (loading, "
-        "copies from the host) is not in it.",
-    ]
+    notes = ["Times are those of a run that is being profiled"]
+    if loading is None:
+        notes[0] += "; the program around the step (loading, copies from the host) is not in it."
+    else:
+        notes[0] += f", with the loop around the step; inputs are copied from {loading.memory} "
+        notes[0] += f"memory, taking a batch holds the host for {format_ns(round(fetch_ns))}."
     if not traces:
         notes.append(
             f"No trace of {device.name} corrects durations and host times; --calibrate takes one."

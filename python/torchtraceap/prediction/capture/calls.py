@@ -174,3 +174,5 @@ class Capture:
     """What was assumed so that it could be run without values."""
     storages: Storages | None = None
     """None where the source of the capture doesn't say when memory is freed."""
+    inputs: tuple[TensorInfo, ...] = ()
+    """The model's, where they are known: what a program copies to the GPU before a step."""

@@ -75,7 +75,8 @@ def capture_step(make: Callable[[], Any], run: Run | None = None) -> Capture:
         with taken_for_plain_tensors(), told, recorder.recording():
             model, optimizer = (run or run_step)(workload, recorder)
         held = recorder.storages_of(model, optimizer)
-    return Capture(tuple(recorder.calls), tuple(recorder.notes), held)
+        inputs = recorder.described(_given(workload))
+    return Capture(tuple(recorder.calls), tuple(recorder.notes), held, inputs)
 
 
 def survey(make: Callable[[], Any], look: Callable[[Workload], T]) -> T:
@@ -353,6 +354,10 @@ class Recorder:
     def keep_on_host(self, tensors: Iterable[torch.Tensor]) -> None:
         """These are on the host even where the model is on a GPU."""
         self._on_host.update(map(self._storages.number, tensors))
+
+    def described(self, tensors: Iterable[torch.Tensor]) -> tuple[TensorInfo, ...]:
+        """These tensors as calls have them."""
+        return tuple(map(self._tensor, tensors))
 
     def note(self, text: str) -> None:
         """Something was assumed."""

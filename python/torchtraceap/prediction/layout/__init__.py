@@ -1,6 +1,6 @@
 """From lifted steps to times: what happens when, and the trace that a profiler would write."""
 
 from torchtraceap.prediction.layout.events import Recording, rank_trace
-from torchtraceap.prediction.layout.schedule import RankTimes, Schedule, lay_out
+from torchtraceap.prediction.layout.schedule import RankTimes, Schedule, lay_out, with_steady_loader
 
-__all__ = ["RankTimes", "Recording", "Schedule", "lay_out", "rank_trace"]
+__all__ = ["RankTimes", "Recording", "Schedule", "lay_out", "rank_trace", "with_steady_loader"]

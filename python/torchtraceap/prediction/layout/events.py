@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,8 @@ class Recording:
     """Of the profiler's clock."""
     first_step: int = 2
     """Number of the first step that is recorded."""
+    warm_up: int = 0
+    """Steps before those that are recorded, of which the GPU may still be busy."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """Further members of the file."""
     path: str = "predicted.json.gz"
@@ -100,7 +102,7 @@ class _Template:
         self._ops = 0
         self._work = 0
         self._streams: dict[str, int] = {COMPUTE: _COMPUTE_STREAM}
-        self._made_by: dict[int, Array] = {}
+        self._first = times.step_begin if times.fetch_end is None else times.fetch_end
 
     # ------------------------------------------------------------------------- host
 
@@ -110,8 +112,16 @@ class _Template:
         self._add(
             "", "user_annotation", _MAIN, begin, end, op=self._next_op()
         ).step_name = "ProfilerStep#"
+        self._add_fetch(step)
         for thread, calls in groupby(enumerate(step.calls), key=lambda item: _thread(item[1].call)):
             self._add_thread(thread, [*calls])
+
+    def _add_fetch(self, step: LiftedStep) -> None:
+        times, fetch = self._times, step.around.fetch
+        if fetch is None or times.fetch_begin is None or times.fetch_end is None:
+            return
+        begin, end = times.fetch_begin, times.fetch_end
+        self._add(fetch.name, "user_annotation", _MAIN, begin, end, op=self._next_op())
 
     def _add_thread(self, thread: int, calls: Sequence[tuple[int, LiftedCall]]) -> None:
         if thread == _AUTOGRAD:
@@ -151,7 +161,7 @@ class _Template:
     def _early(self, call: int, share: float) -> Array:
         """So much of the gap before a call earlier."""
         begin = self._times.call_begin[:, call]
-        before = self._times.call_end[:, call - 1] if call else self._times.step_begin
+        before = self._times.call_end[:, call - 1] if call else self._first
         return begin - np.round((begin - before) * share).astype(np.int64)
 
     def _late(self, call: int, share: float) -> Array:
@@ -292,28 +302,43 @@ class _Columns:
         starts = np.concatenate([begin.ravel(), flow_columns["ts"]]) + origin
         lengths = np.concatenate([(end - begin).ravel(), np.zeros(flows, dtype=np.int64)])
         phases = ["X"] * (per_step * steps) + flow_columns["ph"]
+        kept = np.concatenate([self._recorded(begin, end), np.ones(flows, dtype=bool)])
+
+        def chosen(column: list[Any]) -> list[Any]:
+            return [*compress(column, kept)]
+
         return event_table(
-            self._names() + flow_columns["name"],
-            starts,
-            lengths,
-            category=[entry.category for entry in entries] * steps + flow_columns["name"],
-            pid=pid + flow_columns["pid"],
-            tid=tid + flow_columns["tid"],
-            phase=phases,
-            args=args,
+            chosen(self._names() + flow_columns["name"]),
+            starts[kept],
+            lengths[kept],
+            category=chosen([entry.category for entry in entries] * steps + flow_columns["name"]),
+            pid=chosen(pid + flow_columns["pid"]),
+            tid=chosen(tid + flow_columns["tid"]),
+            phase=chosen(phases),
+            args={key: _of(column, kept) for key, column in args.items()},
             members={
-                "id": [None] * (per_step * steps) + flow_columns["id"],
-                "bp": [None] * (per_step * steps) + flow_columns["bp"],
+                "id": chosen([None] * (per_step * steps) + flow_columns["id"]),
+                "bp": chosen([None] * (per_step * steps) + flow_columns["bp"]),
             },
             metadata=_metadata(recording),
             path=recording.path,
         )
 
+    def _recorded(self, begin: Array, end: Array) -> Array:
+        """bool `[steps * entries]`: of the warm-up only what the GPU does behind it."""
+        kept = np.ones(begin.shape, dtype=bool)
+        warm_up = self._recording.warm_up
+        if warm_up:
+            is_gpu = np.array([entry.is_gpu for entry in self._entries])
+            kept[:warm_up] = is_gpu & (end[:warm_up] > begin[warm_up, 0])
+        recorded: Array = kept.ravel()
+        return recorded
+
     def _tid(self, entry: _Entry) -> int:
         return entry.thread if entry.is_gpu else self._recording.process + _TIDS[entry.thread]
 
     def _names(self) -> list[str]:
-        first = self._recording.first_step
+        first = self._recording.first_step - self._recording.warm_up
         return [
             f"{entry.step_name}{first + step}" if entry.step_name else entry.name
             for step in range(self._steps)
@@ -380,7 +405,7 @@ class _Columns:
                 continue
             side = backward if entry.thread == _AUTOGRAD else forward
             side.setdefault(entry.sequence, place)
-        for step in range(self._steps):
+        for step in range(self._recording.warm_up, self._steps):
             for link, place in launches.items():
                 number = 5_001 + link + self._works * step
                 self._arrow(found, "ac2g", number, place, works[link], begin[step])
@@ -408,6 +433,13 @@ class _Columns:
 
 _TIDS = {_MAIN: 0, _AUTOGRAD: 97}
 """Of threads, behind the number of the process."""
+
+
+def _of(column: Any, kept: Array) -> Any:
+    """Some rows of a column of `args`."""
+    if isinstance(column, Texts):
+        return Texts(np.asarray(column.codes)[kept], column.texts, is_json=column.is_json)
+    return column[kept]
 
 
 def _thread(call: Call) -> int:

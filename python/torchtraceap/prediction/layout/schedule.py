@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from torchtraceap.prediction.lifting.step import LiftedCall, LiftedStep
 from torchtraceap.prediction.lifting.work import GpuWork
 from torchtraceap.simulation.graph_builder import MEETING, STREAM, THREAD, GraphBuilder, Work
 
-__all__ = ["RankTimes", "Schedule", "lay_out"]
+__all__ = ["RankTimes", "Schedule", "lay_out", "with_steady_loader"]
 
 _LAUNCH_TO_START_NS = 3_000
 """From the end of a launch call to the begin of its work on a stream that is idle: about the least
@@ -41,9 +41,8 @@ _QUEUE = 1_021
 """Launches that a stream takes before the host waits (docs/simulation.md, `queue_limit`)."""
 _BEFORE_WAIT_NS = 2_000.0
 """From the end of a launch to the call that waits for its work."""
-
-_BETWEEN_STEPS_NS = 20_000
-"""From one step to the next on the host: the loop around it."""
+_FETCH = 1
+"""Place among the pieces of a step of the fetch of a batch, where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,9 @@ class RankTimes:
     """Of the wait behind a launch for its work, where the host waits; else as `launch_end`."""
     work_begin: Array
     work_end: Array
+    fetch_begin: Array | None = None
+    """int64 `[steps]`: of the fetch of a batch; None without one."""
+    fetch_end: Array | None = None
 
     def step_length_ns(self) -> int:
         """From the end of the work of the last step but one to that of the last; of a single step
@@ -123,6 +125,29 @@ def lay_out(
     )
 
 
+def with_steady_loader(
+    steps: Sequence[LiftedStep], kind_of_rank: Sequence[int] = (0,)
+) -> list[LiftedStep]:
+    """Steps with as many batches ready as in the midst of a run: all that workers may make ahead
+    where they are faster than the steps, else none but the first."""
+    fetches = [step.around.fetch for step in steps]
+    most = max((fetch.every_ns for fetch in fetches if fetch is not None), default=0.0)
+    if not most:
+        return list(steps)
+    free = [_with_fetch(step, every_ns=0.0) for step in steps]
+    length = max(rank.step_length_ns() for rank in lay_out(free, kind_of_rank, count=2).ranks)
+    if most > length:
+        return list(steps)
+    return [_with_fetch(s, ready=f.ahead) if f else s for s, f in zip(steps, fetches, strict=True)]
+
+
+def _with_fetch(step: LiftedStep, **changes: Any) -> LiftedStep:
+    fetch = step.around.fetch
+    if fetch is None:
+        return step
+    return replace(step, around=replace(step.around, fetch=replace(fetch, **changes)))
+
+
 # ------------------------------------------------------------------------------------- one rank
 
 
@@ -145,7 +170,9 @@ class _RankLanes:
         host = builder.add_lane(THREAD, rank=kind)
         self._host = self._add_host(host, host_factor)
         self._work = self._add_works(kind, works, gpu_ns, meetings)
+        self._add_workers(kind, step)
         self._link(step, works)
+        self._has_fetch = step.around.fetch is not None
         self._factor = host_factor
         parts = (self._host.begin, self._host.end, self._work[0], self._work[1])
         self._sizes = [len(part) for part in parts]
@@ -154,7 +181,7 @@ class _RankLanes:
 
     def _add_host(self, lane: int, factor: float) -> Work:
         pieces = self._pieces
-        length = np.round(pieces.length * factor).astype(np.int64)
+        length = np.round(pieces.length * factor + pieces.given).astype(np.int64)
         gap = np.round(pieces.gap * factor).astype(np.int64)
         return self._builder.add_work(
             lane, np.tile(length, self._count), gaps_ns=np.tile(gap, self._count)
@@ -186,6 +213,17 @@ class _RankLanes:
                 for each in work.collectives:
                     meetings.add(kind, each, int(begin[place]), int(end[place]), transfer)
         return begin, end
+
+    def _add_workers(self, kind: int, step: LiftedStep) -> None:
+        """Processes that make batches."""
+        fetch, count = step.around.fetch, self._count
+        if fetch is None or not fetch.every_ns:
+            return
+        lane = self._builder.add_lane(THREAD, rank=kind, index=1)
+        ready = min(fetch.ready, count)
+        made = self._builder.add_work(lane, [0] * ready + [round(fetch.every_ns)] * (count - ready))
+        pieces = _FETCH + len(self._pieces.length) * np.arange(count)
+        self._builder.add_edges(made.end, self._host.end[pieces], 0, kind="host_wait")
 
     def _link(self, step: LiftedStep, works: Sequence[GpuWork]) -> None:
         """Launches, the streams' waits for each other, the host's waits, the queue's limit."""
@@ -236,6 +274,8 @@ class _RankLanes:
             wait_end=end[:, waited],
             work_begin=work_begin,
             work_end=work_end,
+            fetch_begin=begin[:, _FETCH] if self._has_fetch else None,
+            fetch_end=end[:, _FETCH] if self._has_fetch else None,
         )
 
 
@@ -245,6 +285,8 @@ class _Pieces:
 
     length: Array
     """float64 `[pieces]`, ns."""
+    given: Array
+    """float64 `[pieces]`: what they take beside that on any host."""
     gap: Array
     """float64 `[pieces]`: before each."""
     first_of: Array
@@ -261,7 +303,11 @@ class _Pieces:
 
 def _host_pieces(step: LiftedStep) -> _Pieces:
     made = _Cut()
-    made.add(0.0, float(_BETWEEN_STEPS_NS))  # where the step's range begins
+    around = step.around
+    made.add(0.0, around.between_ns)  # where the step's range begins
+    if around.fetch is not None:
+        made.add(0.0, given=around.fetch.host_ns)
+    made.ahead = around.begin_ns
     first, last, lead, tail = [], [], [], []
     for lifted in step.calls:
         host = lifted.host
@@ -278,9 +324,9 @@ def _host_pieces(step: LiftedStep) -> _Pieces:
             tail.append(0.0)
         last.append(len(made.length) - 1)
         made.ahead = tail[-1]
-    made.add(0.0)  # where its range ends
+    made.add(0.0, around.end_ns)  # where its range ends
     return _Pieces(
-        *(np.array(each) for each in (made.length, made.gap)),
+        *(np.array(each) for each in (made.length, made.given, made.gap)),
         *(np.array(each, dtype=np.int64) for each in (first, last)),
         *(np.array(each, dtype=np.float64) for each in (lead, tail)),
         *(np.array(each, dtype=np.int64) for each in (made.launch_of, made.wait_of)),
@@ -292,14 +338,16 @@ class _Cut:
 
     def __init__(self) -> None:
         self.length: list[float] = []
+        self.given: list[float] = []
         self.gap: list[float] = []
         self.launch_of: list[int] = []
         self.wait_of: list[int] = []
         self.ahead = 0.0
         """What passes before the next piece."""
 
-    def add(self, length: float, more: float = 0.0) -> None:
+    def add(self, length: float, more: float = 0.0, *, given: float = 0.0) -> None:
         self.length.append(length)
+        self.given.append(given)
         self.gap.append(self.ahead + more)
         self.ahead = 0.0
 

@@ -9,7 +9,7 @@ from torchtraceap.prediction.capture.calls import Call
 from torchtraceap.prediction.lifting.launching import LaunchingOp
 from torchtraceap.prediction.lifting.work import GpuWork, HostTime, OpTime
 
-__all__ = ["LiftedCall", "LiftedOp", "LiftedStep"]
+__all__ = ["Around", "Fetch", "LiftedCall", "LiftedOp", "LiftedStep"]
 
 _WAITING = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
 """Operators that read back what the GPU made: the host waits for it."""
@@ -27,7 +27,7 @@ class LiftedOp:
     @property
     def host_waits(self) -> bool:
         """Until its work is done."""
-        return self.op.name in _WAITING
+        return self.op.name in _WAITING or any(work.host_waits for work in self.works)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,40 @@ class LiftedCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetch:
+    """The next batch taken from torch's DataLoader."""
+
+    name: str
+    """Of the range around it."""
+    host_ns: float
+    """What it takes if the batch is there."""
+    every_ns: float = 0.0
+    """Workers deliver a batch each time; 0 without workers."""
+    ahead: int = 0
+    """How many batches they may have made before these are taken."""
+    ready: int = 1
+    """Those that are there when the first step begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What the host does around the calls of a step, ns."""
+
+    between_ns: float = 20_000.0
+    """From the end of a step's range to the next one's begin."""
+    begin_ns: float = 0.0
+    """From the begin of the range, or the fetch, to the first call."""
+    end_ns: float = 0.0
+    """From the last call to the end of the range."""
+    fetch: Fetch | None = None
+
+    @property
+    def total_ns(self) -> float:
+        fetched = 0.0 if self.fetch is None else self.fetch.host_ns
+        return self.between_ns + self.begin_ns + self.end_ns + fetched
+
+
+@dataclass(frozen=True, slots=True)
 class LiftedStep:
     """A step of one rank."""
 
@@ -47,10 +81,12 @@ class LiftedStep:
     host_range: tuple[float, float] = (1.0, 1.0)
     """80 of 100 machines take between these times the host times of the calls."""
 
+    around: Around = Around()
+
     @property
     def host_ns(self) -> float:
         """What the host takes for the step if it never waits."""
-        return sum(call.host.total_ns for call in self.calls)
+        return sum(call.host.total_ns for call in self.calls) + self.around.total_ns
 
     def ops(self) -> Iterator[LiftedOp]:
         """All launching operators, in the order of the host."""

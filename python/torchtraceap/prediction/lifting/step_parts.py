@@ -1,4 +1,4 @@
-"""What the host does around the calls of a step: the loop, the loader, the upload of a batch.
+"""What the host does around the calls of a step: the loop and the loader.
 
 Within a step the hand-off to the autograd thread is the time before its first call ("backward
 begin", see situations.py), the loop over parameters that of the optimiser's first, and what
@@ -17,14 +17,12 @@ import numpy as np
 
 from torchtraceap.aliases import Array
 from torchtraceap.codes import EventKind
-from torchtraceap.devices import Device
 from torchtraceap.durations import Estimate
-from torchtraceap.durations.copies import estimate_copy
 from torchtraceap.errors import OptionError
 from torchtraceap.prediction.lifting.host import HostModel
 from torchtraceap.ranks import RankTrace
 
-__all__ = ["PARTS", "StepPart", "recorded_parts", "step_parts", "upload_part"]
+__all__ = ["PARTS", "StepPart", "recorded_parts", "step_parts"]
 
 PARTS: Mapping[str, str] = MappingProxyType(
     {
@@ -39,14 +37,6 @@ PARTS: Mapping[str, str] = MappingProxyType(
 _TAIL = 1.2816
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _DDP = "DistributedDataParallel.forward"
-_STAGED_BYTES = 64 * 1024
-"""Copies from pageable memory up to this size return once they are staged."""
-_STAGED_NS = 10_000.0
-_BLOCKED_NS = 150_000.0
-"""What a blocking copy takes beside the copy itself: 80 to 230 us for 4 to 150 MB in traces of
-V100, A100, GP100, H100 and MI300X; a staged one 5 to 19 us."""
-_PINNED_NS = 6_000.0
-"""Of a copy from pinned memory the host does no more than launch it: 4 to 10 us in traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,31 +81,6 @@ def _part(model: HostModel, name: str, count: int) -> StepPart:
     ns = known.ns * factor * count
     says = f"{PARTS[name]}: {known.machines} machines of public traces"
     return StepPart(name, Estimate(ns, ns / side, ns * side, says))
-
-
-def upload_part(size: float, *, is_pinned: bool, device: Device) -> StepPart:
-    """How long the host is held by the copy of a batch to the GPU.
-
-    Args:
-        size: Bytes.
-        is_pinned: From page-locked memory with `non_blocking`; else the host waits.
-        device: The GPU.
-
-    Raises:
-        OptionError: Less than no bytes.
-    """
-    if not (np.isfinite(size) and size >= 0):
-        raise OptionError(f"a copy can't have {size} bytes")
-    if is_pinned:
-        launched = Estimate.around(_PINNED_NS, 1.7, "launches of pinned copies in public traces")
-        return StepPart("upload", launched)
-    if size <= _STAGED_BYTES:
-        staged = Estimate.around(_STAGED_NS, 2.0, "small pageable copies in public traces")
-        return StepPart("upload", staged)
-    copy = estimate_copy(size, "HtoD", False, device)
-    ns, low_ns, high_ns = (each + _BLOCKED_NS for each in (copy.ns, copy.low_ns, copy.high_ns))
-    says = f"{copy.source}; the host waits for it"
-    return StepPart("upload", Estimate(ns, low_ns, high_ns, says))
 
 
 # -------------------------------------------------------------------------------------- traces

@@ -42,6 +42,9 @@ class GpuWork:
     lane: str = COMPUTE
     """The stream it runs on, by its role: "compute", or the name of a process group."""
 
+    host_waits: bool = False
+    """The call that launches it returns when it is done."""
+
     @property
     def collectives(self) -> tuple[Collective, ...]:
         """All that it does with other ranks."""

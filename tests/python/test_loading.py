@@ -1,0 +1,142 @@
+"""Batches in predictions: torch's loader, its workers, copies of the inputs to the GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import torchtraceap as ttap
+from torchtraceap.devices import device_named
+from torchtraceap.dtypes import dtype_named
+from torchtraceap.errors import OptionError
+from torchtraceap.prediction.capture.calls import Capture, TensorInfo
+from torchtraceap.prediction.layout import lay_out, with_steady_loader
+from torchtraceap.prediction.lifting.host import HostModel
+from torchtraceap.prediction.lifting.lift import lift
+from torchtraceap.prediction.lifting.loading import Loading, with_loading
+from torchtraceap.prediction.lifting.step import LiftedStep
+
+GPU = "A100 SXM 40GB"
+
+
+def loaded(loading: Loading, size: int = 38_535_168) -> LiftedStep:
+    """Nothing but the loop around a step with one input of so many floats."""
+    dtype = dtype_named("float32")
+    assert dtype is not None
+    tensor = TensorInfo((size,), (1,), dtype, 1)
+    capture, device = Capture((), inputs=(tensor,)), device_named(GPU)
+    host = HostModel(device)
+    return with_loading(lift(capture, device, host=host), capture, loading, host, device)
+
+
+def held_ns(loading: Loading, size: int = 38_535_168) -> int:
+    """How long the copy holds the host."""
+    (times,) = lay_out([loaded(loading, size)], count=1).ranks
+    return int(times.wait_end[0, 0] - times.launch_begin[0, 0])
+
+
+def test_a_copy_holds_the_host_unless_it_is_pinned() -> None:
+    # pytorch/benchmark's pair of traces: 32.3 ms and 5 us for 154 MB on an A100
+    assert 32.3e6 / 2 < held_ns(Loading()) < 32.3e6 * 2
+    assert 2_500 < held_ns(Loading("pinned")) < 10_000
+    assert held_ns(Loading(), 1_024) < 20_000
+
+
+def length_ns(loading: Loading) -> int:
+    (times,) = lay_out(with_steady_loader([loaded(loading)]), count=4).ranks
+    return times.step_length_ns()
+
+
+def test_the_slower_of_loader_and_step_decides() -> None:
+    alone = length_ns(Loading("pinned"))
+    assert length_ns(Loading("pinned", 1e9, 4)) == 250_000_000
+    assert length_ns(Loading("pinned", 1e9, 10)) == 100_000_000
+    in_time = length_ns(Loading("pinned", alone * 0.9, 1))
+    assert alone <= in_time < alone + 1e6
+    without_workers = length_ns(Loading("pinned", 50e6))
+    assert without_workers - 50e6 < alone
+
+
+def test_batches_that_come_in_time_are_not_waited_for() -> None:
+    step = loaded(Loading("pageable", 30e6, 2))
+    (times,) = lay_out(with_steady_loader([step]), count=3).ranks
+    assert times.fetch_begin is not None and times.fetch_end is not None
+    fetch = step.around.fetch
+    assert fetch is not None
+    assert np.abs(times.fetch_end - times.fetch_begin - fetch.host_ns).max() <= 1
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    for options in ({"memory": "disk"}, {"batch_ns": float("nan")}, {"workers": -1}):
+        with pytest.raises(OptionError):
+            Loading(**options)
+    device = device_named(GPU)
+    host = HostModel(device)
+    nothing = Capture(())
+    with pytest.raises(OptionError, match="inputs"):
+        with_loading(lift(nothing, device), nothing, Loading(), host, device)
+
+
+# --------------------------------------------------------------------------- whole predictions
+
+torch = pytest.importorskip("torch", reason="a prediction runs the model")
+
+
+def training() -> dict[str, Any]:
+    return {
+        "model": torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(8)]),
+        "inputs": (torch.randn(8192, 2048),),
+        "loss": lambda out: out.square().mean(),
+        "optimizer": torch.optim.SGD,
+    }
+
+
+def predicted(loading: Loading | None, **options: Any) -> ttap.Prediction:
+    return ttap.predict(training, device="H100-SXM", loading=loading, **options)
+
+
+def rules(found: ttap.Prediction) -> set[str]:
+    return {each["type"] for each in found.diagnose().to_dict()["findings"]}
+
+
+def test_a_loader_that_is_too_slow_is_seen_in_the_trace() -> None:
+    free = predicted(None)
+    slow = predicted(Loading("pinned", 40.0 * free.step.predicted_ns, 10))
+    assert slow.step.predicted_ns == pytest.approx(4 * free.step.predicted_ns, rel=0.02)
+    assert slow.bound_by == "data"
+    assert "worker_starvation" in rules(slow)
+    alone = predicted(Loading("pinned", 3.0 * free.step.predicted_ns))
+    assert alone.bound_by == "data"
+    assert "single_process_data_loading" in rules(alone)
+    summary = alone.trace.summary()
+    assert summary.step is not None
+    assert summary.step.measured_ns == alone.step.predicted_ns
+    assert summary.step.measured_ns == pytest.approx(summary.step.median_ns, rel=0.01)
+
+
+def test_pageable_inputs_are_seen_in_the_trace() -> None:
+    pageable, pinned = predicted(Loading("pageable")), predicted(Loading("pinned"))
+    size = 4 * 8192 * 2048
+    assert pageable.sequence[0] == pinned.sequence[0] == "aten::copy_"
+    assert pageable.step.predicted_ns > pinned.step.predicted_ns > 0
+    assert pageable.gpu.memcpy_ns == pytest.approx(size / 6, rel=0.02)  # 6 GB/s, docs/durations.md
+    assert "no_memory_pin" in rules(pageable) - rules(pinned)
+    names = [pageable.trace.ranks[0].table.name_of(row) for row in range(20)]
+    assert "aten::to" in names
+
+
+def test_a_loader_that_keeps_up_costs_next_to_nothing() -> None:
+    free = predicted(None)
+    kept = predicted(Loading("pinned", free.step.predicted_ns, 4), steps=2)
+    copied = kept.gpu.memcpy_ns
+    assert kept.step.predicted_ns - copied == pytest.approx(free.step.predicted_ns, rel=0.02)
+    assert kept.bound_by == free.bound_by == "gpu"
+    assert not {"worker_starvation", "single_process_data_loading"} & rules(kept)
+
+
+def test_of_a_recorded_step_the_inputs_are_not_known(tmp_path: Any) -> None:
+    (path,) = predicted(None).write_trace(tmp_path / "recorded.json.gz")
+    with pytest.raises(OptionError, match="not known"):
+        ttap.predict(path, device="H100-SXM", loading=Loading())
