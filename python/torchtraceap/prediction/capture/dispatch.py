@@ -3,9 +3,6 @@
 Note [Where it is caught]: below autograd, where composite operators have come apart into those
 that a device implements. What torch takes apart in another way on a GPU is caught above, where it
 is still whole: attention and dropout, which on a CPU become several operators (`whole.py`).
-
-Note [Steady state]: the first step of an optimiser makes its state. So a training step is run
-twice, and the second is written down.
 """
 
 from __future__ import annotations
@@ -31,6 +28,11 @@ from torchtraceap.prediction.capture.calls import (
     Value,
     tensors_in,
 )
+from torchtraceap.prediction.capture.running import (
+    run_step,
+    tensors_of_inputs,
+    watched_optimizers,
+)
 from torchtraceap.prediction.capture.streams import Streams
 from torchtraceap.prediction.workload import Workload, made_workload
 
@@ -40,13 +42,11 @@ if TYPE_CHECKING:
     from torchtraceap.prediction.capture.collectives import Exchange
     from torchtraceap.prediction.capture.values import ValuesMode
 
-Run: TypeAlias = (
-    "Callable[[Workload, Recorder], tuple[torch.nn.Module, torch.optim.Optimizer | None]]"
-)
+Run: TypeAlias = "Callable[[Workload, Recorder], torch.nn.Module]"
 """Runs steps of a workload, the last one to be written down; returns the model that the process
-holds, and its optimiser."""
+holds."""
 
-__all__ = ["Recorder", "Run", "as_on_a_gpu", "capture_step", "counts_of", "run_step", "survey"]
+__all__ = ["Recorder", "Run", "capture_step", "survey"]
 
 T = TypeVar("T")
 _IN_NAMES = re.compile(r"[^\w.\[\]-]+")
@@ -73,9 +73,9 @@ def capture_step(make: Callable[[], Any], run: Run | None = None) -> Capture:
         recorder = values.recorder = Recorder(values.blank)
         told = _explained("the step could not be run without values")
         with taken_for_plain_tensors(), told, recorder.recording():
-            model, optimizer = (run or run_step)(workload, recorder)
-        held = recorder.storages_of(model, optimizer)
-        inputs = recorder.described(_given(workload))
+            model = (run or run_step)(workload, recorder)
+        held = recorder.storages_of(model)
+        inputs = recorder.described(tensors_of_inputs(workload))
     return Capture(tuple(recorder.calls), tuple(recorder.notes), held, inputs)
 
 
@@ -147,85 +147,6 @@ def _require_torch() -> None:
         ) from error
 
 
-def run_step(
-    workload: Workload,
-    recorder: Recorder,
-    passes: Callable[[], None] | None = None,
-    steps: int | None = None,
-) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
-    """Runs steps, of which the last is written down.
-
-    Args:
-        workload: What is run.
-        recorder: Of the calls.
-        passes: Forward and, with a loss, backward pass of a step; None as the workload has them.
-        steps: How many it takes until one is like the next; None: see Note [Steady state].
-
-    Returns:
-        The model and its optimiser.
-    """
-    import torch
-
-    tensors = [*workload.model.parameters(), *workload.model.buffers(), *_given(workload)]
-    passes = passes or (lambda: _passes(workload, recorder))
-    workload.model.train(workload.loss is not None)
-    optimizer = None
-    if workload.loss is not None and workload.optimizer is not None:
-        optimizer = workload.optimizer(workload.model.parameters())
-        as_on_a_gpu(optimizer)
-    for _ in range(steps or (2 if optimizer else 1)):
-        recorder.begin(tensors)
-        if workload.loss is None:
-            with torch.no_grad():  # inference mode would keep composite operators in one piece
-                passes()
-            continue
-        with recorder.in_phase(Phase.OPTIMIZER):
-            workload.model.zero_grad()
-        passes()
-        if optimizer is not None:
-            with recorder.in_phase(Phase.OPTIMIZER):
-                optimizer.step()
-            recorder.keep_on_host(counts_of(optimizer))
-    return workload.model, optimizer
-
-
-def _passes(workload: Workload, recorder: Recorder) -> None:
-    output = workload.forward()
-    if workload.loss is not None:
-        loss = workload.loss(output)
-        with recorder.in_phase(Phase.BACKWARD):
-            loss.backward()
-
-
-def _given(workload: Workload) -> Iterator[torch.Tensor]:
-    """Tensors among the inputs."""
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    return (leaf for leaf in tree_leaves(workload.inputs) if isinstance(leaf, torch.Tensor))
-
-
-def as_on_a_gpu(optimizer: torch.optim.Optimizer) -> None:
-    """On a GPU torch updates many tensors at once unless told otherwise; on a CPU it does not."""
-    for group in optimizer.param_groups:
-        if group.get("foreach", False) is None and not group.get("fused"):
-            group["foreach"] = True
-
-
-def counts_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """How many steps each parameter has seen: torch keeps that on the host, unless the optimiser is
-    fused or is to be captured in a CUDA graph."""
-    on_gpu = {
-        id(parameter)
-        for group in optimizer.param_groups
-        if group.get("fused") or group.get("capturable")
-        for parameter in group["params"]
-    }
-    for parameter, state in optimizer.state.items():
-        if "step" in state and id(parameter) not in on_gpu and hasattr(state["step"], "stride"):
-            yield state["step"]
-
-
 class Recorder:
     """Writes down calls while `recording()`."""
 
@@ -241,6 +162,7 @@ class Recorder:
         self._storages = _Storages(lambda number: self._freed.append((len(self.calls), number)))
         self._at_begin: tuple[int, ...] = ()
         self._on_host: set[int] = set()
+        self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self.streams = Streams()
         self.is_on = True
         """Calls are written down, and not only answered."""
@@ -259,20 +181,30 @@ class Recorder:
             self._storages.number(tensor)
         self._at_begin = self._storages.alive()
 
-    def storages_of(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
-    ) -> Storages:
-        """The memory of the step."""
-        import torch
+    def were_there(self, tensors: Iterable[torch.Tensor]) -> None:
+        """These are there before a step once it is like the next."""
+        numbers = map(self._storages.number, tensors)
+        self._at_begin = tuple(dict.fromkeys((*self._at_begin, *numbers)))
 
+    def knows_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """It takes part in the step."""
+        self._optimizers[id(optimizer)] = optimizer
+
+    def optimizer_state(self) -> list[torch.Tensor]:
+        """What optimisers keep from step to step."""
+        return [
+            value
+            for optimizer in self._optimizers.values()
+            for of_parameter in optimizer.state.values()
+            for value in of_parameter.values()
+            if hasattr(value, "untyped_storage")
+        ]
+
+    def storages_of(self, model: torch.nn.Module) -> Storages:
+        """The memory of the step."""
         parameters = [*model.parameters(), *model.buffers()]
         gradients = [each.grad for each in parameters if each.grad is not None]
-        state = [
-            value
-            for of_parameter in (optimizer.state.values() if optimizer else ())
-            for value in of_parameter.values()
-            if isinstance(value, torch.Tensor)
-        ]
+        state = self.optimizer_state()
         of_model, of_gradients, of_optimizer = (
             frozenset(map(self._storages.number, tensors))
             for tensors in (parameters, gradients, state)
@@ -295,6 +227,7 @@ class Recorder:
 
         with ExitStack() as stack:
             stack.enter_context(self._watched_modules())
+            stack.enter_context(watched_optimizers(self))
             stack.enter_context(whole_calls(self))
             stack.enter_context(dispatch_mode(self))
             yield

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from torchtraceap.prediction.capture.dispatch import Recorder
 
-__all__ = ["all_arguments", "dispatch_mode", "is_distributed"]
+__all__ = ["PlainMode", "all_arguments", "asked_device", "dispatch_mode", "is_distributed"]
 
 
 def dispatch_mode(recorder: Recorder) -> TorchDispatchMode:
@@ -18,7 +19,16 @@ def dispatch_mode(recorder: Recorder) -> TorchDispatchMode:
     return _Mode(recorder)
 
 
-class _Mode(TorchDispatchMode):
+class PlainMode(TorchDispatchMode):
+    """One that no compiler is kept away from: what keeps it away takes as long as the call, and
+    torch's compiler doesn't run within a capture."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class _Mode(PlainMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
@@ -29,6 +39,8 @@ class _Mode(TorchDispatchMode):
         kwargs = kwargs or {}
         if is_distributed(types):
             return NotImplemented  # comes again, with what this rank has of them
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return asked_device(args[0])
         func = _in_place(func, args)
         namespace, _, base = func._schema.name.partition("::")
         if namespace == "c10d":
@@ -51,6 +63,17 @@ class _Mode(TorchDispatchMode):
         exchange = exchange_of(func, arguments)
         self._recorder.write_exchange(func._schema.name, arguments, exchange)
         return exchange.result
+
+
+_DEVICE = torch.ops.prim.device.default
+
+
+def asked_device(tensor: FakeTensor) -> torch.device:
+    """Where a tensor says that it is: two of three calls ask for that, most of them torch's own."""
+    if tensor.fake_mode.in_kernel_invocation:
+        return torch.device("meta")
+    device: torch.device = tensor.fake_device
+    return device
 
 
 def is_distributed(types: Any) -> bool:

@@ -14,8 +14,8 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.dtypes import dtype_named
-from torchtraceap.prediction.capture.calls import Call, Phase, tensors_in
-from torchtraceap.prediction.capture.dispatch import Recorder, as_on_a_gpu, counts_of
+from torchtraceap.prediction.capture.calls import Call, tensors_in
+from torchtraceap.prediction.capture.dispatch import Recorder
 from torchtraceap.replay.call import RecordedCall
 
 if TYPE_CHECKING:
@@ -133,10 +133,9 @@ def _later_step(make: Any, groups: list[dict[str, Any]], **options: Any) -> list
         for group in groups:
             group["params"] = [_parameter(*each) for each in group["params"]]
         optimizer = make(groups, lr=0.1, **options)
-        as_on_a_gpu(optimizer)
-        optimizer.step()
-        recorder.keep_on_host(counts_of(optimizer))
-        with recorder.recording(), recorder.in_phase(Phase.OPTIMIZER):
+        with recorder.recording():
+            with recorder.off():
+                optimizer.step()
             optimizer.step()
     return [call for call in recorder.calls if call.name.startswith("aten::")]
 

@@ -19,11 +19,15 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torchtraceap.prediction.capture.calls import CaptureError
-from torchtraceap.prediction.capture.modes import all_arguments, is_distributed
+from torchtraceap.prediction.capture.modes import (
+    PlainMode,
+    all_arguments,
+    asked_device,
+    is_distributed,
+)
 
 if TYPE_CHECKING:
     from torchtraceap.prediction.capture.dispatch import Recorder
@@ -40,7 +44,7 @@ class _FakeMode(FakeTensorMode):
         return self
 
 
-class ValuesMode(TorchDispatchMode):
+class ValuesMode(PlainMode):
     """What is called within computes on small tensors, and on others gives shapes."""
 
     def __init__(self) -> None:
@@ -82,6 +86,8 @@ class ValuesMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if is_distributed(types):
             return NotImplemented  # comes again, with what this rank has of them
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return asked_device(args[0])
         args = tree_map(self._convertible, args)
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         has_values = not (self._blank or any(isinstance(tensor, FakeTensor) for tensor in given))
@@ -100,8 +106,8 @@ class ValuesMode(TorchDispatchMode):
 
     def _without_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            with self.fake:
-                return func(*args, **kwargs)
+            # As in `with self.fake: func()`, without what entering it costs each call.
+            return self.fake.dispatch(func, (), args, kwargs)
         except DataDependentOutputException:
             kind = str(func._schema.returns[0].type)
             if kind == "bool":

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.utils import clip_grad
+from torch.optim import swa_utils
 from torch.overrides import TorchFunctionMode
 
 __all__ = ["as_if_on_a_gpu", "taken_for_plain_tensors"]
@@ -35,6 +37,10 @@ def as_if_on_a_gpu(reads: Callable[[torch.Tensor], None]) -> Iterator[None]:
         for name, value in _IN_CUDA.items():
             stack.enter_context(_replaced(torch.cuda, name, value))
         stack.enter_context(_replaced(torch, "Generator", _Generator))
+        # Many tensors at once, as torch does on a GPU where it is not told otherwise.
+        stack.enter_context(_replaced(clip_grad, "_has_foreach_support", _are_dense))
+        supported = "_get_foreach_kernels_supported_devices"
+        stack.enter_context(_replaced(swa_utils, supported, lambda: ["cpu"]))
         log = logging.getLogger("torch._subclasses.fake_tensor")
         stack.callback(log.setLevel, log.level)
         log.setLevel(logging.CRITICAL)  # what goes wrong there is raised as well
@@ -92,6 +98,10 @@ class _Nothing:
 
 def _nothing(*_: Any, **__: Any) -> None:
     pass
+
+
+def _are_dense(tensors: Sequence[torch.Tensor | None], _: Any) -> bool:
+    return all(each is None or each.layout == torch.strided for each in tensors)
 
 
 class _Generator(torch.Generator):

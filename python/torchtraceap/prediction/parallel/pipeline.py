@@ -28,7 +28,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from torchtraceap.errors import OptionError
 from torchtraceap.prediction.capture.calls import Phase
-from torchtraceap.prediction.capture.dispatch import Recorder, run_step
+from torchtraceap.prediction.capture.dispatch import Recorder
+from torchtraceap.prediction.capture.running import run_step
 from torchtraceap.prediction.parallel.batches import number_of_parts, parts_of
 from torchtraceap.prediction.parallel.blocks import blocks_of
 from torchtraceap.prediction.parallel.data import STEPS_OF_COPIES, STEPS_OF_ONE, with_copies
@@ -392,7 +393,7 @@ def run_stage(
     recorder: Recorder,
     *,
     finds_unused: bool = False,
-) -> tuple[nn.Module, torch.optim.Optimizer | None]:
+) -> nn.Module:
     """Runs steps of the current rank, see `run_step`.
 
     Args:

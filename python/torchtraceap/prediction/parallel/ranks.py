@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.prediction.capture.calls import Call, Capture, CaptureError
-from torchtraceap.prediction.capture.dispatch import Recorder, Run, capture_step, run_step, survey
+from torchtraceap.prediction.capture.dispatch import Recorder, Run, capture_step, survey
+from torchtraceap.prediction.capture.running import run_step
 from torchtraceap.prediction.parallel.data import (
     STEPS_OF_COPIES,
     STEPS_OF_SHARDS,
@@ -127,9 +128,7 @@ def _kinds(model: torch.nn.Module, strategy: Strategy) -> tuple[int, ...]:
 def _runs(strategy: Strategy, way: _Way) -> Run:
     """How the current rank runs a step."""
 
-    def run(
-        workload: Workload, recorder: Recorder
-    ) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
+    def run(workload: Workload, recorder: Recorder) -> torch.nn.Module:
         from torchtraceap.prediction.parallel.pipeline import run_stage
         from torchtraceap.prediction.parallel.tensor import split_layers
 
