@@ -29,7 +29,8 @@ from torchtraceap.simulation.graph_builder import THREAD, GraphBuilder
 
 ROOT = Path(__file__).resolve().parents[2]
 BASES = [str(ROOT / f"examples/traces/resnet50_num_workers_{n}.json.gz") for n in (0, 4)]
-COUNT, SEED = 12, 4
+COUNT, SEED = 20, 4
+"""Two units, of which one has runs of several ranks."""
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +63,11 @@ def steps_ns(trace: ttap.Trace) -> int:
 def test_every_trace_has_a_label_and_every_fault_a_twin(
     folder: Path, labels: list[dict[str, Any]]
 ) -> None:
-    assert [label["id"] for label in labels] == [f"{n:06d}" for n in range(COUNT)]
-    assert {path.name.removesuffix(".json.gz") for path in folder.glob("*.json.gz")} == {
+    assert len(labels) == COUNT
+    written = (path.relative_to(folder) for path in folder.rglob("*.json.gz"))
+    assert sorted(str(path).removesuffix(".json.gz") for path in written) == sorted(
         label["id"] for label in labels
-    }
+    )
     by_id = {label["id"]: label for label in labels}
     twins = [label["twin"] for label in labels if label["twin"] is not None]
     assert len(set(twins)) == len(twins) == COUNT // 2
@@ -139,15 +141,18 @@ def test_a_decoy_costs_nothing(folder: Path, labels: list[dict[str, Any]]) -> No
 
 
 def test_numbers_do_not_tell_what_was_put_in(folder: Path, labels: list[dict[str, Any]]) -> None:
-    """Ids grow with time as in the twin, and none stands apart."""
+    """Ids grow with time as in the twin, and none stands apart that does not there."""
     for label in labels:
-        part = load(folder, label["id"]).ranks[0]
-        table = part.table
-        calls = table.kind == _core.EventKind.RUNTIME
-        ids = table.correlation[calls]
-        assert len(np.unique(ids)) == len(ids)
-        assert np.diff(np.sort(ids)).max() < 1_000
-        assert (np.diff(ids) < 0).mean() < 0.02
+        if label["twin"] is None:
+            continue
+        apart = []
+        for which in ("id", "twin"):
+            table = load(folder, label[which]).ranks[0].table
+            ids = table.correlation[table.kind == _core.EventKind.RUNTIME]
+            assert len(np.unique(ids)) == len(ids)
+            assert (np.diff(ids) < 0).mean() < 0.02
+            apart.append(int((np.diff(np.sort(ids)) >= 1_000).sum()))
+        assert apart[0] == apart[1]
 
 
 def test_what_is_put_in_has_arrows(folder: Path, labels: list[dict[str, Any]]) -> None:
@@ -179,12 +184,12 @@ def test_an_interrupted_run_goes_on(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, again)
     (again / "labels.jsonl").unlink()
     (again / ".units/000001-4.jsonl").unlink()
-    (again / "000009.json.gz").unlink()
-    (again / "000010.json.gz").write_bytes(b"half of a trace")
-    before = (again / "000000.json.gz").stat().st_mtime_ns
+    late, *_, last = sorted(again.rglob("*.json.gz"))
+    last.write_bytes(b"half of a trace")
+    before = late.stat().st_mtime_ns
     generate(again, COUNT, SEED, bases=BASES)
     same_files(folder, again)
-    assert (again / "000000.json.gz").stat().st_mtime_ns == before
+    assert late.stat().st_mtime_ns == before
 
 
 def test_other_options_do_not_mix(folder: Path) -> None:
@@ -232,7 +237,8 @@ def whole() -> RankTrace:
     return ttap.load(BASES[1]).ranks[0]
 
 
-NEEDS_TWO = {"hidden_fetch", "late_rank", "late_rank_by_its_gpu", "behind_the_backward_pass"}
+NEEDS_TWO = {"hidden_fetch", "late_rank", "late_rank_by_its_gpu", "behind_the_backward_pass",
+             "small_at_the_end", "late_rank_by_its_host"}  # fmt: skip
 """These find a place behind a step, or in some draws of one step only."""
 
 
@@ -252,11 +258,66 @@ def _excerpt(whole: RankTrace, start_ns: int, end_ns: int) -> tuple[Any, None, A
 def test_every_form_finds_a_place(whole: RankTrace, form: Any) -> None:
     base = base_of(whole, 2 if form.name in NEEDS_TWO else 1)
     pair: Pair = drawn_pair(base, [form], "1")
-    parts = [ttap.Trace([part]) for part in (pair.faulty, pair.twin)]
+    (side,) = pair.sides
+    parts = [ttap.Trace([part]) for part in (side.faulty, side.twin)]
     cost_ns = length_ns(parts[0]) - length_ns(parts[1])
-    assert cost_ns == pair.cost_ns
+    assert cost_ns == side.cost_ns
     assert (cost_ns >= 0.03 * length_ns(parts[1])) is not form.decoy
-    assert any(pair.windows(100)) is not form.decoy
+    assert any(side.windows(100)) is not form.decoy
+
+
+# ---------------------------------------------------------------------------------- ranks
+
+
+@pytest.fixture(scope="module")
+def with_a_late_rank(whole: RankTrace) -> Pair:
+    form = next(form for form in FAULTS if form.name == "late_rank_by_its_loader")
+    return drawn_pair(base_of(whole, 2), [form], "2", 3)
+
+
+def as_files(pair: Pair, folder: Path, which: str) -> ttap.Trace:
+    folder.mkdir()
+    for side in pair.sides:
+        _core.write_trace(getattr(side, which).table, str(folder / f"rank{side.rank}.json.gz"))
+    return ttap.load(folder)
+
+
+def test_every_rank_of_a_run_loses_what_the_late_one_does(with_a_late_rank: Pair) -> None:
+    pair = with_a_late_rank
+    assert [side.rank for side in pair.sides] == [0, 1, 2] and pair.world_size == 3
+    (late,) = (side for side in pair.sides if side.role == "late")
+    assert late.rank == pair.late_rank and late.type == "single_process_data_loading"
+    for side in pair.sides:
+        parts = [ttap.Trace([part]) for part in (side.faulty, side.twin)]
+        assert length_ns(parts[0]) - length_ns(parts[1]) == side.cost_ns
+        assert side.cost_ns == pytest.approx(late.cost_ns, rel=0.1)
+        assert np.diff(side.intervals, axis=1).sum() == pytest.approx(side.cost_ns, rel=0.1)
+        assert side is late or (side.role, side.type) == ("waits", "straggler")
+
+
+def test_a_late_rank_is_found_across_ranks(with_a_late_rank: Pair, tmp_path: Path) -> None:
+    """The clocks of the ranks are apart, and what they say of each other is read from the files."""
+    bad = as_files(with_a_late_rank, tmp_path / "bad", "faulty")
+    good = as_files(with_a_late_rank, tmp_path / "good", "twin")
+    assert [part.rank for part in bad.ranks] == [0, 1, 2]
+    begins = [int(part.table.ts_ns[part.table.complete].min()) for part in bad.ranks]
+    assert len(set(begins)) == 3
+    waits = [
+        sum(f.cost_ns for f in trace.diagnose().findings if f.type == "straggler")
+        for trace in (bad, good)
+    ]
+    assert waits[0] - waits[1] > with_a_late_rank.sides[0].cost_ns
+    (finding,) = (f for f in bad.diagnose().findings if f.type == "straggler")
+    assert finding.facts["late rank"].value == str(with_a_late_rank.late_rank)
+
+
+def test_a_shorter_set_has_the_beginning_of_a_longer_one(tmp_path: Path) -> None:
+    """What is recorded with fewer ranks at its end is made again."""
+    generate(tmp_path / "grown", 5, SEED, bases=BASES)
+    generate(tmp_path / "grown", 8, SEED, bases=BASES)
+    generate(tmp_path / "whole", 8, SEED, bases=BASES)
+    same_files(tmp_path / "grown", tmp_path / "whole")
+    same_files(tmp_path / "whole", tmp_path / "grown")
 
 
 def test_types_are_those_of_the_product() -> None:
@@ -276,11 +337,12 @@ def test_tasks_that_are_never_trained_on_are_unseen(whole: RankTrace) -> None:
 
 def test_a_predicted_run_does_not_depend_on_others() -> None:
     pytest.importorskip("torch")
-    alone, later = (bases_module.PredictedBases(2, ("classification",)) for _ in range(2))
-    text = _core.trace_json(alone[0].part.table)
-    other = later[bases_module.UNITS_OF_A_BASE]
-    assert _core.trace_json(other.part.table) != text
-    assert _core.trace_json(later[0].part.table) == text
+    from torchtraceap.generation.predicted_bases import PredictedBases
+
+    alone, later = (PredictedBases(2, ("classification",)) for _ in range(2))
+    text = _core.trace_json(alone.of(0, 0).part.table)
+    assert _core.trace_json(later.of(1, 0).part.table) != text
+    assert _core.trace_json(later.of(0, 0).part.table) == text
 
 
 def test_traces_of_predicted_runs(tmp_path: Path) -> None:

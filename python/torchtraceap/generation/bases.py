@@ -18,7 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap._core import EventKind
+from torchtraceap._core import EventKind, GpuClass, Phase
+from torchtraceap.aliases import Array
 from torchtraceap.analysis.recorded_device import recorded_device
 from torchtraceap.errors import OptionError
 from torchtraceap.generation.program import Program
@@ -26,19 +27,20 @@ from torchtraceap.loading import load
 from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.simulation.edited_trace import event_text
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.table import ColumnTable
 
-__all__ = ["SEEN_TASKS", "TASKS", "UNITS_OF_A_BASE", "Base", "Bases", "make_bases"]
+__all__ = ["SEEN_TASKS", "TASKS", "Base", "Bases", "RecordedBases"]
 
 SEEN_TASKS = ("classification", "detection", "segmentation")
 TASKS = (*SEEN_TASKS, "generation", "pose", "depth")
 _EVENTS = 20_000
 """Of a trace, about."""
 _LEAST_STEPS = 2
+_LEAST_BACKWARD = 32
+"""Operators of a backward pass, where gradients come one by one."""
 _CUT = 0.5
 """Of traces, those that begin, and those that end, in the middle of a step."""
-UNITS_OF_A_BASE = 2
-"""Made one behind the other by one process: predicting a run takes longer than a unit."""
-_DRAWS = 8
+_MOST_RANKS = 8
 _DROPPED = ("traceEvents", "distributedInfo", "traceName", "predicted_by")
 
 
@@ -53,6 +55,13 @@ class Base:
     task: str | None
     types: frozenset[str]
     """Of anti-patterns that it has by itself."""
+    strategy: str | None = None
+    """How its ranks share the work, where it is one of several."""
+    world_size: int = 1
+    """How many they are."""
+    waits: Array | None = None
+    """int64 `[n, 2]`: correlations of GPU work and of what waits for it on another stream, where
+    they are known; else they are found by times."""
 
     @cached_property
     def device(self) -> str | None:
@@ -97,7 +106,21 @@ class Base:
 
     def program(self, rng: random.Random) -> Program:
         """Some of its steps."""
-        return Program(SimulatedRun(Ranks([self._excerpt(rng)])))
+        part = self._excerpt(rng)
+        known = {} if self.waits is None else {part.rank: _rows_of(part, self.waits)}
+        return Program(SimulatedRun(Ranks([part]), dependencies=known))
+
+    @cached_property
+    def spreads(self) -> tuple[int, ...]:
+        """With how many ranks all of them can be recorded."""
+        if self.world_size > 1:
+            return (self.world_size,)
+        tree = self.part.tree
+        if (tree.gpu_class == GpuClass.COMMUNICATION).any():
+            return ()
+        ops = (self.part.table.kind == EventKind.CPU_OP) & (tree.phase == Phase.BACKWARD)
+        per_step = int(ops.sum()) / max(1, len(tree.steps))
+        return tuple(range(2, _MOST_RANKS + 1)) if per_step >= _LEAST_BACKWARD else ()
 
     def _excerpt(self, rng: random.Random) -> RankTrace:
         part = self.part
@@ -118,11 +141,21 @@ class Base:
         return RankTrace(table, part.rank, tree)
 
 
-class Bases(Protocol):
-    """The base of each unit."""
+def _rows_of(part: RankTrace, waits: Array) -> ColumnTable:
+    """Waits by rows, as far as both sides are there."""
+    rows = part.tree.linked_gpu_rows.astype(np.int64)
+    rows = rows[np.argsort(part.table.correlation[rows], kind="stable")]
+    ids = part.table.correlation[rows]
+    place = np.searchsorted(ids, waits).clip(max=len(ids) - 1)
+    sides = rows[place[(ids[place] == waits).all(axis=1)]]
+    return ColumnTable({"producer_row": sides[:, 0], "consumer_row": sides[:, 1]})
 
-    def __getitem__(self, unit: int) -> Base:
-        """Made when it is asked for."""
+
+class Bases(Protocol):
+    """The bases of each unit."""
+
+    def of(self, unit: int, place: int) -> Base:
+        """That of a pair of a unit, made when it is asked for."""
         ...
 
 
@@ -133,8 +166,9 @@ class RecordedBases:
         self._paths, self._task = tuple(paths), task
         self._kept: dict[str, Base] = {}
 
-    def __getitem__(self, unit: int) -> Base:
-        path = self._paths[unit % len(self._paths)]
+    def of(self, unit: int, place: int) -> Base:
+        """In turn, from another one on in each unit."""
+        path = self._paths[(unit + place) % len(self._paths)]
         if path not in self._kept:
             self._kept[path] = self._read(path)
         return self._kept[path]
@@ -147,44 +181,9 @@ class RecordedBases:
         if not len(part.tree.linked_gpu_rows):
             raise OptionError(f"{path}: a base has GPU work with its launches, and this has none")
         types = frozenset(finding.type for finding in trace.diagnose().findings)
-        return Base(part, path, "real_graph", self._task, types)
-
-
-class PredictedBases:
-    """Runs that are predicted for workloads, drawn at random, each for some units."""
-
-    def __init__(self, seed: int, tasks: Sequence[str]) -> None:
-        self._seed, self._tasks = seed, tuple(tasks)
-        self._kept: tuple[int, Base] | None = None
-
-    def __getitem__(self, unit: int) -> Base:
-        place = unit // UNITS_OF_A_BASE
-        if self._kept is None or self._kept[0] != place:
-            self._kept = place, self._predict(place)
-        return self._kept[1]
-
-    def _predict(self, place: int) -> Base:
-        """Of what can be run without values, the first that is drawn."""
-        from torchtraceap.generation.workloads import drawn_workload
-        from torchtraceap.prediction.capture import CaptureError
-        from torchtraceap.prediction.predicting import predict
-
-        task = self._tasks[place % len(self._tasks)]
-        for turn in range(_DRAWS):
-            drawn = drawn_workload(task, random.Random(f"{self._seed}/base/{place}/{turn}"))
-            try:
-                found = predict(
-                    drawn.make, device=drawn.device, dtype=drawn.dtype, steps=drawn.steps
-                )
-            except CaptureError:
-                continue
-            types = frozenset(finding.type for finding in found.trace.diagnose().findings)
-            return Base(found.trace.ranks[0], drawn.name, "lifted", task, types)
-        raise OptionError(f"no workload of the task {task} could be run")
-
-
-def make_bases(seed: int, tasks: Sequence[str], paths: Sequence[str]) -> Bases:
-    """The given traces; without any, runs that are predicted for workloads of the tasks."""
-    if paths:
-        return RecordedBases(paths, tasks[0] if tasks else None)
-    return PredictedBases(seed, tasks or TASKS)
+        ranks = part.table.world_size or 1
+        has_others = bool((part.tree.gpu_class == GpuClass.COMMUNICATION).any())
+        is_of_many = has_others and 1 < ranks <= _MOST_RANKS
+        return Base(
+            part, path, "real_graph", self._task, types, world_size=ranks if is_of_many else 1
+        )

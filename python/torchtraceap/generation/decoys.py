@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from torchtraceap.generation.data_parallel import DataParallel
-from torchtraceap.generation.faults import fetch, hold_up, read_item, slow_down, unchanged
+from torchtraceap.generation.faults import fetch, hold_up, read_item, slow_down
 from torchtraceap.generation.planting import Form, NoPlaceError, Planting
 
 __all__ = ["DECOYS"]
@@ -100,7 +100,7 @@ def more_buckets(rng: random.Random, good: DataParallel) -> tuple[DataParallel, 
 
 
 def late_but_awaited(planting: Planting) -> None:
-    """Another rank is late by less than its collectives may be."""
+    """A rank is late by less than its collectives may be."""
     hold_up(planting, planting.ns)
 
 
@@ -114,5 +114,5 @@ DECOYS = (
     Form("hidden_slow_host", "cpu_bound", hidden_slow_host, decoy=True),
     Form("hidden_allocations", "allocator_thrash", hidden_allocations, decoy=True),
     Form("more_buckets", "small_nccl_kernels", decoy=True, spread=more_buckets),
-    Form("late_but_awaited", "straggler", late_but_awaited, decoy=True, spread=unchanged),
+    Form("late_but_awaited", "straggler", late_but_awaited, decoy=True, of_one_rank=True),
 )

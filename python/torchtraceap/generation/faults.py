@@ -16,7 +16,7 @@ from torchtraceap.generation.data_parallel import DataParallel
 from torchtraceap.generation.planting import Form, NoPlaceError, Planting
 from torchtraceap.generation.scene import Block, NewEvent
 
-__all__ = ["FAULTS", "fetch", "hold_up", "read_item", "slow_down", "unchanged"]
+__all__ = ["FAULTS", "fetch", "hold_up", "read_item", "slow_down"]
 
 _POINTWISE = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
@@ -48,7 +48,8 @@ def slow_collate(planting: Planting) -> None:
 def fetch(planting: Planting, step: int, ns: float, collate: float) -> None:
     """A fetch at the first place of a step takes so long; one that the step has becomes it."""
     rows = planting.program.loader_rows
-    planting.scene.removed += rows[planting.program.step_of_rows(rows) == step].tolist()
+    removed = rows[planting.program.step_of_rows(rows) == step].tolist()
+    planting.scene.removed[planting.rank] += removed
     block = planting.block(planting.first(step))
     with block.range("annotation", _FETCH):
         samples = max(1, round(ns * (1 - collate) / _SAMPLE_NS))
@@ -288,38 +289,30 @@ def behind_the_backward_pass(
     return good, replace(good, late=True)
 
 
-def unchanged(rng: random.Random, good: DataParallel) -> tuple[DataParallel, DataParallel]:
-    """Ranks exchange gradients as they would anyway."""
-    return good, good
+# ------------------------------------------------------------------------- one rank
 
 
 def late_rank(planting: Planting) -> None:
-    """Another rank stands still in each step."""
+    """A rank stands still in each step."""
     hold_up(planting, planting.ns)
 
 
 def late_rank_by_its_gpu(planting: Planting) -> None:
-    """The GPU of another rank is slower."""
-    scene = planting.scene
-    edges = planting.program.run.edges_of("execution")
-    factor = 1 + planting.ns / planting.program.step_ns * 2
-    cost_ns = scene.cost_ns[_another(planting)]
+    """The GPU of a rank runs at a lower clock."""
+    program, scene = planting.program, planting.scene
+    edges = np.setdiff1d(program.run.edges_of("execution"), program.edges_through_collectives)
+    factor = 1 + planting.ns / program.step_ns * 2
+    cost_ns = scene.cost_ns[planting.rank]
     cost_ns[edges] = np.rint(cost_ns[edges] * factor)
 
 
 def hold_up(planting: Planting, ns: float) -> None:
-    """Another rank stands still for so long in steps."""
-    rank = _another(planting)
+    """A rank stands still for so long in steps."""
     for step in planting.steps:
         place = planting.some(planting.among(step, Phase.FORWARD), 1)[0]
-        block = planting.block(place, rank=rank)
+        block = planting.block(place)
         block.spend(ns)
         block.close()
-
-
-def _another(planting: Planting) -> int:
-    others = [rank for rank in range(planting.scene.ranks) if rank != planting.rank]
-    return planting.rng.choice(others)
 
 
 FAULTS = (
@@ -342,6 +335,13 @@ FAULTS = (
     Form(
         "behind_the_backward_pass", "nccl_compute_not_overlapped", spread=behind_the_backward_pass
     ),
-    Form("late_rank", "straggler", late_rank, spread=unchanged),
-    Form("late_rank_by_its_gpu", "straggler", late_rank_by_its_gpu, spread=unchanged),
-)
+    Form("late_rank", "straggler", late_rank, of_one_rank=True),
+    Form("late_rank_by_its_gpu", "straggler", late_rank_by_its_gpu, of_one_rank=True),
+    Form(
+        "late_rank_by_its_loader", "straggler", slow_loader,
+        of_one_rank=True, own_type="single_process_data_loading",
+    ),
+    Form(
+        "late_rank_by_its_host", "straggler", slow_host, of_one_rank=True, own_type="cpu_bound"
+    ),
+)  # fmt: skip

@@ -1,9 +1,13 @@
 """`generate`: a folder of labelled traces.
 
-Note [Units]: traces come in units of some pairs on one base. A unit depends on the seed, its number
-and the options alone, so it does not matter who makes it, or when. Its traces and then its labels
-take their places when the unit is complete. So a run that was interrupted, or that is asked for
-more traces than before, goes on with the units whose labels are not there.
+Note [Units]: traces come in units of 16. A unit depends on the seed, its number and the options
+alone, so it does not matter who makes it, or when. Its traces and then its labels take their places
+when the unit is complete. So a run that was interrupted, or that is asked for more traces than
+before, goes on with the units whose labels are not there. The last unit has fewer traces where
+fewer were asked for, and its runs of many ranks are then of one; they are made again with more.
+
+Note [Ranks of a run]: a trace is of one rank. Where all ranks of a run are recorded, the run is a
+folder with a trace for each, and that counts as so many traces.
 
 Note [Order]: which of a pair comes first is drawn, and forms come in rounds, each in an order of
 its own: neither numbers nor neighbours of traces tell their labels.
@@ -18,6 +22,7 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -26,10 +31,10 @@ from typing import Any
 from torchtraceap import _core
 from torchtraceap.aliases import PathLike
 from torchtraceap.errors import OptionError
-from torchtraceap.generation.bases import TASKS, UNITS_OF_A_BASE, Base, Bases, make_bases
+from torchtraceap.generation.bases import TASKS, Base, Bases, RecordedBases
 from torchtraceap.generation.decoys import DECOYS
 from torchtraceap.generation.faults import FAULTS
-from torchtraceap.generation.pairs import WINDOWS, Pair, drawn_pair
+from torchtraceap.generation.pairs import WINDOWS, Pair, Side, drawn_pair
 from torchtraceap.generation.planting import Form
 from torchtraceap.ranks import RankTrace
 from torchtraceap.stages import stage
@@ -41,8 +46,13 @@ LABELS = "labels.jsonl"
 TYPES = tuple(sorted({form.type for form in FAULTS}))
 """Of the faults that can be put in."""
 _DONE = ".units"
-_PAIRS = 4
-"""Of a unit."""
+_SUFFIX = ".json.gz"
+_PAIRS = 8
+"""Of traces, in a unit."""
+_MANY = 0.5
+"""Of units whose bases allow it, those with runs of which all ranks are recorded."""
+_AS_MANY_AGAIN = 0.5
+"""Of the places in such a unit, about."""
 _DECOYS = 0.3
 """Of the pairs."""
 
@@ -95,12 +105,24 @@ def generate(
     with stage(f"generating {len(left)} units of {2 * _PAIRS} traces"):
         _make_all(partial(_make_unit, str(folder), settings, count), left, jobs)
     lines = [_part(folder, unit, count).read_text("utf-8") for unit in units]
+    _forget(folder, units, count)
     write_text(folder / LABELS, "".join(lines))
-    known = {_part(folder, unit, count) for unit in units}
-    for part in (folder / _DONE).glob("*.jsonl"):  # of a unit that had fewer traces before
-        if part not in known and part.name[:6] in {place.name[:6] for place in known}:
-            part.unlink()
     return folder / LABELS
+
+
+def _forget(folder: Path, units: Sequence[int], count: int) -> None:
+    """What a unit had when it had fewer or more traces, as far as it has it no more."""
+    for unit in units:
+        part = _part(folder, unit, count)
+        kept = {json.loads(line)["id"] for line in part.read_text("utf-8").splitlines()}
+        for old in (folder / _DONE).glob(f"{unit:06d}-*.jsonl"):
+            if old == part:
+                continue
+            for line in old.read_text("utf-8").splitlines():
+                trace = json.loads(line)["id"]
+                if trace not in kept:
+                    (folder / f"{trace}{_SUFFIX}").unlink(missing_ok=True)
+            old.unlink()
 
 
 def _checked(
@@ -141,7 +163,7 @@ def _take_over(folder: Path, settings: _Settings) -> None:
     write_text(place, text)
 
 
-_VERSION = 3
+_VERSION = 4
 """Of what is generated: with another one the same seed gives other bytes."""
 
 
@@ -161,7 +183,7 @@ def _make_all(make: partial[None], units: Sequence[int], jobs: int) -> None:
         min(jobs, len(units)), mp_context=context, initializer=_leave_with_parent
     )
     try:
-        for _ in pool.map(make, units, chunksize=UNITS_OF_A_BASE):
+        for _ in pool.map(make, units):
             pass
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -180,20 +202,26 @@ def _leave_after(parent: Any) -> None:
 
 
 @cache
-def _bases(seed: int, tasks: tuple[str, ...], paths: tuple[str, ...]) -> Bases:
-    """Those of this process."""
-    return make_bases(seed, tasks, paths)
+def _bases(settings: _Settings) -> Bases:
+    """Those of this process; without given traces, runs that are predicted."""
+    if settings.bases:
+        return RecordedBases(settings.bases, settings.tasks[0] if settings.tasks else None)
+    from torchtraceap.generation.predicted_bases import PredictedBases
+
+    forms = [form for form in FAULTS if form.type in (settings.types or TYPES)]
+    by_copies = all(form.spread is not None for form in forms)
+    of_many = all(form.of_one_rank or form.spread is not None for form in forms)
+    return PredictedBases(settings.seed, settings.tasks, of_many=of_many, by_copies=by_copies)
 
 
 def _make_unit(folder: str, settings: _Settings, count: int, unit: int) -> None:
     """Traces, then labels."""
-    base = _bases(settings.seed, settings.tasks, settings.bases)[unit]
+    size = min(2 * _PAIRS, count - unit * 2 * _PAIRS)
     files: list[tuple[str, Any]] = []
     lines = []
-    for label, part in _labelled(base, settings, unit):
-        if int(label["id"]) < count:
-            files.append((f"{label['id']}.json.gz", partial(_core.write_trace, part.table)))
-            lines.append(json.dumps(label, allow_nan=False) + "\n")
+    for label, part in _labelled(_bases(settings), settings, unit, size):
+        files.append((f"{label['id']}{_SUFFIX}", partial(_core.write_trace, part.table)))
+        lines.append(json.dumps(label, allow_nan=False) + "\n")
     place = _part(Path(folder), unit, count).relative_to(folder)
     files.append((str(place), partial(_write_lines, lines)))
     write_paths(folder, files)
@@ -204,21 +232,48 @@ def _write_lines(lines: Sequence[str], path: Path) -> None:
 
 
 def _labelled(
-    base: Base, settings: _Settings, unit: int
+    bases: Bases, settings: _Settings, unit: int, size: int
 ) -> Iterator[tuple[dict[str, Any], RankTrace]]:
-    """In the order of their ids."""
-    for number in range(unit * _PAIRS, (unit + 1) * _PAIRS):
+    """So many, in the order of their ids."""
+    place, first = 0, unit * 2 * _PAIRS
+    rng = random.Random(f"{settings.seed}/unit/{unit}")
+    is_of_many = rng.random() < _MANY
+    while 2 * place < size:
+        number = unit * _PAIRS + place
+        base = bases.of(unit, number)
+        ranks = _ranks(base, rng, size // 2 - place) if is_of_many else 1
         seed = f"{settings.seed}/{number}"
-        pair = drawn_pair(base, _forms(settings, number), seed)
+        pair = _drawn(base, settings, number, ranks)
+        ranks = len(pair.sides)
         faulty_last = random.Random(f"{seed}/order").random() < 0.5
-        ids = [f"{2 * number:06d}", f"{2 * number + 1:06d}"]
-        faulty_id, twin_id = ids[::-1] if faulty_last else ids
-        faulty = _label(base, settings.seed, pair, faulty_id, twin_id), pair.faulty
-        twin = _twin_label(faulty[0], twin_id), pair.twin
-        yield from (twin, faulty) if faulty_last else (faulty, twin)
+        runs = [first + 2 * place, first + 2 * place + ranks]
+        faulty, twin = runs[::-1] if faulty_last else runs
+        labels = [_label(base, settings.seed, pair, side, faulty, twin) for side in pair.sides]
+        bad = [(label, side.faulty) for label, side in zip(labels, pair.sides, strict=True)]
+        good = [
+            (_twin_label(label), side.twin) for label, side in zip(labels, pair.sides, strict=True)
+        ]
+        both = [*good, *bad] if faulty_last else [*bad, *good]
+        yield from both[: size - 2 * place]
+        place += ranks
 
 
-def _forms(settings: _Settings, number: int) -> list[Form]:
+def _drawn(base: Base, settings: _Settings, number: int, ranks: int) -> Pair:
+    """With so many ranks recorded, or with one where nothing fits so many."""
+    seed = f"{settings.seed}/{number}"
+    if ranks > 1:
+        with suppress(OptionError):
+            return drawn_pair(base, _forms(settings, number, ranks), seed, ranks)
+    return drawn_pair(base, _forms(settings, number, 1), seed)
+
+
+def _ranks(base: Base, rng: random.Random, most: int) -> int:
+    """How many ranks of the next run are recorded."""
+    fitting = [ranks for ranks in base.spreads if ranks <= most]
+    return rng.choice(fitting) if fitting and rng.random() < _AS_MANY_AGAIN else 1
+
+
+def _forms(settings: _Settings, number: int, ranks: int) -> list[Form]:
     """Those that a pair may have, the wanted one first. See Note [Order]."""
     rng = random.Random(f"{settings.seed}/{number}/kind")
     wanted = set(settings.types or TYPES)
@@ -229,38 +284,55 @@ def _forms(settings: _Settings, number: int) -> list[Form]:
         round_, place = divmod(number, max(1, len(kind)))
         order = kind[:]
         random.Random(f"{settings.seed}/{round_}/{len(kind)}").shuffle(order)
-        forms += order[place:] + order[:place]
+        found = order[place:] + order[:place]
+        if ranks > 1 and rng.random() < _OF_RANKS:  # what only several ranks can have, first
+            found.sort(key=lambda form: not (form.of_one_rank or form.spread is not None))
+        forms += found
     return forms
 
 
-def _label(base: Base, seed: int, pair: Pair, own: str, twin: str) -> dict[str, Any]:
+_OF_RANKS = 0.6
+"""Of runs of which all ranks are recorded, those with a form that a single rank can't have."""
+
+
+def _label(base: Base, seed: int, pair: Pair, side: Side, run: int, twin: int) -> dict[str, Any]:
     form = pair.form
     return {
-        "id": own,
+        "id": _id(run, pair, side),
         "seed": seed,
         "task": base.task,
         "source": {"kind": base.kind, "base": base.name},
         "device": pair.device,
         "world_size": pair.world_size,
-        "rank": pair.rank,
-        "twin": twin,
-        "type": None if form.decoy else form.type,
+        "rank": side.rank,
+        "strategy": pair.strategy,
+        "run": f"{run:06d}",
+        "twin": _id(twin, pair, side),
+        "type": None if form.decoy else side.type,
         "form": form.name,
         "decoy": form.decoy,
-        "looks_like": form.type,
-        "cost_ns": pair.cost_ns,
-        "severity": round(pair.severity, 6),
-        "intervals": pair.intervals.tolist(),
-        "steps": len(pair.faulty.tree.steps),
-        "windows": {str(count): pair.windows(count) for count in WINDOWS},
+        "looks_like": side.type,
+        "late_rank": pair.late_rank,
+        "role": side.role,
+        "cost_ns": side.cost_ns,
+        "severity": round(side.severity, 6),
+        "intervals": side.intervals.tolist(),
+        "steps": len(side.faulty.tree.steps),
+        "windows": {str(count): side.windows(count) for count in WINDOWS},
         "already": sorted(base.types),
         "split": base.split,
     }
 
 
-def _twin_label(faulty: dict[str, Any], own: str) -> dict[str, Any]:
+def _id(run: int, pair: Pair, side: Side) -> str:
+    """Of a trace: the run's number, and the rank where all are recorded."""
+    return f"{run:06d}" if len(pair.sides) == 1 else f"{run:06d}/rank{side.rank}"
+
+
+def _twin_label(faulty: dict[str, Any]) -> dict[str, Any]:
     """Of the trace without a fault."""
-    clean: dict[str, Any] = {"id": own, "twin": None, "type": None, "form": "none"}
-    clean |= {"decoy": False, "looks_like": None, "cost_ns": 0, "severity": 0.0, "intervals": []}
+    clean: dict[str, Any] = {"id": faulty["twin"], "run": faulty["twin"].partition("/")[0]}
+    clean |= {"twin": None, "type": None, "form": "none", "decoy": False, "looks_like": None}
+    clean |= {"late_rank": None, "role": None, "cost_ns": 0, "severity": 0.0, "intervals": []}
     windows = {key: [0] * len(labels) for key, labels in faulty["windows"].items()}
     return {**faulty, **clean, "windows": windows}

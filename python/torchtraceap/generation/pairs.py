@@ -1,4 +1,8 @@
-"""`drawn_pair`: a trace with a fault or a decoy, its twin without, and what the difference is.
+"""`drawn_pair`: a run with a fault or a decoy, its twin without, and what the difference is.
+
+Note [Ranks]: of a run of several ranks one is recorded, or all are. Ranks run the same program, so
+what is put into it is in all of them; but a form of one rank is put into that rank alone, which is
+late, and the others wait for it in their collectives.
 
 Note [Twins]: both are written by the same path from the same steps, with the same speeds, the same
 noise and the same clock; what differs is what was put in. So the difference of their lengths is
@@ -6,10 +10,11 @@ what that costs, whatever reacted to it.
 
 Note [Drawn again]: a draw is taken if the fault costs 3 % of the trace or more, if the lengths of
 the traces, of their steps and of the steps' ranges on the host agree on that cost, and of a decoy
-if the length and the steps differ by less than 0.4 % of a step. Else another is drawn, with more to
-lose, or of a decoy with less and a slower GPU, and after some draws in another form. Nothing else
-is looked at: no rule is asked. A host that runs ahead for as long as it likes has steps of its own;
-then the next draw has it read a value at the end of each, in the twin as well.
+if the length and the steps differ by less than 0.4 % of a step; that holds for every rank that is
+recorded. Else another is drawn, with more to lose, or of a decoy with less and a slower GPU, and
+after some draws in another form. Nothing else is looked at: no rule is asked. A host that runs
+ahead for as long as it likes has steps of its own; then the next draw has it read a value at the
+end of each, in the twin as well.
 """
 
 from __future__ import annotations
@@ -31,11 +36,11 @@ from torchtraceap.generation.faults import read_item
 from torchtraceap.generation.loss import covered_windows, lost_intervals
 from torchtraceap.generation.planting import Form, NoPlaceError, Planting
 from torchtraceap.generation.program import Program
-from torchtraceap.generation.recording import Header, recorded
+from torchtraceap.generation.recording import Clock, Header, recorded
 from torchtraceap.generation.scene import Outcome, Scene, Speeds
 from torchtraceap.ranks import RankTrace
 
-__all__ = ["WINDOWS", "Pair", "drawn_pair"]
+__all__ = ["WINDOWS", "Pair", "Side", "drawn_pair"]
 
 WINDOWS = (50, 100, 200)
 _LEAST_COST, _MOST_COST = 0.03, 1.5
@@ -49,8 +54,13 @@ _DRAWS = 4
 _READS = 0.3
 """Of loops, those that read a value at the end of each step."""
 _RANKS = (1, 1, 1, 2, 4)
+"""Of runs of which one rank is recorded."""
 _CLOCK_NS = 10**15
 """The clocks of recordings differ by up to that (11 days)."""
+_APART_NS = (1e3, 2e6)
+"""Clocks of ranks of one run are so far apart: on one machine, or on several."""
+_RATE = 5e-6
+"""By so much they go faster or slower than others, at most."""
 
 
 class _UnfitError(Exception):
@@ -63,15 +73,16 @@ class _UnfitError(Exception):
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two traces, and their labels without ids."""
+class Side:
+    """A rank that is recorded, with the fault and without."""
 
+    rank: int
     faulty: RankTrace
     twin: RankTrace
-    form: Form
-    device: str | None
-    world_size: int
-    rank: int
+    type: str
+    """Of the fault as this rank shows it, or of a decoy what it looks like."""
+    role: str | None
+    """Where one rank is late: "late" for that, "waits" for the others."""
     cost_ns: int
     intervals: Array
     """int64 `[n, 2]`, of the faulty trace's clock."""
@@ -85,6 +96,20 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """Two runs, and their labels without ids."""
+
+    form: Form
+    device: str | None
+    world_size: int
+    strategy: str | None
+    """How ranks share the work; None for one rank."""
+    late_rank: int | None
+    """That which the others wait for, of a form of one rank."""
+    sides: tuple[Side, ...]
+
+
+@dataclass(frozen=True)
 class _Draw:
     """What is the same for both."""
 
@@ -93,32 +118,41 @@ class _Draw:
     form: Form
     ns: float
     ranks: int
-    rank: int
+    recorded: tuple[int, ...]
+    late: int
+    """The rank that a form of one rank is put into."""
     good: DataParallel | None
     bad: DataParallel | None
     reads: bool
     """The host reads one value at the end of each step, such as the loss."""
     token: str
 
+    @property
+    def put_into(self) -> Sequence[int]:
+        """Ranks; see Note [Ranks]."""
+        return (self.late,) if self.form.of_one_rank else range(self.ranks)
 
-def drawn_pair(base: Base, forms: Sequence[Form], seed: str) -> Pair:
+
+def drawn_pair(base: Base, forms: Sequence[Form], seed: str, ranks: int = 1) -> Pair:
     """The first draw that can be taken.
 
     Args:
         base: The run.
         forms: Those that may be drawn, the first first.
         seed: The same gives the same pair.
+        ranks: How many are recorded: one, of a run of one or several, or all.
 
     Raises:
         OptionError: None of the forms fits.
     """
     for number, form in enumerate(forms):
-        if form.type in base.types and not form.decoy:
+        if not form.decoy and not base.types.isdisjoint((form.type, form.own_type)):
             continue
         scale, reads = 1.0, False
         for turn in range(_DRAWS):
             try:
-                return _pair(base, _draw(base, form, f"{seed}/{number}/{turn}", scale, reads))
+                token = f"{seed}/{number}/{turn}"
+                return _pair(base, _draw(base, form, token, ranks, scale, reads))
             except NoPlaceError:
                 scale *= 0.5 if form.decoy else 1.0
             except _UnfitError as error:
@@ -128,48 +162,97 @@ def drawn_pair(base: Base, forms: Sequence[Form], seed: str) -> Pair:
     raise OptionError(f"{base.name}: no place was found for any of {names}")
 
 
-def _draw(base: Base, form: Form, seed: str, scale: float, reads: bool) -> _Draw:
+def _draw(base: Base, form: Form, seed: str, recorded: int, scale: float, reads: bool) -> _Draw:
     rng = random.Random(seed)
     program = base.program(rng)
     if not program.is_usable:
         raise NoPlaceError
-    ranks = rng.choice(_RANKS)
-    if form.spread is not None:
-        ranks = max(ranks, 2)
-    if ranks > 1 and not can_spread(program):
-        if form.spread is not None:
-            raise NoPlaceError
-        ranks = 1
+    ranks = _count_ranks(base, program, form, recorded, rng)
     # What hides a decoy is work of the GPU.
     gpu = (1 / scale if form.decoy else 1.0) * float(np.exp(rng.gauss(0.1, 0.4)))
-    speeds = Speeds(float(np.exp(rng.gauss(0, 0.25))), gpu, rng.randrange(1 << 31))
+    link = float(np.exp(rng.uniform(0, 1.2)))
+    speeds = Speeds(float(np.exp(rng.gauss(0, 0.25))), gpu, rng.randrange(1 << 31), link)
     share = float(np.exp(rng.uniform(np.log(0.05), np.log(0.5)))) * scale
     if form.decoy:
         share = rng.uniform(0.02, 0.08) * scale
-    good = drawn(rng, program, ranks, scale) if ranks > 1 else None
+    is_laid = ranks > 1 and not len(program.collectives)
+    good = drawn(rng, program, ranks, scale) if is_laid else None
     good, bad = (good, good) if good is None or form.spread is None else form.spread(rng, good)
-    token = seed + "/put"
     ns = share * program.step_ns * max(speeds.host, speeds.gpu)
     reads = rng.random() < _READS or reads
-    return _Draw(program, speeds, form, ns, ranks, rng.randrange(ranks), good, bad, reads, token)
+    shown = tuple(range(ranks)) if recorded > 1 else (rng.randrange(ranks),)
+    others = [rank for rank in range(ranks) if recorded > 1 or rank not in shown]
+    late = rng.choice(others) if others else 0
+    return _Draw(
+        program, speeds, form, ns, ranks, shown, late, good, bad, reads, seed + "/put"
+    )  # fmt: skip
+
+
+def _count_ranks(
+    base: Base, program: Program, form: Form, recorded: int, rng: random.Random
+) -> int:
+    """Of the run.
+
+    Raises:
+        NoPlaceError: The form, or as many recorded ranks, need what the program does not have.
+    """
+    wanted = recorded if recorded > 1 else rng.choice(_RANKS)
+    if len(program.collectives):
+        if form.spread is not None or recorded not in (1, base.world_size):
+            raise NoPlaceError
+        if form.of_one_rank and base.world_size < 2:
+            raise NoPlaceError
+        return base.world_size
+    if form.spread is not None or form.of_one_rank:
+        wanted = max(wanted, 2)
+    if wanted == 1 or can_spread(program):
+        return wanted
+    if recorded > 1 or form.spread is not None or form.of_one_rank:
+        raise NoPlaceError
+    return 1
 
 
 def _pair(base: Base, draw: _Draw) -> Pair:
-    form, rank = draw.form, draw.rank
+    form = draw.form
     twin = _scene(draw, draw.good)
     if form.in_twin is not None:
-        form.in_twin(_planting(draw, twin, twin.play()))
+        clean = twin.play()
+        for rank in draw.put_into:
+            form.in_twin(_planting(draw, twin, clean, rank))
     _read_at_ends(draw, twin)
     clean = _played(twin)
     scene = _scene(draw, draw.bad)
-    form.put(_planting(draw, scene, clean))
+    for rank in draw.put_into:
+        form.put(_planting(draw, scene, clean, rank))
     _read_at_ends(draw, scene)
     outcome = _played(scene)
-    bounds = twin.bounds_of(rank)
-    times = clean.times_ns[bounds[0] : bounds[1]]
-    cost_ns = outcome.end_ns(*bounds) - clean.end_ns(*bounds)
-    _check_cost(draw, cost_ns, int(times.max() - times.min()))
-    return _written(base, draw, (scene, outcome), (twin, clean))
+    for rank in draw.recorded:
+        bounds = twin.bounds_of(rank)
+        times = clean.times_ns[bounds[0] : bounds[1]]
+        cost_ns = outcome.end_ns(*bounds) - clean.end_ns(*bounds)
+        _check_cost(draw, cost_ns, int(times.max() - times.min()))
+    clocks = _clocks(draw)
+    sides = tuple(
+        _side(base, draw, rank, clocks[rank], (scene, outcome), (twin, clean))
+        for rank in draw.recorded
+    )
+    late = draw.late if form.of_one_rank else None
+    strategy = None if draw.ranks == 1 else base.strategy or "ddp"
+    return Pair(form, base.device, draw.ranks, strategy, late, sides)
+
+
+def _clocks(draw: _Draw) -> list[Clock]:
+    """Of all ranks."""
+    rng = random.Random(draw.token + "/clock")
+    common_ns = rng.randrange(_CLOCK_NS) // 1_000 * 1_000
+    if draw.ranks == 1:
+        return [Clock(common_ns)]
+    apart_ns = float(np.exp(rng.uniform(*np.log(_APART_NS))))
+    origin_ns = int(draw.program.graph.time_ns.min())
+    return [
+        Clock(common_ns + round(rng.gauss(0, apart_ns)), origin_ns, rng.uniform(-_RATE, _RATE))
+        for _ in range(draw.ranks)
+    ]
 
 
 def _scene(draw: _Draw, spread: DataParallel | None) -> Scene:
@@ -197,9 +280,9 @@ def _played(scene: Scene) -> Outcome:
         raise NoPlaceError from error
 
 
-def _planting(draw: _Draw, scene: Scene, clean: Outcome) -> Planting:
+def _planting(draw: _Draw, scene: Scene, clean: Outcome, rank: int) -> Planting:
     rng = random.Random(draw.token)
-    return Planting(scene, rng, draw.rank, draw.ns, draw.good, clean)
+    return Planting(scene, rng, rank, draw.ns, draw.good, clean)
 
 
 def _check_cost(draw: _Draw, cost_ns: int, length_ns: int) -> None:
@@ -214,11 +297,16 @@ def _check_cost(draw: _Draw, cost_ns: int, length_ns: int) -> None:
         raise _UnfitError(0.4)
 
 
-def _written(
-    base: Base, draw: _Draw, put: tuple[Scene, Outcome], twin: tuple[Scene, Outcome]
-) -> Pair:
-    rng = random.Random(draw.token + "/clock")
-    header = Header(draw.rank, draw.ranks, rng.randrange(_CLOCK_NS) // 1_000 * 1_000)
+def _side(
+    base: Base,
+    draw: _Draw,
+    rank: int,
+    clock: Clock,
+    put: tuple[Scene, Outcome],
+    twin: tuple[Scene, Outcome],
+) -> Side:
+    """A rank as it is recorded with the fault and without."""
+    header = Header(rank, draw.ranks, clock)
     parts = [recorded(base, *each, header) for each in (put, twin)]
     lengths = [_length_ns(part) for part in parts]
     steps = [int(iterations_of(part).length_ns.sum()) for part in parts]
@@ -229,19 +317,20 @@ def _written(
     if draw.form.decoy:
         _check_cost(draw, in_steps_ns, lengths[1])
     else:
-        ahead_ns = header.offset_ns - draw.program.run.offsets_ns[0]
-        course = put[0].course_of(draw.rank)
-        intervals = lost_intervals(put[1], twin[1], course) + ahead_ns
+        found = lost_intervals(put[1], twin[1], put[0].course_of(rank))
+        intervals = clock.shown(found - draw.program.run.offsets_ns[0])
         lost_ns = int((intervals[:, 1] - intervals[:, 0]).sum())
         if max(abs(in_steps_ns - cost_ns), abs(lost_ns - cost_ns)) > _AGREE * cost_ns:
             raise _UnfitError(1.0)
         if min(steps) > 0 and abs(on_host[0] - on_host[1] - cost_ns) > _AGREE * cost_ns:
             raise _UnfitError(1.0, reads=True)
     _check_cost(draw, cost_ns, lengths[1])
-    return Pair(
-        parts[0], parts[1], draw.form, base.device, draw.ranks, draw.rank,
-        cost_ns, intervals, cost_ns / lengths[1],
-    )  # fmt: skip
+    role = None
+    if draw.form.of_one_rank:
+        role = "late" if rank == draw.late else "waits"
+    shown = draw.form.own_type if role == "late" and draw.form.own_type else draw.form.type
+    severity = cost_ns / lengths[1]
+    return Side(rank, parts[0], parts[1], shown, role, cost_ns, intervals, severity)
 
 
 def _length_ns(part: RankTrace) -> int:

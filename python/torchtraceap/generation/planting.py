@@ -29,7 +29,7 @@ class Planting:
     scene: Scene
     rng: random.Random
     rank: int
-    """The one that is recorded."""
+    """The one into which it is put."""
     ns: float
     """To be lost in each step, about."""
     spread: DataParallel | None
@@ -78,10 +78,10 @@ class Planting:
         """The first place in a step."""
         return int(self.among(step)[0])
 
-    def block(self, place: int, places: Places | None = None, rank: int | None = None) -> Block:
-        """Work at a place, by default of the main thread of the recorded rank."""
+    def block(self, place: int, places: Places | None = None) -> Block:
+        """Work at a place, by default of the rank's main thread."""
         places = self.program.main if places is None else places
-        return self.scene.block(self.rank if rank is None else rank, places, place)
+        return self.scene.block(self.rank, places, place)
 
     def with_slack(self, candidates: Array, ns: float) -> list[int]:
         """Of places of the main thread those that may be so much later at no cost.
@@ -90,7 +90,7 @@ class Planting:
             NoPlaceError: There is none.
         """
         points = self.program.main.point[candidates] + self.scene.on(self.rank, 0)
-        found: list[int] = candidates[self._slack_ns[points] >= ns].tolist()
+        found: list[int] = candidates[self.clean.slack_ns[points] >= ns].tolist()
         if not found:
             raise NoPlaceError
         return found
@@ -124,10 +124,6 @@ class Planting:
         done = times[own + self.program.view.end_of[rows].astype(np.int64)]
         return places, done - times[own + main.source[places]]
 
-    @cached_property
-    def _slack_ns(self) -> Array:
-        return self.clean.slack_ns()
-
 
 def _some_of(places: Array) -> Array:
     if not len(places):
@@ -149,6 +145,10 @@ class Form:
     good job does."""
     in_twin: Callable[[Planting], None] | None = None
     """What the twin has in its place."""
+    of_one_rank: bool = False
+    """It is put into one rank, for which the others wait."""
+    own_type: str | None = None
+    """Of a fault of one rank what that rank itself shows, where it has another type."""
 
 
 def named(forms: Sequence[Form]) -> dict[str, Form]:

@@ -180,6 +180,26 @@ class Program:
         phases = self.view.phase_of(self.stream_rows)
         return float((phases == Phase.BACKWARD).mean()) if len(phases) else 0.0
 
+    # ------------------------------------------------------------------------- other ranks
+
+    @cached_property
+    def collectives(self) -> Array:
+        """GPU rows of what it exchanges with other ranks, by launch."""
+        rows = self.view.gpu_rows
+        rows = rows[self.tree.gpu_class[rows] == GpuClass.COMMUNICATION]
+        in_order: Array = rows[np.argsort(self.view.begin_of[rows], kind="stable")]
+        return in_order
+
+    @cached_property
+    def edges_through_collectives(self) -> Array:
+        """int64: of each of these the edge from its begin to its end."""
+        begins = self.view.begin_of[self.collectives]
+        edges = self.view.edges_into(self.view.end_of[self.collectives], "execution")
+        edges = edges[np.isin(self.graph.source[edges], begins)]
+        order = np.searchsorted(self.view.destination_of(edges), self.view.end_of[self.collectives])
+        found: Array = edges[order]
+        return found
+
     # ------------------------------------------------------------------------- noise
 
     @cached_property

@@ -23,7 +23,7 @@ from torchtraceap.generation.scene import NewEvent, Outcome, Scene
 from torchtraceap.ranks import RankTrace
 from torchtraceap.simulation.edited_trace import event_text
 
-__all__ = ["Header", "recorded"]
+__all__ = ["Clock", "Header", "recorded"]
 
 _PROVISIONAL = 1 << 29
 """What is put in has such numbers until all are known. See Note [Ids]."""
@@ -39,17 +39,34 @@ _CALLBACKS = {"Malloc": 20, "Free": 22, "MemcpyAsync": 41, "StreamSynchronize": 
 
 
 @dataclass(frozen=True, slots=True)
+class Clock:
+    """Of a recording."""
+
+    offset_ns: int
+    """What it is ahead of the program's at the origin."""
+    origin_ns: int = 0
+    """Of the program's clock."""
+    rate: float = 0.0
+    """By how much it goes faster."""
+
+    def shown(self, times_ns: Array) -> Array:
+        """int64: what it shows at times of the program; what is later there is not earlier here."""
+        gained: Array = np.rint((times_ns - self.origin_ns) * self.rate).astype(np.int64)
+        shown: Array = times_ns + self.offset_ns + gained
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     """What a file says beside its events."""
 
     rank: int
     world_size: int
-    offset_ns: int
-    """What the clock of the recording is ahead of the program's."""
+    clock: Clock
 
 
 def recorded(base: Base, scene: Scene, outcome: Outcome, header: Header) -> RankTrace:
-    """The rank that is recorded, as a table that was read from what is written."""
+    """A rank, as a table that was read from what is written."""
     text = _with_ids(scene, outcome, header, _text(base, scene, outcome, header))
     return RankTrace(_core.read_trace_bytes(text, base.name, threads=1), None)
 
@@ -59,17 +76,19 @@ def _text(base: Base, scene: Scene, outcome: Outcome, header: Header) -> bytes:
     table, first = program.table, scene.on(header.rank, 0)
     times = outcome.times_ns[first : first + len(program.graph)]
     ts_ns, dur_ns = _core.row_times(program.graph, 0, table, times)
+    ends_ns, ts_ns = header.clock.shown(ts_ns + dur_ns), header.clock.shown(ts_ns)
+    dur_ns = ends_ns - ts_ns
     kept = np.ones(len(table), dtype=bool)
-    kept[scene.removed] = False
+    kept[scene.removed[header.rank]] = False
     kept &= ~np.isin(table.kind, (EventKind.METADATA, EventKind.PROFILER_TRACE))
     writer = _Writer(scene, outcome, header)
     mine = [event for event in scene.events if event.rank == header.rank]
     more = [text for event in mine for text in writer.texts(event)]
     begin, end = _extent(table, kept, ts_ns, dur_ns)
-    more += base.frame(begin + header.offset_ns, end + header.offset_ns)
+    more += base.frame(begin, end)
     edited = _core.edit_table(
         table,
-        ts_ns=ts_ns + header.offset_ns,
+        ts_ns=ts_ns,
         dur_ns=dur_ns,
         kept=_core.without_loose_flows(table, kept),
         correlation=table.correlation,
@@ -99,13 +118,13 @@ class _Writer:
 
     def __init__(self, scene: Scene, outcome: Outcome, header: Header) -> None:
         self._program = scene.program
-        self._times, self._offset_ns = outcome.times_ns, header.offset_ns
+        self._times = header.clock.shown(outcome.times_ns)
         self._likes: dict[int, dict[str, Any]] = {}
 
     def texts(self, event: NewEvent) -> list[str]:
         """The event, and the arrow from a call to its work where the recording has such."""
-        begin_ns = int(self._times[event.begin]) + self._offset_ns
-        dur_ns = int(self._times[event.end]) + self._offset_ns - begin_ns
+        begin_ns = int(self._times[event.begin])
+        dur_ns = int(self._times[event.end]) - begin_ns
         fields = {
             "op": self._range, "annotation": self._range, "call": self._call,
             "kernel": self._work, "copy": self._work,
@@ -235,7 +254,10 @@ class _Numbers(dict[int, int]):
         times, latest = at_ns[known][order], np.maximum.accumulate(ids[known][order])
         keys = sorted(new, key=lambda key: (new[key], key))
         place = np.searchsorted(times, [new[key] for key in keys], side="right") - 1
-        anchors = np.where(place >= 0, latest[np.maximum(place, 0)] if len(latest) else 0, 0)
+        anchors = np.zeros(len(keys), dtype=np.int64)
+        if len(latest):
+            first = ids[known].min() - 1  # of what comes before all that is recorded
+            anchors = np.where(place >= 0, latest[np.maximum(place, 0)], first)
         self._anchors = np.maximum.accumulate(anchors).tolist() if len(anchors) else []
         for rank, (key, anchor) in enumerate(zip(keys, self._anchors, strict=True)):
             self[_PROVISIONAL + key] = int(anchor) + rank + 1

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,8 @@ class Speeds:
     gpu: float
     seed: int
     """Of the noise."""
+    link: float = 1.0
+    """Of what the program itself exchanges with other ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class NewEvent:
     args: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
     """When everything happens."""
 
@@ -91,6 +94,7 @@ class Outcome:
         """When the last of a range of points happens."""
         return int(self.times_ns[begin:end].max())
 
+    @cached_property
     def slack_ns(self) -> Array:
         """int64 `[points]`: by how much each point may be later without a later end of all."""
         graph = self.graph
@@ -119,13 +123,30 @@ class Scene:
         self.cost_ns = [_noisy(program, speeds, rank) for rank in range(ranks)]
         """int64 `[edges]` of each rank: what edges of the program cost."""
         self.events: list[NewEvent] = []
-        self.removed: list[int] = []
-        """Rows that are not written; the same on all ranks."""
+        self.removed: dict[int, list[int]] = {rank: [] for rank in range(ranks)}
+        """Of each rank, rows that are not written."""
         self._next = self._count * ranks
         self._edges: list[tuple[int, int, int]] = []
         self._keys = 0
         self._tails: dict[tuple[int, int], int] = {}
         self._slots: dict[tuple[int, int], int] = {}
+        if ranks > 1:
+            self._meet(speeds)
+
+    def _meet(self, speeds: Speeds) -> None:
+        """What the program itself exchanges: data moves when all ranks have come."""
+        rng = np.random.default_rng([speeds.seed, self.ranks])
+        program = self.program
+        noise = np.exp(rng.normal(0, program.gpu_noise, len(program.collectives)))
+        rows, edges = program.collectives.tolist(), program.edges_through_collectives.tolist()
+        for row, edge, factor in zip(rows, edges, noise.tolist(), strict=True):
+            begin, end = int(program.view.begin_of[row]), int(program.view.end_of[row])
+            transfer_ns = float(program.run.cost_ns[edge]) * speeds.link * factor
+            met = self.point()
+            for rank in range(self.ranks):
+                self.cost_ns[rank][edge] = 0
+                self.edge(self.on(rank, begin), met, 0)
+                self.edge(met, self.on(rank, end), transfer_ns)
 
     @property
     def common(self) -> int:

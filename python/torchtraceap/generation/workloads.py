@@ -24,6 +24,8 @@ DEVICES = ("V100 SXM2 32 GB", "A100 SXM4 80 GB", "A10", "L4", "H100 SXM5 80 GB",
            "H200 SXM 141 GB", "GeForce RTX 4090")  # fmt: skip
 _TRAINED = 0.8
 """Of workloads, those with a backward pass."""
+_SHARED = 0.35
+"""Of these, those that several ranks share by another way than copies of the whole model."""
 
 
 @dataclass(frozen=True)
@@ -34,27 +36,49 @@ class Drawn:
     make: Callable[[], dict[str, Any]]
     device: str
     dtype: str
+    strategy: str | None
+    """How ranks share the work; None for one rank."""
+    world_size: int
     steps: int
     """So many have as many events as a trace should have, or more."""
 
 
-def drawn_workload(task: str, rng: random.Random) -> Drawn:
-    """One of a task; the same generator gives the same."""
+def drawn_workload(
+    task: str, rng: random.Random, *, is_trained: bool | None = None, by_copies: bool = False
+) -> Drawn:
+    """One of a task; the same generator gives the same.
+
+    Args:
+        task: Which.
+        rng: Draws.
+        is_trained: With a backward pass, or without; None: drawn as well.
+        by_copies: No rank has a part of the model only.
+    """
     kind = rng.choice(_NETS[task])
     width = rng.choice((32, 48, 64, 96, 128))
     depth = rng.randint(2, 5)
     batch = rng.choice((2, 4, 8, 16, 32, 64, 128, 256))
     side = rng.choice((96, 128, 192, 224, 288, 384))
     optimizer = rng.choice((torch.optim.AdamW, torch.optim.Adam, _momentum))
-    trained = rng.random() < _TRAINED
+    trained = rng.random() < _TRAINED if is_trained is None else is_trained
     make = partial(_make, kind, width, depth, (batch, side), optimizer if trained else None)
     device = rng.choice(DEVICES)
     dtypes = ("fp32", "fp16") if device.startswith("V100") else ("fp32", "bf16", "bf16")
     dtype = rng.choice(dtypes)
     way = "training" if trained else "inference"
+    strategy, ranks = _strategy(kind, rng) if trained and not by_copies else (None, 1)
     size = f"width {width}, depth {depth}, batch {batch}, {side} pixels"
     name = f"{task}: {kind.__name__.lstrip('_')}, {size}, {way}, {dtype} on {device}"
-    return Drawn(name, make, device, dtype, steps=10 if trained else 24)
+    name += f", {strategy} of {ranks}" if strategy else ""
+    return Drawn(name, make, device, dtype, strategy, ranks, steps=10 if trained else 24)
+
+
+def _strategy(kind: Callable[..., nn.Module], rng: random.Random) -> tuple[str | None, int]:
+    """Layers are split where they are those of a transformer."""
+    ways = ("fsdp2", "tp") if kind in _TRANSFORMERS else ("fsdp2",)
+    if rng.random() >= _SHARED:
+        return None, 1
+    return rng.choice(ways), rng.choice((2, 4, 4, 8))
 
 
 def _make(
@@ -308,3 +332,4 @@ _NETS: dict[str, tuple[Callable[[int, int], nn.Module], ...]] = {
     "pose": (_heat_maps, _patch_heat_maps),
     "depth": (_patch_depth, _skip_depth),
 }
+_TRANSFORMERS = (_patch_classifier, _patch_segmenter, _patch_heat_maps, _patch_depth)

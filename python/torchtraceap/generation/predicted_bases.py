@@ -1,0 +1,93 @@
+"""`PredictedBases`: runs that are predicted for workloads, drawn at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from torchtraceap.aliases import Array
+from torchtraceap.devices import device_named
+from torchtraceap.errors import OptionError
+from torchtraceap.generation.bases import TASKS, Base
+from torchtraceap.prediction.layout import Recording, lay_out, rank_trace
+from torchtraceap.prediction.layout.waits import stream_waits
+from torchtraceap.prediction.lifting.step import LiftedStep
+from torchtraceap.prediction.predicting import lifted_steps
+from torchtraceap.prediction.sources import captured_step
+from torchtraceap.ranks import RankTrace
+from torchtraceap.trace import Trace
+
+__all__ = ["PredictedBases"]
+
+_DRAWS = 8
+
+
+class PredictedBases:
+    """One for each unit.
+
+    Args:
+        seed: The same gives the same runs.
+        tasks: Of the workloads; none: all.
+        of_many: Each is of several ranks, or ranks can be made of it.
+        by_copies: If it is of several ranks, each has the whole model.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        tasks: Sequence[str],
+        *,
+        of_many: bool = False,
+        by_copies: bool = False,
+    ) -> None:
+        self._seed, self._tasks = seed, tuple(tasks) or TASKS
+        self._of_many, self._by_copies = of_many, by_copies
+        self._kept: tuple[int, Base] | None = None
+
+    def of(self, unit: int, place: int) -> Base:
+        """That of a unit."""
+        if self._kept is None or self._kept[0] != unit:
+            self._kept = unit, self._predict(unit)
+        return self._kept[1]
+
+    def _predict(self, unit: int) -> Base:
+        """Of what can be run without values, the first that is drawn."""
+        from torchtraceap.generation.workloads import drawn_workload
+        from torchtraceap.prediction.capture import CaptureError
+
+        task = self._tasks[unit % len(self._tasks)]
+        for turn in range(_DRAWS):
+            rng = random.Random(f"{self._seed}/base/{unit}/{turn}")
+            drawn = drawn_workload(
+                task, rng, is_trained=self._of_many or None, by_copies=self._by_copies
+            )
+            device = device_named(drawn.device)
+            try:
+                captured = captured_step(
+                    drawn.make, None, loss=None, optimizer=None, dtype=drawn.dtype, batch=None,
+                    world_size=drawn.world_size, strategy=drawn.strategy,
+                )  # fmt: skip
+            except (CaptureError, OptionError):
+                continue
+            step = lifted_steps(captured.captures[:1], device)[0]
+            times = lay_out([step], [0] * drawn.world_size, count=drawn.steps).ranks[0]
+            part = rank_trace(step, times, Recording(device, 0, drawn.world_size))
+            types = frozenset(finding.type for finding in Trace([part]).diagnose().findings)
+            return Base(
+                part, drawn.name, "lifted", task, types,
+                drawn.strategy, drawn.world_size, _waits(step, part, drawn.steps),
+            )  # fmt: skip
+        raise OptionError(f"no workload of the task {task} could be run")
+
+
+def _waits(step: LiftedStep, part: RankTrace, steps: int) -> Array:
+    """int64 `[n, 2]`: see `Base.waits`. Calls that launch have their numbers in order."""
+    pairs = np.array(stream_waits(step), dtype=np.int64).reshape(-1, 2)
+    count = sum(1 for _ in step.works())
+    places = (pairs[None] + count * np.arange(steps)[:, None, None]).reshape(-1, 2)
+    places = places[((places >= 0) & (places < count * steps)).all(axis=1)]
+    numbers = np.sort(part.table.correlation[part.tree.linked_gpu_rows].astype(np.int64))
+    found: Array = numbers[places]
+    return found
