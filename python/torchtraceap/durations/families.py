@@ -58,6 +58,8 @@ _STAND_INS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "vector": {"bf16": ("fp16",)},
     }
 )
+# What moves more than so many times L2 comes from memory: no faster than its rate.
+_CACHED = 2.0
 # PyTorch's kernel for operands that are broadcast or not contiguous: it reckons every index.
 _STRIDED = "::elementwise_kernel<"
 
@@ -234,6 +236,8 @@ def _group(
     computing = np.zeros(len(flops)) if rate is None else 1e9 * flops / rate
     moving = 1e9 * np.nan_to_num(sizes) / chip.bandwidth
     ns, start = model.times(moving, computing, np.maximum(kernels, 1.0), chip.vendor == "amd")
+    beyond_cache = np.where(np.nan_to_num(sizes) > _CACHED * chip.l2_bytes, moving, 0.0)
+    ns = np.maximum(ns, np.maximum(computing, beyond_cache))
     begins = start > 0.5 * ns
     low = np.where(begins, model.small[0], model.large[0])
     high = np.where(begins, model.small[1], model.large[1])

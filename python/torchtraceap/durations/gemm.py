@@ -9,10 +9,11 @@ Note [Products on matrix units]
 What the roofline misses, tiles that do not fill the last wave of multiprocessors above all, is in
 the logarithm of measured over roofline time, for which regression trees are fitted to the bf16
 linear layers of H100 and H200. Those were timed one after the other with their operands in L2.
-A kernel of a trace takes `START_NS` more, which traces tell. Another device or type takes the
-correction of H100 with its own peaks, times a scale that traces tell for its architecture and
-type, else the mean scale; operands whose rows do not begin at multiples of 16 bytes cannot be
-loaded by the fast kernels, and take a factor. Each scale has its own spread of what it missed.
+A kernel of a trace takes `start_ns` more, which traces tell. Another device or type takes the
+correction of H100 with its own peaks, of which its products reach a share that traces tell for its
+architecture and type, else the mean of others: what memory or the launch bounds stays as it is.
+Operands whose rows do not begin at multiples of 16 bytes cannot be loaded by the fast kernels, and
+take a factor. Each share and factor has its own spread of what it missed.
 
 Note [Narrow loads]
 Copies to shared memory that run beside the products take 4 bytes at least. Operands of 2-byte
@@ -62,6 +63,7 @@ __all__ = [
     "load_products",
     "model_from",
     "product_kinds",
+    "reaching",
 ]
 
 FloatArray = npt.NDArray[np.float64]
@@ -93,6 +95,8 @@ _L2_GAIN = 1.6
 # Beyond twice the largest or half the smallest product that was measured, intervals are wider.
 _MARGIN = 2.0
 _WIDER_OUTSIDE = 2.0
+# No interval reaches further to a side: ten times is as good as nothing known.
+_WIDEST = np.log(10.0)
 # The trees that are read for devices without their own.
 _REFERENCE = ("h100_sxm", "bf16")
 # Fast kernels load 16 bytes at once.
@@ -218,6 +222,8 @@ class Scale:
     """Time over what a model says; logarithms."""
 
     middle: float
+    """Of an architecture and type: how much less of the peak is reached than by H100; else of the
+    time."""
     small: tuple[float, float]
     """10th and 90th percentile of what remains when the middle is taken off, where the start of
     the kernel is the larger part."""
@@ -233,14 +239,16 @@ class Transfer:
 
     start_ns: float
     scales: Mapping[str, Scale]
-    """By compute capability and type, such as "8.0 tf32"; "" for all others."""
+    """By compute capability and type, such as "8.0 tf32"; "amd" for others of its, "" for all
+    others."""
     kinds: tuple[Scale, ...]
-    """Of batches, batches of narrow products and products that are not aligned, above that."""
+    """By number less one, as `product_kinds` counts them; above that."""
 
     def scale_of(self, device: Device, dtype: str) -> Scale:
         """16-bit types are one."""
         kind = "bf16" if dtype == "fp16" else dtype
-        return self.scales.get(f"{device.architecture} {kind}") or self.scales[""]
+        own = self.scales.get(f"{device.architecture} {kind}")
+        return own or self.scales.get(device.vendor) or self.scales[""]
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,10 +436,11 @@ def _on_matrix_units(shape: FloatArray, dtype: str, chip: Device, table: Product
     own = measured.get((chip.id, "bf16" if dtype == "fp16" else dtype))
     model = own or measured[_REFERENCE]
     scale = table.transfer.scale_of(chip, dtype)
-    which = product_kinds(shape, dtype)
+    which = product_kinds(shape, dtype, chip)
     scales = (scale, *table.transfer.kinds)
     above = np.array([0.0, *(one.middle for one in scales[1:])])[which]
-    running = replace(model, device=chip, dtype=dtype).predict(shape) * np.exp(scale.middle + above)
+    at_peak = replace(model, device=reaching(chip, scale.middle), dtype=dtype)
+    running = at_peak.predict(shape) * np.exp(above)
     kept = model.source if own else f"{model.source}, read with the peaks of {chip.name}"
     said = f"{kept}; {scale.says}"
     sources = (said, *(f"{said}; {one.says}" for one in table.transfer.kinds))
@@ -445,6 +454,12 @@ def _on_matrix_units(shape: FloatArray, dtype: str, chip: Device, table: Product
         start + _narrow_ns(shape, dtype, chip), _NARROW_FACTOR, f"{_NARROW_SAYS} of {chip.name}"
     )
     return Estimates.choose(narrow & (slow.ns > found.ns), [found, slow])
+
+
+def reaching(chip: Device, missed: float) -> Device:
+    """A device whose matrix units are slower, by this logarithm."""
+    share = float(np.exp(-missed))
+    return replace(chip, matrix={name: share * rate for name, rate in chip.matrix.items()})
 
 
 def narrow_loads(shape: FloatArray, dtype: str) -> npt.NDArray[np.bool_]:
@@ -471,15 +486,17 @@ def _is_warpgroup(chip: Device) -> bool:
     return chip.vendor == "nvidia" and chip.architecture in ("9.0", "10.0", "10.3")
 
 
-def product_kinds(shape: FloatArray, dtype: str) -> npt.NDArray[np.int64]:
-    """int64 `[n]`: 0; 1 batches; 2 batches of products narrower than a tile; 3 products in which
-    no order of the operands' sizes lets all rows begin at multiples of 16 bytes."""
+def product_kinds(shape: FloatArray, dtype: str, device: Device) -> npt.NDArray[np.int64]:
+    """int64 `[n]`: 0; 1 batches; 2 batches of products narrower than a tile, 4 of these on AMD's
+    matrix cores; 3 products in which no order of the operands' sizes lets all rows begin at
+    multiples of 16 bytes."""
     batch, m, n, k = shape.T
     step = _LOAD_BYTES / element_bytes(dtype)
     odd_m, odd_n, odd_k = (size % step != 0 for size in (m, n, k))
     vector = (m == 1) | (n == 1)
     unaligned = ~vector & (odd_n | (odd_k & odd_m))
-    many = np.where(np.minimum(m, n) < _NARROW, 2, 1)
+    narrow = 4 if device.vendor == "amd" else 2
+    many = np.where(np.minimum(m, n) < _NARROW, narrow, 1)
     return np.where(unaligned, 3, np.where(batch > 1, many, 0)).astype(np.int64)
 
 
@@ -495,7 +512,7 @@ def _with_ends(
     ns = running + start_ns
     region = np.where(running < start_ns, 0, 1)
     ends = np.array([[scale.small, scale.large] for scale in scales])[which, region]
-    factors = np.exp(np.multiply(ends.T, wide))
+    factors = np.exp(np.clip(np.multiply(ends.T, wide), -_WIDEST, _WIDEST))
     return Estimates(ns, ns * factors[0], ns * factors[1], which.astype(np.int32), sources)
 
 

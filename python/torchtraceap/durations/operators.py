@@ -11,7 +11,7 @@ from torchtraceap.durations.calibration import kernel_class
 from torchtraceap.durations.estimate import Estimate, UnknownDurationError, the_device
 from torchtraceap.durations.families import estimate_work
 from torchtraceap.durations.gemm import estimate_gemm
-from torchtraceap.durations.kernels import estimate_rows, tensors_moved
+from torchtraceap.durations.kernels import FLOOR_NS, tensors_moved
 from torchtraceap.models.arguments import OpCall, UnknownWorkError
 from torchtraceap.models.families import family_of
 from torchtraceap.models.registry import Work, model_of, modelled
@@ -121,20 +121,31 @@ _SOFTMAXES = {
     "aten::_softmax_backward_data": (2, 3),
     "aten::_log_softmax_backward_data": (2, 3),
 }
-# Longer rows have a block each, which reads 16 bytes at once where it can.
+# Longer rows have a block each, of so many threads, which read 16 bytes at once where they can.
 _ROW_OF_WARP = 1024
+_BLOCK = 1024
 _WIDE, _NARROW = 16, 4
+# Note [Rows of single elements]
+# Rows that don't begin at multiples of 16 bytes take ATen's general kernel: it reads as many whole
+# blocks of 16 bytes a thread as a row has, and what is left element after element, in all three
+# passes over the row. A row shorter than such a block (8,192 elements of 2 bytes) is all rest: what
+# counts is how many instructions lanes are given, not the memory. Clocks of a lane for an element:
+# NeuSight's fp32 rows of odd lengths above 1,024 took 200 on V100 and 168 on A100. Two softmaxes of
+# a public trace, which were not used, take 202 (H100) and 149 (MI300X). Backward passes were not
+# measured.
+_LANE_CLOCKS = 183.0
+_ROWS_FACTOR, _BACKWARD_FACTOR = 1.4, 1.8
+# Lanes that a multiprocessor can give an instruction to in a clock.
+_LANES = {"nvidia": 128, "amd": 64}
+_ROWS_SAYS = "rows that can't be read 16 bytes at once: so many elements, one after the other"
 
 
 def _estimate_narrow_rows(call: OpCall, device: Device) -> Estimate | None:
     """Time of a softmax over long rows of 2-byte elements that do not begin at multiples of 16
-    bytes; None for any other call.
-
-    Such rows are read one element after the other. Of the path of a lane, 4 bytes wide, they fill
-    half, so that an element takes as long as one of fp32, in which such kernels were measured.
-    """
+    bytes; None for any other call. See Note [Rows of single elements]."""
     place, tensors = _SOFTMAXES.get(call.name, (0, 0))
-    if not tensors:
+    clocks = device.multiprocessors * _LANES.get(device.vendor, 0) * device.clock_mhz * 1e6
+    if not tensors or not clocks:
         return None
     try:
         source, axis = call.tensor(0), call.integer(place, -1)
@@ -145,10 +156,11 @@ def _estimate_narrow_rows(call: OpCall, device: Device) -> Estimate | None:
     is_last = axis in (-1, len(source.shape) - 1)
     if not is_last or size >= _NARROW or length <= _ROW_OF_WARP or length * size % _WIDE == 0:
         return None
-    found = estimate_rows("softmax", source.elements / length, length, "fp32", device)
-    share = tensors / tensors_moved("softmax")
-    says = f"{found.source}; rows that can't be read {_WIDE} bytes at once, each element as of fp32"
-    return Estimate(share * found.ns, share * found.low_ns, share * found.high_ns, says)
+    rest = length % (_BLOCK * _WIDE // size)
+    passing = 1e9 * _LANE_CLOCKS * source.elements * (rest / length) / clocks
+    moving = 1e9 * tensors * source.bytes / device.bandwidth
+    factor = _ROWS_FACTOR if tensors == tensors_moved("softmax") else _BACKWARD_FACTOR
+    return Estimate.around(FLOOR_NS + max(passing, moving), factor, _ROWS_SAYS)
 
 
 def class_of(call: OpCall, device: str | Device) -> str:
