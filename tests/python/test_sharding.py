@@ -336,3 +336,25 @@ def test_other_forms_of_tables_and_clusters() -> None:
                   {"device": "H100 SXM", "ranks": 2, "memory_bytes": "80GB"}):  # fmt: skip
         with pytest.raises(OptionError):
             choose_sharding(same, given)  # type: ignore[arg-type]
+
+
+def test_a_network_between_machines() -> None:
+    """Of 16 GPUs on 2 machines half of what each exchanges goes over its eighth of the network."""
+    tables = [{"rows": 100_000, "dim": 64} for _ in range(16)]
+
+    def exchange(bandwidth: float | None) -> float:
+        cluster = Cluster("H100 SXM", 16, 2, node_bandwidth=bandwidth)
+        return choose_sharding(tables, cluster, batch=65_536).best.all_to_all_ns
+
+    with pytest.raises(OptionError, match="node_bandwidth tells"):
+        exchange(None)
+    sent = 16 * 65_536 * 64 * 4
+    slow = exchange(8e9)
+    assert slow == pytest.approx(2 * (sent / 2 / 1e9 * 1e9), rel=0.01)
+    assert exchange(16e9) == pytest.approx(slow / 2, rel=0.01)
+    # Beyond the links within a machine the network matters no more.
+    assert exchange(1e15) > slow / 1000
+    with pytest.raises(OptionError, match="evenly by 3"):
+        Cluster("H100 SXM", 16, 3, node_bandwidth=1e9)
+    with pytest.raises(OptionError, match="node_bandwidth must be"):
+        Cluster("H100 SXM", 16, 2, node_bandwidth=0)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchtraceap.cli.input import load
 from torchtraceap.cli.output import check_output, note, print_tables, print_text
 from torchtraceap.cli.parsing import FINE, Command, Options, Parser, add_json, add_no_color
+from torchtraceap.errors import OptionError
 from torchtraceap.stages import stage
 
 if TYPE_CHECKING:
@@ -32,7 +33,12 @@ def _describe(parser: Parser) -> None:
     parser.add_argument("--world-size", type=int, default=1, metavar="N", help="GPUs [1]")
     parser.add_argument(
         "--strategy", action="append", metavar="WAY",
-        help="how GPUs share the work: ddp, fsdp2, tp, pp=4,dp=2 [ddp]; several times: a table",
+        help="how GPUs share the work: ddp, fsdp2, tp, embedding, pp=4,dp=2 [ddp]; several times: "
+        "a table",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sharding", metavar="PLAN.json",
+        help="of embedding: ranks of tables by name, or what `shard --json` prints",
     )  # fmt: skip
     parser.add_argument("--batch", type=int, metavar="N", help="leading dimension of the inputs")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="steps laid out [3]")
@@ -81,6 +87,7 @@ def _predictions(options: Options) -> list[Prediction]:
 
     traces = [load([path], 0) for path in options.calibrate]
     loading = _loading(options)
+    plan = _plan(options)
     return [
         predict(
             options.source,
@@ -92,6 +99,7 @@ def _predictions(options: Options) -> list[Prediction]:
             steps=options.steps,
             calibrate=traces,
             loading=loading,
+            sharding=plan if _shares_tables(strategy) else None,
         )
         for device in options.device
         for strategy in options.strategy or [None]
@@ -107,6 +115,21 @@ def _loading(options: Options) -> Loading | None:
     return Loading(
         options.upload or "pageable", 1e6 * (options.load_ms or 0.0), options.load_workers or 0
     )
+
+
+def _plan(options: Options) -> dict[str, Any] | None:
+    """Of embedding tables; other strategies that are compared with it have none."""
+    if options.sharding is None:
+        return None
+    if not any(map(_shares_tables, options.strategy or [])):
+        raise OptionError("--sharding is for --strategy embedding")
+    from torchtraceap.prediction.parallel.placement import read_plan
+
+    return read_plan(options.sharding)
+
+
+def _shares_tables(strategy: str | None) -> bool:
+    return strategy is not None and "embedding" in strategy.lower()
 
 
 def _print_json(found: list[Prediction]) -> None:

@@ -28,6 +28,10 @@ def _describe(parser: Parser) -> None:
         help="of a GPU for tables [four fifths of its memory]",
     )
     parser.add_argument(
+        "--node-gbits", type=float, metavar="RATE",
+        help="Gbit/s one way between a machine and the others, all adapters together",
+    )  # fmt: skip
+    parser.add_argument(
         "--dense-us", type=float, default=0.0, metavar="US", help="the rest of a step [0]"
     )
     parser.add_argument(
@@ -44,9 +48,11 @@ def _describe(parser: Parser) -> None:
 def _shard(options: Options) -> int:
     from torchtraceap.prediction.sharding import Cluster, choose_sharding, read_tables
 
+    gbits = options.node_gbits
+    bandwidth = None if gbits is None else gbits * 1e9 / 8
     found = choose_sharding(
         read_tables(options.tables),
-        Cluster(options.device, options.ranks, options.nodes, options.memory),
+        Cluster(options.device, options.ranks, options.nodes, options.memory, bandwidth),
         batch=options.batch,
         dense_ns=options.dense_us * 1000.0,
         optimizer=options.optimizer,

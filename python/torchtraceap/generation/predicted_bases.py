@@ -67,7 +67,7 @@ class PredictedBases:
             try:
                 captured = captured_step(
                     drawn.make, None, loss=None, optimizer=None, dtype=drawn.dtype, batch=None,
-                    world_size=drawn.world_size, strategy=drawn.strategy,
+                    world_size=drawn.world_size, strategy=drawn.strategy, device=device,
                 )  # fmt: skip
             except (CaptureError, OptionError):
                 continue

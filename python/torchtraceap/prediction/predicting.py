@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     import torch
 
     from torchtraceap.prediction.capture.gpu_trace import CapturedProfile
+    from torchtraceap.prediction.parallel.placement import Plan
 
 __all__ = ["lifted_steps", "predict"]
 
@@ -67,6 +68,7 @@ def predict(
     steps: int = 3,
     calibrate: Iterable[Trace] = (),
     loading: Loading | None = None,
+    sharding: Plan | None = None,
 ) -> Prediction:
     """What a step would take on a GPU, without one and without running the model.
 
@@ -80,12 +82,15 @@ def predict(
         optimizer: Takes the parameters.
         dtype: What the model's and the inputs' floating point numbers are converted to.
         world_size: How many GPUs.
-        strategy: How they share the work: ddp, fsdp2, tp, pp=4,dp=2, ...
+        strategy: How they share the work: ddp, fsdp2, tp, embedding, pp=4,dp=2, ...
         batch: What the leading dimension of the inputs becomes.
         steps: How many are laid out.
         calibrate: Loaded traces from the device, which correct durations and host times.
         loading: How batches come to the GPU; None: the inputs are there, and no loop is around
             the step.
+        sharding: Of the strategy embedding: on which ranks tables lie, by name of the table's
+            module or pattern of names, as a rank, the ranks of its parts by columns, "row_wise" or
+            "data_parallel"; or what `choose_sharding` answers. Others are placed by the search.
 
     Raises:
         OptionError: Options that make no sense, or no workload.
@@ -97,7 +102,7 @@ def predict(
     chip = device if isinstance(device, Device) else device_named(device)
     captured = captured_step(
         source, inputs, loss=loss, optimizer=optimizer, dtype=dtype, batch=batch,
-        world_size=world_size, strategy=strategy,
+        world_size=world_size, strategy=strategy, device=chip, sharding=sharding,
     )  # fmt: skip
     traces = tuple(calibrate)
     ran_on = _device_of(captured.profile)

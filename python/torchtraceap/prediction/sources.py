@@ -15,7 +15,9 @@ from torchtraceap.prediction.workload import Workload, find_workload, made_workl
 if TYPE_CHECKING:
     import torch
 
+    from torchtraceap.devices import Device
     from torchtraceap.prediction.capture.gpu_trace import CapturedProfile
+    from torchtraceap.prediction.parallel.placement import Plan
 
 __all__ = ["CapturedStep", "captured_step"]
 
@@ -44,6 +46,8 @@ def captured_step(
     batch: int | None = None,
     world_size: int = 1,
     strategy: str | None = None,
+    device: str | Device,
+    sharding: Plan | None = None,
 ) -> CapturedStep:
     """A step of any source, as `predict` takes them.
 
@@ -52,9 +56,13 @@ def captured_step(
         CaptureError: No step can be captured of it.
         MissingDependencyError: Torch is needed and not there.
     """
-    from torchtraceap.prediction.parallel import capture_ranks, parse_strategy
+    from torchtraceap.prediction.parallel import capture_ranks, parse_strategy, place_tables
+    from torchtraceap.prediction.parallel.strategy import EMBEDDING
 
     plan = parse_strategy(strategy or ("ddp" if world_size > 1 else None), world_size)
+    shares_tables = plan.size(EMBEDDING) > 1
+    if sharding is not None and not shares_tables:
+        raise OptionError("a plan of a sharding is for the strategy embedding of several ranks")
     if batch is not None and batch < 1:
         raise OptionError(f"a batch of {batch} makes no sense")
     if isinstance(source, (str, Path)) and _is_file(source):
@@ -63,7 +71,8 @@ def captured_step(
         return _recorded_step(str(source), dtype, batch, world_size, strategy)
     make = prepared_workload(source, inputs, loss, optimizer, dtype, batch)
     try:
-        found = capture_ranks(make, plan)
+        placement = place_tables(make, world_size, device, sharding) if shares_tables else None
+        found = capture_ranks(make, plan, placement)
     except TraceError:
         raise
     except Exception as error:  # whatever a user's own program raises

@@ -9,11 +9,11 @@ from torchtraceap.durations import Calibration, Estimate, collective_kind, colle
 from torchtraceap.prediction.capture.calls import Collective
 from torchtraceap.prediction.lifting.work import GpuWork, OpTime, WorkKind
 
-__all__ = ["GPUS_PER_NODE", "collective_time", "collective_work"]
+__all__ = ["GPUS_PER_NODE", "NETWORK", "collective_time", "collective_work"]
 
 GPUS_PER_NODE = 8
 _LATENCY_NS = 20_000.0
-_NETWORK = 25e9
+NETWORK = 25e9
 """byte/s of each GPU's share of a network where nothing is measured: 200 Gbit/s."""
 _SPREAD = 3.0
 _REDUCING = {"all_reduce": "AllReduce_Sum", "reduce_scatter": "ReduceScatter_Sum"}
@@ -48,8 +48,9 @@ def collective_time(
     )
     if found is not None:
         return OpTime(found, True)
-    link = max(device.links.values(), default=_NETWORK) if nodes == 1 else _NETWORK
-    ns = _LATENCY_NS * ceil(ranks**0.5) + 2 * size / link * 1e9
+    link = max(device.links.values(), default=NETWORK) if nodes == 1 else NETWORK
+    ways = 2 if collective_kind(collective.kind) == "all_reduce" else 1
+    ns = _LATENCY_NS * ceil(ranks**0.5) + ways * size / link * 1e9
     source = f"no measurement of {collective.kind} of {ranks} ranks on {nodes} machines is near"
     return OpTime(Estimate.around(ns, _SPREAD, source), False)
 

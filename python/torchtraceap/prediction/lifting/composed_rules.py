@@ -54,6 +54,19 @@ def _embedding_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCa
     return [filled(made), *numbers, *itself(call, libraries)]
 
 
+def _bag_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """Into zeros as large as the table; sparse gradients are another operator's."""
+    made = call.output
+    if made is None or call.inputs.get("sparse"):
+        return itself(call, libraries)
+    taken = (
+        "grad indices offset2bag bag_size maximum_indices num_weights scale_grad_by_freq mode "
+        "per_sample_weights padding_idx"
+    )
+    inputs = tuple(call.inputs.get(name) for name in taken.split())
+    return [filled(made), ("aten::_embedding_bag_dense_backward", inputs, (made,))]
+
+
 def _positions(count: int) -> list[LaunchedCall]:
     made = TensorInfo((count,), (1,), INT64, -1)
     return [("aten::arange", (0, count, 1, made), (made,))]
@@ -237,6 +250,7 @@ RULES: dict[str, Rule] = {
     "aten::sort": _sorted,
     "aten::embedding": _embedding,
     "aten::embedding_dense_backward": _embedding_backward,
+    "aten::_embedding_bag_backward": _bag_backward,
     "aten::masked_fill": _masked_fill,
     "aten::constant_pad_nd": _padded,
     "aten::stack": _stacked,

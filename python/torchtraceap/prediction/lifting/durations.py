@@ -10,6 +10,7 @@ from torchtraceap.durations import Calibration, Estimate, op_ns
 from torchtraceap.durations.estimate import the_device
 from torchtraceap.models import OpCall
 from torchtraceap.prediction.capture.calls import TensorInfo, Value
+from torchtraceap.prediction.lifting.fused_lookups import lookup_estimate
 from torchtraceap.prediction.lifting.kernels import kernel_names
 from torchtraceap.prediction.lifting.launching import LaunchingOp, Libraries, libraries_of
 from torchtraceap.prediction.lifting.recurrent import recurrent_of, recurrent_time
@@ -67,6 +68,9 @@ def _op_time(
     layers = recurrent_of(op)
     if layers is not None and (whole := recurrent_time(layers, device, calibration)) is not None:
         return OpTime(whole, True)
+    lookup = lookup_estimate(op, device)
+    if lookup is not None:
+        return OpTime(lookup, True)
     kernels = kernel_names(op, device, libraries)
     # Reckoning indices costs by the element: of wide ones it hides behind the memory.
     narrow = all(tensor.dtype.size <= _NARROW_ELEMENT for tensor in op.tensors)

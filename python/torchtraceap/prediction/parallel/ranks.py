@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from torchtraceap.devices import Device
+from torchtraceap.errors import OptionError
 from torchtraceap.prediction.capture.calls import Call, Capture, CaptureError
 from torchtraceap.prediction.capture.dispatch import Recorder, Run, capture_step, survey
 from torchtraceap.prediction.capture.running import run_step
@@ -16,15 +18,23 @@ from torchtraceap.prediction.parallel.data import (
     with_copies,
     with_shards,
 )
+from torchtraceap.prediction.parallel.placement import Placement, Plan, placed
 from torchtraceap.prediction.parallel.sharded_device import as_on_a_gpu
-from torchtraceap.prediction.parallel.strategy import DATA, PIPELINE, SHARDED, TENSOR, Strategy
+from torchtraceap.prediction.parallel.strategy import (
+    DATA,
+    EMBEDDING,
+    PIPELINE,
+    SHARDED,
+    TENSOR,
+    Strategy,
+)
 from torchtraceap.prediction.parallel.world import mesh_of, one_rank
 from torchtraceap.prediction.workload import Workload
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["RankCaptures", "capture_ranks"]
+__all__ = ["RankCaptures", "capture_ranks", "place_tables"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +68,41 @@ class RankCaptures:
         return replace(call, collective=replace(met, group=group, peer=peer))
 
 
-def capture_ranks(make: Callable[[], Any], strategy: Strategy) -> RankCaptures:
+def place_tables(
+    make: Callable[[], Any],
+    world_size: int,
+    device: str | Device,
+    plan: Plan | None = None,
+) -> Placement:
+    """Where the embedding tables of a workload lie.
+
+    Args:
+        make: Makes the workload.
+        world_size: Number of ranks.
+        device: What ranks run on, by which the places of tables are chosen.
+        plan: Where tables shall lie, see `Plan`.
+
+    Raises:
+        OptionError: There are no tables, they don't fit, or the plan can't be.
+        CaptureError: The model needs values that fake tensors don't have.
+    """
+    from torchtraceap.prediction.parallel.embeddings import looked_up, optimizer_of_tables
+
+    lookups, optimizer = survey(
+        make, lambda workload: (looked_up(workload), optimizer_of_tables(workload))
+    )
+    return placed(lookups, world_size, device, plan, optimizer)
+
+
+def capture_ranks(
+    make: Callable[[], Any], strategy: Strategy, placement: Placement | None = None
+) -> RankCaptures:
     """One step of each rank, of which nothing is computed or sent.
 
     Args:
         make: Makes the workload, see `Workload`. Its inputs are those of one rank.
         strategy: How the ranks share the work.
+        placement: Of embedding tables that they share.
 
     Raises:
         OptionError: It makes no workload, or one that can't be shared so; the message says why.
@@ -71,9 +110,15 @@ def capture_ranks(make: Callable[[], Any], strategy: Strategy) -> RankCaptures:
     """
     if strategy.world_size == 1:
         return RankCaptures(strategy, (capture_step(make),), (0,))
-    kinds = survey(make, lambda workload: _kinds(workload.model, strategy))
+    if strategy.size(EMBEDDING) > 1:
+        if placement is None or placement.world_size != strategy.world_size:
+            raise OptionError("embedding needs the places of the tables (place_tables)")
+        kinds = placement.kinds
+    else:
+        kinds = survey(make, lambda workload: _kinds(workload.model, strategy))
     examples = [kinds.index(kind) for kind in sorted(set(kinds))]
-    return RankCaptures(strategy, tuple(_capture(make, strategy, each) for each in examples), kinds)
+    captures = tuple(_capture(make, strategy, each, placement) for each in examples)
+    return RankCaptures(strategy, captures, kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +131,14 @@ class _Way:
     """Copies wait for no gradient of parameters that are not used."""
 
 
-def _capture(make: Callable[[], Any], strategy: Strategy, rank: int) -> Capture:
+def _capture(
+    make: Callable[[], Any], strategy: Strategy, rank: int, placement: Placement | None
+) -> Capture:
     way, notes = _Way(), list[str]()
     while True:
         with one_rank(rank, strategy.world_size):
             try:
-                capture = capture_step(make, _runs(strategy, way))
+                capture = capture_step(make, _runs(strategy, way, placement))
             except CaptureError as error:
                 way, note = _other_way(way, strategy, error)
                 notes.append(note)
@@ -125,7 +172,7 @@ def _kinds(model: torch.nn.Module, strategy: Strategy) -> tuple[int, ...]:
     return tuple(kinds)
 
 
-def _runs(strategy: Strategy, way: _Way) -> Run:
+def _runs(strategy: Strategy, way: _Way, placement: Placement | None) -> Run:
     """How the current rank runs a step."""
 
     def run(workload: Workload, recorder: Recorder) -> torch.nn.Module:
@@ -133,6 +180,12 @@ def _runs(strategy: Strategy, way: _Way) -> Run:
         from torchtraceap.prediction.parallel.tensor import split_layers
 
         mesh, steps = mesh_of(strategy), None
+        if placement is not None:
+            from torchtraceap.prediction.parallel.embeddings import run_shared_tables
+
+            group = mesh.get_group(EMBEDDING)
+            unused = way.finds_unused
+            return run_shared_tables(workload, placement, group, recorder, finds_unused=unused)
         if strategy.size(TENSOR) > 1:
             split_layers(workload.model, mesh.get_group(TENSOR), attention=way.attention)
         if strategy.size(PIPELINE) > 1:

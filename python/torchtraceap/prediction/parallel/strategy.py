@@ -1,4 +1,4 @@
-"""How the ranks of a job share its work: `ddp`, `fsdp2`, `tp`, `pp=4,dp=2`, ..."""
+"""How the ranks of a job share its work: `ddp`, `fsdp2`, `tp`, `embedding`, `pp=4,dp=2`, ..."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from math import prod
 
 from torchtraceap.errors import OptionError
 
-__all__ = ["DATA", "PIPELINE", "SHARDED", "TENSOR", "Strategy", "parse_strategy"]
+__all__ = ["DATA", "EMBEDDING", "PIPELINE", "SHARDED", "TENSOR", "Strategy", "parse_strategy"]
 
-DATA, SHARDED, TENSOR, PIPELINE = "dp", "fsdp", "tp", "pp"
+DATA, SHARDED, TENSOR, PIPELINE, EMBEDDING = "dp", "fsdp", "tp", "pp", "embedding"
 """Dimensions: copies of the model, copies of which each keeps a part of the parameters, parts of
-every layer, stages of layers."""
+every layer, stages of layers, copies that share embedding tables."""
 _NAMES = {
     "ddp": DATA,
     "dp": DATA,
@@ -20,6 +20,7 @@ _NAMES = {
     "fsdp": SHARDED,
     "tp": TENSOR,
     "pp": PIPELINE,
+    "embedding": EMBEDDING,
 }
 _MICROBATCHES = "microbatches"
 _PART = re.compile(r"([a-z]+[0-9]?)(?:=([0-9]{1,9}))?")
@@ -100,7 +101,7 @@ def parse_strategy(text: str | None, world_size: int) -> Strategy:
     if text is None or not text.strip():
         if world_size > 1:
             raise OptionError(
-                f"{world_size} ranks need a strategy, such as ddp, fsdp2, tp or pp=2,dp"
+                f"{world_size} ranks need a strategy, such as ddp, fsdp2, tp, embedding or pp=2,dp"
             )
         return Strategy()
     sizes = _sizes(text)
@@ -110,6 +111,11 @@ def parse_strategy(text: str | None, world_size: int) -> Strategy:
         raise OptionError(f"strategy {text!r}: microbatches are of a pipeline, and there is no pp")
     if strategy.size(PIPELINE) > 1 and strategy.size(SHARDED) > 1:
         raise OptionError(f"strategy {text!r}: a pipeline has copies (dp), not shards (fsdp2)")
+    if strategy.size(EMBEDDING) not in (1, world_size):
+        raise OptionError(
+            f"strategy {text!r}: embedding shares tables among all ranks, which are copies of the "
+            "rest; it goes with no other"
+        )
     return strategy
 
 

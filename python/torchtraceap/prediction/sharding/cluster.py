@@ -30,6 +30,9 @@ class Cluster:
     """Machines that the ranks are spread over."""
     memory_bytes: float | None = None
     """Of each GPU for tables and what they need; by default four fifths of its memory."""
+    node_bandwidth: float | None = None
+    """byte/s one way between a machine and the others, all adapters together; None: exchanges
+    over several machines are answered where they were measured."""
 
     def __post_init__(self) -> None:
         for what, value, most in (
@@ -42,10 +45,15 @@ class Cluster:
                 )
         if not isinstance(self.device, (str, Device)):
             raise OptionError(f"device must be a name, not {self.device!r}")
-        limit = self.memory_bytes
-        is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
-        if limit is not None and not (is_number and 0 < limit <= _MOST_BYTES):
-            raise OptionError(f"memory_bytes must be from 1 to {_MOST_BYTES:g}, not {limit!r}")
+        for what, limit in (
+            ("memory_bytes", self.memory_bytes),
+            ("node_bandwidth", self.node_bandwidth),
+        ):
+            is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+            if limit is not None and not (is_number and 0 < limit <= _MOST_BYTES):
+                raise OptionError(f"{what} must be from 1 to {_MOST_BYTES:g}, not {limit!r}")
+        if self.node_bandwidth is not None and self.ranks % self.nodes:
+            raise OptionError(f"{self.ranks} ranks can't be shared evenly by {self.nodes} machines")
 
     @property
     def chip(self) -> Device:

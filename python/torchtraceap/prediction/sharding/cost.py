@@ -46,6 +46,9 @@ OPTIMIZERS = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam
 _PARTS_OF_EXCHANGE = 2
 _INDEX_BYTES = 8
 _WARPS_PER_MULTIPROCESSOR = 64
+# Guesses: no all-to-all over a network was measured.
+_NETWORK_LATENCY_NS = 40_000.0
+_NETWORK_SPREAD = 2.0
 
 
 def whole_tables(tables: Sequence[Table]) -> list[Part]:
@@ -204,16 +207,33 @@ class Costs:
         most = np.maximum(others * widths.max(axis=1), widths.sum(axis=1) - widths.min(axis=1))
         sizes = self.lookups.batch * most * self.ranks / others
         cluster = self.lookups.cluster
+        if cluster.nodes > 1 and cluster.node_bandwidth is not None:
+            return self._over_network(sizes, cluster.node_bandwidth)
         try:
             found = estimate_collectives(
                 "all_to_all", sizes, self.ranks, cluster.chip, cluster.nodes
             )
         except UnknownDurationError as error:
-            raise OptionError(f"the exchange can't be estimated: {error}") from None
+            hint = "; node_bandwidth tells the rate of a network" if cluster.nodes > 1 else ""
+            raise OptionError(f"the exchange can't be estimated: {error}{hint}") from None
         unknown = np.flatnonzero(~np.isfinite(found.ns))
         if len(unknown):
             raise OptionError(f"the exchange can't be estimated: {found[int(unknown[0])].source}")
         return np.stack([found.ns, found.low_ns, found.high_ns])
+
+    def _over_network(self, sizes: FloatArray, bandwidth: float) -> FloatArray:
+        """Of exchanges of so many bytes over machines: what stays within one goes over its links
+        while the rest goes over its share of the network."""
+        cluster = self.lookups.cluster
+        of_node = self.ranks // cluster.nodes
+        away = sizes * (self.ranks - of_node) / self.ranks
+        ns = _NETWORK_LATENCY_NS + away * of_node / bandwidth * 1e9
+        if of_node > 1:
+            within = estimate_collectives(
+                "all_to_all", sizes * of_node / self.ranks, of_node, cluster.chip
+            )
+            ns = np.fmax(ns, within.ns)
+        return np.stack([ns, ns / _NETWORK_SPREAD, ns * _NETWORK_SPREAD])
 
     def step_ns(
         self, times: FloatArray, widths: FloatArray, index_widths: FloatArray

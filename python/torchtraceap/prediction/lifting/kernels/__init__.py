@@ -17,6 +17,7 @@ from torchtraceap.models.families import family_of
 from torchtraceap.prediction.lifting.kernels import (
     attention,
     convolutions,
+    embeddings,
     indexing,
     lists,
     normalization,
@@ -115,6 +116,7 @@ _RULES: dict[str, Rule] = {
     **attention.RULES,
     **convolutions.RULES,
     **indexing.RULES,
+    **embeddings.RULES,
     **lists.RULES,
     **recurrent.RULES,
     **others.RULES,
