@@ -110,19 +110,30 @@ def test_recurrent_layers_are_one_operator(layer: Any, states: int) -> None:
     assert names(capture, Phase.BACKWARD)[-1] == "_cudnn_rnn_backward"
 
 
-def test_sparse_gradients_are_said_to_be_of_unknown_size() -> None:
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "SparseAdam"])
+@pytest.mark.parametrize("in_bags", [True, False])
+def test_sparse_gradients_have_a_row_for_each_lookup(in_bags: bool, optimizer: str) -> None:
     def make() -> dict[str, Any]:
+        lookups, layer = torch.zeros(96, dtype=torch.long), nn.Embedding
+        given = (lookups, torch.arange(0, 96, 32)) if in_bags else (lookups,)
         return {
-            "model": nn.Embedding(100_000, 64, sparse=True),
-            "inputs": (torch.zeros(32, dtype=torch.long),),
+            "model": (nn.EmbeddingBag if in_bags else layer)(100_000, 64, sparse=True),
+            "inputs": given,
             "loss": lambda out: out.sum(),
-            "optimizer": lambda parameters: torch.optim.SGD(parameters, 0.1),
+            "optimizer": lambda tensors: getattr(torch.optim, optimizer)(list(tensors), lr=0.1),
         }
 
     capture = capture_step(make)
-    assert names(capture, Phase.OPTIMIZER) == ["add_"]
-    (note,) = capture.notes
-    assert "sparse" in note
+    ops = [op for op in launching_ops(capture) if op.phase is Phase.OPTIMIZER]
+    assert all(tensor.elements for op in ops for tensor in op.tensors if tensor.shape)
+    last = ops[-1]
+    assert (last.name, last.tensors[0].shape) == ("aten::index_add_", (100_000, 64))
+    assert last.tensors[2].shape == (96, 64)
+    assert [note for note in capture.notes if "sparse" in note]
+    if in_bags:
+        backward = [op for op in launching_ops(capture) if op.phase is Phase.BACKWARD]
+        picked = next(op for op in backward if op.name == "aten::index_select")
+        assert picked.tensors[0].shape == (3, 64) and picked.tensors[1].shape == (96,)
 
 
 def test_gradients_add_up_in_place() -> None:

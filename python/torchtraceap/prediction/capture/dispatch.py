@@ -105,6 +105,7 @@ def _without_values() -> Iterator[ValuesMode]:
         stack.enter_context(warnings.catch_warnings())
         # A copy of a layer asks whether its tensors, which have no values, have an address.
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+        warnings.filterwarnings("ignore", "Sparse invariant checks")
         # What becomes a tensor without values is looked at from all sides.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         stack.enter_context(autocast_as_on_a_gpu())
@@ -378,7 +379,7 @@ class Recorder:
     def _tensor(self, tensor: torch.Tensor) -> TensorInfo:
         dense = _dense(tensor)
         if dense is not tensor:
-            self.note("how many rows sparse tensors have is not known: none are counted")
+            self.note("a sparse gradient is taken to have a row for every lookup, none twice")
         return TensorInfo(
             tuple(map(int, dense.shape)),
             tuple(map(int, dense.stride())),

@@ -8,6 +8,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchtraceap.prediction.capture.sparse import with_its_rows
+
 if TYPE_CHECKING:
     from torchtraceap.prediction.capture.dispatch import Recorder
 
@@ -45,7 +47,7 @@ class _Mode(PlainMode):
         namespace, _, base = func._schema.name.partition("::")
         if namespace == "c10d":
             return self._exchanged(func, all_arguments(func, args, kwargs))
-        found = func(*args, **kwargs)
+        found = with_its_rows(func, args, func(*args, **kwargs))
         if namespace != "prim":
             outputs = found if isinstance(found, (tuple, list)) else (found,)
             self._recorder.write(

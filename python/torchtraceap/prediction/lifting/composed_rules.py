@@ -55,16 +55,45 @@ def _embedding_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCa
 
 
 def _bag_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
-    """Into zeros as large as the table; sparse gradients are another operator's."""
-    made = call.output
-    if made is None or call.inputs.get("sparse"):
+    """Into zeros as large as the table; a sparse gradient has for each lookup the row of its
+    bag."""
+    gradient, lookups, made = call.tensor("grad"), call.tensor("indices"), call.output
+    if made is None or gradient is None or lookups is None:
         return itself(call, libraries)
+    if call.inputs.get("sparse"):
+        return [("aten::index_select", (gradient, 0, flat(lookups)), (made,))]
     taken = (
         "grad indices offset2bag bag_size maximum_indices num_weights scale_grad_by_freq mode "
         "per_sample_weights padding_idx"
     )
     inputs = tuple(call.inputs.get(name) for name in taken.split())
     return [filled(made), ("aten::_embedding_bag_dense_backward", inputs, (made,))]
+
+
+def _masked_rows(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """The rows that a sparse tensor has of a dense one."""
+    own, rows, made = call.tensor("self"), call.tensor("mask"), call.output
+    if own is None or rows is None or made is None or not rows.shape:
+        return itself(call, libraries)
+    places = TensorInfo(rows.shape[:1], (1,), INT64, -1)
+    return [("aten::index_select", (own, 0, places), (made,))]
+
+
+def _added(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """A sparse tensor, which shows as its values, is added row by row."""
+    own, other = call.tensor("self"), call.tensor("other")
+    if own is None or other is None or not _has_rows_of(own, other):
+        return itself(call, libraries)
+    places = TensorInfo(other.shape[:1], (1,), INT64, -1)
+    inputs = (own, 0, places, other, call.inputs.get("alpha", 1))
+    return [("aten::index_add_", inputs, call.outputs)]
+
+
+def _has_rows_of(own: TensorInfo, other: TensorInfo) -> bool:
+    """Numbers of rows differ, which dense tensors that are added can't."""
+    if not own.shape or len(own.shape) != len(other.shape) or own.shape[1:] != other.shape[1:]:
+        return False
+    return own.shape[0] != other.shape[0] and 1 not in (own.shape[0], other.shape[0])
 
 
 def _positions(count: int) -> list[LaunchedCall]:
@@ -251,6 +280,8 @@ RULES: dict[str, Rule] = {
     "aten::embedding": _embedding,
     "aten::embedding_dense_backward": _embedding_backward,
     "aten::_embedding_bag_backward": _bag_backward,
+    "aten::add_": _added,
+    "aten::sparse_mask": _masked_rows,
     "aten::masked_fill": _masked_fill,
     "aten::constant_pad_nd": _padded,
     "aten::stack": _stacked,

@@ -47,7 +47,8 @@ def _makes_nothing(outputs: tuple[Value, ...]) -> bool:
 
 _SILENT = """empty empty_like empty_strided new_empty new_empty_strided empty_permuted _unsafe_view
 detach lift_fresh resize_ set_ sym_size sym_stride sym_numel _reshape_alias is_same_size
-unsafe_split unsafe_chunk unsafe_split_with_sizes"""
+unsafe_split unsafe_chunk unsafe_split_with_sizes
+_sparse_coo_tensor_with_dims_and_tensors is_coalesced _coalesced_ _indices _values _nnz"""
 
 _RULES: dict[str, Rule] = {
     **{f"aten::{name}": nothing for name in _SILENT.split()},
