@@ -241,7 +241,7 @@ class _Asked:
             if kind.collective is not None:
                 return _collective_time(kind.collective, device)
             call = kind.op_call
-            return None if call is None else estimate_measured(call, dtype, device)
+            return None if call is None else estimate_measured(call, dtype, device, kind.kernels)
         except UnknownDurationError:
             return None
 

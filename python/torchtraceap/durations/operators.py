@@ -8,6 +8,7 @@ import numpy as np
 
 from torchtraceap.devices import Device
 from torchtraceap.durations.calibration import kernel_class
+from torchtraceap.durations.convolutions import estimate_convolution
 from torchtraceap.durations.estimate import Estimate, UnknownDurationError, the_device
 from torchtraceap.durations.families import estimate_work
 from torchtraceap.durations.gemm import estimate_gemm
@@ -89,7 +90,7 @@ def estimate_op(call: OpCall, device: str | Device, *, kernels: int = 1) -> Esti
     """
     chip, work = the_device(device), known_work(call)
     dtype = type_on(work, chip)
-    found = estimate_measured(call, dtype, chip)
+    found = estimate_measured(call, dtype, chip, kernels)
     if found is not None:
         return found
     return estimate_work(
@@ -104,14 +105,37 @@ def estimate_op(call: OpCall, device: str | Device, *, kernels: int = 1) -> Esti
     )
 
 
-def estimate_measured(call: OpCall, dtype: str, device: Device) -> Estimate | None:
+def estimate_measured(
+    call: OpCall, dtype: str, device: Device, kernels: int = 1
+) -> Estimate | None:
     """Time of a call by models that were fitted to its own kernels; None if there are none.
+
+    Args:
+        call: Its name and arguments.
+        dtype: In which it computes there.
+        device: The GPU.
+        kernels: How many it launches.
 
     Raises:
         UnknownDurationError: As `estimate_gemm`.
     """
-    product = estimate_product(call, dtype, device)
-    return _estimate_narrow_rows(call, device) if product is None else product
+    for found in (
+        estimate_product(call, dtype, device),
+        _estimate_narrow_rows(call, device),
+        _estimate_convolution(call, dtype, device, kernels),
+    ):
+        if found is not None:
+            return found
+    return None
+
+
+def _estimate_convolution(
+    call: OpCall, dtype: str, device: Device, kernels: int
+) -> Estimate | None:
+    if "convolution" not in call.name:
+        return None
+    work, _ = modelled(call)
+    return None if work is None else estimate_convolution(call, work, dtype, device, kernels)
 
 
 # Place of the dimension of a softmax, and how many tensors it moves.
