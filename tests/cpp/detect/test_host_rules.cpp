@@ -163,6 +163,18 @@ TEST_CASE("torch.cuda.synchronize() in the loop is found", "[detect]") {
   CHECK(fact(finding, "calls") == "3");
 }
 
+TEST_CASE("a wait for a GPU that has nothing to do costs its own time", "[detect]") {
+  Scene scene;
+  for (int i = 0; i < 3; ++i) {
+    const double t = 1000 + i * 10000.0;
+    scene.step(5 + i, t, 10000).op("aten::mm", t + 10, 20).kernel("gemm", t + 20, t + 30, 2000);
+    scene.call("cudaDeviceSynchronize", t + 5000, 10);  // then the host goes on for 40 us
+    scene.op("aten::mm", t + 5050, 20).kernel("gemm", t + 5055, t + 5060, 2000);
+  }
+  const Finding finding = scene.judge("explicit_synchronize");
+  CHECK(finding.cost_ns <= 3 * 10'000);
+}
+
 TEST_CASE("waits that the program did not ask for are not explicit", "[detect]") {
   SECTION("inside an operator") {
     CHECK(synchronize_in_loop(500, "aten::nonzero").judge("explicit_synchronize").verdict ==

@@ -10,7 +10,7 @@ namespace traceap {
 Interval stall_window(const Signals& signals, Interval host_call) {
   const Interval call = signals.on_gpu_clock(host_call);
   const Row next = first_row_from(signals.table, signals.tree.gpu_rows, call.end_ns);
-  if (next == kNoRow) return call;
+  if (next == kNoRow || covered_ns(signals.gpu.busy, call) == 0) return call;
   const std::int64_t refilled_ns = signals.table.ts_ns[next];
   const bool refills = refilled_ns <= add_saturated(call.end_ns, kRefillReachNs);
   return {call.start_ns, refills ? refilled_ns : call.end_ns};

@@ -12,8 +12,8 @@ namespace traceap {
 
 /// From the start of a call that blocks the host to the first GPU event after its end: the queue
 /// ran dry, and the host had to refill it. GPU idle in there is what the call costs. To the end of
-/// the call only where that event comes more than kRefillReachNs later: then the host did something
-/// else first.
+/// the call only where that event comes more than kRefillReachNs later, since the host did
+/// something else first, and where no GPU work ran during the call: the queue was dry before.
 Interval stall_window(const Signals& signals, Interval host_call);
 /// GPU idle inside any of the intervals.
 IntervalSet idle_inside(const Signals& signals, std::vector<Interval> intervals);
