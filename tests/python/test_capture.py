@@ -404,6 +404,35 @@ def test_a_workload_is_found_by_name(tmp_path: Path) -> None:
             find_workload(source)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def f(:", r"m\.py:1: can't be imported \(SyntaxError: invalid syntax"),
+        ("x = 1\nimport no_such_module", r"m\.py:2: can't be imported \(ModuleNotFoundError: No"),
+        ("raise SystemExit(3)", r"m\.py:1: can't be imported \(SystemExit: 3\)"),
+        ("\n\n1 / 0", r"m\.py:3: can't be imported \(ZeroDivisionError: division by zero\)"),
+    ],
+)
+def test_a_file_that_can_not_be_imported_is_told_with_its_line(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    path = tmp_path / "m.py"
+    path.write_text(text)
+    with pytest.raises(OptionError, match=said):
+        find_workload(f"{path}:f")
+
+
+def test_a_module_that_is_missing_is_told_from_one_that_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imports_another.py").write_text("import no_such_module")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(OptionError, match="there is no module 'no_such_package.sub'"):
+        find_workload("no_such_package.sub:f")
+    with pytest.raises(OptionError, match="imports_another: can't be imported"):
+        find_workload("imports_another:f")
+
+
 def test_a_workload_is_checked() -> None:
     model, inputs = nn.Linear(1, 1), (torch.ones(1),)
     for made, message in (

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.errors import OptionError
@@ -77,7 +79,8 @@ def _module_of_file(path: Path) -> Any:
     sys.modules[spec.name] = module  # data classes and pickles of the file look it up
     sys.path.insert(0, str(path.resolve().parent))
     try:
-        spec.loader.exec_module(module)
+        with _told_as_option(str(path)):
+            spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(path.resolve().parent))
     return module
@@ -85,11 +88,39 @@ def _module_of_file(path: Path) -> Any:
 
 def _module_named(name: str) -> Any:
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and imports one that is not
-        raise OptionError(f"there is no module {name!r}") from error
+        with _told_as_option(name):
+            return importlib.import_module(name)
+    except OptionError as error:
+        missing = getattr(error.__cause__, "name", None)
+        if isinstance(error.__cause__, ModuleNotFoundError) and missing is not None:
+            if f"{name}.".startswith(f"{missing}."):
+                raise OptionError(f"there is no module {name!r}") from error
+        raise
+
+
+@contextmanager
+def _told_as_option(place: str) -> Iterator[None]:
+    """What stops a module from being imported, and in which line of it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also what ends a program
+        line = _line_in(place, error)
+        said = (str(error).strip() or "no reason given").splitlines()[0][:300]
+        raise OptionError(
+            f"{place}{line}: can't be imported ({type(error).__name__}: {said})"
+        ) from error
+
+
+def _line_in(place: str, error: BaseException) -> str:
+    """The last line of a file that led to an error, as ":12"."""
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename) == Path(place):
+        return f":{error.lineno}"
+    frames = [
+        each for each in extract_tb(error.__traceback__) if Path(each.filename) == Path(place)
+    ]
+    return f":{frames[-1].lineno}" if frames else ""
 
 
 def made_workload(made: Any) -> Workload:
