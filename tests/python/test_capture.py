@@ -427,7 +427,7 @@ def test_a_module_that_is_missing_is_told_from_one_that_it_imports(
 ) -> None:
     (tmp_path / "imports_another.py").write_text("import no_such_module")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(OptionError, match="there is no module 'no_such_package.sub'"):
+    with pytest.raises(OptionError, match=r"there is no module 'no_such_package\.sub'"):
         find_workload("no_such_package.sub:f")
     with pytest.raises(OptionError, match="imports_another: can't be imported"):
         find_workload("imports_another:f")

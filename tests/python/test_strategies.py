@@ -94,7 +94,8 @@ def test_a_strategy_is_a_grid_of_ranks(text: str | None, world_size: int, expect
     ("text", "world_size", "reason"),
     [
         (None, 8, "8 ranks need a strategy"),
-        ("ddp", 0, "1 rank or more"),
+        ("ddp", 0, "1 to 65,536 ranks, not 0"),
+        ("ddp", 100_000, "not 100,000"),
         ("zero", 8, "'zero' is none of"),
         ("pp=4,dp=4", 8, "is for 16 ranks, not 8"),
         ("tp=3,dp", 8, "a multiple of 3 ranks, not 8"),

@@ -91,11 +91,12 @@ def _module_named(name: str) -> Any:
         with _told_as_option(name):
             return importlib.import_module(name)
     except OptionError as error:
-        missing = getattr(error.__cause__, "name", None)
-        if isinstance(error.__cause__, ModuleNotFoundError) and missing is not None:
-            if f"{name}.".startswith(f"{missing}."):
-                raise OptionError(f"there is no module {name!r}") from error
-        raise
+        missing = error.__cause__
+        if not isinstance(missing, ModuleNotFoundError) or missing.name is None:
+            raise
+        if not f"{name}.".startswith(f"{missing.name}."):
+            raise  # the module is there, and imports one that is not
+        raise OptionError(f"there is no module {name!r}") from error
 
 
 @contextmanager

@@ -23,6 +23,8 @@ _NAMES = {
     "embedding": EMBEDDING,
 }
 _MICROBATCHES = "microbatches"
+_MOST_RANKS = 65_536
+"""The grid of ranks is a tensor, and larger ones are captured without their values."""
 _PART = re.compile(r"([a-z]+[0-9]?)(?:=([0-9]{1,9}))?")
 
 
@@ -96,8 +98,8 @@ def parse_strategy(text: str | None, world_size: int) -> Strategy:
     Raises:
         OptionError: It is none, or not for so many ranks; the message says why.
     """
-    if world_size < 1:
-        raise OptionError(f"a job has 1 rank or more, not {world_size}")
+    if not 1 <= world_size <= _MOST_RANKS:
+        raise OptionError(f"a job has 1 to {_MOST_RANKS:,} ranks, not {world_size:,}")
     if text is None or not text.strip():
         if world_size > 1:
             raise OptionError(
