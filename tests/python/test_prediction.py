@@ -158,8 +158,6 @@ def test_a_trace_is_a_source_as_well(trained: ttap.Prediction, tmp_path: Path) -
     assert {op.method for op in same.ops} == {"calibrated"}
     other = ttap.predict(path, device="A100_SXM_80GB")
     assert other.gpu.busy_ns > same.gpu.busy_ns
-    with pytest.raises(OptionError, match="the batch that it was recorded with"):
-        ttap.predict(path, device=GPU, batch=8)
     with pytest.raises(OptionError, match="other strategies need a model"):
         ttap.predict(path, device=GPU, world_size=8, strategy="ddp")
 
@@ -177,6 +175,12 @@ def test_a_profile_of_a_cpu_is_a_source_as_well(tmp_path: Path) -> None:
     found = ttap.predict(path, device=GPU)
     assert found.source == "cpu_profile"
     assert found.sequence == ttap.predict(model, inputs, device=GPU).sequence
+    larger = ttap.predict(path, device=GPU, batch=4096)
+    expected = ttap.predict(model, inputs, device=GPU, batch=4096)
+    assert larger.gpu == expected.gpu
+    assert [(op.name, op.shapes) for op in larger.ops] == [
+        (op.name, op.shapes) for op in expected.ops
+    ]
 
 
 def test_ranks_share_gradients() -> None:

@@ -95,11 +95,9 @@ def _recorded_step(
     from torchtraceap.prediction.capture.gpu_trace import CapturedProfile
     from torchtraceap.prediction.capture.source import capture_source
 
-    if batch is not None:
-        raise OptionError("a recorded step has the batch that it was recorded with")
-    kind, found = capture_source(path)
+    kind, found = capture_source(path, batch=batch)
     profile = found if isinstance(found, CapturedProfile) else None
-    capture = found.capture if isinstance(found, CapturedProfile) else found
+    capture = found.changed or found.capture if isinstance(found, CapturedProfile) else found
     ranks = 1 + max(
         (rank for call in capture.calls if call.collective for rank in call.collective.group),
         default=0,

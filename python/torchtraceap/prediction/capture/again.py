@@ -19,10 +19,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.prediction.capture.calls import Call, Phase
+from torchtraceap.dtypes import dtype_named
+from torchtraceap.prediction.capture.calls import Call, Phase, TensorInfo
 from torchtraceap.prediction.capture.dispatch import Recorder
 from torchtraceap.prediction.capture.layers import LAYERS
-from torchtraceap.prediction.capture.recorded import named_inputs
+from torchtraceap.prediction.capture.recorded import NO_STORAGE, named_inputs
 from torchtraceap.prediction.capture.whole import ATTENTION
 from torchtraceap.replay.arguments import plan_call
 from torchtraceap.replay.call import RecordedCall
@@ -122,6 +123,21 @@ class Again:
         """
         return self._written(recorded, Phase.BACKWARD, partial(self._backward, strides))
 
+    def outputs(self, recorded: RecordedCall) -> tuple[TensorInfo, ...] | None:
+        """The tensors that the operator gives, without writing it down; None if it can't be called.
+
+        Which of them share memory is not said.
+        """
+        try:
+            plan = plan_call(recorded, without_values=True)
+            nodes = (*plan.positional, *plan.keyword)
+            given = {name: self._value(node) for name, node in nodes}
+            with self._recorder.off():
+                made = _called(_function(plan), given, len(plan.positional))
+        except Exception:  # any error of torch's says that these arguments don't do
+            return None
+        return tuple(map(_info, _tensors_in(made)))
+
     def as_recorded(self, recorded: RecordedCall, phase: Phase) -> Call:
         """The call with what is known of it, of which nothing is called."""
         return Call(recorded.name, "default", named_inputs(recorded), (), phase, ())
@@ -202,6 +218,12 @@ class Again:
         with _disable_current_modes(), self._fake:
             made: torch.Tensor = require_torch().empty_strided(shape, strides, dtype=dtype)
         return made
+
+
+def _info(tensor: torch.Tensor) -> TensorInfo:
+    dtype = dtype_named(str(tensor.dtype))
+    assert dtype is not None  # what torch makes of types that a file names
+    return TensorInfo(tuple(tensor.shape), tuple(tensor.stride()), dtype, NO_STORAGE)
 
 
 def _called(function: Any, given: dict[str, Any], order: int) -> Any:

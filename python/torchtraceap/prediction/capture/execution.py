@@ -28,21 +28,23 @@ _TICK_NS = 1000
 _EXCHANGES = ("record_param_comms", "c10d::")
 
 
-def capture_execution_trace(path: PathLike) -> Capture:
+def capture_execution_trace(path: PathLike, batch: int | None = None) -> Capture:
     """The calls of a steady step.
 
     Args:
         path: Written by `torch.profiler.ExecutionTraceObserver`, of a run on a CPU or a GPU.
+        batch: What the leading dimension of the inputs becomes; None as it was.
 
     Raises:
         MissingFileError: There is no such file.
         ParseError: It is no execution trace, or damaged.
         CaptureError: No operator with its arguments is recorded.
+        OptionError: It can't be told which sizes are the batch.
     """
     file = read_nodes(Path(path), with_arguments=True)
     if not any(node.arguments and node.arguments.types for node in file.nodes):
         raise CaptureError(f"{path}: no operator with its arguments is recorded")
-    capture = capture_profile(RankTrace(_events(file.nodes, str(path)), None))
+    capture = capture_profile(RankTrace(_events(file.nodes, str(path)), None), batch)
     exchanges = sum(node.name.startswith(_EXCHANGES) for node in file.nodes)
     notes = [*file.notes, *capture.notes]
     if exchanges:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,9 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.dtypes import dtype_named
+from torchtraceap.prediction.capture.again import is_registered
+from torchtraceap.prediction.capture.batch import Asked, ChangedBatch, change_batch
+from torchtraceap.prediction.capture.batch_arguments import turns
 from torchtraceap.prediction.capture.calls import (
     Call,
     Capture,
@@ -17,10 +21,11 @@ from torchtraceap.prediction.capture.calls import (
     Collective,
 )
 from torchtraceap.prediction.capture.recorded import named_inputs
-from torchtraceap.prediction.capture.rows import phase_of, placed, recorded_call
+from torchtraceap.prediction.capture.rows import gradient_shapes, phase_of, placed, recorded_call
 from torchtraceap.prediction.capture.steps import StepRows, steady_step
 from torchtraceap.ranks import RankTrace
 from torchtraceap.records import dataclass
+from torchtraceap.replay.call import RecordedCall
 
 __all__ = ["CapturedProfile", "capture_gpu_trace"]
 
@@ -44,16 +49,21 @@ class CapturedProfile:
     """The GPU as the trace names it."""
     step_ns: int
     """From the begin of the step to its end on the host."""
+    changed: Capture | None = None
+    """The capture at the batch size that was asked for."""
 
 
-def capture_gpu_trace(part: RankTrace) -> CapturedProfile:
+def capture_gpu_trace(part: RankTrace, batch: int | None = None) -> CapturedProfile:
     """The launching operators of a steady step.
 
     Args:
         part: Recorded with `record_shapes=True` and GPU activities.
+        batch: What the leading dimension of the inputs becomes; None as it was. Needs torch.
 
     Raises:
         CaptureError: Nothing on a GPU is recorded, or no shapes are.
+        OptionError: It can't be told which sizes are the batch.
+        MissingDependencyError: Torch is needed and not there.
     """
     step = steady_step(part)
     events = _events_of(part, step)
@@ -66,12 +76,17 @@ def capture_gpu_trace(part: RankTrace) -> CapturedProfile:
     events, owners = events[order], owners[order]
     begins = np.flatnonzero(np.diff(owners, prepend=-1))
     groups = np.split(events, begins[1:])
-    calls = [
-        _call(part, int(row), group)
-        for row, group in zip(owners[begins].tolist(), groups, strict=True)
-    ]
+    rows = owners[begins].tolist()
+    calls = [_call(part, row, group, {}) for row, group in zip(rows, groups, strict=True)]
     if not any(call.inputs for call in calls):
         raise CaptureError(f"{part.path}: operators have no shapes; record with record_shapes=True")
+    changed = None
+    if batch is not None:
+        at_batch = _at_batch(part, step, rows, batch)
+        others = [
+            _call(part, row, group, at_batch.calls) for row, group in zip(rows, groups, strict=True)
+        ]
+        changed = Capture(tuple(others), (*step.notes, *at_batch.notes))
     devices = part.table.devices
     return CapturedProfile(
         Capture(tuple(calls), step.notes),
@@ -79,7 +94,24 @@ def capture_gpu_trace(part: RankTrace) -> CapturedProfile:
         tuple(tuple(map(part.table.name_of, group.tolist())) for group in groups),
         devices[0].name if devices else None,
         step.end_ns - step.begin_ns,
+        changed,
     )
+
+
+def _at_batch(part: RankTrace, step: StepRows, owners: Sequence[int], batch: int) -> ChangedBatch:
+    """All operators of the step, since those that launch nothing say what comes of what."""
+    needed = set(owners)
+    asked = []
+    for row in step.rows[part.table.kind[step.rows] == _core.EventKind.CPU_OP].tolist():
+        name = part.table.name_of(row)
+        parent = int(part.tree.parent[row])
+        inside = parent != _core.NO_ROW and is_registered(part.table.name_of(parent))
+        says = turns(name.partition("::")[2]) if inside else is_registered(name)
+        call = recorded_call(part, row) if row in needed or says else None
+        if call is not None:
+            tells = row in needed or not inside
+            asked.append(Asked(row, call, phase_of(part, row), tells))
+    return change_batch(asked, batch, gradient_shapes(part, step.rows.tolist()), part.path)
 
 
 def _events_of(part: RankTrace, step: StepRows) -> Array:
@@ -91,11 +123,11 @@ def _events_of(part: RankTrace, step: StepRows) -> Array:
     return events[in_step[launches]]
 
 
-def _call(part: RankTrace, row: int, events: Array) -> Call:
+def _call(part: RankTrace, row: int, events: Array, changed: Mapping[int, RecordedCall]) -> Call:
     """The operator; a launch without one is called by its first kernel."""
     is_operator = part.table.kind[row] == _core.EventKind.CPU_OP
     name = part.table.name_of(row if is_operator else int(events[0]))
-    recorded = recorded_call(part, row) if is_operator else None
+    recorded = (changed.get(row) or recorded_call(part, row)) if is_operator else None
     inputs = {} if recorded is None else named_inputs(recorded)
     call = Call(name, "default", inputs, (), phase_of(part, row), (), is_innermost=True)
     call = replace(call, collective=_collective(part, row, int(events[0])))

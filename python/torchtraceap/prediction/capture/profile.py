@@ -7,17 +7,20 @@ are found by the numbers of their autograd nodes and taken whole as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.prediction.capture.again import Again, calling_again, is_composite, is_registered
+from torchtraceap.prediction.capture.batch import Asked, change_batch
+from torchtraceap.prediction.capture.batch_arguments import turns
 from torchtraceap.prediction.capture.calls import Call, Capture, CaptureError, Phase
 from torchtraceap.prediction.capture.rows import (
     EVALUATES,
+    gradient_shapes,
     phase_of,
     placed,
     recorded_call,
@@ -34,6 +37,7 @@ _NO_ROW = _core.NO_ROW
 # The outer ones first: attention may hold a dropout.
 _RECURRENT = ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
 _WHOLE = (("aten::scaled_dot_product_attention", *_RECURRENT), ("aten::dropout",))
+_WHOLE_NAMES = frozenset(name for names in _WHOLE for name in names)
 # Change what a tensor says of itself, and launch nothing.
 _SILENT = frozenset(
     """
@@ -43,23 +47,47 @@ _SILENT = frozenset(
 )
 
 
-def capture_profile(part: RankTrace) -> Capture:
+def capture_profile(part: RankTrace, batch: int | None = None) -> Capture:
     """The calls of a steady step.
 
     Args:
         part: Recorded on a CPU with `record_shapes=True`.
+        batch: What the leading dimension of the inputs becomes; None as it was.
 
     Raises:
         CaptureError: No shapes were recorded, there are no operators, or the step is compiled.
+        OptionError: It can't be told which sizes are the batch.
         MissingDependencyError: torch is not installed, whose rules take operators apart.
     """
     step = steady_step(part)
     _check(part, step)
     updates = _updates(part, step)
+    found, notes = _walked(part, step, updates, {})
+    if batch is not None:
+        asked = [each for each in found.asked if each.row not in updates]
+        changed = change_batch(asked, batch, gradient_shapes(part, step.rows.tolist()), part.path)
+        found, notes = _walked(part, step, updates, changed.calls)
+        notes = (*changed.notes, *notes)
+    return Capture(tuple(_with_first_gradient(found.calls)), (*step.notes, *notes))
+
+
+def _walked(
+    part: RankTrace,
+    step: StepRows,
+    updates: dict[int, list[Call]],
+    changed: Mapping[int, RecordedCall],
+) -> tuple[_Walked, tuple[str, ...]]:
     with calling_again() as again:
-        walk = _Walk(part, step, again, updates)
-        calls = _with_first_gradient(list(walk.calls()))
-    return Capture(tuple(calls), (*step.notes, *walk.notes))
+        walk = _Walk(part, step, again, updates, changed)
+        calls = list(walk.calls())
+    return _Walked(calls, walk.asked), tuple(walk.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Walked:
+    calls: list[Call]
+    asked: list[Asked]
+    """What was looked at for them."""
 
 
 def _with_first_gradient(calls: list[Call]) -> list[Call]:
@@ -117,9 +145,16 @@ class _Walk:
     """Goes through the rows of a step in time and calls again what stands outermost."""
 
     def __init__(
-        self, part: RankTrace, step: StepRows, again: Again, updates: dict[int, list[Call]]
+        self,
+        part: RankTrace,
+        step: StepRows,
+        again: Again,
+        updates: dict[int, list[Call]],
+        changed: Mapping[int, RecordedCall],
     ) -> None:
         self._part, self._step, self._again, self._updates = part, step, again, updates
+        self._changed = changed
+        self.asked: list[Asked] = []
         self._table, self._tree = part.table, part.tree
         self._whole = [self._inside(names) for names in _WHOLE]
         self._done_whole: set[int] = set()
@@ -147,6 +182,23 @@ class _Walk:
                 done[track] = int(end[place])
                 yield from found
 
+    def _recorded(self, row: int, *, is_needed: bool = True) -> RecordedCall | None:
+        """The operator with its arguments, at the batch size that is asked for."""
+        found = self._changed.get(row) or recorded_call(self._part, row)
+        if found is not None:
+            self.asked.append(Asked(row, found, phase_of(self._part, row), is_needed))
+        return found
+
+    def _ask_views(self, row: int) -> None:
+        """Of what a call does inside: backward passes take what they gave."""
+        place = int(self._tree.host_position[row])
+        if self._table.name_of(row) in _WHOLE_NAMES:
+            return
+        for below in self._tree.host_rows[place + 1 : int(self._tree.subtree_end[place])].tolist():
+            name = self._table.name_of(below).partition("::")[2]
+            if turns(name):
+                self._recorded(below, is_needed=False)
+
     def _of_row(self, row: int) -> list[Call] | None:
         """Calls of the row and all below; None if those below are to be looked at one by one."""
         name = self._table.name_of(row)
@@ -159,7 +211,7 @@ class _Walk:
             return None
         if not is_registered(name):
             return None
-        recorded = recorded_call(self._part, row)
+        recorded = self._recorded(row)
         sequence = sequence_of(self._part, row)
         found = None
         if recorded is not None:
@@ -167,6 +219,8 @@ class _Walk:
             found = self._again.call(recorded, phase_of(self._part, row), grad=grad)
         if found is None and is_composite(name):
             return None
+        if is_composite(name):
+            self._ask_views(row)
         if found is None:
             if name in _SILENT:
                 return []
@@ -180,7 +234,7 @@ class _Walk:
         """The backward pass of a whole operator, where the first of its nodes stands."""
         if whole in self._done_whole:
             return []
-        recorded = recorded_call(self._part, whole)
+        recorded = self._changed.get(whole) or recorded_call(self._part, whole)
         strides = self._gradient_strides(row) if recorded and recorded.name in _RECURRENT else None
         found = None if recorded is None else self._again.backward(recorded, strides)
         if found is None:
@@ -192,7 +246,7 @@ class _Walk:
         """Of what the first node at or below a row was given."""
         place = int(self._tree.host_position[row])
         for below in self._tree.host_rows[place : int(self._tree.subtree_end[place])].tolist():
-            node = recorded_call(self._part, below)
+            node = self._recorded(below, is_needed=False)
             if node is not None and node.strides and node.strides[0]:
                 return tuple(node.strides[0])
         return None

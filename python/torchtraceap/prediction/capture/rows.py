@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +13,11 @@ from torchtraceap.prediction.capture.calls import Call, Phase
 from torchtraceap.ranks import RankTrace
 from torchtraceap.replay.call import NotReplayableError, RecordedCall, call_from_texts, text_of_args
 
-__all__ = ["EVALUATES", "phase_of", "placed", "recorded_call", "sequence_of"]
+__all__ = ["EVALUATES", "gradient_shapes", "phase_of", "placed", "recorded_call", "sequence_of"]
 
 EVALUATES = "autograd::engine::evaluate_function: "
 """What the names of autograd's own rows begin with, before that of the node."""
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
 _MODULE = "nn.Module: "
 
 
@@ -33,6 +35,17 @@ def phase_of(part: RankTrace, row: int) -> Phase:
     if phase == _core.Phase.OPTIMIZER:
         return Phase.OPTIMIZER
     return Phase.BACKWARD if phase == _core.Phase.BACKWARD else Phase.FORWARD
+
+
+def gradient_shapes(part: RankTrace, rows: Sequence[int]) -> list[tuple[int, ...]]:
+    """Shapes of the gradients that the backward pass leaves with parameters, in its order."""
+    found = []
+    for row in rows:
+        if part.table.name_of(row) == _ACCUMULATE:
+            call = recorded_call(part, row)
+            if call is not None and call.dims and all(isinstance(n, int) for n in call.dims[0]):
+                found.append(tuple(call.dims[0]))
+    return found
 
 
 def sequence_of(part: RankTrace, row: int) -> int | None:

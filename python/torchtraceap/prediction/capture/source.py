@@ -23,12 +23,15 @@ _LONGEST_HEAD = 1 << 16
 """Characters in which an execution trace says that it is one."""
 
 
-def capture_source(source: str, rank: int | None = None) -> tuple[str, Captured]:
+def capture_source(
+    source: str, rank: int | None = None, batch: int | None = None
+) -> tuple[str, Captured]:
     """The kind of a source, and a step of it.
 
     Args:
         source: `FILE.py:FUNCTION`, or the path of a profile or an execution trace.
         rank: Of a profile of several ranks; by default the first.
+        batch: Of a recorded step: what the leading dimension of its inputs becomes.
 
     Returns:
         "workload", "cpu_profile" or "execution_trace" with a `Capture`, or "gpu_trace" with a
@@ -47,11 +50,11 @@ def capture_source(source: str, rank: int | None = None) -> tuple[str, Captured]
     if path.suffix == ".py":
         raise OptionError(f"{source}: which function? A workload is {source}:FUNCTION")
     if path.is_file() and _is_execution_trace(path):
-        return "execution_trace", capture_execution_trace(path)
+        return "execution_trace", capture_execution_trace(path, batch)
     part = load(source).rank(rank)
     if _has_gpu_work(part):
-        return "gpu_trace", capture_gpu_trace(part)
-    return "cpu_profile", capture_profile(part)
+        return "gpu_trace", capture_gpu_trace(part, batch)
+    return "cpu_profile", capture_profile(part, batch)
 
 
 def _has_gpu_work(part: RankTrace) -> bool:
