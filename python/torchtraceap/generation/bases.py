@@ -59,6 +59,8 @@ class Base:
     """How its ranks share the work, where it is one of several."""
     world_size: int = 1
     """How many they are."""
+    profiler: str | None = None
+    """Version of PyTorch that writes as it is written, where that is stated."""
     waits: Array | None = None
     """int64 `[n, 2]`: correlations of GPU work and of what waits for it on another stream, where
     they are known; else they are found by times."""

@@ -20,6 +20,7 @@ from torchtraceap.durations import UnknownDurationError
 from torchtraceap.durations.collectives import estimate_collective
 from torchtraceap.generation.program import Places, Program
 from torchtraceap.generation.scene import Scene, Work
+from torchtraceap.prediction.layout.profilers import collective_kernel
 
 __all__ = ["DataParallel", "can_spread", "drawn"]
 
@@ -29,8 +30,8 @@ _LATENCY_NS, _BYTES_PER_NS = 20_000, 10.0
 """Of an all-reduce where nothing is known of the device: 10 GB/s."""
 _HIDEABLE = 0.6
 """Of the backward pass, what exchanging gradients takes at most."""
-_MODERN = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-_OLD = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"
+_ANCIENT = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"
+_OF_AMD = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
 
 
 @dataclass(frozen=True)
@@ -87,17 +88,27 @@ class DataParallel:
         return works
 
     def _launch(self, scene: Scene, rank: int, places: Places, place: int, elements: int) -> Work:
+        """As c10d does it: NCCL's stream waits for what the current one was given."""
+        program = scene.program
         block = scene.block(rank, places, place)
-        is_old = scene.program.like_kernel.get("cat") == "Kernel"
-        says = {} if is_old else _arguments(elements, self.ranks)
-        reduces = block.range("annotation", "nccl:all_reduce")
-        with block.op("c10d::allreduce_", dims=[[elements]]), reduces:
+        says = {} if program.is_ancient else _arguments(elements, self.ranks)
+        profiler = program.profiler
+        on_op, on_kernel = (
+            {key: value for key, value in says.items() if key in kept}
+            for kept in (profiler.on_operators, profiler.on_kernels)
+        )
+        dims = [[elements]]
+        is_old = program.is_ancient or program.runtime == "hip"
+        call = "LaunchKernel" if is_old else "LaunchKernelExC"
+        with block.op("c10d::allreduce_", dims=dims), block.op("record_param_comms", **on_op):
             block.call("EventRecord", 2_000)
             block.call("StreamWaitEvent", 1_500)
-            work = block.work(
-                    "kernel", _OLD if is_old else _MODERN, 0, stream=_STREAM,
-                    grid=[8, 1, 1], block=[512, 1, 1], **says,
+            with block.range("annotation", "nccl:all_reduce"):
+                work = block.work(
+                    "kernel", _kernel_name(program), 0, call=call, stream=_STREAM,
+                    grid=[8, 1, 1], block=[512, 1, 1], **on_kernel,
                 )  # fmt: skip
+            block.call("EventRecord", 700)
         block.close()
         return work
 
@@ -126,6 +137,14 @@ def _wait_at_end(scene: Scene, step: int, last: int, works: list[Work]) -> None:
         _wait(scene, main, int(behind[0]), works)
 
 
+def _kernel_name(program: Program) -> str:
+    if program.is_ancient:
+        return _ANCIENT
+    if program.runtime == "hip":
+        return _OF_AMD
+    return collective_kernel("AllReduce_Sum", "f32", program.profiler)
+
+
 def _arguments(elements: int, ranks: int) -> dict[str, Any]:
     return {
         "Collective name": "allreduce",
@@ -137,6 +156,9 @@ def _arguments(elements: int, ranks: int) -> dict[str, Any]:
         "Out split size": "[]",
         "Process Group Name": "0",
         "Process Group Description": "default_pg",
+        "Process Group Ranks": str(list(range(ranks))),
+        "Global rank start": 0,
+        "Global rank stride": 1,
     }
 
 

@@ -50,9 +50,9 @@ _SUFFIX = ".json.gz"
 _PAIRS = 8
 """Of traces, in a unit."""
 _MANY = 0.5
-"""Of units whose bases allow it, those with runs of which all ranks are recorded."""
-_AS_MANY_AGAIN = 0.5
-"""Of the places in such a unit, about."""
+"""Of units, those with runs of which all ranks are recorded, where the bases allow it."""
+_ALL_OF_COPIES, _ALL_OF_PARTS = 0.5, 0.8
+"""Of their runs, those of which all are: where each rank has the whole model, and where not."""
 _DECOYS = 0.3
 """Of the pairs."""
 
@@ -241,7 +241,8 @@ def _labelled(
     while 2 * place < size:
         number = unit * _PAIRS + place
         base = bases.of(unit, number)
-        ranks = _ranks(base, rng, size // 2 - place) if is_of_many else 1
+        all_of_them = is_of_many or base.world_size > 1
+        ranks = _ranks(base, rng, size // 2 - place) if all_of_them else 1
         seed = f"{settings.seed}/{number}"
         pair = _drawn(base, settings, number, ranks)
         ranks = len(pair.sides)
@@ -270,7 +271,8 @@ def _drawn(base: Base, settings: _Settings, number: int, ranks: int) -> Pair:
 def _ranks(base: Base, rng: random.Random, most: int) -> int:
     """How many ranks of the next run are recorded."""
     fitting = [ranks for ranks in base.spreads if ranks <= most]
-    return rng.choice(fitting) if fitting and rng.random() < _AS_MANY_AGAIN else 1
+    share = _ALL_OF_PARTS if base.world_size > 1 else _ALL_OF_COPIES
+    return rng.choice(fitting) if fitting and rng.random() < share else 1
 
 
 def _forms(settings: _Settings, number: int, ranks: int) -> list[Form]:
@@ -306,6 +308,7 @@ def _label(base: Base, seed: int, pair: Pair, side: Side, run: int, twin: int) -
         "world_size": pair.world_size,
         "rank": side.rank,
         "strategy": pair.strategy,
+        "profiler": base.profiler,
         "run": f"{run:06d}",
         "twin": _id(twin, pair, side),
         "type": None if form.decoy else side.type,

@@ -12,6 +12,7 @@ from torchtraceap.devices import device_named
 from torchtraceap.errors import OptionError
 from torchtraceap.generation.bases import TASKS, Base
 from torchtraceap.prediction.layout import Recording, lay_out, rank_trace
+from torchtraceap.prediction.layout.profilers import PROFILERS, as_profiled
 from torchtraceap.prediction.layout.waits import stream_waits
 from torchtraceap.prediction.lifting.step import LiftedStep
 from torchtraceap.prediction.predicting import lifted_steps
@@ -73,11 +74,13 @@ class PredictedBases:
                 continue
             step = lifted_steps(captured.captures[:1], device)[0]
             times = lay_out([step], [0] * drawn.world_size, count=drawn.steps).ranks[0]
-            part = rank_trace(step, times, Recording(device, 0, drawn.world_size))
+            profiler = PROFILERS[rng.choice(list(PROFILERS))]
+            newest = rank_trace(step, times, Recording(device, 0, drawn.world_size))
+            part = RankTrace(as_profiled(newest.table, profiler), newest.rank)
             types = frozenset(finding.type for finding in Trace([part]).diagnose().findings)
             return Base(
                 part, drawn.name, "lifted", task, types,
-                drawn.strategy, drawn.world_size, _waits(step, part, drawn.steps),
+                drawn.strategy, drawn.world_size, profiler.torch, _waits(step, part, drawn.steps),
             )  # fmt: skip
         raise OptionError(f"no workload of the task {task} could be run")
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from torchtraceap._core import EventKind, GpuClass, Phase
 from torchtraceap.aliases import Array
+from torchtraceap.prediction.layout.profilers import Profiler, profiler_of
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.run import SimulatedRun
 
@@ -276,6 +277,16 @@ class Program:
             if len(found) == 2:
                 return found["s"], found["f"]
         return None
+
+    @cached_property
+    def profiler(self) -> Profiler:
+        """The version that writes most like the recording."""
+        return profiler_of(self.table)
+
+    @cached_property
+    def is_ancient(self) -> bool:
+        """It is of a torch before 1.12, with categories of its own."""
+        return self.like_kernel.get("cat") == "Kernel"
 
     @cached_property
     def runtime(self) -> str:

@@ -34,8 +34,9 @@ _OWN = ("Sequence number", "Fwd thread id", "external ts", "Module Hierarchy", "
 """Of the arguments of another event of the kind, what is its own."""
 _CALLBACKS = {"Malloc": 20, "Free": 22, "MemcpyAsync": 41, "StreamSynchronize": 131,
               "EventRecord": 135, "StreamWaitEvent": 147, "DeviceSynchronize": 165,
-              "LaunchKernel": 211}  # fmt: skip
+              "LaunchKernel": 211, "LaunchKernelExC": 430}  # fmt: skip
 """CUPTI's numbers of calls."""
+_LAUNCHES = ("LaunchKernel", "LaunchKernelExC", "MemcpyAsync")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class _Writer:
         arrows = self._program.arrows
         if arrows is not None and event.kind in ("kernel", "copy"):
             texts.append(self._arrow(arrows[1], fields, begin_ns))
-        launches = event.name.removeprefix(self._program.runtime) in ("LaunchKernel", "MemcpyAsync")
+        launches = event.name.removeprefix(self._program.runtime) in _LAUNCHES
         if arrows is not None and event.kind == "call" and launches:
             texts.append(self._arrow(arrows[0], fields, begin_ns))
         return texts
