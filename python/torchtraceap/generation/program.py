@@ -176,6 +176,11 @@ class Program:
         return found
 
     @cached_property
+    def launch_latency_ns(self) -> float:
+        """From the begin of a launch to that of its work on a stream that is free."""
+        return float(self.view.launch_latency_ns(np.zeros(0, dtype=np.int64)))
+
+    @cached_property
     def backward_share(self) -> float:
         """Of the launches, those of the backward pass."""
         phases = self.view.phase_of(self.stream_rows)

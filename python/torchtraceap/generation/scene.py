@@ -319,7 +319,7 @@ class Block:
         event, key = self.call(call or {"kernel": "LaunchKernel"}.get(kind, "MemcpyAsync"))
         begin, end = scene.point(), scene.point()
         scene.edge(begin, end, ns)
-        scene.edge(event.end, begin, scene.program.view.launch_latency_ns(_NO_ROWS))
+        scene.edge(event.end, begin, scene.program.launch_latency_ns)
         if stream == 0:
             scene.queue(self.rank, self.slot, begin, end)
         if blocking:
@@ -341,9 +341,6 @@ class Block:
         point = self.spend(500)
         self.scene.edge(end, point, _RETURN_NS)
         return point
-
-
-_NO_ROWS = np.zeros(0, dtype=np.int64)
 
 
 def _noisy(program: Program, speeds: Speeds, rank: int) -> Array:
