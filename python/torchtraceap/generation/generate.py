@@ -49,7 +49,7 @@ _DONE = ".units"
 _SUFFIX = ".json.gz"
 _PAIRS = 8
 """Of traces, in a unit."""
-_MANY = 0.5
+_MANY = 0.7
 """Of units, those with runs of which all ranks are recorded, where the bases allow it."""
 _ALL_OF_COPIES, _ALL_OF_PARTS = 0.5, 0.8
 """Of their runs, those of which all are: where each rank has the whole model, and where not."""
