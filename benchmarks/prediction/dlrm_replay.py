@@ -52,7 +52,7 @@ class RankTimes:
 
     step_ns: float
     low_ns: float
-    """80 % of hosts are between: the step is the host's, and so is its interval."""
+    """90 % of hosts are between: the step is the host's, and so is its interval."""
     high_ns: float
     gpu_compute_ns: float
     """While anything but a collective runs."""

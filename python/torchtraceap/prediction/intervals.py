@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from math import exp, sqrt
+from statistics import NormalDist
 
 import numpy as np
 
 from torchtraceap.aliases import Array
-from torchtraceap.prediction.layout import lay_out
+from torchtraceap.prediction.layout import lay_out, with_slowest
+from torchtraceap.prediction.lifting.host import TAIL
 from torchtraceap.prediction.lifting.step import LiftedStep
 
 __all__ = ["step_interval"]
@@ -47,19 +49,27 @@ def step_interval(
         seed: Of the draws.
     """
     rng = np.random.default_rng(seed)
-    works = [_Works(step) for step in steps]
     low, high = steps[0].host_range
+    steps, kind_of_rank = with_slowest(steps, kind_of_rank)
+    works = [_Works(step) for step in steps]
     found = []
-    for _ in range(_DRAWS):
-        device = exp(_DEVICE_DEVIATION * rng.standard_normal())
+    for of_device, of_host in zip(_even_scores(rng), _even_scores(rng), strict=True):
+        device = exp(_DEVICE_DEVIATION * of_device)
         scores: dict[Hashable, float] = {}
         gpu_ns = [each.drawn(device, scores, rng) for each in works]
-        at = float(rng.standard_normal()) / _TAIL
+        at = of_host / TAIL
         host = (1 / low) ** at if at < 0 else high**at
         times = lay_out(steps, kind_of_rank, count=2, gpu_ns=gpu_ns, host_factor=host).ranks
         found.append(max(rank.step_length_ns() for rank in times))
     least, most = np.quantile(found, _HELD).tolist()
     return min(least, predicted_ns), max(most, predicted_ns)
+
+
+def _even_scores(rng: np.random.Generator) -> list[float]:
+    """Normal scores of all draws, one from each part of the distribution: what all work shares
+    counts most, and few draws by chance would move the interval's ends."""
+    shares = (rng.permutation(_DRAWS) + 0.5) / _DRAWS
+    return [NormalDist().inv_cdf(share) for share in shares.tolist()]
 
 
 class _Works:

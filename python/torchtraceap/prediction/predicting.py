@@ -20,7 +20,13 @@ from torchtraceap.prediction.capture.calls import (
     tensors_in,
 )
 from torchtraceap.prediction.intervals import step_interval
-from torchtraceap.prediction.layout import Recording, lay_out, rank_trace, with_steady_loader
+from torchtraceap.prediction.layout import (
+    Recording,
+    lay_out,
+    rank_trace,
+    with_slowest,
+    with_steady_loader,
+)
 from torchtraceap.prediction.lifting.host import HostModel
 from torchtraceap.prediction.lifting.lift import lift
 from torchtraceap.prediction.lifting.loading import Loading, with_loading
@@ -186,10 +192,10 @@ def _laid_out(
     """One rank of each kind as a trace, and what the fetch of a batch takes, ns."""
     # While a batch is fetched the GPU may do what the step before gave it.
     warm_up = int(any(step.around.fetch for step in lifted))
-    lifted = with_steady_loader(lifted, kind_of_rank)
-    schedule = lay_out(lifted, kind_of_rank, count=steps + warm_up)
+    together, kinds = with_slowest(lifted, kind_of_rank)
+    schedule = lay_out(with_steady_loader(together, kinds), kinds, count=steps + warm_up)
     parts, fetched = [], [0.0]
-    for kind, times in enumerate(schedule.ranks):
+    for kind, times in enumerate(schedule.ranks[: len(lifted)]):
         rank = tuple(kind_of_rank).index(kind)
         recording = Recording(
             device, rank, len(kind_of_rank), warm_up=warm_up, metadata=_metadata()

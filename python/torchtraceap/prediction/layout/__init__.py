@@ -2,5 +2,14 @@
 
 from torchtraceap.prediction.layout.events import Recording, rank_trace
 from torchtraceap.prediction.layout.schedule import RankTimes, Schedule, lay_out, with_steady_loader
+from torchtraceap.prediction.layout.skew import with_slowest
 
-__all__ = ["RankTimes", "Recording", "Schedule", "lay_out", "rank_trace", "with_steady_loader"]
+__all__ = [
+    "RankTimes",
+    "Recording",
+    "Schedule",
+    "lay_out",
+    "rank_trace",
+    "with_slowest",
+    "with_steady_loader",
+]

@@ -112,7 +112,7 @@ def lay_out(
     builder = GraphBuilder()
     if gpu_ns is None:
         gpu_ns = [np.array([round(w.estimate.ns) for w in s.works()], np.int64) for s in steps]
-    meetings = _Meetings(kind_of_rank)
+    meetings = _Meetings(kind_of_rank, steps)
     lanes = [
         _RankLanes(builder, kind, step, count, gpu_ns[kind], host_factor, meetings)
         for kind, step in enumerate(steps)
@@ -167,6 +167,10 @@ class _RankLanes:
         self._builder, self._count = builder, count
         self._pieces = _host_pieces(step)
         works = [*step.works()]
+        host_factor *= step.slower[0]
+        if step.slower[1] != 1.0:
+            own = np.array([work.collective is None for work in works], dtype=bool)
+            gpu_ns = np.round(np.where(own, step.slower[1], 1.0) * gpu_ns).astype(np.int64)
         host = builder.add_lane(THREAD, rank=kind)
         self._host = self._add_host(host, host_factor)
         self._work = self._add_works(kind, works, gpu_ns, meetings)
@@ -372,15 +376,23 @@ class _Cut:
 class _Meetings:
     """Collectives at which several kinds of ranks meet; see Note [Kinds of ranks]."""
 
-    def __init__(self, kind_of_rank: Sequence[int]) -> None:
+    def __init__(self, kind_of_rank: Sequence[int], steps: Sequence[LiftedStep]) -> None:
         self._kind_of_rank = kind_of_rank
+        self._beside = {
+            kind: step.beside for kind, step in enumerate(steps) if step.beside is not None
+        }
+        self._slowest = {usual: kind for kind, usual in self._beside.items()}
         self._parts: dict[tuple[Any, ...], list[tuple[int, int, int]]] = defaultdict(list)
         self._seen: Counter[tuple[Any, ...]] = Counter()
 
     def kinds(self, kind: int, collective: Collective) -> tuple[int, ...]:
         """Those of the ranks that take part."""
         if collective.peer is not None:
-            return tuple(sorted({kind, self._kind_of_rank[collective.peer]}))
+            other = self._kind_of_rank[collective.peer]
+            usual = self._beside.get(other, other)
+            # The slowest of the kinds talk to each other, as usual ones do.
+            met = self._slowest.get(usual, usual) if kind in self._beside else usual
+            return tuple(sorted({kind, met}))
         return tuple(sorted({self._kind_of_rank[rank] for rank in collective.group}))
 
     def is_needed(self, kind: int, work: GpuWork) -> bool:

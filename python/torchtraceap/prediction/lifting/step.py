@@ -79,9 +79,13 @@ class LiftedStep:
 
     calls: tuple[LiftedCall, ...]
     host_range: tuple[float, float] = (1.0, 1.0)
-    """80 of 100 machines take between these times the host times of the calls."""
+    """90 of 100 machines take between these times the host times of the calls."""
 
     around: Around = Around()
+    slower: tuple[float, float] = (1.0, 1.0)
+    """What host and GPU take against these times."""
+    beside: int | None = None
+    """It is the step of the slowest of the ranks of that kind."""
 
     @property
     def host_ns(self) -> float:
