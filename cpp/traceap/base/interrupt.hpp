@@ -37,6 +37,11 @@ void poll_interrupt_now();
 
 namespace detail {
 inline constexpr std::uint32_t kPollsPerLook = 512;
+// Every row asks: the C library would be called for the variable's address each time. Of glibc a
+// module that is loaded later gets some bytes beside the thread's pointer; other libraries refuse.
+#if defined(__GLIBC__)
+[[gnu::tls_model("initial-exec")]]
+#endif
 inline constinit thread_local std::uint32_t polls_left = kPollsPerLook;
 void look_again();
 }  // namespace detail
