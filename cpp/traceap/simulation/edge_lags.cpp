@@ -80,9 +80,16 @@ std::int64_t product_ns(std::int64_t before_ns, std::int64_t one_ns, std::int64_
 }  // namespace
 
 void check_edge_numbers(std::span<const std::int64_t> edges) {
+  // All at once, since hardly ever one is wrong: below 0 or from kNoEdge on, it or the number
+  // behind it has a bit that no edge has.
+  std::uint64_t bits = 0;
   for (const std::int64_t edge : edges) {
-    if (edge >= 0 && edge < std::int64_t{kNoEdge}) continue;
-    refuse(edge);
+    const auto number = static_cast<std::uint64_t>(edge);
+    bits |= number | (number + 1);
+  }
+  if (bits <= kNoEdge) return;
+  for (const std::int64_t edge : edges) {
+    if (edge < 0 || edge >= std::int64_t{kNoEdge}) refuse(edge);
   }
 }
 

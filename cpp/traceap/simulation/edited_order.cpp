@@ -121,14 +121,26 @@ std::vector<std::uint32_t> by_certainty(const ExecutionGraph& graph,
   return ranked;
 }
 
+bool same_edges(std::span<const PlainEdge> a, std::span<const PlainEdge> b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const PlainEdge& one, const PlainEdge& other) {
+                      return one.source == other.source && one.destination == other.destination;
+                    });
+}
+
+// Of a batch: two edits in three forms each.
+constexpr std::size_t kMostKnown = 6;
+
 }  // namespace
+
+bool lead_forward(std::span<const PlainEdge> added) {
+  return std::all_of(added.begin(), added.end(),
+                     [](const PlainEdge& edge) { return edge.source < edge.destination; });
+}
 
 EditedOrder order_with(const ExecutionGraph& graph, std::span<const PlainEdge> added,
                        std::span<const std::uint8_t> dropped) {
-  const bool fit = std::all_of(added.begin(), added.end(), [&](const PlainEdge& edge) {
-    return edge.source < edge.destination;
-  });
-  if (fit) return {};
+  if (lead_forward(added)) return {};
   EditedOrder edited;
   auto order = topological_order(graph.layout.in_offsets, graph.layout.source, added, dropped);
   if (order) {
@@ -142,6 +154,26 @@ EditedOrder order_with(const ExecutionGraph& graph, std::span<const PlainEdge> a
   std::sort(edited.left_out.begin(), edited.left_out.end());
   edited.order = growing.take();
   return edited;
+}
+
+KnownOrders::Shared KnownOrders::of(const GraphDelta& delta,
+                                    const std::function<EditedOrder()>& make) {
+  {
+    const std::lock_guard lock(in_use_);
+    if (Shared known = find(delta)) return known;
+  }
+  Shared made = std::make_shared<const EditedOrder>(make());  // other threads may go on
+  const std::lock_guard lock(in_use_);
+  if (known_.size() == kMostKnown) known_.erase(known_.begin());
+  known_.push_back({delta.added, delta.dropped, made});
+  return made;
+}
+
+KnownOrders::Shared KnownOrders::find(const GraphDelta& delta) const {
+  for (const Known& known : known_) {
+    if (known.dropped == delta.dropped && same_edges(known.added, delta.added)) return known.order;
+  }
+  return nullptr;
 }
 
 }  // namespace traceap

@@ -1,5 +1,6 @@
 #include "traceap/simulation/graph_delta.hpp"
 
+#include <algorithm>
 #include <string>
 
 #include "traceap/base/error.hpp"
@@ -23,10 +24,18 @@ void GraphDelta::set_lag(EdgeId edge, std::int64_t lag_ns) {
 
 void GraphDelta::set_lags(const LagView& lags) {
   check_edge_numbers(lags.edges);
-  for (const std::int64_t lag_ns : lags.lags_ns) checked_lag_ns(lag_ns);
+  std::int64_t least_ns = 0, most_ns = 0;
+  for (const std::int64_t lag_ns : lags.lags_ns) {
+    least_ns = std::min(least_ns, lag_ns);
+    most_ns = std::max(most_ns, lag_ns);
+  }
+  checked_lag_ns(least_ns);
+  checked_lag_ns(most_ns);
   lags_ns.insert(lags_ns.end(), lags.lags_ns.begin(), lags.lags_ns.end());
-  edges.reserve(edges.size() + lags.edges.size());
-  for (const std::int64_t edge : lags.edges) edges.push_back(static_cast<EdgeId>(edge));
+  const std::size_t before = edges.size();
+  edges.resize(before + lags.edges.size());
+  std::transform(lags.edges.begin(), lags.edges.end(), edges.data() + before,
+                 [](std::int64_t edge) { return static_cast<EdgeId>(edge); });
 }
 
 void GraphDelta::add(Point source, Point destination, std::int64_t lag_ns) {

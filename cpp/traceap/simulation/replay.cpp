@@ -43,7 +43,7 @@ std::vector<std::int64_t> replay_chain(const ExecutionGraph& graph,
   for (std::uint32_t copy = 0; copy < copies; ++copy) {
     std::swap(now, before);
     const auto behind = copy == 0 ? std::span<std::int64_t>() : std::span(before);
-    run_passes(std::array{Pass{&replayer, now, behind}}, carried);
+    run_passes(std::array{Pass{&replayer, now, behind, copy}}, carried);
     const std::size_t first = copy * std::size_t{graph.size()};
     place(graph, now, std::span(time_ns).subspan(first, graph.size()));
   }

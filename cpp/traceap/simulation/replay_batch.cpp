@@ -46,10 +46,10 @@ struct Workspace {
   std::vector<Copies> copies;
 
   std::span<Replayer> prepared(const ExecutionGraph& graph, const ReplayOptions& options,
-                               std::size_t passes) {
+                               KnownOrders& orders, std::size_t passes) {
     std::vector<Replayer>& made = replayers[options.with_residuals ? 1 : 0];
     made.reserve(passes);
-    if (made.empty()) made.emplace_back(graph, options);
+    if (made.empty()) made.emplace_back(graph, options, &orders);
     while (made.size() < passes) made.push_back(made.front());
     if (copies.size() < passes) copies.resize(passes);
     return std::span(made).first(passes);
@@ -78,6 +78,7 @@ struct BatchReplayer::State {
   const std::vector<std::uint32_t> offsets;  // of steps in positions
   std::vector<std::uint32_t> positions;      // of the work's points
   EdgesByDestination carries;
+  KnownOrders orders;
   std::vector<Workspace> workspaces;  // by thread
   std::mutex in_use;
 };
@@ -147,7 +148,7 @@ class Batch {
 
   void replay_edits(Workspace& workspace) {
     const std::span<Replayer> replayers =
-        workspace.prepared(state_.graph, options_, side_by_side());
+        workspace.prepared(state_.graph, options_, state_.orders, side_by_side());
     const Unedited unedited{replayers};
     for (;;) {
       const std::size_t first = next_.fetch_add(replayers.size());
@@ -169,7 +170,7 @@ class Batch {
       for (std::size_t k = 0; k < replayers.size(); ++k) {
         std::swap(copies[k].now, copies[k].before);
         copies[k].now.resize(state_.graph.size());
-        passes.push_back({&replayers[k], copies[k].now, {}});
+        passes.push_back({&replayers[k], copies[k].now, {}, copy});
         if (copy > 0) passes.back().before = copies[k].before;
       }
       run_passes(passes, state_.carries);

@@ -22,6 +22,9 @@ class EdgesByDestination {
   /// The same for edges between points.
   void assign_points(std::span<const PlainEdge> edges);
   bool empty() const { return edges_.empty(); }
+  bool leads_to(Point destination) const { return leads_to_[destination] != 0; }
+  /// Sum of the lags, whatever their sign; see Note [Bounded times].
+  std::uint64_t span_ns() const { return span_ns_; }
 
   /// visit(edge) of all edges to a position.
   template <typename Visit>
@@ -39,6 +42,7 @@ class EdgesByDestination {
   const ExecutionGraph& graph_;
   std::vector<PlainEdge> edges_;
   std::vector<std::uint8_t> leads_to_;  // by position
+  std::uint64_t span_ns_ = 0;
 };
 
 /// Edges between points as edges between their positions.
@@ -55,6 +59,8 @@ struct Pass {
   std::span<std::int64_t> time_ns;
   /// Of the copy before, in a chain; empty: this is the first.
   std::span<const std::int64_t> before;
+  /// Number of the copy.
+  std::uint32_t copy = 0;
 };
 
 /// So many go side by side: while one waits for memory, the others go on. Four take 1.8 times as
@@ -69,32 +75,43 @@ void run_passes(std::span<const Pass> passes, const EdgesByDestination& carries)
 /// them back.
 class Replayer {
  public:
-  Replayer(const ExecutionGraph& graph, const ReplayOptions& options);
+  /// `orders`: where to look for those of edits, if anywhere; it must outlive this.
+  Replayer(const ExecutionGraph& graph, const ReplayOptions& options,
+           KnownOrders* orders = nullptr);
 
   /// Takes the place of the edit before; nullptr: none. Throws like replay.
   void edit(const GraphDelta* delta);
   /// Added edges of the edit that close a cycle.
-  const std::vector<std::uint32_t>& left_out() const { return left_out_; }
+  const std::vector<std::uint32_t>& left_out() const { return order().left_out; }
   /// Does the edit need an order of its own?
-  bool is_reordered() const { return !reordered_.empty(); }
+  bool is_reordered() const { return !order().order.empty(); }
+  /// Sum of all lags, as that of EdgesByDestination.
+  std::uint64_t span_ns() const {
+    return own_span_ns_ + edit_span_ns_ + added_.span_ns() + carried_.span_ns();
+  }
 
  private:
-  template <std::size_t kPasses>
+  template <std::size_t kPasses, bool kBounded>
   friend class Passes;
 
   std::int64_t own_lag_ns(EdgeId edge) const;
   void restore();
   void patch(const GraphDelta& delta);
   void add(const GraphDelta& delta);
+  const EditedOrder& order() const { return order_ ? *order_ : kAsItIs; }
+
+  static const EditedOrder kAsItIs;
 
   const ExecutionGraph& graph_;
   ReplayOptions options_;
+  KnownOrders* orders_;
   std::vector<std::int64_t> lag_ns_;  // by slot; kNever for edges that are gone
   std::vector<std::uint8_t> held_;    // by position
+  std::uint64_t own_span_ns_ = 0;     // of the graph's lags
+  std::uint64_t edit_span_ns_ = 0;    // of those that the edit sets
   const GraphDelta* edit_ = nullptr;
   EdgesByDestination added_, carried_;
-  std::vector<std::uint32_t> reordered_;  // positions; empty: as they are
-  std::vector<std::uint32_t> left_out_;
+  KnownOrders::Shared order_;  // the edit's; nullptr: as it is
 };
 
 }  // namespace traceap

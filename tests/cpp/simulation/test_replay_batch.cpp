@@ -87,6 +87,24 @@ TEST_CASE("A batch gives the ends of single replays") {
   }
 }
 
+TEST_CASE("Edits that were replayed before give the same again, and others their own") {
+  const RandomGraph random(11);
+  const ExecutionGraph graph = build_plain_graph(random.durations, random.edges);
+  const std::vector<GraphDelta> some = random_edits(graph, 1, 4),
+                                others = random_edits(graph, 2, 5);
+  const Work work(graph.size());
+  BatchReplayer replayer(graph, work);
+  for (const auto* edits : {&some, &some, &others, &some, &others}) {
+    for (const bool with_residuals : {true, false}) {
+      const ReplayOptions options{with_residuals};
+      const BatchEnds found = replayer.run(pointers(*edits), 1, options);
+      const BatchEnds wanted = BatchReplayer(graph, work).run(pointers(*edits), 1, options);
+      REQUIRE(found.end_ns == wanted.end_ns);
+      REQUIRE(found.left_out == wanted.left_out);
+    }
+  }
+}
+
 TEST_CASE("What an edit carries leads from each copy to the next, beside what all carry") {
   const RandomGraph random(3);
   const ExecutionGraph graph = build_plain_graph(random.durations, random.edges);
