@@ -1759,6 +1759,24 @@ class ExecutionGraph:
         """
         uint32 [rows]: the point where a row begins, or NO_ROW.
         """
+    def destinations(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [edges]: the point that each edge leads to.
+        """
+    def edges_by_source(
+        self,
+    ) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64]]:
+        """
+        int64 [points + 1] and int64 [edges]: edges grouped by the point at which they start, and where those of each begin.
+        """
+    def edges_into(
+        self,
+        points: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        kinds: typing.SupportsInt | typing.SupportsIndex,
+    ) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64: edges that lead to points, of each point once, in order; bit k of `kinds` stands for the DependencyKind k.
+        """
     def end_of(
         self, rank: typing.SupportsInt | typing.SupportsIndex
     ) -> numpy.typing.NDArray[numpy.uint32]:

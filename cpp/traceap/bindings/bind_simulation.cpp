@@ -9,6 +9,7 @@
 #include "traceap/bindings/graph_arguments.hpp"
 #include "traceap/bindings/handles.hpp"
 #include "traceap/bindings/interrupt.hpp"
+#include "traceap/simulation/edge_lists.hpp"
 #include "traceap/simulation/execution_graph.hpp"
 #include "traceap/simulation/held_out.hpp"
 #include "traceap/simulation/replay.hpp"
@@ -37,6 +38,8 @@ std::shared_ptr<ExecutionGraph> execution_graph(const std::vector<RankArgument>&
   return std::make_shared<ExecutionGraph>(
       build_execution_graph(parts, meetings ? *meetings : Meetings(), options));
 }
+
+using Int64Pair = py::typing::Tuple<Int64Array, Int64Array>;
 
 /// Any sequence of numbers, as an array.
 constexpr int kAnySequence = py::array::c_style | py::array::forcecast;
@@ -93,7 +96,27 @@ void bind_graph(py::module_& module) {
           [](py::object self, std::size_t rank) {
             return view(self.cast<const ExecutionGraph&>().end_of.at(rank), self);
           },
-          py::arg("rank"), "uint32 [rows]: the point where a row ends, or NO_ROW.");
+          py::arg("rank"), "uint32 [rows]: the point where a row ends, or NO_ROW.")
+      .def(
+          "edges_into",
+          [](const ExecutionGraph& self, const TimeArray& points, std::uint32_t kinds) {
+            return adopt(edges_into(self.points, items(points), kinds));
+          },
+          py::arg("points"), py::arg("kinds"),
+          "int64: edges that lead to points, of each point once, in order; bit k of `kinds` stands "
+          "for the DependencyKind k.")
+      .def(
+          "destinations",
+          [](const ExecutionGraph& self) { return adopt(destinations(self.points)); },
+          "uint32 [edges]: the point that each edge leads to.")
+      .def(
+          "edges_by_source",
+          [](const ExecutionGraph& self) -> Int64Pair {
+            EdgesBySource found = edges_by_source(self.points);
+            return py::make_tuple(adopt(std::move(found.offsets)), adopt(std::move(found.edges)));
+          },
+          "int64 [points + 1] and int64 [edges]: edges grouped by the point at which they start, "
+          "and where those of each begin.");
   const auto lane = [&](const char* name, auto member, const char* doc) {
     graph.def_property_readonly(name, lane_column(member), doc);
   };
@@ -167,20 +190,18 @@ void set_lags(GraphDelta& delta, const TimeArray& edges, const TimeArray& lags_n
   delta.set_lags(lag_view(edges, lags_ns));
 }
 
-using LagColumns = py::typing::Tuple<Int64Array, Int64Array>;
-
-LagColumns columns_of(EdgeLags&& lags) {
+Int64Pair columns_of(EdgeLags&& lags) {
   return py::make_tuple(adopt(std::move(lags.edges)), adopt(std::move(lags.lags_ns)));
 }
 
-LagColumns later_columns(const std::vector<std::pair<TimeArray, TimeArray>>& changes) {
+Int64Pair later_columns(const std::vector<std::pair<TimeArray, TimeArray>>& changes) {
   std::vector<LagView> views;
   for (const auto& [edges, lags_ns] : changes) views.push_back(lag_view(edges, lags_ns));
   return columns_of(later_lags(views));
 }
 
-LagColumns both_columns(const TimeArray& cost_ns, const std::pair<TimeArray, TimeArray>& one,
-                        const std::pair<TimeArray, TimeArray>& other) {
+Int64Pair both_columns(const TimeArray& cost_ns, const std::pair<TimeArray, TimeArray>& one,
+                       const std::pair<TimeArray, TimeArray>& other) {
   return columns_of(both_lags(items(cost_ns), lag_view(one.first, one.second),
                               lag_view(other.first, other.second)));
 }

@@ -137,12 +137,16 @@ def counted_spans(part: RankTrace) -> Array:
 
 
 def step_of_work(part: RankTrace) -> Array:
-    """int64 `[gpu rows]`: the step until whose end each of the tree's `gpu_rows` was launched.
+    """int64 `[gpu rows]`: the step until whose end each of `tree.gpu_rows` was launched; kept.
 
     -1 for what was launched before the first step, the number of steps for what comes behind the
     last. Work without a launch counts from when it begins; ahead of all that the steps launch on
     its stream it is left from before them.
     """
+    return part.remember("step_of_work", lambda: _step_of_work(part))
+
+
+def _step_of_work(part: RankTrace) -> Array:
     tree, starts_ns = part.tree, part.table.ts_ns
     rows = tree.gpu_rows
     calls = tree.launch[rows]

@@ -57,14 +57,14 @@ def _edges_of(
 ) -> list[tuple[int, int, int]]:
     own = int(graph.lane[steps.begin])
     edges = [(steps.end, steps.begin, 0)]
-    points = inside[np.argsort(graph.time_ns[inside], kind="stable")]
-    lanes = graph.lane[points]
-    found, first_of = np.unique(lanes, return_index=True)
-    last_of = len(lanes) - 1 - np.unique(lanes[::-1], return_index=True)[1]
-    for lane, at, behind in zip(found.tolist(), first_of, last_of, strict=True):
+    # The points of a lane stand beside each other.
+    begins = np.flatnonzero(np.diff(graph.lane[inside], prepend=_core.NO_ROW))
+    for points in np.split(inside, begins[1:]):
+        lane = int(graph.lane[points[0]]) if len(points) else own
         if lane == own:
             continue
-        first, last = int(points[at]), int(points[behind])
+        times = graph.time_ns[points]
+        first, last = int(points[times.argmin()]), int(points[::-1][times[::-1].argmax()])
         if not _is_started(graph, first, inside):
             edges.append((last, first, _round_ns(graph, steps, first, last)))
         else:

@@ -245,9 +245,7 @@ class SimulatedRun:
     @cached_property
     def destination(self) -> Array:
         """uint32 `[edges]`: the point that each edge leads to."""
-        offsets: Array = self.graph.in_offsets.astype(np.int64)
-        counts: Array = offsets[1:] - offsets[:-1]
-        return np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+        return self.graph.destinations()
 
     @cached_property
     def point_bounds(self) -> Array:
@@ -267,7 +265,10 @@ class SimulatedRun:
 
     def edges_of(self, *kinds: str) -> Array:
         """Edges of these kinds, by the names of `_core.DependencyKind`."""
-        return np.flatnonzero(np.isin(self.graph.kind, [KINDS[kind] for kind in kinds]))
+        chosen = np.zeros(len(self.graph.kind), dtype=bool)
+        for kind in kinds:
+            chosen |= self.graph.kind == int(KINDS[kind])
+        return np.flatnonzero(chosen)
 
     # ------------------------------------------------------------------------- steps
 
@@ -307,8 +308,7 @@ class SimulatedRun:
         if not len(bounds):
             return _RankSteps([], _NONE)
         ends = self.graph.end_of(rank)[part.tree.gpu_rows]
-        place = step_of_work(part)
-        place[ends == _core.NO_ROW] = len(bounds)
+        place = np.where(ends == _core.NO_ROW, len(bounds), step_of_work(part))
         order = np.argsort(place, kind="stable")
         cuts = np.searchsorted(place[order], np.arange(-1, len(bounds) + 1))
         work = np.split(ends[order], cuts[1:])
@@ -434,7 +434,7 @@ class SimulatedRun:
         works[[lane for lane in main if lane is not None]] = True
         works[[graph.lane[begin] for _, _, begin, _ in self._given or ()]] = True
         source, destination = graph.lane[graph.source], graph.lane[self.destination]
-        leaves = source != destination
+        leaves = (source != destination) & ~works[source]
         pairs = source[leaves].astype(np.int64) * len(works) + destination[leaves]
         source, destination = np.divmod(distinct(pairs), len(works))
         while (leading := works[destination] & ~works[source]).any():

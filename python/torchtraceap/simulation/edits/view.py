@@ -45,7 +45,7 @@ def views(run: SimulatedRun) -> tuple[RankView, ...]:
 
 
 def _build_views(run: SimulatedRun) -> tuple[RankView, ...]:
-    shared = _Edges(run)
+    shared = _Shared(run)
     return tuple(RankView(run, index, shared) for index in range(len(run.ranks)))
 
 
@@ -53,8 +53,8 @@ def ranges_of(first: Array, count: Array) -> tuple[Array, Array]:
     """All numbers of several ranges, and which range each is from."""
     count = np.maximum(count, 0).astype(np.int64)
     place = np.repeat(np.arange(len(first)), count)
-    inside = np.arange(len(place)) - np.repeat(np.cumsum(count) - count, count)
-    return first.astype(np.int64)[place] + inside, place
+    shift = first.astype(np.int64) + count - np.cumsum(count)
+    return shift[place] + np.arange(len(place)), place
 
 
 def beyond_usual(work_ns: Array, usual_ns: int) -> Array:
@@ -62,15 +62,25 @@ def beyond_usual(work_ns: Array, usual_ns: int) -> Array:
     return work_ns > max(_ONE_TIME_NS, _ONE_TIME_RATIO * usual_ns)
 
 
-class _Edges:
-    """Edges by point. Shared by the ranks of a run."""
+class _Shared:
+    """Edges by point, and names. Shared by the ranks of a run."""
 
     def __init__(self, run: SimulatedRun) -> None:
         self._graph = run.graph
+        self._matches: dict[str, dict[str, bool]] = {}
         self.own = np.full(len(run.graph), -1, dtype=np.int64)
         order = run.edges_of("program_order")
         self.own[run.destination[order]] = order
         """int64 `[points]`: the edge of its own work, or -1."""
+
+    def matches(self, pattern: str, names: Sequence[str]) -> Mapping[str, bool]:
+        """Does a name match, in any case? Ranks have most of theirs in common."""
+        known = self._matches.setdefault(pattern, {})
+        new = set(names).difference(known)
+        if new:
+            search = re.compile(pattern, re.IGNORECASE).search
+            known.update({name: search(name) is not None for name in new})
+        return known
 
     @cached_property
     def work_before(self) -> Array:
@@ -84,21 +94,16 @@ class _Edges:
         return self._graph.in_offsets.astype(np.int64)
 
     @cached_property
-    def by_source(self) -> Array:
-        """int64 `[edges]`."""
-        return np.argsort(self._graph.source, kind="stable")
-
-    @cached_property
-    def out_offsets(self) -> Array:
-        """int64 `[points + 1]`: where the edges that start at each point begin in `by_source`."""
-        counts = np.bincount(self._graph.source, minlength=len(self._graph))
-        return np.concatenate([[0], np.cumsum(counts)])
+    def by_source(self) -> tuple[Array, Array]:
+        """int64 `[points + 1]` and `[edges]`: edges by the point at which they start, and where
+        those of each begin."""
+        return self._graph.edges_by_source()
 
 
 class RankView:
     """One rank of a run, as edits see it. Rows are those of its table."""
 
-    def __init__(self, run: SimulatedRun, index: int, edges: _Edges) -> None:
+    def __init__(self, run: SimulatedRun, index: int, shared: _Shared) -> None:
         self._run = run.graph, run.destination, run.cost_ns
         self.index = index
         self.part: RankTrace = run.ranks[index]
@@ -106,8 +111,8 @@ class RankView:
         self.begin_of = run.graph.begin_of(index)
         self.end_of = run.graph.end_of(index)
         self._points = run.point_bounds[index]
-        self._own_edge = edges.own
-        self._edges = edges
+        self._own_edge = shared.own
+        self._shared = shared
         self.remember = Memory()
         """What several edits need of the rank."""
 
@@ -122,9 +127,8 @@ class RankView:
         """bool `[rows]`: the name matches, in any case. One match for each distinct name; kept."""
 
         def match() -> Array:
-            search = re.compile(pattern, re.IGNORECASE).search
-            matches = np.fromiter((search(n) is not None for n in self.names), dtype=bool)
-            return matches[self.table.name]
+            matches = self._shared.matches(pattern, self.names)
+            return np.fromiter(map(matches.__getitem__, self.names), dtype=bool)[self.table.name]
 
         return self.remember(("named", pattern), match)
 
@@ -251,14 +255,10 @@ class RankView:
     # ------------------------------------------------------------------------- edges
 
     def edges_into(self, points: Array, *kinds: str) -> Array:
-        """Edges that lead to points, of these kinds; in time of the points' number."""
-        graph, _, _ = self._run
-        offsets = self._edges.in_offsets
-        points = points.astype(np.int64)
-        if not (np.diff(points) > 0).all():
-            points = distinct(points)
-        edges, _ = ranges_of(offsets[points], offsets[points + 1] - offsets[points])
-        return edges[_is_of(kinds)[graph.kind[edges]]] if kinds else edges
+        """Edges that lead to points, of these kinds, else of any; in order of their numbers."""
+        return self._run[0].edges_into(
+            points, sum(1 << int(KINDS[kind]) for kind in kinds or KINDS)
+        )
 
     @cached_property
     def wait_ends(self) -> Array:
@@ -270,10 +270,10 @@ class RankView:
     def edges_from(self, points: Array, *kinds: str) -> Array:
         """Edges that start at points, of these kinds."""
         graph, _, _ = self._run
-        offsets = self._edges.out_offsets
+        offsets, by_source = self._shared.by_source
         points = distinct(points).astype(np.int64)
         places, _ = ranges_of(offsets[points], offsets[points + 1] - offsets[points])
-        edges: Array = np.sort(self._edges.by_source[places])
+        edges: Array = np.sort(by_source[places])
         return edges[_is_of(kinds)[graph.kind[edges]]]
 
     def source_of(self, edges: Array) -> Array:
@@ -315,7 +315,7 @@ class RankView:
         """The edge from begin to end of each GPU event, in the order of the rows."""
         graph, _, _ = self._run
         ends = self.end_of[gpu_rows].astype(np.int64)
-        offsets = self._edges.in_offsets
+        offsets = self._shared.in_offsets
         edges, place = ranges_of(offsets[ends], offsets[ends + 1] - offsets[ends])
         own = graph.source[edges] == self.begin_of[gpu_rows][place]
         found = np.full(len(gpu_rows), -1, dtype=np.int64)
@@ -337,7 +337,7 @@ class RankView:
 
     def work_ns(self, host_rows: Array) -> Array:
         """int64 `[rows]`: host work inside rows, without waits."""
-        before = self._edges.work_before
+        before = self._shared.work_before
         ends = self.end_of[host_rows].astype(np.int64)
         lengths: Array = before[ends + 1] - before[self.begin_of[host_rows].astype(np.int64) + 1]
         return lengths
@@ -361,7 +361,7 @@ class RankView:
     def count_edges(self, points: Array, kind: str) -> Array:
         """int64 `[points]`: edges of a kind that lead to each."""
         graph, _, _ = self._run
-        offsets = self._edges.in_offsets
+        offsets = self._shared.in_offsets
         ends = points.astype(np.int64)
         edges, place = ranges_of(offsets[ends], offsets[ends + 1] - offsets[ends])
         of_kind = graph.kind[edges] == KINDS[kind]
