@@ -27,6 +27,8 @@ def _dataclass(cls: type | None = None, /, **options: bool) -> Any:
     if options | {"kw_only": keywords} != {"frozen": True, "slots": True, "kw_only": keywords}:
         return dataclasses.dataclass(**options)(cls)
     own = set(vars(cls))
+    if cls.__doc__ is None:
+        cls.__doc__ = cls.__name__  # else `inspect` is asked for a signature, which takes longest
     cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=keywords)(cls)
     known = dataclasses.fields(cls)
     compared = [field.name for field in known if field.compare]

@@ -155,6 +155,18 @@ def test_every_family_can_be_reached() -> None:
     assert set(FAMILIES) - reached == set()
 
 
-def test_names_that_are_asked_first_match_no_rule() -> None:
-    matched = {name: families._first_match(families._BASES, name) for name in families._POINTWISE}
-    assert {name: found for name, found in matched.items() if found} == {}
+def test_no_rule_says_otherwise_of_names_that_are_asked_first() -> None:
+    asked = families._FAMILY_OF_NAME
+    matched = {name: families._first_match(families._BASES, name) for name in asked}
+    otherwise = {n: found for n, found in matched.items() if found not in (None, asked[n])}
+    assert otherwise == {}
+
+
+def test_names_that_are_asked_first_stand_in_one_family() -> None:
+    names = [name for listed in families._WHOLE_NAMES.values() for name in listed.split()]
+    assert len(names) == len(set(names)) == len(families._FAMILY_OF_NAME)
+
+
+def test_no_rule_of_namespaces_matches_a_plain_one() -> None:
+    plain = sorted(families._PLAIN_NAMESPACES)
+    assert [families._first_match(families._NAMESPACES, name) for name in plain] == [None] * 3

@@ -7,19 +7,20 @@ twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.grouping import Groups
-from torchtraceap.models import BATCH, Work, family_of, model_of, work_of
+from torchtraceap.models import BATCH, Work, family_of, model_of
+from torchtraceap.models.registry import work_of_texts
 from torchtraceap.order import distinct
 from torchtraceap.ranks import RankTrace
+from torchtraceap.records import dataclass
 from torchtraceap.sums import by_index
 
-__all__ = ["MOST_KERNELS", "Calls", "GpuCalls", "KindOfCall", "Texts", "union_by"]
+__all__ = ["MOST_KERNELS", "Calls", "GpuCalls", "KindOfCall", "Texts", "reason_of", "union_by"]
 
 Texts = tuple[str | None, str | None, str | None, str | None]
 """Of `Input Dims`, `Input type`, `Input Strides` and `Concrete Inputs`."""
@@ -31,7 +32,7 @@ _NO_ROW = np.uint32(_core.NO_ROW)
 _HELPERS = ("copy", "memory_set", "view", "padding")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class KindOfCall:
     """One kind of call: operators of one name with the same arguments."""
 
@@ -40,8 +41,16 @@ class KindOfCall:
     kernels: tuple[str, ...]
     work: Work | None
     why_not: str
+    """What the model says where there is no work; `reason_of` for a person."""
     batch: str | None = None
     """The range in which a serving engine says what it works on, for models that ask for it."""
+
+
+def reason_of(kind: KindOfCall) -> str:
+    """Why the work of a call is not known; empty where it is."""
+    if kind.work is None and family_of(kind.name) == "communication":
+        return "communication: see the table of collectives"
+    return kind.why_not
 
 
 class Calls:
@@ -67,28 +76,29 @@ class Calls:
         self.groups = Groups(table.name[self.rows].astype(np.int64), *codes, self._batch)
         self.group = self.groups.index
         self._owned = _names_by_owner(part, self.strings, self.rows[self.groups.first])
-        self.kinds = [self._kind(int(first), compat) for first in self.groups.first]
+        self.kinds = self._kinds(compat)
         self.has_work = np.zeros(len(table) + 1, dtype=bool)
         if len(self.rows):
             known = np.array([kind.work is not None for kind in self.kinds])
             self.has_work[self.rows[known[self.group]]] = True
             self._drop_wrappers()
 
-    def _kind(self, place: int, compat: str | None) -> KindOfCall:
-        row = int(self.rows[place])
-        name = self.strings[self._names[row]]
-        dims, types, strides, concrete = (
-            texts[codes[place]] if codes[place] >= 0 else None for codes, texts in self._columns
-        )
-        kernels = self._owned.get(row, ())
-        batch = self.strings[self._batch[place]] if self._batch[place] >= 0 else None
-        if compat is None:
-            work, why_not = work_of(name, dims, types, strides, concrete, kernels, batch)
-        else:
-            work, why_not = _tracelens_work(name, dims, types, strides, concrete)
-        if work is None and family_of(name) == "communication":
-            why_not = "communication: see the table of collectives"
-        return KindOfCall(name, (dims, types, strides, concrete), kernels, work, why_not, batch)
+    def _kinds(self, compat: str | None) -> list[KindOfCall]:
+        first = self.groups.first
+        rows = self.rows[first].tolist()
+        names = [self.strings[code] for code in self._names[self.rows[first]].tolist()]
+        columns = (_texts_at(codes[first], texts) for codes, texts in self._columns)
+        texts: list[Texts] = list(zip(*columns, strict=True))
+        batches = _texts_at(self._batch[first], self.strings)
+        kinds = []
+        for row, name, given, batch in zip(rows, names, texts, batches, strict=True):
+            kernels = self._owned.get(row, ())
+            if compat is None:
+                work, why_not = work_of_texts(name, *given, kernels, batch)
+            else:
+                work, why_not = _tracelens_work(name, *given)
+            kinds.append(KindOfCall(name, given, kernels, work, why_not, batch))
+        return kinds
 
     def kind_of(self, row: int) -> KindOfCall:
         """The kind of an operator's row, one of `rows`."""
@@ -96,14 +106,22 @@ class Calls:
 
     def _drop_wrappers(self) -> None:
         """A composite operator counts only where no other modelled work stands below it."""
-        names = {kind.name for kind in self.kinds}
+        names = {kind.name for kind in self.kinds if kind.work is not None}
         composites = {name for name in names if _is_composite(name)}
+        if not composites:
+            return
         helpers = {name for name in names if family_of(name) in _HELPERS}
         composite = np.array([kind.name in composites for kind in self.kinds])
         helper = np.array([kind.name in helpers for kind in self.kinds])
         doers = self.rows[~helper[self.group] & self.has_work[self.rows]]
         wraps = _ancestors(self.part.tree.parent, doers)
         self.has_work[self.rows[composite[self.group] & wraps[self.rows]]] = False
+
+
+def _texts_at(codes: Array, texts: Sequence[str]) -> list[str | None]:
+    """Texts by code; None for -1."""
+    known = [*texts, None]
+    return [known[code] for code in codes.tolist()]
 
 
 def _names_of_batches(part: RankTrace, rows: Array) -> Array:

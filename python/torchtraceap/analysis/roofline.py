@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
-from torchtraceap.analysis.calls import MOST_KERNELS, Calls, GpuCalls, KindOfCall, Texts
+from torchtraceap.analysis.calls import (
+    MOST_KERNELS,
+    Calls,
+    GpuCalls,
+    KindOfCall,
+    Texts,
+    reason_of,
+)
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.analysis.labels import check_choice
 from torchtraceap.analysis.recorded_device import chosen_device
@@ -26,6 +33,7 @@ from torchtraceap.devices import Device
 from torchtraceap.errors import OptionError
 from torchtraceap.models import Work, family_of
 from torchtraceap.ranks import RankTrace
+from torchtraceap.records import dataclass
 from torchtraceap.sums import total
 from torchtraceap.table import ColumnTable
 
@@ -44,7 +52,7 @@ _PER_CALL_NOTE = "flops, bytes and roofline_ns are of one call."
 _BYTES_NOTE = "Bytes count each tensor once: they are the least that must move."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Attainable:
     """What a device needs for some work, at least."""
 
@@ -229,7 +237,7 @@ class _RowTable:
             return KindOfCall(name or "(no launch)", _NO_TEXTS, kernels, None, why), _Attainable()
         call = self._calls.kinds[kind]
         if not self._has_work[first]:
-            why = call.why_not or "operators below it that have models are rows of their own"
+            why = reason_of(call) or "operators below it that have models are rows of their own"
             return KindOfCall(call.name, call.texts, kernels, None, why), _Attainable()
         device = self._rates.device
         found = _Attainable()

@@ -118,6 +118,9 @@ _NAMESPACES: tuple[tuple[str, str], ...] = (
     ("ssm", r"mamba|causal_conv1d|selective_scan"),
 )
 
+_PLAIN_NAMESPACES = frozenset(("", "aten", "torch::autograd"))
+"""None matches a rule."""
+
 # In order: the first that matches decides. `attention`, `convolution` and `normalization` stand
 # for their forward and backward halves.
 _BASES: tuple[tuple[str, str], ...] = (
@@ -258,18 +261,7 @@ _BASES: tuple[tuple[str, str], ...] = (
         r"multinomial|poisson|binomial|rand|randn|randint|randperm|rand_like|randn_like|randint_like|"
         r"standard_gamma|sample_dirichlet|philox|sobol)(?:_|$)",
     ),
-    (
-        "memory_set",
-        r"^(?:zero|fill|zeros|ones|full|zeros_like|ones_like|full_like|new_zeros|"
-        r"new_ones|new_full|eye|arange|linspace|logspace|range|fill_diagonal|tril|triu|scalar_tensor|"
-        r"zero_grad|cuda_?memset.*|hip_?memset.*|.*_window)$",
-    ),
-    (
-        "concatenate",
-        r"^(?:cat|concat|concatenate|stack|hstack|vstack|dstack|column_stack|"
-        r"chunk_cat|row_stack|block_diag|split_with_sizes_copy|unsafe_split|split_copy|"
-        r"unbind_copy|tile|repeat|meshgrid|cartesian_prod|combinations)$",
-    ),
+    ("memory_set", r"^(?:cuda|hip)_?memset|_window$"),
     (
         "synchronization",
         r"synchronize|^local_scalar_dense$|^item$|wait_?event|wait_tensor|"
@@ -278,57 +270,94 @@ _BASES: tuple[tuple[str, str], ...] = (
     ("graph", r"graph_?launch"),
     (
         "copy",
-        r"^(?:copy|clone|contiguous|to|to_copy|to_dtype|type_as|cast_\w+|copy_from|"
-        r"lift_fresh_copy|pin_memory|reshape_copy|to_cpu|cuda|float|half|bfloat16|double|"
-        r"(?:permute|transpose|expand|view|slice|select|as_strided|diagonal|t|alias)_copy|"
-        r"copy_d2h|copy_h2d)$|memcpy|^asynchronous_copy|resize$|convert_element_type",
+        r"^cast_\w+$|^(?:permute|transpose|expand|view|slice|select|as_strided|diagonal|t|alias)_copy$|"
+        r"memcpy|^asynchronous_copy|resize$|convert_element_type",
     ),
     (
         "activation",
-        r"^(?:relu6?|gelu|silu|sigmoid|tanh|elu|selu|celu|leaky_relu|rrelu|prelu|"
-        r"prelu_kernel|hardtanh|hardswish|hardsigmoid|hardshrink|softshrink|softplus|mish|threshold|"
-        r"glu|log_sigmoid|add_relu|gelu_(?:new|fast|quick)|infinitely_differentiable_gelu|rrelu_with_noise|special_expit)$|"
-        r"swiglu|geglu|reglu|act_and_mul|bias_gelu|bias_swiglu",
+        r"^gelu_(?:new|fast|quick)$|swiglu|geglu|reglu|act_and_mul|bias_gelu|bias_swiglu",
     ),
-    (
-        "reduction",
-        r"^(?:sum|mean|max|min|amax|amin|aminmax|prod|any|all|argmax|argmin|std|var|"
-        r"std_mean|var_mean|norm|nansum|nanmean|logsumexp|count_nonzero|linalg_(?:vector_)?norm|"
-        r"linalg__?powsum|special_logsumexp|norm_except_dim|frobenius_norm|nuclear_norm|trace|sum_to_size|"
-        r"grad_sum_to_size|allclose|equal|is_all_true|is_any_true|cov|corrcoef|dist|cdist|pdist|"
-        r"pairwise_distance|cosine_similarity|hash_tensor|convex_sum)$",
-    ),
-    (
-        "view",
-        r"^(?:view|reshape|t|transpose|permute|expand|expand_as|as_strided|slice|select|"
-        r"narrow|split|split_with_sizes|chunk|unbind|squeeze|unsqueeze|flatten|unflatten|detach|"
-        r"alias|reshape_alias|unsafe_view|view_as|view_as_real|view_as_complex|real|imag|conj|"
-        r"diagonal|linalg_diagonal|unfold|movedim|moveaxis|swapaxes|swapdims|broadcast_to|broadcast_tensors|"
-        r"lift_fresh|reinterpret_tensor|result_type|empty|empty_like|empty_strided|new_empty|"
-        r"new_empty_strided|empty_permuted|set|resize_as|resize|size|stride|numel|ravel|mt|mh|adjoint|"
-        r"resolve_conj|resolve_neg|broadcast_in_dim|record_stream|is_pinned|atleast_[123]d|"
-        r"view_nested_from_buffer|expand_copy|sum_to|squeeze_.*|requires_grad|data)$",
-    ),
+    ("reduction", r"^linalg_(?:(?:vector_)?norm|_?powsum)$"),
+    ("view", r"^atleast_[123]d$|^squeeze_"),
     ("detection", r"(?:^|_)nms$|(?:^|_)iou(?:_|$)"),
 )
 
-_POINTWISE_NAMES = """
-abs absolute acos acosh add addcdiv addcmul and angle arccos arccosh arcsin arcsinh arctan
-arctan2 arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not
-bitwise_or bitwise_right_shift bitwise_xor ceil channel_shuffle clamp clamp_max clamp_min clip
-complex conj_physical convert copysign cos cosh cross deg2rad diff digamma div divide eq erf
-erfc erfinv euclidean_dist exp exp2 expm1 fix float_power floor floor_divide fmax fmin fmod frac
-frexp gcd ge greater greater_equal gt heaviside hypot i0 iand igamma igammac ilshift ior irshift
-isclose isfinite isinf isnan isneginf isposinf isreal ixor kron lcm ldexp le lerp less
-less_equal lgamma linalg_cross log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not
-logical_or logical_xor logit lshift lt masked_fill masked_scale maximum minimum mul mul_out
-multiply mvlgamma nan_to_num ne neg negative nextafter not_equal or pixel_shuffle
-pixel_unshuffle polar polygamma positive pow rad2deg reciprocal remainder round rshift rsqrt
-rsub sgn sign signbit sin sinc sinh sqrt square sub subtract tan true_divide trunc where xlogy
-xor
-"""
-_POINTWISE = frozenset(_POINTWISE_NAMES.split())
-"""None matches a rule of `_BASES`: they are asked first, since most calls are of them."""
+_WHOLE_NAMES: dict[str, str] = {
+    "elementwise": """
+        abs absolute acos acosh add addcdiv addcmul and angle arccos arccosh arcsin arcsinh arctan
+        arctan2 arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not
+        bitwise_or bitwise_right_shift bitwise_xor ceil channel_shuffle clamp clamp_max clamp_min
+        clip complex conj_physical convert copysign cos cosh cross deg2rad diff digamma div divide
+        eq erf erfc erfinv euclidean_dist exp exp2 expm1 fix float_power floor floor_divide fmax
+        fmin fmod frac frexp gcd ge greater greater_equal gt heaviside hypot i0 iand igamma
+        igammac ilshift ior irshift isclose isfinite isinf isnan isneginf isposinf isreal ixor
+        kron lcm ldexp le lerp less less_equal lgamma linalg_cross log log10 log1p log2 logaddexp
+        logaddexp2 logical_and logical_not logical_or logical_xor logit lshift lt masked_fill
+        masked_scale maximum minimum mul mul_out multiply mvlgamma nan_to_num ne neg negative
+        nextafter not_equal or pixel_shuffle pixel_unshuffle polar polygamma positive pow rad2deg
+        reciprocal remainder round rshift rsqrt rsub sgn sign signbit sin sinc sinh sqrt square
+        sub subtract tan true_divide trunc where xlogy xor
+    """,
+    "view": """
+        adjoint alias as_strided broadcast_in_dim broadcast_tensors broadcast_to chunk conj data
+        detach diagonal empty empty_like empty_permuted empty_strided expand expand_as flatten
+        imag is_pinned lift_fresh linalg_diagonal mh moveaxis movedim mt narrow new_empty
+        new_empty_strided numel permute ravel real record_stream reinterpret_tensor requires_grad
+        reshape reshape_alias resize_as resolve_conj resolve_neg result_type select set size slice
+        split split_with_sizes squeeze stride sum_to swapaxes swapdims t transpose unbind
+        unflatten unfold unsafe_view unsqueeze view view_as view_as_complex view_as_real
+        view_nested_from_buffer
+    """,
+    "copy": """
+        bfloat16 clone contiguous copy copy_d2h copy_from copy_h2d cuda double float half
+        lift_fresh_copy pin_memory reshape_copy to to_copy to_cpu to_dtype type_as
+    """,
+    "memory_set": """
+        arange eye fill fill_diagonal full full_like linspace logspace new_full new_ones new_zeros
+        ones ones_like range scalar_tensor tril triu zero zero_grad zeros zeros_like
+    """,
+    "concatenate": """
+        block_diag cartesian_prod cat chunk_cat column_stack combinations concat concatenate
+        dstack hstack meshgrid repeat row_stack split_copy split_with_sizes_copy stack tile
+        unbind_copy unsafe_split vstack
+    """,
+    "reduction": """
+        all allclose amax amin aminmax any argmax argmin cdist convex_sum corrcoef
+        cosine_similarity count_nonzero cov dist equal frobenius_norm grad_sum_to_size hash_tensor
+        is_all_true is_any_true logsumexp max mean min nanmean nansum norm norm_except_dim
+        nuclear_norm pairwise_distance pdist prod special_logsumexp std std_mean sum sum_to_size
+        trace var var_mean
+    """,
+    "activation": """
+        add_relu celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh
+        infinitely_differentiable_gelu leaky_relu log_sigmoid mish prelu prelu_kernel relu relu6
+        rrelu rrelu_with_noise selu sigmoid silu softplus softshrink special_expit tanh threshold
+    """,
+    "gemm": "addbmm addmm addmv baddbmm bmm dot einsum linear matmul mm mv outer",
+    "convolution": """
+        conv1d conv2d conv3d convolution cudnn_convolution cudnn_convolution_input
+        cudnn_convolution_weight miopen_convolution
+    """,
+    "normalization": """
+        batch_norm batch_norm_impl_index cudnn_batch_norm group_norm layer_norm miopen_batch_norm
+        native_batch_norm native_group_norm native_layer_norm rms_norm
+    """,
+    "softmax": "log_softmax log_softmax_data softmax softmax_data",
+    "cross_entropy": "cross_entropy_loss nll_loss nll_loss_nd",
+    "pooling": "adaptive_avg_pool2d avg_pool2d max_pool2d max_pool2d_with_indices",
+    "dropout": "dropout native_dropout",
+    "embedding": "embedding embedding_bag embedding_dense",
+    "attention": """
+        efficient_attention flash_attention scaled_dot_product_attention
+        scaled_dot_product_efficient_attention scaled_dot_product_flash_attention
+    """,
+    "gradient_accumulation": "accumulate_grad",
+    "indexing": "gather index index_select scatter scatter_add",
+    "random": "bernoulli normal random uniform",
+}
+_FAMILY_OF_NAME = {name: family for family, names in _WHOLE_NAMES.items() for name in names.split()}
+"""Asked before the rules: most calls are of these, and to compile all rules takes longer than to
+ask them for a whole trace. Rules that match one of these too say the same of it."""
 
 _KERNELS: tuple[tuple[str, str], ...] = (
     ("communication", r"nccl|rccl|cross_device_reduce|msccl|oneccl|hccl|all_?reduce|all_?gather|"
@@ -413,11 +442,11 @@ def _family_of_op(name: str) -> str | None:
     if name.startswith("triton_"):
         return "triton"
     parts = split_op_name(name[:_OP_NAME_LIMIT])
-    family = _first_match(_NAMESPACES, parts.namespace)
-    if family is None and parts.base in _POINTWISE:
-        family = "elementwise"
+    family = None
+    if parts.namespace not in _PLAIN_NAMESPACES:
+        family = _first_match(_NAMESPACES, parts.namespace)
     if family is None:
-        family = _first_match(_BASES, parts.base)
+        family = _FAMILY_OF_NAME.get(parts.base) or _first_match(_BASES, parts.base)
     if family is None and parts.base.startswith("special_"):
         family = "elementwise"
     if family == "convolution" and parts.base.startswith(("cudnn_affine", "cudnn_grid")):
@@ -451,7 +480,9 @@ def family_of(op_name: str, kernel_names: Sequence[str] = ()) -> str:
         family = _family_of_op(op_name)
         if family is not None:
             return family
-    elif _first_match(_BASES, split_op_name(op_name).base) == "graph":
+    elif (
+        "graph" in op_name.lower() and _first_match(_BASES, split_op_name(op_name).base) == "graph"
+    ):
         return "graph"
     for name in kernel_names:
         family = _family_of_kernel(name)

@@ -86,7 +86,7 @@ def register(
     def add(model: _Function) -> _Function:
         for name in names:
             _MODELS[name] = Entry(model, composite, of_batch=of_batch)
-        _work_of_texts.cache_clear()
+        work_of_texts.cache_clear()
         return model
 
     return add
@@ -100,7 +100,7 @@ def without_work(reason: str, *names: str) -> None:
 
     for name in names:
         _MODELS[name] = Entry(model, composite=False, has_numbers=False)
-    _work_of_texts.cache_clear()
+    work_of_texts.cache_clear()
 
 
 def model_of(name: str) -> Entry | None:
@@ -137,12 +137,12 @@ def work_of(
     """
     lists = (dims, types, strides, concrete)
     if all(value is None or isinstance(value, str) for value in lists):
-        return _work_of_texts(name, *lists, tuple(kernels), batch)
+        return work_of_texts(name, *lists, tuple(kernels), batch)
     return modelled(OpCall(name, *lists, kernels, batch))
 
 
 @lru_cache(maxsize=1 << 13)
-def _work_of_texts(
+def work_of_texts(
     name: str,
     dims: str | None,
     types: str | None,

@@ -218,7 +218,7 @@ def _ratios_of_products(
     models of single products take longer to load than a diagnosis may.
     """
     old = [works.work(kind) for kind in kinds]
-    calls = [works.call(kind) for kind in kinds]
+    calls = [works.kinds[kind] for kind in kinds]
     before = [computing_type(w, device, c.kernels) for w, c in zip(old, calls, strict=True)]
     new = [_in_type(work, dtype) for work in old]
     families = [family_of(call.name, call.kernels) for call in calls]
@@ -286,8 +286,10 @@ def _products_of_unknown_work(view: RankView, device: Device | None) -> Array:
 def _of_operators_in_fp32(view: RankView, rows: Array) -> Array:
     """bool `[rows]`."""
     operator = view.tree.op[rows]
-    known = operator != _core.NO_ROW
-    at = np.where(known, operator, 0)
+    known: Array = operator != _core.NO_ROW
+    if not known.any():
+        return known
+    at = np.where(known, operator, operator[known.argmax()])
     names, place = np.unique(view.table.name[at], return_inverse=True)
     product = np.array([family_of(view.names[n]) in _PRODUCTS for n in names.tolist()], dtype=bool)
     codes, types = view.table.text_codes("Input type", at)

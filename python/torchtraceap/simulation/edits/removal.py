@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,6 +11,7 @@ from torchtraceap import _core
 from torchtraceap._core import EventKind
 from torchtraceap.aliases import Array
 from torchtraceap.order import distinct
+from torchtraceap.records import dataclass
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.parts import ACCUMULATION, parts_of
 from torchtraceap.simulation.edits.view import RankView, views
@@ -97,7 +98,7 @@ for _edit, _finding in _REMOVALS:
     register(_edit.name, default=True, fixes=(_finding,))(partial(replace, _edit))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RemoveEvidence:
     """The host rows by which a rule shows its finding are gone.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,13 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.calls import Calls, GpuCalls
 from torchtraceap.models import OpCall, Work, family_of
+from torchtraceap.records import dataclass
 from torchtraceap.simulation.edits.view import RankView
 
 __all__ = ["EventWorks", "families_of", "works_of"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class EventWorks:
     """Works of a rank, and which GPU event belongs to which."""
 
