@@ -158,8 +158,8 @@ def test_a_trace_is_a_source_as_well(trained: ttap.Prediction, tmp_path: Path) -
     assert {op.method for op in same.ops} == {"calibrated"}
     other = ttap.predict(path, device="A100_SXM_80GB")
     assert other.gpu.busy_ns > same.gpu.busy_ns
-    with pytest.raises(OptionError, match="other strategies need a model"):
-        ttap.predict(path, device=GPU, world_size=8, strategy="ddp")
+    with pytest.raises(OptionError, match="tp cuts the model itself"):
+        ttap.predict(path, device=GPU, world_size=8, strategy="tp")
 
 
 def test_a_profile_of_a_cpu_is_a_source_as_well(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torchtraceap.devices import Device
     from torchtraceap.prediction.capture.gpu_trace import CapturedProfile
     from torchtraceap.prediction.parallel.placement import Plan
+    from torchtraceap.prediction.parallel.recorded import OtherRanks
+    from torchtraceap.prediction.parallel.strategy import Strategy
 
 __all__ = ["CapturedStep", "captured_step"]
 
@@ -94,21 +96,36 @@ def _recorded_step(
     from torchtraceap.prediction.capture.changed import with_dtype
     from torchtraceap.prediction.capture.gpu_trace import CapturedProfile
     from torchtraceap.prediction.capture.source import capture_source
+    from torchtraceap.prediction.parallel.recorded import ranks_of, with_other_ranks
+    from torchtraceap.prediction.parallel.strategy import parse_strategy
 
     kind, found = capture_source(path, batch=batch)
     profile = found if isinstance(found, CapturedProfile) else None
     capture = found.changed or found.capture if isinstance(found, CapturedProfile) else found
-    ranks = 1 + max(
-        (rank for call in capture.calls if call.collective for rank in call.collective.group),
-        default=0,
-    )
+    ranks = ranks_of(capture)
     if strategy is not None or world_size not in (1, ranks):
-        raise OptionError(
-            f"{path} is a step of one of {ranks} ranks; other strategies need a model or a workload"
-        )
+        plan = parse_strategy(strategy or "ddp", world_size)
+        other = with_other_ranks(capture, plan, path)
+        capture, ranks = other.capture, plan.world_size
+        if profile is not None:
+            profile = _of_other_ranks(profile, plan, other, path)
     if dtype is not None:
         capture = with_dtype(capture, _dtype_name(dtype))
     return CapturedStep(kind, (capture,), (0,) * ranks, profile)
+
+
+def _of_other_ranks(
+    profile: CapturedProfile, plan: Strategy, other: OtherRanks, path: str
+) -> CapturedProfile:
+    """What was measured, for the calls that there are now."""
+    from torchtraceap.prediction.parallel.recorded import expanded, with_other_ranks
+
+    places = [place for place in other.places if place is not None]
+    has_new = len(places) < len(other.places)
+    recorded = with_other_ranks(profile.capture, plan, path).capture if has_new else profile.capture
+    return replace(
+        profile, capture=recorded, measured_ns=tuple(expanded(profile.measured_ns, other.places))
+    )
 
 
 def prepared_workload(

@@ -17,6 +17,7 @@ __all__ = [
     "Capture",
     "CaptureError",
     "Collective",
+    "Gradient",
     "Phase",
     "Plain",
     "Storages",
@@ -166,6 +167,15 @@ class Storages:
 
 
 @dataclass(frozen=True, slots=True)
+class Gradient:
+    """A gradient that the backward pass leaves with a parameter."""
+
+    calls: int
+    """So many were made before it was there."""
+    tensor: TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
 class Capture:
     """The calls of one step."""
 
@@ -176,3 +186,5 @@ class Capture:
     """None where the source of the capture doesn't say when memory is freed."""
     inputs: tuple[TensorInfo, ...] = ()
     """The model's, where they are known: what a program copies to the GPU before a step."""
+    gradients: tuple[Gradient, ...] = ()
+    """Of a recorded step: in the order in which they were ready."""

@@ -19,9 +19,10 @@ from torchtraceap.prediction.capture.calls import (
     Capture,
     CaptureError,
     Collective,
+    Gradient,
 )
 from torchtraceap.prediction.capture.recorded import named_inputs
-from torchtraceap.prediction.capture.rows import gradient_shapes, phase_of, placed, recorded_call
+from torchtraceap.prediction.capture.rows import gradients_of, phase_of, placed, recorded_call
 from torchtraceap.prediction.capture.steps import StepRows, steady_step
 from torchtraceap.ranks import RankTrace
 from torchtraceap.records import dataclass
@@ -33,6 +34,11 @@ _KEYS = (
     "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Process Group Ranks",
     "Process Group Description", "Process Group Name",
 )  # fmt: skip
+
+
+_CLOCK_NS, _IDLE_NS, _GOES_ON_NS = 1_000, 2_000, 20_000
+"""A waiting stream goes on at the end of what it waits for, as far as clocks say, after it idled,
+and within what a launch takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +86,24 @@ def capture_gpu_trace(part: RankTrace, batch: int | None = None) -> CapturedProf
     calls = [_call(part, row, group, {}) for row, group in zip(rows, groups, strict=True)]
     if not any(call.inputs for call in calls):
         raise CaptureError(f"{part.path}: operators have no shapes; record with record_shapes=True")
+    begins_of = part.table.ts_ns[rows]
+    gradients = tuple(
+        Gradient(int(np.searchsorted(begins_of, part.table.ts_ns[row])), tensor)
+        for row, tensor in gradients_of(part, step.rows.tolist()).items()
+    )
+    waits = _waits(part, calls, groups)
     changed = None
     if batch is not None:
         at_batch = _at_batch(part, step, rows, batch)
         others = [
             _call(part, row, group, at_batch.calls) for row, group in zip(rows, groups, strict=True)
         ]
-        changed = Capture(tuple(others), (*step.notes, *at_batch.notes))
+        changed = Capture(
+            _with_waits(others, waits), (*step.notes, *at_batch.notes), gradients=gradients
+        )
     devices = part.table.devices
     return CapturedProfile(
-        Capture(tuple(calls), step.notes),
+        Capture(_with_waits(calls, waits), step.notes, gradients=gradients),
         tuple(int(part.table.dur_ns[group].sum()) for group in groups),
         tuple(tuple(map(part.table.name_of, group.tolist())) for group in groups),
         devices[0].name if devices else None,
@@ -111,7 +125,49 @@ def _at_batch(part: RankTrace, step: StepRows, owners: Sequence[int], batch: int
         if call is not None:
             tells = row in needed or not inside
             asked.append(Asked(row, call, phase_of(part, row), tells))
-    return change_batch(asked, batch, gradient_shapes(part, step.rows.tolist()), part.path)
+    shapes = [each.shape for each in gradients_of(part, step.rows.tolist()).values()]
+    return change_batch(asked, batch, shapes, part.path)
+
+
+def _waits(part: RankTrace, calls: Sequence[Call], groups: Sequence[Array]) -> dict[int, int]:
+    """By call: the collective that it waits for.
+
+    It is seen where a stream idles up to the end of a collective and goes on then. Where none is
+    seen to wait, what follows on the pass in which it was started does.
+    """
+    table = part.table
+    begin = np.array([table.ts_ns[group[0]] for group in groups])
+    end = np.array([(table.ts_ns[group] + table.dur_ns[group]).max() for group in groups])
+    streams = np.array([table.stream[group[0]] for group in groups])
+    free: dict[int, int] = {}
+    before = np.zeros(len(groups), dtype=np.int64)
+    for place, stream in enumerate(streams.tolist()):
+        before[place] = free.get(stream, 0)
+        free[stream] = max(free.get(stream, 0), int(end[place]))
+    found: dict[int, int] = {}
+    for place, call in enumerate(calls):
+        if call.collective is None:
+            continue
+        behind = np.arange(place + 1, len(calls))
+        behind = behind[streams[behind] != streams[place]]
+        late = behind[begin[behind] >= end[place] - _CLOCK_NS]
+        waiter = int(late[0]) if len(late) else None
+        if waiter is not None and not (
+            before[waiter] < end[place] - _IDLE_NS and begin[waiter] < end[place] + _GOES_ON_NS
+        ):
+            waiter = None
+        if waiter is None:
+            waiter = next((k for k in behind.tolist() if calls[k].phase != call.phase), None)
+        if waiter is not None:
+            found[waiter] = call.collective.id
+    return found
+
+
+def _with_waits(calls: Sequence[Call], waits: Mapping[int, int]) -> tuple[Call, ...]:
+    return tuple(
+        replace(call, waits_for=waits.get(place, call.waits_for))
+        for place, call in enumerate(calls)
+    )
 
 
 def _events_of(part: RankTrace, step: StepRows) -> Array:

@@ -17,10 +17,10 @@ from torchtraceap.aliases import Array
 from torchtraceap.prediction.capture.again import Again, calling_again, is_composite, is_registered
 from torchtraceap.prediction.capture.batch import Asked, change_batch
 from torchtraceap.prediction.capture.batch_arguments import turns
-from torchtraceap.prediction.capture.calls import Call, Capture, CaptureError, Phase
+from torchtraceap.prediction.capture.calls import Call, Capture, CaptureError, Gradient, Phase
 from torchtraceap.prediction.capture.rows import (
     EVALUATES,
-    gradient_shapes,
+    gradients_of,
     phase_of,
     placed,
     recorded_call,
@@ -65,10 +65,12 @@ def capture_profile(part: RankTrace, batch: int | None = None) -> Capture:
     found, notes = _walked(part, step, updates, {})
     if batch is not None:
         asked = [each for each in found.asked if each.row not in updates]
-        changed = change_batch(asked, batch, gradient_shapes(part, step.rows.tolist()), part.path)
+        shapes = [each.shape for each in gradients_of(part, step.rows.tolist()).values()]
+        changed = change_batch(asked, batch, shapes, part.path)
         found, notes = _walked(part, step, updates, changed.calls)
         notes = (*changed.notes, *notes)
-    return Capture(tuple(_with_first_gradient(found.calls)), (*step.notes, *notes))
+    calls = tuple(_with_first_gradient(found.calls))
+    return Capture(calls, (*step.notes, *notes), gradients=tuple(found.gradients))
 
 
 def _walked(
@@ -80,7 +82,7 @@ def _walked(
     with calling_again() as again:
         walk = _Walk(part, step, again, updates, changed)
         calls = list(walk.calls())
-    return _Walked(calls, walk.asked), tuple(walk.notes)
+    return _Walked(calls, walk.asked, walk.gradients), tuple(walk.notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class _Walked:
     calls: list[Call]
     asked: list[Asked]
     """What was looked at for them."""
+    gradients: list[Gradient]
 
 
 def _with_first_gradient(calls: list[Call]) -> list[Call]:
@@ -155,6 +158,8 @@ class _Walk:
         self._part, self._step, self._again, self._updates = part, step, again, updates
         self._changed = changed
         self.asked: list[Asked] = []
+        self.gradients: list[Gradient] = []
+        self._gradient_of = gradients_of(part, step.rows.tolist())
         self._table, self._tree = part.table, part.tree
         self._whole = [self._inside(names) for names in _WHOLE]
         self._done_whole: set[int] = set()
@@ -172,14 +177,17 @@ class _Walk:
         """Of the whole step."""
         position, end = self._tree.host_position, self._tree.subtree_end
         done: dict[int, int] = {}
-        tracks = self._table.track
+        tracks, count = self._table.track, 0
         for row in self._step.rows.tolist():
+            if row in self._gradient_of:
+                self.gradients.append(Gradient(count, self._gradient_of[row]))
             track, place = int(tracks[row]), int(position[row])
             if place < done.get(track, 0):
                 continue
             found = self._updates[row] if row in self._updates else self._of_row(row)
             if found is not None:
                 done[track] = int(end[place])
+                count += len(found)
                 yield from found
 
     def _recorded(self, row: int, *, is_needed: bool = True) -> RecordedCall | None:

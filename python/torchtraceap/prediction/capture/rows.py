@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.prediction.capture.calls import Call, Phase
+from torchtraceap.prediction.capture.calls import Call, Phase, TensorInfo
+from torchtraceap.prediction.capture.recorded import recorded_inputs
 from torchtraceap.ranks import RankTrace
 from torchtraceap.replay.call import NotReplayableError, RecordedCall, call_from_texts, text_of_args
 
-__all__ = ["EVALUATES", "gradient_shapes", "phase_of", "placed", "recorded_call", "sequence_of"]
+__all__ = ["EVALUATES", "gradients_of", "phase_of", "placed", "recorded_call", "sequence_of"]
 
 EVALUATES = "autograd::engine::evaluate_function: "
 """What the names of autograd's own rows begin with, before that of the node."""
@@ -37,14 +38,14 @@ def phase_of(part: RankTrace, row: int) -> Phase:
     return Phase.BACKWARD if phase == _core.Phase.BACKWARD else Phase.FORWARD
 
 
-def gradient_shapes(part: RankTrace, rows: Sequence[int]) -> list[tuple[int, ...]]:
-    """Shapes of the gradients that the backward pass leaves with parameters, in its order."""
-    found = []
+def gradients_of(part: RankTrace, rows: Sequence[int]) -> dict[int, TensorInfo]:
+    """The gradients that the backward pass leaves with parameters, in its order, by row."""
+    found = {}
     for row in rows:
-        if part.table.name_of(row) == _ACCUMULATE:
-            call = recorded_call(part, row)
-            if call is not None and call.dims and all(isinstance(n, int) for n in call.dims[0]):
-                found.append(tuple(call.dims[0]))
+        call = recorded_call(part, row) if part.table.name_of(row) == _ACCUMULATE else None
+        given = recorded_inputs(call) if call is not None else ()
+        if given and isinstance(given[0], TensorInfo):
+            found[row] = given[0]
     return found
 
 
