@@ -94,9 +94,9 @@ def test_work_runs_after_its_launch_and_in_order(trained: ttap.Prediction) -> No
 
 def test_the_backward_pass_runs_on_a_thread_of_its_own(trained: ttap.Prediction) -> None:
     table = trained.trace.ranks[0].table
-    names = [table.name_of(row) for row in range(len(table.name))]
+    rows = np.flatnonzero(table.kind != _core.EventKind.GPU_USER_ANNOTATION).tolist()
     threads = {
-        prefix: {int(table.track[row]) for row, name in enumerate(names) if name.startswith(prefix)}
+        prefix: {int(table.track[row]) for row in rows if table.name_of(row).startswith(prefix)}
         for prefix in ("autograd::engine::evaluate_function", "aten::addmm", "Optimizer.step")
     }
     backward, forward, optimizer = threads.values()

@@ -41,7 +41,7 @@ _LEAST_BACKWARD = 32
 _CUT = 0.5
 """Of traces, those that begin, and those that end, in the middle of a step."""
 _MOST_RANKS = 8
-_DROPPED = ("traceEvents", "distributedInfo", "traceName", "predicted_by")
+_DROPPED = ("traceEvents", "distributedInfo", "predicted_by")
 
 
 @dataclass(frozen=True)

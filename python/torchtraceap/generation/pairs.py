@@ -306,8 +306,11 @@ def _side(
     twin: tuple[Scene, Outcome],
 ) -> Side:
     """A rank as it is recorded with the fault and without."""
-    header = Header(rank, draw.ranks, clock)
-    parts = [recorded(base, *each, header) for each in (put, twin)]
+    headers = [
+        Header(rank, draw.ranks, clock, f"{draw.token}/{which}") for which in ("put", "twin")
+    ]
+    sides = zip((put, twin), headers, strict=True)
+    parts = [recorded(base, *side, header) for side, header in sides]
     lengths = [_length_ns(part) for part in parts]
     steps = [int(iterations_of(part).length_ns.sum()) for part in parts]
     on_host = [int(iterations_of(part).host_ns.sum()) for part in parts]

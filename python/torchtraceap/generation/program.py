@@ -22,11 +22,13 @@ from torchtraceap.prediction.layout.profilers import Profiler, profiler_of
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.run import SimulatedRun
 
-__all__ = ["Places", "Program"]
+__all__ = ["Places", "Program", "Ticks"]
 
 LOADER = r"^enumerate\(DataLoader\)#"
 _RANGES = rf"{LOADER}|^(ProfilerStep#|Optimizer\.|DistributedDataParallel|Torch-Compiled|##)"
 """Operators by category that are ranges around operators, as torch before 1.12 writes them."""
+_TICKS = 0.6
+"""Of the times, those that are whole ticks of a clock."""
 _LEAST_REPEATS = 4
 _LEAST_PLACES = 8
 _GPU_NOISE, _HOST_NOISE = (0.005, 0.1), (0.05, 0.3)
@@ -55,6 +57,28 @@ class Places:
 
     def __len__(self) -> int:
         return len(self.edge)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticks:
+    """In what steps a recording tells times."""
+
+    gpu_tick_ns: int
+    """Times of GPU work are multiples of it, but for a nanosecond of conversion."""
+    tick_ns: int
+    """All times are."""
+
+    def gpu_ns(self, ns: Array) -> Array:
+        """Times of GPU work in ticks."""
+        if self.gpu_tick_ns == 1:
+            return ns
+        ticks = np.maximum(np.rint(ns / self.gpu_tick_ns), 1).astype(np.int64)
+        return ticks * self.gpu_tick_ns - (ns % 7 == 0)
+
+    def written(self, ts_ns: Array, dur_ns: Array) -> tuple[Array, Array]:
+        """Starts and lengths."""
+        starts = ts_ns // self.tick_ns * self.tick_ns
+        return starts, (ts_ns + dur_ns) // self.tick_ns * self.tick_ns - starts
 
 
 class Program:
@@ -225,6 +249,27 @@ class Program:
         rows = np.flatnonzero(self._is_op)
         return _variation(self.table.name[rows], self.table.dur_ns[rows], *_HOST_NOISE)
 
+    # ------------------------------------------------------------------------- clock
+
+    @cached_property
+    def is_work(self) -> Array:
+        """bool `[rows]`: work of a GPU."""
+        kinds = (EventKind.KERNEL, EventKind.GPU_MEMCPY, EventKind.GPU_MEMSET)
+        found: Array = np.isin(self.table.kind, kinds)
+        return found
+
+    @cached_property
+    def ticks(self) -> Ticks:
+        """As its own times say."""
+        table = self.table
+        whole = np.concatenate([table.ts_ns, table.dur_ns])
+        tick = 1_000 if (whole % 1_000 == 0).mean() > _TICKS else 1
+        gpu = table.dur_ns[self.is_work]
+        for each in (40, 32) if tick == 1 and len(gpu) else ():
+            if (np.minimum(gpu % each, -gpu % each) <= 1).mean() > _TICKS:
+                return Ticks(each, tick)
+        return Ticks(1, tick)
+
     # ------------------------------------------------------------------------- looks
 
     def like_op(self, track: int) -> dict[str, Any]:
@@ -242,7 +287,8 @@ class Program:
     def like_call(self) -> dict[str, Any]:
         """A call that launches a kernel."""
         calls = self.view.launch_of(self._kernels)
-        return self._fields(int(calls[calls >= 0][0]))
+        of_runtime = calls[self.view.is_kind(EventKind.RUNTIME)[calls]]
+        return self._fields(int(of_runtime[0] if len(of_runtime) else calls[0]))
 
     @cached_property
     def like_kernel(self) -> dict[str, Any]:

@@ -2,14 +2,18 @@
 
 Note [Ids]: a profiler numbers operators and calls as they come, so numbers that stand apart, or
 come last, would give away what was put in. So what is put in has the number behind that of what
-came before it, and all later numbers move up; gaps between the recorded ones stay.
+came before it on its thread, and all larger numbers move up; gaps between the recorded ones stay.
+Where threads take numbers from blocks of 512, as with torch from 1.13 on, all are given anew.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+import string
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +23,9 @@ from torchtraceap import _core
 from torchtraceap._core import EventKind
 from torchtraceap.aliases import Array
 from torchtraceap.generation.bases import Base
+from torchtraceap.generation.program import Program
 from torchtraceap.generation.scene import NewEvent, Outcome, Scene
+from torchtraceap.prediction.layout.frame import job_members
 from torchtraceap.ranks import RankTrace
 from torchtraceap.simulation.edited_trace import event_text
 
@@ -27,12 +33,16 @@ __all__ = ["Clock", "Header", "recorded"]
 
 _PROVISIONAL = 1 << 29
 """What is put in has such numbers until all are known. See Note [Ids]."""
+_BLOCK, _HOLE = 512, 64
+"""Of the numbers of operators of one thread; of what an excerpt or a range leaves out of them."""
+_ALL = -1
+"""The track of what all threads count together."""
 _IDS = re.compile(rb'"(External id|external id|correlation|id|Ev Idx)"\s*:\s*(\d+)')
 _OWN = ("Sequence number", "Fwd thread id", "external ts", "Module Hierarchy", "Concrete Inputs",
         "Input Strides", "Input strides", "Input type", "Input Dims", "Collective name",
         "Python id", "Python parent id", "cbid", "bytes", "memory bandwidth (GB/s)")  # fmt: skip
 """Of the arguments of another event of the kind, what is its own."""
-_CALLBACKS = {"Malloc": 20, "Free": 22, "MemcpyAsync": 41, "StreamSynchronize": 131,
+_C_ALLBACKS = {"Malloc": 20, "Free": 22, "MemcpyAsync": 41, "StreamSynchronize": 131,
               "EventRecord": 135, "StreamWaitEvent": 147, "DeviceSynchronize": 165,
               "LaunchKernel": 211, "LaunchKernelExC": 430}  # fmt: skip
 """CUPTI's numbers of calls."""
@@ -64,6 +74,8 @@ class Header:
     rank: int
     world_size: int
     clock: Clock
+    draw: str
+    """Of its id and name."""
 
 
 def recorded(base: Base, scene: Scene, outcome: Outcome, header: Header) -> RankTrace:
@@ -77,8 +89,7 @@ def _text(base: Base, scene: Scene, outcome: Outcome, header: Header) -> bytes:
     table, first = program.table, scene.on(header.rank, 0)
     times = outcome.times_ns[first : first + len(program.graph)]
     ts_ns, dur_ns = _core.row_times(program.graph, 0, table, times)
-    ends_ns, ts_ns = header.clock.shown(ts_ns + dur_ns), header.clock.shown(ts_ns)
-    dur_ns = ends_ns - ts_ns
+    ts_ns, dur_ns = _shown(program, header.clock, ts_ns, dur_ns, program.is_work)
     kept = np.ones(len(table), dtype=bool)
     kept[scene.removed[header.rank]] = False
     kept &= ~np.isin(table.kind, (EventKind.METADATA, EventKind.PROFILER_TRACE))
@@ -99,17 +110,34 @@ def _text(base: Base, scene: Scene, outcome: Outcome, header: Header) -> bytes:
     return _head(base, header) + events[events.index(b'"traceEvents"') :]
 
 
+def _shown(
+    program: Program, clock: Clock, ts_ns: Array, dur_ns: Array, is_work: Array
+) -> tuple[Array, Array]:
+    """Starts and lengths as the recording has them."""
+    starts, ends = clock.shown(ts_ns), clock.shown(ts_ns + dur_ns)
+    return _ticked(program, starts, ends - starts, is_work)
+
+
+def _ticked(program: Program, starts: Array, lengths: Array, is_work: Array) -> tuple[Array, Array]:
+    ticks = program.ticks
+    return ticks.written(starts, np.where(is_work, ticks.gpu_ns(lengths), lengths))
+
+
 def _extent(table: _core.EventTable, kept: Array, ts_ns: Array, dur_ns: Array) -> tuple[int, int]:
     rows = kept & table.complete
     return int(ts_ns[rows].min()), int((ts_ns + dur_ns)[rows].max())
 
 
 def _head(base: Base, header: Header) -> bytes:
+    """The trace's own id and name are drawn, as no two files have the same."""
     members = dict(base.members)
     if header.world_size > 1:
-        members["distributedInfo"] = json.dumps(
-            {"backend": "nccl", "rank": header.rank, "world_size": header.world_size}
-        )
+        members["distributedInfo"] = json.dumps(job_members(header.rank, header.world_size))
+    rng = random.Random(header.draw)
+    if "trace_id" in members:
+        members["trace_id"] = json.dumps(f"{rng.getrandbits(128):032X}")
+    name = "".join(rng.choice(string.ascii_lowercase + string.digits + "_") for _ in range(8))
+    members["traceName"] = json.dumps(f"/tmp/tmp{name}.json")
     lines = [f"{json.dumps(key)}: {text},\n" for key, text in members.items()]
     return ("{\n" + "".join(lines)).encode()
 
@@ -124,8 +152,11 @@ class _Writer:
 
     def texts(self, event: NewEvent) -> list[str]:
         """The event, and the arrow from a call to its work where the recording has such."""
-        begin_ns = int(self._times[event.begin])
-        dur_ns = int(self._times[event.end]) - begin_ns
+        begin = self._times[event.begin : event.begin + 1]
+        length = self._times[event.end : event.end + 1] - begin
+        is_work = np.array([event.kind in ("kernel", "copy")])
+        begin, length = _ticked(self._program, begin, length, is_work)
+        begin_ns, dur_ns = int(begin[0]), int(length[0])
         fields = {
             "op": self._range, "annotation": self._range, "call": self._call,
             "kernel": self._work, "copy": self._work,
@@ -172,7 +203,7 @@ class _Writer:
         args["correlation"] = _PROVISIONAL + (event.call or 0)
         if "cbid" in like["args"]:
             name = event.name.removeprefix(self._program.runtime)
-            args["cbid"] = _CALLBACKS.get(name, like["args"]["cbid"])
+            args["cbid"] = _C_ALLBACKS.get(name, like["args"]["cbid"])
         place = {key: thread[key] for key in ("pid", "tid")}
         return {**like, **place, "name": event.name, "args": args}
 
@@ -210,21 +241,21 @@ def _with_id(args: dict[str, Any], op: int | None) -> dict[str, Any]:
 def _with_ids(scene: Scene, outcome: Outcome, header: Header, text: bytes) -> bytes:
     """See Note [Ids]."""
     mine = [event for event in scene.events if event.rank == header.rank]
-    if not mine:
-        return text
     program, times = scene.program, outcome.times_ns
     table = program.table
     first = scene.on(header.rank, 0)
     view = program.view
-    calls, ops = view.calls, np.flatnonzero((table.kind == EventKind.CPU_OP) & view.has_points)
+    counted = np.isin(table.kind, (EventKind.CPU_OP, EventKind.USER_ANNOTATION))
+    calls, ops = view.calls, np.flatnonzero(counted & view.has_points)
     at = times[first + view.begin_of.clip(max=len(program.graph) - 1).astype(np.int64)]
-    new_calls = _firsts(mine, times, lambda event: event.call if event.kind == "call" else None)
-    new_ops = _firsts(mine, times, lambda event: event.op if event.kind == "op" else None)
+    new_calls = [_New(e.call, int(times[e.begin]), _ALL) for e in mine if e.kind == "call"]
+    new_ops = [_New(e.op, int(times[e.begin]), e.track) for e in mine if e.kind == "op"]
     indices, known = table.int_column("Ev Idx")
+    track = table.track.astype(np.int64)
     indexed = ops[known[ops]]
-    by_call = _Numbers(table.correlation[calls], at[calls], new_calls)
-    by_op = _Numbers(table.external_id[ops], at[ops], new_ops)
-    by_index = _Numbers(indices[indexed], at[indexed], new_ops)
+    by_call = _Numbers(table.correlation[calls], at[calls], np.full(len(calls), _ALL), new_calls)
+    by_op = _Numbers(table.external_id[ops], at[ops], track[ops], new_ops, blocks=_BLOCK)
+    by_index = _Numbers(indices[indexed], at[indexed], track[indexed], new_ops)
     numbers = {
         b"correlation": by_call, b"id": by_call,
         b"External id": by_op, b"external id": by_op, b"Ev Idx": by_index,
@@ -234,38 +265,88 @@ def _with_ids(scene: Scene, outcome: Outcome, header: Header, text: bytes) -> by
         return b'"%s": %d' % (found[1], numbers[found[1]][int(found[2])])
 
     begin = text.index(b'"traceEvents"')
+    if not mine and not by_op:
+        return text
     return text[:begin] + _IDS.sub(renumbered, text[begin:])
 
 
-def _firsts(
-    events: Sequence[NewEvent], times: Array, key: Callable[[NewEvent], int | None]
-) -> dict[int, int]:
-    """Begin of each, ns, by key."""
-    begins = ((key(event), int(times[event.begin])) for event in events)
-    return {which: begin for which, begin in begins if which is not None}
+@dataclass(frozen=True, slots=True)
+class _New:
+    """What needs a number."""
+
+    key: int | None
+    at_ns: int
+    track: int
 
 
 class _Numbers(dict[int, int]):
-    """From recorded and provisional numbers to those that are written."""
+    """From recorded and provisional numbers to those that are written. See Note [Ids].
 
-    def __init__(self, ids: Array, at_ns: Array, new: Mapping[int, int]) -> None:
+    Args:
+        ids: Recorded numbers.
+        at_ns: When each begins, in the trace that is written.
+        track: Whose count each is of.
+        new: What was put in.
+        blocks: Size of the blocks that tracks take their numbers from, if they do.
+    """
+
+    def __init__(
+        self, ids: Array, at_ns: Array, track: Array, new: Sequence[_New], blocks: int = 0
+    ) -> None:
         super().__init__()
         known = (ids != _core.NO_ID) & (ids > 0)
-        order = np.argsort(at_ns[known], kind="stable")
-        times, latest = at_ns[known][order], np.maximum.accumulate(ids[known][order])
-        keys = sorted(new, key=lambda key: (new[key], key))
-        place = np.searchsorted(times, [new[key] for key in keys], side="right") - 1
-        anchors = np.zeros(len(keys), dtype=np.int64)
-        if len(latest):
-            first = ids[known].min() - 1  # of what comes before all that is recorded
-            anchors = np.where(place >= 0, latest[np.maximum(place, 0)], first)
-        self._anchors = np.maximum.accumulate(anchors).tolist() if len(anchors) else []
-        for rank, (key, anchor) in enumerate(zip(keys, self._anchors, strict=True)):
-            self[_PROVISIONAL + key] = int(anchor) + rank + 1
+        ids, at_ns, track = ids[known].astype(np.int64), at_ns[known], track[known]
+        if blocks and _are_blocks(ids, track, blocks):
+            self._anchors = []
+            self._count_blocks(ids, at_ns, track, new, blocks)
+            return
+        latest = {int(t): _latest(ids, at_ns, track == t) for t in np.unique(track)}
+        placed = sorted((_before(latest, each), each.at_ns, each.key or 0) for each in new)
+        self._anchors = [anchor for anchor, _, _ in placed]
+        for rank, (anchor, _, key) in enumerate(placed):
+            self[_PROVISIONAL + key] = anchor + rank + 1
+
+    def _count_blocks(
+        self, ids: Array, at_ns: Array, track: Array, new: Sequence[_New], size: int
+    ) -> None:
+        """Numbers all anew, as a profiler gives them."""
+        rows = list(zip(at_ns.tolist(), ids.tolist(), track.tolist(), strict=True))
+        rows += [(each.at_ns, _PROVISIONAL + (each.key or 0), each.track) for each in new]
+        rows.sort()
+        block = -(-(int(ids.min()) - 1) // size)  # behind what lies ahead of an excerpt
+        left: dict[int, list[int]] = {}
+        for _, number, track_ in rows:
+            own = left.setdefault(track_, [])
+            if not own:
+                own += range((block + 1) * size, block * size, -1)
+                block += 1
+            self[number] = own.pop()
 
     def __missing__(self, number: int) -> int:
-        from bisect import bisect_left
-
         moved = number + bisect_left(self._anchors, number) if number > 0 else number
         self[number] = moved
         return moved
+
+
+def _latest(ids: Array, at_ns: Array, mine: Array) -> tuple[list[int], list[int]]:
+    """Times of a track, and the largest number up to each."""
+    order = np.argsort(at_ns[mine], kind="stable")
+    return at_ns[mine][order].tolist(), np.maximum.accumulate(ids[mine][order]).tolist()
+
+
+def _before(latest: Mapping[int, tuple[list[int], list[int]]], new: _New) -> int:
+    """The number behind which a new one comes."""
+    times, numbers = latest.get(new.track, ([], []))
+    place = bisect_right(times, new.at_ns) - 1
+    if place >= 0:
+        return numbers[place]
+    return numbers[0] - 1 if numbers else 0
+
+
+def _are_blocks(ids: Array, track: Array, size: int) -> bool:
+    """Every block belongs to one track, and blocks have no holes but at their ends."""
+    pairs = np.unique(np.stack([(ids - 1) // size, track]), axis=1)
+    unique = np.unique(ids)
+    inside = (unique[1:] - 1) % size > 0
+    steps = np.diff(unique)
+    return len(np.unique(pairs[0])) == pairs.shape[1] and bool((steps[inside] < _HOLE).all())

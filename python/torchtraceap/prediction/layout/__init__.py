@@ -1,6 +1,7 @@
 """From lifted steps to times: what happens when, and the trace that a profiler would write."""
 
-from torchtraceap.prediction.layout.events import Recording, rank_trace
+from torchtraceap.prediction.layout.events import rank_trace
+from torchtraceap.prediction.layout.frame import Recording
 from torchtraceap.prediction.layout.schedule import RankTimes, Schedule, lay_out, with_steady_loader
 from torchtraceap.prediction.layout.skew import with_slowest
 

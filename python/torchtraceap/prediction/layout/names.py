@@ -51,7 +51,11 @@ def launch_name(work: GpuWork, device: Device) -> tuple[str, str]:
     if runtime == "hip":
         is_module = work.name.startswith("Cijk_")
         return "cuda_runtime", "hipExtModuleLaunchKernel" if is_module else "hipLaunchKernel"
-    if work.collective is not None or work.name.startswith(("nvjet", "sm90_xmma", "cutlass")):
+    if work.name.startswith("nvjet"):
+        return "cuda_driver", "cuLaunchKernelEx"
+    if "cutlass::Kernel" in work.name:
+        return "cuda_driver", "cuLaunchKernel"
+    if work.collective is not None or work.name.startswith("sm90_xmma"):
         return "cuda_runtime", "cudaLaunchKernelExC"
     return "cuda_runtime", "cudaLaunchKernel"
 
