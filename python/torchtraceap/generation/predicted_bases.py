@@ -75,7 +75,8 @@ class PredictedBases:
             step = lifted_steps(captured.captures[:1], device)[0]
             times = lay_out([step], [0] * drawn.world_size, count=drawn.steps).ranks[0]
             profiler = PROFILERS[rng.choice(list(PROFILERS))]
-            newest = rank_trace(step, times, Recording(device, 0, drawn.world_size))
+            recording = Recording(device, 0, drawn.world_size, rng.getrandbits(32))
+            newest = rank_trace(step, times, recording)
             part = RankTrace(as_profiled(newest.table, profiler), newest.rank)
             types = frozenset(finding.type for finding in Trace([part]).diagnose().findings)
             return Base(

@@ -8,6 +8,7 @@ place and ahead of what was launched later.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 
 from torchtraceap._core import EventKind, GpuClass, Phase
 from torchtraceap.aliases import Array
+from torchtraceap.generation.noise import USUAL_VARIATION
 from torchtraceap.prediction.layout.profilers import Profiler, profiler_of
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.run import SimulatedRun
@@ -31,7 +33,8 @@ _TICKS = 0.6
 """Of the times, those that are whole ticks of a clock."""
 _LEAST_REPEATS = 4
 _LEAST_PLACES = 8
-_GPU_NOISE, _HOST_NOISE = (0.005, 0.1), (0.05, 0.3)
+_LEAST_NOISE = 0.15
+_GPU_NOISE = (0.005, 0.1)
 """Bounds of the noise that is drawn: beyond them what repeats by name is not the same work."""
 
 
@@ -65,20 +68,21 @@ class Ticks:
 
     gpu_tick_ns: int
     """Times of GPU work are multiples of it, but for a nanosecond of conversion."""
-    tick_ns: int
-    """All times are."""
+    host_tick_ns: int
+    """Times of the host are."""
+    is_coarse: bool
+    """All times are multiples of the host's tick, starts of GPU work too."""
 
-    def gpu_ns(self, ns: Array) -> Array:
-        """Times of GPU work in ticks."""
+    def written(self, ts_ns: Array, dur_ns: Array, is_work: Array) -> tuple[Array, Array]:
+        """Starts and lengths of the host's events and, where it is said, of GPU work."""
+        tick = np.where(is_work & (not self.is_coarse), 1, self.host_tick_ns)
+        starts: Array = ts_ns // tick * tick
+        lengths: Array = (ts_ns + dur_ns) // tick * tick - starts
         if self.gpu_tick_ns == 1:
-            return ns
-        ticks = np.maximum(np.rint(ns / self.gpu_tick_ns), 1).astype(np.int64)
-        return ticks * self.gpu_tick_ns - (ns % 7 == 0)
-
-    def written(self, ts_ns: Array, dur_ns: Array) -> tuple[Array, Array]:
-        """Starts and lengths."""
-        starts = ts_ns // self.tick_ns * self.tick_ns
-        return starts, (ts_ns + dur_ns) // self.tick_ns * self.tick_ns - starts
+            return starts, lengths
+        ticks = np.maximum(np.rint(dur_ns / self.gpu_tick_ns), 1).astype(np.int64)
+        of_gpu = ticks * self.gpu_tick_ns - (ts_ns % 7 == 0)
+        return starts, np.where(is_work, of_gpu, lengths)
 
 
 class Program:
@@ -245,9 +249,10 @@ class Program:
 
     @cached_property
     def host_noise(self) -> float:
-        """The same of operators of one name without others inside."""
-        rows = np.flatnonzero(self._is_op)
-        return _variation(self.table.name[rows], self.table.dur_ns[rows], *_HOST_NOISE)
+        """Share of the usual noise that makes its own variation up to it; a little in any case."""
+        calls = self.view.launch_of(self._kernels)
+        own = _variation(self.table.name[calls], self.table.dur_ns[calls], 0.0, USUAL_VARIATION)
+        return max(_LEAST_NOISE, math.sqrt(1 - (own / USUAL_VARIATION) ** 2))
 
     # ------------------------------------------------------------------------- clock
 
@@ -263,12 +268,14 @@ class Program:
         """As its own times say."""
         table = self.table
         whole = np.concatenate([table.ts_ns, table.dur_ns])
-        tick = 1_000 if (whole % 1_000 == 0).mean() > _TICKS else 1
-        gpu = table.dur_ns[self.is_work]
-        for each in (40, 32) if tick == 1 and len(gpu) else ():
+        if (whole % 1_000 == 0).mean() > _TICKS:
+            return Ticks(1, 1_000, True)
+        host, gpu = table.dur_ns[self._is_op], table.dur_ns[self.is_work]
+        of_host = 10 if len(host) and (host % 10 == 0).mean() > _TICKS else 1
+        for each in (40, 32) if len(gpu) else ():
             if (np.minimum(gpu % each, -gpu % each) <= 1).mean() > _TICKS:
-                return Ticks(each, tick)
-        return Ticks(1, tick)
+                return Ticks(each, of_host, False)
+        return Ticks(1, of_host, False)
 
     # ------------------------------------------------------------------------- looks
 

@@ -25,7 +25,7 @@ from torchtraceap.aliases import Array
 from torchtraceap.generation.bases import Base
 from torchtraceap.generation.program import Program
 from torchtraceap.generation.scene import NewEvent, Outcome, Scene
-from torchtraceap.prediction.layout.frame import job_members
+from torchtraceap.prediction.layout.profilers import Profiler, job_members
 from torchtraceap.ranks import RankTrace
 from torchtraceap.simulation.edited_trace import event_text
 
@@ -107,7 +107,7 @@ def _text(base: Base, scene: Scene, outcome: Outcome, header: Header) -> bytes:
         more_events=more,
     )
     events = _core.trace_json(edited)
-    return _head(base, header) + events[events.index(b'"traceEvents"') :]
+    return _head(base, header, program.profiler) + events[events.index(b'"traceEvents"') :]
 
 
 def _shown(
@@ -115,12 +115,7 @@ def _shown(
 ) -> tuple[Array, Array]:
     """Starts and lengths as the recording has them."""
     starts, ends = clock.shown(ts_ns), clock.shown(ts_ns + dur_ns)
-    return _ticked(program, starts, ends - starts, is_work)
-
-
-def _ticked(program: Program, starts: Array, lengths: Array, is_work: Array) -> tuple[Array, Array]:
-    ticks = program.ticks
-    return ticks.written(starts, np.where(is_work, ticks.gpu_ns(lengths), lengths))
+    return program.ticks.written(starts, ends - starts, is_work)
 
 
 def _extent(table: _core.EventTable, kept: Array, ts_ns: Array, dur_ns: Array) -> tuple[int, int]:
@@ -128,11 +123,12 @@ def _extent(table: _core.EventTable, kept: Array, ts_ns: Array, dur_ns: Array) -
     return int(ts_ns[rows].min()), int((ts_ns + dur_ns)[rows].max())
 
 
-def _head(base: Base, header: Header) -> bytes:
+def _head(base: Base, header: Header, profiler: Profiler) -> bytes:
     """The trace's own id and name are drawn, as no two files have the same."""
     members = dict(base.members)
     if header.world_size > 1:
-        members["distributedInfo"] = json.dumps(job_members(header.rank, header.world_size))
+        job = job_members(header.rank, header.world_size, profiler)
+        members["distributedInfo"] = json.dumps(job)
     rng = random.Random(header.draw)
     if "trace_id" in members:
         members["trace_id"] = json.dumps(f"{rng.getrandbits(128):032X}")
@@ -155,7 +151,7 @@ class _Writer:
         begin = self._times[event.begin : event.begin + 1]
         length = self._times[event.end : event.end + 1] - begin
         is_work = np.array([event.kind in ("kernel", "copy")])
-        begin, length = _ticked(self._program, begin, length, is_work)
+        begin, length = self._program.ticks.written(begin, length, is_work)
         begin_ns, dur_ns = int(begin[0]), int(length[0])
         fields = {
             "op": self._range, "annotation": self._range, "call": self._call,

@@ -14,6 +14,8 @@ So two scenes of one program, with and without a fault, have the same numbers fo
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.aliases import Array
+from torchtraceap.generation.noise import host_noise
 from torchtraceap.generation.program import Places, Program
 from torchtraceap.simulation.graph_builder import MEETING, Built, GraphBuilder
 
@@ -32,6 +35,8 @@ __all__ = ["Block", "NewEvent", "Outcome", "Scene", "Speeds", "Work"]
 _LEAD_NS = 700
 """Of the host between the begins of two nested ranges: what recording one costs, and its caller."""
 _CALL_NS = 6_000
+_NOISY_NS = 20_000
+"""What takes longer is several things."""
 _RETURN_NS = 4_000
 """From the end of work to the return of the call that waits for it."""
 
@@ -118,7 +123,7 @@ class Scene:
     """
 
     def __init__(self, program: Program, speeds: Speeds, ranks: int = 1) -> None:
-        self.program, self.ranks = program, ranks
+        self.program, self.ranks, self.seed = program, ranks, speeds.seed
         self._count = len(program.graph)
         self.cost_ns = [_noisy(program, speeds, rank) for rank in range(ranks)]
         """int64 `[edges]` of each rank: what edges of the program cost."""
@@ -229,6 +234,7 @@ class Block:
     def __init__(self, scene: Scene, rank: int, places: Places, place: int) -> None:
         self.scene, self.rank, self.track = scene, rank, places.track
         self._edge, self._behind = int(places.edge[place]), int(places.point[place])
+        self._rng = random.Random(f"{scene.seed}/{rank}/{self._edge}")
         start = scene.on(rank, places.source[place])
         self.at = scene._tails.get((rank, self._edge), start)
         """The point that the host has come to."""
@@ -243,9 +249,11 @@ class Block:
         scene.edge(self.at, scene.on(self.rank, self._behind), left_ns)
 
     def spend(self, ns: float) -> int:
-        """The host works; returns the point where it is then."""
+        """The host works, for about so long; returns the point where it is then."""
         point = self.scene.point()
-        self.scene.edge(self.at, point, ns)
+        share = min(1.0, math.sqrt(_NOISY_NS / max(ns, 1.0)))  # of many things, tails even out
+        factor = float(host_noise(np.array([self._rng.random()]), share)[0])
+        self.scene.edge(self.at, point, ns * factor)
         self.at = point
         return point
 
@@ -318,7 +326,8 @@ class Block:
         scene = self.scene
         event, key = self.call(call or {"kernel": "LaunchKernel"}.get(kind, "MemcpyAsync"))
         begin, end = scene.point(), scene.point()
-        scene.edge(begin, end, ns)
+        noise = scene.program.gpu_noise
+        scene.edge(begin, end, ns * math.exp(self._rng.gauss(-noise * noise / 2, noise)))
         scene.edge(event.end, begin, scene.program.launch_latency_ns)
         if stream == 0:
             scene.queue(self.rank, self.slot, begin, end)
@@ -349,10 +358,7 @@ def _noisy(program: Program, speeds: Speeds, rank: int) -> Array:
     cost_ns: Array = program.run.cost_ns.astype(np.float64)
     on_host = program.run.edges_of("program_order")
     on_gpu = program.run.edges_of("execution")
-    for edges, factor, noise in (
-        (on_host, speeds.host, program.host_noise),
-        (on_gpu, speeds.gpu, program.gpu_noise),
-    ):
-        drawn = rng.normal(-noise * noise / 2, noise, len(edges))
-        cost_ns[edges] *= factor * np.exp(drawn)
+    cost_ns[on_host] *= speeds.host * host_noise(rng.random(len(on_host)), program.host_noise)
+    noise = program.gpu_noise
+    cost_ns[on_gpu] *= speeds.gpu * np.exp(rng.normal(-noise * noise / 2, noise, len(on_gpu)))
     return np.rint(cost_ns).astype(np.int64)

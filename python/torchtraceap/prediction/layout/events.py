@@ -23,6 +23,7 @@ from torchtraceap.prediction.capture.calls import COMPUTE, Call, Phase, Value
 from torchtraceap.prediction.layout.beside import calls_ahead
 from torchtraceap.prediction.layout.columns import AUTOGRAD, MAIN, Columns, Entry
 from torchtraceap.prediction.layout.frame import Recording, shared_memory_bytes, threads
+from torchtraceap.prediction.layout.inside import INSIDE, WRAPPED, Inside, arguments_of
 from torchtraceap.prediction.layout.names import (
     annotation_of,
     callers_of,
@@ -162,11 +163,32 @@ class _Template:
         self._add(call.name, "cpu_op", thread, begin, end, recorded, own, sequence=sequence)
         is_itself = len(lifted.ops) == 1 and lifted.ops[0].op.name == call.name
         launching = [op for op in lifted.ops if op.works]
+        if launching and call.name in WRAPPED:
+            self._add_wrapped(thread, WRAPPED[call.name], launching, begin, end, recorded)
+        if not launching and call.name in INSIDE:
+            self._add_inside(thread, INSIDE[call.name].ahead, begin, end, recorded)
         for place, op in enumerate(launching):
             behind = self._work + len(op.works)
             is_last = place + 1 == len(launching)
             bound = end if is_last else self._times.launch_begin[:, behind]
             begin = self._add_op(thread, op, begin, bound, own if is_itself else None)
+
+    def _add_wrapped(
+        self,
+        thread: int,
+        name: str,
+        ops: Sequence[LiftedOp],
+        begin: Array,
+        end: Array,
+        args: dict[str, Any],
+    ) -> None:
+        """An operator between a call and those that launch for it."""
+        times, first = self._times, self._work
+        last = first + sum(len(op.works) for op in ops) - 1
+        start = begin + (times.launch_begin[:, first] - begin) // 6
+        stop = end - np.maximum(end - times.wait_end[:, last], 0) // 4
+        inner = {key: value for key, value in args.items() if key != "Fwd thread id"}
+        self._add(name, "cpu_op", thread, start, stop, inner, self._next_op())
 
     def _add_op(
         self,
@@ -193,7 +215,9 @@ class _Template:
             if op.works[0].collective is not None:
                 args |= collective_arguments(op.works[0])
             self._add(op.op.name, "cpu_op", thread, begin, end, args, number)
-        free = begin
+        inside = INSIDE.get(op.op.name, Inside(()))
+        free = self._add_allocated(thread, inside.ahead, begin, _recorded(op.op))
+        self._add_inside(thread, inside.behind, times.wait_end[:, last], end, _recorded(op.op))
         for place, work in enumerate(op.works):
             ahead = calls_ahead(op.op.name, op.works, place, self._recording.device.vendor)
             self._add_ahead(thread, ahead, free, number)
@@ -206,6 +230,32 @@ class _Template:
             link = self._next_link()
             self._add(f"{vendor}{_SYNC}", "cuda_runtime", thread, start, done, {}, number, link)
         return end
+
+    def _add_allocated(
+        self, thread: int, names: Sequence[str], begin: Array, around: dict[str, Any]
+    ) -> Array:
+        """What an operator calls in the first two thirds of the time up to its first launch;
+        returns when that is over."""
+        if not names:
+            return begin
+        ahead = np.maximum(self._times.launch_begin[:, self._work] - begin, 0)
+        end: Array = begin + ahead * 2 // 3
+        self._add_inside(thread, names, begin, end, around)
+        return end
+
+    def _add_inside(
+        self, thread: int, names: Sequence[str], begin: Array, end: Array, around: dict[str, Any]
+    ) -> None:
+        """Operators one behind the other, evenly spread between two times."""
+        each = (end - begin) // (len(names) + 1)
+        for place, name in enumerate(names):
+            outer, _, inner = name.partition("/")
+            start = begin + each * place + each * 3 // 5
+            stop = start + each * 4 // 5
+            args = arguments_of(outer, around)
+            self._add(outer, "cpu_op", thread, start, stop, args, self._next_op())
+            if inner:
+                self._add_inside(thread, (inner,), start, stop, around)
 
     def _add_ahead(self, thread: int, names: Sequence[str], free: Array, op: int) -> None:
         """Calls in the time from one on up to the next launch, where there is some."""

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchtraceap.devices import Device
+from torchtraceap.prediction.layout.profilers import NEWEST, PROFILERS, job_members
 
 __all__ = [
     "Extra",
     "Recording",
     "file_members",
     "frame_events",
-    "job_members",
     "shared_memory_bytes",
     "threads",
 ]
@@ -118,7 +118,7 @@ def file_members(recording: Recording) -> dict[str, Any]:
         **_versions(recording),
     }
     if world > 1:
-        found["distributedInfo"] = job_members(recording.rank, world)
+        found["distributedInfo"] = job_members(recording.rank, world, PROFILERS[NEWEST])
     quarter = recording.common("quarter").randrange(4, _QUARTERS)
     found |= {
         "record_shapes": 1,
@@ -127,25 +127,6 @@ def file_members(recording: Recording) -> dict[str, Any]:
         "baseTimeNanoseconds": _FIRST_BASE_NS + quarter * _QUARTER_NS,
     }
     return {**found, **recording.metadata}
-
-
-def job_members(rank: int, world_size: int) -> dict[str, Any]:
-    """`distributedInfo` of a rank."""
-    group = {
-        "pg_name": "0",
-        "pg_desc": "default_pg",
-        "backend_config": "cuda:nccl",
-        "pg_size": world_size,
-        "ranks": list(range(world_size)),
-    }
-    return {
-        "backend": "nccl",
-        "rank": rank,
-        "world_size": world_size,
-        "pg_count": 1,
-        "pg_config": [group],
-        "nccl_version": "2.27.5",
-    }
 
 
 def _properties(device: Device, number: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 from torchtraceap import _core
 
 __all__ = [
+    "NEWEST",
     "PROFILERS",
     "Profiler",
     "as_profiled",
@@ -83,6 +84,7 @@ PROFILERS = {
     ),
 }  # fmt: skip
 """By version of PyTorch."""
+NEWEST = "2.9"
 
 
 def as_profiled(

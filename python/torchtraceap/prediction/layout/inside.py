@@ -1,0 +1,72 @@
+"""Operators that others call and that launch nothing: what they allocate, and their views.
+
+A capture sees what autograd or the dispatcher hands to a device; a profiler sees these too. They
+are those of most calls in eleven public traces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["INSIDE", "WRAPPED", "Inside", "arguments_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """Of an operator, those ahead of its launches, or all that it does, and those behind them.
+
+    A name with slashes is of operators inside each other, the outermost first."""
+
+    ahead: tuple[str, ...]
+    behind: tuple[str, ...] = ()
+
+
+_VIEW = Inside(("aten::as_strided",))
+_EMPTY = "aten::empty"
+INSIDE = {
+    **{
+        f"aten::{name}": _VIEW
+        for name in (
+            "expand", "permute", "select", "slice", "squeeze", "transpose", "unfold", "unsqueeze",
+        )
+    },
+    "aten::t": Inside(("aten::transpose/aten::as_strided",)),
+    "aten::detach": Inside(("detach",)),
+    "aten::empty_like": Inside((_EMPTY,)),
+    "aten::native_layer_norm": Inside((_EMPTY,) * 3, ("aten::view",) * 2),
+    "aten::cudnn_batch_norm": Inside(
+        ("aten::empty_like/aten::empty", "aten::view", *(_EMPTY,) * 4)
+    ),
+    "aten::cudnn_batch_norm_backward": Inside((*(_EMPTY,) * 3, "aten::view", _EMPTY)),
+    "aten::convolution_backward": Inside((_EMPTY,)),
+    "aten::_efficient_attention_forward": Inside((_EMPTY,) * 4),
+    "aten::_flash_attention_forward": Inside(("aten::empty_like/aten::empty", *(_EMPTY,) * 3)),
+}  # fmt: skip
+WRAPPED = {"aten::convolution": "aten::_convolution"}
+"""Between a call and the operators that launch for it."""
+
+
+def arguments_of(name: str, around: dict[str, Any]) -> dict[str, Any]:
+    """What `record_shapes` writes of one, given what it writes of the operator around it."""
+    keys = ("Input Dims", "Input type", "Input Strides")
+    dims, types, strides = (_first(around.get(key, ())) for key in keys)
+    if name == _EMPTY:
+        return {
+            "Concrete Inputs": ["[]", "6", "0", "", "False", ""],
+            "Input type": ["ScalarList", "Scalar", "Scalar", "", "Scalar", ""],
+            "Input Strides": [[]] * 6,
+            "Input Dims": [[]] * 6,
+        }
+    further = {"aten::as_strided": 3, "aten::transpose": 2, "aten::view": 1}.get(name, 0)
+    kind = "ScalarList" if name in ("aten::as_strided", "aten::view") else "Scalar"
+    return {
+        "Concrete Inputs": [""] * (1 + further),
+        "Input type": [types or "", *[kind] * further],
+        "Input Strides": [strides, *[[]] * further],
+        "Input Dims": [dims, *[[]] * further],
+    }
+
+
+def _first(values: Any) -> Any:
+    return next((each for each in values if each), [])
