@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -330,9 +331,14 @@ def test_any_operator_by_the_arguments_that_a_trace_records() -> None:
         durations.op_ns(OpCall("my::op", [[2]], ["float"]), H100, strict=True)
     with pytest.raises(OptionError, match="kernels must be"):
         durations.op_ns(gelu, H100, kernels=0)
-    own = durations.op_ns(product, H100, calibration=fit_calibration(times_of([1.5] * 20)))
-    plain = durations.op_ns(product, H100)
-    assert own is not None and plain is not None and own.ns > 1.2 * plain.ns
+    large = OpCall("aten::mm", [[4096, 2048], [2048, 4096]], half)  # as long as what was measured
+    seen = fit_calibration(times_of([1.5] * 20))
+    ratios = []
+    for call in (large, product):
+        own, plain = durations.op_ns(call, H100, calibration=seen), durations.op_ns(call, H100)
+        assert own is not None and plain is not None
+        ratios.append(own.ns / plain.ns)
+    assert ratios[0] > 1.4 and 1.05 < ratios[1] < 1.3  # less is known of what is far shorter
 
 
 # Calibration ------------------------------------------------------------------------------------
@@ -378,6 +384,24 @@ def test_few_kinds_move_a_model_a_little() -> None:
     assert 1e5 < applied.ns < 1.35e5
     assert 0.6 * width(MODEL) < width(applied) <= width(MODEL)
     assert "few" in str(one)
+
+
+def test_large_kernels_say_little_of_small_ones_and_other_programs_less() -> None:
+    large = times_of([1.6] * 30)
+    own, other = (fit_calibration(large, of_other_program=one) for one in (False, True))
+    small = Estimate.around(3e3, 2.0, "a model")
+    assert own.applied(MODEL, "gemm bf16").ns > 1.5e5
+    assert 1.0 < own.applied(small, "gemm bf16").ns / 3e3 < 1.2
+    assert 1.15e5 < other.applied(MODEL, "gemm bf16").ns < 1.4e5
+    assert width(other.applied(MODEL, "gemm bf16")) > width(own.applied(MODEL, "gemm bf16"))
+
+
+def test_kernels_of_one_operator_are_more_alike() -> None:
+    times = replace(times_of([0.6] * 8 + [1.6] * 8), names=["aten::add"] * 8 + ["aten::mul"] * 8)
+    calibration = fit_calibration(times)
+    told = [calibration.applied(MODEL, "gemm bf16", op=f"aten::{op}").ns for op in ("add", "mul")]
+    assert told[0] < 0.9e5 < 1.1e5 < told[1]
+    assert told[0] < calibration.applied(MODEL, "gemm bf16").ns < told[1]
 
 
 def test_kinds_that_differ_keep_the_interval_wide() -> None:

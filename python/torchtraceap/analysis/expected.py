@@ -114,7 +114,7 @@ class Expectation:
         if self._calibration is None:
             return found
         applied = Estimates.of(
-            self._calibration.applied(found[at], self.classes[at], kind.key)
+            self._calibration.applied(found[at], self.classes[at], kind.key, _op_of(kind))
             for at, kind in enumerate(self.work.kinds)
         )
         return _widened(applied, _OTHER_MODEL_SD) if self.is_elsewhere else applied
@@ -166,6 +166,7 @@ class Expectation:
             spread=groups.quantile(off, 0.8) / TAIL,
             calls=groups.count,
             estimates=self._asked.estimates.take(kinds),
+            names=[_op_of(work.kinds[kind]) for kind in kinds.tolist()],
         )
 
     def fitted(self) -> Calibration:
@@ -292,6 +293,11 @@ def _class_of(kind: Kind, dtype: str) -> str:
     if kind.collective is not None:
         return f"{kind.family} {kind.collective.kind}"
     return kernel_class(kind.family, dtype)
+
+
+def _op_of(kind: Kind) -> str:
+    """The operator; "" of what has none with known work."""
+    return "" if kind.call is None else kind.call.name
 
 
 def _copy_time(copy: tuple[str, str, float], device: Device) -> Estimate | None:

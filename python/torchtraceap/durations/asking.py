@@ -39,6 +39,8 @@ class Question:
     """Bytes that its memory has to hold, of the shape of the sizes."""
     calibration: Calibration | None = None
     strict: bool = False
+    op: str = ""
+    """The operator, where it is known."""
 
     def answer(self) -> Estimate | Estimates | None:
         """An `Estimate` or None; of arrays `Estimates`, NaN where there is none.
@@ -55,7 +57,8 @@ class Question:
         if self.calibration is not None:
             calibration = self.calibration
             found = Estimates.of(
-                calibration.applied(found[at], self.class_name) for at in range(len(found))
+                calibration.applied(found[at], self.class_name, op=self.op)
+                for at in range(len(found))
             )
         if shape:
             return found

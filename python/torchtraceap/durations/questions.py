@@ -462,7 +462,8 @@ def op_ns(
     class_name = class_of(call, device)
     sizes = checked_sizes(kernels=(kernels, True))
     held = np.zeros(())  # of operands that the trace at hand held
-    found = Question(sizes, (each(by_work),), class_name, device, held, **options).answer()
+    models = (each(by_work),)
+    found = Question(sizes, models, class_name, device, held, op=call.name, **options).answer()
     assert not isinstance(found, Estimates)  # one size was asked for
     return found
 

@@ -18,7 +18,7 @@ from torchtraceap.rendering import shown
 __all__ = ["Ratio", "estimate_ratio", "ratio", "ratio_of"]
 
 _CANCELS = 0.5
-"""Of the variance of either estimate: what is a kind's own; Note [Shrinking] of calibration.py."""
+"""Of the variance of either estimate: what is a kind's own."""
 
 
 @shown

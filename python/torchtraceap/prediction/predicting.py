@@ -186,7 +186,8 @@ def lifted_steps(
 def _calibration(traces: Sequence[Trace]) -> Calibration | None:
     if not traces:
         return None
-    return fit_calibration(KindTimes.pooled([trace.kind_times() for trace in traces]))
+    times = KindTimes.pooled([trace.kind_times() for trace in traces])
+    return fit_calibration(times, of_other_program=True)
 
 
 def _laid_out(
