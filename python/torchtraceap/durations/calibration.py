@@ -174,13 +174,13 @@ class _Likeness:
         operators, common = np.array(names, dtype=np.str_), float(np.median(deviation))
         alike = common**2 * _alike(log_ns, operators, log_ns, operators)
         own = _OWN * deviation**2 + _LEAST_OWN**2
-        inverse = np.linalg.inv(alike + np.diag(own))
+        inverse = _inverse(alike, own)
         weighted = inverse @ log_ratio
         # Each kind against what the others say of it.
         seen = np.quantile(weighted**2 / np.diag(inverse), 0.8) / TAIL**2
         for _ in range(_ROUNDS):
             left = (log_ratio - alike @ weighted) ** 2 / own
-            inverse = np.linalg.inv(alike + np.diag(own * (_FREEDOM + left) / (_FREEDOM + 1.0)))
+            inverse = _inverse(alike, own * (_FREEDOM + left) / (_FREEDOM + 1.0))
             weighted = inverse @ log_ratio
         spread = (_PRIOR_KINDS + len(own) * float(seen)) / (_PRIOR_KINDS + len(own))
         # The tails of Student's distribution where the spread rests on few kinds.
@@ -196,6 +196,10 @@ class _Likeness:
         own = (_OWN * deviation**2 + _LEAST_OWN**2) * self.spread
         left = max(common - float(alike @ self.inverse @ alike), 0.0)
         return float(alike @ self.weighted), left + own
+
+
+def _inverse(common: FloatArray, own: FloatArray) -> FloatArray:
+    return np.asarray(np.linalg.inv(common + np.diag(own)), dtype=np.float64)
 
 
 def _alike(
