@@ -295,6 +295,19 @@ def test_every_rank_of_a_run_loses_what_the_late_one_does(with_a_late_rank: Pair
         assert side is late or (side.role, side.type) == ("waits", "straggler")
 
 
+def test_ranks_are_processes_with_a_gpu_each(with_a_late_rank: Pair) -> None:
+    host, gpus = [], []
+    for side in with_a_late_rank.sides:
+        table, tree = side.faulty.table, side.faulty.tree
+        kernel = int(tree.linked_gpu_rows[0])
+        call = int(tree.launch[kernel])
+        said = [json.loads(table.event_json(row)) for row in (call, kernel)]
+        host.append(said[0]["pid"])
+        gpus.append((said[1]["pid"], said[1]["args"]["device"]))
+        assert side.twin.tree.main_track is not None
+    assert len(set(host)) == 3 and gpus == [(0, 0), (1, 1), (2, 2)]
+
+
 def test_a_late_rank_is_found_across_ranks(with_a_late_rank: Pair, tmp_path: Path) -> None:
     """The clocks of the ranks are apart, and what they say of each other is read from the files."""
     bad = as_files(with_a_late_rank, tmp_path / "bad", "faulty")

@@ -24,6 +24,7 @@ from torchtraceap._core import EventKind
 from torchtraceap.aliases import Array
 from torchtraceap.generation.bases import Base
 from torchtraceap.generation.program import Program
+from torchtraceap.generation.rank_numbers import as_rank
 from torchtraceap.generation.scene import NewEvent, Outcome, Scene
 from torchtraceap.prediction.layout.profilers import Profiler, job_members
 from torchtraceap.ranks import RankTrace
@@ -42,7 +43,7 @@ _OWN = ("Sequence number", "Fwd thread id", "external ts", "Module Hierarchy", "
         "Input Strides", "Input strides", "Input type", "Input Dims", "Collective name",
         "Python id", "Python parent id", "cbid", "bytes", "memory bandwidth (GB/s)")  # fmt: skip
 """Of the arguments of another event of the kind, what is its own."""
-_C_ALLBACKS = {"Malloc": 20, "Free": 22, "MemcpyAsync": 41, "StreamSynchronize": 131,
+_CALLBACKS = {"Malloc": 20, "Free": 22, "MemcpyAsync": 41, "StreamSynchronize": 131,
               "EventRecord": 135, "StreamWaitEvent": 147, "DeviceSynchronize": 165,
               "LaunchKernel": 211, "LaunchKernelExC": 430}  # fmt: skip
 """CUPTI's numbers of calls."""
@@ -81,6 +82,7 @@ class Header:
 def recorded(base: Base, scene: Scene, outcome: Outcome, header: Header) -> RankTrace:
     """A rank, as a table that was read from what is written."""
     text = _with_ids(scene, outcome, header, _text(base, scene, outcome, header))
+    text = as_rank(text, scene.program, header.rank)
     return RankTrace(_core.read_trace_bytes(text, base.name, threads=1), None)
 
 
@@ -199,7 +201,7 @@ class _Writer:
         args["correlation"] = _PROVISIONAL + (event.call or 0)
         if "cbid" in like["args"]:
             name = event.name.removeprefix(self._program.runtime)
-            args["cbid"] = _C_ALLBACKS.get(name, like["args"]["cbid"])
+            args["cbid"] = _CALLBACKS.get(name, like["args"]["cbid"])
         place = {key: thread[key] for key in ("pid", "tid")}
         return {**like, **place, "name": event.name, "args": args}
 
