@@ -29,8 +29,8 @@ from torchtraceap.simulation.graph_builder import THREAD, GraphBuilder
 
 ROOT = Path(__file__).resolve().parents[2]
 BASES = [str(ROOT / f"examples/traces/resnet50_num_workers_{n}.json.gz") for n in (0, 4)]
-COUNT, SEED = 20, 4
-"""Two units, of which one has runs of several ranks."""
+COUNT, SEED = 20, 3
+"""Two units, with runs of which all ranks are recorded in the first one."""
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,7 @@ def test_every_trace_has_a_label_and_every_fault_a_twin(
     assert sorted(str(path).removesuffix(".json.gz") for path in written) == sorted(
         label["id"] for label in labels
     )
+    assert any("/rank" in label["id"] for label in labels)
     by_id = {label["id"]: label for label in labels}
     twins = [label["twin"] for label in labels if label["twin"] is not None]
     assert len(set(twins)) == len(twins) == COUNT // 2
@@ -99,7 +100,8 @@ def test_a_fault_costs_what_its_label_says(folder: Path, labels: list[dict[str, 
 def test_time_is_lost_where_the_label_says(folder: Path, labels: list[dict[str, Any]]) -> None:
     """In these intervals none of the kernels runs that the twin has too."""
     for label in labels:
-        if not label["type"]:
+        has_slow_gpu = label["form"] == "late_rank_by_its_gpu" and label["role"] == "late"
+        if not label["type"] or has_slow_gpu:  # there they do, for longer
             continue
         lost = np.array(label["intervals"])
         assert (lost[1:, 0] > lost[:-1, 1]).all()
