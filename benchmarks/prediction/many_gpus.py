@@ -186,6 +186,7 @@ class Errors:
             "p95": float(np.quantile(error, 0.95)),
             "max": float(error.max()),
             "bias": float(relative.mean()),
+            "scaled": _scaled(relative),
             "held": float(held.mean()),
             "width": float(np.median(np.concatenate(self.wide))),
         }
@@ -200,6 +201,16 @@ class Errors:
                 "regret": float(picks.mean()),
             }
         return found
+
+
+def _scaled(relative: Array) -> float:
+    """Mean error if all were multiplied by the one factor that suits them best: what is left when
+    only their order of size is wrong. It has seen what it is tested on."""
+    ratios = 1 + relative
+    order = np.argsort(1 / ratios)
+    half = np.searchsorted(np.cumsum(ratios[order]), ratios.sum() / 2)
+    factor = 1 / ratios[order[half]]
+    return float(np.abs(factor * ratios - 1).mean())
 
 
 def regrets(measured: Measured, predicted: Array, tested: Rows) -> list[float]:

@@ -91,7 +91,8 @@ def predict(
         optimizer: Takes the parameters.
         dtype: What the model's and the inputs' floating point numbers are converted to.
         world_size: How many GPUs.
-        strategy: How they share the work: ddp, fsdp2, tp, embedding, pp=4,dp=2, ...
+        strategy: How they share the work: ddp, fsdp2, tp, tp=8,sequence,vocabulary, embedding,
+            pp=4,dp=2, ...
         batch: What the leading dimension of the inputs becomes.
         steps: How many are laid out.
         calibrate: Loaded traces from the device, which correct durations and host times.

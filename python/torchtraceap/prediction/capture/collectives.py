@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Exchange", "exchange_of"]
+__all__ = ["Exchange", "exchange_of", "functional_exchange"]
 
 _KINDS = {
     "allreduce_": "allreduce",
@@ -79,6 +79,34 @@ def exchange_of(func: Any, arguments: dict[str, Any]) -> Exchange:
         None if other is None else ranks[other],
         _result(func, arguments),
     )
+
+
+_FUNCTIONAL = {
+    "all_reduce": "allreduce",
+    "all_reduce_": "allreduce",
+    "all_gather_into_tensor": "_allgather_base",
+    "reduce_scatter_tensor": "_reduce_scatter_base",
+    "all_to_all_single": "all_to_allv",
+    "broadcast": "broadcast",
+    "broadcast_": "broadcast",
+}
+
+
+def functional_exchange(base: str, arguments: dict[str, Any], result: Any) -> Exchange | None:
+    """What a functional collective does; None for what only waits for one.
+
+    Args:
+        base: Its name without its namespace.
+        arguments: By the names of its schema.
+        result: What it returned.
+    """
+    kind = _FUNCTIONAL.get(base)
+    if kind is None:
+        return None
+    group = dist.distributed_c10d._resolve_process_group(arguments["group_name"])
+    ranks = tuple(dist.get_process_group_ranks(group))
+    read = tuple(_tensors(arguments, _READ))
+    return Exchange(kind, ranks, group.group_desc, read, (result,), False, None, result)
 
 
 def _tensors(arguments: dict[str, Any], names: tuple[str, ...]) -> Iterator[torch.Tensor]:

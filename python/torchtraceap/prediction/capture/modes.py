@@ -30,6 +30,23 @@ class PlainMode(TorchDispatchMode):
         return False
 
 
+_COMPOSITE = {
+    getattr(torch.ops.aten, name)
+    for name in [
+        "to",
+        "__or__",
+        "__and__",
+        "view_as",
+        "flatten",
+        "reshape",
+        "reshape_as",
+        "type_as",
+    ]
+}
+"""Below autograd, where torch computes on what a rank has of a tensor that is shared among ranks,
+these come in one piece."""
+
+
 class _Mode(PlainMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -45,6 +62,11 @@ class _Mode(PlainMode):
             return asked_device(args[0])
         func = _in_place(func, args)
         namespace, _, base = func._schema.name.partition("::")
+        if func._overloadpacket in _COMPOSITE:
+            with self:
+                return func.decompose(*args, **kwargs)
+        if namespace == "_c10d_functional":
+            return self._functional(func, base, args, kwargs)
         if namespace == "c10d":
             return self._exchanged(func, all_arguments(func, args, kwargs))
         found = with_its_rows(func, args, func(*args, **kwargs))
@@ -57,6 +79,17 @@ class _Mode(PlainMode):
                 tuple(outputs),
                 is_view=func.is_view,
             )
+        return found
+
+    def _functional(self, func: Any, base: str, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Collectives whose result is a tensor of its own, waited for by what reads it."""
+        from torchtraceap.prediction.capture.collectives import functional_exchange
+
+        found = func(*args, **kwargs)
+        arguments = all_arguments(func, args, kwargs)
+        exchange = functional_exchange(base, arguments, found)
+        if exchange is not None:
+            self._recorder.write_exchange(func._schema.name, arguments, exchange)
         return found
 
     def _exchanged(self, func: Any, arguments: dict[str, Any]) -> Any:

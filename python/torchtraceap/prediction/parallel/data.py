@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STEPS_OF_COPIES",
     "STEPS_OF_ONE",
+    "STEPS_OF_PARTS",
     "STEPS_OF_SHARDS",
     "shards_of",
     "with_copies",
@@ -33,6 +34,8 @@ STEPS_OF_COPIES = 3
 STEPS_OF_SHARDS = 3
 """The first step makes streams, groups and state; what the next one waits for is counted back from
 the end of the step before, which has to be like it."""
+STEPS_OF_PARTS = 2
+"""With tensors that torch knows as shared among ranks: in the first step it finds out how."""
 STEPS_OF_ONE = 2
 """Without copies: the first step makes the optimiser's state."""
 

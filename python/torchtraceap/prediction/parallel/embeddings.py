@@ -32,14 +32,12 @@ from torchtraceap.prediction.capture.dispatch import Recorder
 from torchtraceap.prediction.capture.running import run_step
 from torchtraceap.prediction.lifting.fused_lookups import BACKWARD, FORWARD
 from torchtraceap.prediction.parallel.data import STEPS_OF_COPIES, with_copies
+from torchtraceap.prediction.parallel.exchanges import gather, scatter_sums
 from torchtraceap.prediction.parallel.placement import Lookup, Placement
 from torchtraceap.prediction.workload import Workload
 
 __all__ = ["looked_up", "optimizer_of_tables", "run_shared_tables"]
 
-# Newer releases of torch warn of the older names.
-_scatter_sums: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _STATE_OF_ELEMENTS = {"adagrad": 1, "adam": 2}
 _OPTIMIZERS = (
     (torch.optim.SGD, "sgd"),
@@ -279,16 +277,12 @@ class _SumsToSamples(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, owner: _SharedGroup, pooled: torch.Tensor) -> torch.Tensor:
         ctx.owner = owner
-        out = pooled.new_empty(owner.group.bags, owner.width)
-        _scatter_sums(out, pooled, group=owner.process_group, async_op=True)
-        return out
+        return scatter_sums(pooled, owner.process_group, 0, async_op=True)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         owner = ctx.owner
-        out = grads[0].new_empty(owner.bags, owner.width)
-        given = grads[0].contiguous()
-        _gather(out, given, group=owner.process_group, async_op=True)
+        out = gather(grads[0], owner.process_group, 0, async_op=True)
         return None, out.div_(dist.get_world_size(owner.process_group))
 
 

@@ -13,6 +13,7 @@ from torchtraceap.prediction.capture.dispatch import Recorder, Run, capture_step
 from torchtraceap.prediction.capture.running import run_step
 from torchtraceap.prediction.parallel.data import (
     STEPS_OF_COPIES,
+    STEPS_OF_PARTS,
     STEPS_OF_SHARDS,
     shards_of,
     with_copies,
@@ -33,6 +34,7 @@ from torchtraceap.prediction.workload import Workload
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["RankCaptures", "capture_ranks", "place_tables"]
 
@@ -127,36 +129,50 @@ class _Way:
 
     attention: bool = True
     """Tensor parallelism splits it."""
+    splits_loss: bool = True
+    """A split vocabulary's loss takes each rank's words."""
+    gathers_late: bool = True
+    """With some of the tokens on each rank, the head of a split vocabulary gathers them, and not
+    the last block."""
     finds_unused: bool = False
     """Copies wait for no gradient of parameters that are not used."""
+    notes: tuple[str, ...] = ()
+    """What is to be said of it."""
 
 
 def _capture(
     make: Callable[[], Any], strategy: Strategy, rank: int, placement: Placement | None
 ) -> Capture:
-    way, notes = _Way(), list[str]()
+    way = _Way()
     while True:
         with one_rank(rank, strategy.world_size):
             try:
                 capture = capture_step(make, _runs(strategy, way, placement))
             except CaptureError as error:
-                way, note = _other_way(way, strategy, error)
-                notes.append(note)
+                way = _other_way(way, strategy, error)
                 continue
-        return replace(capture, notes=(*capture.notes, *notes))
+        return replace(capture, notes=(*capture.notes, *way.notes))
 
 
-def _other_way(way: _Way, strategy: Strategy, error: CaptureError) -> tuple[_Way, str]:
-    """The next to try after an error, and what is to be said; raises the error if there is none."""
+def _other_way(way: _Way, strategy: Strategy, error: CaptureError) -> _Way:
+    """The next to try after an error; raises the error if there is none."""
     if not isinstance(error.__cause__, RuntimeError):
         raise error
     said = str(error.__cause__)
     if "find_unused_parameters" in said and not way.finds_unused:
         note = "not every parameter gets a gradient, for which ddp has find_unused_parameters=True"
-        return replace(way, finds_unused=True), note
-    if strategy.size(TENSOR) > 1 and way.attention:
+        return replace(way, finds_unused=True, notes=(*way.notes, note))
+    if strategy.by_words and strategy.by_sequence and way.gathers_late:
+        return replace(way, gathers_late=False)  # what lies between takes all tokens
+    if strategy.by_words and way.splits_loss:
+        note = "logits of all words are gathered, as the loss can't take some of them"
+        note = f"{note}: {said.partition(chr(10))[0]}"
+        return replace(way, splits_loss=False, notes=(*way.notes, note))
+    # With some of the tokens on each rank, attention that is whole would miss the others.
+    if strategy.size(TENSOR) > 1 and way.attention and not strategy.by_sequence:
         whole = "attention is whole on every rank, as the model can't run with some heads"
-        return replace(way, attention=False), f"{whole}: {said.partition(chr(10))[0]}"
+        note = f"{whole}: {said.partition(chr(10))[0]}"
+        return replace(way, attention=False, splits_loss=True, notes=(note,))
     raise error
 
 
@@ -176,10 +192,7 @@ def _runs(strategy: Strategy, way: _Way, placement: Placement | None) -> Run:
     """How the current rank runs a step."""
 
     def run(workload: Workload, recorder: Recorder) -> torch.nn.Module:
-        from torchtraceap.prediction.parallel.pipeline import run_stage
-        from torchtraceap.prediction.parallel.tensor import split_layers
-
-        mesh, steps = mesh_of(strategy), None
+        mesh = mesh_of(strategy)
         if placement is not None:
             from torchtraceap.prediction.parallel.embeddings import run_shared_tables
 
@@ -187,18 +200,61 @@ def _runs(strategy: Strategy, way: _Way, placement: Placement | None) -> Run:
             unused = way.finds_unused
             return run_shared_tables(workload, placement, group, recorder, finds_unused=unused)
         if strategy.size(TENSOR) > 1:
-            split_layers(workload.model, mesh.get_group(TENSOR), attention=way.attention)
-        if strategy.size(PIPELINE) > 1:
-            return run_stage(workload, strategy, mesh, recorder, finds_unused=way.finds_unused)
-        if strategy.size(SHARDED) > 1:
-            names = (DATA, SHARDED) if strategy.size(DATA) > 1 else (SHARDED,)
-            with as_on_a_gpu(recorder):
-                workload = with_shards(workload, mesh[names])
-                return run_step(workload, recorder, steps=STEPS_OF_SHARDS)
-        if strategy.size(DATA) > 1:
-            group = mesh.get_group(DATA)
-            workload = with_copies(workload, group, finds_unused=way.finds_unused)
-            steps = STEPS_OF_COPIES
-        return run_step(workload, recorder, steps=steps)
+            with recorder.off():
+                _split(workload, strategy, mesh[TENSOR], way)
+        if strategy.by_words and way.splits_loss:
+            from torchtraceap.prediction.parallel.vocabulary import loss_of_parts
+
+            with loss_of_parts():
+                return _run(workload, strategy, mesh, recorder, way)
+        return _run(workload, strategy, mesh, recorder, way)
 
     return run
+
+
+def _run(
+    workload: Workload, strategy: Strategy, mesh: DeviceMesh, recorder: Recorder, way: _Way
+) -> torch.nn.Module:
+    """Steps of the current rank, whose layers are split as they should be."""
+    from torchtraceap.prediction.parallel.pipeline import run_stage
+
+    steps = STEPS_OF_PARTS if strategy.by_words else None
+    if strategy.size(PIPELINE) > 1:
+        return run_stage(workload, strategy, mesh, recorder, finds_unused=way.finds_unused)
+    if strategy.size(SHARDED) > 1:
+        names = (DATA, SHARDED) if strategy.size(DATA) > 1 else (SHARDED,)
+        with as_on_a_gpu(recorder):
+            workload = with_shards(workload, mesh[names])
+            return run_step(workload, recorder, steps=STEPS_OF_SHARDS)
+    if strategy.size(DATA) > 1:
+        group = mesh.get_group(DATA)
+        workload = with_copies(workload, group, finds_unused=way.finds_unused)
+        steps = STEPS_OF_COPIES
+    return run_step(workload, recorder, steps=steps)
+
+
+def _split(workload: Workload, strategy: Strategy, mesh: DeviceMesh, way: _Way) -> None:
+    """Layers, and what else the strategy splits, among the ranks of tensor parallelism."""
+    from torchtraceap.prediction.parallel.sequence import share_tokens, stacks_of, sum_gradients
+    from torchtraceap.prediction.parallel.tensor import split_layers
+    from torchtraceap.prediction.parallel.vocabulary import share_words, words_of
+
+    model, group, by_sequence = workload.model, mesh.get_group(), strategy.by_sequence
+    stacks = stacks_of(model) if by_sequence else []
+    ends = [stacks[0][0], stacks[-1][-1]] if stacks else []
+    words = words_of(workload, ends) if strategy.by_words else None
+    if words is not None and not way.gathers_late:
+        words = replace(words, leaves_blocks=False)
+    unsplit = set(model.parameters())
+    split_layers(model, group, attention=way.attention, by_sequence=by_sequence)
+    if words is not None:
+        splits_loss = way.splits_loss and workload.loss is not None
+        share_words(words, mesh, by_sequence=by_sequence, splits_loss=splits_loss)
+    if by_sequence:
+        summed, whole = (
+            words is None or not words.enters_blocks,
+            words is None or not words.leaves_blocks,
+        )
+        share_tokens(stacks, group, unsplit, enters_summed=summed, leaves_whole=whole)
+        if words is not None and not whole:
+            sum_gradients(words.between, group, unsplit)

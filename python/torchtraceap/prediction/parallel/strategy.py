@@ -25,6 +25,7 @@ _NAMES = {
 _MICROBATCHES = "microbatches"
 _MOST_RANKS = 65_536
 """The grid of ranks is a tensor, and larger ones are captured without their values."""
+_SPLIT_TOO = _SEQUENCE, _WORDS = "sequence", "vocabulary"
 _PART = re.compile(r"([a-z]+[0-9]?)(?:=([0-9]{1,9}))?")
 
 
@@ -37,6 +38,10 @@ class Strategy:
     """Names and sizes, outermost first; none for a process without others."""
     microbatches: int | None = None
     """Parts of a batch that a pipeline works on one after the other; None: as many as fit."""
+    by_sequence: bool = False
+    """Tensor parallelism has some of the tokens between split layers."""
+    by_words: bool = False
+    """Tensor parallelism splits the vocabulary."""
 
     @property
     def world_size(self) -> int:
@@ -92,7 +97,8 @@ def parse_strategy(text: str | None, world_size: int) -> Strategy:
     Args:
         text: Dimensions with their sizes, outermost first: `pp=4,dp=2`. One of them may go without
             a size and gets what is left: `ddp`, `fsdp2,tp=4`. `microbatches=8` says into how many
-            parts a pipeline splits a batch, else up to 4 for each stage. None for one rank.
+            parts a pipeline splits a batch, else up to 4 for each stage; `sequence` and
+            `vocabulary` say what tensor parallelism splits as well. None for one rank.
         world_size: Number of ranks.
 
     Raises:
@@ -106,9 +112,20 @@ def parse_strategy(text: str | None, world_size: int) -> Strategy:
                 f"{world_size} ranks need a strategy, such as ddp, fsdp2, tp, embedding or pp=2,dp"
             )
         return Strategy()
-    sizes = _sizes(text)
+    parts = text.lower().replace(" ", "").split(",")
+    said = {part for part in parts if part in _SPLIT_TOO}
+    sizes = _sizes(text, [part for part in parts if part not in said])
     microbatches = sizes.pop(_MICROBATCHES, None)
-    strategy = Strategy(_filled(text, sizes, world_size), microbatches)
+    strategy = Strategy(
+        _filled(text, sizes, world_size), microbatches, _SEQUENCE in said, _WORDS in said
+    )
+    for name in said:
+        if TENSOR not in sizes:
+            raise OptionError(
+                f"strategy {text!r}: {name} is of tensor parallelism, and there is no tp"
+            )
+    if strategy.by_sequence and (PIPELINE in sizes or SHARDED in sizes):
+        raise OptionError(f"strategy {text!r}: sequence goes with tp and dp, not with pp or fsdp2")
     if microbatches is not None and PIPELINE not in sizes:
         raise OptionError(f"strategy {text!r}: microbatches are of a pipeline, and there is no pp")
     if strategy.size(PIPELINE) > 1 and strategy.size(SHARDED) > 1:
@@ -121,13 +138,13 @@ def parse_strategy(text: str | None, world_size: int) -> Strategy:
     return strategy
 
 
-def _sizes(text: str) -> dict[str, int | None]:
+def _sizes(text: str, parts: list[str]) -> dict[str, int | None]:
     sizes: dict[str, int | None] = {}
-    for part in text.lower().replace(" ", "").split(","):
+    for part in parts:
         match = _PART.fullmatch(part)
         name = match and (match[1] if match[1] == _MICROBATCHES else _NAMES.get(match[1]))
         if not match or not name:
-            known = ", ".join(_NAMES)
+            known = ", ".join((*_NAMES, *_SPLIT_TOO))
             raise OptionError(f"strategy {text!r}: {part!r} is none of {known} and {_MICROBATCHES}")
         if name in sizes:
             raise OptionError(f"strategy {text!r} has {part.partition('=')[0]} twice")

@@ -7,11 +7,17 @@ the first is. Attention is such a pair (queries, keys and values; output), each 
 the heads, and so is a multi-layer perceptron. Embeddings, norms and the head of a model are whole
 on every rank. Pairs are found by the names that models give to their layers, and in sequences of
 layers with nothing but element by element between.
+
+Note [Sequence]: with sequence parallelism a rank has some of the tokens of what lies between pairs
+(norms, dropout, sums). They are gathered before a pair, in place of the sum of gradients there, and
+after it each rank keeps its part of the sum (Korthikanti et al., 2022). Attention gathers what goes
+into its module, which counts tokens; a perceptron what goes into its first layers.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +26,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchtraceap.errors import OptionError
+from torchtraceap.prediction.parallel.exchanges import entered, gathered, left, scattered
 
-__all__ = ["Pair", "pairs_of", "split_layers"]
+__all__ = ["Pair", "axis_of_tokens", "pairs_of", "split_layers"]
 
 _ATTENTION = (
     ("q_proj k_proj v_proj", "o_proj out_proj dense c_proj wo proj"),
@@ -156,13 +164,46 @@ def _is_by_element(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Identity) or (known and not isinstance(layer, mixes))
 
 
-def split_layers(model: nn.Module, group: dist.ProcessGroup, *, attention: bool = True) -> None:
+@dataclass(frozen=True, slots=True)
+class _Ranks:
+    """The ranks that have parts of layers, and what they exchange."""
+
+    group: dist.ProcessGroup
+    by_sequence: bool
+    """See Note [Sequence]."""
+
+    def enter(self, given: torch.Tensor, axis: int | None = None) -> torch.Tensor:
+        """What goes into a pair; of parts along the dimension of the tokens the whole."""
+        if not self.by_sequence:
+            return entered(given, self.group)
+        return gathered(given, self.group, axis_of_tokens(given) if axis is None else axis)
+
+    def leave(self, product: torch.Tensor, axis: int | None = None) -> torch.Tensor:
+        """What comes of a pair."""
+        if not self.by_sequence:
+            return left(product, self.group)
+        return scattered(product, self.group, axis_of_tokens(product) if axis is None else axis)
+
+
+def axis_of_tokens(activations: torch.Tensor) -> int:
+    """[batch, tokens, features], or without a batch."""
+    return 1 if activations.dim() > 2 else 0
+
+
+def split_layers(
+    model: nn.Module,
+    group: dist.ProcessGroup,
+    *,
+    attention: bool = True,
+    by_sequence: bool = False,
+) -> None:
     """Leaves of each layer what this rank has.
 
     Args:
         model: Is changed.
         group: The ranks among which layers are split.
         attention: It is split too.
+        by_sequence: What goes into a pair and comes out has some of the tokens.
 
     Raises:
         OptionError: There is nothing to split, or heads or features of a layer are no multiple of
@@ -177,13 +218,15 @@ def split_layers(model: nn.Module, group: dist.ProcessGroup, *, attention: bool 
         )
     for pair in pairs:
         _check(pair, parts)
+    ranks = _Ranks(group, by_sequence)
     for pair in pairs:
         if isinstance(pair.heads, nn.MultiheadAttention):
-            _split_attention(pair.heads, group)
+            _split_attention(pair.heads, ranks)
             continue
+        enter = _entrance(pair, ranks)
         for layer in pair.columns:
-            _split_columns(layer, group)
-        _split_rows(pair.rows, group)
+            _split_columns(layer, group, enter)
+        _split_rows(pair.rows, ranks)
         if pair.heads is not None:
             _split_biases(pair.heads, group)
             for name in (*_HEADS, *_KEY_HEADS, *_WIDTHS):
@@ -243,32 +286,86 @@ def _divide(module: nn.Module, name: str, parts: int) -> None:
 # ------------------------------------------------------------------------------- layers
 
 
-def _split_columns(layer: nn.Module, group: dist.ProcessGroup) -> None:
+def _entrance(pair: Pair, ranks: _Ranks) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What each of the first layers does with its input. See Note [Sequence]."""
+    if not ranks.by_sequence:
+        return ranks.enter
+    if pair.heads is not None:
+        pair.heads.register_forward_pre_hook(
+            functools.partial(_gather_first, ranks), with_kwargs=True
+        )
+        return lambda given: given
+    return _Once(ranks.enter)
+
+
+def _gather_first(ranks: _Ranks, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The first of a module's tensors has some of the tokens; others are whole, such as what
+    another stack of layers gave."""
+    leaves, structure = tree_flatten((args, kwargs))
+    first = next((each for each in leaves if _is_activation(each)), None)
+
+    def enter(each: Any) -> Any:
+        if each is first and first is not None:
+            return ranks.enter(each)
+        return entered(each, ranks.group) if _is_trained(each) else each
+
+    found: tuple[Any, Any] = tree_unflatten([enter(each) for each in leaves], structure)
+    return found
+
+
+def _is_activation(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 1
+
+
+def _is_trained(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+class _Once:
+    """Layers that take the same input enter together."""
+
+    def __init__(self, enter: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._enter = enter
+        self._known: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None = None
+
+    def __call__(self, given: torch.Tensor) -> torch.Tensor:
+        if self._known is not None:
+            before, found = (each() for each in self._known)
+            if before is given and found is not None:
+                return found
+        found = self._enter(given)
+        self._known = weakref.ref(given), weakref.ref(found)
+        return found
+
+
+def _split_columns(
+    layer: nn.Module, group: dist.ProcessGroup, enter: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
     _cut(layer, "weight", 1 if _is_transposed(layer) else 0, group.size())
     if getattr(layer, "bias", None) is not None:
         _cut(layer, "bias", 0, group.size())
     for name in ("out_features", "nf"):
         _divide(layer, name, group.size())
-    _forward_by(layer, lambda whole, given: whole(_Entered.apply(given, group)))
+    _forward_by(layer, lambda whole, given: whole(enter(given)))
 
 
-def _split_rows(layer: nn.Module, group: dist.ProcessGroup) -> None:
-    _cut(layer, "weight", 0 if _is_transposed(layer) else 1, group.size())
-    _divide(layer, "in_features", group.size())
+def _split_rows(layer: nn.Module, ranks: _Ranks) -> None:
+    _cut(layer, "weight", 0 if _is_transposed(layer) else 1, ranks.group.size())
+    _divide(layer, "in_features", ranks.group.size())
 
     def forward(_: Callable[..., Any], given: torch.Tensor) -> torch.Tensor:
         matrix = layer.get_parameter("weight")
         product = functional.linear(given, matrix.t() if _is_transposed(layer) else matrix)
-        return _summed(product, getattr(layer, "bias", None), group)
+        return _summed(product, getattr(layer, "bias", None), ranks)
 
     _forward_by(layer, forward)
 
 
 def _summed(
-    product: torch.Tensor, bias: torch.Tensor | None, group: dist.ProcessGroup
+    product: torch.Tensor, bias: torch.Tensor | None, ranks: _Ranks, axis: int | None = None
 ) -> torch.Tensor:
     """The bias is added once."""
-    total: torch.Tensor = _Left.apply(product, group)
+    total = ranks.leave(product, axis)
     return total if bias is None else total + bias
 
 
@@ -282,51 +379,24 @@ def _forward_by(layer: nn.Module, forward: Callable[..., Any]) -> None:
     layer.forward = functools.partial(forward, layer.forward)
 
 
-class _Entered(torch.autograd.Function):
-    """What all ranks have goes into their parts; gradients of the parts are summed."""
-
-    @staticmethod
-    def forward(ctx: Any, given: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return given.view_as(given)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        summed = grads[0].contiguous()
-        dist.all_reduce(summed, group=ctx.group)
-        return summed, None
-
-
-class _Left(torch.autograd.Function):
-    """What comes of the parts is summed; all of them have the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        dist.all_reduce(part, group=group)
-        return part.view_as(part)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return grads[0], None
-
-
 # ------------------------------------------------------------------------------- torch's attention
 
 
-def _split_attention(attention: nn.MultiheadAttention, group: dist.ProcessGroup) -> None:
+def _split_attention(attention: nn.MultiheadAttention, ranks: _Ranks) -> None:
     """Its own forward takes the number of all heads from its input."""
+    group = ranks.group
     _cut(attention, "in_proj_weight", 0, group.size())
     if attention.in_proj_bias is not None:
         _cut(attention, "in_proj_bias", 0, group.size())
     _cut(attention.out_proj, "weight", 1, group.size())
     attention.num_heads //= group.size()
     attention._qkv_same_embed_dim = False  # so that nobody takes the whole layer's fast path
-    _forward_by(attention, functools.partial(_attention, attention, group))
+    _forward_by(attention, functools.partial(_attention, attention, ranks))
 
 
 def _attention(
     attention: nn.MultiheadAttention,
-    group: dist.ProcessGroup,
+    ranks: _Ranks,
     _: Callable[..., Any],
     query: torch.Tensor,
     key: torch.Tensor,
@@ -343,11 +413,15 @@ def _attention(
     order = (
         (lambda tensor: tensor.transpose(0, 1)) if attention.batch_first else lambda tensor: tensor
     )
-    entered = {id(each): order(_Entered.apply(each, group)) for each in (query, key, value)}
+    axis = 1 if attention.batch_first else 0
+    inputs = {
+        id(each): order(entered(each, ranks.group)) for each in (key, value) if each is not query
+    }
+    inputs[id(query)] = order(ranks.enter(query, axis))
     heads, width = attention.num_heads, attention.head_dim
     query, key, value = (
         _heads_of(part, heads, width)
-        for part in _projected(attention, *(entered[id(each)] for each in (query, key, value)))
+        for part in _projected(attention, *(inputs[id(each)] for each in (query, key, value)))
     )
     mask = _mask(attn_mask, key_padding_mask, heads)
     dropout = attention.dropout if attention.training else 0.0
@@ -357,8 +431,8 @@ def _attention(
     batch, _heads, length, _width = found.shape
     found = found.permute(2, 0, 1, 3).contiguous().view(batch * length, heads * width)
     out = attention.out_proj
-    summed = _summed(functional.linear(found, out.weight), out.bias, group)
-    return order(summed.view(length, batch, -1)), None
+    product = functional.linear(found, out.weight).view(length, batch, -1)
+    return order(_summed(product, out.bias, ranks, 0)), None
 
 
 def _projected(

@@ -1,0 +1,157 @@
+"""What tensor parallelism sends: sums and parts of activations, forward and back.
+
+Each is a function of autograd whose backward pass is what the other way round asks for. Parts lie
+along a dimension; where that is not the first one, they are put in order by a copy, as torch does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = [
+    "entered",
+    "gather",
+    "gathered",
+    "left",
+    "own_part",
+    "scatter_sums",
+    "scattered",
+    "whole",
+]
+
+# Newer releases of torch warn of the older names.
+_SCATTER_SUMS: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def gather(part: torch.Tensor, group: dist.ProcessGroup, axis: int, **options: Any) -> torch.Tensor:
+    """What all ranks have, one after the other along a dimension."""
+    size = group.size()
+    out = part.new_empty((size * part.shape[0], *part.shape[1:]))
+    _GATHER(out, part.contiguous(), group=group, **options)
+    return torch.cat(out.chunk(size), axis) if axis else out
+
+
+def scatter_sums(
+    tensor: torch.Tensor, group: dist.ProcessGroup, axis: int, **options: Any
+) -> torch.Tensor:
+    """This rank's part, along a dimension, of the sum over all ranks."""
+    size = group.size()
+    tensor = torch.cat(tensor.chunk(size, axis)) if axis else tensor.contiguous()
+    out = tensor.new_empty((tensor.shape[0] // size, *tensor.shape[1:]))
+    _SCATTER_SUMS(out, tensor, group=group, **options)
+    return out
+
+
+def _part(tensor: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
+    rows = tensor.shape[axis] // group.size()
+    return tensor.narrow(axis, group.rank() * rows, rows).contiguous()
+
+
+def entered(given: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """What all ranks have goes into their parts; gradients of the parts are summed."""
+    found: torch.Tensor = _Entered.apply(given, group)
+    return found
+
+
+def left(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """What comes of the parts is summed; all of them have the gradient."""
+    found: torch.Tensor = _Left.apply(part, group)
+    return found
+
+
+def gathered(part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
+    """Parts of a tensor are put together for layers of which each rank has a part."""
+    found: torch.Tensor = _Gathered.apply(part, group, axis)
+    return found
+
+
+def scattered(part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
+    """What comes of such layers is summed, and each rank keeps a part of that."""
+    found: torch.Tensor = _Scattered.apply(part, group, axis)
+    return found
+
+
+def own_part(tensor: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
+    """A rank's part of what all have."""
+    found: torch.Tensor = _OwnPart.apply(tensor, group, axis)
+    return found
+
+
+def whole(part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
+    """Parts are put together for what all ranks do alike."""
+    found: torch.Tensor = _Whole.apply(part, group, axis)
+    return found
+
+
+class _Entered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return given.view_as(given)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        summed = grads[0].contiguous()
+        dist.all_reduce(summed, group=ctx.group)
+        return summed, None
+
+
+class _Left(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        dist.all_reduce(part, group=group)
+        return part.view_as(part)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0], None
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
+        ctx.group, ctx.axis = group, axis
+        return gather(part, group, axis)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return scatter_sums(grads[0], ctx.group, ctx.axis), None, None
+
+
+class _Scattered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
+        ctx.group, ctx.axis = group, axis
+        return scatter_sums(part, group, axis)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return gather(grads[0], ctx.group, ctx.axis), None, None
+
+
+class _OwnPart(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup, axis: int
+    ) -> torch.Tensor:
+        ctx.group, ctx.axis = group, axis
+        return _part(tensor, group, axis)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return gather(grads[0], ctx.group, ctx.axis), None, None
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
+        ctx.group, ctx.axis = group, axis
+        return gather(part, group, axis)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return _part(grads[0], ctx.group, ctx.axis), None, None
