@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.cli.input import load
@@ -61,6 +62,7 @@ def _describe(parser: Parser) -> None:
         "--trace", metavar="OUT",
         help="write the trace: .json or .json.gz of the first rank, else a folder",
     )  # fmt: skip
+    parser.add_argument("--html", metavar="FILE", help="also write a page that draws it")
     parser.add_argument("--diagnose", action="store_true", help="what would lose time in it")
     add_json(parser)
     add_no_color(parser)
@@ -69,6 +71,8 @@ def _describe(parser: Parser) -> None:
 def _predict(options: Options) -> int:
     if options.trace:
         check_output(options.trace, [options.source, *options.calibrate])
+    if options.html:
+        check_output(options.html, _files(options))
     with stage("predicting"), redirect_stdout(sys.stderr):  # a workload may print
         found = _predictions(options)
     if options.json:
@@ -78,7 +82,18 @@ def _predict(options: Options) -> int:
     if options.trace:
         for path in found[0].write_trace(options.trace):
             note(f"wrote {path}")
+    if options.html:
+        from torchtraceap.report.page.prediction_page import write_prediction_page
+
+        write_prediction_page(found, Path(options.html), _files(options))
+        note(f"wrote {options.html}")
     return FINE
+
+
+def _files(options: Options) -> list[str]:
+    """What is read, that of a workload among it."""
+    source = options.source if Path(options.source).exists() else options.source.rpartition(":")[0]
+    return [each for each in (source, *options.calibrate) if Path(each).is_file()]
 
 
 def _predictions(options: Options) -> list[Prediction]:

@@ -12,18 +12,20 @@ from torchtraceap.units import format_bytes, format_count, format_ns
 if TYPE_CHECKING:
     from torchtraceap.prediction.result import Prediction
 
-__all__ = ["comparison_table", "prediction_tables"]
+__all__ = ["BOUND", "comparison_table", "parts_of", "prediction_tables"]
 
 _MOST_OPS = 15
 _WIDTH = 60
-_BOUND = {
+BOUND = {
     "gpu": "the GPU",
     "host": "the host",
     "borderline": "the GPU or the host: too near to tell",
     "communication": "communication",
-    "data": "copies",
+    "data": "batches: loading and copies",
 }
-_PARTS = (("█", "compute"), ("▒", "exposed communication"), ("▚", "exposed copies"), ("░", "idle"))
+_SIGNS = "█▒▚░"
+_PARTS = ("compute", "communication", "memcpy", "unknown")
+_LABELS = ("compute", "exposed communication", "exposed copies", "idle")
 
 
 def prediction_tables(found: Prediction) -> list[TextTable]:
@@ -37,7 +39,7 @@ def prediction_tables(found: Prediction) -> list[TextTable]:
 def _step_table(found: Prediction) -> TextTable:
     step, gpu = found.step, found.gpu
     job = "" if found.world_size == 1 else f", {found.world_size} GPUs, {found.strategy or 'ddp'}"
-    bound = _BOUND[found.bound_by]
+    bound = BOUND[found.bound_by]
     title = f"Step {_time(step.predicted_ns)} on {found.device}{job}, bound by {bound}"
     rows = [
         ("step", _time(step.predicted_ns), f"9 of 10 between {_span(found)}"),
@@ -57,20 +59,26 @@ def _step_table(found: Prediction) -> TextTable:
 
 def _bar(found: Prediction) -> str:
     """Parts of the step, and what they are."""
-    gpu, whole = found.gpu, max(found.step.predicted_ns, 1)
-    exposed = gpu.exposed_communication_ns, gpu.exposed_memcpy_ns
-    computing = max(gpu.busy_ns - sum(exposed), 0)
-    parts = (computing, *exposed, gpu.idle_ns)
+    whole = max(found.step.predicted_ns, 1)
+    parts = parts_of(found)
     bar = "".join(
-        sign * round(_WIDTH * ns / whole) for (sign, _), ns in zip(_PARTS, parts, strict=True)
+        sign * round(_WIDTH * ns / whole) for sign, (_, _, ns) in zip(_SIGNS, parts, strict=True)
     )
     words = "   ".join(
         f"{sign} {word} {format_percent(ns / whole)}"
-        for (sign, word), ns in zip(_PARTS, parts, strict=True)
+        for sign, (_, word, ns) in zip(_SIGNS, parts, strict=True)
         if ns
     )
     notes = "\n".join(one_line(note, 400) for note in found.notes)
     return f"{bar}\n{words}\n{notes}"
+
+
+def parts_of(found: Prediction) -> list[tuple[str, str, int]]:
+    """Parts of the step: colour on a page, label, ns."""
+    gpu = found.gpu
+    exposed = gpu.exposed_communication_ns, gpu.exposed_memcpy_ns
+    times = max(gpu.busy_ns - sum(exposed), 0), *exposed, gpu.idle_ns
+    return list(zip(_PARTS, _LABELS, times, strict=True))
 
 
 def _memory_table(found: Prediction) -> TextTable:
@@ -122,7 +130,7 @@ def comparison_table(found: Sequence[Prediction]) -> TextTable:
         "device",
         "strategy",
         "step",
-        "8 of 10 between",
+        "9 of 10 between",
         "",
         "GPU busy",
         "bound by",

@@ -72,7 +72,7 @@ def _is_empty(column: Column) -> bool:
 def _column(name: str, column: Column, origin_ns: int) -> dict[str, Any]:
     if not isinstance(column, np.ndarray):
         return _texts(column.codes, column.texts)
-    if column.dtype.kind == "O":
+    if column.dtype.kind in "OU":
         values = ["" if value is None else str(value) for value in column.tolist()]
         texts, codes = np.unique(np.array(values), return_inverse=True)
         return _texts(codes, texts.tolist())
