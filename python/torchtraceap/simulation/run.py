@@ -433,7 +433,7 @@ class SimulatedRun:
         main = (self._main_lane(rank) for rank in range(len(self.ranks)))
         works[[lane for lane in main if lane is not None]] = True
         works[[graph.lane[begin] for _, _, begin, _ in self._given or ()]] = True
-        source, destination = graph.lane[graph.source], graph.lane[self.destination]
+        source, destination = graph.lane.take(graph.source), graph.lane.take(self.destination)
         leaves = (source != destination) & ~works[source]
         pairs = source[leaves].astype(np.int64) * len(works) + destination[leaves]
         source, destination = np.divmod(distinct(pairs), len(works))

@@ -201,8 +201,8 @@ def _others_costs(run: SimulatedRun, counted: Array) -> _core.GraphDelta:
     threads for which nobody waits."""
     number = np.full(len(counted) + 1, _core.NO_ROW, dtype=np.uint32)
     number[np.flatnonzero(counted)] = np.arange(counted.sum())
-    steps = number[np.minimum(run.step_of_point, len(counted))]
-    steps[~run.works[run.graph.lane]] = _core.NO_ROW
+    steps = number.take(np.minimum(run.step_of_point, len(counted)))
+    steps[~run.works.take(run.graph.lane)] = _core.NO_ROW
     delta = _core.GraphDelta()
     lags = _core.held_out_lags(run.graph, steps, int(counted.sum()))
     delta.set_lags(np.arange(len(lags)), lags)

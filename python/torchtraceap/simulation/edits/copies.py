@@ -10,6 +10,7 @@ page-locked from the start (best), or the training thread pins (cautious).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -103,9 +104,16 @@ class _Copies:
             pageable &= view.bytes_of[rows] > SMALL_BYTES
         self.pageable, self.pinned = rows[pageable], rows[pinned]
         self.blocking = self._awaited(self.pinned) if direction == "HtoD" else self.pinned[:0]
-        self.rates, self.source = self._pinned_rates()
-        self.pinning_ns = self._pinning()
-        """float64 `[2, pageable]`: of the training thread, at best and at least."""
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """byte/s of copies from page-locked memory, at best and at least."""
+        return self._pinned_rates[0]
+
+    @property
+    def source(self) -> str:
+        """Where they are from."""
+        return self._pinned_rates[1]
 
     def durations(self, rate: int) -> Array:
         """ns of pageable copies at the higher (0) or lower (1) rate, none slower than it was."""
@@ -159,8 +167,10 @@ class _Copies:
         place = np.searchsorted(view.begin_of[calls], view.destination_of(edges))
         change.set_lags(edges, view.cost_of(edges) + added_ns[calls][place])
 
-    def _pinning(self) -> Array:
-        """See Note [Who pins]."""
+    @cached_property
+    def pinning_ns(self) -> Array:
+        """float64 `[2, pageable]`: of the training thread, at best and at least. See Note [Who
+        pins]."""
         view = self.view
         none = np.zeros((2, len(self.pageable)))
         if self.direction != "HtoD" or len(view.rows_named(_WORKERS, *_HOST)):
@@ -184,6 +194,7 @@ class _Copies:
             return int(median(self.view.work_ns(calls)))
         return self.view.launch_cost_ns
 
+    @cached_property
     def _pinned_rates(self) -> tuple[tuple[float, float], str]:
         """byte/s at best and at least, and where they are from: this trace, else the link of the
         device. Never more than a link carries."""

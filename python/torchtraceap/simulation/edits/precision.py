@@ -16,7 +16,7 @@ from torchtraceap.analysis.recorded_device import matrix_units, plausible_device
 from torchtraceap.analysis.roofline import attainable_ns, computing_type
 from torchtraceap.devices import Device, device_named
 from torchtraceap.errors import OptionError
-from torchtraceap.models import OpCall, Work, family_of
+from torchtraceap.models import Work, family_of
 from torchtraceap.order import distinct
 from torchtraceap.records import dataclass
 from torchtraceap.simulation.edits import lookups
@@ -332,11 +332,12 @@ def _element_wise_in_fp32(view: RankView) -> Array:
     return chosen
 
 
-def _other_in_fp32(work: Work, _: OpCall) -> float:
+def _other_in_fp32(works: EventWorks, kind: int) -> float:
+    work = works.work(kind)
     return 0.5 if work.dtype == "fp32" and work.unit != "matrix" else 1.0
 
 
-def _ratios(view: RankView, ratio_of: Callable[[Work, OpCall], float]) -> tuple[Array, Array]:
+def _ratios(view: RankView, ratio_of: Callable[[EventWorks, int], float]) -> tuple[Array, Array]:
     """Compute kernels whose ratio is not 1, and their ratios."""
     works = works_of(view)
     rows = view.gpu_class(GpuClass.COMPUTE)
@@ -344,7 +345,7 @@ def _ratios(view: RankView, ratio_of: Callable[[Work, OpCall], float]) -> tuple[
     rows, kinds = rows[kinds >= 0], kinds[kinds >= 0]
     table = np.ones(len(works.kinds))
     for kind in distinct(kinds).tolist():
-        table[kind] = ratio_of(works.work(kind), works.call(kind))
+        table[kind] = ratio_of(works, kind)
     ratio = table[kinds]
     return rows[ratio != 1], ratio[ratio != 1]
 
@@ -454,8 +455,9 @@ class OtherDevice:
         view.scale_gpu(best, rows, np.maximum(fast, least))
         view.scale_gpu(cautious, rows, floor + (1 - floor) * slow)
 
-    def _ratio(self, old: Device, margin: int, work: Work, call: OpCall) -> float:
+    def _ratio(self, old: Device, margin: int, works: EventWorks, kind: int) -> float:
         """`margin`: -1 for the lower, 1 for the upper bound."""
+        work, call = works.work(kind), works.call(kind)
         label = computing_type(work, old, call.kernels)
         known = lookups.product_bounds(call, (label, old), (label, self.device))
         if known is not None:

@@ -128,7 +128,8 @@ class RankView:
 
         def match() -> Array:
             matches = self._shared.matches(pattern, self.names)
-            return np.fromiter(map(matches.__getitem__, self.names), dtype=bool)[self.table.name]
+            by_code = np.fromiter(map(matches.__getitem__, self.names), dtype=bool)
+            return by_code.take(self.table.name)
 
         return self.remember(("named", pattern), match)
 
@@ -509,7 +510,7 @@ def _among(codes: Array, kinds: Sequence[int]) -> Array:
     """bool `[codes]`: each is the code of one of the kinds."""
     chosen = np.zeros(len(EventKind), dtype=bool)
     chosen[list(kinds)] = True
-    found: Array = chosen[codes]
+    found: Array = chosen.take(codes)
     return found
 
 

@@ -61,10 +61,10 @@ def families_of(view: RankView, rows: Array) -> Array:
     has_operator = operator != _core.NO_ROW
     op_name = np.full(len(rows), -1, dtype=np.int64)
     op_name[has_operator] = view.table.name[operator[has_operator]]
-    pairs = np.stack([op_name, view.table.name[rows].astype(np.int64)])
-    unique, place = np.unique(pairs, axis=1, return_inverse=True)
+    pairs = op_name * len(view.names) + view.table.name[rows]
+    unique, place = np.unique(pairs, return_inverse=True)
     names = [
         family_of(view.names[op] if op >= 0 else "", (view.names[kernel],))
-        for op, kernel in unique.T.tolist()
+        for op, kernel in (divmod(pair, len(view.names)) for pair in unique.tolist())
     ]
-    return np.array(names, dtype=object)[place.ravel()] if names else np.zeros(0, dtype=object)
+    return np.array(names, dtype=object)[place] if names else np.zeros(0, dtype=object)
