@@ -213,6 +213,18 @@ def test_a_probe_of_this_machine_narrows_the_interval() -> None:
     assert after.total_ns > 0
 
 
+def test_what_is_of_another_machine_moves_and_narrows_less() -> None:
+    unknown, calls = HostModel(), recorded(2.0)
+    own, other = (unknown.calibrated([calls], deviation=each) for each in (0.0, 0.5))
+    before, of_other, of_own = (
+        model.times(Capture(STEP), LAUNCHES) for model in (unknown, other, own)
+    )
+    widths = [each.high / each.low for each in (of_own, of_other, before)]
+    assert widths == sorted(widths)
+    moved = [np.log(each.total_ns / before.total_ns) for each in (of_other, of_own)]
+    assert 0 < moved[0] < moved[1]
+
+
 def test_a_probe_that_can_not_be_is_refused() -> None:
     pytest.importorskip("torch")
     with pytest.raises(OptionError, match="plain, stack, full"):

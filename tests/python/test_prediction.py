@@ -183,6 +183,20 @@ def test_a_profile_of_a_cpu_is_a_source_as_well(tmp_path: Path) -> None:
     ]
 
 
+def test_a_probe_narrows_what_is_not_known_of_the_host() -> None:
+    from torchtraceap.prediction.lifting.probe import probe
+
+    blind, probed = predicted(batch=8), predicted(batch=8, probed=probe())
+    assert blind.bound_by == "host"
+
+    def width(found: ttap.Prediction) -> float:
+        return found.step.high_ns / found.step.low_ns
+
+    assert width(probed) < width(blind)
+    assert any("probed" in note for note in probed.notes)
+    assert probed.sequence == blind.sequence
+
+
 def test_ranks_share_gradients() -> None:
     alone, shared = predicted(), predicted(world_size=8, strategy="ddp")
     assert shared.gpu.communication_ns > 0

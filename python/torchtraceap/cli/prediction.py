@@ -15,6 +15,7 @@ from torchtraceap.stages import stage
 
 if TYPE_CHECKING:
     from torchtraceap.prediction import Loading, Prediction
+    from torchtraceap.prediction.lifting.recorded_host import RecordedCalls
 
 __all__ = ["PREDICTION_COMMANDS"]
 
@@ -46,6 +47,10 @@ def _describe(parser: Parser) -> None:
     parser.add_argument(
         "--calibrate", action="append", default=[], metavar="TRACE",
         help="correct durations and host times by a trace from the device; several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--probe", action="store_true",
+        help="measure this machine's processor, taken for one like that of the GPU's host",
     )  # fmt: skip
     parser.add_argument(
         "--upload", choices=("pageable", "pinned"),
@@ -102,6 +107,7 @@ def _predictions(options: Options) -> list[Prediction]:
 
     traces = [load([path], 0) for path in options.calibrate]
     loading = _loading(options)
+    probed = _probed() if options.probe else None
     plan = _plan(options)
     return [
         predict(
@@ -114,6 +120,7 @@ def _predictions(options: Options) -> list[Prediction]:
             steps=options.steps,
             calibrate=traces,
             loading=loading,
+            probed=probed,
             sharding=plan if _shares_tables(strategy) else None,
         )
         for device in options.device
@@ -145,6 +152,13 @@ def _plan(options: Options) -> dict[str, Any] | None:
 
 def _shares_tables(strategy: str | None) -> bool:
     return strategy is not None and "embedding" in strategy.lower()
+
+
+def _probed() -> RecordedCalls:
+    from torchtraceap.prediction.lifting.probe import probe
+
+    with stage("probing this machine"):
+        return probe()
 
 
 def _print_json(found: list[Prediction]) -> None:

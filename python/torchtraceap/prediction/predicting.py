@@ -34,7 +34,8 @@ from torchtraceap.prediction.lifting.host import HostModel
 from torchtraceap.prediction.lifting.lift import lift
 from torchtraceap.prediction.lifting.loading import Loading, with_loading
 from torchtraceap.prediction.lifting.measured import with_measured_times
-from torchtraceap.prediction.lifting.recorded_host import recorded_calls
+from torchtraceap.prediction.lifting.probe import PROBE_DEVIATION
+from torchtraceap.prediction.lifting.recorded_host import RecordedCalls, recorded_calls
 from torchtraceap.prediction.lifting.step import LiftedOp, LiftedStep
 from torchtraceap.prediction.memory import MemoryNeed, memory_need
 from torchtraceap.prediction.result import (
@@ -77,6 +78,7 @@ def predict(
     steps: int = 3,
     calibrate: Iterable[Trace] = (),
     loading: Loading | None = None,
+    probed: RecordedCalls | None = None,
     sharding: Plan | None = None,
 ) -> Prediction:
     """What a step would take on a GPU, without one and without running the model.
@@ -101,6 +103,8 @@ def predict(
         sharding: Of the strategy embedding: on which ranks tables lie, by name of the table's
             module or pattern of names, as a rank, the ranks of its parts by columns, "row_wise" or
             "data_parallel"; or what `choose_sharding` answers. Others are placed by the search.
+        probed: What `probe` of lifting/probe.py recorded on this machine, whose processor is then
+            taken for one like that of the GPU's host.
 
     Raises:
         OptionError: Options that make no sense, or no workload.
@@ -117,7 +121,9 @@ def predict(
     traces = tuple(calibrate)
     ran_on = _device_of(captured.profile)
     own = [load(source)] if ran_on is chip else []  # its machine is the one that is asked for
-    lifted = lifted_steps(captured.captures, chip, traces, hosts=[*own, *traces], loading=loading)
+    lifted = lifted_steps(
+        captured.captures, chip, traces, hosts=[*own, *traces], loading=loading, probed=probed
+    )
     if captured.profile is not None and ran_on is not None:
         profile = captured.profile
         lifted = [with_measured_times(lifted[0], profile.capture, profile.measured_ns, ran_on)]
@@ -144,7 +150,7 @@ def predict(
         ops=_ops(ops),
         sequence=tuple(op.op.name for op in ops),
         unknown=_unknown(ops),
-        notes=(*captured.captures[0].notes, *_notes(chip, traces, loading, fetch_ns)),
+        notes=(*captured.captures[0].notes, *_notes(chip, traces, loading, fetch_ns, probed)),
         trace=trace,
     )
 
@@ -161,6 +167,7 @@ def lifted_steps(
     *,
     hosts: Sequence[Trace] | None = None,
     loading: Loading | None = None,
+    probed: RecordedCalls | None = None,
 ) -> list[LiftedStep]:
     """Captured steps as a GPU would do them.
 
@@ -170,8 +177,11 @@ def lifted_steps(
         calibrate: Traces of the device, which correct durations.
         hosts: Traces of the machine, which correct host times; by default the same.
         loading: How batches come; None: they are there.
+        probed: Recorded on a processor like that of the machine.
     """
     calibration, host = _calibration(calibrate), HostModel(device)
+    if probed is not None:
+        host = host.calibrated([probed], source="a probe", deviation=PROBE_DEVIATION)
     parts = [part for trace in (calibrate if hosts is None else hosts) for part in trace.ranks]
     if parts:
         host = host.calibrated([recorded_calls(part) for part in parts])
@@ -296,7 +306,11 @@ def _unknown(ops: Sequence[LiftedOp]) -> tuple[UnknownOp, ...]:
 
 
 def _notes(
-    device: Device, traces: Sequence[Trace], loading: Loading | None, fetch_ns: float
+    device: Device,
+    traces: Sequence[Trace],
+    loading: Loading | None,
+    fetch_ns: float,
+    probed: RecordedCalls | None,
 ) -> tuple[str, ...]:
     notes = ["Times are those of a run that is being profiled"]
     if loading is None:
@@ -304,6 +318,10 @@ def _notes(
     else:
         notes[0] += f", with the loop around the step; inputs are copied from {loading.memory} "
         notes[0] += f"memory, taking a batch holds the host for {format_ns(round(fetch_ns))}."
+    if probed is not None:
+        notes.append(
+            "This machine's processor was probed and is taken for one like that of the GPU's host."
+        )
     if not traces:
         notes.append(
             f"No trace of {device.name} corrects durations and host times; --calibrate takes one."

@@ -403,7 +403,9 @@ class HostModel:
         found = tuple(situations(capture.calls))
         return self.times_of(found, launches_per_call)
 
-    def calibrated(self, recorded: Iterable[RecordedCalls], *, source: str = "") -> HostModel:
+    def calibrated(
+        self, recorded: Iterable[RecordedCalls], *, source: str = "", deviation: float = 0.0
+    ) -> HostModel:
         """The model of the machine that recorded these calls, under the profiler that it used.
 
         How much of what they take more or less is the machine's, and not their model's own, follows
@@ -412,12 +414,14 @@ class HostModel:
         Args:
             recorded: As `recorded_calls` finds them in a trace; without any call this model stays.
             source: Of these, for a person.
+            deviation: Of the logarithm of what they take to what the machine does, where they are
+                of another one.
         """
         ratios = log_ratios(self.table, list(recorded))
         is_seen = np.isfinite(ratios)
         if not is_seen.any():
             return self
-        noise = self.table.model_covariance + np.diag(np.where(is_seen, 0.0, _UNSEEN))
+        noise = self.table.model_covariance + np.diag(np.where(is_seen, deviation**2, _UNSEEN))
         gain = self.covariance @ np.linalg.inv(self.covariance + noise)
         found = copy(self)
         found._expected = None  # spread to either side alike is all that is known behind it
