@@ -19,8 +19,8 @@ group, summed are input channels times taps (backward: with the roles exchanged)
 
 The numbers are rounded from convolutions of KernelBench on H100 (tf32, forward; the problems that
 benchmarks/simulation/convolutions.csv marks as `fit`), of a ResNet-50 on V100 (fp32, forward and
-backward) and the first layers of public models on H100, A100 and V100; the start of AMD's from a
-ResNet-18 on MI300X. Backward passes on matrix units were measured there only, in small sizes.
+backward), for few channels from first layers on V100 and A100; the start of AMD's from a ResNet-18
+on MI300X. Backward passes on matrix units were measured there only, in small sizes.
 docs/durations.md says how far off they are elsewhere, which is what the intervals are.
 """
 
@@ -104,13 +104,13 @@ class Convolution:
 
 
 def convolution_of(call: OpCall, work: Work) -> Convolution | None:
-    """Sizes of a call; None where it is no convolution or does not say them.
+    """Sizes of a call; None where it does not say them.
 
     Args:
-        call: Forward or backward, of ATen or of a library.
+        call: A convolution, forward or backward, of ATen or of a library.
         work: What it computes and moves.
     """
-    if "convolution" not in call.name or not work.flops:
+    if not work.flops:
         return None
     backward = "backward" in call.name
     if backward and not call.name.startswith("aten::convolution_backward"):

@@ -132,7 +132,7 @@ def estimate_measured(
 def _estimate_convolution(
     call: OpCall, dtype: str, device: Device, kernels: int
 ) -> Estimate | None:
-    if "convolution" not in call.name:
+    if "convolution" not in call.name and "conv_depthwise" not in call.name:
         return None
     work, _ = modelled(call)
     return None if work is None else estimate_convolution(call, work, dtype, device, kernels)

@@ -52,9 +52,11 @@ def take(call: OpCall) -> Work:
     return Work(0, _picked(x, index.elements) + index.bytes, index.elements * x.dtype.size)
 
 
-@register("aten::scatter_", "aten::scatter_add_", "aten::scatter_reduce_")
+@register("aten::scatter_", "aten::scatter_add_", "aten::scatter_reduce_", "aten::scatter",
+          "aten::scatter_add")  # fmt: skip
 def scatter(call: OpCall) -> Work:
-    """(self, dim, index, src): in place, what the indices name is written (and read to add)."""
+    """(self, dim, index, src): what the indices name is written (and read to add). Not in place,
+    an operator of its own copies what is written to."""
     x, index, source = call.tensor(0), call.tensor(2), call.optional_tensor(3)
     adds = "add" in call.name or "reduce" in call.name
     touched = _picked(x, index.elements)

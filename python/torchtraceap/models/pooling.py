@@ -131,6 +131,22 @@ def upsample(call: OpCall) -> Work:
 
 
 @register(
+    "aten::upsample_nearest1d_backward", "aten::upsample_nearest2d_backward",
+    "aten::upsample_nearest3d_backward", "aten::upsample_linear1d_backward",
+    "aten::upsample_bilinear2d_backward", "aten::upsample_trilinear3d_backward",
+    "aten::upsample_bicubic2d_backward",
+)  # fmt: skip
+def upsample_backward(call: OpCall) -> Work:
+    """(grad_output, output_size, input_size, ...)"""
+    grad = call.tensor(0)
+    wanted = call.integers(2)
+    if len(wanted) != len(grad.shape) or any(size < 0 for size in wanted):
+        raise UnknownWorkError("the input size does not fit the gradient")
+    taps = next(count for name, count in _TAPS.items() if name in call.name)
+    return Work(grad.elements * taps, grad.bytes, prod(wanted) * grad.dtype.size)
+
+
+@register(
     "aten::constant_pad_nd", "aten::reflection_pad1d", "aten::reflection_pad2d",
     "aten::replication_pad1d", "aten::replication_pad2d", "aten::replication_pad3d",
     composite=True,

@@ -18,7 +18,8 @@ from torchtraceap.prediction.lifting.work import OpTime
 
 __all__ = ["op_call", "op_times", "recorded_arguments"]
 
-_LEAST_NS = 1_000.0
+_LEAST_NS = 2_500.0
+"""Of a kernel that has next to nothing to do."""
 _NARROW_ELEMENT = 2
 _ASSUMED_SPREAD = 4.0
 """Of what no model knows the time lies between a quarter and four times that of a copy of its
@@ -76,12 +77,16 @@ def _op_time(
     narrow = all(tensor.dtype.size <= _NARROW_ELEMENT for tensor in op.tensors)
     call = OpCall(op.name, *recorded_arguments(op.inputs), kernels if narrow else ())
     found = op_ns(call, device, kernels=max(1, len(kernels)), calibration=calibration)
-    return OpTime(_assumed(op, device), False) if found is None else OpTime(found, True)
+    return (
+        OpTime(_assumed(op, device, max(1, len(kernels))), False)
+        if found is None
+        else OpTime(found, True)
+    )
 
 
-def _assumed(op: LaunchingOp, device: Device) -> Estimate:
+def _assumed(op: LaunchingOp, device: Device, kernels: int) -> Estimate:
     moved = sum(tensor.elements * tensor.dtype.size for tensor in op.tensors)
-    ns = max(_LEAST_NS, moved / device.bandwidth * 1e9)
+    ns = kernels * _LEAST_NS + moved / device.bandwidth * 1e9
     low, high = ns / _ASSUMED_SPREAD, ns * _ASSUMED_SPREAD
     return Estimate(ns, low, high, f"no model knows {op.name}: its tensors moved once")
 

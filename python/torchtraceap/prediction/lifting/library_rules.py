@@ -99,7 +99,9 @@ def _depthwise(
     stride, padding, dilation = around
     if libraries.for_amd:
         name, three = "aten::miopen_depthwise_convolution", len(given.shape) == 5
-        inputs: tuple[Value, ...] = (given, weight, None, padding, stride, dilation)
+        inputs: tuple[Value, ...] = (
+            given, weight, None, padding, stride, dilation, given.shape[1], False, False
+        )  # fmt: skip
         launches: list[LaunchedCall] = [(name, inputs, (made,))]
         if bias is not None:
             launches.append(("aten::add_", (made, _per_channel(bias, made), 1), (made,)))
