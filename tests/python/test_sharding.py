@@ -358,3 +358,15 @@ def test_a_network_between_machines() -> None:
         Cluster("H100 SXM", 16, 3, node_bandwidth=1e9)
     with pytest.raises(OptionError, match="node_bandwidth must be"):
         Cluster("H100 SXM", 16, 2, node_bandwidth=0)
+
+
+@pytest.mark.parametrize("device", ["H100 SXM", "H100 NVL", "A100 PCIe 40GB", "MI300X"])
+def test_what_tells_the_exchanges_is_said(device: str) -> None:
+    tables = [{"rows": 100_000, "dim": 64} for _ in range(8)]
+    found = choose_sharding(tables, Cluster(device, 4))
+    (note,) = found.notes
+    assert note.startswith("all-to-alls: ")
+    assert len(note) > len("all-to-alls: ")
+    assert choose_sharding(tables, Cluster(device, 1)).notes == ()
+    network = Cluster("H100 SXM", 16, 2, node_bandwidth=50e9)
+    assert "rate of the network" in choose_sharding(tables, network).notes[0]

@@ -87,6 +87,8 @@ def choose_sharding(
         candidates.append(best_costs.candidate("search", best))
     if not candidates:
         raise OptionError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
+    if costs.exchange_source:
+        notes.append(f"all-to-alls: {costs.exchange_source}")
     return Sharding(
         device=cluster.chip.name,
         world_size=cluster.ranks,

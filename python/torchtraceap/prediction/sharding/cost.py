@@ -162,6 +162,8 @@ class Costs:
         self.received = 2.0 * lookups.batch * float(self.width.sum())
         """Bytes on every rank: the rows of its samples, and their gradients."""
         self.limit = lookups.cluster.table_bytes
+        self.exchange_source = ""
+        """What tells the times of exchanges, once they were asked for."""
 
     @property
     def time(self) -> FloatArray:
@@ -208,6 +210,9 @@ class Costs:
         sizes = self.lookups.batch * most * self.ranks / others
         cluster = self.lookups.cluster
         if cluster.nodes > 1 and cluster.node_bandwidth is not None:
+            self.exchange_source = (
+                "reckoned from the rate of the network, of which none was measured"
+            )
             return self._over_network(sizes, cluster.node_bandwidth)
         try:
             found = estimate_collectives(
@@ -219,6 +224,7 @@ class Costs:
         unknown = np.flatnonzero(~np.isfinite(found.ns))
         if len(unknown):
             raise OptionError(f"the exchange can't be estimated: {found[int(unknown[0])].source}")
+        self.exchange_source = found[0].source
         return np.stack([found.ns, found.low_ns, found.high_ns])
 
     def _over_network(self, sizes: FloatArray, bandwidth: float) -> FloatArray:
