@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torchtraceap.generation.faults import FAULTS
 from torchtraceap.generation.generate import TYPES, generate
 from torchtraceap.generation.loss import covered_windows, lost_intervals
 from torchtraceap.generation.pairs import Pair, drawn_pair
+from torchtraceap.generation.rank_numbers import as_rank
 from torchtraceap.generation.scene import Outcome
 from torchtraceap.knowledge import load_knowledge
 from torchtraceap.ranks import RankTrace
@@ -306,8 +308,23 @@ def test_ranks_are_processes_with_a_gpu_each(with_a_late_rank: Pair) -> None:
         said = [json.loads(table.event_json(row)) for row in (call, kernel)]
         host.append(said[0]["pid"])
         gpus.append((said[1]["pid"], said[1]["args"]["device"]))
-        assert side.twin.tree.main_track is not None
     assert len(set(host)) == 3 and gpus == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_names_of_processes_stay_with_theirs(whole: RankTrace) -> None:
+    """Of all GPUs of the machine there are some, and of a stream the name goes with it."""
+    program = base_of(whole, 1).program(random.Random(0))
+    process = program.like_call["pid"]
+    lines = [
+        '{"name": "process_labels", "ph": "M", "pid": 0, "tid": 0, "args": {"labels": "GPU 0"}},',
+        '{"name": "thread_name", "ph": "M", "pid": 0, "tid": 7, "args": {"name": "stream 7"}},',
+        f'{{"name": "process_name", "ph": "M", "pid": {process}, "tid": 0}},',
+    ]
+    text = '"deviceProperties": [{"device": 0}],\n"traceEvents": [\n' + "\n".join(lines)
+    moved = as_rank(text.encode(), program, 2).decode().splitlines()
+    assert moved[0] == '"deviceProperties": [{"device": 0}],'
+    assert '"pid": 0' in moved[2] and '"pid": 2' in moved[3]
+    assert f'"pid": {process + 134}' in moved[4]
 
 
 def test_a_late_rank_is_found_across_ranks(with_a_late_rank: Pair, tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ def _side(
 ) -> Side:
     """A rank as it is recorded with the fault and without."""
     headers = [
-        Header(rank, draw.ranks, clock, f"{draw.token}/{which}") for which in ("put", "twin")
+        Header(rank, draw.ranks, clock, f"{draw.token}/{which}/{rank}") for which in ("put", "twin")
     ]
     sides = zip((put, twin), headers, strict=True)
     parts = [recorded(base, *side, header) for side, header in sides]

@@ -14,8 +14,8 @@ from torchtraceap.generation.program import Program
 __all__ = ["as_rank"]
 
 _NUMBER = re.compile(rb'"(pid|tid|device)"\s*:\s*(\d+)')
-_NAMES = b'{"ph": "M"'
-"""Begin of events that name processes and threads: those of all GPUs are there already."""
+_NAMED = b'"name": "process_'
+"""Part of events that name processes: those of all GPUs are there already."""
 _APART = 67
 """Between the numbers of processes that are started one after the other, with their threads."""
 _GPUS = 8
@@ -36,7 +36,7 @@ def as_rank(text: bytes, program: Program, rank: int) -> bytes:
     numbers = {**host, **_gpu_numbers(program, rank % _GPUS)}
     begin = text.index(b'"traceEvents"')
     lines = [
-        _NUMBER.sub(partial(_moved, host if line.startswith(_NAMES) else numbers), line)
+        _NUMBER.sub(partial(_moved, host if _NAMED in line else numbers), line)
         for line in text[begin:].split(b"\n")
     ]
     return text[:begin] + b"\n".join(lines)
