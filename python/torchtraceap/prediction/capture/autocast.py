@@ -44,10 +44,16 @@ def autocast_as_on_a_gpu() -> Iterator[None]:
 
     def begin(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         if device_type == "cuda":
-            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+            device_type, dtype = "cpu", dtype or asked["get_autocast_dtype"]("cuda")
         before(self, device_type, dtype, *args, **kwargs)
 
+    def asks(function: Callable[[str], Any]) -> Callable[..., Any]:
+        return lambda device="cuda": function("cpu" if device == "cuda" else device)
+
+    asked = {name: getattr(torch, name) for name in ("is_autocast_enabled", "get_autocast_dtype")}
     try:
+        for name, function in asked.items():
+            setattr(torch, name, asks(function))
         for name in _IN_FLOAT32:
             _register(library, name, _in_float32)
         for name in _SET_FLOAT32:
@@ -56,6 +62,8 @@ def autocast_as_on_a_gpu() -> Iterator[None]:
         yield
     finally:
         autocast.__init__ = before
+        for name, function in asked.items():
+            setattr(torch, name, function)
         library._destroy()
 
 

@@ -12,11 +12,12 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from torchtraceap.dtypes import DType, dtype_named
-from torchtraceap.errors import MissingDependencyError, TraceError
+from torchtraceap.errors import MissingDependencyError, OptionError, TraceError
 from torchtraceap.prediction.capture.calls import (
     Call,
     Capture,
@@ -28,9 +29,11 @@ from torchtraceap.prediction.capture.calls import (
     Value,
     tensors_in,
 )
+from torchtraceap.prediction.capture.places import place_of_error
 from torchtraceap.prediction.capture.running import (
     run_step,
     tensors_of_inputs,
+    unchanged,
     watched_optimizers,
 )
 from torchtraceap.prediction.capture.streams import Streams
@@ -53,7 +56,7 @@ _IN_NAMES = re.compile(r"[^\w.\[\]-]+")
 
 
 def capture_step(make: Callable[[], Any], run: Run | None = None) -> Capture:
-    """The calls of one step of a workload, of which nothing is computed.
+    """The calls of one step of a workload, of which nothing is computed if that is possible.
 
     Args:
         make: Makes the workload, see `Workload`. Large tensors that it makes take no memory.
@@ -61,22 +64,120 @@ def capture_step(make: Callable[[], Any], run: Run | None = None) -> Capture:
 
     Raises:
         OptionError: It makes no workload.
-        CaptureError: The model needs values that fake tensors don't have.
+        CaptureError: The step can't be run; the message says what failed, and in which line.
     """
-    with _without_values() as values:
-        from torchtraceap.prediction.capture.without_gpu import taken_for_plain_tensors
+    tried = _tried(make, run)
+    if tried.capture is not None and not tried.assumed:
+        return tried.capture
+    computed = None
+    if tried.parameter_bytes <= _MOST_BYTES:
+        computed = _tried(make, run, computed=True)
+        if computed.capture is not None:
+            why = f"without values, {tried.error}"
+            if tried.capture is not None:
+                why = f"values decide on what the program does ({', '.join(tried.assumed)})"
+            note = f"{why}: it was computed here"
+            return replace(computed.capture, notes=(*computed.capture.notes, note))
+    reason = "it is too large" if computed is None else computed.error
+    if tried.capture is None:
+        raise _not_captured(tried, computed, reason) from tried.cause
+    note = (
+        f"values decide on what the program does ({', '.join(tried.assumed)}): conditions are "
+        "taken to hold, numbers to be 1 and sizes to be as large as can be, since the step could "
+        f"not be computed here: {reason}"
+    )
+    return replace(tried.capture, notes=(*tried.capture.notes, note))
 
-        with _explained("the workload could not be made without values"):
+
+_MOST_BYTES = 1 << 30
+"""Of the parameters of a step that is computed; with gradients and state four times as many."""
+_MOST_SECONDS = 30.0
+"""What computing a step may take."""
+_MOST_SAID = 3
+"""Places of a program that a note names."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """What came of running a step."""
+
+    capture: Capture | None
+    error: str = ""
+    """What failed, with what was said and where."""
+    cause: Exception | None = None
+    assumed: tuple[str, ...] = ()
+    """What was not known and decides on what the program does."""
+    parameter_bytes: int = 0
+
+
+def _tried(make: Callable[[], Any], run: Run | None, *, computed: bool = False) -> _Tried:
+    """Runs a step, with values or without.
+
+    Raises:
+        OptionError: It makes no workload.
+    """
+    from torchtraceap.prediction.capture.without_gpu import taken_for_plain_tensors
+
+    size, doing = 0, "the workload could not be made"
+    with _prepared(computed=computed) as values:
+        try:
             workload = made_workload(make())
             _initialize(workload)
-            values.forget_parameters(workload.model)
-        recorder = values.recorder = Recorder(values.blank)
-        told = _explained("the step could not be run without values")
-        with taken_for_plain_tensors(), told, recorder.recording():
-            model = (run or run_step)(workload, recorder)
-        held = recorder.storages_of(model)
-        inputs = recorder.described(tensors_of_inputs(workload))
-    return Capture(tuple(recorder.calls), tuple(recorder.notes), held, inputs)
+            size = sum(each.numel() * each.element_size() for each in workload.model.parameters())
+            with ExitStack() as stack:
+                stack.enter_context(unchanged(workload.model, with_parameters=computed))
+                stack.enter_context(values.without_parameters(workload.model))
+                doing = "the step could not be run"
+                recorder = values.recorder = Recorder(values.blank)
+                recorder.ends = monotonic() + _MOST_SECONDS if computed else None
+                stack.enter_context(taken_for_plain_tensors())
+                stack.enter_context(recorder.recording())
+                model = (run or run_step)(workload, recorder)
+                held = recorder.storages_of(model)
+                inputs = recorder.described(tensors_of_inputs(workload))
+        except OptionError:
+            raise
+        except Exception as error:  # whatever a program raises
+            told = f"{doing} ({_said(error)})"
+            return _Tried(None, told, error, _some(values.assumed), size)
+    notes = (*values.notes, *recorder.notes)
+    capture = Capture(tuple(recorder.calls), notes, held, inputs)
+    return _Tried(capture, assumed=_some(values.assumed), parameter_bytes=size)
+
+
+def _some(places: Iterable[str]) -> tuple[str, ...]:
+    """The first of them, and how many there are besides."""
+    found = tuple(places)
+    more = len(found) - _MOST_SAID
+    return found if more <= 0 else (*found[:_MOST_SAID], f"and {more} more")
+
+
+def _said(error: Exception) -> str:
+    """What an error says, of which type, and where it came up."""
+    said = (str(error).strip() or "no reason given").splitlines()[0][:300]
+    if not isinstance(error, TraceError):
+        said = f"{type(error).__name__}: {said}"
+    place = place_of_error(error)
+    return f"{said}, at {place}" if place else said
+
+
+def _not_captured(tried: _Tried, computed: _Tried | None, reason: str) -> CaptureError:
+    if computed is not None and _same(tried.cause, computed.cause):  # the program's own
+        return CaptureError(computed.error)
+    return CaptureError(
+        f"without values, {tried.error}; computed here, {reason}; if it runs on a CPU, a profile "
+        "of that with record_shapes=True can be predicted from instead"
+    )
+
+
+def _same(one: Exception | None, other: Exception | None) -> bool:
+    """Whether two errors are of one type, and in one place."""
+    return (
+        one is not None
+        and other is not None
+        and type(one) is type(other)
+        and place_of_error(one) == place_of_error(other)
+    )
 
 
 def survey(make: Callable[[], Any], look: Callable[[Workload], T]) -> T:
@@ -89,27 +190,30 @@ def survey(make: Callable[[], Any], look: Callable[[Workload], T]) -> T:
     Raises:
         OptionError: It makes no workload.
     """
-    with _without_values():
+    with _prepared():
         return look(made_workload(make()))
 
 
 @contextmanager
-def _without_values() -> Iterator[ValuesMode]:
+def _prepared(*, computed: bool = False) -> Iterator[ValuesMode]:
+    """Within, torch does what it does on a GPU, on tensors without values unless these are to be
+    computed."""
     _require_torch()
     from torchtraceap.prediction.capture.autocast import autocast_as_on_a_gpu
     from torchtraceap.prediction.capture.values import ValuesMode
     from torchtraceap.prediction.capture.without_gpu import as_if_on_a_gpu
 
-    values = ValuesMode()
+    values = ValuesMode(computed=computed)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         # A copy of a layer asks whether its tensors, which have no values, have an address.
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         warnings.filterwarnings("ignore", "Sparse invariant checks")
+        warnings.filterwarnings("ignore", "Using `torch.compile")  # beside what watches modules
         # What becomes a tensor without values is looked at from all sides.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         stack.enter_context(autocast_as_on_a_gpu())
-        stack.enter_context(as_if_on_a_gpu(values.read_as_a_whole))
+        stack.enter_context(as_if_on_a_gpu(values.read_as_a_whole, values.note))
         stack.enter_context(values)
         yield values
 
@@ -122,21 +226,6 @@ def _initialize(workload: Workload) -> None:
     if any(map(is_lazy, (*workload.model.parameters(), *workload.model.buffers()))):
         with torch.no_grad():
             workload.forward()
-
-
-@contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Errors of the program within are told as those of a capture."""
-    try:
-        yield
-    except TraceError:
-        raise
-    except Exception as error:
-        said = (str(error).strip() or "no reason given").splitlines()[0][:300]
-        raise CaptureError(
-            f"{what} ({type(error).__name__}: {said}); if it runs on a CPU, a profile of that can "
-            "be predicted from instead"
-        ) from error
 
 
 def _require_torch() -> None:
@@ -165,6 +254,8 @@ class Recorder:
         self._on_host: set[int] = set()
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self.streams = Streams()
+        self.ends: float | None = None
+        """When it has to be over, by the monotonic clock."""
         self.is_on = True
         """Calls are written down, and not only answered."""
         self._batch: int | None = None
@@ -315,6 +406,8 @@ class Recorder:
             outputs: What it returned.
             is_view: It computes nothing.
         """
+        if self.ends is not None and monotonic() > self.ends:
+            raise CaptureError(f"it takes over {_MOST_SECONDS:.0f} s")
         if not self.is_on:
             return
         given = {key: self._value(value) for key, value in inputs.items()}

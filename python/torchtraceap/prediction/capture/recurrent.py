@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchtraceap.prediction.capture.calls import Phase
+from torchtraceap.prediction.capture.computed import Computed, computed
 from torchtraceap.prediction.capture.modes import all_arguments
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def recurrent(recorder: Recorder, function: Any, *args: Any, **kwargs: Any) -> A
         "bidirectional": given["bidirectional"],
         "batch_sizes": given.get("batch_sizes"),
     }
-    found = _Recurrent.apply(recorder, options, len(states), steps_first, *states, *given["params"])
+    whole = computed(recorder, function, (x, *states, *given["params"]), given)
+    arguments = (steps_first, *states, *given["params"])
+    found = _Recurrent.apply(recorder, options, len(states), whole, *arguments)
     output = found[0].transpose(0, 1) if batch_first else found[0]
     return (output, *found[1:])
 
@@ -61,6 +64,7 @@ class _Recurrent(torch.autograd.Function):
         recorder: Recorder,
         options: dict[str, Any],
         count: int,
+        whole: Computed | None,
         x: torch.Tensor,
         *rest: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
@@ -68,7 +72,10 @@ class _Recurrent(torch.autograd.Function):
         directions = 2 if options["bidirectional"] else 1
         output = x.new_empty((*x.shape[:-1], directions * states[0].shape[-1]))
         made = (output, *(torch.empty_like(state) for state in states))
-        ctx.recorder, ctx.options, ctx.count = recorder, options, count
+        if whole is not None:
+            for one, other in zip(made, whole.outputs, strict=True):
+                one.copy_(other.transpose(0, 1) if one.shape != other.shape else other)
+        ctx.recorder, ctx.options, ctx.count, ctx.whole = recorder, options, count, whole
         ctx.set_materialize_grads(False)  # a state that nothing is computed of has none
         ctx.save_for_backward(x, output, *rest)
         inputs = _inputs(x, weights, states, options)
@@ -80,6 +87,8 @@ class _Recurrent(torch.autograd.Function):
         x, output, *rest = ctx.saved_tensors
         states, weights = rest[: ctx.count], rest[ctx.count :]
         found = tuple(torch.empty_like(each) for each in (x, *rest))
+        if ctx.whole is not None:
+            found = _gradients(ctx.whole, grads, ctx.options)
         inputs = {
             **_inputs(x, weights, states, ctx.options),
             "output": output,
@@ -90,7 +99,19 @@ class _Recurrent(torch.autograd.Function):
         with ctx.recorder.in_phase(Phase.BACKWARD):
             made = (found[0], *found[1 : 1 + ctx.count], list(found[1 + ctx.count :]))
             ctx.recorder.write("aten::_cudnn_rnn_backward", "default", inputs, made)
-        return None, None, None, *found
+        return None, None, None, None, *found
+
+
+def _gradients(
+    whole: Computed, grads: Sequence[torch.Tensor | None], options: dict[str, Any]
+) -> tuple[torch.Tensor, ...]:
+    """With the steps first, as the library has them."""
+    first, *others = grads
+    swaps = options["batch_first"]
+    if swaps and first is not None:
+        first = first.transpose(0, 1)
+    x, *found = whole.gradients([first, *others])
+    return (x.transpose(0, 1) if swaps else x, *found)
 
 
 def _inputs(

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
     from torchtraceap.prediction.capture.dispatch import Recorder
 
-__all__ = ["as_on_a_gpu", "counts_of", "run_step", "tensors_of_inputs", "watched_optimizers"]
+__all__ = [
+    "as_on_a_gpu",
+    "counts_of",
+    "run_step",
+    "tensors_of_inputs",
+    "unchanged",
+    "watched_optimizers",
+]
 
 
 def run_step(
@@ -127,6 +134,32 @@ def _size(value: Any) -> int:
     if isinstance(value, (list, tuple, set, Mapping)):
         return len(value)
     return 0 if value is None else 1
+
+
+@contextmanager
+def unchanged(model: torch.nn.Module, *, with_parameters: bool) -> Iterator[None]:
+    """A model that somebody goes on with is after it what it was before.
+
+    Args:
+        model: The model.
+        with_parameters: What they hold, too.
+    """
+    import torch
+
+    kept = [*model.buffers(), *(model.parameters() if with_parameters else ())]
+    values = [(tensor, tensor.detach().clone()) for tensor in kept]
+    gradients = {id(each): each.grad for each in model.parameters() if each.grad is not None}
+    training = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in values:
+                tensor.copy_(value)
+        for parameter in model.parameters():
+            parameter.grad = gradients.get(id(parameter))
+        for module, was in training:
+            module.training = was
 
 
 # ------------------------------------------------------------------------------- optimisers

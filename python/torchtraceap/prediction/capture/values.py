@@ -4,11 +4,18 @@ Note [Which tensors have values]: parameters and what is computed of them has a 
 a model of any size is captured in seconds on a laptop. Small tensors, such as masks, positions and
 rates of layers, are computed: what the program reads of them decides what it does next. What is
 made of small ones and is large has no values either.
+
+Note [What is assumed]: a program may ask what a tensor without values holds. A number is one and a
+condition holds, but for one that is asked again and again in the same place, which is that of a
+loop. What has as many elements as values say (those that are not zero, those under a mask) has as
+many as there is room for. Both are kept in `assumed`, so that whoever runs the step can compute it
+instead (`dispatch.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +28,10 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_leaves, tree_map
 
+from torchtraceap.prediction.capture.bounds import is_usual, most_that_comes_out
 from torchtraceap.prediction.capture.calls import CaptureError
-from torchtraceap.prediction.capture.modes import (
-    PlainMode,
-    all_arguments,
-    asked_device,
-    is_distributed,
-)
+from torchtraceap.prediction.capture.modes import PlainMode, asked_device, is_distributed
+from torchtraceap.prediction.capture.places import frame_of_program, place_of
 
 if TYPE_CHECKING:
     from torchtraceap.prediction.capture.dispatch import Recorder
@@ -47,11 +51,21 @@ class _FakeMode(FakeTensorMode):
 class ValuesMode(PlainMode):
     """What is called within computes on small tensors, and on others gives shapes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, computed: bool = False) -> None:
+        """Args:
+        computed: Everything has values, however large.
+        """
         super().__init__()
         self.recorder: Recorder | None = None
         """While a step is recorded."""
+        self.assumed: dict[str, None] = {}
+        """What decides on what the program does and was not known, with its place; in order."""
+        self.notes: dict[str, None] = {}
+        """What a person should know of how it was run; in order."""
+        self._computed = computed
         self._blank = False
+        self._asked: dict[tuple[Any, int], int] = {}
+        """How often a condition was asked, by place."""
         self.fake = _FakeMode(allow_non_fake_inputs=True)
 
     @contextmanager
@@ -63,22 +77,47 @@ class ValuesMode(PlainMode):
         finally:
             self._blank = before
 
-    def forget_parameters(self, model: torch.nn.Module) -> None:
-        """Small ones have no values from here on either; those that are shared stay so."""
-        without: dict[int, torch.nn.Parameter] = {}
-        for module in model.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is None:
-                    continue
-                if id(parameter) not in without:
-                    without[id(parameter)] = self._forgotten(parameter)
-                module._parameters[name] = without[id(parameter)]
+    @contextmanager
+    def without_parameters(self, model: torch.nn.Module) -> Iterator[None]:
+        """Within, parameters have no values, however small; they stay the objects that they are,
+        whoever holds them, and get back what they held."""
+        held: list[tuple[weakref.ref[torch.nn.Parameter], torch.nn.Parameter]] = []
+        for parameter in {id(each): each for each in model.parameters()}.values():
+            if self._computed or isinstance(parameter, FakeTensor):
+                continue
+            plain = self.fake.from_tensor(parameter.detach(), static_shapes=True)
+            other = torch.nn.Parameter(plain, requires_grad=parameter.requires_grad)
+            self._exchange(model, parameter, other)
+            held.append((weakref.ref(parameter), other))  # whoever shards a model frees them
+        try:
+            yield
+        finally:
+            while held:
+                follows, other = held.pop()
+                parameter = follows()
+                del follows  # torch does not exchange what somebody follows
+                if parameter is not None:
+                    self._exchange(model, parameter, other)
 
-    def _forgotten(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-        if isinstance(parameter, FakeTensor):
-            return parameter
-        plain = self.fake.from_tensor(parameter.detach(), static_shapes=True)
-        return torch.nn.Parameter(plain, requires_grad=parameter.requires_grad)
+    def _exchange(
+        self, model: torch.nn.Module, one: torch.nn.Parameter, other: torch.nn.Parameter
+    ) -> None:
+        """One is what the other was, and the other way round; where torch can't do that, as
+        somebody follows the object's life, modules that have one get the other."""
+        self._forget_tensors()
+        try:
+            torch.utils.swap_tensors(one, other)
+        except RuntimeError:
+            ends = {id(one): other, id(other): one}
+            for module in model.modules():
+                for name, parameter in module._parameters.items():
+                    module._parameters[name] = ends.get(id(parameter), parameter)
+
+    def _forget_tensors(self) -> None:
+        """Modules that change their type swap tensors, which must not be known elsewhere."""
+        converter = self.fake.fake_tensor_converter.meta_converter
+        converter.tensor_memo.clear()
+        converter.describer.lookup_tensor.clear()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -88,6 +127,8 @@ class ValuesMode(PlainMode):
             return NotImplemented  # comes again, with what this rank has of them
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return asked_device(args[0])
+        if self._computed and not self._blank:
+            return func(*args, **kwargs)
         args = tree_map(self._convertible, args)
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         has_values = not (self._blank or any(isinstance(tensor, FakeTensor) for tensor in given))
@@ -116,26 +157,29 @@ class ValuesMode(PlainMode):
                 raise CaptureError(f"{func} needs values that are not there") from None
             return self._read(args[0].dtype)
         except DynamicOutputShapeException as error:
-            made = self._of_usual_shape(func, args, kwargs)
-            if made is not None:
-                return made
-            raise CaptureError(
-                f"the shape of what {func} gives depends on values; a CPU profile of the step, "
-                "recorded with record_shapes=True, has them"
-            ) from error
+            return self._as_many_as_can_be(func, args, kwargs, error)
         finally:
-            # Modules that change their type swap tensors, which must not be known elsewhere.
-            self.fake.fake_tensor_converter.meta_converter.tensor_memo.clear()
+            self._forget_tensors()
 
-    def _of_usual_shape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What comes out if values are as they should be; None where that is not known."""
-        shapes = _USUAL_SHAPES.get(func)
-        if shapes is None:
-            return None
-        given = all_arguments(func, args, kwargs)
+    def _as_many_as_can_be(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+    ) -> Any:
+        """See Note [What is assumed]."""
         with self.fake:
-            made = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes(given)]
-        return tuple(made) if len(made) > 1 else made[0]
+            made = most_that_comes_out(func, args, kwargs)
+        if made is None:
+            raise CaptureError(f"the shape of what {func} gives depends on values") from error
+        if not is_usual(func, args):
+            self._assume(f"how much {func} gives")
+        return made
+
+    def _assume(self, what: str) -> None:
+        place = place_of(frame_of_program())
+        self.assumed[f"{what} at {place}" if place else what] = None
+
+    def note(self, text: str) -> None:
+        """Something is not as in the program."""
+        self.notes[text] = None
 
     def read_as_a_whole(self, tensor: torch.Tensor) -> None:
         """The host copies a tensor without values, as a list or an array."""
@@ -144,14 +188,32 @@ class ValuesMode(PlainMode):
             self.recorder.write("aten::_local_scalar_dense", "default", {"self": tensor}, ())
 
     def _read(self, dtype: torch.dtype) -> bool | int | float | complex:
-        """What the host reads of a tensor without values. A check in a constructor finds nothing
-        amiss; in a step conditions hold."""
+        """What the host reads of a tensor without values, see Note [What is assumed]. A check in a
+        constructor finds nothing amiss."""
         if self.recorder is None:
             return False if dtype is torch.bool else 1
         self.recorder.note(
             "a value that the host reads from a large tensor is taken to be 1 or true"
         )
-        return True if dtype is torch.bool else 1
+        if dtype is torch.bool:
+            self._assume("a condition")
+            return self._holds()
+        if not dtype.is_floating_point:
+            self._assume("a whole number")
+        return 1
+
+    def _holds(self) -> bool:
+        """Whether a condition does; in a loop it changes."""
+        frame = frame_of_program()
+        if frame is None:
+            return True
+        place = frame.f_code, frame.f_lasti
+        asked = self._asked[place] = self._asked.get(place, 0) + 1
+        if asked > _MOST_ASKED:
+            raise CaptureError(
+                f"how often the loop at {place_of(frame)} goes round depends on values"
+            )
+        return (asked - 1) // _ROUNDS % 2 == 0
 
     def _is_large(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether something that comes out has too many elements for values."""
@@ -166,30 +228,10 @@ class ValuesMode(PlainMode):
         return any(tensor.numel() > MOST_ELEMENTS for tensor in made)
 
 
-_Made = list[tuple[tuple[int, ...], torch.dtype]]
-
-
-def _ctc_loss(given: dict[str, Any]) -> _Made:
-    """The loss of each sequence, and the logarithms of all ways through it."""
-    steps, batch, _ = given["log_probs"].shape
-    targets = given["targets"]
-    longest = targets.shape[1] if targets.dim() == 2 else -(-targets.shape[0] // batch)
-    dtype = given["log_probs"].dtype
-    return [((batch,), dtype), ((batch, steps, 2 * longest + 1), dtype)]
-
-
-def _bincount(given: dict[str, Any]) -> _Made:
-    weights = given["weights"]
-    return [((max(given["minlength"], 1),), torch.int64 if weights is None else weights.dtype)]
-
-
-_USUAL_SHAPES: dict[Any, Callable[[dict[str, Any]], _Made]] = {
-    torch.ops.aten._ctc_loss.default: _ctc_loss,
-    torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
-    torch.ops.aten.bincount.default: _bincount,
-}
-"""Of operators whose outputs have sizes that depend on values, but are known if targets are no
-longer than there is room for, and no index is larger than was said."""
+_ROUNDS = 64
+"""A condition that is asked so often in one place changes: more than models have layers that ask
+it, so that only loops that wait for it are told otherwise."""
+_MOST_ASKED = 4096
 
 
 def _writes(func: Any) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch.library import Library
 
 from torchtraceap.prediction.capture.calls import Phase
+from torchtraceap.prediction.capture.computed import computed
 from torchtraceap.prediction.capture.recurrent import RECURRENT, recurrent
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["ATTENTION", "whole_calls"]
 
 ATTENTION = "aten::scaled_dot_product_attention"
+_FUNCTION = torch.ops.aten.scaled_dot_product_attention.default
 
 
 @contextmanager
@@ -89,9 +91,13 @@ class _Attention(torch.autograd.Function):
         value: torch.Tensor,
     ) -> torch.Tensor:
         ctx.recorder, ctx.options = recorder, options
-        output = _like(query, value.shape[-1])
-        ctx.save_for_backward(query, key, value, output)
+        tensors = (query, key, value)
         inputs = {"query": query, "key": key, "value": value, **options}
+        output = _like(query, value.shape[-1])
+        ctx.computed = computed(recorder, _FUNCTION, tensors, inputs)
+        if ctx.computed is not None:
+            output.copy_(ctx.computed.outputs[0])
+        ctx.save_for_backward(query, key, value, output)
         recorder.write(ATTENTION, "default", inputs, (output,))
         return output
 
@@ -99,6 +105,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         query, key, value, output = ctx.saved_tensors
         found = tuple(torch.empty_like(each) for each in (query, key, value))
+        if ctx.computed is not None:
+            found = ctx.computed.gradients(grads)
         inputs = {
             "grad_out": grads[0],
             "query": query,

@@ -3,15 +3,20 @@
 Tensors stay where they are when they are sent to a GPU: a capture takes everything for a GPU's.
 Streams, events and synchronisation do nothing. What a program reads of tensors without values as an
 array or a list is ones.
+
+Note [Who asks]: a program is told that there is a GPU and that its tensors lie there, so that it
+goes the way that it goes on one. torch's own code is told the truth: it would call what a build for
+CPUs does not have.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 import torch
@@ -19,24 +24,46 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils import clip_grad
 from torch.optim import swa_utils
 from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader
+
+from torchtraceap.prediction.capture.places import is_of_torch
 
 __all__ = ["as_if_on_a_gpu", "taken_for_plain_tensors"]
 
 _GPUS = ("cuda", "xpu", "mps", "hip", "musa", "npu")
+_OPTIMIZERS = "torch.optim."
 _HOST = torch.device("cpu")
+_GPU = torch.device("cuda", 0)
 
 
 @contextmanager
-def as_if_on_a_gpu(reads: Callable[[torch.Tensor], None]) -> Iterator[None]:
+def as_if_on_a_gpu(
+    reads: Callable[[torch.Tensor], None], said: Callable[[str], None]
+) -> Iterator[None]:
     """Within, programs for GPUs run on the host.
 
     Args:
         reads: Told of each tensor without values that the program reads as a whole.
+        said: Told what a person should know of the capture.
     """
     with ExitStack() as stack:
         for name, value in _IN_CUDA.items():
             stack.enter_context(_replaced(torch.cuda, name, value))
+        for name in ("range_push", "range_pop", "mark", "range"):
+            stack.enter_context(_replaced(torch.cuda.nvtx, name, _Nothing))
+        stack.enter_context(_replaced(torch.cuda, "is_available", _is_available))
         stack.enter_context(_replaced(torch, "Generator", _Generator))
+        stack.enter_context(_replaced(torch, "set_default_device", _nothing))
+        stack.enter_context(_replaced(torch, "load", partial(_load, torch.load)))
+        scaler = partialmethod(_scaler, torch.amp.GradScaler.__init__)
+        stack.enter_context(_replaced(torch.amp.GradScaler, "__init__", scaler))
+        stack.enter_context(_replaced(torch, "compile", partial(_as_it_is, said)))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # of what is compiled already
+        for module in [each for name, each in sys.modules.items() if name.startswith(_OPTIMIZERS)]:
+            capturable = "_get_capturable_supported_devices"
+            stack.enter_context(_replaced(module, capturable, _always(["cpu", "cuda"])))
+        loader = partialmethod(_loader, DataLoader.__init__)
+        stack.enter_context(_replaced(DataLoader, "__init__", loader))
         # Many tensors at once, as torch does on a GPU where it is not told otherwise.
         stack.enter_context(_replaced(clip_grad, "_has_foreach_support", _are_dense))
         supported = "_get_foreach_kernels_supported_devices"
@@ -84,6 +111,13 @@ class _Nothing:
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _: Any) -> float:
+        """Milliseconds; a program may divide by them."""
+        return 1.0
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -110,13 +144,97 @@ class _Generator(torch.Generator):
         return make(cls, "cpu" if _is_gpu(device) else device)
 
 
+def _as_it_is(said: Callable[[str], None], model: Any = None, **_: Any) -> Any:
+    """In place of `torch.compile`."""
+    said("what torch.compile compiles is captured as if it was not compiled")
+    return (lambda function: function) if model is None else model
+
+
+def _is_available() -> bool:
+    """See Note [Who asks]."""
+    return not is_of_torch(sys._getframe(1))
+
+
+def _load(load: Callable[..., Any], file: Any, map_location: Any = None, **kwargs: Any) -> Any:
+    if callable(map_location) or isinstance(map_location, dict):
+        map_location = None
+    return load(file, _HOST if _is_gpu(map_location) else map_location or _HOST, **kwargs)
+
+
+def _scaler(
+    self: Any, begin: Callable[..., None], device: str = "cuda", *args: Any, **kwargs: Any
+) -> None:
+    """Scales gradients as on a GPU, and is not switched off for lack of one."""
+    begin(self, "cpu" if _is_gpu(device) else device, *args, **kwargs)
+
+
+_OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
+
+
+def _loader(self: Any, begin: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Loads in this process: tensors without values can't be sent from one to another."""
+    kwargs = {name: value for name, value in kwargs.items() if name not in _OF_WORKERS}
+    if len(args) > _PLACE_OF_WORKERS:
+        args = (*args[:_PLACE_OF_WORKERS], 0, *args[_PLACE_OF_WORKERS + 1 :])
+    else:
+        kwargs["num_workers"] = 0
+    if "pin_memory" in kwargs:
+        kwargs["pin_memory"] = False
+    begin(self, *args, **kwargs)
+
+
+_PLACE_OF_WORKERS = 5
+"""Among the arguments of a loader."""
+_MEMORY = 80 << 30
+_PROPERTIES = types.SimpleNamespace(
+    name="NVIDIA GPU", major=8, minor=0, total_memory=_MEMORY, multi_processor_count=108
+)
+"""Of a GPU as programs take for granted: its kind decides on nothing but kernels, which are chosen
+later, for the GPU that is asked for."""
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
 _IN_CUDA: dict[str, Any] = {
-    **dict.fromkeys(("Stream", "Event", "stream", "current_stream", "default_stream"), _Nothing),
+    **dict.fromkeys(
+        ("Stream", "Event", "stream", "current_stream", "default_stream", "device"), _Nothing
+    ),
     # Functions of their own: torch.compile tells what it finds by the object.
     **{
         name: partial(_nothing)
-        for name in ("synchronize", "empty_cache", "set_device", "reset_peak_memory_stats")
+        for name in [
+            "synchronize",
+            "empty_cache",
+            "set_device",
+            "init",
+            "ipc_collect",
+            "manual_seed",
+            "manual_seed_all",
+            "reset_peak_memory_stats",
+            "set_rng_state",
+            "set_rng_state_all",
+        ]
     },
+    **{
+        name: _always(0)
+        for name in [
+            "current_device",
+            "memory_allocated",
+            "max_memory_allocated",
+            "memory_reserved",
+            "max_memory_reserved",
+        ]
+    },
+    "device_count": _always(1),
+    "get_device_name": _always(_PROPERTIES.name),
+    "get_device_capability": _always((_PROPERTIES.major, _PROPERTIES.minor)),
+    "get_device_properties": _always(_PROPERTIES),
+    "get_rng_state": lambda *_: torch.get_rng_state(),
+    "get_rng_state_all": lambda: [torch.get_rng_state()],
+    "is_bf16_supported": _always(True),
+    "mem_get_info": _always((_MEMORY, _MEMORY)),
 }
 
 
@@ -131,6 +249,9 @@ class _Devices(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _GETTERS:
+            found = func(*args)
+            return found if is_of_torch(sys._getframe(1)) else _as_of_a_gpu(found)
         if func in _STAYS:
             return args[0]
         if func in _READS and isinstance(args[0], FakeTensor):
@@ -151,6 +272,16 @@ class _Devices(TorchFunctionMode):
         plain = torch.float32 if tensor.dtype is torch.bfloat16 else tensor.dtype
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             return torch.ones((), dtype=plain).expand(tensor.shape).clone().numpy()
+
+
+_GETTERS = frozenset(getattr(torch.Tensor, name).__get__ for name in ("device", "is_cuda"))
+
+
+def _as_of_a_gpu(found: bool | torch.device) -> bool | torch.device:
+    """See Note [Who asks]."""
+    if isinstance(found, torch.device):
+        return _GPU if found == _HOST else found
+    return True
 
 
 _STAYS = (torch.Tensor.cuda, torch.Tensor.pin_memory)
