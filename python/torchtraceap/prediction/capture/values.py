@@ -81,37 +81,39 @@ class ValuesMode(PlainMode):
     def without_parameters(self, model: torch.nn.Module) -> Iterator[None]:
         """Within, parameters have no values, however small; they stay the objects that they are,
         whoever holds them, and get back what they held."""
-        held: list[tuple[weakref.ref[torch.nn.Parameter], torch.nn.Parameter]] = []
+        swapped: list[tuple[weakref.ref[torch.nn.Parameter], torch.nn.Parameter]] = []
+        replaced: list[tuple[torch.nn.Parameter, torch.nn.Parameter]] = []
         for parameter in {id(each): each for each in model.parameters()}.values():
             if self._computed or isinstance(parameter, FakeTensor):
                 continue
             plain = self.fake.from_tensor(parameter.detach(), static_shapes=True)
             other = torch.nn.Parameter(plain, requires_grad=parameter.requires_grad)
-            self._exchange(model, parameter, other)
-            held.append((weakref.ref(parameter), other))  # whoever shards a model frees them
+            # Large ones were there before, and who knows what follows them.
+            if parameter.numel() <= MOST_ELEMENTS and self._swaps(parameter, other):
+                swapped.append((weakref.ref(parameter), other))  # who shards a model frees them
+            else:
+                replaced.append((parameter, other))
+        _replace(model, replaced)
         try:
             yield
         finally:
-            while held:
-                follows, other = held.pop()
-                parameter = follows()
+            _replace(model, [(other, parameter) for parameter, other in replaced])
+            while swapped:
+                follows, other = swapped.pop()
+                left = follows()
                 del follows  # torch does not exchange what somebody follows
-                if parameter is not None:
-                    self._exchange(model, parameter, other)
+                if left is not None:
+                    self._swaps(left, other)
 
-    def _exchange(
-        self, model: torch.nn.Module, one: torch.nn.Parameter, other: torch.nn.Parameter
-    ) -> None:
-        """One is what the other was, and the other way round; where torch can't do that, as
-        somebody follows the object's life, modules that have one get the other."""
+    def _swaps(self, one: torch.nn.Parameter, other: torch.nn.Parameter) -> bool:
+        """Makes one what the other was, and the other way round; False where torch can't, as
+        somebody follows the object's life."""
         self._forget_tensors()
         try:
             torch.utils.swap_tensors(one, other)
         except RuntimeError:
-            ends = {id(one): other, id(other): one}
-            for module in model.modules():
-                for name, parameter in module._parameters.items():
-                    module._parameters[name] = ends.get(id(parameter), parameter)
+            return False
+        return True
 
     def _forget_tensors(self) -> None:
         """Modules that change their type swap tensors, which must not be known elsewhere."""
@@ -232,6 +234,17 @@ _ROUNDS = 64
 """A condition that is asked so often in one place changes: more than models have layers that ask
 it, so that only loops that wait for it are told otherwise."""
 _MOST_ASKED = 4096
+
+
+def _replace(
+    model: torch.nn.Module, pairs: list[tuple[torch.nn.Parameter, torch.nn.Parameter]]
+) -> None:
+    """Modules that have the first of a pair get the second."""
+    instead = {id(one): other for one, other in pairs}
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if id(parameter) in instead:
+                setattr(module, name, instead[id(parameter)])
 
 
 def _writes(func: Any) -> bool:
