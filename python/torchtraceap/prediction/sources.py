@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,11 +95,14 @@ def _recorded_step(
 ) -> CapturedStep:
     from torchtraceap.prediction.capture.changed import with_dtype
     from torchtraceap.prediction.capture.gpu_trace import CapturedProfile
-    from torchtraceap.prediction.capture.source import capture_source
+    from torchtraceap.prediction.capture.source import capture_source, execution_traces_in
     from torchtraceap.prediction.parallel.recorded import ranks_of, with_other_ranks
     from torchtraceap.prediction.parallel.strategy import parse_strategy
 
-    kind, found = capture_source(path, batch=batch)
+    files = execution_traces_in(path)
+    if files:
+        return _all_ranks(files, path, dtype, batch, world_size, strategy)
+    kind, found = capture_source(path, batch=batch, ranks=world_size if world_size > 1 else None)
     profile = found if isinstance(found, CapturedProfile) else None
     capture = found.changed or found.capture if isinstance(found, CapturedProfile) else found
     ranks = ranks_of(capture)
@@ -112,6 +115,36 @@ def _recorded_step(
     if dtype is not None:
         capture = with_dtype(capture, _dtype_name(dtype))
     return CapturedStep(kind, (capture,), (0,) * ranks, profile)
+
+
+def _all_ranks(
+    files: Sequence[Path],
+    path: str,
+    dtype: object,
+    batch: int | None,
+    world_size: int,
+    strategy: str | None,
+) -> CapturedStep:
+    """A step of ranks that recorded an execution trace each."""
+    from torchtraceap.prediction.capture.changed import with_dtype
+    from torchtraceap.prediction.capture.execution import capture_execution_trace
+    from torchtraceap.prediction.parallel.recorded import ranks_of
+
+    if strategy is not None or world_size not in (1, len(files)):
+        raise OptionError(
+            f"{path} holds the execution traces of {len(files)} ranks; another number or strategy "
+            "is predicted from the trace of one of them, or from a workload"
+        )
+    captures = [capture_execution_trace(file, batch, len(files)) for file in files]
+    most = max(map(ranks_of, captures))
+    if most > len(files):
+        raise OptionError(
+            f"{path} holds the execution traces of {len(files)} ranks, and their collectives are "
+            f"among {most}: all are needed, or one file alone"
+        )
+    if dtype is not None:
+        captures = [with_dtype(capture, _dtype_name(dtype)) for capture in captures]
+    return CapturedStep("execution_trace", tuple(captures), tuple(range(len(files))))
 
 
 def _of_other_ranks(

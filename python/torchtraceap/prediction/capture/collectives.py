@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Exchange", "exchange_of", "functional_exchange"]
+__all__ = ["Exchange", "exchange_of", "functional_exchange", "kind_of_operator"]
 
 _KINDS = {
     "allreduce_": "allreduce",
@@ -39,6 +39,11 @@ _KINDS = {
 _READ = ("input", "input_tensor", "input_tensors", "inputs")
 _WRITTEN = ("output", "output_tensor", "output_tensors", "outputs")
 _BOTH = ("tensors", "tensor")
+
+
+def kind_of_operator(name: str) -> str | None:
+    """What an operator of c10d does, by its name without the namespace."""
+    return _KINDS.get(name)
 
 
 @dataclass(frozen=True, slots=True)

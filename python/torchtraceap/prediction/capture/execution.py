@@ -7,16 +7,20 @@ after the other, and taken for a CPU profile (`profile.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from torchtraceap import _core
 from torchtraceap.aliases import PathLike
+from torchtraceap.errors import OptionError
 from torchtraceap.event_table import event_table
 from torchtraceap.execution_trace.reader import Arguments, Node, read_nodes
-from torchtraceap.prediction.capture.calls import Capture, CaptureError
+from torchtraceap.prediction.capture.calls import Capture, CaptureError, Collective
+from torchtraceap.prediction.capture.exchanges import exchanges_of, with_group
 from torchtraceap.prediction.capture.profile import capture_profile
 from torchtraceap.ranks import RankTrace
 
@@ -25,36 +29,88 @@ __all__ = ["capture_execution_trace"]
 _ANNOTATION = 7
 """Scope of RecordFunction."""
 _TICK_NS = 1000
-_EXCHANGES = ("record_param_comms", "c10d::")
 
 
-def capture_execution_trace(path: PathLike, batch: int | None = None) -> Capture:
+def capture_execution_trace(
+    path: PathLike, batch: int | None = None, ranks: int | None = None
+) -> Capture:
     """The calls of a steady step.
 
     Args:
         path: Written by `torch.profiler.ExecutionTraceObserver`, of a run on a CPU or a GPU.
         batch: What the leading dimension of the inputs becomes; None as it was.
+        ranks: How many there are, where the file doesn't say it.
 
     Raises:
         MissingFileError: There is no such file.
         ParseError: It is no execution trace, or damaged.
         CaptureError: No operator with its arguments is recorded.
-        OptionError: It can't be told which sizes are the batch.
+        OptionError: It can't be told which sizes are the batch, or who takes part in collectives.
     """
     file = read_nodes(Path(path), with_arguments=True)
     if not any(node.arguments and node.arguments.types for node in file.nodes):
         raise CaptureError(f"{path}: no operator with its arguments is recorded")
-    capture = capture_profile(RankTrace(_events(file.nodes, str(path)), None), batch)
-    exchanges = sum(node.name.startswith(_EXCHANGES) for node in file.nodes)
-    notes = [*file.notes, *capture.notes]
-    if exchanges:
-        notes.append(f"{exchanges} calls of collectives are left out: they are those of the run")
-    return replace(capture, notes=tuple(notes))
+    begins, ends = _nested(file.nodes)
+    part = RankTrace(_events(file.nodes, begins, ends, str(path)), None)
+    rows = {index: row for row, index in enumerate(np.argsort(begins).tolist())}
+    exchanges = _by_row(file.nodes, rows, ranks)
+    waits = _Uses(file.nodes, rows, exchanges)
+    capture = capture_profile(part, batch, exchanges=exchanges, waits=waits.first_of)
+    return replace(capture, notes=(*file.notes, *capture.notes))
 
 
-def _events(nodes: Sequence[Node], path: str) -> _core.EventTable:
+def _by_row(
+    nodes: Sequence[Node], rows: Mapping[int, int], ranks: int | None
+) -> dict[int, Collective]:
+    """Collectives by the row of their event."""
+    found = exchanges_of(nodes)
+    if ranks is None and any(not each.group and each.peer is None for each in found.values()):
+        raise OptionError(
+            "the execution trace has collectives and does not say among how many ranks: "
+            "--world-size says it, or a folder with the traces of all ranks"
+        )
+    return {
+        rows[index]: with_group(found[node.node], ranks or 1)
+        for index, node in enumerate(nodes)
+        if node.node in found
+    }
+
+
+class _Uses:
+    """Who uses first what a collective wrote: that waits for it."""
+
+    def __init__(
+        self, nodes: Sequence[Node], rows: Mapping[int, int], exchanges: Mapping[int, Collective]
+    ) -> None:
+        self._nodes = {rows[index]: node for index, node in enumerate(nodes)}
+        self._exchanges = exchanges
+        self._writes: dict[int, int] = {}
+
+    def first_of(self, first: int, last: int) -> int | None:
+        """`id` of the latest collective whose result nodes of these rows are the first to use."""
+        if first in self._exchanges:
+            node = self._nodes[first]
+            for row in range(first, last):
+                written = self._nodes[row].outputs
+                self._writes |= {each.storage: self._exchanges[first].id for each in written}
+            # An operator that returns nothing but a handle writes its first argument.
+            if not node.outputs:
+                own = (each for each in node.inputs if each.argument == 0)
+                self._writes |= {each.storage: self._exchanges[first].id for each in own}
+            return None
+        used = [
+            self._writes.pop(each.storage)
+            for row in range(first, last)
+            for each in (*self._nodes[row].inputs, *self._nodes[row].outputs)
+            if each.storage in self._writes
+        ]
+        return max(used, default=None)
+
+
+def _events(
+    nodes: Sequence[Node], begins: Sequence[int], ends: Sequence[int], path: str
+) -> _core.EventTable:
     """A table of the nodes: each begins behind the one before, and ends behind all below it."""
-    begins, ends = _nested(nodes)
     arguments = [_whole(node.arguments) for node in nodes]
     sequence = [node.sequence if node.sequence >= 0 else None for node in nodes]
     return event_table(

@@ -7,8 +7,9 @@ are found by the numbers of their autograd nodes and taken whole as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -16,8 +17,17 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.prediction.capture.again import Again, calling_again, is_composite, is_registered
 from torchtraceap.prediction.capture.batch import Asked, change_batch
-from torchtraceap.prediction.capture.batch_arguments import turns
-from torchtraceap.prediction.capture.calls import Call, Capture, CaptureError, Gradient, Phase
+from torchtraceap.prediction.capture.batch_arguments import MAKERS, sees_through, turns
+from torchtraceap.prediction.capture.calls import (
+    Call,
+    Capture,
+    CaptureError,
+    Collective,
+    Gradient,
+    Phase,
+    tensors_in,
+)
+from torchtraceap.prediction.capture.recorded import named_inputs
 from torchtraceap.prediction.capture.rows import (
     EVALUATES,
     gradients_of,
@@ -34,25 +44,40 @@ from torchtraceap.replay.call import RecordedCall
 __all__ = ["capture_profile"]
 
 _NO_ROW = _core.NO_ROW
+_NONE: Mapping[int, Collective] = MappingProxyType({})
 # The outer ones first: attention may hold a dropout.
 _RECURRENT = ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
 _WHOLE = (("aten::scaled_dot_product_attention", *_RECURRENT), ("aten::dropout",))
 _WHOLE_NAMES = frozenset(name for names in _WHOLE for name in names)
+_NO_OPERATORS = (
+    "autograd::", "torch::autograd::AccumulateGrad", "profiler::", "c10d::", "inductor::"
+)  # fmt: skip
+_PREPARES = frozenset(("to", "_to_copy", "item", "_local_scalar_dense", "zero", "fill", "resize"))
 # Change what a tensor says of itself, and launch nothing.
 _SILENT = frozenset(
     """
     aten::as_strided_ aten::detach_ aten::requires_grad_ aten::resize_ aten::resize_as_ aten::set_
-    aten::squeeze_ aten::swapaxes_ aten::swapdims_ aten::t_ aten::transpose_ aten::unsqueeze_
+    aten::record_stream aten::squeeze_ aten::swapaxes_ aten::swapdims_ aten::t_ aten::transpose_
+    aten::unsqueeze_
     """.split()  # noqa: SIM905
 )
 
 
-def capture_profile(part: RankTrace, batch: int | None = None) -> Capture:
+def capture_profile(
+    part: RankTrace,
+    batch: int | None = None,
+    *,
+    exchanges: Mapping[int, Collective] = _NONE,
+    waits: Callable[[int, int], int | None] | None = None,
+) -> Capture:
     """The calls of a steady step.
 
     Args:
         part: Recorded on a CPU with `record_shapes=True`.
         batch: What the leading dimension of the inputs becomes; None as it was.
+        exchanges: Collectives by the row that starts them, where the source tells of them.
+        waits: Asked of the rows from one up to another, in their order: the `id` of the collective
+            whose result these use first.
 
     Raises:
         CaptureError: No shapes were recorded, there are no operators, or the step is compiled.
@@ -62,12 +87,13 @@ def capture_profile(part: RankTrace, batch: int | None = None) -> Capture:
     step = steady_step(part)
     _check(part, step)
     updates = _updates(part, step)
-    found, notes = _walked(part, step, updates, {})
+    collectives = _Collectives(exchanges, waits)
+    found, notes = _walked(part, step, updates, {}, collectives)
     if batch is not None:
         asked = [each for each in found.asked if each.row not in updates]
         shapes = [each.shape for each in gradients_of(part, step.rows.tolist()).values()]
         changed = change_batch(asked, batch, shapes, part.path)
-        found, notes = _walked(part, step, updates, changed.calls)
+        found, notes = _walked(part, step, updates, changed.calls, collectives)
         notes = (*changed.notes, *notes)
     calls = tuple(_with_first_gradient(found.calls))
     return Capture(calls, (*step.notes, *notes), gradients=tuple(found.gradients))
@@ -78,11 +104,28 @@ def _walked(
     step: StepRows,
     updates: dict[int, list[Call]],
     changed: Mapping[int, RecordedCall],
+    collectives: _Collectives,
 ) -> tuple[_Walked, tuple[str, ...]]:
     with calling_again() as again:
-        walk = _Walk(part, step, again, updates, changed)
+        walk = _Walk(part, step, again, updates, changed, collectives)
         calls = list(walk.calls())
     return _Walked(calls, walk.asked, walk.gradients), tuple(walk.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Collectives:
+    """See `capture_profile`."""
+
+    exchanges: Mapping[int, Collective]
+    waits: Callable[[int, int], int | None] | None
+
+    def waited(self, calls: list[Call], first: int, last: int) -> list[Call]:
+        """The calls of the rows from first up to last, with what they wait for."""
+        working = (k for k, call in enumerate(calls) if not call.is_view and not call.on_host)
+        place = next(working, None)
+        if self.waits is not None and place is not None:
+            calls[place] = replace(calls[place], waits_for=self.waits(first, last))
+        return calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +173,12 @@ def _updates(part: RankTrace, step: StepRows) -> dict[int, list[Call]]:
     return found
 
 
+def _tells(call: RecordedCall) -> bool:
+    """It is what an operator does, and not only where it puts that."""
+    name = call.name.partition("::")[2].rstrip("_")
+    return name not in MAKERS and not sees_through(name) and name not in _PREPARES
+
+
 def _operators_below(part: RankTrace, row: int) -> Iterator[RecordedCall]:
     """The outermost operators below a row."""
     tree = part.tree
@@ -154,9 +203,10 @@ class _Walk:
         again: Again,
         updates: dict[int, list[Call]],
         changed: Mapping[int, RecordedCall],
+        collectives: _Collectives,
     ) -> None:
         self._part, self._step, self._again, self._updates = part, step, again, updates
-        self._changed = changed
+        self._changed, self._collectives = changed, collectives
         self.asked: list[Asked] = []
         self.gradients: list[Gradient] = []
         self._gradient_of = gradients_of(part, step.rows.tolist())
@@ -188,7 +238,8 @@ class _Walk:
             if found is not None:
                 done[track] = int(end[place])
                 count += len(found)
-                yield from found
+                last = int(self._tree.host_rows[int(end[place]) - 1]) + 1
+                yield from self._collectives.waited(found, row, last)
 
     def _recorded(self, row: int, *, is_needed: bool = True) -> RecordedCall | None:
         """The operator with its arguments, at the batch size that is asked for."""
@@ -196,6 +247,27 @@ class _Walk:
         if found is not None:
             self.asked.append(Asked(row, found, phase_of(self._part, row), is_needed))
         return found
+
+    def _exchange(self, row: int, name: str) -> Call:
+        recorded = recorded_call(self._part, row)
+        inputs = {} if recorded is None else named_inputs(recorded)
+        met = self._collectives.exchanges[row]
+        phase = phase_of(self._part, row)
+        return Call(name, "default", inputs, (), phase, (), collective=met)
+
+    def _of_stranger(self, row: int, name: str) -> list[Call] | None:
+        """An operator that this torch doesn't know, of another library; None if what it does is
+        told by the operators in it, or if it is none."""
+        if "::" not in name or name.startswith(_NO_OPERATORS):
+            return None
+        recorded = recorded_call(self._part, row)
+        if recorded is None or any(map(_tells, _operators_below(self._part, row))):
+            return None
+        call = self._again.as_recorded(recorded, phase_of(self._part, row))
+        if not any(tensors_in(call.inputs.values())):
+            return None
+        self._unknown[name] = self._unknown.get(name, 0) + 1
+        return placed(self._part, [call], row)
 
     def _ask_views(self, row: int) -> None:
         """Of what a call does inside: backward passes take what they gave."""
@@ -212,13 +284,15 @@ class _Walk:
         name = self._table.name_of(row)
         if self._table.kind[row] != _core.EventKind.CPU_OP:
             return None
+        if row in self._collectives.exchanges:
+            return placed(self._part, [self._exchange(row, name)], row)
         whole = self._whole_of(row)
         if whole is not None and self._takes_node(whole, name):
             return self._backward_of(whole, row)
         if name.startswith(EVALUATES):
             return None
         if not is_registered(name):
-            return None
+            return self._of_stranger(row, name)
         recorded = self._recorded(row)
         sequence = sequence_of(self._part, row)
         found = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,7 +17,7 @@ from torchtraceap.prediction.capture.profile import capture_profile
 from torchtraceap.prediction.workload import find_workload
 from torchtraceap.ranks import RankTrace
 
-__all__ = ["Captured", "capture_source"]
+__all__ = ["Captured", "capture_source", "execution_traces_in"]
 
 Captured: TypeAlias = "Capture | CapturedProfile"
 _LONGEST_HEAD = 1 << 16
@@ -24,7 +25,7 @@ _LONGEST_HEAD = 1 << 16
 
 
 def capture_source(
-    source: str, rank: int | None = None, batch: int | None = None
+    source: str, rank: int | None = None, batch: int | None = None, ranks: int | None = None
 ) -> tuple[str, Captured]:
     """The kind of a source, and a step of it.
 
@@ -32,6 +33,7 @@ def capture_source(
         source: `FILE.py:FUNCTION`, or the path of a profile or an execution trace.
         rank: Of a profile of several ranks; by default the first.
         batch: Of a recorded step: what the leading dimension of its inputs becomes.
+        ranks: How many there are, where an execution trace with collectives doesn't say it.
 
     Returns:
         "workload", "cpu_profile" or "execution_trace" with a `Capture`, or "gpu_trace" with a
@@ -50,11 +52,26 @@ def capture_source(
     if path.suffix == ".py":
         raise OptionError(f"{source}: which function? A workload is {source}:FUNCTION")
     if path.is_file() and _is_execution_trace(path):
-        return "execution_trace", capture_execution_trace(path, batch)
+        return "execution_trace", capture_execution_trace(path, batch, ranks)
     part = load(source).rank(rank)
     if _has_gpu_work(part):
         return "gpu_trace", capture_gpu_trace(part, batch)
     return "cpu_profile", capture_profile(part, batch)
+
+
+def execution_traces_in(source: str) -> list[Path]:
+    """The execution traces of a folder, by the last number in their names; else none."""
+    path = Path(source)
+    if not path.is_dir():
+        return []
+    files = [each for each in path.iterdir() if ".json" in each.name and each.is_file()]
+    found = [each for each in files if not each.name.startswith(".") and _is_execution_trace(each)]
+    return sorted(found, key=_number)
+
+
+def _number(path: Path) -> tuple[int, str]:
+    numbers = re.findall(r"[0-9]{1,9}", path.name)
+    return (int(numbers[-1]) if numbers else -1, path.name)
 
 
 def _has_gpu_work(part: RankTrace) -> bool:
