@@ -326,7 +326,7 @@ FAULTS = (
     Form("device_synchronize", "explicit_synchronize", device_synchronize),
     Form("allocator_churn", "allocator_thrash", allocator_churn),
     Form("slow_host", "cpu_bound", slow_host),
-    Form("many_small_operators", "cpu_bound", many_small_operators),
+    Form("many_small_operators", "cpu_bound", many_small_operators, idles=True),
     Form("pauses", "host_silence", pauses),
     Form("graph_breaks", "graph_break", graph_breaks, in_twin=compiled),
     Form("small_buckets", "small_nccl_kernels", spread=small_buckets),

@@ -49,6 +49,9 @@ _MOST_DECOY = 0.004
 """Of a step."""
 _AGREE = 0.06
 """Of the cost: the length of the steps and of the intervals agree with it within that."""
+_IDLE = 0.7
+"""Of the cost of what the host does, the part in which the GPU has nothing to do; the rest is its
+own time for more work, while it was behind."""
 _DRAWS = 4
 """In one form."""
 _READS = 0.3
@@ -327,6 +330,9 @@ def _side(
             raise _UnfitError(1.0)
         if min(steps) > 0 and abs(on_host[0] - on_host[1] - cost_ns) > _AGREE * cost_ns:
             raise _UnfitError(1.0, reads=True)
+        idle_ns = parts[0].timeline().idle_ns - parts[1].timeline().idle_ns
+        if draw.form.idles and idle_ns < _IDLE * cost_ns:
+            raise _UnfitError(1.5, reads=True)
     _check_cost(draw, cost_ns, lengths[1])
     role = None
     if draw.form.of_one_rank:

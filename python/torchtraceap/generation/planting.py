@@ -145,6 +145,8 @@ class Form:
     good job does."""
     in_twin: Callable[[Planting], None] | None = None
     """What the twin has in its place."""
+    idles: bool = False
+    """What it costs is time in which the GPU waits for the host."""
     of_one_rank: bool = False
     """It is put into one rank, for which the others wait."""
     own_type: str | None = None
