@@ -116,6 +116,8 @@ def test_indices_go_to_the_tables_and_rows_come_back() -> None:
         assert (gradients.elements_in, gradients.elements_out) == (rows.elements_out,
                                                                    rows.elements_in)  # fmt: skip
         assert {each.group for each in exchanges(capture)} == {(0, 1)}
+        assert (sum(rows.sent), sum(rows.received)) == (rows.elements_in, rows.elements_out)
+        assert (len(rows.sent), gradients.sent) == (2, rows.received)
 
 
 def test_tables_have_no_gradients_and_the_dense_part_is_averaged() -> None:

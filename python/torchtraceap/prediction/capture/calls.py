@@ -101,6 +101,10 @@ class Collective:
     """Of send and recv: the other rank."""
     batch: int | None = None
     """Sends and receives with the same are one launch: none of them waits for another."""
+    sent: tuple[int, ...] = ()
+    """Elements for each rank, where parts of an all-to-all differ."""
+    received: tuple[int, ...] = ()
+    """Elements from each rank."""
 
 
 @dataclass(frozen=True, slots=True)

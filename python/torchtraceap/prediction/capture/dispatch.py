@@ -459,6 +459,8 @@ class Recorder:
             index,
             exchange.peer,
             self._batch,
+            tuple(arguments.get("input_split_sizes") or ()),
+            tuple(arguments.get("output_split_sizes") or ()),
         )
         self.calls[-1] = replace(call, collective=collective)
         changed = () if collective.kind == "send" else written
