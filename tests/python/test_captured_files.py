@@ -22,11 +22,13 @@ from torchtraceap.prediction.capture import (  # noqa: E402
     CaptureError,
     capture_execution_trace,
     capture_gpu_trace,
+    capture_profile,
     capture_source,
     capture_step,
 )
 from torchtraceap.prediction.capture.changed import with_dtype  # noqa: E402
 from torchtraceap.prediction.lifting import launching_ops  # noqa: E402
+from torchtraceap.prediction.memory import known_memory, memory_need  # noqa: E402
 
 
 def observed(path: Path, made: dict[str, Any]) -> Path:
@@ -50,6 +52,21 @@ def test_an_execution_trace_gives_what_the_model_gives(tmp_path: Path, model: st
     capture = capture_execution_trace(observed(tmp_path / "et.json", workload(model, "adamw")))
     expected = capture_step(lambda: workload(model, "adamw"))
     assert launched(capture) == launched(expected)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_record_tells_of_memory_what_it_knows(tmp_path: Path, optimizer: str) -> None:
+    need = memory_need(capture_step(lambda: workload("layers", optimizer)))
+    said = known_memory(
+        capture_execution_trace(observed(tmp_path / "et.json", workload("layers", optimizer)))
+    )
+    assert need is not None
+    assert said is not None
+    assert f"take {need.parameters:,} bytes" in said
+    assert need.gradients == need.parameters
+    assert f"state {need.optimizer:,};" in said
+    profile = recorded(tmp_path / "p.json", workload("layers", "forward"))
+    assert known_memory(capture_profile(ttap.load(profile).ranks[0])) is None
 
 
 def test_an_execution_trace_without_arguments_is_refused(tmp_path: Path) -> None:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torchtraceap.prediction.capture.calls import Capture, Storages, tensors_in
+from torchtraceap.prediction.capture.calls import (
+    Capture,
+    Phase,
+    Storages,
+    TensorInfo,
+    tensors_in,
+)
 from torchtraceap.results import Result
 
-__all__ = ["MemoryNeed", "memory_need"]
+__all__ = ["MemoryNeed", "known_memory", "memory_need"]
 
 _BLOCK = 512
 """The allocator of CUDA rounds up to it."""
@@ -42,6 +48,39 @@ def memory_need(capture: Capture) -> MemoryNeed | None:
         activations=_most(capture, held, known),
         peak=peak,
     )
+
+
+def known_memory(capture: Capture) -> str | None:
+    """What a recorded step tells of its memory, in words; None where it trains nothing.
+
+    Gradients say how large the parameters are that they are of. What an optimiser's calls take and
+    none of them makes are parameters, gradients and its state. When activations come and go a
+    record of operators doesn't say.
+    """
+    trained = sum(_rounded(each.tensor) for each in capture.gradients)
+    if not trained:
+        return None
+    taken, made = dict[int, int](), set[int]()
+    for call in capture.calls:
+        if call.phase is Phase.OPTIMIZER and not call.on_host:
+            for tensor in tensors_in(call.inputs.values()):
+                if tensor.storage > 0 and tensor.storage not in made and tensor.shape:
+                    taken.setdefault(tensor.storage, _rounded(tensor))
+            made.update(tensor.storage for tensor in tensors_in(call.outputs))
+    state = sum(taken.values()) - 2 * trained
+    optimizer = (
+        f"the optimiser's state {state:,}"
+        if state >= 0 and taken
+        else "the optimiser's state is not told"
+    )
+    return (
+        f"Memory: parameters that are trained take {trained:,} bytes, gradients as many, "
+        f"{optimizer}; when activations come and go is not recorded, so no peak is told."
+    )
+
+
+def _rounded(tensor: TensorInfo) -> int:
+    return -(-tensor.elements * tensor.dtype.size // _BLOCK) * _BLOCK
 
 
 def _bytes(held: Storages, storages: Iterable[int]) -> int:

@@ -37,7 +37,7 @@ from torchtraceap.prediction.lifting.measured import with_measured_times
 from torchtraceap.prediction.lifting.probe import PROBE_DEVIATION
 from torchtraceap.prediction.lifting.recorded_host import RecordedCalls, recorded_calls
 from torchtraceap.prediction.lifting.step import LiftedOp, LiftedStep
-from torchtraceap.prediction.memory import MemoryNeed, memory_need
+from torchtraceap.prediction.memory import MemoryNeed, known_memory, memory_need
 from torchtraceap.prediction.result import (
     GpuShare,
     OpShare,
@@ -150,9 +150,15 @@ def predict(
         ops=_ops(ops),
         sequence=tuple(op.op.name for op in ops),
         unknown=_unknown(ops),
-        notes=(*captured.captures[0].notes, *_notes(chip, traces, loading, fetch_ns, probed)),
+        notes=(*_notes_of(captured.captures[0]), *_notes(chip, traces, loading, fetch_ns, probed)),
         trace=trace,
     )
+
+
+def _notes_of(capture: Capture) -> tuple[str, ...]:
+    """What its source says, and what it tells of memory where that is not all known."""
+    said = known_memory(capture) if capture.storages is None else None
+    return capture.notes if said is None else (*capture.notes, said)
 
 
 def _device_of(profile: CapturedProfile | None) -> Device | None:
