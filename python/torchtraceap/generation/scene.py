@@ -28,6 +28,7 @@ from torchtraceap import _core
 from torchtraceap.aliases import Array
 from torchtraceap.generation.noise import host_noise
 from torchtraceap.generation.program import Places, Program
+from torchtraceap.prediction.layout.schedule import RETURN_NS
 from torchtraceap.simulation.graph_builder import MEETING, Built, GraphBuilder
 
 __all__ = ["Block", "NewEvent", "Outcome", "Scene", "Speeds", "Work"]
@@ -37,8 +38,6 @@ _LEAD_NS = 700
 _CALL_NS = 6_000
 _NOISY_NS = 20_000
 """What takes longer is several things."""
-_RETURN_NS = 4_000
-"""From the end of work to the return of the call that waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +347,7 @@ class Block:
     def _returned(self, end: int) -> int:
         """The host goes on behind the end of work."""
         point = self.spend(500)
-        self.scene.edge(end, point, _RETURN_NS)
+        self.scene.edge(end, point, RETURN_NS)
         return point
 
 

@@ -28,14 +28,14 @@ from torchtraceap.prediction.lifting.step import LiftedCall, LiftedStep
 from torchtraceap.prediction.lifting.work import GpuWork
 from torchtraceap.simulation.graph_builder import MEETING, STREAM, THREAD, GraphBuilder, Work
 
-__all__ = ["RankTimes", "Schedule", "lay_out", "with_steady_loader"]
+__all__ = ["RETURN_NS", "RankTimes", "Schedule", "lay_out", "with_steady_loader"]
 
 _LAUNCH_TO_START_NS = 3_000
 """From the end of a launch call to the begin of its work on a stream that is idle: about the least
 that traces show (docs/simulation.md)."""
 _BETWEEN_WORK_NS = 1_000
 """From the end of one piece of work to the begin of the next on a busy stream."""
-_RETURN_NS = 5_000
+RETURN_NS = 5_000
 """From the end of the work that the host waits for to its going on."""
 _QUEUE = 1_021
 """Launches that a stream takes before the host waits (docs/simulation.md, `queue_limit`)."""
@@ -240,7 +240,7 @@ class _RankLanes:
         for each in waits.tolist():
             places = np.arange(count) * len(works) + each
             pieces_of = np.arange(count) * size + pieces.wait_of[each]
-            builder.add_edges(end[places], self._host.end[pieces_of], _RETURN_NS, kind="host_wait")
+            builder.add_edges(end[places], self._host.end[pieces_of], RETURN_NS, kind="host_wait")
         pairs = np.array(stream_waits(step), dtype=np.int64).reshape(-1, 2)
         for shift in range(count):
             source, target = pairs[:, 0] + shift * len(works), pairs[:, 1] + shift * len(works)
@@ -254,7 +254,7 @@ class _RankLanes:
             builder.add_edges(
                 begin[own[:-_QUEUE]],
                 self._host.end[launch[own[_QUEUE:]]],
-                _RETURN_NS,
+                RETURN_NS,
                 kind="queue_limit",
             )
 
