@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from torchtraceap.analysis.catalogue import TABLES, table_spec
 from torchtraceap.cli import COMMANDS
 
-__all__ = ["every_command"]
+__all__ = ["GOES_ON", "every_command"]
 
 SPECIAL = {
     "diagnose": ("PATH", "PATH --json", "PATH --html OUT/page.html"),
@@ -30,15 +30,28 @@ SPECIAL = {
     ),
     "replay": ("PATH --json",),
     "completion": ("bash",),
+    "predict": (
+        "WORKLOAD --device H100-SXM --trace OUT/p.json.gz",
+        "WORKLOAD --device H100-SXM --world-size 8 --strategy fsdp2",
+    ),
+    "generate": ("OUT/set --count 12 --seed 1",),
+    "shard": ("TABLES --device 'H100 SXM' --ranks 8",),
+    "parallelism": (
+        "--layers 96 --hidden 12288 --heads 96 --sequence 2048 --device 'A100 SXM 80GB' --gpus 512 "
+        "--batch 1536",
+    ),
 }
 """Of commands that do not simply take PATH and --json."""
+GOES_ON = frozenset(("generate",))
+"""Commands that keep what they have written when they are stopped, and go on from there."""
 MORE_OF_TABLES = {"tree": ("PATH",), "events": ("PATH --csv OUT/e.csv", "PATH --parquet OUT/e")}
 DIFFERENCES = ("kernel", "cause", "finding")
 
 
 def every_command(all_views: bool = False) -> Iterator[list[str]]:
-    """Each with PATH for a trace, FILE for one file of it, TIMELINE for a memory timeline, OUT for
-    a folder to write to; of tables all views or the first."""
+    """Each with PATH for a trace, FILE for one file of it, TIMELINE for a memory timeline, WORKLOAD
+    for a model, TABLES for embedding tables, OUT for a folder to write to; of tables all views or
+    the first."""
     for name in COMMANDS:
         lines = SPECIAL.get(name)
         if name in TABLES:
