@@ -52,6 +52,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "simulate --trace": ("simulate", "{trace}", "--trace", "{out}.json"),
     "simulate --trace packed": ("simulate", "{trace}", "--trace", "{out}.json.gz"),
     "predict --trace": ("predict", "{trace}", "--device", "H100-SXM", "--trace", "{out}.json"),
+    "predict --html": ("predict", "{trace}", "--device", "H100-SXM", "--html", "{out}.html"),
     "replay --script": ("replay", "{trace}", "--op", "aten::mm", "--script", "{out}.py"),
     "--csv": ("events", "{trace}", "--csv", "{out}.csv"),
     "--csv packed": ("events", "{trace}", "--csv", "{out}.csv.gz"),
@@ -64,6 +65,7 @@ MODULES = {
     "report --tracelens-xlsx": "openpyxl",
     "replay --script": "torch",
     "predict --trace": "torch",
+    "predict --html": "torch",
 }
 # A folder that grows unit by unit (test_generation.py).
 IN_PARTS = {"generate OUT"}

@@ -98,7 +98,7 @@ def _predict(options: Options) -> int:
 def _files(options: Options) -> list[str]:
     """What is read, that of a workload among it."""
     source = options.source if Path(options.source).exists() else options.source.rpartition(":")[0]
-    return [each for each in (source, *options.calibrate) if Path(each).is_file()]
+    return [each for each in (source, *options.calibrate) if Path(each).exists()]
 
 
 def _predictions(options: Options) -> list[Prediction]:

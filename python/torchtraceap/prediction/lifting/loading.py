@@ -27,6 +27,7 @@ from torchtraceap.prediction.lifting.step import (
 )
 from torchtraceap.prediction.lifting.step_parts import step_parts
 from torchtraceap.prediction.lifting.work import GpuWork, HostTime, OpTime, WorkKind
+from torchtraceap.rendering import Shown
 
 __all__ = ["Loading", "with_loading"]
 
@@ -46,7 +47,7 @@ _TO_GPU = "aten::_to_copy"
 
 
 @dataclass(frozen=True, slots=True)
-class Loading:
+class Loading(Shown):
     """How the batches of a run are made and copied to the GPU.
 
     Raises:
