@@ -214,6 +214,27 @@ def test_parameters_without_gradient_are_found() -> None:
     assert (used.elements_in, used.dtype.name) == (4, "int32")  # which parameters were used
 
 
+@pytest.mark.parametrize("text", ["fsdp2", "tp", "pp=2"])
+def test_a_model_that_is_there_is_left_as_it_was(text: str) -> None:
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    made = {
+        "model": model,
+        "inputs": (torch.ones(8, 16, 64),),
+        "loss": lambda out: out.sum(),
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, 0.1),
+    }
+    before = [(name, type(module)) for name, module in model.named_modules()]
+    held = [(name, id(value)) for name, value in model.named_parameters()]
+    first, second = (
+        capture_ranks(lambda: made, parse_strategy(text, 2)).captures for _ in range(2)
+    )
+    assert [len(each.calls) for each in first] == [len(each.calls) for each in second]
+    assert [(name, type(module)) for name, module in model.named_modules()] == before
+    assert [(name, id(value)) for name, value in model.named_parameters()] == held
+    assert model(torch.ones(1, 4, 64)).isfinite().all()
+
+
 def test_a_process_group_of_the_caller_is_left_alone() -> None:
     from torch import distributed
 

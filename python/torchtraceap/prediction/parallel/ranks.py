@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,7 @@ from torchtraceap.prediction.parallel.strategy import (
     Strategy,
 )
 from torchtraceap.prediction.parallel.world import mesh_of, one_rank
-from torchtraceap.prediction.workload import Workload
+from torchtraceap.prediction.workload import Workload, made_workload
 
 if TYPE_CHECKING:
     import torch
@@ -112,15 +114,33 @@ def capture_ranks(
     """
     if strategy.world_size == 1:
         return RankCaptures(strategy, (capture_step(make),), (0,))
-    if strategy.size(EMBEDDING) > 1:
-        if placement is None or placement.world_size != strategy.world_size:
-            raise OptionError("embedding needs the places of the tables (place_tables)")
-        kinds = placement.kinds
-    else:
-        kinds = survey(make, lambda workload: _kinds(workload.model, strategy))
+    placed_for = None if placement is None else placement.world_size
+    if strategy.size(EMBEDDING) > 1 and placed_for != strategy.world_size:
+        raise OptionError("embedding needs the places of the tables (place_tables)")
+    make = _own_model_each_time(make)
+
+    def kinds_of(workload: Workload) -> tuple[int, ...]:
+        return placement.kinds if placement is not None else _kinds(workload.model, strategy)
+
+    kinds = survey(make, kinds_of)
     examples = [kinds.index(kind) for kind in sorted(set(kinds))]
     captures = tuple(_capture(make, strategy, each, placement) for each in examples)
     return RankCaptures(strategy, captures, kinds)
+
+
+def _own_model_each_time(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Copies of a model that is there from the second time on: what shares it among ranks changes
+    it, and another rank begins with it as it was. The first look must not change it."""
+    seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def made() -> Workload:
+        workload = made_workload(make())
+        if workload.model in seen:
+            return replace(workload, model=deepcopy(workload.model))
+        seen.add(workload.model)
+        return workload
+
+    return made
 
 
 @dataclass(frozen=True, slots=True)
