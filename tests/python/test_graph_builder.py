@@ -121,6 +121,18 @@ def _cycle(builder: GraphBuilder) -> None:
     builder.build()
 
 
+def test_a_lone_point_lies_within_a_row_that_has_its_sides_elsewhere() -> None:
+    builder = GraphBuilder(rows=[1])
+    work = builder.add_work(builder.add_lane(), [1_000], rows=[0])
+    inside = builder.add_points(builder.add_lane(STREAM), 1, rows=[0])
+    built = builder.build()
+    first, lone = (int(built.points(each)[0]) for each in (work.begin, inside))
+    assert built.graph.begin_of(0)[0] == first != lone
+    grown = GraphBuilder()
+    grown.add_graph(built.graph)
+    assert grown.build().graph.begin_of(0)[0] == first
+
+
 def _twice(builder: GraphBuilder) -> None:
     builder.add_work(builder.add_lane(), [1, 1], rows=[0, 0])
     builder.build()

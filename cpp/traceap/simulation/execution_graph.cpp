@@ -83,7 +83,8 @@ void index_rows(ExecutionGraph& graph, std::span<const GraphRank> ranks) {
     const Row row = graph.points.row[p];
     if (row == kNoRow) continue;
     auto& of = graph.points.is_end[p] ? graph.end_of : graph.begin_of;
-    of[graph.points.lanes[graph.points.lane[p]].rank][row] = p;
+    Point& side = of[graph.points.lanes[graph.points.lane[p]].rank][row];
+    if (side == kNoPoint) side = p;  // points within a row come later
   }
 }
 

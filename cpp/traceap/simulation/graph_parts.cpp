@@ -60,6 +60,12 @@ void add_lanes(const GraphParts& parts, DependencyGraph& points) {
   }
 }
 
+/// The only point of its lane: one within a row, which has its sides elsewhere.
+bool is_alone(const GraphParts& parts, Point p) {
+  const auto& lane = parts.lane;
+  return (p == 0 || lane[p - 1] != lane[p]) && (p + 1 == lane.size() || lane[p + 1] != lane[p]);
+}
+
 void add_points(const GraphParts& parts, ExecutionGraph& graph) {
   DependencyGraph& points = graph.points;
   for (const std::uint32_t rows : parts.rows) {
@@ -77,8 +83,11 @@ void add_points(const GraphParts& parts, ExecutionGraph& graph) {
     const std::uint32_t rank = points.lanes[lane].rank;
     check_below(parts.row[p], parts.rows[rank], "row");
     Point& side = (parts.is_end[p] ? graph.end_of : graph.begin_of)[rank][parts.row[p]];
-    if (side != kNoPoint) throw SchemaError("row: two points for one side of a row");
-    side = p;
+    if (side == kNoPoint) {
+      side = p;
+    } else if (!is_alone(parts, p)) {
+      throw SchemaError("row: two points for one side of a row");
+    }
   }
   const auto size = static_cast<Point>(parts.time_ns.size());
   for (; lane < points.lanes.size(); ++lane) {
