@@ -18,12 +18,13 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # With a line of progress, for what takes minutes.
 PIP_INSTALL := $(BIN)/python tools/with_progress.py build/install.log -- $(BIN)/python -m pip install -v
 RUFF := 'ruff>=0.6,<1'
-CPP_FILES := git ls-files 'cpp/*.[ch]pp' 'tests/cpp/*.[ch]pp' 'benchmarks/cpp/*.[ch]pp'
+CPP_FILES := git ls-files 'cpp/*.[ch]pp' 'tests/cpp/*.[ch]pp' 'benchmarks/cpp/*.[ch]pp' '*.cu'
 # One build folder serves the extension module and the C++ tests.
 PIP_BUILD := --no-build-isolation \
   --config-settings=build-dir=$(BUILD) \
   --config-settings=cmake.build-type=Release \
-  --config-settings=cmake.define.TRACEAP_WERROR=$(WERROR)
+  --config-settings=cmake.define.TRACEAP_WERROR=$(WERROR) \
+  --config-settings=cmake.define.TRACEAP_BUILD_MODEL=AUTO
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 .PHONY: help
@@ -57,19 +58,21 @@ install: venv ## build and install the package into the virtual environment
 	@echo "==> building and installing torchtraceap into $(VENV) (build folder $(BUILD))"
 	@$(PIP_INSTALL) $(PIP_BUILD) .
 
+# The networks are built where torch is found, so it comes first.
 .PHONY: install-test
-install-test: venv ## the same with everything that the tests need
+install-test: venv torch ## the same with everything that the tests need
 	@tools/install_packages.sh build test
 	@echo "==> building and installing torchtraceap with its test tools into $(VENV) (build folder $(BUILD))"
 	@$(PIP_INSTALL) $(PIP_BUILD) --config-settings=cmake.define.TRACEAP_BUILD_TESTS=ON '.[test,lint,fuzz]'
 
-# Only the tests of collect/ use torch. Which build of it pip takes is the machine's own affair:
-# where its default is a large CUDA build, install another by hand first, or set TORCH= to do without.
+# What records, replays, predicts and trains uses torch, and the networks its C++ libraries. Which
+# build of it pip takes is the machine's own affair: where its default is a large CUDA build, install
+# another by hand first, or set TORCH= to do without.
 .PHONY: torch
-torch: venv ## install torch for the tests that record traces
+torch: venv ## install torch for the tests of what uses it, and to build the networks
 ifneq ($(strip $(TORCH)),)
 	@$(BIN)/python -c 'import torch' 2>/dev/null || { \
-	  echo "==> installing $(TORCH) (used by the tests of collect/ only)"; $(PIP) install '$(TORCH)'; }
+	  echo "==> installing $(TORCH) (used by tests, and by the networks)"; $(PIP) install '$(TORCH)'; }
 endif
 
 .PHONY: test-cpp
@@ -105,18 +108,34 @@ test-tsan: ## C++ tests of what several threads run, with the thread sanitizer
 	@ctest --preset tsan --parallel $(JOBS) --no-tests=error
 
 .PHONY: test-python
-test-python: install-test torch ## Python tests
+test-python: install-test ## Python tests
 	@echo "==> Python tests"
 	@mkdir -p out
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile 2>&1 | tee out/pytest.log
 
+# Without the networks, which need torch beside the package.
 .PHONY: test-wheel
 test-wheel: install-test ## install a wheel of what was built into an empty virtual environment, and run it there
 	@echo "==> the wheel in an empty environment"
 	@rm -rf build/wheel
-	@$(PIP) wheel --no-deps --wheel-dir build/wheel $(PIP_BUILD) \
+	@$(PIP) wheel --no-deps --wheel-dir build/wheel $(subst MODEL=AUTO,MODEL=OFF,$(PIP_BUILD)) \
 	  --config-settings=cmake.define.TRACEAP_BUILD_TESTS=ON .
 	@tools/check_wheel.sh $(BIN)/python build/wheel/torchtraceap-*.whl $(TRACE)
+
+# Code for GPUs is compiled here and runs nowhere: `benchmarks/device/check_cuda.sh` is for that.
+NVCC ?= $(shell command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | tail -n 1)
+.PHONY: cuda-check
+cuda-check: ## compile the kernels for GPUs of three generations, where there is nvcc
+ifeq ($(strip $(NVCC)),)
+	@echo "==> kernels for GPUs: skipped, there is no nvcc (set NVCC)"
+else
+	@tools/install_packages.sh build
+	@echo "==> kernels for GPUs, by $(NVCC)"
+	@mkdir -p build
+	@cmake -S . -B build/cuda -G Ninja -DCMAKE_CUDA_COMPILER=$(NVCC) -DTRACEAP_CUDA=ON -DTRACEAP_BUILD_PYTHON=OFF \
+	  -DTRACEAP_WERROR=$(WERROR) >build/cuda.log || { cat build/cuda.log; exit 1; }
+	@cmake --build build/cuda --parallel $(JOBS) --target cuda_parity traceap_emulated_kernels -- --quiet
+endif
 
 .PHONY: lint
 lint: style types ## everything that needs no test run

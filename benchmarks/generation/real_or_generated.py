@@ -40,8 +40,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import QuantileTransformer
 
 from torchtraceap.errors import TraceError
-from torchtraceap.generation.bases import TASKS
 from torchtraceap.generation.generate import generate
+from torchtraceap.generation.types import TASKS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results

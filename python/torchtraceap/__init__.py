@@ -19,7 +19,7 @@ from torchtraceap._version import __version__
 from torchtraceap.rendering import find_renderers
 
 if TYPE_CHECKING:
-    from torchtraceap import durations, models
+    from torchtraceap import datasets, durations, models
     from torchtraceap.aliases import PathLike
     from torchtraceap.analysis.memory_timeline import read_memory_timeline
     from torchtraceap.collect import on_trace_ready, profile
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torchtraceap.pipelines.parallelism import choose_parallelism
     from torchtraceap.prediction import Loading, Prediction, predict
     from torchtraceap.prediction.sharding import choose_sharding
-    from torchtraceap.results import Diagnosis, Finding, Summary, Timeline
+    from torchtraceap.results import Diagnosis, Finding, Summary, Timeline, Windows
     from torchtraceap.simulation.edits.base import Edit
     from torchtraceap.simulation.simulate import Simulation
     from torchtraceap.table import ColumnTable
@@ -43,6 +43,7 @@ _LAZY = {
     "Summary": "torchtraceap.results",
     "Timeline": "torchtraceap.results",
     "Trace": "torchtraceap.trace",
+    "Windows": "torchtraceap.results",
     "choose_parallelism": "torchtraceap.pipelines.parallelism",
     "choose_sharding": "torchtraceap.prediction.sharding",
     "load": "torchtraceap.loading",
@@ -53,7 +54,7 @@ _LAZY = {
     "read_memory_timeline": "torchtraceap.analysis.memory_timeline",
 }
 """Names of other modules that are ours too."""
-_LAZY_MODULES = ("durations", "models")
+_LAZY_MODULES = ("datasets", "durations", "models")
 
 __all__ = [
     "ColumnTable",
@@ -64,9 +65,11 @@ __all__ = [
     "Summary",
     "Timeline",
     "Trace",
+    "Windows",
     "__version__",
     "choose_parallelism",
     "choose_sharding",
+    "datasets",
     "diagnose",
     "diff",
     "durations",
@@ -78,18 +81,35 @@ __all__ = [
     "predict",
     "profile",
     "read_memory_timeline",
+    "score",
     "simulate",
 ]
 
 
-def diagnose(trace: Trace | PathLike | Sequence[PathLike], *, windows: int = 100) -> Diagnosis:
+def diagnose(
+    trace: Trace | PathLike | Sequence[PathLike], *, windows: int = 100, scorer: str | None = None
+) -> Diagnosis:
     """Which anti-patterns cost time in a trace, on what evidence, and what to change.
 
     Args:
         trace: A loaded trace, or what `load` takes.
         windows: Number of windows of equal time that get scores.
+        scorer: Who scores them, by name; the default one for None.
     """
-    return _loaded(trace).diagnose(windows=windows)
+    return _loaded(trace).diagnose(windows=windows, scorer=scorer)
+
+
+def score(
+    trace: Trace | PathLike | Sequence[PathLike], *, windows: int = 100, scorer: str | None = None
+) -> Windows:
+    """How likely each window of a trace holds lost time, in all and by type.
+
+    Args:
+        trace: A loaded trace, or what `load` takes.
+        windows: Number of windows of equal time.
+        scorer: Who scores them, by name; the default one for None.
+    """
+    return _loaded(trace).score(windows=windows, scorer=scorer)
 
 
 def diff(

@@ -66,8 +66,11 @@ __all__: list[str] = [
     "StepPieces",
     "Stream",
     "Timeline",
+    "TokenKind",
+    "Tokens",
     "Track",
     "TreeDiff",
+    "Trees",
     "WarmUp",
     "WindowSet",
     "arrow_batches",
@@ -77,6 +80,7 @@ __all__: list[str] = [
     "build_graph",
     "build_modules",
     "build_table",
+    "build_tokens",
     "build_tree",
     "build_windows",
     "classify_copy",
@@ -96,6 +100,7 @@ __all__: list[str] = [
     "excerpt",
     "execution_graph",
     "explain_idle",
+    "feature_names",
     "gives_memory_back",
     "gpu_class_names",
     "gpu_costs",
@@ -142,6 +147,7 @@ __all__: list[str] = [
     "step_pieces",
     "timeline",
     "timelines",
+    "token_class_names",
     "trace_json",
     "tree_diff",
     "watch_interrupts",
@@ -2011,6 +2017,168 @@ class FeatureBlock:
         float64 [windows, features]: robust, per trace.
         """
 
+class TokenKind(enum.IntEnum):
+    """What a token stands for."""
+
+    KERNEL = 0
+    MEMSET = 1
+    COLLECTIVE = 2
+    COPY = 3
+    GAP = 4
+    SYNCHRONIZATION = 5
+    BLOCKING_COPY = 6
+    DATA_LOADING = 7
+    ALLOCATOR = 8
+    COMPILED_REGION = 9
+
+class Tokens:
+    """
+    The events of each window as arrays; docs/features.md defines them.
+    """
+    def __len__(self) -> int: ...
+    @property
+    def bytes(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: of copies, memsets and collectives; 0 if not told.
+        """
+    @property
+    def class_code(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [n]: in token_class_names().
+        """
+    @property
+    def cpu_name(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        int32 [n]: of the innermost operator above, in names.
+        """
+    @property
+    def delay_code(self) -> numpy.typing.NDArray[numpy.int16]:
+        """
+        int16 [n]: of the launch delay, 0 to 255; 256 without one.
+        """
+    @property
+    def dur_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n].
+        """
+    @property
+    def duration_code(self) -> numpy.typing.NDArray[numpy.int16]:
+        """
+        int16 [n]: 0 to 255.
+        """
+    @property
+    def flags(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [n]: 1 continued, 2 in a graph, 4 backward, 8 compiled.
+        """
+    @property
+    def folded(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [windows]: events left out by the cap.
+        """
+    @property
+    def grid_blocks(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: of kernels; 0 if not told.
+        """
+    @property
+    def kind(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [n]: TokenKind.
+        """
+    @property
+    def launch_dur_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: of the launch call; -1 without one.
+        """
+    @property
+    def name(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        int32 [n]: in names.
+        """
+    @property
+    def names(self) -> list[str]:
+        """
+        Distinct names as recorded; [0] stands for none, [1] for an event without launch.
+        """
+    @property
+    def offsets(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [windows + 1]: into the columns.
+        """
+    @property
+    def position(self) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        float32 [n]: start within the window, 0 to 1000.
+        """
+    @property
+    def queue_depth(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        int32 [n]: what the launch found queued; -1 if unknown.
+        """
+    @property
+    def row(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32 [n]: the event; of gaps what explains them.
+        """
+    @property
+    def start_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n].
+        """
+    @property
+    def stream(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        int32 [n]: index of the stream; -1 for gaps and host rows.
+        """
+    @property
+    def stream_gap_ns(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n]: since the event before on the stream; -1 if none.
+        """
+    @property
+    def stream_role(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [n]: 0 compute, 1 communication, 2 copy, 3 none.
+        """
+
+class Trees:
+    """
+    Learned decision trees, checked.
+    """
+    def __init__(
+        self,
+        *,
+        feature: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        threshold: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+        left: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        right: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        leaf: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+        root: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        output: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        columns: typing.SupportsInt | typing.SupportsIndex,
+        outputs: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None:
+        """
+        int32 and float64 [n]: splits of all trees behind each other; a child or root >= 0 is a split, one < 0 the leaf ~child.
+        """
+    def sums(
+        self, values: typing.Annotated[numpy.typing.ArrayLike, numpy.float64]
+    ) -> numpy.typing.NDArray[numpy.float64]:
+        """
+        float64 [rows, outputs]: sums of the leaves of float64 [rows, columns].
+        """
+    @property
+    def columns(self) -> int:
+        """
+        Columns of the values.
+        """
+    @property
+    def outputs(self) -> int:
+        """
+        Columns of the sums.
+        """
+
 class Finding:
     """
     What one rule says of one rank.
@@ -2261,6 +2429,20 @@ def build_table(
     The table that reading a file of these events would give. Columns are [n]: int64 ts_ns and dur_ns (of phase X), uint8 phase (letters), uint32 name, category (NO_STRING: none) and track, codes into `strings` and into `tracks`, (pid, tid). args and members of the events: (key, values, present), where values are int64, float64 or (codes, texts, texts are JSON), and present is bool or None. metadata: (key, JSON text).
     """
 
+def build_tokens(
+    table: EventTable,
+    tree: EventTree,
+    windows: WindowSet,
+    *,
+    cap: typing.SupportsInt | typing.SupportsIndex = 128,
+    gaps: bool = True,
+    host: bool = True,
+    continued: bool = True,
+) -> Tokens:
+    """
+    The events of every window.
+    """
+
 def build_tree(
     table: EventTable, *, overlap_tolerance_ns: typing.SupportsInt | typing.SupportsIndex = 1000
 ) -> EventTree:
@@ -2429,6 +2611,11 @@ def explain_idle(
 ) -> IdleBreakdown:
     """
     Why the GPU idles, over the span of its events or inside bounds.
+    """
+
+def feature_names() -> list[str]:
+    """
+    [features]: FeatureBlock.names of every block.
     """
 
 def gives_memory_back(api: ApiClass) -> bool:
@@ -2779,6 +2966,11 @@ def timelines(
 ) -> list[Timeline]:
     """
     One timeline for each pair of bounds.
+    """
+
+def token_class_names() -> list[str]:
+    """
+    Names of Tokens.class_code, by code: kinds, and what the events of some do.
     """
 
 def trace_json(table: EventTable) -> bytes:

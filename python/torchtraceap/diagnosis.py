@@ -23,14 +23,13 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.analysis.circumstances import circumstances_of
 from torchtraceap.analysis.detection import PerRank, detect, judge, known
 from torchtraceap.analysis.iterations import counted_spans, step_time
 from torchtraceap.analysis.windows import check_count
-from torchtraceap.intervals import EMPTY, covered_ns, union
+from torchtraceap.intervals import EMPTY, covered_ns
 from torchtraceap.knowledge import KnowledgeEntry, load_knowledge
 from torchtraceap.ranks import RankTrace
 from torchtraceap.results import (
@@ -44,11 +43,11 @@ from torchtraceap.results import (
     PlannedFix,
     Saving,
     StepTime,
-    Windows,
 )
+from torchtraceap.scoring import label_of, load_scorer
 from torchtraceap.stages import stage
 from torchtraceap.summary import build_summary
-from torchtraceap.sums import clamped, total, totals
+from torchtraceap.sums import clamped, total
 from torchtraceap.units import format_ns, format_share
 from torchtraceap.verdict import (
     computes_on,
@@ -65,20 +64,21 @@ if TYPE_CHECKING:
 
 __all__ = ["build_diagnosis"]
 
-SCORER = "rules"
 
-
-def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
+def build_diagnosis(trace: Trace, *, windows: int = 100, scorer: str | None = None) -> Diagnosis:
     """Runs every rule on every rank and merges what they say.
 
     Args:
         trace: One or several ranks.
         windows: Number of windows of equal time that get scores.
+        scorer: Who scores the windows, by name; `scoring.DEFAULT` for None.
 
     Raises:
-        OptionError: A number of windows that makes no sense.
+        OptionError: A number of windows that makes no sense, or no such scorer.
+        MissingDependencyError: The scorer needs a package that is not installed.
     """
     check_count("windows", windows)
+    judge_of_windows = load_scorer(scorer)
     profiled_ns = clamped(sum(rank.profiled_ns for rank in trace.ranks))
     with stage("looking for anti-patterns"):
         by_type = detect(trace)
@@ -91,6 +91,8 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
     outlook = _outlook(trace, findings, parts)
     if outlook:
         findings = _ranked(trace, findings, outlook.savings)
+    with stage("scoring windows"):
+        scores = judge_of_windows.score(trace, windows)
     lead = leading_finding(findings, parts)
     findings = _in_order(findings, lead, outlook.plan if outlook else ())
     findings = _advised(trace, by_type, findings)
@@ -105,8 +107,8 @@ def build_diagnosis(trace: Trace, *, windows: int = 100) -> Diagnosis:
             for name, by_rank in by_type.items()
             if verdicts[name] == "absent" and not any(found.applies for _, found in by_rank)
         ),
-        windows=_score_windows(trace, present, windows),
-        scorer=SCORER,
+        windows=scores,
+        scorer=label_of(judge_of_windows),
         idle_ns=idle_by_cause(trace),
         time_ns=parts,
         computes_on=computes_on(trace),
@@ -295,31 +297,3 @@ def _per_step(rank: RankTrace, intervals: Int64Array, step: StepTime | None) -> 
     inside_ns = total(covered_ns(intervals, spans.ravel())[::2])
     inside = inside_ns / length_ns if length_ns else 1.0
     return inside * own.measured_ns / max(1, total(spans[:, 1] - spans[:, 0]))
-
-
-def _score_windows(trace: Trace, present: dict[str, PerRank], count: int) -> Windows:
-    """Windows of equal time from the first to the last profiled nanosecond of any rank.
-
-    A score is the covered share of that part of the window in which ranks were profiled.
-    """
-    profiled = [rank.tree.profiled for rank in trace.ranks]
-    start_ns, end_ns = min(s for s, _ in profiled), max(e for _, e in profiled)
-    bounds = tuple(start_ns + (end_ns - start_ns) * i // count for i in range(count + 1))
-    bounds_ns = np.asarray(bounds, dtype=np.int64)
-    spans = [np.asarray([pair], dtype=np.int64) for pair in profiled]
-    length_ns = totals(np.stack([covered_ns(span, bounds_ns) for span in spans]), 0)
-
-    def share(chosen: Sequence[PerRank]) -> npt.NDArray[np.float64]:
-        cost_ns = np.zeros(count)
-        for of_one_rank in zip(*chosen, strict=True):
-            sets = [found.intervals for _, found in of_one_rank if found.verdict != "unknown"]
-            cost_ns += covered_ns(union(sets), bounds_ns)
-        ratio = np.divide(cost_ns, length_ns, out=np.zeros(count), where=length_ns > 0)
-        clipped: npt.NDArray[np.float64] = np.clip(ratio, 0.0, 1.0)
-        return clipped
-
-    return Windows(
-        bounds_ns=bounds,
-        scores=share(list(present.values())),
-        types={n: share([present[n]] if n in present else []) for n in PAPER_TYPES},
-    )

@@ -470,9 +470,9 @@ class Windows(Result):
     bounds_ns: tuple[int, ...]
     """`[count + 1]`."""
     scores: npt.NDArray[np.float64] = field(compare=False)
-    """`[count]` in [0, 1], higher is worse: share that the costs of present findings cover."""
+    """`[count]` in [0, 1], higher is worse; docs/scorers.md says what each scorer means by it."""
     types: dict[str, npt.NDArray[np.float64]] = field(compare=False)
-    """The same by type for the paper's eight, 0 where a type is not present."""
+    """The same by type: the paper's eight, and further ones that the scorer knows."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.scores), *(len(scores) for scores in self.types.values())}

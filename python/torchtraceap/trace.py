@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torchtraceap.aliases import PathLike
 from torchtraceap.errors import ParseError
 from torchtraceap.ranks import Ranks
-from torchtraceap.results import Diagnosis, Summary
+from torchtraceap.results import Diagnosis, Summary, Windows
 from torchtraceap.table import ColumnTable
 
 if TYPE_CHECKING:
@@ -47,15 +47,29 @@ class Trace(Ranks):
 
         return build_summary(self, linked_only=linked_only)
 
-    def diagnose(self, *, windows: int = 100) -> Diagnosis:
+    def diagnose(self, *, windows: int = 100, scorer: str | None = None) -> Diagnosis:
         """Which anti-patterns cost time, on what evidence, and what to change.
 
         Args:
             windows: Number of windows of equal time that get scores.
+            scorer: Who scores them (docs/scorers.md); the default one for None.
         """
         from torchtraceap.diagnosis import build_diagnosis
 
-        return build_diagnosis(self, windows=windows)
+        return build_diagnosis(self, windows=windows, scorer=scorer)
+
+    def score(self, *, windows: int = 100, scorer: str | None = None) -> Windows:
+        """How likely each window of equal time holds lost time, in all and by type.
+
+        Args:
+            windows: How many.
+            scorer: Who scores them (docs/scorers.md); the default one for None.
+        """
+        from torchtraceap.analysis.windows import check_count
+        from torchtraceap.scoring import load_scorer
+
+        check_count("windows", windows)
+        return load_scorer(scorer).score(self, windows)
 
     def tree(self, rank: int | None = None) -> TreeView:
         """Host stacks with the kernels that they launched."""

@@ -576,10 +576,11 @@ def test_every_phase_of_a_diagnosis_is_a_stage(slow: Path, tmp_path: Path) -> No
         assert cli.main(["kernels", str(slow), "--csv", str(tmp_path / "x.csv")]) == 0
     finally:
         watch_stages(None)
-    assert begun[:4] == [
+    assert begun[:5] == [
         "linking events",
         "looking for anti-patterns",
         "replaying the run with fixes",
+        "scoring windows",
         "writing the page",
     ]
     assert "making the table" in begun

@@ -194,6 +194,7 @@ def test_a_hostile_store_names_no_other_folder(launched: pytest.MonkeyPatch) -> 
 # ------------------------------------------------------------------------------- with torchrun
 
 PROGRAM = """
+import os
 import sys
 import torch
 import torch.distributed as dist
@@ -210,6 +211,9 @@ if dist.get_rank() == 0:
     print("RANKS", [rank.rank for rank in p.trace.ranks], flush=True)
 dist.barrier()
 dist.destroy_process_group()
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(0)  # gloo's threads may outlive the interpreter, which then aborts now and then
 """
 
 

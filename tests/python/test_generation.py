@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -23,6 +25,7 @@ from torchtraceap.generation.faults import FAULTS
 from torchtraceap.generation.generate import TYPES, generate
 from torchtraceap.generation.loss import covered_windows, lost_intervals
 from torchtraceap.generation.pairs import Pair, drawn_pair
+from torchtraceap.generation.processes import in_processes
 from torchtraceap.generation.rank_numbers import as_rank
 from torchtraceap.generation.scene import Outcome
 from torchtraceap.knowledge import load_knowledge
@@ -432,3 +435,36 @@ def test_windows_need_a_tenth() -> None:
     bounds = np.array([0, 100, 200, 300])
     assert covered_windows(bounds, np.array([[95, 109], [205, 250]])) == [0, 0, 1]
     assert covered_windows(bounds, np.zeros((0, 2), dtype=np.int64)) == [0, 0, 0]
+
+
+def test_what_is_put_in_is_written_like_the_rest(
+    folder: Path, labels: list[dict[str, Any]]
+) -> None:
+    """In the order of members and arguments that its kind has in the twin, and with no others."""
+    for label in labels:
+        if label["twin"] is None:
+            continue
+        found, twin = (_ways(folder, label[key]) for key in ("id", "twin"))
+        for kind, ways in found.items():
+            members, arguments = ({way[part] for way in twin[kind]} for part in (0, 1))
+            assert {way[0] for way in ways} <= members, (label["form"], kind)
+            known = [way for way in ways if set(way[1]) in [set(each) for each in arguments]]
+            assert all(way[1] in arguments for way in known), (label["form"], kind)
+
+
+def _ways(folder: Path, trace: str) -> dict[str, set[tuple[tuple[str, ...], tuple[str, ...]]]]:
+    """Keys in their order, by category."""
+    found: dict[str, set[Any]] = {}
+    for event in json.loads(gzip.decompress((folder / f"{trace}.json.gz").read_bytes()))[
+        "traceEvents"
+    ]:
+        if event["ph"] == "X" and event["cat"] != "Trace":
+            ways = found.setdefault(event["cat"], set())
+            ways.add((tuple(event), tuple(event.get("args", {}))))
+    return found
+
+
+def test_a_process_that_is_killed_is_said_and_not_a_defect() -> None:
+    with pytest.raises(OptionError, match="one of 2 processes was killed"):
+        list(in_processes(os._exit, [1, 1], 2))
+    assert list(in_processes(abs, [-3, 2, -1], 2)) == [3, 2, 1]

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "torchtraceap"
 NOTICES = (ROOT / "THIRD_PARTY_NOTICES.md").read_text("utf-8")
-CODE = {".py", ".pyi", ".pyc", ".so", ".typed"}
+CODE = {".cu", ".py", ".pyi", ".pyc", ".so", ".typed"}
 # Found by CMake, and no library of the extension module.
 TOOLS = {"Threads", "PkgConfig", "Python"}
 

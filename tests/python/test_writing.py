@@ -67,8 +67,9 @@ MODULES = {
     "predict --trace": "torch",
     "predict --html": "torch",
 }
-# A folder that grows unit by unit (test_generation.py).
-IN_PARTS = {"generate OUT"}
+# Folders that grow unit by unit (test_generation.py, test_training.py, test_collecting.py,
+# test_datasets.py).
+IN_PARTS = {"collect OUT", "dataset OUT", "evaluate --report", "generate OUT", "train OUT"}
 
 Writer = Callable[[Path, Path], tuple[list[str], Path]]
 
@@ -440,7 +441,12 @@ GIVEN = {
     ("cli/tables.py", "kept.to_csv(options.csv, spreadsheet=options.spreadsheet)"),
     ("cli/tables.py", "kept.to_parquet(options.parquet)"),
     ("cli/views.py", "trace.events(with_args=True).to_parquet(target)"),
+    (
+        "scoring/weight_files.py",
+        "save(whole, {_ABOUT: json.dumps(about, sort_keys=True)})",
+    ),  # bytes
     ("tracelens/report.py", "book.save(stream)"),
+    ("training/loop.py", "learner.save(weights, fitted)"),
     ("replay/run.py", "path.write_text(script, encoding='utf-8')"),  # its own temporary folder
 }
 CREATE = {"open", "fdopen", "GzipFile", "NamedTemporaryFile", "TemporaryFile"}

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SUITE = ("tests/python", "tests/golden")
 # What starts browsers, notebooks, torch or other processes runs no line of a mutant in this
 # process.
-LEFT_OUT = ("test_browser", "test_notebooks", "test_collect", "test_record_pairs", "test_layers")
+LEFT_OUT = ("test_browser", "test_notebooks", "test_collect", "test_collecting", "test_layers")
 # hypothesis is imported before pytest could rewrite its assertions.
 NO_NOISE = (
     "-p",

@@ -1,9 +1,11 @@
 #include <pybind11/stl.h>
 
+#include "traceap/bindings/codes.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
 #include "traceap/bindings/interrupt.hpp"
 #include "traceap/features/quantize.hpp"
+#include "traceap/features/tokens.hpp"
 #include "traceap/features/window_features.hpp"
 
 namespace traceap::bindings {
@@ -25,14 +27,22 @@ std::shared_ptr<BoundWindows> windows(const TablePtr& table, const std::shared_p
       BoundWindows{tree, build_windows(*table, links, span, {count, length_ns, host_rows})});
 }
 
+/// Throws SchemaError unless the three belong together.
+const EventTree& tree_of(const TablePtr& table, const BoundTree& tree, const BoundWindows& bound) {
+  if (bound.tree.get() != &tree) throw SchemaError("the windows were built from another tree");
+  return tree_of(table, tree);
+}
+
+IdleBreakdown idle_of(const EventTable& table, const EventTree& tree, const GpuIntervals& gpu,
+                      const WindowSet& windows) {
+  return explain_idle(table, tree, gpu, {windows.bounds_ns.front(), windows.bounds_ns.back()});
+}
+
 std::shared_ptr<FeatureBlock> features(const TablePtr& table, const BoundTree& tree,
                                        const BoundWindows& bound) {
-  const EventTree& links = tree_of(table, tree);
-  if (bound.tree.get() != &tree) throw SchemaError("the windows were built from another tree");
-  const auto& bounds_ns = bound.windows.bounds_ns;
+  const EventTree& links = tree_of(table, tree, bound);
   const GpuIntervals gpu = build_gpu_intervals(*table, links);
-  const IdleBreakdown idle =
-      explain_idle(*table, links, gpu, {bounds_ns.front(), bounds_ns.back()});
+  const IdleBreakdown idle = idle_of(*table, links, gpu, bound.windows);
   return std::make_shared<FeatureBlock>(build_features(*table, links, gpu, idle, bound.windows));
 }
 
@@ -89,6 +99,89 @@ void bind_feature_block(py::module_& module) {
              py::call_guard<Unlocked>(), "Features of every window.");
 }
 
+/// Tokens and the table whose names they show.
+struct BoundTokens {
+  TablePtr table;
+  Tokens tokens;
+};
+using TokensClass = py::class_<BoundTokens, std::shared_ptr<BoundTokens>>;
+
+std::shared_ptr<BoundTokens> tokens(const TablePtr& table, const BoundTree& tree,
+                                    const BoundWindows& bound, std::uint32_t cap, bool gaps,
+                                    bool host, bool continued) {
+  const EventTree& links = tree_of(table, tree, bound);
+  IdleBreakdown idle;
+  if (gaps) idle = idle_of(*table, links, build_gpu_intervals(*table, links), bound.windows);
+  return std::make_shared<BoundTokens>(BoundTokens{
+      table, build_tokens(*table, links, idle, bound.windows, {cap, gaps, host, continued})});
+}
+
+template <typename T>
+auto token_column(std::vector<T> Tokens::*member) {
+  return [member](py::object self) {
+    return view(self.cast<const BoundTokens&>().tokens.*member, self);
+  };
+}
+
+void bind_tokens(py::module_& module) {
+  bind_codes<TokenKind>(module, "TokenKind", kTokenKindCount, token_kind_name,
+                        "What a token stands for.");
+  module.def(
+      "token_class_names", [] { return token_class_names(); },
+      "Names of Tokens.class_code, by code: kinds, and what the events of some do.");
+  TokensClass(module, "Tokens",
+              "The events of each window as arrays; docs/features.md defines them.")
+      .def("__len__", [](const BoundTokens& self) { return self.tokens.row.size(); })
+      .def_property_readonly("offsets", token_column(&Tokens::offsets),
+                             "uint32 [windows + 1]: into the columns.")
+      .def_property_readonly("folded", token_column(&Tokens::folded),
+                             "uint32 [windows]: events left out by the cap.")
+      .def_property_readonly("row", token_column(&Tokens::row),
+                             "uint32 [n]: the event; of gaps what explains them.")
+      .def_property_readonly("kind", token_column(&Tokens::kind), "uint8 [n]: TokenKind.")
+      .def_property_readonly("class_code", token_column(&Tokens::class_code),
+                             "uint8 [n]: in token_class_names().")
+      .def_property_readonly("flags", token_column(&Tokens::flags),
+                             "uint8 [n]: 1 continued, 2 in a graph, 4 backward, 8 compiled.")
+      .def_property_readonly("start_ns", token_column(&Tokens::start_ns), "int64 [n].")
+      .def_property_readonly("dur_ns", token_column(&Tokens::dur_ns), "int64 [n].")
+      .def_property_readonly("position", token_column(&Tokens::position),
+                             "float32 [n]: start within the window, 0 to 1000.")
+      .def_property_readonly("name", token_column(&Tokens::name), "int32 [n]: in names.")
+      .def_property_readonly("cpu_name", token_column(&Tokens::cpu_name),
+                             "int32 [n]: of the innermost operator above, in names.")
+      .def_property_readonly("delay_code", token_column(&Tokens::delay_code),
+                             "int16 [n]: of the launch delay, 0 to 255; 256 without one.")
+      .def_property_readonly("duration_code", token_column(&Tokens::duration_code),
+                             "int16 [n]: 0 to 255.")
+      .def_property_readonly("stream", token_column(&Tokens::stream),
+                             "int32 [n]: index of the stream; -1 for gaps and host rows.")
+      .def_property_readonly("stream_role", token_column(&Tokens::stream_role),
+                             "uint8 [n]: 0 compute, 1 communication, 2 copy, 3 none.")
+      .def_property_readonly("bytes", token_column(&Tokens::bytes),
+                             "int64 [n]: of copies, memsets and collectives; 0 if not told.")
+      .def_property_readonly("grid_blocks", token_column(&Tokens::grid_blocks),
+                             "int64 [n]: of kernels; 0 if not told.")
+      .def_property_readonly("queue_depth", token_column(&Tokens::queue_depth),
+                             "int32 [n]: what the launch found queued; -1 if unknown.")
+      .def_property_readonly("stream_gap_ns", token_column(&Tokens::stream_gap_ns),
+                             "int64 [n]: since the event before on the stream; -1 if none.")
+      .def_property_readonly("launch_dur_ns", token_column(&Tokens::launch_dur_ns),
+                             "int64 [n]: of the launch call; -1 without one.")
+      .def_property_readonly(
+          "names",
+          [](const BoundTokens& self) {
+            TextList names;
+            for (const std::string_view name : self.tokens.names) names.append(to_str(name));
+            return names;
+          },
+          "Distinct names as recorded; [0] stands for none, [1] for an event without launch.");
+  module.def("build_tokens", tokens, py::arg("table"), py::arg("tree"), py::arg("windows"),
+             py::kw_only(), py::arg("cap") = TokenOptions().cap, py::arg("gaps") = true,
+             py::arg("host") = true, py::arg("continued") = true, py::call_guard<Unlocked>(),
+             "The events of every window.");
+}
+
 py::array_t<std::int32_t> quantize(const Times& times, const QuantizeRange& range) {
   if (times.ndim() != 1) throw SchemaError("times must be int64 [n]");
   return adopt(quantize_ns({times.data(), static_cast<std::size_t>(times.size())}, range));
@@ -99,6 +192,14 @@ py::array_t<std::int32_t> quantize(const Times& times, const QuantizeRange& rang
 void bind_features(py::module_& module) {
   bind_windows(module);
   bind_feature_block(module);
+  bind_tokens(module);
+  module.def(
+      "feature_names",
+      [] {
+        const auto names = window_feature_names();
+        return std::vector<std::string>(names.begin(), names.end());
+      },
+      "[features]: FeatureBlock.names of every block.");
   module.def(
       "quantize_delays_ns", [](const Times& times) { return quantize(times, kDelayRange); },
       py::arg("times"), "int32 [n]: logarithmic ids of launch delays (paper, Eq. 3).");

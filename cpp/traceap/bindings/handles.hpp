@@ -49,6 +49,7 @@ void bind_simulation(py::module_& module);
 void bind_built(py::module_& module);
 void bind_diff(py::module_& module);
 void bind_features(py::module_& module);
+void bind_model(py::module_& module);
 void bind_detect(py::module_& module);
 void bind_arrow(py::module_& module);
 

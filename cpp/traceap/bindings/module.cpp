@@ -27,6 +27,7 @@ PYBIND11_MODULE(_core, module) {
   bind_simulation(module);
   bind_built(module);
   bind_features(module);
+  bind_model(module);
   bind_detect(module);
   bind_arrow(module);
 }

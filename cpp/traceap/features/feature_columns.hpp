@@ -124,6 +124,13 @@ class CoverColumn {
   std::uint32_t window_ = 0;
 };
 
+/// Per track: does it feed the GPU, or is it the main thread? Others (the loader's pin thread,
+/// collective watchdogs) wait and copy without holding anything up.
+std::vector<std::uint8_t> feeding_tracks(const EventTable& table, const EventTree& tree);
+/// Per row: the outermost compiled region around a host row (itself for one), or kNoRow. Empty
+/// where nothing is compiled.
+std::vector<Row> compiled_regions(const EventTable& table, const EventTree& tree);
+
 /// Columns seen from the host: what its threads did, queue, compiled regions, phases. Times covered
 /// are left in ns.
 void add_host_features(const EventTable& table, const EventTree& tree, const WindowSet& windows,

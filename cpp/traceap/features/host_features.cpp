@@ -11,18 +11,6 @@
 namespace traceap {
 namespace {
 
-/// Threads that feed the GPU, and the main thread. Others (the loader's pin thread, collective
-/// watchdogs) wait and copy without holding anything up.
-std::vector<std::uint8_t> feeding_tracks(const EventTable& table, const EventTree& tree) {
-  std::vector<std::uint8_t> feeds(table.tracks.size(), 0);
-  if (tree.main_track != kNoTrack) feeds[tree.main_track] = 1;
-  for (const Row r : tree.gpu_rows) {
-    poll_interrupt();
-    if (tree.launch[r] != kNoRow) feeds[table.track[tree.launch[r]]] = 1;
-  }
-  return feeds;
-}
-
 class HostFeatures {
  public:
   HostFeatures(const EventTable& table, const EventTree& tree, const WindowSet& windows,
@@ -86,9 +74,6 @@ class HostFeatures {
         return data_loading_.add(start, end);
       case HostActivity::kCompilation:
         return compilation_.add(start, end);
-      case HostActivity::kCompiledRegion:
-        has_regions_ = true;
-        return;
       default:
         return;
     }
@@ -146,17 +131,13 @@ class HostFeatures {
   /// Changes of the compiled region, eager code included, from one launch call of a thread to its
   /// next.
   void add_region_transitions() {
-    if (!has_regions_) return;
-    std::vector<Row> region(table_.size(), kNoRow);
+    const std::vector<Row> region = compiled_regions(table_, tree_);
+    if (region.empty()) return;
     std::vector<Row> last(table_.tracks.size(), kNoRow);
     std::vector<std::uint8_t> launched(table_.tracks.size(), 0);
     WindowWalk walk(windows_);
-    for (Row r = 0; r < table_.size(); ++r) {  // parents precede children
-      if (!is_host(table_.kind[r])) continue;
-      const Row parent = tree_.parent[r];
-      if (parent != kNoRow) region[r] = region[parent];
-      if (region[r] == kNoRow && activity_(r) == HostActivity::kCompiledRegion) region[r] = r;
-      if (tree_.launched_by(r).empty()) continue;
+    for (Row r = 0; r < table_.size(); ++r) {
+      if (!is_host(table_.kind[r]) || tree_.launched_by(r).empty()) continue;
       const TrackId track = table_.track[r];
       const std::uint32_t window = walk.find(table_.ts_ns[r]);
       if (launched[track] && last[track] != region[r] && window < windows_.count()) {
@@ -175,10 +156,36 @@ class HostFeatures {
   WindowWalk walk_;
   CoverColumn busy_, synchronization_, blocking_copy_, allocator_, data_loading_, compilation_;
   std::array<CoverColumn, 4> phases_;  ///< by Phase, kOther left out
-  bool has_regions_ = false;
 };
 
 }  // namespace
+
+std::vector<std::uint8_t> feeding_tracks(const EventTable& table, const EventTree& tree) {
+  std::vector<std::uint8_t> feeds(table.tracks.size(), 0);
+  if (tree.main_track != kNoTrack) feeds[tree.main_track] = 1;
+  for (const Row r : tree.gpu_rows) {
+    poll_interrupt();
+    if (tree.launch[r] != kNoRow) feeds[table.track[tree.launch[r]]] = 1;
+  }
+  return feeds;
+}
+
+std::vector<Row> compiled_regions(const EventTable& table, const EventTree& tree) {
+  const HostActivities activity(table, tree);
+  std::vector<Row> region;
+  for (Row r = 0; r < table.size(); ++r) {  // parents precede children
+    poll_interrupt();
+    if (!is_host(table.kind[r])) continue;
+    const Row parent = tree.parent[r];
+    if (!region.empty() && parent != kNoRow && region[parent] != kNoRow) {
+      region[r] = region[parent];
+    } else if (activity(r) == HostActivity::kCompiledRegion) {
+      if (region.empty()) region.assign(table.size(), kNoRow);
+      region[r] = r;
+    }
+  }
+  return region;
+}
 
 void add_host_features(const EventTable& table, const EventTree& tree, const WindowSet& windows,
                        FeatureMatrix& matrix) {

@@ -23,7 +23,12 @@ PerRank = Sequence[tuple["RankTrace", _core.Finding]]
 
 
 def detect(trace: Ranks) -> dict[str, PerRank]:
-    """What each rule says of each rank, by type; ranks see what the others' traces tell of them."""
+    """What each rule says of each rank, by type; ranks see what the others' traces tell of them.
+    Computed once."""
+    return trace.remember("what the rules say", lambda: _detect(trace))
+
+
+def _detect(trace: Ranks) -> dict[str, PerRank]:
     peers: Sequence[_core.PeerView | None] = [None] * len(trace.ranks)
     if len(trace.ranks) > 1:
         from torchtraceap.analysis.many_ranks.lateness import peer_views

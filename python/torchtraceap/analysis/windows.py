@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torchtraceap.ranks import RankTrace
 from torchtraceap.rendering import shown
 from torchtraceap.table import ColumnTable
 
-__all__ = ["FeatureTable", "build_features", "build_windows", "check_count"]
+__all__ = ["FeatureTable", "build_features", "build_windows", "check_count", "feature_names"]
 
 
 shown(_core.WindowSet)
@@ -54,3 +55,16 @@ def check_count(name: str, count: int) -> None:
     """Raises OptionError unless `count` is a sensible number of windows."""
     if not isinstance(count, (int, np.integer)) or not 1 <= count <= 1_000_000:
         raise OptionError(f"{name} must be a number from 1 to 1000000, not {count!r}")
+
+
+@cache
+def feature_names() -> tuple[str, ...]:
+    """Names of the features, in the order of the columns; the same for every trace."""
+    from torchtraceap.event_table import event_table
+
+    table = event_table(
+        ts_ns=[0], dur_ns=[1], name=["event"], category=["cpu_op"], pid=[0], tid=[0]
+    )
+    tree = _core.build_tree(table)
+    windows = _core.build_windows(table, tree, count=1)
+    return tuple(_core.build_features(table, tree, windows).names)

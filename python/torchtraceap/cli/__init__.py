@@ -17,9 +17,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from torchtraceap.cli.collecting import COLLECTION_COMMANDS
 from torchtraceap.cli.completion import completion_command
+from torchtraceap.cli.datasets import DATASET_COMMANDS
 from torchtraceap.cli.diagnosis import DIAGNOSIS_COMMANDS
 from torchtraceap.cli.estimates import ESTIMATE_COMMANDS
+from torchtraceap.cli.evaluation import EVALUATION_COMMANDS
 from torchtraceap.cli.exports import EXPORT_COMMANDS
 from torchtraceap.cli.generation import GENERATION_COMMANDS
 from torchtraceap.cli.interrupts import (
@@ -46,21 +49,28 @@ from torchtraceap.cli.parsing import (
 )
 from torchtraceap.cli.prediction import PREDICTION_COMMANDS
 from torchtraceap.cli.progress import show_stages
+from torchtraceap.cli.scoring import SCORING_COMMANDS
 from torchtraceap.cli.sharding import SHARDING_COMMANDS
 from torchtraceap.cli.simulation import SIMULATION_COMMANDS
 from torchtraceap.cli.tables import TABLE_COMMANDS
+from torchtraceap.cli.training import TRAINING_COMMANDS
 from torchtraceap.cli.views import VIEW_COMMANDS
 
 __all__ = ["COMMANDS", "main"]
 
 _WORK = {
     **DIAGNOSIS_COMMANDS,
+    **SCORING_COMMANDS,
     **SIMULATION_COMMANDS,
     **ESTIMATE_COMMANDS,
     **PARALLELISM_COMMANDS,
     **PREDICTION_COMMANDS,
     **SHARDING_COMMANDS,
     **GENERATION_COMMANDS,
+    **EVALUATION_COMMANDS,
+    **DATASET_COMMANDS,
+    **TRAINING_COMMANDS,
+    **COLLECTION_COMMANDS,
     **VIEW_COMMANDS,
     **TABLE_COMMANDS,
     **EXPORT_COMMANDS,

@@ -22,6 +22,7 @@ from torchtraceap.cli.parsing import (
     add_windows,
     unknown_word,
 )
+from torchtraceap.cli.scoring import add_scorer
 
 if TYPE_CHECKING:
     from torchtraceap.results import Diagnosis
@@ -32,6 +33,7 @@ def _describe_diagnose(parser: Parser) -> None:
     add_json(parser)
     parser.add_argument("--html", metavar="FILE", help="also write the report as an HTML page")
     add_windows(parser)
+    add_scorer(parser)
     parser.add_argument(
         "--gate", action="store_true", help="exit with 1 while a finding is present"
     )
@@ -51,7 +53,7 @@ def _diagnose(options: Options) -> int:
     if options.html:
         check_output(options.html, options.paths)
     trace = load(options.paths, options.threads)
-    diagnosis = trace.diagnose(windows=options.windows)
+    diagnosis = trace.diagnose(windows=options.windows, scorer=options.scorer)
     reasons = _gate_reasons(diagnosis, wanted)
     if options.html:
         write_html(diagnosis, options.html)

@@ -78,8 +78,8 @@ def terminal_width(otherwise: int) -> int:
     return otherwise
 
 
-def add_paths(parser: Parser) -> None:
-    parser.add_argument("paths", metavar="PATH", nargs="+", type=trace_path, help=PATHS_HELP)
+def add_paths(parser: Parser, help_text: str = PATHS_HELP) -> None:
+    parser.add_argument("paths", metavar="PATH", nargs="+", type=trace_path, help=help_text)
 
 
 def add_json(parser: Parser) -> None:

@@ -23,16 +23,15 @@ from torchtraceap.aliases import Array
 from torchtraceap.analysis.recorded_device import recorded_device
 from torchtraceap.errors import OptionError
 from torchtraceap.generation.program import Program
+from torchtraceap.generation.types import SEEN_TASKS
 from torchtraceap.loading import load
 from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.simulation.edited_trace import event_text
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.table import ColumnTable
 
-__all__ = ["SEEN_TASKS", "TASKS", "Base", "Bases", "RecordedBases"]
+__all__ = ["Base", "Bases", "RecordedBases"]
 
-SEEN_TASKS = ("classification", "detection", "segmentation")
-TASKS = (*SEEN_TASKS, "generation", "pose", "depth")
 _EVENTS = 20_000
 """Of a trace, about."""
 _LEAST_STEPS = 2
@@ -108,7 +107,7 @@ class Base:
 
     def program(self, rng: random.Random) -> Program:
         """Some of its steps."""
-        part = self._excerpt(rng)
+        part = self.excerpt(rng)
         known = {} if self.waits is None else {part.rank: _rows_of(part, self.waits)}
         return Program(SimulatedRun(Ranks([part]), dependencies=known))
 
@@ -124,7 +123,8 @@ class Base:
         per_step = int(ops.sum()) / max(1, len(tree.steps))
         return tuple(range(2, _MOST_RANKS + 1)) if per_step >= _LEAST_BACKWARD else ()
 
-    def _excerpt(self, rng: random.Random) -> RankTrace:
+    def excerpt(self, rng: random.Random) -> RankTrace:
+        """Some of its steps, as a trace of its own."""
         part = self.part
         steps = part.tree.steps
         share = _EVENTS / max(1, len(part.table))

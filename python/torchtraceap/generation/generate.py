@@ -16,12 +16,8 @@ its own: neither numbers nor neighbours of traces tell their labels.
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import random
-import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -31,20 +27,19 @@ from typing import Any
 from torchtraceap import _core
 from torchtraceap.aliases import PathLike
 from torchtraceap.errors import OptionError
-from torchtraceap.generation.bases import TASKS, Base, Bases, RecordedBases
+from torchtraceap.generation.bases import Base, Bases, RecordedBases
 from torchtraceap.generation.decoys import DECOYS
 from torchtraceap.generation.faults import FAULTS
 from torchtraceap.generation.pairs import WINDOWS, Pair, Side, drawn_pair
 from torchtraceap.generation.planting import Form
+from torchtraceap.generation.processes import in_processes
+from torchtraceap.generation.types import LABELS, TASKS, TYPES
 from torchtraceap.ranks import RankTrace
 from torchtraceap.stages import stage
 from torchtraceap.writing import naming, write_paths, write_text
 
-__all__ = ["LABELS", "TYPES", "generate"]
+__all__ = ["LABELS", "TYPES", "generate", "labelled"]
 
-LABELS = "labels.jsonl"
-TYPES = tuple(sorted({form.type for form in FAULTS}))
-"""Of the faults that can be put in."""
 _DONE = ".units"
 _SUFFIX = ".json.gz"
 _PAIRS = 8
@@ -103,7 +98,8 @@ def generate(
     units = range(-(-count // (2 * _PAIRS)))
     left = [unit for unit in units if not _part(folder, unit, count).exists()]
     with stage(f"generating {len(left)} units of {2 * _PAIRS} traces"):
-        _make_all(partial(_make_unit, str(folder), settings, count), left, jobs)
+        for _ in in_processes(partial(_make_unit, str(folder), settings, count), left, jobs):
+            pass
     lines = [_part(folder, unit, count).read_text("utf-8") for unit in units]
     _forget(folder, units, count)
     write_text(folder / LABELS, "".join(lines))
@@ -163,7 +159,7 @@ def _take_over(folder: Path, settings: _Settings) -> None:
     write_text(place, text)
 
 
-_VERSION = 4
+_VERSION = 5
 """Of what is generated: with another one the same seed gives other bytes."""
 
 
@@ -171,34 +167,6 @@ def _part(folder: Path, unit: int, count: int) -> Path:
     """The labels of a unit; the last one may have fewer traces than it would have among more."""
     size = min(2 * _PAIRS, count - unit * 2 * _PAIRS)
     return folder / _DONE / f"{unit:06d}-{size}.jsonl"
-
-
-def _make_all(make: partial[None], units: Sequence[int], jobs: int) -> None:
-    if jobs == 1 or len(units) < 2:
-        for unit in units:
-            make(unit)
-        return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(
-        min(jobs, len(units)), mp_context=context, initializer=_leave_with_parent
-    )
-    try:
-        for _ in pool.map(make, units):
-            pass
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _leave_with_parent() -> None:
-    """A process whose parent was killed would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_leave_after, args=(parent,), daemon=True).start()
-
-
-def _leave_after(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
 
 
 @cache
@@ -235,37 +203,70 @@ def _labelled(
     bases: Bases, settings: _Settings, unit: int, size: int
 ) -> Iterator[tuple[dict[str, Any], RankTrace]]:
     """So many, in the order of their ids."""
-    place, first = 0, unit * 2 * _PAIRS
     rng = random.Random(f"{settings.seed}/unit/{unit}")
     is_of_many = rng.random() < _MANY
+
+    def ranks(base: Base, most: int) -> int:
+        return _ranks(base, rng, most) if is_of_many or base.world_size > 1 else 1
+
+    forms = partial(_forms, settings)
+    yield from labelled(bases, settings.seed, unit, size, forms=forms, ranks=ranks)
+
+
+def labelled(
+    bases: Bases,
+    seed: int,
+    unit: int,
+    size: int,
+    *,
+    forms: Callable[[int, int], Sequence[Form]],
+    ranks: Callable[[Base, int], int],
+) -> Iterator[tuple[dict[str, Any], RankTrace]]:
+    """Traces of a unit with their labels, in the order of their ids.
+
+    Args:
+        bases: One for each unit.
+        seed: The same gives the same.
+        unit: Which.
+        size: How many traces.
+        forms: Those that a pair may have, the wanted one first; of its number, and how many ranks
+            are recorded.
+        ranks: How many are recorded of the next run; of its base, and how many there may be.
+
+    Raises:
+        OptionError: None of the forms fits the base.
+    """
+    place, first = 0, unit * 2 * _PAIRS
     while 2 * place < size:
         number = unit * _PAIRS + place
         base = bases.of(unit, number)
-        all_of_them = is_of_many or base.world_size > 1
-        ranks = _ranks(base, rng, size // 2 - place) if all_of_them else 1
-        seed = f"{settings.seed}/{number}"
-        pair = _drawn(base, settings, number, ranks)
-        ranks = len(pair.sides)
-        faulty_last = random.Random(f"{seed}/order").random() < 0.5
-        runs = [first + 2 * place, first + 2 * place + ranks]
+        pair = _drawn(base, forms, f"{seed}/{number}", number, ranks(base, size // 2 - place))
+        count = len(pair.sides)
+        faulty_last = random.Random(f"{seed}/{number}/order").random() < 0.5
+        runs = [first + 2 * place, first + 2 * place + count]
         faulty, twin = runs[::-1] if faulty_last else runs
-        labels = [_label(base, settings.seed, pair, side, faulty, twin) for side in pair.sides]
+        labels = [_label(base, seed, pair, side, faulty, twin) for side in pair.sides]
         bad = [(label, side.faulty) for label, side in zip(labels, pair.sides, strict=True)]
         good = [
             (_twin_label(label), side.twin) for label, side in zip(labels, pair.sides, strict=True)
         ]
         both = [*good, *bad] if faulty_last else [*bad, *good]
         yield from both[: size - 2 * place]
-        place += ranks
+        place += count
 
 
-def _drawn(base: Base, settings: _Settings, number: int, ranks: int) -> Pair:
+def _drawn(
+    base: Base,
+    forms: Callable[[int, int], Sequence[Form]],
+    seed: str,
+    number: int,
+    ranks: int,
+) -> Pair:
     """With so many ranks recorded, or with one where nothing fits so many."""
-    seed = f"{settings.seed}/{number}"
     if ranks > 1:
         with suppress(OptionError):
-            return drawn_pair(base, _forms(settings, number, ranks), seed, ranks)
-    return drawn_pair(base, _forms(settings, number, 1), seed)
+            return drawn_pair(base, forms(number, ranks), seed, ranks)
+    return drawn_pair(base, forms(number, 1), seed)
 
 
 def _ranks(base: Base, rng: random.Random, most: int) -> int:

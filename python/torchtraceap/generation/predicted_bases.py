@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from torchtraceap.aliases import Array
 from torchtraceap.devices import device_named
 from torchtraceap.errors import OptionError
-from torchtraceap.generation.bases import TASKS, Base
+from torchtraceap.generation.bases import Base
+from torchtraceap.generation.types import TASKS
 from torchtraceap.prediction.layout import Recording, lay_out, rank_trace
 from torchtraceap.prediction.layout.profilers import PROFILERS, as_profiled
 from torchtraceap.prediction.layout.waits import stream_waits
@@ -33,6 +34,7 @@ class PredictedBases:
         tasks: Of the workloads; none: all.
         of_many: Each is of several ranks, or ranks can be made of it.
         by_copies: If it is of several ranks, each has the whole model.
+        families: Networks that they may be of; empty: all.
     """
 
     def __init__(
@@ -42,8 +44,10 @@ class PredictedBases:
         *,
         of_many: bool = False,
         by_copies: bool = False,
+        families: Collection[str] = (),
     ) -> None:
         self._seed, self._tasks = seed, tuple(tasks) or TASKS
+        self._families = families
         self._of_many, self._by_copies = of_many, by_copies
         self._kept: tuple[int, Base] | None = None
 
@@ -62,8 +66,9 @@ class PredictedBases:
         for turn in range(_DRAWS):
             rng = random.Random(f"{self._seed}/base/{unit}/{turn}")
             drawn = drawn_workload(
-                task, rng, is_trained=self._of_many or None, by_copies=self._by_copies
-            )
+                task, rng, is_trained=self._of_many or None, by_copies=self._by_copies,
+                families=self._families,
+            )  # fmt: skip
             device = device_named(drawn.device)
             try:
                 captured = captured_step(

@@ -32,6 +32,8 @@ _RANGES = rf"{LOADER}|^(ProfilerStep#|Optimizer\.|DistributedDataParallel|Torch-
 _TICKS = 0.6
 """Of the times, those that are whole ticks of a clock."""
 _LEAST_REPEATS = 4
+_FIRST = 64
+"""Of the operators of a thread, those that others are written like."""
 _LEAST_PLACES = 8
 _LEAST_NOISE = 0.15
 _GPU_NOISE = (0.005, 0.1)
@@ -280,9 +282,9 @@ class Program:
     # ------------------------------------------------------------------------- looks
 
     def like_op(self, track: int) -> dict[str, Any]:
-        """What the events of a thread's operators say, without what differs among them."""
-        rows = np.flatnonzero(self._is_op & (self.table.track == track))
-        return self._fields(int(rows[0]))
+        """That of the first operators of a thread which says most, such as its inputs."""
+        rows = np.flatnonzero(self._is_op & (self.table.track == track))[:_FIRST]
+        return max((self._fields(row) for row in rows.tolist()), key=lambda of: len(of["args"]))
 
     @cached_property
     def like_annotation(self) -> dict[str, Any] | None:
@@ -315,6 +317,7 @@ class Program:
         fields["cat"] = "gpu_memcpy" if fields["cat"] == "kernel" else "Memcpy"
         kept = ("device", "context", "stream", "correlation", "external id", "External id")
         fields["args"] = {key: fields["args"][key] for key in kept if key in fields["args"]}
+        fields["args"] |= {"bytes": 0, "memory bandwidth (GB/s)": 0.0}
         return fields
 
     @cached_property
@@ -353,8 +356,6 @@ class Program:
 
     def _fields(self, row: int) -> dict[str, Any]:
         fields: dict[str, Any] = json.loads(self.table.event_json(row))
-        fields.pop("ts", None)
-        fields.pop("dur", None)
         fields["ph"] = "X"
         fields["args"] = dict(fields.get("args") or {})
         return fields

@@ -9,6 +9,7 @@ Where threads take numbers from blocks of 512, as with torch from 1.13 on, all a
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import string
@@ -41,12 +42,15 @@ _ALL = -1
 _IDS = re.compile(rb'"(External id|external id|correlation|id|Ev Idx)"\s*:\s*(\d+)')
 _OWN = ("Sequence number", "Fwd thread id", "external ts", "Module Hierarchy", "Concrete Inputs",
         "Input Strides", "Input strides", "Input type", "Input Dims", "Collective name",
-        "Python id", "Python parent id", "cbid", "bytes", "memory bandwidth (GB/s)")  # fmt: skip
+        "Python id", "Python parent id", "Call stack", "cbid", "bytes",
+        "memory bandwidth (GB/s)")  # fmt: skip
 """Of the arguments of another event of the kind, what is its own."""
 _CALLBACKS = {"Malloc": 20, "Free": 22, "MemcpyAsync": 41, "StreamSynchronize": 131,
               "EventRecord": 135, "StreamWaitEvent": 147, "DeviceSynchronize": 165,
               "LaunchKernel": 211, "LaunchKernelExC": 430}  # fmt: skip
 """CUPTI's numbers of calls."""
+_FLOATS = ("float", "c10::Half", "c10::BFloat16")
+"""Types of elements, as inputs name them."""
 _LAUNCHES = ("LaunchKernel", "LaunchKernelExC", "MemcpyAsync")
 
 
@@ -171,7 +175,7 @@ class _Writer:
     def _arrow(self, like: Mapping[str, Any], fields: Mapping[str, Any], ts_ns: int) -> str:
         place = {key: fields[key] for key in ("pid", "tid")}
         arrow = {**like, **place, "id": fields["args"]["correlation"]}
-        return event_text({key: v for key, v in arrow.items() if key != "ts"}, ts_ns, None)
+        return event_text(arrow, ts_ns, None)
 
     def _like(self, track: int) -> dict[str, Any]:
         if track not in self._likes:
@@ -187,13 +191,11 @@ class _Writer:
             place = {key: like[key] for key in ("pid", "tid")}
             like = {**annotation, **place}
         args = _common(like["args"])
-        if "Input Dims" in like["args"] and dims is not None:
-            args["Input Dims"] = dims
-        if "Input type" in like["args"] and dims is not None:
-            args["Input type"] = ["float" if each else "" for each in dims]
+        if dims is not None:
+            args |= _inputs(like["args"], dims)
         if "Ev Idx" in args and event.op is not None:
             args["Ev Idx"] = _PROVISIONAL + event.op
-        return {**like, "name": event.name, "args": {**_with_id(args, event.op), **says}}
+        return _written_as(like, {"name": event.name}, {**_with_id(args, event.op), **says})
 
     def _call(self, event: NewEvent) -> dict[str, Any]:
         like, thread = self._program.like_call, self._like(event.track)
@@ -203,7 +205,7 @@ class _Writer:
             name = event.name.removeprefix(self._program.runtime)
             args["cbid"] = _CALLBACKS.get(name, like["args"]["cbid"])
         place = {key: thread[key] for key in ("pid", "tid")}
-        return {**like, **place, "name": event.name, "args": args}
+        return _written_as(like, {**place, "name": event.name}, args)
 
     def _work(self, event: NewEvent) -> dict[str, Any]:
         program = self._program
@@ -217,7 +219,31 @@ class _Writer:
         args["stream"] = stream
         tid = like["tid"]
         tid = stream if isinstance(tid, int) else re.sub(r"\d+$", str(stream), str(tid))
-        return {**like, "tid": tid, "name": event.name, "args": args}
+        return _written_as(like, {"tid": tid, "name": event.name}, args)
+
+
+def _written_as(
+    like: Mapping[str, Any], own: Mapping[str, Any], args: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Another event with members and arguments of its own, in the other's order: what stands in
+    an order of its own would be known by that."""
+    ordered = {key: args[key] for key in (*like["args"], *args) if key in args}
+    return {**like, **own, "args": ordered}
+
+
+def _inputs(like: Mapping[str, Any], dims: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """What an operator says of its inputs, as far as others say it, in their type."""
+    given = (each for each in like.get("Input type", ()) if each in _FLOATS)
+    dtype = next(given, "float")
+    strides = [[math.prod(each[i + 1 :]) for i in range(len(each))] for each in dims]
+    says = {
+        "Concrete Inputs": [""] * len(dims),
+        "Input type": [dtype if each else "" for each in dims],
+        "Input Strides": strides,
+        "Input strides": strides,
+        "Input Dims": dims,
+    }
+    return {key: value for key, value in says.items() if key in like}
 
 
 def _common(args: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,7 +273,8 @@ def _with_ids(scene: Scene, outcome: Outcome, header: Header, text: bytes) -> by
     calls, ops = view.calls, np.flatnonzero(counted & view.has_points)
     at = times[first + view.begin_of.clip(max=len(program.graph) - 1).astype(np.int64)]
     new_calls = [_New(e.call, int(times[e.begin]), _ALL) for e in mine if e.kind == "call"]
-    new_ops = [_New(e.op, int(times[e.begin]), e.track) for e in mine if e.kind == "op"]
+    ranges = [event for event in mine if event.kind in ("op", "annotation")]
+    new_ops = [_New(e.op, int(times[e.begin]), e.track) for e in ranges]
     indices, known = table.int_column("Ev Idx")
     track = table.track.astype(np.int64)
     indexed = ops[known[ops]]

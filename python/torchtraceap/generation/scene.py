@@ -76,7 +76,7 @@ class NewEvent:
     track: int
     """Of the thread that it is on, or whose call launches it."""
     op: int | None = None
-    """Key of the operator that it is, or lies in."""
+    """Key of the operator or range that it is, or of the operator that it lies in."""
     call: int | None = None
     """Key of the call that it is, or that launches it."""
     stream: int = 0
@@ -258,8 +258,7 @@ class Block:
 
     def open(self, kind: str, name: str, **args: Any) -> NewEvent:
         """A range of the host begins."""
-        key = self.scene.key() if kind == "op" else None
-        begin = self.spend(_LEAD_NS)
+        begin, key = self.spend(_LEAD_NS), self.scene.key()
         event = NewEvent(self.rank, kind, name, begin, begin, self.track, key, args=args)
         self.scene.events.append(event)
         return event
@@ -272,10 +271,10 @@ class Block:
     def range(self, kind: str, name: str, **args: Any) -> Iterator[NewEvent]:
         """A range of the host around what is put in meanwhile."""
         event = self.open(kind, name, **args)
-        if event.op is not None:
+        if kind == "op" and event.op is not None:  # calls name the operator that they lie in
             self._ops.append(event.op)
         yield event
-        if event.op is not None:
+        if kind == "op" and event.op is not None:
             self._ops.pop()
         self.shut(event)
 

@@ -8,7 +8,7 @@ image sizes are small, so that some are bound by the host and some by the GPU.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["DEVICES", "Drawn", "drawn_workload"]
+__all__ = ["DEVICES", "NETS", "Drawn", "drawn_workload", "families_of"]
 
 DEVICES = ("V100 SXM2 32 GB", "A100 SXM4 80 GB", "A10", "L4", "H100 SXM5 80 GB",
            "H200 SXM 141 GB", "GeForce RTX 4090")  # fmt: skip
@@ -44,7 +44,12 @@ class Drawn:
 
 
 def drawn_workload(
-    task: str, rng: random.Random, *, is_trained: bool | None = None, by_copies: bool = False
+    task: str,
+    rng: random.Random,
+    *,
+    is_trained: bool | None = None,
+    by_copies: bool = False,
+    families: Collection[str] = (),
 ) -> Drawn:
     """One of a task; the same generator gives the same.
 
@@ -53,8 +58,9 @@ def drawn_workload(
         rng: Draws.
         is_trained: With a backward pass, or without; None: drawn as well.
         by_copies: No rank has a part of the model only.
+        families: Names of networks that it may be, as they are in `Drawn.name`; empty: all.
     """
-    kind = rng.choice(_NETS[task])
+    kind = rng.choice([net for net in NETS[task] if not families or _family(net) in families])
     width = rng.choice((32, 48, 64, 96, 128))
     depth = rng.randint(2, 5)
     batch = rng.choice((2, 4, 8, 16, 32, 64, 128, 256))
@@ -68,9 +74,18 @@ def drawn_workload(
     way = "training" if trained else "inference"
     strategy, ranks = _strategy(kind, rng) if trained and not by_copies else (None, 1)
     size = f"width {width}, depth {depth}, batch {batch}, {side} pixels"
-    name = f"{task}: {kind.__name__.lstrip('_')}, {size}, {way}, {dtype} on {device}"
+    name = f"{task}: {_family(kind)}, {size}, {way}, {dtype} on {device}"
     name += f", {strategy} of {ranks}" if strategy else ""
     return Drawn(name, make, device, dtype, strategy, ranks, steps=10 if trained else 24)
+
+
+def families_of(task: str) -> tuple[str, ...]:
+    """Names of the networks of a task."""
+    return tuple(map(_family, NETS[task]))
+
+
+def _family(kind: Callable[..., nn.Module]) -> str:
+    return kind.__name__.lstrip("_")
 
 
 def _strategy(kind: Callable[..., nn.Module], rng: random.Random) -> tuple[str | None, int]:
@@ -127,14 +142,49 @@ class _Residual(nn.Module):
         return added
 
 
+class _Separable(nn.Module):
+    """Each channel by itself, then all of them at each place."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(width, width, 3, 1, 1, groups=width, bias=False),
+            nn.BatchNorm2d(width),
+            nn.Hardswish(),
+            nn.Conv2d(width, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Added to what came in."""
+        added: Tensor = x + self.layers(x)
+        return added
+
+
+class _Dilated(nn.Module):
+    """A wide neighbourhood without a lower resolution."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(width, width, 3, 1, by, by) for by in (1, 2, 4))
+        self.merge = nn.Conv2d(3 * width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All distances together."""
+        merged: Tensor = self.merge(torch.cat([layer(x).relu() for layer in self.layers], 1))
+        return merged
+
+
 class _Stages(nn.Module):
     """Four stages, each at half the resolution of the one before; all are given."""
 
-    def __init__(self, width: int, depth: int) -> None:
+    def __init__(
+        self, width: int, depth: int, block: Callable[[int], nn.Module] = _Residual
+    ) -> None:
         super().__init__()
         self.stem = _conv(3, width, 2)
         self.stages = nn.ModuleList(
-            nn.Sequential(_conv(width, width, 2), *(_Residual(width) for _ in range(depth)))
+            nn.Sequential(_conv(width, width, 2), *(block(width) for _ in range(depth)))
             for _ in range(4)
         )
 
@@ -168,6 +218,33 @@ class _Transformer(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return x.transpose(1, 2).reshape(batch, channels, high, wide)
+
+
+class _Mixing(nn.Module):
+    """Patches of 16 pixels, mixed among places and among channels in turn."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 4 * width, 16, 16)
+        self.pool = nn.AdaptiveAvgPool2d(8)
+        self.places = nn.ModuleList(_perceptron(64, 128) for _ in range(2 * depth))
+        self.channels = nn.ModuleList(_perceptron(4 * width, 16 * width) for _ in range(2 * depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[batch, 4 * width, 8, 8]`."""
+        x = self.pool(self.patches(x))
+        shape = x.shape
+        x = x.flatten(2)
+        for places, channels in zip(self.places, self.channels, strict=True):
+            x = x + places(x)
+            x = x + channels(x.transpose(1, 2)).transpose(1, 2)
+        return x.reshape(shape)
+
+
+def _perceptron(width: int, hidden: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.LayerNorm(width), nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)
+    )
 
 
 class _Up(nn.Module):
@@ -237,6 +314,40 @@ class _Boxes(nn.Module):
         return tuple(found)
 
 
+class _Queries(nn.Module):
+    """Classes and boxes of learned queries that look at a map."""
+
+    def __init__(self, channels: int, depth: int) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(64, channels))
+        layers = (
+            nn.TransformerDecoderLayer(channels, 4, 4 * channels, 0.0, "relu", batch_first=True)
+            for _ in range(depth)
+        )
+        self.layers = nn.ModuleList(layers)
+        self.classes, self.boxes = nn.Linear(channels, 80), nn.Linear(channels, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each query."""
+        memory = x.flatten(2).transpose(1, 2)
+        found = self.queries.expand(len(x), -1, -1)
+        for layer in self.layers:
+            found = layer(found, memory)
+        return self.classes(found), self.boxes(found).sigmoid()
+
+
+class _EachPlace(nn.Module):
+    """Classes and boxes at every place of one map."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.classes, self.boxes = nn.Conv2d(channels, 80, 1), nn.Conv2d(channels, 4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """A pair."""
+        return self.classes(x), self.boxes(x).exp()
+
+
 class _Skips(nn.Module):
     """A decoder that takes in each map of the encoder on its way up."""
 
@@ -292,6 +403,26 @@ def _patch_classifier(width: int, depth: int) -> nn.Module:
     return _Whole(_Transformer(width, depth), _Pooled(4 * width, 1000))
 
 
+def _separable_classifier(width: int, depth: int) -> nn.Module:
+    return _Whole(_Stages(width, 2 * depth, _Separable), _Pooled(width, 1000))
+
+
+def _mixing_classifier(width: int, depth: int) -> nn.Module:
+    return _Whole(_Mixing(width, depth), _Pooled(4 * width, 1000))
+
+
+def _patch_detector(width: int, depth: int) -> nn.Module:
+    return _Whole(_Transformer(width, depth), _EachPlace(4 * width))
+
+
+def _query_detector(width: int, depth: int) -> nn.Module:
+    return _Whole(_Stages(4 * width, 1), _Last(_Queries(4 * width, depth)))
+
+
+def _dilated_segmenter(width: int, depth: int) -> nn.Module:
+    return _Whole(_Stages(width, depth, _Dilated), _Skips(width, 21))
+
+
 def _pyramid_detector(width: int, depth: int) -> nn.Module:
     return _Whole(_Stages(width, depth), _Boxes(width, depth))
 
@@ -324,12 +455,16 @@ def _skip_depth(width: int, depth: int) -> nn.Module:
     return _Whole(_Stages(width, depth), _Skips(width, 1))
 
 
-_NETS: dict[str, tuple[Callable[[int, int], nn.Module], ...]] = {
-    "classification": (_residual_classifier, _patch_classifier),
-    "detection": (_pyramid_detector,),
-    "segmentation": (_skip_segmenter, _patch_segmenter),
+NETS: dict[str, tuple[Callable[[int, int], nn.Module], ...]] = {
+    "classification": (
+        _residual_classifier, _patch_classifier, _separable_classifier, _mixing_classifier,
+    ),
+    "detection": (_pyramid_detector, _patch_detector, _query_detector),
+    "segmentation": (_skip_segmenter, _patch_segmenter, _dilated_segmenter),
     "generation": (_Generator, _skip_denoiser),
     "pose": (_heat_maps, _patch_heat_maps),
     "depth": (_patch_depth, _skip_depth),
-}
-_TRANSFORMERS = (_patch_classifier, _patch_segmenter, _patch_heat_maps, _patch_depth)
+}  # fmt: skip
+_TRANSFORMERS = (
+    _patch_classifier, _patch_detector, _patch_segmenter, _patch_heat_maps, _patch_depth,
+)  # fmt: skip

@@ -112,6 +112,10 @@ def avg_pool_backward(call: OpCall) -> Work:
 _TAPS = {"nearest": 0, "bilinear": 7, "linear1d": 3, "trilinear": 15, "bicubic": 31}
 
 
+def _taps(name: str) -> int:
+    return next(count for word, count in _TAPS.items() if word in name)
+
+
 @register(
     "aten::upsample_nearest1d", "aten::upsample_nearest2d", "aten::upsample_nearest3d",
     "aten::upsample_bilinear2d", "aten::upsample_linear1d", "aten::upsample_trilinear3d",
@@ -126,8 +130,7 @@ def upsample(call: OpCall) -> Work:
     if len(x.shape) != len(sizes) + 2 or any(size < 0 for size in sizes):
         raise UnknownWorkError("the output size does not fit the input")
     elements = x.shape[0] * x.shape[1] * prod(sizes)
-    taps = next(count for name, count in _TAPS.items() if name in call.name)
-    return Work(elements * taps, x.bytes, elements * x.dtype.size)
+    return Work(elements * _taps(call.name), x.bytes, elements * x.dtype.size)
 
 
 @register(
@@ -142,8 +145,7 @@ def upsample_backward(call: OpCall) -> Work:
     wanted = call.integers(2)
     if len(wanted) != len(grad.shape) or any(size < 0 for size in wanted):
         raise UnknownWorkError("the input size does not fit the gradient")
-    taps = next(count for name, count in _TAPS.items() if name in call.name)
-    return Work(grad.elements * taps, grad.bytes, prod(wanted) * grad.dtype.size)
+    return Work(grad.elements * _taps(call.name), grad.bytes, prod(wanted) * grad.dtype.size)
 
 
 @register(

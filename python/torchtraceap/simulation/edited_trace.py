@@ -23,7 +23,7 @@ the collective, else the later one, is written on a stream of its own.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
@@ -588,18 +588,24 @@ def _largest_tid(table: _core.EventTable) -> int:
     return max((track.tid_number or 0 for track in table.tracks), default=0)
 
 
-def event_text(fields: dict[str, Any], ts_ns: int, dur_ns: int | None) -> str:
+def event_text(fields: Mapping[str, Any], ts_ns: int, dur_ns: int | None) -> str:
     """JSON of an event, with times in microseconds to the nanosecond.
 
     Args:
-        fields: All but `ts` and `dur`.
+        fields: All of it; its `ts` and `dur` only say where these stand, first if there are none.
         ts_ns: When it begins.
         dur_ns: How long it takes; None: it has no duration, as an arrow.
     """
-    times = f'"ts": {_in_us(ts_ns)}'
+    times = {"ts": _in_us(ts_ns)}
     if dur_ns is not None:
-        times += f', "dur": {_in_us(dur_ns)}'
-    return f"{{{times}, {json.dumps(fields)[1:]}"
+        times["dur"] = _in_us(dur_ns)
+    placed = {**times, **fields} if "ts" not in fields else {**fields, **times}
+    members = (
+        f"{json.dumps(key)}: {times[key] if key in times else json.dumps(value)}"
+        for key, value in placed.items()
+        if key in times or key != "dur"
+    )
+    return f"{{{', '.join(members)}}}"
 
 
 def _in_us(ns: int) -> str:

@@ -155,22 +155,23 @@ def recurrent_time(
 ) -> Estimate | None:
     """All GPU work of the operator; None where the device does no products of the type."""
     clock = _Clock(layers, device, calibration)
-    walked = clock.persistent() if layers.persistent(device) else clock.stepped()
+    persistent = layers.persistent(device)
+    walked = clock.persistent() if persistent else clock.stepped()
     if walked is None:
         return None
     alike = layers.layers * layers.directions
-    total, overlapped = 0.0, 0.0
+    at_once = 0.0
     for layer in range(layers.layers):
         wide = layers.features if layer == 0 else layers.directions * layers.hidden
-        at_once = clock.products_of_all_steps(wide)
-        if at_once is None:
+        products = clock.products_of_all_steps(wide)
+        if products is None:
             return None
-        total += layers.directions * (at_once + walked)
-        overlapped += layers.directions * at_once
-    overlapped += walked * alike / min(alike, 2)
-    way = "in one kernel" if layers.persistent(device) else "each a product and its gates"
+        at_once += layers.directions * products
+    total = at_once + alike * walked
+    overlapped = at_once + alike * walked / min(alike, 2)
+    way = "in one kernel" if persistent else "each a product and its gates"
     source = f"{layers.steps} steps of {alike} recurrent layers, {way}, by models of those kernels"
-    return Estimate(total, min(total, overlapped) / _SPREAD, total * _SPREAD, source)
+    return Estimate(total, overlapped / _SPREAD, total * _SPREAD, source)
 
 
 class _Clock:

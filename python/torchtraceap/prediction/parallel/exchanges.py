@@ -6,6 +6,7 @@ along a dimension; where that is not the first one, they are put in order by a c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -111,47 +112,24 @@ class _Left(torch.autograd.Function):
         return grads[0], None
 
 
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
+_Way = Callable[[torch.Tensor, dist.ProcessGroup, int], torch.Tensor]
+
+
+def _function(name: str, forward_way: _Way, backward_way: _Way) -> Any:
+    """A function of autograd by that name, which traces show."""
+
+    def forward(ctx: Any, given: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
         ctx.group, ctx.axis = group, axis
-        return gather(part, group, axis)
+        return forward_way(given, group, axis)
 
-    @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return scatter_sums(grads[0], ctx.group, ctx.axis), None, None
+        return backward_way(grads[0], ctx.group, ctx.axis), None, None
+
+    ways = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(torch.autograd.Function)(name, (torch.autograd.Function,), ways)
 
 
-class _Scattered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
-        ctx.group, ctx.axis = group, axis
-        return scatter_sums(part, group, axis)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return gather(grads[0], ctx.group, ctx.axis), None, None
-
-
-class _OwnPart(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup, axis: int
-    ) -> torch.Tensor:
-        ctx.group, ctx.axis = group, axis
-        return _part(tensor, group, axis)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return gather(grads[0], ctx.group, ctx.axis), None, None
-
-
-class _Whole(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
-        ctx.group, ctx.axis = group, axis
-        return gather(part, group, axis)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return _part(grads[0], ctx.group, ctx.axis), None, None
+_Gathered = _function("_Gathered", gather, scatter_sums)
+_Scattered = _function("_Scattered", scatter_sums, gather)
+_OwnPart = _function("_OwnPart", _part, gather)
+_Whole = _function("_Whole", gather, _part)

@@ -1,0 +1,111 @@
+"""What has to hold before any number of docs/benchmark.md means something.
+
+    python benchmarks/detectors/honesty.py DATASET --raw FOLDER [--page docs/benchmark.md]
+
+Reads the splits train and validation of DATASET alone, and of FOLDER, which `generate` made, every
+file and whether it has a fault. Writes the part `honesty` of the page, and a file of results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchtraceap.datasets.samples import Sample, load_samples
+from torchtraceap.evaluation.baselines.simple import Chance
+from torchtraceap.evaluation.honesty import (
+    books_of,
+    check_splits,
+    held_out_forms,
+    shuffled_training,
+    sided_features,
+    told_by_bookkeeping,
+)
+from torchtraceap.evaluation.metrics import Scored, window_auc
+from torchtraceap.evaluation.report import filled
+from torchtraceap.evaluation.tables import markdown
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from harness import write_results
+
+SEEDS = 5
+
+
+def chance(samples: list[Sample]) -> float:
+    """Mean AUC of numbers drawn at random."""
+    positive = np.concatenate([sample.positive for sample in samples])
+    none = np.zeros(len(positive), dtype=np.int64)
+    found = []
+    for seed in range(SEEDS):
+        method = Chance()
+        method.fit([], seed)
+        scores = np.concatenate([method.score(sample) for sample in samples])
+        found.append(window_auc(Scored(scores, positive, positive, none, none)))
+    return float(np.mean(found))
+
+
+def measured(dataset: Path, raw: Path) -> dict[str, Any]:
+    """All checks."""
+    samples = load_samples(dataset, splits=("train", "validation"), windows=100)
+    check_splits(samples)
+    sides = [[s for s in samples if s.split == split] for split in ("train", "validation")]
+    books = books_of(raw)
+    return {
+        "chance": chance(samples),
+        "shuffled": shuffled_training(sides[0], sides[1], range(SEEDS)),
+        "bookkeeping": {name: vars(told) for name, told in told_by_bookkeeping(books).items()},
+        "sided": [vars(each) for each in sided_features(books)],
+        "books": [len(books), sum(b.label for b in books), len({b.group for b in books})],
+        "forms": [vars(each) for each in held_out_forms(samples, folds=2)],
+    }
+
+
+def page_part(found: dict[str, Any]) -> str:
+    """As it stands on the page."""
+    traces, bad, groups = found["books"]
+    rows = [["check", "wanted", "measured"]]
+    rows.append(["chance", "50 +- 1", f"{100 * found['chance']:.1f}"])
+    shuffled = f"{100 * found['shuffled']:.1f}"
+    rows.append(["training on labels dealt at random", "50 +- 3", shuffled])
+    for name, told in found["bookkeeping"].items():
+        value, low, high = (100 * told[key] for key in ("value", "low", "high"))
+        rows.append(
+            [f"bookkeeping alone, {name}", "50 +- 5", f"{value:.1f} ({low:.1f} to {high:.1f})"]
+        )
+    sided = ", ".join(f"{s['name']} ({s['higher']}:{s['lower']})" for s in found["sided"])
+    rows.append(["features that tell a fault from its twin", "none", sided or "none"])
+    forms = [["form", "traces", "AUC, learned from", "AUC, never seen"]]
+    forms += [
+        [f"`{f['form']}`", str(f["traces"]), f"{100 * f['known']:.1f}", f"{100 * f['unknown']:.1f}"]
+        for f in found["forms"]
+    ]
+    return (
+        f"Bookkeeping of {traces} generated traces, {bad} with a fault, on {groups} bases:\n\n"
+        f"{markdown(rows)}\n\nForms of faults, boosted trees S on train and validation, out of "
+        f"fold by groups, on windows of traces with the form and their twins:\n\n{markdown(forms)}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="honesty checks")
+    parser.add_argument("dataset", type=Path)
+    parser.add_argument("--raw", type=Path, required=True)
+    parser.add_argument("--page", type=Path)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    found = measured(options.dataset, options.raw)
+    text = page_part(found)
+    print(text)
+    if options.page:
+        page = options.page.read_text("utf-8")
+        options.page.write_text(filled(page, {"honesty": text}), "utf-8")
+    if options.output:
+        write_results(options.output, **found)
+
+
+if __name__ == "__main__":
+    main()

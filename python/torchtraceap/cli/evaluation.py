@@ -1,0 +1,113 @@
+"""`evaluate`: how well windows with faults are found."""
+
+from __future__ import annotations
+
+from torchtraceap.cli.output import note, print_text
+from torchtraceap.cli.parsing import (
+    FINE,
+    WINDOW_COUNTS,
+    Command,
+    Options,
+    Parser,
+    add_json,
+    count,
+)
+
+_SPLITS = ("train", "validation", "seen", "unseen", "real")
+
+
+def _describe(parser: Parser) -> None:
+    parser.add_argument("dataset", metavar="DATASET", help="a data set with labels")
+    parser.add_argument(
+        "--scorer",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a scorer or a baseline; several times [all]",
+    )
+    parser.add_argument(
+        "--scores",
+        action="append",
+        default=[],
+        metavar="SCORES",
+        help="what `score --json` printed, as a method more; several times",
+    )
+    parser.add_argument(
+        "--split",
+        action="append",
+        default=[],
+        choices=_SPLITS,
+        metavar="NAME",
+        help=f"whose windows are scored: {', '.join(_SPLITS)}; several times [validation]",
+    )
+    parser.add_argument(
+        "--why",
+        metavar="TEXT",
+        help="what a look at the labels of seen, unseen or real is for; it is written down",
+    )
+    parser.add_argument(
+        "--windows",
+        action="append",
+        default=[],
+        type=int,
+        choices=WINDOW_COUNTS,
+        metavar="N",
+        help="windows of a trace: 50, 100 or 200; several times [all three]",
+    )
+    parser.add_argument(
+        "--table", type=int, choices=(2, 3, 4, 5), metavar="N", help="only this one of the paper"
+    )
+    parser.add_argument(
+        "--seeds", type=count, default=5, metavar="N", help="trainings of what is random [5]"
+    )
+    parser.add_argument(
+        "--jobs", type=count, default=1, metavar="J", help="traces that are read at once [1]"
+    )
+    parser.add_argument(
+        "--report", metavar="FILE", help="write tables and figures into this page of Markdown"
+    )
+    add_json(parser)
+
+
+def _evaluate(options: Options) -> int:
+    import json
+
+    from torchtraceap.evaluation.report import write_report
+    from torchtraceap.evaluation.run import Options as What
+    from torchtraceap.evaluation.run import evaluate
+    from torchtraceap.evaluation.tables import document, tables, texts
+    from torchtraceap.writing import check_target
+
+    if options.report:
+        check_target(options.report)
+    what = What(
+        splits=tuple(dict.fromkeys(options.split)) or ("validation",),
+        windows=tuple(sorted(set(options.windows))) or WINDOW_COUNTS,
+        methods=tuple(dict.fromkeys(options.scorer)),
+        scores=tuple(options.scores),
+        seeds=options.seeds,
+        why=options.why,
+        jobs=options.jobs,
+    )
+    found = evaluate(options.dataset, what)
+    if options.report:
+        for path in write_report(found, options.report):
+            note(f"wrote {path}")
+    if options.json:
+        print_text(json.dumps(document(found, options.table), indent=1))
+    elif not options.report:
+        print_text("\n".join(texts(tables(found, options.table))))
+    return FINE
+
+
+EVALUATION_COMMANDS = {
+    "evaluate": Command(
+        "how well scorers and baselines find the windows of a data set's faults",
+        _describe,
+        _evaluate,
+        (
+            "evaluate data/ --scorer structural --scorer evidence",
+            "evaluate data/ --split seen --split unseen --why release --report docs/benchmark.md",
+        ),
+    ),
+}

@@ -1,0 +1,21 @@
+"""Workloads of six tasks with random weights, and steps that have a fault or not.
+
+Imports torch; `torchtraceap.collect.manifest` names them without it.
+"""
+
+from __future__ import annotations
+
+from torchtraceap.collect.workloads import breaks, copies, exchanges, host, loading
+from torchtraceap.collect.workloads.steps import STEPS, Context, Step, measured
+
+__all__ = [
+    "STEPS",
+    "Context",
+    "Step",
+    "breaks",
+    "copies",
+    "exchanges",
+    "host",
+    "loading",
+    "measured",
+]

@@ -1,0 +1,169 @@
+"""The tables of a data set as Arrow has them, and Parquet files of them.
+
+Note [Shards]: each table is a folder of Parquet files. A file is a *shard*: the traces that were
+made of one base, which are all in one split; its name is the split and a number. Every file of
+traces has a row for each, and the files of events and windows of the same name have a row group
+for each, in the same order. So a trace is read alone, and a shard is added without the others.
+
+Note [Names]: events hold 64 bits of the BLAKE2b hash of their names, and the table of names has
+each of a shard once. So shards need not agree on numbers, and a name has the same one everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torchtraceap.datasets.labels import TYPES
+from torchtraceap.errors import MissingDependencyError, MissingFileError, SchemaError
+
+__all__ = ["FORMAT", "TABLES", "arrow", "file_of", "name_hash", "read_rows", "schemas", "write_to"]
+
+FORMAT = 1
+"""Version of the tables, in their metadata."""
+TABLES = ("traces", "gpu_events", "host_events", "windows", "names")
+_PLAIN = frozenset({"start_ns", "dur_ns", "launch_start_ns", "launch_dur_ns", "correlation",
+                    "external_id", "sequence_number", "record_function_id", "event_index",
+                    "flow_id", "address", "bytes_allocated"})  # fmt: skip
+"""Columns of values that seldom repeat: stored as differences of neighbours."""
+
+
+def arrow() -> tuple[Any, Any]:
+    """The modules `pyarrow` and `pyarrow.parquet`.
+
+    Raises:
+        MissingDependencyError: They are not installed.
+    """
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingDependencyError(
+            "a data set needs pyarrow: pip install 'torchtraceap[arrow]'"
+        ) from None
+    return pa, parquet
+
+
+def name_hash(name: str) -> int:
+    """See Note [Names]; int64."""
+    digest = hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+@cache
+def schemas() -> dict[str, Any]:
+    """An Arrow schema for each table; docs/datasets.md says what the columns are."""
+    pa, _ = arrow()
+    texts, interval = pa.list_(pa.string()), pa.struct(
+        [("type", pa.string()), ("start_ns", pa.int64()), ("end_ns", pa.int64())]
+    )  # fmt: skip
+    track = pa.struct([("pid", pa.string()), ("tid", pa.string())])
+    repeated = pa.dictionary(pa.int32(), pa.string())
+    integer, short, small, truth = pa.int64(), pa.int32(), pa.int16(), pa.bool_()
+    text, ratio = pa.string(), pa.float32()
+    columns: dict[str, list[tuple[str, Any]]] = {
+        "traces": [
+            ("id", text), ("split", text), ("task", text), ("family", text), ("mode", text),
+            ("base", text), ("source", text), ("communication_source", text), ("licence", text),
+            ("device", text), ("virtual_platform", truth), ("dtype", text), ("batch", short),
+            ("strategy", text), ("world_size", short), ("rank", short), ("run", text),
+            ("profiler", text), ("label", truth), ("type", text), ("form", text),
+            ("decoy", truth), ("looks_like", text), ("late_rank", short), ("role", text),
+            ("twin", text), ("cost_ns", integer), ("severity", pa.float64()),
+            ("costs", pa.list_(interval)), ("already", texts), ("seed", integer),
+            ("length_ns", integer), ("step_ns", pa.list_(integer)), ("steps", short),
+            ("gpu_event_count", short), ("host_event_count", short), ("origin_ns", integer),
+            ("tracks", pa.list_(track)), ("metadata", text),
+        ],
+        "gpu_events": [
+            ("trace", repeated), ("start_ns", integer), ("dur_ns", integer), ("name", integer),
+            ("kind", repeated), ("category", repeated), ("op_name", integer),
+            ("launch_start_ns", integer), ("launch_dur_ns", integer), ("stream_role", repeated),
+            ("track", small), ("device", short), ("stream", integer), ("correlation", integer),
+            ("external_id", integer), ("bytes", integer), ("bandwidth_gb_per_s", pa.float64()),
+            ("grid", pa.list_(short)), ("block", pa.list_(short)), ("graph_id", integer),
+            ("graph_node_id", integer), ("args", repeated), ("members", repeated),
+        ],
+        "host_events": [
+            ("trace", repeated), ("phase", repeated), ("start_ns", integer), ("dur_ns", integer),
+            ("name", integer), ("kind", repeated), ("category", repeated), ("track", small),
+            ("correlation", integer), ("external_id", integer), ("sequence_number", integer),
+            ("record_function_id", integer), ("event_index", integer),
+            ("forward_thread_id", integer), ("frame_id", integer), ("parent_frame_id", integer),
+            ("address", integer), ("bytes", integer), ("bytes_allocated", integer),
+            ("bytes_reserved", integer), ("flow_id", integer), ("args", repeated),
+            ("members", repeated),
+        ],
+        "windows": [
+            ("trace", repeated), ("n_w", small), ("i", small), ("start_ns", integer),
+            ("end_ns", integer), ("positive", truth), ("ignore", truth),
+            *((name, ratio) for name in TYPES),
+        ],
+        "names": [("hash", integer), ("name", text), ("canonical", text), ("class", text)],
+    }  # fmt: skip
+    about = {"torchtraceap.dataset": str(FORMAT)}
+    return {name: pa.schema(of, metadata=about) for name, of in columns.items()}
+
+
+def file_of(folder: Path, table: str, shard: str) -> Path:
+    """The file of a shard of a table. See Note [Shards]."""
+    return folder / table / f"{shard}.parquet"
+
+
+def write_to(stream: Any, table: str, groups: Sequence[Any]) -> None:
+    """Writes Arrow tables as one Parquet file, each as a row group."""
+    _, parquet = arrow()
+    schema = schemas()[table]
+    plain = [field.name for field in schema if field.name in _PLAIN]
+    every = [field.name for field in schema]
+    writer = parquet.ParquetWriter(
+        stream,
+        schema,
+        compression="zstd",
+        compression_level=12,
+        use_dictionary=[name for name in every if name not in plain],
+        column_encoding=dict.fromkeys(plain, "DELTA_BINARY_PACKED"),
+        write_statistics=False,
+    )
+    with writer:
+        for group in groups:
+            writer.write_table(group.cast(schema), row_group_size=max(1, len(group)))
+
+
+def read_rows(path: Path, table: str, columns: Iterable[str] | None = None) -> Any:
+    """A whole file as an Arrow table.
+
+    Raises:
+        MissingFileError: There is no such file.
+        SchemaError: It is no Parquet file, or not of this table and version.
+    """
+    with opened(path, table) as file:
+        return file.read(columns=None if columns is None else list(columns))
+
+
+def opened(path: Path, table: str) -> Any:
+    """A file whose row groups can be read, of which the schema is known to be right.
+
+    Raises:
+        MissingFileError, SchemaError: See `read_rows`.
+    """
+    pa, parquet = arrow()
+    try:
+        file = parquet.ParquetFile(path)
+    except FileNotFoundError:
+        raise MissingFileError(f"{path}: no such file") from None
+    except (pa.ArrowException, OSError) as error:
+        raise SchemaError(f"{path}: can't be read as Parquet: {error}") from None
+    found = file.schema_arrow
+    version = (found.metadata or {}).get(b"torchtraceap.dataset", b"none").decode()
+    if version != str(FORMAT):
+        file.close()
+        raise SchemaError(f"{path}: has tables of version {version}, not {FORMAT}")
+    missing = [name for name in schemas()[table].names if name not in found.names]
+    if missing:
+        file.close()
+        raise SchemaError(f"{path}: lacks the columns {', '.join(missing)}")
+    return file

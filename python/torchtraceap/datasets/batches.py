@@ -1,0 +1,170 @@
+"""`load` and `loader`: a data set as torch takes it, a trace at a time or in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from torchtraceap.aliases import Array, PathLike
+from torchtraceap.analysis.tokens import Tokens
+from torchtraceap.datasets.samples import Sample, load_samples
+from torchtraceap.errors import OptionError, SchemaError
+
+__all__ = ["Batch", "EventBatch", "WindowDataset", "collated", "load", "loader"]
+
+_COLUMNS = ("kind", "class_code", "flags", "start_ns", "dur_ns", "position", "delay_code",
+            "duration_code", "stream", "stream_role", "bytes", "grid_blocks", "queue_depth",
+            "stream_gap_ns", "launch_dur_ns")  # fmt: skip
+_NAMES = ("name", "cpu_name")
+
+
+@dataclass(frozen=True)
+class EventBatch:
+    """Events of all windows of a batch behind each other, without padding."""
+
+    offsets: Tensor
+    """int64 `[B * W + 1]`: where the events of each window begin."""
+    columns: dict[str, Tensor]
+    """`[n]` each, by the names of `Tokens`: int64, and float32 for `position`; `name` and
+    `cpu_name` are indices of `names`."""
+    names: tuple[str, ...]
+    """Canonical names of the whole batch."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B traces of W windows; T types, F features."""
+
+    ids: tuple[str, ...]
+    values: Tensor
+    """float32 `[B, W, F]`."""
+    zscores: Tensor
+    """float32 `[B, W, F]`."""
+    evidence: Tensor
+    """float32 `[B, W, T + 1]`."""
+    cost: Tensor
+    """float32 `[B, W, T]`."""
+    positive: Tensor
+    """bool `[B, W]`."""
+    ignore: Tensor
+    """bool `[B, W]`."""
+    label: Tensor
+    """bool `[B]`: the trace has a fault."""
+    events: EventBatch | None
+
+
+class WindowDataset(Dataset[Sample]):
+    """Samples by number, as torch's loaders ask for them."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self.samples = tuple(samples)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, place: int) -> Sample:
+        return self.samples[place]
+
+
+def load(
+    dataset: PathLike,
+    *,
+    splits: Iterable[str] | None = None,
+    windows: int = 100,
+    tokens: int = 0,
+    jobs: int = 1,
+) -> WindowDataset:
+    """The traces of a data set for torch; see `load_samples` for the arguments and errors."""
+    return WindowDataset(
+        load_samples(dataset, splits=splits, windows=windows, tokens=tokens, jobs=jobs)
+    )
+
+
+def loader(
+    dataset: WindowDataset,
+    *,
+    batch: int = 8,
+    shuffle: bool = False,
+    seed: int = 0,
+    workers: int = 0,
+) -> DataLoader[Batch]:
+    """Batches of traces.
+
+    Args:
+        dataset: What `load` gave.
+        batch: Traces of a batch; the last one may have fewer.
+        shuffle: In an order that is drawn for each epoch.
+        seed: The same gives the same orders, however many workers there are.
+        workers: Processes that put batches together; 0: none.
+
+    Raises:
+        OptionError: A number that makes no sense.
+    """
+    if batch < 1 or workers < 0:
+        raise OptionError(f"batches of {batch} traces by {workers} workers make no sense")
+    return DataLoader(
+        dataset,
+        batch_size=batch,
+        shuffle=shuffle,
+        num_workers=workers,
+        collate_fn=collated,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+def collated(samples: Sequence[Sample]) -> Batch:
+    """One batch of samples that have the same number of windows.
+
+    Raises:
+        SchemaError: They have not, or only some have events.
+    """
+    if len({len(sample.positive) for sample in samples}) > 1:
+        raise SchemaError("traces of a batch need the same number of windows")
+    events = [sample.tokens for sample in samples if sample.tokens is not None]
+    if events and len(events) < len(samples):
+        raise SchemaError("either all traces of a batch have events, or none")
+    return Batch(
+        ids=tuple(sample.id for sample in samples),
+        values=_stacked(samples, "values"),
+        zscores=_stacked(samples, "zscores"),
+        evidence=_stacked(samples, "evidence"),
+        cost=_stacked(samples, "cost"),
+        positive=_stacked(samples, "positive"),
+        ignore=_stacked(samples, "ignore"),
+        label=torch.tensor([sample.label for sample in samples]),
+        events=_events(events) if events else None,
+    )
+
+
+def _stacked(samples: Sequence[Sample], name: str) -> Tensor:
+    return torch.from_numpy(np.stack([getattr(sample, name) for sample in samples]))
+
+
+def _events(found: Sequence[Tokens]) -> EventBatch:
+    lengths = [np.diff(tokens.offsets.astype(np.int64)) for tokens in found]
+    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(lengths))])
+    columns = {name: _joined([getattr(tokens, name) for tokens in found]) for name in _COLUMNS}
+    number: dict[str, int] = {}
+    for tokens in found:
+        for name in tokens.names:
+            number.setdefault(name, len(number))
+    for column in _NAMES:
+        columns[column] = _joined(
+            [_numbers(tokens, number)[getattr(tokens, column)] for tokens in found]
+        )
+    return EventBatch(torch.from_numpy(offsets), columns, tuple(number))
+
+
+def _numbers(tokens: Tokens, number: Mapping[str, int]) -> Array:
+    """int64: of the batch, by that of the trace."""
+    return np.array([number[name] for name in tokens.names], dtype=np.int64)
+
+
+def _joined(arrays: Sequence[Array]) -> Tensor:
+    joined = np.concatenate(arrays)
+    return torch.from_numpy(joined if joined.dtype.kind == "f" else joined.astype(np.int64))

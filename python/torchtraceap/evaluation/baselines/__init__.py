@@ -1,0 +1,1 @@
+"""Methods that learned scorers have to beat, all by one protocol (`protocol.Method`)."""

@@ -1,0 +1,28 @@
+"""What labels of traces speak of: types of faults, tasks. It loads nothing."""
+
+from __future__ import annotations
+
+__all__ = ["LABELS", "SEEN_TASKS", "TASKS", "TYPES"]
+
+LABELS = "labels.jsonl"
+"""The file of a generated folder that says what each trace is."""
+TYPES = (
+    "allocator_thrash",
+    "cpu_bound",
+    "explicit_synchronize",
+    "graph_break",
+    "high_memcpy",
+    "host_silence",
+    "host_sync_in_loop",
+    "nccl_blocks_main_stream",
+    "nccl_compute_not_overlapped",
+    "no_memory_pin",
+    "pageable_readback",
+    "single_process_data_loading",
+    "small_nccl_kernels",
+    "straggler",
+)
+"""Of faults that can be put in, by name."""
+SEEN_TASKS = ("classification", "detection", "segmentation")
+"""Of workloads that something may be trained on."""
+TASKS = (*SEEN_TASKS, "generation", "pose", "depth")

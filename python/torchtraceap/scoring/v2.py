@@ -1,0 +1,125 @@
+"""`v2`: the network of docs/training.md, in LibTorch. Python's part of torch is not imported."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap import _core
+from torchtraceap.analysis.tokens import build_tokens
+from torchtraceap.errors import SchemaError
+from torchtraceap.results import Int64Array
+from torchtraceap.scoring.base import WindowScores, common_bounds
+from torchtraceap.scoring.structural import (
+    WindowFigures,
+    judged_windows,
+    probability,
+    window_scores,
+)
+from torchtraceap.scoring.v2_inputs import TokenInputs, squash, token_inputs
+from torchtraceap.scoring.weight_files import Weights, read_weights, shipped
+
+if TYPE_CHECKING:
+    from torchtraceap.aliases import Array
+    from torchtraceap.ranks import Ranks, RankTrace
+
+__all__ = ["V2Scorer", "load"]
+
+_FloatArray = npt.NDArray[np.float64]
+
+
+class V2Scorer:
+    """A network of one file of weights."""
+
+    name = "v2"
+
+    def __init__(self, weights: Weights) -> None:
+        """Raises SchemaError for weights that are damaged, or not of this scorer.
+
+        Raises MissingDependencyError where torch is absent, or the build is without networks.
+        """
+        from torchtraceap._model import native
+
+        if weights.says("scorer", str) != self.name:
+            raise SchemaError(f"{weights.path}: these are the weights of another scorer")
+        self.version = weights.says("version", str)
+        self.types = weights.texts("types")
+        self.features = weights.texts("features")
+        self.cap = weights.says("cap", int)
+        slope, intercept = weights.finite("calibration", 2).tolist()
+        self._slope, self._intercept = slope, intercept
+        shape = weights.says("shape", dict)
+        self._has_tokens = bool(shape.get("token_codes"))
+        parameters = {
+            name: array for name, array in weights.arrays.items() if array.dtype == np.float32
+        }
+        try:
+            self._net = native.V2Net(native.V2Shape(**shape), parameters)
+        except TypeError as error:
+            raise SchemaError(f"{weights.path}: its shape is of another version") from error
+
+    def logits(self, features: Array, tokens: TokenInputs | None = None) -> dict[str, Array]:
+        """What the network says of one trace.
+
+        Args:
+            features: float32 `[W, 2 F]`, of `squash`.
+            tokens: Of its windows; ignored by a network without tokens.
+
+        Returns:
+            `any` `[W]`, `types` `[W, T]` and `tokens` `[N]`, logits; `severity` `[W]`, the part of
+            a window that is lost; `trace` `[1]`, a logit. float32.
+        """
+        given: dict[str, Any] = {}
+        if self._has_tokens and tokens is not None:
+            given = {
+                key: getattr(tokens, key)
+                for key in ("window", "codes", "numbers", "name", "cpu_name", "names")
+            }
+        found: dict[str, Array] = self._net.score(features, **given)
+        return found
+
+    def of_rank(self, rank: RankTrace, bounds_ns: Int64Array) -> dict[str, Array]:
+        """`logits` of windows of one rank.
+
+        Raises:
+            SchemaError: The weights are of other features than this version computes.
+        """
+        count, bounds = len(bounds_ns) - 1, (int(bounds_ns[0]), int(bounds_ns[-1]))
+        windows = _core.build_windows(rank.table, rank.tree, count=count, bounds=bounds)
+        block = _core.build_features(rank.table, rank.tree, windows)
+        if tuple(block.names) != self.features:
+            raise SchemaError("v2: the weights are of other features than this version computes")
+        tokens = None
+        if self._has_tokens:
+            tokens = token_inputs(build_tokens(rank, windows=windows, cap=self.cap), bounds_ns)
+        return self.logits(squash(block.values, block.zscores), tokens)
+
+    def score(self, trace: Ranks, count: int) -> WindowScores:
+        """The worst rank counts in each window; windows with nothing to judge get 0."""
+        bounds_ns = common_bounds(trace, count)
+        figures, scores = [], []
+        for rank in trace.ranks:
+            found = _figures(self.of_rank(rank, bounds_ns))
+            likely = probability(self._slope * found.logit + self._intercept)
+            figures.append(found)
+            scores.append(likely * judged_windows(rank, bounds_ns))
+        return window_scores(bounds_ns, scores, figures, self.types)
+
+
+def _figures(said: dict[str, Array]) -> WindowFigures:
+    """Each type is judged by itself; given that there is a fault, they share what is likely."""
+    types = probability(said["types"].astype(np.float64))
+    logit: _FloatArray = said["any"].astype(np.float64)
+    return WindowFigures(
+        logit=logit,
+        strangeness=np.zeros_like(logit),
+        types=types / np.maximum(types.sum(axis=1, keepdims=True), 1e-12),
+    )
+
+
+@cache
+def load() -> V2Scorer:
+    return V2Scorer(read_weights(shipped(V2Scorer.name)))

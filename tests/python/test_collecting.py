@@ -1,0 +1,345 @@
+"""`collect`: manifests, a run on the CPU, and what a call leaves that is interrupted."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torchtraceap as ttap
+from torchtraceap._core import EventKind
+from torchtraceap.cli import main
+from torchtraceap.collect import collecting, pairs
+from torchtraceap.collect.collecting import collect
+from torchtraceap.collect.manifest import FORMS, PlannedPair, read_manifest, shard
+from torchtraceap.collect.markers import COSTS
+from torchtraceap.collect.pairs import ACCEPTED_RATIO, RecordingOptions, ids_of
+from torchtraceap.collect.unmarking import ORIGIN_NS
+from torchtraceap.errors import MissingFileError, OptionError
+from torchtraceap.generation.types import TASKS
+
+TYPES = ("single_process_data_loading", "no_memory_pin", "high_memcpy", "graph_break", "cpu_bound")
+OF_RANKS = ("small_nccl_kernels", "nccl_blocks_main_stream", "nccl_compute_not_overlapped")
+MANIFEST = """
+[[workload]]
+name = "segmenter"
+task = "segmentation"
+make = "own:skip_segmenter"
+inputs = "images"
+compiles = true
+parallel = true
+forms = ["python_between", "all_reduce_by_parameter"]
+tiny = { batch = 4, side = 64, width = 8, depth = 1 }
+full = { batch = 16, side = 384, width = 64, depth = 3 }
+"""
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed"
+)
+
+
+def manifest(tmp_path: Path, text: str = MANIFEST) -> Path:
+    path = tmp_path / "manifest.toml"
+    path.write_text(text)
+    return path
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+# ------------------------------------------------------------------------- manifests
+
+
+def test_every_type_has_four_forms_to_train_on_and_some_for_tests() -> None:
+    for type_ in TYPES:
+        forms = [form for form in FORMS.values() if form.type == type_]
+        assert sum(not (form.test or form.decoy) for form in forms) >= 4
+        assert any(form.test for form in forms)
+        assert any(form.decoy for form in forms)
+    assert {form.type for form in FORMS.values()} == {*TYPES, *OF_RANKS}
+
+
+@needs_torch
+def test_forms_of_ranks_are_those_that_are_emulated() -> None:
+    from torchtraceap.collect import emulated
+
+    ours = {form.name: (form.type, form.test) for form in FORMS.values() if form.parallel}
+    assert ours == {form.name: (form.type, form.test) for form in emulated.FORMS.values()}
+
+
+@needs_torch
+def test_every_form_has_a_step() -> None:
+    from torchtraceap.collect.workloads import STEPS
+
+    assert set(STEPS) == set(FORMS)
+    assert {step.cost for step in STEPS.values()} == set(COSTS)
+
+
+def test_the_shipped_manifest_has_all_tasks_types_and_forms() -> None:
+    entries = read_manifest()
+    assert [entry.index for entry in entries] == list(range(len(entries)))
+    for task in TASKS:
+        of_task = [entry for entry in entries if entry.workload.task == task]
+        found = {entry.form.type for entry in of_task if not entry.form.decoy}
+        assert found == {*TYPES, *OF_RANKS}, task
+    assert {entry.form.name for entry in entries} == set(FORMS)
+    for entry in entries:
+        assert not (entry.form.test and entry.split == "train")
+        assert not (entry.workload.held_out and entry.split == "train")
+        assert not (entry.form.trained and not entry.workload.trains)
+
+
+def test_families_are_in_one_split() -> None:
+    splits: dict[str, set[bool]] = {}
+    for entry in read_manifest():
+        trained = entry.workload.split == "train"
+        splits.setdefault(entry.workload.family, set()).add(trained)
+    assert all(len(found) == 1 for found in splits.values())
+
+
+def test_shards_part_the_entries() -> None:
+    entries = read_manifest()
+    parts = [shard(entries, number, 4) for number in (1, 2, 3, 4)]
+    assert sorted(e.index for part in parts for e in part) == [e.index for e in entries]
+    for number, count in ((0, 4), (5, 4)):
+        with pytest.raises(OptionError, match=f"no part {number} of 4"):
+            shard(entries, number, count)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("task =", "tusk ="), "unknown key 'tusk'"),
+        (('"segmentation"', '"sorting"'), "unknown task 'sorting'"),
+        (('"python_between"', '"no_such"'), "unknown form 'no_such'"),
+        (("batch = 4", "batch = 0"), "tiny: batch and side"),
+        (('inputs = "images"', "inputs = 3"), "inputs must be str"),
+        (("name =", "# name ="), "lacks name"),
+        (("[[workload]]", "[workload]"), r"has no \[\[workload\]\]"),
+        (("[[workload]]", "[[workload"), "is no TOML"),
+    ],
+)
+def test_a_manifest_that_is_wrong_is_named(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    path = manifest(tmp_path, MANIFEST.replace(*change))
+    with pytest.raises(OptionError, match=message):
+        read_manifest(path)
+
+
+def test_workloads_have_different_names_and_files_exist(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="two workloads are called 'segmenter'"):
+        read_manifest(manifest(tmp_path, MANIFEST + MANIFEST))
+    with pytest.raises(MissingFileError, match=r"none\.toml: no such file"):
+        read_manifest(tmp_path / "none.toml")
+
+
+def test_the_pairs_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collect", "--list", "--manifest", str(manifest(tmp_path))]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == 2
+    assert listed[1].split()[-2:] == ["small_nccl_kernels", "all_reduce_by_parameter"]
+    assert main(["collect"]) == 2
+    assert main(["collect", "x", "--shard", "2"]) == 2
+
+
+def test_which_twin_comes_first_is_drawn() -> None:
+    entries = read_manifest()
+    first = [ids_of(entry, 0)[True] < ids_of(entry, 0)[False] for entry in entries]
+    assert 0.35 < sum(first) / len(first) < 0.65
+    ids = [each for entry in entries for each in ids_of(entry, 0).values()]
+    assert sorted(ids) == [f"{i:06d}" for i in range(2 * len(entries))]
+
+
+# ------------------------------------------------------------------------- a run on the CPU
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in FORMS if name != "shared_statistics"])
+def test_both_twins_of_every_form_run(name: str, tmp_path: Path) -> None:
+    """`shared_statistics` needs a GPU."""
+    import torch
+
+    from torchtraceap.collect.workloads import STEPS, Context
+
+    workload = read_manifest(manifest(tmp_path))[0].workload
+    context = Context(workload, workload.tiny, torch.device("cpu"), 0, 1, "eager")
+    for bad in (False, True):
+        twin = STEPS[name](context, bad)
+        try:
+            for _ in range(3):
+                twin.step()
+            assert twin._marks == (4 if "layer" in twin.parts else len(twin.parts))
+        finally:
+            twin.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("collected")
+    found = collect(place / "out", read_manifest(manifest(place)), minutes=5, seed=3)
+    assert (found.left_out, found.to_do) == ({}, 0)
+    return place
+
+
+@needs_torch
+@pytest.mark.slow
+def test_both_twins_are_recorded_and_labelled(folder: Path) -> None:
+    labels = lines(folder / "out" / "labels.jsonl")
+    assert [label["id"] for label in labels] == ["000000", "000001", "000002", "000003"]
+    by_id = {label["id"]: label for label in labels}
+    for label in labels:
+        assert label["source"] == {"kind": "collected", "base": "segmenter"}
+        many = label["form"] == "all_reduce_by_parameter"
+        assert (label["world_size"] > 1) == (label["strategy"] == "ddp")
+        assert not many or label["collected"]["collectives"] == "emulated"
+        assert (label["device"], label["split"], label["task"]) == ("cpu", "cpu", "segmentation")
+        facts = label["collected"]
+        if label["twin"] is None:
+            assert (label["form"], label["type"], label["intervals"]) == ("none", None, [])
+            continue
+        twin = by_id[label["twin"]]["collected"]
+        assert facts["ratio"] == pytest.approx(facts["step_ns"] / twin["step_ns"], abs=1e-4)
+        accepted = facts["ratio"] >= ACCEPTED_RATIO
+        assert facts["verdict"] == ("accepted" if accepted else "benign")
+        assert (label["type"] is not None) == accepted == bool(label["intervals"])
+        assert facts["marked"]
+
+
+@needs_torch
+@pytest.mark.slow
+def test_the_traces_load_and_hold_no_marker(folder: Path) -> None:
+    for label in lines(folder / "out" / "labels.jsonl"):
+        path = folder / "out" / f"{label['id']}.json.gz"
+        text = gzip.decompress(path.read_bytes()).decode()
+        assert '"__m' not in text and "host_name" not in text and str(Path.home()) not in text
+        numbers = {
+            event["args"]["Ev Idx"]
+            for event in json.loads(text)["traceEvents"]
+            if "Ev Idx" in event.get("args", {})
+        }
+        assert numbers == set(range(len(numbers))) and len(numbers) > 100
+        trace = ttap.load(path)
+        assert len(trace.ranks[0].tree.steps) == label["steps"] >= 2
+        table = trace.ranks[0].table
+        end_ns = (table.ts_ns + table.dur_ns)[table.complete].max()
+        for start, end in label["collected"]["marked"]:
+            assert ORIGIN_NS <= start < end <= end_ns
+        assert [len(windows) for windows in label["windows"].values()] == [50, 100, 200]
+
+
+@needs_torch
+@pytest.mark.slow
+def test_the_cost_lies_where_the_host_works(folder: Path) -> None:
+    """Python work is where no operator runs."""
+    label = next(
+        label
+        for label in lines(folder / "out" / "labels.jsonl")
+        if label["form"] == "python_between"
+    )
+    table = ttap.load(folder / "out" / f"{label['id']}.json.gz").ranks[0].table
+    starts = table.ts_ns[table.kind == EventKind.CPU_OP]
+    marked = label["collected"]["marked"]
+    inside = sum(int(((starts > start) & (starts < end)).sum()) for start, end in marked)
+    assert len(starts) > 100 and inside == 0
+
+
+@needs_torch
+@pytest.mark.slow
+def test_a_second_call_goes_on_where_the_first_stopped(folder: Path) -> None:
+    out, entries = folder / "out", read_manifest(folder / "manifest.toml")
+    before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.json.gz")}
+    (part,) = out.glob(".pairs/000001-*.json")
+    part.unlink()
+    found = collect(out, entries, minutes=5, seed=3)
+    assert found.to_do == 0 and found.accepted + found.benign == 2
+    after = {path.name: path.stat().st_mtime_ns for path in out.glob("*.json.gz")}
+    same = {name for name in before if after[name] == before[name]}
+    assert same == {"000000.json.gz", "000001.json.gz"}
+    with pytest.raises(OptionError, match="another seed or device"):
+        collect(out, entries, seed=4)
+
+
+def test_options_that_make_no_sense(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="no device 'tpu'"):
+        collect(tmp_path / "a", [], device="tpu")
+    with pytest.raises(OptionError, match="make no sense"):
+        collect(tmp_path / "a", [], minutes=0)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OptionError, match="empty folder"):
+        collect(tmp_path, [])
+    assert not (tmp_path / "a").exists()
+
+
+# ------------------------------------------------------------------------- without recording
+
+
+class Interrupted(BaseException):
+    """Stands for Ctrl-C, which would end the tests."""
+
+
+def entries_of(tmp_path: Path) -> list[PlannedPair]:
+    second = MANIFEST.replace('"segmenter"', '"other"')
+    return read_manifest(manifest(tmp_path, MANIFEST + second))
+
+
+def test_an_interrupted_call_leaves_labels_of_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = entries_of(tmp_path)
+
+    def record(job: Any, group: list[PlannedPair], end: float) -> None:
+        if group[0].workload.name == "other":
+            raise Interrupted
+        label = {"id": "000000", "collected": {"verdict": "accepted"}}
+        collecting._keep(Path(job.folder), group[0], [(label, b"trace")])
+        collecting._leave_out(Path(job.folder), group[1], "does not\nfit")
+
+    monkeypatch.setattr(collecting, "_in_process", record)
+    with pytest.raises(Interrupted):
+        collect(tmp_path / "out", entries)
+    assert [label["id"] for label in lines(tmp_path / "out" / "labels.jsonl")] == ["000000"]
+    assert lines(tmp_path / "out" / "left_out.jsonl") == [
+        {"entry": "segmenter all_reduce_by_parameter", "reason": "does not fit"}
+    ]
+    monkeypatch.setattr(collecting, "_in_process", lambda *_: None)
+    found = collect(tmp_path / "out", entries)
+    assert (found.accepted, found.to_do, len(found.left_out)) == (1, 2, 1)
+
+
+def test_a_process_that_crashes_loses_one_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = entries_of(tmp_path)
+    (tmp_path / ".pairs").mkdir()
+    collecting._blame(tmp_path, entries, -15)
+    assert not list((tmp_path / ".pairs").iterdir())
+    collecting._blame(tmp_path, entries, -11)
+    assert [path.name for path in (tmp_path / ".pairs").iterdir()] == [
+        "000000-segmenter-python_between.json"
+    ]
+
+
+def test_copies_are_never_faults_without_a_device(tmp_path: Path) -> None:
+    entry = read_manifest()[1]
+    assert entry.form.type == "no_memory_pin"
+    assert pairs._verdict(entry, RecordingOptions("cpu", 0, 1), 2.0) == "benign"
+    assert pairs._verdict(entry, RecordingOptions("cuda", 0, 1), 2.0) == "accepted"
+    assert pairs._verdict(entry, RecordingOptions("cuda", 0, 1), 1.09) == "benign"
+    decoy = next(entry for entry in read_manifest() if entry.form.decoy)
+    assert pairs._verdict(decoy, RecordingOptions("cuda", 0, 1), 1.0) == "decoy"
+    with pytest.raises(pairs.UnfitError, match=r"2\.00 times"):
+        pairs._verdict(decoy, RecordingOptions("cuda", 0, 1), 2.0)
+
+
+def test_levels_rise_until_a_fault_costs_enough() -> None:
+    assert pairs._level(1.5, 8) == 1
+    assert pairs._level(1.1, 8) == 2
+    assert pairs._level(1.04, 8) == 5
+    assert pairs._level(0.9, 8) == 8

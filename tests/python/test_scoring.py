@@ -1,0 +1,140 @@
+"""Scorers: windows of every trace get scores in [0, 1], whoever gives them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import report_samples as samples
+from conftest import WriteTrace
+
+import torchtraceap as ttap
+from torchtraceap import _core, cli
+from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError
+from torchtraceap.results import PAPER_TYPES, Windows
+from torchtraceap.scoring import DEFAULT, SCORERS, label_of, load_scorer
+
+
+def assert_scores(windows: Windows, count: int) -> None:
+    assert len(windows.bounds_ns) == count + 1
+    for scores in (windows.scores, *windows.types.values()):
+        assert scores.shape == (count,)
+        assert np.isfinite(scores).all()
+        assert 0 <= scores.min() <= scores.max() <= 1
+    assert set(PAPER_TYPES) <= set(windows.types)
+
+
+@pytest.fixture
+def slow(write_trace: WriteTrace) -> ttap.Trace:
+    return ttap.load(samples.slow_loader().write(write_trace([])))
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """Of a scorer that this machine and checkout have what it needs for."""
+    if request.param not in usable():
+        pytest.skip(f"{request.param} needs torch, or weights that are not there")
+    return str(request.param)
+
+
+@cache
+def usable() -> tuple[str, ...]:
+    found = []
+    for scorer in SCORERS:
+        with suppress(MissingDependencyError, MissingFileError):
+            found.append(load_scorer(scorer).name)
+    return tuple(found)
+
+
+@pytest.mark.parametrize("name", SCORERS, indirect=True)
+@pytest.mark.parametrize("count", [1, 50, 200])
+def test_every_scorer_scores_every_window(slow: ttap.Trace, name: str, count: int) -> None:
+    assert_scores(slow.score(windows=count, scorer=name), count)
+
+
+@pytest.mark.parametrize("name", SCORERS, indirect=True)
+@pytest.mark.parametrize(
+    "events",
+    [
+        samples.host_only().events,
+        [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 5, "dur": 0}],
+        [{"ph": "M", "name": "x", "pid": 0, "tid": 7, "args": {"name": "python"}}],
+        [{"ph": "X", "cat": "kernel", "name": "カーネル", "pid": 0, "tid": 7, "ts": 5, "dur": 9}],
+        [{"ph": "X", "cat": "cpu_op", "name": "x", "pid": 0, "tid": 7, "ts": -7, "dur": 2**50}],
+    ],
+    ids=["host-only", "no-time", "metadata", "non-ascii", "far"],
+)
+def test_odd_traces_get_scores_too(write_trace: WriteTrace, name: str, events: list) -> None:
+    trace = ttap.load(write_trace(events))
+    for count in (1, 100):
+        assert_scores(trace.score(windows=count, scorer=name), count)
+
+
+def test_a_diagnosis_has_the_scores_of_the_scorer_that_is_named(slow: ttap.Trace) -> None:
+    for name in usable():
+        diagnosis = slow.diagnose(windows=50, scorer=name)
+        assert diagnosis.scorer == label_of(load_scorer(name))
+        assert np.array_equal(diagnosis.windows.scores, slow.score(windows=50, scorer=name).scores)
+    assert slow.diagnose().scorer == label_of(load_scorer(DEFAULT))
+
+
+def test_an_unknown_scorer_is_told_the_names(slow: ttap.Trace) -> None:
+    with pytest.raises(OptionError, match=r"no scorer 'evidense', did you mean 'evidence'\?"):
+        slow.score(scorer="evidense")
+    with pytest.raises(OptionError, match="scorers: evidence"):
+        slow.diagnose(scorer="")
+    with pytest.raises(OptionError, match="windows"):
+        slow.score(windows=0)
+
+
+def test_the_rules_are_asked_once(slow: ttap.Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = slow.diagnose(scorer="evidence")
+    monkeypatch.delattr(_core, "detect")
+    assert np.array_equal(slow.score(scorer="evidence").scores > 0, found.windows.scores > 0)
+
+
+# --- the command ---
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = cli.main([str(word) for word in words])
+    return code, *capsys.readouterr()
+
+
+def test_many_traces_are_scored_and_a_bad_one_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = samples.slow_loader().write(tmp_path / "good.json")
+    healthy = samples.healthy().write(tmp_path / "healthy.json")
+    code, out, error = run(
+        capsys, "score", good, tmp_path / "none.json", healthy, "--json", "--scorer", "evidence"
+    )
+    document = json.loads(out)
+    assert (code, error) == (2, "")
+    assert document["schema"] == "torchtraceap.scores/1"
+    assert document["scorer"] == "evidence 1"
+    scored, failed, clean = document["traces"]
+    assert failed == {"path": str(tmp_path / "none.json"), "error": failed["error"]}
+    assert "no such file" in failed["error"]
+    assert [entry["path"] for entry in (scored, clean)] == [str(good), str(healthy)]
+    assert max(scored["scores"]) > 0.9 > 0.5 > max(clean["scores"])
+    assert scored["scores"] == ttap.score(good, scorer="evidence").scores.tolist()
+
+
+def test_a_person_reads_the_worst_window_of_each_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = samples.slow_loader().write(tmp_path / "good.json")
+    code, out, _ = run(capsys, "score", good, "--scorer", "evidence", "--windows", 50)
+    assert code == 0
+    assert out.splitlines()[0].split() == [
+        "trace", "worst", "mean", "from", "ms", "to", "ms", "most", "likely", "type",
+    ]  # fmt: skip
+    assert "single_process_data_loading" in out
+    code, out, error = run(capsys, "score", good, "--scorer", "none")
+    assert (code, out) == (2, "")
+    assert "there is no scorer 'none'" in error
