@@ -34,7 +34,7 @@ from torchtraceap.stages import stage
 from torchtraceap.threads import map_on_threads
 from torchtraceap.writing import replacing_stream
 
-__all__ = ["EVIDENCE", "TYPES", "Sample", "load_samples"]
+__all__ = ["EVIDENCE", "TYPES", "Sample", "load_samples", "window_arrays"]
 
 EVIDENCE = (*TYPES, "any")
 """Columns of `Sample.evidence`."""
@@ -129,7 +129,7 @@ def load_samples(
 
 def _samples(run: Run, count: int, cap: int, place: Path) -> list[Sample]:
     ranks, name = len(run.labels), f"{_digest(run)}-{count}"
-    windows = _once(place / f"{name}.npz", ranks, lambda: _computed(run, count))
+    windows = _once(place / f"{name}.npz", ranks, lambda: window_arrays(run.load(), count))
     tokens: list[Tokens | None] = [None] * ranks
     if cap:
         found = _once(place / f"{name}-{cap}.npz", ranks, lambda: _tokens(run, count, cap))
@@ -164,9 +164,9 @@ def _sample(
     )
 
 
-def _computed(run: Run, count: int) -> list[dict[str, Array]]:
-    """Of each rank. What ranks that were recorded together tell of each other counts."""
-    trace = run.load()
+def window_arrays(trace: Ranks, count: int) -> list[dict[str, Array]]:
+    """Bounds, values, z-scores and evidence of a `Sample` for each rank; what ranks of one run tell
+    of each other counts."""
     evidence = _evidence(trace)
     return [_of_rank(part, count, found) for part, found in zip(trace.ranks, evidence, strict=True)]
 

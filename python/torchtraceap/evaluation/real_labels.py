@@ -22,7 +22,7 @@ import numpy as np
 from torchtraceap.aliases import Array, PathLike
 from torchtraceap.datasets.labels import NEGATIVE, POSITIVE, covered_share
 from torchtraceap.errors import MissingFileError, SchemaError
-from torchtraceap.intervals import EMPTY
+from torchtraceap.intervals import EMPTY, overlapped, union
 from torchtraceap.results import PAPER_TYPES
 
 __all__ = ["ANY", "PASSES", "Pass", "RealLabels", "cohen_kappa", "read_real_labels"]
@@ -86,6 +86,36 @@ class RealLabels:
             return None
         found = {of.present[type] for of in both}
         return found.pop() if len(found) == 1 else None
+
+    def window_types(self, path: str, bounds_ns: Array, first_ns: int) -> Array:
+        """int64 `[W]`: place in `PAPER_TYPES` of the type of each window where that is certain, and
+        -1 elsewhere. It is where both passes are certain of the type, and every other is absent.
+
+        Args:
+            path, bounds_ns, first_ns: As for `windows`.
+        """
+        marks = np.stack(
+            [self.windows(path, bounds_ns, first_ns, name) for name in PAPER_TYPES], axis=1
+        )
+        certain = [
+            all(of.certainty[name] == "certain" for of in self.traces[path]) for name in PAPER_TYPES
+        ]
+        alone = ((marks == 1) & certain).any(axis=1) & ((marks != 0).sum(axis=1) == 1)
+        return np.where(alone, marks.argmax(axis=1), -1).astype(np.int64)
+
+    def costs_ns(self, path: str, first_ns: int) -> Array:
+        """int64 `[n, 2]`, on the trace's clock: where both passes say that a fault costs time."""
+        return (
+            overlapped(np.concatenate([union([of.intervals_of(ANY)]) for of in self.traces[path]]))
+            + first_ns
+        )
+
+    def fault(self, path: str) -> bool | None:
+        """Whether a trace has a fault: both passes are certain of a type, or neither has found any.
+        None otherwise."""
+        if any(self.verdict(path, name) for name in PAPER_TYPES):
+            return True
+        return None if any(any(of.present.values()) for of in self.traces[path]) else False
 
     def kappa(self) -> dict[str, float | None]:
         """Cohen's kappa of whether a trace has a type, by type and for all together.

@@ -42,9 +42,26 @@ from torchtraceap.evaluation.metrics import (
     window_auc,
 )
 from torchtraceap.scoring import SCORERS, load_scorer
+from torchtraceap.scoring.base import Scorer
 from torchtraceap.stages import stage
 
-__all__ = ["METRICS", "Cell", "Evaluation", "Options", "Row", "TypeCell", "evaluate"]
+__all__ = [
+    "METRICS",
+    "Bench",
+    "Cell",
+    "Evaluation",
+    "Options",
+    "Row",
+    "Scores",
+    "TypeCell",
+    "best_threshold",
+    "check_packages",
+    "evaluate",
+    "group_codes",
+    "group_draws",
+    "scored_windows",
+    "usable_scorers",
+]
 
 METRICS = ("auc", "bad_only", "per_trace", "ap", "fpr", "hit")
 SEEDS = 5
@@ -159,7 +176,7 @@ def evaluate(dataset: PathLike, options: Options) -> Evaluation:
         events = load_events(dataset, read)
     given, missing = _scorers(dataset, read, options, names)
     columns = _columns(first)
-    bench = _Bench(options, samples, scored, events, columns)
+    bench = Bench(options, samples, scored, events, columns)
     rows = [bench.row(name) for name in names if name in METHODS]
     rows += [bench.given(method) for method in given]
     return Evaluation(
@@ -169,7 +186,7 @@ def evaluate(dataset: PathLike, options: Options) -> Evaluation:
 
 
 def _checked(options: Options) -> tuple[str, ...]:
-    _need_packages()
+    check_packages()
     names = options.methods or (*METHODS, *WANTED_SCORERS)
     check_names(names)
     for split in options.splits:
@@ -180,7 +197,8 @@ def _checked(options: Options) -> tuple[str, ...]:
     return names
 
 
-def _need_packages() -> None:
+def check_packages() -> None:
+    """Raises MissingDependencyError where one that evaluates is not installed."""
     from importlib.util import find_spec
 
     from torchtraceap.errors import MissingDependencyError
@@ -196,6 +214,22 @@ def _scorers(
     dataset: PathLike, ids: Sequence[str], options: Options, names: Sequence[str]
 ) -> tuple[list[Given], list[Row]]:
     """Methods whose scores there are, and rows of those without."""
+    found, missing = usable_scorers(names)
+    with stage(f"scores of {len(found)} scorers"):
+        given = scorer_methods(dataset, ids, found, options.windows)
+    given += [read_scores(path) for path in options.scores]
+    known = {method.name for method in given}
+    if not options.methods:
+        missing += [
+            Row(each.name, each.labels, missing=each.why)
+            for each in NOT_HERE
+            if each.name not in known
+        ]
+    return given, missing
+
+
+def usable_scorers(names: Sequence[str]) -> tuple[list[Scorer], list[Row]]:
+    """The package's scorers among these names, and rows of those that can't be had."""
     found, missing = [], []
     for name in names:
         if name not in WANTED_SCORERS:
@@ -209,17 +243,7 @@ def _scorers(
             missing.append(Row(name, labels, missing="no weights in this version"))
         except TraceError as error:
             missing.append(Row(name, labels, missing=str(error)))
-    with stage(f"scores of {len(found)} scorers"):
-        given = scorer_methods(dataset, ids, found, options.windows)
-    given += [read_scores(path) for path in options.scores]
-    known = {method.name for method in given}
-    if not options.methods:
-        missing += [
-            Row(each.name, each.labels, missing=each.why)
-            for each in NOT_HERE
-            if each.name not in known
-        ]
-    return given, missing
+    return found, missing
 
 
 # ------------------------------------------------------------------------- columns
@@ -272,7 +296,7 @@ Scores = dict[str, tuple[Array, "Array | None"]]
 """By id: scores `[W]` and types `[W, T]`."""
 
 
-class _Bench:
+class Bench:
     """What all methods are measured on."""
 
     def __init__(
@@ -292,7 +316,7 @@ class _Bench:
         seeds = self._options.seeds if method.is_random else 1
         with stage(f"{method.name}, {seeds} seeds"):
             by_count = {
-                count: [self._fitted(name, count, seed) for seed in range(seeds)]
+                count: [self.fitted(name, count, seed) for seed in range(seeds)]
                 for count in self._options.windows
             }
         return self._measured(method, by_count, seeds)
@@ -300,17 +324,18 @@ class _Bench:
     def given(self, method: Given) -> Row:
         """Of a method whose scores there are already."""
         try:
-            by_count = {c: [self._scores(method, c)] for c in self._options.windows}
+            by_count = {c: [self.scores(method, c)] for c in self._options.windows}
         except TraceError as error:
             return Row(method.name, method.labels, missing=str(error))
         return self._measured(method, by_count, 1)
 
-    def _fitted(self, name: str, count: int, seed: int) -> Scores:
+    def fitted(self, name: str, count: int, seed: int) -> Scores:
+        """What a method of `METHODS` says once it has learned from the training split."""
         method = make_methods([name], self._events)[0]
         method.fit([s for s in self._samples[count] if s.split == "train"], seed)
-        return self._scores(method, count)
+        return self.scores(method, count)
 
-    def _scores(self, method: Method, count: int) -> Scores:
+    def scores(self, method: Method, count: int) -> Scores:
         """Of the scored splits, and of validation for thresholds."""
         wanted = (*self._options.splits, "validation")
         own = [s for s in self._samples[count] if s.split in wanted]
@@ -322,21 +347,21 @@ class _Bench:
             own = {sample.id: sample for sample in self._scored[count]}
             for column, ids in self._columns.items():
                 if not column.endswith(": average"):
-                    row.cells[count, column] = self._cell([own[i] for i in ids], runs)
+                    row.cells[count, column] = self.cell([own[i] for i in ids], runs)
             for column in self._columns:
                 if column.endswith(": average"):
                     parts = tasks_of(column, self._columns)
                     row.cells[count, column] = _average([row.cells[count, p] for p in parts])
             self._add_types(row, count, runs[0], own)
             if method.is_probability:
-                marks = _scored(list(own.values()), runs[0])
+                marks = scored_windows(list(own.values()), runs[0])
                 row.calibration[count] = calibration(marks.score, marks.positive)
         row.forms.update(self._by_type(by_count))
         return row
 
-    def _cell(self, samples: Sequence[Sample], runs: Sequence[Scores]) -> Cell:
-        groups = sorted({sample.group for sample in samples})
-        weights = draws(len(groups), seed=zlib.crc32("/".join(groups).encode()))
+    def cell(self, samples: Sequence[Sample], runs: Sequence[Scores]) -> Cell:
+        """Every metric on these traces, the mean over runs."""
+        weights = group_draws(samples)
         found: dict[str, list[tuple[float, Array]]] = {}
         for scores in runs:
             for name, value in self._metrics(samples, scores, weights).items():
@@ -344,7 +369,7 @@ class _Bench:
         values, resampled = {}, {}
         for name, each in found.items():
             mean = float(np.mean([value for value, _ in each]))
-            alone = np.nan if len(groups) < 2 else 1.0  # one group says nothing of others
+            alone = np.nan if weights.shape[1] < 2 else 1.0  # one group says nothing of others
             resampled[name] = np.mean([own for _, own in each], axis=0) * alone
             values[name] = interval(mean, resampled[name])
         spread = float(np.std([value for value, _ in found["auc"]]))
@@ -353,7 +378,7 @@ class _Bench:
     def _metrics(
         self, samples: Sequence[Sample], scores: Scores, weights: Array
     ) -> dict[str, tuple[float, Array]]:
-        marks = _scored(samples, scores)
+        marks = scored_windows(samples, scores)
         bad = marks.bad_only()
         traces, _ = per_trace_auc(marks)
         hits, hit_groups = self._hits(samples, scores)
@@ -368,7 +393,7 @@ class _Bench:
 
     def _hits(self, samples: Sequence[Sample], scores: Scores) -> tuple[Array, Array]:
         """Of each trace with a fault whether the event pointed at lies in its cost, and groups."""
-        groups = _group_codes(samples)
+        groups = group_codes(samples)
         hits, of_groups = [], []
         for sample in samples:
             if not sample.label:
@@ -384,7 +409,7 @@ class _Bench:
         if any(types is None for _, types in scores.values()):
             return
         checked = [s for s in self._samples[count] if s.split == "validation"]
-        threshold = _best_threshold(_scored(checked, scores))
+        threshold = best_threshold(scored_windows(checked, scores))
         for column, ids in self._columns.items():
             if not column.endswith(": average"):
                 row.types[count, column] = _types([own[i] for i in ids], scores, threshold)
@@ -395,7 +420,7 @@ class _Bench:
         for kind in TYPES:
             own = [s for s in self._scored[count] if s.type == kind]
             if own:
-                runs = [per_trace_auc(_scored(own, scores))[0] for scores in by_count[count]]
+                runs = [per_trace_auc(scored_windows(own, scores))[0] for scores in by_count[count]]
                 found[kind] = len(own), _mean(np.concatenate(runs))
         return found
 
@@ -414,9 +439,9 @@ def _weighted(values: Array, groups: Array, weights: Array) -> Array:
     return found
 
 
-def _scored(samples: Sequence[Sample], scores: Scores) -> Scored:
+def scored_windows(samples: Sequence[Sample], scores: Scores) -> Scored:
     """Their windows, those to be ignored left out; groups by name."""
-    groups = _group_codes(samples)
+    groups = group_codes(samples)
     lengths = [len(sample.positive) for sample in samples]
     kept = ~np.concatenate([sample.ignore for sample in samples])
     return Scored(
@@ -428,8 +453,14 @@ def _scored(samples: Sequence[Sample], scores: Scores) -> Scored:
     ).part(kept)
 
 
-def _group_codes(samples: Sequence[Sample]) -> dict[str, int]:
-    """By name."""
+def group_draws(samples: Sequence[Sample]) -> Array:
+    """int64 `[resamples, groups]`, the same ones for the same groups."""
+    groups = sorted(group_codes(samples))
+    return draws(len(groups), seed=zlib.crc32("/".join(groups).encode()))
+
+
+def group_codes(samples: Sequence[Sample]) -> dict[str, int]:
+    """Of the groups, by name: their columns in `group_draws`."""
     return {name: code for code, name in enumerate(sorted({s.group for s in samples}))}
 
 
@@ -443,7 +474,7 @@ def _average(cells: Sequence[Cell]) -> Cell:
     return Cell(values, float(np.mean([cell.spread for cell in cells])), resampled)
 
 
-def _best_threshold(marks: Scored) -> float:
+def best_threshold(marks: Scored) -> float:
     """That of the largest F1; infinity without a positive window."""
     from sklearn.metrics import precision_recall_curve
 

@@ -16,16 +16,23 @@ from torchtraceap.evaluation.run import METRICS, Evaluation, Row
 
 __all__ = [
     "HEADLINES",
+    "METRIC_TITLES",
     "TABLES",
+    "Table",
+    "all_numbers",
     "document",
+    "finite",
     "headline_rows",
     "markdown",
     "metric_table",
+    "numbers",
+    "percent",
     "table_2",
     "table_3",
     "table_4",
     "table_5",
     "type_table",
+    "with_interval",
 ]
 
 Table = list[list[str]]
@@ -84,9 +91,7 @@ def table_3(evaluation: Evaluation, count: int, metric: str = "auc") -> Table:
             continue
         found = [row.cells[count, column].values[metric] for column in evaluation.columns]
         cells = [
-            _with_interval(value)
-            if column.endswith(("average", "pooled"))
-            else _percent(value.value)
+            with_interval(value) if column.endswith(("average", "pooled")) else percent(value.value)
             for value, column in zip(found, evaluation.columns, strict=True)
         ]
         rows.append([row.name, row.labels, str(row.seeds), *cells])
@@ -99,8 +104,8 @@ def metric_table(evaluation: Evaluation, column: str, count: int) -> Table:
     rows = []
     for row in _measured(evaluation):
         cell = row.cells[count, column]
-        values = [_with_interval(cell.values[metric]) for metric in METRICS]
-        rows.append([row.name, *values, _percent(cell.spread)])
+        values = [with_interval(cell.values[metric]) for metric in METRICS]
+        rows.append([row.name, *values, percent(cell.spread)])
     return [head, *rows]
 
 
@@ -116,12 +121,12 @@ def table_4(evaluation: Evaluation) -> Table:
             cells = [row.types[count, column] for column in columns]
             pooled = [cells[i] for i, c in enumerate(columns) if c.endswith("pooled")]
             more = [
-                " / ".join(_percent(getattr(cell, part)[name]) for cell in pooled)
+                " / ".join(percent(getattr(cell, part)[name]) for cell in pooled)
                 for part, name in (
                     ("given", "macro_f1"), ("end_to_end", "accuracy"), ("end_to_end", "macro_f1"),
                 )
             ]  # fmt: skip
-            given = [_percent(cell.given["accuracy"]) for cell in cells]
+            given = [percent(cell.given["accuracy"]) for cell in cells]
             rows.append([row.name, str(count), *given, *more])
     return [head, *rows]
 
@@ -135,7 +140,7 @@ def table_5(evaluation: Evaluation) -> Table:
     for marks in ABLATIONS:
         row = known.get(ablation_name(marks))
         line = [
-            _MISSING if row is None else _percent(row.cells[count, column].values["auc"].value)
+            _MISSING if row is None else percent(row.cells[count, column].values["auc"].value)
             for column in averages
         ]
         rows.append([*("x" if mark else "" for mark in marks), *line])
@@ -154,7 +159,7 @@ def type_table(evaluation: Evaluation) -> Table:
     kinds = [kind for kind in TYPES if any(kind in row.forms for row in rows)]
     head = ["method", *(f"`{kind}` ({_traces(rows, kind)})" for kind in kinds)]
     body = [
-        [row.name, *(_percent(row.forms[k][1]) if k in row.forms else _MISSING for k in kinds)]
+        [row.name, *(percent(row.forms[k][1]) if k in row.forms else _MISSING for k in kinds)]
         for row in rows
     ]
     return [head, *body]
@@ -191,7 +196,7 @@ def headline_rows(evaluation: Evaluation) -> Table:
             cells = [known[name].cells[count, column] for name in (first, second)]
             values = cells[0].values[metric].value, cells[1].values[metric].value
             resampled = cells[0].resampled[metric], cells[1].resampled[metric]
-            rows.append([title, _short(column), _with_interval(paired(values, resampled))])
+            rows.append([title, _short(column), with_interval(paired(values, resampled))])
     return [["comparison", "tasks", "difference in points"], *rows]
 
 
@@ -257,8 +262,8 @@ def _method(row: Row) -> dict[str, Any]:
             {
                 "windows": count,
                 "column": column,
-                "metrics": {name: _numbers(value) for name, value in cell.values.items()},
-                "spread_between_seeds": _number(cell.spread),
+                "metrics": {name: numbers(value) for name, value in cell.values.items()},
+                "spread_between_seeds": finite(cell.spread),
             }
             for (count, column), cell in row.cells.items()
         ],
@@ -266,40 +271,45 @@ def _method(row: Row) -> dict[str, Any]:
             {
                 "windows": count,
                 "column": column,
-                "given_window": _all_numbers(cell.given),
-                "end_to_end": _all_numbers(cell.end_to_end),
+                "given_window": all_numbers(cell.given),
+                "end_to_end": all_numbers(cell.end_to_end),
                 "confusion": cell.confusion.tolist(),
             }
             for (count, column), cell in row.types.items()
         ],
         "by_type": {
-            kind: {"traces": traces, "per_trace_auc": _number(value)}
+            kind: {"traces": traces, "per_trace_auc": finite(value)}
             for kind, (traces, value) in row.forms.items()
         },
-        "calibration": {str(c): _all_numbers(found) for c, found in row.calibration.items()},
+        "calibration": {str(c): all_numbers(found) for c, found in row.calibration.items()},
     }
 
 
-def _numbers(value: Interval) -> dict[str, float | None]:
-    return {name: _number(each) for name, each in asdict(value).items()}
+def numbers(value: Interval) -> dict[str, float | None]:
+    """As JSON takes them."""
+    return {name: finite(each) for name, each in asdict(value).items()}
 
 
-def _all_numbers(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: _number(value) for name, value in values.items()}
+def all_numbers(values: Mapping[str, float]) -> dict[str, float | None]:
+    """As JSON takes them."""
+    return {name: finite(value) for name, value in values.items()}
 
 
-def _number(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """As JSON takes it: null for what is not finite."""
     return round(float(value), 6) if math.isfinite(value) else None
 
 
-def _percent(value: float) -> str:
+def percent(value: float) -> str:
+    """Of a share, with one digit; a dash where there is none."""
     return f"{100 * value:.1f}" if np.isfinite(value) else _MISSING
 
 
-def _with_interval(value: Interval) -> str:
+def with_interval(value: Interval) -> str:
+    """In percent, "70.1 (65.0 to 75.2)"."""
     if not np.isfinite(value.low):
-        return _percent(value.value)
-    return f"{_percent(value.value)} ({_percent(value.low)} to {_percent(value.high)})"
+        return percent(value.value)
+    return f"{percent(value.value)} ({percent(value.low)} to {percent(value.high)})"
 
 
 def _short(column: str) -> str:

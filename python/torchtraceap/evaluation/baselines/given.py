@@ -14,9 +14,10 @@ from torchtraceap.aliases import Array, PathLike
 from torchtraceap.datasets.runs import labelled_runs
 from torchtraceap.datasets.samples import TYPES, Sample
 from torchtraceap.errors import MissingFileError, SchemaError, TraceError
+from torchtraceap.ranks import RankTrace
 from torchtraceap.trace import Trace
 
-__all__ = ["Given", "read_scores", "scorer_methods"]
+__all__ = ["Given", "read_scores", "scored_ranks", "scorer_methods"]
 
 _SUFFIXES = (".json.gz", ".json", ".parquet")
 _SCHEMA = "torchtraceap.scores/1"
@@ -64,19 +65,28 @@ def scorer_methods(
     Raises:
         MissingFileError: A trace is missing.
     """
-    methods = [_method(scorer.name) for scorer in scorers]
     wanted = set(ids)
-    for run in labelled_runs(dataset) if scorers else ():
-        if wanted.isdisjoint(label["id"] for label in run.labels):
-            continue
-        for label, part in zip(run.labels, run.load().ranks, strict=True):
-            if label["id"] not in wanted:
-                continue
-            for method, scorer in zip(methods, scorers, strict=True):
-                for count in counts:
-                    windows = scorer.score(Trace([part]), count)
-                    scores = np.asarray(windows.scores, dtype=np.float64)
-                    method.found[label["id"], count] = scores, _types(windows.types, count)
+    runs = labelled_runs(dataset) if scorers else ()
+    chosen = (run for run in runs if not wanted.isdisjoint(label["id"] for label in run.labels))
+    parts = (
+        (label["id"], part)
+        for run in chosen
+        for label, part in zip(run.labels, run.load().ranks, strict=True)
+    )
+    return scored_ranks(((id, part) for id, part in parts if id in wanted), scorers, counts)
+
+
+def scored_ranks(
+    parts: Iterable[tuple[str, RankTrace]], scorers: Sequence[Any], counts: Sequence[int]
+) -> list[Given]:
+    """What the package's scorers say of ranks, each by its id and as a trace of its own."""
+    methods = [_method(scorer.name) for scorer in scorers]
+    for id, part in parts:
+        for method, scorer in zip(methods, scorers, strict=True):
+            for count in counts:
+                windows = scorer.score(Trace([part]), count)
+                scores = np.asarray(windows.scores, dtype=np.float64)
+                method.found[id, count] = scores, _types(windows.types, count)
     return methods
 
 
