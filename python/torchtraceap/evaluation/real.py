@@ -1,8 +1,8 @@
 """`evaluate_real`: scorers and baselines on the public traces that were labelled by looking.
 
 Note [Number of a trace]: a trace is told from others by one number made of the scores of its
-windows. `CANONICAL` was fixed on generated validation data (docs/real_labels.md); the others are
-shown beside it.
+windows. `CANONICAL` was fixed before any trace was scored (docs/real_labels.md says why); the
+others are shown beside it.
 
 Note [Threshold]: a window is flagged from the threshold of the largest F1 on the validation split
 of the data set. Without one, scores that claim to be chances flag from one half, and shares of a
