@@ -16,7 +16,7 @@ from torchtraceap.threads import map_on_threads
 if TYPE_CHECKING:
     from torchtraceap.ranks import Ranks, RankTrace
 
-__all__ = ["PerRank", "detect", "judge", "known"]
+__all__ = ["PerRank", "detect", "judge", "known", "present_findings"]
 
 PerRank = Sequence[tuple["RankTrace", _core.Finding]]
 """What one rule says of each rank."""
@@ -45,6 +45,11 @@ def _detect(trace: Ranks) -> dict[str, PerRank]:
         parts[0].type: list(zip(trace.ranks, parts, strict=True))
         for parts in zip(*by_rank, strict=True)
     }
+
+
+def present_findings(trace: Ranks) -> dict[str, PerRank]:
+    """What the rules say of the types that are present, by type."""
+    return {name: parts for name, parts in detect(trace).items() if judge(parts) == "present"}
 
 
 def known(parts: PerRank) -> PerRank:

@@ -20,6 +20,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap._core import EventKind, GpuClass, Phase
 from torchtraceap.aliases import Array
+from torchtraceap.analysis.detection import present_findings
 from torchtraceap.analysis.recorded_device import recorded_device
 from torchtraceap.errors import OptionError
 from torchtraceap.generation.program import Program
@@ -182,7 +183,7 @@ class RecordedBases:
         part = trace.ranks[0]
         if not len(part.tree.linked_gpu_rows):
             raise OptionError(f"{path}: a base has GPU work with its launches, and this has none")
-        types = frozenset(finding.type for finding in trace.diagnose().findings)
+        types = frozenset(present_findings(trace))
         ranks = part.table.world_size or 1
         has_others = bool((part.tree.gpu_class == GpuClass.COMMUNICATION).any())
         is_of_many = has_others and 1 < ranks <= _MOST_RANKS

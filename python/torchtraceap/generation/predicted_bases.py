@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from torchtraceap.aliases import Array
+from torchtraceap.analysis.detection import present_findings
 from torchtraceap.devices import device_named
 from torchtraceap.errors import OptionError
 from torchtraceap.generation.bases import Base
@@ -18,8 +19,7 @@ from torchtraceap.prediction.layout.waits import stream_waits
 from torchtraceap.prediction.lifting.step import LiftedStep
 from torchtraceap.prediction.predicting import lifted_steps
 from torchtraceap.prediction.sources import captured_step
-from torchtraceap.ranks import RankTrace
-from torchtraceap.trace import Trace
+from torchtraceap.ranks import Ranks, RankTrace
 
 __all__ = ["PredictedBases"]
 
@@ -83,7 +83,7 @@ class PredictedBases:
             recording = Recording(device, 0, drawn.world_size, rng.getrandbits(32))
             newest = rank_trace(step, times, recording)
             part = RankTrace(as_profiled(newest.table, profiler), newest.rank)
-            types = frozenset(finding.type for finding in Trace([part]).diagnose().findings)
+            types = frozenset(present_findings(Ranks([part])))
             return Base(
                 part, drawn.name, "lifted", task, types,
                 drawn.strategy, drawn.world_size, profiler.torch, _waits(step, part, drawn.steps),

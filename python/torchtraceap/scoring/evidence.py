@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap.analysis.detection import PerRank, detect, judge
+from torchtraceap.analysis.detection import PerRank, present_findings
 from torchtraceap.intervals import covered_ns, union
 from torchtraceap.records import dataclass
 from torchtraceap.results import PAPER_TYPES, Int64Array
@@ -18,7 +18,7 @@ from torchtraceap.sums import totals
 if TYPE_CHECKING:
     from torchtraceap.ranks import Ranks
 
-__all__ = ["EvidenceScorer", "load", "present_findings", "rank_shares", "shares"]
+__all__ = ["EvidenceScorer", "load", "rank_shares", "shares"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,6 @@ def load() -> EvidenceScorer:
     return EvidenceScorer()
 
 
-def present_findings(trace: Ranks) -> dict[str, PerRank]:
-    """What the rules say of the types that are present, by type."""
-    return {name: parts for name, parts in detect(trace).items() if judge(parts) == "present"}
-
-
 def shares(
     trace: Ranks, chosen: Sequence[PerRank], bounds_ns: Int64Array
 ) -> npt.NDArray[np.float64]:
@@ -74,11 +69,17 @@ def shares(
 
 
 def rank_shares(
-    trace: Ranks, place: int, bounds_ns: Int64Array, types: Sequence[str]
+    present: Mapping[str, PerRank], place: int, bounds_ns: Int64Array, types: Sequence[str]
 ) -> npt.NDArray[np.float64]:
     """float64 `[windows, types + 1]`: the part of each window that present findings of one rank
-    cover, by type; the last column those of any type, of `types` or not."""
-    present = present_findings(trace)
+    cover, by type; the last column those of any type, of `types` or not.
+
+    Args:
+        present: Of all ranks, by type (`present_findings`).
+        place: Of the rank among them.
+        bounds_ns: int64 `[windows + 1]`.
+        types: Of the columns.
+    """
     chosen = [[present[name]] if name in present else [] for name in types]
     length_ns = np.diff(bounds_ns)
     every = [*chosen, list(present.values())]

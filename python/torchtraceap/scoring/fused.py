@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from torchtraceap.analysis.detection import present_findings
 from torchtraceap.errors import SchemaError
 from torchtraceap.order import median
-from torchtraceap.results import Int64Array
 from torchtraceap.scoring import structural
 from torchtraceap.scoring.base import WindowScores, common_bounds
 from torchtraceap.scoring.evidence import rank_shares
@@ -70,17 +70,13 @@ class FusedScorer:
         """The worst rank counts in each window, as in `structural`."""
         bounds_ns = common_bounds(trace, count)
         found = [self._trees.of_rank(rank, bounds_ns) for rank in trace.ranks]
-        scores = [
-            self._of_rank(trace, place, figures, bounds_ns) for place, figures in enumerate(found)
-        ]
+        present = present_findings(trace)
+        scores = []
+        for place, (rank, figures) in enumerate(zip(trace.ranks, found, strict=True)):
+            evidence = rank_shares(present, place, bounds_ns, self._trees.types)
+            likely = self.likelihood(figures, evidence)
+            scores.append(likely * judged_windows(rank, bounds_ns))
         return window_scores(bounds_ns, scores, found, self._trees.types)
-
-    def _of_rank(
-        self, trace: Ranks, place: int, figures: WindowFigures, bounds_ns: Int64Array
-    ) -> npt.NDArray[np.float64]:
-        evidence = rank_shares(trace, place, bounds_ns, self._trees.types)
-        likely = self.likelihood(figures, evidence)
-        return likely * judged_windows(trace.ranks[place], bounds_ns)
 
 
 def inputs(figures: WindowFigures, evidence: Array) -> npt.NDArray[np.float64]:
