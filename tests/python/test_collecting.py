@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torchtraceap.collect import collecting, pairs
 from torchtraceap.collect.collecting import collect
 from torchtraceap.collect.manifest import FORMS, PlannedPair, read_manifest, shard
 from torchtraceap.collect.markers import COSTS
+from torchtraceap.collect.notices import RecordingError
 from torchtraceap.collect.pairs import ACCEPTED_RATIO, RecordingOptions, ids_of
 from torchtraceap.collect.unmarking import ORIGIN_NS
 from torchtraceap.errors import MissingFileError, OptionError
@@ -33,6 +35,17 @@ inputs = "images"
 compiles = true
 parallel = true
 forms = ["python_between", "all_reduce_by_parameter"]
+tiny = { batch = 4, side = 64, width = 8, depth = 1 }
+full = { batch = 16, side = 384, width = 64, depth = 3 }
+"""
+PART_OF_A_GPU = """
+[[workload]]
+name = "part"
+task = "segmentation"
+make = "own:skip_segmenter"
+inputs = "images"
+multiprocessors = 8
+forms = ["python_between"]
 tiny = { batch = 4, side = 64, width = 8, depth = 1 }
 full = { batch = 16, side = 384, width = 64, depth = 3 }
 """
@@ -60,6 +73,9 @@ def test_every_type_has_four_forms_to_train_on_and_some_for_tests() -> None:
         assert sum(not (form.test or form.decoy) for form in forms) >= 4
         assert any(form.test for form in forms)
         assert any(form.decoy for form in forms)
+    for type_ in OF_RANKS:
+        forms = [form for form in FORMS.values() if form.type == type_]
+        assert any(form.test for form in forms) and any(form.decoy for form in forms)
     assert {form.type for form in FORMS.values()} == {*TYPES, *OF_RANKS}
 
 
@@ -67,8 +83,11 @@ def test_every_type_has_four_forms_to_train_on_and_some_for_tests() -> None:
 def test_forms_of_ranks_are_those_that_are_emulated() -> None:
     from torchtraceap.collect import emulated
 
-    ours = {form.name: (form.type, form.test) for form in FORMS.values() if form.parallel}
-    assert ours == {form.name: (form.type, form.test) for form in emulated.FORMS.values()}
+    def facts(forms: Iterable[Any]) -> dict[str, Any]:
+        return {form.name: (form.type, form.test, form.decoy) for form in forms}
+
+    ours = facts(form for form in FORMS.values() if form.parallel)
+    assert ours == facts(emulated.FORMS.values())
 
 
 @needs_torch
@@ -118,6 +137,11 @@ def test_shards_part_the_entries() -> None:
         (('"python_between"', '"no_such"'), "unknown form 'no_such'"),
         (("batch = 4", "batch = 0"), "tiny: batch and side"),
         (('inputs = "images"', "inputs = 3"), "inputs must be str"),
+        (("parallel = true", 'precision = "fp8"'), "unknown precision"),
+        (("parallel = true", "multiprocessors = -1"), "number of one rank's"),
+        (("parallel = true", "parallel = true\nmultiprocessors = 8"), "number of one rank's"),
+        (("parallel = true", "multiprocessors = 8"), "number of one rank's"),  # the second form
+        (("parallel = true", "multiprocessors = true"), "multiprocessors must be int"),
         (("name =", "# name ="), "lacks name"),
         (("[[workload]]", "[workload]"), r"has no \[\[workload\]\]"),
         (("[[workload]]", "[[workload"), "is no TOML"),
@@ -183,8 +207,12 @@ def test_both_twins_of_every_form_run(name: str, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("collected")
-    found = collect(place / "out", read_manifest(manifest(place)), minutes=5, seed=3)
-    assert (found.left_out, found.to_do) == ({}, 0)
+    entries = read_manifest(manifest(place, MANIFEST + PART_OF_A_GPU))
+    found = collect(place / "out", entries, minutes=5, seed=3)
+    assert found.left_out == {
+        "part python_between": "cpu: only a GPU has multiprocessors to be limited"
+    }
+    assert found.to_do == 0
     return place
 
 
@@ -275,6 +303,92 @@ def test_options_that_make_no_sense(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="empty folder"):
         collect(tmp_path, [])
     assert not (tmp_path / "a").exists()
+
+
+# ------------------------------------------------------------------------- platforms
+
+
+@needs_torch
+def test_mixed_precision_is_for_products_and_not_for_weights(tmp_path: Path) -> None:
+    import torch
+
+    from torchtraceap.collect.workloads import STEPS, Context
+
+    text = MANIFEST.replace("parallel = true", 'precision = "bf16"')
+    text = text.replace(', "all_reduce_by_parameter"', "")
+    (entry,) = read_manifest(manifest(tmp_path, text))
+    workload = entry.workload
+    context = Context(workload, workload.tiny, torch.device("cpu"), 0, 1, "eager")
+    step = STEPS["metrics_in_numpy"](context, True)  # NumPy has no such type
+    found: set[Any] = set()
+    step.model.register_forward_hook(lambda module, given, output: found.add(output.dtype))
+    step.step()
+    assert found == {torch.bfloat16}
+    assert {p.dtype for p in step.model.parameters()} == {torch.float32}
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@needs_torch
+class TestPartOfAGpu:
+    """A green context can be had on a GPU alone; here, what is made of what it does."""
+
+    @pytest.fixture
+    def platforms(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        import contextlib
+        from types import SimpleNamespace
+
+        import torch
+
+        from torchtraceap.collect.workloads import platforms
+
+        whole = SimpleNamespace(multi_processor_count=132)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: whole)
+        monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+        self.streams: list[str] = []
+        monkeypatch.setattr(torch.cuda, "set_stream", self.streams.append)
+        return platforms
+
+    def limit(self, platforms: Any, tmp_path: Path, count: int) -> Any:
+        import torch
+
+        text = PART_OF_A_GPU.replace("multiprocessors = 8", f"multiprocessors = {count}")
+        (entry,) = read_manifest(manifest(tmp_path, text))
+        return platforms.use_platform(entry.workload, torch.device("cuda"))
+
+    @pytest.mark.parametrize(("part_ms", "works"), [(2.7, True), (1.7, True), (1.1, False)])
+    def test_it_is_used_if_it_makes_work_slower(
+        self,
+        platforms: Any,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        part_ms: float,
+        works: bool,
+    ) -> None:
+        from types import SimpleNamespace
+
+        context = SimpleNamespace(Stream=lambda: "of the context")
+        times = iter([1.0, part_ms])
+        monkeypatch.setattr(platforms, "_green_context", lambda count, device: context)
+        monkeypatch.setattr(platforms, "_trial_ms", lambda device: next(times))
+        if works:
+            assert self.limit(platforms, tmp_path, 48) is context
+        else:
+            with pytest.raises(RecordingError, match=r"limits nothing: .* 1\.10 ms in it, and 1"):
+                self.limit(platforms, tmp_path, 48)
+        assert self.streams == (["of the context"] if works else [])
+
+    def test_where_there_is_none_it_is_said(
+        self, platforms: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(RecordingError, match="are no limit: the GPU has 132"):
+            self.limit(platforms, tmp_path, 132)
+
+        def old(count: int, device: Any) -> None:
+            raise RuntimeError("cuda driver too old to use green context!\nframes")
+
+        monkeypatch.setattr(platforms, "_green_context", old)
+        with pytest.raises(RecordingError, match=r"context of 48 .*: cuda driver too old .*!$"):
+            self.limit(platforms, tmp_path, 48)
 
 
 # ------------------------------------------------------------------------- without recording

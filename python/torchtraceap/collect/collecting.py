@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 
 from torchtraceap.aliases import PathLike
 from torchtraceap.collect.manifest import PlannedPair
+from torchtraceap.collect.notices import RecordingError
 from torchtraceap.collect.pairs import RecordingOptions, UnfitError, record_pair
 from torchtraceap.collect.torch_access import import_torch
 from torchtraceap.errors import MissingDependencyError, OptionError
@@ -171,6 +172,8 @@ def _blame(folder: Path, entries: Iterable[PlannedPair], code: int) -> None:
 
 def _record_workload(job: _Job, entries: list[PlannedPair], left_s: float) -> None:
     """The pairs of one workload in this process, as far as the time goes."""
+    from torchtraceap.collect.workloads import use_platform
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this process ends it
     end = time.monotonic() + left_s
     folder, options = Path(job.folder), job.options
@@ -178,6 +181,19 @@ def _record_workload(job: _Job, entries: list[PlannedPair], left_s: float) -> No
     os.environ["HF_HUB_OFFLINE"] = "1"
     _prepare_torch(options)
     context = _context(entries[0], options)
+    try:
+        limit = use_platform(context.workload, context.device)
+    except RecordingError as error:
+        for entry in entries:
+            _leave_out(folder, entry, str(error))
+    else:
+        _record_pairs(job, entries, context, end)
+        del limit  # in force until here
+    os._exit(0)  # all is written; threads of libraries may crash a process that ends
+
+
+def _record_pairs(job: _Job, entries: list[PlannedPair], context: Any, end: float) -> None:
+    folder, options = Path(job.folder), job.options
     for entry in entries:
         if end - time.monotonic() < _needed_s(entry, options.device):
             break
@@ -189,7 +205,6 @@ def _record_workload(job: _Job, entries: list[PlannedPair], left_s: float) -> No
             _leave_out(folder, entry, f"{type(error).__name__}: {str(error).strip()[:300]}")
         else:
             _keep(folder, entry, made)
-    os._exit(0)  # all is written; threads of libraries may crash a process that ends
 
 
 def _prepare_torch(options: RecordingOptions) -> None:

@@ -19,7 +19,16 @@ from torchtraceap.aliases import PathLike
 from torchtraceap.errors import MissingFileError, OptionError
 from torchtraceap.generation.types import SEEN_TASKS, TASKS
 
-__all__ = ["FORMS", "Form", "PlannedPair", "Scale", "Workload", "read_manifest", "shard"]
+__all__ = [
+    "FORMS",
+    "PRECISIONS",
+    "Form",
+    "PlannedPair",
+    "Scale",
+    "Workload",
+    "read_manifest",
+    "shard",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +52,8 @@ def _forms(type_: str, names: str, **facts: bool) -> list[Form]:
     return [Form(name, type_, **facts) for name in names.split()]
 
 
-def _exchanges(type_: str, names: str, *, test: bool = False) -> list[Form]:
-    return _forms(type_, names, test=test, trained=True, parallel=True)
+def _exchanges(type_: str, names: str, **facts: bool) -> list[Form]:
+    return _forms(type_, names, trained=True, parallel=True, **facts)
 
 
 _LOADING, _PIN, _COPIES = "single_process_data_loading", "no_memory_pin", "high_memcpy"
@@ -78,13 +87,18 @@ FORMS: dict[str, Form] = {
         *_forms(_HOST, "brief_python", decoy=True),
         *_exchanges(_SMALL, "tiny_buckets all_reduce_by_parameter shared_statistics"),
         *_exchanges(_SMALL, "shards_of_leaves", test=True),
+        *_exchanges(_SMALL, "hidden_statistics", decoy=True),
         *_exchanges(_BLOCKING, "waits_for_each_bucket metrics_in_forward"),
         *_exchanges(_BLOCKING, "waits_for_each_gradient", test=True),
+        *_exchanges(_BLOCKING, "waits_for_what_is_over", decoy=True),
         *_exchanges(_SERIAL, "all_reduce_after_backward one_bucket"),
         *_exchanges(_SERIAL, "reduced_at_the_end one_shard", test=True),
+        *_exchanges(_SERIAL, "norm_at_the_end", decoy=True),
     ]
 }  # fmt: skip
 """Every form by its name; the steps themselves need torch."""
+PRECISIONS = ("fp32", "bf16")
+"""With bf16 by automatic mixed precision."""
 _TYPES = (_LOADING, _PIN, _COPIES, _BREAK, _HOST, _SMALL, _BLOCKING, _SERIAL)
 
 
@@ -119,6 +133,10 @@ class Workload:
     """All its weights get gradients, so that ranks can share its training."""
     held_out: bool = False
     """Its family is only tested on."""
+    precision: str = "fp32"
+    """Of `PRECISIONS`: what products and convolutions compute in."""
+    multiprocessors: int = 0
+    """It may use so many of a GPU's; 0: all of them."""
     forms: tuple[str, ...] = ()
 
     @property
@@ -194,7 +212,7 @@ def _text(path: PathLike | None) -> str:
 
 _KEYS = {"name": str, "task": str, "family": str, "make": str, "inputs": str,
          "tiny": dict, "full": dict, "trains": bool, "compiles": bool, "parallel": bool,
-         "held_out": bool, "forms": list}  # fmt: skip
+         "held_out": bool, "precision": str, "multiprocessors": int, "forms": list}  # fmt: skip
 
 
 def _workload(where: str, given: dict[str, Any]) -> Workload:
@@ -202,19 +220,30 @@ def _workload(where: str, given: dict[str, Any]) -> Workload:
     for key, value in given.items():
         if key not in _KEYS:
             raise OptionError(f"{where}: unknown key {key!r}: {', '.join(_KEYS)}")
-        if not isinstance(value, _KEYS[key]):
+        if type(value) is not _KEYS[key]:  # for Python a truth value is a number
             raise OptionError(f"{where}: {key} must be {_KEYS[key].__name__}, not {value!r}")
     for key in ("name", "task", "make", "inputs", "tiny", "full"):
         if key not in given:
             raise OptionError(f"{where}: lacks {key}")
     if given["task"] not in TASKS:
         raise OptionError(f"{where}: unknown task {given['task']!r}: {', '.join(TASKS)}")
+    if given.get("precision", "fp32") not in PRECISIONS:
+        raise OptionError(f"{where}: unknown precision: {', '.join(PRECISIONS)}")
+    if given.get("multiprocessors", 0) < 0 or (given.get("multiprocessors") and _shared(given)):
+        raise OptionError(f"{where}: multiprocessors are a number of one rank's")
     for form in given.get("forms", ()):
         if form not in FORMS:
             raise OptionError(f"{where}: unknown form {form!r}: {', '.join(FORMS)}")
     scales = {key: _scale(f"{where}, {key}", given[key]) for key in ("tiny", "full")}
     facts = {"family": given["name"], **given, **scales, "forms": tuple(given.get("forms", ()))}
     return Workload(**facts)
+
+
+def _shared(given: dict[str, Any]) -> bool:
+    """Emulated collectives run beside the limit: they would take nothing from what computes."""
+    return bool(given.get("parallel")) or any(
+        FORMS[form].parallel for form in given.get("forms", ()) if form in FORMS
+    )
 
 
 def _scale(where: str, given: dict[str, Any]) -> Scale:

@@ -78,6 +78,7 @@ def private_cuts(text: Text) -> list[Cut]:
     """What to cut, in order and disjoint."""
     cuts = [*member_cuts(text, HOST_KEYS, (b'"',)), *member_cuts(text, ENVIRONMENT_KEYS, (b"{",))]
     cuts.extend(trace_name_cuts(text))
+    cuts.extend(emulated_cuts(text))
     disjoint: list[Cut] = []
     for cut in sorted(cuts):
         if not disjoint or cut.start >= disjoint[-1].end:
@@ -102,6 +103,19 @@ def trace_name_cuts(text: Text) -> Iterator[Cut]:
         if match is not None:
             base = re.split(rb"[/\\]+", match[0][1:-1])[-1]
             yield Cut(match.start(), match.end(), b'"' + base + b'"')
+
+
+def emulated_cuts(text: Text) -> Iterator[Cut]:
+    """Descriptions of emulated collectives get the name that they can't be recorded under."""
+    if text.find(b'"emu::') < 0:
+        return
+    from torchtraceap.collect.emulated.records import DESCRIPTION, RECORDED
+
+    recorded = b'"' + DESCRIPTION.encode() + b'"'
+    at = text.find(recorded)
+    while at >= 0:
+        yield Cut(at, at + len(recorded), b'"' + RECORDED.encode() + b'"')
+        at = text.find(recorded, at + len(recorded))
 
 
 def find_members(text: Text, key: bytes) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,7 @@ from typing import Any
 from torchtraceap.errors import MissingDependencyError
 
 __all__ = [
+    "EMULATED",
     "current_rank",
     "default_activities",
     "import_torch",
@@ -16,6 +17,8 @@ __all__ = [
     "world_size",
 ]
 
+EMULATED = "emu"
+"""A backend of torch.distributed whose other ranks are not there: docs/emulated_collectives.md."""
 # A launcher says the rank here (torchrun's name) before torch.distributed is initialised.
 RANK_VARIABLE = "RANK"
 WORLD_VARIABLE = "WORLD_SIZE"
@@ -64,8 +67,13 @@ def current_rank(torch: Any) -> int:
 
 
 def world_size(torch: Any) -> int:
-    """How many ranks there are: of torch.distributed, else of the launcher, else 1."""
+    """How many ranks there are: of torch.distributed, else of the launcher, else 1.
+
+    Those that are emulated are not there.
+    """
     if (distributed := _initialized(torch)) is not None:
+        if distributed.get_backend() == EMULATED:
+            return 1
         return int(distributed.get_world_size())
     return _number(WORLD_VARIABLE, 1)
 

@@ -3,6 +3,10 @@
 A form takes a model and gives a `Parallel`: what is called in its place, and what has to happen
 between the backward pass and the update. Model, data and the amount of communication are the same
 in both twins, but where the fault is in it.
+
+Note [Decoys]: a decoy is DDP, as its twin, with exchanges beside those of the gradients that look
+like a fault: many small ones, one that is waited for in the forward pass, one that nothing
+overlaps. They cost nothing: compute hides them, they are over by then, or they are tiny.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +30,8 @@ _SERIAL = "nccl_compute_not_overlapped"
 _TINY_MB = 0.05
 _GIANT_MB = 1 << 14
 _METRICS = 4
+_HIDDEN, _STATISTICS = 8, 64
+"""Layers with a hidden exchange, and the numbers in one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +50,13 @@ class Form:
 
     name: str
     type: str
+    """Of the fault, or what the decoy looks like."""
     make: Callable[[nn.Module, bool], Parallel]
     """Model, and whether it gets the fault; inside `process_group`."""
     test: bool = False
     """Never in what anything is trained on."""
+    decoy: bool = False
+    """Looks like a fault, and costs nothing."""
     gpu: bool = False
     """torch has no such operator for a CPU."""
 
@@ -161,27 +171,42 @@ def _metrics_in_forward(model: nn.Module, bad: bool) -> Parallel:
 
     The good twin takes as many, and waits for them after the backward pass.
     """
-    waiting: list[object] = []
+    averages = _Averages()
 
     def note(module: nn.Module, inputs: object, output: object) -> None:
-        value = next((each for each in _tensors(output) if each.is_floating_point()), None)
+        value = _mean(output)
         if value is None:
             return
-        # Without `async_op` the very next layer has to wait for it.
-        work = dist.all_reduce(value.detach().float().mean(0), async_op=not bad)
-        if work is not None:
-            waiting.append(work)
+        averages.start(value)
+        if bad:  # the very next layer waits for it
+            averages.wait()
 
     blocks = _blocks(model)
     for block in blocks[:: max(1, len(blocks) // _METRICS)]:
         block.register_forward_hook(note)
 
-    def finish() -> None:
-        for work in waiting:
-            work.wait()  # type: ignore[attr-defined]
-        waiting.clear()
+    return Parallel(_replicas(model), averages.wait)
 
-    return Parallel(_replicas(model), finish)
+
+class _Averages:
+    """Sums over all ranks that are under way."""
+
+    def __init__(self) -> None:
+        self._works: list[Any] = []
+
+    def start(self, value: Tensor) -> None:
+        self._works.append(dist.all_reduce(value, async_op=True))
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._works.clear()
+
+
+def _mean(output: object) -> Tensor | None:
+    """Of a layer's output, over the batch."""
+    value = next((each for each in _tensors(output) if each.is_floating_point()), None)
+    return None if value is None else value.detach().float().mean(0)
 
 
 def _tensors(output: object) -> Iterable[Tensor]:
@@ -251,6 +276,84 @@ def _one_shard(model: nn.Module, bad: bool) -> Parallel:
     return Parallel(_sharded(model, [] if bad else _blocks(model)))
 
 
+# --------------------------------------------------------- what costs nothing (Note [Decoys])
+
+
+def _hidden_statistics(model: nn.Module, bad: bool) -> Parallel:
+    """A small average over all ranks behind some layers, which the rest of the pass hides.
+
+    The good twin sends the same numbers as one array.
+    """
+    averages = _Averages()
+    small: list[Tensor] = []
+
+    def note(module: nn.Module, inputs: object, output: object) -> None:
+        value = _few(output)
+        if value is not None and bad:
+            averages.start(value)
+        elif value is not None:
+            small.append(value)
+
+    leaves = _leaves(model)
+    for leaf in leaves[:: max(1, len(leaves) // _HIDDEN)]:
+        leaf.register_forward_hook(note)
+
+    def finish() -> None:
+        if small:
+            averages.start(torch.cat(small))
+            small.clear()
+        averages.wait()
+
+    return Parallel(_replicas(model), finish)
+
+
+def _waits_for_what_is_over(model: nn.Module, bad: bool) -> Parallel:
+    """A statistic of the last step is sent when a step begins, and waited for in the middle of the
+    forward pass, when it is long there. The good twin waits behind the backward pass."""
+    averages = _Averages()
+    last: list[Tensor] = []
+    blocks = _blocks(model)
+
+    def send(module: nn.Module, inputs: object) -> None:
+        if last:
+            averages.start(last.pop())
+
+    def wait(module: nn.Module, inputs: object, output: object) -> None:
+        if bad:
+            averages.wait()
+
+    def note(module: nn.Module, inputs: object, output: object) -> None:
+        value = _few(output)
+        if value is not None:
+            last[:] = [value]
+
+    blocks[0].register_forward_pre_hook(send)
+    blocks[-1].register_forward_hook(note)
+    blocks[(len(blocks) - 1) // 2].register_forward_hook(wait)
+    return Parallel(_replicas(model), averages.wait)
+
+
+def _norm_at_the_end(model: nn.Module, bad: bool) -> Parallel:
+    """The norm of the gradients summed over all ranks behind the backward pass: one number.
+
+    The good twin, whose gradients are the same everywhere, keeps its own.
+    """
+
+    def reduce() -> None:
+        gradients = [each.grad for each in _trained(model) if each.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if bad:
+            dist.all_reduce(norm)
+
+    return Parallel(_replicas(model), reduce)
+
+
+def _few(output: object) -> Tensor | None:
+    """Some of the numbers of `_mean`."""
+    value = _mean(output)
+    return None if value is None else value.flatten()[:_STATISTICS].contiguous()
+
+
 FORMS: Mapping[str, Form] = MappingProxyType(
     {
         form.name: form
@@ -266,6 +369,9 @@ FORMS: Mapping[str, Form] = MappingProxyType(
             Form("one_bucket", _SERIAL, _one_bucket),
             Form("reduced_at_the_end", _SERIAL, _reduced_at_the_end, test=True),
             Form("one_shard", _SERIAL, _one_shard, test=True),
+            Form("hidden_statistics", _SMALL, _hidden_statistics, decoy=True),
+            Form("waits_for_what_is_over", _BLOCKING, _waits_for_what_is_over, decoy=True),
+            Form("norm_at_the_end", _SERIAL, _norm_at_the_end, decoy=True),
         )
     }
 )

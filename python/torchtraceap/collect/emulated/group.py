@@ -5,7 +5,8 @@ kernel: its operator (`c10d::allreduce_`), the description of the collective (`r
 and the title of its work (`nccl:all_reduce`). A group in Python is asked before these are written,
 so it writes them itself: same nesting, same arguments. The profiler of torch takes the second name
 for its own and breaks where C++ did not prepare it, so that event is recorded as `DESCRIPTION`, and
-`as_nccl_records` (records.py) gives the trace its name.
+`as_nccl_records` (records.py) gives the trace its name. On a CPU the title is that of gloo
+(`gloo:all_reduce`), and lasts, as with gloo, until the transfer is over.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from torchtraceap.collect.emulated.lanes import DeviceLane, HostLane, Lane, Tran
 from torchtraceap.collect.emulated.network import NETWORKS, RANKS, Network, TransferTimes
 from torchtraceap.collect.emulated.records import DESCRIPTION
 from torchtraceap.collect.emulated.results import Copies, reduction_factor
+from torchtraceap.collect.torch_access import EMULATED
 from torchtraceap.durations.collectives import bus_factor
 from torchtraceap.errors import OptionError
 
 __all__ = ["EmulatedGroup", "process_group"]
 
-_BACKEND = "emu"
 _SCALARS = {
     torch.float32: "Float",
     torch.float64: "Double",
@@ -103,7 +104,7 @@ class EmulatedGroup(dist.ProcessGroup):
 
     def getBackendName(self) -> str:  # noqa: N802  # a name of torch
         """`emu`."""
-        return _BACKEND
+        return EMULATED
 
     def shutdown(self) -> None:
         """Waits for what runs."""
@@ -274,8 +275,11 @@ class EmulatedGroup(dist.ProcessGroup):
         # What comes over the links is read and written once more.
         transfer = Transfer(kernel_name(kind, dtype), ns, int(2 * factor * size), copies, outputs)
         lane = self._lane(inputs[0].device)
-        with self._recorded(form, inputs, outputs, splits or {}):
-            self._last = torch._C._distributed_c10d._create_work_from_future(lane.run(transfer))
+        with self._recorded(form, inputs, outputs, splits or {}) as title:
+            done = lane.run(transfer)
+            if isinstance(lane, HostLane):
+                done = title._call_end_callbacks_on_future(done)
+            self._last = torch._C._distributed_c10d._create_work_from_future(done)
         return self._last
 
     def _lane(self, device: torch.device) -> Lane:
@@ -291,8 +295,8 @@ class EmulatedGroup(dist.ProcessGroup):
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
         splits: dict[str, list[int]],
-    ) -> Iterator[None]:
-        """See Note [As NCCL records]."""
+    ) -> Iterator[record_function]:
+        """See Note [As NCCL records]; gives the title."""
         operator, name = _NAMES[form]
         described = {
             "Collective name": name,
@@ -313,9 +317,9 @@ class EmulatedGroup(dist.ProcessGroup):
         with (
             _RecordFunctionFast(f"c10d::{operator}", list(inputs)),
             _RecordFunctionFast(DESCRIPTION, list(inputs), described),
-            record_function(f"nccl:{name}"),
+            record_function(f"{'nccl' if inputs[0].is_cuda else 'gloo'}:{name}") as title,
         ):
-            yield
+            yield title
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -348,8 +352,8 @@ def process_group(
     def create(store: Any, rank: int, size: int, timeout: timedelta) -> EmulatedGroup:
         return EmulatedGroup(rank, size, times)
 
-    dist.Backend.register_backend(_BACKEND, create, devices=["cpu", "cuda"])
-    dist.init_process_group(_BACKEND, store=dist.HashStore(), rank=0, world_size=world_size)
+    dist.Backend.register_backend(EMULATED, create, devices=["cpu", "cuda"])
+    dist.init_process_group(EMULATED, store=dist.HashStore(), rank=0, world_size=world_size)
     try:
         yield dist.group.WORLD
     finally:

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from torchtraceap.collect.emulated.kernels import can_write, load_kernels
 from torchtraceap.collect.emulated.results import Copies
@@ -75,7 +74,7 @@ class HostLane:
             transfer, future, asked_ns = item
             free_ns = max(free_ns, asked_ns) + transfer.ns
             try:
-                with record_function(transfer.kernel), torch.no_grad():
+                with torch.no_grad():
                     time.sleep(max(0, free_ns - time.perf_counter_ns()) / 1e9)
                     for copies in transfer.copies:
                         copies.write()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["DESCRIPTION", "as_nccl_records"]
+__all__ = ["DESCRIPTION", "RECORDED", "as_nccl_records"]
 
 DESCRIPTION = "emu::record_param_comms"
 """Name under which a collective is described while it is recorded."""
+RECORDED = "record_param_comms"
+"""That of the profiler's own descriptions."""
 _KERNEL_FIELDS = (
     "Collective name",
     "In msg nelems",
@@ -35,7 +37,7 @@ def as_nccl_records(document: dict[str, Any]) -> dict[str, Any]:
     described: dict[object, dict[str, Any]] = {}
     for event in events:
         if event.get("name") == DESCRIPTION:
-            event["name"] = "record_param_comms"
+            event["name"] = RECORDED
             described[event["args"].get("External id")] = event["args"]
     for event in events:
         # A launch has the id of the innermost operator around it, which is the description.

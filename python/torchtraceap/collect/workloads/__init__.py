@@ -6,6 +6,7 @@ Imports torch; `torchtraceap.collect.manifest` names them without it.
 from __future__ import annotations
 
 from torchtraceap.collect.workloads import breaks, copies, exchanges, host, loading
+from torchtraceap.collect.workloads.platforms import use_platform
 from torchtraceap.collect.workloads.steps import STEPS, Context, Step, measured
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "host",
     "loading",
     "measured",
+    "use_platform",
 ]

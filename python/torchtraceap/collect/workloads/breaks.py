@@ -108,7 +108,7 @@ class _NumpyCall(_Compiled):
 
 @torch.compiler.disable
 def _clipped_in_numpy(part: Tensor) -> float:
-    return float(part.cpu().numpy().clip(-1, 1).mean())
+    return float(part.float().cpu().numpy().clip(-1, 1).mean())
 
 
 @register("disabled_operator")

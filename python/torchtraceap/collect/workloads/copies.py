@@ -197,7 +197,7 @@ class _MetricsInNumpy(Step):
         pieces = scores.flatten(1)[:, :4096].chunk(4 * self.level)
         for piece in pieces:
             if self.bad:
-                array = piece.cpu().numpy()
+                array = piece.float().cpu().numpy()
                 self.best = torch.from_numpy(array.argsort(1)[:, -8:].copy()).to(scores.device)
             else:
                 self.best = piece.argsort(1)[:, -8:]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -86,7 +87,10 @@ def _own(name: str, scale: Scale) -> nn.Module:
 
 def _torchvision(name: str, scale: Scale) -> nn.Module:
     models = _library("torchvision").models
-    model: nn.Module = models.get_model(name, weights=None, **scale.config)
+    make = models.get_model_builder(name)
+    # A backbone has weights of its own, which would be downloaded.
+    parts = [key for key in inspect.signature(make).parameters if key.startswith("weights")]
+    model: nn.Module = make(**dict.fromkeys(parts), **scale.config)
     return model
 
 

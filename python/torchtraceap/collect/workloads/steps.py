@@ -26,6 +26,7 @@ from torchtraceap.collect.workloads.models import (
     loss_and_scores,
     make_batch,
 )
+from torchtraceap.collect.workloads.platforms import autocast
 from torchtraceap.collect.workloads.samples import StoredSamples
 
 __all__ = ["PIECES", "SITES", "STEPS", "WORKERS", "Context", "Step", "measured", "register"]
@@ -61,6 +62,10 @@ class Context:
     @property
     def on_gpu(self) -> bool:
         return bool(self.device.type == "cuda")
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The workload's precision, for the forward pass."""
+        return autocast(self.workload.precision, self.device)
 
     def make_batches(self) -> list[Batch]:
         """Different batches in ordinary host memory, which a step cycles through."""
@@ -148,7 +153,7 @@ class Step:
         with self.marked("upload"):
             inputs = self.upload(batch)
         with torch.set_grad_enabled(self.optimizer is not None):
-            with self.marked("forward"):
+            with self.marked("forward"), self.context.autocast():
                 loss, scores = self.forward(inputs)
             if self.optimizer is not None:
                 with self.marked("backward"):
