@@ -1,15 +1,19 @@
 """What has to hold before any number of docs/benchmark.md means something.
 
     python benchmarks/detectors/honesty.py DATASET --raw FOLDER [--page docs/benchmark.md]
+    python benchmarks/detectors/honesty.py --collected FOLDER... [--page docs/benchmark.md]
 
 Reads the splits train and validation of DATASET alone, and of FOLDER, which `generate` made, every
-file and whether it has a fault. Writes the part `honesty` of the page, and a file of results.
+file and whether it has a fault. Writes the part `honesty` of the page, and a file of results. Of
+folders that `collect` made it looks at bookkeeping alone (the part `honesty-collected`): whether it
+tells the twin that something was put into, be it a fault, a decoy or too little of one.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ import numpy as np
 from torchtraceap.datasets.samples import Sample, load_samples
 from torchtraceap.evaluation.baselines.simple import Chance
 from torchtraceap.evaluation.honesty import (
+    Books,
     books_of,
     check_splits,
     held_out_forms,
@@ -53,15 +58,32 @@ def measured(dataset: Path, raw: Path) -> dict[str, Any]:
     samples = load_samples(dataset, splits=("train", "validation"), windows=100)
     check_splits(samples)
     sides = [[s for s in samples if s.split == split] for split in ("train", "validation")]
-    books = books_of(raw)
     return {
         "chance": chance(samples),
         "shuffled": shuffled_training(sides[0], sides[1], range(SEEDS)),
-        "bookkeeping": {name: vars(told) for name, told in told_by_bookkeeping(books).items()},
-        "sided": [vars(each) for each in sided_features(books)],
-        "books": [len(books), sum(b.label for b in books), len({b.group for b in books})],
+        **told(books_of(raw)),
         "forms": [vars(each) for each in held_out_forms(samples, folds=2)],
     }
+
+
+def told(books: list[Books]) -> dict[str, Any]:
+    """What bookkeeping tells."""
+    return {
+        "bookkeeping": {name: vars(by) for name, by in told_by_bookkeeping(books).items()},
+        "sided": [vars(each) for each in sided_features(books)],
+        "books": [len(books), sum(b.label for b in books), len({b.group for b in books})],
+    }
+
+
+def of_collected(folders: list[Path]) -> dict[str, Any]:
+    """Bookkeeping of all that was collected; numbers of pairs begin anew in each folder."""
+    return told(
+        [
+            replace(each, pair=f"{folder}/{each.pair}", run=f"{folder}/{each.run}")
+            for folder in folders
+            for each in books_of(folder, put_in=True)
+        ]
+    )
 
 
 def page_part(found: dict[str, Any]) -> str:
@@ -71,13 +93,7 @@ def page_part(found: dict[str, Any]) -> str:
     rows.append(["chance", "50 +- 1", f"{100 * found['chance']:.1f}"])
     shuffled = f"{100 * found['shuffled']:.1f}"
     rows.append(["training on labels dealt at random", "50 +- 3", shuffled])
-    for name, told in found["bookkeeping"].items():
-        value, low, high = (100 * told[key] for key in ("value", "low", "high"))
-        rows.append(
-            [f"bookkeeping alone, {name}", "50 +- 5", f"{value:.1f} ({low:.1f} to {high:.1f})"]
-        )
-    sided = ", ".join(f"{s['name']} ({s['higher']}:{s['lower']})" for s in found["sided"])
-    rows.append(["features that tell a fault from its twin", "none", sided or "none"])
+    rows += told_rows(found)
     forms = [["form", "traces", "AUC, learned from", "AUC, never seen"]]
     forms += [
         [f"`{f['form']}`", str(f["traces"]), f"{100 * f['known']:.1f}", f"{100 * f['unknown']:.1f}"]
@@ -90,19 +106,48 @@ def page_part(found: dict[str, Any]) -> str:
     )
 
 
+def told_rows(found: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for name, by in found["bookkeeping"].items():
+        value, low, high = (100 * by[key] for key in ("value", "low", "high"))
+        rows.append(
+            [f"bookkeeping alone, {name}", "50 +- 5", f"{value:.1f} ({low:.1f} to {high:.1f})"]
+        )
+    sided = ", ".join(f"{s['name']} ({s['higher']}:{s['lower']})" for s in found["sided"])
+    rows.append(["features that tell a fault from its twin", "none", sided or "none"])
+    return rows
+
+
+def collected_part(found: dict[str, Any]) -> str:
+    """As it stands on the page."""
+    traces, changed, groups = found["books"]
+    rows = [["check", "wanted", "measured"], *told_rows(found)]
+    return (
+        f"Bookkeeping of {traces} collected traces, {changed} with something put in, of {groups} "
+        f"families of models:\n\n{markdown(rows)}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="honesty checks")
-    parser.add_argument("dataset", type=Path)
-    parser.add_argument("--raw", type=Path, required=True)
+    parser.add_argument("dataset", type=Path, nargs="?")
+    parser.add_argument("--raw", type=Path, help="folder that generate made")
+    parser.add_argument("--collected", type=Path, nargs="+", help="folders that collect made")
     parser.add_argument("--page", type=Path)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    found = measured(options.dataset, options.raw)
-    text = page_part(found)
+    if options.collected:
+        found = of_collected(options.collected)
+        part, text = "honesty-collected", collected_part(found)
+    elif options.dataset and options.raw:
+        found = measured(options.dataset, options.raw)
+        part, text = "honesty", page_part(found)
+    else:
+        parser.error("DATASET with --raw, or --collected")
     print(text)
     if options.page:
         page = options.page.read_text("utf-8")
-        options.page.write_text(filled(page, {"honesty": text}), "utf-8")
+        options.page.write_text(filled(page, {part: text}), "utf-8")
     if options.output:
         write_results(options.output, **found)
 

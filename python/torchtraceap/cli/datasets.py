@@ -92,6 +92,7 @@ def _info(options: Options) -> int:
     if options.json:
         print_text(json.dumps(found, indent=1))
         return FINE
+    cpus = found["cpu_traces"]
     lines = [
         f"{found['traces']} traces of {found['runs']} runs and {found['bases']} bases, "
         f"{found['bytes'] / 1e6:.1f} MB",
@@ -99,6 +100,7 @@ def _info(options: Options) -> int:
             f"  {split:12}{of['traces']:6} traces, {of['faulty']} with a fault, {of['bases']} bases"
             for split, of in found["splits"].items()
         ),
+        *([f"{cpus} traces more are of CPUs, and count in their split alone"] if cpus else []),
         "traces with a fault, by type:",
         *(f"  {name:30}{sum(of['traces'].values()):6}" for name, of in found["types"].items()),
     ]

@@ -36,6 +36,7 @@ from torchtraceap.collect.torch_access import import_torch
 from torchtraceap.collect.unmarking import ORIGIN_NS, first_ns, packed, read_document, unmarked
 from torchtraceap.errors import TraceError
 from torchtraceap.generation.loss import covered_windows
+from torchtraceap.generation.types import CPU_SPLIT
 from torchtraceap.ranks import RankTrace
 
 __all__ = ["ACCEPTED_RATIO", "RecordingOptions", "UnfitError", "ids_of", "record_pair"]
@@ -220,8 +221,8 @@ def _labelled(
     start_ns = max(start_ns, first_ns(document))
     data = packed(unmarked(document, start_ns, end_ns), _private_words())
     part = RankTrace(_core.read_trace_bytes(data, str(path), threads=1), None)
-    last_ns = int((part.table.ts_ns + part.table.dur_ns)[part.table.complete].max())
-    intervals = clipped(cost - start_ns + ORIGIN_NS, ORIGIN_NS, last_ns)
+    # Of a step that is cut no mark is left: what the trace calls profiled ends before it.
+    intervals = clipped(cost - start_ns + ORIGIN_NS, *part.tree.profiled)
     intervals = intervals if twin.bad else intervals[:0]
     bounds = {str(count): build_windows(part, count=count).bounds_ns for count in _WINDOWS}
     timeline = part.profiled_timeline()
@@ -316,7 +317,7 @@ def _label(
         "steps": run.steps,
         "windows": run.windows if faulty else {k: [0] * len(w) for k, w in run.windows.items()},
         "already": run.already if not run.bad else [],
-        "split": entry.split if options.on_gpu else "cpu",
+        "split": entry.split if options.on_gpu else CPU_SPLIT,
         "collected": {
             "workload": entry.workload.name,
             "verdict": verdict if run.bad else "good",

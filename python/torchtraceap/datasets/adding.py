@@ -30,6 +30,7 @@ from torchtraceap.datasets.reading import ABOUT, DataSet, is_dataset
 from torchtraceap.datasets.runs import Run, labelled_runs
 from torchtraceap.datasets.shards import write_shard
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
+from torchtraceap.generation.types import CPU_SPLIT
 from torchtraceap.intervals import union
 from torchtraceap.loading import load
 from torchtraceap.ranks import RankTrace
@@ -56,7 +57,8 @@ def add(dataset: PathLike, trace: PathLike, labels: PathLike, *, split: str | No
     Raises:
         MissingFileError: A file is not there.
         OptionError: The id is taken, its base is in another split, the trace has several ranks,
-            or a folder with something else in it.
+            it was collected on a CPU and is to be in a split of others, or a folder with something
+            else in it.
         ParseError: The trace can't be read.
         SchemaError: The labels can't be read, or do not fit the trace.
     """
@@ -66,7 +68,7 @@ def add(dataset: PathLike, trace: PathLike, labels: PathLike, *, split: str | No
     if len(ranks) != 1:
         raise OptionError(f"{trace}: a file of one rank is needed, not of {len(ranks)}")
     given = _read(Path(labels))
-    label = _completed(given, ranks[0], Path(trace), split or given.get("split"))
+    label = _completed(given, ranks[0], Path(trace), _split_of(given, split))
     _check_new(known, label)
     shard = f"{label['split'] or 'own'}-{label['id']}"
     write_shard(known.path, shard, [(label, ranks[0])])
@@ -87,7 +89,8 @@ def add_labelled(dataset: PathLike, folder: PathLike, *, split: str | None = Non
 
     Raises:
         MissingFileError: There is no such folder, or a trace is missing.
-        OptionError: An id is taken, or a base is in another split.
+        OptionError: An id is taken, a base is in another split, or traces of a CPU are to be in a
+            split of others.
         SchemaError: The labels can't be read.
     """
     target = _opened(Path(dataset))
@@ -106,7 +109,7 @@ def _add_base(target: DataSet, base: str, runs: Sequence[Run], split: str | None
     for run in runs:
         for label, part in zip(run.labels, run.load().ranks, strict=True):
             own = {key: _flat(label[key]) for key in ("id", "run", "twin")}
-            label = {**label, **own, "split": split or label["split"]}
+            label = {**label, **own, "split": _split_of(label, split)}
             _check_new(known, label)
             traces.append((label, part))
     number = hashlib.blake2b(base.encode(), digest_size=4).hexdigest()
@@ -143,6 +146,17 @@ def _opened(folder: Path) -> DataSet:
 def _check_split(split: str | None) -> None:
     if split is not None and not _WORD.fullmatch(split):
         raise OptionError(f"a split is called by letters and digits, not {split!r}")
+
+
+def _split_of(label: Mapping[str, Any], asked: str | None) -> str | None:
+    """Traces that were collected on a CPU are no data of GPUs, whoever asks."""
+    said: str | None = label.get("split")
+    if said == CPU_SPLIT and asked not in (None, CPU_SPLIT):
+        raise OptionError(
+            f"{label.get('id')}: was collected on a CPU, so it is in the split {CPU_SPLIT!r} and "
+            f"not in {asked!r}"
+        )
+    return asked or said
 
 
 def _begin(folder: Path) -> None:

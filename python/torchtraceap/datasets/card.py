@@ -8,6 +8,7 @@ from typing import Any
 
 from torchtraceap.datasets.arrow import TABLES
 from torchtraceap.datasets.plan import FORMS_FOR_TESTS, NETWORKS_FOR_TESTS
+from torchtraceap.generation.types import CPU_SPLIT
 
 __all__ = ["card_text"]
 
@@ -69,6 +70,7 @@ def _what(found: Mapping[str, Any], about: Mapping[str, Any]) -> list[str]:
             for kind, count in found["sources"].items()
         ]),
         "",
+        *_of_cpus(found["cpu_traces"]),
         "Nothing of a predicted run was measured when the data set was built: the times of its "
         "kernels are those of a model of kernels that was fitted to measurements. Collectives of "
         "predicted runs come from a model of links. All inputs are synthetic, all weights random.",
@@ -89,7 +91,18 @@ _SOURCES = {
     "real_graph": "a recorded trace, with a fault put into its graph, which was replayed",
     "event_space": "a recorded trace, with the events of a fault put between its events",
     "recorded": "a trace as it was recorded",
+    "collected": "a real run with a fault put into its steps, or its twin without",
 }
+
+
+def _of_cpus(count: int) -> list[str]:
+    if not count:
+        return []
+    return [
+        f"{count} traces more are of CPUs, where collecting was tried out. They are in the split "
+        f"`{CPU_SPLIT}`, and in no other number on this page.",
+        "",
+    ]
 
 
 def _counts(found: Mapping[str, Any]) -> list[str]:

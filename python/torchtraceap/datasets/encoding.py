@@ -267,8 +267,7 @@ def _trace_row(
 ) -> dict[str, Any]:
     table, tree = part.table, part.tree
     base = label["source"]["base"]
-    lifted = _LIFTED.match(base) if label["source"]["kind"] == "lifted" else None
-    said: dict[str, Any] = lifted.groupdict() if lifted else {}
+    said = _said(label)
     start_ns, end_ns = tree.profiled
     costs = [
         {"type": name, "start_ns": begin - origin_ns, "end_ns": end - origin_ns}
@@ -285,9 +284,9 @@ def _trace_row(
         "base": base,
         "source": label["source"]["kind"],
         "communication_source": _communication(label) if has_collectives else None,
-        "virtual_platform": label["source"]["kind"] == "lifted",
+        "virtual_platform": bool(said.get("virtual")),
         "dtype": said.get("dtype"),
-        "batch": int(said["batch"]) if said else None,
+        "batch": int(said["batch"]) if "batch" in said else None,
         "label": label["type"] is not None,
         "costs": costs,
         "length_ns": end_ns - start_ns,
@@ -301,8 +300,29 @@ def _trace_row(
     }
 
 
+def _said(label: Label) -> dict[str, Any]:
+    """What a predicted base is called by, or what was noted when a trace was collected."""
+    source = label["source"]
+    lifted = _LIFTED.match(source["base"]) if source["kind"] == "lifted" else None
+    if lifted:
+        return {**lifted.groupdict(), "virtual": True}
+    noted = label.get("collected")
+    if source["kind"] != "collected" or not isinstance(noted, dict):
+        return {}
+    return {
+        "family": source["base"],
+        "mode": noted.get("mode"),
+        "dtype": noted.get("precision"),
+        "batch": noted["batch"],
+        "virtual": noted.get("multiprocessors"),
+    }
+
+
 def _communication(label: Label) -> str:
     """Where collectives come from: a run that was predicted, one whose graph was changed, ..."""
+    noted = label.get("collected")
+    if isinstance(noted, dict) and noted.get("collectives"):
+        return str(noted["collectives"])
     kinds = {"lifted": "predicted", "real_graph": "transformed", "event_space": "transformed"}
     return kinds.get(label["source"]["kind"], "recorded")
 

@@ -27,7 +27,7 @@ from torchtraceap.analysis.windows import build_windows, check_count
 from torchtraceap.datasets.labels import costs_of, covered_share, window_costs, window_labels
 from torchtraceap.datasets.runs import Run, labelled_runs
 from torchtraceap.errors import OptionError, OutputError
-from torchtraceap.generation.types import TYPES
+from torchtraceap.generation.types import CPU_SPLIT, TYPES
 from torchtraceap.intervals import EMPTY
 from torchtraceap.ranks import Ranks
 from torchtraceap.stages import stage
@@ -97,7 +97,7 @@ def load_samples(
 
     Args:
         dataset: A folder that `dataset build` or `generate` made.
-        splits: Only traces of these; None: all.
+        splits: Only traces of these; None: all but those that were collected on a CPU.
         windows: How many there are in a trace.
         tokens: With the events of the windows, at most so many of each; 0: without.
         jobs: Traces that are computed at the same time.
@@ -116,15 +116,17 @@ def load_samples(
     if not 0 <= tokens <= MOST_TOKENS:
         raise OptionError(f"{tokens} tokens of a window make no sense")
     wanted = None if splits is None else set(splits)
-    runs = [
-        run for run in labelled_runs(dataset) if wanted is None or run.labels[0]["split"] in wanted
-    ]
+    runs = [run for run in labelled_runs(dataset) if _is_wanted(run.labels[0]["split"], wanted)]
     place = Path(dataset) / _CACHE
     with stage(f"windows of {len(runs)} runs"):
         by_run = map_on_threads(
             lambda run: _samples(run, windows, tokens, place), runs, threads=jobs
         )
     return sorted((sample for found in by_run for sample in found), key=lambda sample: sample.id)
+
+
+def _is_wanted(split: str | None, wanted: set[str] | None) -> bool:
+    return split != CPU_SPLIT if wanted is None else split in wanted
 
 
 def _samples(run: Run, count: int, cap: int, place: Path) -> list[Sample]:

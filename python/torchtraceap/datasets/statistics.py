@@ -12,6 +12,7 @@ from torchtraceap.aliases import Array
 from torchtraceap.datasets.arrow import TABLES, file_of, read_rows
 from torchtraceap.datasets.labels import GRIDS
 from torchtraceap.datasets.reading import DataSet
+from torchtraceap.generation.types import CPU_SPLIT
 
 __all__ = ["statistics"]
 
@@ -22,11 +23,16 @@ _GRID = 100
 
 
 def statistics(dataset: DataSet) -> dict[str, Any]:
-    """Counts and quantiles, as JSON has them. Types count where they cost, twins do not."""
-    rows = [entry.row for entry in dataset.entries.values()]
+    """Counts and quantiles, as JSON has them. Types count where they cost, twins do not.
+
+    Traces that were collected on a CPU count in `cpu_traces` and in their split alone.
+    """
+    every = [entry.row for entry in dataset.entries.values()]
+    rows = [row for row in every if row["split"] != CPU_SPLIT]
     faulty = [row for row in rows if row["type"] is not None]
     return {
         "traces": len(rows),
+        "cpu_traces": len(every) - len(rows),
         "runs": len({row["run"] for row in rows}),
         "bases": len({row["base"] for row in rows}),
         "bytes": _size(dataset),
@@ -37,7 +43,7 @@ def statistics(dataset: DataSet) -> dict[str, Any]:
                 "faulty": sum(row["label"] for row in of),
                 "families": sorted({row["family"] for row in of if row["family"]}),
             }
-            for split, of in _by(rows, "split").items()
+            for split, of in _by(every, "split").items()
         },
         "tasks": _counts(rows, "task"),
         "sources": _counts(rows, "source"),
@@ -62,7 +68,7 @@ def statistics(dataset: DataSet) -> dict[str, Any]:
             task: _quantiles([row["gpu_event_count"] for row in of])
             for task, of in _by(rows, "task").items()
         },
-        "gpu_events_per_window": _events_per_window(dataset),
+        "gpu_events_per_window": _events_per_window(dataset, {row["id"] for row in rows}),
     }
 
 
@@ -114,7 +120,7 @@ def _positive(dataset: DataSet, rows: Sequence[Row]) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def _events_per_window(dataset: DataSet) -> dict[str, dict[str, float]]:
+def _events_per_window(dataset: DataSet, wanted: set[str]) -> dict[str, dict[str, float]]:
     """By grid: mean, median, the 95 % quantile, and the share of windows without any."""
     counts: dict[int, list[Array]] = {grid: [] for grid in GRIDS}
     for shard in dataset.shards:
@@ -122,7 +128,7 @@ def _events_per_window(dataset: DataSet) -> dict[str, dict[str, float]]:
         windows = read_rows(file_of(dataset.path, "windows", shard), "windows", _BOUNDS)
         starts, owner = (_column(events, name) for name in _STARTS)
         bounds = [_column(windows, name) for name in _BOUNDS]
-        for trace in np.unique(bounds[0]):
+        for trace in sorted(wanted & set(bounds[0].tolist())):
             begins = starts[owner == trace]
             for grid in GRIDS:
                 mine = (bounds[0] == trace) & (bounds[1] == grid)

@@ -54,8 +54,13 @@ class Books:
     """Of the runs that the two belong to: ranks that were recorded together share it."""
 
 
-def books_of(folder: PathLike) -> list[Books]:
-    """Bookkeeping of the traces of a folder that `generate` made.
+def books_of(folder: PathLike, *, put_in: bool = False) -> list[Books]:
+    """Bookkeeping of the traces of a folder that `generate` or `collect` made.
+
+    Args:
+        folder: Of the traces and their labels.
+        put_in: Whether that counts as a fault which costs too little, or is a decoy: it was put in
+            in the same way.
 
     Raises:
         MissingFileError: There are no labels.
@@ -70,7 +75,8 @@ def books_of(folder: PathLike) -> list[Books]:
     for label in labels:
         side = faulty.get(label["id"], label)
         features = bookkeeping_of(Path(folder) / f"{label['id']}.json.gz")
-        is_bad, group = label["type"] is not None, label["source"]["base"]
+        is_bad = label["twin" if put_in else "type"] is not None
+        group = label["source"]["base"]
         found.append(Books(features, is_bad, group, side["id"], side["run"]))
     return found
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["LABELS", "SEEN_TASKS", "TASKS", "TYPES"]
+__all__ = ["CPU_SPLIT", "LABELS", "SEEN_TASKS", "TASKS", "TYPES"]
 
+CPU_SPLIT = "cpu"
+"""Of traces that were collected on a CPU: no other split has them, as they are no data of GPUs."""
 LABELS = "labels.jsonl"
 """The file of a generated folder that says what each trace is."""
 TYPES = (
