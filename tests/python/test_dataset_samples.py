@@ -112,6 +112,24 @@ def test_events_of_windows_are_those_of_the_trace(generated: Path) -> None:
         load_samples(generated, tokens=-1)
 
 
+def test_excerpts_are_short_recordings_with_the_labels_of_their_time(generated: Path) -> None:
+    whole = {sample.id: sample for sample in load_samples(generated)}
+    found = load_samples(generated, excerpts=True)
+    assert [sample.id for sample in found] == [f"{id}/excerpt" for id in whole]
+    for sample in found:
+        of = whole[sample.id.removesuffix("/excerpt")]
+        length_ns = sample.bounds_ns[-1] - sample.bounds_ns[0]
+        assert 0 < length_ns <= 1.01 * (of.bounds_ns[-1] - of.bounds_ns[0])
+        assert not sample.positive.any() or of.label
+        assert np.isfinite(sample.values).all() and sample.split == of.split
+    short = [s.bounds_ns[-1] - s.bounds_ns[0] for s in found]
+    assert np.median(short) < 0.5 * np.median(
+        [s.bounds_ns[-1] - s.bounds_ns[0] for s in whole.values()]
+    )
+    assert any(sample.positive.any() for sample in found)
+    assert_same(found, load_samples(generated, excerpts=True))
+
+
 def test_only_traces_of_the_wanted_splits_are_read(generated: Path) -> None:
     every = load_samples(generated)
     splits = {sample.split for sample in every}

@@ -262,7 +262,9 @@ def made_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip(package, reason=f"{package} is not installed")
     from torchtraceap.training import fused, structural
 
-    def load(path: object, *, splits: list[str], windows: int = 100) -> list[Any]:
+    def load(
+        path: object, *, splits: list[str], windows: int = 100, excerpts: bool = False
+    ) -> list[Any]:
         (split,) = splits
         return made_samples(split, 24 if split == "train" else 8, seed=len(split))
 

@@ -24,6 +24,7 @@ from torchtraceap.aliases import Array, PathLike
 from torchtraceap.analysis.detection import detect, judge
 from torchtraceap.analysis.tokens import MOST_TOKENS, Tokens, build_tokens
 from torchtraceap.analysis.windows import build_windows, check_count
+from torchtraceap.datasets.excerpts import excerpted
 from torchtraceap.datasets.labels import costs_of, covered_share, window_costs, window_labels
 from torchtraceap.datasets.runs import Run, labelled_runs
 from torchtraceap.errors import OptionError, OutputError
@@ -91,6 +92,7 @@ def load_samples(
     splits: Iterable[str] | None = None,
     windows: int = 100,
     tokens: int = 0,
+    excerpts: bool = False,
     jobs: int = 1,
 ) -> list[Sample]:
     """The traces of a data set on one grid.
@@ -100,6 +102,7 @@ def load_samples(
         splits: Only traces of these; None: all but those that were collected on a CPU.
         windows: How many there are in a trace.
         tokens: With the events of the windows, at most so many of each; 0: without.
+        excerpts: A short excerpt of each run (`excerpted`) instead of all of it.
         jobs: Traces that are computed at the same time.
 
     Returns:
@@ -117,6 +120,8 @@ def load_samples(
         raise OptionError(f"{tokens} tokens of a window make no sense")
     wanted = None if splits is None else set(splits)
     runs = [run for run in labelled_runs(dataset) if _is_wanted(run.labels[0]["split"], wanted)]
+    if excerpts:
+        runs = [excerpted(run) for run in runs]
     place = Path(dataset) / _CACHE
     with stage(f"windows of {len(runs)} runs"):
         by_run = map_on_threads(

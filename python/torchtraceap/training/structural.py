@@ -50,6 +50,8 @@ class TreeSettings:
     boosters of the one kind and of the other. See `views_of`."""
     grids: int = 3
     """1: windows of the grid of 100; 3: of those of 50, 100 and 200."""
+    excerpts: bool = True
+    """A short excerpt of each run is learned from beside it, in track S."""
     trees: int = 300
     leaves: int = 15
     rate: float = 0.05
@@ -108,6 +110,8 @@ def train(
         for count in grids
         for sample in load_samples(dataset, splits=["train"], windows=count)
     ]
+    if settings.excerpts and settings.track == "S":
+        learned += load_samples(dataset, splits=["train"], excerpts=True)
     held_out = load_samples(dataset, splits=["validation"])
     path = Path(out) / f"{StructuralScorer.name}.safetensors"
     figures = train_trees(learned, held_out, settings, path, seed=seed)
