@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the kernels for GPUs on one: those of cpp/traceap/cuda/ against their twins on the host, with
 # times; then emulated collectives (results, order behind the current stream, how true their times
-# are) if there is torch; then the trial of two NCCL ranks. Under ten minutes in all.
+# are), for which core.sh builds the package's core where it can't be imported; then the trial of two
+# NCCL ranks. Under ten minutes in all.
 #
 #   benchmarks/device/check_cuda.sh          builds (nvcc) what is not built, and runs
 #   benchmarks/device/check_cuda.sh build    builds only, for a machine with a GPU and without nvcc;
@@ -28,6 +29,7 @@ failed=0
 echo "==> kernels and their twins"
 timeout 180 "$BUILT/cuda_parity" | tee "$OUT/cuda_parity.txt" || failed=1
 echo "==> emulated collectives"
+PYTHON=$PYTHON OUT=$OUT benchmarks/device/core.sh || failed=1
 TORCHTRACEAP_EMULATED_KERNELS=$PWD/$BUILT/emulated.so PYTHONPATH=python \
   timeout 180 "$PYTHON" benchmarks/device/check_emulated.py --out "$OUT" || failed=1
 echo "==> two ranks of NCCL on one GPU (not a failure if they don't run)"
