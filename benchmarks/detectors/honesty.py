@@ -1,12 +1,13 @@
 """What has to hold before any number of docs/benchmark.md means something.
 
-    python benchmarks/detectors/honesty.py DATASET --raw FOLDER [--page docs/benchmark.md]
+    python benchmarks/detectors/honesty.py DATASET [--raw FOLDER] [--page docs/benchmark.md]
     python benchmarks/detectors/honesty.py --collected FOLDER... [--page docs/benchmark.md]
 
-Reads the splits train and validation of DATASET alone, and of FOLDER, which `generate` made, every
-file and whether it has a fault. Writes the part `honesty` of the page, and a file of results. Of
-folders that `collect` made it looks at bookkeeping alone (the part `honesty-collected`): whether it
-tells the twin that something was put into, be it a fault, a decoy or too little of one.
+Reads the splits train and validation of DATASET alone. Bookkeeping is that of their traces, written
+as files again, or of those of FOLDER, which `generate` made. Writes the part `honesty` of the page,
+and a file of results. Of folders that `collect` made it looks at bookkeeping alone (the part
+`honesty-collected`): whether it tells the twin that something was put into, be it a fault, a decoy
+or too little of one.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results
 
 SEEDS = 5
+SPLITS = ("train", "validation")
 
 
 def chance(samples: list[Sample]) -> float:
@@ -53,15 +55,15 @@ def chance(samples: list[Sample]) -> float:
     return float(np.mean(found))
 
 
-def measured(dataset: Path, raw: Path) -> dict[str, Any]:
+def measured(dataset: Path, raw: Path | None) -> dict[str, Any]:
     """All checks."""
-    samples = load_samples(dataset, splits=("train", "validation"), windows=100)
+    samples = load_samples(dataset, splits=SPLITS, windows=100)
     check_splits(samples)
-    sides = [[s for s in samples if s.split == split] for split in ("train", "validation")]
+    sides = [[s for s in samples if s.split == split] for split in SPLITS]
     return {
         "chance": chance(samples),
         "shuffled": shuffled_training(sides[0], sides[1], range(SEEDS)),
-        **told(books_of(raw)),
+        **told(books_of(raw) if raw else books_of(dataset, SPLITS)),
         "forms": [vars(each) for each in held_out_forms(samples, folds=2)],
     }
 
@@ -139,11 +141,11 @@ def main() -> None:
     if options.collected:
         found = of_collected(options.collected)
         part, text = "honesty-collected", collected_part(found)
-    elif options.dataset and options.raw:
+    elif options.dataset:
         found = measured(options.dataset, options.raw)
         part, text = "honesty", page_part(found)
     else:
-        parser.error("DATASET with --raw, or --collected")
+        parser.error("DATASET, or --collected")
     print(text)
     if options.page:
         page = options.page.read_text("utf-8")

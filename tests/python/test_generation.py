@@ -468,3 +468,19 @@ def test_a_process_that_is_killed_is_said_and_not_a_defect() -> None:
     with pytest.raises(OptionError, match="one of 2 processes was killed"):
         list(in_processes(os._exit, [1, 1], 2))
     assert list(in_processes(abs, [-3, 2, -1], 2)) == [3, 2, 1]
+
+
+def test_a_heavier_network_is_the_same_one_and_ends_at_sizes_in_use() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    from torchtraceap.generation.workloads import drawn_workload
+
+    drawn = drawn_workload("classification", random.Random(3))
+    heavier = drawn.heavier()
+    assert heavier is not None
+    assert (heavier.kind, heavier.depth, heavier.side) == (drawn.kind, drawn.depth, drawn.side)
+    assert heavier.batch == 4 * drawn.batch and heavier.width == 2 * drawn.width
+    sizes = []
+    while heavier is not None:
+        sizes.append((heavier.batch, heavier.width))
+        heavier = heavier.heavier()
+    assert sizes[-1] == (1_024, 512)

@@ -88,6 +88,7 @@ def _what(found: Mapping[str, Any], about: Mapping[str, Any]) -> list[str]:
 
 _SOURCES = {
     "lifted": "a run that was predicted for a small network, with a fault put into its graph",
+    "lifted_event_space": "such a run, with the events of a fault put between its events",
     "real_graph": "a recorded trace, with a fault put into its graph, which was replayed",
     "event_space": "a recorded trace, with the events of a fault put between its events",
     "recorded": "a trace as it was recorded",

@@ -303,7 +303,7 @@ def _trace_row(
 def _said(label: Label) -> dict[str, Any]:
     """What a predicted base is called by, or what was noted when a trace was collected."""
     source = label["source"]
-    lifted = _LIFTED.match(source["base"]) if source["kind"] == "lifted" else None
+    lifted = _LIFTED.match(source["base"]) if source["kind"].startswith("lifted") else None
     if lifted:
         return {**lifted.groupdict(), "virtual": True}
     noted = label.get("collected")
@@ -323,7 +323,8 @@ def _communication(label: Label) -> str:
     noted = label.get("collected")
     if isinstance(noted, dict) and noted.get("collectives"):
         return str(noted["collectives"])
-    kinds = {"lifted": "predicted", "real_graph": "transformed", "event_space": "transformed"}
+    kinds = {"lifted": "predicted", "lifted_event_space": "predicted",
+             "real_graph": "transformed", "event_space": "transformed"}  # fmt: skip
     return kinds.get(label["source"]["kind"], "recorded")
 
 

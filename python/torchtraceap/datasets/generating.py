@@ -45,28 +45,26 @@ def group_traces(group: Group, seed: int) -> Iterator[tuple[Label, RankTrace]]:
         OptionError: No fault fits the base.
         ParseError: A recorded base can't be read.
     """
-    if group.way == "event_space":
-        from torchtraceap.datasets.injecting import injected
-
-        found = list(injected(group, _number(seed, group, 0)))
-    else:
-        found = _planted(group, seed)
-    for label, part in found:
-        yield _of_group(label, group), part
-
-
-def _planted(group: Group, seed: int) -> list[tuple[Label, RankTrace]]:
-    """Of the first base that fits."""
-    turns = _MOST_TURNS if group.types else _TURNS
+    turns = 1 if group.base else _MOST_TURNS if group.types else _TURNS
     for turn in range(turns):
-        own_seed = _number(seed, group, turn)
-        bases = _bases(group, own_seed)
         try:
-            return list(_drawn(group, bases, own_seed, is_strict=turn < turns - 1))
+            found = list(_made(group, _number(seed, group, turn), is_last=turn == turns - 1))
         except OptionError:
             if turn == turns - 1:
                 raise
-    raise AssertionError
+            continue
+        yield from ((_of_group(label, group), part) for label, part in found)
+        return
+
+
+def _made(group: Group, seed: int, *, is_last: bool) -> Iterator[tuple[Label, RankTrace]]:
+    """Of one base."""
+    bases = _bases(group, seed)
+    if group.way != "event_space":
+        return _drawn(group, bases, seed, is_strict=not is_last)
+    from torchtraceap.datasets.injecting import injected
+
+    return injected(bases.of(0, 0), group.size, seed)
 
 
 def _drawn(

@@ -1,4 +1,4 @@
-"""`injected`: recorded traces with the events of faults put between their own.
+"""`injected`: traces with the events of faults put between their own.
 
 Note [Cropped and scaled]: some whole steps of the trace are taken. All times get one factor, and
 GPU work is shortened by another, so that whatever waited for it still comes behind it. The twin has
@@ -18,10 +18,10 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap._core import EventKind
 from torchtraceap.aliases import Array
+from torchtraceap.datasets.blending import blend
 from torchtraceap.datasets.labels import TYPES
-from torchtraceap.datasets.plan import GROUP, Group
 from torchtraceap.errors import OptionError
-from torchtraceap.generation.bases import Base, RecordedBases
+from torchtraceap.generation.bases import Base
 from torchtraceap.generation.injected_forms import DECOYS, FAULTS, Fill
 from torchtraceap.generation.injection import Recording, plant
 from torchtraceap.intervals import union
@@ -50,22 +50,25 @@ class _Form:
     is_decoy: bool
 
 
-def injected(group: Group, seed: int) -> Iterator[tuple[Label, RankTrace]]:
-    """Traces of a group with their labels; see Note [Cropped and scaled].
+def injected(base: Base, size: int, seed: int) -> Iterator[tuple[Label, RankTrace]]:
+    """Traces of a base with their labels; see Note [Cropped and scaled].
+
+    Args:
+        base: One rank of a run.
+        size: How many.
+        seed: The same gives the same.
 
     Raises:
-        OptionError: The base has no place for any fault.
-        ParseError: It can't be read.
+        OptionError: It has no place for any fault.
     """
-    base = RecordedBases([str(group.base)], None).of(0, 0)
     forms = [form for form in _forms() if form.looks_like not in base.types]
     rng = random.Random(f"{seed}/injected")
     rng.shuffle(forms)
     faults = [form for form in forms if not form.is_decoy]
     decoys = [form for form in forms if form.is_decoy]
     if not faults:
-        raise OptionError(f"{group.base}: has every fault by itself that could be put in")
-    for place in range(GROUP // 2):
+        raise OptionError(f"{base.name}: has every fault by itself that could be put in")
+    for place in range(size // 2):
         is_decoy = bool(decoys) and rng.random() < _DECOYS
         form = (decoys if is_decoy else faults)[place % len(decoys if is_decoy else faults)]
         yield from _pair(base, form, place, random.Random(f"{seed}/{place}"), seed)
@@ -87,13 +90,16 @@ def _pair(
 ) -> Iterator[tuple[Label, RankTrace]]:
     recording = _recording(base.excerpt(rng), rng)
     clean = recording.copy()
+    own = {id(event) for event in recording.events}
     intervals = _planted(recording, form, rng)
+    blend(recording.events, lambda event: id(event) not in own)
     ids = [f"{2 * place:06d}", f"{2 * place + 1:06d}"]
     rng.shuffle(ids)
     twin, faulty = (_trace(each, base) for each in (clean, recording))
     cost_ns = 0 if form.is_decoy else int((intervals[:, 1] - intervals[:, 0]).sum())
+    kind = "event_space" if base.kind == "real_graph" else "lifted_event_space"
     label: Label = {
-        "seed": seed, "task": base.task, "source": {"kind": "event_space", "base": base.name},
+        "seed": seed, "task": base.task, "source": {"kind": kind, "base": base.name},
         "device": base.device, "world_size": faulty.table.world_size or 1,
         "rank": faulty.table.rank or 0, "strategy": None, "profiler": None,
         "late_rank": None, "role": None, "already": sorted(base.types),

@@ -12,6 +12,10 @@ Note [Kept for tests]: some forms of faults are never in training or validation.
 Note [Turns]: types take turns, so that all are in every split: in every third group those of
 collectives, which need a training run of several ranks, in the others the rest. Which form it is,
 or if it is a decoy, is drawn; where a type does not fit the base, the next one does.
+
+Note [Two injectors]: in every third group faults are blocks of events between those of the run,
+in the others edits of its graph whose price a replay finds. What is learned from one alone may
+know the injector instead of the fault.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torchtraceap.errors import OptionError
 from torchtraceap.generation.types import SEEN_TASKS, TASKS, TYPES
@@ -67,7 +71,7 @@ class Group:
     base: str | None = None
     """Path of a recorded trace; None: a run is predicted."""
     way: str = "lifted"
-    """How faults come into it: "lifted", "real_graph" or "event_space"."""
+    """How faults come into it: "lifted", "real_graph" or "event_space" (Note [Two injectors])."""
     types: tuple[str, ...] = ()
     """What its pairs are, one after the other, and nothing else: types, or "decoy"."""
 
@@ -119,12 +123,13 @@ def planned(count: int, bases: Sequence[str] = ()) -> list[Group]:
     return found
 
 
-def _predicted(number: int, split: str, place: int) -> Group:
+def _predicted(number: int, split: str, place: int, types: tuple[str, ...] = ()) -> Group:
     tasks = TASKS[len(SEEN_TASKS) :] if split == "unseen" else SEEN_TASKS
     # Tasks and kinds of faults both come in threes: one of them has to move on after each round.
     task = tasks[(place + place // 3) % len(tasks)]
     is_new = split == "unseen" or (split == "seen" and place % 3 != 2)
-    return Group(number, split, place, task, is_new)
+    way = "event_space" if place % 3 == 2 and not types else "lifted"
+    return Group(number, split, place, task, is_new, way=way, types=types)
 
 
 def planned_mini() -> list[Group]:
@@ -135,7 +140,7 @@ def planned_mini() -> list[Group]:
     found = []
     for number, (types, split) in enumerate(zip(pairs, splits, strict=True)):
         place = splits[:number].count(split)
-        found.append(replace(_predicted(number, split, place), types=types))
+        found.append(_predicted(number, split, place, types))
     return found
 
 

@@ -8,15 +8,18 @@ pair by itself, no single feature may tell which one has the fault.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from torchtraceap import _core
 from torchtraceap.aliases import Array, PathLike
+from torchtraceap.datasets.reading import DataSet, is_dataset
 from torchtraceap.datasets.samples import Sample
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.evaluation.baselines.protocol import Windows
@@ -39,6 +42,8 @@ __all__ = [
 ]
 
 _FOLDS, _REPEATS = 5, 3
+_OF_RECORDED = ("real_graph", "event_space")
+"""Sources of traces that recorded ones went into."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,14 @@ class Books:
     """Of the runs that the two belong to: ranks that were recorded together share it."""
 
 
-def books_of(folder: PathLike, *, put_in: bool = False) -> list[Books]:
-    """Bookkeeping of the traces of a folder that `generate` or `collect` made.
+def books_of(
+    folder: PathLike, splits: Collection[str] = (), *, put_in: bool = False
+) -> list[Books]:
+    """Bookkeeping of the traces of a data set, or of a folder of `generate` or `collect`.
 
     Args:
         folder: Of the traces and their labels.
+        splits: Of a data set; empty: all. Its traces are written as files again.
         put_in: Whether that counts as a fault which costs too little, or is a decoy: it was put in
             in the same way.
 
@@ -66,19 +74,35 @@ def books_of(folder: PathLike, *, put_in: bool = False) -> list[Books]:
         MissingFileError: There are no labels.
         ParseError: A trace can't be read.
     """
-    place = Path(folder) / LABELS
-    if not place.exists():
-        raise MissingFileError(f"{place}: no such file")
-    labels = [json.loads(line) for line in place.read_text("utf-8").splitlines()]
-    faulty = {label["twin"]: label for label in labels if label["twin"] is not None}
+    files = _exported(DataSet(folder), splits) if is_dataset(folder) else _generated(Path(folder))
+    known = [(label, bookkeeping_of(path)) for label, path in files]
+    faulty = {label["twin"]: label for label, _ in known if label["twin"] is not None}
     found = []
-    for label in labels:
+    for label, features in known:
         side = faulty.get(label["id"], label)
-        features = bookkeeping_of(Path(folder) / f"{label['id']}.json.gz")
         is_bad = label["twin" if put_in else "type"] is not None
         group = label["source"]["base"]
         found.append(Books(features, is_bad, group, side["id"], side["run"]))
     return found
+
+
+def _generated(folder: Path) -> Iterator[tuple[dict[str, Any], Path]]:
+    place = folder / LABELS
+    if not place.exists():
+        raise MissingFileError(f"{place}: no such file")
+    for line in place.read_text("utf-8").splitlines():
+        label = json.loads(line)
+        yield label, folder / f"{label['id']}.json.gz"
+
+
+def _exported(dataset: DataSet, splits: Collection[str]) -> Iterator[tuple[dict[str, Any], Path]]:
+    """Each as a file that is there until the next one is asked for."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json.gz"
+        for label in dataset.labels():
+            if not splits or label["split"] in splits:
+                _core.write_trace(dataset.table(label["id"]), str(path))
+                yield label, path
 
 
 def check_splits(samples: Sequence[Sample]) -> None:
@@ -95,7 +119,7 @@ def check_splits(samples: Sequence[Sample]) -> None:
         where["trace", sample.id].add(split)
         if sample.twin is not None:
             where["trace", sample.twin].add(split)
-        if sample.source.startswith("real") and split in ("train", "validation"):
+        if sample.source in _OF_RECORDED and split in ("train", "validation"):
             raise SchemaError(f"{sample.id}: is made from a real trace and in the split {split!r}")
     for (what, name), splits in where.items():
         if len(splits) > 1:

@@ -159,7 +159,7 @@ def _take_over(folder: Path, settings: _Settings) -> None:
     write_text(place, text)
 
 
-_VERSION = 5
+_VERSION = 6
 """Of what is generated: with another one the same seed gives other bytes."""
 
 

@@ -170,7 +170,7 @@ def plant(
     waits = max(done - at, 0.0) if drain else 0.0
     block = Block(at + waits + 1.0, thread, recording.device, recording.ids)
     if waits > 0:
-        block.range("cudaDeviceSynchronize", at + 0.2, at + waits + 0.6, "cuda_runtime")
+        block.call("cudaDeviceSynchronize", at + 0.2, waits + 0.4)
     if not drain:
         block.gpu = max(done, block.begin)
     fill(block)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,16 +16,22 @@ from torchtraceap.errors import OptionError
 from torchtraceap.generation.bases import Base
 from torchtraceap.generation.types import TASKS
 from torchtraceap.prediction.layout import Recording, lay_out, rank_trace
-from torchtraceap.prediction.layout.profilers import PROFILERS, as_profiled
+from torchtraceap.prediction.layout.profilers import PROFILERS, Profiler, as_profiled
 from torchtraceap.prediction.layout.waits import stream_waits
 from torchtraceap.prediction.lifting.step import LiftedStep
 from torchtraceap.prediction.predicting import lifted_steps
 from torchtraceap.prediction.sources import captured_step
 from torchtraceap.ranks import Ranks, RankTrace
 
+if TYPE_CHECKING:
+    from torchtraceap.generation.workloads import Drawn
+
 __all__ = ["PredictedBases"]
 
 _DRAWS = 8
+_BOUND_BY_THE_GPU = 0.65
+"""Of bases, those that the host shall keep up with: without that most would be bound by the host,
+and no fault that makes the host late could be put into them."""
 
 
 class PredictedBases:
@@ -69,26 +77,37 @@ class PredictedBases:
                 task, rng, is_trained=self._of_many or None, by_copies=self._by_copies,
                 families=self._families,
             )  # fmt: skip
-            device = device_named(drawn.device)
-            try:
-                captured = captured_step(
-                    drawn.make, None, loss=None, optimizer=None, dtype=drawn.dtype, batch=None,
-                    world_size=drawn.world_size, strategy=drawn.strategy, device=device,
-                )  # fmt: skip
-            except (CaptureError, OptionError):
-                continue
-            step = lifted_steps(captured.captures[:1], device)[0]
-            times = lay_out([step], [0] * drawn.world_size, count=drawn.steps).ranks[0]
             profiler = PROFILERS[rng.choice(list(PROFILERS))]
-            recording = Recording(device, 0, drawn.world_size, rng.getrandbits(32))
-            newest = rank_trace(step, times, recording)
-            part = RankTrace(as_profiled(newest.table, profiler), newest.rank)
-            types = frozenset(present_findings(Ranks([part])))
-            return Base(
-                part, drawn.name, "lifted", task, types,
-                drawn.strategy, drawn.world_size, profiler.torch, _waits(step, part, drawn.steps),
-            )  # fmt: skip
+            seed, keeps_up = rng.getrandbits(32), rng.random() < _BOUND_BY_THE_GPU
+            with suppress(CaptureError, OptionError):
+                return _as_wished(drawn, profiler, seed, keeps_up=keeps_up)
         raise OptionError(f"no workload of the task {task} could be run")
+
+
+def _as_wished(drawn: Drawn, profiler: Profiler, seed: int, *, keeps_up: bool) -> Base:
+    """A run of it; if the host shall keep up, of the first heavier one with which it does."""
+    base = _run(drawn, profiler, seed)
+    while keeps_up and "cpu_bound" in base.types and (heavier := drawn.heavier()):
+        drawn = heavier
+        base = _run(drawn, profiler, seed)
+    return base
+
+
+def _run(drawn: Drawn, profiler: Profiler, seed: int) -> Base:
+    device = device_named(drawn.device)
+    captured = captured_step(
+        drawn.make, None, loss=None, optimizer=None, dtype=drawn.dtype, batch=None,
+        world_size=drawn.world_size, strategy=drawn.strategy, device=device,
+    )  # fmt: skip
+    step = lifted_steps(captured.captures[:1], device)[0]
+    times = lay_out([step], [0] * drawn.world_size, count=drawn.steps).ranks[0]
+    newest = rank_trace(step, times, Recording(device, 0, drawn.world_size, seed))
+    part = RankTrace(as_profiled(newest.table, profiler), newest.rank)
+    types = frozenset(present_findings(Ranks([part])))
+    return Base(
+        part, drawn.name, "lifted", drawn.task, types,
+        drawn.strategy, drawn.world_size, profiler.torch, _waits(step, part, drawn.steps),
+    )  # fmt: skip
 
 
 def _waits(step: LiftedStep, part: RankTrace, steps: int) -> Array:

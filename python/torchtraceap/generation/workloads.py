@@ -1,16 +1,15 @@
 """Small networks of six tasks, drawn at random, for runs that are predicted.
 
 They have the shapes of what such tasks use: residual and plain convolutions, encoders with skips,
-transformers over patches, heads for boxes, heat maps and dense maps. Widths, depths, batches and
-image sizes are small, so that some are bound by the host and some by the GPU.
+transformers over patches, heads for boxes, heat maps and dense maps. As they are drawn most are
+small, so that the GPU waits for the host; `Drawn.heavier` gives the GPU more to do.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,21 +25,56 @@ _TRAINED = 0.8
 """Of workloads, those with a backward pass."""
 _SHARED = 0.35
 """Of these, those that several ranks share by another way than copies of the whole model."""
+_MOST_WIDTH, _MOST_BATCH = 512, 1024
 
 
 @dataclass(frozen=True)
 class Drawn:
     """A workload, and what it runs on."""
 
-    name: str
-    make: Callable[[], dict[str, Any]]
+    task: str
+    kind: Callable[[int, int], nn.Module]
+    width: int
+    depth: int
+    batch: int
+    side: int
+    """Pixels of an image's edge."""
+    optimizer: Callable[..., Any] | None
+    """None: there is no backward pass."""
     device: str
     dtype: str
     strategy: str | None
     """How ranks share the work; None for one rank."""
     world_size: int
-    steps: int
-    """So many have as many events as a trace should have, or more."""
+
+    @property
+    def name(self) -> str:
+        """What tells it from others."""
+        way = "inference" if self.optimizer is None else "training"
+        size = f"width {self.width}, depth {self.depth}, batch {self.batch}, {self.side} pixels"
+        name = f"{self.task}: {_family(self.kind)}, {size}, {way}, {self.dtype} on {self.device}"
+        return name + (f", {self.strategy} of {self.world_size}" if self.strategy else "")
+
+    @property
+    def steps(self) -> int:
+        """So many have as many events as a trace should have, or more."""
+        return 24 if self.optimizer is None else 10
+
+    def make(self) -> dict[str, Any]:
+        """What `predict` takes."""
+        return {
+            "model": self.kind(self.width, self.depth),
+            "inputs": (torch.randn(self.batch, 3, self.side, self.side),),
+            "loss": None if self.optimizer is None else _loss,
+            "optimizer": self.optimizer,
+        }
+
+    def heavier(self) -> Drawn | None:
+        """The same launches with some ten times the work of the GPU; None beyond sizes in use."""
+        if self.batch >= _MOST_BATCH and self.width >= _MOST_WIDTH:
+            return None
+        width, batch = min(2 * self.width, _MOST_WIDTH), min(4 * self.batch, _MOST_BATCH)
+        return replace(self, width=width, batch=batch)
 
 
 def drawn_workload(
@@ -67,16 +101,14 @@ def drawn_workload(
     side = rng.choice((96, 128, 192, 224, 288, 384))
     optimizer = rng.choice((torch.optim.AdamW, torch.optim.Adam, _momentum))
     trained = rng.random() < _TRAINED if is_trained is None else is_trained
-    make = partial(_make, kind, width, depth, (batch, side), optimizer if trained else None)
     device = rng.choice(DEVICES)
     dtypes = ("fp32", "fp16") if device.startswith("V100") else ("fp32", "bf16", "bf16")
     dtype = rng.choice(dtypes)
-    way = "training" if trained else "inference"
     strategy, ranks = _strategy(kind, rng) if trained and not by_copies else (None, 1)
-    size = f"width {width}, depth {depth}, batch {batch}, {side} pixels"
-    name = f"{task}: {_family(kind)}, {size}, {way}, {dtype} on {device}"
-    name += f", {strategy} of {ranks}" if strategy else ""
-    return Drawn(name, make, device, dtype, strategy, ranks, steps=10 if trained else 24)
+    return Drawn(
+        task, kind, width, depth, batch, side, optimizer if trained else None,
+        device, dtype, strategy, ranks,
+    )  # fmt: skip
 
 
 def families_of(task: str) -> tuple[str, ...]:
@@ -94,22 +126,6 @@ def _strategy(kind: Callable[..., nn.Module], rng: random.Random) -> tuple[str |
     if rng.random() >= _SHARED:
         return None, 1
     return rng.choice(ways), rng.choice((2, 4, 4, 8))
-
-
-def _make(
-    kind: Callable[[int, int], nn.Module],
-    width: int,
-    depth: int,
-    size: tuple[int, int],
-    optimizer: Callable[..., Any] | None,
-) -> dict[str, Any]:
-    batch, side = size
-    return {
-        "model": kind(width, depth),
-        "inputs": (torch.randn(batch, 3, side, side),),
-        "loss": None if optimizer is None else _loss,
-        "optimizer": optimizer,
-    }
 
 
 def _momentum(parameters: Any) -> torch.optim.Optimizer:
