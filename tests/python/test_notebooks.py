@@ -47,7 +47,7 @@ SAYS = {
     ),
     "diff": ("-50.1 ms per step", "True", "vanished"),
     "dataset_curation": (
-        "planted: small_nccl_kernels",
+        "planted: allocator_thrash",
         "53) features",
         "['relabelled']",
         "Table 3: pooled AUC, 100 windows",

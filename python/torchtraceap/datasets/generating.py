@@ -70,7 +70,8 @@ def _made(group: Group, seed: int, *, is_last: bool) -> Iterator[tuple[Label, Ra
 def _drawn(
     group: Group, bases: Bases, seed: int, *, is_strict: bool
 ) -> Iterator[tuple[Label, RankTrace]]:
-    has_all_ranks = random.Random(f"{seed}/ranks").random() < _ALL_RANKS
+    # All ranks of a run would take the place of the next type.
+    has_all_ranks = not group.types and random.Random(f"{seed}/ranks").random() < _ALL_RANKS
 
     def forms(number: int, ranks: int) -> Sequence[Form]:
         rng = random.Random(f"{seed}/{number}/forms")
