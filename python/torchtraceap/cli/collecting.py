@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchtraceap.cli.output import note, print_text
-from torchtraceap.cli.parsing import FINE, Command, Options, Parser, UsageError, count
+from torchtraceap.cli.parsing import FINE, Command, Options, Parser, UsageError, add_seed, minutes
 
 if TYPE_CHECKING:
     from torchtraceap.collect.manifest import PlannedPair
@@ -29,7 +29,7 @@ def _describe(parser: Parser) -> None:
     )
     parser.add_argument(
         "--minutes",
-        type=float,
+        type=minutes,
         default=_MINUTES,
         metavar="M",
         help="so long this call may take; the next one goes on [10]",
@@ -40,9 +40,7 @@ def _describe(parser: Parser) -> None:
         default="cpu",
         help="cuda for traces of a GPU; those of a cpu try the way out, and are marked so [cpu]",
     )
-    parser.add_argument(
-        "--seed", type=count, default=0, metavar="S", help="of weights, data and orders [0]"
-    )
+    add_seed(parser, "of weights, data and orders")
     parser.add_argument("--list", action="store_true", help="print the pairs, and record nothing")
 
 

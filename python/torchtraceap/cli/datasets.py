@@ -5,7 +5,18 @@ from __future__ import annotations
 import os
 
 from torchtraceap.cli.output import note, print_text
-from torchtraceap.cli.parsing import FINE, Command, Options, Parser, UsageError, add_json, count
+from torchtraceap.cli.parsing import (
+    FINE,
+    Command,
+    Options,
+    Parser,
+    UsageError,
+    add_bases,
+    add_jobs,
+    add_json,
+    add_seed,
+    count,
+)
 
 _ACTIONS = {"build": (), "info": (), "export": ("ID", "TRACE"), "add": ("TRACE",)}
 """What each takes behind the folder."""
@@ -27,28 +38,17 @@ def _describe(parser: Parser) -> None:
         metavar="N",
         help="build: how many traces of predicted runs, at least [640]",
     )
-    parser.add_argument(
-        "--seed",
-        type=count,
-        default=0,
-        metavar="S",
-        help="build: the same seed gives the same tables, whatever --jobs is [0]",
-    )
+    add_seed(parser, "build: the same seed gives the same tables, whatever --jobs is")
     parser.add_argument(
         "--mini", action="store_true", help="build: 32 traces, each type once, for tests"
     )
     parser.add_argument(
         "--resume", action="store_true", help="build: go on where an interrupted build stopped"
     )
-    parser.add_argument(
-        "--jobs", type=count, default=1, metavar="J", help="build: processes that generate [1]"
-    )
-    parser.add_argument(
-        "--base",
-        action="append",
-        default=[],
-        metavar="TRACE",
-        help="build: a recorded trace of one rank to put faults into, for tests; several times",
+    add_jobs(parser, "build: processes that generate")
+    add_bases(
+        parser,
+        "build: a recorded trace of one rank to put faults into, for tests; several times",
     )
     parser.add_argument("--labels", metavar="JSON", help="add: a file with the cost intervals")
     parser.add_argument(

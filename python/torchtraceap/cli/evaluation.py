@@ -9,6 +9,7 @@ from torchtraceap.cli.parsing import (
     Command,
     Options,
     Parser,
+    add_jobs,
     add_json,
     count,
 )
@@ -60,9 +61,7 @@ def _describe(parser: Parser) -> None:
     parser.add_argument(
         "--seeds", type=count, default=5, metavar="N", help="trainings of what is random [5]"
     )
-    parser.add_argument(
-        "--jobs", type=count, default=1, metavar="J", help="traces that are read at once [1]"
-    )
+    add_jobs(parser, "traces that are read at once")
     parser.add_argument(
         "--report", metavar="FILE", help="write tables and figures into this page of Markdown"
     )

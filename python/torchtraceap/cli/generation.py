@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from torchtraceap.cli.output import note
-from torchtraceap.cli.parsing import FINE, Command, Options, Parser, count
+from torchtraceap.cli.parsing import (
+    FINE,
+    Command,
+    Options,
+    Parser,
+    add_bases,
+    add_jobs,
+    add_seed,
+    count,
+)
 
 
 def _describe(parser: Parser) -> None:
@@ -15,13 +24,7 @@ def _describe(parser: Parser) -> None:
         metavar="N",
         help="how many traces; each with a fault has a twin without it, which counts",
     )
-    parser.add_argument(
-        "--seed",
-        type=count,
-        default=0,
-        metavar="S",
-        help="the same seed gives the same bytes, whatever --jobs is [0]",
-    )
+    add_seed(parser, "the same seed gives the same bytes, whatever --jobs is")
     parser.add_argument(
         "--type",
         action="append",
@@ -36,16 +39,8 @@ def _describe(parser: Parser) -> None:
         metavar="TASK",
         help="only workloads of this task; several times; with --base the task of that [all]",
     )
-    parser.add_argument(
-        "--jobs", type=count, default=1, metavar="J", help="processes that generate [1]"
-    )
-    parser.add_argument(
-        "--base",
-        action="append",
-        default=[],
-        metavar="TRACE",
-        help="a trace of one rank to put faults into; several times [predicted runs]",
-    )
+    add_jobs(parser, "processes that generate")
+    add_bases(parser, "a trace of one rank to put faults into; several times [predicted runs]")
 
 
 def _generate(options: Options) -> int:

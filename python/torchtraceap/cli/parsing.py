@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
@@ -107,6 +108,21 @@ def add_threads(parser: Parser) -> None:
     )
 
 
+def add_seed(parser: Parser, of: str) -> None:
+    """`of` says what the seed decides."""
+    parser.add_argument("--seed", type=count, default=0, metavar="S", help=f"{of} [0]")
+
+
+def add_jobs(parser: Parser, what: str) -> None:
+    """`what` says of what there are as many at once."""
+    parser.add_argument("--jobs", type=count, default=1, metavar="J", help=f"{what} [1]")
+
+
+def add_bases(parser: Parser, help_text: str) -> None:
+    """Recorded traces that faults are put into."""
+    parser.add_argument("--base", action="append", default=[], metavar="TRACE", help=help_text)
+
+
 def add_spreadsheet(parser: Parser, files: str) -> None:
     parser.add_argument(
         "--spreadsheet",
@@ -137,6 +153,17 @@ def microseconds(text: str) -> int:
     if not 0 <= value < 1e12:
         raise argparse.ArgumentTypeError(f"a time from 0 is needed, not {text}")
     return round(value * 1000)
+
+
+def minutes(text: str) -> float:
+    """Above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes above 0")
+    return value
 
 
 def percentage(text: str) -> float:

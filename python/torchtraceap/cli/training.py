@@ -2,21 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-import math
-
 from torchtraceap.cli.output import note
-from torchtraceap.cli.parsing import FINE, Command, Options, Parser, count
-
-
-def _minutes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes above 0")
-    return value
+from torchtraceap.cli.parsing import FINE, Command, Options, Parser, add_seed, minutes
 
 
 def _describe(parser: Parser) -> None:
@@ -24,12 +11,10 @@ def _describe(parser: Parser) -> None:
     parser.add_argument("dataset", metavar="DATASET", help="a folder of labelled traces")
     parser.add_argument("out", metavar="OUT", help="folder for weights, figures and logs")
     parser.add_argument("--config", metavar="TOML", help="settings in TOML; docs/training.md")
-    parser.add_argument(
-        "--seed", type=count, default=0, metavar="N", help="of everything that is drawn [0]"
-    )
+    add_seed(parser, "of everything that is drawn")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in OUT")
     parser.add_argument(
-        "--minutes", type=_minutes, metavar="M", help="stop after this time, to be resumed [none]"
+        "--minutes", type=minutes, metavar="M", help="stop after this time, to be resumed [none]"
     )
 
 
