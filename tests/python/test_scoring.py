@@ -15,6 +15,8 @@ from conftest import WriteTrace
 import torchtraceap as ttap
 from torchtraceap import _core, cli
 from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError
+from torchtraceap.event_table import event_table
+from torchtraceap.ranks import RankTrace
 from torchtraceap.results import PAPER_TYPES, Windows
 from torchtraceap.scoring import DEFAULT, SCORERS, label_of, load_scorer
 
@@ -72,6 +74,36 @@ def test_odd_traces_get_scores_too(write_trace: WriteTrace, name: str, events: l
     trace = ttap.load(write_trace(events))
     for count in (1, 100):
         assert_scores(trace.score(windows=count, scorer=name), count)
+
+
+@pytest.mark.parametrize("name", SCORERS, indirect=True)
+def test_a_platform_that_nobody_knows_gets_scores(write_trace: WriteTrace, name: str) -> None:
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "dur": 5}
+    document = {
+        "deviceProperties": [{"id": 0, "name": "a device of tomorrow", "totalGlobalMem": 1}],
+        "traceEvents": [kernel | {"ts": 10 * i} for i in range(50)],
+    }
+    assert_scores(ttap.load(write_trace(document)).score(windows=50, scorer=name), 50)
+
+
+@pytest.fixture(scope="module")
+def full() -> ttap.Trace:
+    """A million kernels, for one window."""
+    count = 1_000_000
+    table = event_table(
+        ts_ns=np.arange(count) * 2_000,
+        dur_ns=np.full(count, 1_500),
+        name=["gemm"] * count,
+        category=["kernel"] * count,
+        pid=[0] * count,
+        tid=[7] * count,
+    )
+    return ttap.Trace([RankTrace(table, None)])
+
+
+@pytest.mark.parametrize("name", SCORERS, indirect=True)
+def test_a_million_events_in_a_window_get_a_score(full: ttap.Trace, name: str) -> None:
+    assert_scores(full.score(windows=1, scorer=name), 1)
 
 
 def test_a_diagnosis_has_the_scores_of_the_scorer_that_is_named(slow: ttap.Trace) -> None:
