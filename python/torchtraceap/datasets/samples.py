@@ -30,7 +30,7 @@ from torchtraceap.datasets.runs import Run, labelled_runs
 from torchtraceap.errors import OptionError, OutputError
 from torchtraceap.generation.types import CPU_SPLIT, TYPES
 from torchtraceap.intervals import EMPTY
-from torchtraceap.ranks import Ranks
+from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.stages import stage
 from torchtraceap.threads import map_on_threads
 from torchtraceap.writing import replacing_stream
@@ -94,6 +94,7 @@ def load_samples(
     tokens: int = 0,
     excerpts: bool = False,
     jobs: int = 1,
+    between: bool = False,
 ) -> list[Sample]:
     """The traces of a data set on one grid.
 
@@ -104,6 +105,7 @@ def load_samples(
         tokens: With the events of the windows, at most so many of each; 0: without.
         excerpts: A short excerpt of each run (`excerpted`) instead of all of it.
         jobs: Traces that are computed at the same time.
+        between: One window less, each from the middle of one to the middle of the next.
 
     Returns:
         By id. What was computed is kept beside the data set.
@@ -113,7 +115,7 @@ def load_samples(
         MissingFileError: There is no such folder, or a trace is missing.
         SchemaError: It is no data set, or its labels can't be read.
     """
-    check_count("windows", windows)
+    check_count("windows", windows - between)
     if jobs < 1:
         raise OptionError(f"{jobs} jobs make no sense")
     if not 0 <= tokens <= MOST_TOKENS:
@@ -123,9 +125,10 @@ def load_samples(
     if excerpts:
         runs = [excerpted(run) for run in runs]
     place = Path(dataset) / _CACHE
+    grid = _Grid(windows, between)
     with stage(f"windows of {len(runs)} runs"):
         by_run = map_on_threads(
-            lambda run: _samples(run, windows, tokens, place), runs, threads=jobs
+            lambda run: _samples(run, grid, tokens, place), runs, threads=jobs
         )
     return sorted((sample for found in by_run for sample in found), key=lambda sample: sample.id)
 
@@ -134,12 +137,33 @@ def _is_wanted(split: str | None, wanted: set[str] | None) -> bool:
     return split != CPU_SPLIT if wanted is None else split in wanted
 
 
-def _samples(run: Run, count: int, cap: int, place: Path) -> list[Sample]:
-    ranks, name = len(run.labels), f"{_digest(run)}-{count}"
-    windows = _once(place / f"{name}.npz", ranks, lambda: window_arrays(run.load(), count))
+@dataclass(frozen=True)
+class _Grid:
+    """Windows of a trace: `count` of equal time, or those between their middles."""
+
+    count: int
+    between: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.count}{'-between' * self.between}"
+
+    def of(self, part: RankTrace) -> _core.WindowSet:
+        if not self.between:
+            return build_windows(part, count=self.count)
+        start, end = part.tree.profiled
+        half = (end - start) // (2 * self.count)
+        return _core.build_windows(
+            part.table, part.tree, count=self.count - 1, bounds=(start + half, end - half)
+        )
+
+
+def _samples(run: Run, grid: _Grid, cap: int, place: Path) -> list[Sample]:
+    ranks, name = len(run.labels), f"{_digest(run)}-{grid.name}"
+    windows = _once(place / f"{name}.npz", ranks, lambda: _on_grid(run.load(), grid))
     tokens: list[Tokens | None] = [None] * ranks
     if cap:
-        found = _once(place / f"{name}-{cap}.npz", ranks, lambda: _tokens(run, count, cap))
+        found = _once(place / f"{name}-{cap}.npz", ranks, lambda: _tokens(run, grid, cap))
         tokens = [Tokens.of_arrays(arrays) for arrays in found]
     parts = zip(run.labels, windows, tokens, strict=True)
     return [_sample(run, label, arrays, events) for label, arrays, events in parts]
@@ -174,18 +198,22 @@ def _sample(
 def window_arrays(trace: Ranks, count: int) -> list[dict[str, Array]]:
     """Bounds, values, z-scores and evidence of a `Sample` for each rank; what ranks of one run tell
     of each other counts."""
+    return _on_grid(trace, _Grid(count))
+
+
+def _on_grid(trace: Ranks, grid: _Grid) -> list[dict[str, Array]]:
     evidence = _evidence(trace)
-    return [_of_rank(part, count, found) for part, found in zip(trace.ranks, evidence, strict=True)]
+    return [_of_rank(part, grid, found) for part, found in zip(trace.ranks, evidence, strict=True)]
 
 
-def _tokens(run: Run, count: int, cap: int) -> list[dict[str, Array]]:
+def _tokens(run: Run, grid: _Grid, cap: int) -> list[dict[str, Array]]:
     """Of each rank."""
     parts = run.load().ranks
-    return [build_tokens(part, windows=count, cap=cap).arrays() for part in parts]
+    return [build_tokens(part, windows=grid.of(part), cap=cap).arrays() for part in parts]
 
 
-def _of_rank(part: Any, count: int, found: dict[str, Array]) -> dict[str, Array]:
-    windows = build_windows(part, count=count)
+def _of_rank(part: RankTrace, grid: _Grid, found: dict[str, Array]) -> dict[str, Array]:
+    windows = grid.of(part)
     bounds_ns = np.array(windows.bounds_ns, dtype=np.int64)
     block = _core.build_features(part.table, part.tree, windows)
     every = np.concatenate([EMPTY, *found.values()])

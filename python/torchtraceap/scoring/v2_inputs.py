@@ -16,12 +16,14 @@ import numpy as np
 
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.tokens import Tokens
+from torchtraceap.order import distinct, median
 
 __all__ = [
     "NAME_WIDTH",
     "TOKEN_CODES",
     "TOKEN_NUMBERS",
     "TokenInputs",
+    "TokenView",
     "squash",
     "token_inputs",
 ]
@@ -33,6 +35,22 @@ _LOGARITHMS = ("bytes", "grid_blocks", "queue_depth", "stream_gap_ns", "launch_d
 TOKEN_NUMBERS = 5 + 2 * len(_LOGARITHMS)
 _LEVELS = 255.0  # the highest code of quantised times
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """How a network sees tokens. What is absolute, and names, say which network a trace is of and
+    on which GPU it ran; without them a network has to judge by what a trace holds."""
+
+    names: bool = True
+    """With vectors of names; otherwise classes alone."""
+    relative: bool = False
+    """Times and sizes as differences from the median of the class in the trace."""
+
+    @property
+    def name_width(self) -> int:
+        """Columns of `TokenInputs.names`: without names one, of zeros."""
+        return NAME_WIDTH if self.names else 1
 
 
 @dataclass(frozen=True)
@@ -50,7 +68,7 @@ class TokenInputs:
     cpu_name: Array
     """int64 `[N]`: the same of the operator that launched it."""
     names: Array
-    """float32 `[U, NAME_WIDTH]`."""
+    """float32 `[U, TokenView.name_width]`."""
 
 
 def squash(values: Array, zscores: Array) -> Array:
@@ -67,13 +85,15 @@ def squash(values: Array, zscores: Array) -> Array:
     return np.concatenate(parts, axis=-1).astype(np.float32)
 
 
-def token_inputs(tokens: Tokens, bounds_ns: Array) -> TokenInputs:
+def token_inputs(tokens: Tokens, bounds_ns: Array, view: TokenView | None = None) -> TokenInputs:
     """What the network takes of the tokens of `build_tokens`.
 
     Args:
         tokens: Of the trace.
         bounds_ns: int64 `[W + 1]`, of its windows.
+        view: How; None: the defaults.
     """
+    view = view or TokenView()
     offsets = tokens.offsets.astype(np.int64)
     window = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     length_ns = np.maximum(np.diff(bounds_ns), 1)[window]
@@ -92,14 +112,27 @@ def token_inputs(tokens: Tokens, bounds_ns: Array) -> TokenInputs:
         tokens.flags % TOKEN_CODES[1],
         np.minimum(tokens.stream_role, TOKEN_CODES[2] - 1),
     ]
+    numbers = np.stack(columns, axis=1).astype(np.float32)
+    if view.relative:
+        _subtract_medians(numbers, tokens.class_code)
+    unnamed = np.zeros(len(window), dtype=np.int64)
     return TokenInputs(
         window=window,
         codes=np.stack(codes, axis=1).astype(np.int64),
-        numbers=np.stack(columns, axis=1).astype(np.float32),
-        name=tokens.name.astype(np.int64),
-        cpu_name=tokens.cpu_name.astype(np.int64),
-        names=name_vectors(tokens.names),
+        numbers=numbers,
+        name=tokens.name.astype(np.int64) if view.names else unnamed,
+        cpu_name=tokens.cpu_name.astype(np.int64) if view.names else unnamed,
+        names=name_vectors(tokens.names) if view.names else np.zeros((1, 1), dtype=np.float32),
     )
+
+
+def _subtract_medians(numbers: Array, class_code: Array) -> None:
+    """Of what is logarithmic and differs between machines, in place."""
+    columns = np.array([0, 3, *range(5, TOKEN_NUMBERS, 2)])
+    for code in distinct(class_code):
+        rows = np.flatnonzero(class_code == code)
+        middle = [median(numbers[rows, column]) for column in columns]
+        numbers[np.ix_(rows, columns)] -= np.array(middle, dtype=np.float32)
 
 
 def name_vectors(names: Sequence[str]) -> Array:

@@ -74,15 +74,16 @@ def changed_features(
 
 def changed_tokens(
     tokens: TokenInputs, settings: Augmentation, rng: np.random.Generator
-) -> TokenInputs:
-    """Tokens of a trace with other speeds, fewer names and a few events less."""
+) -> tuple[TokenInputs, Array]:
+    """Tokens of a trace with other speeds, fewer names and a few events less; and bool `[N]`: which
+    of those given are left."""
     kept = rng.random(len(tokens.window)) >= settings.events
     numbers = tokens.numbers[kept].copy()
     host, gpu = rng.normal(0.0, settings.speed, 2) / np.log(10)
     numbers[:, 0] += np.float32(gpu * _TENFOLD_DURATION)
     numbers[:, 3] += np.float32(host * _TENFOLD_DELAY) * (numbers[:, 4] == 0)
     known = rng.random(len(tokens.names)) >= settings.names
-    return replace(
+    changed = replace(
         tokens,
         window=tokens.window[kept],
         codes=tokens.codes[kept],
@@ -91,3 +92,4 @@ def changed_tokens(
         cpu_name=tokens.cpu_name[kept],
         names=tokens.names * known[:, None].astype(np.float32),
     )
+    return changed, kept

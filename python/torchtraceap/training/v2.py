@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from torchtraceap.aliases import Array, PathLike
 from torchtraceap.analysis.windows import feature_names
 from torchtraceap.datasets.samples import TYPES, load_samples
 from torchtraceap.errors import OptionError
-from torchtraceap.scoring.v2_inputs import NAME_WIDTH, TOKEN_CODES, TOKEN_NUMBERS
+from torchtraceap.scoring.v2_inputs import TOKEN_CODES, TOKEN_NUMBERS, TokenView
 from torchtraceap.scoring.weight_files import write_weights
 from torchtraceap.training.augment import Augmentation, changed_features, changed_tokens
 from torchtraceap.training.figures import platt, window_figures
 from torchtraceap.training.loop import Fitted, fit_and_save, step_seed
+from torchtraceap.training.lost_time import LostTime, load_labelled, load_lost
 from torchtraceap.training.processes import Processes, joined_processes
 from torchtraceap.training.pseudo_labels import (
     forest_scores,
@@ -33,8 +34,16 @@ from torchtraceap.training.pseudo_labels import (
 )
 from torchtraceap.training.settings import LoopSettings, take
 from torchtraceap.training.trained import Trained
-from torchtraceap.training.v2_data import Targets, Traces, make_batch, pairs_of, supervised
-from torchtraceap.training.v2_net import Scores, V2Net, V2Shape
+from torchtraceap.training.v2_data import (
+    Targets,
+    Traces,
+    aligned,
+    event_targets,
+    make_batch,
+    pairs_of,
+    supervised,
+)
+from torchtraceap.training.v2_net import Scores, V2Net, V2Shape, WindowBatch
 
 __all__ = ["V2Learner", "V2Settings", "train"]
 
@@ -49,8 +58,16 @@ class V2Settings:
     grids: tuple[int, ...] = (50, 100, 200)
     validated: int = 100
     """The grid on which epochs are compared."""
+    between: bool = False
+    """Learn from the windows between the middles of others as well."""
     tokens: int = 0
     """Most events of a window; 0: a network of features alone."""
+    names: bool = True
+    """Events have names; otherwise classes alone."""
+    relative: bool = False
+    """Times and sizes of events are those relative to their class in the trace."""
+    pooled: bool = True
+    """Windows know their events; otherwise events count by their own logits alone."""
     width: int = 96
     layers: int = 4
     heads: int = 4
@@ -66,6 +83,14 @@ class V2Settings:
     types: float = 1.0
     severity: float = 0.5
     trace: float = 0.2
+    events: float = 0.0
+    """Weight of the loss that tells events in lost time from others."""
+    pretrain: int = 0
+    """First epochs, in which windows that are hidden are told from the others, without labels."""
+    hidden: float = 0.3
+    """Share of the windows that are hidden then."""
+    aligned: bool = True
+    """Track W: lost time by the events of trace and twin; otherwise windows unlike the twin's."""
     positive: float = 0.15
     """Tracks W and Z: which part of the suspected windows is taken as positive."""
     dropped: float = 0.3
@@ -88,6 +113,12 @@ class V2Settings:
             raise OptionError(f"[v2]: these sizes make no sense: {self}")
         if not 0 < self.positive <= self.dropped < 1 or not 0 <= self.forest <= 1:
             raise OptionError("[v2]: 0 < positive <= dropped < 1 and 0 <= forest <= 1 have to hold")
+        if not 0 < self.hidden < 1 or self.pretrain < 0:
+            raise OptionError("[v2]: 0 < hidden < 1 and 0 <= pretrain have to hold")
+
+    @property
+    def view(self) -> TokenView:
+        return TokenView(self.names, self.relative)
 
 
 class V2Learner:
@@ -101,15 +132,19 @@ class V2Learner:
         augmentation: Augmentation,
         seed: int = 0,
         processes: Processes | None = None,
+        lost: Mapping[str, LostTime] | None = None,
     ) -> None:
         """
         Args:
-            samples: Of each grid of the settings, `Sample` of the splits train and validation.
+            samples: Of each number of windows, `Sample` of the splits train and validation; the
+                grid `validated` is among them.
             names: Of the F window features.
             settings: Of the network and its losses.
             augmentation: What is changed in traces.
             seed: Of everything that is drawn.
             processes: Of a group, which this is.
+            lost: Of traces with a fault where they lose time: by labels on track S (for events), by
+                alignment on W.
 
         Raises:
             OptionError: A split has no trace.
@@ -117,8 +152,10 @@ class V2Learner:
         self.settings, self.augmentation, self.seed = settings, augmentation, seed
         self.names = list(names)
         self.processes = processes or Processes()
-        self.train = {grid: _split(samples[grid], "train") for grid in settings.grids}
-        self.validation = _split(samples[settings.validated], "validation")
+        self.lost = dict(lost or {})
+        self.grids = sorted(samples)
+        self.train = {grid: _split(samples[grid], "train", settings) for grid in self.grids}
+        self.validation = _split(samples[settings.validated], "validation", settings)
         self.module = self._make_module().to(self.processes.device)
         self.pseudo: dict[int, list[Array]] = {}
         self.round = -1
@@ -132,14 +169,16 @@ class V2Learner:
             types=len(TYPES),
             token_codes=TOKEN_CODES if settings.tokens else (),
             token_numbers=TOKEN_NUMBERS,
-            name_width=NAME_WIDTH,
+            name_width=settings.view.name_width,
             token_width=settings.token_width,
             token_layers=settings.token_layers,
             width=settings.width,
             heads=settings.heads,
             layers=settings.layers,
         )
-        module = V2Net(shape, settings.dropout)
+        module = V2Net(shape, settings.dropout, pretrained=settings.pretrain > 0)
+        if module.tokens is not None and not settings.pooled:
+            module.tokens.leave_windows()
         features = np.concatenate(self.train[settings.validated].features)
         mean, scale = features.mean(axis=0), features.std(axis=0)
         module.set_statistics(torch.from_numpy(mean), torch.from_numpy(scale))
@@ -161,10 +200,28 @@ class V2Learner:
 
     # --------------------------------------------------------------------------- targets
 
+    @property
+    def _is_known(self) -> bool:
+        """Lost time is known from the beginning, by labels or by alignment."""
+        weak = self.settings.track == "W" and self.settings.aligned and self.lost
+        return self.settings.track == "S" or bool(weak)
+
     @cached_property
-    def _supervised(self) -> dict[int, list[Targets]]:
+    def _known(self) -> dict[int, list[Targets]]:
+        def target(sample: Any) -> Targets:
+            if self.settings.track == "S":
+                return supervised(sample)
+            return aligned(sample, self.lost.get(sample.id))
+
         return {
-            grid: [supervised(sample) for sample in traces.samples]
+            grid: [target(sample) for sample in traces.samples]
+            for grid, traces in self.train.items()
+        }
+
+    @cached_property
+    def _events(self) -> dict[int, list[Array]]:
+        return {
+            grid: [event_targets(each, self.lost.get(each.id)) for each in traces.samples]
             for grid, traces in self.train.items()
         }
 
@@ -232,7 +289,7 @@ class V2Learner:
     # --------------------------------------------------------------------------- loop.Learner
 
     def begin(self, epoch: int) -> None:
-        if self.settings.track != "S":
+        if not self._is_known:
             self._make_pseudo(sum(epoch >= first for first in self.settings.rounds))
         rng = np.random.default_rng(step_seed(self.seed, epoch, 1))
         pairs = pairs_of(self.train[self.settings.validated].samples)
@@ -244,21 +301,33 @@ class V2Learner:
 
     def loss(self, epoch: int, step: int) -> tuple[Tensor, float]:
         rng = np.random.default_rng(step_seed(self.seed, epoch, step, 2))
-        grid = int(rng.choice(self.settings.grids))
+        grid = int(rng.choice(self.grids))
         size = self.settings.batch
         pairs = self.processes.share(self.order[step * size : (step + 1) * size])
         if not pairs:
             return torch.zeros((), device=self.processes.device), 0.0
         places = [place for pair in pairs for place in pair]
-        scores = self.module(self._batch(grid, places, epoch))
-        targets = self._supervised if self.settings.track == "S" else self._pseudo_targets
+        batch, events = self._batch(grid, places, epoch)
+        if epoch < self.settings.pretrain:
+            hidden = rng.random(batch.features.shape[:2]) < self.settings.hidden
+            place = torch.from_numpy(hidden).to(self.processes.device)
+            error = self.module.reconstruction_error(batch.features, place)
+            return error.sum(), float(len(places))
+        scores = self.module(batch)
+        targets = self._known if self._is_known else self._pseudo_targets
         labels = [float(self.train[grid].samples[place].label) for place in places]
         loss = self._losses(scores, [targets[grid][place] for place in places], labels)
         loss = loss + self.settings.rank * self._ranking(scores, targets[grid], pairs)
+        if self.settings.events and scores.tokens is not None:
+            loss = loss + self.settings.events * self._of_events(scores.tokens, events, batch)
         return loss, float(len(places))
 
-    def _batch(self, grid: int, places: Sequence[int], epoch: int) -> Any:
+    def _batch(
+        self, grid: int, places: Sequence[int], epoch: int
+    ) -> tuple[WindowBatch, Tensor]:
+        """And float32 `[N]` of their events: which are in lost time."""
         traces, features, tokens = self.train[grid], [], []
+        events = [np.zeros(0, dtype=np.float32)]
         for place in places:
             rng = np.random.default_rng(step_seed(self.seed, epoch, grid, place, 3))
             features.append(
@@ -267,8 +336,15 @@ class V2Learner:
                 )
             )
             found = traces.tokens[place]
-            tokens.append(found and changed_tokens(found, self.augmentation, rng))
-        return make_batch(features, tokens, self.processes.device)
+            if found is None:
+                tokens.append(None)
+                continue
+            changed, kept = changed_tokens(found, self.augmentation, rng)
+            tokens.append(changed)
+            events.append(self._events[grid][place][kept])
+        device = self.processes.device
+        batch = make_batch(features, tokens, device)
+        return batch, torch.from_numpy(np.concatenate(events)).to(device)
 
     def _losses(
         self, scores: Scores, targets: Sequence[Targets], labels: Sequence[float]
@@ -287,9 +363,10 @@ class V2Learner:
             scores.types, stacked("types"), stacked("types_weight"), reduction="none"
         )
         loss = loss + settings.types * of_types.sum(2).mean(1).sum()
-        if settings.track == "S":
+        if self._is_known:
             lost = stacked("severity")
             huber = F.smooth_l1_loss(scores.severity, lost, reduction="none", beta=0.1)
+            huber = huber * (weight > 0)
             loss = loss + settings.severity * huber.mean(1).sum()
         if settings.track != "Z":
             label = torch.tensor(labels, device=device)
@@ -316,6 +393,15 @@ class V2Learner:
                 loss = loss + len(pair) * F.softplus(low[None, :] - high[:, None]).mean()
             first += len(pair)
         return loss
+
+    def _of_events(self, logits: Tensor, targets: Tensor, batch: WindowBatch) -> Tensor:
+        """Summed over traces, each the mean over its events."""
+        assert batch.tokens is not None
+        traces, windows = batch.features.shape[:2]
+        trace = batch.tokens.window // windows
+        count = torch.bincount(trace, minlength=traces).clamp(min=1)
+        losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+        return (losses / count[trace]).sum()
 
     def logits(self, traces: Traces, size: int = 16) -> list[Array]:
         """Of the windows of each trace, float32 `[W]`, as they are: nothing is changed."""
@@ -363,7 +449,11 @@ class V2Learner:
         positive = np.concatenate([sample.positive for sample in self.validation.samples])
         calibration = np.asarray(platt(logits[clear], positive[clear]))
         state = self.module.state_dict()
-        arrays = {name: value.detach().cpu().numpy() for name, value in state.items()}
+        arrays = {
+            name: value.detach().cpu().numpy()
+            for name, value in state.items()
+            if not name.startswith("pretraining.")
+        }
         about = {
             "scorer": "v2",
             "version": f"1{self.settings.track}",
@@ -371,17 +461,25 @@ class V2Learner:
             "types": TYPES,
             "features": self.names,
             "cap": self.settings.tokens,
+            "view": asdict(self.settings.view),
             "settings": {**self.identity, "seed": self.seed},
             "validation": fitted.best_figures() if fitted.records else {},
         }
         write_weights(path, {**arrays, "calibration": calibration}, about)
 
 
-def _split(samples: Sequence[Any], split: str) -> Traces:
+def _split(samples: Sequence[Any], split: str, settings: V2Settings) -> Traces:
     found = [sample for sample in samples if sample.split == split]
     if not found:
         raise OptionError(f"the data set has no trace in the split {split!r}")
-    return Traces.of(found)
+    return Traces.of(found, settings.view)
+
+
+def _lost(dataset: PathLike, settings: V2Settings) -> dict[str, LostTime]:
+    """As far as the track knows it, and needs it."""
+    if settings.track == "W" and settings.aligned:
+        return load_lost(dataset)
+    return load_labelled(dataset) if settings.track == "S" and settings.events else {}
 
 
 def train(
@@ -397,14 +495,15 @@ def train(
     settings = take(V2Settings, tables, "v2")
     augmentation = take(Augmentation, tables, "augmentation")
     loop = take(LoopSettings, tables, "loop")
-    samples = {
-        grid: load_samples(
-            dataset, splits=("train", "validation"), windows=grid, tokens=settings.tokens
-        )
-        for grid in settings.grids
-    }
+    learned_from = partial(
+        load_samples, dataset, splits=("train", "validation"), tokens=settings.tokens
+    )
+    samples = {grid: learned_from(windows=grid) for grid in settings.grids}
+    if settings.between:
+        samples |= {g - 1: learned_from(windows=g, between=True) for g in settings.grids}
+    lost = _lost(dataset, settings)
     with joined_processes() as group:
-        learner = V2Learner(samples, feature_names(), settings, augmentation, seed, group)
+        learner = V2Learner(samples, feature_names(), settings, augmentation, seed, group, lost)
         return fit_and_save(
             learner, loop, out, seed=seed, resume=resume, minutes=minutes, processes=group
         )

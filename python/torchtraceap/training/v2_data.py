@@ -10,21 +10,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchtraceap.aliases import Array
-from torchtraceap.datasets.samples import Sample
-from torchtraceap.scoring.v2_inputs import TokenInputs, squash, token_inputs
+from torchtraceap.datasets.labels import window_labels
+from torchtraceap.datasets.samples import TYPES, Sample
+from torchtraceap.scoring.v2_inputs import TokenInputs, TokenView, squash, token_inputs
+from torchtraceap.training.lost_time import LostTime
 from torchtraceap.training.v2_net import TokenBatch, WindowBatch
 
-__all__ = ["Targets", "Traces", "make_batch", "pairs_of", "supervised", "token_batch"]
+__all__ = [
+    "Targets",
+    "Traces",
+    "aligned",
+    "event_targets",
+    "make_batch",
+    "pairs_of",
+    "supervised",
+    "token_batch",
+]
 
 _POSITIVE, _IGNORED = 0.1, 0.02  # docs/generation.md: a tenth of a window, and a fiftieth
 _IGNORED_WEIGHT = 0.2
+_HALF = 0.5
 
 
 @dataclass(frozen=True)
@@ -53,10 +65,10 @@ class Traces:
     tokens: Sequence[TokenInputs | None]
 
     @classmethod
-    def of(cls, samples: Sequence[Sample]) -> Traces:
+    def of(cls, samples: Sequence[Sample], view: TokenView | None = None) -> Traces:
         features = [squash(each.values, each.zscores) for each in samples]
         tokens = [
-            None if each.tokens is None else token_inputs(each.tokens, each.bounds_ns)
+            None if each.tokens is None else token_inputs(each.tokens, each.bounds_ns, view)
             for each in samples
         ]
         return cls(samples, features, tokens)
@@ -87,6 +99,32 @@ def supervised(sample: Sample) -> Targets:
         types_weight=np.where(doubtful, 0.0, 1.0).astype(np.float32),
         severity=lost,
     )
+
+
+def aligned(sample: Sample, lost: LostTime | None) -> Targets:
+    """Track W, of a trace that was compared with its twin: as `supervised`, with the time that it
+    lost for a label. Without such a comparison a trace with a fault says nothing."""
+    share, types = np.zeros(len(sample.bounds_ns) - 1, dtype=np.float32), np.zeros_like(sample.cost)
+    if sample.label and lost is not None:
+        share = lost.share(sample.bounds_ns[:-1], sample.bounds_ns[1:])
+        if sample.type in TYPES:
+            types[:, TYPES.index(sample.type)] = share
+    positive, ignore = window_labels(share[:, None])
+    targets = supervised(replace(sample, cost=types, positive=positive, ignore=ignore))
+    if sample.label and lost is None:
+        nothing = np.zeros_like(targets.weight)
+        types_weight = np.zeros_like(targets.types_weight)
+        return replace(targets, weight=nothing, types_weight=types_weight)
+    return targets
+
+
+def event_targets(sample: Sample, lost: LostTime | None) -> Array:
+    """float32 `[N]` of the tokens of a trace: 1 where half of the event or more is lost time."""
+    tokens = sample.tokens
+    if tokens is None or lost is None or not sample.label:
+        return np.zeros(0 if tokens is None else len(tokens), dtype=np.float32)
+    share = lost.share(tokens.start_ns, tokens.start_ns + tokens.dur_ns)
+    return (share >= _HALF).astype(np.float32)
 
 
 def make_batch(

@@ -96,7 +96,7 @@ class Scores:
 class V2Net(nn.Module):
     """See the module."""
 
-    def __init__(self, shape: V2Shape, dropout: float = 0.1) -> None:
+    def __init__(self, shape: V2Shape, dropout: float = 0.1, pretrained: bool = False) -> None:
         super().__init__()
         self.shape = shape
         self.register_buffer("feature_mean", torch.zeros(shape.features))
@@ -114,6 +114,7 @@ class V2Net(nn.Module):
         self.types = nn.Linear(shape.width, shape.types)
         self.severity = nn.Linear(shape.width, 1)
         self.trace = nn.Linear(shape.width, 1)
+        self.pretraining = nn.Linear(shape.width, shape.features) if pretrained else None
         nn.init.zeros_(self.any_features.weight)
         # Lost time is rare, and of one type rarer still.
         nn.init.constant_(self.any.bias, -2.0)
@@ -124,21 +125,50 @@ class V2Net(nn.Module):
         self.feature_mean.copy_(mean)
         self.feature_scale.copy_(scale.clamp(min=1e-3))
 
-    def forward(self, batch: WindowBatch) -> Scores:
-        features = (batch.features - self.feature_mean) / self.feature_scale
-        features = features.clamp(-_CLIP, _CLIP)
-        traces, windows = features.shape[:2]
+    def normed(self, features: Tensor) -> Tensor:
+        features = (features - self.feature_mean) / self.feature_scale
+        return features.clamp(-_CLIP, _CLIP)
+
+    def embedded(self, features: Tensor) -> Tensor:
+        windows = features.shape[1]
         grid = min(range(len(GRIDS)), key=lambda i: abs(GRIDS[i] - windows))
-        x = self.stem(features) + self.scale.weight[grid]
+        return self.stem(features) + self.scale.weight[grid]
+
+    def contexts(self, x: Tensor) -> Tensor:
+        """`[B, 1 + W, width]`: of the trace, and of each window among the others."""
+        x = torch.cat([self.trace_token.expand(len(x), 1, -1), x], dim=1)
+        for layer in self.layers:
+            x = layer(x)
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def reconstruction_error(self, features: Tensor, hidden: Tensor) -> Tensor:
+        """Pretraining: how badly windows that are hidden are told from the others.
+
+        Args:
+            features: float32 `[B, W, features]`: of `squash`.
+            hidden: bool `[B, W]`.
+
+        Returns:
+            float32 `[B]`: the mean over a trace's hidden windows.
+        """
+        assert self.pretraining is not None
+        normed = self.normed(features)
+        seen = normed * ~hidden[:, :, None]
+        told = self.pretraining(self.contexts(self.embedded(seen))[:, 1:])
+        errors = F.smooth_l1_loss(told, normed, reduction="none").mean(2) * hidden
+        return errors.sum(1) / hidden.sum(1).clamp(min=1)
+
+    def forward(self, batch: WindowBatch) -> Scores:
+        features = self.normed(batch.features)
+        traces, windows = features.shape[:2]
+        x = self.embedded(features)
         encoded = None
         if self.tokens is not None and batch.tokens is not None:
             encoded = self.tokens(batch.tokens, windows)
             pooled = self.tokens.pool(encoded, batch.tokens.window, traces * windows)
             x = x + pooled.view(traces, windows, -1)
-        x = torch.cat([self.trace_token.expand(traces, 1, -1), x], dim=1)
-        for layer in self.layers:
-            x = layer(x)
-        x = self.norm(x)
+        x = self.contexts(x)
         context = x[:, 1:]
         any_logit = self.any(context).squeeze(-1) + self.any_features(features).squeeze(-1)
         token_logits = None
@@ -228,6 +258,13 @@ class TokenEncoder(nn.Module):
         for layer in self.layers:
             x = layer(x, trace)
         return self.norm(x)
+
+    def leave_windows(self) -> None:
+        """Pooled tokens add nothing to windows, and never will."""
+        for parameter in self.value.parameters():
+            nn.init.zeros_(parameter)
+            parameter.requires_grad_(False)
+        self.attention.requires_grad_(False)
 
     def pool(self, x: Tensor, window: Tensor, windows: int) -> Tensor:
         """`[windows, width]`: for each head the mean of its part, weighted by attention."""
