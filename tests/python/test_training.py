@@ -31,6 +31,7 @@ from torchtraceap.training.augment import Augmentation  # noqa: E402
 from torchtraceap.training.event_file import masked_crc  # noqa: E402
 from torchtraceap.training.figures import auc, platt, window_figures  # noqa: E402
 from torchtraceap.training.loop import CHECKPOINT, Fitted, fit, step_seed  # noqa: E402
+from torchtraceap.training.lost_time import LostTime  # noqa: E402
 from torchtraceap.training.processes import Processes  # noqa: E402
 from torchtraceap.training.pseudo_labels import (  # noqa: E402
     pseudo_targets,
@@ -140,6 +141,51 @@ def test_traces_alone_teach_windows(tmp_path: Path) -> None:
     assert fitted.best_figures()["bad_only"] > 0.95
 
 
+def test_twins_teach_windows(tmp_path: Path) -> None:
+    """Targets are what alignment with the twin says; a trace without it says nothing."""
+    samples = planted(32)
+    lost = {
+        each.id: LostTime.of_intervals(
+            np.stack([each.bounds_ns[:-1], each.bounds_ns[:-1] + 500], axis=1)[each.positive]
+        )
+        for each in samples
+        if each.label and each.id != "1-bad"
+    }
+    learner = learner_of(samples, track="W")
+    learner.lost = lost
+    targets = dict(
+        zip([s.id for s in learner.train[WINDOWS].samples], learner._known[WINDOWS], strict=True)
+    )
+    assert not targets["1-bad"].weight.any()
+    bad = next(each for each in samples if each.id == "2-bad")
+    np.testing.assert_array_equal(targets["2-bad"].any, bad.positive)
+    np.testing.assert_allclose(targets["2-bad"].severity, 0.5 * bad.positive)
+    assert not targets["2-good"].any.any()
+    loop = LoopSettings(epochs=8, learning_rate=5e-3, patience=8)
+    assert fit(learner, loop, tmp_path).best_figures()["bad_only"] > 0.97
+
+
+def test_hidden_windows_are_told_better_after_pretraining(tmp_path: Path) -> None:
+    learner = learner_of(planted(32), pretrain=6)
+    features = torch.from_numpy(np.stack(learner.train[WINDOWS].features))
+    hidden = torch.zeros(features.shape[:2], dtype=torch.bool)
+    hidden[:, ::3] = True
+
+    def error() -> float:
+        learner.module.eval()
+        with torch.no_grad():
+            return float(learner.module.reconstruction_error(features, hidden).mean())
+
+    before = error()
+    loop = LoopSettings(epochs=6, learning_rate=5e-3, patience=6)
+    fitted = fit(learner, loop, tmp_path)
+    assert fitted.records[-1]["loss"] < fitted.records[0]["loss"]
+    assert error() < before
+    learner.save(tmp_path / "weights.safetensors", fitted)
+    arrays = read_weights(tmp_path / "weights.safetensors").arrays
+    assert not any(name.startswith("pretraining") for name in arrays)
+
+
 def test_nothing_but_windows(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     fitted = fitted_on(planted(32), tmp_path, track="Z", positive=0.1, dropped=0.2, rounds=())
@@ -162,8 +208,9 @@ def test_a_data_set_becomes_weights_that_score(tmp_path: Path) -> None:
     shutil.copytree(MINI, tmp_path / "set", ignore=shutil.ignore_patterns(".cache"))
     config, out = tmp_path / "settings.toml", tmp_path / "out"
     config.write_text(
-        "[loop]\nepochs = 1\n[v2]\ngrids = [50]\nvalidated = 50\nwidth = 16\nheads = 2\n"
-        "layers = 1\ntokens = 8\ntoken_width = 8\n"
+        "[loop]\nepochs = 2\n[v2]\ngrids = [50]\nvalidated = 50\nwidth = 16\nheads = 2\n"
+        "layers = 1\ntokens = 8\ntoken_width = 8\nnames = false\nrelative = true\npretrain = 1\n"
+        "events = 1.0\nbetween = true\n"
     )
     words = ["train", "v2", str(tmp_path / "set"), str(out), "--config", str(config)]
     assert cli.main(words) == 0
@@ -176,6 +223,7 @@ def test_a_data_set_becomes_weights_that_score(tmp_path: Path) -> None:
         pytest.skip(str(error))
     scores = scorer.score(ttap.load(DEMO), 50).scores
     assert ((scores >= 0) & (scores <= 1)).all()
+    assert scorer.has_events
 
 
 # ------------------------------------------------------------------------------ the loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,19 @@ import pytest
 from gpu_traces import GpuTrace
 
 import torchtraceap as ttap
-from torchtraceap.errors import MissingDependencyError, SchemaError
+from torchtraceap.analysis.tokens import build_tokens
+from torchtraceap.analysis.windows import feature_names
+from torchtraceap.errors import MissingDependencyError, OptionError, SchemaError
 from torchtraceap.scoring import load_scorer
+from torchtraceap.scoring.base import common_bounds
 from torchtraceap.scoring.v2_inputs import (
     NAME_WIDTH,
     TOKEN_CODES,
     TOKEN_NUMBERS,
     TokenInputs,
+    TokenView,
     squash,
+    token_inputs,
 )
 from torchtraceap.scoring.weight_files import read_weights, shipped, write_weights
 
@@ -28,7 +34,7 @@ try:
 except MissingDependencyError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-from torchtraceap.scoring.v2 import V2Scorer  # noqa: E402
+from torchtraceap.scoring.v2 import V2Scorer, load  # noqa: E402
 from torchtraceap.training.v2_data import make_batch  # noqa: E402
 from torchtraceap.training.v2_net import V2Net, V2Shape  # noqa: E402
 
@@ -220,3 +226,91 @@ def test_weights_of_another_scorer_or_version_are_refused(tmp_path: Path) -> Non
         write_weights(path, given.arrays, {**given.about, **changes})
         with pytest.raises(SchemaError, match=said):
             V2Scorer(read_weights(path))
+
+
+# ------------------------------------------------------------------------------ attribution
+
+
+def events_net(view: TokenView) -> V2Net:
+    """Of the package's features, with random weights also where they begin as 0."""
+    torch.manual_seed(3)
+    shape = V2Shape(
+        features=2 * len(feature_names()),
+        types=TYPES,
+        token_codes=TOKEN_CODES,
+        token_numbers=TOKEN_NUMBERS,
+        name_width=view.name_width,
+        token_width=8,
+        token_layers=1,
+        width=16,
+        layers=2,
+    )
+    net = V2Net(shape).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return net
+
+
+@pytest.mark.parametrize("view", [TokenView(), TokenView(names=False, relative=True)])
+def test_events_and_the_rest_make_up_the_logit(tmp_path: Path, view: TokenView) -> None:
+    """By the network in Python: what the windows have without events, and what events add."""
+    net, path = events_net(view), tmp_path / "weights.safetensors"
+    arrays = {name: value.numpy() for name, value in net.state_dict().items()}
+    about = {
+        "scorer": "v2",
+        "version": "1S",
+        "shape": net.shape.to_dict(),
+        "types": [f"type_{i}" for i in range(TYPES)],
+        "features": feature_names(),
+        "cap": 24,
+        "view": asdict(view),
+    }
+    write_weights(path, {**arrays, "calibration": np.array([1.0, 0.0])}, about)
+    scorer, rank = load(path), ttap.load(DEMO).ranks[0]
+    bounds_ns = common_bounds(ttap.load(DEMO), 20)
+    found = scorer.attribution(rank, bounds_ns)
+
+    assert len(found.tokens) == len(found.window) == len(found.logit) > 100
+    added = np.zeros(20)
+    np.add.at(added, found.window, found.part)
+    np.testing.assert_allclose(added + found.rest, found.of_windows, rtol=1e-12, atol=1e-12)
+    summed = np.bincount(found.window, np.exp(found.logit), minlength=20)
+    np.testing.assert_allclose(found.rest + np.log1p(summed), found.of_windows, atol=1e-12)
+
+    block = ttap.load(DEMO).features(count=20)
+    given = token_inputs(build_tokens(rank, windows=20, cap=24), bounds_ns, view)
+    batch = make_batch([squash(block.values_matrix, block.zscores)], [given], "cpu")
+    with torch.no_grad():
+        whole = net(batch)
+        assert net.tokens is not None
+        net.tokens.logit.weight.zero_()
+        net.tokens.logit.bias.fill_(-100.0)
+        without = net(batch)
+    np.testing.assert_allclose(found.of_windows, whole.any[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.rest, without.any[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.logit, whole.tokens, rtol=1e-4, atol=1e-4)
+    top = found.greatest(7)
+    assert top is not None
+    assert found.part[top] == found.part[found.window == 7].max()
+    assert found.greatest(99) is None
+
+
+def test_a_network_of_features_attributes_nothing() -> None:
+    scorer, trace = load_scorer("v2"), ttap.load(DEMO)
+    if scorer.has_events:
+        pytest.skip("the shipped network has events")
+    with pytest.raises(OptionError, match="without events"):
+        scorer.attribution(trace.ranks[0], common_bounds(trace, 10))
+
+
+def test_what_is_relative_does_not_tell_how_fast_a_trace_is() -> None:
+    rank = ttap.load(DEMO).ranks[0]
+    tokens = build_tokens(rank, windows=20, cap=24)
+    bounds_ns = np.linspace(*rank.tree.profiled, 21).astype(np.int64)
+    view = TokenView(names=False, relative=True)
+    slower = replace(tokens, duration_code=tokens.duration_code + 20)
+    found, other = (token_inputs(each, bounds_ns, view) for each in (tokens, slower))
+    np.testing.assert_allclose(found.numbers[:, 0], other.numbers[:, 0], atol=1e-6)
+    assert found.names.shape == (1, 1)
+    assert not found.name.any()

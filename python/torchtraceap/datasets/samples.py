@@ -127,9 +127,7 @@ def load_samples(
     place = Path(dataset) / _CACHE
     grid = _Grid(windows, between)
     with stage(f"windows of {len(runs)} runs"):
-        by_run = map_on_threads(
-            lambda run: _samples(run, grid, tokens, place), runs, threads=jobs
-        )
+        by_run = map_on_threads(lambda run: _samples(run, grid, tokens, place), runs, threads=jobs)
     return sorted((sample for found in by_run for sample in found), key=lambda sample: sample.id)
 
 

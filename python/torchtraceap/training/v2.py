@@ -18,7 +18,7 @@ from torchtraceap.aliases import Array, PathLike
 from torchtraceap.analysis.windows import feature_names
 from torchtraceap.datasets.samples import TYPES, load_samples
 from torchtraceap.errors import OptionError
-from torchtraceap.scoring.v2_inputs import TOKEN_CODES, TOKEN_NUMBERS, TokenView
+from torchtraceap.scoring.v2_inputs import TOKEN_CODES, TOKEN_NUMBERS, TokenInputs, TokenView
 from torchtraceap.scoring.weight_files import write_weights
 from torchtraceap.training.augment import Augmentation, changed_features, changed_tokens
 from torchtraceap.training.figures import platt, window_figures
@@ -322,11 +322,10 @@ class V2Learner:
             loss = loss + self.settings.events * self._of_events(scores.tokens, events, batch)
         return loss, float(len(places))
 
-    def _batch(
-        self, grid: int, places: Sequence[int], epoch: int
-    ) -> tuple[WindowBatch, Tensor]:
+    def _batch(self, grid: int, places: Sequence[int], epoch: int) -> tuple[WindowBatch, Tensor]:
         """And float32 `[N]` of their events: which are in lost time."""
-        traces, features, tokens = self.train[grid], [], []
+        traces, features = self.train[grid], []
+        tokens: list[TokenInputs | None] = []
         events = [np.zeros(0, dtype=np.float32)]
         for place in places:
             rng = np.random.default_rng(step_seed(self.seed, epoch, grid, place, 3))
