@@ -158,3 +158,17 @@ def test_a_missing_trace_is_named(generated: Path, tmp_path: Path) -> None:
     shutil.copy(generated / "labels.jsonl", tmp_path / "labels.jsonl")
     with pytest.raises(MissingFileError, match=r"\.json\.gz: no such file, though labels.jsonl"):
         load_samples(tmp_path)
+
+
+def test_windows_between_the_middles_of_others(generated: Path) -> None:
+    whole = load_samples(generated, windows=50)
+    between = load_samples(generated, windows=50, between=True, tokens=8)
+    for one, other in zip(whole, between, strict=True):
+        middles = (one.bounds_ns[:-1] + one.bounds_ns[1:]) // 2
+        assert len(other.values) == len(other.cost) == 49
+        np.testing.assert_allclose(other.bounds_ns, middles, atol=2)
+        assert other.tokens is not None
+        assert other.tokens.window_count == 49
+    assert sum(sample.positive.sum() for sample in between) > 0
+    with pytest.raises(OptionError):
+        load_samples(generated, windows=1, between=True)
