@@ -15,7 +15,7 @@ from torchtraceap import _core
 from torchtraceap.errors import SchemaError
 from torchtraceap.scoring import load_scorer
 from torchtraceap.scoring.base import common_bounds
-from torchtraceap.scoring.fused import FusedScorer
+from torchtraceap.scoring.fused import TREES_ALONE, FusedScorer, type_inputs, type_shares
 from torchtraceap.scoring.structural import StructuralScorer, probability
 from torchtraceap.scoring.trees import Z, columns_of
 from torchtraceap.scoring.weight_files import read_weights, shipped, write_weights
@@ -290,6 +290,7 @@ def test_trees_learn_where_time_is_lost(tmp_path: Path, track: str) -> None:
         )
         assert first == second
     assert again.figures == done.figures
+    assert np.isfinite(read_weights(done.weights).finite("type_weights", 3)).all()
     scorer = StructuralScorer(read_weights(tmp_path / "out" / "structural.safetensors"))
     (sample, *_) = made_samples("validation", 8, seed=10)
     said = scorer.figures(_core.feature_names(), sample.values, sample.zscores)
@@ -307,3 +308,27 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         config.write_text(f"[trees]\n{line}\n")
         with pytest.raises(OptionError, match=r"\[trees\]"):
             train("structural", "made", tmp_path / "out", config=config)
+
+
+def test_rules_help_to_name_the_type_as_far_as_they_are_trusted() -> None:
+    trees = np.array([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1], [0.7, 0.2, 0.1]])
+    evidence = np.zeros((3, 4))
+    evidence[2, [1, 3]] = 0.9
+    rows = type_inputs(trees, evidence)
+    assert rows.shape == (3, 3, 3) and rows[2, 1, 1:].tolist() == [0.9, 0.9]
+    np.testing.assert_allclose(type_shares(rows, np.array(TREES_ALONE)), trees, atol=2e-3)
+    shares = type_shares(rows, np.array([1.0, 2.0, 2.0]))
+    assert shares.argmax(axis=1).tolist() == [0, 0, 1]
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
+
+
+def test_weights_of_choices_are_those_that_they_were_drawn_with() -> None:
+    from torchtraceap.training.figures import choice_weights
+
+    rng = np.random.default_rng(0)
+    inputs, true = rng.normal(size=(4000, 5, 2)), np.array([2.0, -1.0])
+    noise = rng.gumbel(size=(4000, 5))
+    chosen = (inputs @ true + noise).argmax(axis=1)
+    np.testing.assert_allclose(choice_weights(inputs, chosen), true, atol=0.15)
+    sure = choice_weights(inputs, (inputs @ true).argmax(axis=1))
+    assert np.isfinite(sure).all()

@@ -8,6 +8,10 @@ Note [Standing out]: where a run loses time in most of its windows, a finding th
 says little of one of them. So rules have two inputs: the part of the window that findings of any
 type cover, and by how much the part that a type covers is above that type's median over the trace,
 for the type of which that is most.
+
+Note [Which type]: of the types, too, the trees know those that they learned from on machines like
+those that they learned from, and rules what can be proved. A type's share of a window grows with
+the trees' log chance of it, and with the same two inputs of the rules, of that type alone.
 """
 
 from __future__ import annotations
@@ -37,10 +41,16 @@ if TYPE_CHECKING:
     from torchtraceap.aliases import Array
     from torchtraceap.ranks import Ranks
 
-__all__ = ["INPUTS", "FusedScorer", "inputs", "load"]
+__all__ = ["INPUTS", "TYPE_INPUTS", "FusedScorer", "inputs", "load", "type_inputs", "type_shares"]
 
 INPUTS = ("logit", "strangeness", "evidence", "standing_out")
 """What is stacked, in the order of the weights."""
+TYPE_INPUTS = ("log chance", "evidence", "standing_out")
+"""The same of each type. See Note [Which type]."""
+TREES_ALONE = (1.0, 0.0, 0.0)
+"""Their weights where nothing was learned of rules, as before version 3."""
+_LEAST_CHANCE = 1e-3
+"""What trees rule out is never certain."""
 
 
 class FusedScorer:
@@ -55,6 +65,9 @@ class FusedScorer:
         self.version = f"{weights.says('version', str)}.{trees.version}"
         self._trees = trees
         self._weights = weights.finite("weights", len(INPUTS) + 1)
+        self._type_weights = np.array(TREES_ALONE)
+        if "type_weights" in weights.arrays:
+            self._type_weights = weights.finite("type_weights", len(TYPE_INPUTS))
 
     def likelihood(self, figures: WindowFigures, evidence: Array) -> npt.NDArray[np.float64]:
         """`[W]`: how likely each window holds a fault.
@@ -69,22 +82,49 @@ class FusedScorer:
     def score(self, trace: Ranks, count: int) -> WindowScores:
         """The worst rank counts in each window, as in `structural`."""
         bounds_ns = common_bounds(trace, count)
-        found = [self._trees.of_rank(rank, bounds_ns) for rank in trace.ranks]
         present = present_findings(trace)
-        scores = []
-        for place, (rank, figures) in enumerate(zip(trace.ranks, found, strict=True)):
+        scores, types = [], []
+        for place, rank in enumerate(trace.ranks):
+            figures = self._trees.of_rank(rank, bounds_ns)
             evidence = rank_shares(present, place, bounds_ns, self._trees.types)
             likely = self.likelihood(figures, evidence)
             scores.append(likely * judged_windows(rank, bounds_ns))
-        return window_scores(bounds_ns, scores, found, self._trees.types)
+            types.append(type_shares(type_inputs(figures.types, evidence), self._type_weights))
+        return window_scores(bounds_ns, scores, types, self._trees.types)
 
 
 def inputs(figures: WindowFigures, evidence: Array) -> npt.NDArray[np.float64]:
     """float64 `[W, inputs]`: see `INPUTS`, Note [Standing out] and `FusedScorer.likelihood`."""
-    evidence = evidence.astype(np.float64)
-    above = evidence - [median(column) for column in evidence.T]
-    standing_out = above.max(axis=1).clip(0.0)
-    return np.stack([figures.logit, figures.strangeness, evidence[:, -1], standing_out], axis=1)
+    standing_out = _above(evidence).max(axis=1).clip(0.0)
+    share = evidence[:, -1].astype(np.float64)
+    return np.stack([figures.logit, figures.strangeness, share, standing_out], axis=1)
+
+
+def type_inputs(types: Array, evidence: Array) -> npt.NDArray[np.float64]:
+    """float64 `[W, T, inputs]`: see `TYPE_INPUTS`.
+
+    Args:
+        types: `[W, T]`, of `WindowFigures`.
+        evidence: As for `FusedScorer.likelihood`.
+    """
+    own = evidence[:, :-1].astype(np.float64)
+    standing_out = _above(evidence)[:, :-1].clip(0.0)
+    return np.stack([np.log(types + _LEAST_CHANCE), own, standing_out], axis=2)
+
+
+def type_shares(inputs: Array, weights: Array) -> npt.NDArray[np.float64]:
+    """float64 `[W, T]`: how likely each type is, given that there is a fault; rows sum to 1."""
+    votes = inputs @ weights
+    likely = np.exp(votes - votes.max(axis=1, keepdims=True))
+    shares: npt.NDArray[np.float64] = likely / likely.sum(axis=1, keepdims=True)
+    return shares
+
+
+def _above(evidence: Array) -> npt.NDArray[np.float64]:
+    """float64 `[W, T + 1]`: by how much each share is above its median over the trace."""
+    shares = evidence.astype(np.float64)
+    above: npt.NDArray[np.float64] = shares - [median(column) for column in shares.T]
+    return above
 
 
 @cache

@@ -94,7 +94,7 @@ class StructuralScorer:
         found = [self.of_rank(rank, bounds_ns) for rank in trace.ranks]
         judged = [judged_windows(rank, bounds_ns) for rank in trace.ranks]
         scores = [self.likelihood(of) * there for of, there in zip(found, judged, strict=True)]
-        return window_scores(bounds_ns, scores, found, self.types)
+        return window_scores(bounds_ns, scores, [of.types for of in found], self.types)
 
 
 @cache
@@ -118,16 +118,23 @@ def judged_windows(rank: RankTrace, bounds_ns: Int64Array) -> npt.NDArray[np.boo
 def window_scores(
     bounds_ns: Int64Array,
     scores: list[_FloatArray],
-    figures: list[WindowFigures],
+    shares: list[_FloatArray],
     types: tuple[str, ...],
 ) -> WindowScores:
-    """Scores of the worst rank in each window, with the types of that rank."""
+    """Scores of the worst rank in each window, with the types of that rank.
+
+    Args:
+        bounds_ns: int64 `[W + 1]`.
+        scores: `[W]` of each rank.
+        shares: `[W, T]` of each rank: how likely each type is, given that there is a fault.
+        types: Their names.
+    """
     by_rank = np.stack(scores)
     worst = by_rank.argmax(axis=0)
     windows = np.arange(len(worst))
     score = by_rank[worst, windows]
-    shares = np.stack([of.types for of in figures])[worst, windows] * score[:, None]
-    known = {name: shares[:, place] for place, name in enumerate(types)}
+    own = np.stack(shares)[worst, windows] * score[:, None]
+    known = {name: own[:, place] for place, name in enumerate(types)}
     order = dict.fromkeys((*PAPER_TYPES, *types))
     return WindowScores(
         bounds_ns=tuple(bounds_ns.tolist()),

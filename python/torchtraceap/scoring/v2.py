@@ -170,7 +170,7 @@ class V2Scorer:
             likely = probability(self._slope * found.logit + self._intercept)
             figures.append(found)
             scores.append(likely * judged_windows(rank, bounds_ns))
-        return window_scores(bounds_ns, scores, figures, self.types)
+        return window_scores(bounds_ns, scores, [of.types for of in figures], self.types)
 
 
 def _figures(said: dict[str, Array]) -> WindowFigures:

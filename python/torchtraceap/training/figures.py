@@ -8,7 +8,7 @@ import numpy as np
 
 from torchtraceap.aliases import Array
 
-__all__ = ["auc", "platt", "window_figures"]
+__all__ = ["auc", "choice_weights", "platt", "window_figures"]
 
 
 def auc(positive: Array, scores: Array) -> float:
@@ -82,3 +82,28 @@ def platt(logits: Array, positive: Array, rounds: int = 50) -> tuple[float, floa
         curve = (x * (p * (1 - p))[:, None]).T @ x + 1e-6 * np.eye(2)
         weights = weights - np.clip(np.linalg.solve(curve, slope), -1, 1)
     return (float(weights[0]), float(weights[1])) if weights[0] > 0 else (1.0, 0.0)
+
+
+def choice_weights(inputs: Array, chosen: Array, rounds: int = 50) -> Array:
+    """Weights under which what was chosen is likeliest: conditional logit (McFadden 1974), by
+    Newton's method.
+
+    Args:
+        inputs: float `[n, choices, k]`.
+        chosen: int `[n]`: the choice of each.
+
+    Returns:
+        float64 `[k]`; a weak prior of 0 keeps them finite.
+    """
+    weights = np.zeros(inputs.shape[2])
+    rows = np.arange(len(chosen))
+    for _ in range(rounds):
+        votes = inputs @ weights
+        p = np.exp(votes - votes.max(axis=1, keepdims=True))
+        p /= p.sum(axis=1, keepdims=True)
+        mean = np.einsum("nc,nck->nk", p, inputs)
+        slope = (inputs[rows, chosen] - mean).sum(axis=0) - weights
+        curve = np.einsum("nc,nci,ncj->ij", p, inputs, inputs) - mean.T @ mean
+        weights = weights + np.clip(np.linalg.solve(curve + np.eye(len(weights)), slope), -1, 1)
+    found: Array = weights
+    return found

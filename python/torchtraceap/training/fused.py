@@ -3,7 +3,8 @@
 Note [Strangers]: trees are surest of runs like those that they learned from. What is stacked is
 therefore what trees say of faults and GPUs that they did not learn from: for each GPU, and a third
 of the types in turn, they are fitted to the others. So the stack trusts them as far as they may be
-trusted on traces from elsewhere. Validation data calibrate the whole.
+trusted on traces from elsewhere. Validation data calibrate the whole. Of which type a fault is,
+trees say of GPUs alone that they did not learn from: of types that they never saw they say nothing.
 """
 
 from __future__ import annotations
@@ -20,12 +21,19 @@ from sklearn.linear_model import LogisticRegression
 from torchtraceap.aliases import Array, PathLike
 from torchtraceap.datasets.samples import TYPES, Sample, load_samples
 from torchtraceap.errors import OptionError
-from torchtraceap.scoring.fused import INPUTS, FusedScorer, inputs
+from torchtraceap.scoring.fused import (
+    INPUTS,
+    TREES_ALONE,
+    FusedScorer,
+    inputs,
+    type_inputs,
+    type_shares,
+)
 from torchtraceap.scoring.structural import StructuralScorer, WindowFigures
 from torchtraceap.scoring.weight_files import read_weights, write_weights
 from torchtraceap.stages import stage
 from torchtraceap.training import structural
-from torchtraceap.training.figures import platt, window_figures
+from torchtraceap.training.figures import choice_weights, platt, window_figures
 from torchtraceap.training.settings import take
 from torchtraceap.training.structural import (
     TreeSettings,
@@ -35,12 +43,13 @@ from torchtraceap.training.structural import (
     isolation_forest,
     seen_by_forest,
     table_of,
+    type_boosters,
 )
 from torchtraceap.training.trained import Trained
 
 __all__ = ["train"]
 
-VERSION = "2"
+VERSION = "3"
 _TYPE_PARTS = 3
 _QUICKER = 3
 """Fewer trees, each of which counts more, where many are fitted for what they say alone."""
@@ -62,6 +71,7 @@ def train(
     held_out = load_samples(dataset, splits=["validation"])
     with stage("fitting trees without some GPUs and types"):
         said = _of_strangers(learned, settings, seed)
+        type_weights = _stacked_types(learned, settings, seed)
     weights = _stacked(said, learned)
     path = Path(out) / f"{FusedScorer.name}.safetensors"
     scorer = StructuralScorer(read_weights(base.weights or path))
@@ -73,7 +83,8 @@ def train(
         logits, [sample.positive for sample in held_out], [sample.ignore for sample in held_out]
     )
     about = {"scorer": FusedScorer.name, "version": VERSION, "inputs": list(INPUTS), "seed": seed}
-    write_weights(path, {"weights": weights}, about | {"validation": figures})
+    arrays = {"weights": weights, "type_weights": type_weights}
+    write_weights(path, arrays, about | {"validation": figures})
     return Trained(path, figures, finished=True)
 
 
@@ -88,12 +99,7 @@ def _of_strangers(
         sample.id: (TYPES.index(sample.type) if sample.type else place) % _TYPE_PARTS
         for place, sample in enumerate(samples)
     }
-    quick = replace(
-        settings,
-        seeds=1,
-        trees=max(1, settings.trees // _QUICKER),
-        rate=min(1.0, settings.rate * _QUICKER),
-    )
+    quick = _quick(settings)
     said: dict[str, WindowFigures] = {}
     for device, part in product(devices, range(_TYPE_PARTS)):
         near = [sample for sample in samples if (sample.device or "") == device]
@@ -103,6 +109,16 @@ def _of_strangers(
         if strangers:
             said |= _said(others, strangers, quick, seed)
     return said
+
+
+def _quick(settings: TreeSettings) -> TreeSettings:
+    return replace(
+        settings,
+        seeds=1,
+        trees=max(1, settings.trees // _QUICKER),
+        type_trees=max(1, settings.type_trees // _QUICKER),
+        rate=min(1.0, settings.rate * _QUICKER),
+    )
 
 
 def _said(
@@ -119,6 +135,26 @@ def _said(
         strangeness = -forest.score_samples(seen_by_forest(columns))
         said[sample.id] = WindowFigures(logit, strangeness, np.empty((0, 0)))
     return said
+
+
+def _stacked_types(samples: Sequence[Sample], settings: TreeSettings, seed: int) -> Array:
+    """float64 `[type inputs]`: weights of what trees that learned from other GPUs say of types, and
+    of what rules do."""
+    faulty = [sample for sample in samples if sample.positive.any()]
+    names, rows, kinds = column_names(), [], []
+    for device in sorted({sample.device or "" for sample in faulty}):
+        far = [sample for sample in faulty if (sample.device or "") != device]
+        if not far:
+            continue
+        (booster,) = type_boosters(table_of(far, names), _quick(settings), seed)
+        for sample in (each for each in faulty if (each.device or "") == device):
+            votes = booster.predict(table_of([sample], names).columns)
+            shares = type_shares(votes[:, :, None], np.ones(1))
+            rows.append(type_inputs(shares, sample.evidence)[sample.positive])
+            kinds.append(sample.cost.argmax(axis=1)[sample.positive])
+    if not rows:
+        return np.array(TREES_ALONE)
+    return choice_weights(np.concatenate(rows), np.concatenate(kinds))
 
 
 def _stacked(said: Mapping[str, WindowFigures], samples: Sequence[Sample]) -> Array:

@@ -140,7 +140,7 @@ def train_trees(
         arrays = {
             **_prefixed("forest", isolation_trees(forest)),
             **_prefixed("any", boosted_trees(any_boosters(table, forest, settings, seed), 1)),
-            **_prefixed("type", boosted_trees(_type_boosters(table, settings, seed), len(TYPES))),
+            **_prefixed("type", boosted_trees(type_boosters(table, settings, seed), len(TYPES))),
             "calibration": np.array([1.0, 0.0]),
         }
     about = {
@@ -273,7 +273,8 @@ def _boosted(
     return lightgbm.train(_options(settings, seed) | {"objective": "binary"}, data, settings.trees)
 
 
-def _type_boosters(table: Table, settings: TreeSettings, seed: int) -> list[Seeing]:
+def type_boosters(table: Table, settings: TreeSettings, seed: int) -> list[Seeing]:
+    """Of the windows with a fault."""
     chosen = table.positive
     (view,) = views_of("absolute")
     data = lightgbm.Dataset(table.columns[chosen][:, view], table.type[chosen])
