@@ -40,8 +40,10 @@ def real_part(evaluation: RealEvaluation) -> str:
     count = evaluation.counts
     about = (
         f"{count['traces']} traces in {count['groups']} groups, {count['windows']:,} windows, "
-        f"{count['positive']:,} of them positive; {count['with_both']} traces have both kinds, "
-        f"{count['faulty']} a certain fault, and {count['free']} none."
+        f"{count['positive']:,} of them positive.\n"
+        f"{count['with_both']} traces have windows of both kinds, "
+        f"{count['faulty']} a certain fault, "
+        f"and {count['free']} none."
     )
     shown = [
         f"**{title}**\n\n{markdown(table)}" for title, table in real_tables(evaluation).items()
