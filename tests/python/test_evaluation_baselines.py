@@ -124,6 +124,7 @@ def test_scores_of_a_document(tmp_path: Path) -> None:
     document = {
         "schema": "torchtraceap.scores/1",
         "scorer": "mine 3",
+        "labels": "trace",
         "traces": [
             {"path": f"/data/{sample.id}.json.gz", "scores": scores, "types": {TYPES[1]: scores}},
             {"path": "other.json", "error": "no trace"},
@@ -132,7 +133,7 @@ def test_scores_of_a_document(tmp_path: Path) -> None:
     path = tmp_path / "scores.json"
     path.write_text(json.dumps(document))
     method = read_scores(path)
-    assert isinstance(method, Given) and method.name == "mine 3"
+    assert isinstance(method, Given) and (method.name, method.labels) == ("mine 3", "trace")
     assert method.score(sample).tolist() == scores
     assert method.types(sample)[:, 1].tolist() == scores
     with pytest.raises(SchemaError, match="no scores of 000001"):

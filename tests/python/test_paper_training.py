@@ -7,10 +7,11 @@ import shutil
 import numpy as np
 import pytest
 
-from torchtraceap.analysis.tokens import build_tokens
+from torchtraceap.datasets.runs import labelled_runs
+from torchtraceap.datasets.samples import load_samples
 from torchtraceap.errors import OptionError
-from torchtraceap.loading import load
-from torchtraceap.scoring.paper_config import read_paper_weights
+from torchtraceap.scoring.paper import paper_tokens
+from torchtraceap.scoring.paper_config import PaperConfig, read_paper_weights
 
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
@@ -19,7 +20,7 @@ pytest.importorskip("pyarrow")
 from conftest import ROOT
 
 from torchtraceap.training import train
-from torchtraceap.training.paper import PaperSettings, gpu_events
+from torchtraceap.training.paper import PaperSettings
 
 SETTINGS = """
 [paper]
@@ -37,16 +38,21 @@ epochs = 1
 """
 
 
-def test_events_of_the_gpu_are_those_that_scoring_reads(bundled):
-    part = load([bundled]).rank()
-    every = build_tokens(part, windows=10, cap=4096)
-    alone = build_tokens(part, windows=10, cap=4096, gaps=False, host=False, continued=False)
-    found = gpu_events(every)
-    np.testing.assert_array_equal(found.offsets, alone.offsets)
-    np.testing.assert_array_equal(found.row, alone.row)
-    assert [found.names[i] for i in found.cpu_name] == [alone.names[i] for i in alone.cpu_name]
-    with pytest.raises(OptionError, match="tokens"):
-        gpu_events(None)
+def test_it_learns_from_the_events_that_scoring_reads(tmp_path):
+    """Of full windows too, from which events are left out."""
+    data = tmp_path / "data"
+    shutil.copytree(ROOT / "examples/mini_dataset", data)
+    run = next(run for run in labelled_runs(data) if run.labels[0]["split"] == "validation")
+    samples = load_samples(data, splits=["validation"], windows=20, tokens=16, gpu_only=True)
+    by_id = {sample.id: sample for sample in samples}
+    config = PaperConfig(cap=16)
+    for label, part in zip(run.labels, run.load().ranks, strict=True):
+        found = by_id[label["id"]].tokens
+        read = paper_tokens(part, by_id[label["id"]].bounds_ns, config).tokens
+        np.testing.assert_array_equal(found.offsets, read.offsets)
+        np.testing.assert_array_equal(found.row, read.row)
+        assert [found.names[i] for i in found.name] == [read.names[i] for i in read.name]
+        assert np.diff(read.offsets.astype(int)).max() == 16
 
 
 def test_training_writes_weights_that_load(tmp_path):

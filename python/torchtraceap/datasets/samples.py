@@ -95,6 +95,7 @@ def load_samples(
     excerpts: bool = False,
     jobs: int = 1,
     between: bool = False,
+    gpu_only: bool = False,
 ) -> list[Sample]:
     """The traces of a data set on one grid.
 
@@ -106,6 +107,7 @@ def load_samples(
         excerpts: A short excerpt of each run (`excerpted`) instead of all of it.
         jobs: Traces that are computed at the same time.
         between: One window less, each from the middle of one to the middle of the next.
+        gpu_only: Tokens of events of the GPU alone, each in the window of its start.
 
     Returns:
         By id. What was computed is kept beside the data set.
@@ -127,7 +129,9 @@ def load_samples(
     place = Path(dataset) / _CACHE
     grid = _Grid(windows, between)
     with stage(f"windows of {len(runs)} runs"):
-        by_run = map_on_threads(lambda run: _samples(run, grid, tokens, place), runs, threads=jobs)
+        by_run = map_on_threads(
+            lambda run: _samples(run, grid, tokens, gpu_only, place), runs, threads=jobs
+        )
     return sorted((sample for found in by_run for sample in found), key=lambda sample: sample.id)
 
 
@@ -156,12 +160,13 @@ class _Grid:
         )
 
 
-def _samples(run: Run, grid: _Grid, cap: int, place: Path) -> list[Sample]:
+def _samples(run: Run, grid: _Grid, cap: int, gpu_only: bool, place: Path) -> list[Sample]:
     ranks, name = len(run.labels), f"{_digest(run)}-{grid.name}"
     windows = _once(place / f"{name}.npz", ranks, lambda: _on_grid(run.load(), grid))
     tokens: list[Tokens | None] = [None] * ranks
     if cap:
-        found = _once(place / f"{name}-{cap}.npz", ranks, lambda: _tokens(run, grid, cap))
+        kept = place / f"{name}-{'gpu' if gpu_only else ''}{cap}.npz"
+        found = _once(kept, ranks, lambda: _tokens(run, grid, cap, gpu_only))
         tokens = [Tokens.of_arrays(arrays) for arrays in found]
     parts = zip(run.labels, windows, tokens, strict=True)
     return [_sample(run, label, arrays, events) for label, arrays, events in parts]
@@ -204,10 +209,15 @@ def _on_grid(trace: Ranks, grid: _Grid) -> list[dict[str, Array]]:
     return [_of_rank(part, grid, found) for part, found in zip(trace.ranks, evidence, strict=True)]
 
 
-def _tokens(run: Run, grid: _Grid, cap: int) -> list[dict[str, Array]]:
+def _tokens(run: Run, grid: _Grid, cap: int, gpu_only: bool) -> list[dict[str, Array]]:
     """Of each rank."""
-    parts = run.load().ranks
-    return [build_tokens(part, windows=grid.of(part), cap=cap).arrays() for part in parts]
+    more = not gpu_only
+    return [
+        build_tokens(
+            part, windows=grid.of(part), cap=cap, gaps=more, host=more, continued=more
+        ).arrays()
+        for part in run.load().ranks
+    ]
 
 
 def _of_rank(part: RankTrace, grid: _Grid, found: dict[str, Array]) -> dict[str, Array]:

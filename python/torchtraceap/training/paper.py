@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchtraceap import _core
 from torchtraceap.aliases import Array, PathLike
-from torchtraceap.analysis.tokens import Tokens
 from torchtraceap.datasets.samples import load_samples
 from torchtraceap.errors import OptionError
 from torchtraceap.scoring.paper_config import CELLS, UNKNOWN_PLATFORM, PaperConfig
@@ -33,7 +31,7 @@ from torchtraceap.training.trained import Trained
 from torchtraceap.training.v2_data import pairs_of
 from torchtraceap.writing import replacing
 
-__all__ = ["PaperLearner", "PaperSettings", "gpu_events", "train"]
+__all__ = ["PaperLearner", "PaperSettings", "train"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,8 @@ class PaperLearner:
     ) -> None:
         """
         Args:
-            samples: `Sample` of the splits train and validation on one grid, with tokens.
+            samples: `Sample` of the splits train and validation on one grid, with tokens of the GPU
+                alone.
             settings: Of the network.
             losses: Of a pair.
             seed: Of everything that is drawn.
@@ -106,7 +105,7 @@ class PaperLearner:
         self.pairs = [pair for pair in pairs_of(self.train) if len(pair) == 2]
         if not self.pairs or not self.validation:
             raise OptionError('`paper` learns from pairs in "train", and needs a "validation"')
-        self.events = {s.id: TraceTokens(gpu_events(s.tokens), s.device) for s in samples}
+        self.events = {s.id: TraceTokens(s.tokens, s.device) for s in samples}
         self.encoder = text_encoder(settings.text_encoder)
         devices = sorted({sample.device for sample in self.train if sample.device})
         self.config = settings.config((UNKNOWN_PLATFORM, *devices), self.encoder)
@@ -209,25 +208,6 @@ class PaperLearner:
             save_file(self.module.arrays(), staged, metadata=about)
 
 
-def gpu_events(tokens: Tokens | None) -> Tokens:
-    """Of all tokens those that `paper` reads: GPU events, in the window of their start.
-
-    Raises:
-        OptionError: The samples were loaded without tokens.
-    """
-    if tokens is None:
-        raise OptionError("`paper` learns from events: load the samples with tokens")
-    kept = (tokens.kind <= int(_core.TokenKind.COPY)) & (tokens.flags & 1 == 0)
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])
-    columns = {
-        field.name: getattr(tokens, field.name)[kept]
-        for field in fields(Tokens)
-        if field.name not in ("offsets", "folded", "names")
-    }
-    offsets = before[tokens.offsets].astype(np.uint32)
-    return Tokens(**columns, offsets=offsets, folded=tokens.folded, names=tokens.names)
-
-
 def train(
     dataset: PathLike,
     out: PathLike,
@@ -246,6 +226,7 @@ def train(
         splits=("train", "validation"),
         windows=settings.windows,
         tokens=settings.cap,
+        gpu_only=True,
     )
     with joined_processes() as group:
         learner = PaperLearner(samples, settings, losses, seed, group)

@@ -1,8 +1,8 @@
 """The network of the paper for training: the twin of `cpp/traceap/model/networks/paper.cpp`.
 
 Both have one set of weights, by the names of this module's parameters, and give equal scores
-(tests/python/test_paper_net.py). This one is written to be read beside the paper: names and codes
-pass the front end as they stand in the batch, and every event attends in full.
+(tests/python/test_paper_net.py). This one is written to be read beside the paper; but names and
+codes pass the front end once each, and of the last layer only the first tokens are computed.
 """
 
 from __future__ import annotations
@@ -104,17 +104,21 @@ class PaperNet(nn.Module):
     def _events(self, batch: PaperBatch) -> Tensor:
         """Eq. 1 to 4, 7 and 8: `[events, 2d]`."""
         if self.config.adapter:
-            gpu = F.relu(self.name_adapter(batch.names))[batch.name]
-            cpu = F.relu(self.cpu_adapter(batch.names))[batch.cpu_name]
+            gpu = F.relu(self.name_adapter(batch.names))
+            cpu = F.relu(self.cpu_adapter(batch.names))
         else:
-            projected = batch.names @ self.projection
-            gpu, cpu = projected[batch.name], projected[batch.cpu_name]
-        delay = F.relu(self.delay_fc(self.delay_norm(self.delay_table(batch.delay_code))))
-        duration = F.relu(
-            self.duration_fc(self.duration_norm(self.duration_table(batch.duration_code)))
+            gpu = cpu = batch.names @ self.projection
+        delay = F.relu(self.delay_fc(self.delay_norm(self.delay_table.weight)))
+        duration = F.relu(self.duration_fc(self.duration_norm(self.duration_table.weight)))
+        # A convolution of 1 over [gpu, cpu, delay, duration] is the sum of one over each, and each
+        # has few distinct rows.
+        parts = zip(
+            (gpu, cpu, delay, duration),
+            (batch.name, batch.cpu_name, batch.delay_code, batch.duration_code),
+            self.neck1.weight.squeeze(2).split(self.config.width, 1),
+            strict=True,
         )
-        fused = torch.cat([gpu, cpu, delay, duration], 1)
-        x = self.neck_norm1(F.linear(fused, self.neck1.weight.squeeze(2)))
+        x = self.neck_norm1(sum(F.embedding(at, rows @ w.t()) for rows, at, w in parts))
         x = self.neck_norm2(self._along_events(x, batch.offsets))
         d = self.config.width
         return x + torch.cat([_sinusoids(batch.position, d), _sinusoids(batch.stream, d)], 1)
@@ -142,7 +146,7 @@ class PaperNet(nn.Module):
             chosen = np.flatnonzero(lengths == length)
             rows = np.asarray(bounds)[chosen, None] + np.arange(length)
             rows = np.concatenate([np.full((len(chosen), 1), len(events)), rows], 1)
-            x = source[torch.from_numpy(rows).to(events.device)]
+            x = F.embedding(torch.from_numpy(rows).to(events.device), source)
             parts.append(self.encoder(x) if self.config.transformer else x.mean(1))
             places.append(chosen)
         if not parts:
@@ -181,9 +185,9 @@ class _Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[windows, length, 2d]` to the first tokens `[windows, 2d]`."""
-        for layer in self.layers:
+        for layer in self.layers[:-1]:
             x = layer(x)
-        return self.norm(x[:, 0])
+        return self.norm(self.layers[-1](x, asking=1).squeeze(1))
 
 
 class _Layer(nn.Module):
@@ -197,12 +201,16 @@ class _Layer(nn.Module):
         self.fc2 = nn.Linear(config.feed_forward, wide)
         self.dropout = nn.Dropout(_DROPOUT)
 
-    def forward(self, x: Tensor) -> Tensor:
-        count, length, wide = x.shape
-        qkv = self.qkv(self.norm1(x)).view(count, length, 3, self.heads, wide // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    def forward(self, x: Tensor, asking: int | None = None) -> Tensor:
+        """`[windows, length, 2d]` to its first `asking` tokens, or all."""
+        wide = x.shape[2]
+        normed = self.norm1(x)
+        weights, biases = self.qkv.weight, self.qkv.bias
+        q = F.linear(normed[:, :asking], weights[:wide], biases[:wide])
+        k, v = F.linear(normed, weights[wide:], biases[wide:]).chunk(2, 2)
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
         attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        x = x + self.dropout(self.out(attended))
+        x = x[:, :asking] + self.dropout(self.out(attended))
         return x + self.dropout(self.fc2(self.dropout(F.gelu(self.fc1(self.norm2(x))))))
 
 

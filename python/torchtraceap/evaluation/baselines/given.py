@@ -92,7 +92,9 @@ def scored_ranks(
 
 def _method(name: str) -> Given:
     """Shares that findings cover are learned from nothing, and no chances."""
-    return Given(name, "none", is_probability=False) if name == "evidence" else Given(name)
+    if name == "evidence":
+        return Given(name, "none", is_probability=False)
+    return Given(name, "trace" if name == "paper" else "window")
 
 
 def _types(by_name: Mapping[str, Any], count: int) -> Array:
@@ -103,7 +105,8 @@ def _types(by_name: Mapping[str, Any], count: int) -> Array:
 
 def read_scores(path: PathLike) -> Given:
     """A document of `torchtraceap score --json` as a method; a trace is known by the end of its
-    path, which has to be its id.
+    path, which has to be its id. It may have a `name` for the row, and say from which `labels` the
+    scorer learned.
 
     Raises:
         MissingFileError: There is no such file.
@@ -116,7 +119,9 @@ def read_scores(path: PathLike) -> Given:
         document = json.loads(place.read_text("utf-8"))
         if document["schema"] != _SCHEMA:
             raise SchemaError(f"{path}: its schema is {document['schema']!r}, not {_SCHEMA!r}")
-        method = Given(document.get("name", document["scorer"]))
+        method = Given(
+            document.get("name", document["scorer"]), str(document.get("labels", "window"))
+        )
         for trace in document["traces"]:
             if "error" in trace:
                 continue
