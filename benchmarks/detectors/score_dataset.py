@@ -1,7 +1,7 @@
 """Scores of weights of one's own on traces of a data set, as a document for `evaluate --scores`.
 
     python benchmarks/detectors/score_dataset.py v2 WEIGHTS DATASET OUT.json --name "v2 W"
-        [--split validation ...] [--windows 50 100 200]
+        [--labels window] [--split validation ...] [--windows 50 100 200]
 
 Each rank is scored alone, as its labels are. Labels are not looked at, but which split they are of.
 """
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("dataset", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--name", required=True, help="of the row in tables")
+    parser.add_argument("--labels", default="window", help="it learned from; of the row in tables")
     parser.add_argument("--split", action="append", default=[])
     parser.add_argument("--windows", type=int, nargs="+", default=[50, 100, 200])
     options = parser.parse_args()
@@ -50,8 +51,8 @@ def main() -> None:
     splits = set(options.split) or {"validation"}
     traces = list(scored(scorer, options.dataset, splits, options.windows))
     label = f"{scorer.name} {scorer.version}"
-    document = {"schema": SCHEMA, "scorer": label, "name": options.name, "traces": traces}
-    write_text(options.out, json.dumps(document))
+    about = {"schema": SCHEMA, "scorer": label, "name": options.name, "labels": options.labels}
+    write_text(options.out, json.dumps({**about, "traces": traces}))
 
 
 if __name__ == "__main__":
