@@ -48,9 +48,7 @@ class RankTrace(Shown):
     def idle(self, bounds: tuple[int, int] | None) -> _core.IdleBreakdown:
         """Idle intervals and their causes within `bounds` (start_ns, end_ns), or from the first to
         the last GPU event; computed once."""
-        return self.remember(
-            ("idle", bounds), lambda: _core.explain_idle(self.table, self.tree, bounds=bounds)
-        )
+        return _core.explain_idle(self.table, self.tree, bounds=bounds)
 
     @property
     def computes_on_host(self) -> bool:

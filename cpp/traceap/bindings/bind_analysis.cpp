@@ -68,9 +68,8 @@ NamedIntervals gpu_intervals(const TablePtr& table, const BoundTree& tree, bool 
 
 std::shared_ptr<IdleBreakdown> idle(const TablePtr& table, const BoundTree& tree,
                                     const std::optional<Bounds>& bounds) {
-  const GpuIntervals gpu = intervals_of(table, tree, false, -1);
-  const Interval span = bounds ? checked(*bounds) : gpu.span;
-  return std::make_shared<IdleBreakdown>(explain_idle(*table, tree.tree, gpu, span));
+  tree_of(table, tree);
+  return tree.idle(bounds ? std::optional(checked(*bounds)) : std::nullopt);
 }
 
 void bind_timeline(py::module_& module) {

@@ -34,7 +34,8 @@ std::vector<BoundFinding> detect(const TablePtr& table, const BoundTree& tree,
   if (!(material_share >= 0.0 && material_share <= 1.0)) {
     throw OptionError("material_share must lie in [0, 1]");
   }
-  Signals signals = build_signals(*table, tree_of(table, tree),
+  const EventTree& links = tree_of(table, tree);
+  Signals signals = build_signals(*table, links, tree.gpu(), *tree.idle(links.profiled),
                                   {.material_share = material_share, .matrix_units = matrix_units});
   if (peers) signals.peers = *peers;
   std::vector<Finding> findings = detect_all(signals);

@@ -33,17 +33,16 @@ const EventTree& tree_of(const TablePtr& table, const BoundTree& tree, const Bou
   return tree_of(table, tree);
 }
 
-IdleBreakdown idle_of(const EventTable& table, const EventTree& tree, const GpuIntervals& gpu,
-                      const WindowSet& windows) {
-  return explain_idle(table, tree, gpu, {windows.bounds_ns.front(), windows.bounds_ns.back()});
+std::shared_ptr<IdleBreakdown> idle_of(const BoundTree& tree, const WindowSet& windows) {
+  return tree.idle(Interval{windows.bounds_ns.front(), windows.bounds_ns.back()});
 }
 
 std::shared_ptr<FeatureBlock> features(const TablePtr& table, const BoundTree& tree,
                                        const BoundWindows& bound) {
   const EventTree& links = tree_of(table, tree, bound);
-  const GpuIntervals gpu = build_gpu_intervals(*table, links);
-  const IdleBreakdown idle = idle_of(*table, links, gpu, bound.windows);
-  return std::make_shared<FeatureBlock>(build_features(*table, links, gpu, idle, bound.windows));
+  const auto idle = idle_of(tree, bound.windows);
+  return std::make_shared<FeatureBlock>(
+      build_features(*table, links, tree.gpu(), *idle, bound.windows));
 }
 
 template <typename T>
@@ -110,10 +109,9 @@ std::shared_ptr<BoundTokens> tokens(const TablePtr& table, const BoundTree& tree
                                     const BoundWindows& bound, std::uint32_t cap, bool gaps,
                                     bool host, bool continued) {
   const EventTree& links = tree_of(table, tree, bound);
-  IdleBreakdown idle;
-  if (gaps) idle = idle_of(*table, links, build_gpu_intervals(*table, links), bound.windows);
+  const auto idle = gaps ? idle_of(tree, bound.windows) : std::make_shared<IdleBreakdown>();
   return std::make_shared<BoundTokens>(BoundTokens{
-      table, build_tokens(*table, links, idle, bound.windows, {cap, gaps, host, continued})});
+      table, build_tokens(*table, links, *idle, bound.windows, {cap, gaps, host, continued})});
 }
 
 template <typename T>

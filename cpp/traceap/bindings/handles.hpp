@@ -5,8 +5,10 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <optional>
 
 #include "traceap/base/error.hpp"
+#include "traceap/bindings/idle_memory.hpp"
 #include "traceap/table/event_table.hpp"
 #include "traceap/tree/event_tree.hpp"
 #include "traceap/windows/window_set.hpp"
@@ -20,6 +22,14 @@ using TablePtr = std::shared_ptr<EventTable>;
 struct BoundTree {
   TablePtr table;
   EventTree tree;
+  std::shared_ptr<IdleMemory> memory = std::make_shared<IdleMemory>();
+
+  /// Of all GPU events, orphans included.
+  const GpuIntervals& gpu() const { return memory->gpu(*table, tree); }
+  /// Within `bounds`, or where there are none from the first to the last GPU event.
+  std::shared_ptr<IdleBreakdown> idle(std::optional<Interval> bounds) const {
+    return memory->idle(*table, tree, bounds);
+  }
 };
 
 struct BoundWindows {

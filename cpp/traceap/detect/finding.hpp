@@ -100,5 +100,8 @@ struct Signals {
 bool runs_on_host(const EventTable& table, const EventTree& tree);
 Signals build_signals(const EventTable& table, const EventTree& tree,
                       const DetectOptions& options = {});
+/// The same where `gpu`, and `idle` over tree.profiled, are known already.
+Signals build_signals(const EventTable& table, const EventTree& tree, GpuIntervals gpu,
+                      IdleBreakdown idle, const DetectOptions& options);
 
 }  // namespace traceap

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "traceap/base/interrupt.hpp"
 #include "traceap/detect/finding.hpp"
@@ -81,12 +82,19 @@ bool runs_on_host(const EventTable& table, const EventTree& tree) {
 
 Signals build_signals(const EventTable& table, const EventTree& tree,
                       const DetectOptions& options) {
+  GpuIntervals gpu = build_gpu_intervals(table, tree);
+  IdleBreakdown idle = explain_idle(table, tree, gpu, tree.profiled);
+  return build_signals(table, tree, std::move(gpu), std::move(idle), options);
+}
+
+Signals build_signals(const EventTable& table, const EventTree& tree, GpuIntervals gpu,
+                      IdleBreakdown idle, const DetectOptions& options) {
   Signals signals{.table = table,
                   .tree = tree,
-                  .gpu = build_gpu_intervals(table, tree),
+                  .gpu = std::move(gpu),
+                  .idle = std::move(idle),
                   .profiled = tree.profiled,
                   .options = options};
-  signals.idle = explain_idle(table, tree, signals.gpu, signals.profiled);
   signals.gpu_idle = set_complement(signals.gpu.busy, signals.profiled);
   signals.copies = build_copies(table, tree);
   signals.api_rows = complete_api_rows(table);
