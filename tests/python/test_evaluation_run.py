@@ -17,13 +17,14 @@ from made_samples import made_samples
 
 from torchtraceap.cli import main
 from torchtraceap.datasets.samples import Sample
-from torchtraceap.errors import OptionError, SchemaError
+from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.evaluation import run as run_module
 from torchtraceap.evaluation.events import GpuEvents
 from torchtraceap.evaluation.looks import log_look
 from torchtraceap.evaluation.report import write_report
 from torchtraceap.evaluation.run import Evaluation, Options, evaluate
 from torchtraceap.evaluation.tables import document, table_2, table_3, table_5, tables
+from torchtraceap.scoring.base import Scorer
 
 SAMPLES = [
     *made_samples(64),
@@ -55,7 +56,12 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.setattr(run_module, "load_samples", load)
     monkeypatch.setattr(run_module, "load_events", made_events)
+
+    def absent(name: str) -> Scorer:
+        raise MissingFileError(name)
+
     monkeypatch.setattr(run_module, "scorer_methods", lambda *rest: [])
+    monkeypatch.setattr(run_module, "load_scorer", absent)
     monkeypatch.chdir(tmp_path)
 
 
