@@ -102,3 +102,19 @@ def test_numbers_of_calls_and_operators_are_there_once() -> None:
         ):
             of = [number for kind in kinds for number in numbers[table.kind == kind].tolist()]
             assert len(of) == len(set(of)) > 0
+
+
+def test_a_number_that_one_operator_has_is_not_copied() -> None:
+    args = {"External id": 1, "Sequence number": 7, "Fwd thread id": 0}
+    own = event("cpu_op", "aten::add", 0, 5, **args)
+    new = event("cpu_op", "aten::add", 10, 5)
+    blend([own, new], lambda each: each is new)
+    assert new["args"] == {"External id": 2}
+
+
+def test_a_call_outside_of_operators_is_of_the_annotation_around_it() -> None:
+    step = event("user_annotation", "ProfilerStep#3", 0, 100, **{"External id": 5})
+    own = launch(2, 100, 5)
+    wait = event("cuda_runtime", "cudaDeviceSynchronize", 40, 2, correlation=901)
+    blend([step, own, wait], lambda each: each is wait)
+    assert wait["args"] == {"External id": 5, "cbid": 211, "correlation": 101}

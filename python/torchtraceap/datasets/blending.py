@@ -40,7 +40,7 @@ def blend(events: Sequence[Event], is_new: Callable[[Event], bool]) -> None:
         _fill(event, samples)
     for key, cats in _NUMBERS.items():
         _number(key, own, [event for event in new if event["cat"] in cats], cats)
-    _refer(new, launches)
+    _refer(new, [event for event in events if _is_around(event, is_new)], launches)
 
 
 def _samples(own: Sequence[Event]) -> dict[tuple[str, str | None], Event]:
@@ -62,9 +62,13 @@ def _few(event: Event) -> tuple[int, int]:
 
 def _fill(event: Event, samples: dict[tuple[str, str | None], Event]) -> None:
     named = samples.get((event["cat"], event["name"]))
-    sample = named or samples.get((event["cat"], None))
+    plainest = samples.get((event["cat"], None), {}).get("args", {})
     stated = event["args"]
-    args = dict(sample.get("args", {})) if sample else {}
+    args = dict(named.get("args", {}) if named else plainest)
+    if event["cat"] in _CALLS:  # a call by this name may stand outside of all ranges, and this not
+        args = {**plainest, **args}
+    for key in _OF_FEW:  # says of that one event what holds for no other
+        args.pop(key, None)
     if named is None:
         args |= {key: value for key, value in _INPUTS.items() if key in args}
     event["args"] = {**args, **stated}
@@ -91,9 +95,13 @@ def _number(key: str, own: Sequence[Event], new: Sequence[Event], cats: Sequence
         event["args"][key] = ahead[place] + place
 
 
-def _refer(new: Sequence[Event], launches: dict[int, Event]) -> None:
-    """GPU work has the number of its call, and both that of the innermost operator around it."""
-    ops = [event for event in new if event["cat"] in _RANGES]
+def _is_around(event: Event, is_new: Callable[[Event], bool]) -> bool:
+    """What may be open around a new call: new ranges, and annotations; no operator is."""
+    return event["cat"] == "user_annotation" or (event["cat"] in _RANGES and is_new(event))
+
+
+def _refer(new: Sequence[Event], ranges: Sequence[Event], launches: dict[int, Event]) -> None:
+    """GPU work has the number of its call, and both that of the innermost range around it."""
     before = {id(call): number for number, call in launches.items()}
     for event in new:
         if event["cat"] in _RANGES:
@@ -102,12 +110,12 @@ def _refer(new: Sequence[Event], launches: dict[int, Event]) -> None:
         if call is None:
             continue
         event["args"]["correlation"] = call["args"]["correlation"]
-        around = _innermost(ops, call)
-        if "External id" in event["args"]:
-            number = around["args"].get("External id") if around else None
+        around = _innermost(ranges, call)
+        number = around["args"].get("External id") if around else None
+        if "External id" in event["args"] and number is not None:
             event["args"]["External id"] = number
-            if number is None:
-                del event["args"]["External id"]
+        else:
+            event["args"].pop("External id", None)
 
 
 def _innermost(ranges: Sequence[Event], call: Event) -> Event | None:

@@ -55,7 +55,6 @@ NOT_HERE = (
     Missing("paper, losses as printed", "trace", _NO_SCORES),
     Missing("paper, losses corrected", "trace", _NO_SCORES),
     Missing("v2-W", "trace", _NO_SCORES),
-    Missing("v2-S", "window", _NO_SCORES),
     Missing("language model, 5 parts of a trace", "none", "needs a model that a user supplies"),
 )
 """Rows that say why they have no numbers, until a document of scores has their name."""
