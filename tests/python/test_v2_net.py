@@ -199,7 +199,7 @@ def test_scores_are_probabilities(tmp_path: Path, windows: int) -> None:
 
 
 def test_the_scorer_says_what_the_network_in_python_says() -> None:
-    """On the demo trace, with the shipped weights: features, calibration and all."""
+    """On the demo trace, with the shipped weights: features, events, calibration and all."""
     scorer, trace = load_scorer("v2"), ttap.load(DEMO)
     weights = read_weights(shipped("v2"))
     shape = {k: tuple(v) if isinstance(v, list) else v for k, v in weights.about["shape"].items()}
@@ -207,9 +207,11 @@ def test_the_scorer_says_what_the_network_in_python_says() -> None:
     tensors = {k: torch.from_numpy(v) for k, v in weights.arrays.items() if k != "calibration"}
     net.load_state_dict(tensors)
     block = trace.features(count=100)
+    features = squash(block.values_matrix, block.zscores)
+    tokens = build_tokens(trace.ranks[0], windows=100, cap=scorer.cap)
+    inputs = token_inputs(tokens, common_bounds(trace, 100), scorer.view)
     with torch.no_grad():
-        features = squash(block.values_matrix, block.zscores)
-        logit = net(make_batch([features], [None], "cpu")).any[0].double().numpy()
+        logit = net(make_batch([features], [inputs], "cpu")).any[0].double().numpy()
     slope, intercept = weights.arrays["calibration"]
     expected = 1 / (1 + np.exp(-(slope * logit + intercept)))
     np.testing.assert_allclose(scorer.score(trace, 100).scores, expected, atol=1e-5)
@@ -252,10 +254,7 @@ def events_net(view: TokenView) -> V2Net:
     return net
 
 
-@pytest.mark.parametrize("view", [TokenView(), TokenView(names=False, relative=True)])
-def test_events_and_the_rest_make_up_the_logit(tmp_path: Path, view: TokenView) -> None:
-    """By the network in Python: what the windows have without events, and what events add."""
-    net, path = events_net(view), tmp_path / "weights.safetensors"
+def scorer_of(net: V2Net, view: TokenView, folder: Path) -> V2Scorer:
     arrays = {name: value.numpy() for name, value in net.state_dict().items()}
     about = {
         "scorer": "v2",
@@ -266,8 +265,16 @@ def test_events_and_the_rest_make_up_the_logit(tmp_path: Path, view: TokenView) 
         "cap": 24,
         "view": asdict(view),
     }
+    path = folder / "weights.safetensors"
     write_weights(path, {**arrays, "calibration": np.array([1.0, 0.0])}, about)
-    scorer, rank = load(path), ttap.load(DEMO).ranks[0]
+    return load(path)
+
+
+@pytest.mark.parametrize("view", [TokenView(), TokenView(names=False, relative=True)])
+def test_events_and_the_rest_make_up_the_logit(tmp_path: Path, view: TokenView) -> None:
+    """By the network in Python: what the windows have without events, and what events add."""
+    net = events_net(view)
+    scorer, rank = scorer_of(net, view, tmp_path), ttap.load(DEMO).ranks[0]
     bounds_ns = common_bounds(ttap.load(DEMO), 20)
     found = scorer.attribution(rank, bounds_ns)
 
@@ -296,10 +303,9 @@ def test_events_and_the_rest_make_up_the_logit(tmp_path: Path, view: TokenView) 
     assert found.greatest(99) is None
 
 
-def test_a_network_of_features_attributes_nothing() -> None:
-    scorer, trace = load_scorer("v2"), ttap.load(DEMO)
-    if scorer.has_events:
-        pytest.skip("the shipped network has events")
+def test_a_network_of_features_attributes_nothing(tmp_path: Path) -> None:
+    shape = V2Shape(features=2 * len(feature_names()), types=TYPES, width=16, layers=1)
+    scorer, trace = scorer_of(V2Net(shape).eval(), TokenView(), tmp_path), ttap.load(DEMO)
     with pytest.raises(OptionError, match="without events"):
         scorer.attribution(trace.ranks[0], common_bounds(trace, 10))
 
