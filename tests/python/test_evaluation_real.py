@@ -22,6 +22,7 @@ from torchtraceap.datasets.adding import export
 from torchtraceap.datasets.labels import costs_of
 from torchtraceap.datasets.runs import labelled_runs
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
+from torchtraceap.evaluation import run
 from torchtraceap.evaluation.real import (
     NUMBERS,
     RealEvaluation,
@@ -33,6 +34,7 @@ from torchtraceap.evaluation.real_labels import PASSES, RealLabels, read_real_la
 from torchtraceap.evaluation.real_tables import real_document, real_part
 from torchtraceap.loading import load
 from torchtraceap.results import PAPER_TYPES
+from torchtraceap.scoring import load_scorer
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTY = {"0001-01": "nccl_blocks_main_stream", "0004-01": "high_memcpy"}
@@ -91,10 +93,19 @@ def recordings(corpus: Path) -> Recordings:
     return read_recordings(corpus / "recordings.json")
 
 
+def scorer_but_paper(name: str) -> Any:
+    if name == "paper":
+        raise MissingFileError("no weights")
+    return load_scorer(name)
+
+
 @pytest.fixture(scope="module")
 def alone(corpus: Path, labels: RealLabels, recordings: Recordings) -> RealEvaluation:
+    """With `paper` as where its weights are not there."""
     methods = ("evidence", "structural", "fused", "paper")
-    return evaluate_real(corpus, labels, recordings, methods=methods)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "load_scorer", scorer_but_paper)
+        return evaluate_real(corpus, labels, recordings, methods=methods)
 
 
 def test_labels_are_joined_to_truth_of_windows_and_traces(
