@@ -25,6 +25,7 @@ from torchtraceap.errors import OptionError, OutputError, TraceError
 
 __all__ = [
     "check_target",
+    "claim_folder",
     "first_free",
     "naming",
     "replacing",
@@ -117,6 +118,30 @@ def write_text(path: PathLike, text: str, *, inputs: Iterable[PathLike] = ()) ->
     """Writes a text as UTF-8; see `replacing`."""
     with replacing_stream(path, inputs=inputs) as stream:
         stream.write(text.encode("utf-8", errors="replace"))
+
+
+def claim_folder(folder: Path, place: Path, settings: str, others: str) -> None:
+    """Makes a folder one of these settings, or finds that it is one: work in it can go on.
+
+    Args:
+        folder: New, empty, or claimed before.
+        place: Of the file in it that states the settings.
+        settings: What the file says.
+        others: What is said of a folder that was claimed with other settings.
+
+    Raises:
+        OptionError: It was, or something else is in it.
+        OutputError: It can't be written.
+    """
+    if place.exists():
+        if place.read_text("utf-8") != settings:
+            raise OptionError(f"{folder}: {others}")
+        return
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OptionError(f"{folder}: a new or empty folder is needed")
+    with naming(folder):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    write_text(place, settings)
 
 
 def write_files(

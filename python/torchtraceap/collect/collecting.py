@@ -31,7 +31,7 @@ from torchtraceap.collect.torch_access import import_torch
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.generation.types import LABELS
 from torchtraceap.stages import stage
-from torchtraceap.writing import naming, write_files, write_text
+from torchtraceap.writing import claim_folder, write_files, write_text
 
 __all__ = ["Collection", "collect"]
 
@@ -121,15 +121,7 @@ class _Job:
 def _take_over(folder: Path, seed: int, device: str) -> None:
     place = folder / _PARTS / "settings.json"
     text = json.dumps({"version": _VERSION, "seed": seed, "device": device})
-    if place.exists():
-        if place.read_text("utf-8") != text:
-            raise OptionError(f"{folder}: holds traces of another seed or device")
-        return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OptionError(f"{folder}: a new or empty folder is needed")
-    with naming(folder):
-        place.parent.mkdir(parents=True, exist_ok=True)
-    write_text(place, text)
+    claim_folder(folder, place, text, "holds traces of another seed or device")
 
 
 def _part(folder: Path, entry: PlannedPair) -> Path:

@@ -102,11 +102,11 @@ def _is_around(event: Event, is_new: Callable[[Event], bool]) -> bool:
 
 def _refer(new: Sequence[Event], ranges: Sequence[Event], launches: dict[int, Event]) -> None:
     """GPU work has the number of its call, and both that of the innermost range around it."""
-    before = {id(call): number for number, call in launches.items()}
     for event in new:
         if event["cat"] in _RANGES:
             continue
-        call = event if id(event) in before else launches.get(event["args"].get("correlation"))
+        is_call = event["cat"] in _CALLS
+        call = event if is_call else launches.get(event["args"].get("correlation"))
         if call is None:
             continue
         event["args"]["correlation"] = call["args"]["correlation"]

@@ -22,7 +22,7 @@ from torchtraceap.datasets.shards import is_written, write_shard
 from torchtraceap.errors import MissingFileError, OptionError
 from torchtraceap.generation.processes import in_processes
 from torchtraceap.stages import stage
-from torchtraceap.writing import naming, write_text
+from torchtraceap.writing import claim_folder
 
 __all__ = ["COUNT", "build"]
 
@@ -96,14 +96,6 @@ def _about(count: int, seed: int, bases: Sequence[PathLike]) -> dict[str, Any]:
 def _begin(folder: Path, about: dict[str, Any], *, resume: bool) -> None:
     """A new folder, or that of the same data set."""
     place, text = folder / ABOUT, json.dumps(about, indent=1) + "\n"
-    if place.exists():
-        if not resume:
-            raise OptionError(f"{folder}: holds a data set; resume it, or name a new folder")
-        if place.read_text("utf-8") != text:
-            raise OptionError(f"{folder}: holds a data set of other options")
-        return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OptionError(f"{folder}: a new or empty folder is needed")
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_text(place, text)
+    if place.exists() and not resume:
+        raise OptionError(f"{folder}: holds a data set; resume it, or name a new folder")
+    claim_folder(folder, place, text, "holds a data set of other options")

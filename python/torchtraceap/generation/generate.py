@@ -36,7 +36,7 @@ from torchtraceap.generation.processes import in_processes
 from torchtraceap.generation.types import LABELS, TASKS, TYPES
 from torchtraceap.ranks import RankTrace
 from torchtraceap.stages import stage
-from torchtraceap.writing import naming, write_paths, write_text
+from torchtraceap.writing import claim_folder, write_paths, write_text
 
 __all__ = ["LABELS", "TYPES", "generate", "labelled"]
 
@@ -145,18 +145,11 @@ def _take_over(folder: Path, settings: _Settings) -> None:
     """The folder is new, empty, or of the same settings."""
     place = folder / _DONE / "settings.json"
     text = json.dumps({"version": _VERSION, **asdict(settings)})
-    if place.exists():
-        if place.read_text("utf-8") != text:
-            raise OptionError(
-                f"{folder}: holds traces that were generated with other options; a new folder, or "
-                "the same options, are needed"
-            )
-        return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OptionError(f"{folder}: a new or empty folder is needed")
-    with naming(folder):
-        place.parent.mkdir(parents=True, exist_ok=True)
-    write_text(place, text)
+    others = (
+        "holds traces that were generated with other options; a new folder, or the same options, "
+        "are needed"
+    )
+    claim_folder(folder, place, text, others)
 
 
 _VERSION = 6
