@@ -172,7 +172,7 @@ tidy: ## clang-tidy on the C++ sources
 .PHONY: bench
 bench: venv ## compare load and diagnose with other tools (docs/performance.md); takes minutes
 	@tools/install_packages.sh build bench
-	@$(PIP) install $(PIP_BUILD) '.[bench]'
+	@$(PIP) install $(PIP_BUILD) '.[peers]'
 	@cmake --preset release -DTRACEAP_BUILD_PYTHON=OFF -DTRACEAP_BUILD_BENCHMARKS=ON >/dev/null
 	@cmake --build build/release --parallel $(JOBS) --target floor
 	@$(BIN)/python benchmarks/load/run.py

@@ -3,7 +3,7 @@
     python benchmarks/generation/real_or_generated.py CORPUS [--bases 24] [--seed 1] [--keep FOLDER]
                                                       [--output FILE]
 
-Needs scikit-learn (the extra `bench`). A sample is a slice of 128 launches of a trace in a row,
+Needs scikit-learn (the extra `peers`). A sample is a slice of 128 launches of a trace in a row,
 with the operators and calls of the host in between and the GPU work that they launch; at most 8 of
 a trace, evenly spread. Recorded: the public traces of networks that run without compilation
 (`RECORDED`). Generated, mode B: pairs on predicted runs, each on a base of its own; mode A: pairs

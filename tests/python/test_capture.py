@@ -35,7 +35,7 @@ from torchtraceap.prediction.lifting import (  # noqa: E402
     op_call,
     op_times,
 )
-from torchtraceap.prediction.workload import find_workload, made_workload  # noqa: E402
+from torchtraceap.workloads.workload import find_workload, made_workload  # noqa: E402
 
 
 def captured(model: Callable[[], Any], *inputs: Any, **more: Any) -> Capture:

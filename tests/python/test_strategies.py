@@ -31,7 +31,7 @@ from torchtraceap.prediction.parallel import (  # noqa: E402
 )
 from torchtraceap.prediction.parallel.blocks import blocks_of  # noqa: E402
 from torchtraceap.prediction.predicting import lifted_steps  # noqa: E402
-from torchtraceap.prediction.workload import find_workload  # noqa: E402
+from torchtraceap.workloads.workload import find_workload  # noqa: E402
 
 Make = Callable[[], dict[str, Any]]
 

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from torchtraceap.cli.bench import BENCH_COMMANDS
+from torchtraceap.cli.checking import CHECK_COMMANDS
 from torchtraceap.cli.collecting import COLLECTION_COMMANDS
 from torchtraceap.cli.completion import completion_command
 from torchtraceap.cli.datasets import DATASET_COMMANDS
@@ -44,7 +46,8 @@ from torchtraceap.cli.parsing import (
     INTERRUPTED,
     UNUSABLE,
     UsageError,
-    make_parser,
+    chosen_command,
+    parse,
     unknown_word,
 )
 from torchtraceap.cli.prediction import PREDICTION_COMMANDS
@@ -60,6 +63,8 @@ __all__ = ["COMMANDS", "main"]
 
 _WORK = {
     **DIAGNOSIS_COMMANDS,
+    **CHECK_COMMANDS,
+    **BENCH_COMMANDS,
     **SCORING_COMMANDS,
     **SIMULATION_COMMANDS,
     **ESTIMATE_COMMANDS,
@@ -136,10 +141,9 @@ def _run(given: list[str], is_process: bool) -> int:
     if is_process:
         _set_up_process()
     name, rest = _split_command(given)
-    command = COMMANDS[name]
-    parser = make_parser(name, command)
+    name, command, rest = chosen_command(name, COMMANDS[name], rest)
     with standard_output():  # takes the help
-        options = parser.parse_intermixed_args(rest)
+        options = parse(name, command, rest)
     return command.run(options)
 
 

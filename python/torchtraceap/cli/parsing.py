@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -45,6 +45,61 @@ class Command:
     run: Callable[[Options], int]
     examples: Sequence[str] = ()
     """What may stand behind `torchtraceap`, for its help."""
+    actions: Mapping[str, Command] | None = None
+    """Commands of its own, which the word behind it chooses."""
+    takes_program: bool = False
+    """What stands behind ` -- ` is a program, which `options.program` has as a list of words."""
+
+
+def command_of_actions(
+    summary: str, actions: Mapping[str, Command], examples: Sequence[str] = ()
+) -> Command:
+    """A command that does nothing by itself: the word behind it says what."""
+
+    def describe(parser: Parser) -> None:
+        listed = "; ".join(f"{name}: {action.summary}" for name, action in actions.items())
+        parser.add_argument("action", metavar="ACTION", choices=tuple(actions), help=listed)
+
+    def run(options: Options) -> int:
+        raise UsageError(f"{options.action} is read before")  # see `chosen_command`
+
+    return Command(summary, describe, run, examples, actions)
+
+
+def chosen_command(
+    name: str, command: Command, given: Sequence[str]
+) -> tuple[str, Command, list[str]]:
+    """The command that runs, and the arguments that are left for it.
+
+    Raises:
+        UsageError: It has actions, and no known one is named.
+    """
+    rest = list(given)
+    if not command.actions or (rest and rest[0] in ("--help", "-h")):
+        return name, command, rest
+    known = ", ".join(command.actions)
+    if not rest or rest[0].startswith("-"):
+        raise UsageError(f"{name} needs one of its actions: {known}")
+    action = command.actions.get(rest[0])
+    if action is None:
+        raise UsageError(f"{name}: {unknown_word(rest[0], command.actions)} (actions: {known})")
+    return f"{name} {rest[0]}", action, rest[1:]
+
+
+def parse(name: str, command: Command, given: Sequence[str]) -> Options:
+    """The options of a command.
+
+    Raises:
+        UsageError: They can't be used.
+    """
+    words, program = list(given), None
+    if command.takes_program and "--" in words:
+        place = words.index("--")
+        words, program = words[:place], words[place + 1 :]
+    options = make_parser(name, command).parse_intermixed_args(words)
+    if command.takes_program:
+        options.program = program
+    return options
 
 
 def make_parser(name: str, command: Command) -> Parser:

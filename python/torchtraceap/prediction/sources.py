@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchtraceap.dtypes import dtype_named
 from torchtraceap.errors import MissingDependencyError, OptionError, TraceError
 from torchtraceap.prediction.capture.calls import Capture, CaptureError
-from torchtraceap.prediction.workload import Workload, find_workload, made_workload
+from torchtraceap.workloads.workload import Workload, find_workload, made_workload
 
 if TYPE_CHECKING:
     import torch

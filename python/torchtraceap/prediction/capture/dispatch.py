@@ -37,7 +37,7 @@ from torchtraceap.prediction.capture.running import (
     watched_optimizers,
 )
 from torchtraceap.prediction.capture.streams import Streams
-from torchtraceap.prediction.workload import Workload, made_workload
+from torchtraceap.workloads.workload import Workload, made_workload
 
 if TYPE_CHECKING:
     import torch

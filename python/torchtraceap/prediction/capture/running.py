@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtraceap.errors import OptionError
 from torchtraceap.prediction.capture.calls import Phase
-from torchtraceap.prediction.workload import Workload
+from torchtraceap.workloads.workload import Workload
 
 if TYPE_CHECKING:
     import torch

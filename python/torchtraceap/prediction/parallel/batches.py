@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from torchtraceap.errors import OptionError
 from torchtraceap.prediction.parallel.strategy import PIPELINE, Strategy
-from torchtraceap.prediction.workload import Workload
+from torchtraceap.workloads.workload import Workload
 
 __all__ = ["number_of_parts", "parts_of"]
 

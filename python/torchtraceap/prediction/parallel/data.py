@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torchtraceap.errors import OptionError
 from torchtraceap.prediction.parallel.blocks import blocks_of
-from torchtraceap.prediction.workload import Workload
+from torchtraceap.workloads.workload import Workload
 
 if TYPE_CHECKING:
     import torch

@@ -34,7 +34,7 @@ from torchtraceap.prediction.lifting.fused_lookups import BACKWARD, FORWARD
 from torchtraceap.prediction.parallel.data import STEPS_OF_COPIES, with_copies
 from torchtraceap.prediction.parallel.exchanges import gather, scatter_sums
 from torchtraceap.prediction.parallel.placement import Lookup, Placement
-from torchtraceap.prediction.workload import Workload
+from torchtraceap.workloads.workload import Workload
 
 __all__ = ["looked_up", "optimizer_of_tables", "run_shared_tables"]
 

@@ -34,7 +34,7 @@ from torchtraceap.prediction.parallel.batches import number_of_parts, parts_of
 from torchtraceap.prediction.parallel.blocks import blocks_of
 from torchtraceap.prediction.parallel.data import STEPS_OF_COPIES, STEPS_OF_ONE, with_copies
 from torchtraceap.prediction.parallel.strategy import DATA, PIPELINE, Strategy
-from torchtraceap.prediction.workload import Workload
+from torchtraceap.workloads.workload import Workload
 
 __all__ = ["run_stage"]
 

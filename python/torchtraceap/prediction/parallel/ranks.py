@@ -32,7 +32,7 @@ from torchtraceap.prediction.parallel.strategy import (
     Strategy,
 )
 from torchtraceap.prediction.parallel.world import mesh_of, one_rank
-from torchtraceap.prediction.workload import Workload, made_workload
+from torchtraceap.workloads.workload import Workload, made_workload
 
 if TYPE_CHECKING:
     import torch

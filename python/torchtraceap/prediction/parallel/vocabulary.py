@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchtraceap.errors import OptionError
 from torchtraceap.prediction.parallel.exchanges import entered, gathered, left, whole
 from torchtraceap.prediction.parallel.tensor import axis_of_tokens, pairs_of
-from torchtraceap.prediction.workload import Workload
+from torchtraceap.workloads.workload import Workload
 
 __all__ = ["Words", "loss_of_parts", "share_words", "words_of"]
 

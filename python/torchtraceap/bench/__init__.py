@@ -1,0 +1,1 @@
+"""Workloads and programs measured in fresh processes: runs, verdicts, causes, history."""

@@ -1,0 +1,1 @@
+"""Recording from inside of training libraries, and for as long as a training runs."""

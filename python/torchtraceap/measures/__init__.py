@@ -1,0 +1,1 @@
+"""What can be counted or timed in a trace, by one vocabulary: contracts and benchmarks ask here."""
