@@ -20,6 +20,7 @@ from torchtraceap.bench.statistics.orders import abba, log_ratios
 from torchtraceap.bench.statistics.rules import RULES, Rule
 from torchtraceap.bench.statistics.sequential import VERDICTS, Plan, decide_many
 from torchtraceap.records import dataclass
+from torchtraceap.results import Result
 
 __all__ = ["OURS", "Share", "least_effect", "replay_ours", "replay_rule", "share_of"]
 
@@ -28,7 +29,7 @@ _CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Share(Result):
     """How often something happened; bounds by Clopper and Pearson (1934), 95 %."""
 
     count: int

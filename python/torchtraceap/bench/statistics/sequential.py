@@ -116,7 +116,8 @@ class Judged:
     """Estimate of the log ratio after / before."""
     low: Array
     high: Array
-    """Of the interval that belongs to the test."""
+    """Of the interval that the verdict rests on: of equivalence that inside the bounds, else that
+    of the test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,10 @@ class Look:
     """Estimate of the log ratio after / before."""
     low: float
     high: float
-    """Of the interval with error `level`; infinite where so few pairs say nothing."""
+    """Of the interval that the verdict rests on; infinite where so few pairs say nothing."""
+    error: float
+    """Probability that this interval misses, at most: `level`, or of equivalence twice what one of
+    its two tests may spend."""
 
 
 def judge(values: Array, plan: Plan, look: int) -> Judged:
@@ -157,7 +161,13 @@ def judge(values: Array, plan: Plan, look: int) -> Judged:
     large = np.abs(best) >= plan.least_share * plan.bound
     significant = (p <= plan.levels[look]) & large
     code = np.where(significant, np.where(best > 0, SLOWER, FASTER), UNDECIDED)
-    return Judged(np.where(inside, EQUIVALENT, code), p, best, low, high)
+    return Judged(
+        code=np.where(inside, EQUIVALENT, code),
+        p=p,
+        best=best,
+        low=np.where(inside, inner_low, low),
+        high=np.where(inside, inner_high, high),
+    )
 
 
 def _median(ordered: Array) -> Array:
@@ -171,14 +181,17 @@ def _median(ordered: Array) -> Array:
 def look_at(values: Sequence[float] | Array, plan: Plan, look: int) -> Look:
     """`judge` for one comparison."""
     found = judge(np.asarray(values, np.float64), plan, look)
+    level = plan.levels[look]
+    equivalent = int(found.code) == EQUIVALENT
     return Look(
         pairs=len(values),
         verdict=VERDICTS[int(found.code)],
         p=float(found.p),
-        level=plan.levels[look],
+        level=level,
         best=float(found.best),
         low=float(found.low),
         high=float(found.high),
+        error=2 * plan.equivalence_levels[look] if equivalent else level,
     )
 
 

@@ -39,12 +39,13 @@ def compare_unpaired(before: Array, after: Array, plan: Plan) -> tuple[Look, str
     p = rank_sum_p(before, after)
     if fewest < FEWEST_PROCESSES:
         why = f"{fewest} processes on a side, {FEWEST_PROCESSES} are needed"
-        return Look(fewest, "undecided", p, plan.alpha, best, low, high), why
-    inner = shift_interval(before, after, 2 * whole.equivalence_levels[0])
+        return Look(fewest, "undecided", p, plan.alpha, best, low, high, plan.alpha), why
+    error = 2 * whole.equivalence_levels[0]
+    inner = shift_interval(before, after, error)
     verdict = "undecided"
     if inner[0] > -plan.bound and inner[1] < plan.bound:
-        verdict = "equivalent"
-    elif p <= plan.alpha and abs(best) >= plan.bound:
+        return Look(fewest, "equivalent", p, plan.alpha, best, *inner, error), ""
+    if p <= plan.alpha and abs(best) >= plan.bound:
         verdict = "slower" if best > 0 else "faster"
     why = ""
     if verdict == "undecided" and least_p(len(before), len(after)) > plan.alpha:
@@ -52,7 +53,7 @@ def compare_unpaired(before: Array, after: Array, plan: Plan) -> tuple[Look, str
             f"with {len(before)} and {len(after)} processes no p is below "
             f"{least_p(len(before), len(after)):.2g}; more processes are needed"
         )
-    return Look(fewest, verdict, p, plan.alpha, best, low, high), why
+    return Look(fewest, verdict, p, plan.alpha, best, low, high, plan.alpha), why
 
 
 def medians_by_process(process: Array, ns: Array) -> Array:
