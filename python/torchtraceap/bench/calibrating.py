@@ -4,13 +4,13 @@ with itself."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from torchtraceap.aliases import Array
-from torchtraceap.bench.sides import Side, steps_of_last_run
+from torchtraceap.bench.sides import Side, run_side, steps_of_last_run
 from torchtraceap.bench.statistics.replay import (
     OURS,
     Share,
@@ -24,6 +24,7 @@ from torchtraceap.bench.statistics.sequential import Plan
 from torchtraceap.errors import OptionError
 from torchtraceap.records import dataclass
 from torchtraceap.results import Result
+from torchtraceap.stages import stage
 
 __all__ = ["PLANTED", "Calibration", "Noise", "Row", "calibrate", "calibration_of", "noise_of"]
 
@@ -115,7 +116,6 @@ def calibrate(
     comparisons: int = DEFAULT_COMPARISONS,
     plan: Plan | None = None,
     seed: int = 0,
-    progress: Callable[[int, int], object] | None = None,
 ) -> Calibration:
     """Runs a program again and again, and says what rules would have made of it.
 
@@ -125,23 +125,21 @@ def calibrate(
         comparisons: Replays of each rule and effect.
         plan: Of the comparisons; by default that of `compare`.
         seed: Of windows and orders.
-        progress: Called with the number of runs that are done, and of all.
 
     Raises:
         OptionError: Too few runs for the last look.
         ProgramError: A run failed twice.
     """
-    from torchtraceap.bench.comparing import run_side
-
     plan = plan or Plan()
     check_runs(runs, plan)
-    run_side(side, side.name)
+    check_runs(runs, plan)
+    with stage("warming up"):
+        run_side(side, side.name)
     steps = []
     for number in range(runs):
-        median_ns = run_side(side, side.name)
+        with stage(f"run {number + 1} of {runs}"):
+            median_ns = run_side(side, side.name)
         steps.append(steps_of_last_run(side, median_ns))
-        if progress is not None:
-            progress(number + 1, runs)
     return calibration_of(side.name, steps, comparisons=comparisons, plan=plan, seed=seed)
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from torchtraceap.aliases import Array
+from torchtraceap.bench.environment import fingerprint
 from torchtraceap.bench.pairs import Pair, Pairs
 from torchtraceap.bench.sides import ProgramSide, Side
 from torchtraceap.bench.statistics.rules import RULES
@@ -30,6 +32,7 @@ from torchtraceap.bench.statistics.sequential import (
 from torchtraceap.bench.statistics.signed_rank import least_p
 from torchtraceap.records import dataclass
 from torchtraceap.results import Result
+from torchtraceap.stages import stage
 
 __all__ = ["Comparison", "CountChange", "Evidence", "Sequential", "compare", "evidence_of"]
 
@@ -89,7 +92,11 @@ class Comparison(Result):
     method: str
     evidence: Evidence
     notes: tuple[str, ...]
+    before_ns: int
+    """Median of the runs of A, of the median step of each."""
+    after_ns: int
     raw: tuple[Pair, ...] = ()
+    """Empty for stored runs."""
     rules: Mapping[str, dict[str, Any]] | None = None
     """What named rules say of the same runs."""
     environment: Any = None
@@ -112,8 +119,8 @@ class Comparison(Result):
             "method": self.method,
             "counts": [count.to_dict() for count in self.evidence.counts],
             "causes": list(self.evidence.causes),
-            "before": {"name": self.before, "median_ns": _median(p.before_ns for p in self.raw)},
-            "after": {"name": self.after, "median_ns": _median(p.after_ns for p in self.raw)},
+            "before": {"name": self.before, "median_ns": self.before_ns},
+            "after": {"name": self.after, "median_ns": self.after_ns},
             "minimal_effect": self.minimal_effect,
             "confidence": self.confidence,
             "p": self.p,
@@ -129,11 +136,6 @@ class Comparison(Result):
             "environment": self.environment,
             "reproduce": self.reproduce,
         }
-
-
-def _median(values: Any) -> int | None:
-    found = list(values)
-    return round(float(np.median(found))) if found else None
 
 
 def _look_dict(look: Look) -> dict[str, Any]:
@@ -200,7 +202,6 @@ def compare(
     seed: int = 0,
     causes: bool = True,
     kept: Path | None = None,
-    progress: Callable[[int], object] | None = None,
     reproduce: str = "",
 ) -> Comparison:
     """Runs two sides in pairs of fresh processes until it can be said which is slower.
@@ -214,7 +215,6 @@ def compare(
         seed: Of the order within pairs.
         causes: Record both sides at the end, for counts and causes.
         kept: A file of JSON lines that keeps the pairs; a comparison goes on from it.
-        progress: Called with the number of the pair that begins.
         reproduce: The command to state.
 
     Raises:
@@ -223,11 +223,11 @@ def compare(
     """
     plan = Plan(minimal_effect, alpha, tuple(looks))
     pairs = Pairs(
-        side_a, side_b, most=plan.looks[-1], seed=seed, kept=kept, progress=progress
+        side_a, side_b, most=plan.looks[-1], seed=seed, kept=kept
     )
     sequential = Sequential(pairs, plan)
     sequential.decide()
-    evidence = evidence_of(side_a.trace(), side_b.trace()) if causes else Evidence()
+    evidence = evidence_of_sides(side_a, side_b) if causes else Evidence()
     return comparison_of(
         sequential, side_a, side_b, evidence=evidence, seed=seed, reproduce=reproduce
     )
@@ -264,9 +264,14 @@ def comparison_of(
         method=_method(plan),
         evidence=evidence,
         notes=(*_notes(sequential, raw, side_a, side_b), *notes, *evidence.notes),
+        before_ns=round(float(np.median([pair.before_ns for pair in raw]))),
+        after_ns=round(float(np.median([pair.after_ns for pair in raw]))),
         raw=raw,
-        rules=rules_on(raw),
-        environment=_environment(),
+        rules=rules_on(
+            [np.asarray(pair.before_step_ns, np.float64) for pair in raw],
+            [np.asarray(pair.after_step_ns, np.float64) for pair in raw],
+        ),
+        environment=fingerprint(),
         reproduce=reproduce,
     )
 
@@ -311,14 +316,17 @@ def _is_whole(side: Side) -> bool:
     return isinstance(side, ProgramSide) and side.last is not None and not side.last.by_steps
 
 
-def rules_on(raw: Sequence[Pair]) -> dict[str, dict[str, Any]]:
-    """What named rules say of the same runs. Ours took them in turn, which helps rules that would
-    run block after block."""
-    before = [np.asarray(pair.before_step_ns, np.float64) for pair in raw]
-    after = [np.asarray(pair.after_step_ns, np.float64) for pair in raw]
+def rules_on(before: Sequence[Array], after: Sequence[Array]) -> dict[str, dict[str, Any]]:
+    """What named rules say of the same runs. In pairs they were taken in turn, which helps rules
+    that would run block after block.
+
+    Args:
+        before: Steps of each run of A, ns.
+        after: Of B.
+    """
     said = {}
     for rule in RULES.values():
-        if rule.runs <= len(raw):
+        if rule.runs <= min(len(before), len(after)):
             answer = rule.say(before, after)
             said[rule.name] = {
                 "says": answer.verdict,
@@ -327,6 +335,15 @@ def rules_on(raw: Sequence[Pair]) -> dict[str, dict[str, Any]]:
                 "what": rule.what,
             }
     return said
+
+
+def evidence_of_sides(side_a: Side, side_b: Side) -> Evidence:
+    """Records both sides, then as `evidence_of`."""
+    with stage("recording A"):
+        before = side_a.trace()
+    with stage("recording B"):
+        after = side_b.trace()
+    return evidence_of(before, after)
 
 
 def evidence_of(before: Path | None, after: Path | None) -> Evidence:
@@ -355,6 +372,3 @@ def _counts(before: Any, after: Any) -> tuple[CountChange, ...]:
     keys = [*a, *(key for key in b if key not in a)]
     return tuple(CountChange(key, a.get(key), b.get(key)) for key in keys)
 
-
-def _environment() -> Any:
-    return None
