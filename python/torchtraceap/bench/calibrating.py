@@ -25,6 +25,7 @@ from torchtraceap.errors import OptionError
 from torchtraceap.records import dataclass
 from torchtraceap.results import Result
 from torchtraceap.stages import stage
+from torchtraceap.units import counted
 
 __all__ = ["PLANTED", "Calibration", "Noise", "Row", "calibrate", "calibration_of", "noise_of"]
 
@@ -38,8 +39,8 @@ _SLOW_SIGMAS = 5.0
 
 _NOTES = (
     "Orders of pairs are drawn anew for each comparison, which is what is random in bench "
-    "compare too; the runs are recorded once. {windows} windows of {width} runs stand apart in "
-    "{runs} runs; the others overlap, and intervals take the comparisons as independent.",
+    "compare too; the runs are recorded once. {runs} runs hold {windows} of {width} that stand "
+    "apart; others overlap, and the intervals take comparisons as independent.",
     "Effects are planted by multiplying recorded times of B: made up, on this machine's noise.",
     "Other rules see their runs of A, then those of B, next to each other, as their tools run "
     "them.",
@@ -182,9 +183,7 @@ def calibration_of(
     medians = np.array([np.median(run) for run in arrays])
     logs = np.log(medians)
     rows = tuple(
-        row
-        for effect in PLANTED
-        for row in _rows(arrays, logs, effect, plan, comparisons, seed)
+        row for effect in PLANTED for row in _rows(arrays, logs, effect, plan, comparisons, seed)
     )
     width = 2 * plan.looks[-1]
     windows = len(steps) // width
@@ -203,7 +202,7 @@ def calibration_of(
         rows=rows,
         median_ns=round(float(np.median(medians))),
         run_ns=tuple(round(float(ns)) for ns in medians),
-        notes=(_NOTES[0].format(windows=windows, width=width, runs=len(steps)), *_NOTES[1:]),
+        notes=(_NOTES[0].format(windows=counted(windows, "window"), width=width, runs=len(steps)), *_NOTES[1:]),
     )
 
 

@@ -222,9 +222,7 @@ def compare(
         ProgramError: A run failed twice.
     """
     plan = Plan(minimal_effect, alpha, tuple(looks))
-    pairs = Pairs(
-        side_a, side_b, most=plan.looks[-1], seed=seed, kept=kept
-    )
+    pairs = Pairs(side_a, side_b, most=plan.looks[-1], seed=seed, kept=kept)
     sequential = Sequential(pairs, plan)
     sequential.decide()
     evidence = evidence_of_sides(side_a, side_b) if causes else Evidence()
@@ -285,9 +283,7 @@ def _method(plan: Plan) -> str:
     )
 
 
-def _notes(
-    sequential: Sequential, raw: Sequence[Pair], side_a: Side, side_b: Side
-) -> list[str]:
+def _notes(sequential: Sequential, raw: Sequence[Pair], side_a: Side, side_b: Side) -> list[str]:
     plan = sequential.plan
     notes = []
     if least_p(plan.looks[0]) > plan.levels[0]:
@@ -371,4 +367,3 @@ def _counts(before: Any, after: Any) -> tuple[CountChange, ...]:
     a, b = counts(before), counts(after)
     keys = [*a, *(key for key in b if key not in a)]
     return tuple(CountChange(key, a.get(key), b.get(key)) for key in keys)
-

@@ -125,5 +125,3 @@ def _differences(run_a: StoredRun, run_b: StoredRun) -> list[str]:
 def _keys_that_differ(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     ours = ("now", "protocol")
     return [key for key in {**a, **b} if key not in ours and a.get(key) != b.get(key)]
-
-

@@ -120,9 +120,7 @@ class ProgramSide:
             return None
         if self.target.exists():  # of an interrupted comparison that goes on
             return self.target
-        return trace_program(
-            self.argv, self._cwd, self._env, self._timeout_s, target=self.target
-        )
+        return trace_program(self.argv, self._cwd, self._env, self._timeout_s, target=self.target)
 
 
 def _identity(argv: Sequence[str], folder: Path) -> str:
@@ -236,7 +234,11 @@ def open_sides(
 
 
 def _revision_side(
-    checkouts: Checkouts, word: str, program: Sequence[str], setup: str | None, timeout_s: float | None
+    checkouts: Checkouts,
+    word: str,
+    program: Sequence[str],
+    setup: str | None,
+    timeout_s: float | None,
 ) -> ProgramSide:
     revision = Repository().commit(word)
     place = checkouts.ready(revision)
@@ -276,8 +278,6 @@ def _is_revision(word: str) -> bool:
         Repository().commit(word)
         return True
     return False
-
-
 
 
 def split_command(text: str) -> list[str]:

@@ -55,6 +55,8 @@ def _verdict(found: Comparison) -> str:
         size = percent(abs(found.best), sign=False)
         return f"{found.verdict}: B takes {size} {more} than A {rest}"
     minimal = percent(found.minimal_effect, sign=False)
+    if found.low is None:
+        return f"undecided: {counted} say nothing yet, best guess {percent(found.best)}"
     if found.verdict == "equivalent":
         return f"equivalent: B is within {minimal} of A, best guess {percent(found.best)} {rest}"
     return f"undecided: B beside A may be anything in {interval}, best guess " + (
@@ -90,7 +92,9 @@ def _causes(found: Comparison) -> Iterator[str]:
 
 def _others(rules: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     if rules:
-        said = (f"{name} {rule['says']} ({percent(rule['change'])})" for name, rule in rules.items())
+        said = (
+            f"{name} {rule['says']} ({percent(rule['change'])})" for name, rule in rules.items()
+        )
         yield "other rules on the same runs: " + ", ".join(said)
 
 

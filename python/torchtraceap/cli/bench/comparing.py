@@ -24,6 +24,7 @@ from torchtraceap.cli.parsing import (
     count,
     percentage,
 )
+
 if TYPE_CHECKING:
     from torchtraceap.bench.comparing import Comparison
     from torchtraceap.bench.comparing_many import Comparisons
@@ -144,7 +145,8 @@ def _stored(options: Options) -> Comparison | None:
     from torchtraceap.bench.sides import stored_runs
     from torchtraceap.bench.store import Store
 
-    found = stored_runs(*options.sides, Store(options.store))
+    a, b = options.sides
+    found = stored_runs(a, b, Store(options.store))
     if found is None:
         return None
     note("A and B are stored runs")
@@ -178,7 +180,6 @@ def _measured(options: Options) -> Comparison:
             seed=options.seed,
             causes=not options.no_causes,
             kept=folder / PAIRS,
-            progress=_Shown(plan.looks[-1]),
             reproduce=_again(options),
         )
         keep(folder, comparison)
@@ -247,7 +248,7 @@ def _plan_of(options: Options, minimal_effect: float | str | None, name: str) ->
         text = isinstance(minimal_effect, str)
         value = _effect(str(minimal_effect)) if text else float(minimal_effect)
     except (ValueError, TypeError, argparse.ArgumentTypeError):
-        raise UsageError(f"{name}: minimal_effect is 0.05 or \"5%\"") from None
+        raise UsageError(f'{name}: minimal_effect is 0.05 or "5%"') from None
     return replace(plan, minimal_effect=value)
 
 
