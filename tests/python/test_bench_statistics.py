@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+
 from torchtraceap.aliases import Array
 from torchtraceap.bench.statistics import signed_rank as signed
 from torchtraceap.bench.statistics.families import q_values
@@ -410,9 +411,7 @@ def test_replays_of_quiet_runs_raise_no_alarm_and_find_what_is_planted() -> None
 
 def test_replays_of_a_rule_count_its_answers() -> None:
     steps = [np.full(5, 100.0)] * 30
-    counts = replay_rule(
-        steps, 0.03, RULES["single_run_2_percent"], 50, np.random.default_rng(1)
-    )
+    counts = replay_rule(steps, 0.03, RULES["single_run_2_percent"], 50, np.random.default_rng(1))
     assert counts == {"slower": 50, "faster": 0, "no difference": 0}
 
 

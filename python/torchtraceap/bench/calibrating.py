@@ -202,7 +202,10 @@ def calibration_of(
         rows=rows,
         median_ns=round(float(np.median(medians))),
         run_ns=tuple(round(float(ns)) for ns in medians),
-        notes=(_NOTES[0].format(windows=counted(windows, "window"), width=width, runs=len(steps)), *_NOTES[1:]),
+        notes=(
+            _NOTES[0].format(windows=counted(windows, "window"), width=width, runs=len(steps)),
+            *_NOTES[1:],
+        ),
     )
 
 

@@ -319,10 +319,11 @@ def workload_program(word: str) -> list[str]:
         OptionError: There is no such workload or word.
     """
     from torchtraceap.bench.child import Spec
-    from torchtraceap.workloads.registry import find
+    from torchtraceap.workloads.registry import find, workloads
 
     name, *options = word.removeprefix(WORKLOAD).split(",")
-    find(name)  # says early, and better, what is wrong with a name
+    if ":" not in name and all(entry.name != name for entry in workloads()):
+        find(name)  # says early, and better, what is wrong with a name
     chosen: dict[str, Any] = {}
     for option in options:
         key, _, value = option.partition("=")

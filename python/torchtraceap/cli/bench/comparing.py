@@ -322,7 +322,7 @@ COMPARE_ACTIONS: dict[str, Command] = {
         (
             "bench compare 'python old.py' 'python new.py'",
             "bench compare main HEAD --gate -- python bench.py",
-            "bench compare workload:resnet18 workload:resnet18,compile --minimal-effect 5%",
+            "bench compare workload:resnet workload:resnet,compile --minimal-effect 5%",
             "bench compare --suite benchmarks.toml --gate --json",
         ),
         takes_program=True,
@@ -331,7 +331,7 @@ COMPARE_ACTIONS: dict[str, Command] = {
         "compares a program with itself: how often this machine raises a false alarm",
         _describe_calibrate,
         _calibrate,
-        ("bench calibrate 'python bench.py'", "bench calibrate workload:resnet18 --runs 320"),
+        ("bench calibrate 'python bench.py'", "bench calibrate workload:resnet --runs 320"),
         takes_program=True,
     ),
 }
