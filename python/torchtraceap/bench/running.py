@@ -294,12 +294,9 @@ def _read_trace(target: Path, found: _Explained) -> None:
 
 
 def _counts(trace: Trace) -> dict[str, int]:
-    import importlib.util
+    from torchtraceap.measures.measuring import counts
 
-    name = "torchtraceap.measures.measuring"
-    if importlib.util.find_spec(name) is None:
-        return {}
-    return dict(importlib.import_module(name).counts(trace))
+    return counts(trace)
 
 
 def _flops_of(trace: Trace) -> int | None:
