@@ -102,12 +102,12 @@ def main() -> None:
     )
     options = parser.parse_args()
     options.runs.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + 60 * options.minutes
     counted = verify()
     rounds = read(options.runs)
     done = {program: sum(r["program"] == program for r in rounds) for program in ROUNDS}
     for program in ROUNDS:
         one_run(program, "unchanged")
+    deadline = time.monotonic() + 60 * options.minutes
     with options.runs.open("a", encoding="utf-8") as stream:
         while time.monotonic() < deadline:
             for program, times in ROUNDS.items():
