@@ -149,6 +149,7 @@ class Comparison(Result):
             "rules": dict(self.rules or {}),
             "pairs_ns": [[pair.before_ns, pair.after_ns] for pair in self.raw],
             "orders": [pair.order for pair in self.raw],
+            "load": [pair.load for pair in self.raw],
             "step_ns": [[list(p.before_step_ns), list(p.after_step_ns)] for p in self.raw],
             "environment": self.environment,
             "reproduce": self.reproduce,
