@@ -21,6 +21,8 @@ __all__ = [
 
 _MOST_CAUSES = 5
 _MOST_COUNTS = 12
+_LEAST_SHARE = 0.01
+"""Of the difference, from which a cause gets a line."""
 
 
 def percent(change: float | None, *, sign: bool = True) -> str:
@@ -85,11 +87,12 @@ def _causes(found: Comparison) -> Iterator[str]:
     causes = found.evidence.causes
     if not causes or found.verdict == "equivalent":
         return  # what differs between two recordings of equals is their noise
-    for cause in causes[:_MOST_CAUSES]:
+    shown = [cause for cause in causes if abs(cause["share"]) >= _LEAST_SHARE][:_MOST_CAUSES]
+    for cause in shown:
         delta = _signed_ns(cause["delta_ns"])
         yield f"cause: {delta} {100 * cause['share']:.0f} %  {cause['sentence']}"
-    if len(causes) > _MOST_CAUSES:
-        yield f"cause: {len(causes) - _MOST_CAUSES} more, with --json"
+    if len(causes) > len(shown):
+        yield f"cause: {len(causes) - len(shown)} more, with --json"
     total = found.evidence.traced_difference_ns
     if total is not None:
         yield f"causes sum to {_signed_ns(total)} a step, the difference of the two recordings"
