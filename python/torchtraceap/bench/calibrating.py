@@ -4,13 +4,13 @@ with itself."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from torchtraceap.aliases import Array
-from torchtraceap.bench.sides import Side, steps_of_last_run
+from torchtraceap.bench.sides import Side, run_side, steps_of_last_run
 from torchtraceap.bench.statistics.replay import (
     OURS,
     Share,
@@ -24,6 +24,8 @@ from torchtraceap.bench.statistics.sequential import Plan
 from torchtraceap.errors import OptionError
 from torchtraceap.records import dataclass
 from torchtraceap.results import Result
+from torchtraceap.stages import stage
+from torchtraceap.units import counted
 
 __all__ = ["PLANTED", "Calibration", "Noise", "Row", "calibrate", "calibration_of", "noise_of"]
 
@@ -37,8 +39,8 @@ _SLOW_SIGMAS = 5.0
 
 _NOTES = (
     "Orders of pairs are drawn anew for each comparison, which is what is random in bench "
-    "compare too; the runs are recorded once. {windows} windows of {width} runs stand apart in "
-    "{runs} runs; the others overlap, and intervals take the comparisons as independent.",
+    "compare too; the runs are recorded once. {runs} runs hold {windows} of {width} that stand "
+    "apart; others overlap, and the intervals take comparisons as independent.",
     "Effects are planted by multiplying recorded times of B: made up, on this machine's noise.",
     "Other rules see their runs of A, then those of B, next to each other, as their tools run "
     "them.",
@@ -115,7 +117,6 @@ def calibrate(
     comparisons: int = DEFAULT_COMPARISONS,
     plan: Plan | None = None,
     seed: int = 0,
-    progress: Callable[[int, int], object] | None = None,
 ) -> Calibration:
     """Runs a program again and again, and says what rules would have made of it.
 
@@ -125,23 +126,21 @@ def calibrate(
         comparisons: Replays of each rule and effect.
         plan: Of the comparisons; by default that of `compare`.
         seed: Of windows and orders.
-        progress: Called with the number of runs that are done, and of all.
 
     Raises:
         OptionError: Too few runs for the last look.
         ProgramError: A run failed twice.
     """
-    from torchtraceap.bench.comparing import run_side
-
     plan = plan or Plan()
     check_runs(runs, plan)
-    run_side(side, side.name)
+    check_runs(runs, plan)
+    with stage("warming up"):
+        run_side(side, side.name)
     steps = []
     for number in range(runs):
-        median_ns = run_side(side, side.name)
+        with stage(f"run {number + 1} of {runs}"):
+            median_ns = run_side(side, side.name)
         steps.append(steps_of_last_run(side, median_ns))
-        if progress is not None:
-            progress(number + 1, runs)
     return calibration_of(side.name, steps, comparisons=comparisons, plan=plan, seed=seed)
 
 
@@ -184,9 +183,7 @@ def calibration_of(
     medians = np.array([np.median(run) for run in arrays])
     logs = np.log(medians)
     rows = tuple(
-        row
-        for effect in PLANTED
-        for row in _rows(arrays, logs, effect, plan, comparisons, seed)
+        row for effect in PLANTED for row in _rows(arrays, logs, effect, plan, comparisons, seed)
     )
     width = 2 * plan.looks[-1]
     windows = len(steps) // width
@@ -205,7 +202,10 @@ def calibration_of(
         rows=rows,
         median_ns=round(float(np.median(medians))),
         run_ns=tuple(round(float(ns)) for ns in medians),
-        notes=(_NOTES[0].format(windows=windows, width=width, runs=len(steps)), *_NOTES[1:]),
+        notes=(
+            _NOTES[0].format(windows=counted(windows, "window"), width=width, runs=len(steps)),
+            *_NOTES[1:],
+        ),
     )
 
 

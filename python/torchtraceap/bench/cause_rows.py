@@ -131,9 +131,7 @@ def cause_rows(before: Ranks, after: Ranks) -> CauseRows:
     kept = np.flatnonzero((ns[0] > 0) | (ns[1] > 0))
     varies = np.where((ns[0] > 0) & (ns[1] > 0), SCATTERS * scatter * factor * ns[0], 0.0)
     differ = [delta, noise, varies]
-    rows = tuple(
-        names.row(i, ns, [float(each[i]) for each in differ]) for i in kept.tolist()
-    )
+    rows = tuple(names.row(i, ns, [float(each[i]) for each in differ]) for i in kept.tolist())
     typical = float((ns[1] - ns[0]).sum())
     return CauseRows(
         rows=rows,
@@ -313,7 +311,9 @@ def _weighted_median(values: Array, weight: Array) -> float:
 
 def _net_moves(names: _Names, ns: Sequence[Array], delta: Array, factor: float) -> list[Move]:
     """Pairs what went with what came; what they differ by stays at the place of what came."""
-    groups: defaultdict[tuple[str, str], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    groups: defaultdict[tuple[str, str], tuple[list[int], list[int]]] = defaultdict(
+        lambda: ([], [])
+    )
     change = names.calls[1] - names.calls[0]
     for i in np.flatnonzero(np.abs(change) > EQUAL_CALLS * np.maximum(*names.calls)).tolist():
         groups[names.name[i], names.kind[i]][int(change[i] > 0)].append(i)

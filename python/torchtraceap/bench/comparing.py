@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchtraceap.aliases import Array
+from torchtraceap.bench.environment import fingerprint
 from torchtraceap.bench.pairs import Pair, Pairs
 from torchtraceap.bench.sides import ProgramSide, Side
 from torchtraceap.bench.statistics.rules import RULES
@@ -28,8 +30,13 @@ from torchtraceap.bench.statistics.sequential import (
     whole_p,
 )
 from torchtraceap.bench.statistics.signed_rank import least_p
+from torchtraceap.errors import TraceError
 from torchtraceap.records import dataclass
 from torchtraceap.results import Result
+from torchtraceap.stages import stage
+
+if TYPE_CHECKING:
+    from torchtraceap.trace import Trace
 
 __all__ = ["Comparison", "CountChange", "Evidence", "Sequential", "compare", "evidence_of"]
 
@@ -56,9 +63,18 @@ class Evidence:
     """What the two traces say."""
 
     counts: tuple[CountChange, ...] = ()
+    counted_by: str = "step"
+    """"step" (the worst one) or "trace": what they are counts of."""
     causes: tuple[dict[str, Any], ...] = ()
-    price: Any = None
-    """What the simulator makes of it; None where it was not asked."""
+    """As `bench.causes` has them; they sum to the difference of the two recordings."""
+    traced_difference_ns: int | None = None
+    """Of the median steps of the recordings, which are one run each."""
+    moved: tuple[dict[str, Any], ...] = ()
+    """Work that only changed its place."""
+    findings: Mapping[str, Any] | None = None
+    """That appeared, and that are gone."""
+    price: dict[str, Any] | None = None
+    """What fixing the costliest finding that appeared would save."""
     notes: tuple[str, ...] = ()
 
 
@@ -89,7 +105,11 @@ class Comparison(Result):
     method: str
     evidence: Evidence
     notes: tuple[str, ...]
+    before_ns: int
+    """Median of the runs of A, of the median step of each."""
+    after_ns: int
     raw: tuple[Pair, ...] = ()
+    """Empty for stored runs."""
     rules: Mapping[str, dict[str, Any]] | None = None
     """What named rules say of the same runs."""
     environment: Any = None
@@ -112,28 +132,28 @@ class Comparison(Result):
             "method": self.method,
             "counts": [count.to_dict() for count in self.evidence.counts],
             "causes": list(self.evidence.causes),
-            "before": {"name": self.before, "median_ns": _median(p.before_ns for p in self.raw)},
-            "after": {"name": self.after, "median_ns": _median(p.after_ns for p in self.raw)},
+            "before": {"name": self.before, "median_ns": self.before_ns},
+            "after": {"name": self.after, "median_ns": self.after_ns},
             "minimal_effect": self.minimal_effect,
             "confidence": self.confidence,
             "p": self.p,
             "looks": [_look_dict(look) for look in self.looks],
             "seed": self.seed,
             "counts_changed": [count.key for count in self.changed_counts],
+            "counted_by": self.evidence.counted_by,
+            "traced_difference_ns": self.evidence.traced_difference_ns,
+            "moved": list(self.evidence.moved),
+            "findings": dict(self.evidence.findings or {}),
             "price": self.evidence.price,
             "notes": list(self.notes),
             "rules": dict(self.rules or {}),
             "pairs_ns": [[pair.before_ns, pair.after_ns] for pair in self.raw],
             "orders": [pair.order for pair in self.raw],
+            "load": [pair.load for pair in self.raw],
             "step_ns": [[list(p.before_step_ns), list(p.after_step_ns)] for p in self.raw],
             "environment": self.environment,
             "reproduce": self.reproduce,
         }
-
-
-def _median(values: Any) -> int | None:
-    found = list(values)
-    return round(float(np.median(found))) if found else None
 
 
 def _look_dict(look: Look) -> dict[str, Any]:
@@ -200,7 +220,6 @@ def compare(
     seed: int = 0,
     causes: bool = True,
     kept: Path | None = None,
-    progress: Callable[[int], object] | None = None,
     reproduce: str = "",
 ) -> Comparison:
     """Runs two sides in pairs of fresh processes until it can be said which is slower.
@@ -214,7 +233,6 @@ def compare(
         seed: Of the order within pairs.
         causes: Record both sides at the end, for counts and causes.
         kept: A file of JSON lines that keeps the pairs; a comparison goes on from it.
-        progress: Called with the number of the pair that begins.
         reproduce: The command to state.
 
     Raises:
@@ -222,12 +240,10 @@ def compare(
         ProgramError: A run failed twice.
     """
     plan = Plan(minimal_effect, alpha, tuple(looks))
-    pairs = Pairs(
-        side_a, side_b, most=plan.looks[-1], seed=seed, kept=kept, progress=progress
-    )
+    pairs = Pairs(side_a, side_b, most=plan.looks[-1], seed=seed, kept=kept)
     sequential = Sequential(pairs, plan)
     sequential.decide()
-    evidence = evidence_of(side_a.trace(), side_b.trace()) if causes else Evidence()
+    evidence = evidence_of_sides(side_a, side_b) if causes else Evidence()
     return comparison_of(
         sequential, side_a, side_b, evidence=evidence, seed=seed, reproduce=reproduce
     )
@@ -264,9 +280,14 @@ def comparison_of(
         method=_method(plan),
         evidence=evidence,
         notes=(*_notes(sequential, raw, side_a, side_b), *notes, *evidence.notes),
+        before_ns=round(float(np.median([pair.before_ns for pair in raw]))),
+        after_ns=round(float(np.median([pair.after_ns for pair in raw]))),
         raw=raw,
-        rules=rules_on(raw),
-        environment=_environment(),
+        rules=rules_on(
+            [np.asarray(pair.before_step_ns, np.float64) for pair in raw],
+            [np.asarray(pair.after_step_ns, np.float64) for pair in raw],
+        ),
+        environment=fingerprint(),
         reproduce=reproduce,
     )
 
@@ -280,9 +301,7 @@ def _method(plan: Plan) -> str:
     )
 
 
-def _notes(
-    sequential: Sequential, raw: Sequence[Pair], side_a: Side, side_b: Side
-) -> list[str]:
+def _notes(sequential: Sequential, raw: Sequence[Pair], side_a: Side, side_b: Side) -> list[str]:
     plan = sequential.plan
     notes = []
     if least_p(plan.looks[0]) > plan.levels[0]:
@@ -311,14 +330,17 @@ def _is_whole(side: Side) -> bool:
     return isinstance(side, ProgramSide) and side.last is not None and not side.last.by_steps
 
 
-def rules_on(raw: Sequence[Pair]) -> dict[str, dict[str, Any]]:
-    """What named rules say of the same runs. Ours took them in turn, which helps rules that would
-    run block after block."""
-    before = [np.asarray(pair.before_step_ns, np.float64) for pair in raw]
-    after = [np.asarray(pair.after_step_ns, np.float64) for pair in raw]
+def rules_on(before: Sequence[Array], after: Sequence[Array]) -> dict[str, dict[str, Any]]:
+    """What named rules say of the same runs. In pairs they were taken in turn, which helps rules
+    that would run block after block.
+
+    Args:
+        before: Steps of each run of A, ns.
+        after: Of B.
+    """
     said = {}
     for rule in RULES.values():
-        if rule.runs <= len(raw):
+        if rule.runs <= min(len(before), len(after)):
             answer = rule.say(before, after)
             said[rule.name] = {
                 "says": answer.verdict,
@@ -327,6 +349,15 @@ def rules_on(raw: Sequence[Pair]) -> dict[str, dict[str, Any]]:
                 "what": rule.what,
             }
     return said
+
+
+def evidence_of_sides(side_a: Side, side_b: Side) -> Evidence:
+    """Records both sides, then as `evidence_of`."""
+    with stage("recording A"):
+        before = side_a.trace()
+    with stage("recording B"):
+        after = side_b.trace()
+    return evidence_of(before, after)
 
 
 def evidence_of(before: Path | None, after: Path | None) -> Evidence:
@@ -340,21 +371,43 @@ def evidence_of(before: Path | None, after: Path | None) -> Evidence:
     if before is None or after is None:
         sides = " and ".join(missing)
         return Evidence(notes=(f"no trace of side {sides}: no counts and no causes",))
-    from torchtraceap.bench.causes import causes
     from torchtraceap.loading import load
 
-    traces = load(before), load(after)
-    found = causes(*traces)
-    return Evidence(_counts(*traces), found, None, ())
+    try:
+        traces = load(before), load(after)
+        counts, counted_by = _counts(*traces)
+    except TraceError as error:  # the verdict stands without it
+        return Evidence(notes=(f"no counts and no causes: {error}",))
+    try:
+        return _with_causes(counts, counted_by, *traces)
+    except TraceError as error:
+        return Evidence(counts, counted_by, notes=(f"no causes: {error}",))
 
 
-def _counts(before: Any, after: Any) -> tuple[CountChange, ...]:
+def _with_causes(
+    counts: tuple[CountChange, ...], counted_by: str, before: Trace, after: Trace
+) -> Evidence:
+    from torchtraceap.bench.causes import causes
+
+    document = causes(before, after).to_dict()
+    return Evidence(
+        counts=counts,
+        counted_by=counted_by,
+        causes=tuple(document["causes"]),
+        traced_difference_ns=document["difference_ns"],
+        moved=tuple(document["moved"]),
+        findings=document["findings"],
+        price=document["price"],
+        notes=tuple(document["notes"]),
+    )
+
+
+def _counts(before: Trace, after: Trace) -> tuple[tuple[CountChange, ...], str]:
+    """Of a step where both have steps: recordings may hold different numbers of them."""
     from torchtraceap.measures import counts
 
-    a, b = counts(before), counts(after)
+    by_step = all(part.tree.steps for trace in (before, after) for part in trace.ranks)
+    a, b = counts(before, per_step=by_step), counts(after, per_step=by_step)
     keys = [*a, *(key for key in b if key not in a)]
-    return tuple(CountChange(key, a.get(key), b.get(key)) for key in keys)
-
-
-def _environment() -> Any:
-    return None
+    found = tuple(CountChange(key, a.get(key), b.get(key)) for key in keys)
+    return found, "step" if by_step else "trace"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torchtraceap.bench.sides import Side, run_side, steps_of_last_run
 from torchtraceap.bench.statistics.orders import abba
 from torchtraceap.errors import OptionError
 from torchtraceap.records import dataclass
+from torchtraceap.stages import stage
 from torchtraceap.writing import write_text
 
 __all__ = ["Pair", "Pairs"]
@@ -52,7 +52,7 @@ class Pairs:
         most: int,
         seed: int,
         kept: Path | None = None,
-        progress: Callable[[int], object] | None = None,
+        name: str = "",
     ) -> None:
         """
         Args:
@@ -62,8 +62,7 @@ class Pairs:
             seed: Of the orders.
             kept: A file of JSON lines with the pairs so far; a comparison that was interrupted
                 goes on from it.
-            progress: Called with the number of the pair that begins, from 1; 0 is the pair that
-                warms up the machine.
+            name: Of the comparison, for whoever watches.
 
         Raises:
             OptionError: The file is none of such pairs.
@@ -71,7 +70,8 @@ class Pairs:
         self._side_a, self._side_b = side_a, side_b
         self._a_first = abba(most, np.random.default_rng(seed))
         self._kept = kept
-        self._progress = progress or (lambda number: None)
+        self._most = most
+        self._name = f"{name}: " if name else ""
         self._warm = False
         self.pairs: list[Pair] = _read(kept, self._a_first) if kept and kept.exists() else []
         self.resumed = len(self.pairs)
@@ -84,12 +84,13 @@ class Pairs:
             ProgramError: A run failed twice.
         """
         if len(self.pairs) < count and not self._warm:
-            self._progress(0)
-            self._run(True)  # not counted: files and pages that nobody has read yet
+            with stage(f"{self._name}warming up"):
+                self._run(True)  # not counted: files and pages that nobody has read yet
             self._warm = True
         while len(self.pairs) < count:
-            self._progress(len(self.pairs) + 1)
-            self.pairs.append(self._run(bool(self._a_first[len(self.pairs)])))
+            number = len(self.pairs)
+            with stage(f"{self._name}pair {number + 1} of at most {self._most}"):
+                self.pairs.append(self._run(bool(self._a_first[number])))
             self._keep()
         pairs = self.pairs[:count]
         return np.log([pair.after_ns / pair.before_ns for pair in pairs])

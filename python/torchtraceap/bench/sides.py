@@ -10,11 +10,14 @@ shell.
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from shutil import which
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,20 +25,35 @@ import numpy as np
 from torchtraceap.aliases import Array
 from torchtraceap.bench.processes import ProgramError, check_success, run_fresh
 from torchtraceap.bench.programs import ProgramRun, named, run_program, trace_program
-from torchtraceap.bench.revisions import Repository
-from torchtraceap.errors import OptionError
+from torchtraceap.bench.revisions import Checkouts, Repository
+from torchtraceap.bench.store import Store, StoredRun
+from torchtraceap.errors import OptionError, TraceError
 
 __all__ = [
+    "LOOP",
     "WORKLOAD",
     "ProgramSide",
     "Side",
     "key_of",
     "open_sides",
     "run_side",
+    "split_command",
     "steps_of_last_run",
+    "stored_runs",
+    "word_side",
 ]
 
 WORKLOAD = "workload:"
+LOOP = (
+    sys.executable,
+    "-c",
+    "from torchtraceap.bench.measured import measured\n"
+    "for _ in measured(range(12), warmup=2):\n"
+    "    sum(number * number for number in range(100_000))\n",
+)
+"""A program for those who name none: steps of plain Python."""
+_MOST_BYTES = 16 << 20
+"""Of a file that a command names, for its content to count: scripts, not data sets."""
 _TOLD_LINES = 5
 """Of what a program that failed wrote to standard error."""
 
@@ -84,7 +102,7 @@ class ProgramSide:
         """
         self.name = name
         self.argv = list(argv)
-        self.identity = identity or json.dumps([self.argv, str(cwd or Path.cwd())])
+        self.identity = identity or _identity(self.argv, cwd or Path.cwd())
         self.target = target
         self.last: ProgramRun | None = None
         self._cwd = cwd
@@ -102,9 +120,17 @@ class ProgramSide:
             return None
         if self.target.exists():  # of an interrupted comparison that goes on
             return self.target
-        return trace_program(
-            self.argv, self._cwd, self._env, self._timeout_s, target=self.target
-        )
+        return trace_program(self.argv, self._cwd, self._env, self._timeout_s, target=self.target)
+
+
+def _identity(argv: Sequence[str], folder: Path) -> str:
+    """Of a command: its words, and the contents of the files that they name."""
+    contents = [
+        sha256(path.read_bytes()).hexdigest()
+        for path in (folder / word for word in argv)
+        if "\0" not in str(path) and path.is_file() and path.stat().st_size <= _MOST_BYTES
+    ]
+    return json.dumps([list(argv), str(folder), contents])
 
 
 def run_side(side: Side, label: str) -> int:
@@ -144,6 +170,30 @@ def key_of(side_a: ProgramSide, side_b: ProgramSide, settings: Sequence[Any]) ->
     return sha256(text.encode()).hexdigest()[:16]
 
 
+_ID = re.compile(r"[0-9a-f]{4,16}")
+
+
+def stored_runs(a: str, b: str, store: Store) -> tuple[StoredRun, StoredRun] | None:
+    """The runs that two words are ids of; None where one can't be meant so.
+
+    Raises:
+        OptionError: An id begins several runs, or one of the two is of no run.
+        StoreError: A manifest is damaged.
+    """
+    ids = [path.stem for path in (store.folder / "runs").glob("*.json")]
+    known = [bool(_ID.fullmatch(word)) and _begins(word, ids) for word in (a, b)]
+    if not any(known):
+        return None
+    for word, is_known in zip((a, b), known, strict=True):
+        if not is_known:
+            raise OptionError(f"{word}: is no run of {store.folder}, though the other side is one")
+    return store.load(a), store.load(b)
+
+
+def _begins(word: str, ids: Sequence[str]) -> bool:
+    return any(each.startswith(word) for each in ids)
+
+
 @contextmanager
 def open_sides(
     a: str,
@@ -180,11 +230,15 @@ def open_sides(
         raise OptionError("a program has to stand behind --")
     if setup:
         raise OptionError("--setup is for revisions, with a program behind --")
-    yield _word_side(a, timeout_s), _word_side(b, timeout_s)
+    yield word_side(a, timeout_s), word_side(b, timeout_s)
 
 
 def _revision_side(
-    checkouts: Any, word: str, program: Sequence[str], setup: str | None, timeout_s: float | None
+    checkouts: Checkouts,
+    word: str,
+    program: Sequence[str],
+    setup: str | None,
+    timeout_s: float | None,
 ) -> ProgramSide:
     revision = Repository().commit(word)
     place = checkouts.ready(revision)
@@ -209,13 +263,21 @@ def word_side(word: str, timeout_s: float | None = None) -> ProgramSide:
     Raises:
         OptionError: It is neither.
     """
-    return _word_side(word, timeout_s)
-
-
-def _word_side(word: str, timeout_s: float | None) -> ProgramSide:
     if word.startswith(WORKLOAD):
         return ProgramSide(word, workload_program(word), timeout_s=timeout_s)
-    return ProgramSide(word, split_command(word), timeout_s=timeout_s)
+    words = split_command(word)
+    if len(words) == 1 and which(words[0]) is None and _is_revision(word):
+        raise OptionError(
+            f"{word}: is a revision; say what runs in it: bench compare A B -- python script.py"
+        )
+    return ProgramSide(word, words, timeout_s=timeout_s)
+
+
+def _is_revision(word: str) -> bool:
+    with suppress(TraceError):
+        Repository().commit(word)
+        return True
+    return False
 
 
 def split_command(text: str) -> list[str]:
@@ -233,6 +295,45 @@ def split_command(text: str) -> list[str]:
     return words
 
 
+_WORDS: dict[str, dict[str, Any]] = {
+    "compile": {"compiled": True},
+    "train": {"mode": "train"},
+    "eval": {"mode": "eval"},
+    "fp32": {"precision": "fp32"},
+    "tf32": {"precision": "tf32"},
+    "bf16": {"precision": "bf16"},
+    "cpu": {"device": "cpu"},
+    "cuda": {"device": "cuda"},
+}
+_NUMBERS = ("batch", "steps", "warmup", "threads")
+
+
 def workload_program(word: str) -> list[str]:
-    """The program that runs a workload of the suite."""
-    raise OptionError(f"{word}: workloads can't be compared yet")
+    """The program that runs a workload of the suite.
+
+    Args:
+        word: `workload:NAME`, then with commas words such as `compile`, `bf16`, `eval`, `cuda`,
+            and `batch=N`, `steps=N`, `warmup=N`, `threads=N`, `size=tiny`.
+
+    Raises:
+        OptionError: There is no such workload or word.
+    """
+    from torchtraceap.bench.child import Spec
+    from torchtraceap.workloads.registry import find, workloads
+
+    name, *options = word.removeprefix(WORKLOAD).split(",")
+    if ":" not in name and all(entry.name != name for entry in workloads()):
+        find(name)  # says early, and better, what is wrong with a name
+    chosen: dict[str, Any] = {}
+    for option in options:
+        key, _, value = option.partition("=")
+        if option in _WORDS:
+            chosen |= _WORDS[option]
+        elif key in _NUMBERS and value.isdecimal():
+            chosen[key] = int(value)
+        elif key == "size" and value:
+            chosen[key] = value
+        else:
+            known = ", ".join((*_WORDS, *(f"{number}=N" for number in _NUMBERS), "size=NAME"))
+            raise OptionError(f"{word}: {option!r} is none of {known}")
+    return Spec(name, **chosen).command()

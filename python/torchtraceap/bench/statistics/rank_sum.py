@@ -49,7 +49,8 @@ def _ways(ranks: tuple[int, ...], chosen: int) -> Array:
         most = min(chosen, number)
         if rank <= top:
             ways[1 : most + 1, rank:] += ways[:most, : top + 1 - rank].copy()
-    return ways[chosen]
+    found: Array = ways[chosen]
+    return found
 
 
 def shift(before: Array, after: Array) -> float:
