@@ -43,7 +43,7 @@ LARGE_CHILD = 0.35
 NO_MORE_THAN = 1.5
 """Times its place's difference: a child with more is offset by its siblings, so they belong
 together."""
-MANY_CALLS = 10
+MANY_CALLS = 30
 """More calls in a step, from which what Python takes between operators belongs to them."""
 LEAST_MOVED = 0.005
 """Of the step, from which moved work is told."""
@@ -393,7 +393,8 @@ class _Contributors:
         if leading.kind == "idle" and place and place[0] == leading.place[0]:
             return f"{place[0]} ({_listed(names)})", " / ".join(place[1:])
         if not place or place == (PYTHON,):
-            return _listed(names), ""
+            calls = [row for row in rows if row.name != PYTHON]
+            return _listed(names), " / ".join(self._shared_place(calls))
         above = " / ".join(place[:-1])
         # An operator stands for what it calls.
         mine = place[-1] == names[0] or all(len(row.place) >= len(place) for row in rows)
