@@ -57,6 +57,11 @@ class Recorder:
         """Whole recorded steps."""
         return max(0, self._steps - self._warmup)
 
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return current_rank(self._torch)
+
     def start(self) -> None:
         """Begins.
 
@@ -145,7 +150,7 @@ class Recorder:
             RecordingError: No operation of torch ran.
             OutputError: It can't be written.
         """
-        names = TraceNames(path, rank=current_rank(self._torch), run="")
+        names = TraceNames(path, rank=self.rank, run="")
         rest = f"{_STEP_MARK}{self._steps}" if self.steps else None
         written = export_trace(_Marked(profiler, rest), names)
         if written is None:
