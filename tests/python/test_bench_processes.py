@@ -291,12 +291,16 @@ def test_a_program_without_steps_is_recorded_whole(tmp_path: Path) -> None:
     assert "/" not in document.get("traceName", "")
 
 
-def test_a_profiler_of_its_own_goes_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "recorder",
+    ["torch.profiler.profile(on_trace_ready=lambda p: p.export_chrome_trace(sys.argv[1]))",
+     "__import__('torchtraceap').profile(sys.argv[1], diagnose=False)"],
+    ids=["torch", "ours"],
+)  # fmt: skip
+def test_a_profiler_of_its_own_goes_first(recorder: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     own = tmp_path / "own.json"
-    code = TRAINED + (
-        "\n    with torch.profiler.profile() as p: layer(x)\n    p.export_chrome_trace(sys.argv[1])"
-    )
+    code = TRAINED + f"\n    with {recorder} as p: layer(x)"
     assert trace_program(python(code, str(own)), target=tmp_path / "t.json.gz") is None
     assert "aten::linear" in own.read_text()
 

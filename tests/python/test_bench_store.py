@@ -192,6 +192,28 @@ def test_the_fingerprint_imports_no_torch() -> None:
     assert ended.stdout.startswith("False ")
 
 
+NVIDIA_SMI = """#!/bin/sh
+case "$1" in
+  *driver_version*) echo "NVIDIA H100, 580.1, 81559 MiB"; echo "NVIDIA H100, 580.1, 81559 MiB" ;;
+  *pstate*) for gpu in 0 1; do echo "P0, 1980 MHz, 2619 MHz, 31, 70.1 W, 0 %, 4 MiB"; done ;;
+  *) echo "Field is not a valid field to query."; exit 2 ;;
+esac
+"""
+
+
+def test_gpus_are_told_as_far_as_their_driver_knows_what_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(NVIDIA_SMI)
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    found = fingerprint(tmp_path)
+    expected = {"name": "NVIDIA H100", "driver_version": "580.1", "memory.total": "81559 MiB"}
+    assert found["gpus"] == [expected] * 2
+    assert [gpu["clocks.sm"] for gpu in found["now"]["gpus"]] == ["1980 MHz"] * 2
+
+
 def test_what_is_momentary_is_not_in_the_hash() -> None:
     one = {"cpu": {"model": "a"}, "now": {"load": [1.0]}}
     assert environment_hash({**one, "now": {"load": [9.0]}}) == environment_hash(one)
