@@ -290,9 +290,9 @@ def _contract(source: PathLike | Contract | None, name: str, limits: Mapping[str
     if source is None:
         return Contract.parse(limits, name=name)
     if not isinstance(source, Contract):
-        from torchtraceap.contracts.file import read_contract
+        from torchtraceap.contracts.file import read_contracts
 
-        source = read_contract(source, name or None)
+        source = read_contracts(source).contract(name or None)
     return source.merged(Contract.parse(limits)) if limits else source
 
 
