@@ -80,8 +80,14 @@ def _priced(trace: Ranks, results: Sequence[KeyResult]) -> list[KeyResult]:
         if each.status == FAILED and each.first_event is not None
     }
     found = prices(trace, wanted) if wanted else {}
+    of_step = any(part.tree.steps for part in trace.ranks)
     return [
-        replace(each, price_ns=found[each.key].ns, price_note=found[each.key].note)
+        replace(
+            each,
+            price_ns=found[each.key].ns,
+            price_per_step=of_step,
+            price_note=found[each.key].note,
+        )
         if each.key in found
         else each
         for each in results
@@ -321,7 +327,7 @@ def _of_findings(trace: Ranks, limit: Limit, made: _Maker) -> KeyResult:
     if present:
         rank, evidence = _evidence(found[present[0]])
         row = int(evidence[0]) if len(evidence) else None
-        reason = f"{_listed(present)} present, and {_those(limit)} must not be"
+        reason = f"{_listed(present)} present, which the contract rules out"
         return made(
             FAILED,
             present,
@@ -344,10 +350,6 @@ def _of_findings(trace: Ranks, limit: Limit, made: _Maker) -> KeyResult:
 def _listed(types: Iterable[str]) -> str:
     names = list(types)
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
-
-
-def _those(limit: Limit) -> str:
-    return "no finding" if not limit.types else "it" if len(limit.types) == 1 else "they"
 
 
 _Parts = Sequence[tuple[RankTrace, Any]]

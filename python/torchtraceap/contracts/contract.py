@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torchtraceap.contracts.limits import Limit
@@ -71,6 +72,11 @@ class Contract:
         return tuple(key for key, _ in self.limits)
 
     @property
+    def empty_keys(self) -> tuple[str, ...]:
+        """Keys that a file has without a limit."""
+        return tuple(key for key, _ in self.lines if key not in self.keys)
+
+    @property
     def needs_device(self) -> bool:
         """Does it limit what depends on the device?"""
         return any(MEASURES[key].kind in ("share", "time") for key in self.keys)
@@ -82,6 +88,11 @@ class Contract:
     def line(self, key: str) -> int | None:
         """Where a key is written, from 1; None outside of a file."""
         return dict(self.lines).get(key)
+
+    def without(self, keys: Iterable[str]) -> Contract:
+        """Without limits on these keys."""
+        gone = set(keys)
+        return replace(self, limits=tuple(pair for pair in self.limits if pair[0] not in gone))
 
     def merged(self, other: Contract) -> Contract:
         """These limits, with those of another one in their places and behind them."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -64,8 +65,8 @@ class Limit:
     """Of collectives, by kind."""
     types: tuple[str, ...] = ()
     """Of findings: those that must not be present; all for none."""
-    given: Any = None
-    """As it was written."""
+    unit: str = ""
+    """Of a size, a share or a time, as it was written."""
 
     @classmethod
     def parse(cls, value: Any, kind: str = "count") -> Limit:
@@ -104,17 +105,7 @@ class Limit:
     def widened(self, tolerance: float) -> Limit:
         """With bounds that are that share further out."""
         low = self.low * (1 - tolerance) if self.low > 0 else self.low
-        return Limit(
-            self.kind,
-            self.text,
-            low,
-            self.high * (1 + tolerance),
-            self.low_open,
-            self.high_open,
-            self.by_name,
-            self.types,
-            self.given,
-        )
+        return replace(self, low=low, high=self.high * (1 + tolerance))
 
     def to_json(self) -> Any:
         """As a document has it: a number, a text, a dict or a list."""
@@ -127,28 +118,58 @@ class Limit:
         return self.text
 
     def moved_to(self, value: Any) -> Any:
-        """What to write for the same form of limit with a measured value as its bound.
+        """What to write for the same form of limit with a measured value as its bound: `"<=7"`
+        stays an upper bound, and of a range one end moves, or none.
 
         Args:
             value: In the unit of the measure; of collectives a dict.
         """
         if self.by_name:
-            named = {name for name, _ in self.by_name if name != OTHER}
-            other = sum(n for name, n in value.items() if name not in named)
+            named = {name for name, _ in self.by_name}
+            other = sum(number for name, number in value.items() if name not in named)
             numbers = {**dict.fromkeys(named, 0), **value, OTHER: other}
             return {name: limit.moved_to(numbers[name]) for name, limit in self.by_name}
         if isinstance(value, Mapping):
             value = sum(value.values())
-        if self.is_exact and self.kind in ("count", "bytes"):
+        if self.is_exact:
             return value
-        return self._form(value)
+        if self.low > -math.inf and self.high < math.inf:
+            return self._moved_range(value)
+        up = self.high < math.inf
+        is_open = self.high_open or self.low_open
+        sign = ("<" if up else ">") + ("" if is_open else "=")
+        return f"{sign}{self._written(value, up=up, beyond=is_open)}"
 
-    def _form(self, value: float) -> str:
-        written = _written(value, self.kind, up=self.high < math.inf)
-        if self.high < math.inf and self.low > -math.inf:
-            low = _written(min(value, self.low), self.kind, up=False)
-            return f"{low}..{_written(max(value, self.low), self.kind, up=True)}"
-        return f"{'<=' if self.high < math.inf else '>='}{written}"
+    def _moved_range(self, value: float) -> str:
+        if self.holds(value):
+            return self.text
+        low, high = min(value, self.low), max(value, self.high)
+        return f"{self._written(low, up=False)}..{self._written(high, up=True)}"
+
+    def _written(self, value: float, *, up: bool, beyond: bool = False) -> str:
+        """A number in the unit of the limit, rounded so that it bounds the value; `beyond` it."""
+        if self.kind == "count" or (self.kind == "bytes" and not self.unit):
+            return str(int(value) + (0 if not beyond else 1 if up else -1))
+        scale, digits = _scale_of(self.unit, self.kind)
+        ticks = Decimal(value) / scale * 10**digits
+        whole = math.ceil(ticks) if up else math.floor(ticks)
+        if beyond and whole == ticks:
+            whole += 1 if up else -1
+        number = f"{Decimal(whole) / 10**digits:f}"
+        unit = self.unit or _DEFAULT_UNITS[self.kind]
+        return f"{number}{'' if unit == '%' else ' '}{unit}"
+
+
+_DEFAULT_UNITS = {"share": "%", "time": "us"}
+
+
+def _scale_of(unit: str, kind: str) -> tuple[Decimal, int]:
+    """What one of a unit is, and how many decimals of it a limit is written with."""
+    if kind == "share":
+        return Decimal("0.01"), 1
+    units = _SIZES if kind == "bytes" else _TIMES
+    scale = units[unit.lower()] if unit else units["us"]
+    return Decimal(scale), 2 if kind == "bytes" else 3
 
 
 # ------------------------------------------------------------------------------------ parsing
@@ -156,7 +177,7 @@ class Limit:
 
 def _of_findings(value: Any) -> Limit:
     if value == NO_FINDINGS or (isinstance(value, str) and value == "any"):
-        return Limit("findings", "none present", given=value)
+        return Limit("findings", "none present")
     types = [value] if isinstance(value, str) else value
     if not isinstance(types, Sequence) or not all(isinstance(each, str) for each in types):
         raise OptionError(
@@ -170,7 +191,7 @@ def _of_findings(value: Any) -> Limit:
         if each not in known:
             raise OptionError(f"{_shown(each)} is no type of finding{near_match(each, known)}")
     listed = tuple(dict.fromkeys(types))
-    return Limit("findings", f"without {', '.join(listed)}", types=listed, given=list(types))
+    return Limit("findings", f"without {', '.join(listed)}", types=listed)
 
 
 def _finding_types() -> tuple[str, ...]:
@@ -191,7 +212,7 @@ def _of_names(value: Mapping[Any, Any]) -> Limit:
             continue
         limits.append((str(name), _of_number(each, "count")))
     text = ", ".join(f"{name} {limit.text}" for name, limit in limits)
-    return Limit("counts by name", text, by_name=tuple(limits), given=dict(value))
+    return Limit("counts by name", text, by_name=tuple(limits))
 
 
 def _of_number(value: Any, kind: str) -> Limit:
@@ -208,7 +229,7 @@ def _of_number(value: Any, kind: str) -> Limit:
     if value != int(value):
         raise OptionError(f"{_shown(value)} is no number of {_NOUNS[kind]}")
     number = int(value)
-    return Limit(kind, f"=={number}", number, number, given=value)
+    return Limit(kind, f"=={number}", number, number)
 
 
 _NOUNS = {"count": "events", "bytes": "bytes"}
@@ -223,7 +244,7 @@ def _of_text(text: str, kind: str) -> Limit:
         high = _number(high_text, high_unit, kind, text)
         if low > high:
             raise OptionError(f"{_shown(text)} is no limit: its ends are in the wrong order")
-        return Limit(kind, text.strip(), low, high, given=text)
+        return Limit(kind, text.strip(), low, high, unit=high_unit)
     found = _BOUND.fullmatch(text)
     if not found:
         raise OptionError(f"{_shown(text)} is no limit; write {_EXAMPLES[kind]}")
@@ -236,7 +257,7 @@ def _of_text(text: str, kind: str) -> Limit:
     written = f"{sign}{text.strip().lstrip('<>=≤≥').strip()}"
     low = -math.inf if sign in ("<", "<=") else number
     high = math.inf if sign in (">", ">=") else number
-    return Limit(kind, written, low, high, sign == ">", sign == "<", given=text)
+    return Limit(kind, written, low, high, sign == ">", sign == "<", unit=found[3])
 
 
 def _number(digits: str, unit: str, kind: str, text: str) -> float:
@@ -305,14 +326,3 @@ def shown_value(value: Any, kind: str) -> str:
     if kind == "share":
         return format_share(value)
     return format_ns(round(value)) if kind == "time" else format_count(round(value))
-
-
-def _written(value: float, kind: str, *, up: bool) -> str:
-    """A number as a limit has it; of shares and times rounded away from the bound."""
-    if kind == "share":
-        percent = value * 1000
-        return f"{(math.ceil(percent) if up else math.floor(percent)) / 10:g}%"
-    if kind == "time":
-        micros = value / 1000
-        return f"{math.ceil(micros) if up else math.floor(micros)} us"
-    return str(int(value))

@@ -60,7 +60,9 @@ class KeyResult(Result):
     """The first step that goes beyond a limit per step."""
     frame: Frame | None = None
     price_ns: int | None = None
-    """What a fix would save, per step where there are steps; None where nothing tells."""
+    """What a fix would save; None where nothing tells."""
+    price_per_step: bool = False
+    """Per step; else of the whole run."""
     price_note: str = ""
     """What was fixed for it, or why there is no price."""
     won: str = ""

@@ -172,7 +172,8 @@ def _is_own(part: RankTrace, rows: Array, above: Array, on_host: Array) -> Array
     ends = table.ts_ns[above[ranged]] + table.dur_ns[above[ranged]]
     next_backward = np.searchsorted(backward, table.ts_ns[rows[ranged]], side="right")
     found[ranged] = next_backward < np.searchsorted(backward, ends)
-    return found
+    own: Array = found
+    return own
 
 
 def _is_of_host(name: str) -> bool:
