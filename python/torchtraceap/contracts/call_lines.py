@@ -44,8 +44,7 @@ class Place:
     @property
     def text(self) -> str:
         """Such as "train.py:12 (step)"."""
-        near = "" if self.exact else "near "
-        return f"{near}{self.file}:{self.line} ({self.function})"
+        return f"{self.file}:{self.line} ({self.function})"
 
     @property
     def source(self) -> str:

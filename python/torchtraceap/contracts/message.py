@@ -89,7 +89,7 @@ def _failed_lines(each: KeyResult, place: Place | None) -> Iterator[str]:
 
 def _at(each: KeyResult, place: Place | None) -> str:
     if place is not None:
-        return f" at {place.text}"
+        return f" {'at' if place.exact else 'near'} {place.text}"
     return f" in {each.frame}" if each.frame is not None else ""
 
 
