@@ -24,7 +24,7 @@ from torchtraceap._core import NO_ROW, EventKind
 from torchtraceap.ranks import RankTrace
 from torchtraceap.records import dataclass
 
-__all__ = ["CallLines", "Place"]
+__all__ = ["CallLines", "Place", "shown_file"]
 
 _FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 _OUR_FOLDER = str(Path(__file__).resolve().parents[1])
@@ -97,11 +97,11 @@ class CallLines:
         start, function = int(found["line"]), found["function"]
         line = self._line_of(part, below)
         if line is not None:
-            return Place(_shown(file), line, function, exact=True)
+            return Place(shown_file(file), line, function, exact=True)
         first, last = self._around(part, frame, below, start)
         lines = _lines_between(file, function, first, last, part.table.name_of(below))
         exact = len(lines) == 1
-        return Place(_shown(file), lines[0] if exact else first, function, exact=exact)
+        return Place(shown_file(file), lines[0] if exact else first, function, exact=exact)
 
     def _around(self, part: RankTrace, frame: int, below: int, start: int) -> tuple[int, int]:
         """The lines of the calls of a frame before and behind a row; where it begins, and 0 for its
@@ -179,7 +179,8 @@ def _resolved(name: str) -> str:
     return name
 
 
-def _shown(file: str) -> str:
+def shown_file(file: str) -> str:
+    """A path, relative to the working directory where it is below it."""
     path = Path(file)
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else file
@@ -240,7 +241,7 @@ def _lines_between(file: str, function: str, first: int, last: int, name: str) -
         return []
     bare = name.rpartition("::")[2]
     nodes = (node for node in ast.walk(body) if hasattr(node, "lineno") and _gives(node, bare))
-    lines = {node.lineno for node in nodes}  # type: ignore[attr-defined]
+    lines = {node.lineno for node in nodes}
     if last <= first:
         first, last = _loop(body, first) or (first, last or sys.maxsize)
     return sorted(line for line in lines if first <= line <= last)

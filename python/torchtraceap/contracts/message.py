@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from torchtraceap.contracts.call_lines import Place
@@ -16,11 +15,12 @@ __all__ = ["broken_message", "shown_limit"]
 
 _WIDTH = 100
 _WIDEST_SOURCE = 90
-_TRACE = "trace: "
+_TRACE, _FIRST = "trace: ", "first beyond it: "
+_WHOLE = (_TRACE, _FIRST)
 
 
 def broken_message(
-    result: CheckResult, places: Mapping[str, Place], *, path: Path | None, frames: str = ""
+    result: CheckResult, places: Mapping[str, Place], *, path: str | None, frames: str = ""
 ) -> str:
     """The text of `ContractBroken`.
 
@@ -35,7 +35,7 @@ def broken_message(
 
 
 def _lines(
-    result: CheckResult, places: Mapping[str, Place], path: Path | None, frames: str
+    result: CheckResult, places: Mapping[str, Place], path: str | None, frames: str
 ) -> Iterator[str]:
     failed, unknown = result.failed, result.inconclusive
     of = f" in {result.name}" if result.name else ""
@@ -60,11 +60,11 @@ def _lines(
 
 
 def _wrapped(line: str) -> list[str]:
-    """A line in several, but for paths: they are to be copied."""
+    """A line in several, but for what begins with a place or names a file: it is to be copied."""
     indent = " " * (len(line) - len(line.lstrip()))
     wide = textwrap.wrap(line, _WIDTH, subsequent_indent=indent + "  ", break_long_words=False,
                          break_on_hyphens=False)  # fmt: skip
-    return [line] if line.lstrip().startswith(_TRACE) else wide or [""]
+    return [line] if line.lstrip().startswith(_WHOLE) else wide or [""]
 
 
 def _in_short(each: KeyResult) -> str:
@@ -77,7 +77,7 @@ def _in_short(each: KeyResult) -> str:
 def _failed_lines(each: KeyResult, place: Place | None) -> Iterator[str]:
     yield f"  {each.key}: {each.reason.removesuffix(f'; {each.note}')}"
     if each.first_event is not None:
-        yield f"    first beyond it: {each.first_event.name}{_at(each, place)}"
+        yield f"    {_FIRST}{each.first_event.name}{_at(each, place)}"
         if place is not None and place.source:
             yield f"        {place.source[:_WIDEST_SOURCE]}"
     if each.price_ns is not None:
