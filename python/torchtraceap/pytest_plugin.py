@@ -11,12 +11,9 @@ only the process that has no `workerinput` sums up and writes files.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from torchtraceap.contracts.testing import TestContracts
 
 __all__: list[str] = []
 
@@ -45,7 +42,8 @@ _SWITCHES = (
     ("--contracts-strict", "a limit that can't be checked fails its test"),
     ("--contracts-off", "record nothing, check nothing"),
 )
-_of_test = pytest.StashKey["TestContracts"]()
+# Of a test that has contracts: its `contracts.testing.TestContracts`.
+_of_test = pytest.StashKey[Any]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,6 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--contracts-update needs --contracts-reason TEXT: why they change")
     if option.contracts_reason and not option.contracts_update:
         raise pytest.UsageError("--contracts-reason is for --contracts-update")
+    if option.contracts_update and option.contracts_off:
+        raise pytest.UsageError("--contracts-update has nothing to write with --contracts-off")
     if option.contracts_off:
         return
     if option.contracts and not hasattr(config, "workerinput"):

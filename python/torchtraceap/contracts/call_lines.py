@@ -24,7 +24,7 @@ from torchtraceap._core import NO_ROW, EventKind
 from torchtraceap.ranks import RankTrace
 from torchtraceap.records import dataclass
 
-__all__ = ["CallLines", "Place"]
+__all__ = ["CallLines", "Place", "shown_file"]
 
 _FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 _OUR_FOLDER = str(Path(__file__).resolve().parents[1])
@@ -44,8 +44,7 @@ class Place:
     @property
     def text(self) -> str:
         """Such as "train.py:12 (step)"."""
-        near = "" if self.exact else "near "
-        return f"{near}{self.file}:{self.line} ({self.function})"
+        return f"{self.file}:{self.line} ({self.function})"
 
     @property
     def source(self) -> str:
@@ -98,19 +97,19 @@ class CallLines:
         start, function = int(found["line"]), found["function"]
         line = self._line_of(part, below)
         if line is not None:
-            return Place(_shown(file), line, function, exact=True)
+            return Place(shown_file(file), line, function, exact=True)
         first, last = self._around(part, frame, below, start)
         lines = _lines_between(file, function, first, last, part.table.name_of(below))
-        exact = first == last or len(lines) == 1
-        return Place(_shown(file), lines[0] if len(lines) == 1 else first, function, exact=exact)
+        exact = len(lines) == 1
+        return Place(shown_file(file), lines[0] if exact else first, function, exact=exact)
 
     def _around(self, part: RankTrace, frame: int, below: int, start: int) -> tuple[int, int]:
-        """The lines of the calls of a frame before and behind a row; 0 for the end of it."""
+        """The lines of the calls of a frame before and behind a row; where it begins, and 0 for its
+        end, where there are none."""
         calls = [row for row in _called(part, frame) if row != below]
         before = [line for row in calls if row < below and (line := self._line_of(part, row))]
         behind = [line for row in calls if row > below and (line := self._line_of(part, row))]
-        first = before[-1] if before else start
-        return first, behind[0] if behind and behind[0] >= first else 0
+        return before[-1] if before else start, behind[0] if behind else 0
 
     def _line_of(self, part: RankTrace, row: int) -> int | None:
         """From which line something was called, if it is a call."""
@@ -153,12 +152,17 @@ def _chain(part: RankTrace, row: int) -> Iterator[int]:
 
 
 def _called(part: RankTrace, frame: int) -> list[int]:
-    """What a frame calls itself, in order."""
+    """What a frame calls itself, in order: operators and ranges may lie between."""
     import numpy as np
 
-    of_python = part.table.kind == EventKind.PYTHON_FUNCTION
-    rows: list[int] = np.flatnonzero((part.tree.parent == frame) & of_python).tolist()
-    return rows
+    parent, of_python = part.tree.parent, part.table.kind == EventKind.PYTHON_FUNCTION
+    rows = np.flatnonzero(of_python)
+    rows = rows[rows > frame]
+    above = parent[rows]
+    while (between := (above != NO_ROW) & ~of_python[np.where(above == NO_ROW, 0, above)]).any():
+        above[between] = parent[above[between]]
+    found: list[int] = rows[above == frame].tolist()
+    return found
 
 
 # ------------------------------------------------------------------------------ files
@@ -175,7 +179,8 @@ def _resolved(name: str) -> str:
     return name
 
 
-def _shown(file: str) -> str:
+def shown_file(file: str) -> str:
+    """A path, relative to the working directory where it is below it."""
     path = Path(file)
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else file
@@ -222,7 +227,11 @@ _NUMBERS = ("float", "int", "bool", "complex", "range", "round", "print", "str",
 
 
 def _lines_between(file: str, function: str, first: int, last: int, name: str) -> list[int]:
-    """Lines of a function, from one to another, where its syntax can give an operator."""
+    """Lines of a function where its syntax can give an operator.
+
+    From the line of one call to that of the next. Where that is not further down, a loop may have
+    begun anew between them, and they are those of the loop.
+    """
     try:
         tree = ast.parse(Path(file).read_text("utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -232,8 +241,21 @@ def _lines_between(file: str, function: str, first: int, last: int, name: str) -
         return []
     bare = name.rpartition("::")[2]
     nodes = (node for node in ast.walk(body) if hasattr(node, "lineno") and _gives(node, bare))
-    lines = {node.lineno for node in nodes}  # type: ignore[attr-defined]
-    return sorted(line for line in lines if first <= line <= (last or sys.maxsize))
+    lines = {node.lineno for node in nodes}
+    if last <= first:
+        first, last = _loop(body, first) or (first, last or sys.maxsize)
+    return sorted(line for line in lines if first <= line <= last)
+
+
+def _loop(body: ast.AST, line: int) -> tuple[int, int] | None:
+    """First and last line of the innermost loop around a line."""
+    kinds = (ast.For, ast.AsyncFor, ast.While)
+    around = [
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in ast.walk(body)
+        if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return max(around, default=None)
 
 
 def _function(tree: ast.Module, function: str, line: int) -> ast.AST | None:

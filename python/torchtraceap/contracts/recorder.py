@@ -38,15 +38,12 @@ class Recorder:
 
     Args:
         warmup: Steps that are left out.
-        with_stack: Record Python frames.
-        with_memory: Record allocations.
     """
 
-    def __init__(self, warmup: int = 0, *, with_stack: bool, with_memory: bool = False) -> None:
+    def __init__(self, warmup: int = 0) -> None:
         if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
             raise OptionError(f"warmup must be a number of steps, not {warmup!r}")
         self._warmup = warmup
-        self._options = {"with_stack": with_stack, "profile_memory": with_memory}
         self._steps = 0
         self._profiler: Any = None
         self._torch: Any = None
@@ -62,8 +59,20 @@ class Recorder:
         """Of this process."""
         return current_rank(self._torch)
 
-    def start(self) -> None:
+    def has_accelerator(self) -> bool:
+        """Can this process record more than its CPU?
+
+        Raises:
+            MissingDependencyError: torch is not installed.
+        """
+        return len(default_activities(import_torch())) > 1
+
+    def start(self, *, with_stack: bool, with_memory: bool = False) -> None:
         """Begins.
+
+        Args:
+            with_stack: Record Python frames.
+            with_memory: Record allocations.
 
         Raises:
             RecordingError: Something else records in this process.
@@ -77,7 +86,7 @@ class Recorder:
                     "another torch profiler is running in this process; a contract records with "
                     "its own, so end the other one first"
                 )
-            self._profiler = self._made()
+            self._profiler = self._made(with_stack, with_memory)
             with _quiet():
                 self._profiler.start()
         except BaseException:
@@ -157,7 +166,7 @@ class Recorder:
             raise RecordingError("nothing was recorded: no operation of torch ran in the block")
         return written
 
-    def _made(self) -> Any:
+    def _made(self, with_stack: bool, with_memory: bool) -> Any:
         actions = self._torch.profiler.ProfilerAction
 
         def action(step: int) -> Any:
@@ -167,7 +176,8 @@ class Recorder:
             activities=default_activities(self._torch),
             schedule=action,
             record_shapes=True,
-            **self._options,
+            with_stack=with_stack,
+            profile_memory=with_memory,
         )
 
     def _check_owner(self, what: str) -> None:

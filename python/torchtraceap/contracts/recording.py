@@ -3,7 +3,8 @@
 Note [Frames or times]: with Python frames a recording says which line of the program did something,
 and the host runs several times slower. Counts and sizes are the same either way. So frames are
 recorded where all limits are on those; a time, a share or a finding is measured without them, and
-an event is then told by its operator or its range.
+an event is then told by its operator or its range. Shares and times of a GPU can't be measured
+where there is none, so there they cost no frames.
 """
 
 from __future__ import annotations
@@ -23,17 +24,24 @@ from torchtraceap.aliases import PathLike
 from torchtraceap.collect import RecordingError
 from torchtraceap.contracts.recorder import Recorder
 from torchtraceap.errors import OptionError
+from torchtraceap.measures.vocabulary import MEASURES, base_of
 
 if TYPE_CHECKING:
-    from torchtraceap.contracts.call_lines import Place
+    from torchtraceap.contracts.call_lines import CallLines, Place
     from torchtraceap.contracts.contract import Contract
     from torchtraceap.contracts.result import CheckResult
+    from torchtraceap.ranks import RankTrace
 
 __all__ = ["ContractBroken", "ContractWarning", "RecordedContract", "contract"]
 
 MODES = ("raise", "warn", "collect")
 DEFAULT_FOLDER = "ttap_traces"
 _UNNAMED = "contract"
+_ON_HOST = ("step_time", "findings")
+"""Of what is no count: what a run without a GPU has too."""
+_OWN = "profiler::"
+"""Operators that mark ranges."""
+_MOST_OWN = 1000
 
 
 class ContractBroken(AssertionError):  # noqa: N818 - it says what has happened
@@ -88,16 +96,17 @@ class RecordedContract:
         self._path = None if path is None else Path(path)
         self._folder = Path(folder)
         self._keep = keep
-        self._recorder: Recorder | None = Recorder(
-            warmup, with_stack=_has_frames(contract), with_memory=_has_memory(contract)
-        )
+        self._recorder: Recorder | None = Recorder(warmup)
+        self._has_frames = False
         self._running = False
 
     def __enter__(self) -> Self:
         __tracebackhide__ = True  # pytest shows the line of the test, not ours
         if self._recorder is None or self._running:
             raise RecordingError("a contract is used once; call ttap.contract() again for another")
-        self._recorder.start()
+        self._has_frames = not _is_timed(self.contract, self._recorder.has_accelerator())
+        memory = any(base_of(key) == "peak_allocated_bytes" for key in self.contract.keys)
+        self._recorder.start(with_stack=self._has_frames, with_memory=memory)
         self._running = True
         return self
 
@@ -181,6 +190,7 @@ class RecordedContract:
         with staging(None) as folder:
             file = recorder.export(profiler, folder / f"{self._file_name}.json")
             trace = load(file)
+            _check_work(trace.rank(None))
             result = check(trace, self.contract)
             result, places = _with_places(result, trace.rank(None), CallLines(profiler))
             is_broken = bool(result.failed or (self._strict and result.inconclusive))
@@ -216,11 +226,13 @@ class RecordedContract:
             return first_free(packed, names.candidates())
 
     def _message(self, places: Mapping[str, Place]) -> str:
+        from torchtraceap.contracts.call_lines import shown_file
         from torchtraceap.contracts.message import broken_message
 
         assert self.result is not None
-        frames = "" if _has_frames(self.contract) else _NO_FRAMES
-        return broken_message(self.result, places, path=self.path, frames=frames)
+        frames = "" if self._has_frames else _NO_FRAMES
+        path = None if self.path is None else shown_file(str(self.path.absolute()))
+        return broken_message(self.result, places, path=path, frames=frames)
 
 
 _NO_FRAMES = (
@@ -290,27 +302,31 @@ def _contract(source: PathLike | Contract | None, name: str, limits: Mapping[str
     if source is None:
         return Contract.parse(limits, name=name)
     if not isinstance(source, Contract):
-        from torchtraceap.contracts.file import read_contract
+        from torchtraceap.contracts.file import read_contracts
 
-        source = read_contract(source, name or None)
+        source = read_contracts(source).contract(name or None)
     return source.merged(Contract.parse(limits)) if limits else source
 
 
-def _has_frames(contract: Contract) -> bool:
-    """See Note [Frames or times]."""
-    from torchtraceap.measures.vocabulary import MEASURES
+def _is_timed(contract: Contract, has_gpu: bool) -> bool:
+    """Does it limit what frames would spoil, and what can be measured here? See Note [Frames or
+    times]."""
+    limited = (MEASURES[key] for key in contract.keys)
+    return any(not each.is_exact and (has_gpu or each.key in _ON_HOST) for each in limited)
 
-    return all(MEASURES[key].is_exact for key in contract.keys)
 
+def _check_work(part: RankTrace) -> None:
+    """Frames alone are no work: a contract on nothing must not look like one that holds."""
+    from torchtraceap._core import EventKind
 
-def _has_memory(contract: Contract) -> bool:
-    from torchtraceap.measures.vocabulary import base_of
-
-    return any(base_of(key) == "peak_allocated_bytes" for key in contract.keys)
+    operators = (part.table.kind == EventKind.CPU_OP).nonzero()[0].tolist()
+    names = {part.table.name_of(row) for row in operators[:_MOST_OWN]}
+    if not len(part.tree.gpu_rows) and all(name.startswith(_OWN) for name in names):
+        raise RecordingError("nothing was recorded: no operation of torch ran in the block")
 
 
 def _with_places(
-    result: CheckResult, part: Any, lines: Any
+    result: CheckResult, part: RankTrace, lines: CallLines
 ) -> tuple[CheckResult, dict[str, Place]]:
     """The check with the lines that the recording knows better than the trace."""
     from dataclasses import replace
@@ -338,7 +354,10 @@ def _renamed(result: CheckResult, name: str, path: Path | None) -> CheckResult:
 
 
 def _pack(source: Path, target: Path) -> None:
-    with source.open("rb") as plain, target.open("xb") as file:
-        # No name and no time in the header: the file then depends on the trace alone.
-        with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
-            shutil.copyfileobj(plain, packed)
+    # No name and no time in the header: the file then depends on the trace alone.
+    with (
+        source.open("rb") as plain,
+        target.open("xb") as file,
+        gzip.GzipFile("", "wb", 6, file, mtime=0) as packed,
+    ):
+        shutil.copyfileobj(plain, packed)

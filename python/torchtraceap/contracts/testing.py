@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,10 +22,21 @@ from torchtraceap.aliases import PathLike
 from torchtraceap.collect import RecordingError
 from torchtraceap.contracts.contract import Contract
 from torchtraceap.contracts.file import ContractFile, parse_contracts, read_contracts
+from torchtraceap.contracts.output.plain import verdict
 from torchtraceap.contracts.recording import ContractBroken, RecordedContract
-from torchtraceap.contracts.result import FAILED, CheckResult, FirstEvent, Frame, KeyResult
+from torchtraceap.contracts.result import (
+    FAILED,
+    INCONCLUSIVE,
+    CheckResult,
+    FirstEvent,
+    Frame,
+    KeyResult,
+)
 from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.records import dataclass
+
+if TYPE_CHECKING:
+    from torchtraceap.contracts.updating import Change
 
 __all__ = ["TestContracts", "check_file", "end_of_run"]
 
@@ -124,7 +135,7 @@ class TestContracts:
         return [
             {
                 "test": self._item.nodeid,
-                "place": list(self._item.location[:2]),
+                "place": [str(self._item.path), (self._item.location[1] or 0) + 1],
                 "expected": expected,
                 "result": each.result.to_dict(),
                 **more,
@@ -134,6 +145,13 @@ class TestContracts:
         ]
 
     # ------------------------------------------------------------------------------ inside
+
+    @property
+    def _is_updated(self) -> bool:
+        """Its limits move to what is measured, so nothing is broken; but for a test that is
+        expected to break them."""
+        expected = self._item.get_closest_marker("xfail") is not None
+        return self._item.config.option.contracts_update and not expected
 
     def _of_markers(self, marks: Sequence[pytest.Mark]) -> RecordedContract | None:
         options: dict[str, Any] = {}
@@ -158,7 +176,9 @@ class TestContracts:
             return own
         if not isinstance(source, Contract):
             beside = self._item.path.parent / source
-            file = read_contracts(beside if beside.exists() else self._item.config.rootpath / source)
+            file = read_contracts(
+                beside if beside.exists() else self._item.config.rootpath / source
+            )
             source = file.contract(name) if name else _found(file, self._item.nodeid) or file.base
         return source.merged(own)
 
@@ -181,11 +201,11 @@ class TestContracts:
             replace(given if written is None else given.merged(written), name=label),
             name=label,
             warmup=warmup,
-            mode="collect" if config.option.contracts_update else "raise",
+            mode="collect" if self._is_updated else "raise",
             path=path,
             strict=config.option.contracts_strict,
             folder=_folder(config),
-            keep=not config.option.contracts_update,
+            keep=not self._is_updated,
         )
         recorded.of_test = self
         in_file = () if written is None else written.keys
@@ -232,7 +252,9 @@ def check_file(config: pytest.Config) -> None:
 
 def _path(config: pytest.Config) -> Path:
     given = config.option.contracts
-    return config.rootpath / _DEFAULT_FILE if given is None else config.invocation_params.dir / given
+    return (
+        config.rootpath / _DEFAULT_FILE if given is None else config.invocation_params.dir / given
+    )
 
 
 def _read_file(config: pytest.Config) -> ContractFile | None:
@@ -286,9 +308,9 @@ def end_of_run(config: pytest.Config, reported: list[dict[str, Any]]) -> tuple[l
         Lines for the terminal, and whether every file could be written.
     """
     reports = [_Report.of(each) for each in sorted(reported, key=lambda each: each["test"])]
-    lines = [*_counts(reports), *_unknown_lines(reports), *_replaced_lines(config, reports)]
+    lines = [*_counts(config, reports), *_unknown_lines(reports), *_replaced_lines(config, reports)]
     is_written = True
-    for write in (_won_or_update_lines, _output_lines):
+    for write in (_update,) if config.option.contracts_update else (_won_lines, _output_lines):
         try:
             lines += write(config, reports)
         except TraceError as error:
@@ -317,7 +339,7 @@ class _Report:
         result = _result_of(plain["result"])
         if result.file is None:
             file, line = plain["place"]
-            placed = tuple(replace(each, line=line + 1) for each in result.results)
+            placed = tuple(replace(each, line=line) for each in result.results)
             result = replace(result, file=file, results=placed)
         return cls(
             result,
@@ -343,14 +365,17 @@ def _result_of(document: Mapping[str, Any]) -> CheckResult:
     return CheckResult(results=tuple(results), **rest | {"paths": tuple(rest["paths"])})
 
 
-def _counts(reports: Sequence[_Report]) -> Iterator[str]:
+def _counts(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
+    if not reports:
+        return
     broken = sum(not each.result.passed and not each.is_expected for each in reports)
     expected = sum(not each.result.passed and each.is_expected for each in reports)
-    parts = [f"{len(reports) - broken - expected} hold"]
-    parts += [f"{broken} broken"] if broken else []
-    parts += [f"{expected} broken as expected"] if expected else []
-    if reports:
-        yield f"{_number(len(reports), 'contract')}: {', '.join(parts)}"
+    unknown = sum(verdict(each.result) == INCONCLUSIVE for each in reports)
+    parts = [f"{len(reports) - broken - expected - unknown} hold"]
+    parts += [f"{broken} {'change' if config.option.contracts_update else 'broken'}"] * bool(broken)
+    parts += [f"{expected} broken as expected"] * bool(expected)
+    parts += [f"{unknown} could not be checked"] * bool(unknown)
+    yield f"{_number(len(reports), 'contract')}: {', '.join(parts)}"
 
 
 def _unknown_lines(reports: Sequence[_Report]) -> Iterator[str]:
@@ -368,14 +393,11 @@ def _unknown_lines(reports: Sequence[_Report]) -> Iterator[str]:
 def _replaced_lines(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
     found = [f"{each.result.name}: {', '.join(each.replaced)}" for each in reports if each.replaced]
     if found:
-        yield f"{_shown(config, _path(config))} takes the place of limits that tests have themselves:"
+        yield f"{_shown(config, _path(config))} takes the place of limits that tests name:"
         yield from (f"  {line}" for line in found)
 
 
-def _won_or_update_lines(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
-    if config.option.contracts_update:
-        yield from _update(config, reports)
-        return
+def _won_lines(_: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
     won = [
         f"  {report.result.name}: {each.key}: {each.won}"
         for report in reports
@@ -396,7 +418,8 @@ def _update(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
 
     path = _path(config)
     file = read_contracts(path) if path.exists() else parse_contracts("{}", str(path))
-    changes, left = [], []
+    changes: list[Change] = []
+    left: list[str] = []
     for report in reports:
         if report.is_expected:
             continue
@@ -423,12 +446,16 @@ def _update(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
     if changes:
         write_text(path, file.text)
         yield f"{_number(len(changes), 'limit')} written to {shown}:"
-        yield from (f"  {each}" for each in changes)
+        for each in changes:
+            before = "new" if each.before is None else f"before {each.before}"
+            yield f"  {each.name}: {each.key}: {each.after} ({before})"
     else:
         yield f"nothing to update in {shown}: every limit is what was measured"
     if left:
         yield "not updated:"
         yield from (f"  {each}" for each in left)
+    if any(getattr(config.option, f"contracts_{name}") for name in ("junit", "sarif", "markdown")):
+        yield "an update writes no report"
 
 
 def _output_lines(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:

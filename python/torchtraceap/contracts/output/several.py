@@ -63,7 +63,9 @@ def markdown_of(results: Sequence[CheckResult]) -> str:
     lines = ["<!-- torchtraceap contracts -->", heading, ""]
     for name, found in by_verdict.items():
         for result in found:
-            if name == "passed" and not any(e.won or e in result.inconclusive for e in result.results):
+            if name == "passed" and not any(
+                e.won or e in result.inconclusive for e in result.results
+            ):
                 continue
             _, _, text = markdown_text(result).partition("\n")
             lines += [text]
