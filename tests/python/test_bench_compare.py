@@ -40,6 +40,7 @@ class Made:
         self.name = name
         self.times = times
         self.calls = calls if calls is not None else []
+        self.traced: Path | None = None
 
     def run(self) -> int:
         self.calls.append(self.name)
@@ -49,7 +50,7 @@ class Made:
         return round(value)
 
     def trace(self) -> Path | None:
-        return None
+        return self.traced
 
 
 def around(middle: float, noise: float, seed: int) -> Iterator[float]:
@@ -135,6 +136,58 @@ def test_a_damaged_file_of_pairs_is_refused(tmp_path: Path, content: str) -> Non
     kept.write_text(content)
     with pytest.raises(OptionError, match="holds no pairs of runs"):
         Pairs(*made(0.0), most=10, seed=0, kept=kept)
+
+
+# ---------------------------------------------------------------------------------- evidence
+
+
+def recorded(*calls: tuple[str, int], steps: int = 6) -> list[dict[str, Any]]:
+    """A trace of a processor: each step makes the same calls, which take so many microseconds."""
+    events: list[dict[str, Any]] = []
+    length = sum(us for _, us in calls) + 10 * len(calls)
+    for step in range(steps):
+        at = 1000 + step * length
+        events.append(event("user_annotation", f"ProfilerStep#{step}", at, length))
+        for name, us in calls:
+            events.append(event("cpu_op", name, at + 1, us))
+            at += us + 10
+    return events
+
+
+def event(category: str, name: str, at: int, us: int) -> dict[str, Any]:
+    where = {"ph": "X", "pid": 1, "tid": 1}
+    return {**where, "cat": category, "name": name, "ts": at, "dur": us, "args": {}}
+
+
+def test_counts_and_causes_come_from_both_traces(write_trace: Callable[..., Path]) -> None:
+    a, b = made(0.0)
+    first, second = ("aten::mm", 500), ("aten::add", 200)
+    a.traced = write_trace(recorded(first, second), "a.json")
+    b.traced = write_trace(recorded(first, second, ("aten::item", 300)), "b.json")
+    found = compare(a, b)
+    document = json.loads(found.to_json())
+    assert document["counted_by"] == "step"
+    assert {"key": "operators", "before": 2, "after": 3} in document["counts"]
+    assert {"operators", "syncs"} <= set(document["counts_changed"])
+    assert document["verdict"] == "equivalent"  # the clocks; counts are told all the same
+    assert any(line.startswith("counts changed (a step): ") for line in comparison_lines(found))
+    assert sum(cause["delta_ns"] for cause in document["causes"]) == pytest.approx(
+        document["traced_difference_ns"], abs=1
+    )
+    assert "aten::item" in document["causes"][0]["name"]
+    assert {"name", "delta_ns", "share"} <= document["causes"][0].keys()
+
+
+def test_a_verdict_stands_without_traces(tmp_path: Path) -> None:
+    a, b = made(0.05)
+    a.traced = b.traced = tmp_path / "broken.json"
+    a.traced.write_text("nothing")
+    found = compare(a, b)
+    assert found.verdict == "slower"
+    assert any(note.startswith("no counts and no causes: ") for note in found.notes)
+    missing = compare(*made(0.05))
+    assert "no trace of side A and B: no counts and no causes" in missing.notes
+    assert not compare(*made(0.05), causes=False).evidence.notes
 
 
 # ------------------------------------------------------------------------------------ suites
@@ -360,6 +413,9 @@ def test_two_stored_runs_by_their_ids(bench: Run, tmp_path: Path) -> None:
     where = ("--store", str(tmp_path), "--json", "--gate")
     code, found, text = bench("compare", a, b[:12], *where)
     assert (code, found["verdict"]) == (1, "slower")
+    other = stored(store, "three", quick, batch=2)
+    assert bench("compare", a, other, "--store", str(tmp_path))[0] == 0
+    assert bench("compare", a, other, "--store", str(tmp_path), "--gate-counts")[0] == 1
     code, _, text = bench("compare", a, "true", *where)
     assert code == 2
     assert "is no run" in text

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,9 +30,13 @@ from torchtraceap.bench.statistics.sequential import (
     whole_p,
 )
 from torchtraceap.bench.statistics.signed_rank import least_p
+from torchtraceap.errors import TraceError
 from torchtraceap.records import dataclass
 from torchtraceap.results import Result
 from torchtraceap.stages import stage
+
+if TYPE_CHECKING:
+    from torchtraceap.trace import Trace
 
 __all__ = ["Comparison", "CountChange", "Evidence", "Sequential", "compare", "evidence_of"]
 
@@ -59,9 +63,18 @@ class Evidence:
     """What the two traces say."""
 
     counts: tuple[CountChange, ...] = ()
+    counted_by: str = "step"
+    """"step" (the worst one) or "trace": what they are counts of."""
     causes: tuple[dict[str, Any], ...] = ()
-    price: Any = None
-    """What the simulator makes of it; None where it was not asked."""
+    """As `bench.causes` has them; they sum to the difference of the two recordings."""
+    traced_difference_ns: int | None = None
+    """Of the median steps of the recordings, which are one run each."""
+    moved: tuple[dict[str, Any], ...] = ()
+    """Work that only changed its place."""
+    findings: Mapping[str, Any] | None = None
+    """That appeared, and that are gone."""
+    price: dict[str, Any] | None = None
+    """What fixing the costliest finding that appeared would save."""
     notes: tuple[str, ...] = ()
 
 
@@ -127,11 +140,16 @@ class Comparison(Result):
             "looks": [_look_dict(look) for look in self.looks],
             "seed": self.seed,
             "counts_changed": [count.key for count in self.changed_counts],
+            "counted_by": self.evidence.counted_by,
+            "traced_difference_ns": self.evidence.traced_difference_ns,
+            "moved": list(self.evidence.moved),
+            "findings": dict(self.evidence.findings or {}),
             "price": self.evidence.price,
             "notes": list(self.notes),
             "rules": dict(self.rules or {}),
             "pairs_ns": [[pair.before_ns, pair.after_ns] for pair in self.raw],
             "orders": [pair.order for pair in self.raw],
+            "load": [pair.load for pair in self.raw],
             "step_ns": [[list(p.before_step_ns), list(p.after_step_ns)] for p in self.raw],
             "environment": self.environment,
             "reproduce": self.reproduce,
@@ -353,17 +371,43 @@ def evidence_of(before: Path | None, after: Path | None) -> Evidence:
     if before is None or after is None:
         sides = " and ".join(missing)
         return Evidence(notes=(f"no trace of side {sides}: no counts and no causes",))
-    from torchtraceap.bench.causes import causes
     from torchtraceap.loading import load
 
-    traces = load(before), load(after)
-    found = causes(*traces)
-    return Evidence(_counts(*traces), found, None, ())
+    try:
+        traces = load(before), load(after)
+        counts, counted_by = _counts(*traces)
+    except TraceError as error:  # the verdict stands without it
+        return Evidence(notes=(f"no counts and no causes: {error}",))
+    try:
+        return _with_causes(counts, counted_by, *traces)
+    except TraceError as error:
+        return Evidence(counts, counted_by, notes=(f"no causes: {error}",))
 
 
-def _counts(before: Any, after: Any) -> tuple[CountChange, ...]:
+def _with_causes(
+    counts: tuple[CountChange, ...], counted_by: str, before: Trace, after: Trace
+) -> Evidence:
+    from torchtraceap.bench.causes import causes
+
+    document = causes(before, after).to_dict()
+    return Evidence(
+        counts=counts,
+        counted_by=counted_by,
+        causes=tuple(document["causes"]),
+        traced_difference_ns=document["difference_ns"],
+        moved=tuple(document["moved"]),
+        findings=document["findings"],
+        price=document["price"],
+        notes=tuple(document["notes"]),
+    )
+
+
+def _counts(before: Trace, after: Trace) -> tuple[tuple[CountChange, ...], str]:
+    """Of a step where both have steps: recordings may hold different numbers of them."""
     from torchtraceap.measures import counts
 
-    a, b = counts(before), counts(after)
+    by_step = all(part.tree.steps for trace in (before, after) for part in trace.ranks)
+    a, b = counts(before, per_step=by_step), counts(after, per_step=by_step)
     keys = [*a, *(key for key in b if key not in a)]
-    return tuple(CountChange(key, a.get(key), b.get(key)) for key in keys)
+    found = tuple(CountChange(key, a.get(key), b.get(key)) for key in keys)
+    return found, "step" if by_step else "trace"

@@ -21,6 +21,8 @@ __all__ = [
 
 _MOST_CAUSES = 5
 _MOST_COUNTS = 12
+_LEAST_SHARE = 0.01
+"""Of the difference, from which a cause gets a line."""
 
 
 def percent(change: float | None, *, sign: bool = True) -> str:
@@ -69,7 +71,9 @@ def _counts(found: Comparison) -> Iterator[str]:
     if changed:
         shown = [_count(count) for count in changed[:_MOST_COUNTS]]
         more = len(changed) - len(shown)
-        yield "counts changed: " + ", ".join([*shown, *([f"{more} more"] if more else [])])
+        yield f"counts changed (a {found.evidence.counted_by}): " + ", ".join(
+            [*shown, *([f"{more} more"] if more else [])]
+        )
     elif found.evidence.counts:
         known = sum(None not in (each.before, each.after) for each in found.evidence.counts)
         yield f"counts: none of {known} changed"
@@ -81,13 +85,32 @@ def _count(count: CountChange) -> str:
 
 def _causes(found: Comparison) -> Iterator[str]:
     causes = found.evidence.causes
-    for cause in causes[:_MOST_CAUSES]:
-        share = cause.get("share")
-        part = "" if share is None else f"  {100 * share:.0f} % of the difference"
-        sign = "-" if cause["delta_ns"] < 0 else "+"
-        yield f"cause: {sign}{format_ns(abs(cause['delta_ns']))}  {cause['name']}{part}"
-    if len(causes) > _MOST_CAUSES:
-        yield f"cause: {len(causes) - _MOST_CAUSES} more, with --json"
+    if not causes or found.verdict == "equivalent":
+        return  # what differs between two recordings of equals is their noise
+    shown = [cause for cause in causes if abs(cause["share"]) >= _LEAST_SHARE][:_MOST_CAUSES]
+    for cause in shown:
+        delta = _signed_ns(cause["delta_ns"])
+        yield f"cause: {delta} {100 * cause['share']:.0f} %  {cause['sentence']}"
+    if len(causes) > len(shown):
+        yield f"cause: {len(causes) - len(shown)} more, with --json"
+    total = found.evidence.traced_difference_ns
+    if total is not None:
+        yield f"causes sum to {_signed_ns(total)} a step, the difference of the two recordings"
+    for moved in found.evidence.moved[:_MOST_CAUSES]:
+        places = f"from {moved['before'] or 'the step'} to {moved['after'] or 'the step'}"
+        yield f"moved, no cause: {moved['name']} {places}"
+    for when, entries in (found.evidence.findings or {}).items():
+        for entry in entries:
+            yield f"finding {when}: {entry['title']}"
+    if price := found.evidence.price:
+        yield (
+            f"price: fixing {price['finding']} would save {format_ns(price['saving_ns'])} a step, "
+            f"{100 * price['share']:.0f} % of the difference, by simulation"
+        )
+
+
+def _signed_ns(ns: int) -> str:
+    return f"{'-' if ns < 0 else '+'}{format_ns(abs(ns))}"
 
 
 def _others(rules: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -135,6 +133,8 @@ def _code(options: Options, comparisons: list[Comparison]) -> int:
 
 
 def _print_json(document: dict[str, Any]) -> None:
+    import json
+
     print_text(json.dumps(document, separators=(",", ":"), allow_nan=False))
 
 
@@ -190,6 +190,8 @@ def _measured(options: Options) -> Comparison:
 
 def _again(options: Options) -> str:
     """The command that makes the same comparison."""
+    import shlex
+
     defaults = {"minimal_effect": 0.02, "alpha": 0.01, "pairs": _DEFAULT_PAIRS}
     words = ["torchtraceap", "bench", "compare", *options.sides]
     if options.suite:
@@ -283,6 +285,8 @@ def _describe_calibrate(parser: Parser) -> None:
 
 
 def _calibrate(options: Options) -> int:
+    import shlex
+
     from torchtraceap.bench.calibrating import calibrate
     from torchtraceap.bench.sides import LOOP, ProgramSide, word_side
 
