@@ -306,8 +306,9 @@ def _notes(sequential: Sequential, raw: Sequence[Pair], side_a: Side, side_b: Si
     plan = sequential.plan
     notes = []
     if least_p(plan.looks[0]) > plan.levels[0]:
+        first = counted(plan.looks[0], "pair")
         notes.append(
-            f"the least p of {counted(plan.looks[0], 'pair')} is {least_p(plan.looks[0]):.2g}, more than the "
+            f"the least p of {first} is {least_p(plan.looks[0]):.2g}, more than the "
             f"{plan.levels[0]:.2g} that this look may spend: it can't say slower or faster"
         )
     if sequential.pairs.resumed:
