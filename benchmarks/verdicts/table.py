@@ -18,7 +18,7 @@ from torchtraceap.aliases import Array
 from torchtraceap.bench.calibrating import calibration_of
 from torchtraceap.bench.statistics.replay import share_of
 from torchtraceap.bench.statistics.rules import RULES, Rule
-from torchtraceap.bench.statistics.sequential import VERDICTS, Plan, decide_many
+from torchtraceap.bench.statistics.sequential import VERDICTS, Plan, decide, decide_many
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 COMPARED = {"0 %": "same", "+2 %": "+2 %", "+3 %": "+3 %"}
@@ -138,17 +138,25 @@ def again(runs: Runs, program: str) -> list[str]:
 
 
 def apart(runs: Runs, after: str) -> tuple[int, int]:
-    """Alarms among windows that share no run, and their number."""
+    """Alarms among comparisons made one behind the other, and their number: each begins where the
+    one before it was decided, as long as all pairs that it may want are there."""
     ratios = np.log(medians(runs[after]) / medians(runs["unchanged"]))
-    pairs = PLAN.looks[-1]
-    whole = ratios[: len(ratios) // pairs * pairs].reshape(-1, pairs)
-    code, _ = decide_many(whole, PLAN)
-    wanted = ["slower", "faster"] if after == "same" else ["slower"]
-    return int(np.isin(code, [VERDICTS.index(each) for each in wanted]).sum()), len(whole)
+    wanted = ("slower", "faster") if after == "same" else ("slower",)
+    alarms = number = start = 0
+    while start + PLAN.looks[-1] <= len(ratios):
+        last = decide(ratios[start : start + PLAN.looks[-1]], PLAN)[-1]
+        start += last.pairs
+        number += 1
+        alarms += last.verdict in wanted
+    return alarms, number
 
 
 def apart_lines(document: dict[str, Any], programs: list[str]) -> list[str]:
-    lines = ["Windows that share no run, both programs together, with exact 95 % intervals:", ""]
+    lines = [
+        "Comparisons that share no run (each begins where the one before was decided), both "
+        "programs together, with exact 95 % intervals:",
+        "",
+    ]
     for title, after in COMPARED.items():
         counted = [apart(runs_of(document, program), after) for program in programs]
         count, of = (sum(each) for each in zip(*counted, strict=True))
