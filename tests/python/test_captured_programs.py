@@ -161,7 +161,8 @@ def test_gradients_add_up_in_place() -> None:
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        (lambda m, x: x * float(x.cpu().numpy().mean()), ["_local_scalar_dense", "mul"]),
+        (lambda m, x: x * float(x.cpu().numpy().mean()), ["copy_", "mul"]),
+        (lambda m, x: x * float(x.numpy().mean()), ["_local_scalar_dense", "mul"]),
         (lambda m, x: x * x.sum(0).tolist()[0], ["sum", "_local_scalar_dense", "mul"]),
         (lambda m, x: x * 2 if torch.equal(x, x) else x, ["equal", "mul"]),
         (

@@ -69,7 +69,7 @@ def run_step(
             turn()
             update()
         return model
-    if _remembers(model, turn):
+    if _remembers(model, turn) or recorder.leaves_on_host(model):
         turn()
     with recorder.off():
         update()
