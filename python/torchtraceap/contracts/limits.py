@@ -1,0 +1,328 @@
+"""`Limit`: what a measure may be, as a person writes it.
+
+`0` is exactly that many. `"<=120"`, `"<10%"`, `"<=4 MiB"`, `">=90%"`, `"<=10 ms"`, `"==2"` and
+`"100..120"` (both ends included) are bounds. Sizes have binary or decimal units, or none for bytes;
+shares are percentages or fractions of 1; times need a unit. A share or a time is never exactly a
+number, so it needs a bound. Collectives have one limit for each kind, `other` being all kinds that
+are not named, or one for all of them together. Findings are a list of types that must not be
+present, or "none".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+from torchtraceap.errors import OptionError
+from torchtraceap.measures.vocabulary import COLLECTIVES, near_match
+from torchtraceap.records import dataclass
+from torchtraceap.units import format_bytes, format_count, format_ns, format_share
+
+__all__ = ["NO_FINDINGS", "OTHER", "Limit", "shown_value"]
+
+OTHER = "other"
+"""Of collectives: those that are not named."""
+NO_FINDINGS = "none"
+_LONGEST = 100
+_NUMBER = r"[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]+"
+_BOUND = re.compile(rf"\s*(<=|>=|==|=|<|>|≤|≥)?\s*({_NUMBER})\s*([%A-Za-zµμ]*)\s*")
+_RANGE = re.compile(rf"\s*({_NUMBER})\s*([%A-Za-zµμ]*)\s*\.\.\s*({_NUMBER})\s*([%A-Za-zµμ]*)\s*")
+_SAME = {"=": "==", "≤": "<=", "≥": ">=", None: "=="}
+_SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+          "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
+_TIMES = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9,
+          "min": 60 * 10**9}  # fmt: skip
+_MOST = 2**62
+"""Beyond it no count, size or time of a trace lies."""
+_EXAMPLES = {
+    "count": '0, "<=120", "100..120"',
+    "bytes": '"<=4 MiB", 0',
+    "share": '"<10%"',
+    "time": '"<=10 ms"',
+    "counts by name": "{all_reduce: 2}",
+    "findings": "[no_memory_pin]",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Bounds of a value; of several by name, or of findings, those of each."""
+
+    kind: str
+    """Of the measure: see `measures.vocabulary.Measure`."""
+    text: str
+    """As it is told: "<=120"."""
+    low: float = -math.inf
+    high: float = math.inf
+    low_open: bool = False
+    """The lower bound itself is too little."""
+    high_open: bool = False
+    by_name: tuple[tuple[str, Limit], ...] = ()
+    """Of collectives, by kind."""
+    types: tuple[str, ...] = ()
+    """Of findings: those that must not be present; all for none."""
+    unit: str = ""
+    """Of a size, a share or a time, as it was written."""
+
+    @classmethod
+    def parse(cls, value: Any, kind: str = "count") -> Limit:
+        """A limit from what a test or a file says.
+
+        Args:
+            value: A number, a text, a dict by kind of collective, or a list of findings.
+            kind: Of the measure.
+
+        Raises:
+            OptionError: It makes no sense for such a measure.
+        """
+        if kind == "findings":
+            return _of_findings(value)
+        if kind == "counts by name" and isinstance(value, Mapping):
+            return _of_names(value)
+        return _of_number(value, "count" if kind == "counts by name" else kind)
+
+    @property
+    def is_exact(self) -> bool:
+        """Only one number holds."""
+        return self.low == self.high
+
+    def holds(self, value: float) -> bool:
+        """Is a number inside the bounds?"""
+        return not self.is_above(value) and not self.is_below(value)
+
+    def is_above(self, value: float) -> bool:
+        """Is it too much?"""
+        return value > self.high or (self.high_open and value >= self.high)
+
+    def is_below(self, value: float) -> bool:
+        """Is it too little?"""
+        return value < self.low or (self.low_open and value <= self.low)
+
+    def widened(self, tolerance: float) -> Limit:
+        """With bounds that are that share further out."""
+        low = self.low * (1 - tolerance) if self.low > 0 else self.low
+        return replace(self, low=low, high=self.high * (1 + tolerance))
+
+    def to_json(self) -> Any:
+        """As a document has it: a number, a text, a dict or a list."""
+        if self.by_name:
+            return {name: limit.to_json() for name, limit in self.by_name}
+        if self.kind == "findings":
+            return list(self.types) if self.types else NO_FINDINGS
+        if self.is_exact and self.kind in ("count", "bytes"):
+            return int(self.low)
+        return self.text
+
+    def moved_to(self, value: Any) -> Any:
+        """What to write for the same form of limit with a measured value as its bound: `"<=7"`
+        stays an upper bound, and of a range one end moves, or none.
+
+        Args:
+            value: In the unit of the measure; of collectives a dict.
+        """
+        if self.by_name:
+            named = {name for name, _ in self.by_name}
+            other = sum(number for name, number in value.items() if name not in named)
+            numbers = {**dict.fromkeys(named, 0), **value, OTHER: other}
+            return {name: limit.moved_to(numbers[name]) for name, limit in self.by_name}
+        if isinstance(value, Mapping):
+            value = sum(value.values())
+        if self.is_exact:
+            return value
+        if self.low > -math.inf and self.high < math.inf:
+            return self._moved_range(value)
+        up = self.high < math.inf
+        is_open = self.high_open or self.low_open
+        sign = ("<" if up else ">") + ("" if is_open else "=")
+        return f"{sign}{self._written(value, up=up, beyond=is_open)}"
+
+    def _moved_range(self, value: float) -> str:
+        if self.holds(value):
+            return self.text
+        low, high = min(value, self.low), max(value, self.high)
+        return f"{self._written(low, up=False)}..{self._written(high, up=True)}"
+
+    def _written(self, value: float, *, up: bool, beyond: bool = False) -> str:
+        """A number in the unit of the limit, rounded so that it bounds the value; `beyond` it."""
+        if self.kind == "count" or (self.kind == "bytes" and not self.unit):
+            return str(int(value) + (0 if not beyond else 1 if up else -1))
+        scale, digits = _scale_of(self.unit, self.kind)
+        ticks = Decimal(value) / scale * 10**digits
+        whole = math.ceil(ticks) if up else math.floor(ticks)
+        if beyond and whole == ticks:
+            whole += 1 if up else -1
+        number = f"{Decimal(whole) / 10**digits:f}"
+        unit = self.unit or _DEFAULT_UNITS[self.kind]
+        return f"{number}{'' if unit == '%' else ' '}{unit}"
+
+
+_DEFAULT_UNITS = {"share": "%", "time": "us"}
+
+
+def _scale_of(unit: str, kind: str) -> tuple[Decimal, int]:
+    """What one of a unit is, and how many decimals of it a limit is written with."""
+    if kind == "share":
+        return Decimal("0.01"), 1
+    units = _SIZES if kind == "bytes" else _TIMES
+    scale = units[unit.lower()] if unit else units["us"]
+    return Decimal(scale), 2 if kind == "bytes" else 3
+
+
+# ------------------------------------------------------------------------------------ parsing
+
+
+def _of_findings(value: Any) -> Limit:
+    if value == NO_FINDINGS or (isinstance(value, str) and value == "any"):
+        return Limit("findings", "none present")
+    types = [value] if isinstance(value, str) else value
+    if not isinstance(types, Sequence) or not all(isinstance(each, str) for each in types):
+        raise OptionError(
+            f"findings takes a list of types that must not be present, or {NO_FINDINGS!r}, "
+            f"not {_shown(value)}"
+        )
+    if not types:
+        raise OptionError(f"findings names no type; {NO_FINDINGS!r} forbids every one")
+    known = _finding_types()
+    for each in types:
+        if each not in known:
+            raise OptionError(f"{_shown(each)} is no type of finding{near_match(each, known)}")
+    listed = tuple(dict.fromkeys(types))
+    return Limit("findings", f"without {', '.join(listed)}", types=listed)
+
+
+def _finding_types() -> tuple[str, ...]:
+    from torchtraceap.knowledge import load_knowledge
+
+    return tuple(load_knowledge())
+
+
+def _of_names(value: Mapping[Any, Any]) -> Limit:
+    if not value:
+        raise OptionError("collectives names no kind; 0 allows none at all")
+    known = (*COLLECTIVES, OTHER)
+    limits = []
+    for name, each in value.items():
+        if name not in known:
+            raise OptionError(f"{_shown(name)} is no kind of collective{near_match(name, known)}")
+        if each is None:
+            continue
+        limits.append((str(name), _of_number(each, "count")))
+    text = ", ".join(f"{name} {limit.text}" for name, limit in limits)
+    return Limit("counts by name", text, by_name=tuple(limits))
+
+
+def _of_number(value: Any, kind: str) -> Limit:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise OptionError(f"{_shown(value)} is no limit; write {_EXAMPLES[kind]}")
+    if isinstance(value, str):
+        return _of_text(value, kind)
+    if not math.isfinite(value) or value < 0 or value > _MOST:
+        raise OptionError(f"{_shown(value)} is no limit: a number from 0 is needed")
+    if kind in ("share", "time"):
+        raise OptionError(
+            f"a {kind} is never exactly {_shown(value)}; write a bound, such as {_EXAMPLES[kind]}"
+        )
+    if value != int(value):
+        raise OptionError(f"{_shown(value)} is no number of {_NOUNS[kind]}")
+    number = int(value)
+    return Limit(kind, f"=={number}", number, number)
+
+
+_NOUNS = {"count": "events", "bytes": "bytes"}
+
+
+def _of_text(text: str, kind: str) -> Limit:
+    if len(text) > _LONGEST:
+        raise OptionError(f"{_shown(text)} is no limit; write {_EXAMPLES[kind]}")
+    if found := _RANGE.fullmatch(text):
+        low_text, low_unit, high_text, high_unit = found.groups()
+        low = _number(low_text, low_unit or high_unit, kind, text)
+        high = _number(high_text, high_unit, kind, text)
+        if low > high:
+            raise OptionError(f"{_shown(text)} is no limit: its ends are in the wrong order")
+        return Limit(kind, text.strip(), low, high, unit=high_unit)
+    found = _BOUND.fullmatch(text)
+    if not found:
+        raise OptionError(f"{_shown(text)} is no limit; write {_EXAMPLES[kind]}")
+    sign = _SAME.get(found[1], found[1])
+    number = _number(found[2], found[3], kind, text)
+    if sign == "==" and kind in ("share", "time"):
+        raise OptionError(
+            f"a {kind} is never exactly {_shown(text)}; write a bound, such as {_EXAMPLES[kind]}"
+        )
+    written = f"{sign}{text.strip().lstrip('<>=≤≥').strip()}"
+    low = -math.inf if sign in ("<", "<=") else number
+    high = math.inf if sign in (">", ">=") else number
+    return Limit(kind, written, low, high, sign == ">", sign == "<", unit=found[3])
+
+
+def _number(digits: str, unit: str, kind: str, text: str) -> float:
+    """In the unit of the measure, exact: an int where it is one."""
+    number = Decimal(digits.replace("_", ""))
+    scale = _scale(unit, kind, number, text)
+    value = number * scale
+    if value > _MOST:
+        raise OptionError(f"{_shown(text)} is no limit: more than any trace holds")
+    if kind == "count" and value != int(value):
+        raise OptionError(f"{_shown(text)} is no limit: events are counted in whole numbers")
+    return int(value) if value == int(value) else float(value)
+
+
+def _scale(unit: str, kind: str, number: Decimal, text: str) -> Decimal:
+    if kind == "count":
+        if unit:
+            raise OptionError(f"{_shown(text)} is no limit: a count has no unit")
+        return Decimal(1)
+    if kind == "share":
+        if unit not in ("", "%"):
+            raise OptionError(f"{_shown(text)} is no limit: a share is a percentage")
+        scale = Decimal("0.01") if unit else Decimal(1)
+        if number * scale > 1:
+            more = "" if unit else "; write % behind a percentage"
+            raise OptionError(f"{_shown(text)} is no limit: a share is at most 100 %{more}")
+        return scale
+    units = _SIZES if kind == "bytes" else _TIMES
+    found = units.get(unit.lower())
+    if found is None:
+        needed = ", ".join(each for each in units if each)
+        raise OptionError(f"{_shown(text)} is no limit: a {_ONE[kind]} has one of {needed}")
+    return Decimal(found)
+
+
+_ONE = {"bytes": "size", "time": "time"}
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# ------------------------------------------------------------------------------------ writing
+
+
+def shown_value(value: Any, kind: str) -> str:
+    """A measured value for a person.
+
+    Args:
+        value: In the unit of the measure; None where it is not known.
+        kind: Of the measure.
+    """
+    if value is None:
+        return "not known"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {number}" for name, number in value.items()) or "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    if kind == "bytes":
+        return (
+            f"{format_bytes(value)} ({format_count(value)} bytes)"
+            if value >= 1024
+            else (f"{value} bytes")
+        )
+    if kind == "share":
+        return format_share(value)
+    return format_ns(round(value)) if kind == "time" else format_count(round(value))

@@ -1,0 +1,107 @@
+"""What a check says: `CheckResult`, one `KeyResult` for each limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchtraceap.records import dataclass
+from torchtraceap.results import Json, Result
+
+__all__ = ["FAILED", "INCONCLUSIVE", "PASSED", "CheckResult", "FirstEvent", "Frame", "KeyResult"]
+
+PASSED, FAILED, INCONCLUSIVE = "passed", "failed", "inconclusive"
+SCHEMA = "torchtraceap.check/1"
+
+
+@dataclass(frozen=True, slots=True)
+class FirstEvent(Result):
+    """The first event that goes beyond a limit."""
+
+    row: int
+    """In the event table of its rank."""
+    name: str
+    start_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame(Result):
+    """What of the program an event belongs to."""
+
+    kind: str
+    """"python": a frame, which `file` and `line` are of; else "module", "annotation" or
+    "operator", where the trace has no frames around the event."""
+    name: str
+    file: str | None = None
+    line: int | None = None
+
+    def __str__(self) -> str:
+        if self.kind == "python" and self.file:
+            return f"{self.file}:{self.line}, in {self.name}"
+        return f"the {self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyResult(Result):
+    """One limit against what the trace holds."""
+
+    key: str
+    limit: Any
+    """A number, a text, a dict by kind or a list of findings."""
+    measured: Any
+    """int, float (shares; times in ns), dict or list; None where it is not known."""
+    status: str
+    """"passed", "failed" or "inconclusive"."""
+    reason: str
+    """A sentence: what was counted, against which limit, by how much; or what is missing."""
+    first_event: FirstEvent | None = None
+    rank: int | None = None
+    """Of the value and the event; None of a lone rank that does not say."""
+    step: str | None = None
+    """The first step that goes beyond a limit per step."""
+    frame: Frame | None = None
+    price_ns: int | None = None
+    """What a fix would save; None where nothing tells."""
+    price_per_step: bool = False
+    """Per step; else of the whole run."""
+    price_note: str = ""
+    """What was fixed for it, or why there is no price."""
+    won: str = ""
+    """By how much a limit that holds could be tightened."""
+    line: int | None = None
+    """Of the contract's file."""
+    note: str = ""
+    """What the value rests on."""
+    kind: str = "count"
+    """Of the measure."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult(Result):
+    """A contract on a trace."""
+
+    passed: bool
+    """None failed; some may be inconclusive."""
+    results: tuple[KeyResult, ...]
+    """In the order of the contract."""
+    name: str = ""
+    """Of the contract."""
+    file: str | None = None
+    """Of the contract."""
+    paths: tuple[str, ...] = ()
+    """Of the trace."""
+    device: str | None = None
+    """That the trace was recorded on; "cpu" without a GPU."""
+
+    @property
+    def failed(self) -> tuple[KeyResult, ...]:
+        """Limits that do not hold."""
+        return tuple(each for each in self.results if each.status == FAILED)
+
+    @property
+    def inconclusive(self) -> tuple[KeyResult, ...]:
+        """Limits that this trace says nothing of."""
+        return tuple(each for each in self.results if each.status == INCONCLUSIVE)
+
+    def to_dict(self) -> Json:
+        """The document of `torchtraceap check --json`."""
+        return {"schema": SCHEMA, **Result.to_dict(self)}
