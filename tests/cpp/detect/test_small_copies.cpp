@@ -70,8 +70,8 @@ Finding at_once(int count) {
 }
 
 /// Three steps with `groups` uploads of one number, each behind a kernel that it waits for; behind
-/// every `each` of them the backward pass runs.
-Finding in_groups(int groups, int each) {
+/// every `each` of them the backward pass runs. The first `with_large` come with a large one.
+Finding in_groups(int groups, int each, int with_large = 0) {
   Scene scene;
   for (int step = 0; step < 3; ++step) {
     const double start = step * 10'000.0;
@@ -81,6 +81,7 @@ Finding in_groups(int groups, int each) {
       scene.op("aten::mul", t, 6).kernel("vectorized_elementwise_kernel<4>", t + 1, t + 5, 40, 2);
       scene.op("aten::to", t + 10, 48).copy(kPageable, t + 12, 10, t + 48, 2, 4);
       scene.call("cudaStreamSynchronize", t + 24, 32);
+      if (i < with_large) scene.copy(kPageable, t + 60, 30, t + 62, 25, 1 << 20);
       if ((i + 1) % each != 0) continue;
       scene.op("autograd::engine::evaluate_function: MulBackward0", t + 100, 20);
       scene.op("aten::mul", t + 102, 16).kernel("backward_kernel", t + 104, t + 110, 40);
@@ -99,6 +100,8 @@ TEST_CASE("a few constants made on the way through a model are no batch",
   CHECK(in_groups(7, 7).evidence_count == 0);
   CHECK(in_groups(20, 4).evidence_count == 0);  // five microbatches, in four parts each
   CHECK(in_groups(24, 12).evidence_count == 72);
+  CHECK(in_groups(8, 8, 1).evidence_count == 0);  // a layer with its bias
+  CHECK(in_groups(9, 9, 1).evidence_count == 27);
 }
 
 TEST_CASE("how many small copies are too many, and how small", "[detect][small_copies]") {

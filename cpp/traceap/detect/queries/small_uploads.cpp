@@ -66,27 +66,29 @@ std::size_t count_bursts(const Signals& signals, const std::vector<const Copy*>&
 
 /// Groups as above in the longest pass of a step, median over the steps behind the first. A pass
 /// ends where a kernel of the backward pass runs: each of several microbatches has its own uploads.
+/// Small ones beside large ones are part of what is uploaded there.
 std::int64_t typical_bursts_per_pass(const Signals& signals,
                                      const std::vector<const Copy*>& uploads) {
   const EventTree& tree = signals.tree;
   std::vector<std::int64_t> most(tree.steps.size(), 0);
   std::int64_t bursts = 0;
-  std::uint32_t step = kNoStep;
+  std::uint32_t step = kNoStep, step_of_burst = kNoStep;
   auto next = uploads.begin();
-  bool open = false;
+  bool large = false;
   for (Row r : tree.gpu_rows) {
-    if (next == uploads.end()) break;
-    if (r == (*next)->row) {
-      const std::uint32_t own = tree.step[(*next)->launch];
-      if (own != step) bursts = 0, step = own, open = false;
-      bursts += open ? 0 : 1;
-      open = true;
+    if (next != uploads.end() && r == (*next)->row) {
+      step_of_burst = tree.step[(*next)->launch];
       ++next;
-      if (step == kNoStep) continue;
-      std::int64_t& of_step = most[static_cast<std::size_t>(step)];
-      of_step = std::max(of_step, bursts);
+    } else if (tree.copy_direction[r] == CopyDirection::kHostToDevice) {
+      large = true;
     } else if (tree.gpu_class[r] == GpuClass::kCompute) {
-      open = false;
+      if (step_of_burst != kNoStep && !large) {
+        if (step_of_burst != step) bursts = 0;
+        step = step_of_burst;
+        most[step] = std::max(most[step], ++bursts);
+      }
+      step_of_burst = kNoStep;
+      large = false;
       if (tree.phase[r] == Phase::kBackward) bursts = 0;
     }
   }
