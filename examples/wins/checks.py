@@ -46,18 +46,18 @@ class ActorCritic(nn.Module):
         return (0.2 * log_likelihood - worth).mean()
 
 
-def workload(*, checks: bool) -> dict:
+def workload(batch: int, *, checks: bool) -> dict:
     return {
         "model": ActorCritic(checks=checks),
-        "inputs": (torch.randn(BATCH, SEEN),),
+        "inputs": (torch.randn(batch, SEEN),),
         "loss": lambda loss: loss,
         "optimizer": torch.optim.Adam,
     }
 
 
-def bad() -> dict:
-    return workload(checks=True)
+def bad(batch: int = BATCH) -> dict:
+    return workload(batch, checks=True)
 
 
-def good() -> dict:
-    return workload(checks=False)
+def good(batch: int = BATCH) -> dict:
+    return workload(batch, checks=False)

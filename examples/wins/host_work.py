@@ -5,10 +5,13 @@ what attention looks at. Its masks are gathered in a Python loop over the batch;
 idle time this loop is, is not said, so this network is modelled on it.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 WIDTH, BLOCKS, PICKED, LAYERS, BATCH = 256, 64, 16, 4, 32
+Pick = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def picked_one_by_one(blocks: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -23,7 +26,7 @@ def picked_at_once(blocks: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 class SparseAttention(nn.Module):
     """Every block attends to the same few, picked at random for each sample."""
 
-    def __init__(self, pick) -> None:
+    def __init__(self, pick: Pick) -> None:
         super().__init__()
         self.pick = pick
         self.queries, self.keys = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
@@ -35,18 +38,18 @@ class SparseAttention(nn.Module):
         return x + scores @ seen
 
 
-def workload(pick) -> dict:
+def workload(pick: Pick, batch: int) -> dict:
     return {
         "model": nn.Sequential(*[SparseAttention(pick) for _ in range(LAYERS)]),
-        "inputs": (torch.randn(BATCH, BLOCKS, WIDTH),),
+        "inputs": (torch.randn(batch, BLOCKS, WIDTH),),
         "loss": None,
         "optimizer": None,
     }
 
 
-def bad() -> dict:
-    return workload(picked_one_by_one)
+def bad(batch: int = BATCH) -> dict:
+    return workload(picked_one_by_one, batch)
 
 
-def good() -> dict:
-    return workload(picked_at_once)
+def good(batch: int = BATCH) -> dict:
+    return workload(picked_at_once, batch)

@@ -36,18 +36,18 @@ class Denoiser(nn.Module):
         return found
 
 
-def workload(*, offloads: bool) -> dict:
+def workload(batch: int, *, offloads: bool) -> dict:
     return {
         "model": Denoiser(offloads=offloads),
-        "inputs": (torch.randn(BATCH, WIDTH),),
+        "inputs": (torch.randn(batch, WIDTH),),
         "loss": None,
         "optimizer": None,
     }
 
 
-def bad() -> dict:
-    return workload(offloads=True)
+def bad(batch: int = BATCH) -> dict:
+    return workload(batch, offloads=True)
 
 
-def good() -> dict:
-    return workload(offloads=False)
+def good(batch: int = BATCH) -> dict:
+    return workload(batch, offloads=False)

@@ -41,18 +41,18 @@ class Attention(nn.Module):
         return x + self.out(seen.transpose(1, 2).reshape(batch, length, WIDTH))
 
 
-def workload(scale: type[nn.Module]) -> dict:
+def workload(scale: type[nn.Module], batch: int) -> dict:
     return {
         "model": nn.Sequential(*[Attention(scale()) for _ in range(LAYERS)]),
-        "inputs": (torch.randn(BATCH, LENGTH, WIDTH),),
+        "inputs": (torch.randn(batch, LENGTH, WIDTH),),
         "loss": None,
         "optimizer": None,
     }
 
 
-def bad() -> dict:
-    return workload(TensorOfTheSize)
+def bad(batch: int = BATCH) -> dict:
+    return workload(TensorOfTheSize, batch)
 
 
-def good() -> dict:
-    return workload(NumberOfPython)
+def good(batch: int = BATCH) -> dict:
+    return workload(NumberOfPython, batch)

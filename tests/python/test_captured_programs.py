@@ -424,3 +424,27 @@ def test_a_workload_that_can_not_be_made_is_refused() -> None:
 
     with pytest.raises(CaptureError, match=r"could not be made .*no such size"):
         capture_step(make)
+
+
+def test_an_optimiser_that_lets_go_of_gradients_has_some_to_update_with() -> None:
+    class Resets(torch.optim.SGD):  # type: ignore[misc]
+        def step(self, closure: Any = None) -> Any:
+            found = super().step(closure)
+            self.zero_grad()
+            return found
+
+    def updates(optimizer: Any) -> list[str]:
+        capture = captured_as(optimizer)
+        return [op.name for op in launching_ops(capture) if op.phase is Phase.OPTIMIZER]
+
+    def captured_as(optimizer: Any) -> Any:
+        return capture_step(
+            lambda: {
+                "model": torch.nn.Linear(8, 8),
+                "inputs": (torch.randn(2, 8),),
+                "loss": lambda out: out.sum(),
+                "optimizer": optimizer,
+            }
+        )
+
+    assert updates(Resets) == updates(torch.optim.SGD) == ["aten::_foreach_add_"]
