@@ -10,7 +10,7 @@ interquartile mean), rounded to integers, and what is left to the median step is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ from torchtraceap.units import format_share
 if TYPE_CHECKING:
     from torchtraceap.ranks import Ranks, RankTrace
 
-__all__ = ["VIEWS", "align", "build_diff", "shared_nodes"]
+__all__ = ["VIEWS", "StepRows", "align", "build_diff", "shared_nodes", "step_rows"]
 
 VIEWS = ("op", "kernel", "ancestor", "cause", "finding", "tree")
 
@@ -95,6 +95,29 @@ def build_diff(before: Ranks, after: Ranks, *, by: str = "op") -> ColumnTable:
         "cause": _CauseRows,
     }[by](comparison)
     return _piece_table(comparison, view)
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """Rows of `build_diff` before they are averaged: what each step holds of each."""
+
+    comparison: Comparison
+    columns: Mapping[str, Column]
+    """Those of `by="op"` that name the rows, `[rows]` each; calls per step."""
+    row_of: Sequence[Array]
+    """Per side int64 `[pieces]`: the row of each piece."""
+    cells: Sequence[Cells]
+    """Per side: ns of each row in each step."""
+
+
+def step_rows(before: Ranks, after: Ranks) -> StepRows:
+    """The rows of `build_diff(by="op")` step by step, for whoever averages in another way."""
+    comparison = compare(before, after)
+    view = _OpRows(comparison)
+    keys, row_of, measured = _measured_rows(comparison, view)
+    means = _Means([m.ns for m in measured], [m.calls for m in measured])
+    columns = view.columns(keys, means)
+    return StepRows(comparison, columns, row_of, [m.cells(len(keys)) for m in measured])
 
 
 # ---------------------------------------------------------------------------------- rows
@@ -481,6 +504,19 @@ class _Places:
 
 
 def _piece_table(comparison: Comparison, view: _Rows) -> ColumnTable:
+    keys, _, measured = _measured_rows(comparison, view)
+    kept = np.flatnonzero((measured[0].ns != 0) | (measured[1].ns != 0))
+    ns = [m.ns[kept] for m in measured]
+    naming = view.columns(keys[kept], _Means(ns, [m.calls[kept] for m in measured]))
+    rest = [step - total(part) for step, part in zip(comparison.step_ns, ns, strict=True)]
+    noise = _noise_ns(measured)[kept]
+    return _closed(comparison, naming, ns, rest, noise)
+
+
+def _measured_rows(
+    comparison: Comparison, view: _Rows
+) -> tuple[Array, list[Array], list[_Measured]]:
+    """Keys of the rows; per side the row of each piece, and what is measured of each row."""
     keys, inverse = np.unique(joined(view.key, np.int64), return_inverse=True)
     split = len(view.key[0])
     rows = [inverse[:split], inverse[split:]]
@@ -488,12 +524,7 @@ def _piece_table(comparison: Comparison, view: _Rows) -> ColumnTable:
         _Measured(side, index, len(keys))
         for side, index in zip(comparison.sides, rows, strict=True)
     ]
-    kept = np.flatnonzero((measured[0].ns != 0) | (measured[1].ns != 0))
-    ns = [m.ns[kept] for m in measured]
-    naming = view.columns(keys[kept], _Means(ns, [m.calls[kept] for m in measured]))
-    rest = [step - total(part) for step, part in zip(comparison.step_ns, ns, strict=True)]
-    noise = _noise_ns(measured)[kept]
-    return _closed(comparison, naming, ns, rest, noise)
+    return keys, rows, measured
 
 
 class _Measured:
@@ -517,7 +548,11 @@ class _Measured:
 
     def sigma(self, rows: int) -> Array:
         """float64 `[rows]`: robust standard deviation from step to step."""
-        return Cells.of(*self._pieces, (rows, self.steps)).sigmas()
+        return self.cells(rows).sigmas()
+
+    def cells(self, rows: int) -> Cells:
+        """Time of each row in each step."""
+        return Cells.of(*self._pieces, (rows, self.steps))
 
 
 def _noise_ns(measured: Sequence[_Measured]) -> Array:

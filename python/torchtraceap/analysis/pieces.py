@@ -207,6 +207,15 @@ class Cells:
             result[rows] = np.median(matrix, axis=1)
         return result
 
+    def middle_means(self) -> Array:
+        """float64 `[rows]`: of each row the mean over the middle half of its own values."""
+        result = np.zeros(self.rows)
+        dropped = self.steps // 4
+        for rows, matrix in self._filled(dropped + 1):
+            ordered = np.sort(matrix, axis=1)
+            result[rows] = ordered[:, dropped : self.steps - dropped].mean(axis=1)
+        return result
+
     def sigmas(self) -> Array:
         """float64 `[rows]`: `robust_sigma` over all steps."""
         total = np.bincount(self.row, weights=self.ns, minlength=self.rows)
@@ -217,8 +226,12 @@ class Cells:
 
     def _half_full(self) -> Iterable[tuple[Array, Array]]:
         """Rows of which at least half the values are not zero, and these `[rows, steps]`."""
+        return self._filled((max(1, self.steps) + 1) // 2)
+
+    def _filled(self, least: int) -> Iterable[tuple[Array, Array]]:
+        """Rows with at least so many values that are not zero, and all their values."""
         count = np.bincount(self.row, minlength=self.rows)
-        chosen = np.flatnonzero(2 * count >= max(1, self.steps))
+        chosen = np.flatnonzero(count >= least)
         place = np.full(self.rows, -1, dtype=np.int64)
         place[chosen] = np.arange(len(chosen))
         kept = place[self.row] >= 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib.util
 import os
@@ -125,14 +126,15 @@ def chosen_names(
         task: Those of a task.
 
     Raises:
-        OptionError: Both ways are used, none is, or none fits.
+        OptionError: Both ways are used, none is, none fits, or a name is of no workload.
     """
     by_kind = everything or domain is not None or task is not None
     if bool(names) == by_kind:
         raise OptionError("name workloads, or choose them by --all, --domain or --task")
-    if names:
-        return list(dict.fromkeys(names))
     known = workloads()
+    if names:
+        _check_names(names, [entry.name for entry in known])
+        return list(dict.fromkeys(names))
     chosen = [
         entry.name
         for entry in known
@@ -141,6 +143,15 @@ def chosen_names(
     if not chosen:
         raise OptionError(f"no workload is of {_kinds(known, domain, task)}")
     return chosen
+
+
+def _check_names(names: Sequence[str], known: Sequence[str]) -> None:
+    """Before hours go by: what has no colon is one that is listed."""
+    for name in names:
+        if ":" not in name and name not in known:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+            like = f", did you mean {' or '.join(near)}?" if near else ""
+            raise OptionError(f"there is no workload {name!r}{like or '; bench list names them'}")
 
 
 def _kinds(known: Sequence[Entry], domain: str | None, task: str | None) -> str:

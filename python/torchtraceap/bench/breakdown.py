@@ -82,9 +82,15 @@ def group_of(part: str) -> str:
     return "active" if part in _ACTIVE else "data_movement" if part in _MOVEMENT else "idle"
 
 
-def break_down(trace: Ranks) -> Breakdown | None:
-    """Parts of the steps of all ranks; None where the trace does not hold the work."""
-    where = computes_on(trace)
+def break_down(trace: Ranks, where: str | None = None) -> Breakdown | None:
+    """Parts of the steps of all ranks; None where the trace does not hold the work.
+
+    Args:
+        trace: One or several ranks.
+        where: "gpu" or "host", where it is known what the run computes on [`computes_on`]: of a run
+            whose operators are lost among Python code the trace does not tell.
+    """
+    where = where or computes_on(trace)
     if where is None:
         return None
     lengths, by_part, steps = list[Array](), dict[str, list[Array]](), 0
@@ -94,7 +100,7 @@ def break_down(trace: Ranks) -> Breakdown | None:
         if not len(spans):
             spans = np.array([rank.tree.profiled], dtype=np.int64).reshape(-1, 2)
         bounds, places = _bounds(spans)
-        parts = parts_over_time(rank, bounds)
+        parts = parts_over_time(rank, bounds, where)
         lengths.append(np.diff(bounds)[places])
         for part, ns in parts.items():
             by_part.setdefault(part, []).append(ns[places])
@@ -159,7 +165,8 @@ def break_down_runs(runs: Sequence[StoredRun]) -> tuple[list[RunBreakdown], list
             without.append(f"{run.id} ({run.name}): has no trace")
             continue
         with stage(f"breaking down {run.name}"):
-            breakdown = break_down(load(path))
+            is_cpu = run.config.get("device") == "cpu"
+            breakdown = break_down(load(path), "host" if is_cpu else None)
         if breakdown is None:
             without.append(f"{run.id} ({run.name}): its trace does not hold the work of steps")
             continue

@@ -129,6 +129,8 @@ def _prepare(spec: Spec) -> Any:
         raise MissingDependencyError("a workload is run by torch, which is not there") from error
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
+    if spec.device.startswith("cuda:"):  # what asks for memory or waits means the current device
+        torch.cuda.set_device(spec.device)
     return torch
 
 

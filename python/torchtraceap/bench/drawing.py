@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from statistics import fmean
 
@@ -155,7 +155,7 @@ def _task(task: str, found: Sequence[RunBreakdown]) -> Iterator[str]:
         active = breakdown.shares["active"]
         yield (
             _name(each.name)
-            + _bar(breakdown.parts.items())
+            + _bar(breakdown.parts)
             + _range(active["low"], active["high"])
             + _value(f"{format_share(active['mean'])} of {format_ns(breakdown.step_ns)}")
         )
@@ -167,9 +167,8 @@ def _row_of_means(found: Sequence[RunBreakdown]) -> list[str]:
         return []
     parts = {part for each in found for part in each.breakdown.parts}
     means = {part: fmean(e.breakdown.parts.get(part, 0.0) for e in found) for part in parts}
-    order = sorted(means, key=lambda part: (GROUPS.index(group_of(part)), -means[part]))
     active = format_share(_mean(found, "active"))
-    bar = _bar((part, means[part]) for part in order)
+    bar = _bar(means)
     return [f'<text class="task" y="17">mean</text>{bar}{_value(f"{active} active")}']
 
 
@@ -180,11 +179,19 @@ def _name(name: str) -> str:
     )
 
 
-def _bar(parts: Iterable[tuple[str, float]]) -> str:
+def _in_order(parts: Iterable[str]) -> list[str]:
+    """The same in each bar, so that bars compare; groups as in the paper."""
+    known = list(_COLOURS)
+    places = {part: known.index(part) if part in known else len(known) for part in parts}
+    return sorted(places, key=lambda part: (GROUPS.index(group_of(part)), places[part], part))
+
+
+def _bar(parts: Mapping[str, float]) -> str:
     """Segments from left to right; what no part says stays empty."""
     drawn = [f'<rect class="base" x="{_NAME}" y="4" width="{_BAR}" height="{_HIGH}"></rect>']
     left = 0.0
-    for part, share in parts:
+    for part in _in_order(parts):
+        share = parts[part]
         width = min(share, 1.0 - left)
         said = escape(f"{_label(part)}: {format_share(share)}")
         drawn.append(
@@ -209,12 +216,11 @@ def _value(text: str) -> str:
 
 def _legend(found: Sequence[RunBreakdown]) -> str:
     there = {part for each in found for part in each.breakdown.parts}
-    known = [*(part for part in _COLOURS if part in there), *sorted(there - _COLOURS.keys())]
     keys = "".join(
         '<span><svg width="11" height="11" aria-hidden="true">'
         f'<rect class="f-{_class(part)}" width="11" height="11"></rect></svg>'
         f"{escape(_GROUP_LABELS[group_of(part)])}: {escape(_label(part))}</span>"
-        for part in sorted(known, key=lambda part: GROUPS.index(group_of(part)))
+        for part in _in_order(there)
     )
     return f'<div class="legend">{keys}</div>'
 

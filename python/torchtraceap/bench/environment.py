@@ -45,11 +45,18 @@ _LIBRARIES = (
     "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "numpy", "timm", "torchaudio",
     "torchvision", "transformers", "triton", "xformers",
 )  # fmt: skip
-_GPU_FIXED = ("name", "driver_version", "memory.total", "power.limit", "clocks.max.sm",
-              "clocks.max.memory", "persistence_mode", "compute_mode",
-              "mig.mode.current", "ecc.mode.current")  # fmt: skip
-_GPU_NOW = ("pstate", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw",
-            "utilization.gpu", "memory.used", "clocks_throttle_reasons.active")  # fmt: skip
+# Asked for together: of one that a driver does not know, none would be told.
+_GPU_FIXED = (
+    ("name", "driver_version", "memory.total"),
+    ("power.limit", "clocks.max.sm", "clocks.max.memory", "persistence_mode", "compute_mode"),
+    ("mig.mode.current", "ecc.mode.current"),
+)
+_GPU_NOW = (
+    ("pstate", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "utilization.gpu",
+     "memory.used"),
+    ("clocks_event_reasons.active",),
+    ("clocks_throttle_reasons.active",),  # its name before driver 535
+)  # fmt: skip
 _PATIENCE_S = 20.0
 """For a program that is asked; `nvidia-smi` takes seconds where the driver sleeps."""
 
@@ -123,14 +130,20 @@ def _meminfo(name: str) -> int | None:
     return None
 
 
-def _gpus(wanted: tuple[str, ...]) -> list[dict[str, str]]:
+def _gpus(wanted: tuple[tuple[str, ...], ...]) -> list[dict[str, str]]:
     """As NVIDIA's tool tells of them; empty where there is none."""
     if shutil.which("nvidia-smi") is None:
         return []
-    query = ["nvidia-smi", f"--query-gpu={','.join(wanted)}", "--format=csv,noheader"]
-    lines = _said(query).splitlines()
-    rows = [[cell.strip() for cell in line.split(",")] for line in lines]
-    return [dict(zip(wanted, row, strict=True)) for row in rows if len(row) == len(wanted)]
+    found: list[dict[str, str]] = []
+    for names in wanted:
+        query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
+        rows = [[cell.strip() for cell in line.split(",")] for line in _said(query).splitlines()]
+        if not rows or any(len(row) != len(names) for row in rows):
+            continue
+        found = found or [{} for _ in rows]
+        for gpu, row in zip(found, rows, strict=False):
+            gpu.update(zip(names, row, strict=True))
+    return found
 
 
 def _torch() -> dict[str, Any] | None:

@@ -20,14 +20,12 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-__all__ = ["FREE", "INJECTED", "STEPS", "STEPS_SCHEMA", "TRACE", "measured"]
+__all__ = ["FREE", "STEPS", "STEPS_SCHEMA", "TRACE", "measured"]
 
 STEPS = "TORCHTRACEAP_STEPS"
 FREE = "TORCHTRACEAP_FREE"
 TRACE = "TORCHTRACEAP_TRACE"
 STEPS_SCHEMA = "torchtraceap.steps/1"
-INJECTED = "_torchtraceap_injected"
-"""The module that profiles a whole program, where it was put in (bench/injected)."""
 
 _TRACED_STEPS = 4
 _RANK = "RANK"
@@ -140,8 +138,6 @@ def _traced(iterable: Iterable[Item], warmup: int, target: str) -> Iterator[Item
         yield from iterable
         return
     _times.traced = True
-    if injected := sys.modules.get(INJECTED):
-        injected.give_up()  # the steps tell more than the whole program
     from torchtraceap.collect.session import profile
 
     wait, active = _planned(iterable, warmup)

@@ -28,6 +28,7 @@ from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.records import dataclass
 from torchtraceap.results import Result
 from torchtraceap.stages import stage
+from torchtraceap.workloads.registry import workloads
 
 if TYPE_CHECKING:
     from torchtraceap.trace import Trace
@@ -121,10 +122,14 @@ def run_all(
     """
     need_parquet()
     environment = fingerprint()
+    missing = {entry.name: entry.why_not for entry in workloads() if entry.missing}
     for place, each in enumerate(asked, 1):
         kept = _already(each, protocol, store, environment) if resume else None
         if kept is not None:
             yield Outcome(each.name, each.label, "kept", kept.id)
+            continue
+        if each.workload in missing:  # nothing needs to be started to know it
+            yield Outcome(each.name, each.label, "skipped", None, missing[each.workload])
             continue
         with stage(f"measuring {each.label} ({place} of {len(asked)})"):
             yield _outcome(each, protocol, store)

@@ -17,6 +17,7 @@ from torchtraceap.collect.notices import RecordingError, report_problem
 from torchtraceap.collect.ranks import RANKS_TIMEOUT, Run, check_timeout, run_of
 from torchtraceap.collect.torch_access import (
     default_activities,
+    end_injected_profile,
     import_torch,
     profiler_is_running,
 )
@@ -158,6 +159,7 @@ class Recording(Shown):
         self._torch = import_torch()
         _active.claim()
         try:
+            end_injected_profile()
             if profiler_is_running(self._torch):
                 raise RecordingError(
                     "another torch profiler is running in this process; ttap.profile brings its "

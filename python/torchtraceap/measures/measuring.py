@@ -7,6 +7,7 @@ in vocabulary.py). Everything is found once and kept with the rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from torchtraceap.measures.vocabulary import (
 from torchtraceap.measures.waits import syncs
 from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.records import dataclass
-from torchtraceap.results import Json, Result
+from torchtraceap.results import Json
 
 if TYPE_CHECKING:
     from torchtraceap.measures.predicted import PredictedLaunches
@@ -52,7 +53,7 @@ _NO_EVENTS: Callable[[], list[tuple[int | None, int]]] = list
 
 
 @dataclass(frozen=True, slots=True)
-class Measured(Result):
+class Measured:
     """What a trace says of one key."""
 
     key: str
@@ -61,7 +62,9 @@ class Measured(Result):
     where the trace doesn't say."""
     by_step: tuple[Any, ...] = ()
     """Of the counted steps of the rank that it is of; empty where there are none."""
-    events: Callable[[], list[tuple[int | None, int]]] = _NO_EVENTS
+    events: Callable[[], list[tuple[int | None, int]]] = field(
+        default=_NO_EVENTS, repr=False, compare=False
+    )
     """(rank, row) of the events counted, in order of time, of that rank."""
     note: str = ""
     """What the value rests on."""
@@ -72,7 +75,7 @@ class Measured(Result):
     """Of which rank it is: the worst."""
 
     def to_dict(self) -> Json:
-        """Without the events."""
+        """The fields but for the events, for JSON."""
         names = ("key", "value", "by_step", "note", "known", "reason", "rank")
         found = {name: getattr(self, name) for name in names}
         return {**found, "by_step": list(self.by_step)}
@@ -205,6 +208,11 @@ def _predicted(part: RankTrace, key: str, one_step: bool) -> RankMeasured:
 
     launched = predicted_launches(part)
     steps = len(part.tree.steps)
+    if part.tree.steps_inferred and not is_per_step(key):
+        raise UnknownMeasureError(
+            "there is no GPU in the trace, and without marked steps it can't be told how often a "
+            f"step is launched; limit {key}{PER_STEP}"
+        )
     if is_per_step(key) and not steps:
         _check_one_step(one_step)
     value = launched.count if is_per_step(key) else launched.count * max(1, steps)

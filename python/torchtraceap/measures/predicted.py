@@ -7,6 +7,7 @@ torch launches them on a GPU of that name. torch is needed, as its rules take op
 from __future__ import annotations
 
 from torchtraceap.errors import MissingDependencyError, TraceError
+from torchtraceap.measures.calls import operators
 from torchtraceap.measures.found import UnknownMeasureError
 from torchtraceap.ranks import RankTrace
 from torchtraceap.records import dataclass
@@ -38,6 +39,12 @@ def predicted_launches(part: RankTrace) -> PredictedLaunches:
 
 
 def _predict(part: RankTrace) -> PredictedLaunches:
+    codes, _ = part.table.text_codes("Input Dims", operators(part).rows)
+    if not (codes >= 0).any():  # said here, as it needs no torch
+        raise UnknownMeasureError(
+            "there is no GPU in the trace, and operators have no shapes from which it could be "
+            "told what they would launch; record it with record_shapes=True"
+        )
     try:
         from torchtraceap.devices import device_named
         from torchtraceap.prediction.capture.profile import capture_profile
@@ -50,11 +57,11 @@ def _predict(part: RankTrace) -> PredictedLaunches:
         raise UnknownMeasureError(
             f"there is no GPU in the trace, and what it would launch can't be told: {error}"
         ) from error
-    operators = tuple(
+    launching = tuple(
         op.op.name for op in lifted.ops() for work in op.works if work.kind is WorkKind.KERNEL
     )
     note = (
         "there is no GPU in the trace: counted are the kernels that a steady step would launch on "
         f"{device.name}, as predicted from its operators"
     )
-    return PredictedLaunches(len(operators), operators, note)
+    return PredictedLaunches(len(launching), launching, note)

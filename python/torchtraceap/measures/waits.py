@@ -3,18 +3,19 @@
 Note [Waits]: what counts is a call of the runtime in which the host waits for GPU work:
 
 - a synchronisation of a stream, the device or an event;
-- a copy whose call returns when it is done (cudaMemcpy, hipMemcpyWithStream), and an asynchronous
-  copy from the GPU to pageable memory, which the driver makes wait. One whose synchronisation
-  follows is counted with that, once.
+- a copy whose call returns when it is done (cudaMemcpy, hipMemcpyWithStream);
+- an asynchronous copy from the GPU to pageable memory, which the driver makes wait. One whose
+  synchronisation is the next call of the thread, as torch makes it, is counted with that, once.
 
 The profiler waits for the device when it stops. That is outside of marked steps. Where there are
 none it is the last such call if nothing is launched after it, and is left out; a program that waits
 at its end as well has its own call before that one.
 
 Note [Waits without a GPU]: there, operators tell that need a value on the host: `.item()`,
-`nonzero`, boolean masks, `unique`. Each counts once, whatever it calls inside. Not counted are
-those of a data loader and the step counters of torch's optimisers, whose tensors are on the host
-in a GPU run as well. Copies to the host are not seen: on a CPU nothing is copied.
+`nonzero`, boolean masks, `unique`. Each counts once, whatever it calls inside. Not counted is what
+is on the host in a GPU run as well: what a data loader reads, the step counters of torch's
+optimisers, and random seeds, that is `.item()` right behind `random_`. Copies to the host are not
+seen: on a CPU nothing is copied.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ READING_OPERATORS = frozenset(
 _OPTIMIZERS = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam",
                "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam")  # fmt: skip
 """Of torch: those whose step reads nothing on the host but counters that are there anyway."""
-_CALLS_TO_SYNC = 6  # as in cpp/traceap/detect/queries/host_queries.cpp
+_CALLS_TO_SYNC = 6
+"""As in cpp/traceap/detect/queries/host_queries.cpp."""
 _WOULD_BE = (
     "there is no GPU in the trace: counted are operators that need a value on the host "
     "(.item(), nonzero, boolean masks, unique), each of which would wait for a GPU"
@@ -97,45 +99,27 @@ def _blocking_copies(part: RankTrace) -> Array:
     calls = tree.launch[read]
     calls = calls[calls != _core.NO_ROW]
     calls = calls[tree.api[calls] == ApiClass.ASYNC_COPY]
-    rows = np.unique(np.concatenate([blocking, calls.astype(np.int64)]))
-    found: Array = rows[~_is_synchronised(part, rows)]
-    return found
+    rows = np.unique(calls.astype(np.int64))
+    return np.concatenate([blocking, rows[~_is_synchronised(part, rows)]])
 
 
 def _is_synchronised(part: RankTrace, rows: Array) -> Array:
-    """bool: a synchronisation follows the call on its level of the stack, with at most some calls
-    between them that do nothing."""
-    tree, kinds = part.tree, part.table.kind
-    found = np.zeros(len(rows), dtype=bool)
-    here, at = np.arange(len(rows)), rows.astype(np.int64)
-    between = (ApiClass.OTHER, ApiClass.EVENT_RECORD)
-    for _ in range(_CALLS_TO_SYNC):
-        siblings = _next_siblings(part, at)
-        kept = siblings >= 0
-        kept[kept] = np.isin(kinds[siblings[kept]], (EventKind.RUNTIME, EventKind.DRIVER))
-        here, at = here[kept], siblings[kept]
-        waits = np.isin(tree.api[at], SYNCHRONISATIONS)
-        found[here[waits]] = True
-        goes_on = ~waits & np.isin(tree.api[at], between)
-        here, at = here[goes_on], at[goes_on]
-        if not len(at):
-            break
-    return found
-
-
-def _next_siblings(part: RankTrace, rows: Array) -> Array:
-    """int64: the next row of the thread with the same parent; -1 if none."""
+    """bool: the next call of the thread is a synchronisation, but for some between them that do
+    nothing. Nesting is not asked: where times are rounded, a call may begin before its operator."""
     tree, track = part.tree, part.table.track
-    position = tree.host_position[rows]
-    known = position != _core.NO_ROW
-    behind = np.full(len(rows), len(tree.host_rows), dtype=np.int64)
-    behind[known] = tree.subtree_end[position[known]]
-    known &= behind < len(tree.host_rows)
-    siblings = np.full(len(rows), -1, dtype=np.int64)
-    siblings[known] = tree.host_rows[behind[known]]
-    safe = np.maximum(siblings, 0)
-    alike = (track[safe] == track[rows]) & (tree.parent[safe] == tree.parent[rows])
-    found: Array = np.where(known & alike, siblings, -1)
+    calls = np.flatnonzero((tree.api != ApiClass.NONE) & part.table.complete)
+    calls = calls[np.argsort(track[calls], kind="stable")]  # by thread, in order of time
+    place = np.full(len(part.table), -1, dtype=np.int64)
+    place[calls] = np.arange(len(calls))
+    found = np.zeros(len(rows), dtype=bool)
+    going = place[rows] >= 0
+    for ahead in range(1, _CALLS_TO_SYNC + 1):
+        at = place[rows] + ahead
+        going &= at < len(calls)
+        following = calls[np.where(going, at, 0)]
+        going &= track[following] == track[rows]
+        found |= going & np.isin(tree.api[following], SYNCHRONISATIONS)
+        going &= np.isin(tree.api[following], (ApiClass.OTHER, ApiClass.EVENT_RECORD))
     return found
 
 
@@ -155,7 +139,29 @@ def _would_wait(part: RankTrace) -> Found:
     parents = tree.parent[rows]
     above = around[np.where(parents == _core.NO_ROW, 0, parents)]
     above[parents == _core.NO_ROW] = _core.NO_ROW
-    return Found.of_rows(part, rows[_is_own(part, rows, above, on_host)], _WOULD_BE)
+    rows = rows[_is_own(part, rows, above, on_host)]
+    return Found.of_rows(part, rows[~_is_seed(part, rows)], _WOULD_BE)
+
+
+def _is_seed(part: RankTrace, rows: Array) -> Array:
+    """bool: a number is read that was drawn right before, as samplers do on the host."""
+    table, tree = part.table, part.tree
+    host = tree.host_rows
+    operators = host[table.kind[host] == EventKind.CPU_OP]  # by thread, in order of time
+    parents = tree.parent[operators]
+    marked = table.kind == EventKind.CPU_OP
+    around = _core.innermost_marked(table, tree, marked)
+    above = around[np.where(parents == _core.NO_ROW, 0, parents)]
+    outer = operators[(parents == _core.NO_ROW) | (above == _core.NO_ROW)]
+    place = np.full(len(table), -1, dtype=np.int64)
+    place[outer] = np.arange(len(outer))
+    here = place[rows]
+    before = outer[np.maximum(here - 1, 0)] if len(outer) else np.zeros(len(rows), dtype=np.int64)
+    draws = np.array([text == "aten::random_" for text in table.strings], dtype=bool)
+    found: Array = (
+        (here > 0) & (table.track[before] == table.track[rows]) & draws[table.name[before]]
+    )
+    return found
 
 
 def _is_own(part: RankTrace, rows: Array, above: Array, on_host: Array) -> Array:

@@ -18,7 +18,7 @@ from typing import Any
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _VARIABLE = "TORCHTRACEAP_WHOLE"
-_NAME = "_torchtraceap_injected"  # bench/measured.py knows it
+_NAME = "_torchtraceap_injected"  # collect/torch_access.py knows it
 
 
 class _Recorder:
