@@ -186,7 +186,7 @@ class Recording(Shown):
             report_problem(f"the block ended with {type(error).__name__}; its recording is {kept}")
             return
         self._warn_if_short()
-        if self._show and self._run is not None and self._run.rank == 0 and self.path is not None:
+        if self._show and self.is_first_rank and self.path is not None:
             self._print_diagnosis(self.path)
 
     # -- afterwards --------------------------------------------------------------------------
@@ -206,6 +206,11 @@ class Recording(Shown):
         """Whether the planned steps are recorded and their file is written; the rest of the block
         runs without a profiler."""
         return self._is_complete
+
+    @property
+    def is_first_rank(self) -> bool:
+        """Whether this process diagnoses for all: what it recorded is of rank 0."""
+        return self._run is not None and self._run.rank == 0
 
     @property
     def trace(self) -> Trace:
