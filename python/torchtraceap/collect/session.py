@@ -202,6 +202,11 @@ class Recording(Shown):
         return self._recorded or self._recorded_now()
 
     @property
+    def is_running(self) -> bool:
+        """Whether the block has begun and not ended."""
+        return self._state == "running"
+
+    @property
     def is_complete(self) -> bool:
         """Whether the planned steps are recorded and their file is written; the rest of the block
         runs without a profiler."""

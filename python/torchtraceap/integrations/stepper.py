@@ -125,8 +125,10 @@ class Stepper:
         try:
             do(*arguments)
         except Exception as error:
-            report_problem("the recording ends here, the training goes on", error)
             self._is_running = False
+            report_problem("the recording ends here, the training goes on", error)
+            if isinstance(self.recording, Recording) and self.recording.is_running:
+                self.recording.__exit__(type(error), error, None)  # frees the profiler
 
     def _start(self) -> None:
         if not self._is_new:  # used for a second training

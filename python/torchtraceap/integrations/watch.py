@@ -52,6 +52,8 @@ WAIT_AFTER_ERROR_S = 10.0
 MEETING_STEPS = 20
 """Ranks meet for the first time after so many steps."""
 MOST_STEPS_APART = 10_000
+BUSY_S = 0.5
+"""While a recording is examined no other one begins; ranks meet that far apart."""
 SOONER = 0.9
 """Ranks meet again when this part of the time that is left has gone by: steps may get slower."""
 _WATCHES = itertools.count(1)
@@ -294,11 +296,14 @@ class Watch:
         assert self._costs is not None
         left = self._costs.seconds_left(now)
         record = not self._pending and left <= 0
+        if self._pending:
+            left = max(left, BUSY_S)
         ahead = self._plan.warmup + self._plan.active + 1 if record else 0
         typical = self._costs.typical_s or 1e-3
         steps = int(SOONER * max(left, 0.0) / typical) if not record else MEETING_STEPS
         apart = max(MEETING_STEPS // 4, min(steps, MOST_STEPS_APART)) + ahead
-        return {"record": record, "next": self._steps + apart, "keep": self._kept.names}
+        keep = [*self._kept.names, *(row["folder"] for _, row in self._pending)]
+        return {"record": record, "next": self._steps + apart, "keep": keep}
 
     # -- recording
 
