@@ -105,6 +105,7 @@ class Watch:
         self._pending: list[tuple[Examination, Row]] = []
         self._run: Run | None = None
         self._costs: Costs | None = None
+        self._ended: float | None = None
 
     # -- the training ------------------------------------------------------------------------
 
@@ -176,6 +177,7 @@ class Watch:
             return
         self._guarded(self._finish, timeout_s)
         self._is_running = False
+        self._ended = time.perf_counter()
         self._sinks.close()
 
     # -- what came of it ---------------------------------------------------------------------
@@ -213,7 +215,7 @@ class Watch:
     @property
     def overhead_share(self) -> float:
         """Of the time since the watch began, what it took; see Note [Budget] in costs.py."""
-        return 0.0 if self._costs is None else self._costs.share(time.perf_counter())
+        return 0.0 if self._costs is None else self._costs.share(self._ended or time.perf_counter())
 
     @property
     def costs_s(self) -> dict[str, float]:
