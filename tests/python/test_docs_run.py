@@ -37,7 +37,8 @@ WHAT_IT_NEEDS = {"tracelens-xlsx": "openpyxl", ".pftrace": "perfetto", "--parque
 FRAGMENTS = {"jax.md": ("jax.profiler",), "compositions.md": ("...,",),
              "collecting.md": ("minutes=10",), "detectors.md": ("out/weights",),
              "emulated_collectives.md": ("emulated.",), "training.md": ('train("v2"',),
-             "prediction.md": ("profile.json",)}  # fmt: skip
+             "prediction.md": ("profile.json",),
+             "integrations.md": ("ttap.integrations.",)}  # fmt: skip
 # What takes minutes; other tests do the same with less.
 LONG = ("dataset build ", " train ", " collect ", "--report docs/")
 WORKLOAD = """
@@ -192,7 +193,7 @@ def test_blocks_of_the_documentation_run(
 ) -> None:
     block = block.replace('device="cuda"', 'device="cpu"')  # where there may be no GPU
     monkeypatch.chdir(desk)
-    if "as_prof" in "_".join(block.split()) or "ttap.profile" in block:
+    if "as_prof" in "_".join(block.split()) or "ttap.profile" in block or "ttap.watch" in block:
         record(block)
         return
     if "replay(trace" in block or "prediction" in block or "generate(" in block:
@@ -206,6 +207,7 @@ import torchtraceap as ttap
 
 loader = [torch.ones(8, 8)] * 12
 train = train_step = lambda batch: batch @ batch
+validate = lambda: None
 """
 
 

@@ -392,7 +392,9 @@ def test_a():
     result = run("--contracts-junit=no/such/folder.xml")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "ERROR: " in said(result) and "does not exist" in said(result)
-    assert run("--contracts-markdown=out.md", "-k", "none").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert (
+        run("--contracts-markdown=out.md", "-k", "none").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    )
     assert "Performance contracts: none" in (run.path / "out.md").read_text()
 
 

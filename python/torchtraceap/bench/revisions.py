@@ -33,8 +33,8 @@ __all__ = [
     "Places",
     "Repository",
     "Revision",
-    "UnusableRevisionError",
     "Source",
+    "UnusableRevisionError",
     "package_versions",
     "repository_variables",
 ]
