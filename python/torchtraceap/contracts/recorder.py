@@ -22,6 +22,7 @@ from torchtraceap.collect.torch_access import (
     current_rank,
     default_activities,
     import_torch,
+    profiler_is_running,
 )
 from torchtraceap.errors import OptionError
 
