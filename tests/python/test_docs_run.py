@@ -96,6 +96,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("desk")
     one, other = (TRACES / f"resnet50_num_workers_{number}.json.gz" for number in (0, 4))
     (folder / "model.py").write_text(WORKLOAD)
+    (folder / "contract.yaml").write_text("syncs_per_step: 2\n")
     for name in ("trace.json.gz", "measured.json.gz", "PATH", "A", "a.json.gz", "b.json.gz"):
         shutil.copy(one, folder / name)
     for name in ("dataset", "DATASET"):
@@ -196,7 +197,7 @@ def test_blocks_of_the_documentation_run(
     if "as_prof" in "_".join(block.split()) or "ttap.profile" in block or "ttap.watch" in block:
         record(block)
         return
-    if "replay(trace" in block or "prediction" in block or "generate(" in block:
+    if any(word in block for word in ("replay(trace", "prediction", "generate(", "import torch\n")):
         pytest.importorskip("torch")
     exec(compile(block, f"{page}-{place}", "exec"), dict(names))
 
