@@ -39,7 +39,7 @@ FRAGMENTS = {"jax.md": ("jax.profiler",), "compositions.md": ("...,",),
              "emulated_collectives.md": ("emulated.",), "training.md": ('train("v2"',),
              "prediction.md": ("profile.json",)}  # fmt: skip
 # What takes minutes; other tests do the same with less.
-LONG = ("dataset build ", " train ", " collect ", "--report docs/")
+LONG = ("dataset build ", " train ", " collect ", "--report docs/", " compare ", " calibrate ")
 WORKLOAD = """
 import torch
 
