@@ -40,7 +40,7 @@ FRAGMENTS = {"jax.md": ("jax.profiler",), "compositions.md": ("...,",),
              "prediction.md": ("profile.json",),
              "integrations.md": ("ttap.integrations.",)}  # fmt: skip
 # What takes minutes; other tests do the same with less.
-LONG = ("dataset build ", " train ", " collect ", "--report docs/")
+LONG = ("dataset build ", " train ", " collect ", "--report docs/", " compare ", " calibrate ")
 WORKLOAD = """
 import torch
 
