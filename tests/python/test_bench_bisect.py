@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from torchtraceap.bench.bisecting import Bisection, Settings, bisect
+from torchtraceap.bench.revision_runs import RevisionRuns
 from torchtraceap.bench.revisions import (
     Installs,
     Repository,
@@ -24,7 +25,6 @@ from torchtraceap.bench.revisions import (
     package_versions,
     version_key,
 )
-from torchtraceap.bench.revision_runs import RevisionRuns
 from torchtraceap.bench.rounds import Journal
 from torchtraceap.cli import main
 from torchtraceap.errors import OptionError
@@ -307,7 +307,9 @@ def test_setup_and_pythonpath_are_of_each_revision(repository: Path) -> None:
         runs = RevisionRuns(checkouts, program, setup=setup, pythonpath=["sub"])
         assert runs.measure(line) >= 12_000_000
         assert runs.measure(line) >= 12_000_000  # the setup ran once, else it would have failed
-        failing = RevisionRuns(checkouts, program, setup=[sys.executable, "-c", "raise SystemExit(3)"])
+        failing = RevisionRuns(
+            checkouts, program, setup=[sys.executable, "-c", "raise SystemExit(3)"]
+        )
         with pytest.raises(UnusableRevisionError, match="exit code 3"):
             failing.measure(line)
 

@@ -66,7 +66,9 @@ NET = (
 
 @pytest.fixture
 def made(tmp_path: Path) -> Any:
-    def make(before: Any, after: Any, *, factor: float = 1.0, change: float | None = None) -> Causes:
+    def make(
+        before: Any, after: Any, *, factor: float = 1.0, change: float | None = None
+    ) -> Causes:
         paths = []
         for side, (work, scale) in enumerate([(before, 1.0), (after, factor)]):
             trace = Made()

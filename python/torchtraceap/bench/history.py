@@ -46,7 +46,8 @@ __all__ = [
 
 PENALTY = 3.0
 """Times log n, that a step has to gain in squared standard deviations: 2 is the criterion's own for
-a place and a level; the rest is for tails heavier than normal (tests state the rate of false steps)."""
+a place and a level; the rest is for tails heavier than normal (docs/bisect.md states the rate of
+false steps)."""
 STEP_P = 0.02
 """Of the rank sum test at a step. With 5 runs on either side 0.008 is the least that it can be."""
 LEAST_RUNS = 3
@@ -54,7 +55,8 @@ LEAST_RUNS = 3
 LEAST_SIGMA = 1e-4
 """As a logarithm: clocks tell no less."""
 CLIPPED_AT = 3.0
-"""Standard deviations from the median of five neighbours, to which a run that stands out is drawn."""
+"""Standard deviations from the median of five neighbours, to which a run that stands out is
+drawn."""
 INTERVAL_ERROR = 0.05
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -396,4 +398,3 @@ def _chart(series: History) -> str:
         f'over runs"><polyline points="{line}"/>{steps}{dots}<text x="0" y="10">{high:.4g} ms'
         f'</text><text x="0" y="{_HEIGHT - 4}">{low:.4g} ms</text></svg>'
     )
-

@@ -57,12 +57,17 @@ def _describe_bisect(parser: Parser) -> None:
         help="git commits, A with the old and B with the new behaviour [B: HEAD]",
     )
     parser.add_argument(
-        "--repo", default=".", metavar="FOLDER", help="in the repository; the program runs there [.]"
+        "--repo",
+        default=".",
+        metavar="FOLDER",
+        help="in the repository; the program runs there [.]",
     )
     parser.add_argument(
         "--all-parents", action="store_true", help="all commits, not only those of the main line"
     )
-    parser.add_argument("--package", metavar="NAME", help="versions of a package instead of commits")
+    parser.add_argument(
+        "--package", metavar="NAME", help="versions of a package instead of commits"
+    )
     parser.add_argument(
         "--versions", metavar="V..W", help="of the package: 1.0..1.4, or 1.0,1.1,1.4"
     )
@@ -143,9 +148,7 @@ def _bisect(options: Options) -> int:
     return FINE
 
 
-def _line(
-    options: Options, stack: ExitStack
-) -> tuple[list[Revision], Places, Repository | None]:
+def _line(options: Options, stack: ExitStack) -> tuple[list[Revision], Places, Repository | None]:
     """The revisions, where they are made ready, and their repository."""
     from torchtraceap.bench.revisions import Installs, Repository, Source, package_versions
 
@@ -278,9 +281,7 @@ def _describe_history(parser: Parser) -> None:
 def _history(options: Options) -> int:
     from torchtraceap.bench.history import histories, history_html, history_text
 
-    found = histories(
-        options.store, name=options.name, minimal_effect=options.minimal_effect
-    )
+    found = histories(options.store, name=options.name, minimal_effect=options.minimal_effect)
     if options.html:
         from torchtraceap.writing import write_text
 
