@@ -347,14 +347,26 @@ class _Contributors:
             parts=tuple(_part(row) for row in by_size[:MOST_PARTS]) if len(rows) > 1 else (),
         )
 
-    @staticmethod
+    def _shared_place(self, rows: Rows) -> tuple[str, ...]:
+        """The innermost place with most of what the rows differ by."""
+        place: tuple[str, ...] = ()
+        while True:
+            below: defaultdict[str, Rows] = defaultdict(list)
+            for row in rows:
+                if len(row.place) > len(place) and row.place[: len(place)] == place:
+                    below[row.place[len(place)]].append(row)
+            largest = max(below.items(), key=lambda b: self._sign * _sum(b[1]), default=None)
+            if largest is None or not self._stands_for(largest[1], rows):
+                return place
+            place = (*place, largest[0])
+
     def _called(
-        place: tuple[str, ...], names: Sequence[str], leading: CauseRow, rows: Rows
+        self, place: tuple[str, ...], names: Sequence[str], leading: CauseRow, rows: Rows
     ) -> tuple[str, str]:
         """Name and path of a contributor."""
         inside = place[:-1] if place and place[-1] == leading.name else place
         if len(names) <= 1:
-            own = leading.place if len({row.place for row in rows}) == 1 else inside
+            own = self._shared_place(rows) or inside
             if leading.kind == "idle":
                 title, *modules = leading.place
                 event = "" if leading.name == title else f" ({leading.name})"

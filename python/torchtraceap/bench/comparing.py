@@ -34,6 +34,7 @@ from torchtraceap.errors import TraceError
 from torchtraceap.records import dataclass
 from torchtraceap.results import Result
 from torchtraceap.stages import stage
+from torchtraceap.units import counted
 
 if TYPE_CHECKING:
     from torchtraceap.trace import Trace
@@ -305,8 +306,9 @@ def _notes(sequential: Sequential, raw: Sequence[Pair], side_a: Side, side_b: Si
     plan = sequential.plan
     notes = []
     if least_p(plan.looks[0]) > plan.levels[0]:
+        first = counted(plan.looks[0], "pair")
         notes.append(
-            f"the least p of {plan.looks[0]} pairs is {least_p(plan.looks[0]):.2g}, more than the "
+            f"the least p of {first} is {least_p(plan.looks[0]):.2g}, more than the "
             f"{plan.levels[0]:.2g} that this look may spend: it can't say slower or faster"
         )
     if sequential.pairs.resumed:

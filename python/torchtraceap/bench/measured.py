@@ -18,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 __all__ = ["FREE", "STEPS", "STEPS_SCHEMA", "TRACE", "measured"]
@@ -134,7 +135,8 @@ def _write(target: str, free: bool) -> None:
 
 
 def _traced(iterable: Iterable[Item], warmup: int, target: str) -> Iterator[Item]:
-    if _times.traced:  # a trace is of the first loop
+    # A trace is of the first loop; without torch there is nothing to record with.
+    if _times.traced or find_spec("torch") is None:
         yield from iterable
         return
     _times.traced = True

@@ -34,7 +34,9 @@ __all__ = [
     "Repository",
     "Revision",
     "UnusableRevisionError",
+    "Source",
     "package_versions",
+    "repository_variables",
 ]
 
 GIT_TIMEOUT_S = 600
@@ -252,6 +254,11 @@ class Repository:
             reason = done.stderr.strip().splitlines()
             raise error(f"{what}: {reason[-1]}" if reason else what)
         return done.stdout
+
+
+def repository_variables() -> tuple[str, ...]:
+    """Names of the variables with which git tells programs of a repository."""
+    return _REPOSITORY_VARIABLES
 
 
 def without_repository(env: Mapping[str, str]) -> dict[str, str]:

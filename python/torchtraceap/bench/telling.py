@@ -9,7 +9,7 @@ from torchtraceap.bench.calibrating import Calibration
 from torchtraceap.bench.comparing import Comparison, CountChange
 from torchtraceap.bench.comparing_many import Comparisons
 from torchtraceap.report.tables import TextTable
-from torchtraceap.units import format_ns
+from torchtraceap.units import counted, format_ns
 
 __all__ = [
     "calibration_tables",
@@ -49,16 +49,16 @@ def comparison_lines(comparison: Comparison) -> list[str]:
 
 
 def _verdict(found: Comparison) -> str:
-    counted = f"{found.pairs} pairs" if found.pairs else "no pairs"
+    runs = counted(found.pairs, "pair") if found.pairs else "no pairs"
     interval = f"{percent(found.low)} to {percent(found.high)}"
-    rest = f"({interval} with {100 * found.confidence:.4g} % confidence; {counted})"
+    rest = f"({interval} with {100 * found.confidence:.4g} % confidence; {runs})"
     if found.verdict in ("slower", "faster"):
         more = "longer" if found.verdict == "slower" else "less time"
         size = percent(abs(found.best), sign=False)
         return f"{found.verdict}: B takes {size} {more} than A {rest}"
     minimal = percent(found.minimal_effect, sign=False)
     if found.low is None:
-        return f"undecided: {counted} say nothing yet, best guess {percent(found.best)}"
+        return f"undecided: {runs} can't say anything yet, best guess {percent(found.best)}"
     if found.verdict == "equivalent":
         return f"equivalent: B is within {minimal} of A, best guess {percent(found.best)} {rest}"
     return f"undecided: B beside A may be anything in {interval}, best guess " + (

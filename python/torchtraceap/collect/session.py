@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torchtraceap.results import Diagnosis
     from torchtraceap.trace import Trace
 
-__all__ = ["Recording", "profile"]
+__all__ = ["Recording", "active_recording", "profile"]
 
 DEFAULT_FOLDER = "ttap_traces"
 _RECORDINGS = itertools.count(1)
@@ -84,28 +84,38 @@ class StepPlan:
 
 
 class ActiveRecording:
-    """The one recording that a process may run; a forked worker has none."""
+    """The one recording that a process may run, whoever wants it; a forked worker has none."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process = 0
 
-    def claim(self) -> None:
+        self._owner = ""
+
+    def claim(self, owner: str) -> None:
+        """Takes it.
+
+        Args:
+            owner: What records, such as "ttap.profile".
+
+        Raises:
+            RecordingError: Something records.
+        """
         with self._lock:
             if self._process == os.getpid():
                 raise RecordingError(
-                    "a ttap.profile is already recording in this process; the profiler of torch "
+                    f"a {self._owner} is already recording in this process; the profiler of torch "
                     "records one thing at a time, so recordings cannot be nested or run side by "
                     "side in threads or tasks"
                 )
-            self._process = os.getpid()
+            self._process, self._owner = os.getpid(), owner
 
     def release(self) -> None:
         with self._lock:
             self._process = 0
 
 
-_active = ActiveRecording()
+active_recording = ActiveRecording()
 
 
 class Recording(Shown):
@@ -157,7 +167,7 @@ class Recording(Shown):
         if self._state != "new":
             raise RecordingError("a recording is used once; call ttap.profile() again for another")
         self._torch = import_torch()
-        _active.claim()
+        active_recording.claim("ttap.profile")
         try:
             end_injected_profile()
             if profiler_is_running(self._torch):
@@ -173,7 +183,7 @@ class Recording(Shown):
                 self._whole = self._make_profiler(None)
             self._start(self._planned or self._whole)
         except BaseException:
-            _active.release()
+            active_recording.release()
             raise
         self._owner = (os.getpid(), threading.get_ident())
         self._state = "running"
@@ -213,7 +223,7 @@ class Recording(Shown):
         finally:
             self._state = "over"
             self._whole = self._planned = self._running = None
-            _active.release()
+            active_recording.release()
         if error is not None:
             kept = f"kept in {self.path}" if self.path is not None else "empty"
             report_problem(f"the block ended with {type(error).__name__}; its recording is {kept}")

@@ -169,7 +169,7 @@ def _measured(options: Options) -> Comparison:
         *options.sides, program=options.program, setup=options.setup, timeout_s=options.timeout
     )
     with parent_folder(options.store) as parent, opened as (side_a, side_b):
-        note(f"A and B are {'revisions' if options.program else 'commands'}")
+        note(f"A and B are {_kind(options)}")
         folder = folder_of(parent, side_a, side_b, [plan.looks, options.seed])
         comparison = compare(
             side_a,
@@ -186,6 +186,15 @@ def _measured(options: Options) -> Comparison:
         if options.store:
             note(f"kept in {folder}")
     return comparison
+
+
+def _kind(options: Options) -> str:
+    from torchtraceap.bench.sides import WORKLOAD
+
+    if options.program:
+        return "revisions"
+    kinds = ["a workload" if side.startswith(WORKLOAD) else "a command" for side in options.sides]
+    return f"{kinds[0]}s".removeprefix("a ") if len(set(kinds)) == 1 else " and ".join(kinds)
 
 
 def _again(options: Options) -> str:
