@@ -183,7 +183,8 @@ def table(rows: Iterable[Row]) -> str:
 
 def _cells(row: Row) -> list[str]:
     bad, good = row.bad, row.good
-    share = f"{bad.cost_share:.1%}" if bad.found else "not found"
+    told = "not told" if "findings" in bad.open else "not found"
+    share = f"{bad.cost_share:.1%}" if bad.found else told
     broken = [
         f"{key} {_short(value)}, {_short(good.measured[key])}"
         for key, value in bad.broken.items()
@@ -195,11 +196,15 @@ def _cells(row: Row) -> list[str]:
         f"{row.device}, {row.made}",
         f"`{row.finding}` {share}",
         "yes" if good.found else "no",
-        "; ".join(broken) or ("findings" if bad.broken else "nothing"),
+        "; ".join(broken) or ("findings" if bad.broken else f"nothing; open: {_listed(bad)}"),
         "passes" if good.passed else f"fails: {', '.join(good.broken)}",
         saving,
         "" if row.true_ns is None else _ms(row.true_ns),
     ]
+
+
+def _listed(judged: Judged) -> str:
+    return ", ".join(judged.open) or "nothing"
 
 
 def _saving(bad: Judged) -> str:
