@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torchtraceap.analysis.memory_timeline import read_memory_timeline
     from torchtraceap.bench.measured import measured
     from torchtraceap.collect import on_trace_ready, profile
-    from torchtraceap.contracts.recording import contract
+    from torchtraceap.contracts.recording import ContractBroken, ContractWarning, contract
     from torchtraceap.execution_trace import load_execution_trace
     from torchtraceap.integrations.watch import watch
     from torchtraceap.loading import load
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "ColumnTable": "torchtraceap.table",
+    "ContractBroken": "torchtraceap.contracts.recording",
+    "ContractWarning": "torchtraceap.contracts.recording",
     "Diagnosis": "torchtraceap.results",
     "Finding": "torchtraceap.results",
     "Loading": "torchtraceap.prediction",
@@ -64,6 +66,8 @@ _LAZY_MODULES = ("datasets", "durations", "integrations", "models")
 
 __all__ = [
     "ColumnTable",
+    "ContractBroken",
+    "ContractWarning",
     "Diagnosis",
     "Finding",
     "Loading",
