@@ -256,6 +256,11 @@ def test_what_fails_has_a_price(tmp_path: Path) -> None:
     assert unpriced[0].price_ns is None and unpriced[0].price_note == ""
 
 
+def test_price_of_idle_time_is_that_of_what_is_present(tmp_path: Path) -> None:
+    found = one(slow_loader(), tmp_path, gpu_idle="<10%", price=True)
+    assert found.price_note.startswith("loader_workers=4")
+
+
 def test_fixes_are_edits_that_there_are() -> None:
     from torchtraceap.contracts.pricing import _FIXES
 

@@ -451,6 +451,14 @@ def test_peak_is_the_highest_level(tmp_path: Path) -> None:
     assert measure(stepped, "peak_allocated_bytes_per_step").by_step == (100, 400, 100)
 
 
+def test_sums_of_sizes_stop_at_64_bits(tmp_path: Path) -> None:
+    trace = GpuTrace()
+    for i in range(8200):  # of the largest size that is believed
+        trace.launch("Memcpy HtoD (Pinned -> Device)", (10 * i, 1), (10 * i + 2, 1),
+                     call="cudaMemcpyAsync", cat="gpu_memcpy", bytes=2**50 - 1)  # fmt: skip
+    assert measure(trace.load(tmp_path), "h2d_bytes").value == 2**63 - 1
+
+
 def test_shares_are_those_of_the_timeline(tmp_path: Path) -> None:
     trace = loaded(slow_loader(), tmp_path)
     timeline = trace.ranks[0].profiled_timeline()

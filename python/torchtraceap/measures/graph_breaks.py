@@ -133,6 +133,6 @@ class _Breaks:
 
 
 def _frame_number(name: str) -> str:
-    """"5" of "Torch-Compiled Region: 5/1"; empty where the name has none."""
+    """ "5" of "Torch-Compiled Region: 5/1"; empty where the name has none."""
     found = _NUMBER.match(name)
     return found["frame"] if found else ""
