@@ -10,8 +10,8 @@ only the process that has no `workerinput` sums up and writes files.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
 
 import pytest
 
@@ -42,8 +42,19 @@ _SWITCHES = (
     ("--contracts-strict", "a limit that can't be checked fails its test"),
     ("--contracts-off", "record nothing, check nothing"),
 )
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+# pytest loads this wherever the package is installed, so in an older one it must load too.
+_IS_KNOWN = getattr(pytest, "version_tuple", (0,)) >= (8,)
 # Of a test that has contracts: its `contracts.testing.TestContracts`.
-_of_test = pytest.StashKey[Any]()
+_of_test: Any = pytest.StashKey[Any]() if _IS_KNOWN else None
+
+
+def _hook(
+    *, wrapper: bool = False, tryfirst: bool = False, trylast: bool = False
+) -> Callable[[_Function], _Function]:
+    if not _IS_KNOWN:
+        return lambda function: function
+    return pytest.hookimpl(wrapper=wrapper, tryfirst=tryfirst, trylast=trylast)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,6 +67,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _HELP)
+    if not _IS_KNOWN:
+        return
     option = config.option
     if option.contracts_update and not (option.contracts_reason or "").strip():
         raise pytest.UsageError("--contracts-update needs --contracts-reason TEXT: why they change")
@@ -70,6 +83,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
         check_file(config)
     config.pluginmanager.register(_Contracts(config), "torchtraceap-contracts")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if not _IS_KNOWN and any(item.get_closest_marker(_MARK) for item in session.items):
+        raise pytest.UsageError("contracts of torchtraceap need pytest 8 or newer")
 
 
 @pytest.fixture
@@ -93,7 +111,7 @@ class _Contracts:
         """By node id; of a test that ran again the last."""
         self._lines: list[str] = []
 
-    @pytest.hookimpl(wrapper=True, trylast=True)
+    @_hook(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Records the call of a test that has a contract, and nothing around it."""
         __tracebackhide__ = True
@@ -106,7 +124,7 @@ class _Contracts:
         with item.stash[_of_test].around_call(list(item.iter_markers(_MARK))):
             return (yield)
 
-    @pytest.hookimpl(wrapper=True)
+    @_hook(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -122,7 +140,7 @@ class _Contracts:
         if hasattr(report, _REPORTED):
             self._reported[report.nodeid] = getattr(report, _REPORTED)
 
-    @pytest.hookimpl(tryfirst=True)
+    @_hook(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """See Note [Results of workers]."""
         results = [each for of_test in self._reported.values() for each in of_test]

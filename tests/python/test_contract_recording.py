@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import torchtraceap
 from torchtraceap.collect import RecordingError, profile
 from torchtraceap.contracts.contract import Contract
 from torchtraceap.contracts.recorder import Recorder
@@ -82,6 +84,8 @@ def test_a_planted_item_is_told_with_its_line(torch: Any, model: Any) -> None:
     assert "h2d_bytes 0: " in message  # could not be checked, and why
     assert c.path is not None and f"trace: {c.path}" in message
     assert caught.value.path == c.path and caught.value.result is c.result
+    again = pickle.loads(pickle.dumps(caught.value))  # as processes send it
+    assert str(again) == message and again.result == c.result
     assert steps_of(c.path) == ["ProfilerStep#0", "ProfilerStep#1"]
     assert c.result is not None
     (failed,) = c.result.failed
@@ -122,7 +126,7 @@ def test_small_operators_break_launches_per_step(torch: Any) -> None:
     def step(count: int) -> Any:
         y = x
         for _ in range(count):
-            y = y.mul(1.01)
+            y = y.mul(1.01)  # small
         return y
 
     with contract(launches_per_step="<=8") as c:
@@ -130,10 +134,14 @@ def test_small_operators_break_launches_per_step(torch: Any) -> None:
             step(4)
             c.step()
     said = r"launches_per_step: 40, limit <=8"
-    with pytest.raises(ContractBroken, match=said), contract(launches_per_step="<=8") as c:
+    with (
+        pytest.raises(ContractBroken, match=said) as caught,
+        contract(launches_per_step="<=8") as c,
+    ):
         for _ in range(2):
             step(40)
             c.step()
+    assert f"aten::mul at {__file__}:{line_of('# small')} (step)" in str(caught.value)
 
 
 def test_recompilations_are_counted(torch: Any) -> None:
@@ -172,10 +180,12 @@ except ContractBroken as error:
     print(error.path.name, str(error).splitlines()[0])
 dist.destroy_process_group()
 """
+    package = str(Path(torchtraceap.__file__).parents[1])
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", program, str(tmp_path / "meet")],
-            env={**os.environ, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "RANK": str(rank), "PYTHONPATH": package},
+            stdout=subprocess.PIPE, text=True,
         )
         for rank in range(2)
     ]  # fmt: skip

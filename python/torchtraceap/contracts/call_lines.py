@@ -197,7 +197,8 @@ def _is_library(file: str) -> bool:
         return True
     parts = Path(file).parts
     installed = "site-packages" in parts or "dist-packages" in parts
-    return installed or file.startswith(tuple(f"{f}/" for f in _library_folders()))
+    generated = any(part.startswith("torchinductor") for part in parts)
+    return installed or generated or file.startswith(tuple(f"{f}/" for f in _library_folders()))
 
 
 # ------------------------------------------------------------------------------ syntax

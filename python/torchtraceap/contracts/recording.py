@@ -57,8 +57,16 @@ class ContractBroken(AssertionError):  # noqa: N818 - it says what has happened
         self.result = result
         self.path = path
 
+    def __reduce__(self) -> Any:
+        return _broken, (str(self), self.result, self.path)
+
 
 ContractBroken.__module__ = "torchtraceap"
+
+
+def _broken(message: str, result: CheckResult, path: Path | None) -> ContractBroken:
+    """For processes that send it to each other."""
+    return ContractBroken(message, result, path)
 
 
 class ContractWarning(UserWarning):
