@@ -30,6 +30,7 @@ import gpu_traces
 from plants import PLANTS, Plant
 from programs import MODELS, Program
 from recording import record
+
 from torchtraceap.bench.causes import causes
 from torchtraceap.loading import load
 

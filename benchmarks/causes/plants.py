@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
-
 from programs import Feed, Program
+from torch import Tensor, nn
 
 __all__ = ["PLANTS", "Plant"]
 

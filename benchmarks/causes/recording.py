@@ -6,9 +6,8 @@ import warnings
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile, schedule
-
 from programs import Program
+from torch.profiler import ProfilerActivity, profile, schedule
 
 __all__ = ["record"]
 

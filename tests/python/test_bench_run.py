@@ -15,7 +15,7 @@ from bench_samples import MIB, made_process, made_run
 from gpu_traces import GpuTrace
 
 import torchtraceap as ttap
-from torchtraceap.bench import running
+from torchtraceap.bench import batch_size, running
 from torchtraceap.bench.asked import Asked, Protocol, chosen_names, read_plan
 from torchtraceap.bench.batch_size import Point, search_batch
 from torchtraceap.bench.breakdown import break_down, break_down_runs, task_table
@@ -509,19 +509,31 @@ def test_other_failures_are_told() -> None:
         search_batch(measure)
 
 
-@pytest.mark.slow
-def test_the_size_that_is_found_is_kept_with_its_search(
-    own: str, bench: Bench, store: Store
-) -> None:
+def test_a_size_above_the_ceiling_is_told(own: str, bench: Bench, store: Store) -> None:
     words = ("--start", "64", "--memory-ceiling", "1MiB")
     code, _, err = bench("batch-size", f"{own}:linear", *FEW, *words)
     assert code == 2 and "batch of 64 does not fit" in err
-    code, out, err = bench(
-        "batch-size", f"{own}:linear", "--threads", "1", "--processes", "1", "--steps", "2",
-        "--start", "65536", "--memory-ceiling", "330MiB", "--json",
-    )  # fmt: skip
+    assert not store.runs()
+
+
+def test_the_size_that_is_found_is_kept_with_its_search(
+    bench: Bench, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, tried = machine(fixed=100.0, each=50.0)
+    monkeypatch.setattr(batch_size, "measure_batches", lambda *_: measure)
+
+    def measured(asked: Asked, *_: object) -> Any:
+        assert asked.batch is not None
+        return made_run(processes=[made_process([9, 9], batch=asked.batch)], batch=asked.batch)
+
+    monkeypatch.setattr(running, "measure", measured)
+    code, out, err = bench("batch-size", "resnet", "--json")
     assert code == 0, err
     document = json.loads(out)
+    assert document["search"]["batch"] == 38 == tried[-1]
     kept = store.load(document["run"]["id"])
     assert kept.metrics["batch_search"] == document["search"]
-    assert kept.config["batch"] == document["search"]["batch"] == kept.metrics["batch"]
+    assert kept.config["batch"] == kept.metrics["batch"] == 38
+    code, out, _ = bench("batch-size", "resnet", "--no-keep")
+    assert code == 0 and "batch 38: the smallest" in out
+    assert len(store.runs()) == 1

@@ -129,11 +129,11 @@ def test_small_operators_break_launches_per_step(torch: Any) -> None:
         for _ in range(2):
             step(4)
             c.step()
-    with pytest.raises(ContractBroken, match=r"launches_per_step: 40, limit <=8"):
-        with contract(launches_per_step="<=8") as c:
-            for _ in range(2):
-                step(40)
-                c.step()
+    said = r"launches_per_step: 40, limit <=8"
+    with pytest.raises(ContractBroken, match=said), contract(launches_per_step="<=8") as c:
+        for _ in range(2):
+            step(40)
+            c.step()
 
 
 def test_recompilations_are_counted(torch: Any) -> None:
@@ -249,9 +249,9 @@ def test_modes(torch: Any, folder: Path) -> None:
     with contract(gpu_busy=">1%") as c:  # nothing to hold it against is no failure
         x.sum()
     assert c.result is not None and c.result.inconclusive and c.path is None
-    with pytest.raises(ContractBroken, match="could not be checked: gpu_busy"):
-        with contract(gpu_busy=">1%", strict=True):
-            x.sum()
+    said = "could not be checked: gpu_busy"
+    with pytest.raises(ContractBroken, match=said), contract(gpu_busy=">1%", strict=True):
+        x.sum()
 
 
 def test_a_named_file_is_kept_and_never_overwritten(torch: Any, folder: Path) -> None:
@@ -344,9 +344,12 @@ def test_one_recording_at_a_time(torch: Any, tmp_path: Path) -> None:
         pytest.raises(RecordingError, match="another torch profiler"),
     ):
         contract(syncs=0).__enter__()
-    with pytest.raises(RecordingError, match="was used inside the block"), contract(syncs=0):
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-            torch.ones(2).sum()
+    with (
+        pytest.raises(RecordingError, match="was used inside the block"),
+        contract(syncs=0),
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
+    ):
+        torch.ones(2).sum()
     with contract(syncs=0):  # nothing is left over
         torch.ones(2).sum()
 

@@ -1,10 +1,10 @@
 """`bisect`: which commit, or version, made a program slower, on a machine that is never quiet.
 
-Note [Against both ends]: a revision in the middle runs in rounds with a good and a bad one. Half way
-between them, on a logarithmic scale, is where it would stand if it were neither: d = log m -
+Note [Against both ends]: a revision in the middle runs in rounds with a good and a bad one. Half
+way between them, on a logarithmic scale, is where it would stand if it were neither: d = log m -
 (log g + log b) / 2. A signed rank test says on which side of 0 d lies, at several looks that share
-the allowed error. A drift of the machine shifts all three alike. As the true d of a revision that is
-like one end is half the whole difference away from 0, a decision for the wrong side is far rarer
+the allowed error. A drift of the machine shifts all three alike. As the true d of a revision that
+is like one end is half the whole difference away from 0, a decision for the wrong side is far rarer
 than the level of the test, which only says how often a revision half way is decided at all.
 
 Note [Abstaining]: what is not decided after the last look, or cannot be run, is left out and its
@@ -245,8 +245,9 @@ class _Search:
                 return self._found(bad, change, traces)
             self._say(f"{line[bad].short} beside its parent does not show the change")
         self._notes.append(
-            "The last commit before the change and the first behind it do not differ in fresh runs: "
-            "the machine changes too much, or the change depends on something else than the commit."
+            "The last commit before the change and the first behind it do not differ in fresh "
+            "runs: the machine changes too much, or the change depends on something else than the "
+            "commit."
         )
         return self._answer("undecided", range=line[bad : bad + 1])
 

@@ -1,18 +1,20 @@
 """Rows of a difference made ready to be told: robust, at their module, moved work netted.
 
-Note [Typical rows]: one step in ten stands still for a millisecond because the machine did something
-else, and that millisecond falls on whichever call ran. So each row counts with the mean over the
-middle half of its own values, not with those of the middle steps; what the recordings differ by
-beyond that is noise between steps, a row of its own.
+Note [Typical rows]: one step in ten stands still for a millisecond because the machine did
+something else, and that millisecond falls on whichever call ran. So each row counts with the mean
+over the middle half of its own values, not with those of the middle steps; what the recordings
+differ by beyond that is noise between steps, a row of its own.
 
 Note [Everything slower]: a machine that runs at another clock, or shares its memory with others,
 stretches all work by one factor. Where most of the work that both recordings have shares a factor,
-it is told once, and rows count with what is left. Not all work is stretched alike: what unchanged rows
-differ by around the factor is how much a row differs from recording to recording without a reason.
+it is told once, and rows count with what is left. Not all work is stretched alike: what unchanged
+rows differ by around the factor is how much a row differs from recording to recording without a
+reason.
 
 Note [Cost that moved]: work that went at one place and came at another has moved: a module got
-another name, a call went into a function or to another stream. Calls that are lost under a name are
-paired with calls that are gained under it, by shapes and number, and count with what they differ by.
+another name, a call went into a function or to another stream. Calls that are lost under a name
+are paired with calls that are gained under it, by shapes and number, and count with what they
+differ by.
 """
 
 from __future__ import annotations

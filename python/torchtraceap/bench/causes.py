@@ -278,7 +278,7 @@ class _Contributors:
             name, below = max(children.items(), key=lambda item: self._sign * _sum(item[1]))
             if not place:
                 alike = self._by_name(rows)
-                if self._sign * _sum(alike) > NO_MORE_THAN * self._sign * _sum(below):
+                if self._net(alike, rows) > NO_MORE_THAN * self._sign * _sum(below):
                     return (alike[0].name,), alike
             elif not self._is_followed(rows, below, children.values()):
                 alike = self._by_name(rows)
@@ -326,11 +326,24 @@ class _Contributors:
             found[row.name, row.kind].append(row)
         return max(found.values(), key=lambda some: self._sign * _sum(some))
 
+    def _net(self, some: Rows, rows: Rows) -> float:
+        """What rows of one name make, of which no more counts than what is left of their places:
+        what came in the stead of something else is no cause of its own."""
+        of_place: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        mine: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        for row in rows:
+            of_place[row.place] += self._sign * row.delta_ns
+        for row in some:
+            mine[row.place] += self._sign * row.delta_ns
+        return sum(min(ns, NO_MORE_THAN * max(0.0, of_place[p])) for p, ns in mine.items())
+
     def _cause(self, place: tuple[str, ...], rows: Rows) -> Cause:
         by_size = sorted(rows, key=lambda row: -self._sign * row.delta_ns)
         leading = by_size[0]
-        names = list(dict.fromkeys(row.name for row in by_size if row.delta_ns))
+        differing = [row for row in by_size if row.delta_ns]
+        names = list(dict.fromkeys(row.name for row in differing))
         one = len(names) <= 1
+        named = [row for row in rows if row.name == leading.name]
         noise = math.hypot(*(r.noise_ns for r in rows), sum(r.varies_ns for r in rows))
         ns = _sum(rows)
         name, path = self._called(place, names, leading, rows)
@@ -341,10 +354,10 @@ class _Contributors:
             kind=leading.kind if one or leading.kind == "idle" else f"{leading.kind}s",
             path=path,
             dims=leading.dims if one else None,
-            before_calls=sum(row.before_calls for row in rows) if one else None,
-            after_calls=sum(row.after_calls for row in rows) if one else None,
+            before_calls=sum(row.before_calls for row in named) if one else None,
+            after_calls=sum(row.after_calls for row in named) if one else None,
             beyond_noise=abs(ns) > noise,
-            parts=tuple(_part(row) for row in by_size[:MOST_PARTS]) if len(rows) > 1 else (),
+            parts=tuple(_part(row) for row in by_size[:MOST_PARTS]) if len(differing) > 1 else (),
         )
 
     def _shared_place(self, rows: Rows) -> tuple[str, ...]:

@@ -115,7 +115,8 @@ class Coverage(Result):
     operators: tuple[str, ...]
     """ATen operators by name, without those that write into an output given."""
     imports_s: dict[str, float]
-    """Seconds of a core that an import of torch and of each library took."""
+    """Seconds of a core that an import of torch and of each library took; empty where it was not
+    measured."""
     rows: tuple[Covered, ...]
     missing: tuple[Uncovered, ...] = ()
 
@@ -248,6 +249,7 @@ def measure_coverage(
     modes: Sequence[str] = ("train", "eval"),
     *,
     batch: int | None = None,
+    imports: bool = False,
 ) -> Coverage:
     """Runs some steps of each on the CPU, in this process, on one thread; see Note [Coverage].
 
@@ -255,6 +257,7 @@ def measure_coverage(
         names: As `workloads.registry.find` takes them; None: all that are listed.
         modes: train, eval or both.
         batch: Samples in a step; None: as each comes.
+        imports: Measure what imports take too, in processes of their own.
 
     Raises:
         OptionError: A name is of no workload.
@@ -264,7 +267,11 @@ def measure_coverage(
 
     torch = import_torch()
     sources = [find(name) for name in names] if names is not None else _available()
-    imports_s = _timed_imports(sources)
+    exec(_FIRST_STEP, {})  # what torch and libraries import is no workload's cost
+    needed = sorted({need for each in sources if each.entry for need in each.entry.needs})
+    for module in needed:
+        importlib.import_module(module)
+    imports_s = _timed_imports(needed) if imports else {}
     rows, missing = list[Covered](), list[Uncovered]()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -284,16 +291,13 @@ def _available() -> list[Source]:
     return [find(entry.name) for entry in workloads() if entry.available]
 
 
-def _timed_imports(sources: Iterable[Source]) -> dict[str, float]:
-    """In processes of their own, and imported here too, so that no workload pays for them."""
-    needed = {need for each in sources if each.entry for need in each.entry.needs}
+def _timed_imports(needed: Iterable[str]) -> dict[str, float]:
     empty = _seconds("")
-    found = {"torch": round(max(0.0, _seconds(_FIRST_STEP) - empty), 3)}
-    exec(_FIRST_STEP, {})
-    for module in sorted(needed):
-        found[module] = round(max(0.0, _seconds(f"import {module}") - empty), 3)
-        importlib.import_module(module)
-    return found
+    programs = {"torch": _FIRST_STEP, **{module: f"import {module}" for module in needed}}
+    return {
+        module: round(max(0.0, _seconds(program) - empty), 3)
+        for module, program in programs.items()
+    }
 
 
 def _seconds(program: str) -> float:

@@ -80,9 +80,7 @@ class RevisionRuns:
         """See `rounds.Runner`."""
         place = self._place(revision)
         words = place.words(self._program)
-        return trace_program(
-            words, place.folder, self._env(place), self._timeout_s, target=target
-        )
+        return trace_program(words, place.folder, self._env(place), self._timeout_s, target=target)
 
     def drop(self, revision: Revision) -> None:
         """See `rounds.Runner`."""

@@ -33,8 +33,8 @@ __all__ = [
     "Places",
     "Repository",
     "Revision",
-    "UnusableRevisionError",
     "Source",
+    "UnusableRevisionError",
     "package_versions",
     "repository_variables",
 ]
@@ -135,6 +135,11 @@ class Repository:
         self.root = Path(answer[0])
         self.prefix = answer[1] if len(answer) > 1 else ""
         """The given folder below the root; empty, or ends with a slash."""
+
+    def git_path(self, name: str) -> Path:
+        """A place of ours among what git keeps."""
+        answer = self._git("rev-parse", "--git-path", name, what="git rev-parse failed")
+        return (self._folder / answer.rstrip("\n")).resolve()
 
     def commit(self, revision: str) -> Revision:
         """The commit that a name stands for.

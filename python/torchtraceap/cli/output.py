@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 # One sign for one, so that what stands below each other still does. Those of the bar differ from
 # each other and from the signs in it that are plain already.
 _PLAIN = {"█": "#", "▓": "%", "▒": "x", "▚": "/", "░": ".", "·": "|", "→": ">", "…": "~",
-          "–": "-", "—": "-", "−": "-", "×": "x", "µ": "u"}  # fmt: skip
+          "–": "-", "—": "-", "−": "-", "×": "x", "µ": "u", "▁": "_", "▂": ".", "▃": "-", "▄": "=",
+          "▅": "+", "▆": "*", "▇": "%"}  # fmt: skip
 
 
 def accept_any_encoding() -> None:

@@ -75,7 +75,7 @@ def check(
 def _priced(trace: Ranks, results: Sequence[KeyResult]) -> list[KeyResult]:
     """With what fixes of failed limits would save."""
     wanted = {
-        each.key: fixes_of(each.key, each.measured if each.key == "findings" else ())
+        each.key: fixes_of(trace, each.key, each.measured if each.key == "findings" else ())
         for each in results
         if each.status == FAILED and each.first_event is not None
     }

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from torchtraceap.collect import RecordingError
+from torchtraceap.collect.active import claim_profiler, release_profiler
 from torchtraceap.collect.export import TraceNames, export_trace
-from torchtraceap.collect.session import active_recording
 from torchtraceap.collect.torch_access import (
     current_rank,
     default_activities,
@@ -79,19 +79,14 @@ class Recorder:
             MissingDependencyError: torch is not installed.
         """
         self._torch = import_torch()
-        active_recording.claim(_OWNER)
+        claim_profiler(self._torch, _OWNER)
         try:
-            if profiler_is_running(self._torch):
-                raise RecordingError(
-                    "another torch profiler is running in this process; a contract records with "
-                    "its own, so end the other one first"
-                )
             self._profiler = self._made(with_stack, with_memory)
             with _quiet():
                 self._profiler.start()
         except BaseException:
             self._profiler = None
-            active_recording.release()
+            release_profiler()
             raise
         self._owner = (os.getpid(), threading.get_ident())
 
@@ -116,7 +111,7 @@ class Recorder:
                 with _quiet(), contextlib.suppress(Exception):
                     profiler.stop()
         finally:
-            active_recording.release()
+            release_profiler()
 
     def stop(self) -> Any:
         """Ends the recording.

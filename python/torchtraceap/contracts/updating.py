@@ -17,7 +17,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.contracts.contract import Contract
-from torchtraceap.contracts.file import ContractFile, parse_contracts
+from torchtraceap.contracts.file import ContractFile, parse_contracts, safe_loader
 from torchtraceap.contracts.limits import Limit
 from torchtraceap.contracts.result import FAILED, INCONCLUSIVE, CheckResult, KeyResult
 from torchtraceap.errors import OptionError
@@ -173,7 +173,7 @@ def _loaded(text: str) -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=safe_loader())
     except yaml.YAMLError:
         return None
 
@@ -199,7 +199,7 @@ def _in_place(
     """None where the file has no place for it."""
     import yaml
 
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    root = yaml.compose(text, Loader=safe_loader())
     if not isinstance(root, yaml.MappingNode) or root.flow_style:
         return None
     places = _Places(text, root)

@@ -56,14 +56,14 @@ def _coverage_of(options: Options, *, measure: bool = False) -> Coverage:
 
     modes = _MODES[options.mode]
     if measure:
-        return measure_coverage(options.names or None, modes)
+        return measure_coverage(options.names or None, modes, imports=bool(options.write))
     stored = stored_coverage()
     known = {row.name for row in stored.rows} | {each.name for each in stored.missing}
     new = [name for name in options.names if name not in known]
     if not new:
         return stored.only(options.names or known, modes)
     found = measure_coverage(new, modes)
-    return found.with_rows_of(stored.only(options.names, modes))
+    return found.with_rows_of(stored.only(options.names, modes))  # with what imports take
 
 
 def _types(options: Options) -> dict[str, tuple[str, ...]]:

@@ -137,7 +137,8 @@ def hf_qwen2(batch: int = 4, size: str = "tiny") -> Made:
     exercises="A mixture of experts as the library runs it.",
 )
 def hf_mixtral(batch: int = 4, size: str = "tiny") -> Made:
-    config = _decoder(size, num_local_experts=pick(size, 4, 8))
+    more = pick(size, {"num_local_experts": 4}, {"num_local_experts": 8, "num_hidden_layers": 4})
+    config = _decoder(size, **more)
     return _made("MixtralForCausalLM", config, _text(batch, pick(size, 32, 1024)))
 
 

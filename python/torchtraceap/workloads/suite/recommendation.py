@@ -53,7 +53,7 @@ class _Dlrm(nn.Module):
 )
 def dlrm(batch: int = 64, size: str = "tiny") -> Made:
     """DLRM (arXiv 1906.00091), with bags of 1 to 7 ids in each table."""
-    tables, rows, width = pick(size, (8, 1000, 16), (26, 1_000_000, 64))
+    tables, rows, width = pick(size, (8, 1000, 16), (26, 200_000, 64))
     starts = torch.randint(1, 8, (tables, batch)).cumsum(1)
     longest = int(starts[:, -1].max())
     ids = classes(tables, rows, longest)

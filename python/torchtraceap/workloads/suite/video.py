@@ -29,7 +29,7 @@ _ACTIONS = 400
     exercises="Convolutions and pooling in three dimensions.",
 )
 def c3d(batch: int = 2, size: str = "tiny") -> Made:
-    """C3D (arXiv 1412.0767) with batch normalisation."""
+    """After C3D (arXiv 1412.0767), narrower and with batch normalisation."""
     width, frames, side = pick(size, (8, 8, 24), (64, 16, 112))
     layers: list[nn.Module] = []
     inputs = 3
