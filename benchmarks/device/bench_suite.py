@@ -104,7 +104,7 @@ def wins(machine: Machine) -> dict[str, Any]:
 
 def suite(machine: Machine) -> dict[str, Any]:
     """Workloads, each with its figures and the breakdown of its trace."""
-    from torchtraceap.bench.asked import Asked
+    from torchtraceap.bench.runs.asked import Asked
 
     names = SMALL if machine.quick else WORKLOADS
     size = "tiny" if machine.quick else "full"
@@ -135,9 +135,9 @@ def _measured(machine: Machine, asked: Any, *, trace: bool = True) -> dict[str, 
     """A run as plain values; kept in the store where pyarrow is there to write it."""
     import tempfile
 
-    from torchtraceap.bench.asked import Protocol
-    from torchtraceap.bench.breakdown import break_down
-    from torchtraceap.bench.running import WorkloadError, measure
+    from torchtraceap.bench.kept.breakdown import break_down
+    from torchtraceap.bench.runs.asked import Protocol
+    from torchtraceap.bench.runs.running import WorkloadError, measure
     from torchtraceap.loading import load
 
     steps = 5 if machine.quick else 20
@@ -170,7 +170,7 @@ def _has_parquet() -> bool:
 
 
 def _store(machine: Machine) -> Any:
-    from torchtraceap.bench.store import Store
+    from torchtraceap.bench.kept.store import Store
 
     return Store(machine.out / "store")
 
@@ -238,7 +238,6 @@ def watch(machine: Machine) -> dict[str, Any]:
     import tempfile
 
     from torchtraceap.integrations.watch import watch as watched
-
     from torchtraceap.workloads.steps import make_step
 
     size = "tiny" if machine.quick else "full"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from torchtraceap.aliases import Array
-from torchtraceap.bench.calibrating import calibration_of
+from torchtraceap.bench.comparison.calibrating import calibration_of
 from torchtraceap.bench.statistics.replay import share_of
 from torchtraceap.bench.statistics.rules import RULES, Rule
 from torchtraceap.bench.statistics.sequential import VERDICTS, Plan, decide, decide_many

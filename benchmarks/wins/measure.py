@@ -24,8 +24,8 @@ from typing import Any
 
 import torchtraceap as ttap
 from torchtraceap.analysis.iterations import step_time
-from torchtraceap.bench.child import Spec
-from torchtraceap.bench.programs import trace_program
+from torchtraceap.bench.processes.programs import trace_program
+from torchtraceap.bench.runs.child import Spec
 from torchtraceap.contracts.checking import check
 from torchtraceap.contracts.file import read_contracts
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torchtraceap.bench.metrics import metrics_of
-from torchtraceap.bench.store import MeasuredRun, Samples
+from torchtraceap.bench.kept.store import MeasuredRun, Samples
+from torchtraceap.bench.runs.metrics import metrics_of
 
 __all__ = ["made_process", "made_run"]
 

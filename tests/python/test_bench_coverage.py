@@ -245,7 +245,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_select_prints_its_choice_and_a_plan_that_run_reads(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from torchtraceap.bench.asked import read_plan
+    from torchtraceap.bench.runs.asked import read_plan
 
     plan = tmp_path / "plan.toml"
     asked = ["bench", "select", "--budget", "3m", "--json", "--plan", str(plan)]

@@ -17,8 +17,8 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap.bench import measured as measuring
 from torchtraceap.bench.measured import FREE, STEPS, measured
-from torchtraceap.bench.processes import ProgramError, run_fresh
-from torchtraceap.bench.programs import named, read_steps, run_program, trace_program
+from torchtraceap.bench.processes.fresh import ProgramError, run_fresh
+from torchtraceap.bench.processes.programs import named, read_steps, run_program, trace_program
 from torchtraceap.errors import OptionError
 
 MEASURED = """

@@ -15,20 +15,20 @@ from bench_samples import MIB, made_process, made_run
 from gpu_traces import GpuTrace
 
 import torchtraceap as ttap
-from torchtraceap.bench import batch_size, running
-from torchtraceap.bench.asked import Asked, Protocol, chosen_names, read_plan
-from torchtraceap.bench.batch_size import Point, search_batch
-from torchtraceap.bench.breakdown import break_down, break_down_runs, task_table
-from torchtraceap.bench.child import MISSING, UNFIT, Spec
-from torchtraceap.bench.child import main as run_child
-from torchtraceap.bench.drawing import breakdown_page
-from torchtraceap.bench.intervals import mean_interval, ratio_interval, robust_line
-from torchtraceap.bench.metrics import metrics_of
-from torchtraceap.bench.processes import Finished
-from torchtraceap.bench.programs import run_program
-from torchtraceap.bench.running import WorkloadError
-from torchtraceap.bench.store import Store
-from torchtraceap.bench.tables import device_of, devices_table, eager_compiled_table
+from torchtraceap.bench.kept.breakdown import break_down, break_down_runs, task_table
+from torchtraceap.bench.kept.drawing import breakdown_page
+from torchtraceap.bench.kept.intervals import mean_interval, ratio_interval, robust_line
+from torchtraceap.bench.kept.store import Store
+from torchtraceap.bench.kept.tables import device_of, devices_table, eager_compiled_table
+from torchtraceap.bench.processes.fresh import Finished
+from torchtraceap.bench.processes.programs import run_program
+from torchtraceap.bench.runs import batch_size, running
+from torchtraceap.bench.runs.asked import Asked, Protocol, chosen_names, read_plan
+from torchtraceap.bench.runs.batch_size import Point, search_batch
+from torchtraceap.bench.runs.child import MISSING, UNFIT, Spec
+from torchtraceap.bench.runs.child import main as run_child
+from torchtraceap.bench.runs.metrics import metrics_of
+from torchtraceap.bench.runs.running import WorkloadError
 from torchtraceap.cli import main
 from torchtraceap.errors import MissingFileError, OptionError
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from bench_samples import made_process, made_run
 
-from torchtraceap.bench.environment import environment_hash, fingerprint
-from torchtraceap.bench.store import Samples, Store, StoreError, default_folder
+from torchtraceap.bench.kept.store import Samples, Store, StoreError, default_folder
+from torchtraceap.bench.processes.environment import environment_hash, fingerprint
 from torchtraceap.cli import main
 from torchtraceap.errors import MissingDependencyError, OptionError
 
@@ -185,7 +185,8 @@ def test_the_machine_is_told_and_nobody_is_named(
 
 def test_the_fingerprint_imports_no_torch() -> None:
     code = (
-        "import sys; from torchtraceap.bench.environment import fingerprint; f = fingerprint(); "
+        "import sys; from torchtraceap.bench.processes.environment import fingerprint; "
+        "f = fingerprint(); "
         "print('torch' in sys.modules, bool(f['torch']))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

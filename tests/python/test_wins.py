@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="a prediction runs the model")
 
 import torchtraceap as ttap
-from torchtraceap.bench.child import TRACED_STEPS
+from torchtraceap.bench.runs.child import TRACED_STEPS
 from torchtraceap.cli import main
 from torchtraceap.simulation.simulate import simulate
 

@@ -30,7 +30,7 @@ from torchtraceap.workloads.registry import find, workloads
 from torchtraceap.writing import write_text
 
 if TYPE_CHECKING:
-    from torchtraceap.bench.store import Store
+    from torchtraceap.bench.kept.store import Store
     from torchtraceap.workloads.registry import Source
     from torchtraceap.workloads.steps import Step
 
@@ -304,7 +304,7 @@ def _seconds(program: str) -> float:
     """Of a core, in a process of its own."""
     import resource
 
-    from torchtraceap.bench.processes import run_fresh
+    from torchtraceap.bench.processes.fresh import run_fresh
 
     def spent() -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)

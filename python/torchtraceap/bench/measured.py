@@ -117,8 +117,8 @@ def _wait_for_gpu() -> None:
 def _write(target: str, free: bool) -> None:
     import json
 
-    from torchtraceap.bench.memory import peak_rss_bytes
-    from torchtraceap.bench.processes import STARTED
+    from torchtraceap.bench.processes.fresh import STARTED
+    from torchtraceap.bench.processes.memory import peak_rss_bytes
     from torchtraceap.writing import write_text
 
     document: dict[str, Any] = {

@@ -23,7 +23,7 @@ __all__ = [
 EMULATED = "emu"
 """A backend of torch.distributed whose other ranks are not there: docs/emulated_collectives.md."""
 INJECTED = "_torchtraceap_injected"
-"""The module that profiles a whole program, where it was put in (bench/injected)."""
+"""The module that profiles a whole program, where it was put in (bench/processes/injected)."""
 # A launcher says the rank here (torchrun's name) before torch.distributed is initialised.
 RANK_VARIABLE = "RANK"
 WORLD_VARIABLE = "WORLD_SIZE"

@@ -22,8 +22,8 @@ from torchtraceap.cli.parsing import (
 
 if TYPE_CHECKING:
     from torchtraceap.bench.coverage import Coverage
+    from torchtraceap.bench.kept.store import Store
     from torchtraceap.bench.selecting import Candidate, Selection
-    from torchtraceap.bench.store import Store
 
 __all__ = ["SELECT_ACTIONS"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtraceap.aliases import PathLike
-from torchtraceap.bench.hashing import content_hash
+from torchtraceap.bench.kept.hashing import content_hash
 from torchtraceap.errors import MissingFileError, OptionError
 from torchtraceap.records import dataclass
 from torchtraceap.workloads.registry import SIZES, Entry, workloads

@@ -17,13 +17,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.bench.asked import Asked, Protocol
-from torchtraceap.bench.child import MISSING, OUT_OF_MEMORY, UNFIT, Spec
-from torchtraceap.bench.environment import environment_hash, fingerprint
+from torchtraceap.bench.kept.store import MeasuredRun, Samples, Store, StoredRun, need_parquet
 from torchtraceap.bench.measured import FREE, STEPS, TRACE
-from torchtraceap.bench.metrics import metrics_of
-from torchtraceap.bench.processes import Finished, last_line, run_fresh
-from torchtraceap.bench.store import MeasuredRun, Samples, Store, StoredRun, need_parquet
+from torchtraceap.bench.processes.environment import environment_hash, fingerprint
+from torchtraceap.bench.processes.fresh import Finished, last_line, run_fresh
+from torchtraceap.bench.runs.asked import Asked, Protocol
+from torchtraceap.bench.runs.child import MISSING, OUT_OF_MEMORY, UNFIT, Spec
+from torchtraceap.bench.runs.metrics import metrics_of
 from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.records import dataclass
 from torchtraceap.results import Result

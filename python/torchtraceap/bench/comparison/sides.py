@@ -23,10 +23,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from torchtraceap.aliases import Array
-from torchtraceap.bench.processes import ProgramError, check_success, run_fresh
-from torchtraceap.bench.programs import ProgramRun, named, run_program, trace_program
+from torchtraceap.bench.kept.store import Store, StoredRun
+from torchtraceap.bench.processes.fresh import ProgramError, check_success, run_fresh
+from torchtraceap.bench.processes.programs import ProgramRun, named, run_program, trace_program
 from torchtraceap.bench.revisions import Checkouts, Repository
-from torchtraceap.bench.store import Store, StoredRun
 from torchtraceap.errors import OptionError, TraceError
 
 __all__ = [
@@ -318,7 +318,7 @@ def workload_program(word: str) -> list[str]:
     Raises:
         OptionError: There is no such workload or word.
     """
-    from torchtraceap.bench.child import Spec
+    from torchtraceap.bench.runs.child import Spec
     from torchtraceap.workloads.registry import find, workloads
 
     name, *options = word.removeprefix(WORKLOAD).split(",")

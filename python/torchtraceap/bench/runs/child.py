@@ -1,4 +1,4 @@
-"""One process of a workload: `python -m torchtraceap.bench.child SPEC`.
+"""One process of a workload: `python -m torchtraceap.bench.runs.child SPEC`.
 
 Note [Child]: with `TORCHTRACEAP_STEPS` or `TORCHTRACEAP_TRACE` it is a program like any other whose
 loop is `measured`. With a `result` in its specification it measures all that a run keeps of one
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.bench.measured import STEPS, TRACE, measured
-from torchtraceap.bench.memory import current_rss_bytes, measure_memory, reset_peak_rss
-from torchtraceap.bench.processes import STARTED
+from torchtraceap.bench.processes.fresh import STARTED
+from torchtraceap.bench.processes.memory import current_rss_bytes, measure_memory, reset_peak_rss
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.records import dataclass
 from torchtraceap.writing import write_text
@@ -62,7 +62,7 @@ class Spec:
 
     def command(self) -> list[str]:
         """What starts such a process."""
-        return [sys.executable, "-m", "torchtraceap.bench.child", json.dumps(asdict(self))]
+        return [sys.executable, "-m", "torchtraceap.bench.runs.child", json.dumps(asdict(self))]
 
 
 def main(arguments: Sequence[str]) -> int:

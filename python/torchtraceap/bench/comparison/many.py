@@ -9,16 +9,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from torchtraceap.bench.comparing import (
+from torchtraceap.bench.comparison.comparing import (
     Comparison,
     Evidence,
     Sequential,
     comparison_of,
     evidence_of_sides,
 )
-from torchtraceap.bench.keeping import PAIRS, folder_of
-from torchtraceap.bench.pairs import Pairs
-from torchtraceap.bench.sides import Side, open_sides, split_command
+from torchtraceap.bench.comparison.keeping import PAIRS, folder_of
+from torchtraceap.bench.comparison.pairs import Pairs
+from torchtraceap.bench.comparison.sides import Side, open_sides, split_command
 from torchtraceap.bench.statistics.families import FDR, q_values
 from torchtraceap.bench.statistics.sequential import Plan
 from torchtraceap.errors import MissingFileError, OptionError

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from torchtraceap.bench.processes import ProgramError, check_success, run_fresh
-from torchtraceap.bench.programs import named, run_program, trace_program
+from torchtraceap.bench.processes.fresh import ProgramError, check_success, run_fresh
+from torchtraceap.bench.processes.programs import named, run_program, trace_program
 from torchtraceap.bench.revisions import (
     Place,
     Places,

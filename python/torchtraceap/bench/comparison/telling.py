@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torchtraceap.bench.calibrating import Calibration
-from torchtraceap.bench.comparing import Comparison, CountChange
-from torchtraceap.bench.comparing_many import Comparisons
+from torchtraceap.bench.comparison.calibrating import Calibration
+from torchtraceap.bench.comparison.comparing import Comparison, CountChange
+from torchtraceap.bench.comparison.many import Comparisons
 from torchtraceap.report.tables import TextTable
 from torchtraceap.units import counted, format_ns
 

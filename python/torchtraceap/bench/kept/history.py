@@ -31,7 +31,7 @@ from torchtraceap.results import Result
 from torchtraceap.units import format_ns
 
 if TYPE_CHECKING:
-    from torchtraceap.bench.store import StoredRun
+    from torchtraceap.bench.kept.store import StoredRun
 
 __all__ = [
     "History",
@@ -121,7 +121,7 @@ def histories(
         MissingDependencyError: ruptures or pyarrow is not installed.
         StoreError: A run is damaged.
     """
-    from torchtraceap.bench.store import Store
+    from torchtraceap.bench.kept.store import Store
     from torchtraceap.errors import OptionError
 
     kept = Store(store)
@@ -202,7 +202,7 @@ def _step(
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     """What of the environment differs, but for what is momentary."""
-    from torchtraceap.bench.environment import MOMENTARY
+    from torchtraceap.bench.processes.environment import MOMENTARY
 
     was, now = (
         _flat({key: value for key, value in given.items() if key != MOMENTARY})

@@ -21,7 +21,7 @@ from typing import Any
 
 from torchtraceap._version import __version__
 from torchtraceap.aliases import PathLike
-from torchtraceap.bench.hashing import content_hash
+from torchtraceap.bench.kept.hashing import content_hash
 
 __all__ = ["MOMENTARY", "environment_hash", "fingerprint"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from torchtraceap.aliases import Array
-from torchtraceap.bench.sides import Side, run_side, steps_of_last_run
+from torchtraceap.bench.comparison.sides import Side, run_side, steps_of_last_run
 from torchtraceap.bench.statistics.orders import abba
 from torchtraceap.errors import OptionError
 from torchtraceap.records import dataclass

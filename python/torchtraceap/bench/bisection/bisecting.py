@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from torchtraceap.aliases import Array
+from torchtraceap.bench.bisection.rounds import Journal, Rounds, Runner
 from torchtraceap.bench.revisions import Revision, UnusableRevisionError
-from torchtraceap.bench.rounds import Journal, Rounds, Runner
 from torchtraceap.bench.statistics.sequential import Plan
 from torchtraceap.bench.statistics.signed_rank import interval, p_values, walsh_averages
 from torchtraceap.errors import OptionError

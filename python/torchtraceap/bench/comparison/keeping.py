@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.bench.sides import ProgramSide, key_of
+from torchtraceap.bench.comparison.sides import ProgramSide, key_of
 from torchtraceap.writing import naming, write_text
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from torchtraceap._version import __version__
 from torchtraceap.aliases import PathLike
-from torchtraceap.bench.breakdown import GROUPS, RunBreakdown, group_of
+from torchtraceap.bench.kept.breakdown import GROUPS, RunBreakdown, group_of
 from torchtraceap.report.view import GPU_LABELS, HOST_LABELS, IDLE_LABELS
 from torchtraceap.report.words import harmless, one_line
 from torchtraceap.units import format_ns, format_share

@@ -23,8 +23,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from torchtraceap.aliases import Array, PathLike
-from torchtraceap.bench.environment import environment_hash
-from torchtraceap.bench.hashing import content_hash
+from torchtraceap.bench.kept.hashing import content_hash
+from torchtraceap.bench.processes.environment import environment_hash
 from torchtraceap.errors import MissingDependencyError, OptionError, TraceError
 from torchtraceap.records import dataclass
 from torchtraceap.writing import naming, replacing_stream, write_text

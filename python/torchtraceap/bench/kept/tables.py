@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.bench.intervals import ratio_interval
-from torchtraceap.bench.store import StoredRun
+from torchtraceap.bench.kept.intervals import ratio_interval
+from torchtraceap.bench.kept.store import StoredRun
 from torchtraceap.columns import encode_texts
 from torchtraceap.errors import OptionError
 from torchtraceap.table import ColumnTable
@@ -108,7 +108,7 @@ _Pair = tuple[StoredRun, StoredRun]
 
 def _pairs(runs: Iterable[StoredRun], like: Any, side: Any) -> list[_Pair]:
     """The latest run of each side, for what is alike but for the side."""
-    from torchtraceap.bench.hashing import content_hash
+    from torchtraceap.bench.kept.hashing import content_hash
 
     found: dict[str, list[StoredRun | None]] = {}
     for run in runs:  # in order of time

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from torchtraceap.aliases import Array
-from torchtraceap.bench.comparing import (
+from torchtraceap.bench.comparison.comparing import (
     Comparison,
     CountChange,
     Evidence,
@@ -17,9 +17,9 @@ from torchtraceap.bench.comparing import (
     evidence_of,
     rules_on,
 )
+from torchtraceap.bench.kept.store import MODES, StoredRun
 from torchtraceap.bench.statistics.sequential import DEFAULT_ALPHA, DEFAULT_MINIMAL_EFFECT, Plan
 from torchtraceap.bench.statistics.unpaired import compare_unpaired
-from torchtraceap.bench.store import MODES, StoredRun
 from torchtraceap.errors import OptionError
 
 __all__ = ["compare_stored"]

@@ -17,8 +17,8 @@ import numpy as np
 
 from torchtraceap.aliases import Array
 from torchtraceap.analysis.iterations import counted_spans
-from torchtraceap.bench.intervals import mean_interval
-from torchtraceap.bench.store import StoredRun
+from torchtraceap.bench.kept.intervals import mean_interval
+from torchtraceap.bench.kept.store import StoredRun
 from torchtraceap.columns import encode_json, encode_texts
 from torchtraceap.errors import OptionError
 from torchtraceap.loading import load

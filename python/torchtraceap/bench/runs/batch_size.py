@@ -20,10 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from torchtraceap.bench.asked import Asked, Protocol
-from torchtraceap.bench.child import Spec
-from torchtraceap.bench.intervals import robust_line
-from torchtraceap.bench.running import WorkloadError, run_process
+from torchtraceap.bench.kept.intervals import robust_line
+from torchtraceap.bench.runs.asked import Asked, Protocol
+from torchtraceap.bench.runs.child import Spec
+from torchtraceap.bench.runs.running import WorkloadError, run_process
 from torchtraceap.errors import OptionError
 from torchtraceap.records import dataclass
 from torchtraceap.results import Result

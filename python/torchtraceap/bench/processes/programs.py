@@ -13,14 +13,14 @@ from statistics import median
 from typing import Any
 
 from torchtraceap.aliases import PathLike
-from torchtraceap.bench.injected import INJECTED_FOLDER, WHOLE
 from torchtraceap.bench.measured import FREE, STEPS, STEPS_SCHEMA, TRACE
-from torchtraceap.bench.processes import (
+from torchtraceap.bench.processes.fresh import (
     Finished,
     ProgramError,
     check_success,
     run_fresh,
 )
+from torchtraceap.bench.processes.injected import INJECTED_FOLDER, WHOLE
 from torchtraceap.collect.sanitize import copy_without_private_data
 from torchtraceap.records import dataclass
 from torchtraceap.writing import replacing_stream

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtraceap.aliases import Array
-from torchtraceap.bench.environment import fingerprint
-from torchtraceap.bench.pairs import Pair, Pairs
-from torchtraceap.bench.sides import ProgramSide, Side
+from torchtraceap.bench.comparison.pairs import Pair, Pairs
+from torchtraceap.bench.comparison.sides import ProgramSide, Side
+from torchtraceap.bench.processes.environment import fingerprint
 from torchtraceap.bench.statistics.rules import RULES
 from torchtraceap.bench.statistics.sequential import (
     DEFAULT_ALPHA,
