@@ -89,6 +89,16 @@ def test_what_is_read_from_the_source_is_what_the_functions_say(torch: Any) -> N
         }  # fmt: skip
 
 
+def test_the_page_lists_every_workload_and_counts_them() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/workloads.md").read_text("utf-8")
+    own = [entry for entry in ENTRIES if entry.source == "suite"]
+    for entry in own:
+        rows = [row for row in page.splitlines() if f"`{entry.name}`" in row]
+        assert any(entry.task in row for row in rows), entry.name
+    assert f"The suite has {len(own)} of them" in page
+    assert f"{len(ALONE)} need" in page and f"{len(own) - len(ALONE)} are models of" in page
+
+
 def test_a_domain_that_there_is_not_is_refused() -> None:
     with pytest.raises(OptionError, match="no domain 'sound'"):
         workload(task="t", domain="sound", exercises="Nothing.")
