@@ -6,8 +6,8 @@
 Programs for the CPU (`programs.py`) are recorded with and without a slowdown (`plants.py`), in turn
 and several times each, and of each side the recording with the shortest median step is taken, as a
 machine that is shared slows recordings down. Traces of GPUs are `torchtraceap generate`'s pairs,
-whose labels say what was put in, and edits of the example traces (`gpu_traces.py`). Rules were made
-on the half of the kinds called "development"; the other half was looked at once.
+whose labels say what was put in (`gpu_traces.py`). Rules were made on the half of the kinds called
+"development"; the other half was looked at once.
 """
 
 from __future__ import annotations
@@ -104,12 +104,18 @@ def cpu_cases(half: str, only: str, *, stacks: bool) -> Iterator[dict[str, Any]]
 
 
 def gpu_cases(half: str, only: str) -> Iterator[dict[str, Any]]:
-    for planted in gpu_traces.planted():
-        if half not in ("all", planted.half) or only not in f"{planted.program}/{planted.kind}":
-            continue
-        told = judged(planted.before, planted.after, planted.right)
-        yield {"trace": "GPU", "program": planted.program, "kind": planted.kind,
-               "half": planted.half, **told}  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        for planted in gpu_traces.planted(Path(folder), half):
+            if only not in f"{planted.program}/{planted.kind}":
+                continue
+            told = judged(planted.before, planted.after, planted.right)
+            yield {
+                "trace": "GPU",
+                "program": planted.program,
+                "kind": planted.kind,
+                "half": planted.half,
+                **told,
+            }
 
 
 def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:

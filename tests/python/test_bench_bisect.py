@@ -91,11 +91,18 @@ def test_the_culprit_is_found_on_a_noisy_machine() -> None:
 
 
 def test_ends_that_do_not_differ_are_told_so() -> None:
-    answer = found(Made(steps(12, {})))
+    answer = found(Made(steps(12, {}), sigma=0.003))
 
     assert answer.verdict == "no_difference"
     assert answer.culprit is None
     assert answer.tested == ()
+
+
+def test_ends_that_nobody_can_tell_apart_are_undecided() -> None:
+    answer = found(Made(steps(12, {5: 0.02}), sigma=0.08))
+
+    assert answer.verdict == "undecided"
+    assert any("nobody can tell" in note for note in answer.notes)
 
 
 def test_the_other_direction_needs_its_option() -> None:

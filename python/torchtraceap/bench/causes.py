@@ -8,8 +8,9 @@ contributor takes is left out, and the search begins again. Contributors, what i
 (cause_rows.py), noise between steps and `(others)` sum to the difference, to the nanosecond.
 
 Note [Order]: a person acts on the first name. So noise, what is common to all work and `(others)`
-come behind the contributors, unless no contributor is beyond the noise. Where even unchanged work
-differs much between the recordings, what is called more or less often comes first.
+come behind the contributors, unless no contributor is beyond the noise and they are larger. Where
+even unchanged work differs much between the recordings, what is called more or less often comes
+first.
 """
 
 from __future__ import annotations
@@ -187,6 +188,8 @@ def _moves(rows: CauseRows) -> Iterable[dict[str, Any]]:
     least = LEAST_MOVED * max(rows.before_step_ns, rows.after_step_ns)
     together: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Move]] = defaultdict(list)
     for move in rows.moves:
+        if move.before == move.after:  # of other shapes, at the same place
+            continue
         together[_parted(move.before, move.after)].append(move)
     sums = sorted(((sum(m.ns for m in moves), place, moves) for place, moves in together.items()),
                   key=lambda entry: (-entry[0], entry[1]))  # fmt: skip
@@ -233,23 +236,25 @@ class _Contributors:
         """All causes, in the order in which they are told; they sum to the difference."""
         rows = self._rows
         found = self._found()
-        sums = []
+        sums: list[Cause] = []
         if rows.factor != 1.0:
             name = f"(all work, {rows.factor:.3g} times as long)"
             sums.append(self._sum(name, round(rows.common_ns), "common", beyond=True))
         if rows.noise_ns:
             sums.append(self._sum(NOISE, rows.noise_ns, "noise"))
-        rest = rows.difference_ns - sum(cause.delta_ns for cause in (*found, *sums))
-        if rest:
-            sums.append(self._sum(OTHERS, rest, "others"))
+        left = rows.difference_ns - sum(cause.delta_ns for cause in (*found, *sums))
+        if left:
+            sums.append(self._sum(OTHERS, left, "others"))
         told = [cause for cause in found if cause.beyond_noise]
         hardly = [cause for cause in found if not cause.beyond_noise]
         if rows.scatter > DISTURBED:  # counts hold where clocks don't
             told.sort(key=lambda cause: not _changes_calls(cause))
         if told:
             return [*told, *hardly, *sums]
-        sums.sort(key=lambda cause: (cause.kind == "others", -abs(cause.delta_ns)))
-        return [*sums, *hardly]
+        # Nothing is sure: what is largest comes first, whatever it is.
+        rest = [cause for cause in sums if cause.kind == "others"]
+        known = [*hardly, *(cause for cause in sums if cause.kind != "others")]
+        return [*sorted(known, key=lambda cause: -abs(cause.delta_ns)), *rest]
 
     def _found(self) -> list[Cause]:
         left = list(self._rows.rows)

@@ -261,8 +261,10 @@ class _Search:
         elif ends.decided is None:
             self._notes.append(
                 f"After {ends.rounds} rounds nobody can tell whether the ends differ by "
-                f"{100 * self._settings.minimal_effect:.3g} %."
+                f"{100 * self._settings.minimal_effect:.3g} %: runs vary too much, or they differ "
+                "by about that."
             )
+            return self._answer("undecided")
         return self._answer("no_difference")
 
     def _found(self, place: int, change: _Pair, traces: Path | None) -> Bisection:
