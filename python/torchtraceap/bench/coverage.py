@@ -354,7 +354,7 @@ def _functions_in(run: Callable[[], Any]) -> tuple[str, ...]:
 
     seen = set[str]()
 
-    class Seeing(TorchFunctionMode):  # type: ignore[misc]
+    class Seeing(TorchFunctionMode):
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -373,7 +373,7 @@ def _ops_in(run: Callable[[], Any]) -> tuple[str, ...]:
 
     seen = set[str]()
 
-    class Seeing(TorchDispatchMode):  # type: ignore[misc]
+    class Seeing(TorchDispatchMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
