@@ -26,6 +26,9 @@ PIP_BUILD := --no-build-isolation \
   --config-settings=cmake.define.TRACEAP_WERROR=$(WERROR) \
   --config-settings=cmake.define.TRACEAP_BUILD_MODEL=AUTO
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+# What one clone compiled serves another at another place.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
 
 .PHONY: help
 help: ## list the targets

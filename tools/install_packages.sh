@@ -10,7 +10,8 @@ declare -A groups=(
            libeigen3-dev libxtensor-dev"
   # clang with its runtime: sanitizers and libFuzzer; llvm: names in their reports. chromium: the
   # browser tests of the HTML report.
-  [test]="catch2 clang libclang-rt-14-dev llvm chromium fonts-dejavu-core"
+  # ccache: `make test` compiles much of the code three times, and each clone anew.
+  [test]="catch2 clang libclang-rt-14-dev llvm chromium fonts-dejavu-core ccache"
   [bench]="libbenchmark-dev"
   [format]="clang-format"
   [tidy]="clang-tidy"

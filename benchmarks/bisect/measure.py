@@ -22,10 +22,10 @@ from typing import Any
 
 from made_histories import Planted, make_history
 
-from torchtraceap.bench.bisecting import Settings, bisect
-from torchtraceap.bench.revision_runs import RevisionRuns
+from torchtraceap.bench.bisection.bisecting import Settings, bisect
+from torchtraceap.bench.bisection.revision_runs import RevisionRuns
+from torchtraceap.bench.bisection.rounds import Journal
 from torchtraceap.bench.revisions import Repository, Revision, UnusableRevisionError
-from torchtraceap.bench.rounds import Journal
 
 SINGLE_THRESHOLD = 0.07
 TORCHBENCH = "one run each, 7 %"

@@ -22,9 +22,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from torchtraceap.bench.environment import fingerprint
-from torchtraceap.bench.processes import run_fresh
-from torchtraceap.bench.programs import run_program
+from torchtraceap.bench.processes.environment import fingerprint
+from torchtraceap.bench.processes.fresh import run_fresh
+from torchtraceap.bench.processes.programs import run_program
 from torchtraceap.writing import write_text
 
 HERE = Path(__file__).resolve().parent

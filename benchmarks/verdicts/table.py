@@ -1,24 +1,27 @@
 #!/usr/bin/env python3
 """What each rule says of the runs that `measure.py` took, as tables of Markdown.
 
-Usage: table.py [FILE.json]    (without one, the newest of benchmarks/results)
+Usage: table.py [FILE.json] [--into PAGE.md]
+
+Without a file, the newest of benchmarks/results; with a page, between its marks.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from torchtraceap.aliases import Array
-from torchtraceap.bench.calibrating import calibration_of
+from torchtraceap.bench.comparison.calibrating import calibration_of
 from torchtraceap.bench.statistics.replay import share_of
 from torchtraceap.bench.statistics.rules import RULES, Rule
 from torchtraceap.bench.statistics.sequential import VERDICTS, Plan, decide, decide_many
+from torchtraceap.writing import write_text
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 COMPARED = {"0 %": "same", "+2 %": "+2 %", "+3 %": "+3 %"}
@@ -169,16 +172,30 @@ def apart_lines(document: dict[str, Any], programs: list[str]) -> list[str]:
     return [*lines, ""]
 
 
-def main(write: Callable[[str], object] = print) -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else newest()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, nargs="?")
+    parser.add_argument("--into", type=Path)
+    options = parser.parse_args()
+    path = options.file or newest()
     document = json.loads(path.read_text("utf-8"))
     programs = sorted({each["program"] for each in document["rounds"]})
     load = np.median([each["load"] for each in document["rounds"]])
-    write(f"{path.name}; median load {load:.1f} on {document['environment']['cpu']['cores']} cores")
-    write("")
+    cores = document["environment"]["cpu"]["cores"]
+    lines = [f"{path.name}; median load {load:.1f} on {cores} processors.", ""]
     for program in programs:
-        write("\n".join(program_table(document, program)))
-    write("\n".join(apart_lines(document, programs)))
+        lines += program_table(document, program)
+    text = "\n".join([*lines, *apart_lines(document, programs)])
+    if options.into is None:
+        print(text)
+        return
+    page = options.into.read_text("utf-8")
+    before, mark, rest = page.partition("<!-- begin verdicts")
+    opening, arrow, old = rest.partition("-->")
+    _, end, after = old.partition("<!-- end verdicts")
+    if not (mark and arrow and end):
+        sys.exit(f"{options.into}: has no marks")
+    write_text(options.into, f"{before}{mark}{opening}{arrow}\n\n{text}\n{end}{after}")
 
 
 if __name__ == "__main__":

@@ -19,11 +19,14 @@ from torchtraceap._version import __version__
 from torchtraceap.rendering import find_renderers
 
 if TYPE_CHECKING:
-    from torchtraceap import datasets, durations, models
+    from torchtraceap import datasets, durations, integrations, models
     from torchtraceap.aliases import PathLike
     from torchtraceap.analysis.memory_timeline import read_memory_timeline
+    from torchtraceap.bench.measured import measured
     from torchtraceap.collect import on_trace_ready, profile
+    from torchtraceap.contracts.recording import ContractBroken, ContractWarning, contract
     from torchtraceap.execution_trace import load_execution_trace
+    from torchtraceap.integrations.watch import watch
     from torchtraceap.loading import load
     from torchtraceap.pipelines.parallelism import choose_parallelism
     from torchtraceap.prediction import Loading, Prediction, predict
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "ColumnTable": "torchtraceap.table",
+    "ContractBroken": "torchtraceap.contracts.recording",
+    "ContractWarning": "torchtraceap.contracts.recording",
     "Diagnosis": "torchtraceap.results",
     "Finding": "torchtraceap.results",
     "Loading": "torchtraceap.prediction",
@@ -46,18 +51,23 @@ _LAZY = {
     "Windows": "torchtraceap.results",
     "choose_parallelism": "torchtraceap.pipelines.parallelism",
     "choose_sharding": "torchtraceap.prediction.sharding",
+    "contract": "torchtraceap.contracts.recording",
     "load": "torchtraceap.loading",
     "load_execution_trace": "torchtraceap.execution_trace",
+    "measured": "torchtraceap.bench.measured",
     "on_trace_ready": "torchtraceap.collect",
     "predict": "torchtraceap.prediction",
     "profile": "torchtraceap.collect",
     "read_memory_timeline": "torchtraceap.analysis.memory_timeline",
+    "watch": "torchtraceap.integrations.watch",
 }
 """Names of other modules that are ours too."""
-_LAZY_MODULES = ("datasets", "durations", "models")
+_LAZY_MODULES = ("datasets", "durations", "integrations", "models")
 
 __all__ = [
     "ColumnTable",
+    "ContractBroken",
+    "ContractWarning",
     "Diagnosis",
     "Finding",
     "Loading",
@@ -69,13 +79,16 @@ __all__ = [
     "__version__",
     "choose_parallelism",
     "choose_sharding",
+    "contract",
     "datasets",
     "diagnose",
     "diff",
     "durations",
     "errors",
+    "integrations",
     "load",
     "load_execution_trace",
+    "measured",
     "models",
     "on_trace_ready",
     "predict",
@@ -83,6 +96,7 @@ __all__ = [
     "read_memory_timeline",
     "score",
     "simulate",
+    "watch",
 ]
 
 

@@ -101,18 +101,21 @@ def _gpu_parts(trace: Ranks) -> dict[str, int]:
     return parts | idle_by_cause(trace)
 
 
-def parts_over_time(rank: RankTrace, bounds_ns: Int64Array) -> dict[str, Int64Array]:
+def parts_over_time(
+    rank: RankTrace, bounds_ns: Int64Array, where: str | None = None
+) -> dict[str, Int64Array]:
     """`time_parts` of one rank in each of the slots between consecutive bounds, inside the profiled
     time; empty where the work is not recorded.
 
     Args:
         rank: The rank.
         bounds_ns: Ascending, int64 `[count + 1]`.
+        where: "gpu" or "host", where it is known what the run computes on [`computes_on`].
 
     Returns:
         int64 `[count]` by part, in ns.
     """
-    where = computes_on(Ranks([rank]))
+    where = where or computes_on(Ranks([rank]))
     if where == "host":
         return _host_over_time(rank, bounds_ns)
     if where is None:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torchtraceap.bench.bisecting import Bisection, Settings, bisect
-from torchtraceap.bench.revision_runs import RevisionRuns
+from torchtraceap.bench.bisection.bisecting import Bisection, Settings, bisect
+from torchtraceap.bench.bisection.revision_runs import RevisionRuns
+from torchtraceap.bench.bisection.rounds import Journal
 from torchtraceap.bench.revisions import (
     Installs,
     Repository,
@@ -25,7 +26,6 @@ from torchtraceap.bench.revisions import (
     package_versions,
     version_key,
 )
-from torchtraceap.bench.rounds import Journal
 from torchtraceap.cli import main
 from torchtraceap.errors import OptionError
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torchtraceap.bench.history import (
+from torchtraceap.bench.kept.history import (
     find_steps,
     histories,
     history_html,
@@ -17,7 +17,7 @@ from torchtraceap.bench.history import (
     machine_of,
     sparkline,
 )
-from torchtraceap.bench.store import MeasuredRun, Samples, Store
+from torchtraceap.bench.kept.store import MeasuredRun, Samples, Store
 from torchtraceap.cli import main
 from torchtraceap.errors import MissingDependencyError, OptionError
 

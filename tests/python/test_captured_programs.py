@@ -161,7 +161,8 @@ def test_gradients_add_up_in_place() -> None:
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        (lambda m, x: x * float(x.cpu().numpy().mean()), ["_local_scalar_dense", "mul"]),
+        (lambda m, x: x * float(x.cpu().numpy().mean()), ["copy_", "mul"]),
+        (lambda m, x: x * float(x.numpy().mean()), ["_local_scalar_dense", "mul"]),
         (lambda m, x: x * x.sum(0).tolist()[0], ["sum", "_local_scalar_dense", "mul"]),
         (lambda m, x: x * 2 if torch.equal(x, x) else x, ["equal", "mul"]),
         (
@@ -423,3 +424,27 @@ def test_a_workload_that_can_not_be_made_is_refused() -> None:
 
     with pytest.raises(CaptureError, match=r"could not be made .*no such size"):
         capture_step(make)
+
+
+def test_an_optimiser_that_lets_go_of_gradients_has_some_to_update_with() -> None:
+    class Resets(torch.optim.SGD):  # type: ignore[misc]
+        def step(self, closure: Any = None) -> Any:
+            found = super().step(closure)
+            self.zero_grad()
+            return found
+
+    def updates(optimizer: Any) -> list[str]:
+        capture = captured_as(optimizer)
+        return [op.name for op in launching_ops(capture) if op.phase is Phase.OPTIMIZER]
+
+    def captured_as(optimizer: Any) -> Any:
+        return capture_step(
+            lambda: {
+                "model": torch.nn.Linear(8, 8),
+                "inputs": (torch.randn(2, 8),),
+                "loss": lambda out: out.sum(),
+                "optimizer": optimizer,
+            }
+        )
+
+    assert updates(Resets) == updates(torch.optim.SGD) == ["aten::_foreach_add_"]

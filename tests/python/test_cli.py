@@ -25,7 +25,7 @@ pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not buil
 
 from torchtraceap import cli
 from torchtraceap.cli import output, progress
-from torchtraceap.cli.parsing import make_parser, terminal_width
+from torchtraceap.cli.parsing import chosen_command, each_command, parse, terminal_width
 from torchtraceap.report import terminal
 from torchtraceap.results import PAPER_TYPES
 from torchtraceap.stages import watch_stages
@@ -33,6 +33,7 @@ from torchtraceap.stages import watch_stages
 ANSI = re.compile(r"\x1b\[")
 
 
+EVERY = each_command(cli.COMMANDS)
 TRACES = Path(__file__).resolve().parents[2] / "examples/traces"
 WORKERS = [TRACES / f"resnet50_num_workers_{number}.json.gz" for number in (0, 4)]
 
@@ -420,7 +421,7 @@ def test_a_defect_of_ours_is_one_sentence_too(
 # ------------------------------------------------------------------------------- terminal
 
 
-@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+@pytest.mark.parametrize("command", ["", *EVERY])
 def test_every_command_has_help(command: str) -> None:
     done = run(*command.split(), "--help")
     assert done.returncode == 0
@@ -434,27 +435,27 @@ def test_version(option: str) -> None:
 
 
 def examples_of(name: str) -> list[str]:
-    return list(cli.COMMANDS[name].examples)
+    return list(EVERY[name].examples)
 
 
 @pytest.mark.parametrize(
-    ("name", "example"), [(name, e) for name in cli.COMMANDS for e in examples_of(name)]
+    ("name", "example"), [(name, e) for name in EVERY for e in examples_of(name)]
 )
 def test_examples_are_understood(
     name: str, example: str, slow: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It parses and is in the help of its command; what follows `>` or `<` is the shell's."""
     words = shlex.split(re.split(" [<>] ", example)[0])
-    command = cli.COMMANDS[name]
-    parser = make_parser(name, command)
     given = [str(slow) if word == "-" else word for word in words]
-    parser.parse_intermixed_args(given[1:] if given[0] == name else given)
-    assert cli.main([name, "--help"]) == 0
+    first = name.split()[0]
+    rest = given[1:] if given[0] == first else given
+    parse(*chosen_command(first, cli.COMMANDS[first], rest))
+    assert cli.main([*name.split(), "--help"]) == 0
     assert f"  torchtraceap {example}\n" in capsys.readouterr().out
 
 
 def test_every_command_has_examples() -> None:
-    assert [name for name in cli.COMMANDS if not examples_of(name)] == []
+    assert [name for name in EVERY if not examples_of(name)] == []
 
 
 def test_the_shells_complete() -> None:

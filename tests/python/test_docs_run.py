@@ -37,9 +37,10 @@ WHAT_IT_NEEDS = {"tracelens-xlsx": "openpyxl", ".pftrace": "perfetto", "--parque
 FRAGMENTS = {"jax.md": ("jax.profiler",), "compositions.md": ("...,",),
              "collecting.md": ("minutes=10",), "detectors.md": ("out/weights",),
              "emulated_collectives.md": ("emulated.",), "training.md": ('train("v2"',),
-             "prediction.md": ("profile.json",)}  # fmt: skip
+             "prediction.md": ("profile.json",),
+             "integrations.md": ("ttap.integrations.",)}  # fmt: skip
 # What takes minutes; other tests do the same with less.
-LONG = ("dataset build ", " train ", " collect ", "--report docs/")
+LONG = ("dataset build ", " train ", " collect ", "--report docs/", " compare ", " calibrate ")
 WORKLOAD = """
 import torch
 
@@ -95,6 +96,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("desk")
     one, other = (TRACES / f"resnet50_num_workers_{number}.json.gz" for number in (0, 4))
     (folder / "model.py").write_text(WORKLOAD)
+    (folder / "contract.yaml").write_text("syncs_per_step: 2\n")
     for name in ("trace.json.gz", "measured.json.gz", "PATH", "A", "a.json.gz", "b.json.gz"):
         shutil.copy(one, folder / name)
     for name in ("dataset", "DATASET"):
@@ -192,10 +194,10 @@ def test_blocks_of_the_documentation_run(
 ) -> None:
     block = block.replace('device="cuda"', 'device="cpu"')  # where there may be no GPU
     monkeypatch.chdir(desk)
-    if "as_prof" in "_".join(block.split()) or "ttap.profile" in block:
+    if "as_prof" in "_".join(block.split()) or "ttap.profile" in block or "ttap.watch" in block:
         record(block)
         return
-    if "replay(trace" in block or "prediction" in block or "generate(" in block:
+    if any(word in block for word in ("replay(trace", "prediction", "generate(", "import torch\n")):
         pytest.importorskip("torch")
     exec(compile(block, f"{page}-{place}", "exec"), dict(names))
 
@@ -206,6 +208,7 @@ import torchtraceap as ttap
 
 loader = [torch.ones(8, 8)] * 12
 train = train_step = lambda batch: batch @ batch
+validate = lambda: None
 """
 
 

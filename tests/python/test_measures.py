@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 from collections import Counter
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.errors import OptionError
 from torchtraceap.measures import MEASURES, counts, measure
+from torchtraceap.measures.graph_breaks import graph_breaks
 from torchtraceap.measures.vocabulary import COLLECTIVES, base_of, is_per_step
 
 CORPUS = Path(
@@ -369,6 +372,57 @@ def test_region_inside_an_operator_is_no_break(tmp_path: Path) -> None:
     assert measure(loaded(maker, tmp_path), "graph_breaks").value == 0
 
 
+NESTED = (
+    ("user_annotation", "Torch-Compiled Region: 0/0"),
+    ("user_annotation", "Torch-Compiled Region: 1/0"),
+    ("cpu_op", "Torch-Compiled Region: 2/0"),
+    ("cpu_op", "CompiledFunction"),
+    ("cpu_op", "## Call CompiledFxGraph x ##"),
+    ("cpu_op", "aten::add"),
+    ("cpu_op", "TorchDynamo Cache Lookup"),
+    ("python_function", "torch/_dynamo/eval_frame.py(500): compile_wrapper"),
+    ("python_function", "train.py(3): torch_dynamo_resume_in_forward_at_12"),
+    ("python_function", "train.py(9): step"),
+    ("user_annotation", "ProfilerStep#7"),
+)
+
+
+def nested(seed: int) -> list[Event]:
+    """Ranges inside and behind each other, on two threads."""
+    choice = random.Random(seed)
+    most = choice.randint(2, 14)
+    events: list[Event] = []
+
+    def fill(thread: int, begin: int, end: int, depth: int) -> None:
+        while begin + 4 <= end and len(events) < most and (not depth or choice.random() < 0.6):
+            length = choice.randint(2, end - begin)
+            category, name = choice.choice(NESTED)
+            event = {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread}
+            events.append(event | {"ts": begin, "dur": length, "args": {}})
+            if depth < 5:
+                fill(thread, begin + 1, begin + length - 1, depth + 1)
+            begin += length + 1
+
+    for thread in (1, 2):
+        fill(thread, 0, 200, 0)
+    return events
+
+
+def test_graph_breaks_are_those_of_the_rule(write_trace: Callable[..., Path]) -> None:
+    compared = with_breaks = 0
+    for seed in range(300):
+        part = ttap.load(write_trace(nested(seed))).ranks[0]
+        # Nothing is material then, so that the rule says what it found, with or without a GPU.
+        rules = _core.detect(part.table, part.tree, material_share=1.0)
+        (rule,) = [found for found in rules if found.type == "graph_break"]
+        is_operator = part.table.kind == _core.EventKind.CPU_OP
+        if rule.verdict != "unknown" and is_operator.any():
+            breaks = rule.facts.get("graph breaks", ("count", 0))[1]
+            assert len(graph_breaks(part).rows) == breaks, seed
+            compared, with_breaks = compared + 1, with_breaks + bool(breaks)
+    assert compared > 200 and with_breaks > 50
+
+
 def test_recompilations_are_the_core_s(tmp_path: Path) -> None:
     maker = compiled(breaks=0)
     maker.host("user_annotation", "_compile.compile_inner (dynamo_timed)", 1300, 100)
@@ -390,6 +444,19 @@ def test_peak_is_the_highest_level(tmp_path: Path) -> None:
     trace.memory(25, 9000, **{"Device Type": 0, "Device Id": -1, "Total Allocated": 9000})
     measured = measure(trace.load(tmp_path), "peak_allocated_bytes")
     assert (measured.value, len(measured.events())) == (400, 3)
+    trace.host("user_annotation", "ProfilerStep#5", 0, 15)
+    trace.host("user_annotation", "ProfilerStep#6", 15, 8)
+    trace.host("user_annotation", "ProfilerStep#7", 23, 20)
+    stepped = trace.load(tmp_path)
+    assert measure(stepped, "peak_allocated_bytes_per_step").by_step == (100, 400, 100)
+
+
+def test_sums_of_sizes_stop_at_64_bits(tmp_path: Path) -> None:
+    trace = GpuTrace()
+    for i in range(8200):  # of the largest size that is believed
+        trace.launch("Memcpy HtoD (Pinned -> Device)", (10 * i, 1), (10 * i + 2, 1),
+                     call="cudaMemcpyAsync", cat="gpu_memcpy", bytes=2**50 - 1)  # fmt: skip
+    assert measure(trace.load(tmp_path), "h2d_bytes").value == 2**63 - 1
 
 
 def test_shares_are_those_of_the_timeline(tmp_path: Path) -> None:
@@ -471,3 +538,31 @@ def test_counts_of_real_traces_are_those_of_their_files(name: str) -> None:
     keys = ["launches", "syncs", "operators"]
     keys += [] if is_amd else ["h2d_bytes", "d2h_bytes", "copied_bytes"]
     assert {key: measure(trace, key).value for key in keys} == {key: expected[key] for key in keys}
+
+
+def test_a_cpu_run_tells_what_a_gpu_would_be_given(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    inputs = torch.randn(32, 8)
+    plan = schedule(wait=0, warmup=1, active=3, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, schedule=plan) as recorded:
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = model(inputs).square().mean()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+            recorded.step()
+    path = tmp_path / "trace.json"
+    recorded.export_chrome_trace(str(path))
+    trace = ttap.load(path)
+    launches = measure(trace, "launches_per_step")
+    assert launches.known and "A100" in launches.note
+    assert 10 < launches.value < 60
+    assert measure(trace, "launches").value == 3 * launches.value
+    # The optimiser's own `.item()` of its counters is none.
+    assert set(measure(trace, "syncs_per_step").by_step) == {1}

@@ -18,7 +18,7 @@ import report_samples as samples
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.collect.session import StepPlan
+from torchtraceap.collect.plan import StepPlan
 from torchtraceap.rendering import Shown
 from torchtraceap.report import notebook
 from torchtraceap.report.any_result import MAX_ROWS, tables_of

@@ -33,6 +33,7 @@ from torchtraceap.tracelens.sheets import write_csv
 PACKAGE = Path(ttap.__file__).parent
 OLD = b"what was there before\n"
 
+CONTRACT = str(Path(__file__).parent / "samples/contract.yaml")
 # Every option of the command line that names a file to write, with a command that writes it.
 # `test_every_output_option_has_a_writer_here` fails where one is missing.
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -40,6 +41,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "report --html": ("report", "{trace}", "--html", "{out}.html"),
     "report --tracelens-csv": ("report", "{trace}", "--tracelens-csv", "{out}"),
     "report --tracelens-xlsx": ("report", "{trace}", "--tracelens-xlsx", "{out}.xlsx"),
+    "check --junit": ("check", "{trace}", "--contract", CONTRACT, "--junit", "{out}.xml"),
+    "check --sarif": ("check", "{trace}", "--contract", CONTRACT, "--sarif", "{out}.sarif"),
+    "check --markdown": ("check", "{trace}", "--contract", CONTRACT, "--markdown", "{out}.md"),
     "diff --html": ("diff", "{trace}", "{trace}", "--html", "{out}.html"),
     "diff --tracelens-csv": ("diff", "{trace}", "{trace}", "--tracelens-csv", "{out}"),
     "convert OUT": ("convert", "{trace}", "{out}.json"),

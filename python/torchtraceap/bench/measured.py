@@ -18,16 +18,15 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
-__all__ = ["FREE", "INJECTED", "STEPS", "STEPS_SCHEMA", "TRACE", "measured"]
+__all__ = ["FREE", "STEPS", "STEPS_SCHEMA", "TRACE", "measured"]
 
 STEPS = "TORCHTRACEAP_STEPS"
 FREE = "TORCHTRACEAP_FREE"
 TRACE = "TORCHTRACEAP_TRACE"
 STEPS_SCHEMA = "torchtraceap.steps/1"
-INJECTED = "_torchtraceap_injected"
-"""The module that profiles a whole program, where it was put in (bench/injected)."""
 
 _TRACED_STEPS = 4
 _RANK = "RANK"
@@ -118,8 +117,8 @@ def _wait_for_gpu() -> None:
 def _write(target: str, free: bool) -> None:
     import json
 
-    from torchtraceap.bench.memory import peak_rss_bytes
-    from torchtraceap.bench.processes import STARTED
+    from torchtraceap.bench.processes.fresh import STARTED
+    from torchtraceap.bench.processes.memory import peak_rss_bytes
     from torchtraceap.writing import write_text
 
     document: dict[str, Any] = {
@@ -136,12 +135,11 @@ def _write(target: str, free: bool) -> None:
 
 
 def _traced(iterable: Iterable[Item], warmup: int, target: str) -> Iterator[Item]:
-    if _times.traced:  # a trace is of the first loop
+    # A trace is of the first loop; without torch there is nothing to record with.
+    if _times.traced or find_spec("torch") is None:
         yield from iterable
         return
     _times.traced = True
-    if injected := sys.modules.get(INJECTED):
-        injected.give_up()  # the steps tell more than the whole program
     from torchtraceap.collect.session import profile
 
     wait, active = _planned(iterable, warmup)

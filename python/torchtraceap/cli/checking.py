@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def _describe(parser: Parser) -> None:
     add_paths(parser)
     parser.add_argument(
-        "--contract", metavar="FILE", required=True, help="the limits: a file such as contract.yaml"
+        "--contract", metavar="YAML", required=True, help="the limits: a file such as contract.yaml"
     )
     parser.add_argument(
         "--name", metavar="NAME", help="of the contracts in the file this one [that of all]"

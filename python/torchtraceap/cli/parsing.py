@@ -86,6 +86,16 @@ def chosen_command(
     return f"{name} {rest[0]}", action, rest[1:]
 
 
+def each_command(commands: Mapping[str, Command]) -> dict[str, Command]:
+    """Commands and their actions by their words, such as "bench run"."""
+    found: dict[str, Command] = {}
+    for name, command in commands.items():
+        found[name] = command
+        for word, action in (command.actions or {}).items():
+            found[f"{name} {word}"] = action
+    return found
+
+
 def parse(name: str, command: Command, given: Sequence[str]) -> Options:
     """The options of a command.
 

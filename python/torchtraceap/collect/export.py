@@ -13,7 +13,7 @@ from torchtraceap.collect.sanitize import copy_without_private_data
 from torchtraceap.errors import OutputError
 from torchtraceap.writing import first_free, naming, staging
 
-__all__ = ["TraceNames", "export_trace"]
+__all__ = ["TraceNames", "export_raw", "export_trace", "pack_trace"]
 
 SUFFIXES = (".json.gz", ".json")
 DEFAULT_WORKER = "trace"
@@ -75,11 +75,16 @@ class TraceNames:
             number += 1
 
 
-def export_trace(profiler: Any, names: TraceNames) -> Path | None:
+def export_trace(profiler: Any, names: TraceNames, *, unfinished: str | None = None) -> Path | None:
     """Exports what a stopped torch profiler holds.
 
     The file appears under its name when it is complete; a profiler exports once only, so whatever
     goes wrong afterwards must not need a second export.
+
+    Args:
+        profiler: That of torch.
+        names: Where the file goes.
+        unfinished: A step that had begun when the profiler was stopped; see `pack_trace`.
 
     Returns:
         The file, or None when the profiler holds nothing but its own marks (a discarded or empty
@@ -88,26 +93,62 @@ def export_trace(profiler: Any, names: TraceNames) -> Path | None:
     Raises:
         OutputError: The disk is full, or there is another reason why it can't be written.
     """
+    with _folder_of(names), naming(names.folder), staging(names.folder) as folder:
+        raw = export_raw(profiler, folder)
+        return None if raw is None else _pack(raw, folder, names, unfinished)
+
+
+def export_raw(profiler: Any, folder: Path) -> Path | None:
+    """Exports what a stopped torch profiler holds as it is, private data and all.
+
+    Returns:
+        The file, for `pack_trace`; None where the profiler wrote none.
+    """
+    raw = folder / "recording.json"
+    profiler.export_chrome_trace(str(raw))
+    return raw if raw.exists() and raw.stat().st_size else None
+
+
+def pack_trace(raw: Path, names: TraceNames, *, unfinished: str | None = None) -> Path | None:
+    """Brings what `export_raw` wrote to its place, without private data.
+
+    Args:
+        raw: Stays where it is.
+        names: Where the file goes.
+        unfinished: The name of a step that had begun when the profiler was stopped. torch ends its
+            range there, as if it were a short step; it gets another name, and is none.
+
+    Returns:
+        The file; None where nothing was recorded.
+
+    Raises:
+        OutputError: It can't be written, or the profiler had no room for the whole of it.
+    """
+    with _folder_of(names), naming(names.folder), staging(names.folder) as folder:
+        return _pack(raw, folder, names, unfinished)
+
+
+@contextlib.contextmanager
+def _folder_of(names: TraceNames) -> Iterator[None]:
+    """Makes the folder of a recording, which goes again if there was nothing to write."""
     with naming(names.folder):
         names.folder.mkdir(parents=True, exist_ok=True)
     try:
-        return _export(profiler, names)
+        yield
     finally:
         if names.folder != names.parent:
             with contextlib.suppress(OSError):  # it holds something
                 names.folder.rmdir()
 
 
-def _export(profiler: Any, names: TraceNames) -> Path | None:
-    with naming(names.folder), staging(names.folder) as folder:
-        raw, packed = folder / "recording.json", folder / f"packed{names.suffix}"
-        profiler.export_chrome_trace(str(raw))
-        if not raw.exists() or raw.stat().st_size == 0:
-            return None
-        _check_whole(raw, names.folder)
-        with packed.open("xb") as target:
-            worth_keeping = copy_without_private_data(raw, target, use_gzip=names.use_gzip)
-        return first_free(packed, names.candidates()) if worth_keeping else None
+def _pack(raw: Path, folder: Path, names: TraceNames, unfinished: str | None) -> Path | None:
+    _check_whole(raw, names.folder)
+    packed = folder / f"packed{names.suffix}"
+    with packed.open("xb") as target:
+        worth_keeping = copy_without_private_data(
+            raw, target, use_gzip=names.use_gzip, unfinished=unfinished
+        )
+    return first_free(packed, names.candidates()) if worth_keeping else None
 
 
 def _check_whole(raw: Path, folder: Path) -> None:

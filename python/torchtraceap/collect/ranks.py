@@ -25,7 +25,7 @@ from torchtraceap.collect.torch_access import current_rank, world_size
 from torchtraceap.errors import OptionError
 from torchtraceap.records import dataclass
 
-__all__ = ["RANKS_TIMEOUT", "Run", "check_timeout", "run_of"]
+__all__ = ["RANKS_TIMEOUT", "Board", "Run", "check_timeout", "run_of"]
 
 RANKS_TIMEOUT = 60.0
 """Seconds that rank 0 waits for the files of the others: they write at the same step."""
@@ -140,7 +140,7 @@ def run_of(torch: Any, what: str, began: float) -> Run:
 
 def _by_store(torch: Any, what: str, own: str) -> str | None:
     """The name that the first rank to come gave; None where no store answers."""
-    key = f"torchtraceap/{os.environ.get(RESTARTS, '0')}/{what}"
+    key = _key(what)
     for store in _stores(torch):
         with contextlib.suppress(Exception):
             said = store.compare_set(key, "", own)
@@ -148,6 +148,48 @@ def _by_store(torch: Any, what: str, own: str) -> str | None:
             if re.fullmatch(r"[\w.-]{1,100}", name):
                 return name
     return None
+
+
+def _key(what: str) -> str:
+    return f"torchtraceap/{os.environ.get(RESTARTS, '0')}/{what}"
+
+
+class Board:
+    """Where rank 0 tells the others what it decided; they meet at the same step of the loop, so
+    none waits for longer than for the next collective. See Note [Agreement].
+
+    Args:
+        torch: The module.
+        what: Whose decisions these are, equal on all ranks.
+    """
+
+    def __init__(self, torch: Any, what: str) -> None:
+        self._torch = torch
+        self._what = what
+        self._store: Any = None
+
+    def tell(self, name: str, text: str) -> bool:
+        """Rank 0 writes; whether a store took it."""
+        for store in self._reachable():
+            with contextlib.suppress(Exception):
+                store.set(_key(f"{self._what}/{name}"), text)
+                self._store = store
+                return True
+        return False
+
+    def ask(self, name: str, timeout_s: float = STORE_S) -> str | None:
+        """What rank 0 wrote, when it did; None if it does not come in time."""
+        key = _key(f"{self._what}/{name}")
+        for store in self._reachable():
+            with contextlib.suppress(Exception):
+                store.wait([key], timedelta(seconds=timeout_s))
+                said = store.get(key)
+                self._store = store
+                return said.decode() if isinstance(said, bytes) else str(said)
+        return None
+
+    def _reachable(self) -> Iterator[Any]:
+        return iter([self._store]) if self._store is not None else _stores(self._torch)
 
 
 def _stores(torch: Any) -> Iterator[Any]:

@@ -29,6 +29,7 @@ COPY_BYTES = 4 << 20
 
 _COLON = re.compile(rb"\s*:\s*")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NAME_BEFORE = re.compile(rb'"name"\s*:\s*$')
 _COMMA_AFTER = re.compile(rb"\s*,")
 _COMMA_BEFORE = re.compile(rb",\s*$")
 # What the profiler writes even when nothing ran while it recorded: its own record and the marks
@@ -47,19 +48,22 @@ class Cut:
     replacement: bytes = b""
 
 
-def copy_without_private_data(source: Path, target: BinaryIO, *, use_gzip: bool) -> bool:
+def copy_without_private_data(
+    source: Path, target: BinaryIO, *, use_gzip: bool, unfinished: str | None = None
+) -> bool:
     """Copies an exported trace without host names, environment variables and folder names.
 
     Args:
         source: Plain JSON text as `export_chrome_trace` wrote it.
         target: Open binary file that takes the copy.
         use_gzip: Compress the copy.
+        unfinished: The name of a step whose range is none of a whole step.
 
     Returns:
         Whether the trace holds work; a discarded cycle leaves marks only.
     """
     with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        pieces = kept_pieces(text, private_cuts(text))
+        pieces = kept_pieces(text, private_cuts(text, unfinished))
         if use_gzip:
             # No name and no time in the header: the file then depends on the trace alone.
             with gzip.GzipFile("", "wb", GZIP_LEVEL, target, mtime=0) as packed:
@@ -74,11 +78,12 @@ def holds_work(text: Text) -> bool:
     return _WORK.search(text) is not None
 
 
-def private_cuts(text: Text) -> list[Cut]:
-    """What to cut, in order and disjoint."""
+def private_cuts(text: Text, unfinished: str | None = None) -> list[Cut]:
+    """What to cut, in order and disjoint; also the name of a step that was cut short."""
     cuts = [*member_cuts(text, HOST_KEYS, (b'"',)), *member_cuts(text, ENVIRONMENT_KEYS, (b"{",))]
     cuts.extend(trace_name_cuts(text))
     cuts.extend(emulated_cuts(text))
+    cuts.extend(unfinished_cuts(text, unfinished))
     disjoint: list[Cut] = []
     for cut in sorted(cuts):
         if not disjoint or cut.start >= disjoint[-1].end:
@@ -116,6 +121,19 @@ def emulated_cuts(text: Text) -> Iterator[Cut]:
     while at >= 0:
         yield Cut(at, at + len(recorded), b'"' + RECORDED.encode() + b'"')
         at = text.find(recorded, at + len(recorded))
+
+
+def unfinished_cuts(text: Text, name: str | None) -> Iterator[Cut]:
+    """The ranges of a step that was cut short get a name that is none of a step."""
+    if name is None:
+        return
+    quoted = b'"' + name.encode() + b'"'
+    at = text.find(quoted)
+    while at >= 0:
+        if _NAME_BEFORE.search(bytes(text[max(0, at - 16) : at])):
+            renamed = b'"unfinished ' + quoted[1:].replace(b"#", b" ")
+            yield Cut(at, at + len(quoted), renamed)
+        at = text.find(quoted, at + len(quoted))
 
 
 def find_members(text: Text, key: bytes) -> Iterator[tuple[int, int]]:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+from torchtraceap.collect.active import claim_profiler, release_profiler
 from torchtraceap.collect.analysis import analyse, show
 from torchtraceap.collect.export import TraceNames, export_trace
 from torchtraceap.collect.notices import RecordingError, report_problem
-from torchtraceap.collect.ranks import RANKS_TIMEOUT, Run, check_timeout, run_of
+from torchtraceap.collect.plan import AUTO, ENOUGH_STEPS, AutoPlan, StepPlan, make_profiler
+from torchtraceap.collect.ranks import RANKS_TIMEOUT, Board, Run, check_timeout, run_of
 from torchtraceap.collect.torch_access import (
+    current_rank,
     default_activities,
     import_torch,
-    profiler_is_running,
+    world_size,
 )
 from torchtraceap.errors import OptionError
-from torchtraceap.records import dataclass
 from torchtraceap.rendering import Shown
 
 if TYPE_CHECKING:
@@ -33,78 +36,10 @@ __all__ = ["Recording", "profile"]
 DEFAULT_FOLDER = "ttap_traces"
 _RECORDINGS = itertools.count(1)
 """Counted alike on all ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """How many steps to let pass, to warm the profiler up, and to record."""
-
-    wait: int
-    warmup: int
-    active: int
-
-    def __post_init__(self) -> None:
-        for name in ("wait", "warmup", "active"):
-            value = getattr(self, name)
-            least = 1 if name == "active" else 0
-            if not isinstance(value, int) or value < least:
-                raise OptionError(f"{name} must be an integer of at least {least}, not {value!r}")
-
-    @property
-    def skipped(self) -> int:
-        return self.wait + self.warmup
-
-    def after_first_step(self) -> StepPlan:
-        """The plan that is left when one step has gone by (a waiting one, if there are any)."""
-        if self.wait > 0:
-            return StepPlan(self.wait - 1, self.warmup, self.active)
-        return StepPlan(0, max(0, self.warmup - 1), self.active)
-
-    def as_schedule(self, actions: Any) -> Callable[[int], Any]:
-        """The schedule for `torch.profiler.profile`: one cycle, then nothing.
-
-        torch's own `schedule` starts over unless told otherwise, and the next cycle throws away
-        what the last one recorded.
-        """
-
-        def action(step: int) -> Any:
-            if step < self.wait or step >= self.skipped + self.active:
-                return actions.NONE
-            if step < self.skipped:
-                return actions.WARMUP
-            is_last = step == self.skipped + self.active - 1
-            return actions.RECORD_AND_SAVE if is_last else actions.RECORD
-
-        return action
-
-    def recorded(self, steps: int) -> int:
-        """How many whole steps are recorded when `steps` have ended."""
-        return max(0, min(self.active, steps - self.skipped))
-
-
-class ActiveRecording:
-    """The one recording that a process may run; a forked worker has none."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process = 0
-
-    def claim(self) -> None:
-        with self._lock:
-            if self._process == os.getpid():
-                raise RecordingError(
-                    "a ttap.profile is already recording in this process; the profiler of torch "
-                    "records one thing at a time, so recordings cannot be nested or run side by "
-                    "side in threads or tasks"
-                )
-            self._process = os.getpid()
-
-    def release(self) -> None:
-        with self._lock:
-            self._process = 0
-
-
-_active = ActiveRecording()
+MOST_ATTEMPTS = 3
+"""Recordings that a pause cut short are tried again; some loops pause after every step."""
+MEASURED_BY_RANKS = 3
+"""Steps after which rank 0 chooses for all: they have to choose after the same step."""
 
 
 class Recording(Shown):
@@ -114,12 +49,15 @@ class Recording(Shown):
     The first `step()` tells that there is a loop: the recording so far becomes the reserve for a
     loop that ends too soon, and the planned steps are recorded by a second profiler. (With nothing
     to wait for, the planned steps begin at once and there is no reserve.)
+
+    Where the plan is to be chosen (`AutoPlan`), the steps that follow the first are measured
+    without a profiler, and planned steps begin when there are enough of them.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str] | None,
-        plan: StepPlan,
+        plan: StepPlan | AutoPlan,
         *,
         worker_name: str | None,
         use_gzip: bool,
@@ -131,7 +69,8 @@ class Recording(Shown):
         self.path: Path | None = None
         """The trace file; None until it is written, or if there was nothing to write."""
         self._target = Path(DEFAULT_FOLDER if path is None else path)
-        self._plan = plan
+        self._auto = plan if isinstance(plan, AutoPlan) else None
+        self._plan = plan if isinstance(plan, StepPlan) else None  # None: to be chosen
         self._worker_name = worker_name
         self._use_gzip = use_gzip
         self._show = diagnose
@@ -145,6 +84,13 @@ class Recording(Shown):
         self._owner = (0, 0)  # process and thread that entered the block
         self._state = "new"  # then "running", then "over"
         self._steps = 0
+        self._plan_began = 0  # how many steps there were
+        self._recorded = 0  # whole planned steps in the file
+        self._attempts = 0
+        self._is_complete = False
+        self._step_began: float | None = None  # None where the step is no typical one
+        self._measured_s: list[float] = []
+        self._events = 0  # of the first iteration
         self._whole: Any = None  # the profiler that started with the block
         self._planned: Any = None  # the one that records the planned steps
         self._running: Any = None  # whichever of the two is started now
@@ -156,22 +102,17 @@ class Recording(Shown):
         if self._state != "new":
             raise RecordingError("a recording is used once; call ttap.profile() again for another")
         self._torch = import_torch()
-        _active.claim()
+        claim_profiler(self._torch, "ttap.profile")
         try:
-            if profiler_is_running(self._torch):
-                raise RecordingError(
-                    "another torch profiler is running in this process; ttap.profile brings its "
-                    "own, so end the other one first (or give that one ttap.on_trace_ready)"
-                )
             self._number, self._began = next(_RECORDINGS), time.time()
             self._names("")  # a folder that cannot be made is told before the training starts
-            if self._plan.skipped == 0:
+            if self._plan is not None and self._plan.skipped == 0:
                 self._planned = self._make_profiler(self._plan)
             else:
                 self._whole = self._make_profiler(None)
             self._start(self._planned or self._whole)
         except BaseException:
-            _active.release()
+            release_profiler()
             raise
         self._owner = (os.getpid(), threading.get_ident())
         self._state = "running"
@@ -186,17 +127,45 @@ class Recording(Shown):
         """
         self._check_owner("step()")
         self._steps += 1
-        if self._running is None:
+        if self._is_complete:
             return
-        if self._planned is None:
-            self._begin_planned_steps()
-        else:
+        if self._planned is not None:
             self._planned.step()
-        if self._plan.recorded(self._steps) > 0:
+        else:
+            self._approach()
+        if self._recorded_now() > 0:
             self._whole = None  # the reserve can hold many events
-        if self._plan.recorded(self._steps) == self._plan.active:
+        if self._plan is not None and self._recorded_now() == self._plan.active:
             self._stop()
-            self._planned = None
+            self._planned, self._is_complete = None, True
+
+    def pause(self) -> None:
+        """Tells, after a `step()`, that something other than an iteration comes: an evaluation, a
+        checkpoint. It belongs to no step: what comes until the next `step()` isn't recorded.
+
+        A recording that it cuts short is kept if it has three steps or what was planned; else it
+        is tried again, three times at most, and the longest is kept.
+
+        Raises:
+            RecordingError: as `step()`.
+        """
+        self._check_owner("pause()")
+        self._step_began = None
+        if self._planned is None or self._plan is None:
+            return
+        recorded = self._recorded_now()
+        if self._steps - self._plan_began < self._plan.wait:
+            return
+        self._attempts += 1
+        if self._attempts > MOST_ATTEMPTS:  # and not one whole step: so be it with what comes
+            return
+        self._stop()
+        self._planned = None
+        enough = recorded >= min(ENOUGH_STEPS, self._plan.active)
+        if enough or (self._attempts >= MOST_ATTEMPTS and self._recorded > 0):
+            self._is_complete = True
+        else:
+            self._begin_planned_steps(self._plan.after_a_pause(), self._steps)
 
     def __exit__(
         self,
@@ -211,13 +180,13 @@ class Recording(Shown):
         finally:
             self._state = "over"
             self._whole = self._planned = self._running = None
-            _active.release()
+            release_profiler()
         if error is not None:
             kept = f"kept in {self.path}" if self.path is not None else "empty"
             report_problem(f"the block ended with {type(error).__name__}; its recording is {kept}")
             return
         self._warn_if_short()
-        if self._show and self._run is not None and self._run.rank == 0 and self.path is not None:
+        if self._show and self.is_first_rank and self.path is not None:
             self._print_diagnosis(self.path)
 
     # -- afterwards --------------------------------------------------------------------------
@@ -230,7 +199,23 @@ class Recording(Shown):
     @property
     def recorded_steps(self) -> int:
         """How many whole planned steps are in the trace; 0 when the whole block is."""
-        return self._plan.recorded(self._steps)
+        return self._recorded or self._recorded_now()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the block has begun and not ended."""
+        return self._state == "running"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the planned steps are recorded and their file is written; the rest of the block
+        runs without a profiler."""
+        return self._is_complete
+
+    @property
+    def is_first_rank(self) -> bool:
+        """Whether this process diagnoses for all: what it recorded is of rank 0."""
+        return self._run is not None and self._run.rank == 0
 
     @property
     def trace(self) -> Trace:
@@ -256,6 +241,45 @@ class Recording(Shown):
 
     # -- inside ------------------------------------------------------------------------------
 
+    def _recorded_now(self) -> int:
+        """Whole steps that the running profiler recorded, or the last one."""
+        return 0 if self._plan is None else self._plan.recorded(self._steps - self._plan_began)
+
+    def _approach(self) -> None:
+        """A step has ended before the planned ones begin: the first, or one that is measured."""
+        now = time.perf_counter()
+        if self._running is not None:  # the first iteration
+            self._stop()
+            if self._plan is not None:
+                self._begin_planned_steps(self._plan, 0)
+                return
+            with contextlib.suppress(Exception):
+                self._events = len(self._whole.profiler.kineto_results.events())
+        elif self._step_began is not None:
+            self._measured_s.append(now - self._step_began)
+            if (chosen := self._chosen()) is not None:
+                self._begin_planned_steps(chosen, self._steps)
+        self._step_began = time.perf_counter()
+
+    def _chosen(self) -> StepPlan | None:
+        """The plan by what the steps took, when that is known."""
+        assert self._auto is not None
+        if world_size(self._torch) <= 1:
+            enough = self._auto.is_enough(self._measured_s)
+            return self._auto.choose(self._measured_s, self._events) if enough else None
+        if len(self._measured_s) < max(MEASURED_BY_RANKS, self._auto.wait - 1):
+            return None
+        board = Board(self._torch, f"plan{self._number}")
+        if current_rank(self._torch) == 0:
+            plan = self._auto.choose(self._measured_s, self._events)
+            told = board.tell("plan", f"{plan.warmup} {plan.active}")
+        elif (said := board.ask("plan")) is not None:
+            warmup, active = map(int, said.split())
+            plan, told = StepPlan(0, warmup, active), True
+        else:
+            told = False
+        return plan if told else StepPlan(0, max(1, self._auto.warmup), ENOUGH_STEPS)
+
     def _names(self, run: str) -> TraceNames:
         return TraceNames(
             self._target,
@@ -266,13 +290,13 @@ class Recording(Shown):
         )
 
     def _make_profiler(self, plan: StepPlan | None) -> Any:
-        profiler = self._torch.profiler
         chosen = self._activities
-        return profiler.profile(
-            activities=list(chosen) if chosen is not None else default_activities(self._torch),
-            schedule=None if plan is None else plan.as_schedule(profiler.ProfilerAction),
-            on_trace_ready=None if plan is None else self._export,
-            **self._options,
+        return make_profiler(
+            self._torch,
+            plan,
+            activities=chosen if chosen is not None else default_activities(self._torch),
+            options=self._options,
+            ready=None if plan is None else self._export,
         )
 
     def _start(self, profiler: Any) -> None:
@@ -284,9 +308,16 @@ class Recording(Shown):
         if profiler is not None:
             profiler.__exit__(None, None, None)
 
-    def _begin_planned_steps(self) -> None:
-        self._stop()
-        self._planned = self._make_profiler(self._plan.after_first_step())
+    def _begin_planned_steps(self, plan: StepPlan, began: int) -> None:
+        """Starts their profiler.
+
+        Args:
+            plan: Counted from `began` on.
+            began: After how many steps; where that is 0, one of them has gone by.
+        """
+        self._plan, self._plan_began = plan, began
+        left = plan.after_first_step() if self._steps > began else plan
+        self._planned = self._make_profiler(left)
         self._start(self._planned)
 
     def _finish(self) -> None:
@@ -297,15 +328,32 @@ class Recording(Shown):
 
     def _export(self, profiler: Any) -> None:
         """Writes the file; also torch's callback when the planned steps are recorded."""
-        if profiler is self._planned and self.recorded_steps == 0 and self._whole is not None:
-            return  # less than one step: the first iteration tells more
+        recorded = self._recorded_now() if profiler is self._planned else 0
+        is_planned = profiler is self._planned
+        if is_planned and recorded == 0 and (self._whole is not None or self.path is not None):
+            return  # less than one step: the first iteration, or an attempt before, tells more
+        is_cut = is_planned and self._plan is not None and 0 < recorded < self._plan.active
         try:
             # Asked for here: torch.distributed may be initialised inside the block.
-            self._run = run_of(self._torch, f"profile{self._number}", self._began)
-            self.path = export_trace(profiler, self._names(self._run.name))
+            if self._run is None:
+                self._run = run_of(self._torch, f"profile{self._number}", self._began)
+            unfinished = f"ProfilerStep#{profiler.step_num}" if is_cut else None
+            path = export_trace(profiler, self._names(self._run.name), unfinished=unfinished)
         except Exception as error:
             report_problem(f"the recording could not be written to {self._target}", error)
+        else:
+            self._keep_longer(path, recorded)
         self._analysed = None
+
+    def _keep_longer(self, path: Path | None, recorded: int) -> None:
+        """Of two attempts the file with more steps stays."""
+        shorter = self.path
+        if path is None or (shorter is not None and recorded < self._recorded):
+            shorter = path
+        else:
+            self.path, self._recorded = path, recorded
+        if shorter is not None:
+            shorter.unlink(missing_ok=True)
 
     def _check_owner(self, what: str) -> None:
         if self._state != "running":
@@ -319,18 +367,25 @@ class Recording(Shown):
     def _warn_if_short(self) -> None:
         if self.path is None:
             report_problem("nothing was recorded: no operation of torch ran inside the block")
-        elif self._steps > 0 and self.recorded_steps < self._plan.active:
-            plan = self._plan
-            got = (
-                f"{self.recorded_steps} of the {plan.active} planned steps were recorded"
-                if self.recorded_steps > 0
-                else "only the first iteration, which is no typical one, was recorded"
-            )
+        elif self._steps > 0 and not self._is_complete:
             report_problem(
-                f"the loop called step() {self._steps} times, but wait={plan.wait}, "
-                f"warmup={plan.warmup} and active={plan.active} need "
-                f"{plan.skipped + plan.active}: {got}. Run more steps, or ask for fewer"
+                f"the loop called step() {self._steps} times, but {self._needed()}: "
+                f"{self._got()}. Run more steps, or ask for fewer"
             )
+
+    def _needed(self) -> str:
+        """What the plan asks of the loop."""
+        if self._plan is None:
+            return "that was too soon to measure what a step takes"
+        plan, needed = self._plan, self._plan.skipped + self._plan.active
+        if self._plan_began:
+            return f"the plan that began after {self._plan_began} needs {needed} more"
+        return f"wait={plan.wait}, warmup={plan.warmup} and active={plan.active} need {needed}"
+
+    def _got(self) -> str:
+        if self._plan is None or self.recorded_steps == 0:
+            return "only the first iteration, which is no typical one, was recorded"
+        return f"{self.recorded_steps} of the {self._plan.active} planned steps were recorded"
 
     def _analyse(self) -> tuple[Trace, Diagnosis]:
         if self._analysed is None:
@@ -358,7 +413,7 @@ def profile(
     *,
     wait: int = 1,
     warmup: int = 1,
-    active: int = 3,
+    active: int | Literal["auto"] = 3,
     record_shapes: bool = True,
     with_stack: bool = False,
     profile_memory: bool = False,
@@ -391,7 +446,10 @@ def profile(
             write a file with the rank in its name. The folder `ttap_traces` unless given.
         wait: Steps to let pass first.
         warmup: Steps during which the profiler runs but keeps nothing.
-        active: Steps to record.
+        active: Steps to record; with "auto" as many as fit into two seconds and a trace of
+            300,000 events, at least 3 and at most 20. What a step takes is measured first, so that
+            more than `wait` steps pass, and more than `warmup` steps if they are short. Rank 0
+            chooses for all.
         record_shapes: Record the shapes of operands.
         with_stack: Record Python frames; the traces become many times larger and the run slower.
         profile_memory: Record allocations.
@@ -414,6 +472,14 @@ def profile(
         RecordingError: another recording or torch profiler is running (on entering the block).
     """
     check_timeout(ranks_timeout)
+    plan: StepPlan | AutoPlan
+    if isinstance(active, str):
+        if active != AUTO:
+            raise OptionError(f'active must be a number of steps or "auto", not {active!r}')
+        least = StepPlan(wait, warmup, 1)
+        plan = AutoPlan(least.wait, least.warmup)
+    else:
+        plan = StepPlan(wait, warmup, active)
     options = {
         "record_shapes": record_shapes,
         "with_stack": with_stack,
@@ -422,7 +488,7 @@ def profile(
     }
     return Recording(
         path_or_dir,
-        StepPlan(wait, warmup, active),
+        plan,
         worker_name=worker_name,
         use_gzip=use_gzip,
         diagnose=diagnose,

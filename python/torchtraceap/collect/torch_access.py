@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import Any
 
 from torchtraceap.errors import MissingDependencyError
 
 __all__ = [
     "EMULATED",
+    "INJECTED",
     "current_rank",
     "default_activities",
+    "end_injected_profile",
     "import_torch",
     "profiler_is_running",
     "world_size",
@@ -19,6 +22,8 @@ __all__ = [
 
 EMULATED = "emu"
 """A backend of torch.distributed whose other ranks are not there: docs/emulated_collectives.md."""
+INJECTED = "_torchtraceap_injected"
+"""The module that profiles a whole program, where it was put in (bench/processes/injected)."""
 # A launcher says the rank here (torchrun's name) before torch.distributed is initialised.
 RANK_VARIABLE = "RANK"
 WORLD_VARIABLE = "WORLD_SIZE"
@@ -98,3 +103,9 @@ def profiler_is_running(torch: Any) -> bool:
     process is accepted in silence and spoils the first recording (seen with torch 2.13).
     """
     return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", False))
+
+
+def end_injected_profile() -> None:
+    """A profile of the whole program, where one runs, makes room for a recording of its own."""
+    if (injected := sys.modules.get(INJECTED)) is not None:
+        injected.give_up()

@@ -20,6 +20,7 @@ from torchtraceap.analysis.detection import detect, judge
 from torchtraceap.contracts.contract import Contract
 from torchtraceap.contracts.devices import CPU, is_same_device, trace_device
 from torchtraceap.contracts.frames import frame_of
+from torchtraceap.contracts.launching import launching_row
 from torchtraceap.contracts.limits import OTHER, Limit, shown_value
 from torchtraceap.contracts.pricing import fixes_of, prices
 from torchtraceap.contracts.result import (
@@ -75,7 +76,7 @@ def check(
 def _priced(trace: Ranks, results: Sequence[KeyResult]) -> list[KeyResult]:
     """With what fixes of failed limits would save."""
     wanted = {
-        each.key: fixes_of(each.key, each.measured if each.key == "findings" else ())
+        each.key: fixes_of(trace, each.key, each.measured if each.key == "findings" else ())
         for each in results
         if each.status == FAILED and each.first_event is not None
     }
@@ -289,6 +290,8 @@ def _first_row(judged: _Judged, limit: Limit, whole: Limit) -> int | None:
     if of.timed is not None:
         return of.timed.row()
     found = of.found
+    if of.predicted is not None and limit.high < math.inf:
+        return launching_row(of.part, of.predicted.operators, int(limit.high))
     if found is None:
         return None
     if judged.step is not None and of.step_places:

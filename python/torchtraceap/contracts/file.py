@@ -12,7 +12,6 @@ bounded, and whatever is wrong is said with the file's name and line.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from torchtraceap.records import dataclass
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["ContractError", "ContractFile", "parse_contracts", "read_contracts"]
+__all__ = ["ContractError", "ContractFile", "parse_contracts", "read_contracts", "safe_loader"]
 
 MOST_BYTES = 1 << 20
 _MOST_NODES = 50_000
@@ -139,13 +138,11 @@ class _Reader:
 
     def root(self, text: str) -> yaml.MappingNode:
         """The mapping of the whole file."""
+        if strange := self._yaml.reader.Reader.NON_PRINTABLE.search(text):
+            line = text[: strange.start()].count("\n") + 1
+            raise ContractError(f"{self._path}:{line}: holds a character that YAML does not allow")
         try:
-            node = self._yaml.compose(io.StringIO(text), Loader=self._yaml.SafeLoader)
-        except self._yaml.reader.ReaderError as error:
-            line = text[: error.position].count("\n") + 1
-            raise ContractError(
-                f"{self._path}:{line}: holds a character that YAML does not allow"
-            ) from None
+            node = self._yaml.compose(text, Loader=safe_loader())
         except self._yaml.YAMLError as error:
             raise self._of_yaml(text, error) from None
         except RecursionError:
@@ -175,7 +172,7 @@ class _Reader:
         if depth > _DEEPEST:
             raise self.error(node, "is nested too deeply")
         if self._seen > _MOST_NODES:
-            raise self.error(node, "its aliases stand for too much")
+            raise self.error(node, "holds too much, or its aliases stand for it")
         for below in self._below(node):
             self._count(below, depth + 1)
 
@@ -269,6 +266,13 @@ class _Reader:
         finally:
             loader.dispose()
         return value if isinstance(value, (bool, int, float, str, type(None))) else str(node.value)
+
+
+def safe_loader() -> Any:
+    """What reads plain YAML: libyaml, which bounds its depth, else the slow one in Python."""
+    import yaml
+
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def line_of(node: yaml.Node) -> int:

@@ -1,10 +1,16 @@
-"""What fixing a broken limit would save: the run is replayed with the fix (docs/simulation.md)."""
+"""What fixing a broken limit would save: the run is replayed with the fix (docs/simulation.md).
+
+Note [Fixes of idle time]: why a GPU idles, or a step takes long, the rules tell. Of a limit on that
+the fixes of the findings that are present are tried; where there are none, those of what usually
+is the cause.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from torchtraceap.analysis.detection import present_findings
 from torchtraceap.errors import TraceError
 from torchtraceap.measures.vocabulary import base_of
 from torchtraceap.ranks import Ranks
@@ -36,7 +42,8 @@ _FIXES = {
     "graph_breaks": ("merge_compiled_regions",),
     "allocator_calls": ("no_allocator_calls",),
 }
-"""By key without suffix: edits that stand for a fix, the best of those that apply counts."""
+"""By key without suffix: edits that stand for a fix; the best of those that apply counts. See Note
+[Fixes of idle time]."""
 _NO_FIX = "no simulated edit stands for a fix of this"
 
 
@@ -49,10 +56,17 @@ class Price(NamedTuple):
     """The edit, or why there is no price."""
 
 
-def fixes_of(key: str, types: Iterable[str] = ()) -> tuple[str, ...]:
+def fixes_of(trace: Ranks, key: str, types: Iterable[str] = ()) -> tuple[str, ...]:
     """Edits that stand for a fix of a broken limit; of findings by their types."""
-    if key != "findings":
-        return _FIXES.get(base_of(key), ())
+    if key == "findings":
+        return _fixes_of_findings(types)
+    fixes = _FIXES.get(base_of(key), ())
+    if fixes is not _OF_IDLE:
+        return fixes
+    return _fixes_of_findings(present_findings(trace)) or fixes
+
+
+def _fixes_of_findings(types: Iterable[str]) -> tuple[str, ...]:
     from torchtraceap.simulation.registry import edits_by_finding
 
     known = edits_by_finding()

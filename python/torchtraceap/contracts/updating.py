@@ -17,7 +17,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.contracts.contract import Contract
-from torchtraceap.contracts.file import ContractFile, parse_contracts
+from torchtraceap.contracts.file import ContractFile, parse_contracts, safe_loader
 from torchtraceap.contracts.limits import Limit
 from torchtraceap.contracts.result import FAILED, INCONCLUSIVE, CheckResult, KeyResult
 from torchtraceap.errors import OptionError
@@ -64,6 +64,7 @@ def updated(
     *,
     name: str | None = None,
     limits: Contract | None = None,
+    is_new: bool = False,
     today: str | None = None,
 ) -> Update:
     """A contract file whose limits hold for what a check measured.
@@ -75,6 +76,8 @@ def updated(
         name: Of the contract in the file; None for that of the whole file. One that is not there
             is added.
         limits: The contract that was checked, where it is not in the file.
+        is_new: There were no limits, and those of `limits` only say what form they get: each is
+            written, whatever was measured.
         today: The day, as 2026-11-26; that of the clock for None.
 
     Raises:
@@ -83,7 +86,7 @@ def updated(
     if not reason.strip():
         raise OptionError("a contract is changed for a reason; say it")
     checked = limits or (file.base if name is None else file.find(name)) or file.base
-    changes, left = _changes(checked, result, name or "")
+    changes, left = _changes(checked, result, name or "", is_new)
     device = _device(checked, result, changes)
     if not changes and device is None:
         return Update(file, (), tuple(left))
@@ -92,7 +95,9 @@ def updated(
     return Update(parse_contracts(text, file.path), tuple(changes), tuple(left))
 
 
-def _changes(contract: Contract, result: CheckResult, name: str) -> tuple[list[Change], list[str]]:
+def _changes(
+    contract: Contract, result: CheckResult, name: str, is_new: bool
+) -> tuple[list[Change], list[str]]:
     changes, left = [], []
     for each in result.results:
         limit = contract.limit(each.key)
@@ -105,7 +110,7 @@ def _changes(contract: Contract, result: CheckResult, name: str) -> tuple[list[C
                 continue
         else:
             after = _moved(limit, each)
-        before = limit.to_json()
+        before = None if is_new else limit.to_json()
         if after is not None and after != before:
             changes.append(Change(each.key, before, after, name))
     return changes, left
@@ -168,7 +173,7 @@ def _loaded(text: str) -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=safe_loader())
     except yaml.YAMLError:
         return None
 
@@ -194,7 +199,7 @@ def _in_place(
     """None where the file has no place for it."""
     import yaml
 
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    root = yaml.compose(text, Loader=safe_loader())
     if not isinstance(root, yaml.MappingNode) or root.flow_style:
         return None
     places = _Places(text, root)

@@ -12,6 +12,7 @@ from torchtraceap.analysis.iterations import counted_steps
 from torchtraceap.errors import OptionError
 from torchtraceap.ranks import RankTrace
 from torchtraceap.records import dataclass
+from torchtraceap.sums import by_index, running, total
 
 __all__ = ["Found", "UnknownMeasureError", "has_runtime_calls", "is_without_gpu"]
 
@@ -90,20 +91,22 @@ class Found:
         """What they sum to; of levels the largest."""
         if self.is_level:
             return int(self.amounts.max(initial=0))
-        return int(self.amounts.sum())
+        return total(self.amounts)
 
     def by_step(self) -> Array:
         """int64 `[steps]`: the same for each step."""
-        sums = np.zeros(len(self.part.tree.steps), dtype=np.int64)
+        count = len(self.part.tree.steps)
         steps = self.part.tree.step[self.rows]
         known = steps != _core.NO_ROW
-        add = np.maximum.at if self.is_level else np.add.at
-        add(sums, steps[known], self.amounts[known])
-        return sums
+        if not self.is_level:
+            return by_index(steps[known], self.amounts[known], count)
+        most = np.zeros(count, dtype=np.int64)
+        np.maximum.at(most, steps[known], self.amounts[known])
+        return most
 
     def row_beyond(self, most: float, *, at_it: bool = False) -> int | None:
         """The event with which the sum (the level) first exceeds a limit, or reaches it."""
-        levels = self.amounts if self.is_level else np.cumsum(self.amounts)
+        levels = self.amounts if self.is_level else running(self.amounts)
         beyond = np.flatnonzero(levels >= most if at_it else levels > most)
         return int(self.rows[beyond[0]]) if len(beyond) else None
 

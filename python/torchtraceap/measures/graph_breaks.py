@@ -8,6 +8,7 @@ of a compiled object. A test compares both.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -21,6 +22,7 @@ from torchtraceap.ranks import RankTrace
 __all__ = ["graph_breaks"]
 
 _NONE = -1
+_NUMBER = re.compile(r"Torch-Compiled Region.*?: (?P<frame>.*)/[0-9]", re.DOTALL)
 _DYNAMO = ("TorchDynamo", "Pregraph", "AOTDispatcher")
 
 
@@ -84,9 +86,13 @@ class _Breaks:
                     found.append(row)
                     last_into = row
                 elif not in_operator:
-                    if previous != _NONE and self._is_one_call(previous, row, entry):
-                        found.append(row)
-                        last_into = row
+                    if previous != _NONE and self._is_same_step(previous, row):
+                        before = self._around(previous)[1]
+                        if _NONE != entry == before:
+                            found.append(row)
+                            last_into = row
+                        elif entry == before and self._may_be_one_call(previous, row):
+                            last_into = row
                     previous = row
             if name in self._resume and (outer == _NONE or last_into != outer):
                 found.append(row)
@@ -110,10 +116,23 @@ class _Breaks:
             above = int(self._parent[above])
         return _NONE, entry, False
 
-    def _is_one_call(self, previous: int, row: int, entry: int) -> bool:
-        """Regions side by side that frames show to be of one call."""
+    def _is_same_step(self, previous: int, row: int) -> bool:
+        """Regions behind each other, in one step."""
         table, step = self._table, self._tree.step
         end_ns = int(table.ts_ns[previous]) + int(table.dur_ns[previous])
-        if end_ns > int(table.ts_ns[row]) or step[previous] != step[row]:
+        return end_ns <= int(table.ts_ns[row]) and bool(step[previous] == step[row])
+
+    def _may_be_one_call(self, previous: int, row: int) -> bool:
+        """Without frames it can't be told: regions of other frames in one phase. Such a pair is no
+        break, but a resume frame inside the second is not one of its own."""
+        phase = self._tree.phase
+        names = [self._strings[int(self._names[each])] for each in (previous, row)]
+        if _frame_number(names[0]) == _frame_number(names[1]):
             return False
-        return entry != _NONE and entry == self._around(previous)[1]
+        return bool(phase[row] != _core.Phase.OPTIMIZER and phase[row] == phase[previous])
+
+
+def _frame_number(name: str) -> str:
+    """ "5" of "Torch-Compiled Region: 5/1"; empty where the name has none."""
+    found = _NUMBER.match(name)
+    return found["frame"] if found else ""

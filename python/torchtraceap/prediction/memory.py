@@ -102,6 +102,11 @@ def _most(capture: Capture, held: Storages, without: frozenset[int]) -> int:
             gone = next(freed, None)
         if call.on_host or call.is_view:
             continue
+        if call.move is not None and not call.move.to_gpu:
+            left = alive.intersection(tensor.storage for tensor in tensors_in(call.outputs))
+            alive -= left  # a module's parameter, which stays the object that it is
+            total -= _bytes(held, left)
+            continue
         for tensor in tensors_in(call.outputs):
             if tensor.storage not in alive and tensor.storage not in without:
                 alive.add(tensor.storage)

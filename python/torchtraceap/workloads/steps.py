@@ -247,7 +247,8 @@ def _device(name: str) -> torch.device:
 def _made(
     workload: Any, device: torch.device, batch: int | None, size: str
 ) -> tuple[Workload, int | None]:
-    """It, made where it runs, so that what its loss holds is there too."""
+    """It, and samples in a step. A user's is made where it runs, so that what its loss holds is
+    there too; the suite's, whose losses hold nothing, on the host: the same numbers everywhere."""
     import torch
 
     if not isinstance(workload, Source):
@@ -255,8 +256,8 @@ def _made(
             raise OptionError("a batch or a size is of a workload by name, not of one that is made")
         made = made_workload(workload)
         return made, _leading(made.inputs)
-    place = nullcontext() if device.type == "cpu" else torch.device(device)
-    with place:
+    own = workload.entry is not None and workload.entry.source == "suite"
+    with nullcontext() if own or device.type == "cpu" else torch.device(device):
         made = workload.make(batch, size)
     return made, workload.batch(batch) or _leading(made.inputs)
 

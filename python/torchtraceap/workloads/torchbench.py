@@ -7,6 +7,7 @@ Their contract: `torchbenchmark.models.<name>.Model(test, device, batch_size, ex
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,11 @@ def torchbench_model(name: str) -> Callable[..., Any]:
     """
     if not name.isidentifier():
         raise OptionError(f"a model of TorchBench is torchbench:MODEL, not torchbench:{name}")
+    if importlib.util.find_spec(_PACKAGE) is None:
+        raise MissingDependencyError(
+            "TorchBench is not installed: clone github.com/pytorch/benchmark, run its install.py "
+            "with the model's name, and put the checkout on PYTHONPATH"
+        )
     place = f"{_PACKAGE}.models.{name}"
     try:
         module = importlib.import_module(place)
@@ -45,12 +51,7 @@ def torchbench_model(name: str) -> Callable[..., Any]:
 
 def _not_there(name: str, place: str, error: ModuleNotFoundError) -> Exception:
     missing = error.name or ""
-    if missing == _PACKAGE:
-        return MissingDependencyError(
-            "TorchBench is not installed: clone github.com/pytorch/benchmark, run its install.py "
-            "with the model's name, and put the checkout on PYTHONPATH"
-        )
-    if place.startswith(missing):
+    if missing and place.startswith(missing):
         return OptionError(f"TorchBench has no model {name!r}")
     return MissingDependencyError(
         f"torchbench:{name} needs {missing}: its checkout's `install.py {name}` installs it"

@@ -51,9 +51,62 @@ TEST_CASE("dozens of small constants in every step are small copies, and no pinn
   CHECK(scene.judge("blocking_copy").verdict == Verdict::kAbsent);
 }
 
+namespace {
+
+/// Three steps that begin with so many uploads, one every 100 us as above.
+Finding at_once(int count) {
+  Scene scene;
+  for (int step = 0; step < 3; ++step) {
+    const double start = step * 10'000.0;
+    scene.step(3 + step, start, 10'000);
+    for (int i = 0; i < count; ++i) {
+      const double t = start + 100.0 * i;
+      scene.op("aten::to", t, 32).copy(kPageable, t + 1, 10, t + 8, 2, 2'000);
+      scene.call("cudaStreamSynchronize", t + 12, 18);
+    }
+    scene.op("aten::mm", start + 9'000, 6).kernel("gemm", start + 9'001, start + 9'005, 900);
+  }
+  return scene.judge("small_copies");
+}
+
+/// Three steps with `groups` uploads of one number, each behind a kernel that it waits for; behind
+/// every `each` of them the backward pass runs. The first `with_large` come with a large one.
+Finding in_groups(int groups, int each, int with_large = 0) {
+  Scene scene;
+  for (int step = 0; step < 3; ++step) {
+    const double start = step * 10'000.0;
+    scene.step(3 + step, start, 10'000);
+    for (int i = 0; i < groups; ++i) {
+      const double t = start + 400.0 * i;
+      scene.op("aten::mul", t, 6).kernel("vectorized_elementwise_kernel<4>", t + 1, t + 5, 40, 2);
+      scene.op("aten::to", t + 10, 48).copy(kPageable, t + 12, 10, t + 48, 2, 4);
+      scene.call("cudaStreamSynchronize", t + 24, 32);
+      if (i < with_large) scene.copy(kPageable, t + 60, 30, t + 62, 25, 1 << 20);
+      if ((i + 1) % each != 0) continue;
+      scene.op("autograd::engine::evaluate_function: MulBackward0", t + 100, 20);
+      scene.op("aten::mul", t + 102, 16).kernel("backward_kernel", t + 104, t + 110, 40);
+    }
+  }
+  return scene.judge("small_copies");
+}
+
+}  // namespace
+
+TEST_CASE("a few constants made on the way through a model are no batch",
+          "[detect][small_copies]") {
+  CHECK(in_groups(8, 8).verdict == Verdict::kPresent);
+  CHECK(in_groups(8, 8).evidence_count == 24);
+  CHECK(in_groups(7, 7).verdict == Verdict::kAbsent);
+  CHECK(in_groups(7, 7).evidence_count == 0);
+  CHECK(in_groups(20, 4).evidence_count == 0);  // five microbatches, in four parts each
+  CHECK(in_groups(24, 12).evidence_count == 72);
+  CHECK(in_groups(8, 8, 1).evidence_count == 0);  // a layer with its bias
+  CHECK(in_groups(9, 9, 1).evidence_count == 27);
+}
+
 TEST_CASE("how many small copies are too many, and how small", "[detect][small_copies]") {
-  CHECK(steps(3, 64, 2'000).judge("small_copies").verdict == Verdict::kPresent);
-  CHECK(steps(3, 63, 2'000).judge("small_copies").verdict == Verdict::kAbsent);
+  CHECK(at_once(64).verdict == Verdict::kPresent);
+  CHECK(at_once(63).verdict == Verdict::kAbsent);
   CHECK(steps(3, 90, (64 << 10) - 1).judge("small_copies").verdict == Verdict::kPresent);
   CHECK(steps(3, 90, 64 << 10).judge("small_copies").verdict == Verdict::kAbsent);
   CHECK(steps(3, 90, 64 << 10).judge("no_memory_pin").verdict == Verdict::kPresent);

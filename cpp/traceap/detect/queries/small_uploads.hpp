@@ -17,8 +17,9 @@ struct SmallUploads {
   bool sizes_missing = false;       ///< there would be some if copies without a size were small
 };
 /// Uploads of less than kSmallUploadBytes from memory that is not pinned, if there are so many of
-/// them in step after step that no batch explains them; else none. Where fewer than two steps tell,
-/// they have to lie between kernels: a model that moves to the device is one burst.
+/// them in step after step, or in so many places of each pass, that no batch explains them; else
+/// none. Where fewer than two steps tell, they have to lie between kernels: a model that moves to
+/// the device is one burst.
 SmallUploads find_small_uploads(const Signals& signals);
 
 }  // namespace traceap

@@ -12,6 +12,8 @@ _ACTIONS = {**RUN_ACTIONS, **COMPARE_ACTIONS, **TRACK_ACTIONS, **SELECT_ACTIONS}
 
 BENCH_COMMANDS: dict[str, Command] = {
     "bench": command_of_actions(
-        "workloads and programs measured: suite, verdicts, causes, history", _ACTIONS
+        "workloads and programs measured: suite, verdicts, causes, history",
+        _ACTIONS,
+        tuple(example for action in _ACTIONS.values() for example in action.examples[:1]),
     )
 }

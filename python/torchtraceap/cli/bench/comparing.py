@@ -24,8 +24,8 @@ from torchtraceap.cli.parsing import (
 )
 
 if TYPE_CHECKING:
-    from torchtraceap.bench.comparing import Comparison
-    from torchtraceap.bench.comparing_many import Comparisons
+    from torchtraceap.bench.comparison.comparing import Comparison
+    from torchtraceap.bench.comparison.many import Comparisons
     from torchtraceap.bench.statistics.sequential import Plan
 
 _DEFAULT_PAIRS = 40
@@ -115,7 +115,7 @@ def _compare(options: Options) -> int:
     if options.json:
         _print_json(comparison.to_dict())
     else:
-        from torchtraceap.bench.telling import comparison_lines
+        from torchtraceap.bench.comparison.telling import comparison_lines
 
         print_text("\n".join(comparison_lines(comparison)))
     return _code(options, [comparison])
@@ -141,9 +141,9 @@ def _print_json(document: dict[str, Any]) -> None:
 def _stored(options: Options) -> Comparison | None:
     if options.program is not None:
         return None
-    from torchtraceap.bench.comparing_stored import compare_stored
-    from torchtraceap.bench.sides import stored_runs
-    from torchtraceap.bench.store import Store
+    from torchtraceap.bench.comparison.sides import stored_runs
+    from torchtraceap.bench.comparison.stored import compare_stored
+    from torchtraceap.bench.kept.store import Store
 
     a, b = options.sides
     found = stored_runs(a, b, Store(options.store))
@@ -160,16 +160,16 @@ def _stored(options: Options) -> Comparison | None:
 
 
 def _measured(options: Options) -> Comparison:
-    from torchtraceap.bench.comparing import compare
-    from torchtraceap.bench.keeping import PAIRS, folder_of, keep, parent_folder
-    from torchtraceap.bench.sides import open_sides
+    from torchtraceap.bench.comparison.comparing import compare
+    from torchtraceap.bench.comparison.keeping import PAIRS, folder_of, keep, parent_folder
+    from torchtraceap.bench.comparison.sides import open_sides
 
     plan = _plan(options)
     opened = open_sides(
         *options.sides, program=options.program, setup=options.setup, timeout_s=options.timeout
     )
     with parent_folder(options.store) as parent, opened as (side_a, side_b):
-        note(f"A and B are {'revisions' if options.program else 'commands'}")
+        note(f"A and B are {_kind(options)}")
         folder = folder_of(parent, side_a, side_b, [plan.looks, options.seed])
         comparison = compare(
             side_a,
@@ -186,6 +186,15 @@ def _measured(options: Options) -> Comparison:
         if options.store:
             note(f"kept in {folder}")
     return comparison
+
+
+def _kind(options: Options) -> str:
+    from torchtraceap.bench.comparison.sides import WORKLOAD
+
+    if options.program:
+        return "revisions"
+    kinds = ["a workload" if side.startswith(WORKLOAD) else "a command" for side in options.sides]
+    return f"{kinds[0]}s".removeprefix("a ") if len(set(kinds)) == 1 else " and ".join(kinds)
 
 
 def _again(options: Options) -> str:
@@ -210,8 +219,8 @@ def _again(options: Options) -> str:
 
 
 def _compare_suite(options: Options) -> int:
-    from torchtraceap.bench.comparing_many import compare_many, opened, read_suite
-    from torchtraceap.bench.keeping import keep, parent_folder
+    from torchtraceap.bench.comparison.keeping import keep, parent_folder
+    from torchtraceap.bench.comparison.many import compare_many, opened, read_suite
 
     if options.sides or options.program is not None or options.setup:
         raise UsageError("--suite names the sides; programs and setups stand in its file")
@@ -255,7 +264,7 @@ def _plan_of(options: Options, minimal_effect: float | str | None, name: str) ->
 
 
 def _print_suite(found: Comparisons, no_color: bool) -> None:
-    from torchtraceap.bench.telling import comparison_lines, suite_tables
+    from torchtraceap.bench.comparison.telling import comparison_lines, suite_tables
 
     print_tables(suite_tables(found), no_color)
     for name, _, each in found.comparisons:
@@ -287,8 +296,8 @@ def _describe_calibrate(parser: Parser) -> None:
 def _calibrate(options: Options) -> int:
     import shlex
 
-    from torchtraceap.bench.calibrating import calibrate
-    from torchtraceap.bench.sides import LOOP, ProgramSide, word_side
+    from torchtraceap.bench.comparison.calibrating import calibrate
+    from torchtraceap.bench.comparison.sides import LOOP, ProgramSide, word_side
 
     word = options.program_or_workload
     if word and options.program is not None:
@@ -311,7 +320,7 @@ def _calibrate(options: Options) -> int:
     if options.json:
         _print_json(found.to_dict())
         return FINE
-    from torchtraceap.bench.telling import calibration_tables, false_alarms_line
+    from torchtraceap.bench.comparison.telling import calibration_tables, false_alarms_line
 
     print_text(false_alarms_line(found) + "\n")
     print_tables(calibration_tables(found), options.no_color)

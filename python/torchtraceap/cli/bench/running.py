@@ -23,10 +23,10 @@ from torchtraceap.cli.parsing import (
 from torchtraceap.cli.tables import add_table_output, check_table_output, give_table
 
 if TYPE_CHECKING:
-    from torchtraceap.bench.asked import Asked, Protocol
-    from torchtraceap.bench.batch_size import BatchSearch
-    from torchtraceap.bench.running import Outcome
-    from torchtraceap.bench.store import Store, StoredRun
+    from torchtraceap.bench.kept.store import Store, StoredRun
+    from torchtraceap.bench.runs.asked import Asked, Protocol
+    from torchtraceap.bench.runs.batch_size import BatchSearch
+    from torchtraceap.bench.runs.running import Outcome
     from torchtraceap.workloads.registry import Entry
 
 __all__ = ["RUN_ACTIONS", "SCHEMA", "add_store", "open_store"]
@@ -45,7 +45,7 @@ def add_store(parser: Parser) -> None:
 
 def open_store(options: Options) -> Store:
     """The store of `--store`."""
-    from torchtraceap.bench.store import Store
+    from torchtraceap.bench.kept.store import Store
 
     return Store(options.store)
 
@@ -151,7 +151,7 @@ def _add_processes(parser: Parser) -> None:
 
 
 def _describe_run(parser: Parser) -> None:
-    from torchtraceap.bench.asked import BOTH
+    from torchtraceap.bench.runs.asked import BOTH
     from torchtraceap.workloads.steps import MODES
 
     parser.add_argument(
@@ -183,7 +183,7 @@ def _describe_run(parser: Parser) -> None:
 
 
 def _run(options: Options) -> int:
-    from torchtraceap.bench.running import check_device, run_all
+    from torchtraceap.bench.runs.running import check_device, run_all
     from torchtraceap.errors import OptionError
 
     store, asked = open_store(options), _asked(options)
@@ -211,7 +211,7 @@ def _run(options: Options) -> int:
 
 
 def _asked(options: Options) -> list[Asked]:
-    from torchtraceap.bench.asked import Asked, chosen_names, every_mode, read_plan
+    from torchtraceap.bench.runs.asked import Asked, chosen_names, every_mode, read_plan
 
     if options.plan is not None:
         if options.names or options.all or options.domain or options.task:
@@ -240,7 +240,7 @@ def _configuration(options: Options) -> dict[str, Any]:
 
 
 def _protocol(options: Options, **more: Any) -> Protocol:
-    from torchtraceap.bench.asked import Protocol
+    from torchtraceap.bench.runs.asked import Protocol
 
     return Protocol(steps=options.steps, warmup=options.warmup, timeout_s=options.timeout, **more)
 
@@ -254,7 +254,7 @@ def _tell(outcome: Outcome, place: int, number: int) -> None:
 
 
 def _print_runs(runs: Sequence[StoredRun], options: Options) -> None:
-    from torchtraceap.bench.tables import runs_table
+    from torchtraceap.bench.kept.tables import runs_table
     from torchtraceap.report.tables import table_for_reading
 
     print_tables([table_for_reading(runs_table(runs))], options.no_color)
@@ -294,8 +294,8 @@ def _show(options: Options) -> int:
 
 def _described(run: StoredRun) -> str:
     """A run for a person."""
-    from torchtraceap.bench.asked import label_of
-    from torchtraceap.bench.tables import device_of
+    from torchtraceap.bench.kept.tables import device_of
+    from torchtraceap.bench.runs.asked import label_of
     from torchtraceap.units import format_bytes, format_ns, format_share
 
     figures, step = run.metrics, run.metrics["step_ns"]
@@ -359,7 +359,7 @@ def _describe_table(parser: Parser) -> None:
 
 
 def _table(options: Options) -> int:
-    from torchtraceap.bench.tables import devices_table, eager_compiled_table
+    from torchtraceap.bench.kept.tables import devices_table, eager_compiled_table
 
     wanted = 2 if options.what == "devices" else 0
     if len(options.sides) != wanted:
@@ -389,8 +389,8 @@ def _describe_breakdown(parser: Parser) -> None:
 
 
 def _breakdown(options: Options) -> int:
-    from torchtraceap.bench.breakdown import break_down_runs, breakdown_table, task_table
-    from torchtraceap.bench.drawing import write_breakdown_page
+    from torchtraceap.bench.kept.breakdown import break_down_runs, breakdown_table, task_table
+    from torchtraceap.bench.kept.drawing import write_breakdown_page
     from torchtraceap.writing import check_target
 
     check_table_output(options, [])
@@ -441,10 +441,10 @@ def _batch_size(options: Options) -> int:
     from dataclasses import replace
     from pathlib import Path
 
-    from torchtraceap.bench.asked import Asked
-    from torchtraceap.bench.batch_size import measure_batches, search_batch
-    from torchtraceap.bench.running import check_device, measure
-    from torchtraceap.bench.store import need_parquet
+    from torchtraceap.bench.kept.store import need_parquet
+    from torchtraceap.bench.runs.asked import Asked
+    from torchtraceap.bench.runs.batch_size import measure_batches, search_batch
+    from torchtraceap.bench.runs.running import check_device, measure
 
     asked = Asked(options.name, mode=options.mode, **_configuration(options))
     protocol = _protocol(options, processes=options.processes)

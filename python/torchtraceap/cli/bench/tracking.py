@@ -12,9 +12,9 @@ from torchtraceap.cli.parsing import FINE, Command, Options, Parser, UsageError,
 from torchtraceap.stages import stage
 
 if TYPE_CHECKING:
-    from torchtraceap.bench.bisecting import Bisection, Settings
+    from torchtraceap.bench.bisection.bisecting import Bisection, Settings
+    from torchtraceap.bench.bisection.rounds import Journal
     from torchtraceap.bench.revisions import Places, Repository, Revision
-    from torchtraceap.bench.rounds import Journal
 
 _STATE_FOLDER = "torchtraceap-bisect"
 
@@ -119,7 +119,7 @@ def _describe_bisect(parser: Parser) -> None:
 
 
 def _bisect(options: Options) -> int:
-    from torchtraceap.bench.bisecting import bisect
+    from torchtraceap.bench.bisection.bisecting import bisect
 
     if not options.program:
         raise UsageError("bench bisect needs a program: bench bisect A..B -- python train.py")
@@ -164,7 +164,7 @@ def _line(options: Options, stack: ExitStack) -> tuple[list[Revision], Places, R
 
 
 def _settings(options: Options) -> Settings:
-    from torchtraceap.bench.bisecting import Settings
+    from torchtraceap.bench.bisection.bisecting import Settings
 
     settings = Settings(
         options.minimal_effect, options.alpha, options.looks, options.seed, options.improvement
@@ -174,8 +174,8 @@ def _settings(options: Options) -> Settings:
 
 
 def _runner(options: Options, places: Places, ends: Sequence[Revision]) -> Any:
-    from torchtraceap.bench.revision_runs import RevisionRuns
-    from torchtraceap.bench.sides import split_command
+    from torchtraceap.bench.bisection.revision_runs import RevisionRuns
+    from torchtraceap.bench.comparison.sides import split_command
 
     return RevisionRuns(
         places,
@@ -195,7 +195,7 @@ def _journal(
     import json
     from hashlib import sha256
 
-    from torchtraceap.bench.rounds import Journal
+    from torchtraceap.bench.bisection.rounds import Journal
 
     header = {
         "revisions": [revision.id for revision in line],
@@ -279,7 +279,7 @@ def _describe_history(parser: Parser) -> None:
 
 
 def _history(options: Options) -> int:
-    from torchtraceap.bench.history import histories, history_html, history_text
+    from torchtraceap.bench.kept.history import histories, history_html, history_text
 
     found = histories(options.store, name=options.name, minimal_effect=options.minimal_effect)
     if options.html:

@@ -18,6 +18,7 @@ __all__ = [
     "CaptureError",
     "Collective",
     "Gradient",
+    "Move",
     "Phase",
     "Plain",
     "Storages",
@@ -108,6 +109,17 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """A copy between host and GPU."""
+
+    to_gpu: bool
+    is_pinned: bool = False
+    """The memory of the host is page-locked."""
+    non_blocking: bool = False
+    """The program does not ask to wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """A call of an operator as the dispatcher saw it."""
 
@@ -127,6 +139,8 @@ class Call:
     """All its tensors stay on the host where the model is on a GPU: counts of an optimiser."""
     is_innermost: bool = False
     """A trace says that it launches under its own name."""
+    move: Move | None = None
+    """It copies between host and GPU, and computes nothing."""
     collective: Collective | None = None
     """What it starts on the stream of its process group, behind what `stream` was given before."""
     waits_for: int | None = None

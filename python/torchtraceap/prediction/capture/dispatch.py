@@ -23,6 +23,7 @@ from torchtraceap.prediction.capture.calls import (
     Capture,
     CaptureError,
     Collective,
+    Move,
     Phase,
     Storages,
     TensorInfo,
@@ -213,7 +214,9 @@ def _prepared(*, computed: bool = False) -> Iterator[ValuesMode]:
         # What becomes a tensor without values is looked at from all sides.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         stack.enter_context(autocast_as_on_a_gpu())
-        stack.enter_context(as_if_on_a_gpu(values.read_as_a_whole, values.note))
+        stack.enter_context(
+            as_if_on_a_gpu(values.read_as_a_whole, values.note, lambda: values.recorder)
+        )
         stack.enter_context(values)
         yield values
 
@@ -252,12 +255,17 @@ class Recorder:
         self._storages = _Storages(lambda number: self._freed.append((len(self.calls), number)))
         self._at_begin: tuple[int, ...] = ()
         self._on_host: set[int] = set()
+        self._moved: set[int] = set()
+        """Of those: what the program sent there, and what was made of it alone."""
+        self._pinned: set[int] = set()
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self.streams = Streams()
         self.ends: float | None = None
         """When it has to be over, by the monotonic clock."""
         self.is_on = True
         """Calls are written down, and not only answered."""
+        self.in_step = False
+        """What the program moves now moves in each step."""
         self._batch: int | None = None
 
     def begin(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -322,6 +330,8 @@ class Recorder:
             stack.enter_context(watched_optimizers(self))
             stack.enter_context(whole_calls(self))
             stack.enter_context(dispatch_mode(self))
+            self.in_step = True
+            stack.callback(setattr, self, "in_step", False)
             yield
 
     @contextmanager
@@ -380,6 +390,29 @@ class Recorder:
         """These are on the host even where the model is on a GPU."""
         self._on_host.update(map(self._storages.number, tensors))
 
+    def is_kept_on_host(self, tensor: torch.Tensor) -> bool:
+        """The program moved it there, or it was made there of what is there."""
+        return bool(self._moved) and self._storages.number(tensor) in self._moved
+
+    def move_to_host(self, tensor: torch.Tensor) -> None:
+        """The program keeps it there from now on."""
+        number = self._storages.number(tensor)
+        self._moved.add(number)
+        self._on_host.add(number)
+
+    def pin(self, tensor: torch.Tensor) -> None:
+        """Its memory on the host is page-locked."""
+        self._pinned.add(self._storages.number(tensor))
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether its memory on the host is page-locked."""
+        return bool(self._pinned) and self._storages.number(tensor) in self._pinned
+
+    def leaves_on_host(self, model: torch.nn.Module) -> bool:
+        """Whether a model's parameters or buffers are there after what was run: the next step
+        begins otherwise than this one did."""
+        return any(map(self.is_kept_on_host, (*model.parameters(), *model.buffers())))
+
     def described(self, tensors: Iterable[torch.Tensor]) -> tuple[TensorInfo, ...]:
         """These tensors as calls have them."""
         return tuple(map(self._tensor, tensors))
@@ -396,6 +429,7 @@ class Recorder:
         outputs: tuple[Any, ...],
         *,
         is_view: bool = False,
+        move: Move | None = None,
     ) -> None:
         """Writes a call down.
 
@@ -405,6 +439,7 @@ class Recorder:
             inputs: By names of the schema.
             outputs: What it returned.
             is_view: It computes nothing.
+            move: It copies between host and GPU.
         """
         if self.ends is not None and monotonic() > self.ends:
             raise CaptureError(f"it takes over {_MOST_SECONDS:.0f} s")
@@ -412,7 +447,8 @@ class Recorder:
             return
         given = {key: self._value(value) for key, value in inputs.items()}
         made = tuple(map(self._value, outputs))
-        on_host = self._stays_on_host([*tensors_in((*given.values(), *made))])
+        move = move or self._move_into(name, given)
+        on_host = move is None and self._stays_on_host(given, made)
         node, sequence = _autograd()
         call = Call(
             name,
@@ -423,6 +459,7 @@ class Recorder:
             tuple(self._modules),
             is_view,
             on_host,
+            move=move,
             node=node,
             sequence=sequence,
             stream=self.streams.current,
@@ -432,6 +469,31 @@ class Recorder:
             waits_for, after = self.streams.given(len(self.calls), touched)
             call = replace(call, waits_for=waits_for, after=after)
         self.calls.append(call)
+
+    def write_move(self, source: torch.Tensor, made: torch.Tensor, move: Move) -> None:
+        """Writes a copy between host and GPU down.
+
+        Args:
+            source: What is copied.
+            made: The copy.
+            move: Which way.
+        """
+        if not move.to_gpu:
+            self.move_to_host(made)
+        inputs = {"self": source, "non_blocking": move.non_blocking}
+        self.write("aten::_to_copy", "default", inputs, (made,), move=move)
+
+    def write_move_of(self, tensor: torch.Tensor, move: Move) -> None:
+        """Writes down that a tensor is on the other side from here on, and stays the object that
+        it is: a module's parameter."""
+        number = self._storages.number(tensor)
+        inputs = {"self": tensor, "non_blocking": move.non_blocking}
+        self.write("aten::_to_copy", "default", inputs, (tensor,), move=move)
+        if move.to_gpu:
+            self._moved.discard(number)
+            self._on_host.discard(number)
+        else:
+            self.move_to_host(tensor)
 
     def write_exchange(self, name: str, arguments: dict[str, Any], exchange: Exchange) -> None:
         """Writes a call down that starts a collective.
@@ -466,10 +528,31 @@ class Recorder:
         changed = () if collective.kind == "send" else written
         self.streams.starts(collective, changed, waits=exchange.waits)
 
-    def _stays_on_host(self, tensors: Sequence[TensorInfo]) -> bool:
-        """Single numbers of the host meet others; with a tensor of a GPU they go to the GPU."""
+    def _stays_on_host(self, given: dict[str, Value], made: Sequence[Value]) -> bool:
+        """What is made of tensors of the host alone is there too. Single numbers of the host meet
+        others; with a tensor of a GPU they go to the GPU."""
+        taken, found = [*tensors_in(given.values())], [*tensors_in(made)]
+        if self._moved and taken and all(tensor.storage in self._moved for tensor in taken):
+            numbers = [tensor.storage for tensor in found]
+            self._moved.update(numbers)
+            self._on_host.update(numbers)
+            return True
+        tensors = (*taken, *found)
         is_number = all(not tensor.shape for tensor in tensors)
         return is_number and any(tensor.storage in self._on_host for tensor in tensors)
+
+    def _move_into(self, name: str, given: dict[str, Value]) -> Move | None:
+        """What is written from one side into a tensor of the other."""
+        own, source = given.get("self"), given.get("src")
+        if name != "aten::copy_" or not self._moved:
+            return None
+        if not isinstance(own, TensorInfo) or not isinstance(source, TensorInfo):
+            return None
+        to_gpu = own.storage not in self._moved
+        if to_gpu == (source.storage not in self._moved):
+            return None
+        host = source if to_gpu else own
+        return Move(to_gpu, host.storage in self._pinned, given.get("non_blocking") is True)
 
     def _tensor(self, tensor: torch.Tensor) -> TensorInfo:
         dense = _dense(tensor)

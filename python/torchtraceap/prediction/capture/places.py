@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-__all__ = ["frame_of_program", "is_of_torch", "place_of", "place_of_error"]
+__all__ = ["frame_of_program", "is_of_program", "is_of_torch", "place_of", "place_of_error"]
 
 _OWN = __name__.partition(".")[0]
+_CAPTURE = __name__.rpartition(".")[0]
 _BESIDES = ("importlib", "contextlib", "functools", "threading", "runpy")
 """Modules of Python that stand between a program and what it calls."""
 
@@ -38,6 +39,12 @@ def place_of_error(error: BaseException) -> str:
 def is_of_torch(frame: FrameType) -> bool:
     """Whether it runs torch's own code."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "torch"
+
+
+def is_of_program(frame: FrameType) -> bool:
+    """Whether it runs neither torch's code nor that of the capture."""
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.partition(".")[0] != "torch" and not name.startswith(_CAPTURE)
 
 
 def _innermost(frames: Iterator[FrameType]) -> FrameType | None:

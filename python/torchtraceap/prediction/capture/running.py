@@ -3,7 +3,8 @@
 Note [Steady state]: the first step of an optimiser makes its state, the later ones use it. What a
 model calls in its forward and backward pass is mostly the same from the first step on. So those are
 run once and written down, then the optimiser is run twice, and the second time is written down. A
-model that keeps something of its first pass, such as a table of positions, is run once more.
+model that keeps something of its first pass, such as a table of positions, that leaves parameters
+on the host, or whose optimiser lets go of the gradients, is run once more.
 """
 
 from __future__ import annotations
@@ -69,10 +70,13 @@ def run_step(
             turn()
             update()
         return model
-    if _remembers(model, turn):
+    if _remembers(model, turn) or recorder.leaves_on_host(model):
         turn()
     with recorder.off():
+        had_gradients = _has_gradients(model)
         update()
+    if had_gradients and not _has_gradients(model):
+        turn()
     recorder.were_there(recorder.optimizer_state())
     update()
     return model
@@ -102,6 +106,10 @@ def tensors_of_inputs(workload: Workload) -> Iterator[torch.Tensor]:
     from torch.utils._pytree import tree_leaves
 
     return (leaf for leaf in tree_leaves(workload.inputs) if isinstance(leaf, torch.Tensor))
+
+
+def _has_gradients(model: torch.nn.Module) -> bool:
+    return any(each.grad is not None for each in model.parameters())
 
 
 def _remembers(model: torch.nn.Module, turn: Callable[[], None]) -> bool:

@@ -14,8 +14,8 @@ from torchtraceap.prediction.capture.dispatch import capture_step
 from torchtraceap.prediction.capture.execution import capture_execution_trace
 from torchtraceap.prediction.capture.gpu_trace import CapturedProfile, capture_gpu_trace
 from torchtraceap.prediction.capture.profile import capture_profile
-from torchtraceap.workloads.workload import find_workload
 from torchtraceap.ranks import RankTrace
+from torchtraceap.workloads.workload import find_workload
 
 __all__ = ["Captured", "capture_source", "execution_traces_in"]
 

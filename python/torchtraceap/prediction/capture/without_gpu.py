@@ -1,6 +1,7 @@
 """What a program asks of a GPU, answered where there is none.
 
-Tensors stay where they are when they are sent to a GPU: a capture takes everything for a GPU's.
+Tensors stay where they are when they are sent to a GPU: a capture takes everything for a GPU's, but
+for what the program sends to the host within a step (`moves.py`).
 Streams, events and synchronisation do nothing. What a program reads of tensors without values as an
 array or a list is ones.
 
@@ -17,7 +18,8 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial, partialmethod
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -26,7 +28,18 @@ from torch.optim import swa_utils
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
-from torchtraceap.prediction.capture.places import is_of_torch
+from torchtraceap.prediction.capture.modes import asked_device
+from torchtraceap.prediction.capture.moves import (
+    AskedMove,
+    asked_move,
+    is_made_of_numbers,
+    move_module,
+    moved,
+)
+from torchtraceap.prediction.capture.places import is_of_program, is_of_torch
+
+if TYPE_CHECKING:
+    from torchtraceap.prediction.capture.dispatch import Recorder
 
 __all__ = ["as_if_on_a_gpu", "taken_for_plain_tensors"]
 
@@ -38,13 +51,16 @@ _GPU = torch.device("cuda", 0)
 
 @contextmanager
 def as_if_on_a_gpu(
-    reads: Callable[[torch.Tensor], None], said: Callable[[str], None]
+    reads: Callable[[torch.Tensor], None],
+    said: Callable[[str], None],
+    recorder: Callable[[], Recorder | None] = lambda: None,
 ) -> Iterator[None]:
     """Within, programs for GPUs run on the host.
 
     Args:
         reads: Told of each tensor without values that the program reads as a whole.
         said: Told what a person should know of the capture.
+        recorder: Of the step that is being run, if one is.
     """
     with ExitStack() as stack:
         for name, value in _IN_CUDA.items():
@@ -71,11 +87,16 @@ def as_if_on_a_gpu(
         log = logging.getLogger("torch._subclasses.fake_tensor")
         stack.callback(log.setLevel, log.level)
         log.setLevel(logging.CRITICAL)  # what goes wrong there is raised as well
-        devices = _Devices(reads)
+        devices = _Devices(reads, recorder)
         # A tensor without values would read its elements one by one.
         stack.enter_context(
             _replaced(FakeTensor, "tolist", lambda tensor: devices.read(tensor).tolist())
         )
+        for name in ("to", "cpu", "cuda"):
+            own = devices.of_module(name, getattr(torch.nn.Module, name))
+            stack.enter_context(_replaced(torch.nn.Module, name, own))
+        # It answers this by itself, so that no mode is asked.
+        stack.enter_context(_replaced(FakeTensor, "device", property(devices.device_of)))
         stack.enter_context(devices)
         yield
 
@@ -241,21 +262,26 @@ _IN_CUDA: dict[str, Any] = {
 class _Devices(TorchFunctionMode):
     """Puts the host wherever a GPU is named."""
 
-    def __init__(self, reads: Callable[[torch.Tensor], None]) -> None:
+    def __init__(
+        self, reads: Callable[[torch.Tensor], None], recorder: Callable[[], Recorder | None]
+    ) -> None:
         super().__init__()
-        self._reads = reads
+        self._reads, self._recorder = reads, recorder
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if func in _GETTERS:
-            found = func(*args)
-            return found if is_of_torch(sys._getframe(1)) else _as_of_a_gpu(found)
+            return self._told(args[0], func(*args), sys._getframe(1))
+        args = self._on_its_side(func, args, kwargs, sys._getframe(1))
         if func in _STAYS:
             return args[0]
         if func in _READS and isinstance(args[0], FakeTensor):
             return self.read(args[0])
+        if is_made_of_numbers(func, args) and _is_gpu(kwargs.get("device")):
+            made = func(*args, **{**kwargs, "device": _HOST})
+            return self._uploaded(made) if is_of_program(sys._getframe(1)) else made
         if "device" in kwargs and _is_gpu(kwargs["device"]):
             kwargs = {**kwargs, "device": _HOST}
         if any(isinstance(each, torch.device) and _is_gpu(each) for each in args):
@@ -263,6 +289,77 @@ class _Devices(TorchFunctionMode):
         elif func is torch.Tensor.to and len(args) > 1 and _is_gpu(args[1]):
             args = (args[0], _HOST, *args[2:])
         return func(*args, **kwargs)
+
+    def device_of(self, tensor: FakeTensor) -> torch.device:
+        """Where a tensor without values says that it is."""
+        found = asked_device(tensor)
+        told = self._told(tensor, found, sys._getframe(1))
+        assert isinstance(told, torch.device)
+        return told
+
+    def _told(
+        self, tensor: torch.Tensor, found: bool | torch.device, asks: FrameType
+    ) -> bool | torch.device:
+        """See Note [Who asks]."""
+        is_true = not is_of_program(asks) or self._is_on_host(tensor)
+        return found if is_true else _as_of_a_gpu(found)
+
+    def _running(self) -> Recorder | None:
+        """Of the step that is being run, between what is made before it and what comes behind."""
+        recorder = self._recorder()
+        return recorder if recorder is not None and recorder.in_step else None
+
+    def _is_on_host(self, tensor: torch.Tensor) -> bool:
+        recorder = self._running()
+        return recorder is not None and recorder.is_kept_on_host(tensor)
+
+    def _on_its_side(
+        self, func: Any, args: tuple[Any, ...], kwargs: Any, caller: FrameType
+    ) -> tuple[Any, ...]:
+        """Arguments of a call, its first one where the call wants it to be."""
+        recorder = self._running()
+        if recorder is None or not args or not isinstance(args[0], torch.Tensor):
+            return args
+        on_host = recorder.is_kept_on_host(args[0])
+        if func is torch.Tensor.pin_memory and on_host:
+            recorder.pin(args[0])
+        asked = asked_move(func, args, kwargs)
+        if asked is None or not is_of_program(caller):
+            return args
+        device = asked.device
+        to_gpu = (
+            not self._is_on_host(device) if isinstance(device, torch.Tensor) else _is_gpu(device)
+        )
+        if to_gpu != on_host:
+            return args
+        return (moved(recorder, args[0], to_gpu, asked), *args[1:])
+
+    def of_module(self, name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
+        """`Module.to`, `cpu` or `cuda` that moves what the module has, where a step is run."""
+
+        def moves(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            recorder = self._running()
+            if recorder is None:
+                return usual(module, *args, **kwargs)
+            if name != "to":
+                move_module(recorder, module, name == "cuda", non_blocking=False)
+                return module
+            with torch._C.DisableTorchFunction():  # or the GPU would be replaced
+                device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
+            if device is not None:
+                move_module(recorder, module, _is_gpu(device), non_blocking=non_blocking)
+            if dtype is not None:
+                usual(module, dtype)
+            return module if layout is None else usual(module, memory_format=layout)
+
+        return moves
+
+    def _uploaded(self, made: torch.Tensor) -> torch.Tensor:
+        recorder = self._running()
+        if recorder is None:
+            return made
+        recorder.move_to_host(made)
+        return moved(recorder, made, True, AskedMove(_GPU, False))
 
     def read(self, tensor: torch.Tensor) -> Any:
         """Ones, as an array."""
@@ -278,7 +375,6 @@ _GETTERS = frozenset(getattr(torch.Tensor, name).__get__ for name in ("device", 
 
 
 def _as_of_a_gpu(found: bool | torch.device) -> bool | torch.device:
-    """See Note [Who asks]."""
     if isinstance(found, torch.device):
         return _GPU if found == _HOST else found
     return True

@@ -8,14 +8,16 @@ from itertools import starmap
 
 from torchtraceap.devices import Device
 from torchtraceap.durations import Calibration
-from torchtraceap.prediction.capture.calls import Capture
+from torchtraceap.prediction.capture.calls import Capture, TensorInfo
 from torchtraceap.prediction.lifting.collectives import collective_time, collective_work
+from torchtraceap.prediction.lifting.copies import copied_across
 from torchtraceap.prediction.lifting.durations import op_times
 from torchtraceap.prediction.lifting.host import HostModel
 from torchtraceap.prediction.lifting.kernels import kernels_of
 from torchtraceap.prediction.lifting.launching import LaunchingOp, libraries_of
 from torchtraceap.prediction.lifting.operators import launching_ops
 from torchtraceap.prediction.lifting.step import LiftedCall, LiftedOp, LiftedStep
+from torchtraceap.prediction.lifting.work import OpTime
 
 __all__ = ["lift"]
 
@@ -39,8 +41,17 @@ def lift(
     ops = launching_ops(capture, libraries)
     times = op_times(ops, device, calibration, libraries)
     by_call: dict[int, list[LiftedOp]] = defaultdict(list)
+    held_ns: dict[int, float] = {}
     for op, time in zip(ops, times, strict=True):
-        if capture.calls[op.call].collective is None:
+        move = capture.calls[op.call].move
+        if move is not None:
+            tensor = op.outputs[0]
+            assert isinstance(tensor, TensorInfo)
+            copied = copied_across(tensor, move, device)
+            work = replace(copied.work, lane=capture.calls[op.call].stream)
+            by_call[op.call].append(LiftedOp(op, (work,), OpTime(work.estimate, True)))
+            held_ns[op.call] = copied.launch_ns
+        elif capture.calls[op.call].collective is None:
             stream = capture.calls[op.call].stream
             works = tuple(
                 replace(work, lane=stream) for work in kernels_of(op, device, libraries, time)
@@ -52,7 +63,10 @@ def lift(
     lifted = [tuple(by_call.get(index, ())) for index in range(len(capture.calls))]
     launches = [sum(len(op.works) for op in of_call) for of_call in lifted]
     times_of_host = (host or HostModel(device)).times(capture, launches)
-    calls = zip(capture.calls, lifted, times_of_host.calls, strict=True)
+    of_calls = [*times_of_host.calls]
+    for index, launch_ns in held_ns.items():
+        of_calls[index] = replace(of_calls[index], launches=(launch_ns,))
+    calls = zip(capture.calls, lifted, of_calls, strict=True)
     range_of_host = times_of_host.low, times_of_host.high
     return LiftedStep(tuple(starmap(LiftedCall, calls)), range_of_host)
 

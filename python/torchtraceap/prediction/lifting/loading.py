@@ -1,9 +1,4 @@
-"""How batches come to the GPU: torch's DataLoader, and copies of the inputs from the host.
-
-Note [Copies from the host]: one from pageable memory is staged by the driver and starts behind what
-its stream was given; the host goes on when it is done, small ones when they are staged. One from
-pinned memory with `non_blocking` is a launch like others.
-"""
+"""How batches come to the GPU: torch's DataLoader, and copies of the inputs from the host."""
 
 from __future__ import annotations
 
@@ -12,9 +7,9 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 from torchtraceap.devices import Device
-from torchtraceap.durations.copies import estimate_copy
 from torchtraceap.errors import OptionError
-from torchtraceap.prediction.capture.calls import Call, Capture, Phase, TensorInfo
+from torchtraceap.prediction.capture.calls import Call, Capture, Move, Phase, TensorInfo
+from torchtraceap.prediction.lifting.copies import copied_across
 from torchtraceap.prediction.lifting.host import HostModel
 from torchtraceap.prediction.lifting.launching import LaunchingOp
 from torchtraceap.prediction.lifting.situations import UNKNOWN_CROSSING, Situation
@@ -26,20 +21,12 @@ from torchtraceap.prediction.lifting.step import (
     LiftedStep,
 )
 from torchtraceap.prediction.lifting.step_parts import step_parts
-from torchtraceap.prediction.lifting.work import GpuWork, HostTime, OpTime, WorkKind
+from torchtraceap.prediction.lifting.work import HostTime, OpTime
 from torchtraceap.rendering import Shown
 
 __all__ = ["Loading", "with_loading"]
 
 _MEMORY = ("pageable", "pinned")
-_STAGED_BYTES = 64 * 1024
-"""Copies from pageable memory up to this size return once they are staged."""
-_STAGED_NS = 10_000.0
-_BLOCKED_NS = 150_000.0
-"""What a blocking copy takes beside the copy itself: 80 to 230 us for 4 to 150 MB in traces of
-V100, A100, GP100, H100 and MI300X; a staged one 5 to 19 us."""
-_PINNED_NS = 6_000.0
-"""Of a copy from pinned memory the host does no more than launch it: 4 to 10 us in traces."""
 _FETCH = "enumerate(DataLoader)#_{}DataLoaderIter.__next__"
 _AHEAD = 2
 """Batches that each worker of torch's loader may make ahead, unless told otherwise."""
@@ -130,17 +117,10 @@ def _uploads(
 def _upload(
     place: int, tensor: TensorInfo, time: HostTime, loading: Loading, device: Device
 ) -> LiftedCall:
-    """See Note [Copies from the host]."""
-    size = tensor.elements * tensor.dtype.size
-    is_pinned = loading.memory == "pinned"
-    waits = not is_pinned and size > _STAGED_BYTES
-    launch_ns = _PINNED_NS if is_pinned else _BLOCKED_NS if waits else _STAGED_NS
-    estimate = estimate_copy(size, "HtoD", is_pinned, device)
-    source = "Host" if device.vendor == "amd" else loading.memory.capitalize()
-    name = f"Memcpy HtoD ({source} -> Device)"
-    work = GpuWork(name, WorkKind.MEMCPY, estimate, bytes=size, host_waits=waits)
+    """As a program with `non_blocking` copies it: see Note [Copies and the host]."""
+    copied = copied_across(tensor, Move(True, loading.memory == "pinned", True), device)
     call = Call(_TO_GPU, "default", {"self": tensor}, (tensor,), Phase.FORWARD, ())
-    given = (tensor, tensor, is_pinned)
+    given = (tensor, tensor, loading.memory == "pinned")
     op = LaunchingOp("aten::copy_", given, (tensor,), Phase.FORWARD, (), place)
-    lifted = LiftedOp(op, (work,), OpTime(estimate, True))
-    return LiftedCall(call, (lifted,), replace(time, launches=(launch_ns,)))
+    lifted = LiftedOp(op, (copied.work,), OpTime(copied.work.estimate, True))
+    return LiftedCall(call, (lifted,), replace(time, launches=(copied.launch_ns,)))

@@ -20,7 +20,13 @@ from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.sums import total
 from torchtraceap.units import counted, format_ns
 
-__all__ = ["NoBroadcastBuffers", "RemoveEvidence", "RemoveRanges", "ZeroGradToNone"]
+__all__ = [
+    "NoBroadcastBuffers",
+    "NoSmallCopies",
+    "RemoveEvidence",
+    "RemoveRanges",
+    "ZeroGradToNone",
+]
 
 _RANGES = (EventKind.CPU_OP, EventKind.USER_ANNOTATION)
 
@@ -140,6 +146,47 @@ _EVIDENCE = (
 )
 for _removal in _EVIDENCE:  # which of them can go is for the user to decide
     register(_removal.name, fixes=(_removal.finding,))(partial(replace, _removal))
+
+
+@register("no_small_copies", fixes=("small_copies",))
+class NoSmallCopies:
+    """Constants stay on the device: the rule `small_copies` says which uploads they are.
+
+    Best: the uploads are gone with the operators that make them. Cautious: they change from step to
+    step, and so are still made, from memory that nobody waits for.
+    """
+
+    name = "no_small_copies"
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        best, cautious = Change(), Change()
+        count = waits = 0
+        for view in views(run):
+            copies = _core.evidence_rows(view.table, view.tree, "small_copies").astype(np.int64)
+            calls = view.launch_of(copies)
+            calls = distinct(calls[calls >= 0])
+            behind = view.waits_behind(calls)
+            for change in (best, cautious):
+                change.drop(view.waits_of(calls))
+                view.remove_calls(change, behind)
+            _remove(view, best, _makers(view, calls))
+            view.remove_gpu(best, copies)
+            count, waits = count + len(calls), waits + len(behind)
+        if not count:
+            raise NotApplicableError("the trace has no small uploads that no batch explains")
+        note = f"not awaited, and gone at best: {counted(count, 'small upload')}"
+        return EditedGraph(best, cautious, note=note)
+
+
+_MAKES_A_COPY = r"^aten::(?:to|_to_copy|copy_|cuda)$"
+
+
+def _makers(view: RankView, calls: Array) -> Array:
+    """Outermost operators that make copies, else their calls."""
+    operators = view.outermost(view.rows_named(_MAKES_A_COPY, EventKind.CPU_OP))
+    place = view.inside(view.begin_of[calls].astype(np.int64), operators)
+    rows: Array = np.concatenate([operators[distinct(place[place >= 0])], calls[place < 0]])
+    return view.outermost(rows)
 
 
 @register("zero_grad_to_none", default=True, fixes=("zero_grad_not_none",))

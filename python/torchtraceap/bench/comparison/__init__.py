@@ -1,0 +1,1 @@
+"""Two sides compared in pairs of fresh processes."""

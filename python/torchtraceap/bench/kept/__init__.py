@@ -1,0 +1,1 @@
+"""Runs that are kept, by content, and what is read from them."""

@@ -1,0 +1,303 @@
+"""`CallLines`: the line of the program that called an operator, where the recording is at hand.
+
+Note [Lines of calls]: in a trace a Python frame has the line where its function begins. The
+profiler knows more as long as it lives: for every call that a frame makes, the line of the frame
+at that moment. The call above an operator so gives its line exactly. An operator that comes from
+syntax (`if x:`, `x + y`) has no call above it; then the calls before and behind it in the same
+frame are two lines between which it lies, and if the source has only one place between them where
+such an operator can come from, that is it.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torchtraceap._core import NO_ROW, EventKind
+from torchtraceap.ranks import RankTrace
+from torchtraceap.records import dataclass
+
+__all__ = ["CallLines", "Place", "shown_file"]
+
+_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
+_OUR_FOLDER = str(Path(__file__).resolve().parents[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a program."""
+
+    file: str
+    """Relative to the working directory where it is below it."""
+    line: int
+    function: str
+    exact: bool
+    """False: the line is near, or where the function begins."""
+
+    @property
+    def text(self) -> str:
+        """Such as "train.py:12 (step)"."""
+        return f"{self.file}:{self.line} ({self.function})"
+
+    @property
+    def source(self) -> str:
+        """The line itself; empty where the file can't be read."""
+        return linecache.getline(str(Path(self.file).absolute()), self.line).strip()
+
+
+class CallLines:
+    """Finds places of one recording.
+
+    Args:
+        profiler: A stopped profiler of torch that recorded Python frames; None for none.
+    """
+
+    def __init__(self, profiler: Any = None) -> None:
+        self._profiler = profiler
+        self._lines: dict[int, int] | None = None
+
+    def place_of(self, part: RankTrace, row: int) -> Place | None:
+        """Where the program was when an event came, in its own code rather than in a library's.
+
+        Args:
+            part: The rank of the event.
+            row: The event; for one of a GPU, its launch.
+
+        Returns:
+            None where there are no Python frames above it.
+        """
+        tree, table = part.tree, part.table
+        launch = int(tree.launch[row])
+        row = launch if launch != NO_ROW else row
+        innermost = None
+        below = row  # what the frame called, on the way to the event
+        for around in _chain(part, row):
+            if table.kind[around] == EventKind.PYTHON_FUNCTION:
+                found = _FRAME.fullmatch(table.name_of(around))
+                if found is not None:
+                    file = _resolved(found["file"])
+                    if not _is_library(file):
+                        return self._place(part, around, below, found, file)
+                    innermost = innermost or (around, below, found, file)
+                below = around
+            elif table.kind[around] == EventKind.CPU_OP:
+                below = around
+        return None if innermost is None else self._place(part, *innermost)
+
+    def _place(
+        self, part: RankTrace, frame: int, below: int, found: re.Match[str], file: str
+    ) -> Place:
+        start, function = int(found["line"]), found["function"]
+        line = self._line_of(part, below)
+        if line is not None:
+            return Place(shown_file(file), line, function, exact=True)
+        first, last = self._around(part, frame, below, start)
+        lines = _lines_between(file, function, first, last, part.table.name_of(below))
+        exact = len(lines) == 1
+        return Place(shown_file(file), lines[0] if exact else first, function, exact=exact)
+
+    def _around(self, part: RankTrace, frame: int, below: int, start: int) -> tuple[int, int]:
+        """The lines of the calls of a frame before and behind a row; where it begins, and 0 for its
+        end, where there are none."""
+        calls = [row for row in _called(part, frame) if row != below]
+        before = [line for row in calls if row < below and (line := self._line_of(part, row))]
+        behind = [line for row in calls if row > below and (line := self._line_of(part, row))]
+        return before[-1] if before else start, behind[0] if behind else 0
+
+    def _line_of(self, part: RankTrace, row: int) -> int | None:
+        """From which line something was called, if it is a call."""
+        table = part.table
+        if table.kind[row] != EventKind.PYTHON_FUNCTION:
+            return None
+        return self._known(part).get(int(table.ts_ns[row]))
+
+    def _known(self, part: RankTrace) -> dict[int, int]:
+        if self._lines is None:
+            base = int(dict(part.table.metadata).get("baseTimeNanoseconds", "0"))
+            self._lines = {} if self._profiler is None else dict(_lines(self._profiler, base))
+            self._profiler = None
+        return self._lines
+
+
+def _lines(profiler: Any, base_ns: int) -> Iterator[tuple[int, int]]:
+    """Start of every call, and its line. See Note [Lines of calls].
+
+    Names are not asked for: that of a module which was imported meanwhile is gone (torch 2.13).
+    """
+    try:
+        todo = list(profiler.profiler.kineto_results.experimental_event_tree())
+    except (AttributeError, RuntimeError):  # another version of torch
+        return
+    while todo:
+        event = todo.pop()
+        todo += event.children
+        caller = getattr(event.extra_fields, "caller", None)
+        if caller is not None:
+            yield event.start_time_ns - base_ns, caller.line_number
+
+
+def _chain(part: RankTrace, row: int) -> Iterator[int]:
+    """A row and what is around it, from the inside."""
+    parent = part.tree.parent
+    while row != NO_ROW:
+        yield row
+        row = int(parent[row])
+
+
+def _called(part: RankTrace, frame: int) -> list[int]:
+    """What a frame calls itself, in order: operators and ranges may lie between."""
+    import numpy as np
+
+    parent, of_python = part.tree.parent, part.table.kind == EventKind.PYTHON_FUNCTION
+    rows = np.flatnonzero(of_python)
+    rows = rows[rows > frame]
+    above = parent[rows]
+    while (between := (above != NO_ROW) & ~of_python[np.where(above == NO_ROW, 0, above)]).any():
+        above[between] = parent[above[between]]
+    found: list[int] = rows[above == frame].tolist()
+    return found
+
+
+# ------------------------------------------------------------------------------ files
+
+
+def _resolved(name: str) -> str:
+    """The profiler takes a folder of `sys.path` off the front of a file's name."""
+    if Path(name).is_absolute():
+        return name
+    for folder in sys.path:
+        candidate = Path(folder or ".") / name
+        if candidate.is_file():
+            return str(candidate.absolute())
+    return name
+
+
+def shown_file(file: str) -> str:
+    """A path, relative to the working directory where it is below it."""
+    path = Path(file)
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else file
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    return (*(sysconfig.get_path(kind) for kind in kinds), _OUR_FOLDER)
+
+
+def _is_library(file: str) -> bool:
+    if file.startswith("<") or not Path(file).is_absolute():
+        return True
+    parts = Path(file).parts
+    installed = "site-packages" in parts or "dist-packages" in parts
+    generated = any(part.startswith("torchinductor") for part in parts)
+    return installed or generated or file.startswith(tuple(f"{f}/" for f in _library_folders()))
+
+
+# ------------------------------------------------------------------------------ syntax
+
+_OPERATORS: dict[str, tuple[type[ast.AST], ...]] = {
+    "add": (ast.Add,),
+    "sub": (ast.Sub,),
+    "rsub": (ast.Sub,),
+    "mul": (ast.Mult,),
+    "div": (ast.Div,),
+    "floor_divide": (ast.FloorDiv,),
+    "remainder": (ast.Mod,),
+    "pow": (ast.Pow,),
+    "matmul": (ast.MatMult,),
+    "neg": (ast.USub,),
+    "bitwise_not": (ast.Invert,),
+    "gt": (ast.Gt,),
+    "lt": (ast.Lt,),
+    "ge": (ast.GtE,),
+    "le": (ast.LtE,),
+    "eq": (ast.Eq,),
+    "ne": (ast.NotEq,),
+}
+_ASKS = ("item", "is_nonzero", "_local_scalar_dense", "equal")
+_INDEXES = ("index", "select", "slice", "index_put_", "copy_", "nonzero", "masked_select")
+_NUMBERS = ("float", "int", "bool", "complex", "range", "round", "print", "str", "format")
+
+
+def _lines_between(file: str, function: str, first: int, last: int, name: str) -> list[int]:
+    """Lines of a function where its syntax can give an operator.
+
+    From the line of one call to that of the next. Where that is not further down, a loop may have
+    begun anew between them, and they are those of the loop.
+    """
+    try:
+        tree = ast.parse(Path(file).read_text("utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return []
+    body = _function(tree, function, first)
+    if body is None:
+        return []
+    bare = name.rpartition("::")[2]
+    nodes = (node for node in ast.walk(body) if hasattr(node, "lineno") and _gives(node, bare))
+    lines = {node.lineno for node in nodes}
+    if last <= first:
+        first, last = _loop(body, first) or (first, last or sys.maxsize)
+    return sorted(line for line in lines if first <= line <= last)
+
+
+def _loop(body: ast.AST, line: int) -> tuple[int, int] | None:
+    """First and last line of the innermost loop around a line."""
+    kinds = (ast.For, ast.AsyncFor, ast.While)
+    around = [
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in ast.walk(body)
+        if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return max(around, default=None)
+
+
+def _function(tree: ast.Module, function: str, line: int) -> ast.AST | None:
+    """The innermost function of that name around a line; the module for its own frame."""
+    if function == "<module>":
+        return tree
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, kinds)
+        and node.name == function.rpartition(".")[2]
+        and _begin(node) <= line <= (node.end_lineno or 0)
+    ]
+    return max(around, key=lambda node: node.lineno, default=None)
+
+
+def _begin(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return min([node.lineno, *(each.lineno for each in node.decorator_list)])
+
+
+def _gives(node: ast.AST, name: str) -> bool:
+    if name in _ASKS:
+        return _asks_for_a_value(node)
+    if name in _INDEXES:
+        return isinstance(node, ast.Subscript)
+    wanted = _OPERATORS.get(name.rstrip("_"), ())
+    return any(isinstance(each, wanted) for each in _operators(node))
+
+
+def _operators(node: ast.AST) -> Iterable[ast.AST]:
+    if isinstance(node, ast.Compare):
+        return node.ops
+    return [node.op] if isinstance(node, (ast.BinOp, ast.AugAssign, ast.UnaryOp)) else ()
+
+
+def _asks_for_a_value(node: ast.AST) -> bool:
+    """Whether the truth or the number of something is asked for."""
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Not)
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in _NUMBERS
+    kinds = (ast.If, ast.While, ast.IfExp, ast.Assert, ast.BoolOp, ast.FormattedValue)
+    return isinstance(node, kinds)

@@ -1,0 +1,208 @@
+"""`Recorder`: one block under the profiler of torch, quietly; whatever goes wrong is an error.
+
+Note [Marked steps]: the profiler marks a step from one `step()` to the next, so a range is open
+behind the last one, and nothing tells beforehand which will be the last. Its mark is renamed in
+the file: a step counts when `step()` has said that it ended. A block that never says so is one
+step, from its first line to its last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torchtraceap.collect import RecordingError
+from torchtraceap.collect.active import claim_profiler, release_profiler
+from torchtraceap.collect.export import TraceNames, export_trace
+from torchtraceap.collect.torch_access import (
+    current_rank,
+    default_activities,
+    import_torch,
+    profiler_is_running,
+)
+from torchtraceap.errors import OptionError
+
+__all__ = ["Recorder"]
+
+_STEP_MARK = "ProfilerStep#"
+_REST_MARK = "behind the last step "
+_OWNER = "contract"
+
+
+class Recorder:
+    """Records from `start` to `stop`, without the first steps.
+
+    Args:
+        warmup: Steps that are left out.
+    """
+
+    def __init__(self, warmup: int = 0) -> None:
+        if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
+            raise OptionError(f"warmup must be a number of steps, not {warmup!r}")
+        self._warmup = warmup
+        self._steps = 0
+        self._profiler: Any = None
+        self._torch: Any = None
+        self._owner = (0, 0)  # process and thread that started it
+
+    @property
+    def steps(self) -> int:
+        """Whole recorded steps."""
+        return max(0, self._steps - self._warmup)
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return current_rank(self._torch)
+
+    def has_accelerator(self) -> bool:
+        """Can this process record more than its CPU?
+
+        Raises:
+            MissingDependencyError: torch is not installed.
+        """
+        return len(default_activities(import_torch())) > 1
+
+    def start(self, *, with_stack: bool, with_memory: bool = False) -> None:
+        """Begins.
+
+        Args:
+            with_stack: Record Python frames.
+            with_memory: Record allocations.
+
+        Raises:
+            RecordingError: Something else records in this process.
+            MissingDependencyError: torch is not installed.
+        """
+        self._torch = import_torch()
+        claim_profiler(self._torch, _OWNER)
+        try:
+            self._profiler = self._made(with_stack, with_memory)
+            with _quiet():
+                self._profiler.start()
+        except BaseException:
+            self._profiler = None
+            release_profiler()
+            raise
+        self._owner = (os.getpid(), threading.get_ident())
+
+    def step(self) -> None:
+        """Tells that an iteration has ended.
+
+        Raises:
+            RecordingError: Outside of the block, or in another thread or process.
+        """
+        if self._profiler is None:
+            raise RecordingError("step() outside of the block of the contract")
+        self._check_owner("step()")
+        self._steps += 1
+        with _quiet():
+            self._profiler.step()
+
+    def drop(self) -> None:
+        """Ends without a result, whatever state it is in."""
+        profiler, self._profiler = self._profiler, None
+        try:
+            if profiler is not None and self._owner == (os.getpid(), threading.get_ident()):
+                with _quiet(), contextlib.suppress(Exception):
+                    profiler.stop()
+        finally:
+            release_profiler()
+
+    def stop(self) -> Any:
+        """Ends the recording.
+
+        Returns:
+            The profiler that holds it, for `export` and `events_of`.
+
+        Raises:
+            RecordingError: There is nothing, and the reason.
+        """
+        profiler = self._profiler
+        try:
+            self._check_owner("the end of the block")
+            if self._steps >= self._warmup and not profiler_is_running(self._torch):
+                raise RecordingError(
+                    "a torch profiler was used inside the block of a contract; it has ended the "
+                    "contract's own recording, of which nothing is left"
+                )
+            with _quiet():
+                profiler.stop()
+            self._profiler = None
+        finally:
+            self.drop()
+        if self._steps < self._warmup:
+            raise RecordingError(
+                f"nothing was recorded: {self._warmup} steps are left out as warm-up, and step() "
+                f"was called {self._steps} times"
+            )
+        return profiler
+
+    def export(self, profiler: Any, path: Path) -> Path:
+        """Writes what `stop` gave; a file that is there is never overwritten.
+
+        Args:
+            profiler: From `stop`; it can be written once.
+            path: Ends in `.json` or `.json.gz`. Of several ranks all but the first get theirs in
+                the name.
+
+        Raises:
+            RecordingError: No operation of torch ran.
+            OutputError: It can't be written.
+        """
+        names = TraceNames(path, rank=self.rank, run="")
+        rest = f"{_STEP_MARK}{self._steps}" if self.steps else None
+        written = export_trace(_Marked(profiler, rest), names)
+        if written is None:
+            raise RecordingError("nothing was recorded: no operation of torch ran in the block")
+        return written
+
+    def _made(self, with_stack: bool, with_memory: bool) -> Any:
+        actions = self._torch.profiler.ProfilerAction
+
+        def action(step: int) -> Any:
+            return actions.WARMUP if step < self._warmup else actions.RECORD
+
+        return self._torch.profiler.profile(
+            activities=default_activities(self._torch),
+            schedule=action,
+            record_shapes=True,
+            with_stack=with_stack,
+            profile_memory=with_memory,
+        )
+
+    def _check_owner(self, what: str) -> None:
+        if self._owner != (os.getpid(), threading.get_ident()):
+            raise RecordingError(
+                f"{what} came in another thread or process than the one that entered the block; "
+                "the profiler of torch records per thread"
+            )
+
+
+class _Marked:
+    """A profiler whose file calls the open range behind the last step otherwise. See Note [Marked
+    steps]."""
+
+    def __init__(self, profiler: Any, rest: str | None) -> None:
+        self._profiler, self._rest = profiler, rest
+
+    def export_chrome_trace(self, path: str) -> None:
+        self._profiler.export_chrome_trace(path)
+        if self._rest is None:
+            return
+        file = Path(path)
+        name = self._rest.encode()
+        renamed = (_REST_MARK + self._rest.removeprefix(_STEP_MARK)).encode()
+        file.write_bytes(file.read_bytes().replace(b'"' + name + b'"', b'"' + renamed + b'"'))
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    """Where warnings are errors, one of the profiler must not fail somebody's test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,1 @@
+"""The parts of `watch`: what it costs, keeps and finds changed, and who examines a trace."""
