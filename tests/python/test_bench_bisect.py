@@ -243,6 +243,24 @@ def test_worktrees_leave_nothing_behind(repository: Path) -> None:
     assert [revision.title for revision in line] == [f"Edit {i}" for i in range(5)]
 
 
+@pytest.mark.parametrize("alive", [True, False])
+def test_what_a_killed_process_left_is_removed_by_the_next(repository: Path, alive: bool) -> None:
+    project = Repository(repository)
+    first = project.commit("HEAD~1")
+    with project.checkouts() as checkouts:
+        left = checkouts.ready(first).folder
+        ended = subprocess.Popen([sys.executable, "-c", ""])
+        ended.wait()
+        owner = os.getpid() if alive else ended.pid
+        (left.parent / "owner").write_text(str(owner), encoding="utf-8")
+
+        with project.checkouts() as others:
+            others.ready(project.commit("HEAD"))
+            assert left.exists() is alive
+
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     "text", ["--help..HEAD", "HEAD..--exec=x", "HEAD", "..", "HEAD~1...HEAD", "none..HEAD",
              "HEAD..HEAD", "HEAD..HEAD~2"],

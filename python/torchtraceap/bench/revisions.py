@@ -52,6 +52,8 @@ _REPOSITORY_VARIABLES = (
     "GIT_PREFIX",
 )
 """What git sets for hooks and aliases; a worktree of its own must not inherit it."""
+_OWNER = "owner"
+"""A file in the scratch folder with the number of its process."""
 _SCRATCH = re.compile(r"/\.torchtraceap-[^/]*\.partial/")
 
 
@@ -202,6 +204,7 @@ class Repository:
         """Worktrees of commits, which are gone at the end."""
         self._remove_leftovers()
         with staging(None) as scratch:
+            write_text(scratch / _OWNER, f"{os.getpid()}\n")
             made = Checkouts(self, scratch)
             try:
                 yield made
@@ -213,8 +216,12 @@ class Repository:
         told = self._git("worktree", "list", "--porcelain", what="git worktree failed")
         for line in told.splitlines():
             path = line.removeprefix("worktree ")
-            if path != line and _SCRATCH.search(path) and not os.path.exists(path):
+            if path == line or not _SCRATCH.search(path):
+                continue
+            scratch = Path(path).parent
+            if not _is_alive(scratch / _OWNER):
                 self.forget(path)
+                _removed(scratch)
 
     def add(self, commit: str, path: Path) -> None:
         """A worktree of a commit.
@@ -259,6 +266,17 @@ class Repository:
             reason = done.stderr.strip().splitlines()
             raise error(f"{what}: {reason[-1]}" if reason else what)
         return done.stdout
+
+
+def _is_alive(owner: Path) -> bool:
+    """Whether the process still runs whose number a file holds."""
+    try:
+        os.kill(int(owner.read_text("utf-8")), 0)
+    except PermissionError:
+        return True  # of another user
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def repository_variables() -> tuple[str, ...]:
@@ -306,7 +324,7 @@ class Checkouts:
     def close(self) -> None:
         """Removes all of them. Git's own list comes first, as little time may be left for it."""
         gone = self._scratch / "gone"
-        gone.mkdir(exist_ok=True)
+        gone.mkdir(parents=True, exist_ok=True)
         for path in self._made.values():
             if path.exists():
                 path.rename(gone / path.name)
