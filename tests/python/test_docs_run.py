@@ -38,9 +38,11 @@ FRAGMENTS = {"jax.md": ("jax.profiler",), "compositions.md": ("...,",),
              "collecting.md": ("minutes=10",), "detectors.md": ("out/weights",),
              "emulated_collectives.md": ("emulated.",), "training.md": ('train("v2"',),
              "prediction.md": ("profile.json",),
-             "integrations.md": ("ttap.integrations.",)}  # fmt: skip
+             "integrations.md": ("ttap.integrations.",), "README.md": ("perf_contract",),
+             "bisect.md": ("before.json.gz",)}  # fmt: skip
 # What takes minutes; other tests do the same with less.
-LONG = ("dataset build ", " train ", " collect ", "--report docs/", " compare ", " calibrate ")
+LONG = ("dataset build ", " train ", " collect ", "--report docs/", " compare ", " calibrate ",
+        " bisect ", "bench history")  # fmt: skip
 WORKLOAD = """
 import torch
 

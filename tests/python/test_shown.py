@@ -27,11 +27,14 @@ from torchtraceap.verdict import parts_over_time, time_parts
 DEMO = Path(__file__).parents[2] / "examples/traces/resnet50_num_workers_0.json.gz"
 NO_RESULTS = {
     "Change",
+    "ContractBroken",
+    "ContractWarning",
     "EditedGraph",
     "Entry",
     *("_core." + name for name in ("EventTree", "GpuCosts", "IdleBreakdown", "Step", "Stream")),
 }
-"""Parts of edits and of the registry of models, and what the core keeps for the next analysis."""
+"""Parts of edits and of the registry of models, exceptions, and what the core keeps for the next
+analysis."""
 
 
 def modules() -> Iterator[Any]:

@@ -452,6 +452,29 @@ GIVEN = {
     ("tracelens/report.py", "book.save(stream)"),
     ("training/loop.py", "learner.save(weights, fitted)"),
     ("replay/run.py", "path.write_text(script, encoding='utf-8')"),  # its own temporary folder
+    # A program that is measured must not load the package; the file is there when it has ended.
+    ("bench/processes/injected/sitecustomize.py", "os.replace(growing, self.target)"),
+    ("bench/processes/memory.py", "open('/proc/self/clear_refs', 'w', encoding='ascii')"),
+    ("bench/runs/running.py", "store.save(measure(asked, protocol, Path(folder)))"),
+    ("cli/bench/running.py", "open_store(options).save(replace(run, metrics=metrics))"),
+    # Staged by who calls it, or in its own temporary folder.
+    (
+        "contracts/recorder.py",
+        "file.write_bytes(file.read_bytes().replace(b'\"' + name + b'\"', b'\"' + renamed + b'\"'))",
+    ),
+    ("contracts/recording.py", "gzip.GzipFile('', 'wb', 6, file, mtime=0)"),
+    ("contracts/recording.py", "shutil.copyfile(file, packed)"),
+    ("contracts/recording.py", "target.open('xb')"),
+    # What a watch and its child tell each other, in a hidden folder that goes when it has answered.
+    ("integrations/watching/examining.py", "(place / SAID).open('wb')"),
+    (
+        "integrations/watching/examining.py",
+        "(place / TASK).write_text(json.dumps(document), 'utf-8')",
+    ),
+    (
+        "integrations/watching/recorder.py",
+        "tempfile.mkdtemp(prefix='.torchtraceap-', suffix='.partial', dir=self._place)",
+    ),
 }
 CREATE = {"open", "fdopen", "GzipFile", "NamedTemporaryFile", "TemporaryFile"}
 WRITE = {"write_bytes", "to_csv", "to_parquet", "to_excel", "savetxt", "tofile", "save", "savez"}

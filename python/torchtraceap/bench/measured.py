@@ -28,7 +28,7 @@ FREE = "TORCHTRACEAP_FREE"
 TRACE = "TORCHTRACEAP_TRACE"
 STEPS_SCHEMA = "torchtraceap.steps/1"
 
-_TRACED_STEPS = 4
+_TRACED_STEPS = 8
 _RANK = "RANK"
 
 Item = TypeVar("Item")

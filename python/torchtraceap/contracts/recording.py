@@ -25,6 +25,7 @@ from torchtraceap.collect import RecordingError
 from torchtraceap.contracts.recorder import Recorder
 from torchtraceap.errors import OptionError
 from torchtraceap.measures.vocabulary import MEASURES, base_of
+from torchtraceap.rendering import Shown
 
 if TYPE_CHECKING:
     from torchtraceap.contracts.call_lines import CallLines, Place
@@ -73,7 +74,7 @@ class ContractWarning(UserWarning):
     """A limit doesn't hold, where that is to be no error."""
 
 
-class RecordedContract:
+class RecordedContract(Shown):
     """Limits on a block of code; made by `contract`, used once in a `with` statement, or as a
     decorator."""
 
@@ -107,6 +108,10 @@ class RecordedContract:
         self._recorder: Recorder | None = Recorder(warmup)
         self._has_frames = False
         self._running = False
+
+    def __repr__(self) -> str:
+        said = "" if self.result is None else f", passed={self.result.passed}"
+        return f"RecordedContract(keys={sorted(self.contract.keys)}{said})"
 
     def __enter__(self) -> Self:
         __tracebackhide__ = True  # pytest shows the line of the test, not ours

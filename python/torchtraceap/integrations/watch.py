@@ -35,6 +35,7 @@ from torchtraceap.integrations.watching.examining import Examination, Task
 from torchtraceap.integrations.watching.keeping import Kept
 from torchtraceap.integrations.watching.recorder import Recorder
 from torchtraceap.integrations.watching.series import FILE, SCHEMA, Row, append_line, series_table
+from torchtraceap.rendering import Shown
 from torchtraceap.writing import naming
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ _WATCHES = itertools.count(1)
 """Counted alike on all ranks."""
 
 
-class Watch:
+class Watch(Shown):
     """A watched training; made by `watch`, used in a `with` statement or by `start` and `stop`.
 
     Attributes that tell what came of it are those of rank 0: the others record for it.

@@ -243,8 +243,8 @@ def compare(
     plan = Plan(minimal_effect, alpha, tuple(looks))
     pairs = Pairs(side_a, side_b, most=plan.looks[-1], seed=seed, kept=kept)
     sequential = Sequential(pairs, plan)
-    sequential.decide()
-    evidence = evidence_of_sides(side_a, side_b) if causes else Evidence()
+    look = sequential.decide()
+    evidence = evidence_of_sides(side_a, side_b, look) if causes else Evidence()
     return comparison_of(
         sequential, side_a, side_b, evidence=evidence, seed=seed, reproduce=reproduce
     )
@@ -353,21 +353,22 @@ def rules_on(before: Sequence[Array], after: Sequence[Array]) -> dict[str, dict[
     return said
 
 
-def evidence_of_sides(side_a: Side, side_b: Side) -> Evidence:
+def evidence_of_sides(side_a: Side, side_b: Side, look: Look) -> Evidence:
     """Records both sides, then as `evidence_of`."""
     with stage("recording A"):
         before = side_a.trace()
     with stage("recording B"):
         after = side_b.trace()
-    return evidence_of(before, after)
+    return evidence_of(before, after, look)
 
 
-def evidence_of(before: Path | None, after: Path | None) -> Evidence:
+def evidence_of(before: Path | None, after: Path | None, look: Look) -> Evidence:
     """Counts and causes of the difference of two traces.
 
     Args:
         before: Trace of side A; None where there is none.
         after: Of side B.
+        look: The last one: where it says slower or faster, that direction is explained.
     """
     missing = [name for name, path in (("A", before), ("B", after)) if path is None]
     if before is None or after is None:
@@ -381,17 +382,18 @@ def evidence_of(before: Path | None, after: Path | None) -> Evidence:
     except TraceError as error:  # the verdict stands without it
         return Evidence(notes=(f"no counts and no causes: {error}",))
     try:
-        return _with_causes(counts, counted_by, *traces)
+        return _with_causes(counts, counted_by, *traces, look)
     except TraceError as error:
         return Evidence(counts, counted_by, notes=(f"no causes: {error}",))
 
 
 def _with_causes(
-    counts: tuple[CountChange, ...], counted_by: str, before: Trace, after: Trace
+    counts: tuple[CountChange, ...], counted_by: str, before: Trace, after: Trace, look: Look
 ) -> Evidence:
     from torchtraceap.bench.causes import causes
 
-    document = causes(before, after).to_dict()
+    is_changed = look.verdict in ("slower", "faster")
+    document = causes(before, after, change=math.expm1(look.best) if is_changed else None).to_dict()
     return Evidence(
         counts=counts,
         counted_by=counted_by,

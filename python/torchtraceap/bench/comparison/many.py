@@ -25,14 +25,14 @@ from torchtraceap.errors import MissingFileError, OptionError
 from torchtraceap.records import dataclass
 from torchtraceap.results import Result
 
-__all__ = ["Comparisons", "Entry", "compare_many", "opened", "read_suite"]
+__all__ = ["Comparisons", "SuiteEntry", "compare_many", "opened", "read_suite"]
 
 _ALARMS = ("slower", "faster")
 _KEYS = {"name", "a", "b", "program", "setup", "minimal_effect"}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SuiteEntry:
     """One comparison of a suite."""
 
     name: str
@@ -77,7 +77,7 @@ class Comparisons(Result):
 
 
 def compare_many(
-    entries: Sequence[Entry],
+    entries: Sequence[SuiteEntry],
     *,
     seed: int = 0,
     causes: bool = True,
@@ -115,7 +115,8 @@ def compare_many(
     q = _corrected(begun, fdr)
     found = []
     for place, (entry, each) in enumerate(zip(entries, begun, strict=True)):
-        evidence = evidence_of_sides(entry.side_a, entry.side_b) if causes else Evidence()
+        sides = entry.side_a, entry.side_b
+        evidence = evidence_of_sides(*sides, each.looks[-1]) if causes else Evidence()
         withdrawn = each.looks[-1].verdict in _ALARMS and q[place] > fdr
         comparison = comparison_of(
             each,
@@ -197,7 +198,7 @@ def opened(
     parent: Path,
     seed: int,
     timeout_s: float | None = None,
-) -> Entry:
+) -> SuiteEntry:
     """The sides of a comparison, for as long as the stack is open.
 
     Args:
@@ -217,4 +218,4 @@ def opened(
     )
     side_a, side_b = stack.enter_context(sides)
     folder = folder_of(parent, side_a, side_b, [plan.looks, seed, described.name])
-    return Entry(described.name, side_a, side_b, plan, folder / PAIRS)
+    return SuiteEntry(described.name, side_a, side_b, plan, folder / PAIRS)

@@ -61,7 +61,7 @@ def compare_stored(
     mode, before, after = _steps(run_a, run_b)
     a_ns, b_ns = (np.array([np.median(run) for run in side]) for side in (before, after))
     look, why = compare_unpaired(np.log(a_ns), np.log(b_ns), plan)
-    evidence = evidence_of(run_a.trace, run_b.trace) if causes else Evidence()
+    evidence = evidence_of(run_a.trace, run_b.trace, look) if causes else Evidence()
     if not evidence.counts:
         evidence = Evidence(_kept_counts(run_a, run_b), notes=evidence.notes)
     return Comparison(

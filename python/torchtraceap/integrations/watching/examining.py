@@ -19,6 +19,7 @@ from torchtraceap.collect.export import TraceNames, pack_trace
 from torchtraceap.collect.ranks import Run
 from torchtraceap.errors import TraceError
 from torchtraceap.records import dataclass
+from torchtraceap.writing import write_text
 
 if TYPE_CHECKING:
     from torchtraceap.results import Diagnosis, Finding
@@ -143,9 +144,7 @@ def main(path: str) -> int:
     used = resource.getrusage(resource.RUSAGE_SELF)
     found["cpu_s"] = used.ru_utime + used.ru_stime
     found["wall_s"] = time.monotonic() - began
-    staged = place.with_name(f"{RESULT}.new")
-    staged.write_text(json.dumps(found, allow_nan=False), "utf-8")
-    staged.replace(place.with_name(RESULT))
+    write_text(place.with_name(RESULT), json.dumps(found, allow_nan=False))
     return 0
 
 
