@@ -2,10 +2,11 @@
 """Measures what verdicts are held against: fresh runs of two programs, unchanged and with 2 and
 3 % more work really planted, in turn.
 
-A round runs each variant once, the unchanged one twice (`same`): in random order, and the next
-round in the reverse of it, so that each two rounds hold every pair in both orders. Rounds of the
-two programs alternate. Raw samples go to a file of JSON lines as they come; a call goes on from it.
-At the end all of them are written to one JSON for `table.py`.
+In a round the unchanged program takes turns with each variant (`same` is itself once more), step
+by step, as `bench compare` lets two sides do it; variants come in random order, and in the reverse
+of it in the next round. Rounds of the two programs alternate. Raw samples go to a file of JSON
+lines as they come; a call goes on from it. At the end all of them are written to one JSON for
+`table.py`.
 
 Usage: measure.py [--minutes 35] [--runs FILE.jsonl] [--out FILE.json]
 """
@@ -22,14 +23,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from torchtraceap.bench.comparison.sides import ProgramSide, take_turns
 from torchtraceap.bench.processes.environment import fingerprint
-from torchtraceap.bench.processes.fresh import run_fresh
-from torchtraceap.bench.processes.programs import run_program
+from torchtraceap.bench.processes.fresh import ProgramError, run_fresh
+from torchtraceap.bench.processes.programs import ProgramRun
 from torchtraceap.writing import write_text
 
 HERE = Path(__file__).resolve().parent
 UNITS = {"unchanged": 100, "same": 100, "+2 %": 102, "+3 %": 103}
-ROUNDS = {"torch": 1, "numpy": 3}
+ROUNDS = {"torch": 1, "numpy": 2}
 """Rounds of each program in a turn: torch takes seconds to start."""
 KEPT_STEPS = 10
 """Steps of each run that are kept, beside its median."""
@@ -55,27 +57,39 @@ def verify() -> dict[str, dict[str, int]]:
 
 def order_of(program: str, number: int) -> list[str]:
     """Variants in the order of a round; an odd round mirrors the one before."""
-    order = list(UNITS)
+    order = [variant for variant in UNITS if variant != "unchanged"]
     random.Random(f"{program} {number // 2}").shuffle(order)
     return order[::-1] if number % 2 else order
 
 
-def one_run(program: str, variant: str) -> dict[str, Any]:
+def side(program: str, variant: str) -> ProgramSide:
+    return ProgramSide(variant, command(program, UNITS[variant]), timeout_s=300)
+
+
+def one_pair(base: ProgramSide, other: ProgramSide, seed: int) -> tuple[float, int]:
     for attempt in range(RETRIES + 1):
         try:
-            run = run_program(command(program, UNITS[variant]), timeout_s=120)
-        except RuntimeError:
+            return take_turns(base, other, seed)
+        except ProgramError:
             if attempt == RETRIES:
                 raise
-        else:
-            return {"median_ns": run.median_ns, "step_ns": list(run.step_ns[:KEPT_STEPS])}
     raise AssertionError
 
 
-def one_round(program: str, number: int) -> dict[str, Any]:
+def told(run: ProgramRun | None, **more: float) -> dict[str, Any]:
+    assert run is not None
+    return {"median_ns": run.median_ns, "step_ns": list(run.step_ns[:KEPT_STEPS]), **more}
+
+
+def one_round(program: str, number: int, sides: dict[str, ProgramSide]) -> dict[str, Any]:
     order = order_of(program, number)
     load = os.getloadavg()[0]
-    runs = {variant: one_run(program, variant) for variant in order}
+    base, runs = sides["unchanged"], {}
+    for place, variant in enumerate(order):
+        ratio, exchanges = one_pair(base, sides[variant], len(order) * number + place)
+        runs[variant] = told(sides[variant].last, log_ratio=ratio, exchanges=exchanges)
+        if variant == "same":
+            runs["unchanged"] = told(base.last)
     return {"program": program, "round": number, "order": order, "load": load, "runs": runs}
 
 
@@ -105,21 +119,23 @@ def main() -> None:
     counted = verify()
     rounds = read(options.runs)
     done = {program: sum(r["program"] == program for r in rounds) for program in ROUNDS}
-    for program in ROUNDS:
-        one_run(program, "unchanged")
+    sides = {program: {name: side(program, name) for name in UNITS} for program in ROUNDS}
+    for each in sides.values():
+        for one in each.values():
+            one.run()  # warms up, and tells whether a program needs one processor
     deadline = time.monotonic() + 60 * options.minutes
     with options.runs.open("a", encoding="utf-8") as stream:
         while time.monotonic() < deadline:
             for program, times in ROUNDS.items():
                 for _ in range(times):
-                    found = one_round(program, done[program])
+                    found = one_round(program, done[program], sides[program])
                     done[program] += 1
                     rounds.append(found)
                     stream.write(json.dumps(found, separators=(",", ":")) + "\n")
                     stream.flush()
             print(f"{done['torch']} rounds of torch, {done['numpy']} of numpy", file=sys.stderr)
     document = {
-        "schema": "torchtraceap.verdicts/1",
+        "schema": "torchtraceap.verdicts/2",
         "units": counted,
         "environment": fingerprint(HERE),
         "rounds": rounds,

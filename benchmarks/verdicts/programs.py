@@ -14,7 +14,7 @@ from collections.abc import Callable
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
-STEPS, WARMUP = 25, 5
+STEPS, WARMUP = 105, 5
 SIDE = {"torch": 96, "numpy": 96}
 
 

@@ -460,7 +460,8 @@ GIVEN = {
     # Staged by who calls it, or in its own temporary folder.
     (
         "contracts/recorder.py",
-        "file.write_bytes(file.read_bytes().replace(b'\"' + name + b'\"', b'\"' + renamed + b'\"'))",
+        "file.write_bytes(file.read_bytes().replace("
+        "b'\"' + name + b'\"', b'\"' + renamed + b'\"'))",
     ),
     ("contracts/recording.py", "gzip.GzipFile('', 'wb', 6, file, mtime=0)"),
     ("contracts/recording.py", "shutil.copyfile(file, packed)"),

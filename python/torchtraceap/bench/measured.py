@@ -9,6 +9,9 @@ in files.
 - `TORCHTRACEAP_TRACE=FILE`: some steps behind the warm-up are recorded there. Such a run is not
   timed.
 
+- `TORCHTRACEAP_TURNS=SOCKET`: steps take turns with those of another program
+  (bench/processes/turns.py).
+
 A step begins where the one before it ended: what the iterable takes for its next item counts too.
 """
 
@@ -21,11 +24,12 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-__all__ = ["FREE", "STEPS", "STEPS_SCHEMA", "TRACE", "measured"]
+__all__ = ["FREE", "STEPS", "STEPS_SCHEMA", "TRACE", "TURNS", "measured"]
 
 STEPS = "TORCHTRACEAP_STEPS"
 FREE = "TORCHTRACEAP_FREE"
 TRACE = "TORCHTRACEAP_TRACE"
+TURNS = "TORCHTRACEAP_TURNS"
 STEPS_SCHEMA = "torchtraceap.steps/1"
 
 _TRACED_STEPS = 8
@@ -83,9 +87,13 @@ def _timed(iterable: Iterable[Item], warmup: int, target: str) -> Iterator[Item]
     before = len(steps)
     if not steps:
         _times.warmup = max(0, warmup)
+    turns = _joined()
     _wait_for_gpu()
     last_ns = time.perf_counter_ns()
     try:
+        if turns is not None:
+            turns.wait()
+            last_ns = time.perf_counter_ns()
         for item in iterable:
             try:
                 yield item
@@ -98,12 +106,28 @@ def _timed(iterable: Iterable[Item], warmup: int, target: str) -> Iterator[Item]
                 last_ns = now_ns
                 if len(steps) == 1:
                     _times.first_step_ns = now_ns
+            if turns is not None:
+                turns.pass_on()
+                turns.wait()
+                last_ns = time.perf_counter_ns()
     finally:
+        if turns is not None:
+            turns.leave()
         if free and len(steps) > before:
             _wait_for_gpu()
             steps[-1] += time.perf_counter_ns() - last_ns
         if steps:
             _write(target, free)
+
+
+def _joined() -> Any:
+    """Who says when it is our turn, where two programs take turns; of the first loop alone."""
+    path = os.environ.get(TURNS)
+    if not path or _times.step_ns:
+        return None
+    from torchtraceap.bench.processes.turns import joined
+
+    return joined(path)
 
 
 def _wait_for_gpu() -> None:

@@ -5,14 +5,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
 
 from torchtraceap.aliases import Array
-from torchtraceap.bench.comparison.sides import Side, run_side, steps_of_last_run
+from torchtraceap.bench.comparison.sides import (
+    ProgramSide,
+    Side,
+    can_take_turns,
+    run_side,
+    steps_of_last_run,
+    take_turns,
+)
 from torchtraceap.bench.statistics.replay import (
     OURS,
+    Recorded,
     Share,
     least_effect,
     replay_ours,
@@ -133,15 +142,24 @@ def calibrate(
     """
     plan = plan or Plan()
     check_runs(runs, plan)
-    check_runs(runs, plan)
     with stage("warming up"):
         run_side(side, side.name)
-    steps = []
-    for number in range(runs):
-        with stage(f"run {number + 1} of {runs}"):
-            median_ns = run_side(side, side.name)
-        steps.append(steps_of_last_run(side, median_ns))
-    return calibration_of(side.name, steps, comparisons=comparisons, plan=plan, seed=seed)
+    steps: list[Array] = []
+    ratios: list[float] | None = None
+    if isinstance(side, ProgramSide) and can_take_turns(side, side):
+        other, ratios = copy(side), []
+        for number in range(runs // 2):
+            with stage(f"pair {number + 1} of {runs // 2}"):
+                ratios.append(take_turns(side, other, seed + number)[0])
+            steps += [steps_of_last_run(each, 1) for each in (side, other)]
+    else:
+        for number in range(runs):
+            with stage(f"run {number + 1} of {runs}"):
+                median_ns = run_side(side, side.name)
+            steps.append(steps_of_last_run(side, median_ns))
+    return calibration_of(
+        side.name, steps, ratios=ratios, comparisons=comparisons, plan=plan, seed=seed
+    )
 
 
 def check_runs(runs: int, plan: Plan) -> None:
@@ -159,6 +177,7 @@ def calibration_of(
     name: str,
     steps: Sequence[Sequence[int] | Array],
     *,
+    ratios: Sequence[float] | Array | None = None,
     comparisons: int = DEFAULT_COMPARISONS,
     plan: Plan | None = None,
     seed: int = 0,
@@ -168,6 +187,8 @@ def calibration_of(
     Args:
         name: Of the program.
         steps: Steps of each run, ns, in the order of time.
+        ratios: Log ratios of runs that took turns, of each two of them; None: they ran one behind
+            the other.
         comparisons: Replays of each rule and effect.
         plan: Of the comparisons.
         seed: Of windows and orders.
@@ -181,9 +202,13 @@ def calibration_of(
         raise OptionError(f"at least one comparison is needed, not {comparisons}")
     arrays = [np.asarray(run, np.float64) for run in steps]
     medians = np.array([np.median(run) for run in arrays])
-    logs = np.log(medians)
+    logs, in_turns = np.log(medians), ratios is not None
+    if ratios is not None:  # the second of each two as it stands beside the first
+        logs = np.repeat(logs[0::2], 2)
+        logs[1::2] += np.asarray(ratios)
+    ours = Recorded(logs, in_turns)
     rows = tuple(
-        row for effect in PLANTED for row in _rows(arrays, logs, effect, plan, comparisons, seed)
+        row for effect in PLANTED for row in _rows(arrays, ours, effect, plan, comparisons, seed)
     )
     width = 2 * plan.looks[-1]
     windows = len(steps) // width
@@ -197,7 +222,7 @@ def calibration_of(
         looks=plan.looks,
         seed=seed,
         false_alarms=rows[0].flagged,
-        least_effect=least_effect(logs, plan, comparisons, seed),
+        least_effect=least_effect(ours, plan, comparisons, seed),
         noise=noise_of(arrays),
         rows=rows,
         median_ns=round(float(np.median(medians))),
@@ -210,9 +235,14 @@ def calibration_of(
 
 
 def _rows(
-    steps: Sequence[Array], logs: Array, effect: float, plan: Plan, comparisons: int, seed: int
+    steps: Sequence[Array],
+    ours: Recorded,
+    effect: float,
+    plan: Plan,
+    comparisons: int,
+    seed: int,
 ) -> list[Row]:
-    counts, used = replay_ours(logs, effect, plan, comparisons, np.random.default_rng(seed))
+    counts, used = replay_ours(ours, effect, plan, comparisons, np.random.default_rng(seed))
     rows = [
         Row(
             OURS,

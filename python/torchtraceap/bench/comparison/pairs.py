@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 
 from torchtraceap.aliases import Array
-from torchtraceap.bench.comparison.sides import Side, run_side, steps_of_last_run
+from torchtraceap.bench.comparison.sides import (
+    ProgramSide,
+    Side,
+    can_take_turns,
+    run_side,
+    steps_of_last_run,
+    take_turns,
+)
+from torchtraceap.bench.processes.fresh import ProgramError
 from torchtraceap.bench.statistics.orders import abba
 from torchtraceap.errors import OptionError
 from torchtraceap.records import dataclass
@@ -34,11 +42,18 @@ class Pair:
     after_step_ns: tuple[int, ...]
     load: float
     """Processes that wanted a processor before it began, over the last minute; our own count."""
+    log_ratio: float
+    """After / before: of the medians, or the median over steps that took turns."""
+    exchanges: int = 0
+    """Of steps that took turns; 0: one run behind the other."""
 
     def to_dict(self) -> dict[str, Any]:
         """As a line of the file that keeps them."""
-        names = ("order", "before_ns", "after_ns", "before_step_ns", "after_step_ns", "load")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _NAMES}
+
+
+_NAMES = ("order", "before_ns", "after_ns", "before_step_ns", "after_step_ns", "load", "log_ratio",
+          "exchanges")  # fmt: skip
 
 
 class Pairs:
@@ -70,6 +85,8 @@ class Pairs:
         self._side_a, self._side_b = side_a, side_b
         self._a_first = abba(most, np.random.default_rng(seed))
         self._kept = kept
+        self._seed = seed
+        self._in_turns = False
         self._most = most
         self._name = f"{name}: " if name else ""
         self._warm = False
@@ -87,24 +104,41 @@ class Pairs:
             with stage(f"{self._name}warming up"):
                 self._run(True)  # not counted: files and pages that nobody has read yet
             self._warm = True
+            self._in_turns = can_take_turns(self._side_a, self._side_b)
         while len(self.pairs) < count:
             number = len(self.pairs)
             with stage(f"{self._name}pair {number + 1} of at most {self._most}"):
                 self.pairs.append(self._run(bool(self._a_first[number])))
             self._keep()
-        pairs = self.pairs[:count]
-        return np.log([pair.after_ns / pair.before_ns for pair in pairs])
+        return np.array([pair.log_ratio for pair in self.pairs[:count]])
 
     def _run(self, a_first: bool) -> Pair:
         load = os.getloadavg()[0]
+        if self._in_turns:
+            return self._run_in_turns(a_first, load)
         taken: dict[str, tuple[int, tuple[int, ...]]] = {}
         for label in "AB" if a_first else "BA":
             side = self._side_a if label == "A" else self._side_b
             median_ns = max(1, run_side(side, f"side {label} ({side.name})"))
             taken[label] = median_ns, tuple(steps_of_last_run(side, median_ns).tolist())
         (before_ns, before), (after_ns, after) = taken["A"], taken["B"]
+        order, ratio = "AB" if a_first else "BA", float(np.log(after_ns / before_ns))
+        return Pair(order, before_ns, after_ns, before, after, round(load, 2), ratio)
+
+    def _run_in_turns(self, a_first: bool, load: float) -> Pair:
+        a, b = self._side_a, self._side_b
+        assert isinstance(a, ProgramSide) and isinstance(b, ProgramSide)
+        seed = len(self.pairs) + self._seed
+        try:
+            ratio, exchanges = take_turns(a, b, seed)
+        except ProgramError:  # a run that fails is tried once more
+            ratio, exchanges = take_turns(a, b, seed)
+        assert a.last is not None and b.last is not None
         order = "AB" if a_first else "BA"
-        return Pair(order, before_ns, after_ns, before, after, round(load, 2))
+        return Pair(
+            order, a.last.median_ns, b.last.median_ns, a.last.step_ns, b.last.step_ns,
+            round(load, 2), ratio, exchanges,
+        )  # fmt: skip
 
     def _keep(self) -> None:
         if self._kept is not None:
@@ -123,6 +157,8 @@ def _read(path: Path, a_first: Array) -> list[Pair]:
                 tuple(row["before_step_ns"]),
                 tuple(row["after_step_ns"]),
                 float(row["load"]),
+                float(row["log_ratio"]),
+                int(row["exchanges"]),
             )
             for row in rows
         ]

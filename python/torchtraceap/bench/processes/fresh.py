@@ -46,6 +46,8 @@ class Finished:
     stdout: str
     stderr: str
     timed_out: bool = False
+    cpu_ns: int = 0
+    """Of all its threads, and of the processes that it waited for."""
 
     @property
     def ok(self) -> bool:
@@ -112,6 +114,7 @@ def run_fresh(
             stdout=_tail(out),
             stderr=_tail(err),
             timed_out=timed_out,
+            cpu_ns=ended.cpu_ns,
         )
 
 
@@ -170,7 +173,7 @@ class _Ending:
         self._may_reap = threading.Event()
         self.returncode = 0
         self.wall_ns = 0
-        self.max_rss_bytes = 0
+        self.max_rss_bytes = self.cpu_ns = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -195,6 +198,7 @@ class _Ending:
         _, status, usage = os.wait4(pid, 0)
         self.returncode = self._process.returncode = os.waitstatus_to_exitcode(status)
         self.max_rss_bytes = usage.ru_maxrss * 1024
+        self.cpu_ns = round(1e9 * (usage.ru_utime + usage.ru_stime))
 
 
 def _tail(stream: IO[bytes]) -> str:

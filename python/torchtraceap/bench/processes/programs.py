@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from torchtraceap.aliases import PathLike
-from torchtraceap.bench.measured import FREE, STEPS, STEPS_SCHEMA, TRACE
+from torchtraceap.bench.measured import FREE, STEPS, STEPS_SCHEMA, TRACE, TURNS
 from torchtraceap.bench.processes.fresh import (
     Finished,
     ProgramError,
@@ -21,13 +21,14 @@ from torchtraceap.bench.processes.fresh import (
     run_fresh,
 )
 from torchtraceap.bench.processes.injected import INJECTED_FOLDER, WHOLE
+from torchtraceap.bench.processes.turns import Turn
 from torchtraceap.collect.sanitize import copy_without_private_data
 from torchtraceap.records import dataclass
 from torchtraceap.writing import replacing_stream
 
 __all__ = ["ProgramRun", "named", "read_steps", "run_program", "trace_program"]
 
-_QUIET = {STEPS: None, FREE: None, TRACE: None, WHOLE: None}
+_QUIET = {STEPS: None, FREE: None, TRACE: None, WHOLE: None, TURNS: None}
 """A program that measures others must not hand on what it was told itself."""
 
 
@@ -45,6 +46,10 @@ class ProgramRun:
     """The program tells of its steps; else its whole wall time was measured."""
     all_step_ns: tuple[int, ...] = ()
     """With those of the warm-up."""
+    warmup: int = 0
+    """Of `all_step_ns`."""
+    cpu_ns: int = 0
+    """Of all its threads."""
     first_step_after_ns: int | None = None
     """From the start of the process to the end of its first step; None where it does not tell."""
 
@@ -61,6 +66,7 @@ def run_program(
     timeout_s: float | None = None,
     *,
     free: bool = False,
+    turns: Turn | None = None,
 ) -> ProgramRun:
     """Runs a program in a fresh process and times it.
 
@@ -70,6 +76,7 @@ def run_program(
         env: Environment variables beyond those of this process; None takes one away.
         timeout_s: So long it may take.
         free: The GPU is waited for once, not behind each step.
+        turns: Its steps take turns with those of another program.
 
     Raises:
         OptionError: It can't be started.
@@ -78,6 +85,8 @@ def run_program(
     with tempfile.TemporaryDirectory(prefix="ttap-steps-") as folder:
         target = Path(folder) / "steps.json"
         asked = {**_QUIET, STEPS: str(target), FREE: "1" if free else None}
+        if turns is not None:
+            asked |= {TURNS: turns.place, **turns.environment}
         finished = run_fresh(argv, cwd=cwd, env={**(env or {}), **asked}, timeout_s=timeout_s)
         check_success(finished, named(argv))
         document = read_steps(target) if target.exists() else None
@@ -87,13 +96,16 @@ def run_program(
 def _as_run(finished: Finished, document: dict[str, Any] | None) -> ProgramRun:
     if document is None:
         whole = (finished.wall_ns,)
-        return ProgramRun(whole, finished.wall_ns, finished.max_rss_bytes, False, whole)
+        return ProgramRun(
+            whole, finished.wall_ns, finished.max_rss_bytes, False, whole, cpu_ns=finished.cpu_ns
+        )
     steps = tuple(document["step_ns"])
     # A loop that ends within its warm-up still has a last step.
-    counted = steps[min(document["warmup"], len(steps) - 1) :]
+    warmup = min(document["warmup"], len(steps) - 1)
+    counted = steps[warmup:]
     peak = document.get("peak_rss_bytes") or finished.max_rss_bytes
     first = document.get("first_step_after_ns")
-    return ProgramRun(counted, finished.wall_ns, peak, True, steps, first)
+    return ProgramRun(counted, finished.wall_ns, peak, True, steps, warmup, finished.cpu_ns, first)
 
 
 def read_steps(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from torchtraceap.bench.statistics.sequential import VERDICTS, Plan, decide_many
 from torchtraceap.records import dataclass
 from torchtraceap.results import Result
 
-__all__ = ["OURS", "Share", "least_effect", "replay_ours", "replay_rule", "share_of"]
+__all__ = ["OURS", "Recorded", "Share", "least_effect", "replay_ours", "replay_rule", "share_of"]
 
 OURS = "ours"
 _CONFIDENCE = 0.95
@@ -49,13 +49,23 @@ def share_of(count: int, of: int) -> Share:
     return Share(count, of, count / of, low, high)
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A sequence of runs of one program."""
+
+    logs: Array
+    """float64 `[runs]`: log of the median step of each, in the order of time."""
+    in_turns: bool = False
+    """Each two of them took turns, and only their difference means something."""
+
+
 def replay_ours(
-    logs: Array, effect: float, plan: Plan, comparisons: int, generator: np.random.Generator
+    recorded: Recorded, effect: float, plan: Plan, comparisons: int, generator: np.random.Generator
 ) -> tuple[dict[str, int], Array]:
     """Verdicts of sequential comparisons of a sequence with itself.
 
     Args:
-        logs: float64 `[runs]`: log of the median step of each run, in the order of time.
+        recorded: The sequence.
         effect: Fraction by which B is made slower.
         plan: As for a comparison; its last look takes half the runs at most.
         comparisons: How many.
@@ -64,14 +74,17 @@ def replay_ours(
     Returns:
         Numbers of verdicts, and the pairs that each comparison used, int64 `[comparisons]`.
     """
-    ratios = _drawn(logs, plan.looks[-1], comparisons, generator)
+    ratios = _drawn(recorded, plan.looks[-1], comparisons, generator)
     code, used = decide_many(ratios + np.log1p(effect), plan)
     counts = np.bincount(code, minlength=len(VERDICTS))
     return dict(zip(VERDICTS, counts.tolist(), strict=True)), used
 
 
-def _drawn(logs: Array, pairs: int, comparisons: int, generator: np.random.Generator) -> Array:
-    starts = generator.integers(0, len(logs) - 2 * pairs + 1, comparisons)
+def _drawn(
+    recorded: Recorded, pairs: int, comparisons: int, generator: np.random.Generator
+) -> Array:
+    logs, apart = recorded.logs, 2 if recorded.in_turns else 1
+    starts = apart * generator.integers(0, (len(logs) - 2 * pairs) // apart + 1, comparisons)
     windows = logs[starts[:, None] + np.arange(2 * pairs)]
     return log_ratios(windows, abba(pairs, generator, comparisons))
 
@@ -106,7 +119,7 @@ def replay_rule(
 
 
 def least_effect(
-    logs: Array,
+    recorded: Recorded,
     plan: Plan,
     comparisons: int,
     seed: int,
@@ -115,7 +128,7 @@ def least_effect(
     """The least effect that is called slower so often, declared as the minimal one.
 
     Args:
-        logs: As for `replay_ours`.
+        recorded: As for `replay_ours`.
         plan: Its minimal effect gives way to the one that is tried.
         comparisons: For each effect that is tried.
         seed: The same draws for each.
@@ -129,7 +142,7 @@ def least_effect(
         effect = tenths / 1000
         tried = Plan(effect, plan.alpha, plan.looks)
         generator = np.random.default_rng(seed)
-        counts, _ = replay_ours(logs, effect, tried, comparisons, generator)
+        counts, _ = replay_ours(recorded, effect, tried, comparisons, generator)
         return counts["slower"] >= wanted * comparisons
 
     low, high = 0, 1
