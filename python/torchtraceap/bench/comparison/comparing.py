@@ -278,7 +278,7 @@ def comparison_of(
         minimal_effect=plan.minimal_effect,
         alpha=plan.alpha,
         seed=seed,
-        method=_method(plan),
+        method=_method(plan, in_turns=any(pair.exchanges for pair in raw)),
         evidence=evidence,
         notes=(*_notes(sequential, raw, side_a, side_b), *notes, *evidence.notes),
         before_ns=round(float(np.median([pair.before_ns for pair in raw]))),
@@ -293,11 +293,13 @@ def comparison_of(
     )
 
 
-def _method(plan: Plan) -> str:
+def _method(plan: Plan, in_turns: bool) -> str:
     looks = "/".join(map(str, plan.looks))
+    ways = ("median steps", "in random ABBA order"), ("steps", "whose steps take turns")
+    what, how = ways[in_turns]
     return (
-        "exact Wilcoxon signed rank test of log ratios of median steps, pairs of fresh processes "
-        f"in random ABBA order, Hodges-Lehmann interval; looks at {looks} pairs share alpha; "
+        f"exact Wilcoxon signed rank test of log ratios of {what}, pairs of fresh processes "
+        f"{how}, Hodges-Lehmann interval; looks at {looks} pairs share alpha; "
         "equivalence by two one-sided tests against the minimal effect"
     )
 
