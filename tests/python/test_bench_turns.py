@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from torchtraceap.bench.comparison.pairs import Pairs
-from torchtraceap.bench.comparison.sides import ProgramSide, can_take_turns, take_turns
+from torchtraceap.bench.comparison.sides import ProgramSide, sides_can_take_turns, take_turns
 from torchtraceap.bench.processes.fresh import ProgramError
 from torchtraceap.bench.processes.programs import run_program
 
@@ -75,10 +75,10 @@ def test_a_side_that_fails_is_told(tmp_path: Path) -> None:
 def test_a_program_without_steps_runs_alone(tmp_path: Path) -> None:
     a = program(tmp_path, "a")
     b = ProgramSide("b", [sys.executable, "-c", "pass"])
-    assert not can_take_turns(a, b)
+    assert not sides_can_take_turns(a, b)
     a.run()
     b.run()
-    assert not can_take_turns(a, b)
+    assert not sides_can_take_turns(a, b)
     with pytest.raises(ProgramError, match="could not take turns"):
         take_turns(a, b, seed=0)
 

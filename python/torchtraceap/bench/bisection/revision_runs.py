@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from torchtraceap.bench.processes.fresh import ProgramError, check_success, run_fresh
-from torchtraceap.bench.processes.programs import named, run_program, trace_program
+from torchtraceap.bench.processes.programs import ProgramRun, named, run_program, trace_program
+from torchtraceap.bench.processes.together import can_take_turns, run_together
+from torchtraceap.bench.processes.turns import Turn
 from torchtraceap.bench.revisions import (
     Place,
     Places,
@@ -56,6 +61,7 @@ class RevisionRuns:
         self._timeout_s = timeout_s
         self._kept = {revision.id for revision in kept}
         self._ready: dict[str, Place] = {}
+        self._last: dict[str, ProgramRun] = {}
 
     def measure(self, revision: Revision) -> int:
         """See `rounds.Runner`; a run that fails is tried once more."""
@@ -69,12 +75,32 @@ class RevisionRuns:
         except ProgramError as error:
             raise UnusableRevisionError(f"{revision.short}: failed twice: {error}") from error
 
+    def measure_together(
+        self, revisions: Sequence[Revision], order: Sequence[int], seed: int
+    ) -> dict[str, int]:
+        """See `rounds.Runner`."""
+        before = [self._last.get(revision.id) for revision in revisions]
+        if self._memory or not can_take_turns(before):
+            return {revisions[i].id: self.measure(revisions[i]) for i in order}
+        programs = [partial(self._run, self._place(revision)) for revision in revisions]
+        known = [run for run in before if run is not None]
+        try:
+            runs, steps = run_together(programs, known, seed)
+        except ProgramError:  # says which one fails
+            return {revisions[i].id: self.measure(revisions[i]) for i in order}
+        # Of the same machine: the first one's median, times what each is beside it.
+        ratios = np.median(steps / steps[:, :1], axis=0)
+        first = runs[0].median_ns
+        return {r.id: round(first * float(x)) for r, x in zip(revisions, ratios, strict=True)}
+
     def _once(self, revision: Revision) -> int:
-        place = self._place(revision)
-        run = run_program(
-            place.words(self._program), place.folder, self._env(place), self._timeout_s
-        )
+        run = self._run(self._place(revision))
+        self._last[revision.id] = run
         return run.max_rss_bytes if self._memory else run.median_ns
+
+    def _run(self, place: Place, turn: Turn | None = None) -> ProgramRun:
+        words = place.words(self._program)
+        return run_program(words, place.folder, self._env(place), self._timeout_s, turns=turn)
 
     def trace(self, revision: Revision, target: Path) -> Path | None:
         """See `rounds.Runner`."""

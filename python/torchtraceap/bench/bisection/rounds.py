@@ -2,6 +2,7 @@
 
 Note [Rounds]: what the machine does changes over minutes, so revisions are compared only within a
 round, in which each runs once. The order within rounds is drawn from a seed before the first run.
+Where all tell of their steps, these take turns (processes/turns.py).
 
 Note [State]: every round is written down at once. What was measured is found again by the name of
 its test and the number of its round, so an interrupted bisection is simply started again: it
@@ -36,6 +37,21 @@ class Runner(Protocol):
 
         Raises:
             UnusableRevisionError: It can't be built or run.
+        """
+
+    def measure_together(
+        self, revisions: Sequence[Revision], order: Sequence[int], seed: int
+    ) -> dict[str, int]:
+        """What one fresh run of each takes, by id: steps take turns where all tell of steps, else
+        one run behind the other.
+
+        Args:
+            revisions: Each was measured alone before.
+            order: In which they run, where they run one behind the other.
+            seed: Of who goes first in each exchange of steps.
+
+        Raises:
+            UnusableRevisionError: One can't be run.
         """
 
     def trace(self, revision: Revision, target: Path) -> Path | None:
@@ -142,7 +158,8 @@ class Rounds:
         self._journal = journal
         self._progress = progress
         digest = sha256(f"{seed} {test}".encode()).digest()
-        self._orders = np.random.default_rng(int.from_bytes(digest[:8], "big"))
+        self._seed = int.from_bytes(digest[:8], "big")
+        self._orders = np.random.default_rng(self._seed)
         self._logs: list[list[float]] = []
         self._warm = False
 
@@ -167,6 +184,6 @@ class Rounds:
             for place in order:
                 self._runner.measure(self._revisions[place])
             self._warm = True
-        ns = {self._revisions[i].id: self._runner.measure(self._revisions[i]) for i in order}
+        ns = self._runner.measure_together(self._revisions, order, self._seed + number)
         self._journal.keep_round(self._test, number, ns)
         return ns

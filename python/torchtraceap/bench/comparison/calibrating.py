@@ -14,8 +14,8 @@ from torchtraceap.aliases import Array
 from torchtraceap.bench.comparison.sides import (
     ProgramSide,
     Side,
-    can_take_turns,
     run_side,
+    sides_can_take_turns,
     steps_of_last_run,
     take_turns,
 )
@@ -146,7 +146,7 @@ def calibrate(
         run_side(side, side.name)
     steps: list[Array] = []
     ratios: list[float] | None = None
-    if isinstance(side, ProgramSide) and can_take_turns(side, side):
+    if isinstance(side, ProgramSide) and sides_can_take_turns(side, side):
         other, ratios = copy(side), []
         for number in range(runs // 2):
             with stage(f"pair {number + 1} of {runs // 2}"):

@@ -13,8 +13,8 @@ from torchtraceap.aliases import Array
 from torchtraceap.bench.comparison.sides import (
     ProgramSide,
     Side,
-    can_take_turns,
     run_side,
+    sides_can_take_turns,
     steps_of_last_run,
     take_turns,
 )
@@ -104,7 +104,7 @@ class Pairs:
             with stage(f"{self._name}warming up"):
                 self._run(True)  # not counted: files and pages that nobody has read yet
             self._warm = True
-            self._in_turns = can_take_turns(self._side_a, self._side_b)
+            self._in_turns = sides_can_take_turns(self._side_a, self._side_b)
         while len(self.pairs) < count:
             number = len(self.pairs)
             with stage(f"{self._name}pair {number + 1} of at most {self._most}"):

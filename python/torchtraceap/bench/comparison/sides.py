@@ -12,11 +12,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import socket
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -29,7 +26,8 @@ from torchtraceap.aliases import Array
 from torchtraceap.bench.kept.store import Store, StoredRun
 from torchtraceap.bench.processes.fresh import ProgramError, check_success, run_fresh
 from torchtraceap.bench.processes.programs import ProgramRun, named, run_program, trace_program
-from torchtraceap.bench.processes.turns import Turn, free_processor, give_turns
+from torchtraceap.bench.processes.together import can_take_turns, run_together
+from torchtraceap.bench.processes.turns import Turn
 from torchtraceap.bench.revisions import Checkouts, Repository
 from torchtraceap.errors import OptionError, TraceError
 
@@ -38,10 +36,10 @@ __all__ = [
     "WORKLOAD",
     "ProgramSide",
     "Side",
-    "can_take_turns",
     "key_of",
     "open_sides",
     "run_side",
+    "sides_can_take_turns",
     "split_command",
     "steps_of_last_run",
     "stored_runs",
@@ -60,8 +58,6 @@ LOOP = (
 """A program for those who name none: steps of plain Python."""
 _MOST_BYTES = 16 << 20
 """Of a file that a command names, for its content to count: scripts, not data sets."""
-_ONE_PROCESSOR = 1.1
-"""Time of processors over that of the clock, up to which a program is taken to need one."""
 _TOLD_LINES = 5
 """Of what a program that failed wrote to standard error."""
 
@@ -117,10 +113,14 @@ class ProgramSide:
         self._env = env
         self._timeout_s = timeout_s
 
-    def run(self, turns: Turn | None = None) -> int:
-        """See `Side`; `last` has all of the run. `turns` as `run_program` takes them."""
-        self.last = run_program(self.argv, self._cwd, self._env, self._timeout_s, turns=turns)
+    def run(self) -> int:
+        """See `Side`; `last` has all of the run."""
+        self.last = run_program(self.argv, self._cwd, self._env, self._timeout_s)
         return self.last.median_ns
+
+    def run_in_turn(self, turn: Turn) -> ProgramRun:
+        """A run whose steps take turns with those of other programs."""
+        return run_program(self.argv, self._cwd, self._env, self._timeout_s, turns=turn)
 
     def trace(self) -> Path | None:
         """See `Side`."""
@@ -166,7 +166,7 @@ def take_turns(side_a: ProgramSide, side_b: ProgramSide, seed: int) -> tuple[flo
     has its run.
 
     Args:
-        side_a: Before.
+        side_a: Before; it ran alone before, as the other one.
         side_b: After.
         seed: Of who goes first in each exchange of steps.
 
@@ -176,54 +176,18 @@ def take_turns(side_a: ProgramSide, side_b: ProgramSide, seed: int) -> tuple[flo
     Raises:
         ProgramError: A side failed, or they had no exchange behind their warm-up.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="ttap-turns-") as folder,
-        socket.socket(socket.AF_UNIX) as listener,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        place = f"{folder}/referee"
-        listener.bind(place)
-        listener.listen()
-        sides = {"A": side_a, "B": side_b}
-        processor = free_processor(seed) if all(map(_needs_one, sides.values())) else None
-        runs = {
-            name: pool.submit(side.run, Turn(place, name, processor))
-            for name, side in sides.items()
-        }
-        try:
-            give_turns(listener, seed, lambda name: not runs[name].done())
-        finally:
-            listener.close()
-        for run in runs.values():
-            run.result()
-    ratios = _exchanged(side_a.last, side_b.last)
-    if not len(ratios):
-        raise ProgramError("the steps of both sides could not take turns")
-    return float(np.median(ratios)), len(ratios)
-
-
-def can_take_turns(side_a: Side, side_b: Side) -> bool:
-    """Whether both told of steps when they ran last."""
-    return all(
-        isinstance(side, ProgramSide) and side.last is not None and side.last.by_steps
-        for side in (side_a, side_b)
+    sides = side_a, side_b
+    before = [side.last for side in sides if side.last is not None]
+    (side_a.last, side_b.last), steps = run_together(
+        [side.run_in_turn for side in sides], before, seed
     )
+    return float(np.median(np.log(steps[:, 1] / steps[:, 0]))), len(steps)
 
 
-def _needs_one(side: ProgramSide) -> bool:
-    """Whether it kept no more than one processor busy when it ran last."""
-    last = side.last
-    return last is not None and last.cpu_ns <= _ONE_PROCESSOR * last.wall_ns
-
-
-def _exchanged(a: ProgramRun | None, b: ProgramRun | None) -> Array:
-    """Log ratios of steps that stood next to each other, behind both warm-ups."""
-    if a is None or b is None or not (a.by_steps and b.by_steps):
-        return np.empty(0)
-    part = slice(max(a.warmup, b.warmup), min(len(a.all_step_ns), len(b.all_step_ns)))
-    before, after = (np.maximum(np.array(run.all_step_ns[part]), 1) for run in (a, b))
-    ratios: Array = np.log(after / before)
-    return ratios
+def sides_can_take_turns(side_a: Side, side_b: Side) -> bool:
+    """Whether both told of steps when they ran last."""
+    sides = [side for side in (side_a, side_b) if isinstance(side, ProgramSide)]
+    return len(sides) == 2 and can_take_turns([side.last for side in sides])
 
 
 def _end_of(error: ProgramError) -> str:

@@ -1,4 +1,4 @@
-"""Two programs whose measured steps take turns: one step of one, one step of the other.
+"""Programs whose measured steps take turns: one step of one, one step of the other.
 
 Note [Turns]: a machine that others share is faster now and slower in the next tenth of a second,
 so that two runs one behind the other meet different machines. Two steps one behind the other meet
@@ -19,7 +19,7 @@ import contextlib
 import os
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torchtraceap.records import dataclass
 
@@ -37,7 +37,7 @@ class Turn:
     place: str
     """Where the referee listens."""
     side: str
-    """A or B."""
+    """One letter."""
     processor: int | None = None
     """On which it runs from then on; None: on any."""
 
@@ -93,12 +93,13 @@ def joined(path: str) -> Turns | None:
 
 
 def give_turns(
-    listener: socket.socket, seed: int, is_running: Callable[[str], bool]
+    listener: socket.socket, sides: Sequence[str], seed: int, is_running: Callable[[str], bool]
 ) -> dict[str, int]:
-    """Lets two processes make their steps in turn, until both have left.
+    """Lets processes make their steps in turn, until all have left.
 
     Args:
         listener: Where they come.
+        sides: Their letters.
         seed: Of who goes first in each exchange.
         is_running: Whether the process of a side still runs: one that ends without a step never
             comes.
@@ -108,12 +109,12 @@ def give_turns(
     """
     rng = random.Random(seed)
     with contextlib.ExitStack() as at_the_end:
-        ends = _arrived(listener, is_running)
+        ends = _arrived(listener, sides, is_running)
         for end in ends.values():
             at_the_end.enter_context(end)
         steps = dict.fromkeys(ends, 0)
         while ends:
-            for side in "AB" if rng.random() < 0.5 else "BA":
+            for side in rng.sample(sides, len(sides)):
                 if side in ends and not _has_stepped(ends[side]):
                     ends.pop(side).close()
                 elif side in ends:
@@ -122,11 +123,11 @@ def give_turns(
 
 
 def _arrived(
-    listener: socket.socket, is_running: Callable[[str], bool]
+    listener: socket.socket, sides: Sequence[str], is_running: Callable[[str], bool]
 ) -> dict[str, socket.socket]:
     found: dict[str, socket.socket] = {}
     listener.settimeout(_POLL_S)
-    while missing := [side for side in "AB" if side not in found]:
+    while missing := [side for side in sides if side not in found]:
         try:
             end, _ = listener.accept()
         except TimeoutError:
@@ -135,7 +136,7 @@ def _arrived(
             continue
         end.settimeout(None)
         side = end.recv(1).decode("ascii", "replace")
-        if side not in ("A", "B") or side in found:  # a second loop of the same process
+        if side not in sides or side in found:  # a second loop of the same process
             end.close()
             continue
         found[side] = end
