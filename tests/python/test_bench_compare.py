@@ -17,7 +17,7 @@ import pytest
 from torchtraceap.bench.comparison import many as comparing_many
 from torchtraceap.bench.comparison.calibrating import calibration_of, noise_of
 from torchtraceap.bench.comparison.comparing import compare
-from torchtraceap.bench.comparison.many import Entry, compare_many, read_suite
+from torchtraceap.bench.comparison.many import SuiteEntry, compare_many, read_suite
 from torchtraceap.bench.comparison.pairs import Pairs
 from torchtraceap.bench.comparison.sides import open_sides, split_command, workload_program
 from torchtraceap.bench.comparison.stored import compare_stored
@@ -194,8 +194,8 @@ def test_a_verdict_stands_without_traces(tmp_path: Path) -> None:
 
 
 def test_alarms_of_a_suite_take_more_looks_until_they_are_beyond_its_number() -> None:
-    entries = [Entry(f"same {i}", *made(0.0), Plan()) for i in range(20)]
-    entries.append(Entry("slow", *made(0.05), Plan()))
+    entries = [SuiteEntry(f"same {i}", *made(0.0), Plan()) for i in range(20)]
+    entries.append(SuiteEntry("slow", *made(0.05), Plan()))
     found = compare_many(entries, causes=False).to_dict()
     assert found["schema"] == "torchtraceap.comparisons/1"
     assert (found["slower"], found["faster"]) == (["slow"], [])
@@ -207,8 +207,8 @@ def test_alarms_of_a_suite_take_more_looks_until_they_are_beyond_its_number() ->
 
 def test_an_alarm_that_the_suite_does_not_bear_out_is_undecided() -> None:
     plan = Plan(looks=(10,))
-    entries = [Entry(f"same {i}", *made(0.0), plan) for i in range(40)]
-    found = compare_many([*entries, Entry("slow", *made(0.05), plan)], causes=False)
+    entries = [SuiteEntry(f"same {i}", *made(0.0), plan) for i in range(40)]
+    found = compare_many([*entries, SuiteEntry("slow", *made(0.05), plan)], causes=False)
     _, q, slow = found.comparisons[-1]
     assert q > 0.05
     assert slow.verdict == "undecided"
