@@ -145,7 +145,7 @@ def again(runs: Runs, program: str) -> list[str]:
 def apart(runs: Runs, after: str) -> tuple[int, int]:
     """Alarms among comparisons made one behind the other, and their number: each begins where the
     one before it was decided, as long as all pairs that it may want are there."""
-    ratios = np.log(medians(runs[after]) / medians(runs["unchanged"]))
+    ratios = np.array([run["log_ratio"] for run in runs[after]])
     wanted = ("slower", "faster") if after == "same" else ("slower",)
     alarms = number = start = 0
     while start + PLAN.looks[-1] <= len(ratios):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchtraceap.collect.handler import on_trace_ready
 from torchtraceap.errors import MissingDependencyError
 from torchtraceap.integrations.stepper import Stepper
-from torchtraceap.integrations.watching.series import Row, metrics_of
+from torchtraceap.integrations.watching.series import WatchRow, metrics_of
 
 if TYPE_CHECKING:
     from torchtraceap.results import Diagnosis
@@ -78,7 +78,7 @@ def profile(
     """
     stepper = Stepper(path, every=every, **options)
 
-    def log(row: Row) -> None:
+    def log(row: WatchRow) -> None:
         if accelerator.trackers:
             accelerator.log(metrics_of(row), step=row["step"])
 

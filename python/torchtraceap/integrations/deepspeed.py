@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from torchtraceap.integrations.stepper import Stepper
-from torchtraceap.integrations.watching.series import Row, metrics_of
+from torchtraceap.integrations.watching.series import WatchRow, metrics_of
 
 if TYPE_CHECKING:
     from torchtraceap.results import Diagnosis
@@ -34,7 +34,7 @@ class Hook:
             self.stepper.step(self._engine.global_steps)
         return result
 
-    def _log(self, row: Row) -> None:
+    def _log(self, row: WatchRow) -> None:
         monitor = getattr(self._engine, "monitor", None)
         if monitor is not None and monitor.enabled:
             samples = self._engine.global_samples

@@ -15,12 +15,12 @@ from typing import Any
 
 from torchtraceap.collect.notices import report_problem
 from torchtraceap.errors import MissingDependencyError, OptionError
-from torchtraceap.integrations.watching.series import PREFIX, Row, append_line, metrics_of
+from torchtraceap.integrations.watching.series import PREFIX, WatchRow, append_line, metrics_of
 from torchtraceap.units import format_share
 
 __all__ = ["Sink", "Sinks", "active_runs", "sink_of"]
 
-Sink = Callable[[Row], None]
+Sink = Callable[[WatchRow], None]
 """Takes a row of the series (docs/integrations.md)."""
 
 
@@ -40,7 +40,7 @@ class Sinks:
     def add(self, sink: Sink) -> None:
         self._more.append(sink)
 
-    def write(self, row: Row) -> None:
+    def write(self, row: WatchRow) -> None:
         for sink in [*(active_runs() if self._sinks is None else self._sinks), *self._more]:
             name = getattr(sink, "__qualname__", type(sink).__name__)
             if name in self._failed:
@@ -131,7 +131,7 @@ class TensorBoard:
         if self._is_own:
             self._make: Any = _summary_writer()
 
-    def __call__(self, row: Row) -> None:
+    def __call__(self, row: WatchRow) -> None:
         if isinstance(self._writer, (str, Path)):
             self._writer = self._make(str(self._writer))
         for name, value in metrics_of(row).items():
@@ -169,7 +169,7 @@ class MLflow:
             raise MissingDependencyError(f"logging to MLflow needs mlflow ({error})") from error
         self._run_id = run_id
 
-    def __call__(self, row: Row) -> None:
+    def __call__(self, row: WatchRow) -> None:
         if self._run_id is None and self._mlflow.active_run() is None:
             return
         metrics = metrics_of(row)
@@ -188,7 +188,7 @@ class WeightsAndBiases:
     def __init__(self, run: Callable[[], Any]) -> None:
         self._run = run
 
-    def __call__(self, row: Row) -> None:
+    def __call__(self, row: WatchRow) -> None:
         run = self._run()
         if run is None:
             return
@@ -204,11 +204,11 @@ class Metrics:
     def __init__(self, logger: Any) -> None:
         self._logger = logger
 
-    def __call__(self, row: Row) -> None:
+    def __call__(self, row: WatchRow) -> None:
         self._logger.log_metrics(metrics_of(row), step=row["step"])
 
 
-def as_text(row: Row) -> str:
+def as_text(row: WatchRow) -> str:
     """The findings as Markdown."""
     lines = [f"- {change}" for change in row.get("notices", ())]
     lines += ["", "| finding | takes | a fix saves |", "|---|---|---|"] if row["findings"] else []

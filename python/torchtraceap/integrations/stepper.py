@@ -17,7 +17,7 @@ from torchtraceap.collect.session import Recording, profile
 from torchtraceap.integrations.logging import Sinks
 from torchtraceap.integrations.watch import Watch, watch
 from torchtraceap.integrations.watching.examining import findings_of
-from torchtraceap.integrations.watching.series import SCHEMA, Row
+from torchtraceap.integrations.watching.series import SCHEMA, WatchRow
 
 if TYPE_CHECKING:
     from torchtraceap.results import Diagnosis
@@ -58,12 +58,12 @@ class Stepper:
         self._is_new = True
         self._is_running = False
         self._sinks: Sinks | None = None
-        self._more: tuple[Callable[[Row], None], ...] = ()
+        self._more: tuple[Callable[[WatchRow], None], ...] = ()
         self._step = 0
 
     # -- what the library tells --------------------------------------------------------------
 
-    def start(self, *sinks: Callable[[Row], None]) -> None:
+    def start(self, *sinks: Callable[[WatchRow], None]) -> None:
         """The training begins, or another one.
 
         Args:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchtraceap.errors import MissingDependencyError
 from torchtraceap.integrations.logging import TensorBoard
 from torchtraceap.integrations.stepper import Stepper
-from torchtraceap.integrations.watching.series import Row, metrics_of
+from torchtraceap.integrations.watching.series import WatchRow, metrics_of
 
 if TYPE_CHECKING:
     from torchtraceap.results import Diagnosis
@@ -91,5 +91,5 @@ class TraceCallback(_callback_class()):  # type: ignore[misc]
         self.stepper.end()
 
 
-def _to_history(state: Any, row: Row) -> None:
+def _to_history(state: Any, row: WatchRow) -> None:
     state.log_history.append({**metrics_of(row), "epoch": state.epoch, "step": row["step"]})

@@ -34,7 +34,13 @@ from torchtraceap.integrations.watching.costs import Costs, parse_budget, parse_
 from torchtraceap.integrations.watching.examining import Examination, Task
 from torchtraceap.integrations.watching.keeping import Kept
 from torchtraceap.integrations.watching.recorder import Recorder
-from torchtraceap.integrations.watching.series import FILE, SCHEMA, Row, append_line, series_table
+from torchtraceap.integrations.watching.series import (
+    FILE,
+    SCHEMA,
+    WatchRow,
+    append_line,
+    series_table,
+)
 from torchtraceap.rendering import Shown
 from torchtraceap.writing import naming
 
@@ -83,7 +89,7 @@ class Watch(Shown):
         ranks_timeout: float,
     ) -> None:
         self.root = Path(DEFAULT_FOLDER if path is None else path)
-        self.rows: list[Row] = []
+        self.rows: list[WatchRow] = []
         """What was found, as the lines of `watch.jsonl` hold it."""
         self.notices: list[str] = []
         """What has changed, in words."""
@@ -103,7 +109,7 @@ class Watch(Shown):
         self._step_began: float | None = None
         self._plain_s: list[float] = []  # steps without a profiler since the last recording
         self._beside_s: list[float] = []  # steps beside an examination
-        self._pending: list[tuple[Examination, Row]] = []
+        self._pending: list[tuple[Examination, WatchRow]] = []
         self._run: Run | None = None
         self._costs: Costs | None = None
         self._ended: float | None = None
@@ -224,7 +230,7 @@ class Watch(Shown):
         names = ("own_s", "slower_steps_s", "examining_s", "waiting_s")
         return {name.removesuffix("_s"): getattr(self._costs, name, 0.0) for name in names}
 
-    def add_sink(self, sink: Callable[[Row], None]) -> None:
+    def add_sink(self, sink: Callable[[WatchRow], None]) -> None:
         """Rows go there too."""
         self._sinks.add(sink)
 
@@ -346,7 +352,7 @@ class Watch(Shown):
             unfinished=recorder.unfinished,
             diagnose=run.rank == 0,
         )
-        row: Row = {
+        row: WatchRow = {
             "schema": SCHEMA,
             "run": run.name,
             "time": time.time(),
@@ -364,7 +370,7 @@ class Watch(Shown):
             examination, row = self._pending.pop(0)
             self._take(examination.result(), row, now)
 
-    def _take(self, found: dict[str, Any], row: Row, now: float) -> None:
+    def _take(self, found: dict[str, Any], row: WatchRow, now: float) -> None:
         assert self._run is not None and self._costs is not None
         self._costs.examined(self._beside_s, found.pop("cpu_s", 0.0))
         self._costs.end()
@@ -377,7 +383,7 @@ class Watch(Shown):
         elif self._run.rank == 0:
             self._tell(found, row, folder, now)
 
-    def _tell(self, found: dict[str, Any], row: Row, folder: str, now: float) -> None:
+    def _tell(self, found: dict[str, Any], row: WatchRow, folder: str, now: float) -> None:
         assert self._run is not None and self._costs is not None
         changes = self._changes.of_findings(found["findings"], row["step"])
         drift = self._changes.of_steps(self._plain_s, row["step"])

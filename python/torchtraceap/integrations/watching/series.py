@@ -19,10 +19,10 @@ SCHEMA = "torchtraceap.watch/1"
 FILE = "watch.jsonl"
 PREFIX = "torchtraceap"
 
-Row = dict[str, Any]
+WatchRow = dict[str, Any]
 
 
-def append_line(path: Path, row: Row) -> None:
+def append_line(path: Path, row: WatchRow) -> None:
     """Appends a row to a file of JSON lines: in one write, so that several runs may share it.
 
     Raises:
@@ -40,7 +40,7 @@ def append_line(path: Path, row: Row) -> None:
             os.close(descriptor)
 
 
-def read_lines(path: Path, run: str | None = None) -> list[Row]:
+def read_lines(path: Path, run: str | None = None) -> list[WatchRow]:
     """The rows of a file, of all runs or one; a line that was cut short is left out."""
     rows = []
     with path.open("rb") as file:
@@ -54,7 +54,7 @@ def read_lines(path: Path, run: str | None = None) -> list[Row]:
     return [row for row in rows if run is None or row.get("run") == run]
 
 
-def metrics_of(row: Row) -> dict[str, float]:
+def metrics_of(row: WatchRow) -> dict[str, float]:
     """The figures of a row by name, for loggers of metrics: times in ms, shares as fractions."""
     metrics = {
         "step_time_ms": _ms(row.get("step_time_ns")),
@@ -75,7 +75,7 @@ def _ms(ns: float | None) -> float | None:
     return None if ns is None else ns / 1e6
 
 
-def series_table(rows: Sequence[Row]) -> ColumnTable:
+def series_table(rows: Sequence[WatchRow]) -> ColumnTable:
     """One row for each finding of each recording, and one for a recording without a finding."""
     import numpy as np
 
