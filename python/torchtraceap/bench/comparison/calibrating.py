@@ -36,7 +36,15 @@ from torchtraceap.results import Result
 from torchtraceap.stages import stage
 from torchtraceap.units import counted
 
-__all__ = ["PLANTED", "Calibration", "Noise", "Row", "calibrate", "calibration_of", "noise_of"]
+__all__ = [
+    "PLANTED",
+    "Calibration",
+    "CalibrationRow",
+    "Noise",
+    "calibrate",
+    "calibration_of",
+    "noise_of",
+]
 
 PLANTED = (0.0, 0.02, 0.03, 0.05)
 """Effects that rules are tried on; 0 is the comparison of the program with itself."""
@@ -77,7 +85,7 @@ class Noise(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class Row(Result):
+class CalibrationRow(Result):
     """What one rule said of one effect."""
 
     rule: str
@@ -108,7 +116,7 @@ class Calibration(Result):
     least_effect: float | None
     """That 90 % of comparisons find, declared as minimal."""
     noise: Noise
-    rows: tuple[Row, ...]
+    rows: tuple[CalibrationRow, ...]
     median_ns: int
     run_ns: tuple[int, ...]
     """Median step of each run, in the order of time."""
@@ -241,10 +249,10 @@ def _rows(
     plan: Plan,
     comparisons: int,
     seed: int,
-) -> list[Row]:
+) -> list[CalibrationRow]:
     counts, used = replay_ours(ours, effect, plan, comparisons, np.random.default_rng(seed))
     rows = [
-        Row(
+        CalibrationRow(
             OURS,
             effect,
             _flagged(counts, effect, comparisons),
@@ -258,7 +266,9 @@ def _rows(
             continue
         said = replay_rule(steps, effect, rule, comparisons, np.random.default_rng(seed))
         rows.append(
-            Row(rule.name, effect, _flagged(said, effect, comparisons), 0.0, 0.0, rule.runs)
+            CalibrationRow(
+                rule.name, effect, _flagged(said, effect, comparisons), 0.0, 0.0, rule.runs
+            )
         )
     return rows
 
