@@ -212,6 +212,21 @@ def count(text: str) -> int:
     return value
 
 
+def positive(text: str) -> int:
+    value = count(text)
+    if not value:
+        raise argparse.ArgumentTypeError("a number above 0 is needed")
+    return value
+
+
+def seconds(text: str) -> float:
+    """Above 0."""
+    value = float(text)
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is needed, not {text}")
+    return value
+
+
 def microseconds(text: str) -> int:
     """Microseconds as whole nanoseconds."""
     value = float(text)

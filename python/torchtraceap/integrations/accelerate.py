@@ -6,21 +6,20 @@ import contextlib
 import os
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.collect.handler import on_trace_ready
 from torchtraceap.errors import MissingDependencyError
-from torchtraceap.integrations.stepper import Stepper
+from torchtraceap.integrations.stepper import Recorded, Stepper
 from torchtraceap.integrations.watching.series import WatchRow, metrics_of
 
 if TYPE_CHECKING:
-    from torchtraceap.results import Diagnosis
+    pass
 
 __all__ = ["AcceleratedSteps", "profile", "profile_kwargs"]
 
 
-class AcceleratedSteps:
+class AcceleratedSteps(Recorded):
     """The steps of a loop; made by `profile`."""
 
     def __init__(self, accelerator: Any, stepper: Stepper) -> None:
@@ -36,16 +35,6 @@ class AcceleratedSteps:
     def pause(self) -> None:
         """Tells that something other than a step comes: an evaluation, a checkpoint."""
         self.stepper.pause()
-
-    @property
-    def diagnosis(self) -> Diagnosis | None:
-        """Of the last recording; None where there is none."""
-        return self.stepper.diagnosis
-
-    @property
-    def path(self) -> Path | None:
-        """The trace of this rank, or the series of a watch."""
-        return self.stepper.path
 
 
 @contextlib.contextmanager

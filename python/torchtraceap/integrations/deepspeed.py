@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from torchtraceap.integrations.stepper import Stepper
+from torchtraceap.integrations.stepper import Recorded, Stepper
 from torchtraceap.integrations.watching.series import WatchRow, metrics_of
 
 if TYPE_CHECKING:
-    from torchtraceap.results import Diagnosis
+    pass
 
 __all__ = ["Hook", "hook"]
 
 
-class Hook:
+class Hook(Recorded):
     """Watches an engine's `step`; made by `hook`. Ended by `end()` or as a `with` statement."""
 
     def __init__(self, engine: Any, stepper: Stepper) -> None:
@@ -60,16 +59,6 @@ class Hook:
         traceback: TracebackType | None,
     ) -> None:
         self.end(error)
-
-    @property
-    def diagnosis(self) -> Diagnosis | None:
-        """Of the last recording; None where there is none."""
-        return self.stepper.diagnosis
-
-    @property
-    def path(self) -> Path | None:
-        """The trace of this rank, or the series of a watch."""
-        return self.stepper.path
 
 
 def hook(

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.errors import MissingDependencyError
 from torchtraceap.integrations.logging import Metrics
-from torchtraceap.integrations.stepper import Stepper
+from torchtraceap.integrations.stepper import Recorded, Stepper
 
 if TYPE_CHECKING:
-    from torchtraceap.results import Diagnosis
+    pass
 
 __all__ = ["TraceCallback"]
 
@@ -26,7 +25,7 @@ def _callback_class() -> Any:
     raise MissingDependencyError("this callback needs lightning or pytorch_lightning")
 
 
-class TraceCallback(_callback_class()):  # type: ignore[misc]
+class TraceCallback(Recorded, _callback_class()):  # type: ignore[misc]
     """Records some steps of a training by Lightning's `Trainer`.
 
     ```python
@@ -52,16 +51,6 @@ class TraceCallback(_callback_class()):  # type: ignore[misc]
     ) -> None:
         self.stepper = Stepper(path, every=every, **options)
         self._step = 0
-
-    @property
-    def diagnosis(self) -> Diagnosis | None:
-        """Of the last recording; None where there is none."""
-        return self.stepper.diagnosis
-
-    @property
-    def path(self) -> Path | None:
-        """The trace of this rank, or the series of a watch."""
-        return self.stepper.path
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._step = trainer.global_step

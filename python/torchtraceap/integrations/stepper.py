@@ -22,7 +22,7 @@ from torchtraceap.integrations.watching.series import SCHEMA, WatchRow
 if TYPE_CHECKING:
     from torchtraceap.results import Diagnosis
 
-__all__ = ["Stepper"]
+__all__ = ["Recorded", "Stepper"]
 
 
 class Stepper:
@@ -169,3 +169,19 @@ class Stepper:
         row = {"schema": SCHEMA, "run": run, "time": now, "step": self._step, **found}
         sinks.write(row)
         sinks.close()
+
+
+class Recorded:
+    """What every integration tells of its recording."""
+
+    stepper: Stepper
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """Of the last recording; None where there is none."""
+        return self.stepper.diagnosis
+
+    @property
+    def path(self) -> Path | None:
+        """The trace of this rank, or the series of a watch."""
+        return self.stepper.path

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from torchtraceap.errors import MissingDependencyError
 from torchtraceap.integrations.logging import TensorBoard
-from torchtraceap.integrations.stepper import Stepper
+from torchtraceap.integrations.stepper import Recorded, Stepper
 from torchtraceap.integrations.watching.series import WatchRow, metrics_of
 
 if TYPE_CHECKING:
-    from torchtraceap.results import Diagnosis
+    pass
 
 __all__ = ["TraceCallback"]
 
@@ -25,7 +25,7 @@ def _callback_class() -> Any:
         raise MissingDependencyError(f"this callback needs transformers ({error})") from error
 
 
-class TraceCallback(_callback_class()):  # type: ignore[misc]
+class TraceCallback(Recorded, _callback_class()):  # type: ignore[misc]
     """Records some steps of a training by `transformers.Trainer`.
 
     ```python
@@ -51,16 +51,6 @@ class TraceCallback(_callback_class()):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         self.stepper = Stepper(path, every=every, **options)
-
-    @property
-    def diagnosis(self) -> Diagnosis | None:
-        """Of the last recording; None where there is none."""
-        return self.stepper.diagnosis
-
-    @property
-    def path(self) -> Path | None:
-        """The trace of this rank, or the series of a watch."""
-        return self.stepper.path
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         sinks: list[Any] = [lambda row: _to_history(state, row)]

@@ -21,6 +21,7 @@ from torchtraceap.cli.parsing import (
     add_seed,
     count,
     percentage,
+    seconds,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def _describe_compare(parser: Parser) -> None:
     )  # fmt: skip
     _add_plan(parser)
     parser.add_argument(
-        "--timeout", type=_seconds, metavar="S", help="so long one run may take [forever]"
+        "--timeout", type=seconds, metavar="S", help="so long one run may take [forever]"
     )
     parser.add_argument(
         "--setup", metavar="COMMAND", help="of revisions: runs once in each checkout"
@@ -90,13 +91,6 @@ def _effect(text: str) -> float:
     if not text.strip().endswith("%"):
         raise argparse.ArgumentTypeError(f"a percentage such as 2% is needed, not {text!r}")
     return percentage(text) / 100
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"a time above 0 is needed, not {text}")
-    return value
 
 
 def _plan(options: Options) -> Plan:
@@ -287,7 +281,7 @@ def _describe_calibrate(parser: Parser) -> None:
     )  # fmt: skip
     _add_plan(parser)
     parser.add_argument(
-        "--timeout", type=_seconds, metavar="S", help="so long one run may take [forever]"
+        "--timeout", type=seconds, metavar="S", help="so long one run may take [forever]"
     )
     add_json(parser)
     add_no_color(parser)

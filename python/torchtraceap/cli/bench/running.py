@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,8 @@ from torchtraceap.cli.parsing import (
     UsageError,
     add_json,
     add_no_color,
-    count,
+    positive,
+    seconds,
     size,
 )
 from torchtraceap.cli.tables import add_table_output, check_table_output, give_table
@@ -48,20 +48,6 @@ def open_store(options: Options) -> Store:
     from torchtraceap.bench.kept.store import Store
 
     return Store(options.store)
-
-
-def _positive(text: str) -> int:
-    value = count(text)
-    if not value:
-        raise argparse.ArgumentTypeError("a number above 0 is needed")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is needed, not {text}")
-    return value
 
 
 def _print_document(document: dict[str, Any]) -> None:
@@ -127,10 +113,10 @@ def _add_configuration(parser: Parser) -> None:
         help="of the suite's models: tiny for a CPU, full for a GPU [tiny]",
     )
     parser.add_argument(
-        "--threads", type=_positive, metavar="N", help="of an operator on the CPU [as torch does]"
+        "--threads", type=positive, metavar="N", help="of an operator on the CPU [as torch does]"
     )
     parser.add_argument(
-        "--timeout", type=_seconds, default=600.0, metavar="S", help="of each process [600]"
+        "--timeout", type=seconds, default=600.0, metavar="S", help="of each process [600]"
     )
 
 
@@ -140,13 +126,13 @@ def _add_steps(parser: Parser) -> None:
         ("--warmup", 3, "steps before them"),
     ):
         parser.add_argument(
-            flag, type=_positive, default=default, metavar="N", help=f"{help_text} [{default}]"
+            flag, type=positive, default=default, metavar="N", help=f"{help_text} [{default}]"
         )
 
 
 def _add_processes(parser: Parser) -> None:
     parser.add_argument(
-        "--processes", type=_positive, default=3, metavar="N", help="fresh ones, each alone [3]"
+        "--processes", type=positive, default=3, metavar="N", help="fresh ones, each alone [3]"
     )
 
 
@@ -167,7 +153,7 @@ def _describe_run(parser: Parser) -> None:
     parser.add_argument(
         "--mode", choices=(*MODES, BOTH), default="train", help="train, eval or both [train]"
     )
-    parser.add_argument("--batch", type=_positive, metavar="N", help="samples in a step")
+    parser.add_argument("--batch", type=positive, metavar="N", help="samples in a step")
     _add_configuration(parser)
     _add_processes(parser)
     _add_steps(parser)
@@ -424,9 +410,7 @@ def _describe_batch_size(parser: Parser) -> None:
         metavar="SIZE",
         help="what a process may take, such as 8GiB: reserved on a GPU, else resident",
     )
-    parser.add_argument(
-        "--start", type=_positive, default=1, metavar="N", help="the first size [1]"
-    )
+    parser.add_argument("--start", type=positive, default=1, metavar="N", help="the first size [1]")
     _add_configuration(parser)
     _add_processes(parser)
     _add_steps(parser)

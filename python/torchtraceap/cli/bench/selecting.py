@@ -17,7 +17,7 @@ from torchtraceap.cli.parsing import (
     UsageError,
     add_json,
     add_no_color,
-    count,
+    positive,
 )
 
 if TYPE_CHECKING:
@@ -203,13 +203,6 @@ def _budget(text: str) -> float:
     return value
 
 
-def _positive(text: str) -> int:
-    value = count(text)
-    if not value:
-        raise argparse.ArgumentTypeError("a number above 0 is needed")
-    return value
-
-
 def _describe_select(parser: Parser) -> None:
     parser.add_argument(
         "--budget", type=_budget, metavar="TIME",
@@ -218,7 +211,7 @@ def _describe_select(parser: Parser) -> None:
     _add_common(parser)
     for name, default in (("processes", 3), ("steps", 20), ("warmup", 3)):
         parser.add_argument(
-            f"--{name}", type=_positive, default=default, metavar="N",
+            f"--{name}", type=positive, default=default, metavar="N",
             help=f"of `bench run`, by which its time is counted [{default}]",
         )  # fmt: skip
     parser.add_argument("--plan", metavar="FILE", help="write them for `bench run --plan FILE`")
