@@ -8,9 +8,12 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -291,7 +294,9 @@ def test_a_break_changes_nothing(tmp_path: Path, steps: int) -> None:
     assert resumed.calls == whole.calls
 
 
-def test_a_break_changes_no_pseudo_labels(tmp_path: Path) -> None:
+def test_a_break_changes_no_pseudo_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("sklearn")
     samples, changes = planted(16), {"track": "W", "rounds": (1, 2), "dropout": 0.1}
     loop = LoopSettings(epochs=3)
@@ -299,9 +304,12 @@ def test_a_break_changes_no_pseudo_labels(tmp_path: Path) -> None:
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
     fit(whole, loop, tmp_path / "whole")
-    for _ in range(100):  # each call has time for one step, or for none
+    # A second passes whenever somebody looks, so that each call has time for a step or two.
+    clock = SimpleNamespace(monotonic=count().__next__, time=time.time)
+    monkeypatch.setattr("torchtraceap.training.loop.time", clock)
+    for _ in range(100):
         parts = learner_of(samples, **changes)
-        found = fit(parts, loop, tmp_path / "parts", resume=True, minutes=1e-4)
+        found = fit(parts, loop, tmp_path / "parts", resume=True, minutes=3.5 / 60)
         if found.finished:
             break
     assert found.finished
