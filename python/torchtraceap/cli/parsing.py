@@ -227,6 +227,15 @@ def seconds(text: str) -> float:
     return value
 
 
+def fraction(text: str) -> float:
+    """Above 0 and below 1, written as "2%" or "0.02"."""
+    number = text.strip()
+    value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"a fraction such as 2% or 0.02 is needed, not {text}")
+    return value
+
+
 def microseconds(text: str) -> int:
     """Microseconds as whole nanoseconds."""
     value = float(text)

@@ -20,7 +20,7 @@ from torchtraceap.cli.parsing import (
     add_no_color,
     add_seed,
     count,
-    percentage,
+    fraction,
     seconds,
 )
 
@@ -72,11 +72,11 @@ def _describe_compare(parser: Parser) -> None:
 
 def _add_plan(parser: Parser) -> None:
     parser.add_argument(
-        "--minimal-effect", type=_effect, default=0.02, metavar="P",
+        "--minimal-effect", type=fraction, default=0.02, metavar="P",
         help="changes below it do not matter [2%%]",
     )  # fmt: skip
     parser.add_argument(
-        "--alpha", type=float, default=0.01, metavar="P",
+        "--alpha", type=fraction, default=0.01, metavar="P",
         help="probability of a false alarm, all looks together [0.01]",
     )  # fmt: skip
     parser.add_argument(
@@ -84,13 +84,6 @@ def _add_plan(parser: Parser) -> None:
         help="pairs of runs, at most; looks at 10, 20 and N [40]",
     )  # fmt: skip
     add_seed(parser, "decides which side of a pair runs first")
-
-
-def _effect(text: str) -> float:
-    """Percent as a fraction."""
-    if not text.strip().endswith("%"):
-        raise argparse.ArgumentTypeError(f"a percentage such as 2% is needed, not {text!r}")
-    return percentage(text) / 100
 
 
 def _plan(options: Options) -> Plan:
@@ -250,9 +243,8 @@ def _plan_of(options: Options, minimal_effect: float | str | None, name: str) ->
     if minimal_effect is None:
         return plan
     try:
-        text = isinstance(minimal_effect, str)
-        value = _effect(str(minimal_effect)) if text else float(minimal_effect)
-    except (ValueError, TypeError, argparse.ArgumentTypeError):
+        value = fraction(str(minimal_effect))
+    except (ValueError, argparse.ArgumentTypeError):
         raise UsageError(f'{name}: minimal_effect is 0.05 or "5%"') from None
     return replace(plan, minimal_effect=value)
 

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.cli.output import note, print_text
-from torchtraceap.cli.parsing import FINE, Command, Options, Parser, UsageError, add_json
+from torchtraceap.cli.parsing import (
+    FINE,
+    Command,
+    Options,
+    Parser,
+    UsageError,
+    add_json,
+    fraction,
+    seconds,
+)
 from torchtraceap.stages import stage
 
 if TYPE_CHECKING:
@@ -19,31 +28,11 @@ if TYPE_CHECKING:
 _STATE_FOLDER = "torchtraceap-bisect"
 
 
-def _percent(text: str) -> float:
-    """A fraction, from "3%" or "0.03"."""
-    number = text.strip()
-    try:
-        value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
-    except ValueError:
-        raise UsageError(f"{text!r}: is no fraction; write 2% or 0.02") from None
-    return value
-
-
 def _looks(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"{text!r}: are no numbers of rounds; write 10,20,40") from None
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise UsageError(f"{text!r}: is no number of seconds above 0")
-    return value
 
 
 # ---------------------------------------------------------------------------------- bisect
@@ -94,11 +83,11 @@ def _describe_bisect(parser: Parser) -> None:
         help="the median step, or the peak of the resident set [time]",
     )  # fmt: skip
     parser.add_argument(
-        "--minimal-effect", type=_percent, default=0.02, metavar="E",
+        "--minimal-effect", type=fraction, default=0.02, metavar="E",
         help="changes below it do not matter [2%%]",
     )  # fmt: skip
     parser.add_argument(
-        "--alpha", type=_percent, default=0.01, metavar="P",
+        "--alpha", type=fraction, default=0.01, metavar="P",
         help="false alarms of each comparison of two [0.01]",
     )  # fmt: skip
     parser.add_argument(
@@ -106,9 +95,7 @@ def _describe_bisect(parser: Parser) -> None:
         help="rounds after which it may be decided [10,20,40]",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the orders [0]")
-    parser.add_argument(
-        "--timeout", type=_positive, metavar="SECONDS", help="so long a run may take"
-    )
+    parser.add_argument("--timeout", type=seconds, metavar="SECONDS", help="so long a run may take")
     parser.add_argument(
         "--state", metavar="FILE",
         help="where runs are kept, to go on after an interruption [in .git, until it is done]",
@@ -271,7 +258,7 @@ def _describe_history(parser: Parser) -> None:
         "--store", metavar="FOLDER", help="where runs are kept [$TORCHTRACEAP_BENCH, ttap_bench]"
     )
     parser.add_argument(
-        "--minimal-effect", type=_percent, default=0.02, metavar="E",
+        "--minimal-effect", type=fraction, default=0.02, metavar="E",
         help="smaller changes are not told [2%%]",
     )  # fmt: skip
     parser.add_argument("--html", metavar="FILE", help="write the chart as a page")
