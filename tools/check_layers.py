@@ -129,6 +129,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "contracts": {"collect", "measures"},
     "bench": {"collect", "measures", "workloads"},
     "integrations": {"collect"},
+    "llm": {"diagnosis", "evaluation", "loading", "overlay", "sql"},
     "pytest_plugin": {"contracts"},
     "cli": {"*"},
     "__init__": {"*"},
@@ -158,6 +159,9 @@ PYTHON_HEAVY: dict[str, set[str]] = {
     "rich": {"report"},
     "jinja2": {"report"},
     "typer": set(),
+    "openai": set(),
+    "pydantic": {"llm.answer"},
+    "mcp": set(),
 }
 
 

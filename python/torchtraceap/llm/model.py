@@ -1,0 +1,64 @@
+"""What a language model is to the rest of the package; `client` speaks to a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from torchtraceap.errors import TraceError
+from torchtraceap.llm.explanation import Usage
+from torchtraceap.records import dataclass
+
+__all__ = ["Message", "Model", "ModelError", "Reply", "ToolCall"]
+
+Message = dict[str, Any]
+"""As Chat Completions has it: "role" and "content", with "tool_calls" or "tool_call_id"."""
+
+
+class ModelError(TraceError):
+    """The model could not be asked, or a cap was reached; the text has no key and no prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that the model wants to be called."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON, as the model wrote it: anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer."""
+
+    text: str
+    finish: str
+    """"stop", "length" (cut), "refusal" or "tool_calls"."""
+    calls: tuple[ToolCall, ...] = ()
+
+
+class Model(Protocol):
+    """Answers messages."""
+
+    @property
+    def name(self) -> str:
+        """Of the model, as the user gave it."""
+
+    def answer(self, messages: Sequence[Message], schema: Mapping[str, Any], title: str) -> Reply:
+        """An answer that should be JSON of a schema. It may still be anything.
+
+        Raises:
+            ModelError: There is none.
+        """
+
+    def converse(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Reply:
+        """An answer, or calls of tools (their descriptions as Chat Completions has them).
+
+        Raises:
+            ModelError: There is none.
+        """
+
+    def usage(self) -> Usage:
+        """What has been asked so far."""

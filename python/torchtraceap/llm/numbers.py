@@ -1,0 +1,124 @@
+"""Numbers as texts say them: each one that a text may cite, and each one that a text says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from torchtraceap.records import dataclass
+from torchtraceap.results import Fact, Result
+from torchtraceap.units import format_bytes, format_count, format_ns, format_rate
+
+__all__ = ["Metric", "numbers_in"]
+
+_SHOWN = re.compile(r"(-?[\d,]+(?:\.\d+)?)(?: (.+))?\Z")
+_NUMBER = re.compile(r"(?<![\d.,])[-\u2212]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_TECHNICAL = re.compile(
+    r"\b(?:[bt]?f(?:p|loat)?(?:16|32|64)|bfloat16|fp8|u?int(?:8|16|32|64)|sm_?\d{2,3}a?|cuda ?graphs?"
+    r"|conv[123]d|batch_?norm[123]d|e[45]m[23](?:fn)?|v2)\b",
+    re.IGNORECASE,
+)
+"""Words with digits that say no quantity."""
+_WORDS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen twenty"
+).split()
+_NUMBER_WORDS = {
+    **{word: float(value) for value, word in enumerate(_WORDS) if word != "one"},
+    "thirty": 30.0, "forty": 40.0, "fifty": 50.0, "sixty": 60.0, "seventy": 70.0,
+    "eighty": 80.0, "ninety": 90.0, "hundred": 100.0, "thousand": 1e3, "million": 1e6,
+    "billion": 1e9, "dozen": 12.0,
+}  # fmt: skip
+"""Of English; "one" is a pronoun as often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric(Result):
+    """A number that a text may cite, as it is read."""
+
+    name: str
+    """Dotted, such as "segment.idle"."""
+    value: float
+    """As it is written, in `unit`; an int where it is whole."""
+    unit: str
+    """"ms", "%", "MiB", ...; empty for counts and plain numbers."""
+    exact: float
+    """In nanoseconds, bytes, as a fraction, or the count itself."""
+    text: str
+    """`value` and `unit` as a text writes them, such as "12.3 ms"."""
+
+    @staticmethod
+    def of_ns(name: str, ns: int) -> Metric:
+        return _metric(name, ns, format_ns(ns))
+
+    @staticmethod
+    def of_share(name: str, share: float) -> Metric:
+        """Written as a percentage with three significant digits."""
+        return _metric(name, float(share), f"{_digits(100 * share)} %")
+
+    @staticmethod
+    def of_bytes(name: str, size: int) -> Metric:
+        return _metric(name, size, format_bytes(size))
+
+    @staticmethod
+    def of_count(name: str, count: int) -> Metric:
+        return _metric(name, count, format_count(count))
+
+    @staticmethod
+    def of_rate(name: str, rate: float) -> Metric:
+        return _metric(name, float(rate), format_rate(rate))
+
+    @staticmethod
+    def of_fact(name: str, fact: Fact) -> Metric | None:
+        """None for a text."""
+        make = _MAKERS.get(fact.kind)
+        return make(name, fact.value) if make else None
+
+    def to_citation(self) -> dict[str, object]:
+        """As an explanation's JSON has it."""
+        return {"metric": self.name, "value": self.value, "unit": self.unit, "exact": self.exact}
+
+
+_MAKERS = {
+    "duration_ns": Metric.of_ns,
+    "share": Metric.of_share,
+    "bytes": Metric.of_bytes,
+    "count": Metric.of_count,
+    "rate": Metric.of_rate,
+}
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, never with an exponent."""
+    if abs(value) >= 99.95 or value == int(value):
+        return f"{value:.0f}"
+    places = 1 if abs(value) >= 9.995 else 2 if abs(value) >= 0.9995 else 3
+    return f"{value:.{places}f}"
+
+
+def _metric(name: str, exact: float, text: str) -> Metric:
+    match = _SHOWN.match(text)
+    if match is None:
+        raise ValueError(f"{name}: {text!r} is not a number with a unit")
+    number = match[1].replace(",", "")
+    value = float(number) if "." in number else int(number)
+    return Metric(name, value, match[2] or "", exact, text)
+
+
+def numbers_in(text: str, names: Iterable[str] = ()) -> list[float]:
+    """The quantities that a text says, in digits or in words.
+
+    Args:
+        text: Prose.
+        names: What is a name there and no quantity, digits and all, such as those of kernels.
+    """
+    for name in sorted(filter(None, names), key=len, reverse=True):
+        text = text.replace(name, " ")
+    text = _TECHNICAL.sub(" ", text)
+    found = [_number(match[0]) for match in _NUMBER.finditer(text)]
+    words = (_NUMBER_WORDS.get(word) for word in re.findall(r"[a-z]+", text.lower()))
+    return [*found, *(value for value in words if value is not None)]
+
+
+def _number(digits: str) -> float:
+    return float(digits.replace(",", "").replace("\u2212", "-").rstrip("."))
