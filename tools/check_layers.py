@@ -129,7 +129,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "contracts": {"collect", "measures"},
     "bench": {"collect", "measures", "workloads"},
     "integrations": {"collect"},
-    "llm": {"diagnosis", "evaluation", "loading", "overlay", "sql"},
+    "llm": {"diagnosis", "evaluation", "loading", "report"},
     "pytest_plugin": {"contracts"},
     "cli": {"*"},
     "__init__": {"*"},

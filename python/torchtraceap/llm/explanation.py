@@ -41,6 +41,8 @@ class ExplainedSegment(Result):
     verify: str
     """How to see that the change worked."""
     citations: tuple[Row | Metric, ...]
+    source: str = "offline"
+    """Who judged it: "offline" or "llm"."""
 
     def to_dict(self) -> Json:
         return {
@@ -53,6 +55,7 @@ class ExplainedSegment(Result):
             "change": self.change.to_dict(),
             "verify": self.verify,
             "citations": [_citation(cited) for cited in self.citations],
+            "source": self.source,
         }
 
 

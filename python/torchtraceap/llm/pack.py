@@ -74,6 +74,8 @@ class Pack(Result):
     """Types that a verdict may name, besides "none"."""
     knowledge: tuple[str, ...]
     """Types whose entries of the knowledge base stand beside it, the most fitting first."""
+    rules: tuple[tuple[str, str], ...] = ()
+    """What the rules say of the likely types in this trace: "present", "absent" or "unknown"."""
     window_count: int = 100
     """Of the grid on which the segment was found."""
     dropped: int = field(default=0)

@@ -1,0 +1,231 @@
+"""`explained`: segments, a pack and a verdict for each, doubts scored again, and the result.
+
+Note [Whose word counts]: what a segment is called is the judge's verdict. A rule's proof is not
+taken back by a language model: the segment stays, with what the model says of it, and `problems`
+says what the rule found. Advice, diffs and checks come from the knowledge base, whoever judged: a
+model names an entry and never writes code.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from torchtraceap.errors import TraceError
+from torchtraceap.knowledge import load_knowledge
+from torchtraceap.llm.citations import check, cited
+from torchtraceap.llm.explanation import Change, ExplainedSegment, Explanation, Round, Usage
+from torchtraceap.llm.offline import OfflineJudge
+from torchtraceap.llm.packing import build_pack
+from torchtraceap.llm.redetection import Doubt, settle
+from torchtraceap.llm.segments import Segment, find_segments
+from torchtraceap.records import dataclass
+from torchtraceap.stages import stage
+from torchtraceap.units import format_ns
+
+if TYPE_CHECKING:
+    from torchtraceap.llm.pack import Pack
+    from torchtraceap.llm.verdict import Verdict
+    from torchtraceap.results import Diagnosis
+
+__all__ = ["DOUBT", "Judge", "Judged", "explained", "judged"]
+
+DOUBT = 0.6
+"""How sure a judge has to be that a segment is misclassified, so that it is scored again."""
+_UNKNOWN_FIX = (
+    "Nothing is known to change. Look at this part of the trace: `torchtraceap annotate` marks it "
+    "for Perfetto."
+)
+_UNKNOWN_CHECK = "Record the same steps again: `torchtraceap explain` no longer lists this part."
+
+
+class Judge(Protocol):
+    """Names what a segment is."""
+
+    @property
+    def asked_by(self) -> str:
+        """Who asks for another scoring: "rule" or "model"."""
+
+    @property
+    def reads_tables(self) -> bool:
+        """Whether it needs the pack's tables."""
+
+    def judge(self, segment: Segment, pack: Pack, *, settled: bool) -> Verdict:
+        """Its verdict; `settled`: the segment has been scored again already.
+
+        Raises:
+            TraceError: It has no answer that holds.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A segment with its verdict."""
+
+    segment: Segment
+    pack: Pack
+    verdict: Verdict
+    source: str
+    """"offline" or "llm"."""
+
+
+class _Bench:
+    """Judges segments of one diagnosis, by the offline judge where the other one fails."""
+
+    def __init__(self, diagnosis: Diagnosis, judge: Judge | None) -> None:
+        self.diagnosis = diagnosis
+        self.offline = OfflineJudge(diagnosis)
+        self.judge: Judge = judge or self.offline
+        self.problems: list[str] = []
+
+    def judged(self, segment: Segment, *, settled: bool = False) -> Judged:
+        pack = build_pack(self.diagnosis, segment, tables=self.judge.reads_tables)
+        if self.judge is not self.offline:
+            try:
+                verdict = self.judge.judge(segment, pack, settled=settled)
+            except TraceError as error:
+                self.problems.append(f"{_named(segment)}: {error}; judged offline")
+            else:
+                self._compare(segment, verdict)
+                return Judged(segment, pack, verdict, "llm")
+        verdict = self.offline.judge(segment, pack, settled=settled)
+        wrong = check(verdict, pack)
+        if wrong:
+            raise AssertionError(f"{_named(segment)}: {wrong}")
+        return Judged(segment, pack, verdict, "offline")
+
+    def _compare(self, segment: Segment, verdict: Verdict) -> None:
+        """See Note [Whose word counts]."""
+        found = segment.finding.type if segment.finding else None
+        if found and verdict.primary != found:
+            self.problems.append(
+                f"{_named(segment)}: the rules prove {found}, the model says {verdict.primary}"
+            )
+
+
+def judged(
+    diagnosis: Diagnosis, judge: Judge | None = None
+) -> tuple[list[Judged], list[Round], list[str]]:
+    """Segments with their verdicts, rounds of scoring, and problems; `judge` None: offline."""
+    bench = _Bench(diagnosis, judge)
+    segments = find_segments(diagnosis)
+    rounds = [Round(diagnosis.windows.count, "start", len(segments), changed=False)]
+    with stage("judging segments"):
+        first = [bench.judged(segment) for segment in segments]
+    doubts = {
+        place: Doubt(each.segment, each.verdict.suggested_windows)
+        for place, each in enumerate(first)
+        if _is_doubted(each)
+    }
+    others = len(first) - len(doubts)
+    with stage("scoring again what is in doubt"):
+        rounds += settle(diagnosis, list(doubts.values()), bench.judge.asked_by, others)
+    final = []
+    for place, each in enumerate(first):
+        if place not in doubts:
+            final.append(each)
+        elif doubts[place].holds or each.segment.finding:
+            final.append(bench.judged(doubts[place].typed(diagnosis), settled=True))
+    return final, rounds, bench.problems
+
+
+def _is_doubted(judged: Judged) -> bool:
+    verdict = judged.verdict
+    sure = verdict.verdict == "misclassified" and verdict.confidence >= DOUBT
+    return sure or verdict.suggested_windows is not None
+
+
+def explained(
+    diagnosis: Diagnosis,
+    judge: Judge | None = None,
+    *,
+    model: str | None = None,
+    answer: str | None = None,
+    usage: Usage | None = None,
+    problems: Sequence[str] = (),
+) -> Explanation:
+    """The explanation of a diagnosis.
+
+    Args:
+        diagnosis: What is explained.
+        judge: Who names segments; None: offline.
+        model: Name of the language model behind the judge.
+        answer: To a question.
+        usage: What the model was asked, once all is judged.
+        problems: Further ones.
+    """
+    found, rounds, own = judged(diagnosis, judge)
+    return Explanation(
+        source=_source(found, judge),
+        model=model,
+        answer=answer,
+        segments=tuple(map(_explained, found)),
+        rounds=tuple(rounds),
+        usage=usage,
+        problems=(*problems, *own, *_not_judged(diagnosis)),
+    )
+
+
+def _source(found: Sequence[Judged], judge: Judge | None) -> str:
+    if judge is None:
+        return "offline"
+    by_model = not found or any(each.source == "llm" for each in found)
+    return "llm" if by_model else "offline_fallback"
+
+
+def _not_judged(diagnosis: Diagnosis) -> list[str]:
+    return [
+        f"{name} could not be checked: the trace lacks {', '.join(signals)}"
+        for name, signals in diagnosis.abstained.items()
+    ]
+
+
+def _explained(judged: Judged) -> ExplainedSegment:
+    segment, verdict = judged.segment, judged.verdict
+    return ExplainedSegment(
+        start_ns=segment.start_ns,
+        end_ns=segment.end_ns,
+        type=verdict.primary,
+        confidence=verdict.confidence,
+        what=verdict.what,
+        why=verdict.why,
+        change=_change(judged),
+        verify=_verify(verdict),
+        citations=cited(verdict, judged.pack),
+        source=judged.source,
+    )
+
+
+def _change(judged: Judged) -> Change:
+    """Advice as it fits the trace, where the finding has it."""
+    fix = judged.verdict.fix
+    if fix == "none":
+        return Change(_UNKNOWN_FIX, None)
+    finding = judged.segment.finding
+    if finding is not None and finding.type == fix:
+        return Change(finding.fix, code_diff(finding.code_before, finding.code))
+    advice = load_knowledge()[fix].advice
+    return Change(advice.fix, code_diff(advice.code_before, advice.code_after))
+
+
+def code_diff(before: str, after: str) -> str:
+    """A unified diff of typical code."""
+    lines = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), "before.py", "after.py", lineterm="", n=2
+    )
+    return "\n".join(lines)
+
+
+def _verify(verdict: Verdict) -> str:
+    if verdict.primary == "none":
+        return _UNKNOWN_CHECK
+    entry = load_knowledge()[verdict.primary]
+    gate = f"`torchtraceap diagnose after.json.gz --fail-on {entry.type}` exits with 0."
+    return f"Record the same steps again. {entry.verify} {gate}"
+
+
+def _named(segment: Segment) -> str:
+    """Such as "segment at 12.3 ms to 14.0 ms of the recording's clock"."""
+    length = format_ns(segment.end_ns - segment.start_ns)
+    return f"segment at {segment.start_ns} ns ({length}, {segment.type})"

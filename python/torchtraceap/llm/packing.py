@@ -1,0 +1,348 @@
+"""`build_pack`: the numbers and events of a segment.
+
+Note [One rank]: figures of windows, GPU work and gaps are those of one rank, the one on which the
+segment's finding costs most there, else the one whose GPU idles longest; `about` says which. What a
+finding costs is that of all ranks, as in the diagnosis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.analysis.gpu_events import GpuEvents
+from torchtraceap.analysis.grouping import Groups
+from torchtraceap.knowledge import load_knowledge
+from torchtraceap.llm.numbers import Metric
+from torchtraceap.llm.pack import Line, Pack, Row, Table
+from torchtraceap.llm.segments import Segment, cost_inside, idle_inside
+from torchtraceap.order import median
+from torchtraceap.results import Diagnosis, Finding
+
+if TYPE_CHECKING:
+    from torchtraceap.aliases import Array
+    from torchtraceap.ranks import RankTrace
+    from torchtraceap.trace import Trace
+
+__all__ = ["build_pack", "rank_of"]
+
+MOST_GROUPS, MOST_GAPS, MOST_ROWS, MOST_TYPES = 24, 8, 6, 3
+_SHARES = (
+    "busy_share", "compute_share", "exposed_communication_share", "exposed_memcpy_share",
+    "idle_data_loading_share", "idle_host_wait_share", "idle_synchronization_share",
+    "idle_memory_copy_share", "idle_communication_wait_share", "idle_compilation_share",
+    "idle_allocator_share", "idle_launch_latency_share", "idle_profiler_share",
+    "idle_unknown_share", "small_kernel_share", "host_busy_share", "synchronization_share",
+    "blocking_copy_share", "data_loading_share",
+)  # fmt: skip
+_COUNTS = ("launch_count", "kernel_count", "copy_count", "collective_count", "allocator_count")
+_RATES = ("queue_depth_mean",)
+_MICROSECONDS = ("kernel_median_us", "launch_delay_p50_us")
+"""Features that a pack shows (docs/features.md), by how they are written."""
+
+
+def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -> Pack:
+    """The evidence of a segment.
+
+    Args:
+        diagnosis: Of the trace.
+        segment: A part of its profiled time.
+        tables: With GPU work, gaps and neighbours, which a language model reads; the offline judge
+            needs none of them.
+    """
+    trace = diagnosis.trace
+    place = rank_of(diagnosis, segment)
+    rank = trace.ranks[place]
+    rows = list(_evidence(diagnosis, segment))
+    types = segment.types[:MOST_TYPES]
+    named = [segment.type, *(name for name, _ in types)]
+    return Pack(
+        about=_about(diagnosis, place),
+        start_ns=segment.start_ns,
+        end_ns=segment.end_ns,
+        metrics=(
+            *_of_segment(segment, rank),
+            *_of_windows(trace, segment, place),
+            *_of_finding(diagnosis, segment, place),
+        ),
+        tables=tuple(_tables(trace, segment, place, rows)) if tables else (),
+        rows=tuple(rows),
+        types=types,
+        allowed=tuple(load_knowledge()),
+        knowledge=tuple(dict.fromkeys(named)),
+        rules=tuple((name, verdict_of(diagnosis, name)) for name in dict.fromkeys(named)),
+        window_count=segment.grid,
+    )
+
+
+def verdict_of(diagnosis: Diagnosis, name: str) -> str:
+    """What the rules say of a type: "present", "absent" or "unknown"."""
+    verdicts = {**diagnosis.verdicts, **diagnosis.further_verdicts}
+    return verdicts.get(name, "unknown")
+
+
+def rank_of(diagnosis: Diagnosis, segment: Segment) -> int:
+    """Place of the rank whose figures stand for the segment: see Note [One rank]."""
+    start_ns, end_ns, finding = segment.start_ns, segment.end_ns, segment.finding
+
+    def weight(place: int) -> tuple[int, int]:
+        rank = diagnosis.trace.ranks[place]
+        cost_ns = cost_inside(finding, start_ns, end_ns, rank.rank) if finding else 0
+        return cost_ns, idle_inside(rank, start_ns, end_ns)
+
+    places = range(len(diagnosis.trace.ranks))
+    return places[0] if len(places) == 1 else max(places, key=weight)
+
+
+def _about(diagnosis: Diagnosis, place: int) -> str:
+    """In words of our own: no name of a trace but that of a device."""
+    trace = diagnosis.trace
+    devices = ", ".join(diagnosis.summary.device_names) or "a device that is not named"
+    steps = diagnosis.step.steps if diagnosis.step else 0
+    ranks = len(trace.ranks)
+    whose = f"figures are of rank {trace.ranks[place].rank}" if ranks > 1 else "one rank"
+    where = {"gpu": "the work runs on GPUs", "host": "the work runs on the host"}
+    said = where.get(diagnosis.computes_on or "", "the GPU's work is not recorded")
+    return f"{devices}; {said}; ranks: {ranks} ({whose}); steps: {steps}"
+
+
+# ---------------------------------------------------------------------------------- metrics
+
+
+def _of_segment(segment: Segment, rank: RankTrace) -> Iterator[Metric]:
+    length_ns = segment.end_ns - segment.start_ns
+    idle_ns = idle_inside(rank, segment.start_ns, segment.end_ns)
+    yield Metric.of_ns("segment.length", length_ns)
+    yield Metric.of_count("segment.windows", segment.last - segment.first + 1)
+    yield Metric.of_share("segment.score", segment.score)
+    if len(rank.tree.gpu_rows):
+        yield Metric.of_ns("segment.idle", idle_ns)
+        yield Metric.of_share("segment.idle_share", idle_ns / length_ns if length_ns else 0.0)
+    if rank.rank is not None:
+        yield Metric.of_count("segment.rank", rank.rank)
+    for name, likely in segment.types[:MOST_TYPES]:
+        yield Metric.of_share(f"type.{name}", likely)
+
+
+def _of_windows(trace: Trace, segment: Segment, place: int) -> Iterator[Metric]:
+    """Features in the segment, their medians over the trace, and percentile ranks."""
+    columns = window_features(trace, segment.grid, place)
+    for name, make, values in _shown(columns):
+        value = float(values[segment.first : segment.last + 1].mean())
+        middle = float(median(values))
+        if not (value or middle):
+            continue
+        yield make(f"window.{name}", value)
+        yield make(f"window.{name}.median", middle)
+        below = float((values < value).mean() + 0.5 * (values == value).mean())
+        yield Metric.of_share(f"window.{name}.rank", below)
+
+
+def _shown(
+    columns: Mapping[str, Array],
+) -> Iterator[tuple[str, Callable[[str, float], Metric], Array]]:
+    """Names, how each is written, and values of windows."""
+
+    def us(name: str, value: float) -> Metric:
+        return Metric.of_ns(name, round(1000 * value))
+
+    makers = ((_SHARES, Metric.of_share), (_COUNTS, Metric.of_rate), (_RATES, Metric.of_rate))
+    for names, make in (*makers, (_MICROSECONDS, us)):
+        for name in names:
+            yield name.removesuffix("_us"), make, columns[name]
+
+
+def window_features(trace: Trace, grid: int, place: int) -> Mapping[str, Array]:
+    """Features of the trace's common windows on one rank, by name; computed once for each grid."""
+
+    def compute() -> dict[str, Array]:
+        from torchtraceap.scoring.base import common_bounds
+
+        rank, bounds_ns = trace.ranks[place], common_bounds(trace, grid)
+        bounds = int(bounds_ns[0]), int(bounds_ns[-1])
+        windows = _core.build_windows(rank.table, rank.tree, count=grid, bounds=bounds)
+        block = _core.build_features(rank.table, rank.tree, windows)
+        return dict(zip(block.names, block.values.T, strict=True))
+
+    found: dict[str, Array] = trace.remember(("features of windows", grid, place), compute)
+    return found
+
+
+def _of_finding(diagnosis: Diagnosis, segment: Segment, place: int) -> Iterator[Metric]:
+    finding = segment.finding
+    if finding is None:
+        return
+    rank = diagnosis.trace.ranks[place].rank
+    inside_ns = cost_inside(finding, segment.start_ns, segment.end_ns, rank)
+    yield Metric.of_ns("finding.cost", finding.cost_ns)
+    yield Metric.of_share("finding.cost_share", finding.cost_share)
+    yield Metric.of_ns("finding.cost_here", inside_ns)
+    yield Metric.of_share("finding.confidence", finding.confidence)
+    if len(diagnosis.trace.ranks) > 1:
+        yield from _of_paying_rank(diagnosis, finding)
+    if finding.saving:
+        for end in ("low", "best", "high"):
+            yield Metric.of_ns(f"finding.saving.{end}", getattr(finding.saving, f"{end}_ns"))
+    for name, fact in finding.facts.items():
+        metric = Metric.of_fact(f"fact.{name}", fact)
+        if metric:
+            yield metric
+    if diagnosis.step:
+        yield Metric.of_ns("step.measured", diagnosis.step.measured_ns)
+
+
+def _of_paying_rank(diagnosis: Diagnosis, finding: Finding) -> Iterator[Metric]:
+    """Of the rank that pays most, whose facts are those of the finding."""
+    costs = {
+        rank: cost_inside(finding, *rank.tree.profiled, rank.rank) for rank in diagnosis.trace.ranks
+    }
+    rank = max(costs, key=lambda each: costs[each])
+    if rank.rank is None or not rank.profiled_ns:
+        return
+    yield Metric.of_count("finding.rank", rank.rank)
+    yield Metric.of_ns("finding.rank_cost", costs[rank])
+    yield Metric.of_share("finding.rank_cost_share", min(1.0, costs[rank] / rank.profiled_ns))
+
+
+# ------------------------------------------------------------------------------------- rows
+
+
+def _evidence(diagnosis: Diagnosis, segment: Segment) -> Iterator[Row]:
+    """Events of the finding that reach into the segment, else the first ones of all."""
+    finding = segment.finding
+    if finding is None:
+        return
+    inside = [
+        event
+        for event in finding.evidence
+        if event.start_ns < segment.end_ns and event.start_ns + event.duration_ns > segment.start_ns
+    ]
+    for place, event in enumerate(islice(inside or finding.evidence, MOST_ROWS)):
+        yield Row(
+            f"r{place + 1}",
+            event.rank,
+            event.row,
+            event.name,
+            event.start_ns,
+            event.duration_ns,
+        )
+
+
+# ----------------------------------------------------------------------------------- tables
+
+
+def _tables(
+    trace: Trace, segment: Segment, place: int, rows: list[Row]
+) -> Iterator[Table]:
+    """Of one rank; events that they show join `rows`."""
+    rank = trace.ranks[place]
+    yield Table("GPU work by name and stream", ("name", "stream", "operator"), _groups(rank, segment))
+    gaps = tuple(_gaps(rank, segment, rows))
+    yield Table("longest gaps of the GPU", ("cause", "host did", "next on the GPU"), gaps)
+    yield Table("windows beside it", ("place",), tuple(_neighbours(trace, segment, place)))
+
+
+def _groups(rank: RankTrace, segment: Segment) -> tuple[Line, ...]:
+    """GPU events that start in the segment, by canonical name, stream role and operator."""
+    events = GpuEvents.of(rank)
+    start_ns = events.start_ns
+    events = events.where((start_ns >= segment.start_ns) & (start_ns < segment.end_ns))
+    if not len(events):
+        return ()
+    names, ops = events.canonical, events.op
+    groups = Groups(names.codes, events.stream, ops.codes)
+    total_ns = groups.sum(events.duration_ns)
+    order = np.argsort(-total_ns, kind="stable")[:MOST_GROUPS]
+    first = groups.first
+    return tuple(
+        Line(
+            key=f"g{place + 1}",
+            names=(
+                _name(names.texts, names.codes[first[group]]),
+                _role(rank, int(events.stream[first[group]])),
+                _name(ops.texts, ops.codes[first[group]]),
+            ),
+            metrics=_group_metrics(f"g{place + 1}", events, groups.index == group),
+            cost_ns=int(total_ns[group]),
+        )
+        for place, group in enumerate(order.tolist())
+    )
+
+
+def _name(texts: Sequence[str], code: int) -> str:
+    return texts[code] if code >= 0 else "-"
+
+
+def _role(rank: RankTrace, stream: int) -> str:
+    return rank.tree.streams[stream].role
+
+
+def _group_metrics(key: str, events: GpuEvents, mask: Array) -> tuple[Metric, ...]:
+    duration_ns = events.duration_ns[mask]
+    delays = events.delay_ns[mask].compressed()
+    waited = (Metric.of_ns(f"{key}.delay", int(median(delays))),) if len(delays) else ()
+    return (
+        Metric.of_count(f"{key}.count", len(duration_ns)),
+        Metric.of_ns(f"{key}.total", int(duration_ns.sum())),
+        Metric.of_ns(f"{key}.median", int(median(duration_ns))),
+        *waited,
+    )
+
+
+def _gaps(rank: RankTrace, segment: Segment, rows: list[Row]) -> Iterator[Line]:
+    """Idle pieces of the segment, the longest first, with the host event behind each."""
+    idle = rank.idle(rank.tree.profiled)
+    start_ns = np.maximum(idle.start_ns, segment.start_ns)
+    end_ns = np.minimum(idle.end_ns, segment.end_ns)
+    length_ns = end_ns - start_ns
+    longest = np.argsort(-length_ns, kind="stable")[:MOST_GAPS]
+    causes = _core.idle_cause_names()
+    for number, gap in enumerate(longest.tolist()):
+        if length_ns[gap] <= 0:
+            return
+        key = f"gap{number + 1}"
+        behind, following = int(idle.explained_by[gap]), int(idle.next_gpu_row[gap])
+        yield Line(
+            key=key,
+            names=(causes[idle.cause[gap]], _row_name(rank, behind), _row_name(rank, following)),
+            metrics=(Metric.of_ns(f"{key}.length", int(length_ns[gap])),),
+            cost_ns=int(length_ns[gap]),
+            row=_row_key(rank, behind, rows),
+        )
+
+
+def _row_name(rank: RankTrace, row: int) -> str:
+    return "-" if row == _core.NO_ROW else rank.table.name_of(row)
+
+
+def _row_key(rank: RankTrace, row: int, rows: list[Row]) -> str:
+    """Key of an event, which joins the rows if it is new; empty for none."""
+    if row == _core.NO_ROW:
+        return ""
+    known = next((each.key for each in rows if (each.rank, each.row) == (rank.rank, row)), None)
+    if known:
+        return known
+    table = rank.table
+    start_ns, dur_ns = int(table.ts_ns[row]), int(table.dur_ns[row])
+    rows.append(Row(f"r{len(rows) + 1}", rank.rank, row, table.name_of(row), start_ns, dur_ns))
+    return rows[-1].key
+
+
+def _neighbours(trace: Trace, segment: Segment, place: int) -> Iterator[Line]:
+    columns = window_features(trace, segment.grid, place)
+    for key, window in (("before", segment.first - 1), ("after", segment.last + 1)):
+        if 0 <= window < segment.grid:
+            yield Line(
+                key=key,
+                names=(key,),
+                metrics=(
+                    Metric.of_share(f"{key}.busy_share", float(columns["busy_share"][window])),
+                    Metric.of_rate(f"{key}.kernel_count", float(columns["kernel_count"][window])),
+                    Metric.of_rate(f"{key}.launch_count", float(columns["launch_count"][window])),
+                ),
+                cost_ns=0,
+            )

@@ -1,0 +1,132 @@
+"""Scoring segments again on other grids, where a judge doubts them. Deterministic.
+
+After Section 5.6 of the paper, in which a language model may ask for a window to be looked at in
+another granularity. Here the grid that the judge suggests is asked, or the next finer one, then the
+next coarser one, and the scorer decides: a segment stays if it is flagged on two of the grids that
+were asked, that on which it was found included, and goes as soon as two say no.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torchtraceap.llm.explanation import Round
+from torchtraceap.llm.segments import FLAGGED, Segment, likely_types
+from torchtraceap.llm.verdict import GRIDS
+from torchtraceap.results import Diagnosis, Windows
+
+if TYPE_CHECKING:
+    from torchtraceap.trace import Trace
+
+__all__ = ["MOST_ROUNDS", "Doubt", "other_grids", "settle"]
+
+MOST_ROUNDS = 2
+_ENOUGH = 2
+"""Grids that have to agree."""
+
+
+class Doubt:
+    """A segment that a judge doubts, and what grids say of it."""
+
+    def __init__(self, segment: Segment, suggested: int | None = None) -> None:
+        self.segment = segment
+        self.to_ask = list(other_grids(segment.grid, suggested))
+        self.scores = [segment.score]
+        self._types = [dict(segment.types)]
+
+    @property
+    def settled(self) -> bool:
+        return self.holds or self._votes(flagged=False) >= _ENOUGH
+
+    @property
+    def holds(self) -> bool:
+        """It stays flagged."""
+        return self._votes(flagged=True) >= _ENOUGH
+
+    def ask(self, diagnosis: Diagnosis) -> None:
+        """The next grid."""
+        windows = windows_of(diagnosis, self.to_ask.pop(0))
+        first, last = _overlapping(windows, self.segment)
+        self.scores.append(_mean_score(windows, self.segment, first, last))
+        self._types.append(dict(likely_types(windows, first, last)))
+
+    def typed(self, diagnosis: Diagnosis) -> Segment:
+        """The segment with the likeliest type of all grids, and the finding of that type."""
+        names = dict.fromkeys(name for each in self._types for name in each)
+        count = len(self._types)
+        means = {name: sum(each.get(name, 0.0) for each in self._types) / count for name in names}
+        types = tuple(sorted(means.items(), key=lambda pair: (-pair[1], pair[0])))
+        name = types[0][0] if types else self.segment.type
+        finding = next((each for each in diagnosis.findings if each.type == name), None)
+        return replace(self.segment, type=name, types=types, finding=finding)
+
+    def _votes(self, *, flagged: bool) -> int:
+        return sum((score >= FLAGGED) == flagged for score in self.scores)
+
+
+def other_grids(grid: int, suggested: int | None = None) -> tuple[int, ...]:
+    """The grids to ask: the one that a judge suggests, the next finer, the next coarser."""
+    finer = [each for each in GRIDS if each > grid]
+    coarser = [each for each in reversed(GRIDS) if each < grid]
+    order = [*([suggested] if suggested else []), *finer[:1], *coarser[:1], *finer, *coarser]
+    return tuple(dict.fromkeys(each for each in order if each != grid))[:MOST_ROUNDS]
+
+
+def settle(
+    diagnosis: Diagnosis, doubts: Sequence[Doubt], asked_by: str, others: int
+) -> list[Round]:
+    """Asks other grids about each segment until two agree.
+
+    Args:
+        diagnosis: Of the trace.
+        doubts: Are changed.
+        asked_by: As the rounds say.
+        others: Segments that nobody doubts.
+    """
+    rounds = []
+    for _ in range(MOST_ROUNDS):
+        open_doubts = [doubt for doubt in doubts if not doubt.settled and doubt.to_ask]
+        open_doubts.sort(key=lambda doubt: doubt.to_ask[0])
+        for grid, asked in groupby(open_doubts, key=lambda doubt: doubt.to_ask[0]):
+            before = _standing(doubts)
+            for doubt in list(asked):
+                doubt.ask(diagnosis)
+            left = _standing(doubts)
+            rounds.append(Round(grid, asked_by, others + left, changed=left != before))
+    return rounds
+
+
+def _standing(doubts: Sequence[Doubt]) -> int:
+    """Those that have not gone."""
+    return sum(doubt.holds or not doubt.settled for doubt in doubts)
+
+
+def windows_of(diagnosis: Diagnosis, grid: int) -> Windows:
+    """Scores by the scorer of the diagnosis; computed once for each grid."""
+    trace: Trace = diagnosis.trace
+    scorer = diagnosis.scorer.split()[0]
+    found: Windows = trace.remember(
+        ("scores of windows", scorer, grid), lambda: trace.score(windows=grid, scorer=scorer)
+    )
+    return found
+
+
+def _overlapping(windows: Windows, segment: Segment) -> tuple[int, int]:
+    """First and last window that share time with a segment."""
+    bounds_ns = np.asarray(windows.bounds_ns, dtype=np.int64)
+    first = int(np.searchsorted(bounds_ns, segment.start_ns, side="right")) - 1
+    last = int(np.searchsorted(bounds_ns, segment.end_ns, side="left")) - 1
+    return min(max(first, 0), windows.count - 1), min(max(last, first, 0), windows.count - 1)
+
+
+def _mean_score(windows: Windows, segment: Segment, first: int, last: int) -> float:
+    """Weighed by the time that windows share with the segment."""
+    bounds_ns = np.asarray(windows.bounds_ns[first : last + 2], dtype=np.float64)
+    weights = np.diff(np.clip(bounds_ns, segment.start_ns, segment.end_ns))
+    scores = windows.scores[first : last + 1]
+    return float(np.average(scores, weights=weights)) if weights.any() else float(scores.mean())

@@ -1,0 +1,196 @@
+"""Segments: adjacent windows that a scorer flags for one type, and where findings cost most.
+
+Note [Which segments]: a window is flagged if its score is one half or more, what calibration makes
+of scores (docs/scorers.md). Adjacent flagged windows of the same likeliest type are one segment.
+Rules find what scorers did not learn: each finding without such a segment gets one where it costs
+most, the windows of which its cost covers a tenth, or half as much as of the dearest window. Of
+more segments than are told, the dearest of each finding stay first, in the order of the diagnosis;
+then come others by what a fix is expected to save there.
+
+Note [Expected saving]: a finding's saving, as the diagnosis believes it, falls to its segments by
+the part of its cost in each. What no finding explains is bounded by the time in which a GPU idles
+there, and counts with its score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torchtraceap.intervals import covered_ns, union
+from torchtraceap.records import dataclass
+from torchtraceap.results import Diagnosis, Finding, Int64Array, Windows
+
+if TYPE_CHECKING:
+    from torchtraceap.aliases import Array
+    from torchtraceap.ranks import RankTrace
+
+__all__ = ["FLAGGED", "MOST_SEGMENTS", "Segment", "cost_inside", "find_segments", "likely_types"]
+
+FLAGGED = 0.5
+MOST_SEGMENTS = 10
+_COVERED = 0.1
+"""Of a window: from here it counts as one with the fault, as in the labels of data sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of the profiled time that is to be judged."""
+
+    start_ns: int
+    end_ns: int
+    grid: int
+    """Number of windows of the trace."""
+    first: int
+    last: int
+    """Windows, both included."""
+    type: str
+    """The likeliest, or that of the finding."""
+    score: float
+    """The mean over its windows."""
+    types: tuple[tuple[str, float], ...]
+    """Types and how likely each is by the scorer, the likeliest first; those above nothing."""
+    finding: Finding | None
+    """That of its type, if there is one."""
+    expected_ns: float
+    """See Note [Expected saving]."""
+
+    @property
+    def flagged(self) -> bool:
+        return self.score >= FLAGGED
+
+
+def find_segments(diagnosis: Diagnosis) -> list[Segment]:
+    """At most `MOST_SEGMENTS`, those that matter most first. See Note [Which segments]."""
+    flagged = list(_flagged(diagnosis))
+    there = {segment.type for segment in flagged}
+    missing = (finding for finding in diagnosis.findings if finding.type not in there)
+    located = [part for finding in missing if (part := _where_dearest(diagnosis, finding))]
+    return _chosen(diagnosis, [*flagged, *located])
+
+
+def likely_types(windows: Windows, first: int, last: int) -> tuple[tuple[str, float], ...]:
+    """Types and the mean of their scores over some windows, the likeliest first."""
+    means = ((name, float(own[first : last + 1].mean())) for name, own in windows.types.items())
+    there = [(name, value) for name, value in means if value > 0]
+    return tuple(sorted(there, key=lambda pair: (-pair[1], pair[0])))
+
+
+def cost_inside(finding: Finding, start_ns: int, end_ns: int, rank: int | None = None) -> int:
+    """What it costs in a time, summed over the ranks, or of one rank."""
+    bounds_ns = np.array([start_ns, end_ns], dtype=np.int64)
+    ranks = set(finding.interval_ranks) if rank is None else {rank}
+    return sum(int(_cost_ns(finding, each, bounds_ns)[0]) for each in ranks)
+
+
+def _cost_ns(finding: Finding, rank: int | None, bounds_ns: Int64Array) -> Int64Array:
+    """int64 `[windows]`: of one rank."""
+    mine = np.array([each == rank for each in finding.interval_ranks], dtype=np.bool_)
+    return covered_ns(union([finding.intervals[mine]]), bounds_ns)
+
+
+def _flagged(diagnosis: Diagnosis) -> Iterator[Segment]:
+    """Runs of flagged windows of one type."""
+    windows = diagnosis.windows
+    if not windows.count:
+        return
+    names = list(windows.types)
+    likeliest = np.stack([windows.types[name] for name in names]).argmax(axis=0)
+    keys = np.where(windows.scores >= FLAGGED, likeliest, -1).tolist()
+    place = 0
+    for key, run in groupby(keys):
+        count = len(list(run))
+        if key >= 0:
+            yield _segment(diagnosis, place, place + count - 1, names[key])
+        place += count
+
+
+def _where_dearest(diagnosis: Diagnosis, finding: Finding) -> Segment | None:
+    """The run of windows in which a finding costs most; None if it costs nothing in any."""
+    bounds_ns = np.asarray(diagnosis.windows.bounds_ns, dtype=np.int64)
+    ranks = set(finding.interval_ranks)
+    cost_ns = sum((_cost_ns(finding, rank, bounds_ns) for rank in ranks), np.zeros(1, np.int64))
+    if not cost_ns.any():
+        return None
+    length_ns = np.maximum(np.diff(bounds_ns), 1)
+    share = cost_ns / (length_ns * len(diagnosis.trace.ranks))
+    inside = share >= min(_COVERED, 0.5 * float(share.max()))
+    runs = list(_runs(inside.tolist()))
+    first, last = max(runs, key=lambda run: int(cost_ns[run[0] : run[1] + 1].sum()))
+    return _segment(diagnosis, first, last, finding.type)
+
+
+def _runs(inside: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """First and last place of each run of True."""
+    place = 0
+    for value, run in groupby(inside):
+        count = len(list(run))
+        if value:
+            yield place, place + count - 1
+        place += count
+
+
+def _segment(diagnosis: Diagnosis, first: int, last: int, name: str) -> Segment:
+    windows = diagnosis.windows
+    start_ns, end_ns = windows.bounds_ns[first], windows.bounds_ns[last + 1]
+    finding = next((each for each in diagnosis.findings if each.type == name), None)
+    score = float(windows.scores[first : last + 1].mean())
+    return Segment(
+        start_ns=start_ns,
+        end_ns=end_ns,
+        grid=windows.count,
+        first=first,
+        last=last,
+        type=name,
+        score=score,
+        types=likely_types(windows, first, last),
+        finding=finding,
+        expected_ns=(
+            _share_of_saving(diagnosis, finding, start_ns, end_ns)
+            if finding
+            else score * _idle_ns(diagnosis, start_ns, end_ns)
+        ),
+    )
+
+
+def _share_of_saving(
+    diagnosis: Diagnosis, finding: Finding, start_ns: int, end_ns: int
+) -> float:
+    saving = finding.saving
+    if saving is None or not finding.cost_ns:
+        return 0.0
+    steps = diagnosis.step.steps if saving.per_step and diagnosis.step else 1
+    inside = cost_inside(finding, start_ns, end_ns) / finding.cost_ns
+    return saving.believed_ns * steps * inside
+
+
+def _idle_ns(diagnosis: Diagnosis, start_ns: int, end_ns: int) -> int:
+    """GPU idle time, the mean over the ranks."""
+    ranks = diagnosis.trace.ranks
+    return sum(idle_inside(rank, start_ns, end_ns) for rank in ranks) // max(1, len(ranks))
+
+
+def idle_inside(rank: RankTrace, start_ns: int, end_ns: int) -> int:
+    """Time in which a rank's GPU idles, of a part of its profiled time."""
+    idle = rank.idle(rank.tree.profiled)
+    spans: Array = np.stack([idle.start_ns, idle.end_ns], axis=1).astype(np.int64)
+    return int(covered_ns(spans, np.array([start_ns, end_ns], dtype=np.int64))[0])
+
+
+def _chosen(diagnosis: Diagnosis, segments: Sequence[Segment]) -> list[Segment]:
+    places = {finding.type: place for place, finding in enumerate(diagnosis.findings)}
+    dearest: dict[str, Segment] = {}
+    for segment in segments:
+        best = dearest.get(segment.type)
+        if best is None or segment.expected_ns > best.expected_ns:
+            dearest[segment.type] = segment
+    leading = sorted(
+        dearest.values(),
+        key=lambda each: (places.get(each.type, len(places)), -each.expected_ns, each.start_ns),
+    )
+    further = [segment for segment in segments if dearest[segment.type] is not segment]
+    further.sort(key=lambda each: (-each.expected_ns, each.start_ns))
+    return [*leading, *further][:MOST_SEGMENTS]
