@@ -19,7 +19,7 @@ from torchtraceap.llm.explanation import Change, ExplainedSegment, Explanation, 
 from torchtraceap.llm.offline import OfflineJudge
 from torchtraceap.llm.packing import build_pack
 from torchtraceap.llm.redetection import Doubt, settle
-from torchtraceap.llm.segments import Segment, find_segments
+from torchtraceap.llm.segments import NONE, Segment, find_segments
 from torchtraceap.records import dataclass
 from torchtraceap.stages import stage
 from torchtraceap.units import format_ns
@@ -200,7 +200,7 @@ def _explained(judged: Judged) -> ExplainedSegment:
 def _change(judged: Judged) -> Change:
     """Advice as it fits the trace, where the finding has it."""
     fix = judged.verdict.fix
-    if fix == "none":
+    if fix == NONE:
         return Change(_UNKNOWN_FIX, None)
     finding = judged.segment.finding
     if finding is not None and finding.type == fix:
@@ -218,7 +218,7 @@ def code_diff(before: str, after: str) -> str:
 
 
 def _verify(verdict: Verdict) -> str:
-    if verdict.primary == "none":
+    if verdict.primary == NONE:
         return _UNKNOWN_CHECK
     entry = load_knowledge()[verdict.primary]
     gate = f"`torchtraceap diagnose after.json.gz --fail-on {entry.type}` exits with 0."

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torchtraceap.records import dataclass
 from torchtraceap.results import Fact, Result
-from torchtraceap.units import format_bytes, format_count, format_ns, format_rate
+from torchtraceap.units import format_bytes, format_count, format_ns
 
 __all__ = ["Metric", "numbers_in"]
 
@@ -66,7 +66,7 @@ class Metric(Result):
 
     @staticmethod
     def of_rate(name: str, rate: float) -> Metric:
-        return _metric(name, float(rate), format_rate(rate))
+        return _metric(name, float(rate), _digits(rate))
 
     @staticmethod
     def of_fact(name: str, fact: Fact) -> Metric | None:
@@ -89,7 +89,7 @@ _MAKERS = {
 
 
 def _digits(value: float) -> str:
-    """Three significant digits, never with an exponent."""
+    """Three significant digits, no more than three behind the point, never an exponent."""
     if abs(value) >= 99.95 or value == int(value):
         return f"{value:.0f}"
     places = 1 if abs(value) >= 9.995 else 2 if abs(value) >= 0.9995 else 3

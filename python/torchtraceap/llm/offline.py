@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torchtraceap.knowledge import KnowledgeEntry, load_knowledge
 from torchtraceap.llm.numbers import Metric, numbers_in
 from torchtraceap.llm.pack import Pack
+from torchtraceap.llm.segments import NONE
 from torchtraceap.llm.verdict import Cited, Verdict
 from torchtraceap.report.view import IDLE_LABELS
 
@@ -36,13 +37,12 @@ class OfflineJudge:
         self._diagnosis = diagnosis
 
     def judge(self, segment: Segment, pack: Pack, *, settled: bool = False) -> Verdict:
-        """What the rules prove of a segment, or that they prove nothing. Where a rule could see the
-        type and found nothing, it is doubted until the segment was scored again."""
+        """What the rules prove of a segment, or that they prove nothing. A segment whose likeliest
+        type the rules exclude is doubted until it has been scored again."""
         on_host = self._diagnosis.computes_on == "host"
         if segment.finding is not None:
             return _found(_Text(pack), segment, on_host)
-        rule = dict(pack.rules).get(segment.type, "unknown")
-        return _unproved(_Text(pack), segment, rule, on_host, settled)
+        return _unproved(_Text(pack), segment, on_host, settled)
 
 
 class _Text:
@@ -147,50 +147,46 @@ def _saving(text: _Text, segment: Segment) -> str:
 # ---------------------------------------------------------------------- what no rule proves
 
 
-def _unproved(
-    text: _Text, segment: Segment, rule: str, on_host: bool, settled: bool
-) -> Verdict:
-    likely = segment.types[0][1] if segment.types else 0.0
-    named = likely >= _LIKELY
-    doubted = rule == "absent" and not settled
-    entry = load_knowledge()[segment.type]
-    sure = likely if named else 1.0 - likely
+def _unproved(text: _Text, segment: Segment, on_host: bool, settled: bool) -> Verdict:
+    """Only the scorer says so. See Note [What offline texts claim]."""
+    likely = dict(segment.types).get(segment.type, 0.0)
+    name = segment.type if likely >= _LIKELY else NONE
+    doubted = segment.type == NONE and not settled
     return Verdict(
         verdict="misclassified" if doubted else "insufficient_evidence",
-        labels=(segment.type,) if named else (),
-        primary=segment.type if named else "none",
-        confidence=1.0 if doubted else sure,
-        what=_flagged(text, entry, named, rule),
-        why=_idle(text, entry, named, on_host),
+        labels=(name,) if name != NONE else (),
+        primary=name,
+        confidence=1.0 if doubted else likely if name != NONE else segment.score,
+        what=_flagged(text, segment, name),
+        why=_idle(text, name, on_host),
         evidence=text.evidence(),
-        fix=segment.type if named else "none",
+        fix=name,
         suggested_windows=None,
     )
 
 
-def _flagged(text: _Text, entry: KnowledgeEntry, named: bool, rule: str) -> str:
+def _flagged(text: _Text, segment: Segment, name: str) -> str:
     score, length = text.say("segment.score"), text.say("segment.length")
     said = f"The scorer gives this part of {length} a chance of {score} to hold lost time"
-    if named:
-        likely = text.say(f"type.{entry.type}")
-        said += f", most likely {entry.name} ({likely})"
-    rules = {
-        "absent": "no rule finds it in this trace",
-        "unknown": "the trace lacks what its rule would have to see",
-    }
-    return f"{said}; {rules.get(rule, 'no rule proves it here')}."
+    if name == NONE:
+        return f"{said}; no rule proves a cause."
+    likely = text.say(f"type.{name}")
+    entry = load_knowledge()[name]
+    return (
+        f"{said}, most likely {entry.name} ({likely}); the trace lacks what the rule for that "
+        "would have to see."
+    )
 
 
-def _idle(text: _Text, entry: KnowledgeEntry, named: bool, on_host: bool) -> str:
+def _idle(text: _Text, name: str, on_host: bool) -> str:
     """Why that type costs, and what is known of the GPU's idle time."""
-    because = entry.because_text(on_host=on_host) if named else ""
+    because = load_knowledge()[name].because_text(on_host=on_host) if name != NONE else ""
     if not text.has("segment.idle"):
         return because or "The recording shows nothing of a GPU in this part."
     said = f"The GPU idles for {text.say('segment.idle')} of it"
     causes = {cause: text.value(f"window.idle_{cause}_share") for cause in IDLE_LABELS}
-    cause = max(causes, key=lambda name: causes[name])
+    cause = max(causes, key=lambda each: causes[each])
     if causes[cause] > 0:
         share = text.say(f"window.idle_{cause}_share")
         said += f"; the largest cause is: {IDLE_LABELS[cause]}, {share} of the time"
     return f"{because} {said}.".strip()
-

@@ -19,7 +19,7 @@ from torchtraceap.analysis.grouping import Groups
 from torchtraceap.knowledge import load_knowledge
 from torchtraceap.llm.numbers import Metric
 from torchtraceap.llm.pack import Line, Pack, Row, Table
-from torchtraceap.llm.segments import Segment, cost_inside, idle_inside
+from torchtraceap.llm.segments import NONE, Segment, cost_inside, idle_inside, rule_says
 from torchtraceap.order import median
 from torchtraceap.results import Diagnosis, Finding
 
@@ -59,7 +59,8 @@ def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -
     rank = trace.ranks[place]
     rows = list(_evidence(diagnosis, segment))
     types = segment.types[:MOST_TYPES]
-    named = [segment.type, *(name for name, _ in types)]
+    likely = (segment.type, *(name for name, _ in types))
+    named = tuple(dict.fromkeys(name for name in likely if name != NONE))
     return Pack(
         about=_about(diagnosis, place),
         start_ns=segment.start_ns,
@@ -73,16 +74,11 @@ def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -
         rows=tuple(rows),
         types=types,
         allowed=tuple(load_knowledge()),
-        knowledge=tuple(dict.fromkeys(named)),
-        rules=tuple((name, verdict_of(diagnosis, name)) for name in dict.fromkeys(named)),
+        knowledge=named,
+        rules=tuple((name, rule_says(diagnosis, name)) for name in named),
         window_count=segment.grid,
     )
 
-
-def verdict_of(diagnosis: Diagnosis, name: str) -> str:
-    """What the rules say of a type: "present", "absent" or "unknown"."""
-    verdicts = {**diagnosis.verdicts, **diagnosis.further_verdicts}
-    return verdicts.get(name, "unknown")
 
 
 def rank_of(diagnosis: Diagnosis, segment: Segment) -> int:

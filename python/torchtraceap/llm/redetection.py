@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torchtraceap.llm.explanation import Round
-from torchtraceap.llm.segments import FLAGGED, Segment, likely_types
+from torchtraceap.llm.segments import FLAGGED, NONE, Segment, likely_types, named_type
 from torchtraceap.llm.verdict import GRIDS
 from torchtraceap.results import Diagnosis, Windows
 
@@ -61,7 +61,7 @@ class Doubt:
         count = len(self._types)
         means = {name: sum(each.get(name, 0.0) for each in self._types) / count for name in names}
         types = tuple(sorted(means.items(), key=lambda pair: (-pair[1], pair[0])))
-        name = types[0][0] if types else self.segment.type
+        name = named_type(diagnosis, types[0][0]) if types else NONE
         finding = next((each for each in diagnosis.findings if each.type == name), None)
         return replace(self.segment, type=name, types=types, finding=finding)
 

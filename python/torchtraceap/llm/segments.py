@@ -1,7 +1,8 @@
 """Segments: adjacent windows that a scorer flags for one type, and where findings cost most.
 
 Note [Which segments]: a window is flagged if its score is one half or more, what calibration makes
-of scores (docs/scorers.md). Adjacent flagged windows of the same likeliest type are one segment.
+of scores (docs/scorers.md). Adjacent flagged windows of the same likeliest type are one segment;
+a type of which the rules had all signals and found nothing is no name for it, it is "none" then.
 Rules find what scorers did not learn: each finding without such a segment gets one where it costs
 most, the windows of which its cost covers a tenth, or half as much as of the dearest window. Of
 more segments than are told, the dearest of each finding stay first, in the order of the diagnosis;
@@ -28,8 +29,20 @@ if TYPE_CHECKING:
     from torchtraceap.aliases import Array
     from torchtraceap.ranks import RankTrace
 
-__all__ = ["FLAGGED", "MOST_SEGMENTS", "Segment", "cost_inside", "find_segments", "likely_types"]
+__all__ = [
+    "FLAGGED",
+    "MOST_SEGMENTS",
+    "NONE",
+    "Segment",
+    "cost_inside",
+    "find_segments",
+    "idle_inside",
+    "likely_types",
+    "named_type",
+    "rule_says",
+]
 
+NONE = "none"
 FLAGGED = 0.5
 MOST_SEGMENTS = 10
 _COVERED = 0.1
@@ -48,7 +61,7 @@ class Segment:
     last: int
     """Windows, both included."""
     type: str
-    """The likeliest, or that of the finding."""
+    """The likeliest, or that of the finding, or "none"."""
     score: float
     """The mean over its windows."""
     types: tuple[tuple[str, float], ...]
@@ -70,6 +83,16 @@ def find_segments(diagnosis: Diagnosis) -> list[Segment]:
     missing = (finding for finding in diagnosis.findings if finding.type not in there)
     located = [part for finding in missing if (part := _where_dearest(diagnosis, finding))]
     return _chosen(diagnosis, [*flagged, *located])
+
+
+def rule_says(diagnosis: Diagnosis, name: str) -> str:
+    """What the rules say of a type in this trace: "present", "absent" or "unknown"."""
+    return diagnosis.verdicts.get(name) or diagnosis.further_verdicts.get(name, "unknown")
+
+
+def named_type(diagnosis: Diagnosis, name: str) -> str:
+    """A type that a scorer names, or "none" where the rules had all signals and found nothing."""
+    return NONE if rule_says(diagnosis, name) == "absent" else name
 
 
 def likely_types(windows: Windows, first: int, last: int) -> tuple[tuple[str, float], ...]:
@@ -98,13 +121,15 @@ def _flagged(diagnosis: Diagnosis) -> Iterator[Segment]:
     if not windows.count:
         return
     names = list(windows.types)
-    likeliest = np.stack([windows.types[name] for name in names]).argmax(axis=0)
-    keys = np.where(windows.scores >= FLAGGED, likeliest, -1).tolist()
+    named = [named_type(diagnosis, name) for name in names]
+    likeliest = np.stack([windows.types[name] for name in names]).argmax(axis=0).tolist()
+    flagged = (windows.scores >= FLAGGED).tolist()
+    keys = [named[key] if there else "" for key, there in zip(likeliest, flagged, strict=True)]
     place = 0
     for key, run in groupby(keys):
         count = len(list(run))
-        if key >= 0:
-            yield _segment(diagnosis, place, place + count - 1, names[key])
+        if key:
+            yield _segment(diagnosis, place, place + count - 1, key)
         place += count
 
 
