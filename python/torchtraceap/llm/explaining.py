@@ -164,6 +164,7 @@ def explained(
         rounds=tuple(rounds),
         usage=usage,
         problems=(*problems, *own, *_not_judged(diagnosis)),
+        begin_ns=diagnosis.windows.bounds_ns[0],
     )
 
 

@@ -111,6 +111,8 @@ class Explanation(Result):
     usage: Usage | None
     problems: tuple[str, ...] = field(default=())
     """What went wrong with the model, or could not be judged."""
+    begin_ns: int = 0
+    """Where the profiled time begins, which texts count from."""
 
     def to_dict(self) -> Json:
         return {"schema": "torchtraceap.explanation/1", **Result.to_dict(self)}

@@ -19,6 +19,8 @@ _RENDERERS = (
     ("torchtraceap.results.Summary", "html", "notebook", "summary_html"),
     ("torchtraceap.ranks.Ranks", "html", "notebook", "trace_html"),
     ("torchtraceap.simulation.simulate.Simulation", "html", "notebook", "simulation_html"),
+    ("torchtraceap.llm.explanation.Explanation", "text", "explanation", "explanation_text"),
+    ("torchtraceap.llm.explanation.Explanation", "html", "explanation", "explanation_html"),
     ("torchtraceap.tree.TreeView", "text", "any_result", "tree_text"),
     ("torchtraceap.tree.TreeView", "html", "notebook", "tree_html"),
     ("builtins.object", "text", "any_result", "result_text"),
