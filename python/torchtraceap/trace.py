@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torchtraceap.analysis.idle import IdleTable
     from torchtraceap.analysis.windows import FeatureTable
     from torchtraceap.durations.calibration import Calibration, KindTimes
+    from torchtraceap.llm.explanation import Explanation
+    from torchtraceap.llm.settings import ModelSettings
     from torchtraceap.replay import ReplayResult
     from torchtraceap.simulation.edits.base import Edit
     from torchtraceap.simulation.simulate import Simulation
@@ -57,6 +59,17 @@ class Trace(Ranks):
         from torchtraceap.diagnosis import build_diagnosis
 
         return build_diagnosis(self, windows=windows, scorer=scorer)
+
+    def explain(
+        self, *, question: str | None = None, model: ModelSettings | None = None
+    ) -> Explanation:
+        """What happens in the suspicious parts, why it costs, what to change, how to check.
+
+        Args:
+            question: To be answered beside it, from the trace.
+            model: A language model that judges (docs/llm.md); None: offline.
+        """
+        return self.diagnose().explain(question=question, model=model)
 
     def score(self, *, windows: int = 100, scorer: str | None = None) -> Windows:
         """How likely each window of equal time holds lost time, in all and by type.

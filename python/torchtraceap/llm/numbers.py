@@ -14,22 +14,19 @@ __all__ = ["Metric", "numbers_in"]
 _SHOWN = re.compile(r"(-?[\d,]+(?:\.\d+)?)(?: (.+))?\Z")
 _NUMBER = re.compile(r"(?<![\d.,])[-\u2212]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _TECHNICAL = re.compile(
-    r"\b(?:[bt]?f(?:p|loat)?(?:16|32|64)|bfloat16|fp8|u?int(?:8|16|32|64)|sm_?\d{2,3}a?|cuda ?graphs?"
-    r"|conv[123]d|batch_?norm[123]d|e[45]m[23](?:fn)?|v2)\b",
+    r"\b(?:[bt]?f(?:p|loat)?(?:16|32|64)|bfloat16|fp8|u?int(?:8|16|32|64)|sm_?\d{2,3}a?"
+    r"|conv[123]d|batch_?norm[123]d|e[45]m[23](?:fn)?)\b",
     re.IGNORECASE,
 )
 """Words with digits that say no quantity."""
-_WORDS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen twenty"
-).split()
 _NUMBER_WORDS = {
-    **{word: float(value) for value, word in enumerate(_WORDS) if word != "one"},
-    "thirty": 30.0, "forty": 40.0, "fifty": 50.0, "sixty": 60.0, "seventy": 70.0,
-    "eighty": 80.0, "ninety": 90.0, "hundred": 100.0, "thousand": 1e3, "million": 1e6,
-    "billion": 1e9, "dozen": 12.0,
+    "zero": 0.0, "two": 2.0, "twice": 2.0, "three": 3.0, "thrice": 3.0, "four": 4.0, "five": 5.0,
+    "six": 6.0, "seven": 7.0, "eight": 8.0, "nine": 9.0, "ten": 10.0, "eleven": 11.0,
+    "twelve": 12.0, "dozen": 12.0, "fifteen": 15.0, "twenty": 20.0, "thirty": 30.0, "forty": 40.0,
+    "fifty": 50.0, "sixty": 60.0, "seventy": 70.0, "eighty": 80.0, "ninety": 90.0,
+    "hundred": 100.0, "thousand": 1e3, "million": 1e6, "billion": 1e9,
 }  # fmt: skip
-"""Of English; "one" is a pronoun as often."""
+"""Of English; "one" is a pronoun as often, and a half is often of a precision."""
 
 
 @dataclass(frozen=True, slots=True)

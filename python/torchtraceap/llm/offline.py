@@ -126,7 +126,9 @@ def _usual(text: _Text) -> str:
     name = "window.busy_share"
     if not text.has(f"{name}.median"):
         return ""
-    return f" (busy {text.say(name)} of the time; {text.say(f'{name}.median')} in the median window)"
+    return (
+        f" (busy {text.say(name)} of the time; {text.say(f'{name}.median')} in the median window)"
+    )
 
 
 def _saving(text: _Text, segment: Segment) -> str:

@@ -80,7 +80,6 @@ def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -
     )
 
 
-
 def rank_of(diagnosis: Diagnosis, segment: Segment) -> int:
     """Place of the rank whose figures stand for the segment: see Note [One rank]."""
     start_ns, end_ns, finding = segment.start_ns, segment.end_ns, segment.finding
@@ -231,12 +230,12 @@ def _evidence(diagnosis: Diagnosis, segment: Segment) -> Iterator[Row]:
 # ----------------------------------------------------------------------------------- tables
 
 
-def _tables(
-    trace: Trace, segment: Segment, place: int, rows: list[Row]
-) -> Iterator[Table]:
+def _tables(trace: Trace, segment: Segment, place: int, rows: list[Row]) -> Iterator[Table]:
     """Of one rank; events that they show join `rows`."""
     rank = trace.ranks[place]
-    yield Table("GPU work by name and stream", ("name", "stream", "operator"), _groups(rank, segment))
+    yield Table(
+        "GPU work by name and stream", ("name", "stream", "operator"), _groups(rank, segment)
+    )
     gaps = tuple(_gaps(rank, segment, rows))
     yield Table("longest gaps of the GPU", ("cause", "host did", "next on the GPU"), gaps)
     yield Table("windows beside it", ("place",), tuple(_neighbours(trace, segment, place)))

@@ -181,9 +181,7 @@ def _segment(diagnosis: Diagnosis, first: int, last: int, name: str) -> Segment:
     )
 
 
-def _share_of_saving(
-    diagnosis: Diagnosis, finding: Finding, start_ns: int, end_ns: int
-) -> float:
+def _share_of_saving(diagnosis: Diagnosis, finding: Finding, start_ns: int, end_ns: int) -> float:
     saving = finding.saving
     if saving is None or not finding.cost_ns:
         return 0.0
