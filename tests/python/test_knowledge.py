@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import ast
 import builtins
+import difflib
 import re
+import shlex
 import symtable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from torchtraceap import _core
 from torchtraceap.analysis.circumstances import WORDS
+from torchtraceap.cli import COMMANDS
+from torchtraceap.cli.parsing import UsageError, parse
+from torchtraceap.contracts import Contract
+from torchtraceap.errors import OptionError
 from torchtraceap.knowledge import Advice, KnowledgeEntry, load_knowledge
 from torchtraceap.knowledge.__main__ import compile_knowledge
+from torchtraceap.llm.numbers import numbers_in
 from torchtraceap.results import PAPER_TYPES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +102,152 @@ def test_why_reads_well_with_all_facts(entry: KnowledgeEntry) -> None:
     facts = dict.fromkeys(facts_in(entry.why), "X")
     text = entry.why_text(facts, cost="12.3 ms", share="4.5 %")
     assert not re.search(r"[\[\]{}]|  | [,.;:)]", text), text
+
+
+BECAUSE = [
+    pytest.param(text, id=f"{entry.type}-{where}")
+    for entry in ENTRIES
+    for where, text in (("gpu", entry.because), ("host", entry.because_host))
+    if where == "gpu" or text
+]
+OF_A_GPU = re.compile(r"GPU|CUDA|cuda|kernel|stream|driver|device|multiprocessor|copy engine")
+QUANTITIES = re.compile(
+    r"\d|\b(?:twice|thrice|half(?!.precision)|halve[sd]?|double[sd]?|dozens?|hundreds|thousands"
+    r"|third|quarter)\b"
+)
+
+
+def says_a_quantity(text: str) -> bool:
+    return bool(QUANTITIES.search(text) or numbers_in(text))
+
+
+@pytest.mark.parametrize("text", BECAUSE)
+def test_because_is_short_and_cites_no_number(text: str) -> None:
+    assert text[0].isupper()
+    assert text.endswith(".") and "\n" not in text
+    assert 1 <= len(re.findall(r"\.(?: |$)", text)) <= 2
+    assert 15 <= len(text.split()) <= 45
+    assert not says_a_quantity(text)
+    assert not re.search(r"[{}\[\]`]", text)
+
+
+def test_quantities_are_seen_in_digits_and_in_words() -> None:
+    for text in ("takes 2 ms", "in fp32", "costs twice as much", "three kernels", "half of it"):
+        assert says_a_quantity(text), text
+    for text in ("one kernel", "in half precision", "none of them", "for a single slice"):
+        assert not says_a_quantity(text), text
+
+
+@each_entry()
+def test_because_says_something_else_than_why(entry: KnowledgeEntry) -> None:
+    for host in (False, True):
+        why = entry.why_text({}, cost="", share="", on_host=host)
+        because = entry.because_text(on_host=host)
+        assert alike(why, because) < 0.4
+        told = {phrase for phrase in phrases(because, 6) if phrase in phrases(why, 6)}
+        assert not told
+
+
+def alike(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a.lower().split(), b.lower().split()).ratio()
+
+
+def phrases(text: str, length: int) -> set[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}
+
+
+def test_no_two_types_have_the_same_reason_or_check() -> None:
+    for texts in (
+        {entry.type: entry.because for entry in ENTRIES},
+        {entry.type: entry.verify for entry in ENTRIES},
+    ):
+        names = sorted(texts)
+        like = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]
+                if alike(texts[a], texts[b]) > 0.7]  # fmt: skip
+        assert like == []
+
+
+@each_entry()
+def test_a_run_without_a_gpu_is_told_nothing_of_one(entry: KnowledgeEntry) -> None:
+    """Such a run has the findings whose `why` has a form for it."""
+    if entry.why_host:
+        assert not OF_A_GPU.search(entry.because_text(on_host=True))
+        assert not re.search(r"GPU|idle: |DtoD|cuda", entry.verify_text(on_host=True))
+    else:
+        assert not entry.because_host and not entry.verify_host
+
+
+VERIFY = [
+    pytest.param(entry, text, id=f"{entry.type}-{where}")
+    for entry in ENTRIES
+    for where, text in (("gpu", entry.verify), ("host", entry.verify_host))
+    if where == "gpu" or text
+]
+IDLE_CAUSES = {cause.name.lower() for cause in _core.IdleCause}
+OF_THE_PATH = {"host_gap"}  # a cause of the critical path alone
+
+
+def in_backticks(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+@pytest.mark.parametrize(("entry", "text"), VERIFY)
+def test_verify_is_short_and_has_the_numbers_of_the_gate(entry: KnowledgeEntry, text: str) -> None:
+    assert text.endswith(".") and "\n" not in text
+    assert 1 <= len(re.findall(r"\.(?: |$)", text)) <= 2
+    assert 15 <= len(text.split()) <= 60
+    assert text.count("`") % 2 == 0
+    names = {name for name in re.findall(r"\w+", text) if "_" in name}  # zero_, h2d_bytes
+    assert set(numbers_in(text, names)) <= {0.0, *numbers_in(entry.gate)}  # 0: none of it
+
+
+@pytest.mark.parametrize(("entry", "text"), VERIFY)
+def test_verify_names_what_there_is(entry: KnowledgeEntry, text: str) -> None:
+    assert re.search(r"torchtraceap|nvidia-smi", text)
+    unknown = [quoted for quoted in in_backticks(text) if not is_known(quoted)]
+    assert unknown == []
+    assert "--fail-on" not in text  # an explanation adds it
+    others = set(re.findall(r"\w+(?![\w=])", text)) & set(load_knowledge())  # no keywords
+    assert others <= set(in_backticks(text))
+
+
+def is_known(quoted: str) -> bool:
+    """A command that parses, a key of contracts with or without its limit, a type or a cause."""
+    if quoted.startswith("torchtraceap "):
+        return is_a_command(quoted)
+    if quoted.startswith("idle: "):
+        return quoted.removeprefix("idle: ").replace(" ", "_") in IDLE_CAUSES
+    return quoted in {*load_knowledge(), *IDLE_CAUSES, *OF_THE_PATH} or is_a_limit(quoted)
+
+
+def is_a_command(line: str) -> bool:
+    _, name, *given = shlex.split(line)
+    try:
+        parse(name, COMMANDS[name], given)
+    except (KeyError, UsageError):
+        return False
+    recordings = {word for word in given if re.search(r"\.json|/", word)}
+    return bool(recordings) and recordings <= {"before.json.gz", "after.json.gz", "after/"}
+
+
+def is_a_limit(quoted: str) -> bool:
+    read = yaml.safe_load(quoted)
+    try:
+        return Contract.parse(read if isinstance(read, dict) else {read: None}) is not None
+    except OptionError:
+        return False
+
+
+def test_what_is_not_there_is_not_known() -> None:
+    for wrong in ("torchtraceap kernel after.json.gz", "torchtraceap kernels after.json.gz --only",
+                  "torchtraceap memory after.json.gz --by bytes", "torchtraceap ops trace.json",
+                  "idle: host weit", "syncs_per_stap", 'exposed_memcpy: "= 2%"',
+                  "graph_breaks: none"):  # fmt: skip
+        assert not is_known(wrong), wrong
+    for right in ("torchtraceap diff before.json.gz after.json.gz --by cause", "idle: host wait",
+                  "syncs_per_step: 0", "h2d_bytes_per_step", "worker_starvation"):  # fmt: skip
+        assert is_known(right), right
 
 
 OF_THE_USER = {"dataset", "model", "optimizer"}

@@ -1,4 +1,4 @@
-"""What to tell a person about each anti-pattern: reason, signs, fix, code, link.
+"""What to tell a person about each anti-pattern: reason, signs, fix, code, check, link.
 
 `kb.yaml` is the source. What is read at run time is `kb.json`, made from it by
 `python -m torchtraceap.knowledge`: reading it takes 0.1 ms, while importing PyYAML alone takes
@@ -54,6 +54,10 @@ class KnowledgeEntry:
     left out if a fact in it is missing."""
     why_host: str
     """The same for a run that computes on the host; empty where `why` is true of both."""
+    because: str
+    """Why that costs time: the mechanism, true of every trace with the finding. No numbers."""
+    because_host: str
+    """The same for a run that computes on the host; empty where `because` is true of both."""
     signs: tuple[str, ...]
     """What in a trace speaks for it."""
     non_signs: tuple[str, ...]
@@ -68,6 +72,12 @@ class KnowledgeEntry:
     """The sentence for a trace in which the rule found nothing."""
     gate: str
     """What a performance contract for it would assert."""
+    verify: str
+    """What a second recording shows if the change worked, with commands, types and keys of
+    contracts in backticks. The recordings are `before.json.gz` and `after.json.gz`, of several
+    ranks `after/`. The gate of `diagnose` is left out, as it is the same for all."""
+    verify_host: str
+    """The same for a run that computes on the host; empty where `verify` is true of both."""
 
     def name_text(self, *, on_host: bool = False) -> str:
         """What is checked, in a run that computes on the host if `on_host`."""
@@ -76,6 +86,14 @@ class KnowledgeEntry:
     def title_text(self, *, on_host: bool = False) -> str:
         """The heading, of a run that computes on the host if `on_host`."""
         return (on_host and self.title_host) or self.title
+
+    def because_text(self, *, on_host: bool = False) -> str:
+        """Why it costs time, in a run that computes on the host if `on_host`."""
+        return (on_host and self.because_host) or self.because
+
+    def verify_text(self, *, on_host: bool = False) -> str:
+        """What shows that a change worked, in a run that computes on the host if `on_host`."""
+        return (on_host and self.verify_host) or self.verify
 
     def why_text(
         self, facts: Mapping[str, str], *, cost: str, share: str, on_host: bool = False
@@ -135,6 +153,8 @@ def _entry(name: str, fields: Mapping[str, Any]) -> KnowledgeEntry:
         title_host=fields.get("title_host", ""),
         why=fields["why"],
         why_host=fields.get("why_host", ""),
+        because=fields["because"],
+        because_host=fields.get("because_host", ""),
         signs=tuple(fields["signs"]),
         non_signs=tuple(fields["non_signs"]),
         advice=advice,
@@ -145,6 +165,8 @@ def _entry(name: str, fields: Mapping[str, Any]) -> KnowledgeEntry:
         doc_url=fields["doc"],
         audit=fields["audit"],
         gate=fields["gate"],
+        verify=fields["verify"],
+        verify_host=fields.get("verify_host", ""),
     )
 
 
