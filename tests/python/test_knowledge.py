@@ -276,6 +276,18 @@ def test_code_to_paste_is_complete_python(entry: KnowledgeEntry) -> None:
             assert all(len(line) <= 100 for line in code.splitlines())
 
 
+@each_entry()
+def test_the_change_of_the_code_reads_well_as_a_diff(entry: KnowledgeEntry) -> None:
+    """An explanation shows it so: what stays is kept line by line, and little else changes."""
+    for advice in advices(entry):
+        before, after = advice.code_before.splitlines(), advice.code_after.splitlines()
+        lines = [line for line in difflib.ndiff(before, after) if line[2:].strip()]
+        changed = sum(line[0] in "+-" for line in lines)
+        kept = sum(line[0] == " " for line in lines)
+        assert changed <= 12
+        assert kept >= 1 or len(before) == 1
+
+
 def test_names_from_elsewhere_are_seen_in_functions_too() -> None:
     code = "import math\ndef f(a):\n    b = a\n    return [g(b, x) for x in math.pi]\n"
     assert names_from_elsewhere(code) == {"g"}
