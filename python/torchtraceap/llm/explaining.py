@@ -160,7 +160,7 @@ def explained(
         source=_source(found, judge),
         model=model,
         answer=answer,
-        segments=tuple(map(_explained, found)),
+        segments=tuple(_explained(diagnosis, each) for each in found),
         rounds=tuple(rounds),
         usage=usage,
         problems=(*problems, *own, *_not_judged(diagnosis)),
@@ -182,7 +182,7 @@ def _not_judged(diagnosis: Diagnosis) -> list[str]:
     ]
 
 
-def _explained(judged: Judged) -> ExplainedSegment:
+def _explained(diagnosis: Diagnosis, judged: Judged) -> ExplainedSegment:
     segment, verdict = judged.segment, judged.verdict
     return ExplainedSegment(
         start_ns=segment.start_ns,
@@ -192,7 +192,7 @@ def _explained(judged: Judged) -> ExplainedSegment:
         what=verdict.what,
         why=verdict.why,
         change=_change(judged),
-        verify=_verify(verdict),
+        verify=_verify(diagnosis, verdict),
         citations=cited(verdict, judged.pack),
         source=judged.source,
     )
@@ -218,12 +218,14 @@ def code_diff(before: str, after: str) -> str:
     return "\n".join(lines)
 
 
-def _verify(verdict: Verdict) -> str:
+def _verify(diagnosis: Diagnosis, verdict: Verdict) -> str:
     if verdict.primary == NONE:
         return _UNKNOWN_CHECK
     entry = load_knowledge()[verdict.primary]
-    gate = f"`torchtraceap diagnose after.json.gz --fail-on {entry.type}` exits with 0."
-    return f"Record the same steps again. {entry.verify} {gate}"
+    after = "after/" if len(diagnosis.trace.ranks) > 1 else "after.json.gz"
+    gate = f"`torchtraceap diagnose {after} --fail-on {entry.type}` exits with 0."
+    on_host = diagnosis.computes_on == "host"
+    return f"Record the same steps again. {entry.verify_text(on_host=on_host)} {gate}"
 
 
 def _named(segment: Segment) -> str:

@@ -1,0 +1,183 @@
+"""Which parts of a trace are judged, and how doubt about them is settled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import torchtraceap as ttap
+from torchtraceap.llm import redetection
+from torchtraceap.llm.explanation import Round
+from torchtraceap.llm.redetection import Doubt, other_grids, settle
+from torchtraceap.llm.segments import (
+    FLAGGED,
+    MOST_SEGMENTS,
+    NONE,
+    Segment,
+    cost_inside,
+    find_segments,
+    idle_inside,
+)
+from torchtraceap.results import Diagnosis, Windows
+
+COUNT = 100
+
+
+@pytest.fixture(scope="module")
+def diagnosis(bundled: Path) -> Diagnosis:
+    return ttap.diagnose(bundled)
+
+
+def with_windows(diagnosis: Diagnosis, **types: dict[int, float]) -> Diagnosis:
+    """The same trace with other scores: of types, by window."""
+    windows = diagnosis.windows
+    scored = {name: np.zeros(windows.count) for name in windows.types}
+    for name, values in types.items():
+        scored[name][list(values)] = list(values.values())
+    scores = np.max(list(scored.values()), axis=0)
+    return replace(diagnosis, windows=Windows(windows.bounds_ns, scores, scored))
+
+
+def test_flagged_windows_of_one_type_are_one_segment(diagnosis: Diagnosis) -> None:
+    loading = {place: 0.9 for place in (3, 4, 5, 9)}
+    known = with_windows(
+        diagnosis, single_process_data_loading=loading, cpu_bound={6: 0.8, 7: 0.49}
+    )
+    found = [s for s in find_segments(known) if s.score >= FLAGGED]
+    assert sorted((s.first, s.last, s.type) for s in found) == [
+        (3, 5, "single_process_data_loading"),
+        (6, 6, "cpu_bound"),
+        (9, 9, "single_process_data_loading"),
+    ]
+    bounds_ns = known.windows.bounds_ns
+    assert all((s.start_ns, s.end_ns) == (bounds_ns[s.first], bounds_ns[s.last + 1]) for s in found)
+
+
+def test_what_the_rules_exclude_names_nothing(diagnosis: Diagnosis) -> None:
+    assert diagnosis.verdicts["graph_break"] == "absent"
+    known = with_windows(diagnosis, graph_break={2: 0.9}, high_memcpy={3: 0.7})
+    found = [s for s in find_segments(known) if s.score >= FLAGGED]
+    assert [(s.first, s.last, s.type, s.finding) for s in found] == [(2, 3, NONE, None)]
+    assert found[0].types[0] == ("graph_break", 0.45)
+
+
+def test_each_finding_has_a_segment_where_it_costs_most(diagnosis: Diagnosis) -> None:
+    found = find_segments(with_windows(diagnosis))
+    assert [s.type for s in found] == [finding.type for finding in diagnosis.findings]
+    bounds_ns = diagnosis.windows.bounds_ns
+    for segment in found:
+        assert segment.finding is not None
+        here = cost_inside(segment.finding, segment.start_ns, segment.end_ns)
+        same = segment.last - segment.first + 1
+        elsewhere = [
+            cost_inside(segment.finding, bounds_ns[i], bounds_ns[i + 1]) for i in range(COUNT)
+        ]
+        assert here > 0
+        assert here >= max(elsewhere) or same > 1
+        assert sum(elsewhere) == pytest.approx(segment.finding.cost_ns, abs=COUNT)
+
+
+def test_expected_savings_are_shares_of_the_finding(diagnosis: Diagnosis) -> None:
+    loading = {place: 0.9 for place in range(0, COUNT, 2)}
+    found = find_segments(with_windows(diagnosis, single_process_data_loading=loading))
+    finding = diagnosis.finding("single_process_data_loading")
+    assert finding is not None and finding.saving is not None and diagnosis.step is not None
+    assert len(found) == MOST_SEGMENTS
+    whole_ns = finding.saving.best_ns * diagnosis.step.steps
+    own = [s for s in found if s.type == finding.type]
+    assert 0 < sum(s.expected_ns for s in own) <= whole_ns
+    # The dearest of each finding come first, then the rest by what they save.
+    types = [finding.type for finding in diagnosis.findings]
+    assert [s.type for s in found[: len(types)]] == types
+    rest = [s.expected_ns for s in found[len(types) :]]
+    assert rest == sorted(rest, reverse=True)
+    assert own[0].expected_ns == max(s.expected_ns for s in own)
+
+
+def test_nothing_flagged_and_nothing_found_is_no_segment(diagnosis: Diagnosis) -> None:
+    quiet = replace(with_windows(diagnosis), findings=(), plan=(), lead=None)
+    assert find_segments(quiet) == []
+
+
+def test_idle_time_of_parts_sums_to_the_whole(diagnosis: Diagnosis) -> None:
+    rank, bounds_ns = diagnosis.trace.ranks[0], diagnosis.windows.bounds_ns
+    parts = [idle_inside(rank, bounds_ns[i], bounds_ns[i + 1]) for i in range(COUNT)]
+    assert sum(parts) == sum(diagnosis.idle_ns.values())
+
+
+# ------------------------------------------------------------------------------ redetection
+
+
+@pytest.mark.parametrize(
+    ("grid", "suggested", "asked"),
+    [
+        (100, None, (200, 50)),
+        (50, None, (100, 200)),
+        (200, None, (100, 50)),
+        (100, 50, (50, 200)),
+        (100, 100, (200, 50)),
+    ],
+)
+def test_the_finer_grid_is_asked_first(grid: int, suggested: int | None, asked: object) -> None:
+    assert other_grids(grid, suggested) == asked
+
+
+def doubted(score: float = 0.9) -> Segment:
+    return Segment(
+        start_ns=0,
+        end_ns=100,
+        grid=100,
+        first=0,
+        last=0,
+        type=NONE,
+        score=score,
+        types=(("graph_break", score),),
+        finding=None,
+        expected_ns=0.0,
+    )
+
+
+def settled(
+    diagnosis: Diagnosis, monkeypatch: pytest.MonkeyPatch, scores: dict[int, float]
+) -> tuple[Doubt, list[Round]]:
+    """A doubt about a segment, where whole grids have these scores."""
+
+    def windows_of(_: Diagnosis, grid: int) -> Windows:
+        values = np.full(grid, scores[grid])
+        bounds_ns = tuple(range(0, 10 * (grid + 1), 10))
+        return Windows(bounds_ns, values, {"graph_break": values * 0, "cpu_bound": values})
+
+    monkeypatch.setattr(redetection, "windows_of", windows_of)
+    doubt = Doubt(doubted())
+    return doubt, settle(diagnosis, [doubt], "rule", others=3)
+
+
+def test_two_grids_that_agree_are_enough(
+    diagnosis: Diagnosis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doubt, rounds = settled(diagnosis, monkeypatch, {200: 0.8})
+    assert doubt.holds and doubt.scores == [0.9, 0.8]
+    assert rounds == [Round(200, "rule", 4, changed=False)]
+
+
+@pytest.mark.parametrize(("last", "holds"), [(0.7, True), (0.1, False)])
+def test_the_coarser_grid_decides(
+    diagnosis: Diagnosis, monkeypatch: pytest.MonkeyPatch, last: float, holds: bool
+) -> None:
+    doubt, rounds = settled(diagnosis, monkeypatch, {200: 0.2, 50: last})
+    assert doubt.holds is holds and doubt.settled
+    assert [(r.grid, r.segments, r.changed) for r in rounds] == [
+        (200, 4, False),
+        (50, 3 + holds, not holds),
+    ]
+
+
+def test_other_grids_may_rename_it(diagnosis: Diagnosis, monkeypatch: pytest.MonkeyPatch) -> None:
+    doubt, _ = settled(diagnosis, monkeypatch, {200: 0.95})
+    segment = doubt.typed(diagnosis)
+    assert segment.type == "cpu_bound"
+    assert segment.finding is diagnosis.finding("cpu_bound")
+    assert dict(segment.types) == pytest.approx({"cpu_bound": 0.475, "graph_break": 0.45})
