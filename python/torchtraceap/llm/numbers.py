@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from torchtraceap.records import dataclass
 from torchtraceap.results import Fact, Result
 from torchtraceap.units import format_bytes, format_count, format_ns
 
-__all__ = ["Metric", "numbers_in"]
+__all__ = ["Metric", "Quantity", "numbers_in", "quantities_in"]
 
+_NOISE = 1e-9
+"""Relative; what is left of a number that went through text and back."""
 _SHOWN = re.compile(r"(-?[\d,]+(?:\.\d+)?)(?: (.+))?\Z")
 _NUMBER = re.compile(r"(?<![\d.,])[-\u2212]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_UNIT = re.compile(r"[ \u00a0\u202f]?(%|[nuµμm]s(?!\w)|s(?!\w)|[KMGT]?i?B(?!\w))")
+_SAME_UNITS = {"us": "µs", "\u03bcs": "µs"}
 _TECHNICAL = re.compile(
     r"\b(?:[bt]?f(?:p|loat)?(?:16|32|64)|bfloat16|fp8|u?int(?:8|16|32|64)|sm_?\d{2,3}a?"
     r"|conv[123]d|batch_?norm[123]d|e[45]m[23](?:fn)?)\b",
@@ -102,7 +108,21 @@ def _metric(name: str, exact: float, text: str) -> Metric:
     return Metric(name, value, match[2] or "", exact, text)
 
 
-def numbers_in(text: str, names: Iterable[str] = ()) -> list[float]:
+class Quantity(NamedTuple):
+    """A number that a text says."""
+
+    value: float
+    unit: str
+    """As metrics have it; empty where none stands behind the number."""
+
+    def tells(self, metric: Metric) -> bool:
+        """Whether it says the metric's value, and no other unit than its own."""
+        if self.unit not in ("", metric.unit):
+            return False
+        return math.isclose(self.value, metric.value, rel_tol=_NOISE)
+
+
+def quantities_in(text: str, names: Iterable[str] = ()) -> list[Quantity]:
     """The quantities that a text says, in digits or in words.
 
     Args:
@@ -112,9 +132,19 @@ def numbers_in(text: str, names: Iterable[str] = ()) -> list[float]:
     for name in sorted(filter(None, names), key=len, reverse=True):
         text = text.replace(name, " ")
     text = _TECHNICAL.sub(" ", text)
-    found = [_number(match[0]) for match in _NUMBER.finditer(text)]
+    found = [Quantity(_number(m[0]), _unit(text, m.end())) for m in _NUMBER.finditer(text)]
     words = (_NUMBER_WORDS.get(word) for word in re.findall(r"[a-z]+", text.lower()))
-    return [*found, *(value for value in words if value is not None)]
+    return [*found, *(Quantity(value, "") for value in words if value is not None)]
+
+
+def numbers_in(text: str, names: Iterable[str] = ()) -> list[float]:
+    """The values of `quantities_in`."""
+    return [quantity.value for quantity in quantities_in(text, names)]
+
+
+def _unit(text: str, place: int) -> str:
+    match = _UNIT.match(text, place)
+    return _SAME_UNITS.get(match[1], match[1]) if match else ""
 
 
 def _number(digits: str) -> float:

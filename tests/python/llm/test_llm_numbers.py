@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtraceap.llm.numbers import Metric, numbers_in
+from torchtraceap.llm.numbers import Metric, numbers_in, quantities_in
 from torchtraceap.results import Fact
 
 
@@ -26,6 +26,29 @@ from torchtraceap.results import Fact
 )
 def test_finds_the_numbers_of_a_text(text: str, found: list[float]) -> None:
     assert sorted(numbers_in(text)) == sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("12.3 ms", True),
+        ("12.3", True),
+        ("12.3ms", True),
+        ("12.3 s", False),
+        ("12.3 µs", False),
+        ("12.3 %", False),
+        ("12.4 ms", False),
+    ],
+)
+def test_another_unit_is_another_quantity(text: str, holds: bool) -> None:
+    metric = Metric.of_ns("x", 12_300_000)
+    assert all(quantity.tells(metric) for quantity in quantities_in(text)) is holds
+
+
+def test_micro_is_written_three_ways() -> None:
+    metric = Metric.of_ns("x", 4_500)
+    for unit in ("us", "\u00b5s", "\u03bcs"):
+        assert [each.tells(metric) for each in quantities_in(f"4.50 {unit}")] == [True]
 
 
 def test_names_are_no_numbers() -> None:
