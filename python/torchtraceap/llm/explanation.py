@@ -10,7 +10,7 @@ from torchtraceap.llm.pack import Row
 from torchtraceap.records import dataclass
 from torchtraceap.results import Result
 
-__all__ = ["Change", "ExplainedSegment", "Explanation", "Round", "Usage"]
+__all__ = ["Change", "DryRun", "ExplainedSegment", "Explanation", "Round", "Usage"]
 
 Json = dict[str, Any]
 
@@ -94,6 +94,21 @@ class Usage(Result):
     completion_tokens: int
     cost_usd: float | None
     """None where prices are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun(Result):
+    """What a language model would be asked about segments; nothing was sent."""
+
+    calls: int
+    prompt_tokens: int
+    """Estimated from the characters."""
+    completion_tokens: int
+    """At most."""
+    cost_usd: float | None
+    """At most; None where prices are not known."""
+    prompts: tuple[tuple[tuple[str, str], ...], ...]
+    """Of each segment its messages: role and text, as they would be sent."""
 
 
 @dataclass(frozen=True, slots=True)

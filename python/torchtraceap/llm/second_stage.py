@@ -5,7 +5,7 @@ Without settings of a model nothing is asked of anybody, and no package for it i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,12 @@ from torchtraceap.llm.settings import ModelSettings, settings_from
 
 if TYPE_CHECKING:
     from torchtraceap.llm.client import Client
+    from torchtraceap.llm.completions import Progress
     from torchtraceap.llm.pack import Pack
     from torchtraceap.llm.verdict import Verdict
     from torchtraceap.results import Diagnosis
 
-__all__ = ["dry_run", "explain", "settings_from"]
-
-Progress = Callable[[int], None]
+__all__ = ["answer", "dry_run", "explain", "settings_from"]
 
 
 class _ModelJudge:
@@ -35,7 +34,7 @@ class _ModelJudge:
     def __init__(self, client: Client, *, redacted: bool) -> None:
         from torchtraceap.llm.judging import ModelJudge
 
-        self._judge = ModelJudge(client, redacted=redacted)
+        self._judge = ModelJudge(client, redaction=redacted)
 
     def judge(self, segment: Segment, pack: Pack, *, settled: bool) -> Verdict:
         return self._judge.judge(pack)
@@ -65,8 +64,8 @@ def explain(
         return explained(diagnosis, answer=_offline_answer(diagnosis, question))
     from torchtraceap.llm.client import Client
 
-    with Client(settings, progress=progress) as client:
-        judge = _ModelJudge(client, redacted=redacted)
+    with closing(Client(settings, progress)) as client:
+        judge = _ModelJudge(client, redaction=redacted)
         found = explained(diagnosis, judge, model=settings.model)
         answer, problems = _answer(diagnosis, question, client, redacted)
         problems = (*client.problems, *found.problems, *problems)
@@ -97,13 +96,24 @@ def _answer(
 
 
 def dry_run(diagnosis: Diagnosis, settings: ModelSettings, *, redacted: bool = True) -> DryRun:
-    """What would be asked first of the model about each segment, and an estimate of the cost.
-    Nothing is sent."""
+    """What would be asked first of the model about each segment, and what that would take at most.
+    Nothing is sent; repairs of answers and questions come on top."""
+    from torchtraceap.llm.answer import json_schema
     from torchtraceap.llm.client import Client
     from torchtraceap.llm.judging import ModelJudge
+    from torchtraceap.llm.prompt import messages
 
-    with Client(settings) as client:
-        judge = ModelJudge(client, redacted=redacted)
-        segments = find_segments(diagnosis)
-        prompts = [judge.messages(build_pack(diagnosis, segment)) for segment in segments]
-        return DryRun(client.estimate(prompts), tuple(map(tuple, prompts)))
+    with closing(Client(settings)) as client:
+        judge = ModelJudge(client, redaction=redacted)
+        packs = [judge.shown(build_pack(diagnosis, each)) for each in find_segments(diagnosis)]
+        prompts = [messages(pack) for pack in packs]
+        schema = json_schema(packs[0]) if packs else None
+        estimate = client.estimate(prompts, schema)
+    told = [tuple((each["role"], each["content"]) for each in prompt) for prompt in prompts]
+    return DryRun(
+        estimate.calls,
+        estimate.prompt_tokens,
+        estimate.completion_tokens,
+        estimate.cost_usd,
+        tuple(told),
+    )
