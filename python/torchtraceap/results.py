@@ -23,6 +23,8 @@ from torchtraceap.units import format_fact
 from torchtraceap.writing import check_target, write_text
 
 if TYPE_CHECKING:
+    from torchtraceap.llm.explanation import Answer, Explanation
+    from torchtraceap.llm.settings import ModelSettings
     from torchtraceap.trace import Trace
 
 __all__ = [
@@ -587,6 +589,22 @@ class Diagnosis(Result):
             "waiting_ns": self.waiting_ns,
             "files": [file.to_dict() for file in self.summary.files],
         }
+
+    def explain(
+        self,
+        *,
+        question: str | None = None,
+        model: ModelSettings | None = None,
+        redacted: bool = True,
+    ) -> Explanation:
+        """What happens in the suspicious parts of the trace; see `Trace.explain`."""
+        return self.trace.explain(question=question, model=model, redacted=redacted, diagnosis=self)
+
+    def ask(
+        self, question: str, *, model: ModelSettings | None = None, redacted: bool = True
+    ) -> Answer:
+        """The answer to a question about the trace; see `Trace.ask`."""
+        return self.trace.ask(question, model=model, redacted=redacted, diagnosis=self)
 
     def to_html(self, path: PathLike | None = None) -> str:
         """The report as one self-contained HTML page, also written to `path` if given.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchtraceap.analysis.idle import IdleTable
     from torchtraceap.analysis.windows import FeatureTable
     from torchtraceap.durations.calibration import Calibration, KindTimes
-    from torchtraceap.llm.explanation import Explanation
+    from torchtraceap.llm.explanation import Answer, Explanation
     from torchtraceap.llm.settings import ModelSettings
     from torchtraceap.replay import ReplayResult
     from torchtraceap.simulation.edits.base import Edit
@@ -61,15 +61,45 @@ class Trace(Ranks):
         return build_diagnosis(self, windows=windows, scorer=scorer)
 
     def explain(
-        self, *, question: str | None = None, model: ModelSettings | None = None
+        self,
+        *,
+        question: str | None = None,
+        model: ModelSettings | None = None,
+        redacted: bool = True,
+        diagnosis: Diagnosis | None = None,
     ) -> Explanation:
-        """What happens in the suspicious parts, why it costs, what to change, how to check.
+        """What happens in the suspicious parts, why it costs, what to change, how to check it.
 
         Args:
-            question: To be answered beside it, from the trace.
-            model: A language model that judges (docs/llm.md); None: offline.
+            question: To be answered beside it.
+            model: A language model that judges and answers (docs/llm.md); None: offline.
+            redacted: Names of the trace are hidden from the model.
+            diagnosis: What is explained; None: it is made.
         """
-        return self.diagnose().explain(question=question, model=model)
+        from torchtraceap.llm.second_stage import explain
+
+        known = diagnosis or self.diagnose()
+        return explain(known, question=question, settings=model, redacted=redacted)
+
+    def ask(
+        self,
+        question: str,
+        *,
+        model: ModelSettings | None = None,
+        redacted: bool = True,
+        diagnosis: Diagnosis | None = None,
+    ) -> Answer:
+        """The answer to a question about the trace, from numbers of the trace.
+
+        Args:
+            question: In any words.
+            model: A language model that may call read-only tools; None: what the words lead to.
+            redacted: Names of the trace are hidden from the model.
+            diagnosis: Of the trace; None: it is made.
+        """
+        from torchtraceap.llm.second_stage import answer
+
+        return answer(diagnosis or self.diagnose(), question, settings=model, redacted=redacted)
 
     def score(self, *, windows: int = 100, scorer: str | None = None) -> Windows:
         """How likely each window of equal time holds lost time, in all and by type.

@@ -80,20 +80,23 @@ class _Bench:
         self.problems: list[str] = []
 
     def judged(self, segment: Segment, *, settled: bool = False) -> Judged:
-        pack = build_pack(self.diagnosis, segment, tables=self.judge.reads_tables)
         if self.judge is not self.offline:
             try:
-                verdict = self.judge.judge(segment, pack, settled=settled)
+                return self._by_model(segment, settled)
             except TraceError as error:
                 self.problems.append(f"{_named(segment)}: {error}; judged offline")
-            else:
-                self._compare(segment, verdict)
-                return Judged(segment, pack, verdict, "llm")
+        pack = build_pack(self.diagnosis, segment, tables=False)
         verdict = self.offline.judge(segment, pack, settled=settled)
         wrong = check(verdict, pack)
         if wrong:
             raise AssertionError(f"{_named(segment)}: {wrong}")
         return Judged(segment, pack, verdict, "offline")
+
+    def _by_model(self, segment: Segment, settled: bool) -> Judged:
+        pack = build_pack(self.diagnosis, segment, tables=self.judge.reads_tables)
+        verdict = self.judge.judge(segment, pack, settled=settled)
+        self._compare(segment, verdict)
+        return Judged(segment, pack, verdict, "llm")
 
     def _compare(self, segment: Segment, verdict: Verdict) -> None:
         """See Note [Whose word counts]."""

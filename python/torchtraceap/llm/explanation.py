@@ -10,7 +10,7 @@ from torchtraceap.llm.pack import Row
 from torchtraceap.records import dataclass
 from torchtraceap.results import Result
 
-__all__ = ["Change", "DryRun", "ExplainedSegment", "Explanation", "Round", "Usage"]
+__all__ = ["Answer", "Change", "DryRun", "ExplainedSegment", "Explanation", "Round", "Usage"]
 
 Json = dict[str, Any]
 
@@ -94,6 +94,21 @@ class Usage(Result):
     completion_tokens: int
     cost_usd: float | None
     """None where prices are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Result):
+    """What a question about a trace got."""
+
+    text: str
+    source: str
+    """As `Explanation.source`."""
+    model: str | None
+    usage: Usage | None
+    problems: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True, slots=True)

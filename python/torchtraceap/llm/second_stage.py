@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchtraceap.llm.explaining import explained
-from torchtraceap.llm.explanation import DryRun, Explanation
+from torchtraceap.llm.explanation import Answer, DryRun, Explanation
 from torchtraceap.llm.packing import build_pack
 from torchtraceap.llm.segments import Segment, find_segments
 from torchtraceap.llm.settings import ModelSettings, settings_from
@@ -61,38 +61,52 @@ def explain(
         MissingDependencyError: A model is to be asked, and the packages for it are not installed.
     """
     if settings is None:
-        return explained(diagnosis, answer=_offline_answer(diagnosis, question))
+        told = answer(diagnosis, question).text if question else None
+        return explained(diagnosis, answer=told)
     from torchtraceap.llm.client import Client
 
     with closing(Client(settings, progress)) as client:
-        judge = _ModelJudge(client, redaction=redacted)
+        judge = _ModelJudge(client, redacted=redacted)
         found = explained(diagnosis, judge, model=settings.model)
-        answer, problems = _answer(diagnosis, question, client, redacted)
-        problems = (*client.problems, *found.problems, *problems)
-        return replace(found, answer=answer, usage=client.usage(), problems=problems)
+        told, problems = None, found.problems
+        if question:
+            answered = _answered(diagnosis, question, client, redacted)
+            told, problems = answered.text, (*problems, *answered.problems)
+        problems = (*client.problems, *problems)
+        return replace(found, answer=told, usage=client.usage(), problems=problems)
 
 
-def _offline_answer(diagnosis: Diagnosis, question: str | None) -> str | None:
-    if question is None:
-        return None
-    from torchtraceap.llm.asking import answer_offline
+def answer(
+    diagnosis: Diagnosis,
+    question: str,
+    *,
+    settings: ModelSettings | None = None,
+    redacted: bool = True,
+) -> Answer:
+    """The answer to a question alone. Arguments as of `explain`."""
+    if settings is None:
+        from torchtraceap.llm.offline_answer import answer_offline
 
-    return answer_offline(diagnosis, question)
+        return Answer(answer_offline(diagnosis, question), "offline", None, None)
+    from torchtraceap.llm.client import Client
+
+    with closing(Client(settings)) as client:
+        found = _answered(diagnosis, question, client, redacted)
+        return replace(found, problems=(*client.problems, *found.problems))
 
 
-def _answer(
-    diagnosis: Diagnosis, question: str | None, client: Client, redacted: bool
-) -> tuple[str | None, tuple[str, ...]]:
+def _answered(diagnosis: Diagnosis, question: str, client: Client, redacted: bool) -> Answer:
     """By the model; offline where it has no answer that holds."""
-    if question is None:
-        return None, ()
     from torchtraceap.llm.asking import ask
     from torchtraceap.llm.redaction import Redaction
+    from torchtraceap.llm.tools import Toolbox
 
-    answered = ask(diagnosis.trace, question, client, Redaction() if redacted else None)
-    if answered.answer is not None:
-        return answered.answer, tuple(answered.problems)
-    return _offline_answer(diagnosis, question), tuple(answered.problems)
+    box = Toolbox(diagnosis.trace, diagnosis=diagnosis)
+    found = ask(box, question, client, Redaction() if redacted else None)
+    source, text = "llm", found.answer
+    if text is None:
+        source, text = "offline_fallback", answer(diagnosis, question).text
+    return Answer(text, source, client.name, client.usage(), found.problems)
 
 
 def dry_run(diagnosis: Diagnosis, settings: ModelSettings, *, redacted: bool = True) -> DryRun:

@@ -86,9 +86,7 @@ def test_gaps_are_the_idle_time_of_the_segment(diagnosis: Diagnosis, cases: CASE
         assert lengths == longest.tolist()
 
 
-def test_without_tables_the_same_numbers_of_the_segment(
-    diagnosis: Diagnosis, cases: CASES
-) -> None:
+def test_without_tables_the_same_numbers_of_the_segment(diagnosis: Diagnosis, cases: CASES) -> None:
     for segment, pack in cases:
         plain = build_pack(diagnosis, segment, tables=False)
         assert plain.metrics == pack.metrics

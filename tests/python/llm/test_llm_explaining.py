@@ -1,0 +1,240 @@
+"""Explanations: every number is cited, every citation holds, and a judge's word is checked."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_llm_segments import with_windows
+
+import torchtraceap as ttap
+from torchtraceap.knowledge import load_knowledge
+from torchtraceap.llm import explaining
+from torchtraceap.llm.citations import check
+from torchtraceap.llm.explaining import code_diff, explained, judged
+from torchtraceap.llm.explanation import Explanation
+from torchtraceap.llm.model import ModelError
+from torchtraceap.llm.offline import OfflineJudge
+from torchtraceap.llm.pack import Pack
+from torchtraceap.llm.segments import Segment
+from torchtraceap.llm.verdict import Cited, Verdict
+from torchtraceap.results import Diagnosis
+from torchtraceap.trace import Trace
+
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+
+
+@pytest.fixture(scope="module")
+def diagnosis(bundled: Path) -> Diagnosis:
+    return ttap.diagnose(bundled)
+
+
+def check_holds(document: dict[str, Any], trace: Trace) -> None:
+    """As an outsider would who has the JSON and the trace: no name is allowed for."""
+    by_rank = {rank.rank: rank for rank in trace.ranks}
+    for segment in document["segments"]:
+        assert segment["start_ns"] < segment["end_ns"]
+        assert segment["type"] in {"none", *load_knowledge()}
+        assert 0 <= segment["confidence"] <= 1
+        values = {cited["value"] for cited in segment["citations"] if "metric" in cited}
+        for text in (segment["what"], segment["why"]):
+            assert text
+            said = {float(number.replace(",", "")) for number in NUMBER.findall(text)}
+            assert said <= values, (text, said - values)
+        for cited in segment["citations"]:
+            if "row" in cited:
+                table, row = by_rank[cited["rank"]].table, cited["row"]
+                assert table.name_of(row) == cited["name"]
+                assert int(table.ts_ns[row]) == cited["start_ns"]
+                assert int(table.dur_ns[row]) == cited["duration_ns"]
+
+
+def test_every_number_is_cited_and_every_citation_holds(bundled: Path) -> None:
+    trace = ttap.load(bundled)
+    document = trace.explain().to_dict()
+    assert document["schema"] == "torchtraceap.explanation/1"
+    assert (document["source"], document["model"], document["usage"]) == ("offline", None, None)
+    check_holds(document, trace)
+    leading = document["segments"][0]
+    assert leading["type"] == "single_process_data_loading"
+    assert "num_workers" in leading["change"]["diff"]
+    cost = next(c for c in leading["citations"] if c.get("metric") == "finding.cost")
+    finding = trace.diagnose().finding(leading["type"])
+    assert finding is not None and cost["exact"] == finding.cost_ns
+
+
+def test_holds_on_real_traces(corpus_file: Path) -> None:
+    try:
+        trace = ttap.load(corpus_file)
+    except ttap.errors.TraceError as error:
+        pytest.skip(f"can't be read: {error}")
+    document = trace.explain().to_dict()
+    check_holds(document, trace)
+    json.dumps(document, allow_nan=False)
+    found = {finding.type for finding in trace.diagnose().findings if finding.cost_ns}
+    told = {segment["type"] for segment in document["segments"]}
+    assert found <= told or len(document["segments"]) == 10
+
+
+def test_nothing_heavy_is_imported_offline(bundled: Path) -> None:
+    code = (
+        "import sys, torchtraceap as ttap\n"
+        f"print(ttap.load({str(bundled)!r}).explain().source)\n"
+        "heavy = {'openai', 'pydantic', 'mcp', 'torch', 'httpx', 'sqlite3', 'pandas'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split("\n")[:2] == ["offline", "[]"]
+
+
+def test_each_type_has_text_that_holds(diagnosis: Diagnosis) -> None:
+    """The texts of every entry, put onto a segment of the trace."""
+    finding = diagnosis.findings[0]
+    for name, entry in load_knowledge().items():
+        other = replace(finding, type=name, facts={}, fix=entry.advice.fix)
+        known = replace(diagnosis, findings=(other,), verdicts={name: "present"})
+        for found in judged(known)[0]:
+            assert check(found.verdict, found.pack) == []
+            assert not re.search(r"\{|\[\[", found.verdict.what + found.verdict.why)
+
+
+# ------------------------------------------------------------------------------------ judges
+
+
+class Scripted:
+    """A judge that says what it is told, and counts."""
+
+    asked_by = "model"
+    reads_tables = True
+
+    def __init__(self, *verdicts: Verdict | Exception) -> None:
+        self.verdicts = list(verdicts)
+        self.asked: list[tuple[str, bool]] = []
+
+    def judge(self, segment: Segment, pack: Pack, *, settled: bool) -> Verdict:
+        self.asked.append((segment.type, settled))
+        said = self.verdicts.pop(0) if len(self.verdicts) > 1 else self.verdicts[0]
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+
+def verdict(kind: str = "anti_pattern", primary: str = "cpu_bound", **more: Any) -> Verdict:
+    given: dict[str, Any] = {
+        "verdict": kind,
+        "labels": () if primary == "none" else (primary,),
+        "primary": primary,
+        "confidence": 0.9,
+        "evidence": (Cited("r1", None, None),),
+        "what": "It waits.",
+        "why": "Nothing is queued.",
+        "fix": primary,
+        "suggested_windows": None,
+    }
+    return Verdict(**(given | more))
+
+
+def test_a_judge_names_segments(diagnosis: Diagnosis) -> None:
+    found = explained(diagnosis, Scripted(verdict()), model="m")
+    assert (found.source, found.model) == ("llm", "m")
+    assert {segment.type for segment in found.segments} == {"cpu_bound"}
+    assert found.segments[0].change.text == load_knowledge()["cpu_bound"].advice.fix
+    assert "the rules prove single_process_data_loading" in " ".join(found.problems)
+
+
+def test_falls_back_to_the_rules(diagnosis: Diagnosis) -> None:
+    broken = Scripted(ModelError("the server is gone"))
+    found = explained(diagnosis, broken, model="m")
+    assert found.source == "offline_fallback"
+    assert all("the server is gone" in problem for problem in found.problems[: len(broken.asked)])
+    offline = explained(diagnosis)
+    assert found.segments == offline.segments
+    assert {segment.source for segment in found.segments} == {"offline"}
+
+
+def test_some_segments_by_the_model(diagnosis: Diagnosis) -> None:
+    found = explained(diagnosis, Scripted(ModelError("once"), verdict()), model="m")
+    assert found.source == "llm"
+    assert [segment.source for segment in found.segments][:2] == ["offline", "llm"]
+
+
+def test_doubt_is_scored_again(diagnosis: Diagnosis) -> None:
+    known = with_windows(diagnosis, graph_break={50: 0.9})
+    known = replace(known, findings=(), plan=(), lead=None)
+    found, rounds, _ = judged(known)
+    # The real scorer, asked again, decides about a window that was flagged by hand.
+    assert [(r.grid, r.asked_by) for r in rounds][:2] == [(100, "start"), (200, "rule")]
+    assert len(found) == rounds[-1].segments
+    assert rounds[-1].changed is (len(found) == 0)
+
+
+def test_a_model_may_doubt_but_rules_keep_what_they_prove(diagnosis: Diagnosis) -> None:
+    unsure = verdict("misclassified", "none", confidence=0.5)
+    sure = verdict("misclassified", "none", confidence=0.7)
+    kept = explained(diagnosis, Scripted(unsure), model="m")
+    assert [r.asked_by for r in kept.rounds] == ["start"]
+    doubted = Scripted(sure)
+    found = explained(diagnosis, doubted, model="m")
+    assert [r.asked_by for r in found.rounds][1:] in (["model"], ["model", "model"])
+    assert len(found.segments) == len(kept.segments)  # all of them have a finding
+    assert any(settled for _, settled in doubted.asked)
+
+
+def test_a_suggested_grid_is_asked(diagnosis: Diagnosis) -> None:
+    found = explained(diagnosis, Scripted(verdict(suggested_windows=50), verdict()), model="m")
+    assert [r.grid for r in found.rounds][:2] == [100, 50]
+
+
+def test_the_offline_judge_is_checked_too(
+    diagnosis: Diagnosis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OfflineJudge, "judge", lambda *_, **__: verdict(what="It takes 47 ms."))
+    with pytest.raises(AssertionError, match="47"):
+        explained(diagnosis)
+
+
+# ------------------------------------------------------------------------------------- texts
+
+
+def test_a_diff_keeps_what_stays() -> None:
+    assert code_diff("a\nb\nc", "a\nB\nc").splitlines()[2:] == [
+        "@@ -1,3 +1,3 @@",
+        " a",
+        "-b",
+        "+B",
+        " c",
+    ]
+
+
+def test_shown_to_a_person(diagnosis: Diagnosis) -> None:
+    found = explained(diagnosis)
+    text = str(found)
+    assert text.count("The training process loads its own data") == 1
+    assert "num_workers" in text and "Explained by the rules" in text
+    assert max(map(len, text.splitlines())) <= 110
+
+
+def hostile(found: Explanation, text: str) -> Explanation:
+    segment = replace(found.segments[0], what=text, why=text, verify=text)
+    return replace(found, segments=(segment,), answer=text, model=text, problems=(text,))
+
+
+@pytest.mark.parametrize("text", ["<script>alert(1)</script>", "\x1b[2Jgone", "\u202eevil"])
+def test_texts_do_no_harm(diagnosis: Diagnosis, text: str) -> None:
+    found = hostile(explained(diagnosis), text)
+    page, shown = found._repr_html_(), str(found)
+    assert "<script>" not in page
+    assert not {"\x1b", "\u202e"} & {*page, *shown}
+
+
+def test_problems_name_what_could_not_be_judged(diagnosis: Diagnosis) -> None:
+    known = replace(diagnosis, abstained={"straggler": ("other ranks",)})
+    assert explaining.explained(known).problems == (
+        "straggler could not be checked: the trace lacks other ranks",
+    )
