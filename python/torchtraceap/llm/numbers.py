@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from torchtraceap.records import dataclass
 from torchtraceap.results import Fact, Result
@@ -82,7 +82,7 @@ class Metric(Result):
         return {"metric": self.name, "value": self.value, "unit": self.unit, "exact": self.exact}
 
 
-_MAKERS = {
+_MAKERS: Mapping[str, Callable[[str, Any], Metric]] = {
     "duration_ns": Metric.of_ns,
     "share": Metric.of_share,
     "bytes": Metric.of_bytes,

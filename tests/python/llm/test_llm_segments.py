@@ -42,7 +42,7 @@ def with_windows(diagnosis: Diagnosis, **types: dict[int, float]) -> Diagnosis:
 
 
 def test_flagged_windows_of_one_type_are_one_segment(diagnosis: Diagnosis) -> None:
-    loading = {place: 0.9 for place in (3, 4, 5, 9)}
+    loading = dict.fromkeys((3, 4, 5, 9), 0.9)
     known = with_windows(
         diagnosis, single_process_data_loading=loading, cpu_bound={6: 0.8, 7: 0.49}
     )
@@ -81,7 +81,7 @@ def test_each_finding_has_a_segment_where_it_costs_most(diagnosis: Diagnosis) ->
 
 
 def test_expected_savings_are_shares_of_the_finding(diagnosis: Diagnosis) -> None:
-    loading = {place: 0.9 for place in range(0, COUNT, 2)}
+    loading = dict.fromkeys(range(0, COUNT, 2), 0.9)
     found = find_segments(with_windows(diagnosis, single_process_data_loading=loading))
     finding = diagnosis.finding("single_process_data_loading")
     assert finding is not None and finding.saving is not None and diagnosis.step is not None
