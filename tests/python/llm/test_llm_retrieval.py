@@ -1,0 +1,177 @@
+"""BM25, entries of the knowledge base by words, and answers without a model."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_traces import GpuTrace
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import torchtraceap as ttap
+from torchtraceap.knowledge import load_knowledge
+from torchtraceap.llm.offline_answer import MOST_ANSWER, NOTHING, OFFLINE, answer_offline
+from torchtraceap.llm.quantities import Grounds
+from torchtraceap.llm.retrieval import Bm25, nearest_entries, words_of
+from torchtraceap.llm.tools import Toolbox
+
+
+def test_scores_are_those_of_the_formula() -> None:
+    """Worked out by hand: 3 documents of 2, 3 and 1 words, on average 2."""
+    index = Bm25([["gpu", "idle"], ["gpu", "gpu", "copy"], ["host"]])
+    weight = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))  # "gpu" is in two of them
+    first = weight * 1 * 2.2 / (1 + 1.2 * (1 - 0.75 + 0.75 * 2 / 2))
+    second = weight * 2 * 2.2 / (2 + 1.2 * (1 - 0.75 + 0.75 * 3 / 2))
+    assert index.scores(["gpu"]) == pytest.approx([first, second, 0.0])
+    assert index.scores(["gpu", "gpu"]) == index.scores(["gpu"])
+    assert index.scores(["unknown"]) == [0.0, 0.0, 0.0]
+    rare = math.log(1 + (3 - 1 + 0.5) / (1 + 0.5))
+    assert index.scores(["copy", "gpu"])[1] == pytest.approx(
+        second + rare * 2.2 / (1 + 1.2 * (1 - 0.75 + 0.75 * 3 / 2))
+    )
+
+
+def test_an_index_of_nothing_has_no_scores() -> None:
+    assert Bm25([]).scores(["gpu"]) == []
+    assert Bm25([[]]).scores(["gpu"]) == [0.0]
+
+
+def test_words_have_no_plural_and_names_their_parts() -> None:
+    assert words_of("The GPUs of cpu_bound runs") == ["gpu", "cpu_bound", "cpu", "bound", "run"]
+    assert words_of("aten::mm") == ["aten", "mm"]
+    assert words_of("busy loss this") == ["busy", "loss"]
+
+
+@pytest.mark.parametrize("name", load_knowledge())
+def test_an_entry_is_nearest_to_its_type_and_to_its_signs(name: str) -> None:
+    entry = load_knowledge()[name]
+    assert nearest_entries([name], 3)[0] == name
+    assert nearest_entries(entry.signs, 3)[0] == name
+
+
+def test_entries_without_a_common_word_are_not_near() -> None:
+    assert nearest_entries(["zebra"], 3) == []
+    assert nearest_entries([], 3) == []
+    assert nearest_entries(["gpu"], 3, least=1e9) == []
+    assert len(nearest_entries(["gpu idle kernel host"], 2)) <= 2
+
+
+# ------------------------------------------------------------------------- without a model
+
+
+@pytest.fixture(scope="module")
+def diagnosis(bundled: Path) -> Any:
+    return ttap.load(bundled).diagnose()
+
+
+def said(diagnosis: Any, question: str) -> str:
+    text = answer_offline(diagnosis, question)
+    assert text.startswith(OFFLINE + "\n")
+    assert len(text) <= MOST_ANSWER
+    return text.removeprefix(OFFLINE + "\n")
+
+
+def test_a_question_about_a_finding_gets_its_cost(diagnosis: Any) -> None:
+    text = said(diagnosis, "Why is data loading slow?")
+    finding = diagnosis.finding("single_process_data_loading")
+    assert "(single_process_data_loading): it costs 352 ms, 33.6 % of the profiled time" in text
+    assert "A fix saves 51.4 ms of a step." in text
+    assert finding.fix in text
+
+
+def test_what_was_not_found_is_said(diagnosis: Any) -> None:
+    text = said(diagnosis, "Is there a straggler among the ranks?")
+    assert "(straggler): was looked for and not found in this trace." in text
+    assert "costs" not in text
+
+
+def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
+    """Without GPU events there is nothing to say of copies."""
+    found = GpuTrace().op("aten::mm", 0, 10).load(tmp_path).diagnose()
+    unknown = next(name for name, verdict in found.verdicts.items() if verdict == "unknown")
+    assert f"({unknown}): could not be checked" in said(found, unknown)
+
+
+@pytest.mark.parametrize(
+    ("question", "row"),
+    [
+        ("What does `aten::add_` cost?", "- ops: aten::add_: count 2,994, exclusive gpu 24.1 ms"),
+        (
+            "what about dgrad_engine?",
+            "- kernels: cudnn::detail::dgrad_engine: count 162, sum 80.8 ms",
+        ),
+        ("DGRAD_ENGINE", "- kernels: cudnn::detail::dgrad_engine: count 162, sum 80.8 ms"),
+    ],
+)
+def test_names_of_the_trace_are_looked_up(diagnosis: Any, question: str, row: str) -> None:
+    assert row in said(diagnosis, question)
+
+
+def test_the_nearest_tool_is_called(diagnosis: Any) -> None:
+    text = said(diagnosis, "Which step took longest?")
+    assert "- The tool step says: steps: ProfilerStep#8: number 8, duration 181 ms" in text
+
+
+@pytest.mark.parametrize("question", ["What is the capital of France?", "", "???", "device"])
+def test_what_leads_nowhere_is_said(diagnosis: Any, question: str) -> None:
+    if question != "device":
+        assert said(diagnosis, question) == NOTHING
+    assert "Memcpy" not in said(diagnosis, question)
+
+
+QUESTIONS = (
+    "how busy is the gpu?", "why idle", "what do kernels cost", "which operators take host time",
+    "findings and fixes", "Memcpy HtoD", "aten::cudnn_convolution", "pinned memory copies",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_numbers_of_an_offline_answer_are_those_of_tools(diagnosis: Any, question: str) -> None:
+    """The check that answers of models have to pass."""
+    box, grounds = Toolbox(diagnosis.trace, diagnosis=diagnosis), Grounds()
+    for tool in ("summary", "diagnosis", "step"):
+        grounds.add_result(box.call(tool, {"limit": 50} if tool != "summary" else {}).value)
+    for name in ("aten", "cudnn", "Memcpy", "Optimizer"):
+        grounds.add_result(box.call("ops", {"contains": name, "limit": 50}).value)
+    for sort in ("sum_ns", "count"):
+        grounds.add_result(box.call("kernels", {"sort": sort, "limit": 50}).value)
+    for finding in diagnosis.findings:
+        grounds.add_text(finding.fix)
+    assert grounds.unknown_in(answer_offline(diagnosis, question)) == []
+
+
+@settings(max_examples=50)
+@given(st.text())
+def test_any_question_gets_an_answer(question: str) -> None:
+    assert answer_offline(_small(), question).startswith(OFFLINE)
+
+
+_KEPT: list[Any] = []
+
+
+def _small() -> Any:
+    """A trace of two events, diagnosed once."""
+    if not _KEPT:
+        from tempfile import TemporaryDirectory
+
+        with TemporaryDirectory() as folder:
+            made = GpuTrace().op("aten::mm", 0, 100).launch("gemm", (10, 5), (20, 60))
+            _KEPT.append(made.load(Path(folder)).diagnose())
+    return _KEPT[0]
+
+
+def test_an_offline_answer_needs_no_heavy_package(bundled: Path) -> None:
+    program = (
+        "import sys, torchtraceap as ttap\n"
+        "from torchtraceap.llm.offline_answer import answer_offline\n"
+        f"answer_offline(ttap.load({str(bundled)!r}).diagnose(), 'why is data loading slow')\n"
+        "print([n for n in ('openai', 'mcp', 'pydantic', 'torch') if n in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stderr == ""
+    assert ran.stdout.strip() == "[]"
