@@ -25,6 +25,7 @@ from torchtraceap.cli.datasets import DATASET_COMMANDS
 from torchtraceap.cli.diagnosis import DIAGNOSIS_COMMANDS
 from torchtraceap.cli.estimates import ESTIMATE_COMMANDS
 from torchtraceap.cli.evaluation import EVALUATION_COMMANDS
+from torchtraceap.cli.explaining import EXPLAINING_COMMANDS
 from torchtraceap.cli.exports import EXPORT_COMMANDS
 from torchtraceap.cli.generation import GENERATION_COMMANDS
 from torchtraceap.cli.interrupts import (
@@ -63,6 +64,7 @@ __all__ = ["COMMANDS", "main"]
 
 _WORK = {
     **DIAGNOSIS_COMMANDS,
+    **EXPLAINING_COMMANDS,
     **CHECK_COMMANDS,
     **BENCH_COMMANDS,
     **SCORING_COMMANDS,
