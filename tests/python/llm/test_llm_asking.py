@@ -125,12 +125,16 @@ def test_numbers_of_the_question_may_be_repeated(box: Toolbox) -> None:
     assert found.answer == "I can't tell whether it is above 42 ms."
 
 
-def test_numbers_that_the_model_chose_are_no_ground(box: Toolbox) -> None:
-    """Neither by an error that repeats them nor by a range that it asked for."""
-    asked = calls(("ops", {"limit": 4321}), ("window", {"start_ms": 87.65, "end_ms": 98.76}))
-    found = ask(box, "What?", Scripted(asked, said("It takes 4321 ms.")))
-    assert found.answer is None
-    found = ask(box, "What?", Scripted(asked, said("It takes 87.65 ms.")))
+@pytest.mark.parametrize("text", ["It is 4321.", "It is 87.65.", "It is 87.65 ms.", "It is k77."])
+def test_what_the_model_chose_itself_is_no_ground(box: Toolbox, text: str) -> None:
+    """Neither by errors that repeat it nor by a range that it asked for."""
+    asked = calls(
+        ("ops", {"limit": 4321}),
+        ("ops", {"k77": 1}),
+        ("window", {"start_ms": 87.65, "end_ms": 98.76}),
+    )
+    found = ask(box, "What?", Scripted(asked, said(text)))
+    assert [call.is_error for call in found.calls] == [True, True, False]
     assert found.answer is None
 
 
