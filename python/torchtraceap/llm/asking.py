@@ -56,8 +56,8 @@ _REPAIR = (
 class Redaction(Protocol):
     """Hides names from the model and finds them again."""
 
-    def text(self, text: str) -> str:
-        """The text without private names."""
+    def shown(self, name: str) -> str:
+        """What stands for a name that came out of the trace."""
 
     def restore(self, text: str) -> str:
         """The text with the names back in it."""
@@ -239,7 +239,7 @@ def _object(text: str) -> Json | None:
 def _redacted(value: Any, redaction: Redaction) -> Any:
     """The same with every text hidden that is not our own."""
     if isinstance(value, str):
-        return value if isinstance(value, Own) else redaction.text(value)
+        return value if isinstance(value, Own) else redaction.shown(value)
     if isinstance(value, list):
         return [_redacted(entry, redaction) for entry in value]
     if isinstance(value, Mapping):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from torchtraceap.kernel_names import canonical_name
-from torchtraceap.llm.numbers import Metric, numbers_in
+from torchtraceap.llm.numbers import Metric, numbers_in, quantities_in
 from torchtraceap.llm.pack import Pack, Row
 from torchtraceap.llm.pack_text import plain_text, short_name
 from torchtraceap.llm.verdict import GRIDS, VERDICTS, Cited, Verdict
@@ -88,10 +88,10 @@ def _texts(verdict: Verdict, pack: Pack) -> Iterator[str]:
     metrics = [each for each in cited(verdict, pack) if isinstance(each, Metric)]
     names = _names(pack)
     for title in ("what", "why"):
-        for number in numbers_in(getattr(verdict, title), names):
-            if not any(_are_equal(number, metric.value) for metric in metrics):
+        for quantity in quantities_in(getattr(verdict, title), names):
+            if not any(quantity.tells(metric) for metric in metrics):
                 yield (
-                    f"{title} says {number:g}, which is the value of no metric in the evidence: "
+                    f"{title} says {quantity}, which is the value of no metric in the evidence: "
                     "cite the metric with the value as it is written, or leave the number out"
                 )
 

@@ -16,6 +16,7 @@ from torchtraceap.errors import TraceError
 from torchtraceap.knowledge import load_knowledge
 from torchtraceap.llm.citations import check, cited
 from torchtraceap.llm.explanation import Change, ExplainedSegment, Explanation, Round, Usage
+from torchtraceap.llm.model import ModelError, RefusalError
 from torchtraceap.llm.offline import OfflineJudge
 from torchtraceap.llm.packing import build_pack
 from torchtraceap.llm.redetection import Doubt, settle
@@ -78,18 +79,19 @@ class _Bench:
         self.offline = OfflineJudge(diagnosis)
         self.judge: Judge = judge or self.offline
         self.problems: list[str] = []
+        self._is_gone = False
 
     def judged(self, segment: Segment, *, settled: bool = False) -> Judged:
-        if self.judge is not self.offline:
+        if self.judge is not self.offline and not self._is_gone:
             try:
                 return self._by_model(segment, settled)
             except TraceError as error:
-                self.problems.append(f"{_named(segment)}: {error}; judged offline")
+                self._failed(segment, error)
         pack = build_pack(self.diagnosis, segment, tables=False)
         verdict = self.offline.judge(segment, pack, settled=settled)
         wrong = check(verdict, pack)
         if wrong:
-            raise AssertionError(f"{_named(segment)}: {wrong}")
+            raise AssertionError(f"{self._named(segment)}: {wrong}")
         return Judged(segment, pack, verdict, "offline")
 
     def _by_model(self, segment: Segment, settled: bool) -> Judged:
@@ -98,13 +100,23 @@ class _Bench:
         self._compare(segment, verdict)
         return Judged(segment, pack, verdict, "llm")
 
+    def _failed(self, segment: Segment, error: TraceError) -> None:
+        """A server that can't be asked, or a cap that is reached, is not tried again."""
+        self._is_gone = isinstance(error, ModelError) and not isinstance(error, RefusalError)
+        which = "this part and those behind it are" if self._is_gone else "this part is"
+        self.problems.append(f"{self._named(segment)}: {error}; {which} judged offline")
+
     def _compare(self, segment: Segment, verdict: Verdict) -> None:
         """See Note [Whose word counts]."""
         found = segment.finding.type if segment.finding else None
         if found and verdict.primary != found:
-            self.problems.append(
-                f"{_named(segment)}: the rules prove {found}, the model says {verdict.primary}"
-            )
+            said = f"the rules prove {found}, the model says {verdict.primary}"
+            self.problems.append(f"{self._named(segment)}: {said}")
+
+    def _named(self, segment: Segment) -> str:
+        """Such as "part at 12.3 ms (cpu_bound)"."""
+        begin_ns = self.diagnosis.windows.bounds_ns[0]
+        return f"part at {format_ns(segment.start_ns - begin_ns)} ({segment.type})"
 
 
 def judged(
@@ -230,8 +242,3 @@ def _verify(diagnosis: Diagnosis, verdict: Verdict) -> str:
     on_host = diagnosis.computes_on == "host"
     return f"Record the same steps again. {entry.verify_text(on_host=on_host)} {gate}"
 
-
-def _named(segment: Segment) -> str:
-    """Such as "segment at 12.3 ms to 14.0 ms of the recording's clock"."""
-    length = format_ns(segment.end_ns - segment.start_ns)
-    return f"segment at {segment.start_ns} ns ({length}, {segment.type})"

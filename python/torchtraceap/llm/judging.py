@@ -7,7 +7,7 @@ from dataclasses import replace
 from torchtraceap.llm.answer import AnswerError, json_schema, read_answer, to_verdict
 from torchtraceap.llm.budget import budgeted
 from torchtraceap.llm.citations import check
-from torchtraceap.llm.model import Model, ModelError, Reply
+from torchtraceap.llm.model import Model, RefusalError, Reply
 from torchtraceap.llm.pack import Pack
 from torchtraceap.llm.pack_text import plain_text, short_name
 from torchtraceap.llm.prompt import messages, repair_messages
@@ -75,9 +75,9 @@ class ModelJudge:
 
 
 def _verdict(reply: Reply, pack: Pack) -> Verdict:
-    """Raises AnswerError or ModelError where the reply is no verdict that holds."""
+    """Raises AnswerError or RefusalError where the reply is no verdict that holds."""
     if reply.finish == "refusal":
-        raise ModelError("the model refused to answer")
+        raise RefusalError("the model refused to answer")
     if reply.finish == "length":
         raise AnswerError("The answer was cut: it is too long. Write less.")
     verdict = to_verdict(read_answer(reply.text, pack))

@@ -115,6 +115,9 @@ class Quantity(NamedTuple):
     unit: str
     """As metrics have it; empty where none stands behind the number."""
 
+    def __str__(self) -> str:
+        return f"{self.value:g} {self.unit}".rstrip()
+
     def tells(self, metric: Metric) -> bool:
         """Whether it says the metric's value, and no other unit than its own."""
         if self.unit not in ("", metric.unit):

@@ -84,7 +84,8 @@ def _row(row: Row) -> str:
 
 
 def _metric(metric: Metric) -> str:
-    return f"{metric.name} = {metric.value!r} {metric.unit}".rstrip()
+    unit = metric.unit.replace("\u00b5", "u")
+    return f"{metric.name} = {metric.value!r} {unit}".rstrip()
 
 
 def _quoted(name: str) -> str:

@@ -46,7 +46,8 @@ def explanation_text(explanation: _Explanation, *, width: int = _WIDTH) -> str:
 
 def _lines(document: Json, width: int) -> Iterator[str]:
     if document["answer"]:
-        yield from _wrapped(document["answer"], width)
+        for line in document["answer"].splitlines():
+            yield from _wrapped(line, width, "  ")
         yield ""
     groups = _groups(document["segments"])
     for number, segments in enumerate(groups, 1):
@@ -148,7 +149,8 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
 def explanation_html(explanation: _Explanation) -> str:
     """As HTML with its own styles, everything escaped."""
     document = explanation.to_dict()
-    answer = f"<p>{_escaped(document['answer'])}</p>" if document["answer"] else ""
+    answers = (document["answer"] or "").splitlines()
+    answer = "".join(f"<p>{_escaped(line)}</p>" for line in answers)
     groups = _groups(document["segments"])
     parts = "".join(_group_html(segments, document["begin_ns"]) for segments in groups)
     foot = "<br>".join(_escaped(line) for line in _foot(document, 10_000))

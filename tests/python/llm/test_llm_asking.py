@@ -237,7 +237,7 @@ def test_a_model_that_fails_is_a_problem(box: Toolbox) -> None:
 class Renamed:
     """Hides one name."""
 
-    def text(self, text: str) -> str:
+    def shown(self, text: str) -> str:
         return text.replace("aten::add_", "op_17")
 
     def restore(self, text: str) -> str:
@@ -258,7 +258,7 @@ def test_names_are_hidden_from_the_model_and_back_in_the_answer(box: Toolbox) ->
 
 def test_texts_of_the_package_are_not_hidden(box: Toolbox) -> None:
     class Everything:
-        def text(self, text: str) -> str:
+        def shown(self, text: str) -> str:
             return "hidden"
 
         def restore(self, text: str) -> str:

@@ -19,7 +19,7 @@ from torchtraceap.llm import explaining
 from torchtraceap.llm.citations import check
 from torchtraceap.llm.explaining import code_diff, explained, judged
 from torchtraceap.llm.explanation import Explanation
-from torchtraceap.llm.model import ModelError
+from torchtraceap.llm.model import ModelError, RefusalError
 from torchtraceap.llm.offline import OfflineJudge
 from torchtraceap.llm.pack import Pack
 from torchtraceap.llm.segments import Segment
@@ -152,16 +152,20 @@ def test_falls_back_to_the_rules(diagnosis: Diagnosis) -> None:
     broken = Scripted(ModelError("the server is gone"))
     found = explained(diagnosis, broken, model="m")
     assert found.source == "offline_fallback"
-    assert all("the server is gone" in problem for problem in found.problems[: len(broken.asked)])
-    offline = explained(diagnosis)
-    assert found.segments == offline.segments
+    assert found.problems == (
+        "part at 0 ns (single_process_data_loading): the server is gone; this part and those "
+        "behind it are judged offline",
+    )
+    assert len(broken.asked) == 1  # nobody waits for it ten times
+    assert found.segments == explained(diagnosis).segments
     assert {segment.source for segment in found.segments} == {"offline"}
 
 
 def test_some_segments_by_the_model(diagnosis: Diagnosis) -> None:
-    found = explained(diagnosis, Scripted(ModelError("once"), verdict()), model="m")
+    found = explained(diagnosis, Scripted(RefusalError("it refuses"), verdict()), model="m")
     assert found.source == "llm"
     assert [segment.source for segment in found.segments][:2] == ["offline", "llm"]
+    assert "it refuses; this part is judged offline" in found.problems[0]
 
 
 def test_doubt_is_scored_again(diagnosis: Diagnosis) -> None:
