@@ -16,7 +16,7 @@ from torchtraceap.errors import TraceError
 from torchtraceap.knowledge import load_knowledge
 from torchtraceap.llm.citations import check, cited
 from torchtraceap.llm.explanation import Change, ExplainedSegment, Explanation, Round, Usage
-from torchtraceap.llm.model import ModelError, RefusalError
+from torchtraceap.llm.model import AnswerError, ModelError, RefusalError
 from torchtraceap.llm.offline import OfflineJudge
 from torchtraceap.llm.packing import build_pack
 from torchtraceap.llm.redetection import Doubt, settle
@@ -102,7 +102,8 @@ class _Bench:
 
     def _failed(self, segment: Segment, error: TraceError) -> None:
         """A server that can't be asked, or a cap that is reached, is not tried again."""
-        self._is_gone = isinstance(error, ModelError) and not isinstance(error, RefusalError)
+        answered = isinstance(error, (AnswerError, RefusalError))
+        self._is_gone = isinstance(error, ModelError) and not answered
         which = "this part and those behind it are" if self._is_gone else "this part is"
         self.problems.append(f"{self._named(segment)}: {error}; {which} judged offline")
 

@@ -9,7 +9,7 @@ from torchtraceap.errors import TraceError
 from torchtraceap.llm.explanation import Usage
 from torchtraceap.records import dataclass
 
-__all__ = ["Message", "Model", "ModelError", "RefusalError", "Reply", "ToolCall"]
+__all__ = ["AnswerError", "Message", "Model", "ModelError", "RefusalError", "Reply", "ToolCall"]
 
 Message = dict[str, Any]
 """As Chat Completions has it: "role" and "content", with "tool_calls" or "tool_call_id"."""
@@ -17,6 +17,10 @@ Message = dict[str, Any]
 
 class ModelError(TraceError):
     """The model could not be asked, or a cap was reached; the text has no key and no prompt."""
+
+
+class AnswerError(ModelError):
+    """An answer that can't be used; the text says why, for whoever gave it."""
 
 
 class RefusalError(ModelError):
