@@ -49,7 +49,7 @@ HEADING = """\
 def operators() -> set[str]:
     """Without overloads, and with those of earlier releases."""
     names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
-    return EARLIER | {name for name in names if name.partition("::")[0] in NAMESPACES}
+    return {name for name in names if name.partition("::")[0] in NAMESPACES} | EARLIER
 
 
 def nodes() -> set[str]:

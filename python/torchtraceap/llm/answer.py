@@ -50,10 +50,6 @@ _Name = Annotated[str, Field(max_length=64)]
 _Prose = Annotated[str, Field(max_length=800)]
 
 
-class AnswerError(ModelError):
-    """An answer that can't be used; the text says why, for whoever gave it."""
-
-
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -170,16 +166,12 @@ def _problem(error: Any) -> str:
 
 
 def _object_in(text: str) -> dict[str, Any]:
-    """The first object with a verdict, else the first one."""
-    found: list[dict[str, Any]] = []
-    for part in (*_FENCED.findall(text), text):
-        for each in _objects(part):
-            if "verdict" in each:
-                return each
-            found.append(each)
-    if not found:
-        raise AnswerError("The answer holds no JSON object that is complete.")
-    return found[0]
+    """The first object with a verdict; those in fences come first."""
+    objects = (each for part in (*_FENCED.findall(text), text) for each in _objects(part))
+    found = next((each for each in objects if "verdict" in each), None)
+    if found is None:
+        raise AnswerError('The answer holds no complete JSON object with a "verdict".')
+    return found
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:

@@ -54,16 +54,17 @@ _RANGES = re.compile(
     |Memcpy\ [DHPA]to[DHPA](?:\ \((?:{_MEMORY})\ ->\ (?:{_MEMORY})\))?
     |Memset(?:\ \((?:{_MEMORY})\))?
     |(?:Copy|Memcpy)(?:Host|Device)To(?:Host|Device)""",
-    re.VERBOSE,
+    re.VERBOSE | re.ASCII,
 )
 _OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)#([A-Za-z]{1,40})\.\1")
 _ENGINE = "autograd::engine::evaluate_function: "
-_NODE = re.compile(r"([A-Z][A-Za-z0-9]*?)\d{0,2}")
+_NODE = re.compile(r"([A-Z][A-Za-z0-9]*?)[0-9]{0,2}")
 _CALL = re.compile(r"([A-Za-z0-9_]+?)(?:_v[1-9]\d?)?(?:_ptsz|_ptds|_spt)?")
 _PUNCTUATION = re.compile(r"[A-Za-z0-9_:<>(),&*\[\]{} #.+-]*")
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_]+")
 _PART = re.compile(
-    rf"{SPECIAL_WORDS}|\d{{1,4}}(?:x\d{{1,4}})+|\d{{1,6}}(?!\d)|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|_+"
+    rf"{SPECIAL_WORDS}|\d{{1,4}}(?:x\d{{1,4}})+|\d{{1,6}}(?!\d)|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|_+",
+    re.ASCII,
 )
 _INDUCTOR = re.compile(r"triton_(?:poi|red|per|mix|for|spl|tem|unk)_fused_\w+")
 _LARGEST = frozenset(
@@ -127,8 +128,8 @@ def _is_registered(name: str) -> bool:
 def _is_kernel(name: str, stem: str) -> bool:
     """Whether it is of a known library, and made of known words alone."""
     of_library = stem in _sections()["stems"] or FAMILIES.match(stem) or _INDUCTOR.fullmatch(stem)
-    if not of_library or not _PUNCTUATION.fullmatch(name):
-        return False
+    if not of_library or " " in stem or not _PUNCTUATION.fullmatch(name):
+        return False  # with a blank in it the stem is prose
     return all(_is_known_identifier(match[0]) for match in _IDENTIFIER.finditer(name))
 
 

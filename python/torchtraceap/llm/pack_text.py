@@ -92,7 +92,7 @@ def _quoted(name: str) -> str:
     """As a JSON string that is no longer than three times the longest name."""
     text = short_name(name)
     while len(quoted := json.dumps(text)) > 3 * _LONGEST_NAME:
-        text = short_name(text, len(text) // 2)
+        text = text[: len(text) // 2]
     return quoted
 
 
