@@ -48,6 +48,7 @@ def test_no_type_is_no_label() -> None:
         f'{{"note": "a draft"}}\n{GOOD}',
         GOOD.replace("during", "during\n\t\x01"),
         f"<think>{{</think>{GOOD}",
+        f"{GOOD} {'[' * 50}",
     ],
 )
 def test_json_is_found_in_prose(text: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from packs_by_hand import KERNEL, SECRET, any_text, make_pack, packs
 
-from torchtraceap.llm.known_names import known_form
+from torchtraceap.llm.known_names import KNOWN_NAMES, known_form, read_sections
 from torchtraceap.llm.pack import Pack
 from torchtraceap.llm.pack_text import pack_text
 from torchtraceap.llm.redaction import Redaction, redact
@@ -137,6 +137,16 @@ def test_other_names_do_not(name: str) -> None:
 )
 def test_unknown_arguments_are_left_out(name: str, shown: str | None) -> None:
     assert known_form(name) == shown
+
+
+def test_lists_of_names_hold_names_alone() -> None:
+    known = read_sections(KNOWN_NAMES)
+    assert set(known) == {"operators", "nodes", "optimizers", "calls"}
+    assert (
+        known["optimizers"] >= {"Adam", "AdamW", "SGD"} and "Optimizer" not in known["optimizers"]
+    )
+    for names in known.values():
+        assert all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_:]*", name) for name in names)
 
 
 def test_placeholders_are_numbered_in_order_of_first_sight() -> None:
