@@ -23,7 +23,7 @@ from torchtraceap.units import format_fact
 from torchtraceap.writing import check_target, write_text
 
 if TYPE_CHECKING:
-    from torchtraceap.llm.explanation import Answer, Explanation
+    from torchtraceap.llm.explanation import Explanation, Response
     from torchtraceap.llm.settings import ModelSettings
     from torchtraceap.trace import Trace
 
@@ -602,7 +602,7 @@ class Diagnosis(Result):
 
     def ask(
         self, question: str, *, model: ModelSettings | None = None, redacted: bool = True
-    ) -> Answer:
+    ) -> Response:
         """The answer to a question about the trace; see `Trace.ask`."""
         return self.trace.ask(question, model=model, redacted=redacted, diagnosis=self)
 

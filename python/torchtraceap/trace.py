@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchtraceap.analysis.idle import IdleTable
     from torchtraceap.analysis.windows import FeatureTable
     from torchtraceap.durations.calibration import Calibration, KindTimes
-    from torchtraceap.llm.explanation import Answer, Explanation
+    from torchtraceap.llm.explanation import Explanation, Response
     from torchtraceap.llm.settings import ModelSettings
     from torchtraceap.replay import ReplayResult
     from torchtraceap.simulation.edits.base import Edit
@@ -88,7 +88,7 @@ class Trace(Ranks):
         model: ModelSettings | None = None,
         redacted: bool = True,
         diagnosis: Diagnosis | None = None,
-    ) -> Answer:
+    ) -> Response:
         """The answer to a question about the trace, from numbers of the trace.
 
         Args:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 
 from torchtraceap.errors import MissingDependencyError
-from torchtraceap.llm.model import ModelError
+from torchtraceap.llm.model import AnswerError
 from torchtraceap.llm.pack import Pack
 from torchtraceap.llm.verdict import Cited, Verdict
 
@@ -31,7 +31,7 @@ except ImportError as error:
         "answers of a language model need pydantic: pip install 'torchtraceap[llm]'"
     ) from error
 
-__all__ = ["Answer", "AnswerError", "json_schema", "read_answer", "to_verdict"]
+__all__ = ["Answer", "json_schema", "read_answer", "to_verdict"]
 
 _MOST_LETTERS = 1 << 16
 _DEEPEST = 16

@@ -242,4 +242,3 @@ def _verify(diagnosis: Diagnosis, verdict: Verdict) -> str:
     gate = f"`torchtraceap diagnose {after} --fail-on {entry.type}` exits with 0."
     on_host = diagnosis.computes_on == "host"
     return f"Record the same steps again. {entry.verify_text(on_host=on_host)} {gate}"
-

@@ -10,7 +10,7 @@ from torchtraceap.llm.pack import Row
 from torchtraceap.records import dataclass
 from torchtraceap.results import Result
 
-__all__ = ["Answer", "Change", "DryRun", "ExplainedSegment", "Explanation", "Round", "Usage"]
+__all__ = ["Change", "DryRun", "ExplainedSegment", "Explanation", "Response", "Round", "Usage"]
 
 Json = dict[str, Any]
 
@@ -97,7 +97,7 @@ class Usage(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Result):
+class Response(Result):
     """What a question about a trace got."""
 
     text: str

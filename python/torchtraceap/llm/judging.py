@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torchtraceap.llm.answer import AnswerError, json_schema, read_answer, to_verdict
+from torchtraceap.llm.answer import json_schema, read_answer, to_verdict
 from torchtraceap.llm.budget import budgeted
 from torchtraceap.llm.citations import check
-from torchtraceap.llm.model import Model, RefusalError, Reply
+from torchtraceap.llm.model import AnswerError, Model, RefusalError, Reply
 from torchtraceap.llm.pack import Pack
 from torchtraceap.llm.pack_text import plain_text, short_name
 from torchtraceap.llm.prompt import messages, repair_messages

@@ -16,6 +16,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.analysis.gpu_events import GpuEvents
 from torchtraceap.analysis.grouping import Groups
+from torchtraceap.devices import find_device
 from torchtraceap.knowledge import load_knowledge
 from torchtraceap.llm.numbers import Metric
 from torchtraceap.llm.pack import Line, Pack, Row, Table
@@ -94,9 +95,10 @@ def rank_of(diagnosis: Diagnosis, segment: Segment) -> int:
 
 
 def _about(diagnosis: Diagnosis, place: int) -> str:
-    """In words of our own: no name of a trace but that of a device."""
+    """In words of our own: devices by the name that the table of devices has for them."""
     trace = diagnosis.trace
-    devices = ", ".join(diagnosis.summary.device_names) or "a device that is not named"
+    known = (find_device(name) for name in diagnosis.summary.device_names)
+    devices = ", ".join(sorted({device.name for device in known if device})) or "a device"
     steps = diagnosis.step.steps if diagnosis.step else 0
     ranks = len(trace.ranks)
     whose = f"figures are of rank {trace.ranks[place].rank}" if ranks > 1 else "one rank"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchtraceap.llm.explaining import explained
-from torchtraceap.llm.explanation import Answer, DryRun, Explanation
+from torchtraceap.llm.explanation import DryRun, Explanation, Response
 from torchtraceap.llm.packing import build_pack
 from torchtraceap.llm.segments import Segment, find_segments
 from torchtraceap.llm.settings import ModelSettings, settings_from
@@ -82,12 +82,12 @@ def answer(
     *,
     settings: ModelSettings | None = None,
     redacted: bool = True,
-) -> Answer:
+) -> Response:
     """The answer to a question alone. Arguments as of `explain`."""
     if settings is None:
         from torchtraceap.llm.offline_answer import answer_offline
 
-        return Answer(answer_offline(diagnosis, question), "offline", None, None)
+        return Response(answer_offline(diagnosis, question), "offline", None, None)
     from torchtraceap.llm.client import Client
 
     with closing(Client(settings)) as client:
@@ -95,7 +95,7 @@ def answer(
         return replace(found, problems=(*client.problems, *found.problems))
 
 
-def _answered(diagnosis: Diagnosis, question: str, client: Client, redacted: bool) -> Answer:
+def _answered(diagnosis: Diagnosis, question: str, client: Client, redacted: bool) -> Response:
     """By the model; offline where it has no answer that holds."""
     from torchtraceap.llm.asking import ask
     from torchtraceap.llm.redaction import Redaction
@@ -106,7 +106,7 @@ def _answered(diagnosis: Diagnosis, question: str, client: Client, redacted: boo
     source, text = "llm", found.answer
     if text is None:
         source, text = "offline_fallback", answer(diagnosis, question).text
-    return Answer(text, source, client.name, client.usage(), found.problems)
+    return Response(text, source, client.name, client.usage(), found.problems)
 
 
 def dry_run(diagnosis: Diagnosis, settings: ModelSettings, *, redacted: bool = True) -> DryRun:

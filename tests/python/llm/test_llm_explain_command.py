@@ -16,7 +16,6 @@ from contract_server import (
     status,
     tool_calls,
     truncated,
-    unknown_citation,
 )
 from test_llm_explaining import check_holds
 
@@ -24,6 +23,9 @@ import torchtraceap as ttap
 from torchtraceap import cli
 
 Json = dict[str, Any]
+
+
+UNKNOWN = {"row": "r999", "metric": None, "value": None, "why": ""}
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -37,7 +39,7 @@ def asked(server: ContractServer, *more: str) -> list[str]:
     return ["--llm-base-url", server.base_url, "--llm-model", "tiny", "--llm-cache", "off", *more]
 
 
-def verdict(server: ContractServer, **more: Any) -> Json:
+def verdict(**more: Any) -> Json:
     """What a good model says: it reads the pack of the request and cites it."""
     given: Json = {
         "verdict": "anti_pattern", "labels": ["cpu_bound"], "primary": "cpu_bound",
@@ -73,7 +75,7 @@ def test_no_network_without_a_base_url(
 def test_a_model_judges(
     bundled: Path, capsys: pytest.CaptureFixture[str], llm_server: ContractServer
 ) -> None:
-    llm_server.always(answer(json.dumps(verdict(llm_server))))
+    llm_server.always(answer(json.dumps(verdict())))
     code, out, _ = run(capsys, str(bundled), *asked(llm_server), "--json")
     document = json.loads(out)
     assert code == 0
@@ -86,9 +88,9 @@ def test_a_model_judges(
 def test_invented_numbers_get_one_repair(
     bundled: Path, capsys: pytest.CaptureFixture[str], llm_server: ContractServer
 ) -> None:
-    bad = verdict(llm_server, what="It idles for 47 ms.")
+    bad = verdict(what="It idles for 47 ms.")
     llm_server.plays(answer(json.dumps(bad)))
-    llm_server.always(answer(json.dumps(verdict(llm_server))))
+    llm_server.always(answer(json.dumps(verdict())))
     _, out, _ = run(capsys, str(bundled), *asked(llm_server), "--json")
     assert json.loads(out)["source"] == "llm"
     assert "47 ms" in llm_server.asked[1].body["messages"][-1]["content"]
@@ -99,7 +101,7 @@ def test_invented_numbers_get_one_repair(
     ("step", "said"),
     [
         (answer("not JSON at all"), "JSON"),
-        (unknown_citation("row"), "no row"),
+        (answer(json.dumps(verdict(evidence=[UNKNOWN]))), "no row 'r999'"),
         (truncated('{"verdict": "anti'), "cut"),
         (refusal(), "refused"),
         (status(401), "401"),
@@ -128,7 +130,7 @@ def test_what_holds_not_is_judged_offline(
 def test_caps_end_it(
     bundled: Path, capsys: pytest.CaptureFixture[str], llm_server: ContractServer
 ) -> None:
-    llm_server.always(answer(json.dumps(verdict(llm_server))))
+    llm_server.always(answer(json.dumps(verdict())))
     limited = asked(llm_server, "--llm-max-calls", "3")
     _, out, _ = run(capsys, str(bundled), *limited, "--json")
     document = json.loads(out)
@@ -143,7 +145,7 @@ def test_a_question_with_tools(
     def talk(handler: Any, request: Any) -> None:
         messages = request.body["messages"]
         if "tools" not in request.body and "response_format" in request.body:
-            answer(json.dumps(verdict(llm_server)))(handler, request)
+            answer(json.dumps(verdict()))(handler, request)
         elif messages[-1]["role"] == "tool":
             times = json.loads(messages[-1]["content"])["timeline"]["times"]
             busy = times["busy"]["text"]

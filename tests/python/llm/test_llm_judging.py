@@ -8,10 +8,9 @@ import pytest
 from hypothesis import assume, given
 from packs_by_hand import SECRET, ScriptedModel, good_answer, make_pack, packs
 
-from torchtraceap.llm.answer import AnswerError
 from torchtraceap.llm.citations import check
 from torchtraceap.llm.judging import ModelJudge
-from torchtraceap.llm.model import ModelError, Reply
+from torchtraceap.llm.model import AnswerError, ModelError, Reply
 from torchtraceap.llm.pack import Pack
 from torchtraceap.llm.pack_text import plain_text, short_name
 
