@@ -112,8 +112,11 @@ class Grounds:
 
     def _add_name(self, name: str) -> None:
         """The name, and words of it that have digits, as answers shorten names. What reads as a
-        quantity is no name, whatever the trace calls it."""
-        if _WITH_UNIT.search(name) or not any(map(str.isalpha, name)):
+        time, share or size is no name, whatever the trace calls it; devices have sizes in theirs.
+        """
+        kinds = {_KINDS[unit] for _, unit, _ in _with_units(name)}
+        is_number = _WITH_UNIT.fullmatch(name) or not any(map(str.isalpha, name))
+        if is_number or kinds - {"bytes"}:
             return
         parts = (part for part in _WORD.findall(name) if not part[:1].isdigit())
         self._names.update((name, *(p for p in parts if any(map(str.isdigit, p)))))
