@@ -3,8 +3,9 @@
 Note [Which segments]: a window is flagged if its score is one half or more, what calibration makes
 of scores (docs/scorers.md). Adjacent flagged windows of the same likeliest type are one segment;
 a type of which the rules had all signals and found nothing is no name for it, it is "none" then.
-Rules find what scorers did not learn: each finding without such a segment gets one where it costs
-most, the windows of which its cost covers a tenth, or half as much as of the dearest window. Of
+Each finding has a segment of its own where it costs most: the run of windows of which its cost
+covers a tenth, or half as much as of the dearest window. Flagged windows of its type inside that
+run belong to it. Of
 more segments than are told, the dearest of each finding stay first, in the order of the diagnosis;
 then come others by what a fix is expected to save there.
 
@@ -71,18 +72,17 @@ class Segment:
     expected_ns: float
     """See Note [Expected saving]."""
 
-    @property
-    def flagged(self) -> bool:
-        return self.score >= FLAGGED
+    def lies_in(self, other: Segment) -> bool:
+        """Whether it is a part of the other one, and of the same type."""
+        return self.type == other.type and other.first <= self.first and self.last <= other.last
 
 
 def find_segments(diagnosis: Diagnosis) -> list[Segment]:
     """At most `MOST_SEGMENTS`, those that matter most first. See Note [Which segments]."""
-    flagged = list(_flagged(diagnosis))
-    there = {segment.type for segment in flagged}
-    missing = (finding for finding in diagnosis.findings if finding.type not in there)
-    located = [part for finding in missing if (part := _where_dearest(diagnosis, finding))]
-    return _chosen(diagnosis, [*flagged, *located])
+    dearest = (_where_dearest(diagnosis, finding) for finding in diagnosis.findings)
+    located = [segment for segment in dearest if segment]
+    flagged = [each for each in _flagged(diagnosis) if not any(map(each.lies_in, located))]
+    return _chosen(diagnosis, [*located, *flagged])
 
 
 def rule_says(diagnosis: Diagnosis, name: str) -> str:

@@ -46,6 +46,7 @@ def test_flagged_windows_of_one_type_are_one_segment(diagnosis: Diagnosis) -> No
     known = with_windows(
         diagnosis, single_process_data_loading=loading, cpu_bound={6: 0.8, 7: 0.49}
     )
+    known = replace(known, findings=())
     found = [s for s in find_segments(known) if s.score >= FLAGGED]
     assert sorted((s.first, s.last, s.type) for s in found) == [
         (3, 5, "single_process_data_loading"),
@@ -78,6 +79,15 @@ def test_each_finding_has_a_segment_where_it_costs_most(diagnosis: Diagnosis) ->
         assert here > 0
         assert here >= max(elsewhere) or same > 1
         assert sum(elsewhere) == pytest.approx(segment.finding.cost_ns, abs=COUNT)
+
+
+def test_flagged_windows_where_the_finding_costs_most_belong_to_it(diagnosis: Diagnosis) -> None:
+    dearest = find_segments(with_windows(diagnosis))[0]
+    inside = dict.fromkeys(range(dearest.first, dearest.last), 0.9)
+    elsewhere = {dearest.last + 3: 0.9}
+    found = find_segments(with_windows(diagnosis, **{dearest.type: inside | elsewhere}))
+    own = sorted((s.first, s.last) for s in found if s.type == dearest.type)
+    assert own == [(dearest.first, dearest.last), (dearest.last + 3, dearest.last + 3)]
 
 
 def test_expected_savings_are_shares_of_the_finding(diagnosis: Diagnosis) -> None:
