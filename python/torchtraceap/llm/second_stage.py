@@ -13,16 +13,16 @@ from torchtraceap.llm.explaining import explained
 from torchtraceap.llm.explanation import DryRun, Explanation, Response
 from torchtraceap.llm.packing import build_pack
 from torchtraceap.llm.segments import Segment, find_segments
-from torchtraceap.llm.settings import ModelSettings, settings_from
 
 if TYPE_CHECKING:
     from torchtraceap.llm.client import Client
     from torchtraceap.llm.completions import Progress
     from torchtraceap.llm.pack import Pack
+    from torchtraceap.llm.settings import ModelSettings
     from torchtraceap.llm.verdict import Verdict
     from torchtraceap.results import Diagnosis
 
-__all__ = ["answer", "dry_run", "explain", "settings_from"]
+__all__ = ["answer", "dry_run", "explain"]
 
 
 class _ModelJudge:

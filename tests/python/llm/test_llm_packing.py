@@ -10,7 +10,8 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap.kernel_names import canonical_name
 from torchtraceap.llm.pack import Pack
-from torchtraceap.llm.packing import MOST_GROUPS, build_pack
+from torchtraceap.llm.pack_tables import MOST_GROUPS
+from torchtraceap.llm.packing import build_pack
 from torchtraceap.llm.segments import Segment, find_segments
 from torchtraceap.results import Diagnosis
 
