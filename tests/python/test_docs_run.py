@@ -40,9 +40,9 @@ FRAGMENTS = {"jax.md": ("jax.profiler",), "compositions.md": ("...,",),
              "prediction.md": ("profile.json",),
              "integrations.md": ("ttap.integrations.",), "README.md": ("perf_contract",),
              "bisect.md": ("before.json.gz",)}  # fmt: skip
-# What takes minutes; other tests do the same with less.
+# What takes minutes, or waits for a client; other tests do the same with less.
 LONG = ("dataset build ", " train ", " collect ", "--report docs/", " compare ", " calibrate ",
-        " bisect ", "bench history")  # fmt: skip
+        " bisect ", "bench history", " mcp ")  # fmt: skip
 WORKLOAD = """
 import torch
 
