@@ -34,6 +34,7 @@ from torchtraceap.cli.interrupts import (
     was_interrupted,
     watch_interrupts,
 )
+from torchtraceap.cli.judging import JUDGING_COMMANDS
 from torchtraceap.cli.output import (
     accept_any_encoding,
     drop_stdout,
@@ -75,6 +76,7 @@ _WORK = {
     **SHARDING_COMMANDS,
     **GENERATION_COMMANDS,
     **EVALUATION_COMMANDS,
+    **JUDGING_COMMANDS,
     **DATASET_COMMANDS,
     **TRAINING_COMMANDS,
     **COLLECTION_COMMANDS,

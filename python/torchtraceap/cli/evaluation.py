@@ -14,7 +14,7 @@ from torchtraceap.cli.parsing import (
     count,
 )
 
-_SPLITS = ("train", "validation", "seen", "unseen", "real")
+SPLITS = ("train", "validation", "seen", "unseen", "real")
 
 
 def _describe(parser: Parser) -> None:
@@ -37,9 +37,9 @@ def _describe(parser: Parser) -> None:
         "--split",
         action="append",
         default=[],
-        choices=_SPLITS,
+        choices=SPLITS,
         metavar="NAME",
-        help=f"whose windows are scored: {', '.join(_SPLITS)}; several times [validation]",
+        help=f"whose windows are scored: {', '.join(SPLITS)}; several times [validation]",
     )
     parser.add_argument(
         "--why",

@@ -14,7 +14,15 @@ from torchtraceap.evaluation.baselines.simple import Chance, Rule, TraceConstant
 from torchtraceap.evaluation.baselines.trees import CopiedTrees, SelfTrainedTrees, SupervisedTrees
 from torchtraceap.evaluation.events import GpuEvents
 
-__all__ = ["ABLATIONS", "METHODS", "NOT_HERE", "WANTED_SCORERS", "check_names", "make_methods"]
+__all__ = [
+    "ABLATIONS",
+    "LANGUAGE_MODEL",
+    "METHODS",
+    "NOT_HERE",
+    "WANTED_SCORERS",
+    "check_names",
+    "make_methods",
+]
 
 Maker = Callable[[Mapping[str, GpuEvents]], Method]
 
@@ -50,12 +58,14 @@ class Missing:
     why: str
 
 
+LANGUAGE_MODEL = "language model, 5 parts of a trace"
+"""The method whose scores `torchtraceap judge --way parts` writes."""
 _NO_SCORES = "needs a training run of its own: give its scores by --scores"
 NOT_HERE = (
     Missing("paper, losses as printed", "trace", _NO_SCORES),
     Missing("paper, losses corrected", "trace", _NO_SCORES),
     Missing("v2-W", "trace", _NO_SCORES),
-    Missing("language model, 5 parts of a trace", "none", "needs a model that a user supplies"),
+    Missing(LANGUAGE_MODEL, "none", "needs a model that a user supplies"),
 )
 """Rows that say why they have no numbers, until a document of scores has their name."""
 ABLATIONS = tuple(

@@ -29,6 +29,7 @@ __all__ = [
     "false_positive_rate",
     "group_pairs",
     "per_trace_auc",
+    "said_types",
     "threshold_at",
     "type_metrics",
     "typed_given_window",
@@ -186,7 +187,8 @@ def _is_hit(top: tuple[int, int] | None, cost: Array) -> bool:
 class Typed:
     """What type of fault windows have and are said to have.
 
-    `truth` and `said`: int64 codes of types, -1 for none.
+    `truth` and `said`: int64 codes of types, -1 for none. `said` is the number of types where a
+    window is flagged and not named.
     """
 
     truth: Array
@@ -204,7 +206,14 @@ def typed_given_window(cost: Array, said: Array, positive: Array, types: tuple[s
         positive: bool `[n]`.
         types: Names of the T types.
     """
-    return Typed(cost[positive].argmax(axis=1), said[positive].argmax(axis=1), types)
+    return Typed(cost[positive].argmax(axis=1), said_types(said[positive]), types)
+
+
+def said_types(said: Array) -> Array:
+    """int64 `[n]`: the likeliest type of each row of `[n, T]`; T, which no window has, where a row
+    names none."""
+    found: Array = np.where(said.any(axis=1), said.argmax(axis=1), said.shape[1])
+    return found
 
 
 def type_metrics(typed: Typed) -> dict[str, float]:
@@ -228,7 +237,7 @@ def type_metrics(typed: Typed) -> dict[str, float]:
 def confusion(typed: Typed) -> Array:
     """int64 `[T + 1, T + 1]`: windows by their type and by that which is said; the last is none."""
     count = len(typed.types) + 1
-    found = np.zeros((count, count), dtype=np.int64)
+    found = np.zeros((count, count), dtype=np.int64)  # said and not named is none, too
     np.add.at(found, (typed.truth % count, typed.said % count), 1)
     return found
 

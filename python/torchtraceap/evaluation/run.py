@@ -37,6 +37,7 @@ from torchtraceap.evaluation.metrics import (
     event_hits,
     false_positive_rate,
     per_trace_auc,
+    said_types,
     type_metrics,
     typed_given_window,
     window_auc,
@@ -495,7 +496,7 @@ def _types(samples: Sequence[Sample], scores: Scores, threshold: float) -> TypeC
     flagged = score >= threshold
     both = Typed(
         np.where(positive, cost.argmax(axis=1), -1),
-        np.where(flagged, said.argmax(axis=1), -1),
+        np.where(flagged, said_types(said), -1),
         TYPES,
     )
     return TypeCell(given, type_metrics(both), confusion(both))

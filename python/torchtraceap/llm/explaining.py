@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torchtraceap.llm.verdict import Verdict
     from torchtraceap.results import Diagnosis
 
-__all__ = ["DOUBT", "Judge", "Judged", "explained", "judged"]
+__all__ = ["DOUBT", "Judge", "Judged", "Judging", "explained", "judged"]
 
 DOUBT = 0.6
 """How sure a judge has to be that a segment is misclassified, so that it is scored again."""
@@ -120,15 +120,27 @@ class _Bench:
         return f"part at {format_ns(segment.start_ns - begin_ns)} ({segment.type})"
 
 
-def judged(
-    diagnosis: Diagnosis, judge: Judge | None = None
-) -> tuple[list[Judged], list[Round], list[str]]:
-    """Segments with their verdicts, rounds of scoring, and problems; `judge` None: offline."""
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """How the segments of a diagnosis were judged."""
+
+    first: tuple[Judged, ...]
+    """Every segment as it was found."""
+    doubts: dict[int, Doubt]
+    """What other grids say of those that were doubted, by place in `first`."""
+    final: dict[int, Judged]
+    """Those that stay, with their last verdicts, by place in `first`."""
+    rounds: tuple[Round, ...]
+    problems: tuple[str, ...]
+
+
+def judged(diagnosis: Diagnosis, judge: Judge | None = None) -> Judging:
+    """Segments with their verdicts; `judge` None: offline."""
     bench = _Bench(diagnosis, judge)
     segments = find_segments(diagnosis)
     rounds = [Round(diagnosis.windows.count, "start", len(segments), changed=False)]
     with stage("judging segments"):
-        first = [bench.judged(segment) for segment in segments]
+        first = tuple(bench.judged(segment) for segment in segments)
     doubts = {
         place: Doubt(each.segment, each.verdict.suggested_windows)
         for place, each in enumerate(first)
@@ -137,13 +149,13 @@ def judged(
     others = len(first) - len(doubts)
     with stage("scoring again what is in doubt"):
         rounds += settle(diagnosis, list(doubts.values()), bench.judge.asked_by, others)
-    final = []
+    final = {}
     for place, each in enumerate(first):
         if place not in doubts:
-            final.append(each)
+            final[place] = each
         elif doubts[place].holds or each.segment.finding:
-            final.append(bench.judged(doubts[place].typed(diagnosis), settled=True))
-    return final, rounds, bench.problems
+            final[place] = bench.judged(doubts[place].typed(diagnosis), settled=True)
+    return Judging(first, doubts, final, tuple(rounds), tuple(bench.problems))
 
 
 def _is_doubted(judged: Judged) -> bool:
@@ -171,15 +183,16 @@ def explained(
         usage: What the model was asked, once all is judged.
         problems: Further ones.
     """
-    found, rounds, own = judged(diagnosis, judge)
+    judging = judged(diagnosis, judge)
+    found = tuple(judging.final.values())
     return Explanation(
         source=_source(found, judge),
         model=model,
         answer=answer,
         segments=tuple(_explained(diagnosis, each) for each in found),
-        rounds=tuple(rounds),
+        rounds=judging.rounds,
         usage=usage,
-        problems=(*problems, *own, *_not_judged(diagnosis)),
+        problems=(*problems, *judging.problems, *_not_judged(diagnosis)),
         begin_ns=diagnosis.windows.bounds_ns[0],
     )
 

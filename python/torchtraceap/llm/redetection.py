@@ -36,7 +36,9 @@ class Doubt:
     def __init__(self, segment: Segment, suggested: int | None = None) -> None:
         self.segment = segment
         self.to_ask = list(other_grids(segment.grid, suggested))
+        self.grids = [segment.grid]
         self.scores = [segment.score]
+        """On each of `grids`."""
         self._types = [dict(segment.types)]
 
     @property
@@ -50,8 +52,10 @@ class Doubt:
 
     def ask(self, diagnosis: Diagnosis) -> None:
         """The next grid."""
-        windows = windows_of(diagnosis, self.to_ask.pop(0))
+        grid = self.to_ask.pop(0)
+        windows = windows_of(diagnosis, grid)
         first, last = _overlapping(windows, self.segment)
+        self.grids.append(grid)
         self.scores.append(_mean_score(windows, self.segment, first, last))
         self._types.append(dict(likely_types(windows, first, last)))
 

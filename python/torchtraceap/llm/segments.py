@@ -41,6 +41,7 @@ __all__ = [
     "likely_types",
     "named_type",
     "rule_says",
+    "segment_of",
 ]
 
 NONE = "none"
@@ -129,7 +130,7 @@ def _flagged(diagnosis: Diagnosis) -> Iterator[Segment]:
     for key, run in groupby(keys):
         count = len(list(run))
         if key:
-            yield _segment(diagnosis, place, place + count - 1, key)
+            yield segment_of(diagnosis, place, place + count - 1, key)
         place += count
 
 
@@ -145,7 +146,7 @@ def _where_dearest(diagnosis: Diagnosis, finding: Finding) -> Segment | None:
     inside = share >= min(_COVERED, 0.5 * float(share.max()))
     runs = list(_runs(inside.tolist()))
     first, last = max(runs, key=lambda run: int(cost_ns[run[0] : run[1] + 1].sum()))
-    return _segment(diagnosis, first, last, finding.type)
+    return segment_of(diagnosis, first, last, finding.type)
 
 
 def _runs(inside: Sequence[bool]) -> Iterator[tuple[int, int]]:
@@ -158,7 +159,8 @@ def _runs(inside: Sequence[bool]) -> Iterator[tuple[int, int]]:
         place += count
 
 
-def _segment(diagnosis: Diagnosis, first: int, last: int, name: str) -> Segment:
+def segment_of(diagnosis: Diagnosis, first: int, last: int, name: str) -> Segment:
+    """Of windows, both included, with the name of a type."""
     windows = diagnosis.windows
     start_ns, end_ns = windows.bounds_ns[first], windows.bounds_ns[last + 1]
     finding = next((each for each in diagnosis.findings if each.type == name), None)

@@ -17,10 +17,11 @@ from torchtraceap.errors import MissingFileError, SchemaError, TraceError
 from torchtraceap.ranks import RankTrace
 from torchtraceap.trace import Trace
 
-__all__ = ["Given", "read_scores", "scored_ranks", "scorer_methods"]
+__all__ = ["SCORES", "Given", "read_scores", "scored_ranks", "scorer_methods"]
 
 _SUFFIXES = (".json.gz", ".json", ".parquet")
-_SCHEMA = "torchtraceap.scores/1"
+SCORES = "torchtraceap.scores/1"
+"""The schema of a document of scores."""
 
 
 @dataclass
@@ -117,8 +118,8 @@ def read_scores(path: PathLike) -> Given:
         raise MissingFileError(f"{path}: no such file")
     try:
         document = json.loads(place.read_text("utf-8"))
-        if document["schema"] != _SCHEMA:
-            raise SchemaError(f"{path}: its schema is {document['schema']!r}, not {_SCHEMA!r}")
+        if document["schema"] != SCORES:
+            raise SchemaError(f"{path}: its schema is {document['schema']!r}, not {SCORES!r}")
         method = Given(
             document.get("name", document["scorer"]), str(document.get("labels", "window"))
         )

@@ -1,0 +1,217 @@
+"""`judge`: how well a judge of segments does on labelled traces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torchtraceap.cli.evaluation import SPLITS
+from torchtraceap.cli.output import note, print_tables, print_text
+from torchtraceap.cli.parsing import (
+    FINE,
+    Command,
+    Options,
+    Parser,
+    UsageError,
+    add_json,
+    add_no_color,
+    add_windows,
+)
+
+if TYPE_CHECKING:
+    from torchtraceap.llm.evaluating.labelled import Labelled
+    from torchtraceap.llm.evaluating.loop import LoopCounts
+    from torchtraceap.llm.explaining import Judge
+    from torchtraceap.llm.model import Model
+    from torchtraceap.report.tables import TextTable
+    from torchtraceap.results import Diagnosis
+
+WAYS = ("types", "found", "parts", "loop")
+
+
+def judge_of(options: Options, diagnosis: Diagnosis) -> Judge:
+    """Who judges the segments of a diagnosis."""
+    from torchtraceap.llm.offline import OfflineJudge
+
+    return OfflineJudge(diagnosis)
+
+
+def model_of(options: Options) -> Model:
+    """The language model that `--way parts` asks.
+
+    Raises:
+        UsageError: None is named.
+    """
+    raise UsageError("--way parts asks a language model about parts of a trace, and none is named")
+
+
+def judge_name(options: Options) -> str:
+    """Of the judge, as tables call it."""
+    return "offline judge"
+
+
+def _describe(parser: Parser) -> None:
+    parser.add_argument("dataset", metavar="DATASET", help="a data set with labels")
+    parser.add_argument(
+        "--way",
+        choices=WAYS,
+        required=True,
+        metavar="WAY",
+        help="types: names for windows that are known to lose time; found: names for segments that "
+        "are found; parts: windows that a language model finds alone; loop: what doubts change",
+    )
+    parser.add_argument(
+        "--split",
+        action="append",
+        default=[],
+        choices=SPLITS,
+        metavar="NAME",
+        help=f"whose traces are judged: {', '.join(SPLITS)}; several times [validation]",
+    )
+    parser.add_argument(
+        "--why",
+        metavar="TEXT",
+        help="what a look at the labels of seen, unseen or real is for; it is written down",
+    )
+    add_windows(parser)
+    parser.add_argument(
+        "--out",
+        metavar="SCORES",
+        help="types, found, parts: write the document that `evaluate --scores` takes",
+    )
+    add_json(parser)
+    add_no_color(parser)
+
+
+def _judge(options: Options) -> int:
+    _check_options(options)
+    if options.way == "loop":
+        _print_loop(_loop(options), options)
+        return FINE
+    document = _scores(options)
+    if options.json:
+        print_text(json.dumps(document, separators=(",", ":"), allow_nan=False))
+    if options.out:
+        from torchtraceap.writing import write_text
+
+        write_text(options.out, json.dumps(document, separators=(",", ":"), allow_nan=False))
+        note(f"wrote {options.out}: {_counted(document['judged'])}")
+    return FINE
+
+
+def _check_options(options: Options) -> None:
+    if options.way == "loop":
+        if options.out:
+            raise UsageError("--way loop makes no scores, so it takes no --out; --json prints it")
+        return
+    if not (options.out or options.json):
+        raise UsageError(
+            f"--way {options.way} makes scores for `evaluate --scores`: give --out SCORES or --json"
+        )
+    if options.out:
+        from torchtraceap.writing import check_target
+
+        check_target(options.out)
+
+
+def _traces(options: Options, asked: str) -> Iterator[Labelled]:
+    from torchtraceap.llm.evaluating.labelled import labelled_traces
+
+    splits = tuple(dict.fromkeys(options.split)) or ("validation",)
+    return labelled_traces(options.dataset, splits, options.windows, asked=asked, why=options.why)
+
+
+def _scores(options: Options) -> dict[str, Any]:
+    """The document of a way that makes one."""
+    if options.way == "parts":
+        from torchtraceap.evaluation.methods import LANGUAGE_MODEL
+        from torchtraceap.llm.evaluating.parts import parts_document
+
+        model = model_of(options)
+        return parts_document(_traces(options, LANGUAGE_MODEL), model)
+    from torchtraceap.llm.evaluating.naming import scores_document
+
+    name = judge_name(options)
+    return scores_document(
+        _traces(options, name),
+        lambda diagnosis: judge_of(options, diagnosis),
+        name,
+        found=options.way == "found",
+    )
+
+
+def _counted(judged: dict[str, Any]) -> str:
+    """Such as "segments: 12, failed: 0"."""
+    return ", ".join(f"{name}: {value}" for name, value in judged.items() if value is not None)
+
+
+def _loop(options: Options) -> LoopCounts:
+    from torchtraceap.llm.evaluating.loop import count_loop
+
+    name = judge_name(options)
+    return count_loop(_traces(options, name), lambda diagnosis: judge_of(options, diagnosis), name)
+
+
+def _print_loop(counts: LoopCounts, options: Options) -> None:
+    if options.json:
+        print_text(counts.to_json())
+        return
+    for problem in counts.problems:
+        note(problem)
+    print_tables(_tables(counts), options.no_color)
+
+
+def _tables(counts: LoopCounts) -> list[TextTable]:
+    from torchtraceap.evaluation.tables import percent
+    from torchtraceap.report.tables import TextTable
+
+    def share(value: float | None) -> str:
+        return percent(float("nan") if value is None else value)
+
+    told = [
+        (each.way, each.windows, each.right, share(each.precision), share(each.recall),
+         share(each.type_accuracy), each.unnamed, each.unlabelled)
+        for each in counts.told
+    ]  # fmt: skip
+    asked = [(each.windows, each.asked, each.against) for each in counts.grids]
+    return [
+        TextTable(
+            f"Windows told of {counts.traces} traces, {counts.windows} windows each, in percent",
+            (
+                "way",
+                "windows",
+                "right",
+                "precision",
+                "recall",
+                "named right",
+                "unnamed",
+                "unlabelled",
+            ),
+            told,
+            _loop_note(counts),
+        ),
+        TextTable("Grids asked again", ("windows", "segments", "against"), asked),
+    ]
+
+
+def _loop_note(counts: LoopCounts) -> str:
+    return (
+        f"{counts.judge}: {counts.segments} segments, {counts.doubted} doubted, {counts.dropped} "
+        f"dropped ({counts.dropped_right} of them rightly; of {counts.dropped_windows} windows "
+        f"{counts.dropped_windows_right}), {counts.renamed} renamed ({counts.renamed_right} to the "
+        f"right type, {counts.renamed_wrong} away from it)."
+    )
+
+
+JUDGING_COMMANDS = {
+    "judge": Command(
+        "how well what names segments of lost time does on labelled traces",
+        _describe,
+        _judge,
+        (
+            "judge data/ --way types --out judge.json",
+            "judge data/ --way loop",
+        ),
+    ),
+}
