@@ -19,6 +19,7 @@ from torchtraceap.evaluation.metrics import (
     false_positive_rate,
     group_pairs,
     per_trace_auc,
+    said_types,
     threshold_at,
     type_metrics,
     typed_given_window,
@@ -141,3 +142,12 @@ def test_calibration_of_chances() -> None:
     assert np.isnan(calibration(score[:0], np.array([], dtype=bool))["ece"])
     with pytest.raises(OptionError, match="between 0 and 1"):
         calibration(np.array([2.0]), np.array([True]))
+
+
+def test_what_is_not_named_is_no_type() -> None:
+    said = np.array([[0.0, 0.0], [0.2, 0.1], [0.0, 0.3]])
+    assert said_types(said).tolist() == [2, 0, 1]
+    cost = np.array([[0.5, 0.0], [0.5, 0.0], [0.5, 0.0]])
+    typed = typed_given_window(cost, said, np.array([True] * 3), ("a", "b"))
+    assert type_metrics(typed)["accuracy"] == pytest.approx(1 / 3)
+    assert confusion(typed).tolist() == [[1, 1, 1], [0, 0, 0], [0, 0, 0]]
