@@ -32,7 +32,7 @@ TRACES = ROOT / "examples/traces"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
 WHAT_IT_NEEDS = {"tracelens-xlsx": "openpyxl", ".pftrace": "perfetto", "--parquet": "pyarrow",
                  "--run": "torch", "predict ": "torch", "generate ": "torch",
-                 "dataset ": "pyarrow", "evaluate ": "sklearn"}  # fmt: skip
+                 "dataset ": "pyarrow", "evaluate ": "sklearn", "judge ": "pyarrow"}  # fmt: skip
 # Blocks that show where a call goes in a program that is not ours, or leave a part to the reader.
 FRAGMENTS = {"jax.md": ("jax.profiler",), "compositions.md": ("...,",),
              "collecting.md": ("minutes=10",), "detectors.md": ("out/weights",),
