@@ -74,6 +74,11 @@ def likeliest(diagnosis: Diagnosis, segment: Segment) -> str:
     return likely_types(diagnosis.windows, segment.first, segment.last)[0][0]
 
 
+def none_where_excluded(diagnosis: Diagnosis, segment: Segment) -> str:
+    name = likeliest(diagnosis, segment)
+    return NONE if rule_says(diagnosis, name) == "absent" else name
+
+
 def not_excluded(diagnosis: Diagnosis, segment: Segment) -> str:
     """The likeliest of those that the rules don't exclude."""
     likely = likely_types(diagnosis.windows, segment.first, segment.last)
@@ -124,7 +129,7 @@ def by_judge(labelled: Labelled) -> Names:
 WAYS: dict[str, Callable[[Labelled], Names]] = {
     "scorer, by window": by_window,
     "scorer, by segment": by_segment(likeliest),
-    "none where the rules exclude it": by_segment(lambda _, segment: segment.type),
+    "none where the rules exclude it": by_segment(none_where_excluded),
     "likeliest that the rules don't exclude": by_segment(not_excluded),
     "likeliest that the rules found, else not excluded": by_segment(likeliest_present),
     "likeliest that the rules found there, else not excluded": by_segment(likeliest_here),

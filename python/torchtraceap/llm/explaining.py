@@ -4,6 +4,11 @@ Note [Whose word counts]: what a segment is called is the judge's verdict. A rul
 taken back by a language model: the segment stays, with what the model says of it, and `problems`
 says what the rule found. Advice, diffs and checks come from the knowledge base, whoever judged: a
 model names an entry and never writes code.
+
+Note [Doubt]: what a model takes for misclassified is dropped where other grids do not flag it
+either. The offline judge doubts parts that it has no name for, and is given the types of other
+grids. It drops nothing: of the windows that the vote of grids would have dropped for it, nearly all
+lost time (docs/benchmark.md#judges).
 """
 
 from __future__ import annotations
@@ -107,6 +112,11 @@ class _Bench:
         which = "this part and those behind it are" if self._is_gone else "this part is"
         self.problems.append(f"{self._named(segment)}: {error}; {which} judged offline")
 
+    def doubt(self, judged: Judged) -> Doubt:
+        """See Note [Doubt]."""
+        drops = self.judge is not self.offline
+        return Doubt(judged.segment, judged.verdict.suggested_windows, drops=drops)
+
     def _compare(self, segment: Segment, verdict: Verdict) -> None:
         """See Note [Whose word counts]."""
         found = segment.finding.type if segment.finding else None
@@ -141,11 +151,7 @@ def judged(diagnosis: Diagnosis, judge: Judge | None = None) -> Judging:
     rounds = [Round(diagnosis.windows.count, "start", len(segments), changed=False)]
     with stage("judging segments"):
         first = tuple(bench.judged(segment) for segment in segments)
-    doubts = {
-        place: Doubt(each.segment, each.verdict.suggested_windows)
-        for place, each in enumerate(first)
-        if _is_doubted(each)
-    }
+    doubts = {place: bench.doubt(each) for place, each in enumerate(first) if _is_doubted(each)}
     others = len(first) - len(doubts)
     with stage("scoring again what is in doubt"):
         rounds += settle(diagnosis, list(doubts.values()), bench.judge.asked_by, others)
@@ -153,7 +159,7 @@ def judged(diagnosis: Diagnosis, judge: Judge | None = None) -> Judging:
     for place, each in enumerate(first):
         if place not in doubts:
             final[place] = each
-        elif doubts[place].holds or each.segment.finding:
+        elif not doubts[place].gone:
             final[place] = bench.judged(doubts[place].typed(diagnosis), settled=True)
     return Judging(first, doubts, final, tuple(rounds), tuple(bench.problems))
 

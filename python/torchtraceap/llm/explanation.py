@@ -82,7 +82,7 @@ class Round(Result):
     segments: int
     """How many there are afterwards."""
     changed: bool
-    """Whether segments were dropped."""
+    """Whether segments were dropped or renamed."""
 
 
 @dataclass(frozen=True, slots=True)

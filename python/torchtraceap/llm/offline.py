@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["OfflineJudge"]
 
 _LIKELY = 0.5
-"""How likely a type has to be by the scorer alone, so that it is named."""
+"""How likely a type has to be, by the scorer alone, so that it is named."""
 
 
 class OfflineJudge:
@@ -37,8 +37,8 @@ class OfflineJudge:
         self._diagnosis = diagnosis
 
     def judge(self, segment: Segment, pack: Pack, *, settled: bool = False) -> Verdict:
-        """What the rules prove of a segment, or that they prove nothing. A segment whose likeliest
-        type the rules exclude is doubted until it has been scored again."""
+        """What the rules prove of a segment, or that they prove nothing. A segment without a name
+        is doubted until it has been scored again."""
         on_host = self._diagnosis.computes_on == "host"
         if segment.finding is not None:
             return _found(_Text(pack), segment, on_host)
@@ -153,7 +153,7 @@ def _unproved(text: _Text, segment: Segment, on_host: bool, settled: bool) -> Ve
     """Only the scorer says so. See Note [What offline texts claim]."""
     likely = dict(segment.types).get(segment.type, 0.0)
     name = segment.type if likely >= _LIKELY else NONE
-    doubted = segment.type == NONE and not settled
+    doubted = name == NONE and not settled
     return Verdict(
         verdict="misclassified" if doubted else "insufficient_evidence",
         labels=(name,) if name != NONE else (),

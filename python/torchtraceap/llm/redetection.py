@@ -2,8 +2,8 @@
 
 After Section 5.6 of the paper, in which a language model may ask for a window to be looked at in
 another granularity. Here the grid that the judge suggests is asked, or the next finer one, then the
-next coarser one, and the scorer decides: a segment stays if it is flagged on two of the grids that
-were asked, that on which it was found included, and goes as soon as two say no.
+next coarser one, until two of the grids agree, that on which the segment was found included. Where
+two do not flag it, it goes, if the judge may drop it; else it has the types of all grids.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torchtraceap.llm.explanation import Round
-from torchtraceap.llm.segments import FLAGGED, NONE, Segment, likely_types, named_type
+from torchtraceap.llm.segments import FLAGGED, Segment, likely_name, likely_types
 from torchtraceap.llm.verdict import GRIDS
 from torchtraceap.results import Diagnosis, Windows
 
@@ -33,8 +33,17 @@ _ENOUGH = 2
 class Doubt:
     """A segment that a judge doubts, and what grids say of it."""
 
-    def __init__(self, segment: Segment, suggested: int | None = None) -> None:
+    def __init__(
+        self, segment: Segment, suggested: int | None = None, *, drops: bool = True
+    ) -> None:
+        """
+        Args:
+            segment: Which one.
+            suggested: A grid that the judge would like to see.
+            drops: It goes if grids do not flag it; one that a rule proves stays all the same.
+        """
         self.segment = segment
+        self._drops = drops and segment.finding is None
         self.to_ask = list(other_grids(segment.grid, suggested))
         self.grids = [segment.grid]
         self.scores = [segment.score]
@@ -50,6 +59,11 @@ class Doubt:
         """It stays flagged."""
         return self._votes(flagged=True) >= _ENOUGH
 
+    @property
+    def gone(self) -> bool:
+        """It is no segment any more."""
+        return self._drops and self.settled and not self.holds
+
     def ask(self, diagnosis: Diagnosis) -> None:
         """The next grid."""
         grid = self.to_ask.pop(0)
@@ -60,12 +74,15 @@ class Doubt:
         self._types.append(dict(likely_types(windows, first, last)))
 
     def typed(self, diagnosis: Diagnosis) -> Segment:
-        """The segment with the likeliest type of all grids, and the finding of that type."""
+        """The segment by the name that the types of all grids give it, with the finding of that
+        name. What a rule proves of it stays."""
+        if self.segment.finding:
+            return self.segment
         names = dict.fromkeys(name for each in self._types for name in each)
         count = len(self._types)
         means = {name: sum(each.get(name, 0.0) for each in self._types) / count for name in names}
         types = tuple(sorted(means.items(), key=lambda pair: (-pair[1], pair[0])))
-        name = named_type(diagnosis, types[0][0]) if types else NONE
+        name = likely_name(diagnosis, types, self.segment.start_ns, self.segment.end_ns)
         finding = next((each for each in diagnosis.findings if each.type == name), None)
         return replace(self.segment, type=name, types=types, finding=finding)
 
@@ -97,17 +114,17 @@ def settle(
         open_doubts = [doubt for doubt in doubts if not doubt.settled and doubt.to_ask]
         open_doubts.sort(key=lambda doubt: doubt.to_ask[0])
         for grid, asked in groupby(open_doubts, key=lambda doubt: doubt.to_ask[0]):
-            before = _standing(doubts)
+            before = _standing(diagnosis, doubts)
             for doubt in list(asked):
                 doubt.ask(diagnosis)
-            left = _standing(doubts)
-            rounds.append(Round(grid, asked_by, others + left, changed=left != before))
+            after = _standing(diagnosis, doubts)
+            rounds.append(Round(grid, asked_by, others + len(after), changed=after != before))
     return rounds
 
 
-def _standing(doubts: Sequence[Doubt]) -> int:
-    """Those that have not gone."""
-    return sum(doubt.holds or not doubt.settled for doubt in doubts)
+def _standing(diagnosis: Diagnosis, doubts: Sequence[Doubt]) -> list[str]:
+    """Names of those that have not gone."""
+    return [doubt.typed(diagnosis).type for doubt in doubts if not doubt.gone]
 
 
 def windows_of(diagnosis: Diagnosis, grid: int) -> Windows:

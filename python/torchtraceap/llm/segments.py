@@ -1,13 +1,17 @@
 """Segments: adjacent windows that a scorer flags for one type, and where findings cost most.
 
 Note [Which segments]: a window is flagged if its score is one half or more, what calibration makes
-of scores (docs/scorers.md). Adjacent flagged windows of the same likeliest type are one segment;
-a type of which the rules had all signals and found nothing is no name for it, it is "none" then.
+of scores (docs/scorers.md). Adjacent flagged windows of the same name are one segment.
 Each finding has a segment of its own where it costs most: the run of windows of which its cost
 covers a tenth, or half as much as of the dearest window. Flagged windows of its type inside that
 run belong to it. Of
 more segments than are told, the dearest of each finding stay first, in the order of the diagnosis;
 then come others by what a fix is expected to save there.
+
+Note [Names]: scorers guess, rules prove. A part is called by the likeliest type whose finding costs
+a tenth of it; without one, by the likeliest that the rules do not exclude, as they lacked signals
+of it; else "none". benchmarks/detectors/judged.py compares this with other ways to name
+(docs/benchmark.md#judges).
 
 Note [Expected saving]: a finding's saving, as the diagnosis believes it, falls to its segments by
 the part of its cost in each. What no finding explains is bounded by the time in which a GPU idles
@@ -16,11 +20,12 @@ there, and counts with its score.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from torchtraceap.intervals import covered_ns, union
 from torchtraceap.records import dataclass
@@ -38,8 +43,8 @@ __all__ = [
     "cost_inside",
     "find_segments",
     "idle_inside",
+    "likely_name",
     "likely_types",
-    "named_type",
     "rule_says",
     "segment_of",
 ]
@@ -91,11 +96,6 @@ def rule_says(diagnosis: Diagnosis, name: str) -> str:
     return diagnosis.verdicts.get(name) or diagnosis.further_verdicts.get(name, "unknown")
 
 
-def named_type(diagnosis: Diagnosis, name: str) -> str:
-    """A type that a scorer names, or "none" where the rules had all signals and found nothing."""
-    return NONE if rule_says(diagnosis, name) == "absent" else name
-
-
 def likely_types(windows: Windows, first: int, last: int) -> tuple[tuple[str, float], ...]:
     """Types and the mean of their scores over some windows, the likeliest first."""
     means = ((name, float(own[first : last + 1].mean())) for name, own in windows.types.items())
@@ -116,36 +116,77 @@ def _cost_ns(finding: Finding, rank: int | None, bounds_ns: Int64Array) -> Int64
     return covered_ns(union([finding.intervals[mine]]), bounds_ns)
 
 
+def likely_name(
+    diagnosis: Diagnosis, types: Iterable[tuple[str, float]], start_ns: int, end_ns: int
+) -> str:
+    """See Note [Names].
+
+    Args:
+        diagnosis: Of the trace.
+        types: As `Segment.types`.
+        start_ns: Of the part.
+        end_ns: Of the part.
+    """
+    bounds_ns = np.array([start_ns, end_ns], dtype=np.int64)
+    covering = {each.type for each in diagnosis.findings if _covers(diagnosis, each, bounds_ns)[0]}
+    return _name_among([name for name, _ in types], covering, diagnosis)
+
+
+def _name_among(likely: Sequence[str], covering: Set[str], diagnosis: Diagnosis) -> str:
+    """Of types, the likeliest first."""
+    proved = (name for name in likely if name in covering)
+    possible = (name for name in likely if rule_says(diagnosis, name) != "absent")
+    return next(proved, None) or next(possible, NONE)
+
+
+def _covers(diagnosis: Diagnosis, finding: Finding, bounds_ns: Int64Array) -> npt.NDArray[np.bool_]:
+    """bool `[windows]`: its cost, the mean over the ranks, is a tenth of the window."""
+    covered: npt.NDArray[np.bool_] = _share(diagnosis, finding, bounds_ns) >= _COVERED
+    return covered
+
+
+def _share(
+    diagnosis: Diagnosis, finding: Finding, bounds_ns: Int64Array
+) -> npt.NDArray[np.float64]:
+    """float64 `[windows]`: its cost as a part of the windows, the mean over the ranks."""
+    cost_ns = np.zeros(len(bounds_ns) - 1)
+    for rank in set(finding.interval_ranks):
+        cost_ns += _cost_ns(finding, rank, bounds_ns)
+    return cost_ns / (np.maximum(np.diff(bounds_ns), 1) * len(diagnosis.trace.ranks))
+
+
 def _flagged(diagnosis: Diagnosis) -> Iterator[Segment]:
-    """Runs of flagged windows of one type."""
-    windows = diagnosis.windows
-    if not windows.count:
-        return
-    names = list(windows.types)
-    named = [named_type(diagnosis, name) for name in names]
-    likeliest = np.stack([windows.types[name] for name in names]).argmax(axis=0).tolist()
-    flagged = (windows.scores >= FLAGGED).tolist()
-    keys = [named[key] if there else "" for key, there in zip(likeliest, flagged, strict=True)]
+    """Runs of flagged windows of one name."""
     place = 0
-    for key, run in groupby(keys):
+    for name, run in groupby(_names(diagnosis)):
         count = len(list(run))
-        if key:
-            yield segment_of(diagnosis, place, place + count - 1, key)
+        if name:
+            yield segment_of(diagnosis, place, place + count - 1, name)
         place += count
+
+
+def _names(diagnosis: Diagnosis) -> list[str]:
+    """Of each window; empty where it is not flagged."""
+    windows = diagnosis.windows
+    names = [""] * windows.count
+    bounds_ns = np.asarray(windows.bounds_ns, dtype=np.int64)
+    covers = {each.type: _covers(diagnosis, each, bounds_ns) for each in diagnosis.findings}
+    for place in np.flatnonzero(windows.scores >= FLAGGED).tolist():
+        likely = [name for name, _ in likely_types(windows, place, place)]
+        covering = {name for name, inside in covers.items() if inside[place]}
+        names[place] = _name_among(likely, covering, diagnosis)
+    return names
 
 
 def _where_dearest(diagnosis: Diagnosis, finding: Finding) -> Segment | None:
     """The run of windows in which a finding costs most; None if it costs nothing in any."""
     bounds_ns = np.asarray(diagnosis.windows.bounds_ns, dtype=np.int64)
-    ranks = set(finding.interval_ranks)
-    cost_ns = sum((_cost_ns(finding, rank, bounds_ns) for rank in ranks), np.zeros(1, np.int64))
-    if not cost_ns.any():
+    share = _share(diagnosis, finding, bounds_ns)
+    if not share.any():
         return None
-    length_ns = np.maximum(np.diff(bounds_ns), 1)
-    share = cost_ns / (length_ns * len(diagnosis.trace.ranks))
     inside = share >= min(_COVERED, 0.5 * float(share.max()))
     runs = list(_runs(inside.tolist()))
-    first, last = max(runs, key=lambda run: int(cost_ns[run[0] : run[1] + 1].sum()))
+    first, last = max(runs, key=lambda run: float(share[run[0] : run[1] + 1].sum()))
     return segment_of(diagnosis, first, last, finding.type)
 
 

@@ -99,7 +99,7 @@ def test_each_type_has_text_that_holds(diagnosis: Diagnosis) -> None:
     for name, entry in load_knowledge().items():
         other = replace(finding, type=name, facts={}, fix=entry.advice.fix)
         known = replace(diagnosis, findings=(other,), verdicts={name: "present"})
-        for found in judged(known)[0]:
+        for found in judged(known).first:
             assert check(found.verdict, found.pack) == []
             assert not re.search(r"\{|\[\[", found.verdict.what + found.verdict.why)
 
@@ -169,13 +169,17 @@ def test_some_segments_by_the_model(diagnosis: Diagnosis) -> None:
 
 
 def test_doubt_is_scored_again(diagnosis: Diagnosis) -> None:
-    known = with_windows(diagnosis, graph_break={50: 0.9})
+    assert max(diagnosis.windows.scores[12:15]) < 0.1
+    known = with_windows(diagnosis, graph_break={13: 0.9})
     known = replace(known, findings=(), plan=(), lead=None)
-    found, rounds, _ = judged(known)
-    # The real scorer, asked again, decides about a window that was flagged by hand.
-    assert [(r.grid, r.asked_by) for r in rounds][:2] == [(100, "start"), (200, "rule")]
-    assert len(found) == rounds[-1].segments
-    assert rounds[-1].changed is (len(found) == 0)
+    found = judged(known)
+    assert [(r.grid, r.asked_by) for r in found.rounds][:2] == [(100, "start"), (200, "rule")]
+    assert len(found.first) == len(found.final) == found.rounds[-1].segments == 1
+    # A model drops what the real scorer, asked again, does not flag: it was flagged by hand.
+    by_model = judged(known, Scripted(verdict("misclassified", "none")))
+    assert [doubt.gone for doubt in by_model.doubts.values()] == [True]
+    assert by_model.final == {}
+    assert by_model.rounds[-1].changed
 
 
 def test_a_model_may_doubt_but_rules_keep_what_they_prove(diagnosis: Diagnosis) -> None:

@@ -17,6 +17,7 @@ from torchtraceap.llm.segments import (
     MOST_SEGMENTS,
     NONE,
     Segment,
+    _names,
     cost_inside,
     find_segments,
     idle_inside,
@@ -60,9 +61,36 @@ def test_flagged_windows_of_one_type_are_one_segment(diagnosis: Diagnosis) -> No
 def test_what_the_rules_exclude_names_nothing(diagnosis: Diagnosis) -> None:
     assert diagnosis.verdicts["graph_break"] == "absent"
     known = with_windows(diagnosis, graph_break={2: 0.9}, high_memcpy={3: 0.7})
+    known = replace(known, findings=())
     found = [s for s in find_segments(known) if s.score >= FLAGGED]
     assert [(s.first, s.last, s.type, s.finding) for s in found] == [(2, 3, NONE, None)]
     assert found[0].types[0] == ("graph_break", 0.45)
+
+
+def test_what_a_rule_proves_there_is_the_name(diagnosis: Diagnosis) -> None:
+    """Although the scorer takes another type for likelier; and only where it costs a tenth."""
+    cpu_bound = diagnosis.finding("cpu_bound")
+    assert cpu_bound is not None
+    only = replace(diagnosis, findings=(cpu_bound,))
+    bounds_ns = diagnosis.windows.bounds_ns
+    share = [
+        cost_inside(cpu_bound, bounds_ns[i], bounds_ns[i + 1]) / (bounds_ns[i + 1] - bounds_ns[i])
+        for i in range(COUNT)
+    ]
+    dear, cheap = int(np.argmax(share)), int(np.argmin(share))
+    scores = {dear: 0.9, cheap: 0.9}
+    less = {dear: 0.1, cheap: 0.1}
+    names = _names(with_windows(only, graph_break=scores, cpu_bound=less))
+    assert share[cheap] < 0.1 < share[dear]
+    assert (names[dear], names[cheap]) == ("cpu_bound", "cpu_bound")
+    unlikely = with_windows(only, graph_break=scores)
+    assert _names(unlikely)[cheap] == NONE
+
+
+def test_what_could_not_be_checked_may_be_the_name(diagnosis: Diagnosis) -> None:
+    verdicts = {**diagnosis.verdicts, "graph_break": "unknown"}
+    known = replace(diagnosis, verdicts=verdicts, findings=())
+    assert _names(with_windows(known, graph_break={2: 0.9}))[2] == "graph_break"
 
 
 def test_each_finding_has_a_segment_where_it_costs_most(diagnosis: Diagnosis) -> None:
@@ -151,7 +179,11 @@ def doubted(score: float = 0.9) -> Segment:
 
 
 def settled(
-    diagnosis: Diagnosis, monkeypatch: pytest.MonkeyPatch, scores: dict[int, float]
+    diagnosis: Diagnosis,
+    monkeypatch: pytest.MonkeyPatch,
+    scores: dict[int, float],
+    *,
+    drops: bool = True,
 ) -> tuple[Doubt, list[Round]]:
     """A doubt about a segment, where whole grids have these scores."""
 
@@ -161,7 +193,7 @@ def settled(
         return Windows(bounds_ns, values, {"graph_break": values * 0, "cpu_bound": values})
 
     monkeypatch.setattr(redetection, "windows_of", windows_of)
-    doubt = Doubt(doubted())
+    doubt = Doubt(doubted(), drops=drops)
     return doubt, settle(diagnosis, [doubt], "rule", others=3)
 
 
@@ -170,7 +202,13 @@ def test_two_grids_that_agree_are_enough(
 ) -> None:
     doubt, rounds = settled(diagnosis, monkeypatch, {200: 0.8})
     assert doubt.holds and doubt.scores == [0.9, 0.8]
-    assert rounds == [Round(200, "rule", 4, changed=False)]
+    assert rounds == [Round(200, "rule", 4, changed=True)]  # it has a name now
+
+
+def test_a_judge_that_drops_nothing(diagnosis: Diagnosis, monkeypatch: pytest.MonkeyPatch) -> None:
+    doubt, rounds = settled(diagnosis, monkeypatch, {200: 0.2, 50: 0.1}, drops=False)
+    assert not doubt.holds and not doubt.gone
+    assert [r.segments for r in rounds] == [4, 4]
 
 
 @pytest.mark.parametrize(("last", "holds"), [(0.7, True), (0.1, False)])
@@ -180,7 +218,7 @@ def test_the_coarser_grid_decides(
     doubt, rounds = settled(diagnosis, monkeypatch, {200: 0.2, 50: last})
     assert doubt.holds is holds and doubt.settled
     assert [(r.grid, r.segments, r.changed) for r in rounds] == [
-        (200, 4, False),
+        (200, 4, True),
         (50, 3 + holds, not holds),
     ]
 

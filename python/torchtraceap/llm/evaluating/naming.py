@@ -24,7 +24,7 @@ import numpy as np
 from torchtraceap.errors import TraceError
 from torchtraceap.evaluation.baselines.given import SCORES
 from torchtraceap.llm.packing import build_pack
-from torchtraceap.llm.segments import NONE, find_segments, likely_types, named_type, segment_of
+from torchtraceap.llm.segments import NONE, find_segments, likely_name, likely_types, segment_of
 from torchtraceap.stages import stage
 
 if TYPE_CHECKING:
@@ -63,8 +63,9 @@ def true_segments(labelled: Labelled) -> Iterator[Segment]:
     for code, run in groupby(labelled.types.tolist()):
         first, place = place, place + len(list(run))
         if code >= 0:
+            bounds_ns = diagnosis.windows.bounds_ns
             likely = likely_types(diagnosis.windows, first, place - 1)
-            name = named_type(diagnosis, likely[0][0]) if likely else NONE
+            name = likely_name(diagnosis, likely, bounds_ns[first], bounds_ns[place])
             yield segment_of(diagnosis, first, place - 1, name)
 
 
