@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.cli.evaluation import SPLITS
+from torchtraceap.cli.explaining import add_model, model_of
 from torchtraceap.cli.output import note, print_tables, print_text
 from torchtraceap.cli.parsing import (
     FINE,
@@ -20,35 +21,42 @@ from torchtraceap.cli.parsing import (
 )
 
 if TYPE_CHECKING:
+    from torchtraceap.llm.client import Client
     from torchtraceap.llm.evaluating.labelled import Labelled
     from torchtraceap.llm.evaluating.loop import LoopCounts
     from torchtraceap.llm.explaining import Judge
-    from torchtraceap.llm.model import Model
     from torchtraceap.report.tables import TextTable
     from torchtraceap.results import Diagnosis
 
 WAYS = ("types", "found", "parts", "loop")
 
 
-def judge_of(options: Options, diagnosis: Diagnosis) -> Judge:
-    """Who judges the segments of a diagnosis."""
-    from torchtraceap.llm.offline import OfflineJudge
+class _Judges:
+    """The judges of a run: offline, or one language model for all traces."""
 
-    return OfflineJudge(diagnosis)
+    def __init__(self, options: Options) -> None:
+        self.model: Client | None = None
+        self._redacted = options.llm_names == "redacted"
+        settings = model_of(options)
+        if settings is not None:
+            from torchtraceap.llm.client import Client
 
+            self.model = Client(settings)
 
-def model_of(options: Options) -> Model:
-    """The language model that `--way parts` asks.
+    @property
+    def name(self) -> str:
+        """As tables call them."""
+        return f"language model {self.model.name}" if self.model else "offline judge"
 
-    Raises:
-        UsageError: None is named.
-    """
-    raise UsageError("--way parts asks a language model about parts of a trace, and none is named")
+    def of(self, diagnosis: Diagnosis) -> Judge:
+        """Who judges the segments of a diagnosis."""
+        if self.model is None:
+            from torchtraceap.llm.offline import OfflineJudge
 
+            return OfflineJudge(diagnosis)
+        from torchtraceap.llm.judging import ModelJudge
 
-def judge_name(options: Options) -> str:
-    """Of the judge, as tables call it."""
-    return "offline judge"
+        return ModelJudge(self.model, redaction=self._redacted)
 
 
 def _describe(parser: Parser) -> None:
@@ -80,6 +88,7 @@ def _describe(parser: Parser) -> None:
         metavar="SCORES",
         help="types, found, parts: write the document that `evaluate --scores` takes",
     )
+    add_model(parser)
     add_json(parser)
     add_no_color(parser)
 
@@ -128,17 +137,15 @@ def _scores(options: Options) -> dict[str, Any]:
         from torchtraceap.evaluation.methods import LANGUAGE_MODEL
         from torchtraceap.llm.evaluating.parts import parts_document
 
-        model = model_of(options)
+        model = _Judges(options).model
+        if model is None:
+            raise UsageError("--way parts asks a language model: name one by --llm-base-url")
         return parts_document(_traces(options, LANGUAGE_MODEL), model)
     from torchtraceap.llm.evaluating.naming import scores_document
 
-    name = judge_name(options)
-    return scores_document(
-        _traces(options, name),
-        lambda diagnosis: judge_of(options, diagnosis),
-        name,
-        found=options.way == "found",
-    )
+    judges = _Judges(options)
+    traces = _traces(options, judges.name)
+    return scores_document(traces, judges.of, judges.name, found=options.way == "found")
 
 
 def _counted(judged: dict[str, Any]) -> str:
@@ -149,8 +156,8 @@ def _counted(judged: dict[str, Any]) -> str:
 def _loop(options: Options) -> LoopCounts:
     from torchtraceap.llm.evaluating.loop import count_loop
 
-    name = judge_name(options)
-    return count_loop(_traces(options, name), lambda diagnosis: judge_of(options, diagnosis), name)
+    judges = _Judges(options)
+    return count_loop(_traces(options, judges.name), judges.of, judges.name)
 
 
 def _print_loop(counts: LoopCounts, options: Options) -> None:

@@ -12,6 +12,7 @@ from torchtraceap.llm.pack import Pack
 from torchtraceap.llm.pack_text import plain_text, short_name
 from torchtraceap.llm.prompt import messages, repair_messages
 from torchtraceap.llm.redaction import Redaction, redact
+from torchtraceap.llm.segments import Segment
 from torchtraceap.llm.verdict import Cited, Verdict
 
 __all__ = ["ModelJudge"]
@@ -23,7 +24,10 @@ _MOST_PROBLEMS = 8
 
 
 class ModelJudge:
-    """Judges packs one after another; placeholders for names are the same in all of them."""
+    """An `explaining.Judge`; placeholders for names are the same in all packs."""
+
+    asked_by = "model"
+    reads_tables = True
 
     def __init__(self, model: Model, *, redaction: bool = True) -> None:
         """
@@ -38,7 +42,11 @@ class ModelJudge:
         """What the model is shown of a pack."""
         return budgeted(redact(pack, self._redaction) if self._redaction else pack)
 
-    def judge(self, pack: Pack) -> Verdict:
+    def judge(self, segment: Segment, pack: Pack, *, settled: bool) -> Verdict:
+        """A verdict from the pack alone; see `verdict_on`."""
+        return self.verdict_on(pack)
+
+    def verdict_on(self, pack: Pack) -> Verdict:
         """The model's verdict, whose citations hold, with names as the trace has them.
 
         An answer that can't be used gets one more turn, which says what is wrong with it.

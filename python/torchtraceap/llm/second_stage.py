@@ -12,32 +12,15 @@ from typing import TYPE_CHECKING
 from torchtraceap.llm.explaining import explained
 from torchtraceap.llm.explanation import DryRun, Explanation, Response
 from torchtraceap.llm.packing import build_pack
-from torchtraceap.llm.segments import Segment, find_segments
+from torchtraceap.llm.segments import find_segments
 
 if TYPE_CHECKING:
     from torchtraceap.llm.client import Client
     from torchtraceap.llm.completions import Progress
-    from torchtraceap.llm.pack import Pack
     from torchtraceap.llm.settings import ModelSettings
-    from torchtraceap.llm.verdict import Verdict
     from torchtraceap.results import Diagnosis
 
 __all__ = ["answer", "dry_run", "explain"]
-
-
-class _ModelJudge:
-    """A language model as a judge of segments."""
-
-    asked_by = "model"
-    reads_tables = True
-
-    def __init__(self, client: Client, *, redacted: bool) -> None:
-        from torchtraceap.llm.judging import ModelJudge
-
-        self._judge = ModelJudge(client, redaction=redacted)
-
-    def judge(self, segment: Segment, pack: Pack, *, settled: bool) -> Verdict:
-        return self._judge.judge(pack)
 
 
 def explain(
@@ -64,9 +47,10 @@ def explain(
         told = answer(diagnosis, question).text if question else None
         return explained(diagnosis, answer=told)
     from torchtraceap.llm.client import Client
+    from torchtraceap.llm.judging import ModelJudge
 
     with closing(Client(settings, progress)) as client:
-        judge = _ModelJudge(client, redacted=redacted)
+        judge = ModelJudge(client, redaction=redacted)
         found = explained(diagnosis, judge, model=settings.model)
         told, problems = None, found.problems
         if question:

@@ -17,7 +17,7 @@ from torchtraceap.llm.pack_text import plain_text, short_name
 
 def test_a_good_answer_is_the_verdict() -> None:
     model = ScriptedModel(good_answer())
-    verdict = ModelJudge(model).judge(make_pack())
+    verdict = ModelJudge(model).verdict_on(make_pack())
     assert verdict.primary == "single_process_data_loading"
     assert check(verdict, make_pack()) == []
     assert len(model.asked) == 1
@@ -27,7 +27,7 @@ def test_the_model_sees_placeholders_and_the_verdict_names() -> None:
     what = "name_1 runs while the GPU idles for 6.54 ms."
     model = ScriptedModel(good_answer(what=what))
     pack = make_pack()
-    verdict = ModelJudge(model).judge(pack)
+    verdict = ModelJudge(model).verdict_on(pack)
     assert SECRET not in json.dumps(model.asked)
     assert "fraud" not in json.dumps(model.asked)
     assert verdict.what == f"{SECRET} runs while the GPU idles for 6.54 ms."
@@ -36,7 +36,7 @@ def test_the_model_sees_placeholders_and_the_verdict_names() -> None:
 
 def test_names_are_shown_where_the_user_wants_it() -> None:
     model = ScriptedModel(good_answer(what="name_1 runs for 6.54 ms."), good_answer())
-    verdict = ModelJudge(model, redaction=False).judge(make_pack())
+    verdict = ModelJudge(model, redaction=False).verdict_on(make_pack())
     assert SECRET in model.asked[0][1]["content"]
     assert verdict.what == good_answer()["what"]
     assert "what says 1" in model.asked[1][-1]["content"]  # there is no name_1
@@ -44,7 +44,7 @@ def test_names_are_shown_where_the_user_wants_it() -> None:
 
 def test_a_second_turn_names_the_problems() -> None:
     model = ScriptedModel(good_answer(what="It idles for 7 ms."), good_answer())
-    assert ModelJudge(model).judge(make_pack()).what == good_answer()["what"]
+    assert ModelJudge(model).verdict_on(make_pack()).what == good_answer()["what"]
     again = model.asked[1]
     assert list(again[:2]) == list(model.asked[0])
     assert "It idles for 7 ms." in again[2]["content"]
@@ -64,14 +64,14 @@ def test_a_second_turn_names_the_problems() -> None:
 def test_two_answers_that_do_not_hold_are_an_error(reply: object) -> None:
     model = ScriptedModel(reply, reply)
     with pytest.raises(AnswerError):
-        ModelJudge(model).judge(make_pack())
+        ModelJudge(model).verdict_on(make_pack())
     assert len(model.asked) == 2
 
 
 def test_a_refusal_is_not_asked_again() -> None:
     model = ScriptedModel(Reply("I won't", "refusal"))
     with pytest.raises(ModelError, match="refused") as caught:
-        ModelJudge(model).judge(make_pack())
+        ModelJudge(model).verdict_on(make_pack())
     assert not isinstance(caught.value, AnswerError)
     assert len(model.asked) == 1
 
@@ -81,13 +81,13 @@ def test_what_is_dropped_cannot_be_cited() -> None:
     cites = {"row": None, "metric": "g1.count", "value": 1, "why": ""}
     answer = good_answer(evidence=[cites], what="", why="")
     with pytest.raises(AnswerError, match=r"no metric 'g1\.count'"):
-        ModelJudge(ScriptedModel(answer, answer)).judge(pack)
+        ModelJudge(ScriptedModel(answer, answer)).verdict_on(pack)
 
 
 def test_texts_are_plain_and_names_in_them_short() -> None:
     name = "acme\u202e\x1b[2J " + "x" * 5000
     model = ScriptedModel(good_answer(what="a\x07b\u202ec name_1 for 6.54 ms", why="\ud83d\ude00"))
-    verdict = ModelJudge(model).judge(make_pack((name,)))
+    verdict = ModelJudge(model).verdict_on(make_pack((name,)))
     assert verdict.what.startswith("a b c acme [2J xxx") and verdict.what.endswith("for 6.54 ms")
     assert len(verdict.what) < 200 and verdict.what.isprintable()
 
@@ -99,7 +99,7 @@ def test_names_in_a_verdict_are_those_of_the_pack(pack: Pack) -> None:
     assume(known)
     evidence = [{"row": None, "metric": "fact.fetches", "value": 12, "why": known[0]}]
     answer = good_answer(evidence=evidence, what=f"12 fetches in {known[-1]}")
-    verdict = ModelJudge(ScriptedModel(answer)).judge(pack)
+    verdict = ModelJudge(ScriptedModel(answer)).verdict_on(pack)
     names = {short_name(name) for name in pack.names()}
     assert plain_text(verdict.evidence[0].why) in {plain_text(name) for name in names}
     assert verdict.what.removeprefix("12 fetches in").strip() in {name.strip() for name in names}
