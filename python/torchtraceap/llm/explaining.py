@@ -114,7 +114,7 @@ class _Bench:
 
     def doubt(self, judged: Judged) -> Doubt:
         """See Note [Doubt]."""
-        drops = self.judge is not self.offline
+        drops = self.judge.asked_by == "model"
         return Doubt(judged.segment, judged.verdict.suggested_windows, drops=drops)
 
     def _compare(self, segment: Segment, verdict: Verdict) -> None:
