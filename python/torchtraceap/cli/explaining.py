@@ -65,7 +65,7 @@ def add_model(parser: Parser) -> None:
         "--llm-max-usd", type=float, metavar="X", help="what it may cost; needs --llm-prices"
     )
     parser.add_argument(
-        "--llm-prices", metavar="FILE", help="prices of models, YAML or JSON (docs/llm.md)"
+        "--llm-prices", metavar="YAML", help="prices of models, YAML or JSON (docs/llm.md)"
     )
 
 

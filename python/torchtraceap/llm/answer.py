@@ -31,7 +31,7 @@ except ImportError as error:
         "answers of a language model need pydantic: pip install 'torchtraceap[llm]'"
     ) from error
 
-__all__ = ["Answer", "json_schema", "read_answer", "to_verdict"]
+__all__ = ["VerdictAnswer", "json_schema", "read_answer", "to_verdict"]
 
 _MOST_LETTERS = 1 << 16
 _DEEPEST = 16
@@ -63,7 +63,7 @@ class EvidenceItem(_Strict):
     why: Annotated[str, Field(max_length=400)]
 
 
-class Answer(_Strict):
+class VerdictAnswer(_Strict):
     """An answer, with the types of one pack: see `json_schema`."""
 
     verdict: Literal["anti_pattern", "benign", "misclassified", "insufficient_evidence"]
@@ -99,7 +99,7 @@ def json_schema(pack: Pack) -> dict[str, Any]:
     Every property is required, none may join, and types are listed. Lengths and ranges are not
     said, as not every server knows their keywords: `read_answer` checks them.
     """
-    schema = Answer.model_json_schema()
+    schema = VerdictAnswer.model_json_schema()
     found: dict[str, Any] = _strict(schema, schema.get("$defs", {}))
     types = [*pack.allowed, "none"]
     for place in (found["properties"]["labels"]["items"], *_named(found, "primary", "fix")):
@@ -126,7 +126,7 @@ def _strict(node: Any, definitions: Mapping[str, Any]) -> Any:
     return kept
 
 
-def read_answer(text: str, pack: Pack) -> Answer:
+def read_answer(text: str, pack: Pack) -> VerdictAnswer:
     """The answer in a text, which may stand in a fence or between prose.
 
     Raises:
@@ -136,14 +136,14 @@ def read_answer(text: str, pack: Pack) -> Answer:
         raise AnswerError(f"The answer has more than {_MOST_LETTERS} characters.")
     found = _object_in(text)
     try:
-        return Answer.model_validate(found, context={"allowed": pack.allowed})
+        return VerdictAnswer.model_validate(found, context={"allowed": pack.allowed})
     except ValidationError as error:
         found_wrong = error.errors(include_url=False, include_context=False, include_input=False)
         problems = [_problem(each) for each in found_wrong[:_MOST_PROBLEMS]]
         raise AnswerError(f"The answer does not fit the schema: {'; '.join(problems)}.") from None
 
 
-def to_verdict(answer: Answer) -> Verdict:
+def to_verdict(answer: VerdictAnswer) -> Verdict:
     """The same without "none" among the labels, and with a number of windows."""
     window = answer.suggested_window
     return Verdict(

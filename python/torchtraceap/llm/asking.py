@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torchtraceap.llm.model import Message, Model, ModelError, Reply, ToolCall
+from torchtraceap.llm.model import LanguageModel, Message, ModelError, Reply, ToolCall
 from torchtraceap.llm.quantities import Grounds, Own
 from torchtraceap.llm.tool_results import encoded
 from torchtraceap.llm.tools import Tool, ToolAnswer, Toolbox
@@ -84,7 +84,7 @@ class Answered(Result):
 
 
 def ask(
-    trace: Trace | Toolbox, question: str, model: Model, redaction: Redaction | None = None
+    trace: Trace | Toolbox, question: str, model: LanguageModel, redaction: Redaction | None = None
 ) -> Answered:
     """Lets a model answer a question with the tools.
 
@@ -102,7 +102,7 @@ class _Conversation:
     """One question: messages, what was called, and what an answer may stand on."""
 
     def __init__(
-        self, box: Toolbox, question: str, model: Model, redaction: Redaction | None
+        self, box: Toolbox, question: str, model: LanguageModel, redaction: Redaction | None
     ) -> None:
         self._box, self._model, self._redaction = box, model, redaction
         self._tools = [_described(tool) for tool in box.tools]

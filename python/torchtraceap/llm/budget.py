@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import replace
 
-from torchtraceap.llm.pack import Pack, Row, Table
+from torchtraceap.llm.pack import Pack, PackRow, PackTable
 from torchtraceap.llm.pack_text import pack_text
 
 __all__ = ["MOST_TOKENS", "budgeted", "estimated_tokens"]
@@ -52,7 +52,7 @@ def _cheapest_first(costs: list[tuple[int, str]]) -> list[str]:
     return [costs[place][1] for place in order]
 
 
-def _shown_rows(tables: tuple[Table, ...]) -> frozenset[str]:
+def _shown_rows(tables: tuple[PackTable, ...]) -> frozenset[str]:
     return frozenset(line.row for table in tables for line in table.lines)
 
 
@@ -66,7 +66,7 @@ def _without(pack: Pack, order: list[str], number: int) -> Pack:
     )
     orphans = _shown_rows(pack.tables) - _shown_rows(tables)
 
-    def stays(row: Row) -> bool:
+    def stays(row: PackRow) -> bool:
         return row.key not in gone and row.key not in orphans
 
     return replace(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torchtraceap.kernel_names import canonical_name
 from torchtraceap.llm.numbers import Metric, numbers_in, quantities_in
-from torchtraceap.llm.pack import Pack, Row
+from torchtraceap.llm.pack import Pack, PackRow
 from torchtraceap.llm.pack_text import plain_text, short_name
 from torchtraceap.llm.verdict import GRIDS, VERDICTS, Cited, Verdict
 
@@ -25,10 +25,10 @@ def check(verdict: Verdict, pack: Pack) -> list[str]:
     return [*_choices(verdict, pack), *_evidence(verdict, pack), *_texts(verdict, pack)]
 
 
-def cited(verdict: Verdict, pack: Pack) -> tuple[Row | Metric, ...]:
+def cited(verdict: Verdict, pack: Pack) -> tuple[PackRow | Metric, ...]:
     """The events and metrics of the pack that a verdict cites, in order and without repeats."""
     metrics, rows = pack.every_metric(), pack.every_row()
-    found: dict[Row | Metric, None] = {}
+    found: dict[PackRow | Metric, None] = {}
     for evidence in verdict.evidence:
         if evidence.row is not None and evidence.row in rows:
             found[rows[evidence.row]] = None

@@ -45,7 +45,7 @@ class Estimate(Result):
 
 
 class Client:
-    """A `model.Model`. Connects when it is first asked; not for several threads at once.
+    """A `model.LanguageModel`. Connects when it is first asked; not for several threads at once.
 
     Args:
         settings: Which model, and the limits.
@@ -81,11 +81,11 @@ class Client:
         return Usage(self._calls, self._prompt_tokens, self._completion_tokens, self._cost_usd())
 
     def answer(self, messages: Sequence[Message], schema: Mapping[str, Any], title: str) -> Reply:
-        """An answer that should be JSON of a schema; see `model.Model`."""
+        """An answer that should be JSON of a schema; see `model.LanguageModel`."""
         return self._ask(Question(tuple(messages), schema, title))
 
     def converse(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Reply:
-        """An answer, or calls of tools; see `model.Model`."""
+        """An answer, or calls of tools; see `model.LanguageModel`."""
         return self._ask(Question(tuple(messages), None, "", tuple(tools)))
 
     def estimate(

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Any
 
 from torchtraceap.llm.numbers import Metric
-from torchtraceap.llm.pack import Row
+from torchtraceap.llm.pack import PackRow
 from torchtraceap.records import dataclass
 from torchtraceap.results import Result
 
@@ -40,7 +40,7 @@ class ExplainedSegment(Result):
     change: Change
     verify: str
     """How to see that the change worked."""
-    citations: tuple[Row | Metric, ...]
+    citations: tuple[PackRow | Metric, ...]
     source: str = "offline"
     """Who judged it: "offline" or "llm"."""
 
@@ -59,7 +59,7 @@ class ExplainedSegment(Result):
         }
 
 
-def _citation(cited: Row | Metric) -> Json:
+def _citation(cited: PackRow | Metric) -> Json:
     if isinstance(cited, Metric):
         return cited.to_citation()
     return {

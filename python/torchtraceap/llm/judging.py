@@ -7,7 +7,7 @@ from dataclasses import replace
 from torchtraceap.llm.answer import json_schema, read_answer, to_verdict
 from torchtraceap.llm.budget import budgeted
 from torchtraceap.llm.citations import check
-from torchtraceap.llm.model import AnswerError, Model, RefusalError, Reply
+from torchtraceap.llm.model import AnswerError, LanguageModel, RefusalError, Reply
 from torchtraceap.llm.pack import Pack
 from torchtraceap.llm.pack_text import plain_text, short_name
 from torchtraceap.llm.prompt import messages, repair_messages
@@ -29,7 +29,7 @@ class ModelJudge:
     asked_by = "model"
     reads_tables = True
 
-    def __init__(self, model: Model, *, redaction: bool = True) -> None:
+    def __init__(self, model: LanguageModel, *, redaction: bool = True) -> None:
         """
         Args:
             model: Whom to ask.

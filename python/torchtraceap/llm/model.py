@@ -9,7 +9,15 @@ from torchtraceap.errors import TraceError
 from torchtraceap.llm.explanation import Usage
 from torchtraceap.records import dataclass
 
-__all__ = ["AnswerError", "Message", "Model", "ModelError", "RefusalError", "Reply", "ToolCall"]
+__all__ = [
+    "AnswerError",
+    "LanguageModel",
+    "Message",
+    "ModelError",
+    "RefusalError",
+    "Reply",
+    "ToolCall",
+]
 
 Message = dict[str, Any]
 """As Chat Completions has it: "role" and "content", with "tool_calls" or "tool_call_id"."""
@@ -47,7 +55,7 @@ class Reply:
     calls: tuple[ToolCall, ...] = ()
 
 
-class Model(Protocol):
+class LanguageModel(Protocol):
     """Answers messages."""
 
     @property

@@ -1,7 +1,7 @@
 """An evidence pack: everything that a judge sees of a segment, with a name for all it may cite.
 
-Every number that a pack shows is a `Metric`, every event a `Row`; tables are made of them. A text
-about the segment cites them by their names, so that it can be checked without the trace.
+Every number that a pack shows is a `Metric`, every event a `PackRow`; tables are made of them. A
+text about the segment cites them by their names, so that it can be checked without the trace.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torchtraceap.llm.numbers import Metric
 from torchtraceap.records import dataclass
 from torchtraceap.results import Result
 
-__all__ = ["Line", "Pack", "Row", "Table"]
+__all__ = ["Pack", "PackLine", "PackRow", "PackTable"]
 
 
 @dataclass(frozen=True, slots=True)
-class Row(Result):
+class PackRow(Result):
     """An event that may be cited."""
 
     key: str
@@ -32,7 +32,7 @@ class Row(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class Line(Result):
+class PackLine(Result):
     """One line of a table."""
 
     key: str
@@ -47,13 +47,13 @@ class Line(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class Table(Result):
+class PackTable(Result):
     """A part of a pack: groups of GPU events, gaps, neighbouring windows."""
 
     title: str
     columns: tuple[str, ...]
     """Heads of the names."""
-    lines: tuple[Line, ...]
+    lines: tuple[PackLine, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Pack(Result):
     end_ns: int
     metrics: tuple[Metric, ...]
     """Of the segment, with medians and percentile ranks among the trace's windows; of findings."""
-    tables: tuple[Table, ...]
-    rows: tuple[Row, ...]
+    tables: tuple[PackTable, ...]
+    rows: tuple[PackRow, ...]
     types: tuple[tuple[str, float], ...]
     """Types and how likely each is, the likeliest first."""
     allowed: tuple[str, ...]
@@ -87,7 +87,7 @@ class Pack(Result):
         inside = (metric for line in lines for metric in line.metrics)
         return {metric.name: metric for metric in (*self.metrics, *inside)}
 
-    def every_row(self) -> Mapping[str, Row]:
+    def every_row(self) -> Mapping[str, PackRow]:
         """By key."""
         return {row.key: row for row in self.rows}
 

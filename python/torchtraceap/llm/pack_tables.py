@@ -11,7 +11,7 @@ from torchtraceap import _core
 from torchtraceap.analysis.gpu_events import GpuEvents
 from torchtraceap.analysis.grouping import Groups
 from torchtraceap.llm.numbers import Metric
-from torchtraceap.llm.pack import Line, Row, Table
+from torchtraceap.llm.pack import PackLine, PackRow, PackTable
 from torchtraceap.llm.segments import Segment
 from torchtraceap.order import median
 
@@ -25,8 +25,8 @@ MOST_GROUPS, MOST_GAPS = 24, 8
 
 
 def build_tables(
-    rank: RankTrace, segment: Segment, windows: Mapping[str, Array], rows: list[Row]
-) -> Iterator[Table]:
+    rank: RankTrace, segment: Segment, windows: Mapping[str, Array], rows: list[PackRow]
+) -> Iterator[PackTable]:
     """Of one rank.
 
     Args:
@@ -36,13 +36,13 @@ def build_tables(
         rows: Events of the pack; those that the tables show join them.
     """
     heads = ("name", "stream", "operator")
-    yield Table("GPU work by name and stream", heads, _groups(rank, segment))
+    yield PackTable("GPU work by name and stream", heads, _groups(rank, segment))
     gaps = tuple(_gaps(rank, segment, rows))
-    yield Table("longest gaps of the GPU", ("cause", "host did", "next on the GPU"), gaps)
-    yield Table("windows beside it", ("place",), tuple(_neighbours(segment, windows)))
+    yield PackTable("longest gaps of the GPU", ("cause", "host did", "next on the GPU"), gaps)
+    yield PackTable("windows beside it", ("place",), tuple(_neighbours(segment, windows)))
 
 
-def _groups(rank: RankTrace, segment: Segment) -> tuple[Line, ...]:
+def _groups(rank: RankTrace, segment: Segment) -> tuple[PackLine, ...]:
     """GPU events that start in the segment, by canonical name, stream role and operator."""
     events = GpuEvents.of(rank)
     start_ns = events.start_ns
@@ -55,7 +55,7 @@ def _groups(rank: RankTrace, segment: Segment) -> tuple[Line, ...]:
     order = np.argsort(-total_ns, kind="stable")[:MOST_GROUPS]
     first = groups.first
     return tuple(
-        Line(
+        PackLine(
             key=f"g{place + 1}",
             names=(
                 _name(names.texts, names.codes[first[group]]),
@@ -89,7 +89,7 @@ def _group_metrics(key: str, events: GpuEvents, mask: Array) -> tuple[Metric, ..
     )
 
 
-def _gaps(rank: RankTrace, segment: Segment, rows: list[Row]) -> Iterator[Line]:
+def _gaps(rank: RankTrace, segment: Segment, rows: list[PackRow]) -> Iterator[PackLine]:
     """Idle pieces of the segment, the longest first, with the host event behind each."""
     idle = rank.idle(rank.tree.profiled)
     start_ns = np.maximum(idle.start_ns, segment.start_ns)
@@ -102,7 +102,7 @@ def _gaps(rank: RankTrace, segment: Segment, rows: list[Row]) -> Iterator[Line]:
             return
         key = f"gap{number + 1}"
         behind, following = int(idle.explained_by[gap]), int(idle.next_gpu_row[gap])
-        yield Line(
+        yield PackLine(
             key=key,
             names=(causes[idle.cause[gap]], _row_name(rank, behind), _row_name(rank, following)),
             metrics=(Metric.of_ns(f"{key}.length", int(length_ns[gap])),),
@@ -115,7 +115,7 @@ def _row_name(rank: RankTrace, row: int) -> str:
     return "-" if row == _core.NO_ROW else rank.table.name_of(row)
 
 
-def _row_key(rank: RankTrace, row: int, rows: list[Row]) -> str:
+def _row_key(rank: RankTrace, row: int, rows: list[PackRow]) -> str:
     """Key of an event, which joins the rows if it is new; empty for none."""
     if row == _core.NO_ROW:
         return ""
@@ -124,14 +124,14 @@ def _row_key(rank: RankTrace, row: int, rows: list[Row]) -> str:
         return known
     table = rank.table
     start_ns, dur_ns = int(table.ts_ns[row]), int(table.dur_ns[row])
-    rows.append(Row(f"r{len(rows) + 1}", rank.rank, row, table.name_of(row), start_ns, dur_ns))
+    rows.append(PackRow(f"r{len(rows) + 1}", rank.rank, row, table.name_of(row), start_ns, dur_ns))
     return rows[-1].key
 
 
-def _neighbours(segment: Segment, columns: Mapping[str, Array]) -> Iterator[Line]:
+def _neighbours(segment: Segment, columns: Mapping[str, Array]) -> Iterator[PackLine]:
     for key, window in (("before", segment.first - 1), ("after", segment.last + 1)):
         if 0 <= window < segment.grid:
-            yield Line(
+            yield PackLine(
                 key=key,
                 names=(key,),
                 metrics=(

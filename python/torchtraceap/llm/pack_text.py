@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterator
 
 from torchtraceap.llm.numbers import Metric
-from torchtraceap.llm.pack import Line, Pack, Row, Table
+from torchtraceap.llm.pack import Pack, PackLine, PackRow, PackTable
 
 __all__ = ["pack_text", "plain_text", "short_name"]
 
@@ -66,19 +66,19 @@ def _lines(pack: Pack) -> Iterator[str]:
         yield f"left out, as they cost least: {pack.dropped} lines"
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table(table: PackTable) -> Iterator[str]:
     if table.lines:
         yield f"{table.title} ({' | '.join(('key', *table.columns, 'metrics'))}):"
         yield from (_line(line) for line in table.lines)
 
 
-def _line(line: Line) -> str:
+def _line(line: PackLine) -> str:
     metrics = "; ".join(_metric(metric) for metric in line.metrics)
     row = [f"row {line.row}"] if line.row else []
     return " | ".join([line.key, *(_quoted(name) for name in line.names), metrics, *row])
 
 
-def _row(row: Row) -> str:
+def _row(row: PackRow) -> str:
     rank = "" if row.rank is None else f" | rank {row.rank}"
     return f"{row.key} | {_quoted(row.name)}{rank}"
 

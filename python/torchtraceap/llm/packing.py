@@ -15,14 +15,14 @@ from torchtraceap import _core
 from torchtraceap.devices import find_device
 from torchtraceap.knowledge import load_knowledge
 from torchtraceap.llm.numbers import Metric
-from torchtraceap.llm.pack import Pack, Row
+from torchtraceap.llm.pack import Pack, PackRow
 from torchtraceap.llm.segments import NONE, Segment, cost_inside, idle_inside, rule_says
 from torchtraceap.order import median
-from torchtraceap.results import Diagnosis, Finding
+from torchtraceap.results import PAPER_TYPES, Diagnosis, Finding
 
 if TYPE_CHECKING:
     from torchtraceap.aliases import Array
-    from torchtraceap.llm.pack import Table
+    from torchtraceap.llm.pack import PackTable
     from torchtraceap.ranks import RankTrace
     from torchtraceap.trace import Trace
 
@@ -71,14 +71,16 @@ def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -
         tables=_tables(trace, segment, place, rows) if tables else (),
         rows=tuple(rows),
         types=types,
-        allowed=tuple(load_knowledge()),
+        allowed=_allowed(diagnosis),
         knowledge=named,
         rules=tuple((name, rule_says(diagnosis, name)) for name in named),
         window_count=segment.grid,
     )
 
 
-def _tables(trace: Trace, segment: Segment, place: int, rows: list[Row]) -> tuple[Table, ...]:
+def _tables(
+    trace: Trace, segment: Segment, place: int, rows: list[PackRow]
+) -> tuple[PackTable, ...]:
     """What they need is imported where they are asked for: the offline judge never does."""
     from torchtraceap.llm.pack_tables import build_tables
 
@@ -97,6 +99,13 @@ def rank_of(diagnosis: Diagnosis, segment: Segment) -> int:
 
     places = range(len(diagnosis.trace.ranks))
     return places[0] if len(places) == 1 else max(places, key=weight)
+
+
+def _allowed(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """The paper's types, and further ones that the rules do not exclude: the same for all segments
+    of a trace, so that the prompt's beginning is."""
+    further = (name for name in load_knowledge() if rule_says(diagnosis, name) != "absent")
+    return tuple(dict.fromkeys((*PAPER_TYPES, *further)))
 
 
 def _about(diagnosis: Diagnosis, place: int) -> str:
@@ -213,7 +222,7 @@ def _of_paying_rank(diagnosis: Diagnosis, finding: Finding) -> Iterator[Metric]:
 # ------------------------------------------------------------------------------------- rows
 
 
-def _evidence(diagnosis: Diagnosis, segment: Segment) -> Iterator[Row]:
+def _evidence(diagnosis: Diagnosis, segment: Segment) -> Iterator[PackRow]:
     """Events of the finding that reach into the segment, else the first ones of all."""
     finding = segment.finding
     if finding is None:
@@ -224,7 +233,7 @@ def _evidence(diagnosis: Diagnosis, segment: Segment) -> Iterator[Row]:
         if event.start_ns < segment.end_ns and event.start_ns + event.duration_ns > segment.start_ns
     ]
     for place, event in enumerate(islice(inside or finding.evidence, MOST_ROWS)):
-        yield Row(
+        yield PackRow(
             f"r{place + 1}",
             event.rank,
             event.row,

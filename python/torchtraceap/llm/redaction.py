@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from torchtraceap.llm.known_names import known_form
-from torchtraceap.llm.pack import Pack, Table
+from torchtraceap.llm.pack import Pack, PackTable
 
 __all__ = ["Redaction", "redact"]
 
@@ -64,7 +64,7 @@ def redact(pack: Pack, redaction: Redaction) -> Pack:
     )
 
 
-def _redact_table(table: Table, redaction: Redaction) -> Table:
+def _redact_table(table: PackTable, redaction: Redaction) -> PackTable:
     return replace(
         table,
         lines=tuple(

@@ -152,7 +152,9 @@ def _share(
     cost_ns = np.zeros(len(bounds_ns) - 1)
     for rank in set(finding.interval_ranks):
         cost_ns += _cost_ns(finding, rank, bounds_ns)
-    return cost_ns / (np.maximum(np.diff(bounds_ns), 1) * len(diagnosis.trace.ranks))
+    length_ns = np.maximum(np.diff(bounds_ns), 1).astype(np.float64)
+    share: npt.NDArray[np.float64] = cost_ns / (length_ns * len(diagnosis.trace.ranks))
+    return share
 
 
 def _flagged(diagnosis: Diagnosis) -> Iterator[Segment]:

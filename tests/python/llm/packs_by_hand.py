@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torchtraceap.llm.explanation import Usage
 from torchtraceap.llm.model import Message, Reply
 from torchtraceap.llm.numbers import Metric
-from torchtraceap.llm.pack import Line, Pack, Row, Table
+from torchtraceap.llm.pack import Pack, PackLine, PackRow, PackTable
 from torchtraceap.results import PAPER_TYPES
 
 KERNEL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>(int)"
@@ -27,7 +27,7 @@ def make_pack(
 ) -> Pack:
     """One table with a line for each name (or `lines` of them in turn)."""
     count = len(names) if lines is None else lines
-    table = Table(
+    table = PackTable(
         "GPU work by name and stream",
         ("name", "stream", "operator"),
         tuple(make_line(number + 1, names[number % len(names)]) for number in range(count)),
@@ -46,7 +46,7 @@ def make_pack(
         ),
         tables=(table,),
         rows=tuple(
-            Row(f"r{place + 1}", None, 40 + place, name, 1_500_000, 20_000)
+            PackRow(f"r{place + 1}", None, 40 + place, name, 1_500_000, 20_000)
             for place, name in enumerate(row_names)
         ),
         types=(("single_process_data_loading", 0.7), ("cpu_bound", 0.2)),
@@ -56,9 +56,9 @@ def make_pack(
     )
 
 
-def make_line(number: int, name: str) -> Line:
+def make_line(number: int, name: str) -> PackLine:
     key = f"g{number}"
-    return Line(
+    return PackLine(
         key=key,
         names=(name, "compute", "aten::fill_"),
         metrics=(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packs_by_hand import any_text, good_answer, make_pack
 
-from torchtraceap.llm.answer import Answer, json_schema, read_answer, to_verdict
+from torchtraceap.llm.answer import VerdictAnswer, json_schema, read_answer, to_verdict
 from torchtraceap.llm.citations import check, cited
 from torchtraceap.llm.model import AnswerError, ModelError
 from torchtraceap.llm.verdict import GRIDS, VERDICTS, Cited
@@ -136,7 +136,7 @@ def test_the_schema_lists_what_may_be_chosen() -> None:
     assert chosen["primary"]["enum"] == chosen["fix"]["enum"] == [*PAPER_TYPES, "none"]
     assert tuple(chosen["verdict"]["enum"]) == VERDICTS
     assert chosen["suggested_window"]["enum"] == [*map(str, GRIDS), "keep"]
-    assert get_args(Answer.model_fields["verdict"].annotation) == VERDICTS
+    assert get_args(VerdictAnswer.model_fields["verdict"].annotation) == VERDICTS
 
 
 # ------------------------------------------------------------------------------- hostility

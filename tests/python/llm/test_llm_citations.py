@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packs_by_hand import any_text, good_answer, make_pack, packs
 
-from torchtraceap.llm.answer import Answer, to_verdict
+from torchtraceap.llm.answer import VerdictAnswer, to_verdict
 from torchtraceap.llm.citations import check, cited
 from torchtraceap.llm.pack import Pack
 from torchtraceap.llm.verdict import VERDICTS, Cited, Verdict
 from torchtraceap.results import PAPER_TYPES
 
 PACK = make_pack()
-GOOD = to_verdict(Answer.model_validate(good_answer(), context={"allowed": PACK.allowed}))
+GOOD = to_verdict(VerdictAnswer.model_validate(good_answer(), context={"allowed": PACK.allowed}))
 
 
 def with_evidence(*evidence: Cited, what: str = "", why: str = "") -> Verdict:

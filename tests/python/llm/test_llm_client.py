@@ -37,7 +37,7 @@ from torchtraceap.errors import MissingDependencyError
 from torchtraceap.llm import completions
 from torchtraceap.llm.client import Client
 from torchtraceap.llm.explanation import Usage
-from torchtraceap.llm.model import Model, ModelError, Reply, ToolCall
+from torchtraceap.llm.model import LanguageModel, ModelError, Reply, ToolCall
 from torchtraceap.llm.settings import ModelSettings
 
 KEY = "sk-test-0123456789abcdef"
@@ -104,7 +104,7 @@ def fails(client: Client, match: str) -> str:
 
 def test_a_streamed_answer(llm_server: ContractServer) -> None:
     llm_server.plays(fitting())
-    client: Model = make(llm_server, seed=7, max_answer_tokens=300)
+    client: LanguageModel = make(llm_server, seed=7, max_answer_tokens=300)
     assert client.answer(MESSAGES, SCHEMA, "a verdict!") == Reply(GOOD, "stop")
     assert client.name == "tiny"
     assert client.usage() == Usage(1, 100, 20, None)

@@ -30,7 +30,7 @@ from torchtraceap.stages import stage
 if TYPE_CHECKING:
     from torchtraceap.aliases import Array
     from torchtraceap.llm.evaluating.labelled import Labelled
-    from torchtraceap.llm.model import Message, Model, Reply
+    from torchtraceap.llm.model import LanguageModel, Message, Reply
 
 __all__ = ["PARTS", "parts_document", "parts_of"]
 
@@ -82,7 +82,7 @@ class _InvalidError(Exception):
     """What is wrong with an answer, for whoever gave it."""
 
 
-def parts_document(traces: Iterable[Labelled], model: Model) -> Json:
+def parts_document(traces: Iterable[Labelled], model: LanguageModel) -> Json:
     """What a language model says of each window, as a document of `torchtraceap score --json`.
 
     Args:
@@ -114,7 +114,7 @@ def parts_of(count: int) -> list[tuple[int, int]]:
     return [(start, end) for start, end in pairwise(ends) if start < end]
 
 
-def _scores(labelled: Labelled, model: Model, asked: _Asked) -> Array:
+def _scores(labelled: Labelled, model: LanguageModel, asked: _Asked) -> Array:
     """float64 `[W]`."""
     diagnosis = labelled.diagnosis
     columns = window_features(diagnosis.trace, diagnosis.windows.count, 0)
@@ -126,7 +126,7 @@ def _scores(labelled: Labelled, model: Model, asked: _Asked) -> Array:
     return scores
 
 
-def _ask(table: str, count: int, model: Model, asked: _Asked) -> dict[int, float]:
+def _ask(table: str, count: int, model: LanguageModel, asked: _Asked) -> dict[int, float]:
     """Confidence by window, counted from 1; see Note [Invalid answers]."""
     messages = _messages(table)
     schema = _schema(count)
