@@ -17,6 +17,23 @@ from torchtraceap.cli.parsing import (
 SPLITS = ("train", "validation", "seen", "unseen", "real")
 
 
+def add_splits(parser: Parser, what: str) -> None:
+    """`what` is done with the traces of a split, such as "windows are scored"."""
+    parser.add_argument(
+        "--split",
+        action="append",
+        default=[],
+        choices=SPLITS,
+        metavar="NAME",
+        help=f"whose {what}: {', '.join(SPLITS)}; several times [validation]",
+    )
+    parser.add_argument(
+        "--why",
+        metavar="TEXT",
+        help="what a look at the labels of seen, unseen or real is for; it is written down",
+    )
+
+
 def _describe(parser: Parser) -> None:
     parser.add_argument("dataset", metavar="DATASET", help="a data set with labels")
     parser.add_argument(
@@ -33,19 +50,7 @@ def _describe(parser: Parser) -> None:
         metavar="SCORES",
         help="what `score --json` printed, as a method more; several times",
     )
-    parser.add_argument(
-        "--split",
-        action="append",
-        default=[],
-        choices=SPLITS,
-        metavar="NAME",
-        help=f"whose windows are scored: {', '.join(SPLITS)}; several times [validation]",
-    )
-    parser.add_argument(
-        "--why",
-        metavar="TEXT",
-        help="what a look at the labels of seen, unseen or real is for; it is written down",
-    )
+    add_splits(parser, "windows are scored")
     parser.add_argument(
         "--windows",
         action="append",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.cli.evaluation import SPLITS
+from torchtraceap.cli.evaluation import add_splits
 from torchtraceap.cli.explaining import add_model, model_of
 from torchtraceap.cli.output import note, print_tables, print_text
 from torchtraceap.cli.parsing import (
@@ -69,19 +69,7 @@ def _describe(parser: Parser) -> None:
         help="types: names for windows that are known to lose time; found: names for segments that "
         "are found; parts: windows that a language model finds alone; loop: what doubts change",
     )
-    parser.add_argument(
-        "--split",
-        action="append",
-        default=[],
-        choices=SPLITS,
-        metavar="NAME",
-        help=f"whose traces are judged: {', '.join(SPLITS)}; several times [validation]",
-    )
-    parser.add_argument(
-        "--why",
-        metavar="TEXT",
-        help="what a look at the labels of seen, unseen or real is for; it is written down",
-    )
+    add_splits(parser, "traces are judged")
     add_windows(parser)
     parser.add_argument(
         "--out",
