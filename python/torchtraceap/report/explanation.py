@@ -6,6 +6,7 @@ may come from a trace or from a language model, so they are made harmless, and e
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -21,6 +22,7 @@ _LABEL = 8
 """Columns of the words on the left."""
 _MOST_ROWS, _MOST_PLACES, _MOST_PROBLEMS = 3, 9, 12
 _LEAST_WIDTH, _WIDTH = 60, 100
+_QUOTED = re.compile(r"`([^`]+)`")
 _BOX = "max-width:1000px"
 _SMALL = "font-size:85%;opacity:.75"
 _CODE = "font-family:monospace;white-space:pre;overflow-x:auto;margin:0"
@@ -83,11 +85,16 @@ def _group(number: int, segments: Sequence[Json], begin_ns: int, width: int) -> 
         ("change", first["change"]["text"]),
     ):
         yield from _labelled(label, text, width)
-    for line in (first["change"]["diff"] or "").splitlines()[2:]:
-        if not line.startswith("@@"):
-            yield " " * (_LABEL + 3) + harmless(line)
+    for line in _diff_lines(first):
+        yield " " * (_LABEL + 3) + harmless(line)
     yield from _labelled("check", first["verify"], width)
     yield from _labelled("seen in", _seen(first), width)
+
+
+def _diff_lines(segment: Json) -> list[str]:
+    """Of the diff, without the heads of files and parts."""
+    lines = (segment["change"]["diff"] or "").splitlines()[2:]
+    return [line for line in lines if not line.startswith("@@")]
 
 
 def _places(segments: Sequence[Json], begin_ns: int) -> str:
@@ -160,8 +167,8 @@ def explanation_html(explanation: _Explanation) -> str:
 
 def _group_html(segments: Sequence[Json], begin_ns: int) -> str:
     first = segments[0]
-    diff = first["change"]["diff"]
-    code = f'<pre style="{_CODE}">{_escaped(diff, lines=True)}</pre>' if diff else ""
+    diff = "\n".join(_diff_lines(first))
+    code = f'<pre style="{_CODE}">{escape(harmless(diff))}</pre>' if diff else ""
     return (
         f"<details open><summary><b>{_escaped(_title(first))}</b> "
         f'<span style="{_SMALL}">{_escaped(first["type"])}, '
@@ -169,11 +176,12 @@ def _group_html(segments: Sequence[Json], begin_ns: int) -> str:
         f"<p>{_escaped(first['what'])}</p><p>{_escaped(first['why'])}</p>"
         f"<p><b>Change:</b> {_escaped(first['change']['text'])}</p>{code}"
         f"<p><b>Check:</b> {_escaped(first['verify'])}</p>"
-        f'<p style="{_SMALL}">{_escaped(_places(segments, begin_ns))}. '
-        f"{_escaped(_seen(first))}</p></details>"
+        f'<p style="{_SMALL}">Where: {_escaped(_places(segments, begin_ns))}. '
+        f"Seen in: {_escaped(_seen(first))}</p></details>"
     )
 
 
-def _escaped(text: str, *, lines: bool = False) -> str:
-    clean = harmless(text if lines else " ".join(text.split()))
-    return escape(clean)
+def _escaped(text: str) -> str:
+    """With what stands between backticks as code."""
+    clean = escape(harmless(" ".join(text.split())))
+    return _QUOTED.sub(r"<code>\1</code>", clean)
