@@ -169,6 +169,7 @@ def _group_html(segments: Sequence[Json], begin_ns: int) -> str:
     first = segments[0]
     diff = "\n".join(_diff_lines(first))
     code = f'<pre style="{_CODE}">{escape(harmless(diff))}</pre>' if diff else ""
+    seen = f". Seen in: {_escaped(_seen(first))}" if _seen(first) else ""
     return (
         f"<details open><summary><b>{_escaped(_title(first))}</b> "
         f'<span style="{_SMALL}">{_escaped(first["type"])}, '
@@ -176,8 +177,7 @@ def _group_html(segments: Sequence[Json], begin_ns: int) -> str:
         f"<p>{_escaped(first['what'])}</p><p>{_escaped(first['why'])}</p>"
         f"<p><b>Change:</b> {_escaped(first['change']['text'])}</p>{code}"
         f"<p><b>Check:</b> {_escaped(first['verify'])}</p>"
-        f'<p style="{_SMALL}">Where: {_escaped(_places(segments, begin_ns))}. '
-        f"Seen in: {_escaped(_seen(first))}</p></details>"
+        f'<p style="{_SMALL}">Where: {_escaped(_places(segments, begin_ns))}{seen}</p></details>'
     )
 
 
