@@ -294,9 +294,7 @@ def test_a_break_changes_nothing(tmp_path: Path, steps: int) -> None:
     assert resumed.calls == whole.calls
 
 
-def test_a_break_changes_no_pseudo_labels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_break_changes_no_pseudo_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     samples, changes = planted(16), {"track": "W", "rounds": (1, 2), "dropout": 0.1}
     loop = LoopSettings(epochs=3)
