@@ -4,6 +4,7 @@ over a trace for programs that speak the Model Context Protocol."""
 from __future__ import annotations
 
 import gc
+import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -114,7 +115,12 @@ def _explain(options: Options) -> int:
     diagnosis = trace.diagnose(windows=options.windows, scorer=options.scorer)
     redacted = options.llm_names == "redacted"
     if options.dry_run and settings is not None:
-        _print_dry_run(second_stage.dry_run(diagnosis, settings, redacted=redacted), options.json)
+        dry = second_stage.dry_run(diagnosis, settings, redacted=redacted)
+        if options.json:
+            offline = second_stage.explain(diagnosis, question=options.question)
+            print_text(json.dumps({**offline.to_dict(), "dry_run": dry.to_dict()}))
+        else:
+            _print_dry_run(dry)
         return FINE
     found = second_stage.explain(
         diagnosis,
@@ -137,10 +143,7 @@ def _show_progress(characters: int) -> None:
     sys.stderr.flush()
 
 
-def _print_dry_run(dry: DryRun, as_json: bool) -> None:
-    if as_json:
-        print_text(dry.to_json())
-        return
+def _print_dry_run(dry: DryRun) -> None:
     for number, prompt in enumerate(dry.prompts, 1):
         for role, text in prompt:
             print_text(f"--- request {number} of {dry.calls}, {role}\n{text}")

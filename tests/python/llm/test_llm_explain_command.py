@@ -168,7 +168,9 @@ def test_a_dry_run_sends_nothing(
     assert code == 0 and not llm_server.asked
     assert "```pack" in out and "nothing was sent" in err
     _, out, _ = run(capsys, str(bundled), *asked(llm_server), "--dry-run", "--json")
-    document = json.loads(out)
+    whole = json.loads(out)
+    assert (whole["schema"], whole["source"]) == ("torchtraceap.explanation/1", "offline")
+    document = whole["dry_run"]
     assert document["calls"] == len(document["prompts"]) == 10
     # What is sent later is what was shown.
     llm_server.always(fitting())
