@@ -116,6 +116,11 @@ test-python: install-test ## Python tests
 	@mkdir -p out
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile 2>&1 | tee out/pytest.log
 
+.PHONY: proofs
+proofs: install-test ## tests of accuracy on held-out data outside of the repository, in minutes
+	@echo "==> proofs"
+	@$(BIN)/python -m pytest -m proof --numprocesses $(JOBS)
+
 # Without the networks, which need torch beside the package.
 .PHONY: test-wheel
 test-wheel: install-test ## install a wheel of what was built into an empty virtual environment, and run it there

@@ -48,6 +48,7 @@ def lines_or_skip(lines: list[bench.Line], what: str) -> dict[str, bench.Line]:
 # Collectives ------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_nccl_tables_with_every_other_size_held_out(oracles: Path) -> None:
     lines = lines_or_skip(bench.nccl_errors(oracles), "NCCL tables")
     assert lines["all"]["n"] > 1000
@@ -119,7 +120,7 @@ def test_shipped_products_are_near_what_was_measured(oracles: Path) -> None:
 
 
 @needs_sklearn
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("groups", "most"), [(bench.shape_families, 3.4), (bench.weight_pairs, 3.4)]
 )
@@ -155,6 +156,7 @@ def test_kernels_of_unseen_lengths_and_unseen_gpus(oracles: Path) -> None:
         assert ours < lines[f"{kind}: pure roofline"]["ours MAPE"]
 
 
+@pytest.mark.proof
 def test_neusights_own_test_rows(oracles: Path) -> None:
     """Below the published errors but for softmax on an unseen GPU; see the docs."""
     lines = lines_or_skip(bench.neusight_errors(oracles), "NeuSight's test rows")
@@ -177,6 +179,7 @@ def test_lengths_beyond_those_fitted_to(oracles: Path) -> None:
 
 
 @needs_sklearn
+@pytest.mark.proof
 def test_intervals_hold_what_was_left_out(oracles: Path) -> None:
     """In 8 of 10 cases, wherever the devices differ; at least 7 of 10 are asked for here."""
     lines = lines_or_skip(carried_over.kernel_intervals(oracles), "fp32 kernels")
@@ -187,6 +190,7 @@ def test_intervals_hold_what_was_left_out(oracles: Path) -> None:
 
 
 @needs_sklearn
+@pytest.mark.proof
 def test_products_of_traces_whose_program_was_left_out(oracles: Path) -> None:
     if not TRACES.is_dir():
         pytest.skip(f"no folder of traces at {TRACES}; set TORCHTRACEAP_CORPUS")

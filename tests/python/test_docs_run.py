@@ -42,7 +42,7 @@ FRAGMENTS = {"jax.md": ("jax.profiler",), "compositions.md": ("...,",),
              "bisect.md": ("before.json.gz",)}  # fmt: skip
 # What takes minutes, or waits for a client; other tests do the same with less.
 LONG = ("dataset build ", " train ", " collect ", "--report docs/", " compare ", " calibrate ",
-        " bisect ", "bench history", " mcp ")  # fmt: skip
+        " bisect ", "bench history", "bench run ", " mcp ")  # fmt: skip
 WORKLOAD = """
 import torch
 

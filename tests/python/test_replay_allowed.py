@@ -537,12 +537,14 @@ def test_a_call_that_ends_its_process_does_not_end_this_one() -> None:
         time_call(operator, script, "cpu", min_run_time=0.01)
 
 
+# Who runs the tests in the background has interrupts ignored, in what they start too.
 INTERRUPTED = """
+import signal
 import sys
-import time
 from torchtraceap.replay.run import time_call
 from torchtraceap.replay.schema import registered_overloads
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 script = f"import os, time; open({sys.argv[1]!r}, 'w').write(str(os.getpid())); time.sleep(600)"
 time_call(registered_overloads("aten::relu")[0], script, "cpu", min_run_time=0.01)
 """

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract_server import ContractServer, serving
+
+from .contract_server import ContractServer, serving
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,7 @@ def llm_server() -> Iterator[ContractServer]:
 
     Steps come from `contract_server`, one for each request:
 
-        from contract_server import ContractServer, answer, fitting, status, wrong_enum
+        from .contract_server import ContractServer, answer, fitting, status, wrong_enum
 
         def test_a_judge_asks_again(llm_server: ContractServer) -> None:
             llm_server.plays(answer("not JSON"), fitting())

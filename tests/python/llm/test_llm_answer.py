@@ -10,13 +10,14 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packs_by_hand import any_text, good_answer, make_pack
 
 from torchtraceap.llm.answer import VerdictAnswer, json_schema, read_answer, to_verdict
 from torchtraceap.llm.citations import check, cited
 from torchtraceap.llm.model import AnswerError, ModelError
 from torchtraceap.llm.verdict import GRIDS, VERDICTS, Cited
 from torchtraceap.results import PAPER_TYPES
+
+from .packs_by_hand import any_text, good_answer, make_pack
 
 PACK = make_pack()
 GOOD = json.dumps(good_answer())

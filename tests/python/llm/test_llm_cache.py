@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract_server import ContractServer, answer, fitting, refusal, tool_calls, truncated
 
 from torchtraceap.llm.cache import Cache, question_key
 from torchtraceap.llm.client import Client
 from torchtraceap.llm.dialects import Dialect, Question
 from torchtraceap.llm.model import ModelError, Reply, ToolCall
 from torchtraceap.llm.settings import ModelSettings
+
+from .contract_server import ContractServer, answer, fitting, refusal, tool_calls, truncated
 
 KEY = "sk-test-0123456789abcdef"
 MESSAGES = [{"role": "user", "content": "what the prompt alone says"}]

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packs_by_hand import any_text, good_answer, make_pack, packs
 
 from torchtraceap.llm.answer import VerdictAnswer, to_verdict
 from torchtraceap.llm.citations import check, cited
 from torchtraceap.llm.pack import Pack
 from torchtraceap.llm.verdict import VERDICTS, Cited, Verdict
 from torchtraceap.results import PAPER_TYPES
+
+from .packs_by_hand import any_text, good_answer, make_pack, packs
 
 PACK = make_pack()
 GOOD = to_verdict(VerdictAnswer.model_validate(good_answer(), context={"allowed": PACK.allowed}))

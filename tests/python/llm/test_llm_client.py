@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract_server import (
+
+from torchtraceap.errors import MissingDependencyError
+from torchtraceap.llm import completions
+from torchtraceap.llm.client import Client
+from torchtraceap.llm.explanation import Usage
+from torchtraceap.llm.model import LanguageModel, ModelError, Reply, ToolCall
+from torchtraceap.llm.settings import ModelSettings
+
+from .contract_server import (
     Asked,
     ContractServer,
     answer,
@@ -32,13 +40,6 @@ from contract_server import (
     unknown_citation,
     wrong_enum,
 )
-
-from torchtraceap.errors import MissingDependencyError
-from torchtraceap.llm import completions
-from torchtraceap.llm.client import Client
-from torchtraceap.llm.explanation import Usage
-from torchtraceap.llm.model import LanguageModel, ModelError, Reply, ToolCall
-from torchtraceap.llm.settings import ModelSettings
 
 KEY = "sk-test-0123456789abcdef"
 PROMPT = "what the prompt alone says, in enough characters to be told from anything else"

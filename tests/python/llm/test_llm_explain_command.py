@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract_server import (
+
+import torchtraceap as ttap
+from torchtraceap import cli
+
+from .contract_server import (
     ContractServer,
     answer,
     fitting,
@@ -17,10 +21,7 @@ from contract_server import (
     tool_calls,
     truncated,
 )
-from test_llm_explaining import check_holds
-
-import torchtraceap as ttap
-from torchtraceap import cli
+from .test_llm_explaining import check_holds
 
 Json = dict[str, Any]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_llm_segments import with_windows
 
 import torchtraceap as ttap
 from torchtraceap.knowledge import load_knowledge
@@ -26,6 +25,8 @@ from torchtraceap.llm.segments import Segment
 from torchtraceap.llm.verdict import Cited, Verdict
 from torchtraceap.results import Diagnosis
 from torchtraceap.trace import Trace
+
+from .test_llm_segments import with_windows
 
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 

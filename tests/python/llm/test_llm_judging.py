@@ -6,13 +6,14 @@ import json
 
 import pytest
 from hypothesis import assume, given
-from packs_by_hand import SECRET, ScriptedModel, good_answer, make_pack, packs
 
 from torchtraceap.llm.citations import check
 from torchtraceap.llm.judging import ModelJudge
 from torchtraceap.llm.model import AnswerError, ModelError, Reply
 from torchtraceap.llm.pack import Pack
 from torchtraceap.llm.pack_text import plain_text, short_name
+
+from .packs_by_hand import SECRET, ScriptedModel, good_answer, make_pack, packs
 
 
 def test_a_good_answer_is_the_verdict() -> None:

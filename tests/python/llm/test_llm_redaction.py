@@ -7,12 +7,13 @@ import re
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from packs_by_hand import KERNEL, SECRET, any_text, make_pack, packs
 
 from torchtraceap.llm.known_names import KNOWN_NAMES, known_form, read_sections
 from torchtraceap.llm.pack import Pack
 from torchtraceap.llm.pack_text import pack_text
 from torchtraceap.llm.redaction import Redaction, redact
+
+from .packs_by_hand import KERNEL, SECRET, any_text, make_pack, packs
 
 STEM = "at::native::reduce_kernel"
 PLACEHOLDER = re.compile(r"name_[0-9]+")
