@@ -41,6 +41,7 @@ _COUNTS = ("launch_count", "kernel_count", "copy_count", "collective_count", "al
 _RATES = ("queue_depth_mean",)
 _MICROSECONDS = ("kernel_median_us", "launch_delay_p50_us")
 """Features that a pack shows (docs/features.md), by how they are written."""
+_SPOKEN = frozenset(("busy_share", *(name for name in _SHARES if name.startswith("idle_"))))
 
 
 def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -> Pack:
@@ -49,8 +50,8 @@ def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -
     Args:
         diagnosis: Of the trace.
         segment: A part of its profiled time.
-        tables: With GPU work, gaps and neighbours, which a language model reads; the offline judge
-            needs none of them.
+        tables: With GPU work, gaps and neighbours, and with all features of its windows, which a
+            language model reads; the offline judge needs none of them.
     """
     trace = diagnosis.trace
     place = rank_of(diagnosis, segment)
@@ -65,7 +66,7 @@ def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -
         end_ns=segment.end_ns,
         metrics=(
             *_of_segment(segment, rank),
-            *_of_windows(trace, segment, place),
+            *_of_windows(trace, segment, place, whole=tables),
             *_of_finding(diagnosis, segment, place),
         ),
         tables=_tables(trace, segment, place, rows) if tables else (),
@@ -139,10 +140,13 @@ def _of_segment(segment: Segment, rank: RankTrace) -> Iterator[Metric]:
         yield Metric.of_share(f"type.{name}", likely)
 
 
-def _of_windows(trace: Trace, segment: Segment, place: int) -> Iterator[Metric]:
-    """Features in the segment, their medians over the trace, and percentile ranks."""
+def _of_windows(trace: Trace, segment: Segment, place: int, *, whole: bool) -> Iterator[Metric]:
+    """Features in the segment, their medians over the trace, and percentile ranks; not `whole`:
+    those that offline texts speak of."""
     columns = window_features(trace, segment.grid, place)
     for name, make, values in _shown(columns):
+        if not (whole or name in _SPOKEN):
+            continue
         value = float(values[segment.first : segment.last + 1].mean())
         middle = float(median(values))
         if not (value or middle):

@@ -173,8 +173,10 @@ def _names(diagnosis: Diagnosis) -> list[str]:
     names = [""] * windows.count
     bounds_ns = np.asarray(windows.bounds_ns, dtype=np.int64)
     covers = {each.type: _covers(diagnosis, each, bounds_ns) for each in diagnosis.findings}
+    kinds, chances = list(windows.types), np.stack(list(windows.types.values()))
     for place in np.flatnonzero(windows.scores >= FLAGGED).tolist():
-        likely = [name for name, _ in likely_types(windows, place, place)]
+        order = np.argsort(-chances[:, place], kind="stable").tolist()
+        likely = [kinds[kind] for kind in order if chances[kind, place] > 0]
         covering = {name for name, inside in covers.items() if inside[place]}
         names[place] = _name_among(likely, covering, diagnosis)
     return names
