@@ -1,4 +1,4 @@
-"""`distinct` and `median` of an array.
+"""`distinct`, `median` and `percentile_rank` of an array.
 
 Note [NumPy's own]: `np.unique` and `np.median` give the same, and load `numpy.ma` for it, a tenth
 of all imports of a diagnosis. `np.unique` also hashes first, which takes ten times as long for
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from torchtraceap.aliases import Array
 
-__all__ = ["distinct", "median"]
+__all__ = ["distinct", "median", "percentile_rank"]
 
 
 def distinct(numbers: Array) -> Array:
@@ -29,3 +29,8 @@ def median(values: npt.ArrayLike) -> float:
     """Of numbers `[n]` without NaN; n > 0. See Note [NumPy's own]."""
     ordered = np.sort(np.asarray(values))
     return float(ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1].mean())
+
+
+def percentile_rank(values: Array, value: float) -> float:
+    """The part of numbers `[n]` that are below one, equal ones counted half; n > 0."""
+    return float(((values < value).sum() + 0.5 * (values == value).sum()) / len(values))

@@ -5,19 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import replace
 
+from torchtraceap.llm.model import estimated_tokens
 from torchtraceap.llm.pack import Pack, PackRow, PackTable
 from torchtraceap.llm.pack_text import pack_text
 
-__all__ = ["MOST_TOKENS", "budgeted", "estimated_tokens"]
+__all__ = ["MOST_TOKENS", "budgeted"]
 
 MOST_TOKENS = 2500
-_LETTERS_PER_TOKEN = 3.5
-"""A cheap estimate, the same for every model."""
-
-
-def estimated_tokens(text: str) -> float:
-    """How many tokens a text has, about."""
-    return len(text) / _LETTERS_PER_TOKEN
 
 
 def budgeted(pack: Pack) -> Pack:
@@ -36,7 +30,7 @@ def budgeted(pack: Pack) -> Pack:
 
 
 def _fits(pack: Pack) -> bool:
-    return estimated_tokens(pack_text(pack)) <= MOST_TOKENS
+    return estimated_tokens(len(pack_text(pack))) <= MOST_TOKENS
 
 
 def _by_cost(pack: Pack) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 
@@ -10,12 +9,10 @@ from torchtraceap.kernel_names import canonical_name
 from torchtraceap.llm.numbers import Metric, numbers_in, quantities_in
 from torchtraceap.llm.pack import Pack, PackRow
 from torchtraceap.llm.pack_text import plain_text, short_name
-from torchtraceap.llm.verdict import GRIDS, VERDICTS, Cited, Verdict
+from torchtraceap.llm.verdict import GRIDS, VERDICTS, Verdict
 
 __all__ = ["check", "cited"]
 
-_NOISE = 1e-9
-"""Relative; what is left of a number that went through text and back."""
 _NAME = re.compile(r"[A-Za-z_#<(\[]")
 _PART_OF_ABOUT = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:-[A-Za-z0-9]+)*")
 
@@ -67,20 +64,9 @@ def _evidence(verdict: Verdict, pack: Pack) -> Iterator[str]:
                 yield f"evidence {place} has a value without the name of its metric"
         elif evidence.metric not in metrics:
             yield f"evidence {place}: the pack has no metric {_quoted(evidence.metric)}"
-        elif not _is_value(evidence, metrics[evidence.metric]):
+        elif evidence.value is None or not metrics[evidence.metric].is_said_by(evidence.value):
             value = metrics[evidence.metric].value
             yield f"evidence {place}: the value of {evidence.metric} is {value!r} as it is written"
-
-
-def _is_value(evidence: Cited, metric: Metric) -> bool:
-    return evidence.value is not None and _are_equal(evidence.value, metric.value)
-
-
-def _are_equal(value: float, other: float) -> bool:
-    try:
-        return math.isclose(value, other, rel_tol=_NOISE)
-    except OverflowError:  # an int beyond any float
-        return value == other
 
 
 def _texts(verdict: Verdict, pack: Pack) -> Iterator[str]:

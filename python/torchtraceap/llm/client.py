@@ -9,7 +9,6 @@ kept in the cache, as it is paid for. A request that failed half way counts with
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from torchtraceap.llm.completions import Completion, CompletionError, Progress, 
 from torchtraceap.llm.dialects import Dialect, Question
 from torchtraceap.llm.explanation import Usage
 from torchtraceap.llm.failures import Failure, Secrets, failure_of_event
-from torchtraceap.llm.model import Message, ModelError, Reply
+from torchtraceap.llm.model import Message, ModelError, Reply, estimated_tokens
 from torchtraceap.llm.prices import Price, read_prices
 from torchtraceap.llm.sdk import FailedError, Sdk
 from torchtraceap.llm.settings import ModelSettings
@@ -27,9 +26,6 @@ from torchtraceap.records import dataclass
 from torchtraceap.results import Result
 
 __all__ = ["Client", "Estimate"]
-
-_CHARACTERS_PER_TOKEN = 3.5
-"""Of English and numbers, roughly, with whatever tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +94,7 @@ class Client:
             schema: Of the answers.
         """
         asked = [Question(tuple(messages), schema, "") for messages in requests]
-        prompt = sum(_by_length(len(_prompt(question))) for question in asked)
+        prompt = sum(estimated_tokens(len(_prompt(question))) for question in asked)
         completion = len(asked) * self._settings.max_answer_tokens
         cost = self._price.cost_usd(prompt, completion) if self._price else None
         return Estimate(len(asked), prompt, completion, cost)
@@ -114,7 +110,7 @@ class Client:
         if (known := self._cache.reply(key)) is not None:
             return known
         prompt = _prompt(question)
-        self._check_caps(_by_length(len(prompt)))
+        self._check_caps(estimated_tokens(len(prompt)))
         answer = self._answered(question, Secrets(self._settings.key, prompt))
         reply = answer.reply()
         tokens = self._count(answer, prompt)
@@ -177,14 +173,16 @@ class Client:
         if tokens is None:
             said = f"{self.name}: the server counts no tokens; they are estimated by characters"
             self._problems[said] = None
-            tokens = _by_length(len(prompt)), _by_length(answer.length)
+            tokens = estimated_tokens(len(prompt)), estimated_tokens(answer.length)
         self._add(tokens)
         return tokens
 
     def _count_failed(self, answer: Completion, prompt: str) -> None:
         """A request without an answer: its tokens count if a part of the answer had come."""
         come = answer.length > 0
-        self._add((_by_length(len(prompt)), _by_length(answer.length)) if come else (0, 0))
+        self._add(
+            (estimated_tokens(len(prompt)), estimated_tokens(answer.length)) if come else (0, 0)
+        )
 
     def _add(self, tokens: tuple[int, int]) -> None:
         self._calls += 1
@@ -244,7 +242,3 @@ def _prompt(question: Question) -> str:
         parts.append(content)
         parts.append({name: value for name, value in message.items() if name != "content"})
     return "\n".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
-
-
-def _by_length(characters: int) -> int:
-    return math.ceil(characters / _CHARACTERS_PER_TOKEN)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from torchtraceap.errors import TraceError
 from torchtraceap.knowledge import load_knowledge
 from torchtraceap.llm.citations import check, cited
-from torchtraceap.llm.explanation import Change, ExplainedSegment, Explanation, Round, Usage
+from torchtraceap.llm.explanation import Change, ExplainedSegment, Explanation, Round
 from torchtraceap.llm.model import AnswerError, ModelError, RefusalError
 from torchtraceap.llm.offline import OfflineJudge
 from torchtraceap.llm.packing import build_pack
@@ -176,8 +176,6 @@ def explained(
     *,
     model: str | None = None,
     answer: str | None = None,
-    usage: Usage | None = None,
-    problems: Sequence[str] = (),
 ) -> Explanation:
     """The explanation of a diagnosis.
 
@@ -186,8 +184,6 @@ def explained(
         judge: Who names segments; None: offline.
         model: Name of the language model behind the judge.
         answer: To a question.
-        usage: What the model was asked, once all is judged.
-        problems: Further ones.
     """
     judging = judged(diagnosis, judge)
     found = tuple(judging.final.values())
@@ -197,8 +193,8 @@ def explained(
         answer=answer,
         segments=tuple(_explained(diagnosis, each) for each in found),
         rounds=judging.rounds,
-        usage=usage,
-        problems=(*problems, *judging.problems, *_not_judged(diagnosis)),
+        usage=None,
+        problems=(*judging.problems, *_not_judged(diagnosis)),
         begin_ns=diagnosis.windows.bounds_ns[0],
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -17,10 +18,19 @@ __all__ = [
     "RefusalError",
     "Reply",
     "ToolCall",
+    "estimated_tokens",
 ]
+
+_CHARACTERS_PER_TOKEN = 3.5
 
 Message = dict[str, Any]
 """As Chat Completions has it: "role" and "content", with "tool_calls" or "tool_call_id"."""
+
+
+def estimated_tokens(characters: int) -> int:
+    """How many tokens a text of so many characters has, about: of English and numbers, with
+    whatever tokens."""
+    return math.ceil(characters / _CHARACTERS_PER_TOKEN)
 
 
 class ModelError(TraceError):

@@ -77,6 +77,13 @@ class Metric(Result):
         make = _MAKERS.get(fact.kind)
         return make(name, fact.value) if make else None
 
+    def is_said_by(self, value: float) -> bool:
+        """Whether a number is its value as it is written."""
+        try:
+            return math.isclose(value, self.value, rel_tol=_NOISE)
+        except OverflowError:  # an int beyond any float
+            return value == self.value
+
     def to_citation(self) -> dict[str, object]:
         """As an explanation's JSON has it."""
         return {"metric": self.name, "value": self.value, "unit": self.unit, "exact": self.exact}
@@ -122,7 +129,7 @@ class Quantity(NamedTuple):
         """Whether it says the metric's value, and no other unit than its own."""
         if self.unit not in ("", metric.unit):
             return False
-        return math.isclose(self.value, metric.value, rel_tol=_NOISE)
+        return metric.is_said_by(self.value)
 
 
 def quantities_in(text: str, names: Iterable[str] = ()) -> list[Quantity]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtraceap.knowledge import load_knowledge
 from torchtraceap.llm.retrieval import Bm25, nearest_entries, words_of
+from torchtraceap.llm.segments import finding_of, rule_says
 from torchtraceap.llm.tool_results import cleaned
 from torchtraceap.llm.tools import Tool, Toolbox
 from torchtraceap.units import format_count, format_ns, format_share
@@ -60,13 +61,12 @@ def answer_offline(diagnosis: Diagnosis, question: str) -> str:
 
 def _entries_near(diagnosis: Diagnosis, question: str) -> Iterator[str]:
     """What the diagnosis says of entries with words of the question."""
-    verdicts = {**diagnosis.verdicts, **diagnosis.further_verdicts}
     for name in nearest_entries([question], _MOST_FOUND, least=LEAST_ENTRY_SCORE):
-        finding = next((found for found in diagnosis.findings if found.type == name), None)
+        finding = finding_of(diagnosis, name)
         if finding is not None:
             yield from _of_finding(finding)
         else:
-            absent = verdicts.get(name) == "absent"
+            absent = rule_says(diagnosis, name) == "absent"
             said = "was looked for and not found" if absent else "could not be checked"
             yield f"- {load_knowledge()[name].title} ({name}): {said} in this trace."
 

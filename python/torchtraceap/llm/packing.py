@@ -17,7 +17,7 @@ from torchtraceap.knowledge import load_knowledge
 from torchtraceap.llm.numbers import Metric
 from torchtraceap.llm.pack import Pack, PackRow
 from torchtraceap.llm.segments import NONE, Segment, cost_inside, idle_inside, rule_says
-from torchtraceap.order import median
+from torchtraceap.order import median, percentile_rank
 from torchtraceap.results import PAPER_TYPES, Diagnosis, Finding
 
 if TYPE_CHECKING:
@@ -153,8 +153,7 @@ def _of_windows(trace: Trace, segment: Segment, place: int, *, whole: bool) -> I
             continue
         yield make(f"window.{name}", value)
         yield make(f"window.{name}.median", middle)
-        below = float((values < value).mean() + 0.5 * (values == value).mean())
-        yield Metric.of_share(f"window.{name}.rank", below)
+        yield Metric.of_share(f"window.{name}.rank", percentile_rank(values, value))
 
 
 def _shown(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torchtraceap.llm.explanation import Round
-from torchtraceap.llm.segments import FLAGGED, Segment, likely_name, likely_types
+from torchtraceap.llm.segments import FLAGGED, Segment, finding_of, likely_name, likely_types
 from torchtraceap.llm.verdict import GRIDS
 from torchtraceap.results import Diagnosis, Windows
 
@@ -83,7 +83,7 @@ class Doubt:
         means = {name: sum(each.get(name, 0.0) for each in self._types) / count for name in names}
         types = tuple(sorted(means.items(), key=lambda pair: (-pair[1], pair[0])))
         name = likely_name(diagnosis, types, self.segment.start_ns, self.segment.end_ns)
-        finding = next((each for each in diagnosis.findings if each.type == name), None)
+        finding = finding_of(diagnosis, name)
         return replace(self.segment, type=name, types=types, finding=finding)
 
     def _votes(self, *, flagged: bool) -> int:

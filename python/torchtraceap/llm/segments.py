@@ -1,12 +1,11 @@
 """Segments: adjacent windows that a scorer flags for one type, and where findings cost most.
 
 Note [Which segments]: a window is flagged if its score is one half or more, what calibration makes
-of scores (docs/scorers.md). Adjacent flagged windows of the same name are one segment.
-Each finding has a segment of its own where it costs most: the run of windows of which its cost
-covers a tenth, or half as much as of the dearest window. Flagged windows of its type inside that
-run belong to it. Of
-more segments than are told, the dearest of each finding stay first, in the order of the diagnosis;
-then come others by what a fix is expected to save there.
+of scores (docs/scorers.md). Adjacent flagged windows of the same name are one segment. Each finding
+has a segment of its own where it costs most: the run of windows of which its cost covers a tenth,
+or half as much as of the dearest window. Flagged windows of its type inside that run belong to it.
+Of more segments than are told, the dearest of each finding stay first, in the order of the
+diagnosis; then come others by what a fix is expected to save there.
 
 Note [Names]: scorers guess, rules prove. A part is called by the likeliest type whose finding costs
 a tenth of it; without one, by the likeliest that the rules do not exclude, as they lacked signals
@@ -22,12 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap.intervals import covered_ns, union
+from torchtraceap.intervals import covered_ns
 from torchtraceap.records import dataclass
 from torchtraceap.results import Diagnosis, Finding, Int64Array, Windows
 
@@ -42,13 +41,16 @@ __all__ = [
     "Segment",
     "cost_inside",
     "find_segments",
+    "finding_of",
     "idle_inside",
     "likely_name",
     "likely_types",
     "rule_says",
+    "runs_of",
     "segment_of",
 ]
 
+Value = TypeVar("Value")
 NONE = "none"
 FLAGGED = 0.5
 MOST_SEGMENTS = 10
@@ -112,8 +114,11 @@ def cost_inside(finding: Finding, start_ns: int, end_ns: int, rank: int | None =
 
 def _cost_ns(finding: Finding, rank: int | None, bounds_ns: Int64Array) -> Int64Array:
     """int64 `[windows]`: of one rank."""
-    mine = np.array([each == rank for each in finding.interval_ranks], dtype=np.bool_)
-    return covered_ns(union([finding.intervals[mine]]), bounds_ns)
+    ranks = finding.interval_ranks
+    if rank not in ranks:
+        return np.zeros(len(bounds_ns) - 1, dtype=np.int64)
+    first = ranks.index(rank)  # intervals stand by rank, sorted and disjoint
+    return covered_ns(finding.intervals[first : first + ranks.count(rank)], bounds_ns)
 
 
 def likely_name(
@@ -159,12 +164,9 @@ def _share(
 
 def _flagged(diagnosis: Diagnosis) -> Iterator[Segment]:
     """Runs of flagged windows of one name."""
-    place = 0
-    for name, run in groupby(_names(diagnosis)):
-        count = len(list(run))
+    for name, first, last in runs_of(_names(diagnosis)):
         if name:
-            yield segment_of(diagnosis, place, place + count - 1, name)
-        place += count
+            yield segment_of(diagnosis, first, last, name)
 
 
 def _names(diagnosis: Diagnosis) -> list[str]:
@@ -189,26 +191,29 @@ def _where_dearest(diagnosis: Diagnosis, finding: Finding) -> Segment | None:
     if not share.any():
         return None
     inside = share >= min(_COVERED, 0.5 * float(share.max()))
-    runs = list(_runs(inside.tolist()))
+    runs = [(first, last) for there, first, last in runs_of(inside.tolist()) if there]
     first, last = max(runs, key=lambda run: float(share[run[0] : run[1] + 1].sum()))
     return segment_of(diagnosis, first, last, finding.type)
 
 
-def _runs(inside: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """First and last place of each run of True."""
+def runs_of(values: Iterable[Value]) -> Iterator[tuple[Value, int, int]]:
+    """Runs of equal values: the value, its first and its last place."""
     place = 0
-    for value, run in groupby(inside):
-        count = len(list(run))
-        if value:
-            yield place, place + count - 1
-        place += count
+    for value, run in groupby(values):
+        first, place = place, place + len(list(run))
+        yield value, first, place - 1
+
+
+def finding_of(diagnosis: Diagnosis, name: str) -> Finding | None:
+    """The finding of a type; None where it is not present, and for "none"."""
+    return next((finding for finding in diagnosis.findings if finding.type == name), None)
 
 
 def segment_of(diagnosis: Diagnosis, first: int, last: int, name: str) -> Segment:
     """Of windows, both included, with the name of a type."""
     windows = diagnosis.windows
     start_ns, end_ns = windows.bounds_ns[first], windows.bounds_ns[last + 1]
-    finding = next((each for each in diagnosis.findings if each.type == name), None)
+    finding = finding_of(diagnosis, name)
     score = float(windows.scores[first : last + 1].mean())
     return Segment(
         start_ns=start_ns,

@@ -23,6 +23,7 @@ from torchtraceap.columns import TextCodes
 from torchtraceap.errors import OptionError
 from torchtraceap.knowledge import load_knowledge
 from torchtraceap.llm.quantities import ASKED, Own, of_bytes, of_ns, of_share, shaped
+from torchtraceap.order import percentile_rank
 from torchtraceap.simulation.registry import make_edit
 
 if TYPE_CHECKING:
@@ -414,10 +415,9 @@ def _features(windows: ColumnTable, values: Mapping[str, float], *, comparable: 
         row: Json = {"name": Own(name), "value": _feature(name, value)}
         if comparable or name.endswith(("_share", "_ratio", "_us")):
             every = windows[name]
-            rank = float(((every < value).sum() + 0.5 * (every == value).sum()) / len(every))
             row |= {
                 "median": _feature(name, float(np.median(every))),
-                "percentile_rank": of_share(rank),
+                "percentile_rank": of_share(percentile_rank(every, value)),
             }
         rows.append(row)
     return _listed(sorted(rows, key=_unusual, reverse=True))

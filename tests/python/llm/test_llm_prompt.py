@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 
 from torchtraceap.knowledge import load_knowledge
-from torchtraceap.llm.budget import MOST_TOKENS, budgeted, estimated_tokens
+from torchtraceap.llm.budget import MOST_TOKENS, budgeted
+from torchtraceap.llm.model import estimated_tokens
 from torchtraceap.llm.numbers import Metric
 from torchtraceap.llm.pack import Pack
 from torchtraceap.llm.pack_text import pack_text, plain_text, short_name
@@ -144,7 +145,7 @@ def test_lines_that_cost_least_are_dropped_first() -> None:
     assert kept.dropped == dropped
     assert kept.metrics == pack.metrics and kept.rows == pack.rows
     assert f"left out, as they cost least: {dropped} lines" in pack_text(kept)
-    assert estimated_tokens(pack_text(kept)) <= MOST_TOKENS
+    assert estimated_tokens(len(pack_text(kept))) <= MOST_TOKENS
     one_more = 1 + len(pack_text(kept)) + len(pack_text(make_pack(("acme " * 15,), lines=1)))
     assert one_more / 3.5 > MOST_TOKENS * 0.9  # and no line more than had to be
 
@@ -159,10 +160,10 @@ def test_events_go_with_the_lines_that_alone_show_them() -> None:
 
 def test_the_budget_holds_without_lines() -> None:
     kept = budgeted(make_pack(more_metrics=3000))
-    assert estimated_tokens(pack_text(kept)) <= MOST_TOKENS
+    assert estimated_tokens(len(pack_text(kept))) <= MOST_TOKENS
     assert [metric.name for metric in kept.metrics][:2] == ["segment.length", "segment.idle"]
 
 
 @given(packs())
 def test_the_budget_holds_for_any_names(pack: Pack) -> None:
-    assert estimated_tokens(pack_text(budgeted(pack))) <= MOST_TOKENS
+    assert estimated_tokens(len(pack_text(budgeted(pack)))) <= MOST_TOKENS

@@ -1,10 +1,9 @@
 """What a judge names windows, as documents of scores that `torchtraceap evaluate` reads.
 
 Note [Given a true window]: as in the paper's Table 4, the judge is told which windows lose time and
-not why. Adjacent positive windows of one type are one segment; its type is the one that the scorer
-finds likeliest over them, or none where the rules exclude that, as in segments that are found. All
-other windows have the scorer's score and no name, so that the row of such a document has the
-scorer's areas under curves, and its own accuracy of types.
+not why. Adjacent positive windows of one type are one segment, which is called as segments that are
+found are (Note [Names] in segments.py). All other windows have the scorer's score and no name, so
+that the row of such a document has the scorer's areas under curves, and its own accuracy of types.
 
 Note [As found]: the segments that an explanation begins with. They overlap: what is found over most
 of a trace says little of one window, so a window takes the name of the shortest segment over it. A
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +22,14 @@ import numpy as np
 from torchtraceap.errors import TraceError
 from torchtraceap.evaluation.baselines.given import SCORES
 from torchtraceap.llm.packing import build_pack
-from torchtraceap.llm.segments import NONE, find_segments, likely_name, likely_types, segment_of
+from torchtraceap.llm.segments import (
+    NONE,
+    find_segments,
+    likely_name,
+    likely_types,
+    runs_of,
+    segment_of,
+)
 from torchtraceap.stages import stage
 
 if TYPE_CHECKING:
@@ -59,14 +64,13 @@ class Named:
 
 def true_segments(labelled: Labelled) -> Iterator[Segment]:
     """See Note [Given a true window]."""
-    diagnosis, place = labelled.diagnosis, 0
-    for code, run in groupby(labelled.types.tolist()):
-        first, place = place, place + len(list(run))
+    diagnosis = labelled.diagnosis
+    bounds_ns = diagnosis.windows.bounds_ns
+    for code, first, last in runs_of(labelled.types.tolist()):
         if code >= 0:
-            bounds_ns = diagnosis.windows.bounds_ns
-            likely = likely_types(diagnosis.windows, first, place - 1)
-            name = likely_name(diagnosis, likely, bounds_ns[first], bounds_ns[place])
-            yield segment_of(diagnosis, first, place - 1, name)
+            likely = likely_types(diagnosis.windows, first, last)
+            name = likely_name(diagnosis, likely, bounds_ns[first], bounds_ns[last + 1])
+            yield segment_of(diagnosis, first, last, name)
 
 
 def found_segments(labelled: Labelled) -> Sequence[Segment]:
