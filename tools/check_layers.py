@@ -1,19 +1,40 @@
 #!/usr/bin/env python3
-"""Checks who includes whom, in C++ and in Python; exits 1 if there is a violation.
+"""Checks who includes whom, in C++ and in Python, and how large rooms are; exits 1 on a violation.
 
-The tables are those of docs/architecture.md. A new layer or module needs a row here.
-Usage: tools/check_layers.py [ROOT]
+The layers of C++ are below, the rooms of Python in `layers.toml`: what each may import, the wall
+between the product and the lab, and maxima of lines, modules and circles, which only go down. The
+root of the repository holds listed names only, and docs/architecture.md has one row for each room.
+
+    tools/check_layers.py [--tighten] [ROOT]
+
+`--tighten` writes the figures of the tree where they are below the maxima.
 """
 
 from __future__ import annotations
 
-import ast
+import argparse
 import re
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+TOOLS = Path(__file__).resolve().parent
+sys.path.insert(0, str(TOOLS / "structure"))
+
+from modules import (  # noqa: E402
+    PACKAGE,
+    Import,
+    Module,
+    circles,
+    import_graph,
+    is_below,
+    read_package,
+)
 
 # Layer -> layers it may include directly; what those may include is allowed too.
 CPP_LAYERS: dict[str, set[str]] = {
@@ -41,128 +62,6 @@ CPP_THIRD_PARTY: dict[str, str] = {
 }
 STANDARD = re.compile(r"[a-z_0-9]+|(sys/\w+|unistd|fcntl|malloc|immintrin)\.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
-
-# Python module or package -> its siblings that it may import, at module level and in functions;
-# what those may import is allowed too. Imports for type checkers alone don't count.
-PYTHON_LAYERS: dict[str, set[str]] = {
-    "_core": set(),
-    "_model": {"errors"},
-    "_version": set(),
-    "aliases": set(),
-    "dtypes": {"records"},
-    "errors": set(),
-    "intervals": set(),
-    "sums": {"aliases"},
-    "kernel_names": {"records"},
-    "order": {"aliases"},
-    "records": set(),
-    "remember": set(),
-    "rendering": set(),
-    "stages": set(),
-    "threads": {"_core"},
-    "units": set(),
-    "devices": {"errors", "records"},
-    "knowledge": {"errors", "records"},
-    "models": {"aliases", "dtypes", "errors", "kernel_names", "rendering"},
-    "durations": {"devices", "models"},
-    "codes": {"_core"},
-    "writing": {"_core", "aliases", "errors"},
-    "columns": {"_core", "aliases", "errors", "records"},
-    "table": {"columns", "rendering", "writing"},
-    "event_table": {"_core", "aliases", "errors", "records"},
-    "results": {
-        "_core",
-        "errors",
-        "intervals",
-        "records",
-        "rendering",
-        "sums",
-        "units",
-        "writing",
-    },
-    "files": {"aliases", "results"},
-    "ranks": {"_core", "remember", "results", "stages"},
-    "tree": {"ranks", "report"},
-    "summary": {"analysis"},
-    "execution_trace": {"ranks", "table"},
-    "analysis": {
-        "codes",
-        "devices",
-        "durations",
-        "event_table",
-        "knowledge",
-        "models",
-        "order",
-        "ranks",
-        "table",
-        "threads",
-    },
-    "tracelens": {"analysis"},
-    "replay": {"analysis"},
-    "pipelines": {"analysis", "durations"},
-    "simulation": {"analysis", "durations", "event_table", "files", "order"},
-    "workloads": {"aliases", "errors", "records"},
-    "verdict": {"analysis", "intervals", "sums"},
-    "scoring": {"_model", "analysis", "intervals", "sums"},
-    "diagnosis": {"scoring", "simulation", "summary", "verdict"},
-    "prediction": {
-        "_version",
-        "diagnosis",
-        "event_table",
-        "execution_trace",
-        "files",
-        "loading",
-        "replay",
-        "workloads",
-    },
-    "generation": {"loading", "prediction", "simulation"},
-    "datasets": {"generation"},
-    "training": {"datasets", "scoring"},
-    "evaluation": {"training"},
-    "overlay": {"diagnosis"},
-    "report": {"_version", "analysis", "summary", "verdict"},
-    "sql": {"analysis"},
-    "trace": {"ranks", "table"},
-    "loading": {"files", "threads", "trace"},
-    "collect": {"diagnosis", "generation", "loading", "report"},
-    "measures": {"diagnosis", "loading", "prediction"},
-    "contracts": {"collect", "measures"},
-    "bench": {"collect", "measures", "workloads"},
-    "integrations": {"collect"},
-    "llm": {"diagnosis", "evaluation", "loading", "report"},
-    "pytest_plugin": {"contracts"},
-    "cli": {"*"},
-    "__init__": {"*"},
-    "__main__": {"cli"},
-}
-# These show the whole package to users: in their functions any import goes, and nobody who is
-# below may import them.
-FACADES = ("__init__", "cli", "trace")
-# Heavy packages -> modules that may import them at module level; elsewhere only inside functions.
-PYTHON_HEAVY: dict[str, set[str]] = {
-    "torch": {
-        "collect.emulated",
-        "collect.workloads",
-        "datasets.batches",
-        "generation",
-        "prediction",
-        "replay",
-        "training",
-        "workloads.suite",
-    },
-    "pandas": set(),
-    "pyarrow": set(),
-    "sklearn": {"training"},
-    "lightgbm": {"training"},
-    "safetensors": {"training"},
-    "IPython": set(),
-    "rich": {"report"},
-    "jinja2": {"report"},
-    "typer": set(),
-    "openai": set(),
-    "pydantic": {"llm.answer"},
-    "mcp": set(),
-}
 
 
 def reachable(layer: str, layers: Mapping[str, set[str]]) -> set[str]:
@@ -205,116 +104,232 @@ def check_cpp(root: Path) -> Iterator[str]:
             yield f"{path}: {header} shows third-party headers and is private to its layer"
 
 
-class Import(NamedTuple):
-    """One name that an import statement may bind."""
+class Rooms:
+    """What `layers.toml` says."""
 
-    line: int
-    name: str
-    """Absolute and dotted."""
-    in_function: bool
-
-
-class Module(NamedTuple):
-    """A Python file of the package."""
-
-    path: Path
-    name: str
-    """Absolute and dotted."""
-    layer: str
-    imports: tuple[Import, ...]
-    """Those that run at some time: not for type checkers."""
-
-
-def read_module(path: Path, top: Path) -> Module:
-    parts = path.relative_to(top.parent).with_suffix("").parts
-    tree = ast.parse(path.read_text("utf-8"), str(path))
-    name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-    return Module(path, name, parts[1], tuple(imports_in(tree, list(parts[:-1]))))
+    def __init__(self, text: str) -> None:
+        data: dict[str, Any] = tomllib.loads(text)
+        self.root: list[str] = data["root"]
+        self.late: list[str] = data["late"]
+        self.lab: list[str] = data["wall"]["lab"]
+        self.facades: list[str] = data["wall"]["facades"]
+        self.wall_edges: list[str] = data["wall"]["edges"]
+        self.upward_types: list[str] = data["types"]["upward"]
+        self.heavy: dict[str, list[str]] = data["heavy"]
+        self.whole: dict[str, int] = data["whole"]
+        self.maxima: dict[str, dict[str, int]] = {}
+        self.may_import: dict[str, set[str]] = {}
+        for name, room in data["rooms"].items():
+            self.may_import[name] = set(room["may_import"])
+            self.maxima[name] = {key: room[key] for key in FIGURES if key in room}
 
 
-def imports_in(tree: ast.Module, package: list[str]) -> Iterator[Import]:
-    todo: list[tuple[ast.AST, bool]] = [(tree, False)]
-    while todo:
-        node, in_function = todo.pop()
-        children: Iterable[ast.AST] = ast.iter_child_nodes(node)
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from (Import(node.lineno, n, in_function) for n in imported(node, package))
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            children = node.orelse
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            in_function = True
-        todo += [(child, in_function) for child in children]
+FIGURES = ("lines", "modules", "circle")
+LINES_STEP = 50
+"""Maxima of lines are multiples of this, so that a mended line needs no new maximum."""
+SLACK = 0.03
+"""The part of a maximum by which a figure may lie below it before it should be lowered."""
 
 
-def imported(node: ast.Import | ast.ImportFrom, package: list[str]) -> list[str]:
-    """Absolute dotted names that an import statement of a module in `package` may bind."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    above = package[: len(package) - node.level + 1] if node.level else []
-    base = ".".join([*above, *([node.module] if node.module else [])])
-    return [f"{base}.{alias.name}" for alias in node.names]
+def read_rooms() -> Rooms:
+    return Rooms((TOOLS / "layers.toml").read_text("utf-8"))
 
 
-def check_python(root: Path) -> Iterator[str]:
-    top = root / "python/torchtraceap"
-    modules = [read_module(path, top) for path in sorted(top.rglob("*.py"))]
+def room_of(module: Module) -> str:
+    return module.room.removesuffix(".py")
+
+
+def check_python(modules: Sequence[Module], rooms: Rooms) -> Iterator[str]:
     for module in modules:
-        if module.layer in PYTHON_LAYERS:
-            yield from check_imports(module)
+        if room_of(module) in rooms.may_import:
+            yield from check_imports(module, rooms)
         else:
-            yield f"{module.path}: module {module.layer!r} has no row in PYTHON_LAYERS"
-    yield from check_circles(modules)
+            yield f"{module.path}: module {room_of(module)!r} has no row in layers.toml"
+    yield from check_circles(modules, rooms)
+    yield from check_wall(modules, rooms)
+    yield from check_maxima(modules, rooms)
 
 
-def check_imports(module: Module) -> Iterator[str]:
-    allowed = reachable(module.layer, PYTHON_LAYERS)
+def check_imports(module: Module, rooms: Rooms) -> Iterator[str]:
+    room = room_of(module)
+    allowed = reachable(room, rooms.may_import)
     for entry in module.imports:
         where = f"{module.path}:{entry.line}"
         first, _, rest = entry.name.partition(".")
-        if first == "torchtraceap":
+        if first == PACKAGE:
             other = rest.partition(".")[0]
-            free = "*" in allowed or (entry.in_function and module.layer in FACADES)
-            if other in PYTHON_LAYERS.keys() - allowed and not free:
-                yield f"{where}: {module.layer} may not import {other}"
-        elif not entry.in_function and not may_import_heavy(module, first):
+            free = "*" in allowed or (entry.in_function and room in rooms.late)
+            if entry.for_types and f"{room} -> {other}" in rooms.upward_types:
+                free = True
+            if other in rooms.may_import.keys() - allowed and not free:
+                how = " for types" if entry.for_types else ""
+                yield f"{where}: {room} may not import {other}{how}"
+        elif not (entry.in_function or entry.for_types or may_import_heavy(module, first, rooms)):
             yield f"{where}: import {first} inside the function using it"
 
 
-def may_import_heavy(module: Module, package: str) -> bool:
-    """Whether it, or a package that it is in, has the right to import a heavy one."""
-    parts = module.name.split(".")[1:]
-    around = {".".join(parts[: i + 1]) for i in range(len(parts))}
-    return package not in PYTHON_HEAVY or bool(around & PYTHON_HEAVY[package])
+def may_import_heavy(module: Module, package: str, rooms: Rooms) -> bool:
+    """Tells whether the module, or a package that it is in, may import a heavy one at once."""
+    return package not in rooms.heavy or is_below(module.name, rooms.heavy[package])
 
 
-def check_circles(modules: Sequence[Module]) -> Iterator[str]:
-    """Modules that import each other over some way round, in functions or not."""
-    known = {module.name for module in modules}
-    graph = {module.name: set(imported_modules(module, known)) for module in modules}
+def check_circles(modules: Sequence[Module], rooms: Rooms) -> Iterator[str]:
+    """Modules that import each other when they run, in functions or not."""
+
+    def counts(module: Module, entry: Import) -> bool:
+        return not entry.for_types and not (entry.in_function and room_of(module) in rooms.late)
+
     try:
-        TopologicalSorter(graph).prepare()
+        TopologicalSorter(import_graph(modules, counts)).prepare()
     except CycleError as error:
         yield f"circle of imports: {' -> '.join(reversed(error.args[1]))}"
 
 
-def imported_modules(module: Module, known: Set[str]) -> Iterator[str]:
-    """Other modules of the package that this one imports; a facade's, outside its functions."""
-    for entry in module.imports:
-        if entry.in_function and module.layer in FACADES:
-            continue
-        name = entry.name
-        while name and name not in known:
-            name = name.rpartition(".")[0]
-        is_core = entry.name.startswith("torchtraceap._core")
-        if name and name != module.name and not is_core:
-            yield name
+def wall_edges(modules: Sequence[Module], rooms: Rooms) -> set[str]:
+    """The imports of the lab by the product, those for types too, as `layers.toml` lists them."""
+    return {
+        f"{name.removeprefix(f'{PACKAGE}.')} -> {other.removeprefix(f'{PACKAGE}.')}"
+        for name, others in import_graph(modules).items()
+        if not is_below(name, rooms.lab) and name not in rooms.facades
+        for other in others
+        if is_below(other, rooms.lab)
+    }
+
+
+def check_wall(modules: Sequence[Module], rooms: Rooms) -> Iterator[str]:
+    for edge in sorted(wall_edges(modules, rooms) - set(rooms.wall_edges)):
+        yield f"the product may not import the lab: {edge}"
+
+
+def upward_types(modules: Sequence[Module], rooms: Rooms) -> set[str]:
+    """The pairs of rooms of which the lower names types of the upper."""
+    return {
+        f"{room_of(module)} -> {other}"
+        for module in modules
+        for entry in module.imports
+        if entry.for_types and (other := entry.name.partition(".")[2].partition(".")[0])
+    } & set(rooms.upward_types)
+
+
+class Figure(NamedTuple):
+    """A figure of a room beside its maximum."""
+
+    room: str
+    """Its name; "whole" for the package."""
+    what: str
+    found: int
+    maximum: int
+
+    @property
+    def lowered(self) -> int:
+        """The maximum that would do."""
+        step = LINES_STEP if self.what == "lines" else 1
+        return min(self.maximum, -(-self.found // step) * step)
+
+
+def figures(modules: Sequence[Module], rooms: Rooms) -> Iterator[Figure]:
+    """What has a maximum, of the rooms that the tree holds."""
+    for room, maxima in rooms.maxima.items():
+        inside = [module for module in modules if room_of(module) == room]
+        if inside:
+            found = (sum(module.lines for module in inside), len(inside), largest_circle(inside))
+            for what, value in zip(FIGURES, found, strict=True):
+                if what in maxima or what == "circle":
+                    yield Figure(room, what, value, maxima.get(what, 1))
+    yield Figure("whole", "circle", largest_circle(modules), rooms.whole["circle"])
+
+
+def largest_circle(modules: Sequence[Module]) -> int:
+    """The most modules that import each other, imports for type checkers counted."""
+    return max(map(len, circles(import_graph(modules))), default=1)
+
+
+def check_maxima(modules: Sequence[Module], rooms: Rooms) -> Iterator[str]:
+    for each in figures(modules, rooms):
+        if each.found > each.maximum:
+            yield f"{each.room}: {each.what} {each.found}, more than the maximum {each.maximum}"
+
+
+def notes(modules: Sequence[Module], rooms: Rooms) -> Iterator[str]:
+    """What `layers.toml` allows beyond need: `--tighten` lowers it."""
+    for each in figures(modules, rooms):
+        if each.lowered < (1 - SLACK) * each.maximum:
+            yield f"{each.room}: {each.what} {each.found}, so lower the maximum {each.maximum}"
+    for gone in unused(modules, rooms):
+        yield f'"{gone}" is no longer imported, so take it from layers.toml'
+
+
+def unused(modules: Sequence[Module], rooms: Rooms) -> list[str]:
+    """The listed imports that are no longer there."""
+    found = wall_edges(modules, rooms) | upward_types(modules, rooms)
+    return [edge for edge in (*rooms.wall_edges, *rooms.upward_types) if edge not in found]
+
+
+def tightened(text: str, modules: Sequence[Module]) -> str:
+    """`layers.toml` with lower maxima, and without the imports that are gone."""
+    rooms = Rooms(text)
+    lowered = {(each.room, each.what): each.lowered for each in figures(modules, rooms)}
+    gone = {f'"{edge}",' for edge in unused(modules, rooms)}
+    lines, room = [], ""
+    for line in text.splitlines():
+        if line.startswith("["):
+            room = line.strip("[]").removeprefix("rooms.")
+        key = line.partition(" = ")[0]
+        if (room, key) in lowered:
+            line = f"{key} = {lowered[room, key]}"
+        if line.strip() not in gone:
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def check_root(root: Path, rooms: Rooms) -> Iterator[str]:
+    """Tracked names in the root of the repository that nobody listed."""
+    names = [path.name for path in root.iterdir()]
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "ls-files"]
+        tracked = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        names = [line.partition("/")[0] for line in tracked.splitlines()]
+    for name in sorted(set(names) - set(rooms.root)):
+        yield f"{root / name}: the root holds what layers.toml lists"
+
+
+def check_rows(root: Path, rooms: Rooms) -> Iterator[str]:
+    """docs/architecture.md names each room of Python once, and nothing in two rows."""
+    path = root / "docs/architecture.md"
+    if not path.exists():
+        return
+    for section in re.split(r"^## ", path.read_text("utf-8"), flags=re.MULTILINE):
+        title = section.partition("\n")[0]
+        cells = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
+        named = Counter(name for cell in cells for name in re.findall(r"`([^`]+)`", cell))
+        if title.startswith(("C++ core", "Python package", "Everything else")):
+            for name in (name for name, rows in named.items() if rows > 1):
+                yield f"{path}: {name} has several rows"
+        if title.startswith("Python package"):
+            shown = {name.removesuffix("/").removesuffix(".py") for name in named}
+            for room in sorted(rooms.may_import.keys() - shown - {"__main__"}):
+                yield f"{path}: {room} has no row"
 
 
 def main(arguments: list[str]) -> int:
-    root = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent
-    violations = [*check_cpp(root), *check_python(root)]
-    for violation in violations:
-        print(violation)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("root", nargs="?", type=Path, default=TOOLS.parent, metavar="ROOT")
+    parser.add_argument("--tighten", action="store_true", help="write lower maxima")
+    options = parser.parse_args(arguments)
+    rooms, root = read_rooms(), options.root
+    modules = read_package(root / "python" / PACKAGE)
+    violations = [
+        *check_cpp(root),
+        *check_python(modules, rooms),
+        *check_root(root, rooms),
+        *check_rows(root, rooms),
+    ]
+    if options.tighten:
+        table = TOOLS / "layers.toml"
+        table.write_text(tightened(table.read_text("utf-8"), modules), "utf-8")
+        rooms = read_rooms()
+    for line in (*violations, *notes(modules, rooms)):
+        print(line)
     print(f"layers: {len(violations)} violations" if violations else "layers: in order")
     return 1 if violations else 0
 

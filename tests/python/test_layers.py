@@ -5,10 +5,16 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def check_python(layers: ModuleType, root: Path, rooms: Any = None) -> list[str]:
+    modules = layers.read_package(root / "python/torchtraceap")
+    return list(layers.check_python(modules, rooms or layers.read_rooms()))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +38,7 @@ def test_a_tree_without_violations_passes(
     plant(tmp_path, "cpp/traceap/base/a.cpp", "#include <vector>")
     plant(tmp_path, "python/torchtraceap/errors.py", "import os")
     assert layers.main([str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "layers: in order\n"
+    assert capsys.readouterr().out.endswith("layers: in order\n")
 
 
 @pytest.mark.parametrize(
@@ -94,14 +100,14 @@ def test_a_third_party_header_may_show_in_one_private_header_only(
             "try:\n    import torch.nn\nexcept ImportError:\n    pass",
             "torch inside",
         ),
-        ("novel.py", "", "has no row in PYTHON_LAYERS"),
+        ("novel.py", "", "has no row in layers.toml"),
     ],
 )
 def test_a_planted_import_is_caught(
     layers: ModuleType, tmp_path: Path, name: str, text: str, complaint: str
 ) -> None:
     plant(tmp_path, f"python/torchtraceap/{name}", text)
-    violations = list(layers.check_python(tmp_path))
+    violations = check_python(layers, tmp_path)
     assert len(violations) == 1 and complaint in violations[0]
 
 
@@ -112,7 +118,7 @@ def test_lazy_and_typing_imports_pass(layers: ModuleType, tmp_path: Path) -> Non
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pandas as pd\n"
         "def f() -> 'pd.DataFrame':\n    import pandas as pd\n    from torchtraceap import cli\n",
     )
-    assert list(layers.check_python(tmp_path)) == []
+    assert check_python(layers, tmp_path) == []
 
 
 def test_a_circle_is_caught_though_it_leads_through_functions(
@@ -120,11 +126,122 @@ def test_a_circle_is_caught_though_it_leads_through_functions(
 ) -> None:
     plant(tmp_path, "python/torchtraceap/analysis/a.py", "from torchtraceap.analysis import b")
     plant(tmp_path, "python/torchtraceap/analysis/b.py", "from .c import f")
-    assert list(layers.check_python(tmp_path)) == []
+    assert check_python(layers, tmp_path) == []
     plant(tmp_path, "python/torchtraceap/analysis/c.py", "def f():\n    from . import a")
-    (violation,) = layers.check_python(tmp_path)
+    violation, size = check_python(layers, tmp_path)
+    assert size == "analysis: circle 3, more than the maximum 1"
     assert violation.startswith("circle of imports: ")
     assert {violation.count(f"torchtraceap.analysis.{name}") for name in "abc"} == {1, 2}
+
+
+TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
+
+
+def test_an_import_for_types_follows_the_rooms_too(layers: ModuleType, tmp_path: Path) -> None:
+    plant(tmp_path, "python/torchtraceap/results.py", f"{TYPES}from .trace import Trace")
+    assert check_python(layers, tmp_path) == []  # listed in layers.toml
+    plant(tmp_path, "python/torchtraceap/errors.py", f"{TYPES}from .trace import Trace")
+    (violation,) = check_python(layers, tmp_path)
+    assert "errors may not import trace for types" in violation
+
+
+def test_a_circle_of_types_has_a_maximum(layers: ModuleType, tmp_path: Path) -> None:
+    plant(tmp_path, "python/torchtraceap/analysis/a.py", "from .b import f")
+    plant(tmp_path, "python/torchtraceap/analysis/b.py", f"{TYPES}from .a import T")
+    (violation,) = check_python(layers, tmp_path)
+    assert violation == "analysis: circle 2, more than the maximum 1"
+
+
+def test_the_product_may_not_import_the_lab(layers: ModuleType, tmp_path: Path) -> None:
+    plant(tmp_path, "python/torchtraceap/llm/evaluating/a.py", "")
+    plant(tmp_path, "python/torchtraceap/llm/evaluating/b.py", "from . import a")
+    plant(tmp_path, "python/torchtraceap/cli/__init__.py", "from ..llm.evaluating import a")
+    assert check_python(layers, tmp_path) == []
+    plant(tmp_path, "python/torchtraceap/llm/c.py", f"{TYPES}from .evaluating.a import T")
+    assert check_python(layers, tmp_path) == [
+        "the product may not import the lab: llm.c -> llm.evaluating.a"
+    ]
+
+
+def test_a_room_may_not_grow_beyond_its_maximum(layers: ModuleType, tmp_path: Path) -> None:
+    maximum = layers.read_rooms().maxima["sums"]["lines"]
+    plant(tmp_path, "python/torchtraceap/sums.py", "a = 1\n" * maximum)
+    assert check_python(layers, tmp_path) == []
+    plant(tmp_path, "python/torchtraceap/sums.py", "a = 1\n" * (maximum + 1))
+    (violation,) = check_python(layers, tmp_path)
+    assert violation == f"sums: lines {maximum + 1}, more than the maximum {maximum}"
+
+
+SMALL_TABLE = """\
+root = ["python"]
+late = []
+[wall]
+lab = ["lab"]
+facades = []
+edges = [
+  "core.a -> lab.a",
+  "core.b -> lab.a",
+]
+[types]
+upward = [
+  "core -> lab",
+]
+[heavy]
+[whole]
+circle = 5
+[rooms.core]
+may_import = ["lab"]
+lines = 900
+modules = 2
+circle = 3
+[rooms.lab]
+may_import = []
+lines = 50
+modules = 4
+"""
+
+
+def test_maxima_and_exceptions_are_lowered_to_what_is_there(
+    layers: ModuleType, tmp_path: Path
+) -> None:
+    plant(tmp_path, "python/torchtraceap/core/a.py", "from torchtraceap.lab import a\n" * 120)
+    plant(tmp_path, "python/torchtraceap/core/b.py", "")
+    plant(tmp_path, "python/torchtraceap/lab/a.py", "")
+    modules = layers.read_package(tmp_path / "python/torchtraceap")
+    rooms = layers.Rooms(SMALL_TABLE)
+    assert check_python(layers, tmp_path, rooms) == []
+    told = list(layers.notes(modules, rooms))
+    assert "core: lines 120, so lower the maximum 900" in told
+    assert '"core.b -> lab.a" is no longer imported, so take it from layers.toml' in told
+    text = layers.tightened(SMALL_TABLE, modules)
+    tight = layers.Rooms(text)
+    assert tight.maxima["core"] == {"lines": 150, "modules": 2, "circle": 1}
+    assert tight.maxima["lab"] == {"lines": 0, "modules": 1}
+    assert tight.whole == {"circle": 1}
+    assert tight.wall_edges == ["core.a -> lab.a"] and tight.upward_types == []
+    assert list(layers.notes(modules, tight)) == [] and layers.tightened(text, modules) == text
+
+
+def test_the_root_holds_listed_names(layers: ModuleType, tmp_path: Path) -> None:
+    rooms = layers.read_rooms()
+    plant(tmp_path, "README.md", "")
+    assert list(layers.check_root(tmp_path, rooms)) == []
+    plant(tmp_path, "bad.json.gz", "")
+    (violation,) = layers.check_root(tmp_path, rooms)
+    assert "bad.json.gz: the root holds" in violation
+
+
+def test_each_room_has_one_row_in_the_architecture(layers: ModuleType, tmp_path: Path) -> None:
+    rooms = layers.Rooms(SMALL_TABLE)
+    rows = "| module | what |\n|---|---|\n| `core/`, `lab/` | all |\n"
+    plant(tmp_path, "docs/architecture.md", f"## Python package\n{rows}")
+    assert list(layers.check_rows(tmp_path, rooms)) == []
+    plant(tmp_path, "docs/architecture.md", f"## Python package\n{rows}| `core/` | more |\n")
+    (violation,) = layers.check_rows(tmp_path, rooms)
+    assert violation.endswith("core/ has several rows")
+    plant(tmp_path, "docs/architecture.md", "## Python package\n| `core/` | more |\n")
+    (violation,) = layers.check_rows(tmp_path, rooms)
+    assert violation.endswith("lab has no row")
 
 
 def test_a_facade_may_reach_up_in_functions_only(layers: ModuleType, tmp_path: Path) -> None:
@@ -132,6 +249,6 @@ def test_a_facade_may_reach_up_in_functions_only(layers: ModuleType, tmp_path: P
     plant(tmp_path, "python/torchtraceap/ranks.py", "")
     late = "def f():\n    from torchtraceap.diagnosis import build_diagnosis"
     plant(tmp_path, "python/torchtraceap/trace.py", late)
-    assert list(layers.check_python(tmp_path)) == []
+    assert check_python(layers, tmp_path) == []
     plant(tmp_path, "python/torchtraceap/ranks.py", late)
-    assert len(list(layers.check_python(tmp_path))) == 2  # upwards, and a circle
+    assert len(check_python(layers, tmp_path)) == 2  # upwards, and a circle

@@ -55,13 +55,22 @@ def _imports_in(tree: ast.Module, package: list[str]) -> Iterator[Import]:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             for name in _names_bound(node, package):
                 yield Import(node.lineno, name, in_function, for_types)
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        elif isinstance(node, ast.If) and _is_for_types(node.test):
             todo += [(child, in_function, True) for child in node.body]
             todo += [(child, in_function, for_types) for child in node.orelse]
             continue
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             in_function = True
-        todo += [(child, in_function, for_types) for child in ast.iter_child_nodes(node)]
+        todo += [
+            (child, in_function, for_types)
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case))
+        ]
+
+
+def _is_for_types(test: ast.expr) -> bool:
+    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")
+    return name == "TYPE_CHECKING"
 
 
 def _names_bound(node: ast.Import | ast.ImportFrom, package: list[str]) -> list[str]:
