@@ -39,8 +39,6 @@ LONG = 1_000
 HEAD = 100
 VOLATILE: Mapping[str, str] = {
     "place": "a workload's module and function, which a move of modules changes",
-    "wall_s": "measured here",
-    "created_at": "the date of the run",
 }
 """JSON keys whose values are not kept, with the reason."""
 _SCRIPT = re.compile(r'<script type="(application/[a-z-]+)" id="([^"]+)">(.*?)</script>', re.DOTALL)

@@ -197,8 +197,10 @@ def measure(
         "product_modules_of_lab": len(product_imported_by_lab(modules, lab)),
         "dataclasses": len(fields),
         "alike_pairs": alike_pairs(fields),
-        "one_caller_helpers_per_kloc": round(1000 * helpers / size(modules).lines, 1),
-        "fragment_docstrings_percent": round(100 * sum(map(is_fragment, texts)) / len(texts), 1),
+        "one_caller_helpers_per_kloc": round(1000 * helpers / max(1, size(modules).lines), 1),
+        "fragment_docstrings_percent": round(
+            100 * sum(map(is_fragment, texts)) / max(1, len(texts)), 1
+        ),
         "function_lines_median": median,
         "function_lines_p90": p90,
         "function_lines_max": longest,
