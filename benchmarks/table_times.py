@@ -39,7 +39,7 @@ class Times:
 
 def run_once(path: Path, times: Times) -> None:
     import torchtraceap as ttap
-    from torchtraceap.analysis.catalogue import TABLES, table_spec
+    from torchtraceap.tables.catalog import TABLES, table_spec
 
     trace = times.measure("load", lambda: ttap.load(path))
     times.measure("tree, costs", lambda: [(rank.tree, rank.costs) for rank in trace.ranks])

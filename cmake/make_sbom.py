@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = "python/torchtraceap"
-DATA = ("durations/data", "pipelines/data")
+DATA = ("ops/durations/data", "lab/jobs/data")
 PROPERTY = "torchtraceap:how"  # headers, static, shared
 
 

@@ -158,7 +158,8 @@ def check_imports(module: Module, rooms: Rooms) -> Iterator[str]:
         first, _, rest = entry.name.partition(".")
         if first == PACKAGE:
             other = rest.partition(".")[0]
-            free = "*" in allowed or (entry.in_function and room in rooms.late)
+            late = (entry.in_function or entry.for_types) and is_late(module, rooms)
+            free = "*" in allowed or late
             if entry.for_types and f"{room} -> {other}" in rooms.upward_types:
                 free = True
             if other in rooms.may_import.keys() - allowed and not free:
@@ -166,6 +167,11 @@ def check_imports(module: Module, rooms: Rooms) -> Iterator[str]:
                 yield f"{where}: {room} may not import {other}{how}"
         elif not (entry.in_function or entry.for_types or may_import_heavy(module, first, rooms)):
             yield f"{where}: import {first} inside the function using it"
+
+
+def is_late(module: Module, rooms: Rooms) -> bool:
+    """Tells whether the module shows the whole package, and so imports anything on use."""
+    return module.name in rooms.facades or is_below(module.name, rooms.late)
 
 
 def may_import_heavy(module: Module, package: str, rooms: Rooms) -> bool:
@@ -177,7 +183,7 @@ def check_circles(modules: Sequence[Module], rooms: Rooms) -> Iterator[str]:
     """Modules that import each other when they run, in functions or not."""
 
     def counts(module: Module, entry: Import) -> bool:
-        return not entry.for_types and not (entry.in_function and room_of(module) in rooms.late)
+        return not entry.for_types and not (entry.in_function and is_late(module, rooms))
 
     try:
         TopologicalSorter(import_graph(modules, counts)).prepare()

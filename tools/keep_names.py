@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from safetensors.numpy import save
 
-from torchtraceap.analysis.tokens import build_tokens
+from torchtraceap.diagnosis.scoring.text_encoders import _KEPT_NAMES, text_encoder
 from torchtraceap.errors import TraceError
-from torchtraceap.loading import load
-from torchtraceap.scoring.text_encoders import _KEPT_NAMES, text_encoder
+from torchtraceap.tables.windows.tokens import build_tokens
+from torchtraceap.trace.load import load
 
 MOST_CHARACTERS = 200
 BATCH = 64

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes python/torchtraceap/llm/known_names.txt: names of PyTorch and of CUDA and HIP calls.
+"""Writes known_names.txt of torchtraceap.explanation: names of PyTorch, of CUDA and HIP calls.
 
     PYTHONPATH=python tools/update_known_names.py [HEADERS...]
 
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch.utils.hipify import cuda_to_hip_mappings
 
-from torchtraceap.llm.known_names import KNOWN_NAMES, read_sections
+from torchtraceap.explanation.known_names import KNOWN_NAMES, read_sections
 
 NAMESPACES = frozenset(
     ["_c10d_functional", "aten", "c10d", "inductor", "mkldnn", "onednn", "prims", "quantized",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 __all__ = ["Planted", "make_history"]
 
-PROGRAM = """from torchtraceap.bench.measured import measured
+PROGRAM = """from torchtraceap.lab.bench.measured import measured
 
 from work import Work
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtraceap.errors import OptionError
-from torchtraceap.generation.generate import generate
+from torchtraceap.lab.generation.generate import generate
 
 __all__ = ["TYPES", "Planted", "planted"]
 

@@ -31,8 +31,8 @@ from plants import PLANTS, Plant
 from programs import MODELS, Program
 from recording import record
 
-from torchtraceap.bench.causes import causes
-from torchtraceap.loading import load
+from torchtraceap.lab.bench.causes import causes
+from torchtraceap.trace.load import load
 
 HALVES = ("development", "held out", "all")
 TRIES = 3

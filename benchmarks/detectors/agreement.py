@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 import torchtraceap as ttap
+from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.datasets.labels import POSITIVE, covered_share
-from torchtraceap.evaluation.real_labels import ANY, RealLabels, cohen_kappa, read_real_labels
-from torchtraceap.results import PAPER_TYPES
+from torchtraceap.lab.evaluation.real_labels import ANY, RealLabels, cohen_kappa, read_real_labels
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from torchtraceap.datasets.samples import Sample, load_samples
-from torchtraceap.evaluation.baselines.simple import Chance
-from torchtraceap.evaluation.honesty import (
+from torchtraceap.lab.evaluation.baselines.simple import Chance
+from torchtraceap.lab.evaluation.honesty import (
     Books,
     books_of,
     check_splits,
@@ -31,9 +31,9 @@ from torchtraceap.evaluation.honesty import (
     sided_features,
     told_by_bookkeeping,
 )
-from torchtraceap.evaluation.metrics import Scored, window_auc
-from torchtraceap.evaluation.report import filled
-from torchtraceap.evaluation.tables import markdown
+from torchtraceap.lab.evaluation.metrics import Scored, window_auc
+from torchtraceap.lab.evaluation.report import filled
+from torchtraceap.lab.evaluation.tables import markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results

@@ -19,21 +19,22 @@ from typing import Any
 
 import numpy as np
 
+from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.datasets.labels import POSITIVE, TYPES
 from torchtraceap.datasets.runs import labelled_runs
-from torchtraceap.evaluation.bootstrap import draws, interval
-from torchtraceap.evaluation.looks import log_look
-from torchtraceap.evaluation.metrics import Typed, confusion, type_metrics
-from torchtraceap.evaluation.real import read_recordings
-from torchtraceap.evaluation.real_labels import RealLabels, read_real_labels
-from torchtraceap.evaluation.tables import all_numbers, numbers
-from torchtraceap.llm.evaluating.labelled import Labelled, labelled_traces
-from torchtraceap.llm.evaluating.loop import count_loop
-from torchtraceap.llm.evaluating.naming import Answers, named, true_segments
-from torchtraceap.llm.offline import OfflineJudge
-from torchtraceap.llm.segments import NONE, Segment, cost_inside, likely_types, rule_says
-from torchtraceap.loading import load
-from torchtraceap.results import PAPER_TYPES, Diagnosis
+from torchtraceap.diagnosis.result import Diagnosis
+from torchtraceap.explanation.offline_judge import OfflineJudge
+from torchtraceap.explanation.segments import NONE, Segment, cost_inside, likely_types, rule_says
+from torchtraceap.lab.evaluation.bootstrap import draws, interval
+from torchtraceap.lab.evaluation.judges.labelled import Labelled, labelled_traces
+from torchtraceap.lab.evaluation.judges.loop import count_loop
+from torchtraceap.lab.evaluation.judges.naming import Answers, named, true_segments
+from torchtraceap.lab.evaluation.metrics import Typed, confusion, type_metrics
+from torchtraceap.lab.evaluation.real import read_recordings
+from torchtraceap.lab.evaluation.real_labels import RealLabels, read_real_labels
+from torchtraceap.lab.evaluation.tables import all_numbers, numbers
+from torchtraceap.lab.evaluation.test_access import log_look
+from torchtraceap.trace.load import load
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results

@@ -2,10 +2,10 @@
 
     python benchmarks/detectors/planted.py CORPUS --why TEXT [--scorer NAME ...] [--output FILE]
 
-Each fault (`generation/injected_forms.py`) stands at two places of a trace and costs 12 % of its
-time in all; those that a trace has by itself are left out. For each trace with a fault this gives
-the AUC of its windows: those of which the fault takes a tenth or more against those of which it
-takes less than a fiftieth (`all`). What the trace loses by itself counts as a window without a
+Each fault (`lab/generation/injected_forms.py`) stands at two places of a trace and costs 12 % of
+its time in all; those that a trace has by itself are left out. For each trace with a fault this
+gives the AUC of its windows: those of which the fault takes a tenth or more against those of which
+it takes less than a fiftieth (`all`). What the trace loses by itself counts as a window without a
 fault there, so 1.0 cannot be expected of traces that lose much; in `own_left_out` windows that one
 of the two passes of labels gives to another fault (docs/real_labels.md) are left out. The traces
 are for tests alone: a look is logged.
@@ -27,11 +27,12 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 import torchtraceap as ttap
+from torchtraceap.core.results import Windows
 from torchtraceap.datasets.labels import NEGATIVE, POSITIVE, covered_share
-from torchtraceap.evaluation.looks import log_look
-from torchtraceap.evaluation.real_labels import ANY, Pass, read_real_labels
-from torchtraceap.generation.injected_forms import FAULTS
-from torchtraceap.generation.injection import Recording, plant
+from torchtraceap.lab.evaluation.real_labels import ANY, Pass, read_real_labels
+from torchtraceap.lab.evaluation.test_access import log_look
+from torchtraceap.lab.generation.injected_forms import FAULTS
+from torchtraceap.lab.generation.injection import Recording, plant
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results
@@ -100,7 +101,7 @@ def planted(path: Path, passes: Sequence[Pass], folder: Path) -> Iterator[Plante
         yield Planted(fault, ttap.load(place), intervals, own)
 
 
-def aucs(scores: ttap.results.Windows, of: Planted) -> dict[str, float]:
+def aucs(scores: Windows, of: Planted) -> dict[str, float]:
     """Of the windows that the fault takes against those that it does not."""
     bounds_ns = np.array(scores.bounds_ns, dtype=np.int64)
     share, own = (covered_share(each, bounds_ns) for each in (of.truth, of.own))

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from torchtraceap.evaluation.looks import log_look
-from torchtraceap.evaluation.methods import METHODS, WANTED_SCORERS
-from torchtraceap.evaluation.real import RealEvaluation, evaluate_real, read_recordings
-from torchtraceap.evaluation.real_labels import read_real_labels
-from torchtraceap.evaluation.real_tables import real_document, real_part
-from torchtraceap.evaluation.report import filled
-from torchtraceap.writing import write_text
+from torchtraceap.core.writing import write_text
+from torchtraceap.lab.evaluation.methods import METHODS, WANTED_SCORERS
+from torchtraceap.lab.evaluation.real import RealEvaluation, evaluate_real, read_recordings
+from torchtraceap.lab.evaluation.real_labels import read_real_labels
+from torchtraceap.lab.evaluation.real_tables import real_document, real_part
+from torchtraceap.lab.evaluation.report import filled
+from torchtraceap.lab.evaluation.test_access import log_look
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results

@@ -32,12 +32,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from torchtraceap.loading import load
-from torchtraceap.scoring.base import common_bounds
-from torchtraceap.scoring.paper import PaperScorer, paper_tokens
-from torchtraceap.scoring.paper_config import PaperConfig
-from torchtraceap.scoring.text_encoders import LanguageModel, TextEncoder, text_encoder
-from torchtraceap.training.paper_net import PaperNet
+from torchtraceap.diagnosis.scoring.base import common_bounds
+from torchtraceap.diagnosis.scoring.paper import PaperScorer, paper_tokens
+from torchtraceap.diagnosis.scoring.paper_config import PaperConfig
+from torchtraceap.diagnosis.scoring.text_encoders import LanguageModel, TextEncoder, text_encoder
+from torchtraceap.lab.training.paper_net import PaperNet
+from torchtraceap.trace.load import load
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "examples/traces/resnet50_num_workers_0.json.gz"

@@ -15,9 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from torchtraceap.core.writing import write_text
 from torchtraceap.datasets.runs import labelled_runs
-from torchtraceap.trace import Trace
-from torchtraceap.writing import write_text
+from torchtraceap.trace.trace import Trace
 
 SCHEMA = "torchtraceap.scores/1"
 
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--split", action="append", default=[])
     parser.add_argument("--windows", type=int, nargs="+", default=[50, 100, 200])
     options = parser.parse_args()
-    scorer = import_module(f"torchtraceap.scoring.{options.scorer}").load(options.weights)
+    scorer = import_module(f"torchtraceap.diagnosis.scoring.{options.scorer}").load(options.weights)
     splits = set(options.split) or {"validation"}
     traces = list(scored(scorer, options.dataset, splits, options.windows))
     label = f"{scorer.name} {scorer.version}"

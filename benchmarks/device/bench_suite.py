@@ -104,7 +104,7 @@ def wins(machine: Machine) -> dict[str, Any]:
 
 def suite(machine: Machine) -> dict[str, Any]:
     """Workloads, each with its figures and the breakdown of its trace."""
-    from torchtraceap.bench.runs.asked import Asked
+    from torchtraceap.lab.bench.runs.config import Asked
 
     names = SMALL if machine.quick else WORKLOADS
     size = "tiny" if machine.quick else "full"
@@ -135,10 +135,10 @@ def _measured(machine: Machine, asked: Any, *, trace: bool = True) -> dict[str, 
     """A run as plain values; kept in the store where pyarrow is there to write it."""
     import tempfile
 
-    from torchtraceap.bench.kept.breakdown import break_down
-    from torchtraceap.bench.runs.asked import Protocol
-    from torchtraceap.bench.runs.running import WorkloadError, measure
-    from torchtraceap.loading import load
+    from torchtraceap.lab.bench.runs.config import Protocol
+    from torchtraceap.lab.bench.runs.run import WorkloadError, measure
+    from torchtraceap.lab.bench.store.breakdown import break_down
+    from torchtraceap.trace.load import load
 
     steps = 5 if machine.quick else 20
     protocol = Protocol(processes=1, steps=steps, trace=trace, timeout_s=180.0)
@@ -170,7 +170,7 @@ def _has_parquet() -> bool:
 
 
 def _store(machine: Machine) -> Any:
-    from torchtraceap.bench.kept.store import Store
+    from torchtraceap.lab.bench.store.run_store import Store
 
     return Store(machine.out / "store")
 
@@ -237,8 +237,8 @@ def watch(machine: Machine) -> dict[str, Any]:
     """Steps of a training with `ttap.watch` and without, by turns in one process."""
     import tempfile
 
-    from torchtraceap.integrations.watch import watch as watched
-    from torchtraceap.workloads.steps import make_step
+    from torchtraceap.lab.workloads.steps import make_step
+    from torchtraceap.record.watch import watch as watched
 
     size = "tiny" if machine.quick else "full"
     seconds = 4.0 if machine.quick else min(machine.left_s() / 4, 40.0)

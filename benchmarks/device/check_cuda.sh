@@ -14,7 +14,7 @@ PYTHON=${PYTHON:-python3}
 NVCC=${NVCC:-$(command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | tail -n 1 || true)}
 OUT=${OUT:-build/device}
 BUILT=build/device
-EMULATED=python/torchtraceap/collect/emulated/kernels.cu
+EMULATED=python/torchtraceap/lab/collection/emulated/kernels.cu
 
 mkdir -p "$BUILT" "$OUT"
 if [ ! -x "$BUILT/cuda_parity" ] || [ "${1:-}" = build ]; then

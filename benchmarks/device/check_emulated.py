@@ -19,7 +19,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from torchtraceap.collect import emulated
+from torchtraceap.lab.collection import emulated
 
 RANKS = 8
 _TOLERANCE = 0.05

@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from torchtraceap.training import train
-from torchtraceap.writing import write_text
+from torchtraceap.core.writing import write_text
+from torchtraceap.lab.training import train
 
 UNFINISHED = 3
 LEAST_MINUTES = 0.2  # loading a data set and a checkpoint takes about this long

@@ -3,7 +3,7 @@
     python benchmarks/findings/plant.py TRACE ... [--places 4] [--share 0.15] [--output FILE]
 
 Each fault is put into a copy of each trace at four places, so that it costs 20 % of the time that
-was profiled (`torchtraceap/generation/injection.py`); decoys look like faults and cost nothing.
+was profiled (`torchtraceap/lab/generation/injection.py`); decoys look like faults and cost nothing.
 `found`: the type is present and was not before, or costs more by half of the truth. `place`: the
 intersection over the union of its intervals with the truth, within 1 ms of the blocks. `cost`: what
 its cost grew by, over the truth, minus 1. A fault that the trace holds already is left out, for
@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torchtraceap as ttap
-from torchtraceap.generation.injected_forms import DECOYS, FAULTS, Fill
-from torchtraceap.generation.injection import Interval, Recording, plant
+from torchtraceap.lab.generation.injected_forms import DECOYS, FAULTS, Fill
+from torchtraceap.lab.generation.injection import Interval, Recording, plant
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results

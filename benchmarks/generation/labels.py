@@ -32,8 +32,8 @@ import numpy as np
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.iterations import iterations_of
-from torchtraceap.generation.generate import generate
+from torchtraceap.lab.generation.generate import generate
+from torchtraceap.tables.steps.iterations import iterations_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results

@@ -39,9 +39,9 @@ from sklearn.model_selection import StratifiedGroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import QuantileTransformer
 
+from torchtraceap.datasets.types import TASKS
 from torchtraceap.errors import TraceError
-from torchtraceap.generation.generate import generate
-from torchtraceap.generation.types import TASKS
+from torchtraceap.lab.generation.generate import generate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results

@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.llm.client import Client
-from torchtraceap.llm.settings import ModelSettings
+from torchtraceap.explanation.client import Client
+from torchtraceap.explanation.settings import ModelSettings
 
 WIDTH, LAYERS, HEADS, INNER, CONTEXT = 64, 2, 4, 128, 4096
 NEEDED = {"llama_cpp": "llama-cpp-python[server]", "gguf": "gguf", "openai": "openai"}

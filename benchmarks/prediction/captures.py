@@ -35,10 +35,10 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from harness import write_results
 
-from torchtraceap.devices import device_named
 from torchtraceap.errors import TraceError
-from torchtraceap.prediction.capture import capture_step
-from torchtraceap.prediction.lifting import launching_ops, op_times
+from torchtraceap.lab.prediction.capture import capture_step
+from torchtraceap.lab.prediction.lowering import launching_ops, op_times
+from torchtraceap.ops.devices import device_named
 
 _KINDS = ("forward", "training")
 _SEED = 13

@@ -35,16 +35,16 @@ from dlrm_replay import replay
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.devices import load_devices
-from torchtraceap.execution_trace.reader import NodeFile, read_nodes
-from torchtraceap.prediction.baseline import (
+from torchtraceap.lab.prediction.baseline import (
     launches_by_name,
     measure_overheads,
     ops_of_ranks,
     simulate,
 )
-from torchtraceap.prediction.lifting.host import HostModel
-from torchtraceap.ranks import RankTrace
+from torchtraceap.lab.prediction.lowering.host import HostModel
+from torchtraceap.ops.devices import load_devices
+from torchtraceap.trace.execution.reader import NodeFile, read_nodes
+from torchtraceap.trace.ranks import RankTrace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from harness import write_results

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.devices import Device
-from torchtraceap.execution_trace.reader import Node, NodeFile
-from torchtraceap.prediction.baseline.execution import (
+from torchtraceap.lab.prediction.baseline.execution import (
     CallTree,
     collective_of,
     copy_direction,
@@ -23,12 +21,14 @@ from torchtraceap.prediction.baseline.execution import (
     on_gpu,
     transfers_of_ranks,
 )
-from torchtraceap.prediction.capture.calls import Phase
-from torchtraceap.prediction.lifting.host import HostModel
-from torchtraceap.prediction.lifting.recorded_host import call_name
-from torchtraceap.prediction.lifting.situations import Situation, crossing
-from torchtraceap.prediction.lifting.work import HostTime
+from torchtraceap.lab.prediction.capture.calls import Phase
+from torchtraceap.lab.prediction.lowering.call_context import Situation, crossing
+from torchtraceap.lab.prediction.lowering.host import HostModel
+from torchtraceap.lab.prediction.lowering.recorded_host import call_name
+from torchtraceap.lab.prediction.lowering.work import HostTime
+from torchtraceap.ops.devices import Device
 from torchtraceap.simulation.graph_builder import STREAM, THREAD, GraphBuilder
+from torchtraceap.trace.execution.reader import Node, NodeFile
 
 LAUNCH_TO_START_NS = 3_000
 BETWEEN_WORK_NS = 1_000

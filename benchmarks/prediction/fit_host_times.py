@@ -22,9 +22,9 @@ from typing import Any
 import host_data
 import numpy as np
 
-from torchtraceap.devices import device_named
-from torchtraceap.prediction.lifting import host
-from torchtraceap.prediction.lifting.situations import UNKNOWN_CROSSING
+from torchtraceap.lab.prediction.lowering import host
+from torchtraceap.lab.prediction.lowering.call_context import UNKNOWN_CROSSING
+from torchtraceap.ops.devices import device_named
 
 OUT = Path(host.__file__).parent / "data" / "host_times.json"
 _LEVELS = 5

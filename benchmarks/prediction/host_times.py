@@ -23,10 +23,10 @@ import fit_host_times
 import host_data
 import numpy as np
 
-from torchtraceap.devices import device_named
-from torchtraceap.prediction.capture.calls import Phase
-from torchtraceap.prediction.lifting import host
-from torchtraceap.prediction.lifting.work import HostTime
+from torchtraceap.lab.prediction.capture.calls import Phase
+from torchtraceap.lab.prediction.lowering import host
+from torchtraceap.lab.prediction.lowering.work import HostTime
+from torchtraceap.ops.devices import device_named
 
 Rule = Callable[[host_data.Source, host_data.Source], bool]
 RULES: dict[str, Rule] = {
@@ -107,8 +107,8 @@ def captured(path: str) -> tuple[Any, list[int]]:
     """A capture of the trace's model, and how many launches each of its calls makes."""
     import public_models
 
-    from torchtraceap.prediction.capture import capture_step
-    from torchtraceap.prediction.predicting import lifted_steps
+    from torchtraceap.lab.prediction.capture import capture_step
+    from torchtraceap.lab.prediction.predictor import lifted_steps
 
     make, device = public_models.MODELS[path]
     capture = capture_step(make)

@@ -38,14 +38,14 @@ from harness import write_results
 from traced_ops import Event, TracedOp, traced_ops
 
 import torchtraceap as ttap
-from torchtraceap.analysis.recorded_device import plausible_devices
-from torchtraceap.devices import Device
-from torchtraceap.durations import Estimate
 from torchtraceap.errors import TraceError
-from torchtraceap.kernel_names import canonical_name
-from torchtraceap.models import family_of
-from torchtraceap.prediction.lifting import Libraries, OpTime, kernels_of
-from torchtraceap.prediction.lifting.work import GpuWork, WorkKind
+from torchtraceap.lab.prediction.lowering import Libraries, OpTime, kernels_of
+from torchtraceap.lab.prediction.lowering.work import GpuWork, WorkKind
+from torchtraceap.ops.devices import Device
+from torchtraceap.ops.durations import Estimate
+from torchtraceap.ops.kernel_names import canonical_name
+from torchtraceap.ops.models import family_of
+from torchtraceap.tables.gpu.recorded_device import plausible_devices
 
 _ROOT = Path(__file__).resolve().parents[2]
 _TIME = OpTime(Estimate.around(1e4, 2.0, "any"), is_known=True)

@@ -29,9 +29,9 @@ import family_fit
 import gemm_fit
 import torchtraceap as ttap
 import trace_kernels
-from torchtraceap.analysis.expected import Expectation
-from torchtraceap.durations import families, gemm
-from torchtraceap.durations.calibration import KindTimes, fit_calibration
+from torchtraceap.ops.durations import families, gemm
+from torchtraceap.ops.durations.calibration import KindTimes, fit_calibration
+from torchtraceap.tables.ops.expected import Expectation
 
 TRACES = {
     "tracelens/h100/vit_nsfw_inference.json.gz": "h100",

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap.pipelines import (
+from torchtraceap.lab.jobs import (
     CalibratedJobs,
     Coefficients,
     Deviations,
@@ -36,11 +36,11 @@ from torchtraceap.pipelines import (
     calibrate,
     choose_measurements,
 )
-from torchtraceap.pipelines.terms import COEFFICIENTS
+from torchtraceap.lab.jobs.terms import COEFFICIENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 MANY_NODES = Path(__file__).with_name("vtrain_many_nodes.csv")
-SHIPPED = ROOT / "python/torchtraceap/pipelines/data/training.json"
+SHIPPED = ROOT / "python/torchtraceap/lab/jobs/data/training.json"
 SEEDS = range(5)
 SHARE = 0.05
 Array = npt.NDArray[np.float64]

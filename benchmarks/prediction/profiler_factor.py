@@ -23,7 +23,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import torchtraceap as ttap
-from torchtraceap.prediction.lifting.recorded_host import recorded_calls
+from torchtraceap.lab.prediction.lowering.recorded_host import recorded_calls
 
 ROUNDS, STEPS, LAYERS = 7, 6, 12
 OPTIONS: dict[str, dict[str, Any]] = {

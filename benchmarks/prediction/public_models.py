@@ -24,12 +24,12 @@ import transformers
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.devices import device_named
-from torchtraceap.models.families import family_of
-from torchtraceap.prediction.capture import capture_step
-from torchtraceap.prediction.lifting.step import LiftedStep
-from torchtraceap.prediction.predicting import lifted_steps, predict
-from torchtraceap.ranks import RankTrace
+from torchtraceap.lab.prediction.capture import capture_step
+from torchtraceap.lab.prediction.lowering.step import LiftedStep
+from torchtraceap.lab.prediction.predictor import lifted_steps, predict
+from torchtraceap.ops.devices import device_named
+from torchtraceap.ops.models.families import family_of
+from torchtraceap.trace.ranks import RankTrace
 
 Make = Callable[[], dict[str, Any]]
 BF16 = torch.bfloat16

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from sharding_truth import Machine, draw_task, measured_ns
 
-from torchtraceap.devices import load_devices
-from torchtraceap.prediction.sharding import Cluster, choose_sharding
-from torchtraceap.prediction.sharding.sharders import SEVEN
+from torchtraceap.lab.sharding import Cluster, choose_sharding
+from torchtraceap.lab.sharding.sharders import SEVEN
+from torchtraceap.ops.devices import load_devices
 
 PLATFORMS = ("v100_sxm2_32gb", "a100_sxm_40gb")
 RANKS = 4

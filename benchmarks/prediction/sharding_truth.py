@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchtraceap.devices import Device
-from torchtraceap.durations import ReuseHistogram
-from torchtraceap.durations.embedding import BIN_ENDS
-from torchtraceap.prediction.sharding import Candidate, Table
+from torchtraceap.lab.sharding import Candidate, Table
+from torchtraceap.ops.devices import Device
+from torchtraceap.ops.durations import ReuseHistogram
+from torchtraceap.ops.durations.embedding import BIN_ENDS
 
 NOISE = 0.026
 """CV of the steps of a DDP rank on A100 in a public trace (docs/simulation.md), here of every

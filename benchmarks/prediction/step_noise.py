@@ -21,9 +21,9 @@ import numpy as np
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.prediction.layout.skew import expected_most
-from torchtraceap.prediction.lifting.recorded_host import recorded_calls
-from torchtraceap.ranks import RankTrace
+from torchtraceap.lab.prediction.lowering.recorded_host import recorded_calls
+from torchtraceap.lab.prediction.timeline.skew import expected_most
+from torchtraceap.trace.ranks import RankTrace
 
 TRACES = (
     "hta/ddp_a100_rank_of_8_control.json.gz",

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.calls import Calls
-from torchtraceap.analysis.gpu_events import GpuEvents
-from torchtraceap.dtypes import FP32
-from torchtraceap.models.arguments import Argument, OpCall, Tensor, UnknownWorkError
-from torchtraceap.prediction.capture.calls import Phase, Plain, TensorInfo, Value
-from torchtraceap.prediction.lifting import LaunchingOp
+from torchtraceap.core.dtypes import FP32
+from torchtraceap.lab.prediction.capture.calls import Phase, Plain, TensorInfo, Value
+from torchtraceap.lab.prediction.lowering import LaunchingOp
+from torchtraceap.ops.models.arguments import Argument, OpCall, Tensor, UnknownWorkError
+from torchtraceap.tables.gpu.gpu_events import GpuEvents
+from torchtraceap.tables.ops.calls import Calls
 
 __all__ = ["Event", "TracedOp", "traced_ops"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def prepare() -> None:
-    from torchtraceap.analysis.catalogue import TABLES, table_spec
+    from torchtraceap.tables.catalog import TABLES, table_spec
 
     for name in TABLES:
         table_spec(name)
@@ -14,7 +14,7 @@ def prepare() -> None:
 
 def run(path: str) -> Any:
     import torchtraceap as ttap
-    from torchtraceap.analysis.catalogue import TABLES, table_spec
+    from torchtraceap.tables.catalog import TABLES, table_spec
 
     trace = ttap.load(path)
     tables = [

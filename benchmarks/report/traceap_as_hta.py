@@ -6,8 +6,8 @@ from typing import Any
 
 
 def prepare() -> None:
-    import torchtraceap.analysis.kernels
-    import torchtraceap.analysis.launches  # noqa: F401
+    import torchtraceap.tables.gpu.kernels
+    import torchtraceap.tables.host.launches  # noqa: F401
 
 
 def run(path: str) -> Any:

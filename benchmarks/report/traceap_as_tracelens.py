@@ -9,12 +9,12 @@ from typing import Any
 
 
 def prepare() -> None:
-    import torchtraceap.tracelens  # noqa: F401
+    import torchtraceap.compat.tracelens  # noqa: F401
 
 
 def run(path: str) -> Any:
     import torchtraceap as ttap
-    from torchtraceap.tracelens import write_tracelens_csvs
+    from torchtraceap.compat.tracelens import write_tracelens_csvs
 
     with tempfile.TemporaryDirectory() as folder:
         write_tracelens_csvs(ttap.load(path), folder)

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def prepare() -> None:
-    import torchtraceap.diagnosis
+    import torchtraceap.diagnosis.diagnose
     import torchtraceap.simulation.savings  # noqa: F401
 
 

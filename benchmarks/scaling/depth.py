@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import commit, machine
 
 import torchtraceap as ttap
-from torchtraceap.analysis.catalogue import TABLES
+from torchtraceap.tables.catalog import TABLES
 
 Event = dict[str, Any]
 # Each row of these is asked for by itself, or they need the other ranks.

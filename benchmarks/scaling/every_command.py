@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from torchtraceap.analysis.catalogue import TABLES, table_spec
 from torchtraceap.cli import COMMANDS
+from torchtraceap.tables.catalog import TABLES, table_spec
 
 __all__ = ["GOES_ON", "every_command"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap.devices import Device
+from torchtraceap.ops.devices import Device
 
 __all__ = [
     "AlphaBeta",

@@ -21,9 +21,9 @@ import gemm_fit
 import neusight_rows
 import trace_kernels
 import vector_fit
-from torchtraceap.devices import load_devices
-from torchtraceap.durations import families, gemm, kernels, scaling
-from torchtraceap.durations.estimate import UnknownDurationError
+from torchtraceap.ops.devices import load_devices
+from torchtraceap.ops.durations import families, gemm, kernels, scaling
+from torchtraceap.ops.durations.estimate import UnknownDurationError
 from trace_kernels import Kernels
 
 Line = dict[str, Any]

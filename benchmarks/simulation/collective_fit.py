@@ -11,8 +11,8 @@ import numpy as np
 
 import curves
 from duration_data import Series
-from torchtraceap.devices import load_devices
-from torchtraceap.durations.collectives import Ends, LinkModel, bus_factor, has_switch
+from torchtraceap.ops.devices import load_devices
+from torchtraceap.ops.durations.collectives import Ends, LinkModel, bus_factor, has_switch
 
 SMALL_BYTES = 1 << 16
 ENDS = (0.1, 0.9)

@@ -25,11 +25,11 @@ import numpy as np
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.recorded_device import chosen_device
-from torchtraceap.devices import load_devices
-from torchtraceap.durations import op_ns
-from torchtraceap.models.arguments import OpCall
-from torchtraceap.ranks import RankTrace
+from torchtraceap.ops.devices import load_devices
+from torchtraceap.ops.durations import op_ns
+from torchtraceap.ops.models.arguments import OpCall
+from torchtraceap.tables.gpu.recorded_device import chosen_device
+from torchtraceap.trace.ranks import RankTrace
 
 KERNELBENCH = Path(__file__).with_name("convolutions.csv")
 _WAYS = {

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from torchtraceap.devices import Device, load_devices
-from torchtraceap.durations.estimate import UnknownDurationError, the_device
+from torchtraceap.ops.devices import Device, load_devices
+from torchtraceap.ops.durations.estimate import UnknownDurationError, the_device
 
 NCCL_BYTES = {"half": 2, "bfloat16": 2, "float": 4, "int8": 1, "fp8": 1}
 NCCL_KINDS = {"alltoall": "all_to_all"}

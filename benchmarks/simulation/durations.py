@@ -33,7 +33,7 @@ import duration_data
 import fit_durations
 import neusight_rows
 import trace_kernels
-from torchtraceap.durations import collectives, embedding, gemm
+from torchtraceap.ops.durations import collectives, embedding, gemm
 
 Line = dict[str, Any]
 

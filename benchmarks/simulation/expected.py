@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results
 
 import torchtraceap as ttap
-from torchtraceap.analysis.expected import METHODS, Expectation
 from torchtraceap.errors import TraceError
-from torchtraceap.ranks import RankTrace
+from torchtraceap.tables.ops.expected import METHODS, Expectation
+from torchtraceap.trace.ranks import RankTrace
 
 Row = dict[str, Any]
 _MODELS = 2  # methods before this one are models

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from torchtraceap.durations.families import FamilyModel
+from torchtraceap.ops.durations.families import FamilyModel
 from trace_kernels import Kernels
 
 CLASSES = {

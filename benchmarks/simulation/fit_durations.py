@@ -33,8 +33,8 @@ import neusight_rows
 import trace_kernels
 import tree_text
 import vector_fit
-from torchtraceap.devices import Device
-from torchtraceap.durations import gemm, kernels, tables, trees
+from torchtraceap.ops.devices import Device
+from torchtraceap.ops.durations import gemm, kernels, tables, trees
 
 DATA = Path(gemm.__file__).parent / "data"
 # Origin of the measurements by source: repository, commit and licence.

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from torchtraceap.devices import load_devices
-from torchtraceap.durations import gemm
+from torchtraceap.ops.devices import load_devices
+from torchtraceap.ops.durations import gemm
 from trace_kernels import Kernels
 
 # A scale of its own needs so many kinds of products, the larger part of whose time is not start.

@@ -26,8 +26,8 @@ import numpy as np
 
 from made_machine import Machine, Stall
 from made_training import WARM_UP, Job, Loader, Upload, record
-from torchtraceap.aliases import Array
-from torchtraceap.codes import EventKind
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.codes import EventKind
 from torchtraceap.simulation.edits.base import Change, EditedGraph
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.run import SimulatedRun

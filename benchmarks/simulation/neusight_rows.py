@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import duration_data
-from torchtraceap.devices import Device
+from torchtraceap.ops.devices import Device
 
 # Layers, width, heads, vocabulary.
 MODELS = {

@@ -3,7 +3,7 @@
     python benchmarks/simulation/profiler_overhead.py
 
 Needs torch, on a CPU. CPU time and the least of several rounds, so that other load on the machine
-doesn't count. The defaults of `torchtraceap.simulation.overhead` come from here.
+doesn't count. The defaults of `torchtraceap.simulation.profiler_overhead` come from here.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ import numpy as np
 
 from corpus import default_corpus, runs
 from torchtraceap import _core
-from torchtraceap.aliases import Array
+from torchtraceap.core.aliases import Array
 from torchtraceap.simulation.run import KINDS, SimulatedRun
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torchtraceap.pipelines import (
+from torchtraceap.lab.jobs import (
     OperatorTrace,
     Schedule,
     build_schedule,

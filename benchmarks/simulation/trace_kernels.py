@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 
 import torchtraceap as ttap
-from torchtraceap.analysis.calls import Calls, GpuCalls
-from torchtraceap.analysis.recorded_device import chosen_device
-from torchtraceap.analysis.roofline import peak_of
-from torchtraceap.devices import Device, load_devices
-from torchtraceap.durations import families
-from torchtraceap.durations.operators import product_shape
-from torchtraceap.models import Work, family_of
-from torchtraceap.models.arguments import OpCall, UnknownWorkError
-from torchtraceap.ranks import RankTrace
+from torchtraceap.ops.devices import Device, load_devices
+from torchtraceap.ops.durations import families
+from torchtraceap.ops.durations.operators import product_shape
+from torchtraceap.ops.models import Work, family_of
+from torchtraceap.ops.models.arguments import OpCall, UnknownWorkError
+from torchtraceap.tables.gpu.recorded_device import chosen_device
+from torchtraceap.tables.ops.calls import Calls, GpuCalls
+from torchtraceap.tables.ops.roofline import peak_of
+from torchtraceap.trace.ranks import RankTrace
 
 _ENDINGS = (".json", ".json.gz")
 Key = tuple[object, ...]

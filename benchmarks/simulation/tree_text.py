@@ -1,4 +1,4 @@
-"""Writes fitted trees in the form that `torchtraceap.durations.trees` reads and describes."""
+"""Writes fitted trees in the form that `torchtraceap.ops.durations.trees` reads and describes."""
 
 from __future__ import annotations
 

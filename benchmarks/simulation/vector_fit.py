@@ -16,8 +16,8 @@ import numpy as np
 
 import gemm_fit
 import neusight_rows
-from torchtraceap.devices import Device, load_devices
-from torchtraceap.durations import gemm
+from torchtraceap.ops.devices import Device, load_devices
+from torchtraceap.ops.durations import gemm
 from trace_kernels import Kernels
 
 KINDS = ("FC", "BMM")

@@ -24,8 +24,8 @@ import harness
 import torch
 
 from torchtraceap.errors import TraceError
-from torchtraceap.workloads.registry import workloads
-from torchtraceap.workloads.steps import make_step
+from torchtraceap.lab.workloads.registry import workloads
+from torchtraceap.lab.workloads.steps import make_step
 
 Row = dict[str, Any]
 

@@ -23,11 +23,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from torchtraceap.bench.comparison.sides import ProgramSide, take_turns
-from torchtraceap.bench.processes.environment import fingerprint
-from torchtraceap.bench.processes.fresh import ProgramError, run_fresh
-from torchtraceap.bench.processes.programs import ProgramRun
-from torchtraceap.writing import write_text
+from torchtraceap.core.writing import write_text
+from torchtraceap.lab.bench.comparison.sides import ProgramSide, take_turns
+from torchtraceap.lab.bench.processes.environment import fingerprint
+from torchtraceap.lab.bench.processes.fresh import ProgramError, run_fresh
+from torchtraceap.lab.bench.processes.programs import ProgramRun
 
 HERE = Path(__file__).resolve().parent
 UNITS = {"unchanged": 100, "same": 100, "+2 %": 102, "+3 %": 103}

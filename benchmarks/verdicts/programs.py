@@ -86,7 +86,7 @@ def main() -> None:
     if "--count" in sys.argv:
         print({"torch": count_torch, "numpy": count_numpy}[which](units))
         return
-    from torchtraceap.bench.measured import measured
+    from torchtraceap.lab.bench.measured import measured
 
     step = {"torch": torch_step, "numpy": numpy_step}[which](units)
     for _ in measured(range(STEPS), warmup=WARMUP):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Rules on made-up machines, whose noise is known: false alarms and power.
 
-The machines are those of `bench/statistics/machines.py`: normal noise of a run, autoregressive
+The machines are those of `lab/bench/statistics/machines.py`: normal noise of a run, autoregressive
 drift, now and then a slow run; steps within a run differ by 1 %. Also what conditions on size do
 (see Note [Significant and small]), and the test alone without them.
 
@@ -14,11 +14,11 @@ import argparse
 
 import numpy as np
 
-from torchtraceap.aliases import Array
-from torchtraceap.bench.statistics.machines import MACHINES, Machine
-from torchtraceap.bench.statistics.orders import abba, log_ratios
-from torchtraceap.bench.statistics.rules import RULES, Rule
-from torchtraceap.bench.statistics.sequential import VERDICTS, Plan, decide_many
+from torchtraceap.core.aliases import Array
+from torchtraceap.lab.bench.statistics.machines import MACHINES, Machine
+from torchtraceap.lab.bench.statistics.orders import abba, log_ratios
+from torchtraceap.lab.bench.statistics.rules import RULES, Rule
+from torchtraceap.lab.bench.statistics.sequential import VERDICTS, Plan, decide_many
 
 EFFECTS = (0.0, 0.01, 0.02, 0.03, 0.05)
 PAIRS = 40

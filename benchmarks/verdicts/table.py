@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.aliases import Array
-from torchtraceap.bench.comparison.calibrating import calibration_of
-from torchtraceap.bench.statistics.replay import share_of
-from torchtraceap.bench.statistics.rules import RULES, Rule
-from torchtraceap.bench.statistics.sequential import VERDICTS, Plan, decide, decide_many
-from torchtraceap.writing import write_text
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.writing import write_text
+from torchtraceap.lab.bench.comparison.calibrate import calibration_of
+from torchtraceap.lab.bench.statistics.replay import share_of
+from torchtraceap.lab.bench.statistics.rules import RULES, Rule
+from torchtraceap.lab.bench.statistics.sequential import VERDICTS, Plan, decide, decide_many
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 COMPARED = {"0 %": "same", "+2 %": "+2 %", "+3 %": "+3 %"}

@@ -68,7 +68,7 @@ def serve(seconds: float, core: int, every: float, budget: float) -> None:
     end = time.perf_counter() + WARM_S
     while time.perf_counter() < end:
         step()
-    from torchtraceap.integrations.watch import watch
+    from torchtraceap.record.watch import watch
 
     with tempfile.TemporaryDirectory() as folder:
         w = watch(folder, every=every, budget=budget, log=[]) if budget else None
@@ -181,7 +181,7 @@ def recorded_steps(repeats: int) -> dict[str, Any]:
         name: {key: medians_ms(calls) for key, calls in lists.items()}
         for name, lists in found.items()
     }
-    from torchtraceap.integrations.watch import watch
+    from torchtraceap.record.watch import watch
 
     with tempfile.TemporaryDirectory() as folder:
         w = watch(folder, budget=1e-9, log=[])

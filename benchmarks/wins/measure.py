@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import torchtraceap as ttap
-from torchtraceap.analysis.iterations import step_time
-from torchtraceap.bench.processes.programs import trace_program
-from torchtraceap.bench.runs.child import Spec
-from torchtraceap.contracts.checking import check
+from torchtraceap.contracts.checker import check
 from torchtraceap.contracts.file import read_contracts
+from torchtraceap.lab.bench.processes.programs import trace_program
+from torchtraceap.lab.bench.runs.child import Spec
+from torchtraceap.tables.steps.iterations import step_time
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results

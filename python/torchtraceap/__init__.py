@@ -16,53 +16,61 @@ from typing import TYPE_CHECKING, Any
 
 from torchtraceap import errors
 from torchtraceap._version import __version__
-from torchtraceap.rendering import find_renderers
+from torchtraceap.core.rendering import find_renderers
 
 if TYPE_CHECKING:
-    from torchtraceap import datasets, durations, integrations, models
-    from torchtraceap.aliases import PathLike
-    from torchtraceap.analysis.memory_timeline import read_memory_timeline
-    from torchtraceap.bench.measured import measured
-    from torchtraceap.collect import on_trace_ready, profile
-    from torchtraceap.contracts.recording import ContractBroken, ContractWarning, contract
-    from torchtraceap.execution_trace import load_execution_trace
-    from torchtraceap.integrations.watch import watch
-    from torchtraceap.loading import load
-    from torchtraceap.pipelines.parallelism import choose_parallelism
-    from torchtraceap.prediction import Loading, Prediction, predict
-    from torchtraceap.prediction.sharding import choose_sharding
-    from torchtraceap.results import Diagnosis, Finding, Summary, Timeline, Windows
+    from torchtraceap import datasets
+    from torchtraceap.contracts.record import ContractBroken, ContractWarning, contract
+    from torchtraceap.core.aliases import PathLike
+    from torchtraceap.core.results import Finding, Summary, Timeline, Windows
+    from torchtraceap.core.table import ColumnTable
+    from torchtraceap.diagnosis.result import Diagnosis
+    from torchtraceap.lab.bench.measured import measured
+    from torchtraceap.lab.jobs.parallelism import choose_parallelism
+    from torchtraceap.lab.prediction import Loading, Prediction, predict
+    from torchtraceap.lab.sharding import choose_sharding
+    from torchtraceap.ops import durations, models
+    from torchtraceap.record import integrations, on_trace_ready, profile
+    from torchtraceap.record.watch import watch
     from torchtraceap.simulation.edits.base import Edit
     from torchtraceap.simulation.simulate import Simulation
-    from torchtraceap.table import ColumnTable
-    from torchtraceap.trace import Trace
+    from torchtraceap.tables.gpu.memory_timeline import read_memory_timeline
+    from torchtraceap.trace.execution import load_execution_trace
+    from torchtraceap.trace.load import load
+    from torchtraceap.trace.trace import Trace
 
 _LAZY = {
-    "ColumnTable": "torchtraceap.table",
-    "ContractBroken": "torchtraceap.contracts.recording",
-    "ContractWarning": "torchtraceap.contracts.recording",
-    "Diagnosis": "torchtraceap.results",
-    "Finding": "torchtraceap.results",
-    "Loading": "torchtraceap.prediction",
-    "Prediction": "torchtraceap.prediction",
-    "Summary": "torchtraceap.results",
-    "Timeline": "torchtraceap.results",
-    "Trace": "torchtraceap.trace",
-    "Windows": "torchtraceap.results",
-    "choose_parallelism": "torchtraceap.pipelines.parallelism",
-    "choose_sharding": "torchtraceap.prediction.sharding",
-    "contract": "torchtraceap.contracts.recording",
-    "load": "torchtraceap.loading",
-    "load_execution_trace": "torchtraceap.execution_trace",
-    "measured": "torchtraceap.bench.measured",
-    "on_trace_ready": "torchtraceap.collect",
-    "predict": "torchtraceap.prediction",
-    "profile": "torchtraceap.collect",
-    "read_memory_timeline": "torchtraceap.analysis.memory_timeline",
-    "watch": "torchtraceap.integrations.watch",
+    "ColumnTable": "torchtraceap.core.table",
+    "ContractBroken": "torchtraceap.contracts.record",
+    "ContractWarning": "torchtraceap.contracts.record",
+    "Diagnosis": "torchtraceap.diagnosis.result",
+    "Finding": "torchtraceap.core.results",
+    "Loading": "torchtraceap.lab.prediction",
+    "Prediction": "torchtraceap.lab.prediction",
+    "Summary": "torchtraceap.core.results",
+    "Timeline": "torchtraceap.core.results",
+    "Trace": "torchtraceap.trace.trace",
+    "Windows": "torchtraceap.core.results",
+    "choose_parallelism": "torchtraceap.lab.jobs.parallelism",
+    "choose_sharding": "torchtraceap.lab.sharding",
+    "contract": "torchtraceap.contracts.record",
+    "load": "torchtraceap.trace.load",
+    "load_execution_trace": "torchtraceap.trace.execution",
+    "measured": "torchtraceap.lab.bench.measured",
+    "on_trace_ready": "torchtraceap.record",
+    "predict": "torchtraceap.lab.prediction",
+    "profile": "torchtraceap.record",
+    "read_memory_timeline": "torchtraceap.tables.gpu.memory_timeline",
+    "watch": "torchtraceap.record.watch",
 }
 """Names of other modules that are ours too."""
-_LAZY_MODULES = ("datasets", "durations", "integrations", "models")
+_LAZY_MODULES = {
+    "datasets": "torchtraceap.datasets",
+    "durations": "torchtraceap.ops.durations",
+    "integrations": "torchtraceap.record.integrations",
+    "models": "torchtraceap.ops.models",
+    "tracelens": "torchtraceap.compat.tracelens",
+}
 
 __all__ = [
     "ColumnTable",
@@ -142,7 +150,7 @@ def diff(
         after: The same.
         by: "op", "kernel", "cause" or "finding".
     """
-    from torchtraceap.analysis.diff import build_diff
+    from torchtraceap.tables.compare.diff import build_diff
 
     return build_diff(_loaded(before), _loaded(after), by=by)
 
@@ -161,8 +169,8 @@ def simulate(
 
 
 def _loaded(trace: Trace | PathLike | Sequence[PathLike]) -> Trace:
-    from torchtraceap.loading import load
-    from torchtraceap.trace import Trace
+    from torchtraceap.trace.load import load
+    from torchtraceap.trace.trace import Trace
 
     return trace if isinstance(trace, Trace) else load(trace)
 
@@ -180,7 +188,7 @@ def __getattr__(name: str) -> Any:
     if name == "_core":
         return _loaded_core()
     if name in _LAZY_MODULES:
-        return import_module(f"torchtraceap.{name}")
+        return import_module(_LAZY_MODULES[name])
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)

@@ -9,9 +9,9 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.detection import PerRank, detect
-from torchtraceap.codes import API_KINDS
-from torchtraceap.intervals import covered_before, union
+from torchtraceap.core.codes import API_KINDS
+from torchtraceap.core.intervals import covered_before, union
+from torchtraceap.tables.detection import PerRank, detect
 
 from .conftest import corpus_files
 

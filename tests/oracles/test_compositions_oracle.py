@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from torchtraceap.pipelines import (
+from torchtraceap.lab.jobs import (
     CalibratedJobs,
     Coefficients,
     Machine,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.analysis.hta_path import build_hta_path
+from torchtraceap.tables.steps.hta_path import build_hta_path
 
 from .conftest import corpus_files
 

@@ -20,10 +20,10 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.comparison import Comparison, compare
-from torchtraceap.analysis.diff import VIEWS, align, build_diff
-from torchtraceap.analysis.steps import build_steps
-from torchtraceap.table import ColumnTable
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.tables.compare.alignment import Comparison, compare
+from torchtraceap.tables.compare.diff import VIEWS, align, build_diff
+from torchtraceap.tables.steps.steps import build_steps
 
 from .conftest import corpus_files
 

@@ -19,8 +19,8 @@ import durations as bench
 import fit_durations
 import neusight_rows
 import trace_kernels
-from torchtraceap import durations
-from torchtraceap.durations import embedding, gemm, kernels
+from torchtraceap.ops import durations
+from torchtraceap.ops.durations import embedding, gemm, kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 ORACLES = Path(os.environ.get("TORCHTRACEAP_ORACLES", ROOT.parent / "shared" / "oracles"))

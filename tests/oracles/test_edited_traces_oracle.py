@@ -10,15 +10,15 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.iterations import held_up_row
 from torchtraceap.errors import TraceError
-from torchtraceap.ranks import Ranks
 from torchtraceap.simulation.edited_trace import Form, edited_ranks
 from torchtraceap.simulation.edits.base import Change, NotApplicableError
 from torchtraceap.simulation.registry import default_edits, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import simulate
-from torchtraceap.summary import build_summary
+from torchtraceap.tables.steps.iterations import held_up_row
+from torchtraceap.tables.summary import build_summary
+from torchtraceap.trace.ranks import Ranks
 
 from .conftest import corpus_files
 

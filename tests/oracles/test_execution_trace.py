@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import torchtraceap
-from torchtraceap.execution_trace import load_execution_trace
+from torchtraceap.trace.execution import load_execution_trace
 
 from .conftest import dlrm_execution_trace
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchtraceap.models import family_of
+from torchtraceap.ops.models import family_of
 
 torch = pytest.importorskip("torch", reason="needs torch for its tags")
 

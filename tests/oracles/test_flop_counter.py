@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.models import work_of
+from torchtraceap.ops.models import work_of
 
 torch = pytest.importorskip("torch", reason="needs torch to record programs")
 

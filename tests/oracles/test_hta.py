@@ -20,7 +20,7 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.codes import API_KINDS
+from torchtraceap.core.codes import API_KINDS
 
 # (file, idle, compute, non-compute, total), microseconds; last step cut where there are several.
 TEMPORAL = [

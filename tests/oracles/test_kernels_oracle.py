@@ -18,7 +18,7 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.kernel_names import canonical_name
+from torchtraceap.ops.kernel_names import canonical_name
 
 from .conftest import CORPUS, corpus_files
 

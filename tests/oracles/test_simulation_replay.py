@@ -17,9 +17,9 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.execution_trace import load_execution_trace
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.trust import trust_of
+from torchtraceap.trace.execution import load_execution_trace
 
 from .conftest import corpus_files, dlrm_execution_trace
 

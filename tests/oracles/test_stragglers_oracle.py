@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torchtraceap.pipelines import (
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.lab.jobs import (
     StragglerReport,
     build_schedule,
     read_operator_trace,
     what_if_stragglers,
 )
-from torchtraceap.table import ColumnTable
 
 ROOT = Path(__file__).resolve().parents[2]
 ORACLES = Path(os.environ.get("TORCHTRACEAP_ORACLES", ROOT.parent / "shared" / "oracles"))

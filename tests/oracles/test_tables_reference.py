@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.table import ColumnTable
+from torchtraceap.core.table import ColumnTable
 
 from . import tables_reference as plain
 from .conftest import corpus_files

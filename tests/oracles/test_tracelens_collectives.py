@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.tracelens import collective_sheets
-from torchtraceap.tracelens.sheets import csv_text
+from torchtraceap.compat.tracelens import collective_sheets
+from torchtraceap.compat.tracelens.sheets import csv_text
 
 from .conftest import CORPUS
 from .tracelens_reference import equal, read_rows

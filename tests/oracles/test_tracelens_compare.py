@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.tracelens import tracelens_sheets
-from torchtraceap.tracelens.compare import compare_sheets
-from torchtraceap.tracelens.sheets import Sheet
+from torchtraceap.compat.tracelens import tracelens_sheets
+from torchtraceap.compat.tracelens.compare import compare_sheets
+from torchtraceap.compat.tracelens.sheets import Sheet
 
 from .conftest import CORPUS
 from .tracelens_reference import differences

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.tracelens import tracelens_sheets
-from torchtraceap.tracelens.sheets import Sheet
+from torchtraceap.compat.tracelens import tracelens_sheets
+from torchtraceap.compat.tracelens.sheets import Sheet
 
 from .conftest import CORPUS
 from .tracelens_reference import equal, parse

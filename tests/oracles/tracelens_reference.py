@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from torchtraceap.tracelens.sheets import Sheet, csv_text
+from torchtraceap.compat.tracelens.sheets import Sheet, csv_text
 
 TOLERANCE = 1e-6
 UIDS = ("ex_UID", "UID_first")

@@ -17,10 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torchtraceap.models.tracelens.registry import MODELS, find_model, run_model, transpose_of
-from torchtraceap.models.tracelens.work import ModelAbsentError, UnmodelledError, Work
-from torchtraceap.tracelens.categories import category_of
-from torchtraceap.tracelens.perf_sheets import backward_of
+from torchtraceap.compat.tracelens.categories import category_of
+from torchtraceap.compat.tracelens.perf_sheets import backward_of
+from torchtraceap.ops.models.tracelens.registry import MODELS, find_model, run_model, transpose_of
+from torchtraceap.ops.models.tracelens.work import ModelAbsentError, UnmodelledError, Work
 
 Event = dict[str, Any]
 Row = dict[str, Any]

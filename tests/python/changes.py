@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 
 from torchtraceap import _core
-from torchtraceap.aliases import Array
+from torchtraceap.core.aliases import Array
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.run import SimulatedRun
 

@@ -14,14 +14,14 @@ from gpu_traces import GpuTrace
 from test_simulation_run import host, launch, step
 
 import torchtraceap as ttap
-from torchtraceap.analysis.comparison import compare
-from torchtraceap.analysis.detection import judge
-from torchtraceap.analysis.hta_path import build_hta_path
-from torchtraceap.analysis.labels import thread_names
-from torchtraceap.analysis.memory_timeline import read_memory_timeline
-from torchtraceap.devices import device_named
 from torchtraceap.errors import MissingFileError, OptionError, ParseError
-from torchtraceap.simulation.edits import lookups
+from torchtraceap.ops.devices import device_named
+from torchtraceap.simulation.edits import measured_durations as lookups
+from torchtraceap.tables.compare.alignment import compare
+from torchtraceap.tables.detection import judge
+from torchtraceap.tables.gpu.memory_timeline import read_memory_timeline
+from torchtraceap.tables.labels import thread_names
+from torchtraceap.tables.steps.hta_path import build_hta_path
 
 WriteTrace = Callable[..., Path]
 
@@ -138,7 +138,7 @@ def test_durations_need_a_device_and_two_ranks() -> None:
     rates = lookups.host_rates("HtoD", [device])
     assert 5e9 < rates.least < rates.most == rates.cap < 31.5e9 and rates.source
     for ranks, known in ((0, False), (1, False), (2, True), (3, True)):
-        from torchtraceap import durations
+        from torchtraceap.ops import durations
 
         found = lookups.collective_ns("all_reduce", 8.0, ranks, device)
         expected = durations.collective_ns("all_reduce", 8.0, ranks, device) if known else None

@@ -19,7 +19,8 @@ import report_samples as samples
 from conftest import WriteTrace
 
 import torchtraceap as ttap
-from torchtraceap import _core, intervals, units
+from torchtraceap import _core
+from torchtraceap.core import intervals, units
 from torchtraceap.errors import OptionError
 
 
@@ -284,7 +285,7 @@ def test_start_up_loads_neither_numpy_nor_the_core(code: str) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("package", ["torchtraceap", "torchtraceap.durations"])
+@pytest.mark.parametrize("package", ["torchtraceap", "torchtraceap.ops.durations"])
 def test_type_checkers_see_every_name_that_is_imported_late(package: str) -> None:
     module = importlib.import_module(package)
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))

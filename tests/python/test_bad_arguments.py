@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.analysis.catalogue import TABLES, table_spec
 from torchtraceap.errors import MissingColumnError, OptionError, TraceError
+from torchtraceap.tables.catalog import TABLES, table_spec
 
 DEMO = Path(__file__).parents[2] / "examples/traces/resnet50_num_workers_0.json.gz"
 

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torchtraceap.bench.bisection.bisecting import Bisection, Settings, bisect
-from torchtraceap.bench.bisection.revision_runs import RevisionRuns
-from torchtraceap.bench.bisection.rounds import Journal
-from torchtraceap.bench.revisions import (
+from torchtraceap.cli import main
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.bench.bisection.bisect import Bisection, Settings, bisect
+from torchtraceap.lab.bench.bisection.revision_runs import RevisionRuns
+from torchtraceap.lab.bench.bisection.rounds import Journal
+from torchtraceap.lab.bench.revisions import (
     Installs,
     Repository,
     Revision,
@@ -26,8 +28,6 @@ from torchtraceap.bench.revisions import (
     package_versions,
     version_key,
 )
-from torchtraceap.cli import main
-from torchtraceap.errors import OptionError
 
 
 class Made:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torchtraceap.bench.causes import Causes, causes, causes_text
+from torchtraceap.lab.bench.causes import Causes, causes, causes_text
 
 Event = dict[str, Any]
 Work = Sequence[tuple[str, float] | tuple[str, float, "Work"]]

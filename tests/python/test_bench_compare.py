@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torchtraceap.bench.comparison import many as comparing_many
-from torchtraceap.bench.comparison.calibrating import calibration_of, noise_of
-from torchtraceap.bench.comparison.comparing import compare
-from torchtraceap.bench.comparison.many import SuiteEntry, compare_many, read_suite
-from torchtraceap.bench.comparison.pairs import Pairs
-from torchtraceap.bench.comparison.sides import open_sides, split_command, workload_program
-from torchtraceap.bench.comparison.stored import compare_stored
-from torchtraceap.bench.comparison.telling import comparison_lines
-from torchtraceap.bench.kept.store import MeasuredRun, Samples, Store
-from torchtraceap.bench.processes.fresh import ProgramError
-from torchtraceap.bench.statistics.orders import abba
-from torchtraceap.bench.statistics.sequential import Plan
 from torchtraceap.cli import main
 from torchtraceap.errors import OptionError
+from torchtraceap.lab.bench.comparison import many as comparing_many
+from torchtraceap.lab.bench.comparison.calibrate import calibration_of, noise_of
+from torchtraceap.lab.bench.comparison.compare import compare
+from torchtraceap.lab.bench.comparison.many import SuiteEntry, compare_many, read_suite
+from torchtraceap.lab.bench.comparison.pairs import Pairs
+from torchtraceap.lab.bench.comparison.report import comparison_lines
+from torchtraceap.lab.bench.comparison.sides import open_sides, split_command, workload_program
+from torchtraceap.lab.bench.comparison.stored import compare_stored
+from torchtraceap.lab.bench.processes.fresh import ProgramError
+from torchtraceap.lab.bench.statistics.orders import abba
+from torchtraceap.lab.bench.statistics.sequential import Plan
+from torchtraceap.lab.bench.store.run_store import MeasuredRun, Samples, Store
 
 INTERFACE = ["schema", "verdict", "change", "pairs", "alpha", "method", "counts", "causes"]
 MS = 1_000_000

@@ -16,12 +16,13 @@ import pytest
 pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not built")
 
 from torchtraceap import cli
-from torchtraceap.bench import coverage, selecting
-from torchtraceap.bench.coverage import Coverage, Covered, stored_coverage
-from torchtraceap.bench.selecting import Candidate, select
 from torchtraceap.errors import OptionError
-from torchtraceap.models.families import FAMILIES
-from torchtraceap.workloads import registry
+from torchtraceap.lab.bench import coverage
+from torchtraceap.lab.bench import selection as selecting
+from torchtraceap.lab.bench.coverage import Coverage, Covered, stored_coverage
+from torchtraceap.lab.bench.selection import Candidate, select
+from torchtraceap.lab.workloads import registry
+from torchtraceap.ops.models.families import FAMILIES
 
 OWN = """
 import torch
@@ -245,7 +246,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_select_prints_its_choice_and_a_plan_that_run_reads(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from torchtraceap.bench.runs.asked import read_plan
+    from torchtraceap.lab.bench.runs.config import read_plan
 
     plan = tmp_path / "plan.toml"
     asked = ["bench", "select", "--budget", "3m", "--json", "--plan", str(plan)]

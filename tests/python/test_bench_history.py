@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torchtraceap.bench.kept.history import (
+from torchtraceap.cli import main
+from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.lab.bench.store.history import (
     find_steps,
     histories,
     history_html,
@@ -17,9 +19,7 @@ from torchtraceap.bench.kept.history import (
     machine_of,
     sparkline,
 )
-from torchtraceap.bench.kept.store import MeasuredRun, Samples, Store
-from torchtraceap.cli import main
-from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.lab.bench.store.run_store import MeasuredRun, Samples, Store
 
 pytest.importorskip("ruptures")
 pytest.importorskip("pyarrow")

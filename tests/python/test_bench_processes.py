@@ -15,14 +15,14 @@ from types import SimpleNamespace
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.bench import measured as measuring
-from torchtraceap.bench.measured import FREE, STEPS, measured
-from torchtraceap.bench.processes.fresh import ProgramError, run_fresh
-from torchtraceap.bench.processes.programs import named, read_steps, run_program, trace_program
 from torchtraceap.errors import OptionError
+from torchtraceap.lab.bench import measured as measuring
+from torchtraceap.lab.bench.measured import FREE, STEPS, measured
+from torchtraceap.lab.bench.processes.fresh import ProgramError, run_fresh
+from torchtraceap.lab.bench.processes.programs import named, read_steps, run_program, trace_program
 
 MEASURED = """
-    from torchtraceap.bench.measured import measured
+    from torchtraceap.lab.bench.measured import measured
     for turn in measured({items}, warmup={warmup}):
         {body}
 """
@@ -132,7 +132,7 @@ def test_outside_of_a_benchmark_it_only_iterates(monkeypatch: pytest.MonkeyPatch
     assert list(measured(x for x in "abc")) == ["a", "b", "c"]
     code = """
         import sys
-        from torchtraceap.bench.measured import measured
+        from torchtraceap.lab.bench.measured import measured
         print(list(measured(range(3))), [m for m in ("torch", "numpy") if m in sys.modules])
     """
     assert run_fresh(python(code)).stdout == "[0, 1, 2] []\n"
@@ -252,7 +252,7 @@ def test_steps_of_a_program_are_recorded(tmp_path: Path) -> None:
     code = TRAINED + textwrap.indent(
         textwrap.dedent(
             """
-            from torchtraceap.bench.measured import measured
+            from torchtraceap.lab.bench.measured import measured
             for turn in measured(range(40), warmup=2):
                 layer(x).sum().backward()
                 if turn == 14: break

@@ -15,22 +15,23 @@ from bench_samples import MIB, made_process, made_run
 from gpu_traces import GpuTrace
 
 import torchtraceap as ttap
-from torchtraceap.bench.kept.breakdown import break_down, break_down_runs, task_table
-from torchtraceap.bench.kept.drawing import breakdown_page
-from torchtraceap.bench.kept.intervals import mean_interval, ratio_interval, robust_line
-from torchtraceap.bench.kept.store import Store
-from torchtraceap.bench.kept.tables import device_of, devices_table, eager_compiled_table
-from torchtraceap.bench.processes.fresh import Finished
-from torchtraceap.bench.processes.programs import run_program
-from torchtraceap.bench.runs import batch_size, running
-from torchtraceap.bench.runs.asked import Asked, Protocol, chosen_names, read_plan
-from torchtraceap.bench.runs.batch_size import Point, search_batch
-from torchtraceap.bench.runs.child import MISSING, UNFIT, Spec
-from torchtraceap.bench.runs.child import main as run_child
-from torchtraceap.bench.runs.metrics import metrics_of
-from torchtraceap.bench.runs.running import WorkloadError
 from torchtraceap.cli import main
 from torchtraceap.errors import MissingFileError, OptionError
+from torchtraceap.lab.bench.processes.fresh import Finished
+from torchtraceap.lab.bench.processes.programs import run_program
+from torchtraceap.lab.bench.runs import batch_size
+from torchtraceap.lab.bench.runs import run as running
+from torchtraceap.lab.bench.runs.batch_size import Point, search_batch
+from torchtraceap.lab.bench.runs.child import MISSING, UNFIT, Spec
+from torchtraceap.lab.bench.runs.child import main as run_child
+from torchtraceap.lab.bench.runs.config import Asked, Protocol, chosen_names, read_plan
+from torchtraceap.lab.bench.runs.metrics import metrics_of
+from torchtraceap.lab.bench.runs.run import WorkloadError
+from torchtraceap.lab.bench.store.breakdown import break_down, break_down_runs, task_table
+from torchtraceap.lab.bench.store.charts import breakdown_page
+from torchtraceap.lab.bench.store.intervals import mean_interval, ratio_interval, robust_line
+from torchtraceap.lab.bench.store.run_store import Store
+from torchtraceap.lab.bench.store.tables import device_of, devices_table, eager_compiled_table
 
 pytest.importorskip("pyarrow")
 

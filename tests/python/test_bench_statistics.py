@@ -10,21 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from torchtraceap.aliases import Array
-from torchtraceap.bench.statistics import signed_rank as signed
-from torchtraceap.bench.statistics.families import q_values
-from torchtraceap.bench.statistics.machines import MACHINES, Machine
-from torchtraceap.bench.statistics.orders import abba, log_ratios
-from torchtraceap.bench.statistics.rank_sum import rank_sum_p, shift, shift_interval
-from torchtraceap.bench.statistics.replay import (
+from torchtraceap.core.aliases import Array
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.bench.statistics import signed_rank as signed
+from torchtraceap.lab.bench.statistics.families import q_values
+from torchtraceap.lab.bench.statistics.machines import MACHINES, Machine
+from torchtraceap.lab.bench.statistics.orders import abba, log_ratios
+from torchtraceap.lab.bench.statistics.rank_sum import rank_sum_p, shift, shift_interval
+from torchtraceap.lab.bench.statistics.replay import (
     Recorded,
     least_effect,
     replay_ours,
     replay_rule,
     share_of,
 )
-from torchtraceap.bench.statistics.rules import RULES
-from torchtraceap.bench.statistics.sequential import (
+from torchtraceap.lab.bench.statistics.rules import RULES
+from torchtraceap.lab.bench.statistics.sequential import (
     VERDICTS,
     Plan,
     decide,
@@ -33,8 +34,7 @@ from torchtraceap.bench.statistics.sequential import (
     look_at,
     whole_p,
 )
-from torchtraceap.bench.statistics.unpaired import compare_unpaired, medians_by_process
-from torchtraceap.errors import OptionError
+from torchtraceap.lab.bench.statistics.unpaired import compare_unpaired, medians_by_process
 
 SMALL = st.lists(st.integers(-4, 4), min_size=1, max_size=12)
 LOGS = st.lists(st.floats(-0.2, 0.2), min_size=10, max_size=10)

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from bench_samples import made_process, made_run
 
-from torchtraceap.bench.kept.store import Samples, Store, StoreError, default_folder
-from torchtraceap.bench.processes.environment import environment_hash, fingerprint
 from torchtraceap.cli import main
 from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.lab.bench.processes.environment import environment_hash, fingerprint
+from torchtraceap.lab.bench.store.run_store import Samples, Store, StoreError, default_folder
 
 pytest.importorskip("pyarrow")
 
@@ -185,7 +185,7 @@ def test_the_machine_is_told_and_nobody_is_named(
 
 def test_the_fingerprint_imports_no_torch() -> None:
     code = (
-        "import sys; from torchtraceap.bench.processes.environment import fingerprint; "
+        "import sys; from torchtraceap.lab.bench.processes.environment import fingerprint; "
         "f = fingerprint(); "
         "print('torch' in sys.modules, bool(f['torch']))"
     )

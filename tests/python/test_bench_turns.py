@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchtraceap.bench.comparison.pairs import Pairs
-from torchtraceap.bench.comparison.sides import ProgramSide, sides_can_take_turns, take_turns
-from torchtraceap.bench.processes.fresh import ProgramError
-from torchtraceap.bench.processes.programs import run_program
+from torchtraceap.lab.bench.comparison.pairs import Pairs
+from torchtraceap.lab.bench.comparison.sides import ProgramSide, sides_can_take_turns, take_turns
+from torchtraceap.lab.bench.processes.fresh import ProgramError
+from torchtraceap.lab.bench.processes.programs import run_program
 
 STEPS = """
 import json, sys, time

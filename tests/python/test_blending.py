@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from torchtraceap import _core
-from torchtraceap.datasets.blending import blend
-from torchtraceap.datasets.generating import group_traces
-from torchtraceap.datasets.plan import Group, planned
-from torchtraceap.ranks import RankTrace
+from torchtraceap.lab.building.blend import blend
+from torchtraceap.lab.building.generated import group_traces
+from torchtraceap.lab.building.plan import Group, planned
+from torchtraceap.trace.ranks import RankTrace
 
 Event = dict[str, Any]
 

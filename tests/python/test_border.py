@@ -12,11 +12,11 @@ from rank_samples import ALL_REDUCE, Job, late_rank
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.iterations import iterations_of
-from torchtraceap.analysis.many_ranks.joined_ranks import join_ranks
-from torchtraceap.analysis.many_ranks.matching import rank_collectives
-from torchtraceap.simulation.edits.parts import parts_of
+from torchtraceap.simulation.edits.collective_parts import parts_of
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.tables.ranks.joined import join_ranks
+from torchtraceap.tables.ranks.matching import rank_collectives
+from torchtraceap.tables.steps.iterations import iterations_of
 
 
 @pytest.fixture

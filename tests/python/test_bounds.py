@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.many_ranks.matching import match_collectives, rank_collectives
-from torchtraceap.analysis.pieces import Cells, robust_sigma
+from torchtraceap.compat.tracelens import launchers
 from torchtraceap.errors import TraceError
-from torchtraceap.overlay import tracks
-from torchtraceap.overlay.lanes import assign_lanes
+from torchtraceap.report.annotate import tracks
+from torchtraceap.report.annotate.lanes import assign_lanes
 from torchtraceap.simulation.excerpt import simulated_run
 from torchtraceap.simulation.registry import make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import simulate
-from torchtraceap.tracelens import launchers
+from torchtraceap.tables.ranks.matching import match_collectives, rank_collectives
+from torchtraceap.tables.steps.pieces import Cells, robust_sigma
 
 
 def load(folder: Path, made: Made | str, events: int = 0) -> ttap.Trace:
@@ -101,7 +101,7 @@ def test_memory_of_many_devices(tmp_path: Path) -> None:
 
 def test_every_thread_is_drawn(tmp_path: Path) -> None:
     protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
-    from torchtraceap.overlay.protobuf import write_protobuf
+    from torchtraceap.report.annotate.protobuf import write_protobuf
 
     trace = load(tmp_path / "t", "many_threads", 60_000)
     stream = io.BytesIO()
@@ -188,7 +188,7 @@ def test_grids_of_many_devices(tmp_path: Path) -> None:
 def test_tables_of_tracelens_of_deep_stacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torchtraceap.tracelens import tracelens_sheets
+    from torchtraceap.compat.tracelens import tracelens_sheets
 
     tables = tracelens_sheets(load(tmp_path / "a", "deep_stacks", 3_000).ranks[0])
     monkeypatch.setattr(launchers, "_LISTED_AT_ONCE", 7)

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.analysis import memory_timeline
-from torchtraceap.analysis.memory_timeline import read_memory_timeline
 from torchtraceap.errors import ParseError
-from torchtraceap.execution_trace import LinkedExecution, dependencies, link, reader, text
-from torchtraceap.execution_trace import load_execution_trace as load
-from torchtraceap.execution_trace.dependencies import find_dependencies
-from torchtraceap.execution_trace.link import _align
-from torchtraceap.execution_trace.reader import Access, Node
-from torchtraceap.files import natural_key
+from torchtraceap.tables.gpu import memory_timeline
+from torchtraceap.tables.gpu.memory_timeline import read_memory_timeline
+from torchtraceap.trace.execution import LinkedExecution, dependencies, link, reader, text
+from torchtraceap.trace.execution import load_execution_trace as load
+from torchtraceap.trace.execution.dependencies import find_dependencies
+from torchtraceap.trace.execution.link import _align
+from torchtraceap.trace.execution.reader import Access, Node
+from torchtraceap.trace.files import natural_key
 
 Json = dict[str, Any]
 

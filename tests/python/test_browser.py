@@ -19,8 +19,8 @@ pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from playwright import sync_api
 
 import torchtraceap as ttap
+from torchtraceap.core.units import format_ns
 from torchtraceap.report.page.diff_page import _VIEWS, write_diff_page
-from torchtraceap.units import format_ns
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 DEMO = Path(__file__).parents[2] / "examples/traces/resnet50_num_workers_0.json.gz"

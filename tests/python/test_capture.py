@@ -22,20 +22,20 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from torchtraceap.prediction.capture import (  # noqa: E402
+from torchtraceap.lab.prediction.capture import (  # noqa: E402
     Capture,
     Phase,
     TensorInfo,
     capture_step,
 )
-from torchtraceap.prediction.lifting import (  # noqa: E402
+from torchtraceap.lab.prediction.lowering import (  # noqa: E402
     LaunchingOp,
     Libraries,
     launching_ops,
     op_call,
     op_times,
 )
-from torchtraceap.workloads.workload import find_workload, made_workload  # noqa: E402
+from torchtraceap.lab.workloads.workload import find_workload, made_workload  # noqa: E402
 
 
 def captured(model: Callable[[], Any], *inputs: Any, **more: Any) -> Capture:

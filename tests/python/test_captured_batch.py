@@ -18,7 +18,7 @@ from test_captured_profile import MODELS, launched, loss, recorded, workload  # 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from torchtraceap.prediction.capture import (  # noqa: E402
+from torchtraceap.lab.prediction.capture import (  # noqa: E402
     Capture,
     CapturedProfile,
     capture_execution_trace,
@@ -26,7 +26,7 @@ from torchtraceap.prediction.capture import (  # noqa: E402
     capture_profile,
     capture_step,
 )
-from torchtraceap.prediction.capture.batch_sizes import (  # noqa: E402
+from torchtraceap.lab.prediction.capture.batch_sizes import (  # noqa: E402
     changed_strides,
     viewed,
     whole_sizes,

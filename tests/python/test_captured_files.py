@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from test_captured_profile import launched, recorded, workload  # noqa: E402
 from torch.profiler import ExecutionTraceObserver  # noqa: E402
 
-from torchtraceap.prediction.capture import (  # noqa: E402
+from torchtraceap.lab.prediction.capture import (  # noqa: E402
     CapturedProfile,
     CaptureError,
     capture_execution_trace,
@@ -26,9 +26,9 @@ from torchtraceap.prediction.capture import (  # noqa: E402
     capture_source,
     capture_step,
 )
-from torchtraceap.prediction.capture.changed import with_dtype  # noqa: E402
-from torchtraceap.prediction.lifting import launching_ops  # noqa: E402
-from torchtraceap.prediction.memory import known_memory, memory_need  # noqa: E402
+from torchtraceap.lab.prediction.capture.precision import with_dtype  # noqa: E402
+from torchtraceap.lab.prediction.lowering import launching_ops  # noqa: E402
+from torchtraceap.lab.prediction.memory import known_memory, memory_need  # noqa: E402
 
 
 def observed(path: Path, made: dict[str, Any]) -> Path:

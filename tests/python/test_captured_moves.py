@@ -9,13 +9,13 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap._core import CopyDirection
-from torchtraceap.prediction.capture.calls import Capture, Move
+from torchtraceap.lab.prediction.capture.calls import Capture, Move
 
 torch = pytest.importorskip("torch", reason="a capture runs the model")
 
-from torchtraceap.prediction.capture.dispatch import capture_step  # noqa: E402
-from torchtraceap.prediction.lifting.operators import launching_ops  # noqa: E402
-from torchtraceap.prediction.memory import memory_need  # noqa: E402
+from torchtraceap.lab.prediction.capture.dispatch import capture_step  # noqa: E402
+from torchtraceap.lab.prediction.lowering.operators import launching_ops  # noqa: E402
+from torchtraceap.lab.prediction.memory import memory_need  # noqa: E402
 
 UP, DOWN = Move(True), Move(False)
 ROWS, WIDTH = 1024, 128

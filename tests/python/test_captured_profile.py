@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.profiler import ProfilerActivity, profile, schedule  # noqa: E402
 
-from torchtraceap.prediction.capture import (  # noqa: E402
+from torchtraceap.lab.prediction.capture import (  # noqa: E402
     Capture,
     CaptureError,
     Phase,
@@ -24,7 +24,7 @@ from torchtraceap.prediction.capture import (  # noqa: E402
     capture_profile,
     capture_step,
 )
-from torchtraceap.prediction.lifting import LaunchingOp, launching_ops  # noqa: E402
+from torchtraceap.lab.prediction.lowering import LaunchingOp, launching_ops  # noqa: E402
 
 
 class Text(nn.Module):

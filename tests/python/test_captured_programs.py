@@ -13,8 +13,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from torchtraceap.prediction.capture import Capture, CaptureError, Phase, capture_step  # noqa: E402
-from torchtraceap.prediction.lifting import launching_ops  # noqa: E402
+from torchtraceap.lab.prediction.capture import Capture, CaptureError, Phase, capture_step  # noqa: E402
+from torchtraceap.lab.prediction.lowering import launching_ops  # noqa: E402
 
 
 class Program(nn.Module):
@@ -246,7 +246,7 @@ def test_what_is_too_large_to_compute_is_as_large_as_can_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert 400 < rows_of_mask(captured(masked, 1024, 512)) < 624  # half of them
-    monkeypatch.setattr("torchtraceap.prediction.capture.dispatch._MOST_BYTES", 0)
+    monkeypatch.setattr("torchtraceap.lab.prediction.capture.dispatch._MOST_BYTES", 0)
     capture = captured(masked, 1024, 512)
     assert rows_of_mask(capture) == 1024
     assert "sizes to be as large as can be" in note_of(capture)
@@ -262,7 +262,7 @@ def shrinks(model: Program, x: torch.Tensor) -> torch.Tensor:
 def test_a_loop_that_values_end_comes_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = names(captured(shrinks, layer=linear)).count("addmm")
     assert 1 <= rounds < 5
-    monkeypatch.setattr("torchtraceap.prediction.capture.dispatch._MOST_SECONDS", -1.0)
+    monkeypatch.setattr("torchtraceap.lab.prediction.capture.dispatch._MOST_SECONDS", -1.0)
     capture = captured(shrinks, layer=linear)
     assert names(capture).count("addmm") > rounds
     assert "it takes over" in note_of(capture)
@@ -350,7 +350,7 @@ def test_what_can_not_be_run_without_values_is_computed(monkeypatch: pytest.Monk
     capture = captured(without_values, 512, 512, layer=linear)
     assert names(capture) == ["addmm"]
     assert "no address" in note_of(capture)
-    monkeypatch.setattr("torchtraceap.prediction.capture.dispatch._MOST_BYTES", 0)
+    monkeypatch.setattr("torchtraceap.lab.prediction.capture.dispatch._MOST_BYTES", 0)
     with pytest.raises(CaptureError, match=r"no address.*it is too large; .*a profile of that"):
         captured(without_values, 512, 512, layer=linear)
 

@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from torchtraceap.prediction.capture import Capture, Phase, capture_step  # noqa: E402
-from torchtraceap.prediction.lifting import launching_ops  # noqa: E402
-from torchtraceap.prediction.memory import memory_need  # noqa: E402
+from torchtraceap.lab.prediction.capture import Capture, Phase, capture_step  # noqa: E402
+from torchtraceap.lab.prediction.lowering import launching_ops  # noqa: E402
+from torchtraceap.lab.prediction.memory import memory_need  # noqa: E402
 
 
 def trained(

@@ -9,7 +9,7 @@ import pytest
 from gpu_traces import GpuTrace
 
 import torchtraceap as ttap
-from torchtraceap.results import Finding
+from torchtraceap.core.results import Finding
 
 V100 = {"name": "Tesla V100-SXM2-16GB", "computeMajor": 7, "computeMinor": 0, "numSms": 80}
 A100 = {"name": "NVIDIA A100-SXM4-40GB", "computeMajor": 8, "computeMinor": 0, "numSms": 108}

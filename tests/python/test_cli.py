@@ -25,10 +25,10 @@ pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not buil
 
 from torchtraceap import cli
 from torchtraceap.cli import output, progress
-from torchtraceap.cli.parsing import chosen_command, each_command, parse, terminal_width
+from torchtraceap.cli.parser import chosen_command, each_command, parse, terminal_width
+from torchtraceap.core.progress import watch_stages
+from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.report import terminal
-from torchtraceap.results import PAPER_TYPES
-from torchtraceap.stages import watch_stages
 
 ANSI = re.compile(r"\x1b\[")
 
@@ -402,7 +402,7 @@ def test_an_interrupt_leaves_no_traceback(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torchtraceap.cli.diagnosis.load", interrupted)
+    monkeypatch.setattr("torchtraceap.cli.diagnose.load", interrupted)
     assert cli.main(["diagnose", str(slow)]) == 130
     assert capsys.readouterr().err == "torchtraceap: interrupted\n"
 
@@ -589,7 +589,8 @@ def test_every_phase_of_a_diagnosis_is_a_stage(slow: Path, tmp_path: Path) -> No
 
 def test_stages_are_shown_on_a_terminal_only(slow: Path) -> None:
     code = (
-        "import sys; from torchtraceap.cli import main, progress; import torchtraceap.stages as s; "
+        "import sys; from torchtraceap.cli import main, progress; "
+        "import torchtraceap.core.progress as s; "
         "progress.show_stages(); print(s._watcher is None); sys.exit(main(['-V']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

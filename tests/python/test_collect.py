@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from torchtraceap.collect import (
+from torchtraceap.core.writing import first_free
+from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.record import (
     Recording,
     RecordingError,
     RecordingWarning,
     on_trace_ready,
     profile,
 )
-from torchtraceap.collect.export import TraceNames
-from torchtraceap.collect.sanitize import holds_work, kept_pieces, private_cuts
-from torchtraceap.errors import MissingDependencyError, OptionError
-from torchtraceap.writing import first_free
+from torchtraceap.record.export import TraceNames
+from torchtraceap.record.sanitize import holds_work, kept_pieces, private_cuts
 
 ANALYSIS = importlib.util.find_spec("torchtraceap._core") is not None
 needs_analysis = pytest.mark.skipif(not ANALYSIS, reason="torchtraceap._core is not built")
@@ -415,7 +415,7 @@ def test_an_analysis_that_fails_does_not_break_the_loop(
     def fail(*_: object) -> None:
         raise ValueError("no such luck")
 
-    monkeypatch.setattr("torchtraceap.collect.handler.analyse", fail)
+    monkeypatch.setattr("torchtraceap.record.trace_handler.analyse", fail)
     done: list[int] = []
     handler = on_trace_ready(tmp_path)
     with (

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import report_samples as samples
 
-from torchtraceap.collect import RecordingWarning, on_trace_ready, profile, ranks
-from torchtraceap.collect.analysis import analyse
-from torchtraceap.collect.ranks import Run, run_of
 from torchtraceap.errors import OptionError
+from torchtraceap.record import RecordingWarning, on_trace_ready, profile, ranks
+from torchtraceap.record.diagnosis import analyse
+from torchtraceap.record.ranks import Run, run_of
 
 
 def run(size: int, *, name: str = "r", began: float = 0.0) -> Run:

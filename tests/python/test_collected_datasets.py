@@ -11,13 +11,13 @@ pytest.importorskip("torch")
 pytest.importorskip("pyarrow")
 
 from torchtraceap.cli import main
-from torchtraceap.collect.collecting import collect
-from torchtraceap.collect.manifest import read_manifest
-from torchtraceap.datasets.adding import add, add_labelled
-from torchtraceap.datasets.reading import DataSet
+from torchtraceap.datasets.reader import DataSet
 from torchtraceap.datasets.samples import load_samples
 from torchtraceap.errors import OptionError
-from torchtraceap.evaluation.honesty import books_of
+from torchtraceap.lab.building.add import add, add_labelled
+from torchtraceap.lab.collection.collect import collect
+from torchtraceap.lab.collection.manifest import read_manifest
+from torchtraceap.lab.evaluation.honesty import books_of
 
 MANIFEST = """
 [[workload]]

@@ -14,15 +14,16 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap._core import EventKind
 from torchtraceap.cli import main
-from torchtraceap.collect import collecting, pairs
-from torchtraceap.collect.collecting import collect
-from torchtraceap.collect.manifest import FORMS, PlannedPair, read_manifest, shard
-from torchtraceap.collect.markers import COSTS
-from torchtraceap.collect.notices import RecordingError
-from torchtraceap.collect.pairs import ACCEPTED_RATIO, RecordingOptions, ids_of
-from torchtraceap.collect.unmarking import ORIGIN_NS
+from torchtraceap.datasets.types import TASKS
 from torchtraceap.errors import MissingFileError, OptionError
-from torchtraceap.generation.types import TASKS
+from torchtraceap.lab.collection import collect as collecting
+from torchtraceap.lab.collection import pairs
+from torchtraceap.lab.collection.collect import collect
+from torchtraceap.lab.collection.manifest import FORMS, PlannedPair, read_manifest, shard
+from torchtraceap.lab.collection.marker_removal import ORIGIN_NS
+from torchtraceap.lab.collection.markers import COSTS
+from torchtraceap.lab.collection.pairs import ACCEPTED_RATIO, RecordingOptions, ids_of
+from torchtraceap.record.notices import RecordingError
 
 TYPES = ("single_process_data_loading", "no_memory_pin", "high_memcpy", "graph_break", "cpu_bound")
 OF_RANKS = ("small_nccl_kernels", "nccl_blocks_main_stream", "nccl_compute_not_overlapped")
@@ -81,7 +82,7 @@ def test_every_type_has_four_forms_to_train_on_and_some_for_tests() -> None:
 
 @needs_torch
 def test_forms_of_ranks_are_those_that_are_emulated() -> None:
-    from torchtraceap.collect import emulated
+    from torchtraceap.lab.collection import emulated
 
     def facts(forms: Iterable[Any]) -> dict[str, Any]:
         return {form.name: (form.type, form.test, form.decoy) for form in forms}
@@ -92,7 +93,7 @@ def test_forms_of_ranks_are_those_that_are_emulated() -> None:
 
 @needs_torch
 def test_every_form_has_a_step() -> None:
-    from torchtraceap.collect.workloads import STEPS
+    from torchtraceap.lab.collection.workloads import STEPS
 
     assert set(STEPS) == set(FORMS)
     assert {step.cost for step in STEPS.values()} == set(COSTS)
@@ -190,7 +191,7 @@ def test_both_twins_of_every_form_run(name: str, tmp_path: Path) -> None:
     """`shared_statistics` needs a GPU."""
     import torch
 
-    from torchtraceap.collect.workloads import STEPS, Context
+    from torchtraceap.lab.collection.workloads import STEPS, Context
 
     workload = read_manifest(manifest(tmp_path))[0].workload
     context = Context(workload, workload.tiny, torch.device("cpu"), 0, 1, "eager")
@@ -312,7 +313,7 @@ def test_options_that_make_no_sense(tmp_path: Path) -> None:
 def test_mixed_precision_is_for_products_and_not_for_weights(tmp_path: Path) -> None:
     import torch
 
-    from torchtraceap.collect.workloads import STEPS, Context
+    from torchtraceap.lab.collection.workloads import STEPS, Context
 
     text = MANIFEST.replace("parallel = true", 'precision = "bf16"')
     text = text.replace(', "all_reduce_by_parameter"', "")
@@ -339,7 +340,7 @@ class TestPartOfAGpu:
 
         import torch
 
-        from torchtraceap.collect.workloads import platforms
+        from torchtraceap.lab.collection.workloads import platforms
 
         whole = SimpleNamespace(multi_processor_count=132)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: whole)

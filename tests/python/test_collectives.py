@@ -13,7 +13,7 @@ from rank_samples import ALL_REDUCE, Job, describe, late_rank
 from report_samples import TraceMaker
 
 import torchtraceap as ttap
-from torchtraceap.durations.collectives import bus_factor
+from torchtraceap.ops.durations.collectives import bus_factor
 
 FIXED_COLUMNS = {
     "name",

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import torchtraceap
-from torchtraceap.table import ColumnTable
-from torchtraceap.tracelens import tracelens_sheets
+from torchtraceap.compat.tracelens import tracelens_sheets
+from torchtraceap.core.table import ColumnTable
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ import pytest
 from pipeline_job import Job
 
 from torchtraceap.errors import OptionError
-from torchtraceap.pipelines import (
+from torchtraceap.lab.jobs import (
     Machine,
     TrainingJob,
     build_schedule,

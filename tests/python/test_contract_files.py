@@ -13,10 +13,10 @@ from report_samples import HOSTILE
 
 from torchtraceap.contracts import Contract, read_contracts
 from torchtraceap.contracts.file import parse_contracts
+from torchtraceap.contracts.measures import MEASURES
 from torchtraceap.contracts.result import CheckResult, KeyResult
-from torchtraceap.contracts.updating import Update, updated
+from torchtraceap.contracts.update import Update, updated
 from torchtraceap.errors import MissingFileError, OptionError
-from torchtraceap.measures import MEASURES
 
 WHOLE = """\
 # what a step may cost

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchtraceap.contracts import Contract, Limit
+from torchtraceap.contracts.measures import MEASURES
 from torchtraceap.errors import OptionError
-from torchtraceap.measures import MEASURES
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 import torchtraceap
-from torchtraceap.collect import RecordingError, profile
 from torchtraceap.contracts.contract import Contract
+from torchtraceap.contracts.record import ContractBroken, ContractWarning, contract
 from torchtraceap.contracts.recorder import Recorder
-from torchtraceap.contracts.recording import ContractBroken, ContractWarning, contract
 from torchtraceap.errors import OptionError
+from torchtraceap.record import RecordingError, profile
 
 HERE = Path(__file__).name
 
@@ -165,7 +165,7 @@ def test_collectives_of_two_processes_are_counted(torch: Any, tmp_path: Path) ->
         pytest.skip("torch without distributed")
     program = """
 import os, sys, torch, torch.distributed as dist
-from torchtraceap.contracts.recording import ContractBroken, contract
+from torchtraceap.contracts.record import ContractBroken, contract
 torch.set_num_threads(1)
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchtraceap as ttap
-from torchtraceap.analysis.critical_path import BOUNDS, path_segments
-from torchtraceap.analysis.hta_path import build_hta_path
 from torchtraceap.errors import OptionError
+from torchtraceap.tables.steps.critical_path import BOUNDS, path_segments
+from torchtraceap.tables.steps.hta_path import build_hta_path
 
 WriteTrace = Callable[..., Path]
 Event = dict[str, Any]

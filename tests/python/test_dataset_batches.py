@@ -11,7 +11,7 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap.datasets.samples import TYPES, Sample, load_samples
 from torchtraceap.errors import OptionError, SchemaError
-from torchtraceap.generation.generate import generate
+from torchtraceap.lab.generation.generate import generate
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.analysis.tokens import build_tokens
 from torchtraceap.datasets.labels import window_costs, window_labels
 from torchtraceap.datasets.samples import EVIDENCE, TYPES, Sample, load_samples
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
-from torchtraceap.generation.faults import FAULTS
-from torchtraceap.generation.generate import generate
+from torchtraceap.lab.generation.faults import FAULTS
+from torchtraceap.lab.generation.generate import generate
+from torchtraceap.tables.windows.tokens import build_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
 BASES = [str(ROOT / f"examples/traces/resnet50_num_workers_{n}.json.gz") for n in (0, 4)]

@@ -14,18 +14,18 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.cli import main
-from torchtraceap.datasets import building
-from torchtraceap.datasets.adding import add, add_labelled, export
-from torchtraceap.datasets.generating import group_traces
 from torchtraceap.datasets.labels import GRIDS
-from torchtraceap.datasets.plan import GROUP, Group, planned, planned_mini, type_order
-from torchtraceap.datasets.reading import DataSet
+from torchtraceap.datasets.reader import DataSet
 from torchtraceap.datasets.runs import labelled_runs
 from torchtraceap.datasets.samples import TYPES, load_samples
 from torchtraceap.datasets.shards import write_shard
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
-from torchtraceap.generation.generate import generate
-from torchtraceap.ranks import RankTrace
+from torchtraceap.lab.building import build as building
+from torchtraceap.lab.building.add import add, add_labelled, export
+from torchtraceap.lab.building.generated import group_traces
+from torchtraceap.lab.building.plan import GROUP, Group, planned, planned_mini, type_order
+from torchtraceap.lab.generation.generate import generate
+from torchtraceap.trace.ranks import RankTrace
 
 pytest.importorskip("pyarrow")
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtraceap import _core
-from torchtraceap import devices as package
-from torchtraceap.analysis.recorded_device import matrix_units
-from torchtraceap.devices import Device, device_named, find_device, load_devices
-from torchtraceap.devices.__main__ import compile_devices
 from torchtraceap.errors import OptionError
+from torchtraceap.ops import devices as package
+from torchtraceap.ops.devices import Device, device_named, find_device, load_devices
+from torchtraceap.ops.devices.__main__ import compile_devices
+from torchtraceap.tables.gpu.recorded_device import matrix_units
 
 FOLDER = Path(package.__file__).parent
 ORACLES = Path(__file__).resolve().parents[3] / "shared" / "oracles"

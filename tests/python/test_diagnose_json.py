@@ -14,10 +14,10 @@ from conftest import WriteTrace
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.detection import judge
-from torchtraceap.intervals import covered_ns, union
-from torchtraceap.results import PAPER_TYPES
-from torchtraceap.scoring import label_of, load_scorer
+from torchtraceap.core.intervals import covered_ns, union
+from torchtraceap.core.results import PAPER_TYPES
+from torchtraceap.diagnosis.scoring import label_of, load_scorer
+from torchtraceap.tables.detection import judge
 
 NEED_GPU_EVENTS = ("no_memory_pin", "high_memcpy", "cpu_bound")
 

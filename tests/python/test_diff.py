@@ -16,11 +16,11 @@ from rank_samples import late_rank
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.diff import SPREAD, VIEWS, build_diff
-from torchtraceap.analysis.pieces import median_ns, middle_half, robust_sigma
+from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
-from torchtraceap.table import ColumnTable
-from torchtraceap.trace import Trace
+from torchtraceap.tables.compare.diff import SPREAD, VIEWS, build_diff
+from torchtraceap.tables.steps.pieces import median_ns, middle_half, robust_sigma
+from torchtraceap.trace.trace import Trace
 
 Event = dict[str, Any]
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -19,11 +19,11 @@ from page_reading import Page, column_of, tables_of
 pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not built")
 
 import torchtraceap as ttap
-from torchtraceap.columns import encode_texts
+from torchtraceap.core.columns import encode_texts
+from torchtraceap.core.table import ColumnTable
 from torchtraceap.report.page import diff_page
 from torchtraceap.report.page.charts import MAX_DELTAS, waterfall
 from torchtraceap.report.page.diff_page import render_diff, write_diff_page
-from torchtraceap.table import ColumnTable
 
 
 def load(maker: samples.TraceMaker, path: Path) -> ttap.Trace:

@@ -15,10 +15,10 @@ import pytest
 
 from torchtraceap import Trace, load
 from torchtraceap.cli import COMMANDS, main
-from torchtraceap.cli.parsing import Parser, each_command
-from torchtraceap.knowledge import load_knowledge
+from torchtraceap.cli.parser import Parser, each_command
+from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.report.terminal import render_text
-from torchtraceap.sql import sql_tables
+from torchtraceap.tables.sql import sql_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERY = each_command(COMMANDS)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtraceap.dtypes import DTYPES, dtype_named, dtype_numbered
+from torchtraceap.core.dtypes import DTYPES, dtype_named, dtype_numbered
 
 CPP_TABLE = Path(__file__).parents[2] / "cpp/traceap/table/dtypes.cpp"
 

@@ -12,13 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchtraceap as ttap
-from torchtraceap import durations
-from torchtraceap.durations import Calibration, Estimate, Estimates, UnknownDurationError
-from torchtraceap.durations.asking import Question, each
-from torchtraceap.durations.calibration import TAIL, KindTimes, fit_calibration, kernel_class
-from torchtraceap.durations.inputs import checked_sizes, collective_named, copy_named, dtype_label
 from torchtraceap.errors import AmbiguousDeviceError, OptionError
-from torchtraceap.models import OpCall
+from torchtraceap.ops import durations
+from torchtraceap.ops.durations import Calibration, Estimate, Estimates, UnknownDurationError
+from torchtraceap.ops.durations.answers import Question, each
+from torchtraceap.ops.durations.calibration import TAIL, KindTimes, fit_calibration, kernel_class
+from torchtraceap.ops.durations.inputs import (
+    checked_sizes,
+    collective_named,
+    copy_named,
+    dtype_label,
+)
+from torchtraceap.ops.models import OpCall
 
 A100, H100 = "A100-SXM4-80GB", "H100 SXM"
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torchtraceap import durations
-from torchtraceap.devices import load_devices
-from torchtraceap.models.arguments import OpCall
+from torchtraceap.ops import durations
+from torchtraceap.ops.devices import load_devices
+from torchtraceap.ops.models.arguments import OpCall
 
 _BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "simulation" / "convolutions.py"
 _GPUS = ("h100_sxm", "a100_sxm_40gb", "mi300x", "rtx_4090", "v100_sxm2_32gb")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtraceap.durations import UnknownDurationError, embedding_bag_ns
-from torchtraceap.durations.embedding import (
+from torchtraceap.ops.durations import UnknownDurationError, embedding_bag_ns
+from torchtraceap.ops.durations.embedding import (
     EmbeddingTable,
     ReuseHistogram,
     che_hits,

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from torchtraceap import durations
-from torchtraceap.durations import Estimate, Estimates
+from torchtraceap.ops import durations
+from torchtraceap.ops.durations import Estimate, Estimates
 
 A100, H100 = "A100-SXM4-80GB", "H100 SXM"
 

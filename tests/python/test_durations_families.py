@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from torchtraceap.devices import load_devices
-from torchtraceap.durations import UnknownDurationError
-from torchtraceap.durations.families import (
+from torchtraceap.ops.devices import load_devices
+from torchtraceap.ops.durations import UnknownDurationError
+from torchtraceap.ops.durations.families import (
     estimate_work,
     estimate_works,
     load_families,
     variant_of,
 )
-from torchtraceap.models.families import FAMILIES
+from torchtraceap.ops.models.families import FAMILIES
 
 NO_GPU_WORK = {"communication", "synchronization", "data_loading", "graph"}
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from torchtraceap.devices import load_devices
+from torchtraceap.ops.devices import load_devices
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from torchtraceap.prediction.capture import capture_step  # noqa: E402
-from torchtraceap.prediction.capture.calls import Capture  # noqa: E402
-from torchtraceap.prediction.lifting import launching_ops, op_times  # noqa: E402
-from torchtraceap.prediction.lifting.launching import libraries_of  # noqa: E402
+from torchtraceap.lab.prediction.capture import capture_step  # noqa: E402
+from torchtraceap.lab.prediction.capture.calls import Capture  # noqa: E402
+from torchtraceap.lab.prediction.lowering import launching_ops, op_times  # noqa: E402
+from torchtraceap.lab.prediction.lowering.launching_op import libraries_of  # noqa: E402
 
 _GPUS = ("h100_sxm", "a100_sxm_80gb", "mi300x", "rtx_4090")
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtraceap import durations
-from torchtraceap.devices import Device, device_named, load_devices
-from torchtraceap.durations import UnknownDurationError
-from torchtraceap.durations.collectives import (
+from torchtraceap.ops import durations
+from torchtraceap.ops.devices import Device, device_named, load_devices
+from torchtraceap.ops.durations import UnknownDurationError
+from torchtraceap.ops.durations.collectives import (
     CollectiveTable,
     collective_kind,
     estimate_collective,
@@ -21,15 +21,15 @@ from torchtraceap.durations.collectives import (
     has_switch,
     load_tables,
 )
-from torchtraceap.durations.copies import estimate_copies, estimate_copy
-from torchtraceap.durations.estimate import the_device
-from torchtraceap.durations.gemm import (
+from torchtraceap.ops.durations.copies import estimate_copies, estimate_copy
+from torchtraceap.ops.durations.estimate import the_device
+from torchtraceap.ops.durations.gemm import (
     estimate_gemm,
     estimate_gemms,
     gemm_features,
     load_models,
 )
-from torchtraceap.durations.kernels import (
+from torchtraceap.ops.durations.kernels import (
     estimate_attention,
     estimate_attentions,
     estimate_elementwise,
@@ -38,9 +38,9 @@ from torchtraceap.durations.kernels import (
     estimate_rows_of_lengths,
     load_kernels,
 )
-from torchtraceap.durations.tables import Curve
-from torchtraceap.durations.trees import BoostedTrees
-from torchtraceap.models.arguments import OpCall
+from torchtraceap.ops.durations.tables import Curve
+from torchtraceap.ops.durations.trees import BoostedTrees
+from torchtraceap.ops.models.arguments import OpCall
 from tree_text import Node, encode_trees
 
 DATA = Path(durations.__file__).parent / "data"

@@ -14,8 +14,8 @@ from baselines import (
     roofline_ns,
 )
 from curves import fit_curve, isotonic
-from torchtraceap.devices import device_named
-from torchtraceap.durations.tables import Curve
+from torchtraceap.ops.devices import device_named
+from torchtraceap.ops.durations.tables import Curve
 
 SIZES = 2.0 ** np.arange(9, 30)
 

@@ -17,11 +17,9 @@ from test_edit_changes import CASES, late_job
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.iterations import held_up_row
 from torchtraceap.cli import main
-from torchtraceap.codes import EventKind
+from torchtraceap.core.codes import EventKind
 from torchtraceap.errors import OptionError, SchemaError
-from torchtraceap.ranks import Ranks
 from torchtraceap.simulation.edited_trace import edited_ranks, edited_trace
 from torchtraceap.simulation.edits import fusion, graphs
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NewEvent, NotApplicableError
@@ -29,6 +27,8 @@ from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.registry import default_edits, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import simulate
+from torchtraceap.tables.steps.iterations import held_up_row
+from torchtraceap.trace.ranks import Ranks
 
 WriteTrace = Callable[..., Path]
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

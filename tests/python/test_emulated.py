@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.collect.emulated import NETWORKS, Network, TransferTimes
-from torchtraceap.collect.emulated.records import DESCRIPTION, as_nccl_records
 from torchtraceap.errors import OptionError
+from torchtraceap.lab.collection.emulated import NETWORKS, Network, TransferTimes
+from torchtraceap.record.emulated_records import DESCRIPTION, as_nccl_records
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
@@ -29,9 +29,9 @@ from torch import nn  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from torchtraceap.collect.emulated import FORMS, process_group  # noqa: E402
-from torchtraceap.collect.emulated.kernels import build_kernels, kernel_name  # noqa: E402
-from torchtraceap.collect.notices import RecordingError  # noqa: E402
+from torchtraceap.lab.collection.emulated import FORMS, process_group  # noqa: E402
+from torchtraceap.lab.collection.emulated.kernels import build_kernels, kernel_name  # noqa: E402
+from torchtraceap.record.notices import RecordingError  # noqa: E402
 
 RANKS = 4
 QUICK = Network(device="h100_sxm", late_share=0.0)
@@ -437,7 +437,7 @@ def test_without_a_compiler_the_error_says_what_is_missing(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("torchtraceap.collect.emulated.kernels._HOMES", ())
+    monkeypatch.setattr("torchtraceap.lab.collection.emulated.kernels._HOMES", ())
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(RecordingError, match="nvcc"):
         build_kernels("sm_90")

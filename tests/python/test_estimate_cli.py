@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from torchtraceap import durations
 from torchtraceap.cli import main
+from torchtraceap.ops import durations
 
 H100 = ["--device", "H100 SXM"]
 QUESTIONS: list[tuple[list[str], Any]] = [

@@ -12,17 +12,21 @@ pytest.importorskip("sklearn")
 
 from made_samples import made_sample, made_samples
 
+from torchtraceap.core.intervals import EMPTY
 from torchtraceap.datasets.samples import TYPES, Sample
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
-from torchtraceap.evaluation.baselines.given import Given, read_scores
-from torchtraceap.evaluation.baselines.one_class import Forest, KMeans, Neighbours, Pca
-from torchtraceap.evaluation.baselines.protocol import Method, Windows
-from torchtraceap.evaluation.baselines.rtfm import Rtfm
-from torchtraceap.evaluation.baselines.simple import Chance, Evidence, Rule, TraceConstant
-from torchtraceap.evaluation.baselines.trees import CopiedTrees, SelfTrainedTrees, SupervisedTrees
-from torchtraceap.evaluation.events import GpuEvents, largest_in
-from torchtraceap.evaluation.metrics import Scored, window_auc
-from torchtraceap.intervals import EMPTY
+from torchtraceap.lab.evaluation.baselines.given import Given, read_scores
+from torchtraceap.lab.evaluation.baselines.one_class import Forest, KMeans, Neighbours, Pca
+from torchtraceap.lab.evaluation.baselines.protocol import Method, Windows
+from torchtraceap.lab.evaluation.baselines.rtfm import Rtfm
+from torchtraceap.lab.evaluation.baselines.simple import Chance, Evidence, Rule, TraceConstant
+from torchtraceap.lab.evaluation.baselines.trees import (
+    CopiedTrees,
+    SelfTrainedTrees,
+    SupervisedTrees,
+)
+from torchtraceap.lab.evaluation.events import GpuEvents, largest_in
+from torchtraceap.lab.evaluation.metrics import Scored, window_auc
 
 LEARNED = {
     "K-means": (KMeans, 0.6),

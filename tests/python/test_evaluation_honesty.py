@@ -16,8 +16,8 @@ pytest.importorskip("sklearn")
 from made_samples import made_samples
 
 from torchtraceap.errors import OptionError, ParseError, SchemaError
-from torchtraceap.evaluation.bookkeeping import bookkeeping_of
-from torchtraceap.evaluation.honesty import (
+from torchtraceap.lab.evaluation.bookkeeping import bookkeeping_of
+from torchtraceap.lab.evaluation.honesty import (
     Books,
     books_of,
     check_splits,
@@ -26,7 +26,7 @@ from torchtraceap.evaluation.honesty import (
     sided_features,
     told_by_bookkeeping,
 )
-from torchtraceap.generation.generate import generate
+from torchtraceap.lab.generation.generate import generate
 
 ROOT = Path(__file__).resolve().parents[2]
 BASES = [str(ROOT / f"examples/traces/resnet50_num_workers_{n}.json.gz") for n in (0, 4)]

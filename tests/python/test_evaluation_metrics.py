@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("sklearn")
 
 from torchtraceap.errors import OptionError
-from torchtraceap.evaluation.bootstrap import draws, interval, paired, replicates
-from torchtraceap.evaluation.metrics import (
+from torchtraceap.lab.evaluation.bootstrap import draws, interval, paired, replicates
+from torchtraceap.lab.evaluation.metrics import (
     Scored,
     Typed,
     average_precision,

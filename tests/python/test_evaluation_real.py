@@ -18,23 +18,23 @@ pytest.importorskip("sklearn")
 pytest.importorskip("lightgbm")
 pytest.importorskip("pyarrow")
 
-from torchtraceap.datasets.adding import export
+from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.datasets.labels import costs_of
 from torchtraceap.datasets.runs import labelled_runs
+from torchtraceap.diagnosis.scoring import load_scorer
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
-from torchtraceap.evaluation import run
-from torchtraceap.evaluation.real import (
+from torchtraceap.lab.building.add import export
+from torchtraceap.lab.evaluation import run
+from torchtraceap.lab.evaluation.real import (
     NUMBERS,
     RealEvaluation,
     Recordings,
     evaluate_real,
     read_recordings,
 )
-from torchtraceap.evaluation.real_labels import PASSES, RealLabels, read_real_labels
-from torchtraceap.evaluation.real_tables import real_document, real_part
-from torchtraceap.loading import load
-from torchtraceap.results import PAPER_TYPES
-from torchtraceap.scoring import load_scorer
+from torchtraceap.lab.evaluation.real_labels import PASSES, RealLabels, read_real_labels
+from torchtraceap.lab.evaluation.real_tables import real_document, real_part
+from torchtraceap.trace.load import load
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTY = {"0001-01": "nccl_blocks_main_stream", "0004-01": "high_memcpy"}

@@ -17,14 +17,14 @@ from made_samples import made_samples
 
 from torchtraceap.cli import main
 from torchtraceap.datasets.samples import Sample
+from torchtraceap.diagnosis.scoring.base import Scorer
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
-from torchtraceap.evaluation import run as run_module
-from torchtraceap.evaluation.events import GpuEvents
-from torchtraceap.evaluation.looks import log_look
-from torchtraceap.evaluation.report import write_report
-from torchtraceap.evaluation.run import Evaluation, Options, evaluate
-from torchtraceap.evaluation.tables import document, table_2, table_3, table_5, tables
-from torchtraceap.scoring.base import Scorer
+from torchtraceap.lab.evaluation import run as run_module
+from torchtraceap.lab.evaluation.events import GpuEvents
+from torchtraceap.lab.evaluation.report import write_report
+from torchtraceap.lab.evaluation.run import Evaluation, Options, evaluate
+from torchtraceap.lab.evaluation.tables import document, table_2, table_3, table_5, tables
+from torchtraceap.lab.evaluation.test_access import log_look
 
 SAMPLES = [
     *made_samples(64),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.errors import SchemaError
-from torchtraceap.event_table import Texts, event_table
-from torchtraceap.ranks import RankTrace
+from torchtraceap.trace.event_table import Texts, event_table
+from torchtraceap.trace.ranks import RankTrace
 
 _METADATA = {
     "deviceProperties": [{"id": 0, "name": "NVIDIA H100", "numSms": 132}],

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.analysis.iterations import step_time
 from torchtraceap.simulation.excerpt import MOST_EVENTS, _middle, most_simulated, simulated_run
 from torchtraceap.simulation.simulate import Simulation
+from torchtraceap.tables.steps.iterations import step_time
 
 WriteTrace = Callable[..., Path]
 Event = dict[str, Any]

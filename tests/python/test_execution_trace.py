@@ -12,7 +12,7 @@ import pytest
 
 import torchtraceap
 from torchtraceap.errors import MissingFileError, ParseError
-from torchtraceap.execution_trace import ExecutionTrace, load_execution_trace
+from torchtraceap.trace.execution import ExecutionTrace, load_execution_trace
 
 Json = dict[str, Any]
 RAW, WAR, WAW = "read_after_write", "write_after_read", "write_after_write"

@@ -15,22 +15,22 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.iterations import iterations_of
-from torchtraceap.analysis.recorded_device import recorded_device
 from torchtraceap.cli import main
+from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.errors import OptionError
-from torchtraceap.generation import bases as bases_module
-from torchtraceap.generation.decoys import DECOYS
-from torchtraceap.generation.faults import FAULTS
-from torchtraceap.generation.generate import TYPES, generate
-from torchtraceap.generation.loss import covered_windows, lost_intervals
-from torchtraceap.generation.pairs import Pair, drawn_pair
-from torchtraceap.generation.processes import in_processes
-from torchtraceap.generation.rank_numbers import as_rank
-from torchtraceap.generation.scene import Outcome
-from torchtraceap.knowledge import load_knowledge
-from torchtraceap.ranks import RankTrace
+from torchtraceap.lab.generation import bases as bases_module
+from torchtraceap.lab.generation.decoys import DECOYS
+from torchtraceap.lab.generation.faults import FAULTS
+from torchtraceap.lab.generation.generate import TYPES, generate
+from torchtraceap.lab.generation.lost_time import covered_windows, lost_intervals
+from torchtraceap.lab.generation.pairs import Pair, drawn_pair
+from torchtraceap.lab.generation.processes import in_processes
+from torchtraceap.lab.generation.renumber import as_rank
+from torchtraceap.lab.generation.scene import Outcome
 from torchtraceap.simulation.graph_builder import THREAD, GraphBuilder
+from torchtraceap.tables.gpu.recorded_device import recorded_device
+from torchtraceap.tables.steps.iterations import iterations_of
+from torchtraceap.trace.ranks import RankTrace
 
 ROOT = Path(__file__).resolve().parents[2]
 BASES = [str(ROOT / f"examples/traces/resnet50_num_workers_{n}.json.gz") for n in (0, 4)]
@@ -372,7 +372,7 @@ def test_tasks_that_are_never_trained_on_are_unseen(whole: RankTrace) -> None:
 
 def test_a_predicted_run_does_not_depend_on_others() -> None:
     pytest.importorskip("torch")
-    from torchtraceap.generation.predicted_bases import PredictedBases
+    from torchtraceap.lab.generation.predicted_bases import PredictedBases
 
     alone, later = (PredictedBases(2, ("classification",)) for _ in range(2))
     text = _core.trace_json(alone.of(0, 0).part.table)
@@ -472,7 +472,7 @@ def test_a_process_that_is_killed_is_said_and_not_a_defect() -> None:
 
 def test_a_heavier_network_is_the_same_one_and_ends_at_sizes_in_use() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    from torchtraceap.generation.workloads import drawn_workload
+    from torchtraceap.lab.generation.workloads import drawn_workload
 
     drawn = drawn_workload("classification", random.Random(3))
     heavier = drawn.heavier()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtraceap.analysis.grouping import Groups, order_by
+from torchtraceap.tables.grouping import Groups, order_by
 
 ROWS = st.lists(
     st.tuples(st.integers(-3, 3), st.integers(0, 2), st.integers(0, 10**12)), max_size=60

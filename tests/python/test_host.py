@@ -11,8 +11,8 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.errors import OptionError
-from torchtraceap.ranks import RankTrace
-from torchtraceap.trace import Trace
+from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace.trace import Trace
 
 Event = dict[str, Any]
 

@@ -10,20 +10,20 @@ import pytest
 from conftest import CORPUS
 
 import torchtraceap as ttap
-from torchtraceap.devices import device_named
 from torchtraceap.errors import OptionError
-from torchtraceap.prediction.capture.calls import Call, Capture, Phase
-from torchtraceap.prediction.lifting import recorded_host
-from torchtraceap.prediction.lifting.host import HostModel, HostTimes
-from torchtraceap.prediction.lifting.probe import probe
-from torchtraceap.prediction.lifting.recorded_host import (
+from torchtraceap.lab.prediction.capture.calls import Call, Capture, Phase
+from torchtraceap.lab.prediction.lowering import recorded_host
+from torchtraceap.lab.prediction.lowering.call_context import situations
+from torchtraceap.lab.prediction.lowering.host import HostModel, HostTimes
+from torchtraceap.lab.prediction.lowering.probe import probe
+from torchtraceap.lab.prediction.lowering.recorded_host import (
     RecordedCalls,
     call_name,
     recorded_calls,
 )
-from torchtraceap.prediction.lifting.situations import situations
-from torchtraceap.prediction.lifting.step_parts import recorded_parts, step_parts
-from torchtraceap.prediction.lifting.work import HostTime
+from torchtraceap.lab.prediction.lowering.step_parts import recorded_parts, step_parts
+from torchtraceap.lab.prediction.lowering.work import HostTime
+from torchtraceap.ops.devices import device_named
 
 
 def call(name: str, modules: tuple[str, ...] = (), phase: Phase = Phase.FORWARD) -> Call:

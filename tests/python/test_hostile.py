@@ -15,13 +15,13 @@ from gpu_traces import GpuTrace
 from rank_samples import ALL_REDUCE, Job, describe
 
 import torchtraceap as ttap
-from torchtraceap.analysis.catalogue import TABLES, table_spec
-from torchtraceap.analysis.many_ranks.matching import match_collectives
 from torchtraceap.cli import main
-from torchtraceap.columns import encode_texts
+from torchtraceap.core.columns import encode_texts
+from torchtraceap.core.table import ColumnTable, stack_ranks
 from torchtraceap.errors import ParseError
-from torchtraceap.models.families import family_of
-from torchtraceap.table import ColumnTable, stack_ranks
+from torchtraceap.ops.models.families import family_of
+from torchtraceap.tables.catalog import TABLES, table_spec
+from torchtraceap.tables.ranks.matching import match_collectives
 
 
 def commands_of(name: str) -> Iterator[str]:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.datasets.generating import group_traces
 from torchtraceap.datasets.labels import TYPES, costs_of, window_costs, window_labels
-from torchtraceap.datasets.plan import GROUP, Group, planned
-from torchtraceap.generation.injected_forms import DECOYS, FAULTS
-from torchtraceap.generation.injection import Block
+from torchtraceap.lab.building.generated import group_traces
+from torchtraceap.lab.building.plan import GROUP, Group, planned
+from torchtraceap.lab.generation.injected_forms import DECOYS, FAULTS
+from torchtraceap.lab.generation.injection import Block
+from torchtraceap.trace.ranks import RankTrace
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = str(ROOT / "examples/traces/resnet50_num_workers_4.json.gz")
@@ -51,7 +52,7 @@ def test_traces_with_a_fault_are_longer_by_what_the_labels_say() -> None:
         assert label["looks_like"] not in label["already"]
 
 
-def _bounds(part: ttap.ranks.RankTrace) -> np.ndarray:  # type: ignore[type-arg]
+def _bounds(part: RankTrace) -> np.ndarray:  # type: ignore[type-arg]
     return np.array(ttap.Trace([part]).windows(count=100).bounds_ns)
 
 

@@ -14,10 +14,10 @@ import pytest
 from trainings import library, names, slow_optimizer_step, torch_on_one_thread, traces
 
 import torchtraceap as ttap
-from torchtraceap.collect import RecordingWarning, profile
-from torchtraceap.collect.plan import AutoPlan, StepPlan
 from torchtraceap.errors import OptionError
-from torchtraceap.integrations.stepper import Stepper
+from torchtraceap.record import RecordingWarning, profile
+from torchtraceap.record.integrations.stepper import Stepper
+from torchtraceap.record.step_plan import AutoPlan, StepPlan
 
 
 @pytest.fixture
@@ -173,8 +173,9 @@ def test_an_option_that_there_is_not_is_told_at_once() -> None:
 
 def test_no_library_is_imported_by_another(tmp_path: Path) -> None:
     program = (
-        "import sys, torchtraceap.integrations.stepper, torchtraceap.integrations.accelerate, "
-        "torchtraceap.integrations.deepspeed\n"
+        "import sys, torchtraceap.record.integrations.stepper, "
+        "torchtraceap.record.integrations.accelerate, "
+        "torchtraceap.record.integrations.deepspeed\n"
         "assert not {'torch', 'transformers', 'accelerate', 'lightning', 'mlflow', 'wandb', "
         "'deepspeed', 'tensorboard', 'pandas'} & sys.modules.keys()"
     )
@@ -232,7 +233,7 @@ def trainer(torch: Any, folder: Path, callback: Any, **options: Any) -> Any:
 @pytest.fixture
 def of_transformers(torch: Any) -> Any:
     library("transformers")
-    from torchtraceap.integrations import transformers
+    from torchtraceap.record.integrations import transformers
 
     return transformers.TraceCallback
 
@@ -305,7 +306,7 @@ def test_trainer_can_be_watched(tmp_path: Path, torch: Any, of_transformers: Any
 
 
 def accelerated(torch: Any, folder: Path, accelerator: Any, steps: int = 12, **options: Any) -> Any:
-    from torchtraceap.integrations.accelerate import profile as accelerate_profile
+    from torchtraceap.record.integrations.accelerate import profile as accelerate_profile
 
     model = torch.nn.Linear(16, 1)
     data = torch.utils.data.DataLoader(torch.randn(4 * steps, 16), batch_size=4)
@@ -341,7 +342,7 @@ def test_accelerate_counts_steps_of_the_optimizer(tmp_path: Path, torch: Any) ->
 
 def test_an_error_in_an_accelerated_loop_passes(tmp_path: Path, torch: Any) -> None:
     library("accelerate")
-    from torchtraceap.integrations.accelerate import profile as accelerate_profile
+    from torchtraceap.record.integrations.accelerate import profile as accelerate_profile
 
     class Accelerator:
         sync_gradients = True
@@ -361,7 +362,7 @@ def test_an_error_in_an_accelerated_loop_passes(tmp_path: Path, torch: Any) -> N
 
 def test_accelerates_own_profile_takes_our_handler(tmp_path: Path, torch: Any) -> None:
     accelerate = library("accelerate")
-    from torchtraceap.integrations.accelerate import profile_kwargs
+    from torchtraceap.record.integrations.accelerate import profile_kwargs
 
     accelerator = accelerate.Accelerator(cpu=True, kwargs_handlers=[profile_kwargs(tmp_path)])
     step = slow_optimizer_step(torch)
@@ -392,7 +393,7 @@ RANKS = """
 import os, sys
 import torch
 from accelerate import Accelerator
-from torchtraceap.integrations.accelerate import profile
+from torchtraceap.record.integrations.accelerate import profile
 
 torch.set_num_threads(1)
 accelerator = Accelerator(cpu=True)
@@ -471,7 +472,7 @@ def test_lightning_is_recorded_without_its_validations(tmp_path: Path, torch: An
     library("tensorboard")
     from lightning.pytorch.loggers import TensorBoardLogger
 
-    from torchtraceap.integrations.lightning import TraceCallback
+    from torchtraceap.record.integrations.lightning import TraceCallback
 
     # The validation after the eighth step cuts the recording short; the next epoch has room.
     callback = TraceCallback(tmp_path / "runs", wait=5, active=3, diagnose=False)
@@ -496,7 +497,7 @@ def test_lightning_is_recorded_without_its_validations(tmp_path: Path, torch: An
 
 def test_lightning_ends_a_recording_with_an_error(tmp_path: Path, torch: Any) -> None:
     lightning, module = lightning_parts(torch)
-    from torchtraceap.integrations.lightning import TraceCallback
+    from torchtraceap.record.integrations.lightning import TraceCallback
 
     module.training_step = lambda *_: 1 / 0
     trainer = lightning.Trainer(
@@ -548,7 +549,7 @@ class Engine:
 
 
 def test_a_hook_counts_steps_at_the_boundary_of_accumulation(tmp_path: Path, torch: Any) -> None:
-    from torchtraceap.integrations.deepspeed import hook
+    from torchtraceap.record.integrations.deepspeed import hook
 
     engine = Engine(slow_optimizer_step(torch))
     with hook(engine, tmp_path, active=3, diagnose=False) as h:
@@ -565,7 +566,7 @@ def test_a_hook_counts_steps_at_the_boundary_of_accumulation(tmp_path: Path, tor
 DEEPSPEED = """
 import sys, os, torch, deepspeed
 import torchtraceap as ttap
-from torchtraceap.integrations.deepspeed import hook
+from torchtraceap.record.integrations.deepspeed import hook
 torch.set_num_threads(1)
 model = torch.nn.Linear(16, 1)
 engine, *_ = deepspeed.initialize(
@@ -610,7 +611,7 @@ def test_deepspeed_is_recorded(tmp_path: Path, torch: Any) -> None:
 
 
 def test_integrations_are_found_on_the_package() -> None:
-    from torchtraceap import integrations
+    from torchtraceap.record import integrations
 
     assert integrations.accelerate.profile is not None
     assert {"accelerate", "lightning"} <= set(dir(integrations))

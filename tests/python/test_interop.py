@@ -16,8 +16,8 @@ from conftest import WriteTrace
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.columns import JsonCodes, TextCodes, encode_texts
-from torchtraceap.table import ColumnTable, stack_ranks
+from torchtraceap.core.columns import JsonCodes, TextCodes, encode_texts
+from torchtraceap.core.table import ColumnTable, stack_ranks
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow reads the Arrow streams in these tests")
 
@@ -388,7 +388,7 @@ def test_only_texts_in_use_leave_a_column() -> None:
 
 
 def test_a_long_table_is_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchtraceap.table.JSON_ROWS", 2)
+    monkeypatch.setattr("torchtraceap.core.table.JSON_ROWS", 2)
     table = ColumnTable({"a": np.arange(5)}, facts={"n": 1}, notes=["x"])
     assert json.loads(table.to_json()) == json.loads(json.dumps(table.to_dict()))
 

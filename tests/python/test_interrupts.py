@@ -13,8 +13,8 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.ranks import RankTrace
-from torchtraceap.threads import map_on_threads
+from torchtraceap.core.threads import map_on_threads
+from torchtraceap.trace.ranks import RankTrace
 
 WriteTrace = Callable[..., Path]
 

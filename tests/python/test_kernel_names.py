@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtraceap.kernel_names import TritonName, canonical_name, triton_name
+from torchtraceap.ops.kernel_names import TritonName, canonical_name, triton_name
 
 NAMES = {
     # Return type, template arguments, parameters, lambdas, unnamed namespaces.

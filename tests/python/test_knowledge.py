@@ -15,15 +15,15 @@ import pytest
 import yaml
 
 from torchtraceap import _core
-from torchtraceap.analysis.circumstances import WORDS
 from torchtraceap.cli import COMMANDS
-from torchtraceap.cli.parsing import UsageError, parse
+from torchtraceap.cli.parser import UsageError, parse
 from torchtraceap.contracts import Contract
+from torchtraceap.core.knowledge import Advice, KnowledgeEntry, load_knowledge
+from torchtraceap.core.knowledge.__main__ import compile_knowledge
+from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.errors import OptionError
-from torchtraceap.knowledge import Advice, KnowledgeEntry, load_knowledge
-from torchtraceap.knowledge.__main__ import compile_knowledge
-from torchtraceap.llm.numbers import numbers_in
-from torchtraceap.results import PAPER_TYPES
+from torchtraceap.explanation.numbers import numbers_in
+from torchtraceap.tables.circumstances import WORDS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "python/torchtraceap/knowledge"
@@ -47,7 +47,9 @@ def facts_in(template: str) -> set[str]:
 
 def test_kb_json_is_made_from_kb_yaml() -> None:
     written = (FOLDER / "kb.json").read_text(encoding="utf-8")
-    assert written == compile_knowledge(FOLDER / "kb.yaml"), "run python -m torchtraceap.knowledge"
+    assert written == compile_knowledge(FOLDER / "kb.yaml"), (
+        "run python -m torchtraceap.core.knowledge"
+    )
 
 
 def test_every_registered_type_has_an_entry_and_the_other_way_round() -> None:

@@ -87,16 +87,20 @@ def test_a_third_party_header_may_show_in_one_private_header_only(
 @pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
-        ("errors.py", "from torchtraceap import results", "may not import results"),
-        ("knowledge/a.py", "from ..report import html", "may not import report"),
-        ("results.py", "if True:\n    from .cli import main", "may not import cli"),
-        ("results.py", "def f():\n    from torchtraceap import report", "may not import report"),
-        ("analysis/a.py", "def f():\n    import torchtraceap.trace", "may not import trace"),
-        ("table.py", "class T:\n    def f(self):\n        from . import sql", "import sql"),
-        ("trace.py", "from torchtraceap.sql import run_sql", "may not import sql"),
-        ("trace.py", "import pandas as pd", "import pandas inside the function"),
+        ("errors.py", "from torchtraceap import core", "may not import core"),
+        ("core/knowledge/a.py", "from ...report import html", "may not import report"),
+        ("core/a.py", "if True:\n    from ..cli import main", "may not import cli"),
+        ("core/a.py", "def f():\n    from torchtraceap import report", "may not import report"),
+        ("core/a.py", "def f():\n    import torchtraceap.trace.trace", "may not import trace"),
         (
-            "collect/a.py",
+            "core/table.py",
+            "class T:\n    def f(self):\n        from .. import tables",
+            "import tables",
+        ),
+        ("trace/trace.py", "from torchtraceap.tables.sql import run_sql", "may not import tables"),
+        ("trace/a.py", "import pandas as pd", "import pandas inside the function"),
+        (
+            "record/a.py",
             "try:\n    import torch.nn\nexcept ImportError:\n    pass",
             "torch inside",
         ),
@@ -114,7 +118,7 @@ def test_a_planted_import_is_caught(
 def test_lazy_and_typing_imports_pass(layers: ModuleType, tmp_path: Path) -> None:
     plant(
         tmp_path,
-        "python/torchtraceap/trace.py",
+        "python/torchtraceap/trace/trace.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pandas as pd\n"
         "def f() -> 'pd.DataFrame':\n    import pandas as pd\n    from torchtraceap import cli\n",
     )
@@ -124,21 +128,21 @@ def test_lazy_and_typing_imports_pass(layers: ModuleType, tmp_path: Path) -> Non
 def test_a_circle_is_caught_though_it_leads_through_functions(
     layers: ModuleType, tmp_path: Path
 ) -> None:
-    plant(tmp_path, "python/torchtraceap/analysis/a.py", "from torchtraceap.analysis import b")
-    plant(tmp_path, "python/torchtraceap/analysis/b.py", "from .c import f")
+    plant(tmp_path, "python/torchtraceap/tables/a.py", "from torchtraceap.tables import b")
+    plant(tmp_path, "python/torchtraceap/tables/b.py", "from .c import f")
     assert check_python(layers, tmp_path) == []
-    plant(tmp_path, "python/torchtraceap/analysis/c.py", "def f():\n    from . import a")
+    plant(tmp_path, "python/torchtraceap/tables/c.py", "def f():\n    from . import a")
     violation, size = check_python(layers, tmp_path)
-    assert size == "analysis: circle 3, more than the maximum 1"
+    assert size == "tables: circle 3, more than the maximum 1"
     assert violation.startswith("circle of imports: ")
-    assert {violation.count(f"torchtraceap.analysis.{name}") for name in "abc"} == {1, 2}
+    assert {violation.count(f"torchtraceap.tables.{name}") for name in "abc"} == {1, 2}
 
 
 TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
 
 
 def test_an_import_for_types_follows_the_rooms_too(layers: ModuleType, tmp_path: Path) -> None:
-    plant(tmp_path, "python/torchtraceap/results.py", f"{TYPES}from .trace import Trace")
+    plant(tmp_path, "python/torchtraceap/diagnosis/a.py", f"{TYPES}from ..explanation import E")
     assert check_python(layers, tmp_path) == []  # listed in layers.toml
     plant(tmp_path, "python/torchtraceap/errors.py", f"{TYPES}from .trace import Trace")
     (violation,) = check_python(layers, tmp_path)
@@ -146,30 +150,30 @@ def test_an_import_for_types_follows_the_rooms_too(layers: ModuleType, tmp_path:
 
 
 def test_a_circle_of_types_has_a_maximum(layers: ModuleType, tmp_path: Path) -> None:
-    plant(tmp_path, "python/torchtraceap/analysis/a.py", "from .b import f")
-    plant(tmp_path, "python/torchtraceap/analysis/b.py", f"{TYPES}from .a import T")
+    plant(tmp_path, "python/torchtraceap/tables/a.py", "from .b import f")
+    plant(tmp_path, "python/torchtraceap/tables/b.py", f"{TYPES}from .a import T")
     (violation,) = check_python(layers, tmp_path)
-    assert violation == "analysis: circle 2, more than the maximum 1"
+    assert violation == "tables: circle 2, more than the maximum 1"
 
 
 def test_the_product_may_not_import_the_lab(layers: ModuleType, tmp_path: Path) -> None:
-    plant(tmp_path, "python/torchtraceap/llm/evaluating/a.py", "")
-    plant(tmp_path, "python/torchtraceap/llm/evaluating/b.py", "from . import a")
-    plant(tmp_path, "python/torchtraceap/cli/__init__.py", "from ..llm.evaluating import a")
+    plant(tmp_path, "python/torchtraceap/lab/a.py", "")
+    plant(tmp_path, "python/torchtraceap/lab/b.py", "from . import a")
+    plant(tmp_path, "python/torchtraceap/cli/__init__.py", "from ..lab import a")
     assert check_python(layers, tmp_path) == []
-    plant(tmp_path, "python/torchtraceap/llm/c.py", f"{TYPES}from .evaluating.a import T")
-    assert check_python(layers, tmp_path) == [
-        "the product may not import the lab: llm.c -> llm.evaluating.a"
-    ]
+    plant(tmp_path, "python/torchtraceap/report/c.py", f"{TYPES}from ..lab.a import T")
+    room, wall = check_python(layers, tmp_path)
+    assert "report may not import lab for types" in room
+    assert wall == "the product may not import the lab: report.c -> lab.a"
 
 
 def test_a_room_may_not_grow_beyond_its_maximum(layers: ModuleType, tmp_path: Path) -> None:
-    maximum = layers.read_rooms().maxima["sums"]["lines"]
-    plant(tmp_path, "python/torchtraceap/sums.py", "a = 1\n" * maximum)
+    maximum = layers.read_rooms().maxima["errors"]["lines"]
+    plant(tmp_path, "python/torchtraceap/errors.py", "a = 1\n" * maximum)
     assert check_python(layers, tmp_path) == []
-    plant(tmp_path, "python/torchtraceap/sums.py", "a = 1\n" * (maximum + 1))
+    plant(tmp_path, "python/torchtraceap/errors.py", "a = 1\n" * (maximum + 1))
     (violation,) = check_python(layers, tmp_path)
-    assert violation == f"sums: lines {maximum + 1}, more than the maximum {maximum}"
+    assert violation == f"errors: lines {maximum + 1}, more than the maximum {maximum}"
 
 
 SMALL_TABLE = """\
@@ -245,10 +249,14 @@ def test_each_room_has_one_row_in_the_architecture(layers: ModuleType, tmp_path:
 
 
 def test_a_facade_may_reach_up_in_functions_only(layers: ModuleType, tmp_path: Path) -> None:
-    plant(tmp_path, "python/torchtraceap/diagnosis.py", "from torchtraceap.ranks import Ranks")
-    plant(tmp_path, "python/torchtraceap/ranks.py", "")
-    late = "def f():\n    from torchtraceap.diagnosis import build_diagnosis"
-    plant(tmp_path, "python/torchtraceap/trace.py", late)
+    plant(
+        tmp_path,
+        "python/torchtraceap/diagnosis/diagnose.py",
+        "from torchtraceap.trace.ranks import Ranks",
+    )
+    plant(tmp_path, "python/torchtraceap/trace/ranks.py", "")
+    late = "def f():\n    from torchtraceap.diagnosis.diagnose import build_diagnosis"
+    plant(tmp_path, "python/torchtraceap/trace/trace.py", late)
     assert check_python(layers, tmp_path) == []
-    plant(tmp_path, "python/torchtraceap/ranks.py", late)
+    plant(tmp_path, "python/torchtraceap/trace/ranks.py", late)
     assert len(check_python(layers, tmp_path)) == 2  # upwards, and a circle

@@ -12,13 +12,13 @@ from conftest import WriteTrace
 
 import torchtraceap as ttap
 from torchtraceap import _core
+from torchtraceap.diagnosis.scoring import load_scorer
+from torchtraceap.diagnosis.scoring.base import common_bounds
+from torchtraceap.diagnosis.scoring.fused import TREES_ALONE, FusedScorer, type_inputs, type_shares
+from torchtraceap.diagnosis.scoring.structural import StructuralScorer, probability
+from torchtraceap.diagnosis.scoring.trees import Z, columns_of
+from torchtraceap.diagnosis.scoring.weight_files import read_weights, shipped, write_weights
 from torchtraceap.errors import SchemaError
-from torchtraceap.scoring import load_scorer
-from torchtraceap.scoring.base import common_bounds
-from torchtraceap.scoring.fused import TREES_ALONE, FusedScorer, type_inputs, type_shares
-from torchtraceap.scoring.structural import StructuralScorer, probability
-from torchtraceap.scoring.trees import Z, columns_of
-from torchtraceap.scoring.weight_files import read_weights, shipped, write_weights
 
 LEARNED = ("structural", "fused")
 
@@ -200,7 +200,7 @@ def test_trees_say_what_their_libraries_say(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     from sklearn.ensemble import IsolationForest
 
-    from torchtraceap.training.tree_arrays import Seeing, boosted_trees, isolation_trees
+    from torchtraceap.lab.training.tree_arrays import Seeing, boosted_trees, isolation_trees
 
     draw = np.random.default_rng(0)
     rows = draw.standard_normal((600, 4)).astype(np.float32).astype(np.float64)
@@ -260,7 +260,7 @@ def made_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     """`load_samples` gives made traces."""
     for package in ("lightgbm", "sklearn"):
         pytest.importorskip(package, reason=f"{package} is not installed")
-    from torchtraceap.training import fused, structural
+    from torchtraceap.lab.training import fused, structural
 
     def load(
         path: object, *, splits: list[str], windows: int = 100, excerpts: bool = False
@@ -275,7 +275,7 @@ def made_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("made_dataset")
 @pytest.mark.parametrize("track", ["S", "W"])
 def test_trees_learn_where_time_is_lost(tmp_path: Path, track: str) -> None:
-    from torchtraceap.training import train
+    from torchtraceap.lab.training import train
 
     config = tmp_path / "config.toml"
     config.write_text(f'[trees]\ntrack = "{track}"\ntrees = 20\nleast = 5\nseeds = 2\n')
@@ -301,7 +301,7 @@ def test_trees_learn_where_time_is_lost(tmp_path: Path, track: str) -> None:
 @pytest.mark.usefixtures("made_dataset")
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     from torchtraceap.errors import OptionError
-    from torchtraceap.training import train
+    from torchtraceap.lab.training import train
 
     config = tmp_path / "config.toml"
     for line in ("trees = 0", 'track = "V"', "grids = 2", "time_scale = -1.0", "leafs = 3"):
@@ -323,7 +323,7 @@ def test_rules_help_to_name_the_type_as_far_as_they_are_trusted() -> None:
 
 
 def test_weights_of_choices_are_those_that_they_were_drawn_with() -> None:
-    from torchtraceap.training.figures import choice_weights
+    from torchtraceap.lab.training.figures import choice_weights
 
     rng = np.random.default_rng(0)
     inputs, true = rng.normal(size=(4000, 5, 2)), np.array([2.0, -1.0])

@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.devices import Device, device_named
-from torchtraceap.dtypes import dtype_named
-from torchtraceap.durations import Estimate
-from torchtraceap.kernel_names import canonical_name
-from torchtraceap.models import family_of
-from torchtraceap.prediction.capture.calls import Phase, TensorInfo
-from torchtraceap.prediction.lifting import (
+from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.lab.prediction.capture.calls import Phase, TensorInfo
+from torchtraceap.lab.prediction.lowering import (
     LaunchingOp,
     Libraries,
     OpTime,
     kernels_of,
     op_times,
 )
-from torchtraceap.prediction.lifting.kernels import RULED
-from torchtraceap.prediction.lifting.kernels.lists import launched_chunks
-from torchtraceap.prediction.lifting.launching import libraries_of
-from torchtraceap.prediction.lifting.work import GpuWork, WorkKind
+from torchtraceap.lab.prediction.lowering.kernels import RULED
+from torchtraceap.lab.prediction.lowering.kernels.lists import launched_chunks
+from torchtraceap.lab.prediction.lowering.launching_op import libraries_of
+from torchtraceap.lab.prediction.lowering.work import GpuWork, WorkKind
+from torchtraceap.ops.devices import Device, device_named
+from torchtraceap.ops.durations import Estimate
+from torchtraceap.ops.kernel_names import canonical_name
+from torchtraceap.ops.models import family_of
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks" / "prediction"))

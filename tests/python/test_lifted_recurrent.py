@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from torchtraceap.devices import device_named
-from torchtraceap.dtypes import dtype_named
-from torchtraceap.durations import gemm_ns
-from torchtraceap.prediction.lifting.recurrent import Recurrent, recurrent_time
+from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.lab.prediction.lowering.recurrent import Recurrent, recurrent_time
+from torchtraceap.ops.devices import device_named
+from torchtraceap.ops.durations import gemm_ns
 
 H100 = device_named("H100-SXM")
 _FP32, _FP16, _BF16 = (dtype_named(each) for each in ("fp32", "fp16", "bf16"))

@@ -15,7 +15,7 @@ from conftest import WriteTrace
 
 import torchtraceap as ttap
 from torchtraceap import errors
-from torchtraceap.files import RankClaim, assign_ranks, natural_key
+from torchtraceap.trace.files import RankClaim, assign_ranks, natural_key
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
 

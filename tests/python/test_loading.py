@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.devices import device_named
-from torchtraceap.dtypes import dtype_named
+from torchtraceap.core.dtypes import dtype_named
 from torchtraceap.errors import OptionError
-from torchtraceap.prediction.capture.calls import Capture, TensorInfo
-from torchtraceap.prediction.layout import lay_out, with_steady_loader
-from torchtraceap.prediction.lifting.host import HostModel
-from torchtraceap.prediction.lifting.lift import lift
-from torchtraceap.prediction.lifting.loading import Loading, with_loading
-from torchtraceap.prediction.lifting.step import LiftedStep
+from torchtraceap.lab.prediction.capture.calls import Capture, TensorInfo
+from torchtraceap.lab.prediction.lowering.data_loading import Loading, with_loading
+from torchtraceap.lab.prediction.lowering.host import HostModel
+from torchtraceap.lab.prediction.lowering.lower import lift
+from torchtraceap.lab.prediction.lowering.step import LiftedStep
+from torchtraceap.lab.prediction.timeline import lay_out, with_steady_loader
+from torchtraceap.ops.devices import device_named
 
 GPU = "A100 SXM 40GB"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchtraceap.training.lost_time import Kernels, LostTime, by_alignment
+from torchtraceap.lab.training.lost_time import Kernels, LostTime, by_alignment
 
 MINI = Path(__file__).parents[2] / "examples/mini_dataset"
 
@@ -75,8 +75,8 @@ def test_twins_tell_what_labels_tell() -> None:
     pytest.importorskip("pyarrow")
     pytest.importorskip("torch")
     from torchtraceap.datasets.samples import load_samples
-    from torchtraceap.training.figures import window_figures
-    from torchtraceap.training.lost_time import load_labelled, load_lost
+    from torchtraceap.lab.training.figures import window_figures
+    from torchtraceap.lab.training.lost_time import load_labelled, load_lost
 
     found, labelled = load_lost(MINI), load_labelled(MINI)
     samples = [s for s in load_samples(MINI, splits=["train"]) if s.label and s.id in found]

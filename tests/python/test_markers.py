@@ -12,15 +12,20 @@ import numpy as np
 import pytest
 
 from torchtraceap import _core
-from torchtraceap.collect.markers import clipped, cost_intervals, is_marker, marked_intervals
-from torchtraceap.collect.unmarking import (
+from torchtraceap.errors import OptionError, ParseError, SchemaError
+from torchtraceap.lab.collection.marker_removal import (
     ORIGIN_NS,
     first_ns,
     packed,
     read_document,
     unmarked,
 )
-from torchtraceap.errors import OptionError, ParseError, SchemaError
+from torchtraceap.lab.collection.markers import (
+    clipped,
+    cost_intervals,
+    is_marker,
+    marked_intervals,
+)
 
 Event = dict[str, Any]
 HOST, THREAD = 4711, 4713

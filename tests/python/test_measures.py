@@ -19,10 +19,10 @@ from report_samples import TraceMaker, slow_loader
 
 import torchtraceap as ttap
 from torchtraceap import _core
+from torchtraceap.contracts.measures import MEASURES, counts, measure
+from torchtraceap.contracts.measures.graph_breaks import graph_breaks
+from torchtraceap.contracts.measures.vocabulary import COLLECTIVES, base_of, is_per_step
 from torchtraceap.errors import OptionError
-from torchtraceap.measures import MEASURES, counts, measure
-from torchtraceap.measures.graph_breaks import graph_breaks
-from torchtraceap.measures.vocabulary import COLLECTIVES, base_of, is_per_step
 
 CORPUS = Path(
     os.environ.get("TORCHTRACEAP_CORPUS", Path(__file__).parents[3] / "shared" / "traces")

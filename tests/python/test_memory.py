@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import torchtraceap as ttap
-from torchtraceap.analysis.memory_timeline import CATEGORIES, read_memory_timeline
 from torchtraceap.errors import MissingFileError, OptionError, ParseError
+from torchtraceap.tables.gpu.memory_timeline import CATEGORIES, read_memory_timeline
 
 VIEWS = ("direction", "copy", "bandwidth", "counter", "allocator", "timeline")
 MIB = 2**20

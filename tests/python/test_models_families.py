@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtraceap.models import families
-from torchtraceap.models.families import FAMILIES, family_of, split_op_name
+from torchtraceap.ops.models import families
+from torchtraceap.ops.models.families import FAMILIES, family_of, split_op_name
 
 BY_NAME = {
     "aten::mm": "gemm",

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from test_models_work import bf16, call, f32, fp8, i64
 
-from torchtraceap.models import registry as registry_module
-from torchtraceap.models import work_of
+from torchtraceap.ops.models import registry as registry_module
+from torchtraceap.ops.models import work_of
 
 
 def u8(*shape: int) -> tuple[str, tuple[int, ...]]:

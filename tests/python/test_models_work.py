@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtraceap import durations
-from torchtraceap.dtypes import dtype_named
-from torchtraceap.models import OpCall, Tensor, UnknownWorkError, Work, register, work_of
-from torchtraceap.models import registry as registry_module
-from torchtraceap.models.arguments import promote
-from torchtraceap.models.attention import pairs, tile_padding
+from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.ops import durations
+from torchtraceap.ops.models import OpCall, Tensor, UnknownWorkError, Work, register, work_of
+from torchtraceap.ops.models import registry as registry_module
+from torchtraceap.ops.models.arguments import promote
+from torchtraceap.ops.models.attention import pairs, tile_padding
 
 NONE = ([], "", "")
 SCALAR_TYPES = {int: "Scalar", float: "Scalar", bool: "Scalar", list: "ScalarList", str: ""}
@@ -426,7 +426,7 @@ def test_the_example_of_the_documentation_gives_its_work() -> None:
     (block,) = (part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
                 if "@register" in part)  # fmt: skip
     program = block + (
-        "from torchtraceap.models import work_of\n"
+        "from torchtraceap.ops.models import work_of\n"
         'work, _ = work_of("mylib::scale", [[4, 8]], ["float"])\n'
         "print(work.flops, work.bytes)\n"
     )

@@ -11,9 +11,9 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis import modules
-from torchtraceap.ranks import RankTrace
-from torchtraceap.trace import Trace
+from torchtraceap.tables.ops import modules
+from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace.trace import Trace
 
 Event = dict[str, Any]
 

@@ -43,7 +43,7 @@ def test_every_file_of_data_is_named() -> None:
 
 def test_sources_of_data_are_those_of_the_files() -> None:
     rows = re.findall(
-        r"^\| ((?:durations|pipelines)/\S+) \| https://github.com/(\S+) \| (\w+) \| (\S+) \|",
+        r"^\| ((?:ops/durations|lab/jobs)/\S+) \| https://github.com/(\S+) \| (\w+) \| (\S+) \|",
         NOTICES,
         re.MULTILINE,
     )

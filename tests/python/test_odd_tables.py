@@ -20,9 +20,9 @@ from rank_samples import Job, describe
 from test_whole_tables import RANK_VIEWS, differences, document
 
 import torchtraceap as ttap
-from torchtraceap.analysis.diff import VIEWS as DIFF_VIEWS
-from torchtraceap.analysis.diff import build_diff
-from torchtraceap.table import ColumnTable
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.tables.compare.diff import VIEWS as DIFF_VIEWS
+from torchtraceap.tables.compare.diff import build_diff
 
 EXPECTED = Path(__file__).resolve().parents[1] / "golden" / "odd_tables"
 GEMM = "ampere_sgemm_128x64_tn"

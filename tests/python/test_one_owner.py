@@ -12,12 +12,17 @@ from gpu_traces import GpuTrace
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap._core import ApiClass, IdleCause
-from torchtraceap.analysis.labels import steps_of
-from torchtraceap.codes import ALLOCATOR_CALLS, HOST_MEMORY_CALLS, MEMORY_RETURNS, SYNCHRONISATIONS
+from torchtraceap.core.codes import (
+    ALLOCATOR_CALLS,
+    HOST_MEMORY_CALLS,
+    MEMORY_RETURNS,
+    SYNCHRONISATIONS,
+)
 from torchtraceap.simulation.edits.base import EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.registry import edits_by_finding, make_edit
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.tables.labels import steps_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CORPUS = Path(os.environ.get("TORCHTRACEAP_CORPUS", "../shared/traces"))

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import torchtraceap as ttap
 from torchtraceap import _core
+from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
-from torchtraceap.ranks import RankTrace
-from torchtraceap.table import ColumnTable
-from torchtraceap.trace import Trace
+from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace.trace import Trace
 
 Event = dict[str, Any]
 VIEWS = ("name", "category", "args", "call")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchtraceap.order import distinct, median
+from torchtraceap.core.order import distinct, median
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.uint8])

@@ -7,16 +7,16 @@ import dataclasses
 import numpy as np
 import pytest
 
-from torchtraceap.analysis.tokens import build_tokens
+from torchtraceap.diagnosis.scoring.paper_config import CELLS, PaperConfig
+from torchtraceap.diagnosis.scoring.paper_inputs import PaperInputs, TraceTokens, join_traces
+from torchtraceap.diagnosis.scoring.text_encoders import HashEncoder
 from torchtraceap.errors import MissingDependencyError, OptionError, SchemaError
-from torchtraceap.loading import load
-from torchtraceap.scoring.paper_config import CELLS, PaperConfig
-from torchtraceap.scoring.paper_inputs import PaperInputs, TraceTokens, join_traces
-from torchtraceap.scoring.text_encoders import HashEncoder
+from torchtraceap.tables.windows.tokens import build_tokens
+from torchtraceap.trace.load import load
 
 torch = pytest.importorskip("torch")
 native = pytest.importorskip("torchtraceap._model", exc_type=MissingDependencyError).native
-from torchtraceap.training.paper_net import PaperNet, batch_of  # noqa: E402
+from torchtraceap.lab.training.paper_net import PaperNet, batch_of  # noqa: E402
 
 SMALL = PaperConfig(width=32, layers=2, heads=4, feed_forward=64, platforms=("unknown", "H100"))
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from torchtraceap.core.results import PAPER_TYPES
+from torchtraceap.diagnosis.scoring import paper
+from torchtraceap.diagnosis.scoring.base import common_bounds
+from torchtraceap.diagnosis.scoring.paper_config import PaperConfig, read_paper_weights
 from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError, SchemaError
-from torchtraceap.loading import load as load_trace
-from torchtraceap.results import PAPER_TYPES
-from torchtraceap.scoring import paper
-from torchtraceap.scoring.base import common_bounds
-from torchtraceap.scoring.paper_config import PaperConfig, read_paper_weights
+from torchtraceap.trace.load import load as load_trace
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.numpy")
 pytest.importorskip("torchtraceap._model", exc_type=MissingDependencyError)
 
-from torchtraceap.training.paper_net import PaperNet  # noqa: E402
+from torchtraceap.lab.training.paper_net import PaperNet  # noqa: E402
 
 CONFIG = PaperConfig(
     width=32, layers=1, heads=4, feed_forward=64, cap=50,

@@ -9,9 +9,9 @@ import pytest
 
 from torchtraceap.datasets.runs import labelled_runs
 from torchtraceap.datasets.samples import load_samples
+from torchtraceap.diagnosis.scoring.paper import paper_tokens
+from torchtraceap.diagnosis.scoring.paper_config import PaperConfig, read_paper_weights
 from torchtraceap.errors import OptionError
-from torchtraceap.scoring.paper import paper_tokens
-from torchtraceap.scoring.paper_config import PaperConfig, read_paper_weights
 
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
@@ -19,8 +19,8 @@ pytest.importorskip("pyarrow")
 
 from conftest import ROOT
 
-from torchtraceap.training import train
-from torchtraceap.training.paper import PaperSettings
+from torchtraceap.lab.training import train
+from torchtraceap.lab.training.paper import PaperSettings
 
 SETTINGS = """
 [paper]

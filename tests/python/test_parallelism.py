@@ -12,15 +12,15 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap.cli import main
 from torchtraceap.errors import OptionError
-from torchtraceap.pipelines import Machine, TrainingJob, calibrate, job_memory
-from torchtraceap.pipelines.parallelism import (
+from torchtraceap.lab.jobs import Machine, TrainingJob, calibrate, job_memory
+from torchtraceap.lab.jobs.parallelism import (
     RESERVED_BYTES,
     Cluster,
     Transformer,
     choose_parallelism,
 )
-from torchtraceap.pipelines.published import published_jobs
-from torchtraceap.pipelines.terms import COEFFICIENTS, Terms, step_parts
+from torchtraceap.lab.jobs.published import published_jobs
+from torchtraceap.lab.jobs.terms import COEFFICIENTS, Terms, step_parts
 
 GPT = {"layers": 24, "hidden": 2048, "heads": 16, "sequence": 2048}
 A100S = {"device": "A100 SXM 80GB", "gpus": 64}

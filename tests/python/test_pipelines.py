@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline_job import Job, Work
 
 from torchtraceap.errors import MissingFileError, OptionError, ParseError
-from torchtraceap.pipelines import (
+from torchtraceap.lab.jobs import (
     build_schedule,
     ideal_work,
     operator_trace,

@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from torchtraceap.dtypes import DTYPES
-from torchtraceap.durations import Estimate
+from torchtraceap.core.dtypes import DTYPES
 from torchtraceap.errors import OptionError
-from torchtraceap.prediction.capture.calls import Call, Collective, Phase
-from torchtraceap.prediction.layout import lay_out
-from torchtraceap.prediction.layout.waits import stream_waits
-from torchtraceap.prediction.lifting.durations import OpTime
-from torchtraceap.prediction.lifting.operators import LaunchingOp
-from torchtraceap.prediction.lifting.step import LiftedCall, LiftedOp, LiftedStep
-from torchtraceap.prediction.lifting.work import GpuWork, HostTime, WorkKind
+from torchtraceap.lab.prediction.capture.calls import Call, Collective, Phase
+from torchtraceap.lab.prediction.lowering.durations import OpTime
+from torchtraceap.lab.prediction.lowering.operators import LaunchingOp
+from torchtraceap.lab.prediction.lowering.step import LiftedCall, LiftedOp, LiftedStep
+from torchtraceap.lab.prediction.lowering.work import GpuWork, HostTime, WorkKind
+from torchtraceap.lab.prediction.timeline import lay_out
+from torchtraceap.lab.prediction.timeline.waits import stream_waits
+from torchtraceap.ops.durations import Estimate
 
 FLOAT = next(dtype for dtype in DTYPES if dtype.name == "float32")
 HOST = HostTime(before=1_000.0, to_launch=2_000.0, launches=(4_000.0,), after=500.0)

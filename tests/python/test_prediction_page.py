@@ -11,11 +11,7 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap.errors import OptionError
-from torchtraceap.report.page.prediction_page import (
-    _runs,
-    render_predictions,
-    write_prediction_page,
-)
+from torchtraceap.lab.prediction.page import _runs, render_predictions, write_prediction_page
 
 torch = pytest.importorskip("torch", reason="a prediction runs the model")
 

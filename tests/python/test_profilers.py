@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from torchtraceap import _core
-from torchtraceap.event_table import event_table
-from torchtraceap.prediction.layout.profilers import (
+from torchtraceap.lab.prediction.timeline.profilers import (
     PROFILERS,
     as_profiled,
     collective_kernel,
     profiler_of,
 )
+from torchtraceap.trace.event_table import event_table
 
 SAID = {"Collective name": "allreduce", "Group size": 4, "Process Group Name": "0", "Seq": 3}
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from torchtraceap import _core
 from torchtraceap.errors import ParseError
-from torchtraceap.ranks import RankTrace
-from torchtraceap.trace import Trace
+from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace.trace import Trace
 
 Event = dict[str, Any]
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -18,9 +18,9 @@ import pytest
 
 import torchtraceap
 from torchtraceap.cli import COMMANDS, main
-from torchtraceap.cli.parsing import Parser
+from torchtraceap.cli.parser import Parser
 from torchtraceap.contracts.file import parse_contracts
-from torchtraceap.measures.vocabulary import MEASURES, base_of
+from torchtraceap.contracts.measures.vocabulary import MEASURES, base_of
 
 pytest_plugins = ["pytester"]
 
@@ -44,10 +44,10 @@ def warm() -> None:
     torch.set_num_threads(1)
     import torchtraceap.contracts.output.annotations
     import torchtraceap.contracts.output.several
-    import torchtraceap.contracts.testing
-    import torchtraceap.contracts.updating  # noqa: F401
+    import torchtraceap.contracts.pytest_contracts
+    import torchtraceap.contracts.update  # noqa: F401
     from torchtraceap.contracts.contract import Contract
-    from torchtraceap.contracts.recording import RecordedContract
+    from torchtraceap.contracts.record import RecordedContract
 
     limits = {"syncs": 0, "launches": 0, "gpu_idle": "<10%", "collectives": 0, "recompiles": 0}
     for keys in (limits, {"syncs": 0, "operators": 0}):
@@ -66,7 +66,7 @@ class Runner:
         self.pytester = pytester
         self.path = pytester.path
         known = importlib.metadata.entry_points(group="pytest11", name="torchtraceap")
-        self._plugin = () if known else ("-p", "torchtraceap.pytest_plugin")
+        self._plugin = () if known else ("-p", "torchtraceap.contracts.pytest_plugin")
 
     def write(self, tests: str) -> None:
         self.pytester.makepyfile(test_it=HEAD + tests)
@@ -431,7 +431,7 @@ def test_a(perf_contract):
 def test_an_older_pytest_loads_the_plugin_and_says_what_it_lacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import torchtraceap.pytest_plugin as known
+    import torchtraceap.contracts.pytest_plugin as known
 
     monkeypatch.setattr(pytest, "version_tuple", (7, 1, 0))
     monkeypatch.delattr(pytest, "StashKey")
@@ -517,7 +517,8 @@ def pytest_unconfigure(config):
     assert line.startswith("heavy [] ours ['torchtraceap', ")
     ours = set(line.partition(" ours ")[2].strip("[]").replace("'", "").split(", "))
     assert ours == {f"torchtraceap{name}" for name in
-                    ("", "._version", ".errors", ".pytest_plugin", ".rendering")}  # fmt: skip
+                    ("", "._version", ".contracts", ".contracts.pytest_plugin", ".core",
+                     ".core.rendering", ".errors")}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import pytest
 from rank_samples import Job, describe
 
 import torchtraceap as ttap
-from torchtraceap.analysis.many_ranks.joined_ranks import join_ranks
 from torchtraceap.errors import OptionError
+from torchtraceap.tables.ranks.joined import join_ranks
 
 
 def reducing(ranks: int, *, world_size: int | None = None, rounds: int = 4) -> Job:

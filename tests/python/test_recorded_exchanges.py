@@ -12,15 +12,15 @@ from conftest import CORPUS
 
 import torchtraceap as ttap
 from torchtraceap.errors import OptionError
-from torchtraceap.execution_trace.reader import read_nodes
-from torchtraceap.prediction.capture.exchanges import exchanges_of
+from torchtraceap.lab.prediction.capture.exchanges import exchanges_of
+from torchtraceap.trace.execution.reader import read_nodes
 
 torch = pytest.importorskip("torch")
 
 from test_captured_files import observed  # noqa: E402
 from test_captured_profile import workload  # noqa: E402
 
-from torchtraceap.prediction.capture import capture_execution_trace  # noqa: E402
+from torchtraceap.lab.prediction.capture import capture_execution_trace  # noqa: E402
 
 DLRM = CORPUS.parent / "oracles/dlrm_8xV100_param/dlrm_pytorch_et.tar.gz"
 GPU = "v100_sxm2_32gb"

@@ -9,9 +9,9 @@ import pytest
 from conftest import CORPUS
 
 import torchtraceap as ttap
-from torchtraceap.dtypes import FP32
+from torchtraceap.core.dtypes import FP32
 from torchtraceap.errors import OptionError
-from torchtraceap.prediction.capture.calls import (
+from torchtraceap.lab.prediction.capture.calls import (
     Call,
     Capture,
     Collective,
@@ -19,16 +19,16 @@ from torchtraceap.prediction.capture.calls import (
     Phase,
     TensorInfo,
 )
-from torchtraceap.prediction.parallel.recorded import buckets_of, with_other_ranks
-from torchtraceap.prediction.parallel.strategy import parse_strategy
+from torchtraceap.lab.prediction.parallel.recorded import buckets_of, with_other_ranks
+from torchtraceap.lab.prediction.parallel.strategy import parse_strategy
 
 torch = pytest.importorskip("torch")
 
 from test_captured_profile import launched, loss, recorded  # noqa: E402
 from torch import nn  # noqa: E402
 
-from torchtraceap.prediction.capture import capture_gpu_trace, capture_profile  # noqa: E402
-from torchtraceap.prediction.parallel import capture_ranks  # noqa: E402
+from torchtraceap.lab.prediction.capture import capture_gpu_trace, capture_profile  # noqa: E402
+from torchtraceap.lab.prediction.parallel import capture_ranks  # noqa: E402
 
 RESNET = "tracelens/mi300/resnet_ddp_act_checkpoint_training.json.gz"
 SHARDED = "modded_nanogpt/overlap_before.json.gz"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from torchtraceap import records
+from torchtraceap.core import records
 
 MAKERS = [
     pytest.param(dataclasses.dataclass, id="standard"),

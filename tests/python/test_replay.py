@@ -16,10 +16,14 @@ from typing import Any
 import pytest
 
 import torchtraceap
+from torchtraceap.compat.replay import find_replayable, replay, replay_script
+from torchtraceap.compat.replay.call import NotReplayableError, call_from_texts
+from torchtraceap.compat.replay.dtypes import (
+    DTYPE_NUMBERS,
+    dtype_in_kernel_name,
+    dtype_of_cpp_name,
+)
 from torchtraceap.errors import MissingDependencyError, OptionError
-from torchtraceap.replay import find_replayable, replay, replay_script
-from torchtraceap.replay.call import NotReplayableError, call_from_texts
-from torchtraceap.replay.dtypes import DTYPE_NUMBERS, dtype_in_kernel_name, dtype_of_cpp_name
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 

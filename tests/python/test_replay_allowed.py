@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 
 import torchtraceap
+from torchtraceap.compat.replay import find_replayable, replay, replay_script
+from torchtraceap.compat.replay.call import NotReplayableError
 from torchtraceap.errors import OptionError
-from torchtraceap.replay import find_replayable, replay, replay_script
-from torchtraceap.replay.call import NotReplayableError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from torchtraceap.replay.allowed import check_name, check_operator, check_text
-from torchtraceap.replay.bounds import MAX_TENSORS
-from torchtraceap.replay.run import time_call
-from torchtraceap.replay.schema import Operator, registered_overloads
+from torchtraceap.compat.replay.allowed import check_name, check_operator, check_text
+from torchtraceap.compat.replay.bounds import MAX_TENSORS
+from torchtraceap.compat.replay.run import time_call
+from torchtraceap.compat.replay.schema import Operator, registered_overloads
 
 
 def is_allowed(operator: Operator) -> bool:
@@ -84,7 +84,7 @@ def test_texts_of_allowed_operators_are_choices(allowed: list[Operator]) -> None
 
 
 def test_every_choice_is_that_of_an_allowed_operator(allowed: list[Operator]) -> None:
-    from torchtraceap.replay import allowed as module
+    from torchtraceap.compat.replay import allowed as module
 
     used = {a.name for operator in allowed for a in operator.arguments if a.kind == "str"}
     assert used == set(module._CHOICES) | set(module._GRAMMARS)
@@ -541,8 +541,8 @@ def test_a_call_that_ends_its_process_does_not_end_this_one() -> None:
 INTERRUPTED = """
 import signal
 import sys
-from torchtraceap.replay.run import time_call
-from torchtraceap.replay.schema import registered_overloads
+from torchtraceap.compat.replay.run import time_call
+from torchtraceap.compat.replay.schema import registered_overloads
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 script = f"import os, time; open({sys.argv[1]!r}, 'w').write(str(os.getpid())); time.sleep(600)"

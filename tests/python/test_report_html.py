@@ -23,15 +23,15 @@ pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not buil
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.columns import encode_texts
+from torchtraceap.core.columns import encode_texts
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.core.words import cells
 from torchtraceap.report.page import render_html
 from torchtraceap.report.page import timeline_data as packing
 from torchtraceap.report.page.document import script_json
 from torchtraceap.report.page.page import _path_lane
 from torchtraceap.report.page.table_data import table_data
 from torchtraceap.report.terminal import MAX_LINES, render_text
-from torchtraceap.report.words import cells
-from torchtraceap.table import ColumnTable
 
 CORPUS = Path(
     os.environ.get("TORCHTRACEAP_CORPUS", Path(__file__).parents[3] / "shared" / "traces")

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not built")
 
 import torchtraceap as ttap
-from torchtraceap.knowledge import load_knowledge
+from torchtraceap.core.knowledge import load_knowledge
+from torchtraceap.core.words import cells, format_percent, harmless, one_line
 from torchtraceap.report.terminal import MAX_LINES, render_text, split_columns
 from torchtraceap.report.view import build_view
-from torchtraceap.report.words import cells, format_percent, harmless, one_line
 
 
 def diagnose(maker: samples.TraceMaker, folder: Path) -> ttap.Diagnosis:

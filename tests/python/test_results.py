@@ -14,8 +14,9 @@ from conftest import WriteTrace
 from page_reading import Page
 
 import torchtraceap as ttap
-from torchtraceap import errors, results
-from torchtraceap.results import Finding, Timeline, Windows
+from torchtraceap import errors
+from torchtraceap.core import results
+from torchtraceap.core.results import Finding, Timeline, Windows
 
 TIMELINE_KEYS = {
     "span_ns",

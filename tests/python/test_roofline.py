@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.analysis.roofline import attainable_ns
-from torchtraceap.devices import Device, load_devices
+from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
-from torchtraceap.models import Work
-from torchtraceap.table import ColumnTable
+from torchtraceap.ops.devices import Device, load_devices
+from torchtraceap.ops.models import Work
+from torchtraceap.tables.ops.roofline import attainable_ns
 
 WriteTrace = Callable[..., Path]
 

@@ -7,13 +7,13 @@ import pytest
 
 from torchtraceap import _core
 from torchtraceap.errors import SchemaError
-from torchtraceap.event_table import event_table
-from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.simulation.edits.base import Change, EditedGraph
 from torchtraceap.simulation.graph_builder import STREAM, GraphBuilder, Work
 from torchtraceap.simulation.registry import default_edits
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import Simulation
+from torchtraceap.trace.event_table import event_table
+from torchtraceap.trace.ranks import Ranks, RankTrace
 
 STEPS, HOST_NS, GPU_NS, DELAY_NS = 4, 1_000_000, 3_000_000, 5_000
 

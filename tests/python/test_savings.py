@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import torchtraceap as ttap
-from torchtraceap.knowledge import load_knowledge
+from torchtraceap.core.knowledge import load_knowledge
+from torchtraceap.core.results import Finding, PlannedFix, ReplayCheck, Saving, Sensitivity, Trust
+from torchtraceap.core.words import arrow, dash
 from torchtraceap.report.terminal import render_text
 from torchtraceap.report.view import build_view
-from torchtraceap.report.words import arrow, dash
-from torchtraceap.results import Finding, PlannedFix, ReplayCheck, Saving, Sensitivity, Trust
 from torchtraceap.simulation import savings as module
 from torchtraceap.simulation import trust
 from torchtraceap.simulation.edits.base import Change, EditedGraph

@@ -14,11 +14,11 @@ from conftest import WriteTrace
 
 import torchtraceap as ttap
 from torchtraceap import _core, cli
+from torchtraceap.core.results import PAPER_TYPES, Windows
+from torchtraceap.diagnosis.scoring import DEFAULT, SCORERS, label_of, load_scorer
 from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError
-from torchtraceap.event_table import event_table
-from torchtraceap.ranks import RankTrace
-from torchtraceap.results import PAPER_TYPES, Windows
-from torchtraceap.scoring import DEFAULT, SCORERS, label_of, load_scorer
+from torchtraceap.trace.event_table import event_table
+from torchtraceap.trace.ranks import RankTrace
 
 
 def assert_scores(windows: Windows, count: int) -> None:

@@ -12,12 +12,8 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap.cli import main
-from torchtraceap.devices import Device
-from torchtraceap.durations import EmbeddingTable, ReuseHistogram
-from torchtraceap.durations.collectives import estimate_collective
-from torchtraceap.durations.embedding import START_NS, estimate_embedding_bags
 from torchtraceap.errors import OptionError, ParseError
-from torchtraceap.prediction.sharding import (
+from torchtraceap.lab.sharding import (
     SHARDERS,
     Candidate,
     Cluster,
@@ -26,6 +22,10 @@ from torchtraceap.prediction.sharding import (
     choose_sharding,
     read_tables,
 )
+from torchtraceap.ops.devices import Device
+from torchtraceap.ops.durations import EmbeddingTable, ReuseHistogram
+from torchtraceap.ops.durations.collectives import estimate_collective
+from torchtraceap.ops.durations.embedding import START_NS, estimate_embedding_bags
 
 SKEWED = ReuseHistogram((0.5, 0.2, 0.1, 0.1, 0.05, 0.03, 0.02, *([0.0] * 10)))
 

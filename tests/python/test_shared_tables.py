@@ -14,7 +14,7 @@ from conftest import CORPUS
 import torchtraceap as ttap
 from torchtraceap.cli import main
 from torchtraceap.errors import MissingFileError, OptionError, ParseError
-from torchtraceap.prediction.parallel.placement import (
+from torchtraceap.lab.prediction.parallel.placement import (
     Lookup,
     Piece,
     Placement,
@@ -22,23 +22,24 @@ from torchtraceap.prediction.parallel.placement import (
     placed,
     read_plan,
 )
-from torchtraceap.prediction.sharding import choose_sharding
+from torchtraceap.lab.sharding import choose_sharding
+from torchtraceap.ops.devices import device_named
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from torchtraceap.prediction.capture import Capture  # noqa: E402
-from torchtraceap.prediction.capture.calls import COMPUTE, Collective, tensors_in  # noqa: E402
-from torchtraceap.prediction.lifting.kernels import RULED  # noqa: E402
-from torchtraceap.prediction.memory import memory_need  # noqa: E402
-from torchtraceap.prediction.parallel import (  # noqa: E402
+from torchtraceap.lab.prediction.capture import Capture  # noqa: E402
+from torchtraceap.lab.prediction.capture.calls import COMPUTE, Collective, tensors_in  # noqa: E402
+from torchtraceap.lab.prediction.lowering.kernels import RULED  # noqa: E402
+from torchtraceap.lab.prediction.memory import memory_need  # noqa: E402
+from torchtraceap.lab.prediction.parallel import (  # noqa: E402
     RankCaptures,
     capture_ranks,
     parse_strategy,
     place_tables,
 )
-from torchtraceap.prediction.predicting import lifted_steps  # noqa: E402
+from torchtraceap.lab.prediction.predictor import lifted_steps  # noqa: E402
 
 DEVICE = "H100 SXM"
 BATCH, DIM, BAG = 64, 32, 4
@@ -419,7 +420,7 @@ def test_files_that_are_no_plan(tmp_path: Path) -> None:
 
 def test_shared_tables_in_time() -> None:
     captures = dealt().captures
-    steps = lifted_steps(captures, ttap.devices.device_named(DEVICE))
+    steps = lifted_steps(captures, device_named(DEVICE))
     for step in steps:
         ops = {op.op.name: op for op in step.ops()}
         fused = [name for name in ops if name.startswith("fbgemm::")]

@@ -18,11 +18,11 @@ import report_samples as samples
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.collect.plan import StepPlan
-from torchtraceap.rendering import Shown
+from torchtraceap.core.rendering import Shown
+from torchtraceap.diagnosis.verdict import parts_over_time, time_parts
+from torchtraceap.record.step_plan import StepPlan
 from torchtraceap.report import notebook
-from torchtraceap.report.any_result import MAX_ROWS, tables_of
-from torchtraceap.verdict import parts_over_time, time_parts
+from torchtraceap.report.result_tables import MAX_ROWS, tables_of
 
 DEMO = Path(__file__).parents[2] / "examples/traces/resnet50_num_workers_0.json.gz"
 NO_RESULTS = {

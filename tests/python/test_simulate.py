@@ -14,9 +14,9 @@ from fix_programs import NCCL, FlawedProgram
 from rank_samples import describe
 
 import torchtraceap as ttap
-from torchtraceap.analysis.iterations import step_time
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.simulate import Simulation, simulate
+from torchtraceap.tables.steps.iterations import step_time
 
 WriteTrace = Callable[..., Path]
 

@@ -12,7 +12,7 @@ import report_samples as samples
 
 import torchtraceap as ttap
 from torchtraceap.cli import main
-from torchtraceap.codes import EventKind
+from torchtraceap.core.codes import EventKind
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph
 from torchtraceap.simulation.edits.view import views

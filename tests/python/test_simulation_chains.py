@@ -15,9 +15,9 @@ from test_simulation_run import Event, host, launch, run_of, step
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.many_ranks.joined_ranks import join_ranks
-from torchtraceap.simulation.chain import carried_edges
-from torchtraceap.simulation.overhead import (
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.simulation.chained_runs import carried_edges
+from torchtraceap.simulation.profiler_overhead import (
     MEASURED_OVERHEAD,
     PUBLISHED_OVERHEAD,
     ProfilerOverhead,
@@ -25,7 +25,7 @@ from torchtraceap.simulation.overhead import (
     overhead_delta,
 )
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.table import ColumnTable
+from torchtraceap.tables.ranks.joined import join_ranks
 
 WriteTrace = Callable[..., Path]
 

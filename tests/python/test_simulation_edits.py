@@ -17,14 +17,13 @@ from rank_samples import Job, describe
 
 import torchtraceap as ttap
 from torchtraceap._core import CopyDirection
-from torchtraceap.analysis.grouping import Groups
-from torchtraceap.codes import EventKind
+from torchtraceap.core.codes import EventKind
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError, joined
+from torchtraceap.simulation.edits.collective_parts import parts_of
 from torchtraceap.simulation.edits.collectives import _consumers
 from torchtraceap.simulation.edits.contention import contend, measured_slowdown
-from torchtraceap.simulation.edits.floor import gpu_floors_ns
-from torchtraceap.simulation.edits.parts import parts_of
+from torchtraceap.simulation.edits.gpu_floor import gpu_floors_ns
 from torchtraceap.simulation.edits.straggler import _expected_slowest
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.registry import (
@@ -36,6 +35,7 @@ from torchtraceap.simulation.registry import (
 )
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import EditOutcome, Simulation, simulate
+from torchtraceap.tables.grouping import Groups
 
 WriteTrace = Callable[..., Path]
 Program = Callable[[FlawedProgram], None]

@@ -14,14 +14,14 @@ from wait_programs import Program, make_program
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.aliases import Array
-from torchtraceap.analysis.iterations import counted_steps, iterations_of, step_time
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import SchemaError
 from torchtraceap.simulation.edits.view import views
-from torchtraceap.simulation.overhead import ProfilerOverhead, estimate_unprofiled
+from torchtraceap.simulation.profiler_overhead import ProfilerOverhead, estimate_unprofiled
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.trust import held_out_ns, trust_of
-from torchtraceap.table import ColumnTable
+from torchtraceap.tables.steps.iterations import counted_steps, iterations_of, step_time
 
 WriteTrace = Callable[..., Path]
 Event = dict[str, Any]

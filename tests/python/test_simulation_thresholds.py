@@ -12,7 +12,7 @@ from fix_programs import NCCL, FlawedProgram
 from rank_samples import Job, describe
 
 import torchtraceap as ttap
-from torchtraceap.codes import EventKind
+from torchtraceap.core.codes import EventKind
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph
 from torchtraceap.simulation.edits.view import views

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from test_prediction_layout import HOST, call, collective, launching
 
-from torchtraceap.prediction.layout import lay_out, with_slowest
-from torchtraceap.prediction.layout.skew import expected_most
-from torchtraceap.prediction.lifting.step import LiftedCall, LiftedStep
-from torchtraceap.prediction.lifting.work import HostTime
+from torchtraceap.lab.prediction.lowering.step import LiftedCall, LiftedStep
+from torchtraceap.lab.prediction.lowering.work import HostTime
+from torchtraceap.lab.prediction.timeline import lay_out, with_slowest
+from torchtraceap.lab.prediction.timeline.skew import expected_most
 
 
 def step_of(ranks: int, ns: float, host_ns: float = 4_000.0) -> LiftedStep:

@@ -10,11 +10,8 @@ from typing import Any
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.durations import elementwise_ns, gemm_ns
-from torchtraceap.durations.collectives import estimate_collective
 from torchtraceap.errors import OptionError
-from torchtraceap.execution_trace.reader import NodeFile, read_nodes
-from torchtraceap.prediction.baseline import (
+from torchtraceap.lab.prediction.baseline import (
     BaselineOp,
     Overheads,
     Piece,
@@ -23,6 +20,9 @@ from torchtraceap.prediction.baseline import (
     ops_of_ranks,
     simulate,
 )
+from torchtraceap.ops.durations import elementwise_ns, gemm_ns
+from torchtraceap.ops.durations.collectives import estimate_collective
+from torchtraceap.trace.execution.reader import NodeFile, read_nodes
 
 TIMES = Overheads(
     t1=5_000.0,

@@ -20,10 +20,10 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from torchtraceap.prediction.capture import Capture  # noqa: E402
-from torchtraceap.prediction.capture.calls import tensors_in  # noqa: E402
-from torchtraceap.prediction.memory import memory_need  # noqa: E402
-from torchtraceap.prediction.parallel import capture_ranks, parse_strategy  # noqa: E402
+from torchtraceap.lab.prediction.capture import Capture  # noqa: E402
+from torchtraceap.lab.prediction.capture.calls import tensors_in  # noqa: E402
+from torchtraceap.lab.prediction.memory import memory_need  # noqa: E402
+from torchtraceap.lab.prediction.parallel import capture_ranks, parse_strategy  # noqa: E402
 
 RANKS, BATCH, TOKENS, WIDTH, HEADS, WORDS, BLOCKS = 4, 2, 32, 64, 8, 1024, 2
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap import sql
 from torchtraceap.errors import OptionError
-from torchtraceap.sql import sql_tables
+from torchtraceap.tables import sql
+from torchtraceap.tables.sql import sql_tables
 
 pytest.importorskip("duckdb")
 DEMO = Path(__file__).parents[2] / "examples/traces/resnet50_num_workers_0.json.gz"

@@ -12,10 +12,10 @@ import report_samples as samples
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.stacks import MAX_LEVELS
-from torchtraceap.ranks import RankTrace
 from torchtraceap.report.page import charts
-from torchtraceap.trace import Trace
+from torchtraceap.tables.host.stacks import MAX_LEVELS
+from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace.trace import Trace
 
 Event = dict[str, Any]
 DEMO = Path(__file__).parents[2] / "examples/traces/resnet50_num_workers_0.json.gz"

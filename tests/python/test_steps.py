@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import torchtraceap as ttap
-from torchtraceap.analysis.steps import (
+from torchtraceap.tables.steps.steps import (
     _mann_kendall,
     _series,
     _theil_sen,
     build_steps,
     kernel_trend,
 )
-from torchtraceap.ranks import RankTrace
+from torchtraceap.trace.ranks import RankTrace
 
 Event = dict[str, Any]
 

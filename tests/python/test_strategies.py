@@ -14,24 +14,24 @@ from typing import Any
 
 import pytest
 
-from torchtraceap.devices import device_named
 from torchtraceap.errors import OptionError
+from torchtraceap.ops.devices import device_named
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from torchtraceap.prediction.capture import Call, Capture, Phase  # noqa: E402
-from torchtraceap.prediction.capture.calls import Collective, tensors_in  # noqa: E402
-from torchtraceap.prediction.layout import lay_out  # noqa: E402
-from torchtraceap.prediction.parallel import (  # noqa: E402
+from torchtraceap.lab.prediction.capture import Call, Capture, Phase  # noqa: E402
+from torchtraceap.lab.prediction.capture.calls import Collective, tensors_in  # noqa: E402
+from torchtraceap.lab.prediction.parallel import (  # noqa: E402
     Strategy,
     capture_ranks,
     parse_strategy,
 )
-from torchtraceap.prediction.parallel.blocks import blocks_of  # noqa: E402
-from torchtraceap.prediction.predicting import lifted_steps  # noqa: E402
-from torchtraceap.workloads.workload import find_workload  # noqa: E402
+from torchtraceap.lab.prediction.parallel.blocks import blocks_of  # noqa: E402
+from torchtraceap.lab.prediction.predictor import lifted_steps  # noqa: E402
+from torchtraceap.lab.prediction.timeline import lay_out  # noqa: E402
+from torchtraceap.lab.workloads.workload import find_workload  # noqa: E402
 
 Make = Callable[[], dict[str, Any]]
 

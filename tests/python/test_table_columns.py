@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from torchtraceap.columns import TextCodes, encode_json, encode_texts, recode, unique_texts
-from torchtraceap.table import ColumnTable, stack_ranks
+from torchtraceap.core.columns import TextCodes, encode_json, encode_texts, recode, unique_texts
+from torchtraceap.core.table import ColumnTable, stack_ranks
 
 NAN, INFINITY = float("nan"), float("inf")
 

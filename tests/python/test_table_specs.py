@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.analysis.catalogue import TABLES, table_spec
 from torchtraceap.cli import COMMANDS
 from torchtraceap.report.page.sections import SECTIONS
+from torchtraceap.tables.catalog import TABLES, table_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,7 +88,7 @@ def test_names_in_sql_are_given_once() -> None:
     "code", ["import torchtraceap", "from torchtraceap.cli import main\nmain(['--help'])"]
 )
 def test_no_table_is_loaded_before_it_is_asked_for(code: str) -> None:
-    listed = "import sys\nprint([m for m in sys.modules if m.startswith('torchtraceap.analysis.')])"
+    listed = "import sys\nprint([m for m in sys.modules if m.startswith('torchtraceap.tables.')])"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{listed}"], capture_output=True, text=True, check=True
     )

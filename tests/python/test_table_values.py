@@ -14,10 +14,10 @@ import pytest
 from full_job import full_job
 
 import torchtraceap as ttap
-from torchtraceap.analysis.catalogue import TABLES, table_spec
 from torchtraceap.cli import main
-from torchtraceap.columns import Column, JsonCodes, TextCodes
-from torchtraceap.table import ColumnTable
+from torchtraceap.core.columns import Column, JsonCodes, TextCodes
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.tables.catalog import TABLES, table_spec
 
 
 def cases() -> Iterator[tuple[str, tuple[tuple[str, Any], ...]]]:

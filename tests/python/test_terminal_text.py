@@ -15,10 +15,10 @@ from test_hostile import COMMANDS
 
 import torchtraceap as ttap
 from torchtraceap import cli
-from torchtraceap.analysis.catalogue import TABLES
+from torchtraceap.core.words import harmless
 from torchtraceap.report import terminal
 from torchtraceap.report.tables import TextTable, render_table
-from torchtraceap.report.words import harmless
+from torchtraceap.tables.catalog import TABLES
 
 EVIL = "\x1b[2J\x1b]0;t\x07\x9b31m\b\r\n\x7f\u202e\u2066\u200b\u2028\x00\ufeff\ue000end"
 STYLE = re.compile(r"\x1b\[[0-9;]*m")

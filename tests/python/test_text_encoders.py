@@ -10,16 +10,16 @@ import sys
 import numpy as np
 import pytest
 
+from torchtraceap.diagnosis.scoring import text_encoders
+from torchtraceap.diagnosis.scoring.text_encoders import HashEncoder, LanguageModel, text_encoder
 from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError, SchemaError
-from torchtraceap.scoring import text_encoders
-from torchtraceap.scoring.text_encoders import HashEncoder, LanguageModel, text_encoder
 
 NAMES = ["ampere_sgemm_128x64_tn", "ampere_sgemm_32x128_nn", "aten::add", "größer\ud800", "", "_"]
 
 
 def test_hashes_are_the_same_in_every_process():
     program = (
-        "import json; from torchtraceap.scoring.text_encoders import HashEncoder;"
+        "import json; from torchtraceap.diagnosis.scoring.text_encoders import HashEncoder;"
         "print(json.dumps(HashEncoder().vectors(['aten::add', 'gemm']).tolist()))"
     )
     again = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout

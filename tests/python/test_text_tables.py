@@ -9,11 +9,11 @@ import pytest
 import report_samples as samples
 
 from torchtraceap import load
-from torchtraceap.analysis.catalogue import TABLES, table_spec
-from torchtraceap.columns import encode_texts
+from torchtraceap.core.columns import encode_texts
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.core.words import cells
 from torchtraceap.report.tables import cut_apart, render_table, table_for_reading
-from torchtraceap.report.words import cells
-from torchtraceap.table import ColumnTable
+from torchtraceap.tables.catalog import TABLES, table_spec
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ from time import sleep
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap import loading
-from torchtraceap.analysis import spec
-from torchtraceap.remember import Memory
-from torchtraceap.threads import core_count, map_on_threads
+from torchtraceap.core.memory_cache import Memory
+from torchtraceap.core.threads import core_count, map_on_threads
+from torchtraceap.tables import spec
+from torchtraceap.trace import load as loading
 
 
 def test_results_come_in_the_order_of_the_items() -> None:

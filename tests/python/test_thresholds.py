@@ -13,11 +13,11 @@ from gpu_traces import GpuTrace
 from rank_samples import Job, describe
 
 import torchtraceap as ttap
-from torchtraceap.analysis import sequences
-from torchtraceap.analysis.diff import build_diff
-from torchtraceap.analysis.launches import _full_length
-from torchtraceap.analysis.pieces import median_ns, middle_half, robust_sigma, whole_steps
 from torchtraceap.errors import OptionError
+from torchtraceap.tables.compare.diff import build_diff
+from torchtraceap.tables.gpu import sequences
+from torchtraceap.tables.host.launches import _full_length
+from torchtraceap.tables.steps.pieces import median_ns, middle_half, robust_sigma, whole_steps
 
 # --------------------------------------------------------------------------------- queues
 

@@ -5,8 +5,8 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.tokens import Tokens, build_tokens
 from torchtraceap.errors import OptionError
+from torchtraceap.tables.windows.tokens import Tokens, build_tokens
 
 
 def event(cat, name, ts, dur, tid, **args):

@@ -15,18 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchtraceap as ttap
-from torchtraceap.errors import MissingDependencyError, OptionError
-from torchtraceap.models.tracelens.registry import MODELS, transpose_of
-from torchtraceap.tracelens import (
+from torchtraceap.compat.tracelens import (
     compat_work,
     tracelens_sheets,
     write_tracelens_csvs,
     write_tracelens_xlsx,
 )
-from torchtraceap.tracelens.categories import category_of
-from torchtraceap.tracelens.compare import compare_sheets, write_tracelens_comparison
-from torchtraceap.tracelens.launchers import to_us, union_us
-from torchtraceap.tracelens.sheets import Sheet
+from torchtraceap.compat.tracelens.categories import category_of
+from torchtraceap.compat.tracelens.compare import compare_sheets, write_tracelens_comparison
+from torchtraceap.compat.tracelens.launchers import to_us, union_us
+from torchtraceap.compat.tracelens.sheets import Sheet
+from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.ops.models.tracelens.registry import MODELS, transpose_of
 
 Event = dict[str, Any]
 WriteTrace = Callable[..., Path]

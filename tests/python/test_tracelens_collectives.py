@@ -10,7 +10,11 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap import cli
-from torchtraceap.tracelens import collective_sheets, write_tracelens_csvs, write_tracelens_xlsx
+from torchtraceap.compat.tracelens import (
+    collective_sheets,
+    write_tracelens_csvs,
+    write_tracelens_xlsx,
+)
 
 Event = dict[str, Any]
 WriteTrace = Callable[..., Path]

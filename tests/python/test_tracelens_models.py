@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from torchtraceap.models import model_of, work_of
-from torchtraceap.models.tracelens.registry import MODELS, find_model
+from torchtraceap.ops.models import model_of, work_of
+from torchtraceap.ops.models.tracelens.registry import MODELS, find_model
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/tracelens_models.md"
 _ROW = re.compile(r"^\| ?`([^`]+)` ?\| ?(.+?) ?\| ?(yes|no) ?\|$")

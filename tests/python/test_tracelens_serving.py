@@ -9,9 +9,9 @@ import pytest
 from test_models_serving import i8, i32, u8
 from test_models_work import bf16, f32, fp8, i64
 
-from torchtraceap.models.tracelens.registry import MODELS, run_model
-from torchtraceap.models.tracelens.work import Work
-from torchtraceap.tracelens.categories import category_of
+from torchtraceap.compat.tracelens.categories import category_of
+from torchtraceap.ops.models.tracelens.registry import MODELS, run_model
+from torchtraceap.ops.models.tracelens.work import Work
 
 EPS = 1e-5
 X, W = bf16(4, 8), bf16(8)  # 32 elements, 64 bytes; 16 bytes

@@ -21,28 +21,28 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap import cli
-from torchtraceap.analysis.windows import feature_names
 from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError, SchemaError
+from torchtraceap.tables.windows.windows import feature_names
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from torchtraceap.scoring.v2 import V2Scorer  # noqa: E402
-from torchtraceap.scoring.weight_files import read_weights  # noqa: E402
-from torchtraceap.training import train  # noqa: E402
-from torchtraceap.training.augment import Augmentation  # noqa: E402
-from torchtraceap.training.event_file import masked_crc  # noqa: E402
-from torchtraceap.training.figures import auc, platt, window_figures  # noqa: E402
-from torchtraceap.training.loop import CHECKPOINT, Fitted, fit, step_seed  # noqa: E402
-from torchtraceap.training.lost_time import LostTime  # noqa: E402
-from torchtraceap.training.processes import Processes  # noqa: E402
-from torchtraceap.training.pseudo_labels import (  # noqa: E402
+from torchtraceap.diagnosis.scoring.v2 import V2Scorer  # noqa: E402
+from torchtraceap.diagnosis.scoring.weight_files import read_weights  # noqa: E402
+from torchtraceap.lab.training import train  # noqa: E402
+from torchtraceap.lab.training.augment import Augmentation  # noqa: E402
+from torchtraceap.lab.training.event_file import masked_crc  # noqa: E402
+from torchtraceap.lab.training.figures import auc, platt, window_figures  # noqa: E402
+from torchtraceap.lab.training.loop import CHECKPOINT, Fitted, fit, step_seed  # noqa: E402
+from torchtraceap.lab.training.lost_time import LostTime  # noqa: E402
+from torchtraceap.lab.training.processes import Processes  # noqa: E402
+from torchtraceap.lab.training.pseudo_labels import (  # noqa: E402
     pseudo_targets,
     ranks,
     twin_distances,
 )
-from torchtraceap.training.settings import LoopSettings, read_toml, take  # noqa: E402
-from torchtraceap.training.v2 import V2Learner, V2Settings  # noqa: E402
+from torchtraceap.lab.training.settings import LoopSettings, read_toml, take  # noqa: E402
+from torchtraceap.lab.training.v2 import V2Learner, V2Settings  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MINI, DEMO = EXAMPLES / "mini_dataset", EXAMPLES / "traces/resnet50_num_workers_0.json.gz"
@@ -304,7 +304,7 @@ def test_a_break_changes_no_pseudo_labels(tmp_path: Path, monkeypatch: pytest.Mo
     fit(whole, loop, tmp_path / "whole")
     # A second passes whenever somebody looks, so that each call has time for a step or two.
     clock = SimpleNamespace(monotonic=count().__next__, time=time.time)
-    monkeypatch.setattr("torchtraceap.training.loop.time", clock)
+    monkeypatch.setattr("torchtraceap.lab.training.loop.time", clock)
     for _ in range(100):
         parts = learner_of(samples, **changes)
         found = fit(parts, loop, tmp_path / "parts", resume=True, minutes=3.5 / 60)
@@ -346,7 +346,7 @@ GROUP = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from test_training import *
-from torchtraceap.training.processes import joined_processes
+from torchtraceap.lab.training.processes import joined_processes
 with joined_processes() as group:
     line = Line(group)
     line.module[1].p = 0.0

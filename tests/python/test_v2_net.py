@@ -12,12 +12,9 @@ import pytest
 from gpu_traces import GpuTrace
 
 import torchtraceap as ttap
-from torchtraceap.analysis.tokens import build_tokens
-from torchtraceap.analysis.windows import feature_names
-from torchtraceap.errors import MissingDependencyError, OptionError, SchemaError
-from torchtraceap.scoring import load_scorer
-from torchtraceap.scoring.base import common_bounds
-from torchtraceap.scoring.v2_inputs import (
+from torchtraceap.diagnosis.scoring import load_scorer
+from torchtraceap.diagnosis.scoring.base import common_bounds
+from torchtraceap.diagnosis.scoring.v2_inputs import (
     NAME_WIDTH,
     TOKEN_CODES,
     TOKEN_NUMBERS,
@@ -26,7 +23,10 @@ from torchtraceap.scoring.v2_inputs import (
     squash,
     token_inputs,
 )
-from torchtraceap.scoring.weight_files import read_weights, shipped, write_weights
+from torchtraceap.diagnosis.scoring.weight_files import read_weights, shipped, write_weights
+from torchtraceap.errors import MissingDependencyError, OptionError, SchemaError
+from torchtraceap.tables.windows.tokens import build_tokens
+from torchtraceap.tables.windows.windows import feature_names
 
 torch = pytest.importorskip("torch")
 try:
@@ -34,9 +34,9 @@ try:
 except MissingDependencyError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-from torchtraceap.scoring.v2 import V2Scorer, load  # noqa: E402
-from torchtraceap.training.v2_data import make_batch  # noqa: E402
-from torchtraceap.training.v2_net import V2Net, V2Shape  # noqa: E402
+from torchtraceap.diagnosis.scoring.v2 import V2Scorer, load  # noqa: E402
+from torchtraceap.lab.training.v2_data import make_batch  # noqa: E402
+from torchtraceap.lab.training.v2_net import V2Net, V2Shape  # noqa: E402
 
 FEATURES, TYPES = 10, 5
 DEMO = Path(__file__).parents[2] / "examples/traces/resnet50_num_workers_0.json.gz"

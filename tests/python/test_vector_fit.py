@@ -9,7 +9,7 @@ import pytest
 
 import neusight_rows
 import vector_fit
-from torchtraceap.devices import load_devices
+from torchtraceap.ops.devices import load_devices
 
 
 def row(model: str, batch: int, device: str = "v100_pcie_32gb") -> neusight_rows.Row:

@@ -10,8 +10,8 @@ import report_samples as samples
 from report_samples import TraceMaker
 
 import torchtraceap as ttap
+from torchtraceap.diagnosis.verdict import LEAST_SHARE
 from torchtraceap.report.view import build_view
-from torchtraceap.verdict import LEAST_SHARE
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*/trace.json"))
 

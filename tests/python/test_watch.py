@@ -14,19 +14,14 @@ from typing import Any
 import pytest
 from trainings import library, names, slow_optimizer_step, torch_on_one_thread, traces
 
-from torchtraceap.collect import RecordingError, RecordingWarning, profile
 from torchtraceap.errors import MissingDependencyError, OptionError
-from torchtraceap.integrations.logging import Sinks, active_runs, sink_of
-from torchtraceap.integrations.watch import Watch, watch
-from torchtraceap.integrations.watching.changes import Changes
-from torchtraceap.integrations.watching.costs import Costs, parse_interval
-from torchtraceap.integrations.watching.keeping import Kept
-from torchtraceap.integrations.watching.series import (
-    append_line,
-    metrics_of,
-    read_lines,
-    series_table,
-)
+from torchtraceap.record import RecordingError, RecordingWarning, profile
+from torchtraceap.record.integrations.logging import Sinks, active_runs, sink_of
+from torchtraceap.record.watch import Watch, watch
+from torchtraceap.record.watching.changes import Changes
+from torchtraceap.record.watching.costs import Costs, parse_interval
+from torchtraceap.record.watching.history import append_line, metrics_of, read_lines, series_table
+from torchtraceap.record.watching.retention import Kept
 
 
 @pytest.fixture
@@ -387,7 +382,7 @@ def test_a_recording_that_cannot_be_examined_is_told(
     tmp_path: Path, torch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "torchtraceap.integrations.watching.examining.PROGRAM", "raise SystemExit('out of memory')"
+        "torchtraceap.record.watching.examiner.PROGRAM", "raise SystemExit('out of memory')"
     )
     step = slow_optimizer_step(torch)
     end = time.monotonic() + 60
@@ -444,7 +439,7 @@ PROGRAM = """
 import json, os, sys, time
 import torch
 import torch.distributed as dist
-from torchtraceap.integrations.watch import watch
+from torchtraceap.record.watch import watch
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")

@@ -19,9 +19,9 @@ from made_job import load_job
 from rank_samples import Job, describe
 
 import torchtraceap as ttap
-from torchtraceap.analysis.diff import VIEWS as DIFF_VIEWS
-from torchtraceap.analysis.diff import build_diff
-from torchtraceap.table import ColumnTable
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.tables.compare.diff import VIEWS as DIFF_VIEWS
+from torchtraceap.tables.compare.diff import build_diff
 
 EXPECTED = Path(__file__).resolve().parents[1] / "golden" / "tables"
 US = 1000

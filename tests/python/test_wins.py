@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("torch", reason="a prediction runs the model")
 
 import torchtraceap as ttap
-from torchtraceap.bench.runs.child import TRACED_STEPS
 from torchtraceap.cli import main
+from torchtraceap.lab.bench.runs.child import TRACED_STEPS
 from torchtraceap.simulation.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,8 +18,8 @@ import pytest
 pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not built")
 
 from torchtraceap.errors import MissingDependencyError, OptionError
-from torchtraceap.workloads import registry
-from torchtraceap.workloads.declaring import DOMAINS, declared, workload
+from torchtraceap.lab.workloads import registry
+from torchtraceap.lab.workloads.declaration import DOMAINS, declared, workload
 
 ENTRIES = registry.workloads()
 ALONE = [entry.name for entry in ENTRIES if entry.source == "suite" and not entry.needs]
@@ -38,7 +38,7 @@ def torch() -> Any:
 
 def test_listing_imports_neither_torch_nor_a_library() -> None:
     code = (
-        "import sys; from torchtraceap.workloads import registry; rows = registry.table();"
+        "import sys; from torchtraceap.lab.workloads import registry; rows = registry.table();"
         "print(len(rows), sorted({'torch', 'numpy', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -153,7 +153,7 @@ def test_a_package_adds_its_own_which_listing_does_not_import(
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
     listed = {entry.name: entry for entry in registry.workloads()}
-    assert asked == ["torchtraceap.workloads"] and "added_workloads" not in sys.modules
+    assert asked == ["torchtraceap.lab.workloads"] and "added_workloads" not in sys.modules
     assert listed["mine"].source == "added_workloads"
     assert listed["resnet"].source == "suite", "a package doesn't take the suite's names"
     found = registry.find("mine")
@@ -212,7 +212,7 @@ def test_a_workload_is_the_same_each_time_and_draws_nothing_from_others(torch: A
 @pytest.mark.parametrize("name", ALONE)
 def test_each_learns_something_and_runs_without_gradients(name: str, torch: Any) -> None:
     """All that need nothing but torch, in a small batch."""
-    from torchtraceap.workloads.steps import make_step
+    from torchtraceap.lab.workloads.steps import make_step
 
     batch = min(registry.find(name).batch() or 2, 4)
     with make_step(name, mode="train", batch=batch) as step:
@@ -257,14 +257,14 @@ def test_full_sizes_are_those_of_the_papers(name: str, weights: int, torch: Any)
 @pytest.mark.parametrize("name", ["hf_gpt2", "hf_vit"])
 def test_models_of_a_library_are_trained_without_a_network(name: str, torch: Any) -> None:
     pytest.importorskip("transformers")
-    from torchtraceap.workloads.steps import make_step
+    from torchtraceap.lab.workloads.steps import make_step
 
     with make_step(name, batch=2) as step:
         assert float(step.step()) > float(min(step.step() for _ in range(3)))
 
 
 def test_a_step_of_evaluation_keeps_nothing_and_bf16_is_by_autocast(torch: Any) -> None:
-    from torchtraceap.workloads.steps import make_step
+    from torchtraceap.lab.workloads.steps import make_step
 
     made = {"model": torch.nn.Linear(4, 2), "inputs": {"input": torch.ones(3, 4)}}
     with make_step(made, mode="eval", precision="bf16") as step:
@@ -276,7 +276,7 @@ def test_a_step_of_evaluation_keeps_nothing_and_bf16_is_by_autocast(torch: Any) 
 
 
 def test_a_step_of_training_goes_down_the_slope_that_sgd_would(own_file: Path, torch: Any) -> None:
-    from torchtraceap.workloads.steps import make_step
+    from torchtraceap.lab.workloads.steps import make_step
 
     net = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.ones_(net.weight)
@@ -294,7 +294,7 @@ def test_a_step_of_training_goes_down_the_slope_that_sgd_would(own_file: Path, t
 
 
 def test_what_cannot_be_run_so_says_why(own_file: Path, torch: Any) -> None:
-    from torchtraceap.workloads.steps import make_step
+    from torchtraceap.lab.workloads.steps import make_step
 
     for options, why in (
         ({"mode": "test"}, "train or eval"),
@@ -316,7 +316,7 @@ def test_what_cannot_be_run_so_says_why(own_file: Path, torch: Any) -> None:
 
 
 def test_tf32_is_set_and_put_back(torch: Any) -> None:
-    from torchtraceap.workloads.steps import _tf32
+    from torchtraceap.lab.workloads.steps import _tf32
 
     places = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [place.allow_tf32 for place in places]
@@ -329,7 +329,7 @@ def test_tf32_is_set_and_put_back(torch: Any) -> None:
 def test_a_compiled_step_calls_what_torch_compiled(
     torch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torchtraceap.workloads.steps import make_step
+    from torchtraceap.lab.workloads.steps import make_step
 
     calls = []
 
@@ -343,7 +343,7 @@ def test_a_compiled_step_calls_what_torch_compiled(
 
 
 def test_data_is_moved_with_its_shape_kept(torch: Any) -> None:
-    from torchtraceap.workloads.steps import on_device
+    from torchtraceap.lab.workloads.steps import on_device
 
     moved = on_device({"a": [torch.ones(1), (torch.ones(2), 3)], "b": "text"}, "meta")
     assert moved["a"][0].is_meta and moved["a"][1][0].is_meta
@@ -409,7 +409,7 @@ def torchbenchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: Any) 
 
 
 def test_a_model_of_torchbench_makes_its_own_steps(torchbenchmark: Any, torch: Any) -> None:
-    from torchtraceap.workloads.steps import make_step
+    from torchtraceap.lab.workloads.steps import make_step
 
     with make_step("torchbench:small", mode="train", batch=6) as step:
         assert step.step() is None and step.batch == 6
@@ -425,7 +425,7 @@ def test_a_model_of_torchbench_makes_its_own_steps(torchbenchmark: Any, torch: A
 
 
 def test_one_without_invoke_and_module_runs_by_its_mode(torchbenchmark: Any) -> None:
-    from torchtraceap.workloads.steps import make_step
+    from torchtraceap.lab.workloads.steps import make_step
 
     with make_step("torchbench:bare", mode="eval") as step:
         assert step.step() == "evaluated" and step.model is None and step.batch is None
@@ -434,7 +434,7 @@ def test_one_without_invoke_and_module_runs_by_its_mode(torchbenchmark: Any) -> 
 
 
 def test_what_torchbench_has_not_is_said_in_a_sentence(torchbenchmark: Any) -> None:
-    from torchtraceap.workloads.steps import make_step
+    from torchtraceap.lab.workloads.steps import make_step
 
     for name, kind, why in (
         ("torchbench:none", OptionError, "TorchBench has no model 'none'"),

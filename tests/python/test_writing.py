@@ -23,12 +23,13 @@ import pytest
 from gpu_traces import GpuTrace
 
 import torchtraceap as ttap
-from torchtraceap import _core, cli, writing
-from torchtraceap.cli.parsing import Parser
-from torchtraceap.collect.export import TraceNames, export_trace
-from torchtraceap.columns import encode_texts
+from torchtraceap import _core, cli
+from torchtraceap.cli.parser import Parser
+from torchtraceap.compat.tracelens.sheets import write_csv
+from torchtraceap.core import writing
+from torchtraceap.core.columns import encode_texts
 from torchtraceap.errors import OptionError, OutputError
-from torchtraceap.tracelens.sheets import write_csv
+from torchtraceap.record.export import TraceNames, export_trace
 
 PACKAGE = Path(ttap.__file__).parent
 OLD = b"what was there before\n"
@@ -240,7 +241,7 @@ def test_a_killed_process_leaves_the_old_file(tmp_path: Path) -> None:
     target.write_bytes(OLD)
     program = f"""
         import os, signal
-        from torchtraceap.writing import replacing_stream
+        from torchtraceap.core.writing import replacing_stream
         with replacing_stream({str(target)!r}) as stream:
             stream.write(b"half of it")
             stream.flush()
@@ -313,7 +314,7 @@ def test_standard_output_goes_on_where_it_was(name: str, tmp_path: Path) -> None
     target = tmp_path / "all.txt"
     target.write_bytes(OLD)
     program = f"""
-        from torchtraceap.writing import write_text
+        from torchtraceap.core.writing import write_text
         print("before")
         write_text({name!r}, "text\\n")
         print("after")
@@ -432,11 +433,11 @@ def test_the_option_for_spreadsheets_needs_a_csv_file(
 
 
 # What else opens files for writing: programs that make the package's own data.
-PROGRAMS = {"knowledge/__main__.py", "devices/__main__.py"}
+PROGRAMS = {"core/knowledge/__main__.py", "ops/devices/__main__.py"}
 # Calls that write, all of them to what the owner gave: a stream, a staged path.
 GIVEN = {
-    ("collect/export.py", "packed.open('xb')"),
-    ("collect/sanitize.py", "gzip.GzipFile('', 'wb', GZIP_LEVEL, target, mtime=0)"),
+    ("record/export.py", "packed.open('xb')"),
+    ("record/sanitize.py", "gzip.GzipFile('', 'wb', GZIP_LEVEL, target, mtime=0)"),
     (
         "table.py",
         "frame.to_csv(staged, index=False, lineterminator='\\n', errors='replace', "
@@ -446,35 +447,38 @@ GIVEN = {
     ("cli/tables.py", "kept.to_parquet(options.parquet)"),
     ("cli/views.py", "trace.events(with_args=True).to_parquet(target)"),
     (
-        "scoring/weight_files.py",
+        "diagnosis/scoring/weight_files.py",
         "save(whole, {_ABOUT: json.dumps(about, sort_keys=True)})",
     ),  # bytes
-    ("tracelens/report.py", "book.save(stream)"),
-    ("training/loop.py", "learner.save(weights, fitted)"),
-    ("replay/run.py", "path.write_text(script, encoding='utf-8')"),  # its own temporary folder
+    ("compat/tracelens/report.py", "book.save(stream)"),
+    ("lab/training/loop.py", "learner.save(weights, fitted)"),
+    (
+        "compat/replay/run.py",
+        "path.write_text(script, encoding='utf-8')",
+    ),  # its own temporary folder
     # A program that is measured must not load the package; the file is there when it has ended.
-    ("bench/processes/injected/sitecustomize.py", "os.replace(growing, self.target)"),
-    ("bench/processes/memory.py", "open('/proc/self/clear_refs', 'w', encoding='ascii')"),
-    ("bench/runs/running.py", "store.save(measure(asked, protocol, Path(folder)))"),
-    ("cli/bench/running.py", "open_store(options).save(replace(run, metrics=metrics))"),
-    ("llm/cache.py", "os.replace(self._path, aside)"),  # a damaged file out of the way
+    ("lab/bench/processes/injected/sitecustomize.py", "os.replace(growing, self.target)"),
+    ("lab/bench/processes/memory.py", "open('/proc/self/clear_refs', 'w', encoding='ascii')"),
+    ("lab/bench/runs/run.py", "store.save(measure(asked, protocol, Path(folder)))"),
+    ("lab/cli/bench/run.py", "open_store(options).save(replace(run, metrics=metrics))"),
+    ("explanation/cache.py", "os.replace(self._path, aside)"),  # a damaged file out of the way
     # Staged by who calls it, or in its own temporary folder.
     (
         "contracts/recorder.py",
         "file.write_bytes(file.read_bytes().replace("
         "b'\"' + name + b'\"', b'\"' + renamed + b'\"'))",
     ),
-    ("contracts/recording.py", "gzip.GzipFile('', 'wb', 6, file, mtime=0)"),
-    ("contracts/recording.py", "shutil.copyfile(file, packed)"),
-    ("contracts/recording.py", "target.open('xb')"),
+    ("contracts/record.py", "gzip.GzipFile('', 'wb', 6, file, mtime=0)"),
+    ("contracts/record.py", "shutil.copyfile(file, packed)"),
+    ("contracts/record.py", "target.open('xb')"),
     # What a watch and its child tell each other, in a hidden folder that goes when it has answered.
-    ("integrations/watching/examining.py", "(place / SAID).open('wb')"),
+    ("record/watching/examiner.py", "(place / SAID).open('wb')"),
     (
-        "integrations/watching/examining.py",
+        "record/watching/examiner.py",
         "(place / TASK).write_text(json.dumps(document), 'utf-8')",
     ),
     (
-        "integrations/watching/recorder.py",
+        "record/watching/recorder.py",
         "tempfile.mkdtemp(prefix='.torchtraceap-', suffix='.partial', dir=self._place)",
     ),
 }

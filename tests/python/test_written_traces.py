@@ -19,8 +19,6 @@ from trace_format import breaches, events_of, kernels_in_annotations
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.analysis.iterations import held_up_row, iterations_of, step_of_work
-from torchtraceap.ranks import Ranks
 from torchtraceap.simulation.edited_trace import EditedTrace
 from torchtraceap.simulation.edits import fusion, graphs
 from torchtraceap.simulation.edits.base import Change, EditedGraph
@@ -30,6 +28,8 @@ from torchtraceap.simulation.registry import default_edits
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.schedules import Schedules
 from torchtraceap.simulation.simulate import Simulation, simulate
+from torchtraceap.tables.steps.iterations import held_up_row, iterations_of, step_of_work
+from torchtraceap.trace.ranks import Ranks
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 NAMED = ("loader_workers=4", "mixed_precision=bf16", "bucket_size_mb=1", "device=H200")

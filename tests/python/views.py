@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.analysis.catalogue import TABLES, table_spec
+from torchtraceap.core.table import ColumnTable
 from torchtraceap.report.view import build_view
-from torchtraceap.table import ColumnTable
+from torchtraceap.tables.catalog import TABLES, table_spec
 
 # A fact of these names is of the rows that the view shows, and says so where it stands.
 EXCLUSIVE = ("exclusive_gpu_ns", "exclusive_ns")

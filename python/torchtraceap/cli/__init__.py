@@ -13,28 +13,17 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from torchtraceap.cli.bench import BENCH_COMMANDS
-from torchtraceap.cli.checking import CHECK_COMMANDS
-from torchtraceap.cli.collecting import COLLECTION_COMMANDS
-from torchtraceap.cli.completion import completion_command
-from torchtraceap.cli.datasets import DATASET_COMMANDS
-from torchtraceap.cli.diagnosis import DIAGNOSIS_COMMANDS
-from torchtraceap.cli.estimates import ESTIMATE_COMMANDS
-from torchtraceap.cli.evaluation import EVALUATION_COMMANDS
-from torchtraceap.cli.explaining import EXPLAINING_COMMANDS
-from torchtraceap.cli.exports import EXPORT_COMMANDS
-from torchtraceap.cli.generation import GENERATION_COMMANDS
+from torchtraceap.cli.catalog import COMMANDS, command_groups
 from torchtraceap.cli.interrupts import (
     ignore_interrupts,
     say_interrupted,
     was_interrupted,
     watch_interrupts,
 )
-from torchtraceap.cli.judging import JUDGING_COMMANDS
 from torchtraceap.cli.output import (
     accept_any_encoding,
     drop_stdout,
@@ -42,8 +31,7 @@ from torchtraceap.cli.output import (
     print_text,
     standard_output,
 )
-from torchtraceap.cli.parallelism import PARALLELISM_COMMANDS
-from torchtraceap.cli.parsing import (
+from torchtraceap.cli.parser import (
     FINE,
     INTERRUPTED,
     UNUSABLE,
@@ -52,39 +40,10 @@ from torchtraceap.cli.parsing import (
     parse,
     unknown_word,
 )
-from torchtraceap.cli.prediction import PREDICTION_COMMANDS
 from torchtraceap.cli.progress import show_stages
-from torchtraceap.cli.scoring import SCORING_COMMANDS
-from torchtraceap.cli.sharding import SHARDING_COMMANDS
-from torchtraceap.cli.simulation import SIMULATION_COMMANDS
-from torchtraceap.cli.tables import TABLE_COMMANDS
-from torchtraceap.cli.training import TRAINING_COMMANDS
-from torchtraceap.cli.views import VIEW_COMMANDS
 
 __all__ = ["COMMANDS", "main"]
 
-_WORK = {
-    **DIAGNOSIS_COMMANDS,
-    **EXPLAINING_COMMANDS,
-    **CHECK_COMMANDS,
-    **BENCH_COMMANDS,
-    **SCORING_COMMANDS,
-    **SIMULATION_COMMANDS,
-    **ESTIMATE_COMMANDS,
-    **PARALLELISM_COMMANDS,
-    **PREDICTION_COMMANDS,
-    **SHARDING_COMMANDS,
-    **GENERATION_COMMANDS,
-    **EVALUATION_COMMANDS,
-    **JUDGING_COMMANDS,
-    **DATASET_COMMANDS,
-    **TRAINING_COMMANDS,
-    **COLLECTION_COMMANDS,
-    **VIEW_COMMANDS,
-    **TABLE_COMMANDS,
-    **EXPORT_COMMANDS,
-}
-COMMANDS = {**_WORK, "completion": completion_command(_WORK)}
 _EXAMPLES = (
     ("trace.json.gz", "what is wrong, and what to change"),
     ("runs/ --html report.html", "a folder with a file per rank; also as a page"),
@@ -102,9 +61,7 @@ def _main_help() -> str:
         "Says where a PyTorch training run loses time, on what evidence, and what to change, from",
         "the trace that torch.profiler wrote. Without a command, PATH is diagnosed.",
         "",
-        "commands:",
-        *(f"  {name:<17}{command.summary}" for name, command in COMMANDS.items()),
-        "",
+        *_listed_commands(),
         "examples:",
         *(f"  torchtraceap {example:<36}{what}" for example, what in _EXAMPLES),
         "",
@@ -115,19 +72,23 @@ def _main_help() -> str:
     return "\n".join(lines)
 
 
+def _listed_commands() -> Iterator[str]:
+    """A line for each command, under the heading of its group."""
+    for heading, entries in command_groups().items():
+        yield f"{heading}:"
+        yield from (f"  {name:<17}{entry.summary}" for name, entry in entries.items())
+        yield ""
+
+
 def _split_command(given: Sequence[str]) -> tuple[str, list[str]]:
     """The command and its arguments; `diagnose` where only a path is given."""
     first = given[0]
-    if first in COMMANDS:
-        return first, list(given[1:])
-    if (
-        first[:1].isalpha()
-        and first.replace("-", "").isalpha()
-        and len(given) > 1
-        and not os.path.exists(first)
-    ):
-        words = unknown_word(first, COMMANDS)
-        raise UsageError(f"{words} (commands: {', '.join(COMMANDS)})")
+    if first[:1].isalpha() and first.replace("-", "").isalpha():
+        if first in COMMANDS:
+            return first, list(given[1:])
+        if len(given) > 1 and not os.path.exists(first):
+            words = unknown_word(first, COMMANDS)
+            raise UsageError(f"{words} (commands: {', '.join(COMMANDS)})")
     return "diagnose", list(given)
 
 

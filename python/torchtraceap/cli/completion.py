@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping
 
+from torchtraceap.cli.catalog import COMMANDS as EVERY_COMMAND
+from torchtraceap.cli.catalog import summary_of
 from torchtraceap.cli.output import print_text
-from torchtraceap.cli.parsing import FINE, Command, Options, Parser, make_parser
-from torchtraceap.records import dataclass
-
-__all__ = ["completion_command"]
+from torchtraceap.cli.parser import FINE, Command, Options, Parser, make_parser
+from torchtraceap.core.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +29,10 @@ class _Option:
 _Words = Mapping[str, tuple[Command, tuple[_Option, ...]]]
 
 
-def completion_command(commands: Mapping[str, Command]) -> Command:
-    """The command, for all `commands` and itself."""
-
-    def run(options: Options) -> int:
-        every = {**commands, "completion": command}
-        words = {name: (one, tuple(_options_of(name, one))) for name, one in every.items()}
-        print_text(_SHELLS[options.shell](words))
-        return FINE
-
-    command = Command(
-        "what makes bash, zsh or fish complete commands, options and their values",
-        _describe,
-        run,
-        (
-            "completion bash > ~/.local/share/bash-completion/completions/torchtraceap",
-            "completion zsh > ~/.zfunc/_torchtraceap",
-            "completion fish > ~/.config/fish/completions/torchtraceap.fish",
-        ),
-    )
-    return command
+def _complete(options: Options) -> int:
+    words = {name: (one, tuple(_options_of(name, one))) for name, one in EVERY_COMMAND.items()}
+    print_text(_SHELLS[options.shell](words))
+    return FINE
 
 
 def _describe(parser: Parser) -> None:
@@ -166,3 +150,16 @@ def _fish_quoted(text: str) -> str:
 
 
 _SHELLS: dict[str, Callable[[_Words], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
+
+COMMANDS = {
+    "completion": Command(
+        summary_of("completion"),
+        _describe,
+        _complete,
+        (
+            "completion bash > ~/.local/share/bash-completion/completions/torchtraceap",
+            "completion zsh > ~/.zfunc/_torchtraceap",
+            "completion fish > ~/.config/fish/completions/torchtraceap.fish",
+        ),
+    )
+}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from torchtraceap.cli.catalog import summary_of
 from torchtraceap.cli.input import load
 from torchtraceap.cli.output import check_output, note, print_text
-from torchtraceap.cli.parsing import (
+from torchtraceap.cli.parser import (
     FINE,
     PATH_HELP,
     Command,
@@ -21,11 +22,11 @@ from torchtraceap.cli.parsing import (
     trace_path,
 )
 from torchtraceap.cli.tables import add_table_output, check_table_output, give_table
-from torchtraceap.stages import stage
+from torchtraceap.core.progress import stage
 
 if TYPE_CHECKING:
-    from torchtraceap.replay import ReplayResult
-    from torchtraceap.trace import Trace
+    from torchtraceap.compat.replay import ReplayResult
+    from torchtraceap.trace.trace import Trace
 
 
 def _describe_merge(parser: Parser) -> None:
@@ -35,7 +36,7 @@ def _describe_merge(parser: Parser) -> None:
 
 
 def _merge(options: Options) -> int:
-    from torchtraceap.analysis.many_ranks.merge import merge_ranks
+    from torchtraceap.tables.ranks.merge import merge_ranks
 
     check_output(options.target, options.paths)
     trace = load(options.paths, options.threads)
@@ -53,7 +54,7 @@ def _describe_annotate(parser: Parser) -> None:
 
 
 def _annotate(options: Options) -> int:
-    from torchtraceap.overlay import annotate
+    from torchtraceap.report.annotate import annotate
 
     check_output(options.target, [options.source])
     trace = load([options.source], options.threads)
@@ -64,7 +65,7 @@ def _annotate(options: Options) -> int:
 
 
 def _describe_sql(parser: Parser) -> None:
-    from torchtraceap.sql import sql_tables
+    from torchtraceap.tables.sql import sql_tables
 
     parser.add_argument("source", metavar="PATH", type=trace_path, help=PATH_HELP)
     parser.add_argument(
@@ -76,7 +77,7 @@ def _describe_sql(parser: Parser) -> None:
 
 
 def _sql(options: Options) -> int:
-    from torchtraceap.sql import run_sql
+    from torchtraceap.tables.sql import run_sql
 
     check_table_output(options, [options.source])
     trace = load([options.source], options.threads)
@@ -106,20 +107,20 @@ def _replay(options: Options) -> int:
     if options.row is None and options.op is None:
         if options.run or options.script:
             raise UsageError("--run and --script need --row or --op")
-        from torchtraceap.replay import find_replayable
+        from torchtraceap.compat.replay import find_replayable
 
         return give_table(find_replayable(trace), options)
     return _replay_one(trace, options)
 
 
 def _replay_one(trace: Trace, options: Options) -> int:
-    from torchtraceap import replay
+    from torchtraceap.compat import replay
 
     row, op, rank = options.row, options.op, options.rank
     if options.script or not options.run:
         script = replay.replay_script(trace, row, op=op, rank=rank)
         if options.script:
-            from torchtraceap.writing import write_text
+            from torchtraceap.core.writing import write_text
 
             write_text(options.script, script)
             note(f"wrote {options.script}")
@@ -132,7 +133,7 @@ def _replay_one(trace: Trace, options: Options) -> int:
 
 
 def _replay_text(result: ReplayResult) -> str:
-    from torchtraceap.units import format_ns
+    from torchtraceap.core.units import format_ns
 
     here = f"{format_ns(round(result.time_ns))} on {result.device}"
     spread = f"half of {result.samples} samples within {format_ns(round(result.iqr_ns))}"
@@ -141,27 +142,27 @@ def _replay_text(result: ReplayResult) -> str:
     return "\n".join([*lines, *result.notes])
 
 
-EXPORT_COMMANDS = {
+COMMANDS = {
     "merge": Command(
-        "all ranks in one file for Perfetto, their clocks aligned",
+        summary_of("merge"),
         _describe_merge,
         _merge,
         ("merge runs/ merged.json.gz",),
     ),
     "annotate": Command(
-        "the trace with findings, idle causes, critical path and counters as tracks for Perfetto",
+        summary_of("annotate"),
         _describe_annotate,
         _annotate,
         ("annotate trace.json.gz annotated.json.gz", "annotate runs/ annotated.pftrace --rank 2"),
     ),
     "sql": Command(
-        "one query over all tables of a trace, with DuckDB",
+        summary_of("sql"),
         _describe_sql,
         _sql,
         ("sql trace.json.gz 'select name, count from ops order by count desc limit 5'",),
     ),
     "replay": Command(
-        "an operator of the trace as a script of its own, and its time on this machine",
+        summary_of("replay"),
         _describe_replay,
         _replay,
         (

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchtraceap.loading import Progress
-    from torchtraceap.trace import Trace
+    from torchtraceap.trace.load import Progress
+    from torchtraceap.trace.trace import Trace
 
 # Files together larger than this show a progress bar: smaller ones are read before a person could
 # look at one. A compressed byte counts for six, which is less than traces shrink by (10 to 35).
@@ -18,7 +18,7 @@ COMPRESSED_WEIGHT = 6
 
 
 def load(paths: Sequence[str], threads: int) -> Trace:
-    from torchtraceap.loading import load
+    from torchtraceap.trace.load import load
 
     given: Any = paths[0] if len(paths) == 1 else list(paths)
     size = sum(_size_of(path) for path in paths)
@@ -33,7 +33,7 @@ def _load_with_bar(given: Any, threads: int) -> Trace:
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    from torchtraceap.loading import load
+    from torchtraceap.trace.load import load
 
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:

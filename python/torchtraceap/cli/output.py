@@ -11,14 +11,14 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from torchtraceap.cli.parsing import UsageError, terminal_width
-from torchtraceap.report.words import harmless
-from torchtraceap.stages import stage
+from torchtraceap.cli.parser import UsageError, terminal_width
+from torchtraceap.core.progress import stage
+from torchtraceap.core.words import harmless
 
 if TYPE_CHECKING:
+    from torchtraceap.core.table import ColumnTable
+    from torchtraceap.diagnosis.result import Diagnosis
     from torchtraceap.report.tables import TextTable
-    from torchtraceap.results import Diagnosis
-    from torchtraceap.table import ColumnTable
 
 
 # One sign for one, so that what stands below each other still does. Those of the bar differ from
@@ -66,7 +66,7 @@ def standard_output() -> Iterator[TextIO]:
     except BrokenPipeError:
         drop_stdout()
     except OSError as error:
-        from torchtraceap.writing import standard_output_error
+        from torchtraceap.core.writing import standard_output_error
 
         drop_stdout()
         raise standard_output_error(error) from None
@@ -128,8 +128,8 @@ def write_html(diagnosis: Diagnosis, path: str) -> None:
 
 def check_output(path: str, inputs: Sequence[str]) -> None:
     """Says early, and in one sentence, that a file cannot or must not be written."""
-    from torchtraceap.files import files_read, looks_like_trace_name
-    from torchtraceap.writing import check_target
+    from torchtraceap.core.writing import check_target
+    from torchtraceap.trace.files import files_read, looks_like_trace_name
 
     read = files_read(inputs)
     check_target(path, read)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from torchtraceap.stages import watch_stages
+from torchtraceap.core.progress import watch_stages
 
 __all__ = ["show_stages"]
 

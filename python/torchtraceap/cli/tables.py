@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.analysis.catalogue import TABLES, table_spec
+from torchtraceap.cli.catalog import summary_of
 from torchtraceap.cli.input import load
 from torchtraceap.cli.output import check_output, note, print_json, print_tables
-from torchtraceap.cli.parsing import (
+from torchtraceap.cli.parser import (
     DEFAULT_ROWS,
     FINDINGS,
     FINE,
@@ -30,15 +30,16 @@ from torchtraceap.cli.parsing import (
     trace_path,
     unknown_word,
 )
-from torchtraceap.stages import stage
+from torchtraceap.core.progress import stage
+from torchtraceap.tables.catalog import TABLES, table_spec
 
 if TYPE_CHECKING:
-    from torchtraceap.analysis.spec import Option
-    from torchtraceap.table import ColumnTable
-    from torchtraceap.trace import Trace
+    from torchtraceap.core.table import ColumnTable
+    from torchtraceap.tables.spec import Option
+    from torchtraceap.trace.trace import Trace
 
 __all__ = [
-    "TABLE_COMMANDS",
+    "COMMANDS",
     "add_table_output",
     "check_table_output",
     "describe_table",
@@ -122,7 +123,7 @@ def _table_command(name: str) -> Command:
         return give_table(make_table(trace, name, options), options)
 
     return Command(
-        TABLES[name].summary, lambda parser: describe_table(parser, name), run, _examples(name)
+        summary_of(name), lambda parser: describe_table(parser, name), run, _examples(name)
     )
 
 
@@ -173,7 +174,7 @@ def _column_name(text: str, table: ColumnTable) -> str:
     Raises:
         UsageError: There is no such column.
     """
-    from torchtraceap.report.words import headings
+    from torchtraceap.core.words import headings
 
     name = text.strip()
     titles = dict(zip(headings(table.columns), table.columns, strict=True))
@@ -223,7 +224,7 @@ def give_table(table: ColumnTable, options: Options) -> int:
 
 
 def _describe_diff(parser: Parser) -> None:
-    from torchtraceap.analysis.diff import VIEWS
+    from torchtraceap.tables.compare.diff import VIEWS
 
     parser.add_argument("before", metavar="A", type=trace_path, help=PATH_HELP)
     parser.add_argument("after", metavar="B", type=trace_path, help="the one to compare with it")
@@ -250,7 +251,7 @@ def _diff(options: Options) -> int:
     check_table_output(options, inputs, folder=options.tracelens_csv)
     if options.html:
         check_output(options.html, inputs)
-    from torchtraceap.analysis.diff import build_diff
+    from torchtraceap.tables.compare.diff import build_diff
 
     before, after = (load([path], options.threads) for path in inputs)
     with stage("comparing the traces"):
@@ -273,7 +274,7 @@ def _diff(options: Options) -> int:
 
 
 def _compare_as_tracelens(before: Trace, after: Trace, options: Options) -> None:
-    from torchtraceap.tracelens import write_diff_stats, write_tracelens_comparison
+    from torchtraceap.compat.tracelens import write_diff_stats, write_tracelens_comparison
 
     if len(before.ranks) > 1 or len(after.ranks) > 1:
         raise UsageError("--tracelens-csv compares two files: name one rank of A and one of B")
@@ -307,16 +308,16 @@ def _describe_memory_timeline(parser: Parser) -> None:
 
 
 def _memory_timeline(options: Options) -> int:
-    from torchtraceap.analysis.memory_timeline import read_memory_timeline
+    from torchtraceap.tables.gpu.memory_timeline import read_memory_timeline
 
     check_table_output(options, [options.source])
     return give_table(read_memory_timeline(options.source), options)
 
 
-TABLE_COMMANDS = {
+COMMANDS = {
     **{name: _table_command(name) for name in TABLES if name != "tree"},
     "diff": Command(
-        "what makes one trace slower than another, to the nanosecond",
+        summary_of("diff"),
         _describe_diff,
         _diff,
         (
@@ -327,7 +328,7 @@ TABLE_COMMANDS = {
         ),
     ),
     "memory-timeline": Command(
-        "memory by category over time, from export_memory_timeline's file",
+        summary_of("memory-timeline"),
         _describe_memory_timeline,
         _memory_timeline,
         ("memory-timeline memory.json", "memory-timeline memory.raw.json.gz --csv memory.csv"),

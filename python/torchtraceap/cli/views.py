@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torchtraceap.analysis.catalogue import TABLES
+from torchtraceap.cli.catalog import summary_of
 from torchtraceap.cli.input import load
 from torchtraceap.cli.output import check_output, note, print_tables, print_text
-from torchtraceap.cli.parsing import (
+from torchtraceap.cli.parser import (
     FINE,
     Command,
     Options,
@@ -97,7 +97,7 @@ def _convert(options: Options) -> int:
         trace.events(with_args=True).to_parquet(target)
     else:
         from torchtraceap import _core
-        from torchtraceap.writing import replacing
+        from torchtraceap.core.writing import replacing
 
         with replacing(target) as staged:
             _core.write_trace(trace.ranks[0].table, staged)
@@ -105,21 +105,21 @@ def _convert(options: Options) -> int:
     return FINE
 
 
-VIEW_COMMANDS = {
+COMMANDS = {
     "summary": Command(
-        "what is in a trace, and how the GPU's time splits up: whole, by rank, device and step",
+        summary_of("summary"),
         _describe_summary,
         _summary,
         ("summary trace.json.gz", "summary runs/ --json"),
     ),
     "tree": Command(
-        TABLES["tree"].summary,
+        summary_of("tree"),
         _describe_tree,
         _tree,
         ("tree trace.json.gz --step 1 --max-depth 4", "tree trace.json.gz --min-us 100"),
     ),
     "convert": Command(
-        "write a trace back, repaired and with nothing lost, or as Parquet",
+        summary_of("convert"),
         _describe_convert,
         _convert,
         ("convert damaged.json.gz whole.json.gz", "convert trace.json.gz events.parquet"),

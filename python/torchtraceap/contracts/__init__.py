@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchtraceap.contracts.checking import check
+    from torchtraceap.contracts.checker import check
     from torchtraceap.contracts.contract import Contract
     from torchtraceap.contracts.file import ContractFile, read_contracts
     from torchtraceap.contracts.limits import Limit
@@ -33,7 +33,7 @@ _MODULES = {
     "ContractFile": "file",
     "KeyResult": "result",
     "Limit": "limits",
-    "check": "checking",
+    "check": "checker",
     "read_contracts": "file",
 }
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from torchtraceap._core import NO_ROW, EventKind
-from torchtraceap.ranks import RankTrace
-from torchtraceap.records import dataclass
+from torchtraceap.core.records import dataclass
+from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["CallLines", "Place", "shown_file"]
 

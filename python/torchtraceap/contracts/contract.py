@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from torchtraceap.contracts.limits import Limit
+from torchtraceap.contracts.measures.vocabulary import MEASURES, find_measure
+from torchtraceap.core.records import dataclass
 from torchtraceap.errors import OptionError
-from torchtraceap.measures.vocabulary import MEASURES, find_measure
-from torchtraceap.records import dataclass
 
 __all__ = ["Contract"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from torchtraceap.analysis.recorded_device import recorded_device
-from torchtraceap.devices import find_device
-from torchtraceap.measures.found import is_without_gpu
-from torchtraceap.order import distinct
-from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.contracts.measures.events import is_without_gpu
+from torchtraceap.core.order import distinct
+from torchtraceap.ops.devices import find_device
+from torchtraceap.tables.gpu.recorded_device import recorded_device
+from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["CPU", "is_same_device", "trace_device"]
 

@@ -17,12 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.aliases import PathLike
 from torchtraceap.contracts.contract import Contract
 from torchtraceap.contracts.limits import Limit
+from torchtraceap.contracts.measures.vocabulary import MEASURES, near_match
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.records import dataclass
 from torchtraceap.errors import MissingFileError, OptionError
-from torchtraceap.measures.vocabulary import MEASURES, near_match
-from torchtraceap.records import dataclass
 
 if TYPE_CHECKING:
     import yaml

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 
 from torchtraceap import _core
-from torchtraceap.codes import EventKind
 from torchtraceap.contracts.result import Frame
-from torchtraceap.ranks import RankTrace
+from torchtraceap.core.codes import EventKind
+from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["frame_of"]
 

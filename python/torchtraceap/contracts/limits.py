@@ -17,10 +17,10 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+from torchtraceap.contracts.measures.vocabulary import COLLECTIVES, near_match
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.units import format_bytes, format_count, format_ns, format_share
 from torchtraceap.errors import OptionError
-from torchtraceap.measures.vocabulary import COLLECTIVES, near_match
-from torchtraceap.records import dataclass
-from torchtraceap.units import format_bytes, format_count, format_ns, format_share
 
 __all__ = ["NO_FINDINGS", "OTHER", "Limit", "shown_value"]
 
@@ -195,7 +195,7 @@ def _of_findings(value: Any) -> Limit:
 
 
 def _finding_types() -> tuple[str, ...]:
-    from torchtraceap.knowledge import load_knowledge
+    from torchtraceap.core.knowledge import load_knowledge
 
     return tuple(load_knowledge())
 

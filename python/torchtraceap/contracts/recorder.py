@@ -15,16 +15,16 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from torchtraceap.collect import RecordingError
-from torchtraceap.collect.active import claim_profiler, release_profiler
-from torchtraceap.collect.export import TraceNames, export_trace
-from torchtraceap.collect.torch_access import (
+from torchtraceap.errors import OptionError
+from torchtraceap.record import RecordingError
+from torchtraceap.record.active import claim_profiler, release_profiler
+from torchtraceap.record.export import TraceNames, export_trace
+from torchtraceap.record.torch_access import (
     current_rank,
     default_activities,
     import_torch,
     profiler_is_running,
 )
-from torchtraceap.errors import OptionError
 
 __all__ = ["Recorder"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchtraceap.records import dataclass
-from torchtraceap.results import Json, Result
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.results import Json, Result
 
 __all__ = ["FAILED", "INCONCLUSIVE", "PASSED", "CheckResult", "FirstEvent", "Frame", "KeyResult"]
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from torchtraceap.aliases import Array, PathLike
-from torchtraceap.analysis.tokens import Tokens
+from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.datasets.samples import Sample, load_samples
 from torchtraceap.errors import OptionError, SchemaError
+from torchtraceap.tables.windows.tokens import Tokens
 
 __all__ = ["Batch", "EventBatch", "WindowDataset", "collated", "load", "loader"]
 

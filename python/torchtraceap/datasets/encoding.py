@@ -18,13 +18,13 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap._core import EventKind, GpuClass
-from torchtraceap.aliases import Array
-from torchtraceap.analysis.windows import build_windows
+from torchtraceap.core.aliases import Array
 from torchtraceap.datasets.arrow import arrow, name_hash, schemas
 from torchtraceap.datasets.labels import GRIDS, TYPES, costs_of, window_costs, window_labels
 from torchtraceap.errors import SchemaError
-from torchtraceap.event_table import Texts, Values, event_table
-from torchtraceap.ranks import RankTrace
+from torchtraceap.tables.windows.windows import build_windows
+from torchtraceap.trace.event_table import Texts, Values, event_table
+from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["Rows", "decoded", "encoded", "label_of"]
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.aliases import Array
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.intervals import union
 from torchtraceap.datasets.labels import costs_of
 from torchtraceap.datasets.runs import Run
-from torchtraceap.intervals import union
-from torchtraceap.ranks import RankTrace
-from torchtraceap.trace import Trace
+from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace.trace import Trace
 
 __all__ = ["excerpted"]
 

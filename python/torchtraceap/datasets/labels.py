@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.aliases import Array
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.intervals import EMPTY, covered_ns, union
+from torchtraceap.datasets.types import TYPES
 from torchtraceap.errors import SchemaError
-from torchtraceap.generation.types import TYPES
-from torchtraceap.intervals import EMPTY, covered_ns, union
 
 __all__ = [
     "GRIDS",

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from torchtraceap import _core
-from torchtraceap.aliases import PathLike
-from torchtraceap.datasets.reading import DataSet, is_dataset
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.datasets.reader import DataSet, is_dataset
+from torchtraceap.datasets.types import LABELS
 from torchtraceap.errors import MissingFileError, SchemaError
-from torchtraceap.generation.types import LABELS
-from torchtraceap.ranks import RankTrace
-from torchtraceap.trace import Trace
+from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace.trace import Trace
 
 __all__ = ["Run", "labelled_runs"]
 

@@ -20,20 +20,20 @@ from typing import Any
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.aliases import Array, PathLike
-from torchtraceap.analysis.detection import detect, judge
-from torchtraceap.analysis.tokens import MOST_TOKENS, Tokens, build_tokens
-from torchtraceap.analysis.windows import build_windows, check_count
+from torchtraceap.core.aliases import Array, PathLike
+from torchtraceap.core.intervals import EMPTY
+from torchtraceap.core.progress import stage
+from torchtraceap.core.threads import map_on_threads
+from torchtraceap.core.writing import replacing_stream
 from torchtraceap.datasets.excerpts import excerpted
 from torchtraceap.datasets.labels import costs_of, covered_share, window_costs, window_labels
 from torchtraceap.datasets.runs import Run, labelled_runs
+from torchtraceap.datasets.types import CPU_SPLIT, TYPES
 from torchtraceap.errors import OptionError, OutputError
-from torchtraceap.generation.types import CPU_SPLIT, TYPES
-from torchtraceap.intervals import EMPTY
-from torchtraceap.ranks import Ranks, RankTrace
-from torchtraceap.stages import stage
-from torchtraceap.threads import map_on_threads
-from torchtraceap.writing import replacing_stream
+from torchtraceap.tables.detection import detect, judge
+from torchtraceap.tables.windows.tokens import MOST_TOKENS, Tokens, build_tokens
+from torchtraceap.tables.windows.windows import build_windows, check_count
+from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["EVIDENCE", "TYPES", "Sample", "load_samples", "window_arrays"]
 

@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torchtraceap.core.writing import write_files
 from torchtraceap.datasets.arrow import TABLES, arrow, schemas, write_to
 from torchtraceap.datasets.encoding import Rows, encoded
 from torchtraceap.errors import SchemaError
-from torchtraceap.kernel_names import canonical_name
-from torchtraceap.ranks import RankTrace
-from torchtraceap.writing import write_files
+from torchtraceap.ops.kernel_names import canonical_name
+from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["is_written", "write_shard"]
 

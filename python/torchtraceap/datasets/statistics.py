@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.aliases import Array
+from torchtraceap.core.aliases import Array
 from torchtraceap.datasets.arrow import TABLES, file_of, read_rows
 from torchtraceap.datasets.labels import GRIDS
-from torchtraceap.datasets.reading import DataSet
-from torchtraceap.generation.types import CPU_SPLIT
+from torchtraceap.datasets.reader import DataSet
+from torchtraceap.datasets.types import CPU_SPLIT
 
 __all__ = ["statistics"]
 

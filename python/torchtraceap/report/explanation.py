@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, Protocol
 
-from torchtraceap.knowledge import load_knowledge
-from torchtraceap.report.words import harmless, one_line
-from torchtraceap.units import format_ns
+from torchtraceap.core.knowledge import load_knowledge
+from torchtraceap.core.units import format_ns
+from torchtraceap.core.words import harmless, one_line
 
 __all__ = ["explanation_html", "explanation_text"]
 

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torchtraceap.aliases import Array
-from torchtraceap.report.any_result import tables_of
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.units import format_ns
+from torchtraceap.core.words import format_percent, one_line
+from torchtraceap.diagnosis.verdict import parts_over_time
 from torchtraceap.report.page.document import TEMPLATES
 from torchtraceap.report.page.page import MAX_RANKS, PageSource, strip
+from torchtraceap.report.result_tables import tables_of
 from torchtraceap.report.view import (
     HOST_LABELS,
     BeforeAfter,
@@ -27,16 +30,14 @@ from torchtraceap.report.view import (
     build_view,
     label_of_part,
 )
-from torchtraceap.report.words import format_percent, one_line
-from torchtraceap.units import format_ns
-from torchtraceap.verdict import parts_over_time
 
 if TYPE_CHECKING:
-    from torchtraceap.ranks import Ranks, RankTrace
+    from torchtraceap.core.results import Finding, Summary, Timeline
+    from torchtraceap.diagnosis.result import Diagnosis
     from torchtraceap.report.tables import TextTable
-    from torchtraceap.results import Diagnosis, Finding, Summary, Timeline
     from torchtraceap.simulation.simulate import Simulation
-    from torchtraceap.tree import TreeView
+    from torchtraceap.tables.tree import TreeView
+    from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = [
     "diagnosis_html",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torchtraceap.core.units import format_ns
+from torchtraceap.core.words import one_line
+from torchtraceap.report.simulation_trust import trust_text
 from torchtraceap.report.tables import TextTable
-from torchtraceap.report.trust import trust_text
-from torchtraceap.report.words import one_line
-from torchtraceap.units import format_ns
 
 __all__ = ["simulation_tables"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchtraceap.units import format_ns
+from torchtraceap.core.units import format_ns
 
 if TYPE_CHECKING:
-    from torchtraceap.results import Summary
+    from torchtraceap.core.results import Summary
 
 __all__ = ["step_note"]
 

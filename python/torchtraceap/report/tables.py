@@ -8,20 +8,14 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.records import dataclass
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.units import format_count, format_ns
+from torchtraceap.core.words import cells, format_percent, harmless, headings, one_line
 from torchtraceap.report.step import step_note
-from torchtraceap.report.words import (
-    cells,
-    format_percent,
-    harmless,
-    headings,
-    one_line,
-)
-from torchtraceap.units import format_count, format_ns
 
 if TYPE_CHECKING:
-    from torchtraceap.results import Summary, Timeline
-    from torchtraceap.table import ColumnTable
+    from torchtraceap.core.results import Summary, Timeline
+    from torchtraceap.core.table import ColumnTable
 
 __all__ = ["TextTable", "render_table", "summary_tables", "table_for_reading"]
 

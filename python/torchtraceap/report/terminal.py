@@ -14,14 +14,14 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from torchtraceap.core.units import format_count, format_ns
+from torchtraceap.core.words import cells, format_percent, harmless, one_line, unbroken
 from torchtraceap.report.view import FindingView, ReportView, Segment, build_view
-from torchtraceap.report.words import cells, format_percent, harmless, one_line, unbroken
-from torchtraceap.units import format_count, format_ns
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from torchtraceap.results import Diagnosis
+    from torchtraceap.diagnosis.result import Diagnosis
 
 __all__ = ["MAX_LINES", "print_report", "render_text", "report_lines"]
 

@@ -10,17 +10,16 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from torchtraceap.knowledge import load_knowledge
-from torchtraceap.records import dataclass
+from torchtraceap.core.knowledge import load_knowledge
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.units import format_count, format_ns
+from torchtraceap.core.words import arrow, dash, format_percent, one_line
+from torchtraceap.diagnosis.verdict import COMPUTATION
+from torchtraceap.report.simulation_trust import trust_text
 from torchtraceap.report.step import step_note
-from torchtraceap.report.trust import trust_text
-from torchtraceap.report.words import arrow, dash, format_percent, one_line
-from torchtraceap.units import format_count, format_ns
-from torchtraceap.verdict import COMPUTATION
 
 if TYPE_CHECKING:
-    from torchtraceap.results import (
-        Diagnosis,
+    from torchtraceap.core.results import (
         Diagnostic,
         Finding,
         RankTimeline,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
         Step,
         Summary,
     )
+    from torchtraceap.diagnosis.result import Diagnosis
 
 # A run is called healthy where no finding leads, the GPU is busy for this share of the time, and
 # no other part of the time takes the share below: measured steps of one run differ by as much
@@ -372,7 +372,7 @@ def _operators(diagnosis: Diagnosis) -> tuple[Segment, ...]:
     """What takes most of a run that computes on the host."""
     if diagnosis.computes_on != "host":
         return ()
-    from torchtraceap.analysis.ops import build_ops
+    from torchtraceap.tables.ops.ops import build_ops
 
     parts: dict[str, int] = {}
     for rank in diagnosis.trace.ranks:

@@ -34,19 +34,19 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap._core import EventKind, GpuClass
-from torchtraceap.aliases import Array, PathLike
-from torchtraceap.analysis.grouping import rows_by_key
-from torchtraceap.analysis.iterations import step_time
+from torchtraceap.core.aliases import Array, PathLike
+from torchtraceap.core.order import distinct
+from torchtraceap.core.units import format_ns, format_share
+from torchtraceap.core.writing import check_target, replacing, write_paths
 from torchtraceap.errors import OptionError
-from torchtraceap.files import looks_like_trace_name
-from torchtraceap.order import distinct
-from torchtraceap.ranks import Ranks, RankTrace
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NewEvent
 from torchtraceap.simulation.edits.view import RankView, ranges_of, views
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.schedules import MEASURED, Blend, RunningWork, Schedule, Schedules
-from torchtraceap.units import format_ns, format_share
-from torchtraceap.writing import check_target, replacing, write_paths
+from torchtraceap.tables.grouping import rows_by_key
+from torchtraceap.tables.steps.iterations import step_time
+from torchtraceap.trace.files import looks_like_trace_name
+from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = [
     "EditedTrace",

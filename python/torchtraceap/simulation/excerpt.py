@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.aliases import Array
-from torchtraceap.analysis.iterations import step_time
-from torchtraceap.ranks import Ranks, RankTrace
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.units import format_ns
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.units import format_ns
+from torchtraceap.tables.steps.iterations import step_time
+from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["LEAST_STEPS", "MOST_EVENTS", "MOST_SHARE", "most_simulated", "simulated_run"]
 

@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
-from torchtraceap.aliases import Array
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.records import dataclass
 from torchtraceap.errors import SchemaError
-from torchtraceap.records import dataclass
 
 __all__ = ["MEETING", "STREAM", "THREAD", "Built", "GraphBuilder", "Work"]
 

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.aliases import Array
-from torchtraceap.analysis.labels import thread_names
-from torchtraceap.columns import Column, encode_texts
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.columns import Column, encode_texts
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.sums import total
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.core.units import format_ns
 from torchtraceap.errors import OptionError
-from torchtraceap.ranks import Ranks, RankTrace
-from torchtraceap.records import dataclass
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.sums import total
-from torchtraceap.table import ColumnTable
-from torchtraceap.units import format_ns
+from torchtraceap.tables.labels import thread_names
+from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["build_idle_chain"]
 

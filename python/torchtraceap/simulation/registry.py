@@ -12,8 +12,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, TypeVar
 
+from torchtraceap.core.records import dataclass
 from torchtraceap.errors import OptionError
-from torchtraceap.records import dataclass
 from torchtraceap.simulation import edits
 from torchtraceap.simulation.edits.base import Edit
 

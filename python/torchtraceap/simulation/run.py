@@ -1,7 +1,7 @@
 """A trace as an execution graph: replays, iteration times, and what edits need to find their way.
 
 Note [Steady state]: with an edit the host may run ahead of the GPU or fall behind, so predictions
-compare iterations (Note [Iteration] in analysis/iterations.py). The first of the recorded steps
+compare iterations (Note [Iteration] in tables/steps/iterations.py). The first of the recorded steps
 begins in the state that the run without the edit left. So copies of all recorded steps are chained
 (`chain.py`), what crosses the boundary counts, and the last copy tells. A run without steps counts
 as a whole, from the first to the last of its work.
@@ -20,8 +20,16 @@ from functools import cached_property
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.aliases import Array
-from torchtraceap.analysis.iterations import (
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.memory_cache import Memory
+from torchtraceap.core.order import distinct
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.core.units import format_ns
+from torchtraceap.errors import SchemaError
+from torchtraceap.simulation.chained_runs import carried_edges
+from torchtraceap.tables.ranks.joined import JoinedRanks, join_ranks
+from torchtraceap.tables.steps.iterations import (
     counted_steps,
     first_launched_row,
     held_up_row,
@@ -30,16 +38,8 @@ from torchtraceap.analysis.iterations import (
     step_of_work,
     step_spans,
 )
-from torchtraceap.analysis.many_ranks.joined_ranks import JoinedRanks, join_ranks
-from torchtraceap.errors import SchemaError
-from torchtraceap.event_table import event_table
-from torchtraceap.order import distinct
-from torchtraceap.ranks import Ranks, RankTrace
-from torchtraceap.records import dataclass
-from torchtraceap.remember import Memory
-from torchtraceap.simulation.chain import carried_edges
-from torchtraceap.table import ColumnTable
-from torchtraceap.units import format_ns
+from torchtraceap.trace.event_table import event_table
+from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["Replays", "RunStep", "SimulatedRun"]
 

@@ -16,16 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.results import Finding, PlannedFix, ReplayCheck, Saving
 from torchtraceap.errors import TraceError
-from torchtraceap.ranks import Ranks
-from torchtraceap.records import dataclass
-from torchtraceap.results import Finding, PlannedFix, ReplayCheck, Saving
 from torchtraceap.simulation.edits.base import EditedGraph, NotApplicableError
 from torchtraceap.simulation.excerpt import simulated_run
 from torchtraceap.simulation.registry import edits_by_finding, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import EditOutcome, PlanStep, Simulation
 from torchtraceap.simulation.trust import trust_of
+from torchtraceap.trace.ranks import Ranks
 
 __all__ = ["Outlook", "simulate_savings"]
 

@@ -26,12 +26,12 @@ from functools import cached_property
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.aliases import Array
-from torchtraceap.order import distinct
-from torchtraceap.records import dataclass
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.order import distinct
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.sums import added
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.sums import added
 
 __all__ = ["MEASURED", "Blend", "RunningWork", "Schedule", "Schedules"]
 

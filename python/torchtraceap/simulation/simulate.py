@@ -35,13 +35,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchtraceap.aliases import Array
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.order import median
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.rendering import Shown
+from torchtraceap.core.results import Result, Trust
+from torchtraceap.core.units import format_ns, format_share
 from torchtraceap.errors import OptionError
-from torchtraceap.order import median
-from torchtraceap.ranks import Ranks
-from torchtraceap.records import dataclass
-from torchtraceap.rendering import Shown
-from torchtraceap.results import Result, Trust
 from torchtraceap.simulation.edits.base import (
     Change,
     Edit,
@@ -49,7 +49,7 @@ from torchtraceap.simulation.edits.base import (
     NotApplicableError,
     joined,
 )
-from torchtraceap.simulation.edits.floor import gpu_floors_ns
+from torchtraceap.simulation.edits.gpu_floor import gpu_floors_ns
 from torchtraceap.simulation.excerpt import simulated_run
 from torchtraceap.simulation.registry import default_edits, edit_names, make_edit, share_work
 from torchtraceap.simulation.run import SimulatedRun
@@ -63,7 +63,7 @@ from torchtraceap.simulation.trust import (
     trust_of,
     waiting_edges,
 )
-from torchtraceap.units import format_ns, format_share
+from torchtraceap.trace.ranks import Ranks
 
 if TYPE_CHECKING:
     from torchtraceap.simulation.edited_trace import EditedTrace, Form

@@ -26,12 +26,12 @@ from math import sqrt
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.aliases import Array
-from torchtraceap.order import distinct, median
-from torchtraceap.records import dataclass
-from torchtraceap.results import HeldOut, Sensitivity, Trust
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.order import distinct, median
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.results import HeldOut, Sensitivity, Trust
+from torchtraceap.core.units import format_share
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.units import format_share
 
 __all__ = [
     "ONE_STEP_NOISE",
@@ -123,7 +123,7 @@ def _noise_of_one(run: SimulatedRun) -> Noise:
 
 def _repeated(run: SimulatedRun) -> float:
     """Twice what kernels that repeat vary, the most of all ranks; 0 where none repeats."""
-    from torchtraceap.analysis.steps import repeat_variation
+    from torchtraceap.tables.steps.steps import repeat_variation
 
     found = map(repeat_variation, run.ranks)
     return 2 * max((cv for cv in found if cv is not None), default=0.0)

@@ -15,16 +15,16 @@ from random import Random
 import atheris
 
 with atheris.instrument_imports(
-    include=["torchtraceap.execution_trace", "torchtraceap.analysis.memory_timeline"]
+    include=["torchtraceap.trace.execution", "torchtraceap.tables.gpu.memory_timeline"]
 ):
-    from torchtraceap.analysis.memory_timeline import CATEGORIES, read_memory_timeline
-    from torchtraceap.execution_trace import ExecutionTrace, load_execution_trace
+    from torchtraceap.tables.gpu.memory_timeline import CATEGORIES, read_memory_timeline
+    from torchtraceap.trace.execution import ExecutionTrace, load_execution_trace
 
 from json_mutator import cross, mutate
 
 import torchtraceap as ttap
+from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import TraceError
-from torchtraceap.table import ColumnTable
 
 FOLDER = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
 FILE = FOLDER / "document.json"

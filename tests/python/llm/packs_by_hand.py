@@ -8,11 +8,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from torchtraceap.llm.explanation import Usage
-from torchtraceap.llm.model import Message, Reply
-from torchtraceap.llm.numbers import Metric
-from torchtraceap.llm.pack import Pack, PackLine, PackRow, PackTable
-from torchtraceap.results import PAPER_TYPES
+from torchtraceap.core.results import PAPER_TYPES
+from torchtraceap.explanation.explanation import Usage
+from torchtraceap.explanation.language_model import Message, Reply
+from torchtraceap.explanation.numbers import Metric
+from torchtraceap.explanation.pack import Pack, PackLine, PackRow, PackTable
 
 KERNEL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>(int)"
 SECRET = "zqx_fraud_model::Ledger<Kowalczyk>"

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtraceap.llm.answer import VerdictAnswer, json_schema, read_answer, to_verdict
-from torchtraceap.llm.citations import check, cited
-from torchtraceap.llm.model import AnswerError, ModelError
-from torchtraceap.llm.verdict import GRIDS, VERDICTS, Cited
-from torchtraceap.results import PAPER_TYPES
+from torchtraceap.core.results import PAPER_TYPES
+from torchtraceap.explanation.answer import VerdictAnswer, json_schema, read_answer, to_verdict
+from torchtraceap.explanation.citations import check, cited
+from torchtraceap.explanation.language_model import AnswerError, ModelError
+from torchtraceap.explanation.verdict import GRIDS, VERDICTS, Cited
 
 from .packs_by_hand import any_text, good_answer, make_pack
 

@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.llm.asking import MOST_ANSWER, MOST_CALLS, MOST_CHARACTERS, MOST_ROUNDS, ask
-from torchtraceap.llm.explanation import Usage
-from torchtraceap.llm.model import Message, ModelError, Reply, ToolCall
-from torchtraceap.llm.quantities import Grounds, of_bytes, of_ns, of_share
-from torchtraceap.llm.tools import Toolbox
+from torchtraceap.explanation.explanation import Usage
+from torchtraceap.explanation.language_model import Message, ModelError, Reply, ToolCall
+from torchtraceap.explanation.quantities import Grounds, of_bytes, of_ns, of_share
+from torchtraceap.explanation.questions import (
+    MOST_ANSWER,
+    MOST_CALLS,
+    MOST_CHARACTERS,
+    MOST_ROUNDS,
+    ask,
+)
+from torchtraceap.explanation.tools import Toolbox
 
 Step = Reply | Callable[[Sequence[Message]], Reply]
 

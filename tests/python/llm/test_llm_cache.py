@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from torchtraceap.llm.cache import Cache, question_key
-from torchtraceap.llm.client import Client
-from torchtraceap.llm.dialects import Dialect, Question
-from torchtraceap.llm.model import ModelError, Reply, ToolCall
-from torchtraceap.llm.settings import ModelSettings
+from torchtraceap.explanation.cache import Cache, question_key
+from torchtraceap.explanation.client import Client
+from torchtraceap.explanation.dialects import Dialect, Question
+from torchtraceap.explanation.language_model import ModelError, Reply, ToolCall
+from torchtraceap.explanation.settings import ModelSettings
 
 from .contract_server import ContractServer, answer, fitting, refusal, tool_calls, truncated
 
@@ -133,7 +133,7 @@ def test_another_version_finds_no_older_answers(
 ) -> None:
     question = Question(MESSAGES, SCHEMA, "n")
     key = question_key(question, settings(path))
-    monkeypatch.setattr("torchtraceap.llm.cache._SCHEMA_VERSION", 2)
+    monkeypatch.setattr("torchtraceap.explanation.cache._SCHEMA_VERSION", 2)
     assert question_key(question, settings(path)) != key
 
 
@@ -233,7 +233,7 @@ def test_a_place_that_can_not_be_written(llm_server: ContractServer, tmp_path: P
 def test_a_file_that_another_process_holds(
     llm_server: ContractServer, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchtraceap.llm.cache._WAIT_S", 0.05)
+    monkeypatch.setattr("torchtraceap.explanation.cache._WAIT_S", 0.05)
     llm_server.always(fitting())
     asked(llm_server, path)
     other = sqlite3.connect(path, isolation_level=None)
@@ -246,8 +246,9 @@ def test_a_file_that_another_process_holds(
 
 def test_several_processes_at_once(path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from torchtraceap.llm.cache import Cache;"
-        "from torchtraceap.llm.model import Reply; from torchtraceap.llm.settings import *;"
+        "import sys; from pathlib import Path; from torchtraceap.explanation.cache import Cache;"
+        "from torchtraceap.explanation.language_model import Reply;"
+        "from torchtraceap.explanation.settings import *;"
         "s = ModelSettings('http://127.0.0.1:1/v1', 'tiny', cache_path=Path(sys.argv[1]));"
         "c = Cache(s);"
         "[c.keep(f'{sys.argv[2]} {n}', Reply(sys.argv[2], 'stop'), (n, n)) for n in range(20)];"

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtraceap.llm.answer import VerdictAnswer, to_verdict
-from torchtraceap.llm.citations import check, cited
-from torchtraceap.llm.pack import Pack
-from torchtraceap.llm.verdict import VERDICTS, Cited, Verdict
-from torchtraceap.results import PAPER_TYPES
+from torchtraceap.core.results import PAPER_TYPES
+from torchtraceap.explanation.answer import VerdictAnswer, to_verdict
+from torchtraceap.explanation.citations import check, cited
+from torchtraceap.explanation.pack import Pack
+from torchtraceap.explanation.verdict import VERDICTS, Cited, Verdict
 
 from .packs_by_hand import any_text, good_answer, make_pack, packs
 

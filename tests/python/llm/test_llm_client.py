@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from torchtraceap.errors import MissingDependencyError
-from torchtraceap.llm import completions
-from torchtraceap.llm.client import Client
-from torchtraceap.llm.explanation import Usage
-from torchtraceap.llm.model import LanguageModel, ModelError, Reply, ToolCall
-from torchtraceap.llm.settings import ModelSettings
+from torchtraceap.explanation import completions
+from torchtraceap.explanation.client import Client
+from torchtraceap.explanation.explanation import Usage
+from torchtraceap.explanation.language_model import LanguageModel, ModelError, Reply, ToolCall
+from torchtraceap.explanation.settings import ModelSettings
 
 from .contract_server import (
     Asked,
@@ -297,7 +297,7 @@ def test_a_dialect_is_kept_for_some_days(
     Client(other).answer(MESSAGES, SCHEMA, "verdict")
     assert llm_server.formats[0] == "json_schema"
     del llm_server.asked[:]
-    monkeypatch.setattr("torchtraceap.llm.cache._DIALECT_S", 0)
+    monkeypatch.setattr("torchtraceap.explanation.cache._DIALECT_S", 0)
     ask(make(llm_server, cache="write", seed=4))
     assert llm_server.formats[0] == "json_schema"
 

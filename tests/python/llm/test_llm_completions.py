@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtraceap.llm.completions import Completion, CompletionError, read_completion
-from torchtraceap.llm.model import Reply
+from torchtraceap.explanation.completions import Completion, CompletionError, read_completion
+from torchtraceap.explanation.language_model import Reply
 
 
 def _event(**choice: object) -> bytes:

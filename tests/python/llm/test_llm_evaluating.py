@@ -20,27 +20,28 @@ pytest.importorskip("sklearn")
 pytest.importorskip("lightgbm")
 
 from torchtraceap.cli import main
+from torchtraceap.core.results import Windows
 from torchtraceap.datasets.samples import TYPES, load_samples
+from torchtraceap.diagnosis.result import Diagnosis
 from torchtraceap.errors import OptionError, TraceError
-from torchtraceap.evaluation.baselines.given import read_scores
-from torchtraceap.evaluation.methods import LANGUAGE_MODEL, NOT_HERE
-from torchtraceap.evaluation.run import Options, TypeCell, evaluate
-from torchtraceap.llm.evaluating import loop as loop_module
-from torchtraceap.llm.evaluating.labelled import JudgeOf, Labelled, labelled_traces
-from torchtraceap.llm.evaluating.loop import count_loop
-from torchtraceap.llm.evaluating.naming import (
+from torchtraceap.explanation.explanation import Usage
+from torchtraceap.explanation.language_model import Message, ModelError, Reply
+from torchtraceap.explanation.pack import Pack
+from torchtraceap.explanation.segments import Segment
+from torchtraceap.explanation.verdict import Verdict
+from torchtraceap.lab.evaluation.baselines.given import read_scores
+from torchtraceap.lab.evaluation.judges import loop as loop_module
+from torchtraceap.lab.evaluation.judges.labelled import JudgeOf, Labelled, labelled_traces
+from torchtraceap.lab.evaluation.judges.loop import count_loop
+from torchtraceap.lab.evaluation.judges.naming import (
     found_segments,
     scores_document,
     true_segments,
     window_names,
 )
-from torchtraceap.llm.evaluating.parts import PARTS, parts_document, parts_of
-from torchtraceap.llm.explanation import Usage
-from torchtraceap.llm.model import Message, ModelError, Reply
-from torchtraceap.llm.pack import Pack
-from torchtraceap.llm.segments import Segment
-from torchtraceap.llm.verdict import Verdict
-from torchtraceap.results import Diagnosis, Windows
+from torchtraceap.lab.evaluation.judges.parts import PARTS, parts_document, parts_of
+from torchtraceap.lab.evaluation.methods import LANGUAGE_MODEL, NOT_HERE
+from torchtraceap.lab.evaluation.run import Options, TypeCell, evaluate
 
 ROOT = Path(__file__).resolve().parents[3]
 WINDOWS = 50

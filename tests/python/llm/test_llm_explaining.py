@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.knowledge import load_knowledge
-from torchtraceap.llm import explaining
-from torchtraceap.llm.citations import check
-from torchtraceap.llm.explaining import code_diff, explained, judged
-from torchtraceap.llm.explanation import Explanation
-from torchtraceap.llm.model import ModelError, RefusalError
-from torchtraceap.llm.offline import OfflineJudge
-from torchtraceap.llm.pack import Pack
-from torchtraceap.llm.segments import Segment
-from torchtraceap.llm.verdict import Cited, Verdict
-from torchtraceap.results import Diagnosis
-from torchtraceap.trace import Trace
+from torchtraceap.core.knowledge import load_knowledge
+from torchtraceap.diagnosis.result import Diagnosis
+from torchtraceap.explanation import explain as explaining
+from torchtraceap.explanation.citations import check
+from torchtraceap.explanation.explain import code_diff, explained, judged
+from torchtraceap.explanation.explanation import Explanation
+from torchtraceap.explanation.language_model import ModelError, RefusalError
+from torchtraceap.explanation.offline_judge import OfflineJudge
+from torchtraceap.explanation.pack import Pack
+from torchtraceap.explanation.segments import Segment
+from torchtraceap.explanation.verdict import Cited, Verdict
+from torchtraceap.trace.trace import Trace
 
 from .test_llm_segments import with_windows
 

@@ -7,11 +7,11 @@ import json
 import pytest
 from hypothesis import assume, given
 
-from torchtraceap.llm.citations import check
-from torchtraceap.llm.judging import ModelJudge
-from torchtraceap.llm.model import AnswerError, ModelError, Reply
-from torchtraceap.llm.pack import Pack
-from torchtraceap.llm.pack_text import plain_text, short_name
+from torchtraceap.explanation.citations import check
+from torchtraceap.explanation.language_model import AnswerError, ModelError, Reply
+from torchtraceap.explanation.llm_judge import ModelJudge
+from torchtraceap.explanation.pack import Pack
+from torchtraceap.explanation.pack_text import plain_text, short_name
 
 from .packs_by_hand import SECRET, ScriptedModel, good_answer, make_pack, packs
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtraceap.llm.numbers import Metric, numbers_in, quantities_in
-from torchtraceap.results import Fact
+from torchtraceap.core.results import Fact
+from torchtraceap.explanation.numbers import Metric, numbers_in, quantities_in
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.kernel_names import canonical_name
-from torchtraceap.llm.pack import Pack
-from torchtraceap.llm.pack_tables import MOST_GROUPS
-from torchtraceap.llm.packing import build_pack
-from torchtraceap.llm.segments import Segment, find_segments
-from torchtraceap.results import Diagnosis
+from torchtraceap.diagnosis.result import Diagnosis
+from torchtraceap.explanation.build_pack import build_pack
+from torchtraceap.explanation.pack import Pack
+from torchtraceap.explanation.pack_tables import MOST_GROUPS
+from torchtraceap.explanation.segments import Segment, find_segments
+from torchtraceap.ops.kernel_names import canonical_name
 
 CASES = list[tuple[Segment, Pack]]
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from torchtraceap.knowledge import load_knowledge
-from torchtraceap.llm.budget import MOST_TOKENS, budgeted
-from torchtraceap.llm.model import estimated_tokens
-from torchtraceap.llm.numbers import Metric
-from torchtraceap.llm.pack import Pack
-from torchtraceap.llm.pack_text import pack_text, plain_text, short_name
-from torchtraceap.llm.prompt import messages, repair_messages
-from torchtraceap.results import PAPER_TYPES
+from torchtraceap.core.knowledge import load_knowledge
+from torchtraceap.core.results import PAPER_TYPES
+from torchtraceap.explanation.budget import MOST_TOKENS, budgeted
+from torchtraceap.explanation.language_model import estimated_tokens
+from torchtraceap.explanation.numbers import Metric
+from torchtraceap.explanation.pack import Pack
+from torchtraceap.explanation.pack_text import pack_text, plain_text, short_name
+from torchtraceap.explanation.prompt import messages, repair_messages
 
 from .packs_by_hand import any_text, make_pack, packs
 

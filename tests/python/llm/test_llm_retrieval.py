@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchtraceap as ttap
-from torchtraceap.knowledge import load_knowledge
-from torchtraceap.llm.offline_answer import MOST_ANSWER, NOTHING, OFFLINE, answer_offline
-from torchtraceap.llm.quantities import Grounds
-from torchtraceap.llm.retrieval import Bm25, nearest_entries, words_of
-from torchtraceap.llm.tools import Toolbox
+from torchtraceap.core.knowledge import load_knowledge
+from torchtraceap.explanation.offline_answer import MOST_ANSWER, NOTHING, OFFLINE, answer_offline
+from torchtraceap.explanation.quantities import Grounds
+from torchtraceap.explanation.retrieval import Bm25, nearest_entries, words_of
+from torchtraceap.explanation.tools import Toolbox
 
 
 def test_scores_are_those_of_the_formula() -> None:
@@ -168,7 +168,7 @@ def _small() -> Any:
 def test_an_offline_answer_needs_no_heavy_package(bundled: Path) -> None:
     program = (
         "import sys, torchtraceap as ttap\n"
-        "from torchtraceap.llm.offline_answer import answer_offline\n"
+        "from torchtraceap.explanation.offline_answer import answer_offline\n"
         f"answer_offline(ttap.load({str(bundled)!r}).diagnose(), 'why is data loading slow')\n"
         "print([n for n in ('openai', 'mcp', 'pydantic', 'torch') if n in sys.modules])"
     )

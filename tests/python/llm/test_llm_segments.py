@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.llm import redetection
-from torchtraceap.llm.explanation import Round
-from torchtraceap.llm.redetection import Doubt, other_grids, settle
-from torchtraceap.llm.segments import (
+from torchtraceap.core.results import Windows
+from torchtraceap.diagnosis.result import Diagnosis
+from torchtraceap.explanation import rescore as redetection
+from torchtraceap.explanation.explanation import Round
+from torchtraceap.explanation.rescore import Doubt, other_grids, settle
+from torchtraceap.explanation.segments import (
     FLAGGED,
     MOST_SEGMENTS,
     NONE,
@@ -22,7 +24,6 @@ from torchtraceap.llm.segments import (
     find_segments,
     idle_inside,
 )
-from torchtraceap.results import Diagnosis, Windows
 
 COUNT = 100
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from torchtraceap.errors import OptionError
-from torchtraceap.llm.client import Client
-from torchtraceap.llm.prices import Price, read_prices
-from torchtraceap.llm.settings import ModelSettings, is_local, settings_from
+from torchtraceap.explanation.client import Client
+from torchtraceap.explanation.prices import Price, read_prices
+from torchtraceap.explanation.settings import ModelSettings, is_local, settings_from
 
 URL = "http://127.0.0.1:1/v1"
 KEY = "sk-test-0123456789abcdef"
@@ -189,8 +189,8 @@ def test_no_network_without_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_estimate_loads_no_sdk() -> None:
     program = (
-        "import sys; from torchtraceap.llm.client import Client;"
-        "from torchtraceap.llm.settings import ModelSettings, settings_from;"
+        "import sys; from torchtraceap.explanation.client import Client;"
+        "from torchtraceap.explanation.settings import ModelSettings, settings_from;"
         "assert settings_from() is None;"
         f"Client(ModelSettings({URL!r}, 'tiny')).estimate([[{{'role': 'user', 'content': 'x'}}]]);"
         "print([n for n in ('openai', 'httpx', 'httpx2', 'pydantic') if n in sys.modules])"

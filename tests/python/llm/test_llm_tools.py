@@ -16,9 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchtraceap as ttap
-from torchtraceap.llm.parameters import MOST_CHARACTERS
-from torchtraceap.llm.tool_results import MOST_BYTES, MOST_ROWS, cleaned, encoded, step_numbers
-from torchtraceap.llm.tools import TOOLS, Toolbox, offered
+from torchtraceap.explanation.parameters import MOST_CHARACTERS
+from torchtraceap.explanation.tool_results import (
+    MOST_BYTES,
+    MOST_ROWS,
+    cleaned,
+    encoded,
+    step_numbers,
+)
+from torchtraceap.explanation.tools import TOOLS, Toolbox, offered
 
 Json = dict[str, Any]
 

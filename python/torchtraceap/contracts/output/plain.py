@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torchtraceap.contracts.limits import shown_value
 from torchtraceap.contracts.result import CheckResult, Frame, KeyResult
-from torchtraceap.report.words import one_line
-from torchtraceap.units import format_ns
+from torchtraceap.core.units import format_ns
+from torchtraceap.core.words import one_line
 
 __all__ = ["details", "frame_text", "headline", "plain", "shown_limit", "uri_path", "verdict"]
 

@@ -11,9 +11,9 @@ from typing import Any
 from urllib.parse import quote
 
 from torchtraceap._version import __version__
+from torchtraceap.contracts.measures.vocabulary import MEASURES
 from torchtraceap.contracts.output.plain import details, frame_text, plain, uri_path
 from torchtraceap.contracts.result import CheckResult, KeyResult
-from torchtraceap.measures.vocabulary import MEASURES
 
 __all__ = ["sarif_text"]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
-from torchtraceap.report import words
+from torchtraceap.core import words
+from torchtraceap.core.units import format_ns
 from torchtraceap.report.page.document import render_document
 from torchtraceap.report.page.page import MAX_STEPS, PageSource, pack_ranks, page_data, strip
 from torchtraceap.report.page.sections import build_sections
 from torchtraceap.report.page.timeline_data import MAX_BLOB_BYTES
 from torchtraceap.report.view import ReportView, build_view
-from torchtraceap.units import format_ns
 
 if TYPE_CHECKING:
-    from torchtraceap.results import Diagnosis
+    from torchtraceap.diagnosis.result import Diagnosis
 
 __all__ = ["render_html"]
 

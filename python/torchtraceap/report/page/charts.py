@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.aliases import Array
-from torchtraceap.report.words import one_line
-from torchtraceap.sums import clamped
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.sums import clamped
+from torchtraceap.core.words import one_line
 
 if TYPE_CHECKING:
-    from torchtraceap.ranks import RankTrace
-    from torchtraceap.table import ColumnTable
+    from torchtraceap.core.table import ColumnTable
+    from torchtraceap.trace.ranks import RankTrace
 
 __all__ = [
     "BOUND_FILLS",

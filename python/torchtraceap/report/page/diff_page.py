@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchtraceap.aliases import Array
-from torchtraceap.records import dataclass
-from torchtraceap.report import words
+from torchtraceap.core import words
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.units import counted, format_ns
+from torchtraceap.core.writing import check_target, write_text
 from torchtraceap.report.page import charts
 from torchtraceap.report.page.document import compressed_json, render_document
 from torchtraceap.report.page.table_data import table_data
 from torchtraceap.report.view import GPU_LABELS, IDLE_LABELS, Segment, facts_of, title_of
-from torchtraceap.units import counted, format_ns
-from torchtraceap.writing import check_target, write_text
 
 if TYPE_CHECKING:
-    from torchtraceap.results import Summary
-    from torchtraceap.table import ColumnTable
-    from torchtraceap.trace import Trace
+    from torchtraceap.core.results import Summary
+    from torchtraceap.core.table import ColumnTable
+    from torchtraceap.trace.trace import Trace
 
 __all__ = ["render_diff", "write_diff_page"]
 
@@ -73,7 +73,7 @@ def write_diff_page(before: Trace, after: Trace, path: Path) -> None:
 
 def render_diff(before: Trace, after: Trace) -> str:
     """The page that compares two traces. Pure: the same traces give the same text."""
-    from torchtraceap.analysis.diff import build_diff
+    from torchtraceap.tables.compare.diff import build_diff
 
     tables = {by: build_diff(before, after, by=by) for by, _, _ in _VIEWS}
     tree = build_diff(before, after, by="tree")

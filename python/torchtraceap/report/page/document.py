@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap._version import __version__
-from torchtraceap.report import words
-from torchtraceap.units import format_count, format_ns
+from torchtraceap.core import words
+from torchtraceap.core.units import format_count, format_ns
 
 if TYPE_CHECKING:
     import jinja2

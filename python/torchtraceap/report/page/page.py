@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
-from torchtraceap.records import dataclass
-from torchtraceap.report import words
+from torchtraceap.core import words
+from torchtraceap.core.records import dataclass
 from torchtraceap.report.page.charts import PATH_FILLS
 from torchtraceap.report.page.sections import Sections
 from torchtraceap.report.page.timeline_data import (
@@ -20,11 +20,13 @@ from torchtraceap.report.page.timeline_data import (
     pack_timeline,
 )
 from torchtraceap.report.view import IDLE_LABELS, FindingView, ReportView
+from torchtraceap.tables.catalog import table_spec
 
 if TYPE_CHECKING:
-    from torchtraceap.ranks import RankTrace
-    from torchtraceap.results import Diagnosis, Finding, RankTimeline, Step, Timeline
-    from torchtraceap.table import ColumnTable
+    from torchtraceap.core.results import Finding, RankTimeline, Step, Timeline
+    from torchtraceap.core.table import ColumnTable
+    from torchtraceap.diagnosis.result import Diagnosis
+    from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["MAX_RANKS", "MAX_STEPS", "PageSource", "pack_ranks", "page_data", "strip"]
 
@@ -108,7 +110,7 @@ def strip(source: PageSource, number: int) -> list[tuple[float, float]]:
 
 def pack_ranks(source: PageSource, max_bytes: int) -> list[TimelineBlob]:
     """The timelines of the ranks shown."""
-    path = source.diagnosis.trace.critical_path(by="event")
+    path = table_spec("critical-path").make(source.diagnosis.trace, by="event")
     return [_pack_rank(source, index, path, max_bytes) for index in source.shown]
 
 

@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.analysis.catalogue import TABLES, table_spec
-from torchtraceap.records import dataclass
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.units import counted, format_bytes, format_count, format_ns
+from torchtraceap.core.words import format_percent, one_line
 from torchtraceap.report.page import charts
 from torchtraceap.report.page.document import compressed_json
 from torchtraceap.report.page.table_data import table_data
-from torchtraceap.report.words import format_percent, one_line
-from torchtraceap.units import counted, format_bytes, format_count, format_ns
+from torchtraceap.tables.catalog import TABLES, table_spec
 
 if TYPE_CHECKING:
-    from torchtraceap.analysis.spec import PageView, TableSpec
-    from torchtraceap.ranks import Ranks, RankTrace
-    from torchtraceap.table import ColumnTable
+    from torchtraceap.core.table import ColumnTable
+    from torchtraceap.tables.spec import PageView, TableSpec
+    from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["SECTIONS", "Section", "Sections", "build_sections", "pack_tables"]
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchtraceap.aliases import Array
-from torchtraceap.report.words import headings, one_line
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.words import headings, one_line
 
 if TYPE_CHECKING:
-    from torchtraceap.columns import Column
-    from torchtraceap.table import ColumnTable
+    from torchtraceap.core.columns import Column
+    from torchtraceap.core.table import ColumnTable
 
 __all__ = ["table_data", "unit_of"]
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap._core import NO_ROW
-from torchtraceap.records import dataclass
+from torchtraceap.core.records import dataclass
 
 IntArray = npt.NDArray[np.int64]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from torchtraceap.codes import ALLOCATOR_CALLS
+from torchtraceap.core.codes import ALLOCATOR_CALLS
+from torchtraceap.core.sums import total
+from torchtraceap.core.units import counted, format_ns
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.sums import total
-from torchtraceap.units import counted, format_ns
 
 __all__ = ["NoAllocatorCalls"]
 

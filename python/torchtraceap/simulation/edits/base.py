@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
-from torchtraceap.aliases import Array
-from torchtraceap.order import distinct
-from torchtraceap.records import dataclass
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.order import distinct
+from torchtraceap.core.records import dataclass
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = ["Change", "Edit", "EditedGraph", "NewEvent", "NotApplicableError", "joined"]

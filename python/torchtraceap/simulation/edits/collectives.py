@@ -7,23 +7,23 @@ from collections.abc import Iterator
 import numpy as np
 
 from torchtraceap._core import GpuClass, Phase
-from torchtraceap.aliases import Array
-from torchtraceap.analysis.grouping import rows_by_key
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.order import distinct
+from torchtraceap.core.sums import total
+from torchtraceap.core.units import counted
 from torchtraceap.errors import OptionError
-from torchtraceap.order import distinct
-from torchtraceap.simulation.edits import lookups
+from torchtraceap.simulation.edits import measured_durations as lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
+from torchtraceap.simulation.edits.collective_parts import RankParts, parts_of
 from torchtraceap.simulation.edits.contention import (
     beside_computation,
     contend,
     measured_slowdown,
 )
-from torchtraceap.simulation.edits.parts import RankParts, parts_of
 from torchtraceap.simulation.edits.view import RankView
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.sums import total
-from torchtraceap.units import counted
+from torchtraceap.tables.grouping import rows_by_key
 
 __all__ = ["BucketSize", "MergeCollectives", "OverlapCollectives"]
 

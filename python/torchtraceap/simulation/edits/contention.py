@@ -15,15 +15,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from torchtraceap._core import GpuClass
-from torchtraceap.aliases import Array
-from torchtraceap.analysis.grouping import Groups, rows_by_key
-from torchtraceap.analysis.steps import repeat_keys
-from torchtraceap.order import median
-from torchtraceap.records import dataclass
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.order import median
+from torchtraceap.core.records import dataclass
 from torchtraceap.simulation.edits.base import Change
-from torchtraceap.simulation.edits.parts import RankParts, parts_of
+from torchtraceap.simulation.edits.collective_parts import RankParts, parts_of
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.tables.grouping import Groups, rows_by_key
+from torchtraceap.tables.steps.steps import repeat_keys
 
 __all__ = ["Slowdown", "beside_computation", "contend", "measured_slowdown"]
 

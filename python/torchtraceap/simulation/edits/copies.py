@@ -15,17 +15,17 @@ from functools import cached_property
 import numpy as np
 
 from torchtraceap._core import CopyDirection, EventKind, HostMemory
-from torchtraceap.aliases import Array
-from torchtraceap.analysis.recorded_device import plausible_devices
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.order import distinct, median
+from torchtraceap.core.sums import total
+from torchtraceap.core.units import format_ns
 from torchtraceap.errors import OptionError
-from torchtraceap.order import distinct, median
-from torchtraceap.simulation.edits import lookups
+from torchtraceap.simulation.edits import measured_durations as lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.sums import total
-from torchtraceap.units import format_ns
+from torchtraceap.tables.gpu.recorded_device import plausible_devices
 
 __all__ = ["PinMemory"]
 

@@ -6,16 +6,16 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap._core import EventKind
-from torchtraceap.aliases import Array
-from torchtraceap.models import family_of
-from torchtraceap.order import distinct, median
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.order import distinct, median
+from torchtraceap.core.sums import of_groups, total
+from torchtraceap.core.units import format_ns
+from torchtraceap.ops.models import family_of
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
+from torchtraceap.simulation.edits.gpu_work import families_of
 from torchtraceap.simulation.edits.view import CALLING_NS, RankView, views
-from torchtraceap.simulation.edits.works import families_of
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.sums import of_groups, total
-from torchtraceap.units import format_ns
 
 __all__ = ["FuseOptimizer", "FusePointwise"]
 

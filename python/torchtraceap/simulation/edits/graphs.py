@@ -18,10 +18,12 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap._core import ApiClass, CopyDirection, EventKind, HostMemory, Phase
-from torchtraceap.aliases import Array
-from torchtraceap.codes import ALLOCATOR_CALLS, API_KINDS
-from torchtraceap.order import distinct, median
-from torchtraceap.records import dataclass
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.codes import ALLOCATOR_CALLS, API_KINDS
+from torchtraceap.core.order import distinct, median
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.sums import total
+from torchtraceap.core.units import counted, format_ns
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import (
     CALLING_NS,
@@ -32,8 +34,6 @@ from torchtraceap.simulation.edits.view import (
 )
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import KINDS, SimulatedRun
-from torchtraceap.sums import total
-from torchtraceap.units import counted, format_ns
 
 __all__ = ["CudaGraph", "MergeCompiledRegions"]
 

@@ -11,23 +11,23 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap._core import CopyDirection, EventKind, GpuClass, Phase
-from torchtraceap.aliases import Array
-from torchtraceap.analysis.recorded_device import matrix_units, plausible_devices
-from torchtraceap.analysis.roofline import attainable_ns, computing_type
-from torchtraceap.devices import Device, device_named
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.order import distinct
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.sums import total
+from torchtraceap.core.units import counted, format_ns
 from torchtraceap.errors import OptionError
-from torchtraceap.models import Work, family_of
-from torchtraceap.order import distinct
-from torchtraceap.records import dataclass
-from torchtraceap.simulation.edits import lookups
+from torchtraceap.ops.devices import Device, device_named
+from torchtraceap.ops.models import Work, family_of
+from torchtraceap.simulation.edits import measured_durations as lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
-from torchtraceap.simulation.edits.parts import parts_of
+from torchtraceap.simulation.edits.collective_parts import parts_of
+from torchtraceap.simulation.edits.gpu_work import EventWorks, families_of, works_of
 from torchtraceap.simulation.edits.view import RankView, views
-from torchtraceap.simulation.edits.works import EventWorks, families_of, works_of
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.sums import total
-from torchtraceap.units import counted, format_ns
+from torchtraceap.tables.gpu.recorded_device import matrix_units, plausible_devices
+from torchtraceap.tables.ops.roofline import attainable_ns, computing_type
 
 __all__ = ["ChannelsLast", "MixedPrecision", "OtherDevice"]
 

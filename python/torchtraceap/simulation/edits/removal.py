@@ -9,16 +9,16 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap._core import EventKind
-from torchtraceap.aliases import Array
-from torchtraceap.order import distinct
-from torchtraceap.records import dataclass
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.order import distinct
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.sums import total
+from torchtraceap.core.units import counted, format_ns
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
-from torchtraceap.simulation.edits.parts import ACCUMULATION, parts_of
+from torchtraceap.simulation.edits.collective_parts import ACCUMULATION, parts_of
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.sums import total
-from torchtraceap.units import counted, format_ns
 
 __all__ = [
     "NoBroadcastBuffers",

@@ -11,13 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.aliases import Array
-from torchtraceap.analysis.grouping import Groups
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.units import format_ns
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.contention import contend
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import KINDS, SimulatedRun
-from torchtraceap.units import format_ns
+from torchtraceap.tables.grouping import Groups
 
 __all__ = ["StragglerToMedian"]
 

@@ -12,15 +12,15 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap._core import ApiClass, CopyDirection, EventKind, GpuClass
-from torchtraceap.aliases import Array
-from torchtraceap.analysis.recorded_device import recorded_device
-from torchtraceap.codes import SYNCHRONISATIONS
-from torchtraceap.devices import Device
-from torchtraceap.order import distinct, median
-from torchtraceap.ranks import RankTrace
-from torchtraceap.remember import Memory
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.codes import SYNCHRONISATIONS
+from torchtraceap.core.memory_cache import Memory
+from torchtraceap.core.order import distinct, median
+from torchtraceap.ops.devices import Device
 from torchtraceap.simulation.edits.base import Change, NewEvent
 from torchtraceap.simulation.run import KINDS, SimulatedRun
+from torchtraceap.tables.gpu.recorded_device import recorded_device
+from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["CALLING_NS", "DEEPEST_CALLS", "RankView", "beyond_usual", "ranges_of", "views"]
 

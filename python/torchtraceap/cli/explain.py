@@ -1,0 +1,211 @@
+"""`explain`: suspicious parts of a trace in words, offline or with a language model; `mcp`: tools
+over a trace for programs that speak the Model Context Protocol."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torchtraceap.cli.catalog import summary_of
+from torchtraceap.cli.input import load
+from torchtraceap.cli.output import note, print_text
+from torchtraceap.cli.parser import (
+    FINE,
+    Command,
+    Options,
+    Parser,
+    UsageError,
+    add_json,
+    add_paths,
+    add_threads,
+    add_windows,
+    positive,
+    seconds,
+    terminal_width,
+)
+from torchtraceap.cli.score import add_scorer
+
+if TYPE_CHECKING:
+    from torchtraceap.explanation.explanation import DryRun
+    from torchtraceap.explanation.settings import ModelSettings
+    from torchtraceap.trace.trace import Trace
+
+__all__ = ["COMMANDS", "add_model", "model_of"]
+
+
+def add_model(parser: Parser) -> None:
+    """Options of a language model; see `model_of`."""
+    parser.add_argument(
+        "--llm-base-url", metavar="URL",
+        help="a server of Chat Completions, such as http://127.0.0.1:8080/v1 "
+        "[TORCHTRACEAP_LLM_BASE_URL; without it no model is asked]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--llm-model", metavar="NAME", help="of the model there [TORCHTRACEAP_LLM_MODEL]"
+    )
+    parser.add_argument(
+        "--llm-names", choices=("redacted", "shown"), default="redacted",
+        help="whether the model is shown names that are not PyTorch's or a library's [redacted]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--llm-cache", choices=("write", "read", "off"),
+        help="of answers: read and written, only read, or neither [write]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--llm-timeout", type=seconds, metavar="S", help="the longest silence of the server [60]"
+    )
+    parser.add_argument(
+        "--llm-max-calls", type=positive, metavar="N", help="answers that are asked for [50]"
+    )
+    parser.add_argument(
+        "--llm-max-tokens", type=positive, metavar="N", help="of prompts and answers [200000]"
+    )
+    parser.add_argument(
+        "--llm-max-usd", type=float, metavar="X", help="what it may cost; needs --llm-prices"
+    )
+    parser.add_argument(
+        "--llm-prices", metavar="YAML", help="prices of models, YAML or JSON (docs/llm.md)"
+    )
+
+
+def model_of(options: Options) -> ModelSettings | None:
+    """The language model that options or the environment name; None: no model is asked."""
+    from pathlib import Path
+
+    from torchtraceap.explanation.settings import settings_from
+
+    return settings_from(
+        base_url=options.llm_base_url,
+        model=options.llm_model,
+        cache=options.llm_cache,
+        timeout_s=options.llm_timeout,
+        max_calls=options.llm_max_calls,
+        max_tokens=options.llm_max_tokens,
+        max_usd=options.llm_max_usd,
+        prices=Path(options.llm_prices) if options.llm_prices else None,
+    )
+
+
+def _describe_explain(parser: Parser) -> None:
+    add_paths(parser)
+    parser.add_argument("--question", metavar="TEXT", help="to be answered from the trace too")
+    add_model(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true",
+        help="print what the model would be asked about the trace, and what that costs at most; "
+        "nothing is sent",
+    )  # fmt: skip
+    add_json(parser)
+    add_windows(parser)
+    add_scorer(parser)
+    add_threads(parser)
+
+
+def _explain(options: Options) -> int:
+    settings = model_of(options)
+    if options.dry_run and settings is None:
+        raise UsageError("--dry-run is of a model: give --llm-base-url and --llm-model")
+    if options.question is not None and not options.question.strip():
+        raise UsageError("--question needs a text")
+    from torchtraceap.explanation import second_stage
+
+    trace = load(options.paths, options.threads)
+    diagnosis = trace.diagnose(windows=options.windows, scorer=options.scorer)
+    redacted = options.llm_names == "redacted"
+    if options.dry_run and settings is not None:
+        dry = second_stage.dry_run(diagnosis, settings, redacted=redacted)
+        if options.json:
+            offline = second_stage.explain(diagnosis, question=options.question)
+            print_text(json.dumps({**offline.to_dict(), "dry_run": dry.to_dict()}))
+        else:
+            _print_dry_run(dry)
+        return FINE
+    found = second_stage.explain(
+        diagnosis,
+        question=options.question,
+        settings=settings,
+        redacted=redacted,
+        progress=_show_progress if sys.stderr.isatty() else None,
+    )
+    if options.json:
+        print_text(found.to_json())
+        return FINE
+    from torchtraceap.report.explanation import explanation_text
+
+    print_text(explanation_text(found, width=terminal_width(100)))
+    return FINE
+
+
+def _show_progress(characters: int) -> None:
+    sys.stderr.write(f"\r\x1b[K{characters} characters of an answer")
+    sys.stderr.flush()
+
+
+def _print_dry_run(dry: DryRun) -> None:
+    for number, prompt in enumerate(dry.prompts, 1):
+        for role, text in prompt:
+            print_text(f"--- request {number} of {dry.calls}, {role}\n{text}")
+    cost = "unknown (no --llm-prices)" if dry.cost_usd is None else f"{dry.cost_usd:.4f} $"
+    note(
+        f"nothing was sent. It would be {dry.calls} requests: about {dry.prompt_tokens:,} tokens "
+        f"of prompts, at most {dry.completion_tokens:,} of answers; cost at most: {cost}"
+    )
+
+
+# -------------------------------------------------------------------------------------- mcp
+
+
+def _describe_mcp(parser: Parser) -> None:
+    parser.add_argument(
+        "paths",
+        metavar="PATH",
+        nargs="+",
+        help="a trace file, a folder of ranks, or several files; nothing else can be read",
+    )
+    parser.add_argument(
+        "--baseline", metavar="PATH", help="a trace that clients may compare it with"
+    )
+    add_threads(parser)
+
+
+def _mcp(options: Options) -> int:
+    from torchtraceap.explanation.mcp_server import serve
+    from torchtraceap.trace.files import expand_paths
+
+    given = [*options.paths, *filter(None, [options.baseline])]
+    if "-" in given:
+        raise UsageError("mcp speaks through standard input: a trace can't come from there")
+    expand_paths(options.paths)  # says now what does not exist; reading waits for a call
+    if options.baseline is not None:
+        expand_paths(options.baseline)
+    gc.enable()  # a process that lasts
+
+    def read(paths: Sequence[str]) -> Trace:
+        return load(paths, options.threads)
+
+    serve(options.paths, options.baseline, read)
+    return FINE
+
+
+COMMANDS: dict[str, Command] = {
+    "explain": Command(
+        summary_of("explain"),
+        _describe_explain,
+        _explain,
+        (
+            "explain trace.json.gz",
+            'explain trace.json.gz --question "why is the third step slow?" --json',
+            "explain trace.json.gz --llm-base-url http://127.0.0.1:11434/v1 --llm-model qwen3:8b",
+            "explain trace.json.gz --llm-base-url URL --llm-model NAME --dry-run",
+        ),
+    ),
+    "mcp": Command(
+        summary_of("mcp"),
+        _describe_mcp,
+        _mcp,
+        ("mcp trace.json.gz", "mcp after.json.gz --baseline before.json.gz"),
+    ),
+}

@@ -1,0 +1,283 @@
+"""What commands are made of: parsers, options that several share, values of options."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from torchtraceap.cli.stdin import standard_input
+from torchtraceap.core.records import dataclass
+
+FINE, FINDINGS, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+WINDOW_COUNTS = (50, 100, 200)
+DEFAULT_ROWS = 40  # of a table for reading
+Options = argparse.Namespace
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+          "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
+_SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
+PATHS_HELP = "a trace file, a folder of ranks, or several files; - is standard input"
+PATH_HELP = "a trace file or a folder of ranks; - is standard input"
+
+
+class UsageError(Exception):
+    """An option or a combination of options that cannot be used."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of printing its usage and leaving."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: what it says of itself, its options, and what it does."""
+
+    summary: str
+    describe: Callable[[Parser], None]
+    run: Callable[[Options], int]
+    examples: Sequence[str] = ()
+    """What may stand behind `torchtraceap`, for its help."""
+    actions: Mapping[str, Command] | None = None
+    """Commands of its own, which the word behind it chooses."""
+    takes_program: bool = False
+    """What stands behind ` -- ` is a program, which `options.program` has as a list of words."""
+
+
+def command_of_actions(
+    summary: str, actions: Mapping[str, Command], examples: Sequence[str] = ()
+) -> Command:
+    """A command that does nothing by itself: the word behind it says what."""
+
+    def describe(parser: Parser) -> None:
+        listed = "; ".join(f"{name}: {action.summary}" for name, action in actions.items())
+        parser.add_argument("action", metavar="ACTION", choices=tuple(actions), help=listed)
+
+    def run(options: Options) -> int:
+        raise UsageError(f"{options.action} is read before")  # see `chosen_command`
+
+    return Command(summary, describe, run, examples, actions)
+
+
+def chosen_command(
+    name: str, command: Command, given: Sequence[str]
+) -> tuple[str, Command, list[str]]:
+    """The command that runs, and the arguments that are left for it.
+
+    Raises:
+        UsageError: It has actions, and no known one is named.
+    """
+    rest = list(given)
+    if not command.actions or (rest and rest[0] in ("--help", "-h")):
+        return name, command, rest
+    known = ", ".join(command.actions)
+    if not rest or rest[0].startswith("-"):
+        raise UsageError(f"{name} needs one of its actions: {known}")
+    action = command.actions.get(rest[0])
+    if action is None:
+        raise UsageError(f"{name}: {unknown_word(rest[0], command.actions)} (actions: {known})")
+    return f"{name} {rest[0]}", action, rest[1:]
+
+
+def each_command(commands: Mapping[str, Command]) -> dict[str, Command]:
+    """Commands and their actions by their words, such as "bench run"."""
+    found: dict[str, Command] = {}
+    for name, command in commands.items():
+        found[name] = command
+        for word, action in (command.actions or {}).items():
+            found[f"{name} {word}"] = action
+    return found
+
+
+def parse(name: str, command: Command, given: Sequence[str]) -> Options:
+    """The options of a command.
+
+    Raises:
+        UsageError: They can't be used.
+    """
+    words, program = list(given), None
+    if command.takes_program and "--" in words:
+        place = words.index("--")
+        words, program = words[:place], words[place + 1 :]
+    options = make_parser(name, command).parse_intermixed_args(words)
+    if command.takes_program:
+        options.program = program
+    return options
+
+
+def make_parser(name: str, command: Command) -> Parser:
+    """The parser of a command, with examples below its options."""
+    lines = "\n".join(f"  torchtraceap {example}" for example in command.examples)
+    parser = Parser(
+        prog=f"torchtraceap {name}",
+        description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+        epilog=f"examples:\n{lines}" if lines else None,
+        formatter_class=_help_formatter,
+        allow_abbrev=False,
+    )
+    command.describe(parser)
+    return parser
+
+
+def _help_formatter(prog: str) -> argparse.HelpFormatter:
+    """One is made for every option. Told no width, each asks `shutil`."""
+    return argparse.RawDescriptionHelpFormatter(prog, width=terminal_width(80) - 2)
+
+
+def terminal_width(otherwise: int) -> int:
+    """Columns of the terminal, as `shutil.get_terminal_size` says: that module is slow to
+    import."""
+    with suppress(KeyError, ValueError):
+        given = int(os.environ["COLUMNS"])
+        if given > 0:
+            return given
+    with suppress(ValueError, OSError):  # closed, or no terminal
+        stream = sys.__stdout__
+        return (stream and os.get_terminal_size(stream.fileno()).columns) or otherwise
+    return otherwise
+
+
+def add_paths(parser: Parser, help_text: str = PATHS_HELP) -> None:
+    parser.add_argument("paths", metavar="PATH", nargs="+", type=trace_path, help=help_text)
+
+
+def add_json(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+
+
+def add_windows(parser: Parser) -> None:
+    parser.add_argument(
+        "--windows",
+        type=int,
+        choices=WINDOW_COUNTS,
+        default=100,
+        metavar="N",
+        help="windows that get a score: 50, 100 or 200 [100]",
+    )
+
+
+def add_rank(parser: Parser) -> None:
+    parser.add_argument("--rank", type=int, metavar="N", help="only this rank of several")
+
+
+def add_threads(parser: Parser) -> None:
+    parser.add_argument(
+        "--threads", type=count, default=0, metavar="N", help="parsing threads [every core]"
+    )
+
+
+def add_seed(parser: Parser, of: str) -> None:
+    """`of` says what the seed decides."""
+    parser.add_argument("--seed", type=count, default=0, metavar="S", help=f"{of} [0]")
+
+
+def add_jobs(parser: Parser, what: str) -> None:
+    """`what` says of what there are as many at once."""
+    parser.add_argument("--jobs", type=count, default=1, metavar="J", help=f"{what} [1]")
+
+
+def add_bases(parser: Parser, help_text: str) -> None:
+    """Recorded traces that faults are put into."""
+    parser.add_argument("--base", action="append", default=[], metavar="TRACE", help=help_text)
+
+
+def add_spreadsheet(parser: Parser, files: str) -> None:
+    parser.add_argument(
+        "--spreadsheet",
+        action="store_true",
+        help=f"with {files}: no cell is taken for a formula (an apostrophe stands before it)",
+    )
+
+
+def add_no_color(parser: Parser) -> None:
+    parser.add_argument("--no-color", action="store_true", help="plain text even on a terminal")
+
+
+def trace_path(text: str) -> str:
+    """A path as it is given; `-` is what comes through standard input."""
+    return standard_input() if text == "-" else text
+
+
+def count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"a number from 0 is needed, not {text}")
+    return value
+
+
+def positive(text: str) -> int:
+    value = count(text)
+    if not value:
+        raise argparse.ArgumentTypeError("a number above 0 is needed")
+    return value
+
+
+def seconds(text: str) -> float:
+    """Above 0."""
+    value = float(text)
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is needed, not {text}")
+    return value
+
+
+def fraction(text: str) -> float:
+    """Above 0 and below 1, written as "2%" or "0.02"."""
+    number = text.strip()
+    value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"a fraction such as 2% or 0.02 is needed, not {text}")
+    return value
+
+
+def microseconds(text: str) -> int:
+    """Microseconds as whole nanoseconds."""
+    value = float(text)
+    if not 0 <= value < 1e12:
+        raise argparse.ArgumentTypeError(f"a time from 0 is needed, not {text}")
+    return round(value * 1000)
+
+
+def minutes(text: str) -> float:
+    """Above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes above 0")
+    return value
+
+
+def percentage(text: str) -> float:
+    """Percent, with or without the sign."""
+    value = float(text.removesuffix("%").rstrip())
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"a percentage from 0 is needed, not {text}")
+    return value
+
+
+def size(text: str) -> float:
+    """Bytes: 1048576, 256MB (decimal), 64MiB (binary)."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"a size such as 256MB or 64MiB is needed, not {text!r}")
+    return whole_or_not(float(found[1]) * _UNITS[(found[2] or "").lower()])
+
+
+def whole_or_not(value: float) -> float:
+    """An int where it is one, so that it is written as it was given."""
+    return int(value) if value.is_integer() else value
+
+
+def unknown_word(word: str, known: Iterable[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"there is no {word!r}" + (f", did you mean {near[0]!r}?" if near else "")

@@ -1,0 +1,127 @@
+"""`score`: windows of many traces, in one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchtraceap.cli.catalog import summary_of
+from torchtraceap.cli.input import load
+from torchtraceap.cli.output import print_tables, standard_output
+from torchtraceap.cli.parser import (
+    FINE,
+    UNUSABLE,
+    Command,
+    Options,
+    Parser,
+    add_json,
+    add_no_color,
+    add_paths,
+    add_threads,
+    add_windows,
+)
+
+if TYPE_CHECKING:
+    from torchtraceap.diagnosis.scoring.base import Scorer
+
+SCHEMA = "torchtraceap.scores/1"
+
+
+def add_scorer(parser: Parser) -> None:
+    parser.add_argument("--scorer", metavar="NAME", help="who scores the windows: " + _scorers())
+
+
+def _scorers() -> str:
+    from torchtraceap.diagnosis.scoring import DEFAULT, SCORERS
+
+    return f"{', '.join(SCORERS)} [{DEFAULT}]"
+
+
+def _describe(parser: Parser) -> None:
+    add_paths(parser, help_text="traces, each a file or a folder of ranks; - is standard input")
+    add_scorer(parser)
+    add_windows(parser)
+    add_json(parser)
+    add_threads(parser)
+    add_no_color(parser)
+
+
+def _score(options: Options) -> int:
+    from torchtraceap.diagnosis.scoring import label_of, load_scorer
+
+    scorer = load_scorer(options.scorer)
+    answers = _answers(options.paths, scorer, options.windows, options.threads)
+    if options.json:
+        failed = _print_json(label_of(scorer), answers)
+    else:
+        failed = _print_table(list(answers), options.no_color)
+    return UNUSABLE if failed else FINE
+
+
+def _answers(
+    paths: Sequence[str], scorer: Scorer, count: int, threads: int
+) -> Iterator[dict[str, Any]]:
+    """What is said of each path; a trace is let go before the next one is read."""
+    from torchtraceap.errors import TraceError
+
+    for path in paths:
+        try:
+            scores = scorer.score(load([path], threads), count).to_dict()
+        except (TraceError, OSError, MemoryError) as error:
+            yield {"path": path, "error": " ".join(str(error).split()) or "not enough memory"}
+        else:
+            yield {"path": path} | {key: scores[key] for key in ("bounds_ns", "scores", "types")}
+
+
+def _print_json(scorer: str, answers: Iterator[dict[str, Any]]) -> bool:
+    """Writes one document, trace by trace; whether one failed."""
+    failed = False
+    with standard_output() as stream:
+        stream.write(f'{{"schema":{json.dumps(SCHEMA)},"scorer":{json.dumps(scorer)},"traces":[')
+        for place, answer in enumerate(answers):
+            failed = failed or "error" in answer
+            text = json.dumps(answer, separators=(",", ":"), allow_nan=False)
+            stream.write(f",{text}" if place else text)
+        stream.write("]}\n")
+    return failed
+
+
+def _print_table(answers: Sequence[dict[str, Any]], no_color: bool) -> bool:
+    """The worst window of each trace, for a person; whether one failed."""
+    from torchtraceap.report.tables import TextTable
+
+    columns = ("trace", "worst", "mean", "from ms", "to ms", "most likely type")
+    rows = [_row(answer) for answer in answers]
+    print_tables([TextTable("", columns, rows)], no_color)
+    return any("error" in answer for answer in answers)
+
+
+def _row(answer: dict[str, Any]) -> tuple[str, ...]:
+    if "error" in answer:
+        return answer["path"], "", "", "", "", answer["error"]
+    scores, bounds = answer["scores"], answer["bounds_ns"]
+    worst = max(range(len(scores)), key=lambda window: scores[window])
+    types: dict[str, float] = {name: of[worst] for name, of in answer["types"].items()}
+    likely = max(types, key=lambda name: types[name], default="")
+    return (
+        answer["path"],
+        f"{scores[worst]:.3f}",
+        f"{sum(scores) / len(scores):.3f}",
+        f"{(bounds[worst] - bounds[0]) / 1e6:.2f}",
+        f"{(bounds[worst + 1] - bounds[0]) / 1e6:.2f}",
+        likely if types.get(likely) else "",
+    )
+
+
+COMMANDS = {
+    "score": Command(
+        summary_of("score"),
+        _describe,
+        _score,
+        (
+            "score trace.json.gz",
+            "score a.json.gz b.json.gz --scorer evidence --windows 200 --json",
+        ),
+    )
+}

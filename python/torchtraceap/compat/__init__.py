@@ -1,0 +1,1 @@
+"""Tables and scripts as other tools have them: TraceLens, replay of single operators."""

@@ -1,0 +1,476 @@
+"""Sheets about work: one per family of operators, and the unified one.
+
+Source: TraceLens at 171dd747, TreePerf/tree_perf.py: `build_df_perf_metrics`,
+`collect_unified_perf_events` and what summarises them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from torchtraceap.compat.tracelens.categories import SYNTHETIC, category_of
+from torchtraceap.compat.tracelens.kernel_details import kernel_columns
+from torchtraceap.compat.tracelens.launchers import CompatTree, union_us
+from torchtraceap.compat.tracelens.op_table import ARGUMENTS, Coded, call_table, coded, stacked
+from torchtraceap.compat.tracelens.sheets import (
+    METRICS,
+    Sheet,
+    as_lists,
+    order_of_sums,
+    shares,
+    statistics,
+    take,
+)
+from torchtraceap.compat.tracelens.summaries import Launchers
+from torchtraceap.core.aliases import Array
+from torchtraceap.ops.models.tracelens.registry import MODELS, find_model, run_model, transpose_of
+from torchtraceap.ops.models.tracelens.work import (
+    FAILURES,
+    ModelAbsentError,
+    UnmodelledError,
+    Work,
+)
+from torchtraceap.tables.grouping import Groups
+
+__all__ = ["family_sheets", "unified_perf_summary"]
+
+_ONE_SHEET = ("GEMM", "UnaryElementwise", "BinaryElementwise", "Normalization")
+_LISTED_AS_BACKWARD = (
+    "flash_attn::_flash_attn_varlen_backward",
+    "aten::convolution_backward",
+)
+_NOT_BACKWARD = ("aten::convolution", "ConvBias_", "ConvBiasReLU_")
+
+
+class ModelledOps:
+    """Operators with a model, their work, and the GPU time below them.
+
+    Models run once for each distinct set of arguments.
+    """
+
+    def __init__(self, tree: CompatTree) -> None:
+        self.tree = tree
+        names = np.unique(tree.name[tree.op_rows]).tolist()
+        modelled = np.zeros(len(tree.strings), dtype=bool)
+        modelled[[i for i in names if find_model(tree.strings[i])]] = True
+        self.rows = tree.op_rows[modelled[tree.name[tree.op_rows]]]
+        self.place = np.full(len(tree.table), -1, dtype=np.int64)
+        self.place[self.rows] = np.arange(len(self.rows))
+        self.below = tree.below(self.rows)
+        self.busy_us = tree.busy_us(self.below)
+        self.texts = [tree.texts(key, self.rows) for key in ARGUMENTS]
+        transpose, transposes = self._transposes()
+        keys = Groups(tree.name[self.rows], *(codes for codes, _ in self.texts), transpose)
+        self.key = keys.index
+        """int64: which distinct call each row is."""
+        self.works = [
+            self._run(row, transposes[transpose[row]] if transpose[row] >= 0 else None)
+            for row in keys.first.tolist()
+        ]
+        """Work of each distinct call: a `Work`, None if it failed, else "dropped" or "absent"."""
+        absent = np.asarray([work == "absent" for work in self.works], dtype=bool)
+        self.has_model = np.zeros(len(tree.table), dtype=bool)
+        """bool `[n]`: operators with a model that does not say itself that it cannot run."""
+        self.has_model[self.rows] = ~absent[self.key] if len(absent) else True
+
+    def _transposes(self) -> tuple[Array, list[tuple[bool | None, bool | None]]]:
+        """Of matrix products: what the name of the first kernel that says so says."""
+        tree = self.tree
+        gemm = [i for i, t in enumerate(tree.strings) if t in MODELS and MODELS[t].sheet == "GEMM"]
+        places = np.flatnonzero(np.isin(tree.name[self.rows], gemm))
+        owner, events = self.below.take(places).expand()
+        kernel = tree.name[tree.linked[events]]
+        codes = np.full(len(tree.strings), -1, dtype=np.int64)
+        found: dict[tuple[bool | None, bool | None], int] = {}
+        for i in np.unique(kernel).tolist():
+            said = transpose_of(tree.strings[i])
+            if said is not None:
+                codes[i] = found.setdefault(said, len(found))
+        says = codes[kernel] >= 0
+        first_owner, first = np.unique(owner[says], return_index=True)
+        result = np.full(len(self.rows), -1, dtype=np.int64)
+        result[places[first_owner]] = codes[kernel[says]][first]
+        return result, list(found)
+
+    def _run(self, place: int, transpose: tuple[bool | None, bool | None] | None) -> Any:
+        name = self.tree.strings[self.tree.name[self.rows[place]]]
+        texts = [words[codes[place]] if codes[place] >= 0 else None for codes, words in self.texts]
+        try:
+            return run_model(name, (texts[0], texts[1], texts[2], texts[3]), transpose)
+        except ModelAbsentError:
+            return "absent"
+        except UnmodelledError:
+            return "dropped"
+
+    def work(self, place: int) -> Any:
+        return self.works[self.key[place]]
+
+    def is_work(self) -> Array:
+        """bool: does the model of each row give numbers?"""
+        good = np.asarray([isinstance(work, Work) for work in self.works], dtype=bool)
+        return good[self.key] if len(good) else np.zeros(len(self.rows), dtype=bool)
+
+
+def backward_of(work: Any) -> Work | None:
+    """The work of the backward pass, with the forward parameters; None without a model."""
+    if not isinstance(work, Work) or work.backward is None:
+        return None
+    try:
+        flops, moved = work.backward()
+        float(flops), float(moved or 0)
+    except FAILURES:
+        return None
+    return Work(work.params, flops, moved, work.spec)
+
+
+# ----------------------------------------------------------------------------- family sheets
+
+
+def family_sheets(ops: ModelledOps) -> Iterator[tuple[str, Sheet]]:
+    """(name, sheet) of every family with at least one row."""
+    tree = ops.tree
+    good = ops.is_work()
+    sheets = dict.fromkeys(entry.sheet for entry in MODELS.values())
+    for sheet in sheets:
+        ids = [i for i, t in enumerate(tree.strings) if t in MODELS and MODELS[t].sheet == sheet]
+        places = np.flatnonzero(np.isin(tree.name[ops.rows], ids) & good)
+        if sheet in _ONE_SHEET:
+            yield from _named(sheet, _forward_sheet(ops, places))
+            continue
+        moved = np.isin(
+            tree.name[ops.rows[places]], tree.ids_where(_LISTED_AS_BACKWARD.__contains__)
+        )
+        yield from _named(f"{sheet}_fwd", _forward_sheet(ops, places[~moved]))
+        backward = _backward_sheet(ops, places)
+        late = _forward_sheet(ops, places[moved])
+        yield from _named(f"{sheet}_bwd", _stacked(backward, late))
+
+
+def _named(name: str, sheet: Sheet) -> Iterator[tuple[str, Sheet]]:
+    if sheet and sheet["name"]:
+        yield name, sheet
+
+
+def _stacked(a: Sheet, b: Sheet) -> Sheet:
+    """Rows of both; a column that one lacks is empty there."""
+    if not a or not b:
+        return a or b
+    rows_a, rows_b = len(a["name"]), len(b["name"])
+    names = dict.fromkeys([*a, *b])
+    return {n: a.get(n, [None] * rows_a) + b.get(n, [None] * rows_b) for n in names}
+
+
+def _forward_sheet(ops: ModelledOps, places: Array) -> Sheet:
+    owner, events = ops.below.take(places).expand()
+    return _family_sheet(
+        ops,
+        places,
+        ops.works,
+        ops.busy_us[places],
+        owner,
+        ops.tree.linked[events],
+    )
+
+
+def _backward_sheet(ops: ModelledOps, places: Array) -> Sheet:
+    """Forward calls whose backward pass is known, with its time and work."""
+    tree = ops.tree
+    works = [backward_of(work) for work in ops.works]
+    good = np.asarray([work is not None for work in works], dtype=bool)
+    rows = ops.rows[places]
+    kept = (tree.backward[rows] >= 0) & (good[ops.key[places]] if len(good) else False)
+    kept &= ~np.isin(tree.name[rows], tree.ids_where(_NOT_BACKWARD.__contains__))
+    places = places[kept]
+    owner, kernels = tree.backward_lists(ops.rows[places])
+    busy = union_us(len(places), owner, tree.start_us[kernels], tree.end_us[kernels])
+    return _family_sheet(ops, places, works, busy, owner, kernels)
+
+
+def _family_sheet(
+    ops: ModelledOps, places: Array, works: list[Any], busy: Array, owner: Array, kernels: Array
+) -> Sheet:
+    """Calls by name and parameters."""
+    if not len(places):
+        return {}
+    tree, rows = ops.tree, ops.rows[places]
+    calls = np.unique(ops.key[places], return_index=True)
+    ordered = calls[0][np.argsort(calls[1])].tolist()
+    columns = list(dict.fromkeys(name for call in ordered for name in works[call].params))
+    distinct: dict[tuple[Any, ...], int] = {}
+    code = np.zeros(len(works), dtype=np.int64)
+    for call in ordered:
+        values = tuple(str(works[call].params.get(name)) for name in columns)
+        code[call] = distinct.setdefault(values, len(distinct))
+    keys: list[Array] = [tree.name[rows], code[ops.key[places]]]
+    if tree.detect_recompute:
+        keys.append(tree.recompute[rows])
+    groups = Groups(*keys)
+    of_first = [works[ops.key[place]] for place in places[groups.first]]
+    sheet: Sheet = {"name": [tree.strings[i] for i in tree.name[rows[groups.first]]]}
+    for name in columns:
+        sheet[f"param: {name}"] = [_text(work.params.get(name)) for work in of_first]
+    if tree.detect_recompute:
+        sheet["is_recompute"] = tree.recompute[rows[groups.first]].tolist()
+    sheet |= _work_columns(of_first, "_first")
+    kernel_time = _rates(sheet, works, ops.key[places], busy, groups, METRICS)
+    threads = tree.thread_names()
+    tracks = np.asarray(tree.table.track)[rows[groups.first]].tolist()
+    for place, column in enumerate(("process_name", "process_label", "thread_name")):
+        sheet[f"{column}_first"] = [threads[track][place] for track in tracks]
+    sheet["Compute Spec"] = [work.spec for work in of_first]
+    whole, short = kernel_columns(tree, groups.index, len(groups), owner, kernels)
+    sheet["kernel_details__summarize_kernel_stats"], sheet["trunc_kernel_details"] = whole, short
+    for argument, (codes, words) in zip(
+        ("Input Dims", "Input type", "Input Strides", "Concrete Inputs"), ops.texts, strict=True
+    ):
+        chosen = codes[places[groups.first]].tolist()
+        sheet[f"{argument}_first"] = [as_lists(words[c]) if c >= 0 else None for c in chosen]
+    for metric in (*METRICS, "sum"):
+        sheet[f"Kernel Time (µs)_{metric}"] = kernel_time[metric].tolist()
+    sheet["name_count"] = groups.count.tolist()
+    sheet["UID_first"] = rows[groups.first].tolist()
+    return take(sheet, order_of_sums(kernel_time["sum"], rows[groups.first]))
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _work_columns(works: list[Work | None], suffix: str) -> Sheet:
+    gflops = [None if work is None else work.flops / 1e9 for work in works]
+    moved = [None if work is None or work.bytes is None else work.bytes for work in works]
+    intensity = [
+        g * 1e9 / m if g is not None and m else None for g, m in zip(gflops, moved, strict=True)
+    ]
+    return {
+        f"GFLOPS{suffix}": gflops,
+        f"Data Moved (MB){suffix}": [None if m is None else m / 2**20 for m in moved],
+        f"FLOPS/Byte{suffix}": intensity,
+    }
+
+
+def _rates(
+    sheet: Sheet,
+    works: list[Any],
+    key: Array,
+    busy: Array,
+    groups: Groups,
+    metrics: tuple[str, ...],
+) -> dict[str, Array]:
+    """Adds TB/s and TFLOPS/s to a sheet, gives the statistics of the kernel time."""
+    for title, values in rates(works, key, busy).items():
+        found = statistics(groups, values)
+        for metric in metrics:
+            sheet[f"{title}_{metric}"] = found[metric].tolist()
+    return statistics(groups, busy)
+
+
+def rates(works: list[Any], key: Array, busy: Array) -> dict[str, Array]:
+    """TB/s and TFLOPS/s of every call; NaN without GPU time or without a model."""
+    flops = np.asarray([_number(work, "flops") for work in works] or [0.0])
+    moved = np.asarray([_number(work, "bytes") for work in works] or [0.0])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tb = np.where(busy > 0, moved[key] / 1e12 / (busy / 1e6), np.nan)
+        tflops = np.where(busy > 0, flops[key] / 1e9 / 1e3 / (busy / 1e6), np.nan)
+    return {"TB/s": tb, "TFLOPS/s": tflops}
+
+
+def _number(work: Any, field: str) -> float:
+    value = getattr(work, field) if isinstance(work, Work) else None
+    return float("nan") if value is None else float(value)
+
+
+# ------------------------------------------------------------------------------ unified sheet
+
+
+class Collected:
+    """The calls that the unified sheet counts, each GPU event once or, nested, not at all."""
+
+    def __init__(self, ops: ModelledOps) -> None:
+        self.ops, self.tree = ops, ops.tree
+        tree = self.tree
+        below = tree.below(tree.op_rows)
+        active = tree.op_rows[below.lengths > 0]
+        self.fallback = self._sole_backward(active)
+        own = np.zeros(len(tree.table), dtype=bool)
+        own[active] = ops.has_model[active]
+        leaves = tree.leaf_ops()
+        ends = leaves[active] | (self.fallback[active] >= 0)
+        ends &= ~tree.ops_inside(own, active)
+        chosen = np.sort(tree.topmost(active[own[active] | ends]))
+        covered = np.zeros(len(tree.linked) + 1, dtype=np.int64)
+        kept = own[chosen] | (self.fallback[chosen] >= 0) | ~self._has_collective(chosen)
+        self.rows = chosen[kept]
+        lists = tree.below(self.rows)
+        np.add.at(covered, lists.begin, 1)
+        np.add.at(covered, lists.end, -1)
+        free = (np.cumsum(covered)[:-1] == 0) & ~tree.communication[tree.linked]
+        self.loose = np.flatnonzero(free)
+        """int64: linked GPU events that belong to none of the calls."""
+        self.own = own
+
+    def _has_collective(self, rows: Array) -> Array:
+        counts = np.r_[0, np.cumsum(self.tree.communication[self.tree.linked])]
+        lists = self.tree.below(rows)
+        has: Array = counts[lists.end] > counts[lists.begin]
+        return has
+
+    def _sole_backward(self, active: Array) -> Array:
+        """int64 `[n]`: of the only backward operator of a modelled forward, that; else -1.
+
+        The family of the forward must have a category for its backward pass: reductions, of
+        which theirs knows the backward work too, have none.
+        """
+        tree, ops = self.tree, self.ops
+        result = np.full(len(tree.table), -1, dtype=np.int64)
+        wrapper = tree.wrapper_of(active)
+        inside = wrapper >= 0
+        rows, wrapper = active[inside], wrapper[inside]
+        if not len(rows):
+            return result
+        suffix = {text: i for i, text in enumerate(tree.strings)}
+        main = {
+            i: suffix.get(tree.strings[i].split(": ", 1)[-1], -1)
+            for i in np.unique(tree.name[wrapper]).tolist()
+        }
+        is_main = tree.name[rows] == np.asarray([main[i] for i in tree.name[wrapper].tolist()])
+        frames, counts = np.unique(wrapper[is_main], return_counts=True)
+        sole = np.isin(wrapper, frames[counts == 1])
+        forward = tree.forward[wrapper]
+        good = np.asarray([backward_of(work) is not None for work in ops.works] or [False])
+        named = np.asarray([_backward_category(text) is not None for text in tree.strings])
+        place = np.where(named[tree.name[forward]], ops.place[forward], -1)
+        models = (place >= 0) & good[ops.key[np.maximum(place, 0)]] if len(ops.rows) else place >= 0
+        fits = sole & models
+        result[rows[fits]] = forward[fits]
+        return result
+
+
+def _backward_category(name: str) -> str | None:
+    return MODELS[name].backward_category if name in MODELS else None
+
+
+def unified_perf_summary(ops: ModelledOps, launchers: Launchers) -> Sheet:
+    """Calls by name and arguments: the modelled ones, leaves without a model, loose kernels.
+
+    A call whose model fails keeps the time of its kernels.
+
+    Args:
+        ops: Of the rank.
+        launchers: Of the rank.
+    """
+    tree = ops.tree
+    collected = Collected(ops)
+    rows = collected.rows
+    own, forward = collected.own[rows], collected.fallback[rows]
+    place = np.where(own, ops.place[rows], np.where(forward >= 0, ops.place[forward], -1))
+    works = [*ops.works, *(backward_of(work) for work in ops.works), None]
+    key = np.full(len(rows), len(works) - 1, dtype=np.int64)
+    modelled = place >= 0
+    key[modelled] = ops.key[place[modelled]] if modelled.any() else 0
+    key[modelled & ~own] += len(ops.works)
+    dropped = np.asarray([work == "dropped" for work in works], dtype=bool)[key]
+    rows, key, own, forward = rows[~dropped], key[~dropped], own[~dropped], forward[~dropped]
+    lists = tree.below(rows)
+    busy = tree.busy_us(lists)
+    by_forward = np.flatnonzero(~own & (forward >= 0))
+    owner, kernels = tree.backward_lists(forward[by_forward])
+    busy[by_forward] = union_us(
+        len(by_forward), owner, tree.start_us[kernels], tree.end_us[kernels]
+    )
+    owner, events = lists.expand()
+    categories = _categories(launchers, rows, np.where(own, -1, forward))
+    kernels = tree.linked[events]
+    return _unified_sheet(
+        collected, launchers, rows, categories, works, key, busy, owner, kernels, own
+    )
+
+
+def _categories(launchers: Launchers, rows: Array, forward: Array) -> Coded:
+    """Of operators; of a backward pass that is worked out from its forward, the latter's."""
+    strings, name = launchers.calls.tree.strings, launchers.calls.tree.name
+    codes, texts = launchers.categories_of(rows)
+    of_forward = np.where(forward >= 0, name[forward], -1)
+
+    def category(code: int, forward: int) -> str:
+        return (_backward_category(strings[forward]) if forward >= 0 else None) or texts[code]
+
+    return coded(category, codes, of_forward)
+
+
+def _unified_sheet(
+    collected: Collected,
+    launchers: Launchers,
+    rows: Array,
+    categories: Coded,
+    works: list[Any],
+    key: Array,
+    busy: Array,
+    owner: Array,
+    kernels: Array,
+    own: Array,
+) -> Sheet:
+    tree = collected.tree
+    loose = tree.linked[collected.loose]
+    parents = np.where(
+        tree.op_above[collected.loose] >= 0,
+        tree.op_above[collected.loose],
+        tree.call[collected.loose],
+    )
+    strings = tree.strings
+
+    def synthetic(kernel: int, parent: int) -> str:
+        return f"{strings[parent]}->{strings[kernel]}{SYNTHETIC}"
+
+    def category(kernel: int, parent: int, first: int) -> str:
+        # By what the parent launched first, whichever of its kernels the row stands for.
+        return category_of(synthetic(kernel, parent), strings[first] if first >= 0 else None)
+
+    ids = tree.name[loose], tree.name[parents]
+    names = stacked(coded(strings.__getitem__, tree.name[rows]), coded(synthetic, *ids))
+    categories = stacked(categories, coded(category, *ids, launchers.first_kernels_of(parents)))
+    owner = np.r_[owner, len(rows) + np.arange(len(loose))]
+    kernels = np.r_[kernels, loose]
+    arguments = np.r_[rows, parents]
+    examples = np.r_[rows, loose]
+    no_work = len(works) - 1
+    key = np.r_[key, np.full(len(loose), no_work, dtype=np.int64)]
+    busy = np.r_[busy, tree.end_us[loose] - tree.start_us[loose]]
+    has_model = np.r_[own | (collected.fallback[rows] >= 0), np.zeros(len(loose), dtype=bool)]
+    calls = call_table(tree, arguments, names, categories, tree.recompute[examples])
+    if not len(examples):
+        return {}
+    groups = calls.groups()
+    firsts = groups.first
+    sheet = calls.key_columns(groups)
+    sheet["ex_UID"] = examples[firsts].tolist()
+    sheet["operation_count"] = groups.count.tolist()
+    host = statistics(groups, tree.dur_us[arguments])
+    for metric, title in (("sum", "total"), ("mean", "mean"), ("std", "std")):
+        sheet[f"{title}_duration_us"] = host[metric].tolist()
+    of_first = [
+        work if isinstance(work, Work) else None for work in (works[k] for k in key[firsts])
+    ]
+    sheet |= _work_columns(of_first, "")
+    sheet["Compute Spec"] = [None if work is None else work.spec for work in of_first]
+    found = {title: statistics(groups, values) for title, values in rates(works, key, busy).items()}
+    found["Kernel Time (µs)"] = statistics(groups, busy)
+    for title, columns in found.items():
+        metrics = ("mean", "std", "sum") if title.startswith("Kernel") else ("mean", "std")
+        sheet |= {f"{title}_{metric}": columns[metric].tolist() for metric in metrics}
+    found = {"duration_us": host, **found}
+    for title, columns in found.items():
+        for metric in ("median", "min", "max"):
+            sheet[f"{title}_{metric}"] = columns[metric].tolist()
+    whole, short = kernel_columns(tree, groups.index, len(groups), owner, kernels)
+    sheet["kernel_details_summary"], sheet["trunc_kernel_details"] = whole, short
+    sheet["perf_params"] = [None if work is None else str(work.params) for work in of_first]
+    sheet["has_perf_model"] = has_model[firsts].tolist()
+    sums = found["Kernel Time (µs)"]["sum"]
+    order = order_of_sums(sums, examples[firsts])
+    sheet = take(sheet, order)
+    sheet["Percentage (%)"], sheet["Cumulative Percentage (%)"] = shares(sums[order])
+    return sheet

@@ -1,0 +1,365 @@
+"""`check`: a contract on a trace.
+
+Note [Statuses]: a limit passes or fails by what the trace holds. It is inconclusive where the trace
+lacks the signal, and, for shares and times, where the trace is of another device than the contract
+was recorded on. Counts and sizes hold on any device. With several ranks a limit holds on every one;
+a rank that breaks it decides, whatever the others lack.
+
+Note [Per step]: a limit with `_per_step` holds for each counted step. The event that is named is
+the one with which the first such step goes beyond it: with `<=120`, its 121st launch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torchtraceap.contracts.contract import Contract
+from torchtraceap.contracts.devices import CPU, is_same_device, trace_device
+from torchtraceap.contracts.frames import frame_of
+from torchtraceap.contracts.launches import launching_row
+from torchtraceap.contracts.limits import OTHER, Limit, shown_value
+from torchtraceap.contracts.measures.measurement import RankMeasured, measure_rank
+from torchtraceap.contracts.measures.vocabulary import MEASURES, is_per_step
+from torchtraceap.contracts.result import (
+    FAILED,
+    INCONCLUSIVE,
+    PASSED,
+    CheckResult,
+    FirstEvent,
+    KeyResult,
+)
+from torchtraceap.contracts.savings import fixes_of, prices
+from torchtraceap.contracts.wording import (
+    allowed,
+    beyond_by,
+    counted_words,
+    scope_words,
+    won_words,
+)
+from torchtraceap.core.records import dataclass
+from torchtraceap.tables.detection import detect, judge
+from torchtraceap.trace.ranks import Ranks, RankTrace
+
+__all__ = ["check"]
+
+
+def check(
+    trace: Ranks, contract: Contract, *, price: bool = True, one_step: bool = False
+) -> CheckResult:
+    """Checks every limit of a contract.
+
+    Args:
+        trace: One or several ranks.
+        contract: Its limits, with the device that times were recorded on.
+        price: Replay the run with fixes of what fails, and say what they would save.
+        one_step: Where no step is marked or inferred, the whole trace is one.
+    """
+    device = trace_device(trace)
+    results = [
+        _of_key(trace, contract, key, limit, device, one_step) for key, limit in contract.limits
+    ]
+    if price:
+        results = _priced(trace, results)
+    return CheckResult(
+        passed=all(each.status != FAILED for each in results),
+        results=tuple(results),
+        name=contract.name,
+        file=contract.file,
+        paths=tuple(part.path for part in trace.ranks),
+        device=device,
+    )
+
+
+def _priced(trace: Ranks, results: Sequence[KeyResult]) -> list[KeyResult]:
+    """With what fixes of failed limits would save."""
+    wanted = {
+        each.key: fixes_of(trace, each.key, each.measured if each.key == "findings" else ())
+        for each in results
+        if each.status == FAILED and each.first_event is not None
+    }
+    found = prices(trace, wanted) if wanted else {}
+    of_step = any(part.tree.steps for part in trace.ranks)
+    return [
+        replace(
+            each,
+            price_ns=found[each.key].ns,
+            price_per_step=of_step,
+            price_note=found[each.key].note,
+        )
+        if each.key in found
+        else each
+        for each in results
+    ]
+
+
+def _of_key(
+    trace: Ranks, contract: Contract, key: str, limit: Limit, device: str | None, one_step: bool
+) -> KeyResult:
+    kind = MEASURES[key].kind
+    made = _Maker(key, limit, contract.line(key), kind)
+    if key == "findings":
+        return _of_findings(trace, limit, made)
+    if kind in ("share", "time"):
+        if reason := _other_device(contract, device, key):
+            return made(INCONCLUSIVE, None, reason)
+        limit = limit.widened(contract.tolerance)
+    judged = [_judge(measure_rank(part, key, one_step=one_step), limit) for part in trace.ranks]
+    several = len(trace.ranks) > 1
+    if failed := [each for each in judged if each.status == FAILED]:
+        return _told(max(failed, key=lambda each: each.beyond), made, limit, several)
+    unknown = next((each for each in judged if each.status == INCONCLUSIVE), None)
+    if unknown is not None:
+        of_rank = f"rank {unknown.of.part.rank}: " if several else ""
+        return made(INCONCLUSIVE, None, f"{of_rank}{unknown.of.reason}")
+    return _told(max(judged, key=lambda each: each.used), made, limit, several)
+
+
+def _other_device(contract: Contract, device: str | None, key: str) -> str:
+    """Why a time says nothing on this device; empty where it does."""
+    recorded = contract.device
+    if recorded is None:
+        if device == CPU and key == "step_time":
+            return (
+                "the trace is of a run without a GPU, and the contract doesn't say that its times "
+                f"are of one; write device: {CPU} where they are"
+            )
+        return ""
+    if device is None:
+        return f"the limit was recorded on {recorded}, and the trace does not say its device"
+    if is_same_device(recorded, device):
+        return ""
+    return f"the limit was recorded on {recorded}, the trace on {device}: times don't compare"
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes results of one key."""
+
+    key: str
+    limit: Limit
+    line: int | None
+    kind: str
+
+    def __call__(self, status: str, measured: Any, reason: str, **more: Any) -> KeyResult:
+        return KeyResult(
+            self.key,
+            self.limit.to_json(),
+            measured,
+            status,
+            reason,
+            line=self.line,
+            kind=self.kind,
+            **more,
+        )
+
+
+# --------------------------------------------------------------------------------- one rank
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A limit against what one rank holds."""
+
+    status: str
+    of: RankMeasured
+    value: float = 0
+    """The number that decides: the worst step's, or of one kind of collective."""
+    limit: Limit | None = None
+    """That it is held against: of one kind, where there are several."""
+    name: str = ""
+    """Of that kind."""
+    step: int | None = None
+    """Place of the first step that goes beyond, among the counted ones."""
+    steps_beyond: int = 0
+    first_value: float = 0
+    """Of that step."""
+
+    @property
+    def beyond(self) -> float:
+        """How far beyond the limit, as a share of it."""
+        assert self.limit is not None
+        return beyond_share(self.limit, self.value)
+
+    @property
+    def used(self) -> float:
+        """What tells the rank that is nearest to its limit."""
+        assert self.limit is not None
+        return self.value if self.limit.high < math.inf else -self.value
+
+
+def beyond_share(limit: Limit, value: float) -> float:
+    """How far a value lies outside of bounds, for comparison of several."""
+    if limit.is_above(value):
+        return (value - limit.high) / (abs(limit.high) or 1.0) + 1e-12
+    if limit.is_below(value):
+        return (limit.low - value) / (abs(limit.low) or 1.0) + 1e-12
+    return 0.0
+
+
+def _judge(of: RankMeasured, limit: Limit) -> _Judged:
+    if not of.known:
+        return _Judged(INCONCLUSIVE, of)
+    if not isinstance(of.value, dict):
+        return _judge_number(of, limit, [*of.by_step], of.value, "")
+    judged = [
+        _judge_number(of, each, [_number_of(n, each_name, limit) for n in of.by_step],
+                      _number_of(of.value, each_name, limit), each_name)
+        for each_name, each in (limit.by_name or (("", limit),))
+    ]  # fmt: skip
+    failed = [each for each in judged if each.status == FAILED]
+    return max(failed or judged, key=lambda each: each.beyond)
+
+
+def _number_of(numbers: dict[str, int], name: str, limit: Limit) -> int:
+    """How many collectives of a kind; of all for none, of those without a limit for `other`."""
+    if not name:
+        return sum(numbers.values())
+    if name != OTHER:
+        return numbers.get(name, 0)
+    named = {each for each, _ in limit.by_name}
+    return sum(number for each, number in numbers.items() if each not in named)
+
+
+def _judge_number(
+    of: RankMeasured, limit: Limit, by_step: list[Any], total: float, name: str
+) -> _Judged:
+    if not is_per_step(of.key):
+        status = PASSED if limit.holds(total) else FAILED
+        return _Judged(status, of, total, limit, name)
+    beyond = [place for place, value in enumerate(by_step) if not limit.holds(value)]
+    if not beyond:
+        worst = max(by_step) if limit.high < math.inf else min(by_step)
+        return _Judged(PASSED, of, worst, limit, name)
+    worst = max((by_step[place] for place in beyond), key=lambda v: beyond_share(limit, v))
+    first = beyond[0]
+    return _Judged(FAILED, of, worst, limit, name, first, len(beyond), by_step[first])
+
+
+# ------------------------------------------------------------------------------- telling it
+
+
+def _told(judged: _Judged, made: _Maker, whole: Limit, several: bool) -> KeyResult:
+    of, limit = judged.of, judged.limit or whole
+    part = of.part
+    measured = of.value if isinstance(of.value, dict) else judged.value
+    step_name = _step_name(judged)
+    scope = scope_words(of, judged.step, step_name)
+    words = counted_words(of.key, judged.value if judged.step is None else judged.first_value,
+                          judged.name)  # fmt: skip
+    rank = f" on rank {part.rank}" if several else ""
+    sentence = f"{words} {scope}{rank}, {allowed(limit, of.key)}"
+    note = f"; {of.note}" if of.note else ""
+    more: dict[str, Any] = {"rank": part.rank, "note": of.note}
+    if judged.status == PASSED:
+        won = won_words(limit, judged.value, of.key)
+        return made(PASSED, measured, f"{sentence}{note}", won=won, **more)
+    first = judged.value if judged.step is None else judged.first_value
+    sentence += f": {beyond_by(limit, first, of.key)}"
+    if judged.steps_beyond > 1:
+        sentence += f"; {judged.steps_beyond} steps break it"
+        if judged.value != first:
+            sentence += f", the worst with {shown_value(judged.value, made.kind)}"
+    row = _first_row(judged, limit, whole)
+    event = None if row is None else _event(part, row)
+    sentence += _launching_operator(judged, limit)
+    return made(
+        FAILED,
+        measured,
+        f"{sentence}{note}",
+        first_event=event,
+        frame=None if row is None else frame_of(part, row),
+        step=step_name,
+        **more,
+    )
+
+
+def _step_name(judged: _Judged) -> str | None:
+    places = judged.of.step_places
+    if judged.step is None or not places:
+        return None
+    return judged.of.part.tree.steps[places[judged.step]].name
+
+
+def _first_row(judged: _Judged, limit: Limit, whole: Limit) -> int | None:
+    """The event with which the rank (the step) goes beyond a limit; None where too little is
+    there."""
+    of = judged.of
+    if of.timed is not None:
+        return of.timed.row()
+    found = of.found
+    if of.predicted is not None and limit.high < math.inf:
+        return launching_row(of.part, of.predicted.operators, int(limit.high))
+    if found is None:
+        return None
+    if judged.step is not None and of.step_places:
+        found = found.of_step(of.step_places[judged.step])
+    if judged.name == OTHER and found.kinds is not None:
+        named = {name for name, _ in whole.by_name}
+        for name in named:
+            found = found.without_kind(name)
+    elif judged.name:
+        found = found.of_kind(judged.name) if found.kinds is not None else found
+    return found.row_beyond(limit.high, at_it=limit.high_open)
+
+
+def _launching_operator(judged: _Judged, limit: Limit) -> str:
+    """Which operator would launch the first kernel beyond a limit, where there is no GPU."""
+    launched = judged.of.predicted
+    place = int(limit.high) if launched and limit.high < math.inf else -1
+    if launched is None or not 0 <= place < len(launched.operators):
+        return ""
+    return f"; number {place + 1} would be launched by {launched.operators[place]}"
+
+
+def _event(part: RankTrace, row: int) -> FirstEvent:
+    return FirstEvent(row, part.table.name_of(row), int(part.table.ts_ns[row]))
+
+
+# -------------------------------------------------------------------------------- findings
+
+
+def _of_findings(trace: Ranks, limit: Limit, made: _Maker) -> KeyResult:
+    found = detect(trace)
+    wanted = [name for name in limit.types or found if name in found]
+    verdicts = {name: judge(found[name]) for name in wanted}
+    present = [name for name, verdict in verdicts.items() if verdict == "present"]
+    unknown = [name for name, verdict in verdicts.items() if verdict == "unknown"]
+    if present:
+        rank, evidence = _evidence(found[present[0]])
+        row = int(evidence[0]) if len(evidence) else None
+        reason = f"{_listed(present)} present, which the contract rules out"
+        return made(
+            FAILED,
+            present,
+            reason,
+            first_event=None if row is None else _event(rank, row),
+            frame=None if row is None else frame_of(rank, row),
+            rank=rank.rank,
+        )
+    if unknown:
+        lacks = {
+            signal: None for name in unknown for _, one in found[name]
+            for signal in one.missing_signals
+        }  # fmt: skip
+        missing = ", ".join(lacks) or "their signals"
+        told = f"this trace does not tell {', '.join(unknown)}: it lacks {missing}"
+        return made(INCONCLUSIVE, None, told)
+    return made(PASSED, [], f"none of {len(verdicts)} types is present")
+
+
+def _listed(types: Iterable[str]) -> str:
+    names = list(types)
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
+
+
+_Parts = Sequence[tuple[RankTrace, Any]]
+
+
+def _evidence(parts: _Parts) -> tuple[RankTrace, Any]:
+    """Of the rank that pays most."""
+    cost: Callable[[tuple[RankTrace, Any]], int] = lambda each: each[1].cost_ns  # noqa: E731
+    rank, finding = max(parts, key=cost)
+    return rank, finding.evidence

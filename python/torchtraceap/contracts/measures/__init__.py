@@ -1,0 +1,31 @@
+"""What can be counted or timed in a trace, by one vocabulary: contracts and benchmarks ask here.
+
+`vocabulary.py` says what there is, `measuring.py` measures it; the facts come from the tree and the
+analyses, one module here for each kind of question. Importing this package loads no NumPy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchtraceap.contracts.measures.measurement import Measured, counts, measure
+    from torchtraceap.contracts.measures.vocabulary import MEASURES, Measure
+
+__all__ = ["MEASURES", "Measure", "Measured", "counts", "measure"]
+
+_MODULES = {
+    "MEASURES": "vocabulary",
+    "Measure": "vocabulary",
+    "Measured": "measurement",
+    "counts": "measurement",
+    "measure": "measurement",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,0 +1,493 @@
+"""What the pytest plugin needs once a test has a contract: `TestContracts` of one test, and
+`end_of_run`, which sums up what all of them gave.
+
+Note [Limits of a test]: they come from its markers (the closest one decides on a key, then that of
+the class, then that of the module) and from a file, under the test's node id. For a key that both
+limit the file decides, since that is what `--contracts-update` writes; the summary names it. A test
+with parameters has the limits of its node id without them too. What a file limits at its top holds
+for every test that it names, and for every marked one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from torchtraceap.contracts.contract import Contract
+from torchtraceap.contracts.file import ContractFile, parse_contracts, read_contracts
+from torchtraceap.contracts.output.plain import verdict
+from torchtraceap.contracts.record import ContractBroken, RecordedContract
+from torchtraceap.contracts.result import (
+    FAILED,
+    INCONCLUSIVE,
+    CheckResult,
+    FirstEvent,
+    Frame,
+    KeyResult,
+)
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.records import dataclass
+from torchtraceap.errors import OptionError, TraceError
+from torchtraceap.record import RecordingError
+
+if TYPE_CHECKING:
+    from torchtraceap.contracts.update import Change
+
+__all__ = ["TestContracts", "check_file", "end_of_run"]
+
+_OPTIONS = ("name", "warmup")
+_DEFAULT_FILE = "contracts.yaml"
+_DEFAULT_FOLDER = "torchtraceap-contracts"
+_DEFAULT_KEYS = ("launches", "syncs", "collectives", "recompiles", "graph_breaks")
+"""What an update writes for a test that is marked without limits: what repeats exactly."""
+_MOST_NAMED = 3
+"""Tests in a line of the summary."""
+_file = pytest.StashKey[ContractFile | None]()
+
+
+class TestContracts:
+    """The contracts of one test: that of its markers, and those of its blocks."""
+
+    __test__ = False  # for pytest, which takes it for a class of tests
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._item = item
+        self._results: list[tuple[RecordedContract, Mapping[str, Any]]] = []
+        self.running: RecordedContract | None = None
+        """The one that records."""
+        self._blocks = 0
+        self._own: BaseException | None = None
+
+    def __call__(
+        self,
+        source: PathLike | Contract | None = None,
+        /,
+        *,
+        name: str = "",
+        warmup: int = 0,
+        path: PathLike | None = None,
+        **limits: Any,
+    ) -> Any:
+        """A contract on a part of the test, as `ttap.contract`."""
+        if self._item.config.option.contracts_off:
+            return contextlib.nullcontext(self)
+        self._blocks += 1
+        label = name or ("with" if self._blocks == 1 else f"with {self._blocks}")
+        label = f"{self._item.nodeid}::{label}"
+        given = self._given_contract(source, name, limits)
+        return self._recorded(given, label, warmup, path, is_marked=True)
+
+    def step(self) -> None:
+        """Tells that an iteration has ended, in the contract that records.
+
+        Raises:
+            RecordingError: None does.
+        """
+        if self._item.config.option.contracts_off:
+            return
+        if self.running is None:
+            raise RecordingError("perf_contract.step() outside of a contract")
+        self.running.step()
+
+    @contextlib.contextmanager
+    def around_call(self, marks: Sequence[pytest.Mark]) -> Iterator[None]:
+        """The contract of the test itself; nothing where it has none."""
+        __tracebackhide__ = True
+        self._own, self._blocks = None, 0
+        try:
+            found = self._of_markers(marks)
+            if found is None:
+                yield
+                return
+            with found:
+                yield
+        except (ContractBroken, TraceError) as error:
+            if self._is_ours(error):
+                self._own = error
+            raise
+
+    @staticmethod
+    def _is_ours(error: BaseException) -> bool:
+        """Raised by the contract around the test and not inside of the test."""
+        names = []
+        traceback = error.__traceback__
+        while traceback is not None:
+            names.append(traceback.tb_frame.f_code.co_name)
+            traceback = traceback.tb_next
+        return "pytest_pyfunc_call" not in names and "runtest" not in names
+
+    def says_all(self, error: BaseException) -> bool:
+        """Does the message of an exception say what a person needs, without a traceback?"""
+        return error is self._own
+
+    def taken(self, *, expected: bool) -> list[dict[str, Any]]:
+        """What the contracts gave since the last time, as plain values.
+
+        Args:
+            expected: The test is expected to fail.
+        """
+        results, self._results, self.running = self._results, [], None
+        return [
+            {
+                "test": self._item.nodeid,
+                "place": [str(self._item.path), (self._item.location[1] or 0) + 1],
+                "expected": expected,
+                "result": each.result.to_dict(),
+                **more,
+            }
+            for each, more in results
+            if each.result is not None
+        ]
+
+    # ------------------------------------------------------------------------------ inside
+
+    @property
+    def _is_updated(self) -> bool:
+        """Its limits move to what is measured, so nothing is broken; but for a test that is
+        expected to break them."""
+        expected = self._item.get_closest_marker("xfail") is not None
+        return self._item.config.option.contracts_update and not expected
+
+    def _of_markers(self, marks: Sequence[pytest.Mark]) -> RecordedContract | None:
+        options: dict[str, Any] = {}
+        limits: dict[str, Any] = {}
+        source = None
+        for mark in reversed(marks):  # the closest one last
+            if len(mark.args) > 1:
+                raise OptionError("perf_contract takes one file, and limits by name")
+            source = mark.args[0] if mark.args else source
+            options |= {key: mark.kwargs[key] for key in _OPTIONS if key in mark.kwargs}
+            limits |= {key: value for key, value in mark.kwargs.items() if key not in _OPTIONS}
+        given = self._given_contract(source, options.get("name", ""), limits)
+        warmup = options.get("warmup", 0)
+        return self._recorded(given, self._item.nodeid, warmup, None, is_marked=bool(marks))
+
+    def _given_contract(
+        self, source: PathLike | Contract | None, name: str, limits: Mapping[str, Any]
+    ) -> Contract:
+        """What the test itself says."""
+        own = Contract.parse(limits)
+        if source is None:
+            return own
+        if not isinstance(source, Contract):
+            beside = self._item.path.parent / source
+            file = read_contracts(
+                beside if beside.exists() else self._item.config.rootpath / source
+            )
+            source = file.contract(name) if name else _found(file, self._item.nodeid) or file.base
+        return source.merged(own)
+
+    def _recorded(
+        self, given: Contract, label: str, warmup: int, path: PathLike | None, *, is_marked: bool
+    ) -> RecordedContract | None:
+        config = self._item.config
+        written = _written(config, label, is_marked=is_marked)
+        if written is None and not is_marked:
+            return None
+        is_new = not len(given) and written is None
+        if is_new:
+            if not config.option.contracts_update:
+                raise OptionError(
+                    "perf_contract has no limits: name some, such as syncs=0, or run once with "
+                    "--contracts-update, which writes what is measured"
+                )
+            given = Contract.parse(dict.fromkeys(_DEFAULT_KEYS, 0))
+        recorded = _Recorded(
+            replace(given if written is None else given.merged(written), name=label),
+            name=label,
+            warmup=warmup,
+            mode="collect" if self._is_updated else "raise",
+            path=path,
+            strict=config.option.contracts_strict,
+            folder=_folder(config),
+            keep=not self._is_updated,
+        )
+        recorded.of_test = self
+        in_file = () if written is None else written.keys
+        more = {
+            "is_new": is_new,
+            "in_file": list(in_file),
+            "replaced": [key for key in given.keys if key in in_file],
+        }
+        self._results.append((recorded, more))
+        return recorded
+
+
+class _Recorded(RecordedContract):
+    """A contract that its test can end a step of without holding it."""
+
+    of_test: TestContracts
+
+    def __enter__(self) -> Any:
+        __tracebackhide__ = True
+        super().__enter__()
+        self.of_test.running = self
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        __tracebackhide__ = True
+        self.of_test.running = None
+        super().__exit__(*problem)
+
+
+# ------------------------------------------------------------------------------ the file
+
+
+def check_file(config: pytest.Config) -> None:
+    """Reads the file of `--contracts` before anything runs.
+
+    Raises:
+        pytest.UsageError: It is not there, and is not about to be written, or it makes no sense.
+    """
+    try:
+        _read_file(config)
+    except TraceError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def _path(config: pytest.Config) -> Path:
+    given = config.option.contracts
+    return (
+        config.rootpath / _DEFAULT_FILE if given is None else config.invocation_params.dir / given
+    )
+
+
+def _read_file(config: pytest.Config) -> ContractFile | None:
+    """The contract file of the run; None where there is none."""
+    if _file not in config.stash:
+        path, option = _path(config), config.option
+        may_lack = option.contracts is None or option.contracts_update
+        config.stash[_file] = None if may_lack and not path.exists() else read_contracts(path)
+    return config.stash[_file]
+
+
+def _written(config: pytest.Config, label: str, *, is_marked: bool) -> Contract | None:
+    """What the file says of a test. See Note [Limits of a test]."""
+    file = _read_file(config)
+    if file is None:
+        return None
+    found = _found(file, label)
+    if found is None and is_marked and len(file.base):
+        found = file.base
+    return found
+
+
+def _found(file: ContractFile, label: str) -> Contract | None:
+    plain, bracket, _ = label.partition("[")
+    of_all, own = file.find(plain) if bracket else None, file.find(label)
+    return own if of_all is None else of_all if own is None else of_all.merged(own)
+
+
+def _folder(config: pytest.Config) -> Path:
+    """Where traces of broken contracts go; those of the last run make way."""
+    given = config.option.contracts_traces
+    if given is not None:
+        return Path(config.invocation_params.dir / given)
+    cache = getattr(config, "cache", None)
+    if cache is not None:
+        return Path(cache.mkdir(_DEFAULT_FOLDER))
+    return config.rootpath / "ttap_traces"
+
+
+# ------------------------------------------------------------------------------ the end
+
+
+def end_of_run(config: pytest.Config, reported: list[dict[str, Any]]) -> tuple[list[str], bool]:
+    """Writes what was asked for, and says what the contracts of a run came to.
+
+    Args:
+        config: Of the run.
+        reported: From `TestContracts.taken`.
+
+    Returns:
+        Lines for the terminal, and whether every file could be written.
+    """
+    reports = [_Report.of(each) for each in sorted(reported, key=lambda each: each["test"])]
+    lines = [*_counts(config, reports), *_unknown_lines(reports), *_replaced_lines(config, reports)]
+    is_written = True
+    for write in (_update,) if config.option.contracts_update else (_won_lines, _output_lines):
+        try:
+            lines += write(config, reports)
+        except TraceError as error:
+            lines.append(f"ERROR: {error}")
+            is_written = False
+    return lines, is_written
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What one contract of one test gave."""
+
+    result: CheckResult
+    is_expected: bool
+    """The test is expected to fail."""
+    is_new: bool
+    """It had no limits."""
+    in_file: tuple[str, ...]
+    """Keys whose limits stand in the contract file."""
+    replaced: tuple[str, ...]
+    """Of them, those that the test limits itself too."""
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> _Report:
+        """From what came with the report of a test; limits of a marker are told at the test."""
+        result = _result_of(plain["result"])
+        if result.file is None:
+            file, line = plain["place"]
+            placed = tuple(replace(each, line=line) for each in result.results)
+            result = replace(result, file=file, results=placed)
+        return cls(
+            result,
+            plain["expected"],
+            plain["is_new"],
+            tuple(plain["in_file"]),
+            tuple(plain["replaced"]),
+        )
+
+
+def _result_of(document: Mapping[str, Any]) -> CheckResult:
+    """A check from its document."""
+    results = []
+    for each in document["results"]:
+        event, frame = each["first_event"], each["frame"]
+        values = {
+            **each,
+            "first_event": FirstEvent(**event) if event else None,
+            "frame": Frame(**frame) if frame else None,
+        }
+        results.append(KeyResult(**values))
+    rest = {key: value for key, value in document.items() if key not in ("schema", "results")}
+    return CheckResult(results=tuple(results), **rest | {"paths": tuple(rest["paths"])})
+
+
+def _counts(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
+    if not reports:
+        return
+    broken = sum(not each.result.passed and not each.is_expected for each in reports)
+    expected = sum(not each.result.passed and each.is_expected for each in reports)
+    unknown = sum(verdict(each.result) == INCONCLUSIVE for each in reports)
+    parts = [f"{len(reports) - broken - expected - unknown} hold"]
+    parts += [f"{broken} {'change' if config.option.contracts_update else 'broken'}"] * bool(broken)
+    parts += [f"{expected} broken as expected"] * bool(expected)
+    parts += [f"{unknown} could not be checked"] * bool(unknown)
+    yield f"{_number(len(reports), 'contract')}: {', '.join(parts)}"
+
+
+def _unknown_lines(reports: Sequence[_Report]) -> Iterator[str]:
+    tests: dict[tuple[str, str], list[str]] = {}
+    for report in reports:
+        for each in report.result.inconclusive:
+            tests.setdefault((each.key, each.reason), []).append(report.result.name)
+    total = sum(map(len, tests.values()))
+    if total:
+        yield f"{_number(total, 'key')} could not be checked:"
+    for (key, reason), names in tests.items():
+        yield f"  {key}: {reason} ({_listed(names)})"
+
+
+def _replaced_lines(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
+    found = [f"{each.result.name}: {', '.join(each.replaced)}" for each in reports if each.replaced]
+    if found:
+        yield f"{_shown(config, _path(config))} takes the place of limits that tests name:"
+        yield from (f"  {line}" for line in found)
+
+
+def _won_lines(_: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
+    won = [
+        f"  {report.result.name}: {each.key}: {each.won}"
+        for report in reports
+        for each in report.result.results
+        if each.won and report.result.passed
+    ]
+    if won:
+        yield f"{_number(len(won), 'limit')} could be tighter:"
+        yield from won
+        yield '  in a contract file: pytest --contracts-update --contracts-reason "why"'
+
+
+def _update(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
+    """Limits that a file has, those that tests have themselves and that don't hold, and those of
+    tests without any."""
+    from torchtraceap.contracts.update import updated
+    from torchtraceap.core.writing import write_text
+
+    path = _path(config)
+    file = read_contracts(path) if path.exists() else parse_contracts("{}", str(path))
+    changes: list[Change] = []
+    left: list[str] = []
+    for report in reports:
+        if report.is_expected:
+            continue
+        wanted = tuple(
+            each
+            for each in report.result.results
+            if report.is_new or each.key in report.in_file or each.status == FAILED
+        )
+        name = report.result.name
+        device = (file.find(name) or file.base).device
+        limits = Contract.parse({each.key: each.limit for each in wanted}, device=device)
+        update = updated(
+            file,
+            replace(report.result, results=wanted),
+            config.option.contracts_reason,
+            name=name,
+            limits=limits,
+            is_new=report.is_new,
+        )
+        file = update.file
+        changes += update.changes
+        left += [f"{name}: {each}" for each in update.left]
+    shown = _shown(config, path)
+    if changes:
+        write_text(path, file.text)
+        yield f"{_number(len(changes), 'limit')} written to {shown}:"
+        for each in changes:
+            before = "new" if each.before is None else f"before {each.before}"
+            yield f"  {each.name}: {each.key}: {each.after} ({before})"
+    else:
+        yield f"nothing to update in {shown}: every limit is what was measured"
+    if left:
+        yield "not updated:"
+        yield from (f"  {each}" for each in left)
+    if any(getattr(config.option, f"contracts_{name}") for name in ("junit", "sarif", "markdown")):
+        yield "an update writes no report"
+
+
+def _output_lines(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
+    from torchtraceap.contracts.output.several import junit_of, markdown_of, sarif_of
+    from torchtraceap.core.writing import write_text
+
+    option = config.option
+    results = [each.result for each in reports if not each.is_expected]
+    for path, text_of in (
+        (option.contracts_junit, junit_of),
+        (option.contracts_sarif, sarif_of),
+        (option.contracts_markdown, markdown_of),
+    ):
+        if path is not None:
+            write_text(config.invocation_params.dir / path, text_of(results))
+            yield f"wrote {path}"
+    if option.contracts_github:
+        from torchtraceap.contracts.output.annotations import annotation_lines
+
+        for result in results:
+            yield from annotation_lines(result)
+
+
+def _number(value: int, noun: str) -> str:
+    return f"{value} {noun}{'' if value == 1 else 's'}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+    return ", ".join([*names[:_MOST_NAMED], *more])
+
+
+def _shown(config: pytest.Config, path: Path) -> str:
+    here = config.invocation_params.dir
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

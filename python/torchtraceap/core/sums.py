@@ -1,0 +1,100 @@
+"""Sums of integers that stop at the ends of 64 bits, as those of the core do.
+
+A trace may claim any time and size. NumPy's sums wrap without a word: a few durations of seventy
+years would make a negative total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from torchtraceap.core.aliases import Array
+
+__all__ = [
+    "MOST",
+    "added",
+    "by_index",
+    "clamped",
+    "of_groups",
+    "rounded",
+    "running",
+    "total",
+    "totals",
+]
+
+MOST = 2**63 - 1
+_LEAST = -(2**63)
+_LARGEST_FLOAT = 2.0**63 - 1024  # the largest below 2**63
+_HALF = 32
+_LOW = 2**_HALF - 1
+
+
+def total(values: Array) -> int:
+    """The sum of an integer array; masked values are left out."""
+    # Asked in this order, so that NumPy loads its masked arrays only where there are any.
+    if type(values) is not np.ndarray and isinstance(values, np.ma.MaskedArray):
+        values = values.compressed()
+    return int(_stopped(values, np.sum)) if values.size else 0
+
+
+def totals(values: Array, axis: int) -> Array:
+    """Sums along an axis."""
+    return _stopped(values, lambda part: part.sum(axis=axis))
+
+
+def of_groups(values: Array, starts: Array) -> Array:
+    """Sums of consecutive values, as `np.add.reduceat`."""
+    return _stopped(values, lambda part: np.add.reduceat(part, starts))
+
+
+def by_index(index: Array, values: Array, length: int) -> Array:
+    """Sum of the values with each index from 0 to `length`, int64 `[length]`."""
+
+    def add(part: Array) -> Array:
+        sums = np.zeros(length, dtype=np.int64)
+        np.add.at(sums, index, part)
+        return sums
+
+    return _stopped(values.astype(np.int64, copy=False), add)
+
+
+def running(values: Array) -> Array:
+    """Sums of the values up to each."""
+    return _stopped(values, np.cumsum)
+
+
+def added(a: Array, b: Array | int) -> Array:
+    """Element by element, int64."""
+    return _stopped(np.stack(np.broadcast_arrays(a, b)), lambda part: part.sum(axis=0))
+
+
+def rounded(values: Array) -> Array:
+    """Floats as whole numbers, int64; NaN is 0."""
+    inside = np.clip(np.rint(values), -_LARGEST_FLOAT, _LARGEST_FLOAT)
+    whole: Array = np.nan_to_num(inside).astype(np.int64)
+    return whole
+
+
+def clamped(value: int) -> int:
+    """One of Python's integers in 64 bits."""
+    return max(_LEAST, min(value, MOST))
+
+
+def _stopped(values: Array, add: Callable[[Array], Array]) -> Array:
+    """What `add` gives, which sums some of the values in some way; exact if it fits 64 bits."""
+    if values.dtype.kind == "f" or _fits(values):
+        return add(values)
+    low = add(values & _LOW)
+    high = np.asarray(add(values >> _HALF)) + (low >> _HALF)
+    joined = (np.clip(high, -(2**31), 2**31 - 1) << _HALF) | (low & _LOW)
+    result: Array = np.where(high >= 2**31, MOST, np.where(high < -(2**31), _LEAST, joined))
+    return result
+
+
+def _fits(values: Array) -> bool:
+    if not values.size or values.dtype.itemsize < 8 or values.dtype.kind == "u":
+        return True
+    largest = max(int(values.max()), -int(values.min()))
+    return largest * values.size <= MOST

@@ -1,0 +1,453 @@
+"""Tables that speak NumPy, pandas and Arrow. pandas is imported when it is asked for.
+
+Arrow leaves through `__arrow_c_stream__` (a fresh stream at each call, as duckdb needs), which
+polars, DuckDB, pyarrow and pandas read without a copy of the int64 columns and without pyarrow
+here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from io import StringIO
+from itertools import chain, islice
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap import _core
+from torchtraceap.core.aliases import Array, PathLike
+from torchtraceap.core.columns import (
+    Column,
+    TextCodes,
+    csv_quoting,
+    spreadsheet_cell,
+    unique_texts,
+)
+from torchtraceap.core.rendering import Shown
+from torchtraceap.core.writing import replacing, replacing_stream
+from torchtraceap.errors import MissingColumnError, MissingDependencyError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["ColumnTable", "MadeColumn", "stack_ranks", "take_rows"]
+
+MOST_NAMED = 80  # columns in a sentence
+JSON_ROWS = 20_000  # rows encoded at once
+
+MadeColumn = Column | Callable[[], Column]
+"""A column, or what makes it when it is first asked for."""
+
+
+class ColumnTable(Shown):
+    """Columns of equal length by name, and what is to be said beside them: `len` is the number of
+    rows, iteration gives the names of the columns, `print` shows the first rows.
+
+    Names end in their unit: `_ns`, `_bytes`, `_share` (a fraction), `_row` (of the event table).
+
+    Args:
+        columns: By name, in order; a function in place of a column is called when the column is
+            first asked for.
+        shown: The columns that a person reads first; by default all.
+        first: Those of them that a narrow terminal keeps, the most telling first: what identifies a
+            row, then its figures. Others follow in the order of `shown`.
+        facts: Values beside the rows, such as totals; they join the JSON document.
+        notes: Sentences for a person: what the table rests on, what it lacks and why.
+        batches: The same rows as tables of equal columns, which Arrow takes one by one and so
+            without a copy.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, MadeColumn],
+        *,
+        shown: Sequence[str] = (),
+        first: Sequence[str] = (),
+        facts: Mapping[str, Any] | None = None,
+        notes: Sequence[str] = (),
+        batches: Sequence[ColumnTable] = (),
+    ) -> None:
+        self._columns: dict[str, MadeColumn] = dict(columns)
+        self.batches = tuple(batches)
+        self._arrow: _core.ArrowTable | None = None
+        self.shown = tuple(shown) or tuple(self._columns)
+        self.first = tuple(first)
+        self.facts = dict(facts or {})
+        self.notes = tuple(notes)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self._columns)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.column(next(iter(self._columns)))) if self._columns else 0
+
+    def __getitem__(self, name: str) -> Array:
+        column = self.column(name)
+        return column.to_numpy() if isinstance(column, TextCodes) else column
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return self.num_rows
+
+    def __bool__(self) -> bool:
+        """Always: a table without rows still says why."""
+        return True
+
+    def keys(self) -> tuple[str, ...]:
+        """The names of the columns, so that `dict(table)` has them by name."""
+        return self.columns
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rows={self.num_rows}, columns={list(self._columns)})"
+
+    def column(self, name: str) -> Column:
+        """A column as it is kept; `table[name]` gives an array of values.
+
+        Raises:
+            MissingColumnError: There is no such column.
+        """
+        if name not in self._columns:
+            there = ", ".join(islice(self._columns, MOST_NAMED)) or "none"
+            raise MissingColumnError(f"no column {name!r} in this table; there are: {there}")
+        column = self._columns[name]
+        if not isinstance(column, (np.ndarray, TextCodes)):
+            column = self._columns[name] = column()
+        return column
+
+    def take(self, rows: Array | slice) -> ColumnTable:
+        """The same table with some rows, in the given order."""
+        return ColumnTable(
+            {name: self._take_column(name, rows) for name in self._columns},
+            shown=self.shown,
+            first=self.first,
+            facts=self.facts,
+            notes=self.notes,
+        )
+
+    def select(self, names: Sequence[str]) -> ColumnTable:
+        """The same rows with some columns, in the given order, all of them shown.
+
+        Raises:
+            MissingColumnError: There is no such column.
+        """
+        columns: dict[str, MadeColumn] = {
+            name: self._columns[name] if name in self._columns else self.column(name)
+            for name in names
+        }
+        return ColumnTable(columns, first=names, facts=self.facts, notes=self.notes)
+
+    def sort(self, name: str, *, descending: bool | None = None) -> ColumnTable:
+        """The same table with its rows in the order of a column, absent values last; rows that are
+        equal in it keep their order.
+
+        Args:
+            name: The column.
+            descending: By default numbers fall and texts rise.
+
+        Raises:
+            MissingColumnError: There is no such column.
+        """
+        column = self.column(name)
+        if isinstance(column, np.ndarray):
+            values, absent = np.ma.getdata(column), np.ma.getmaskarray(column)
+            absent = absent | np.isnan(values) if values.dtype.kind == "f" else absent
+        else:
+            _, places = np.unique([*column.texts, ""], return_inverse=True)
+            values, absent = places[column.codes], column.codes < 0
+        falls = isinstance(column, np.ndarray) if descending is None else descending
+        present = np.flatnonzero(~absent)
+        if falls:  # from behind, so that equal rows keep their order
+            order = present[::-1][np.argsort(values[present[::-1]], kind="stable")][::-1]
+        else:
+            order = present[np.argsort(values[present], kind="stable")]
+        return self.take(np.concatenate([order, np.flatnonzero(absent)]))
+
+    def _take_column(self, name: str, rows: Array | slice) -> MadeColumn:
+        column = self._columns[name]
+        if isinstance(column, TextCodes):
+            return column.take(rows)
+        if isinstance(column, np.ndarray):
+            return column[rows]
+        return lambda: take_rows(self.column(name), rows)
+
+    def to_list(self, name: str) -> list[Any]:
+        """A column as plain values; None where absent."""
+        column = self.column(name)
+        if isinstance(column, TextCodes):
+            return column.to_list()
+        plain: list[Any] = column.tolist()
+        if column.dtype.kind == "f":
+            return [None if v is None or v != v or v in _INFINITE else v for v in plain]
+        return plain
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Plain values, row by row."""
+        return zip(*(self.to_list(name) for name in self._columns), strict=True)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One dictionary per row."""
+        return [dict(zip(self._columns, row, strict=True)) for row in self.rows()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document `torchtraceap.table/1`; facts and notes stand beside the rows."""
+        return {
+            "schema": "torchtraceap.table/1",
+            "columns": list(self._columns),
+            "rows": [list(row) for row in self.rows()],
+            **self.facts,
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        text = StringIO()
+        self.write_json(text)
+        return text.getvalue()
+
+    def write_json(self, stream: IO[str]) -> None:
+        """Writes `to_dict()` as JSON, some rows at a time: the whole of millions never lies in
+        memory."""
+        stream.write(_json({"schema": "torchtraceap.table/1", "columns": self.columns})[:-1])
+        stream.write(',"rows":[')
+        for start in range(0, self.num_rows, JSON_ROWS):
+            rows = _json(list(self.take(slice(start, start + JSON_ROWS)).rows()))[1:-1]
+            stream.write(f",{rows}" if start else rows)
+        stream.write("]," + _json({**self.facts, "notes": self.notes})[1:])
+
+    def to_csv(self, path: PathLike, *, spreadsheet: bool = False) -> None:
+        """Writes the rows as CSV, UTF-8; absent values are empty.
+
+        Args:
+            path: Where to.
+            spreadsheet: For people who open it in a spreadsheet: an apostrophe stands before text
+                (also of headings) that would be taken for a formula. Else text is exact.
+
+        Raises:
+            OutputError: The file can't be written.
+        """
+        table = self._for_spreadsheets() if spreadsheet else self
+        frame = table.to_pandas()
+        columns = [column for name in table if isinstance(column := table.column(name), TextCodes)]
+        quoting = csv_quoting(chain(table, *(column.texts for column in columns)))
+        with replacing(path) as staged:
+            frame.to_csv(
+                staged, index=False, lineterminator="\n", errors="replace", quoting=quoting
+            )
+
+    def _for_spreadsheets(self) -> ColumnTable:
+        columns: dict[str, MadeColumn] = {}
+        for name in self._columns:
+            column = self.column(name)
+            if isinstance(column, TextCodes):
+                column = TextCodes(column.codes, [spreadsheet_cell(t) for t in column.texts])
+            columns[spreadsheet_cell(name)] = column
+        return ColumnTable(columns)
+
+    def to_parquet(self, path: PathLike) -> None:
+        """Writes the rows as Parquet.
+
+        Raises:
+            MissingDependencyError: pyarrow is not installed.
+            OutputError: The file can't be written.
+        """
+        try:
+            import pyarrow as pa
+            from pyarrow import parquet
+        except ImportError:
+            raise MissingDependencyError(
+                "Parquet needs pyarrow: pip install 'torchtraceap[arrow]'"
+            ) from None
+        rows = pa.table(self)
+        with replacing_stream(path) as stream:
+            parquet.write_table(rows, stream)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A DataFrame; text columns are categorical, integers that may be absent nullable."""
+        import pandas as pd
+
+        return pd.DataFrame({name: _pandas_column(self.column(name)) for name in self._columns})
+
+    def _arrow_table(self) -> _core.ArrowTable:
+        if self._arrow is None:
+            self._arrow = _core.arrow_batches(
+                [
+                    [_arrow_column(name, batch.column(name)) for name in batch]
+                    for batch in self.batches or (self,)
+                ]
+            )
+        return self._arrow
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> Any:
+        """A fresh `arrow_array_stream` capsule; the requested schema is ignored, as it may be."""
+        return self._arrow_table().stream()
+
+    def __arrow_c_schema__(self) -> Any:
+        return self._arrow_table().schema()
+
+
+_INFINITE = (float("inf"), float("-inf"))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _pandas_column(column: Column) -> Any:
+    import pandas as pd
+
+    if isinstance(column, TextCodes):
+        return unique_texts(_few_texts(column)).to_pandas()
+    if not isinstance(column, np.ma.MaskedArray):
+        return column
+    mask = np.ma.getmaskarray(column)
+    if column.dtype.kind in "iu":
+        return pd.arrays.IntegerArray(column.data.copy(), mask.copy())
+    return np.where(mask, np.nan, column.data)
+
+
+def _arrow_column(
+    name: str, column: Column
+) -> tuple[str, Array, list[str] | None, npt.NDArray[np.bool_] | None]:
+    """What `_core.arrow_batches` takes: name, values, texts, where there is a value."""
+    if isinstance(column, TextCodes):
+        column = _few_texts(column)
+        codes, texts = column.codes, list(column.texts) or [""]
+        absent = codes < 0
+        return (
+            (name, np.where(absent, 0, codes), texts, ~absent)
+            if absent.any()
+            else (name, codes, texts, None)
+        )
+    values, absent = np.ma.getdata(column), np.ma.getmaskarray(column)
+    if values.dtype.kind == "f":
+        values = values.astype(np.float64, copy=False)
+        absent = absent | np.isnan(values)
+    elif values.dtype.kind == "b":
+        values = values.astype(np.uint8)
+    return name, values, None, ~absent if absent.any() else None
+
+
+def take_rows(column: Column, rows: Array | slice) -> Column:
+    return column.take(rows) if isinstance(column, TextCodes) else column[rows]
+
+
+def _few_texts(column: TextCodes) -> TextCodes:
+    """Plain texts, not many more than rows."""
+    plain = TextCodes(column.codes, column.texts)
+    return plain.compact() if len(plain.texts) > len(plain.codes) else plain
+
+
+def stack_ranks(
+    parts: Sequence[tuple[int | None, ColumnTable]], *, uniform: bool = False
+) -> ColumnTable:
+    """Tables under each other, with a first column `rank`; what a rank's table lacks is absent.
+
+    Facts become lists by rank under their names. Notes that all ranks share are said once, others
+    name their rank.
+
+    Args:
+        parts: Rank and table.
+        uniform: The tables have equal columns of equal types. Then nothing is joined before it is
+            asked for, and Arrow takes table by table.
+    """
+    tables = [table for _, table in parts]
+    columns: dict[str, MadeColumn] = {
+        "rank": _concatenate([_rank_column(rank, table.num_rows) for rank, table in parts])
+    }
+    for name in _names_of(table.columns for table in tables):
+        join = partial(_join, tables, name)
+        columns[name] = join if uniform else join()
+    return ColumnTable(
+        columns,
+        batches=[_with_rank(rank, table) for rank, table in parts] if uniform else (),
+        shown=("rank", *max(tables, key=lambda table: table.num_rows > 0).shown),
+        first=_first_of_ranks(max(tables, key=lambda table: table.num_rows > 0)),
+        facts={
+            name: [table.facts.get(name) for table in tables]
+            for name in _names_of(table.facts for table in tables)
+        },
+        notes=_stack_notes(parts),
+    )
+
+
+def _first_of_ranks(table: ColumnTable) -> tuple[str, ...]:
+    """The rank behind what identifies a row within it."""
+    key, *others = table.first or table.shown
+    return (key, "rank", *others)
+
+
+def _rank_column(rank: int | None, rows: int) -> Array:
+    return np.ma.array(np.full(rows, rank or 0, dtype=np.int64), mask=np.full(rows, rank is None))
+
+
+def _with_rank(rank: int | None, table: ColumnTable) -> ColumnTable:
+    columns = {name: partial(table.column, name) for name in table}
+    return ColumnTable({"rank": _rank_column(rank, table.num_rows), **columns})
+
+
+def _join(tables: Sequence[ColumnTable], name: str) -> Column:
+    return _concatenate(_present_or_absent(tables, name))
+
+
+def _names_of(groups: Iterable[Iterable[str]]) -> list[str]:
+    """Each name once, in order of first use."""
+    return list(dict.fromkeys(name for group in groups for name in group))
+
+
+def _present_or_absent(tables: Sequence[ColumnTable], name: str) -> list[Column]:
+    """The column of each table; nothing but absent values where a table lacks it."""
+    example = next(table.column(name) for table in tables if name in table)
+    return [
+        table.column(name) if name in table else _absent_like(example, table.num_rows)
+        for table in tables
+    ]
+
+
+def _absent_like(column: Column, rows: int) -> Column:
+    if isinstance(column, TextCodes):
+        return type(column)(np.full(rows, -1, dtype=np.int32), [])
+    if column.dtype.kind == "f":
+        return np.full(rows, np.nan)
+    return np.ma.array(np.zeros(rows, dtype=column.dtype), mask=True)
+
+
+def _stack_notes(parts: Sequence[tuple[int | None, ColumnTable]]) -> list[str]:
+    said_by: dict[str, list[int | None]] = {}
+    for rank, table in parts:
+        for note in table.notes:
+            said_by.setdefault(note, []).append(rank)
+    shared = [note for note, ranks in said_by.items() if len(ranks) == len(parts)]
+    own = [(note, ranks) for note, ranks in said_by.items() if len(ranks) < len(parts)]
+    return [*shared, *(f"rank {', '.join(map(str, ranks))}: {note}" for note, ranks in own)]
+
+
+def _concatenate(columns: Sequence[Column]) -> Column:
+    texts = [column for column in columns if isinstance(column, TextCodes)]
+    if texts:
+        return _concatenate_texts(texts)
+    arrays = [column for column in columns if not isinstance(column, TextCodes)]
+    if not any(isinstance(array, np.ma.MaskedArray) for array in arrays):
+        return np.concatenate(arrays)
+    masks = np.concatenate([np.ma.getmaskarray(array) for array in arrays])
+    return np.ma.array(np.concatenate([np.ma.getdata(array) for array in arrays]), mask=masks)
+
+
+def _concatenate_texts(columns: Sequence[TextCodes]) -> TextCodes:
+    """Each text once, and only those in use."""
+    distinct: dict[str, int] = {}
+    parts = []
+    for column in map(TextCodes.compact, columns):
+        joined = [distinct.setdefault(text, len(distinct)) for text in column.texts]
+        parts.append(np.array([*joined, -1], dtype=np.int32)[column.codes])
+    return type(columns[0])(np.concatenate(parts), list(distinct))

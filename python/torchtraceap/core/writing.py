@@ -1,0 +1,390 @@
+"""Files that appear whole: the one way in which this package writes to a path that it was given.
+
+A file grows in a hidden folder beside its target, under the target's own name, and takes the
+target's place when it is complete and on the disk. A full disk, an exception or a killed process
+leaves what was there before; what a killed process leaves is called
+`.torchtraceap-XXXXXXXX.partial`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from torchtraceap import _core
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.errors import OptionError, OutputError, TraceError
+
+__all__ = [
+    "check_target",
+    "claim_folder",
+    "first_free",
+    "naming",
+    "replacing",
+    "replacing_stream",
+    "staging",
+    "standard_output_error",
+    "write_files",
+    "write_paths",
+    "write_text",
+]
+
+_PREFIX, _SUFFIX = ".torchtraceap-", ".partial"
+_STANDARD_OUTPUT = "-"
+_DESCRIPTORS = re.compile(r"/proc/(\d+)(?:/task/\d+)?/fd")
+_MOST_LINKS = 40  # as many as Linux follows
+
+
+def check_target(path: PathLike, inputs: Iterable[PathLike] = ()) -> None:
+    """Says before the work begins what would keep a file from being written.
+
+    Args:
+        path: Where a file is to be written; `-` is standard output.
+        inputs: Files that are read: the target may be none of them, under whatever name.
+
+    Raises:
+        OptionError: It is one of the files that are read.
+        OutputError: It is a folder, its folder does not exist, or there is no permission.
+    """
+    with naming(path):
+        _refuse_inputs(path, inputs)
+        _check_place(path, _resolve(path))
+
+
+def _check_place(path: PathLike, target: Path | int) -> None:
+    if isinstance(target, int):
+        return
+    found = _stat(target)
+    if os.fspath(path).endswith(os.sep) or (found is not None and stat.S_ISDIR(found.st_mode)):
+        raise OutputError(f"{path}: is a folder, a file name is needed")
+    if not target.parent.is_dir():
+        raise OutputError(f"{path}: can't be written: the folder {target.parent} does not exist")
+    if found is not None and not os.access(target, os.W_OK):
+        raise OutputError(f"{path}: can't be written: no permission")
+    if _is_replaced(found) and not os.access(target.parent, os.W_OK | os.X_OK):
+        raise OutputError(
+            f"{path}: can't be written: no permission in {target.parent}, where a file grows "
+            "before it takes its place"
+        )
+
+
+@contextlib.contextmanager
+def replacing(path: PathLike, *, inputs: Iterable[PathLike] = ()) -> Iterator[Path]:
+    """A path to write to, whose file takes the place of `path` if the block ends well.
+
+    Behind a symbolic link the file that it points to is replaced; permissions are those of the
+    file that was there, else what the umask leaves. What is no file (a pipe, a device, an open
+    descriptor such as `/dev/stdout`, and `-` for standard output) gets the bytes at the end.
+
+    Args:
+        path: Where the file is to be.
+        inputs: Files that are read; none of them may be the target.
+
+    Yields:
+        A path with the name of the target.
+
+    Raises:
+        OptionError: It is one of the files that are read.
+        OutputError: See `check_target`; or writing failed, and `path` is as it was.
+    """
+    check_target(path, inputs)
+    target = _resolve(path)
+    found = None if isinstance(target, int) else _stat(target)
+    beside = target.parent if isinstance(target, Path) and _is_replaced(found) else None
+    name = target.name if isinstance(target, Path) else Path(path).name
+    with naming(path), staging(beside) as folder:
+        staged = folder / name
+        with naming(path, staged):
+            yield staged
+        _settle(staged, target)
+
+
+@contextlib.contextmanager
+def replacing_stream(path: PathLike, *, inputs: Iterable[PathLike] = ()) -> Iterator[BinaryIO]:
+    """`replacing` for what writes to an open binary file."""
+    with replacing(path, inputs=inputs) as staged, staged.open("xb") as stream:
+        yield stream
+
+
+def write_text(path: PathLike, text: str, *, inputs: Iterable[PathLike] = ()) -> None:
+    """Writes a text as UTF-8; see `replacing`."""
+    with replacing_stream(path, inputs=inputs) as stream:
+        stream.write(text.encode("utf-8", errors="replace"))
+
+
+def claim_folder(folder: Path, place: Path, settings: str, others: str) -> None:
+    """Makes a folder one of these settings, or finds that it is one: work in it can go on.
+
+    Args:
+        folder: New, empty, or claimed before.
+        place: Of the file in it that states the settings.
+        settings: What the file says.
+        others: What is said of a folder that was claimed with other settings.
+
+    Raises:
+        OptionError: It was, or something else is in it.
+        OutputError: It can't be written.
+    """
+    if place.exists():
+        if place.read_text("utf-8") != settings:
+            raise OptionError(f"{folder}: {others}")
+        return
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OptionError(f"{folder}: a new or empty folder is needed")
+    with naming(folder):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    write_text(place, settings)
+
+
+def write_files(
+    folder: PathLike,
+    files: Iterable[tuple[str, Callable[[BinaryIO], object]]],
+    *,
+    inputs: Iterable[PathLike] = (),
+) -> list[Path]:
+    """`write_paths` for what writes to an open binary file."""
+
+    def opening(write: Callable[[BinaryIO], object], staged: Path) -> None:
+        with staged.open("xb") as stream:
+            write(stream)
+
+    return write_paths(folder, ((n, partial(opening, write)) for n, write in files), inputs=inputs)
+
+
+def write_paths(
+    folder: PathLike,
+    files: Iterable[tuple[str, Callable[[Path], object]]],
+    *,
+    inputs: Iterable[PathLike] = (),
+) -> list[Path]:
+    """Writes several files, which take their places when all of them are complete.
+
+    An error leaves every file of before. A process that is killed while they take their places
+    leaves some old and some new ones, each whole.
+
+    Args:
+        folder: Where the files are to be; it is made if there is none.
+        files: The path of each inside the folder, and what writes it to a path of that name.
+        inputs: Files that are read; none of them may be replaced.
+
+    Returns:
+        The files, in order.
+
+    Raises:
+        OptionError: One of them is a file that is read.
+        OutputError: As `replacing`.
+    """
+    target, inputs = Path(folder), list(inputs)
+    with contextlib.ExitStack() as open_until_done:
+        open_until_done.enter_context(naming(folder))
+        open_until_done.enter_context(_made(target))
+        grown = open_until_done.enter_context(staging(target))
+        places = []
+        for name, write in files:
+            place, staged = target / name, grown / name
+            open_until_done.enter_context(_made(place.parent))
+            check_target(place, inputs)
+            staged.parent.mkdir(parents=True, exist_ok=True)
+            with naming(place, staged):
+                write(staged)
+            places.append((staged, place))
+        for staged, place in places:
+            with naming(place):
+                _settle(staged, _resolve(place))
+    return [place for _, place in places]
+
+
+@contextlib.contextmanager
+def staging(folder: PathLike | None) -> Iterator[Path]:
+    """A hidden folder inside `folder` (else in the system's for temporary files), gone at the end.
+
+    Raises:
+        OutputError: It can't be made.
+    """
+    # Here, as what only shows something writes nothing, and should start fast.
+    import shutil
+    import tempfile
+
+    with naming(folder or tempfile.gettempdir()):
+        staged = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=folder))
+    _core.keep_scratch(staged)
+    try:
+        yield staged
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+        _core.drop_scratch(staged)
+
+
+def first_free(staged: Path, places: Iterable[Path]) -> Path:
+    """Puts a complete file in the first place that is free; no two processes take the same.
+
+    Raises:
+        OutputError: It can't be put there.
+    """
+    with naming(staged):
+        _to_disk(staged, os.O_RDWR)
+    for place in places:
+        with naming(place):
+            try:
+                # An empty file keeps the name until the complete one replaces it.
+                place.open("xb").close()
+            except FileExistsError:
+                continue
+            try:
+                _settle(staged, place)
+            except BaseException:
+                place.unlink(missing_ok=True)
+                raise
+        return place
+    raise OutputError(f"{staged.name}: no name is free")
+
+
+@contextlib.contextmanager
+def naming(path: PathLike, staged: Path | None = None) -> Iterator[None]:
+    """Errors of writing name the target, never the place where its file grows.
+
+    Args:
+        path: What is being written.
+        staged: Where it grows: the core's messages begin with it.
+
+    Raises:
+        OutputError: For an `OSError` in the block; a pipe without a reader passes as it is.
+    """
+    try:
+        yield
+    except (OutputError, BrokenPipeError):
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(f"{path}: can't be written: {reason}") from error
+    except TraceError as error:
+        if staged is None or str(staged) not in str(error):
+            raise
+        raise OutputError(str(error).replace(str(staged), str(path))) from error
+
+
+def standard_output_error(error: OSError) -> OutputError:
+    """What to say when standard output takes no more."""
+    return OutputError(f"standard output: can't be written: {error.strerror or error}")
+
+
+# ------------------------------------------------------------------------------ targets
+
+
+def _resolve(path: PathLike) -> Path | int:
+    """The file behind every symbolic link, or the number of an open descriptor of ours."""
+    if os.fspath(path) == _STANDARD_OUTPUT:
+        return 1
+    place = Path(os.path.abspath(path))
+    for _ in range(_MOST_LINKS):
+        # The links under /proc lead to what is open, not to a path: they end the walk.
+        parent = os.path.realpath(place.parent)
+        if found := _DESCRIPTORS.fullmatch(parent):
+            if int(found[1]) == os.getpid() and place.name.isdecimal():
+                return int(place.name)
+            return place
+        place = Path(parent) / place.name
+        if not place.is_symlink():
+            return place
+        place = Path(parent, os.readlink(place))
+    raise OutputError(f"{path}: {os.strerror(errno.ELOOP)}")
+
+
+def _stat(path: PathLike) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
+
+
+def _is_replaced(found: os.stat_result | None) -> bool:
+    """Whether a file that is there, or none, gives way to a new one; other things are written."""
+    return found is None or stat.S_ISREG(found.st_mode)
+
+
+def _refuse_inputs(path: PathLike, inputs: Iterable[PathLike]) -> None:
+    target = _stat(path)
+    if target is None:
+        return
+    for given in inputs:
+        found = _stat(given)
+        if found is not None and os.path.samestat(target, found):
+            raise OptionError(
+                f"{path}: this file was read, as {given}; input and output must not be the same "
+                "file"
+            )
+
+
+# ------------------------------------------------------------------------------ putting in place
+
+
+def _settle(staged: Path, target: Path | int) -> None:
+    """Brings a complete file to its target."""
+    if isinstance(target, int):
+        sys.stdout.flush()
+        with os.fdopen(os.dup(target), "wb") as stream:
+            _copy(staged, stream)
+        return
+    found = _stat(target)
+    if not _is_replaced(found):
+        with target.open("wb") as stream:
+            _copy(staged, stream)
+        return
+    if found is not None:
+        _take_after(staged, found)
+    _to_disk(staged, os.O_RDWR)
+    os.replace(staged, target)
+    with contextlib.suppress(OSError):  # the file is whole; some file systems sync no folders
+        _to_disk(target.parent, os.O_RDONLY)
+
+
+def _copy(staged: Path, stream: BinaryIO) -> None:
+    from shutil import copyfileobj
+
+    with staged.open("rb") as source:
+        copyfileobj(source, stream)
+
+
+def _take_after(staged: Path, found: os.stat_result) -> None:
+    """Permissions, and the owner where we may set it, of the file that is replaced."""
+    with contextlib.suppress(OSError):
+        if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
+            os.chown(staged, found.st_uid, found.st_gid)
+    os.chmod(staged, stat.S_IMODE(found.st_mode))
+
+
+def _to_disk(path: Path, mode: int) -> None:
+    """A name that outlives a crash may not point to bytes that don't."""
+    descriptor = os.open(path, mode)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Makes a folder with those above it, and takes away again after an error what it made."""
+    missing = []
+    place = folder
+    while not place.is_dir() and place != place.parent:
+        if place.exists():
+            raise OutputError(f"{place}: is a file, a folder is needed")
+        missing.append(place)
+        place = place.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for made in missing:
+                made.rmdir()
+        raise

@@ -1,0 +1,150 @@
+"""`DataSet`: the folder of a data set, read a trace at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from torchtraceap import _core
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.datasets.arrow import FORMAT, arrow, file_of, opened, read_rows
+from torchtraceap.datasets.encoding import decoded, label_of
+from torchtraceap.errors import MissingFileError, OptionError, SchemaError
+from torchtraceap.trace.ranks import RankTrace
+
+__all__ = ["ABOUT", "DataSet", "is_dataset"]
+
+ABOUT = "dataset.json"
+"""The file that makes a folder a data set."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A trace of a data set."""
+
+    shard: str
+    place: int
+    """The row group of it in the files of its shard."""
+    row: dict[str, Any]
+    """Of the table `traces`."""
+
+
+def is_dataset(folder: PathLike) -> bool:
+    """Whether a data set was begun there."""
+    return (Path(folder) / ABOUT).is_file()
+
+
+class DataSet:
+    """Traces and their labels; docs/datasets.md has the columns of the tables.
+
+    Args:
+        folder: Of the data set.
+
+    Raises:
+        MissingFileError: There is no such folder.
+        MissingDependencyError: pyarrow is not installed.
+        SchemaError: It is no data set, or one of another version.
+    """
+
+    def __init__(self, folder: PathLike) -> None:
+        self.path = Path(folder)
+        arrow()
+        if not self.path.is_dir():
+            raise MissingFileError(f"{self.path}: no such folder")
+        if not is_dataset(self.path):
+            raise SchemaError(f"{self.path}: is no data set, there is no {ABOUT} in it")
+        self.about = self._about()
+        self._names = lru_cache(maxsize=4)(self._names_of)
+
+    def _about(self) -> dict[str, Any]:
+        place = self.path / ABOUT
+        try:
+            about = json.loads(place.read_text("utf-8"))
+            version = about["format"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise SchemaError(f"{place}: can't be read ({error})") from None
+        if version != FORMAT:
+            raise SchemaError(f"{self.path}: is a data set of version {version}, not {FORMAT}")
+        found: dict[str, Any] = about
+        return found
+
+    @property
+    def shards(self) -> list[str]:
+        """Names of the files of each table, in order."""
+        return sorted(path.stem for path in (self.path / "traces").glob("*.parquet"))
+
+    @cached_property
+    def entries(self) -> dict[str, Entry]:
+        """The traces by id, in order."""
+        found: dict[str, Entry] = {}
+        for shard in self.shards:
+            rows = read_rows(file_of(self.path, "traces", shard), "traces").to_pylist()
+            for place, row in enumerate(rows):
+                if row["id"] in found:
+                    raise SchemaError(f"{self.path}: two traces have the id {row['id']}")
+                found[row["id"]] = Entry(shard, place, row)
+        return dict(sorted(found.items()))
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def labels(self) -> list[dict[str, Any]]:
+        """What is known of each trace, in the form of `labels.jsonl` (docs/generation.md)."""
+        return [label_of(entry.row) for entry in self.entries.values()]
+
+    def entry(self, trace: str) -> Entry:
+        """A trace by its id.
+
+        Raises:
+            OptionError: There is none of that id.
+        """
+        try:
+            return self.entries[trace]
+        except KeyError:
+            some = ", ".join(list(self.entries)[:4])
+            raise OptionError(
+                f"{self.path}: has no trace {trace!r}; there are {len(self)}: {some}, ..."
+            ) from None
+
+    def table(self, trace: str) -> _core.EventTable:
+        """The event table of a trace, with all that its file had.
+
+        Raises:
+            OptionError: There is none of that id.
+            SchemaError: A file of it can't be read.
+        """
+        entry = self.entry(trace)
+        gpu, host = (self._group(table, entry) for table in ("gpu_events", "host_events"))
+        return decoded(entry.row, gpu, host, self._names(entry.shard), f"{self.path}:{trace}")
+
+    def rank(self, trace: str) -> RankTrace:
+        """A trace, to be analysed."""
+        return RankTrace(self.table(trace), self.entry(trace).row["rank"])
+
+    def windows(self, trace: str) -> Any:
+        """Its rows of `windows`, an Arrow table."""
+        return self._group("windows", self.entry(trace))
+
+    def _group(self, table: str, entry: Entry) -> Any:
+        pa, _ = arrow()
+        path = file_of(self.path, table, entry.shard)
+        with opened(path, table) as file:
+            if entry.place >= file.num_row_groups:
+                raise SchemaError(f"{path}: has {file.num_row_groups} traces, not as in `traces`")
+            try:
+                return file.read_row_group(entry.place)
+            except (pa.ArrowException, OSError) as error:
+                raise SchemaError(f"{path}: can't be read: {error}") from None
+
+    _names: Callable[[str], dict[int, str]]
+
+    def _names_of(self, shard: str) -> dict[int, str]:
+        rows = read_rows(file_of(self.path, "names", shard), "names", ("hash", "name"))
+        return dict(zip(*(rows.column(name).to_pylist() for name in ("hash", "name")), strict=True))

@@ -1,0 +1,1 @@
+"""Rules and scorers become one diagnosis: findings, verdicts, what leads."""

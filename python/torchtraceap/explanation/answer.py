@@ -1,0 +1,214 @@
+"""What a language model has to answer of a pack: its schema, and reading it strictly.
+
+An answer is text that anybody may have written. It is bounded in size and nesting before it is
+parsed, and everything that is wrong with it is one `AnswerError`, which a repair turn can tell.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+from torchtraceap.errors import MissingDependencyError
+from torchtraceap.explanation.language_model import AnswerError
+from torchtraceap.explanation.pack import Pack
+from torchtraceap.explanation.verdict import Cited, Verdict
+
+try:
+    from pydantic import (
+        BaseModel,
+        ConfigDict,
+        Field,
+        ValidationError,
+        ValidationInfo,
+        field_validator,
+    )
+except ImportError as error:
+    raise MissingDependencyError(
+        "answers of a language model need pydantic: pip install 'torchtraceap[llm]'"
+    ) from error
+
+__all__ = ["VerdictAnswer", "json_schema", "read_answer", "to_verdict"]
+
+_MOST_LETTERS = 1 << 16
+_DEEPEST = 16
+"""Brackets within brackets; an answer needs three."""
+_MOST_STARTS = 32
+"""Places at which an object may begin, of those that are tried."""
+_MOST_WORDS = 60
+_MOST_PROBLEMS = 6
+_FENCED = re.compile(r"```[A-Za-z]*\s(.*?)```", re.DOTALL)
+_KEPT = frozenset(
+    ["additionalProperties", "anyOf", "enum", "items", "properties", "required", "type"]
+)
+"""Keywords that every server knows which takes a schema strictly; bounds are checked here."""
+
+_Name = Annotated[str, Field(max_length=64)]
+_Prose = Annotated[str, Field(max_length=800)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class EvidenceItem(_Strict):
+    """One thing that an answer stands on."""
+
+    row: _Name | None
+    metric: Annotated[str, Field(max_length=160)] | None
+    value: Annotated[float, Field(allow_inf_nan=False)] | None
+    why: Annotated[str, Field(max_length=400)]
+
+
+class VerdictAnswer(_Strict):
+    """An answer, with the types of one pack: see `json_schema`."""
+
+    verdict: Literal["anti_pattern", "benign", "misclassified", "insufficient_evidence"]
+    labels: Annotated[list[_Name], Field(max_length=8)]
+    primary: _Name
+    confidence: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+    evidence: Annotated[list[EvidenceItem], Field(max_length=12)]
+    what: _Prose
+    why: _Prose
+    fix: _Name
+    suggested_window: Literal["50", "100", "200", "keep"]
+
+    @field_validator("what", "why")
+    @classmethod
+    def _is_short(cls, text: str) -> str:
+        if len(text.split()) > _MOST_WORDS:
+            raise ValueError(f"more than {_MOST_WORDS} words")
+        return text
+
+    @field_validator("labels", "primary", "fix")
+    @classmethod
+    def _is_allowed(cls, value: list[str] | str, info: ValidationInfo) -> list[str] | str:
+        allowed = (*(info.context or {}).get("allowed", ()), "none")
+        for name in [value] if isinstance(value, str) else value:
+            if name not in allowed:
+                raise ValueError("not one of the types that are allowed")
+        return value
+
+
+def json_schema(pack: Pack) -> dict[str, Any]:
+    """The schema of an answer about a pack, in the subset that strict servers take.
+
+    Every property is required, none may join, and types are listed. Lengths and ranges are not
+    said, as not every server knows their keywords: `read_answer` checks them.
+    """
+    schema = VerdictAnswer.model_json_schema()
+    found: dict[str, Any] = _strict(schema, schema.get("$defs", {}))
+    types = [*pack.allowed, "none"]
+    for place in (found["properties"]["labels"]["items"], *_named(found, "primary", "fix")):
+        place["enum"] = types
+    return found
+
+
+def _named(schema: Mapping[str, Any], *names: str) -> Iterator[dict[str, Any]]:
+    return (schema["properties"][name] for name in names)
+
+
+def _strict(node: Any, definitions: Mapping[str, Any]) -> Any:
+    """A schema with references filled in and without keywords that not every server knows."""
+    if isinstance(node, list):
+        return [_strict(each, definitions) for each in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return _strict(definitions[node["$ref"].rpartition("/")[2]], definitions)
+    kept = {key: _strict(value, definitions) for key, value in node.items() if key in _KEPT}
+    if "properties" in node:
+        inner = {name: _strict(each, definitions) for name, each in node["properties"].items()}
+        kept |= {"properties": inner, "required": list(inner), "additionalProperties": False}
+    return kept
+
+
+def read_answer(text: str, pack: Pack) -> VerdictAnswer:
+    """The answer in a text, which may stand in a fence or between prose.
+
+    Raises:
+        AnswerError: There is none that holds to the schema.
+    """
+    if len(text) > _MOST_LETTERS:
+        raise AnswerError(f"The answer has more than {_MOST_LETTERS} characters.")
+    found = _object_in(text)
+    try:
+        return VerdictAnswer.model_validate(found, context={"allowed": pack.allowed})
+    except ValidationError as error:
+        found_wrong = error.errors(include_url=False, include_context=False, include_input=False)
+        problems = [_problem(each) for each in found_wrong[:_MOST_PROBLEMS]]
+        raise AnswerError(f"The answer does not fit the schema: {'; '.join(problems)}.") from None
+
+
+def to_verdict(answer: VerdictAnswer) -> Verdict:
+    """The same without "none" among the labels, and with a number of windows."""
+    window = answer.suggested_window
+    return Verdict(
+        verdict=answer.verdict,
+        labels=tuple(dict.fromkeys(name for name in answer.labels if name != "none")),
+        primary=answer.primary,
+        confidence=answer.confidence,
+        evidence=tuple(Cited(e.row, e.metric, e.value, e.why) for e in answer.evidence),
+        what=answer.what,
+        why=answer.why,
+        fix=answer.fix,
+        suggested_windows=None if window == "keep" else int(window),
+    )
+
+
+def _problem(error: Any) -> str:
+    """Where it is and what; without the value, and places as ASCII."""
+    place = ".".join(ascii(part)[:64].strip("'") for part in error["loc"])
+    return f"{place or 'the whole'}: {error['msg']}"
+
+
+def _object_in(text: str) -> dict[str, Any]:
+    """The first object with a verdict; those in fences come first."""
+    objects = (each for part in (*_FENCED.findall(text), text) for each in _objects(part))
+    found = next((each for each in objects if "verdict" in each), None)
+    if found is None:
+        raise AnswerError('The answer holds no complete JSON object with a "verdict".')
+    return found
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """Objects that stand in a text side by side."""
+    decoder = json.JSONDecoder(strict=False, parse_constant=_refuse)
+    place = text.find("{")
+    for _ in range(_MOST_STARTS):
+        if place < 0:
+            return
+        if _is_deep(text, place):
+            raise AnswerError(f"The answer nests deeper than {_DEEPEST} levels.")
+        try:
+            found, end = decoder.raw_decode(text, place)
+        except ValueError:  # also of a number with too many digits
+            end = place + 1
+        else:
+            yield found
+        place = text.find("{", end)
+
+
+def _is_deep(text: str, start: int) -> bool:
+    """Whether brackets that open at a place nest too deep before the first of them closes."""
+    depth, inside, escaped = 0, False, False
+    for letter in islice(text, start, None):
+        if inside:
+            inside = escaped or letter != '"'
+            escaped = letter == "\\" and not escaped
+        elif letter == '"':
+            inside = True
+        elif letter in "{[":
+            depth += 1
+        elif letter in "}]":
+            depth -= 1
+        if depth > _DEEPEST or not depth:
+            break
+    return depth > _DEEPEST
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")

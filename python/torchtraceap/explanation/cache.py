@@ -1,0 +1,189 @@
+"""Answers that were given before, and what servers take, in a file that only its user may read.
+
+Note [Key]: the SHA-256 of what was asked, of the model and of the server. The file holds no prompt
+and no key of a server. Complete answers alone are kept, good or bad: at temperature 0 the same
+question would have the same answer.
+
+Note [Trouble]: a cache is never a reason to fail. A file that is damaged is put aside under its
+name with ".damaged" behind it; one that can't be used for another reason is left alone. Both are
+told, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torchtraceap.explanation.dialects import Dialect, Question
+from torchtraceap.explanation.language_model import Reply, ToolCall
+from torchtraceap.explanation.settings import ModelSettings
+
+__all__ = ["Cache", "question_key"]
+
+_SCHEMA_VERSION = 1
+"""Of what is kept for a key: another one finds no older answers."""
+_DIALECT_S = 7 * 86400
+"""How long a dialect holds: servers are updated."""
+_WAIT_S = 10.0
+"""For other processes."""
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL,"
+    " prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, made_s REAL NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS dialects (server TEXT PRIMARY KEY, dialect TEXT NOT NULL,"
+    " made_s REAL NOT NULL)",
+)
+
+_Row = tuple[Any, ...]
+
+
+def question_key(question: Question, settings: ModelSettings) -> str:
+    """What tells a question from every other; the same in whatever dialect it is asked."""
+    asked = {
+        "version": _SCHEMA_VERSION,
+        "base_url": settings.base_url,
+        "model": settings.model,
+        "seed": settings.seed,
+        "max_answer_tokens": settings.max_answer_tokens,
+        **question.to_dict(),
+    }
+    text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Cache:
+    """The file of some settings. Several processes may use it at once."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self._path = settings.cache_path
+        self._reads = settings.cache != "off"
+        self._writes = settings.cache == "write"
+        self._server = f"{settings.model} {settings.base_url}"
+        self.problems: list[str] = []
+
+    def reply(self, key: str) -> Reply | None:
+        """What was answered before."""
+        row = self._read("SELECT reply FROM replies WHERE key = ?", (key,))
+        return _reply_of(row[0]) if row else None
+
+    def keep(self, key: str, reply: Reply, tokens: tuple[int, int]) -> None:
+        """Keeps an answer.
+
+        Args:
+            key: By `question_key`.
+            reply: Complete.
+            tokens: Of the prompt and of the answer.
+        """
+        calls = [[call.id, call.name, call.arguments] for call in reply.calls]
+        text = json.dumps({"text": reply.text, "finish": reply.finish, "calls": calls})
+        self._write(
+            "INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?, ?)",
+            (key, text, *tokens, time.time()),
+        )
+
+    def dialect(self) -> Dialect | None:
+        """What the server took lately."""
+        row = self._read("SELECT dialect, made_s FROM dialects WHERE server = ?", (self._server,))
+        if row is None or not isinstance(row[0], str) or not isinstance(row[1], float):
+            return None
+        return Dialect.from_json(row[0]) if 0 <= time.time() - row[1] < _DIALECT_S else None
+
+    def keep_dialect(self, dialect: Dialect) -> None:
+        row = (self._server, dialect.to_json(), time.time())
+        self._write("INSERT OR REPLACE INTO dialects VALUES (?, ?, ?)", row)
+
+    # ---------------------------------------------------------------------------------- the file
+
+    def _read(self, query: str, values: Sequence[Any]) -> _Row | None:
+        readable = self._reads and self._path.exists()
+        return self._careful(query, values) if readable else None
+
+    def _write(self, query: str, values: Sequence[Any]) -> None:
+        if self._writes:
+            self._careful(query, values)
+
+    def _done(self, query: str, values: Sequence[Any]) -> _Row | None:
+        """What a query gives; where the cache writes, it makes the file if there is none."""
+        uri = self._path.absolute().as_uri()
+        if self._writes:
+            _make_private(self._path)
+        with contextlib.closing(_connection(uri if self._writes else f"{uri}?mode=ro")) as file:
+            with file:  # one transaction
+                for table in _TABLES if self._writes else ():
+                    file.execute(table)
+                row: _Row | None = file.execute(query, values).fetchone()
+            return row
+
+    def _careful(self, query: str, values: Sequence[Any]) -> _Row | None:
+        """What a query gives, or None with a problem told; Note [Trouble]."""
+        found = _identity(self._path)
+        try:
+            return self._done(query, values)
+        except (OSError, sqlite3.Error) as error:
+            if not _is_damage(error) or not self._writes:
+                self._give_up(error)
+                return None
+        try:
+            self._put_aside(found)
+            return self._done(query, values)
+        except (OSError, sqlite3.Error) as error:
+            self._give_up(error)
+            return None
+
+    def _give_up(self, error: Exception) -> None:
+        self._reads = self._writes = False
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        self.problems.append(f"the cache {self._path} can't be used: {reason}")
+
+    def _put_aside(self, found: tuple[int, int] | None) -> None:
+        if _identity(self._path) != found:
+            return  # another process has done it
+        aside = self._path.with_name(f"{self._path.name}.damaged")
+        os.replace(self._path, aside)
+        # What is left of an interrupted change would be applied to the new file.
+        journal = self._path.with_name(f"{self._path.name}-journal")
+        journal.unlink(missing_ok=True)
+        self.problems.append(
+            f"the cache {self._path} was damaged: it is {aside.name} now, and begins anew"
+        )
+
+
+def _connection(uri: str) -> sqlite3.Connection:
+    return sqlite3.connect(uri, timeout=_WAIT_S, uri=True)
+
+
+def _make_private(path: Path) -> None:
+    """A file that its user alone may read, before anything is in it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    if path.stat().st_mode & 0o077:
+        path.chmod(0o600)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether the file's content is at fault: SQLite has no class of its own for that."""
+    return type(error) is sqlite3.DatabaseError
+
+
+def _reply_of(text: Any) -> Reply | None:
+    """None where it is not what `keep` wrote."""
+    try:
+        known = json.loads(text)
+        calls = tuple(ToolCall(*map(str, call)) for call in known["calls"])
+        return Reply(str(known["text"]), str(known["finish"]), calls)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None

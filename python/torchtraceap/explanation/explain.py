@@ -1,0 +1,259 @@
+"""`explained`: segments, a pack and a verdict for each, doubts scored again, and the result.
+
+Note [Whose word counts]: what a segment is called is the judge's verdict. A rule's proof is not
+taken back by a language model: the segment stays, with what the model says of it, and `problems`
+says what the rule found. Advice, diffs and checks come from the knowledge base, whoever judged: a
+model names an entry and never writes code.
+
+Note [Doubt]: what a model takes for misclassified is dropped where other grids do not flag it
+either. The offline judge doubts parts that it has no name for, and is given the types of other
+grids. It drops nothing: of the windows that the vote of grids would have dropped for it, nearly all
+lost time (docs/benchmark.md#judges).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from torchtraceap.core.knowledge import load_knowledge
+from torchtraceap.core.progress import stage
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.units import format_ns
+from torchtraceap.errors import TraceError
+from torchtraceap.explanation.build_pack import build_pack
+from torchtraceap.explanation.citations import check, cited
+from torchtraceap.explanation.explanation import Change, ExplainedSegment, Explanation, Round
+from torchtraceap.explanation.language_model import AnswerError, ModelError, RefusalError
+from torchtraceap.explanation.offline_judge import OfflineJudge
+from torchtraceap.explanation.rescore import Doubt, settle
+from torchtraceap.explanation.segments import NONE, Segment, find_segments
+
+if TYPE_CHECKING:
+    from torchtraceap.diagnosis.result import Diagnosis
+    from torchtraceap.explanation.pack import Pack
+    from torchtraceap.explanation.verdict import Verdict
+
+__all__ = ["DOUBT", "Judge", "Judged", "Judging", "explained", "judged"]
+
+DOUBT = 0.6
+"""How sure a judge has to be that a segment is misclassified, so that it is scored again."""
+_UNKNOWN_FIX = (
+    "Nothing is known to change. Look at this part of the trace: `torchtraceap annotate` marks it "
+    "for Perfetto."
+)
+_UNKNOWN_CHECK = "Record the same steps again: `torchtraceap explain` no longer lists this part."
+
+
+class Judge(Protocol):
+    """Names what a segment is."""
+
+    @property
+    def asked_by(self) -> str:
+        """Who asks for another scoring: "rule" or "model"."""
+
+    @property
+    def reads_tables(self) -> bool:
+        """Whether it needs the pack's tables."""
+
+    def judge(self, segment: Segment, pack: Pack, *, settled: bool) -> Verdict:
+        """Its verdict; `settled`: the segment has been scored again already.
+
+        Raises:
+            TraceError: It has no answer that holds.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A segment with its verdict."""
+
+    segment: Segment
+    pack: Pack
+    verdict: Verdict
+    source: str
+    """"offline" or "llm"."""
+
+
+class _Bench:
+    """Judges segments of one diagnosis, by the offline judge where the other one fails."""
+
+    def __init__(self, diagnosis: Diagnosis, judge: Judge | None) -> None:
+        self.diagnosis = diagnosis
+        self.offline = OfflineJudge(diagnosis)
+        self.judge: Judge = judge or self.offline
+        self.problems: list[str] = []
+        self._is_gone = False
+
+    def judged(self, segment: Segment, *, settled: bool = False) -> Judged:
+        if self.judge is not self.offline and not self._is_gone:
+            try:
+                return self._by_model(segment, settled)
+            except TraceError as error:
+                self._failed(segment, error)
+        pack = build_pack(self.diagnosis, segment, tables=False)
+        verdict = self.offline.judge(segment, pack, settled=settled)
+        wrong = check(verdict, pack)
+        if wrong:
+            raise AssertionError(f"{self._named(segment)}: {wrong}")
+        return Judged(segment, pack, verdict, "offline")
+
+    def _by_model(self, segment: Segment, settled: bool) -> Judged:
+        pack = build_pack(self.diagnosis, segment, tables=self.judge.reads_tables)
+        verdict = self.judge.judge(segment, pack, settled=settled)
+        self._compare(segment, verdict)
+        return Judged(segment, pack, verdict, "llm")
+
+    def _failed(self, segment: Segment, error: TraceError) -> None:
+        """A server that can't be asked, or a cap that is reached, is not tried again."""
+        answered = isinstance(error, (AnswerError, RefusalError))
+        self._is_gone = isinstance(error, ModelError) and not answered
+        which = "this part and those behind it are" if self._is_gone else "this part is"
+        self.problems.append(f"{self._named(segment)}: {error}; {which} judged offline")
+
+    def doubt(self, judged: Judged) -> Doubt:
+        """See Note [Doubt]."""
+        drops = self.judge.asked_by == "model"
+        return Doubt(judged.segment, judged.verdict.suggested_windows, drops=drops)
+
+    def _compare(self, segment: Segment, verdict: Verdict) -> None:
+        """See Note [Whose word counts]."""
+        found = segment.finding.type if segment.finding else None
+        if found and verdict.primary != found:
+            said = f"the rules prove {found}, the model says {verdict.primary}"
+            self.problems.append(f"{self._named(segment)}: {said}")
+
+    def _named(self, segment: Segment) -> str:
+        """Such as "part at 12.3 ms (cpu_bound)"."""
+        begin_ns = self.diagnosis.windows.bounds_ns[0]
+        return f"part at {format_ns(segment.start_ns - begin_ns)} ({segment.type})"
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """How the segments of a diagnosis were judged."""
+
+    first: tuple[Judged, ...]
+    """Every segment as it was found."""
+    doubts: dict[int, Doubt]
+    """What other grids say of those that were doubted, by place in `first`."""
+    final: dict[int, Judged]
+    """Those that stay, with their last verdicts, by place in `first`."""
+    rounds: tuple[Round, ...]
+    problems: tuple[str, ...]
+
+
+def judged(diagnosis: Diagnosis, judge: Judge | None = None) -> Judging:
+    """Segments with their verdicts; `judge` None: offline."""
+    bench = _Bench(diagnosis, judge)
+    segments = find_segments(diagnosis)
+    rounds = [Round(diagnosis.windows.count, "start", len(segments), changed=False)]
+    with stage("judging segments"):
+        first = tuple(bench.judged(segment) for segment in segments)
+    doubts = {place: bench.doubt(each) for place, each in enumerate(first) if _is_doubted(each)}
+    others = len(first) - len(doubts)
+    with stage("scoring again what is in doubt"):
+        rounds += settle(diagnosis, list(doubts.values()), bench.judge.asked_by, others)
+    final = {}
+    for place, each in enumerate(first):
+        if place not in doubts:
+            final[place] = each
+        elif not doubts[place].gone:
+            final[place] = bench.judged(doubts[place].typed(diagnosis), settled=True)
+    return Judging(first, doubts, final, tuple(rounds), tuple(bench.problems))
+
+
+def _is_doubted(judged: Judged) -> bool:
+    verdict = judged.verdict
+    sure = verdict.verdict == "misclassified" and verdict.confidence >= DOUBT
+    return sure or verdict.suggested_windows is not None
+
+
+def explained(
+    diagnosis: Diagnosis,
+    judge: Judge | None = None,
+    *,
+    model: str | None = None,
+    answer: str | None = None,
+) -> Explanation:
+    """The explanation of a diagnosis.
+
+    Args:
+        diagnosis: What is explained.
+        judge: Who names segments; None: offline.
+        model: Name of the language model behind the judge.
+        answer: To a question.
+    """
+    judging = judged(diagnosis, judge)
+    found = tuple(judging.final.values())
+    return Explanation(
+        source=_source(found, judge),
+        model=model,
+        answer=answer,
+        segments=tuple(_explained(diagnosis, each) for each in found),
+        rounds=judging.rounds,
+        usage=None,
+        problems=(*judging.problems, *_not_judged(diagnosis)),
+        begin_ns=diagnosis.windows.bounds_ns[0],
+    )
+
+
+def _source(found: Sequence[Judged], judge: Judge | None) -> str:
+    if judge is None:
+        return "offline"
+    by_model = not found or any(each.source == "llm" for each in found)
+    return "llm" if by_model else "offline_fallback"
+
+
+def _not_judged(diagnosis: Diagnosis) -> list[str]:
+    return [
+        f"{name} could not be checked: the trace lacks {', '.join(signals)}"
+        for name, signals in diagnosis.abstained.items()
+    ]
+
+
+def _explained(diagnosis: Diagnosis, judged: Judged) -> ExplainedSegment:
+    segment, verdict = judged.segment, judged.verdict
+    return ExplainedSegment(
+        start_ns=segment.start_ns,
+        end_ns=segment.end_ns,
+        type=verdict.primary,
+        confidence=verdict.confidence,
+        what=verdict.what,
+        why=verdict.why,
+        change=_change(judged),
+        verify=_verify(diagnosis, verdict),
+        citations=cited(verdict, judged.pack),
+        source=judged.source,
+    )
+
+
+def _change(judged: Judged) -> Change:
+    """Advice as it fits the trace, where the finding has it."""
+    fix = judged.verdict.fix
+    if fix == NONE:
+        return Change(_UNKNOWN_FIX, None)
+    finding = judged.segment.finding
+    if finding is not None and finding.type == fix:
+        return Change(finding.fix, code_diff(finding.code_before, finding.code))
+    advice = load_knowledge()[fix].advice
+    return Change(advice.fix, code_diff(advice.code_before, advice.code_after))
+
+
+def code_diff(before: str, after: str) -> str:
+    """A unified diff of typical code."""
+    lines = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), "before.py", "after.py", lineterm="", n=2
+    )
+    return "\n".join(lines)
+
+
+def _verify(diagnosis: Diagnosis, verdict: Verdict) -> str:
+    if verdict.primary == NONE:
+        return _UNKNOWN_CHECK
+    entry = load_knowledge()[verdict.primary]
+    after = "after/" if len(diagnosis.trace.ranks) > 1 else "after.json.gz"
+    gate = f"`torchtraceap diagnose {after} --fail-on {entry.type}` exits with 0."
+    on_host = diagnosis.computes_on == "host"
+    return f"Record the same steps again. {entry.verify_text(on_host=on_host)} {gate}"

@@ -1,0 +1,90 @@
+"""What a language model is to the rest of the package; `client` speaks to a real one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from torchtraceap.core.records import dataclass
+from torchtraceap.errors import TraceError
+from torchtraceap.explanation.explanation import Usage
+
+__all__ = [
+    "AnswerError",
+    "LanguageModel",
+    "Message",
+    "ModelError",
+    "RefusalError",
+    "Reply",
+    "ToolCall",
+    "estimated_tokens",
+]
+
+_CHARACTERS_PER_TOKEN = 3.5
+
+Message = dict[str, Any]
+"""As Chat Completions has it: "role" and "content", with "tool_calls" or "tool_call_id"."""
+
+
+def estimated_tokens(characters: int) -> int:
+    """How many tokens a text of so many characters has, about: of English and numbers, with
+    whatever tokens."""
+    return math.ceil(characters / _CHARACTERS_PER_TOKEN)
+
+
+class ModelError(TraceError):
+    """The model could not be asked, or a cap was reached; the text has no key and no prompt."""
+
+
+class AnswerError(ModelError):
+    """An answer that can't be used; the text says why, for whoever gave it."""
+
+
+class RefusalError(ModelError):
+    """The model was asked, and would not answer; it may answer something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that the model wants to be called."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON, as the model wrote it: anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer."""
+
+    text: str
+    finish: str
+    """"stop", "length" (cut), "refusal" or "tool_calls"."""
+    calls: tuple[ToolCall, ...] = ()
+
+
+class LanguageModel(Protocol):
+    """Answers messages."""
+
+    @property
+    def name(self) -> str:
+        """Of the model, as the user gave it."""
+
+    def answer(self, messages: Sequence[Message], schema: Mapping[str, Any], title: str) -> Reply:
+        """An answer that should be JSON of a schema. It may still be anything.
+
+        Raises:
+            ModelError: There is none.
+        """
+
+    def converse(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Reply:
+        """An answer, or calls of tools (their descriptions as Chat Completions has them).
+
+        Raises:
+            ModelError: There is none.
+        """
+
+    def usage(self) -> Usage:
+        """What has been asked so far."""

@@ -1,0 +1,157 @@
+"""Scoring segments again on other grids, where a judge doubts them. Deterministic.
+
+After Section 5.6 of the paper, in which a language model may ask for a window to be looked at in
+another granularity. Here the grid that the judge suggests is asked, or the next finer one, then the
+next coarser one, until two of the grids agree, that on which the segment was found included. Where
+two do not flag it, it goes, if the judge may drop it; else it has the types of all grids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import numpy as np
+
+from torchtraceap.core.results import Windows
+from torchtraceap.diagnosis.result import Diagnosis
+from torchtraceap.diagnosis.scoring import load_scorer
+from torchtraceap.explanation.explanation import Round
+from torchtraceap.explanation.segments import (
+    FLAGGED,
+    Segment,
+    finding_of,
+    likely_name,
+    likely_types,
+)
+from torchtraceap.explanation.verdict import GRIDS
+
+__all__ = ["MOST_ROUNDS", "Doubt", "other_grids", "settle"]
+
+MOST_ROUNDS = 2
+_ENOUGH = 2
+"""Grids that have to agree."""
+
+
+class Doubt:
+    """A segment that a judge doubts, and what grids say of it."""
+
+    def __init__(
+        self, segment: Segment, suggested: int | None = None, *, drops: bool = True
+    ) -> None:
+        """
+        Args:
+            segment: Which one.
+            suggested: A grid that the judge would like to see.
+            drops: It goes if grids do not flag it; one that a rule proves stays all the same.
+        """
+        self.segment = segment
+        self._drops = drops and segment.finding is None
+        self.to_ask = list(other_grids(segment.grid, suggested))
+        self.grids = [segment.grid]
+        self.scores = [segment.score]
+        """On each of `grids`."""
+        self._types = [dict(segment.types)]
+
+    @property
+    def settled(self) -> bool:
+        return self.holds or self._votes(flagged=False) >= _ENOUGH
+
+    @property
+    def holds(self) -> bool:
+        """It stays flagged."""
+        return self._votes(flagged=True) >= _ENOUGH
+
+    @property
+    def gone(self) -> bool:
+        """It is no segment any more."""
+        return self._drops and self.settled and not self.holds
+
+    def ask(self, diagnosis: Diagnosis) -> None:
+        """The next grid."""
+        grid = self.to_ask.pop(0)
+        windows = windows_of(diagnosis, grid)
+        first, last = _overlapping(windows, self.segment)
+        self.grids.append(grid)
+        self.scores.append(_mean_score(windows, self.segment, first, last))
+        self._types.append(dict(likely_types(windows, first, last)))
+
+    def typed(self, diagnosis: Diagnosis) -> Segment:
+        """The segment by the name that the types of all grids give it, with the finding of that
+        name. What a rule proves of it stays."""
+        if self.segment.finding:
+            return self.segment
+        names = dict.fromkeys(name for each in self._types for name in each)
+        count = len(self._types)
+        means = {name: sum(each.get(name, 0.0) for each in self._types) / count for name in names}
+        types = tuple(sorted(means.items(), key=lambda pair: (-pair[1], pair[0])))
+        name = likely_name(diagnosis, types, self.segment.start_ns, self.segment.end_ns)
+        finding = finding_of(diagnosis, name)
+        return replace(self.segment, type=name, types=types, finding=finding)
+
+    def _votes(self, *, flagged: bool) -> int:
+        return sum((score >= FLAGGED) == flagged for score in self.scores)
+
+
+def other_grids(grid: int, suggested: int | None = None) -> tuple[int, ...]:
+    """The grids to ask: the one that a judge suggests, the next finer, the next coarser."""
+    finer = [each for each in GRIDS if each > grid]
+    coarser = [each for each in reversed(GRIDS) if each < grid]
+    order = [*([suggested] if suggested else []), *finer[:1], *coarser[:1], *finer, *coarser]
+    return tuple(dict.fromkeys(each for each in order if each != grid))[:MOST_ROUNDS]
+
+
+def settle(
+    diagnosis: Diagnosis, doubts: Sequence[Doubt], asked_by: str, others: int
+) -> list[Round]:
+    """Asks other grids about each segment until two agree.
+
+    Args:
+        diagnosis: Of the trace.
+        doubts: Are changed.
+        asked_by: As the rounds say.
+        others: Segments that nobody doubts.
+    """
+    rounds = []
+    for _ in range(MOST_ROUNDS):
+        open_doubts = [doubt for doubt in doubts if not doubt.settled and doubt.to_ask]
+        open_doubts.sort(key=lambda doubt: doubt.to_ask[0])
+        for grid, asked in groupby(open_doubts, key=lambda doubt: doubt.to_ask[0]):
+            before = _standing(diagnosis, doubts)
+            for doubt in list(asked):
+                doubt.ask(diagnosis)
+            after = _standing(diagnosis, doubts)
+            rounds.append(Round(grid, asked_by, others + len(after), changed=after != before))
+    return rounds
+
+
+def _standing(diagnosis: Diagnosis, doubts: Sequence[Doubt]) -> list[str]:
+    """Names of those that have not gone."""
+    return [doubt.typed(diagnosis).type for doubt in doubts if not doubt.gone]
+
+
+def windows_of(diagnosis: Diagnosis, grid: int) -> Windows:
+    """Scores by the scorer of the diagnosis; computed once for each grid."""
+    trace = diagnosis.trace
+    scorer = diagnosis.scorer.split()[0]
+    found: Windows = trace.remember(
+        ("scores of windows", scorer, grid), lambda: load_scorer(scorer).score(trace, grid)
+    )
+    return found
+
+
+def _overlapping(windows: Windows, segment: Segment) -> tuple[int, int]:
+    """First and last window that share time with a segment."""
+    bounds_ns = np.asarray(windows.bounds_ns, dtype=np.int64)
+    first = int(np.searchsorted(bounds_ns, segment.start_ns, side="right")) - 1
+    last = int(np.searchsorted(bounds_ns, segment.end_ns, side="left")) - 1
+    return min(max(first, 0), windows.count - 1), min(max(last, first, 0), windows.count - 1)
+
+
+def _mean_score(windows: Windows, segment: Segment, first: int, last: int) -> float:
+    """Weighed by the time that windows share with the segment."""
+    bounds_ns = np.asarray(windows.bounds_ns[first : last + 2], dtype=np.float64)
+    weights = np.diff(np.clip(bounds_ns, segment.start_ns, segment.end_ns))
+    scores = windows.scores[first : last + 1]
+    return float(np.average(scores, weights=weights)) if weights.any() else float(scores.mean())

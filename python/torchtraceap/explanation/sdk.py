@@ -1,0 +1,187 @@
+"""The `openai` package as this one uses it: one request, its body as bytes, nothing logged.
+
+Note [Bytes]: the SDK's own reading of streams has no limit of size and none of time that a server
+which drips would meet. So the body is read here, of the response that the SDK hands out; requests,
+authorisation and retries stay its own.
+
+Note [Redirects]: none is followed. A prompt goes to the address that the user gave, or nowhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torchtraceap.errors import MissingDependencyError
+from torchtraceap.explanation.failures import Failure, Secrets, failure_of
+from torchtraceap.explanation.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+__all__ = ["FailedError", "Sdk"]
+
+_WHOLE = 5
+"""How many times the timeout a whole answer may take."""
+_LOGGERS = ("openai", "httpx", "httpcore", "httpx2", "httpcore2")
+"""Those of the SDK's version 3 and of its version 2."""
+_SILENT = logging.CRITICAL + 1
+
+
+class FailedError(Exception):
+    """There is no answer; never shown, as what it came from holds the request."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.sentence)
+        self.failure = failure
+
+
+class Sdk:
+    """Requests to one server. Not for several threads at once."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self._settings = settings
+        self._client: OpenAI | None = None
+
+    @contextlib.contextmanager
+    def posting(self, body: Mapping[str, Any], secrets: Secrets) -> Iterator[Iterator[bytes]]:
+        """A request of Chat Completions; yields the body of the answer as it comes.
+
+        Args:
+            body: The request.
+            secrets: What no sentence about a failure may repeat.
+
+        Raises:
+            MissingDependencyError: The SDK is not installed.
+            FailedError: Whatever else keeps an answer from coming, or ends it.
+        """
+        client, late = self._connected(secrets), threading.Event()
+        limit_s = _WHOLE * self._settings.timeout_s
+        try:
+            with (
+                _logging_off(),
+                _closing_after(limit_s, client, late),
+                self._sent(client, body, secrets) as stream,
+            ):
+                yield _received(stream)
+        except Exception:
+            if not late.is_set():
+                raise
+        finally:
+            if late.is_set():
+                self._client = None  # it is closed for good
+        if late.is_set():
+            raise FailedError(Failure(f"its answer took longer than {limit_s:g} s"))
+
+    def _sent(self, client: OpenAI, body: Mapping[str, Any], secrets: Secrets) -> Any:
+        try:
+            return self._post(client, body)
+        except Exception as error:  # of the SDK, and of the transport below it
+            raise FailedError(failure_of(error, self._settings, secrets)) from None
+
+    def _post(self, client: OpenAI, body: Mapping[str, Any]) -> Any:
+        import openai
+
+        key = self._settings.key
+        headers = {
+            "Authorization": openai.Omit() if key is None else f"Bearer {key}",
+            # A compressed body could be any number of times as large as what is counted.
+            "Accept-Encoding": "identity",
+            # The SDK would take them from the environment, whatever the server.
+            "OpenAI-Organization": openai.Omit(),
+            "OpenAI-Project": openai.Omit(),
+        }
+        return client.post(
+            "/chat/completions",
+            cast_to=object,
+            body=dict(body),
+            options={"headers": headers, "follow_redirects": False},
+            stream=True,
+            stream_cls=openai.Stream[object],
+        )
+
+    def _connected(self, secrets: Secrets) -> OpenAI:
+        try:
+            from openai import OpenAI
+        except ImportError:
+            raise MissingDependencyError(
+                "a language model needs the openai package: pip install 'torchtraceap[llm]'"
+            ) from None
+        if self._client is None:
+            try:
+                self._client = OpenAI(
+                    api_key="unused",  # see the headers; without one the environment's is taken
+                    base_url=self._settings.base_url,
+                    timeout=self._settings.timeout_s,
+                    max_retries=self._settings.retries,
+                )
+            except Exception as error:  # proxies or certificates of the environment
+                raise FailedError(failure_of(error, self._settings, secrets)) from None
+        return self._client
+
+    def close(self) -> None:
+        """Ends the connections."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+def _received(stream: Any) -> Iterator[bytes]:
+    try:
+        yield from stream.response.iter_bytes()
+    except Exception as error:
+        # Of the transport, which is another package in each version of the SDK.
+        broke = f"the connection broke before its answer was whole ({type(error).__name__})"
+        raise FailedError(Failure(broke)) from None
+
+
+@contextlib.contextmanager
+def _closing_after(seconds: float, client: OpenAI, late: threading.Event) -> Iterator[None]:
+    """Closes a client's connections after a time, which ends whatever is being read from them."""
+
+    def end() -> None:
+        late.set()
+        client.close()
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # so that `late` is final
+
+
+class _Levels:
+    """The loggers' levels of before, and how many requests keep them off."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+        self.before: dict[str, int] = {}
+
+
+_levels = _Levels()
+
+
+@contextlib.contextmanager
+def _logging_off() -> Iterator[None]:
+    """No request is logged, whatever `OPENAI_LOG` or the program's own logging asks for."""
+    with _levels.lock:
+        _levels.users += 1
+        if _levels.users == 1:
+            for name in _LOGGERS:
+                _levels.before[name] = logging.getLogger(name).level
+                logging.getLogger(name).setLevel(_SILENT)
+    try:
+        yield
+    finally:
+        with _levels.lock:
+            _levels.users -= 1
+            if not _levels.users:
+                for name, level in _levels.before.items():
+                    logging.getLogger(name).setLevel(level)

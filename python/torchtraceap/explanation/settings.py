@@ -1,0 +1,189 @@
+"""Which language model is asked, how long, how often, and at what cost.
+
+Note [Off by default]: nothing is asked, and no package for it imported, unless a base URL is given.
+A key in the environment alone, `OPENAI_API_KEY` in particular, turns nothing on.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from torchtraceap.core.records import dataclass
+from torchtraceap.errors import OptionError
+
+__all__ = ["BASE_URL", "CACHE_MODES", "KEY", "MODEL", "ModelSettings", "is_local", "settings_from"]
+
+BASE_URL = "TORCHTRACEAP_LLM_BASE_URL"
+MODEL = "TORCHTRACEAP_LLM_MODEL"
+KEY = "TORCHTRACEAP_LLM_KEY"
+_OPENAI_KEY = "OPENAI_API_KEY"
+
+CACHE_MODES = ("write", "read", "off")
+""""write" reads and writes, "read" only reads, "off" does neither."""
+
+_LOCAL = tuple(
+    map(
+        ipaddress.ip_network,
+        ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16",
+         "0.0.0.0/32", "::1/128", "::/128", "fc00::/7", "fe80::/10"),
+    )
+)  # fmt: skip
+
+
+def _cache_path() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "torchtraceap" / "llm.sqlite"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """A model, and the limits of one run.
+
+    Raises:
+        OptionError: A value is outside its range.
+    """
+
+    base_url: str
+    """Of Chat Completions, such as "http://127.0.0.1:8080/v1"."""
+    model: str
+    key: str | None = field(default=None, repr=False)
+    timeout_s: float = 60.0
+    """Of the longest silence of the server. A whole answer, retries and all, may take five times
+    as long."""
+    retries: int = 4
+    """Of a request that the server was too busy for, after a pause of its choice."""
+    max_calls: int = 50
+    """Answers asked for in one run; what the cache answers doesn't count. Nor do retries, and
+    requests in a form that the server does not take."""
+    max_tokens: int = 200_000
+    """Of all prompts and answers of one run."""
+    max_usd: float | None = None
+    """Of one run; needs `prices` that know the model. None: no limit."""
+    prices: Path | None = None
+    """File of prices (`llm.prices`)."""
+    cache: str = "write"
+    """One of `CACHE_MODES`."""
+    cache_path: Path = field(default_factory=_cache_path)
+    seed: int | None = None
+    """Asked of servers that take one."""
+    max_answer_tokens: int = 1500
+    """Of one answer."""
+
+    def __post_init__(self) -> None:
+        _check_url(self.base_url)
+        _check_texts(self.model, self.key)
+        if self.cache not in CACHE_MODES:
+            raise OptionError(f"the cache is one of {', '.join(CACHE_MODES)}, not {self.cache!r}")
+        _check_number("the timeout", self.timeout_s, above=0, most=3600)
+        _check_number("the number of retries", self.retries, least=0, most=20)
+        _check_number("the limit of calls", self.max_calls, least=1)
+        _check_number("the limit of tokens", self.max_tokens, least=1)
+        _check_number("the limit of an answer's tokens", self.max_answer_tokens, least=1)
+        if self.max_usd is not None:
+            _check_number("the limit of cost", self.max_usd, least=0)
+
+
+def settings_from(
+    *,
+    base_url: str | None = None,
+    model: str | None = None,
+    key: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    **limits: Any,
+) -> ModelSettings | None:
+    """Settings from options; what is None is taken from the environment or is the default.
+
+    Args:
+        base_url: Else `TORCHTRACEAP_LLM_BASE_URL`.
+        model: Else `TORCHTRACEAP_LLM_MODEL`.
+        key: Else `TORCHTRACEAP_LLM_KEY`, else `OPENAI_API_KEY`. Servers at home need none.
+        environment: Variables; those of the process if None.
+        limits: Other fields of `ModelSettings`, by name.
+
+    Returns:
+        None where no base URL is given: no model is to be asked.
+
+    Raises:
+        OptionError: A base URL without a model, a model without one, or a value out of range.
+    """
+    known = os.environ if environment is None else environment
+    base_url = base_url or known.get(BASE_URL) or None
+    model = model or known.get(MODEL) or None
+    if base_url is None and model is None:
+        return None
+    if base_url is None:
+        raise OptionError(f"a model needs the base URL of its server: --llm-base-url or {BASE_URL}")
+    if model is None:
+        raise OptionError(f"a server of models needs the name of one: --llm-model or {MODEL}")
+    key = key or known.get(KEY) or known.get(_OPENAI_KEY) or None
+    given = {name: value for name, value in limits.items() if value is not None}
+    return ModelSettings(base_url, model, key, **given)
+
+
+def is_local(base_url: str) -> bool:
+    """Whether requests stay on this machine or in its private network.
+
+    It goes by the address as it is written: no name is resolved, except "localhost". What a proxy
+    of the environment would see is not local.
+    """
+    parts = urlsplit(base_url)
+    host = (parts.hostname or "").rstrip(".")
+    if host == "localhost" or host.endswith(".localhost"):
+        return not _goes_by_proxy(parts)
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return any(mapped in network for network in _LOCAL) and not _goes_by_proxy(parts)
+
+
+def _goes_by_proxy(parts: SplitResult) -> bool:
+    from urllib.request import getproxies, proxy_bypass  # loads much, and few runs need it
+
+    proxies = getproxies()
+    return bool(proxies.get(parts.scheme) or proxies.get("all")) and not proxy_bypass(
+        parts.hostname or ""
+    )
+
+
+def _check_url(base_url: str) -> None:
+    """Says what is wrong without the URL itself, which may hold a password."""
+    try:
+        parts = urlsplit(base_url)
+        _ = parts.port  # read, and refused, when asked for
+    except ValueError:
+        raise OptionError("the base URL of the model is no URL") from None
+    if parts.username is not None or parts.password is not None:
+        raise OptionError(
+            f"the base URL of the model holds a user or password; give a key by {KEY}"
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise OptionError("the base URL of the model has to begin with http:// or https://")
+    if parts.query or parts.fragment:
+        raise OptionError("the base URL of the model ends before a ? or #")
+    if not (base_url.isascii() and base_url.isprintable()) or " " in base_url:
+        raise OptionError("the base URL of the model has characters that no URL has")
+
+
+def _check_texts(model: str, key: str | None) -> None:
+    if not model.strip() or not model.isprintable() or len(model) > 200:
+        raise OptionError("the name of the model is one line of at most 200 characters")
+    if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+        raise OptionError("the key of the model has characters that no key has")
+
+
+def _check_number(
+    what: str, value: float, *, above: float = -math.inf, least: float = -math.inf,
+    most: float = 1e12,
+) -> None:  # fmt: skip
+    if not (math.isfinite(value) and value > above and least <= value <= most):
+        lowest = f"above {above:g}" if above > -math.inf else f"at least {least:g}"
+        raise OptionError(f"{what} is {lowest} and at most {most:g}, not {value}")

@@ -1,0 +1,533 @@
+"""What tools say: tables and results of a trace as small JSON objects.
+
+The numbers are those of the tables, as quantities (`quantities`). Whatever names things in a trace
+may hold anything, also words meant for the model that reads them: names are cleaned and cut, and
+stand in results as data.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.columns import TextCodes
+from torchtraceap.core.knowledge import load_knowledge
+from torchtraceap.core.order import percentile_rank
+from torchtraceap.errors import OptionError
+from torchtraceap.explanation.quantities import ASKED, Own, of_bytes, of_ns, of_share, shaped
+from torchtraceap.explanation.tool_data import ToolData
+from torchtraceap.simulation.registry import make_edit
+from torchtraceap.simulation.simulate import simulate as simulated
+from torchtraceap.tables.compare.diff import build_diff
+from torchtraceap.tables.gpu.gpu_events import GpuEvents
+from torchtraceap.tables.grouping import Groups
+from torchtraceap.tables.summary import build_summary
+from torchtraceap.tables.windows.windows import build_features
+
+if TYPE_CHECKING:
+    from torchtraceap.core.results import Evidence, Finding, StepTime, Timeline
+    from torchtraceap.core.table import ColumnTable
+    from torchtraceap.diagnosis.result import Diagnosis
+    from torchtraceap.simulation.simulate import EditOutcome, Simulation
+    from torchtraceap.trace.ranks import RankTrace
+
+__all__ = [
+    "MOST_BYTES",
+    "MOST_ROWS",
+    "cleaned",
+    "diagnosis",
+    "diff",
+    "encoded",
+    "fitted",
+    "kernels",
+    "ops",
+    "simulate",
+    "step",
+    "summary",
+    "window",
+]
+
+Json = dict[str, Any]
+
+MOST_BYTES = 8_000
+"""Of a result as JSON."""
+MOST_ROWS = 50
+MOST_NAME = 120
+"""Characters of a name out of the trace."""
+MOST_NOTES, MOST_NOTE = 3, 300
+MOST_CODE = 1_200
+_IDLE = "idle_"
+_OWN = frozenset({"class", "edit", "family", "part", "significance", "status", "type"})
+"""Columns whose texts are words of this package."""
+
+
+# ------------------------------------------------------------------------- texts and sizes
+
+
+def cleaned(text: str, most: int = MOST_NAME) -> str:
+    """One line of what can be shown, cut; what is no UTF-8 is a question mark."""
+    kept = text[: 4 * most].encode("utf-8", "replace").decode("utf-8")
+    line = " ".join("".join(c if c.isprintable() else " " for c in kept).split())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def encoded(value: object) -> str:
+    """JSON without spaces."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def fitted(result: Json) -> Json:
+    """The result, its largest lists cut until it is small enough.
+
+    Raises:
+        OptionError: It is too large without them.
+    """
+    while _size(result) > MOST_BYTES:
+        lists = [entry for entry in _lists_in(result) if entry["rows"]]
+        if not lists:
+            raise OptionError("the result is too large: ask for less")
+        largest = max(lists, key=lambda entry: _size(entry["rows"]))
+        cut = max(1, len(largest["rows"]) // 8)
+        del largest["rows"][-cut:]
+        largest["shown"] -= cut
+        largest["left_out"] += cut
+    return result
+
+
+def _size(value: object) -> int:
+    return len(encoded(value).encode())
+
+
+def _listed(rows: Iterable[Any], left_out: int = 0) -> Json:
+    """A list that says how much of it there is; `fitted` cuts such lists alone."""
+    found = list(rows)
+    kept = found[:MOST_ROWS]
+    more = left_out + len(found) - len(kept)
+    return {"rows": kept, "shown": len(kept), "left_out": more}
+
+
+def _lists_in(value: object) -> Iterable[Json]:
+    if isinstance(value, dict):
+        if "rows" in value:
+            yield value
+        for inner in value.values():
+            yield from _lists_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _lists_in(inner)
+
+
+def _rows(table: ColumnTable, columns: Sequence[str], limit: int) -> Json:
+    """The first rows of a table, in some of its columns, as quantities."""
+    chosen = table.select([name for name in columns if name in table])
+    records = chosen.take(slice(0, limit)).records()
+    return _listed(map(_row, records), max(0, table.num_rows - limit))
+
+
+def _row(record: Mapping[str, Any]) -> Json:
+    """Names in it are cleaned."""
+    shown = shaped(record)
+    return {
+        key: (Own(value) if key in _OWN else cleaned(value)) if isinstance(value, str) else value
+        for key, value in shown.items()
+    }
+
+
+def _notes(notes: Sequence[str]) -> list[str]:
+    return [cleaned(note, MOST_NOTE) for note in notes[:MOST_NOTES]]
+
+
+def _where(table: ColumnTable, name: str, text: str | None) -> ColumnTable:
+    """Rows whose name holds a text, in any case."""
+    column = table.column(name)
+    if not text or not isinstance(column, TextCodes):
+        return table
+    wanted = text.casefold()
+    holds = np.asarray([*(wanted in known.casefold() for known in column.texts), False])
+    return table.take(np.flatnonzero(holds[column.codes]))
+
+
+# ------------------------------------------------------------------------- the whole trace
+
+
+def summary(box: ToolData, given: Json) -> Json:
+    """Counts and the timeline, as `torchtraceap summary` has them."""
+    found = build_summary(box.trace)
+    return {
+        "files": len(found.files),
+        "ranks": len(found.ranks),
+        "devices": _listed(
+            _row({"name": device.name, "rank": device.rank, "streams": device.streams})
+            | {"busy": of_ns(device.timeline.busy_ns)}
+            for device in found.devices
+        ),
+        "events": _row(
+            {
+                "total": found.events.total,
+                "complete": found.events.complete,
+                "gpu": found.events.gpu,
+                "gpu_without_launch": found.events.gpu_orphan,
+            }
+        ),
+        "timeline": _timeline(found.timeline),
+        "step_time": _step_time(found.step) if found.step else None,
+        "steps": len(found.steps),
+        "steps_inferred": found.steps_inferred,
+        "diagnostics": _listed(
+            {"notes": cleaned(entry.message, MOST_NOTE), "count": entry.count}
+            for entry in found.diagnostics
+        ),
+    }
+
+
+def _step_time(step: StepTime) -> Json:
+    """`left_out` is what lists call rows that they do not show."""
+    times = step.to_dict()
+    not_counted = times.pop("left_out")
+    return shaped({**times, "not_counted": not_counted})
+
+
+def _timeline(timeline: Timeline) -> Json:
+    """Its times, and what share of the span each is."""
+    times = timeline.to_dict()
+    shares = {
+        name.replace("_ns", "_share"): timeline.share(ns)
+        for name, ns in times.items()
+        if name != "span_ns"
+    }
+    return {"times": shaped(times), "shares_of_span": shaped(shares)}
+
+
+def diagnosis(box: ToolData, given: Json) -> Json:
+    """The findings, or one of them with its events."""
+    found = box.diagnosis
+    if given["type"]:
+        return _detail(found, given["type"], given["limit"])
+    kept = found.findings[: given["limit"]]
+    idle = sorted(found.idle_ns.items(), key=lambda cause: -cause[1])
+    return {
+        "profiled": of_ns(found.profiled_ns),
+        "gpu_busy": of_share(found.busy_share),
+        "bound_by": Own(found.bound_by) if found.bound_by else None,
+        "findings": _listed(map(_finding, kept), len(found.findings) - len(kept)),
+        "idle": _listed({"cause": Own(name), "time": of_ns(ns)} for name, ns in idle if ns),
+        "plan": _listed(
+            _row({"type": fix.type, "edit": fix.edit, "gain_ns": fix.gain_ns})
+            | {"step_after": of_ns(fix.total_ns_after)}
+            for fix in found.plan
+        ),
+        "not_checked": [Own(name) for name in found.abstained],
+        "absent": sum(v == "absent" for v in _verdicts(found).values()),
+    }
+
+
+def _verdicts(found: Diagnosis) -> dict[str, str]:
+    return {**found.verdicts, **found.further_verdicts}
+
+
+def _finding(finding: Finding) -> Json:
+    shown: Json = {
+        "type": Own(finding.type),
+        "title": Own(finding.title),
+        "cost": of_ns(finding.cost_ns),
+        "cost_of_profiled": of_share(finding.cost_share),
+        "confidence": round(finding.confidence, 2),
+        "advice": Own(finding.fix),
+        "facts": {Own(name): _fact(fact.kind, fact.value) for name, fact in finding.facts.items()},
+    }
+    if finding.saving:
+        saving = finding.saving
+        shown["saving"] = {
+            "best": of_ns(saving.best_ns),
+            "low": of_ns(saving.low_ns),
+            "high": of_ns(saving.high_ns),
+            "of": Own("a step" if saving.per_step else "the profiled time"),
+            "method": Own(saving.method),
+            "edit": Own(saving.edit),
+        }
+    return shown
+
+
+def _fact(kind: str, value: float | str) -> Any:
+    if isinstance(value, str):
+        return cleaned(value)
+    makers = {"duration_ns": of_ns, "bytes": of_bytes, "share": of_share}
+    return makers[kind](value) if kind in makers else value
+
+
+def _detail(found: Diagnosis, name: str, limit: int) -> Json:
+    """One type: the finding with events and code, or why there is none."""
+    entry = load_knowledge()[name]
+    finding = found.finding(name)
+    about = {"type": Own(name), "title": Own(entry.title), "signs": [Own(s) for s in entry.signs]}
+    if finding is None:
+        missing = found.abstained.get(name, ())
+        verdict = _verdicts(found).get(name, "unknown")
+        lacks = [cleaned(signal) for signal in missing]
+        return {**about, "verdict": Own(verdict), "missing_signals": lacks}
+    events = [_event(found, event) for event in finding.evidence[:limit]]
+    return {
+        **about,
+        "verdict": Own("present"),
+        **_finding(finding),
+        "code": Own(finding.code[:MOST_CODE]),
+        "evidence": _listed(events, finding.evidence_count - len(events)),
+    }
+
+
+def _event(found: Diagnosis, event: Evidence) -> Json:
+    """Its start counts from that of the profiled time."""
+    start_ns = event.start_ns - found.trace.rank(event.rank).tree.profiled[0]
+    return _row({**event.to_dict(), "start_ns": start_ns})
+
+
+# ------------------------------------------------------------------------- tables
+
+
+def ops(box: ToolData, given: Json) -> Json:
+    """`torchtraceap ops`."""
+    table = box.table("ops", by=given["by"], rank=given["rank"])
+    name = "name" if given["by"] == "name" else "family"
+    columns = (
+        "rank", name, "count", "exclusive_gpu_ns", "busy_share", "subtree_gpu_ns", "launches",
+        "self_host_ns",
+    )  # fmt: skip
+    return _table(table, name, columns, given)
+
+
+def kernels(box: ToolData, given: Json) -> Json:
+    """`torchtraceap kernels`."""
+    table = box.table("kernels", by=given["by"], rank=given["rank"])
+    columns = (
+        "rank", given["by"], "class", "op", "count", "sum_ns", "busy_share", "mean_ns", "max_ns",
+    )  # fmt: skip
+    return _table(table, given["by"], columns, given)
+
+
+def _table(table: ColumnTable, name: str, columns: Sequence[str], given: Json) -> Json:
+    """Rows whose name holds what is wanted, in the order that is wanted."""
+    kept = _where(table, name, given["contains"]).sort(given["sort"], descending=True)
+    return {"table": _rows(kept, columns, given["limit"]), "notes": _notes(table.notes)}
+
+
+def diff(box: ToolData, given: Json) -> Json:
+    """`torchtraceap diff BASELINE PATH`."""
+    if box.baseline is None:
+        raise OptionError("there is no baseline to compare with")
+    table = build_diff(box.baseline, box.trace, by=given["by"])
+    columns = (
+        "name", "part", "status", "delta_ns", "before_ns", "after_ns", "before_calls",
+        "after_calls", "significance",
+    )  # fmt: skip
+    facts = {name: value for name, value in table.facts.items() if name.endswith("_ns")}
+    return {
+        **shaped(facts),
+        "table": _rows(table, columns, given["limit"]),
+        "notes": _notes(table.notes),
+    }
+
+
+def simulate(box: ToolData, given: Json) -> Json:
+    """`torchtraceap simulate --edit ...`."""
+    for name in given["edits"]:
+        make_edit(name)  # says what is wrong with it before anything is replayed
+    found = simulated(box.trace, list(given["edits"]))
+    return {
+        "of": Own("a step" if found.run.per_step else "the whole trace"),
+        "measured": of_ns(found.measured_ns),
+        "replayed_without_edits": of_ns(found.replayed_ns),
+        "noise": None if found.noise_ns is None else of_ns(found.noise_ns),
+        "supports_prediction": found.trust.supports_prediction,
+        "edits": _listed(_outcome(found, outcome) for outcome in found.edits),
+        "notes": _notes(found.notes),
+    }
+
+
+def _outcome(found: Simulation, outcome: EditOutcome) -> Json:
+    shown: Json = {"edit": Own(cleaned(outcome.edit)), "note": cleaned(outcome.note, MOST_NOTE)}
+    if outcome.predicted_ns is None:
+        return {**shown, "applies": False}
+    times = {"predicted": outcome.predicted_ns, "low": outcome.low_ns, "high": outcome.high_ns}
+    return {
+        **shown,
+        "applies": True,
+        **{name: of_ns(ns) for name, ns in times.items() if ns is not None},
+        "saves": of_ns(found.measured_ns - outcome.predicted_ns),
+    }
+
+
+# ------------------------------------------------------------------------- parts of the time
+
+
+def window(box: ToolData, given: Json) -> Json:
+    """Features and GPU events of a window of the grid, or of a range."""
+    part = box.trace.rank(given["rank"])
+    windows = build_features(part, count=given["count"])
+    place, asked, bounds = _window_bounds(part, windows, given)
+    alone = _core.build_windows(part.table, part.tree, count=1, bounds=bounds)
+    features = _core.build_features(part.table, part.tree, alone)
+    values = dict(zip(features.names, features.values[0].tolist(), strict=True))
+    start_ns = bounds[0] - part.tree.profiled[0]
+    shown = {"start": of_ns(start_ns)} if place is not None else {}
+    return {
+        **asked,
+        **shown,
+        "length": of_ns(bounds[1] - bounds[0]),
+        "windows": given["count"],
+        "features": _features(windows, values, comparable=place is not None),
+        "gpu_events": _events_in(part, alone, bounds, given["limit"]),
+    }
+
+
+def _window_bounds(
+    part: RankTrace, windows: ColumnTable, given: Json
+) -> tuple[int | None, Json, tuple[int, int]]:
+    """The number of the window, what the caller chose, and start and end, ns.
+
+    Raises:
+        OptionError: Neither a window nor a range, or one that lies outside.
+    """
+    number, begin, end = given["number"], given["start_ms"], given["end_ms"]
+    if (number is None) == (begin is None) or (begin is None) != (end is None):
+        raise OptionError("expected a window's number, or start_ms and end_ms of a range")
+    if number is not None:
+        if number >= windows.num_rows:
+            raise OptionError(f"number: there are windows 0 to {windows.num_rows - 1}")
+        bounds = int(windows["start_ns"][number]), int(windows["end_ns"][number])
+        return number, {"number": number}, bounds
+    start_ns, end_ns = part.tree.profiled
+    first, last = start_ns + round(begin * 1e6), min(end_ns, start_ns + round(end * 1e6))
+    if not first < last:
+        length = (end_ns - start_ns) / 1e6
+        raise OptionError(f"a range begins before it ends, within the {length:.3f} ms of the trace")
+    return None, {ASKED: {"start_ms": begin, "end_ms": end}}, (first, last)
+
+
+def _features(windows: ColumnTable, values: Mapping[str, float], *, comparable: bool) -> Json:
+    """What is unusual among the trace's windows first. Counts and bytes of a range, which is of
+    another length than the windows, are not compared."""
+    rows = []
+    for name, value in values.items():
+        if name == "window_length_log10_us" or not (value or windows[name].any()):
+            continue
+        row: Json = {"name": Own(name), "value": _feature(name, value)}
+        if comparable or name.endswith(("_share", "_ratio", "_us")):
+            every = windows[name]
+            row |= {
+                "median": _feature(name, float(np.median(every))),
+                "percentile_rank": of_share(percentile_rank(every, value)),
+            }
+        rows.append(row)
+    return _listed(sorted(rows, key=_unusual, reverse=True))
+
+
+def _unusual(row: Json) -> float:
+    return abs(row["percentile_rank"]["share"] - 0.5) if "percentile_rank" in row else -1.0
+
+
+def _feature(name: str, value: float) -> Any:
+    """In the unit that docs/features.md gives it; logarithms as what they are of."""
+    if name.endswith("_log2"):
+        return of_bytes(2.0**value - 1.0)
+    if name.endswith("_us"):
+        return of_ns(1000.0 * value)
+    if name.endswith(("_share", "_ratio")):
+        return of_share(value)
+    return round(value, 3)
+
+
+def _events_in(
+    part: RankTrace, alone: _core.WindowSet, bounds: tuple[int, int], limit: int
+) -> Json:
+    """GPU events that run in a range by canonical name, their time within it, the longest first."""
+    rows = np.concatenate([alone.rows, alone.overlapping])
+    events = GpuEvents.of(part)
+    events = events.where(np.isin(events.rows, rows))
+    names = events.canonical
+    groups = Groups(names.codes.astype(np.int64))
+    within = _clipped(events, bounds)
+    times, longest = groups.sum(within), groups.maximum(within)
+    order = np.argsort(-times, kind="stable")
+    shown = [
+        {
+            "name": cleaned(names.texts[names.codes[groups.first[group]]]),
+            "count": int(groups.count[group]),
+            "time": of_ns(int(times[group])),
+            "longest": of_ns(int(longest[group])),
+        }
+        for group in order[:limit].tolist()
+    ]
+    return _listed(shown, len(groups) - len(shown))
+
+
+def _clipped(events: GpuEvents, bounds: tuple[int, int]) -> Array:
+    """int64: time of each event within the bounds, ns."""
+    late = np.maximum(bounds[0] - events.start_ns, 0)
+    left = bounds[1] - np.maximum(events.start_ns, bounds[0])
+    inside: Array = np.maximum(np.minimum(events.duration_ns - late, left), 0)
+    return inside
+
+
+def step(box: ToolData, given: Json) -> Json:
+    """Every step, or one with what is slow in it."""
+    rank = box.trace.rank(given["rank"])
+    table = box.table("steps", rank=rank.rank)
+    numbers = step_numbers(table.to_list("name"))
+    if given["number"] is None:
+        return _every_step(table, numbers, given)
+    if given["number"] not in numbers:
+        known = f"{numbers[0]} to {numbers[-1]}" if numbers else "none in this trace"
+        raise OptionError(f"number: there is no such step; there are: {known}")
+    place = numbers.index(given["number"])
+    return {"number": given["number"], **_one_step(table, place)}
+
+
+def _every_step(table: ColumnTable, numbers: Sequence[int], given: Json) -> Json:
+    order = np.arange(table.num_rows)
+    if given["sort"] == "duration_ns":
+        order = np.argsort(-table["duration_ns"], kind="stable")
+    columns = ("name", "duration_ns", "busy_ns", "idle_ns", "whole", "outlier")
+    listed = _rows(table.take(order), columns, given["limit"])
+    places = order[: given["limit"]].tolist()
+    rows = [
+        {"number": numbers[place], **row} for place, row in zip(places, listed["rows"], strict=True)
+    ]
+    return {"steps": {**listed, "rows": rows}, "notes": _notes(table.notes)}
+
+
+def step_numbers(names: Sequence[str | None]) -> list[int]:
+    """The numbers in which the names end if these differ, such as 5 of "ProfilerStep#5"; else
+    places from 0."""
+    ends = [re.search(r"(?<!\d)\d{1,9}\Z", name or "", re.ASCII) for name in names]
+    numbers = [int(end[0]) for end in ends if end]
+    return numbers if len(set(numbers)) == len(names) else list(range(len(names)))
+
+
+def _one_step(table: ColumnTable, place: int) -> Json:
+    (record,) = table.take(slice(place, place + 1)).records()
+    causes = {n: ns for n, ns in record.items() if n.startswith(_IDLE) and n != "idle_ns" and ns}
+    times = ("duration_ns", "busy_ns", "idle_ns", "compute_ns", "communication_ns", "memcpy_ns",
+             "exposed_communication_ns", "exposed_memcpy_ns")  # fmt: skip
+    median_ns = table.facts["jitter"].get("median_ns")
+    return {
+        "name": cleaned(record["name"] or ""),
+        **shaped({name: record[name] for name in times}),
+        **shaped({"median_step_ns": median_ns}),
+        "whole": record["whole"],
+        "outlier": record["outlier"],
+        "idle_by_cause": _listed(
+            {"cause": Own(name.removeprefix(_IDLE).removesuffix("_ns")), "time": of_ns(ns)}
+            for name, ns in sorted(causes.items(), key=lambda cause: -cause[1])
+        ),
+        "longer_than_usual": _listed(
+            {"name": cleaned(more["name"]), "by": of_ns(more["delta_ns"])}
+            for more in record["differs"] or ()
+        ),
+        "notes": _notes(table.notes),
+    }

@@ -1,0 +1,455 @@
+"""`bisect`: which commit, or version, made a program slower, on a machine that is never quiet.
+
+Note [Against both ends]: a revision in the middle runs in rounds with a good and a bad one. Half
+way between them, on a logarithmic scale, is where it would stand if it were neither: d = log m -
+(log g + log b) / 2. A signed rank test says on which side of 0 d lies, at several looks that share
+the allowed error. A drift of the machine shifts all three alike. As the true d of a revision that
+is like one end is half the whole difference away from 0, a decision for the wrong side is far rarer
+than the level of the test, which only says how often a revision half way is decided at all.
+
+Note [Abstaining]: what is not decided after the last look, or cannot be run, is left out and its
+neighbours are tried. If such revisions are left between the last good and the first bad one, the
+answer is a range. Of a short range neighbours are compared directly, as each of them may carry a
+part of the change.
+
+Note [Confirmed]: a culprit is compared with its parent once more in fresh runs. If these do not
+show the change, the search is made a second time with new runs, and then given up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.results import Result
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.bench.bisection.rounds import Journal, Rounds, Runner
+from torchtraceap.lab.bench.revisions import Revision, UnusableRevisionError
+from torchtraceap.lab.bench.statistics.sequential import Plan
+from torchtraceap.lab.bench.statistics.signed_rank import interval, p_values, walsh_averages
+
+__all__ = ["Bisection", "Change", "Settings", "Tested", "bisect"]
+
+SCHEMA = "torchtraceap.bisection/1"
+STEP_ALPHA = 0.02
+"""How often a revision exactly half way is decided; see Note [Against both ends]."""
+INTERVAL_ERROR = 0.05
+"""Of the intervals that are told beside a decision."""
+ATTEMPTS = 2
+MOST_PAIRED = 4
+"""Revisions of a range that are compared with their neighbours."""
+STEP_BETWEEN = 0.2
+"""Of the whole difference: a revision surely so far from either end carries a change of its own."""
+WHOLE_CHANGE = 0.75
+"""Of the whole difference: a culprit that surely explains less is not alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is decided before the first run."""
+
+    minimal_effect: float = 0.02
+    """Fraction; ends that differ by less do not differ."""
+    alpha: float = 0.01
+    """Of the comparisons of the ends and of the culprit with its parent."""
+    looks: tuple[int, ...] = (10, 20, 40)
+    """Numbers of rounds."""
+    seed: int = 0
+    improvement: bool = False
+    """Look for what made it faster."""
+
+    @property
+    def plan(self) -> Plan:
+        """Of comparisons of two."""
+        return Plan(self.minimal_effect, self.alpha, self.looks)
+
+    @property
+    def sign(self) -> int:
+        return -1 if self.improvement else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Result):
+    """A change as a fraction, 0.03 is 3 % slower, with an interval of 95 %."""
+
+    best: float
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, values: Array) -> Change:
+        """Of log ratios."""
+        best, low, high = _estimate(values)
+        return cls(math.expm1(best), _finite(low), _finite(high))
+
+
+def _finite(log_ratio: float) -> float | None:
+    return math.expm1(log_ratio) if math.isfinite(log_ratio) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Tested(Result):
+    """What was found of one revision on the way."""
+
+    commit: str
+    subject: str
+    place: int
+    """In the line, from 0."""
+    verdict: str
+    """"like good", "like bad", "abstained" or "skipped"."""
+    rounds: int
+    p: float | None
+    level: float | None
+    """Where it stands: 0 is the good end, 1 the bad one."""
+    low: float | None
+    high: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Bisection(Result):
+    """The answer; `to_dict` is `torchtraceap.bisection/1`."""
+
+    verdict: str
+    """found, range, no_difference or undecided."""
+    line: tuple[Revision, ...]
+    difference: Change | None
+    """Of the ends, last / first - 1."""
+    culprit: Revision | None
+    change: Change | None
+    """Of the culprit beside its parent."""
+    range: tuple[Revision, ...]
+    """Those among which the culprit is, in order; of verdict "range"."""
+    tested: tuple[Tested, ...]
+    confirmed: bool
+    several_steps: bool
+    """More than one revision changes it; the largest change that was met is told."""
+    runs: int
+    settings: Settings
+    notes: tuple[str, ...] = ()
+    causes: Any = None
+    """`Causes` of parent and culprit; None without traces."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """`torchtraceap.bisection/1`."""
+        found = self.causes
+        return {
+            "schema": SCHEMA,
+            "verdict": self.verdict,
+            "culprit": self._culprit(),
+            "range": [_named(revision) for revision in self.range] or None,
+            "tested": [each.to_dict() for each in self.tested],
+            "confirmed": self.confirmed,
+            "causes": found.to_dict()["causes"] if found else [],
+            "causes_detail": found.to_dict() if found else None,
+            "direction": "faster" if self.settings.improvement else "slower",
+            "from": _named(self.line[0]),
+            "to": _named(self.line[-1]),
+            "revisions": len(self.line),
+            "difference": self.difference.to_dict() if self.difference else None,
+            "several_steps": self.several_steps,
+            "runs": self.runs,
+            "looks": list(self.settings.looks),
+            "minimal_effect": self.settings.minimal_effect,
+            "seed": self.settings.seed,
+            "notes": list(self.notes),
+        }
+
+    def _culprit(self) -> dict[str, Any] | None:
+        if self.culprit is None:
+            return None
+        change = self.change.to_dict() if self.change else None
+        return {**_named(self.culprit), "change": change}
+
+
+def _named(revision: Revision) -> dict[str, Any]:
+    return {"commit": revision.id, "subject": revision.title, "when": revision.when}
+
+
+Progress = Callable[[str], object]
+
+
+def bisect(
+    line: Sequence[Revision],
+    runner: Runner,
+    settings: Settings | None = None,
+    *,
+    journal: Journal | None = None,
+    progress: Progress | None = None,
+    traces: Path | None = None,
+) -> Bisection:
+    """Finds the revision that changed what a program takes.
+
+    Args:
+        line: Revisions in order, the first with the old, the last with the new behaviour.
+        runner: Measures them.
+        settings: Decided before.
+        journal: What was measured before and is kept.
+        progress: Told what happens, in words.
+        traces: A folder for the traces of parent and culprit, which say why; None records none.
+
+    Raises:
+        OptionError: Fewer than two revisions.
+        UnusableRevisionError: The first or the last one can't be run.
+    """
+    if len(line) < 2:
+        raise OptionError("a bisection needs two revisions at least")
+    chosen = settings or Settings()
+    kept = journal if journal is not None else Journal(None, {})
+    search = _Search(list(line), runner, chosen, kept, progress or (lambda text: None))
+    return search.run(traces)
+
+
+class _Search:
+    """One bisection."""
+
+    def __init__(
+        self,
+        line: list[Revision],
+        runner: Runner,
+        settings: Settings,
+        journal: Journal,
+        progress: Progress,
+    ) -> None:
+        self._line = line
+        self._runner = runner
+        self._settings = settings
+        self._journal = journal
+        self._say = progress
+        self._tested: list[Tested] = []
+        self._notes: list[str] = []
+        self._several = False
+        self._difference: Change | None = None
+
+    def run(self, traces: Path | None) -> Bisection:
+        line = self._line
+        ends = self._pair("ends", line[0], line[-1])
+        self._difference = Change.of(ends.values)
+        if ends.decided != 1:
+            return self._no_difference(ends)
+        for attempt in range(1, ATTEMPTS + 1):
+            good, bad = self._narrowed(attempt)
+            if bad - good > 1:
+                found = self._paired(attempt, good, bad)
+                if found is None:
+                    return self._answer("range", range=line[good + 1 : bad + 1])
+                good, bad = found - 1, found
+            change = self._pair(f"{attempt} confirm {bad}", line[bad - 1], line[bad])
+            if change.decided == 1:
+                return self._found(bad, change, traces)
+            self._say(f"{line[bad].short} beside its parent does not show the change")
+        self._notes.append(
+            "The last commit before the change and the first behind it do not differ in fresh "
+            "runs: the machine changes too much, or the change depends on something else than the "
+            "commit."
+        )
+        return self._answer("undecided", range=line[bad : bad + 1])
+
+    # ------------------------------------------------------------------------------ answers
+
+    def _no_difference(self, ends: _Pair) -> Bisection:
+        if ends.decided == -1:
+            other = "faster" if self._settings.sign > 0 else "slower"
+            hint = "give --improvement" if self._settings.sign > 0 else "leave --improvement out"
+            self._notes.append(f"The last revision is {other} than the first: {hint}.")
+        elif ends.decided is None:
+            self._notes.append(
+                f"After {ends.rounds} rounds nobody can tell whether the ends differ by "
+                f"{100 * self._settings.minimal_effect:.3g} %: runs vary too much, or they differ "
+                "by about that."
+            )
+            return self._answer("undecided")
+        return self._answer("no_difference")
+
+    def _found(self, place: int, change: _Pair, traces: Path | None) -> Bisection:
+        parent, culprit = self._line[place - 1], self._line[place]
+        explained = self._explained(change)
+        if explained is not None:
+            self._several = True
+            self._notes.append(
+                f"It explains {100 * explained:.0f} % of the difference between the ends: other "
+                "commits changed it too. Bisect again from it, or up to its parent."
+            )
+        causes = None
+        measured = Change.of(change.values)
+        if traces is not None:
+            self._say(f"recording {parent.short} and {culprit.short}")
+            causes = self._causes(parent, culprit, traces, measured.best)
+        return self._answer(
+            "found", culprit=culprit, change=measured, confirmed=True, causes=causes
+        )
+
+    def _explained(self, change: _Pair) -> float | None:
+        """The culprit's part of the whole difference, if it surely is not all of it."""
+        assert self._difference is not None
+        whole = math.log1p(self._difference.best)
+        best, low, high = _estimate(change.values)
+        edge = high if whole > 0 else low
+        return best / whole if whole and edge / whole < WHOLE_CHANGE else None
+
+    def _answer(self, verdict: str, **found: Any) -> Bisection:
+        if self._several:
+            self._notes.append(
+                "Not one step: some commits stand between the ends, so more than one changed it."
+            )
+        wanted = {"range": (), "culprit": None, "change": None, "confirmed": False, **found}
+        wanted["range"] = tuple(wanted["range"])
+        return Bisection(
+            verdict=verdict,
+            line=tuple(self._line),
+            difference=self._difference,
+            tested=tuple(self._tested),
+            several_steps=self._several,
+            runs=self._journal.runs,
+            settings=self._settings,
+            notes=tuple(dict.fromkeys(self._notes)),
+            **wanted,
+        )
+
+    def _causes(self, parent: Revision, culprit: Revision, folder: Path, change: float) -> Any:
+        from torchtraceap.errors import TraceError
+        from torchtraceap.lab.bench.causes import causes
+
+        taken = [
+            self._runner.trace(revision, folder / f"{revision.short}.json.gz")
+            for revision in (parent, culprit)
+        ]
+        if None in taken:
+            self._notes.append("No trace of both could be recorded, so no causes are told.")
+            return None
+        before, after = (path for path in taken if path is not None)
+        try:
+            return causes(before, after, change=change)
+        except TraceError as error:
+            self._notes.append(f"The traces say no causes: {error}")
+            return None
+
+    # ------------------------------------------------------------------------------ search
+
+    def _narrowed(self, attempt: int) -> tuple[int, int]:
+        """Places of the last revision like the good end and the first like the bad one; what is
+        between them could not be decided."""
+        good, bad = 0, len(self._line) - 1
+        open_ = set(range(1, bad))
+        while open_:
+            middle = (good + bad) / 2
+            place = min(open_, key=lambda each: (abs(each - middle), each))
+            open_.discard(place)
+            tested = self._middle(attempt, place)
+            self._tested.append(tested)
+            self._say(
+                f"{self._line[place].short} ({place} of {len(self._line) - 1}): {tested.verdict}"
+            )
+            self._runner.drop(self._line[place])
+            if tested.verdict == "like good":
+                good = place
+            elif tested.verdict == "like bad":
+                bad = place
+            open_ = {each for each in open_ if good < each < bad}
+        return good, bad
+
+    def _middle(self, attempt: int, place: int) -> Tested:
+        """See Note [Against both ends]."""
+        revision = self._line[place]
+        reason = self._journal.skipped(revision)
+        if reason is None:
+            try:
+                return self._compared(attempt, place)
+            except UnusableRevisionError as error:
+                reason = str(error)
+                self._journal.keep_skipped(revision, reason)
+        return Tested(
+            revision.id, revision.title, place, "skipped", 0, None, None, None, None, reason
+        )
+
+    def _compared(self, attempt: int, place: int) -> Tested:
+        line, settings = self._line, self._settings
+        rounds = self._rounds(f"{attempt} middle {place}", [line[0], line[place], line[-1]])
+        levels = Plan(settings.minimal_effect, STEP_ALPHA, settings.looks).levels
+        verdict = "abstained"
+        for count, level in zip(settings.looks, levels, strict=True):
+            good, middle, bad = rounds.until(count).T
+            values = settings.sign * (middle - (good + bad) / 2)
+            p = float(p_values(values))
+            if p <= level:
+                verdict = "like bad" if np.median(values) > 0 else "like good"
+                break
+        whole = _estimate(settings.sign * (bad - good))[0]
+        stands = [0.5 + each / whole for each in _estimate(values)] if whole > 0 else []
+        best, low, high = stands or (None, None, None)
+        self._several |= _is_between(low, high)
+        return Tested(line[place].id, line[place].title, place, verdict, count, p, best,
+                      _or_none(low), _or_none(high))  # fmt: skip
+
+    def _paired(self, attempt: int, good: int, bad: int) -> int | None:
+        """Of a short range the place of the largest change between neighbours, if one is sure."""
+        places = range(good + 1, bad + 1)
+        if len(places) > MOST_PAIRED:
+            return None
+        changes: dict[int, float] = {}
+        for place in places:
+            ends = self._line[place - 1], self._line[place]
+            if any(self._journal.skipped(each) for each in ends):
+                return None
+            pair = self._pair(f"{attempt} neighbours {place}", *ends)
+            if pair.decided == 1:
+                changes[place] = _estimate(pair.values)[0]
+        self._several |= len(changes) > 1
+        return max(changes, key=lambda p: self._settings.sign * changes[p]) if changes else None
+
+    def _pair(self, test: str, before: Revision, after: Revision) -> _Pair:
+        from torchtraceap.lab.bench.statistics.sequential import look_at
+
+        plan = self._settings.plan
+        rounds = self._rounds(test, [before, after])
+        for number, count in enumerate(plan.looks):
+            logs = rounds.until(count)
+            values = logs[:, 1] - logs[:, 0]
+            verdict = look_at(values, plan, number).verdict
+            if verdict != "undecided":
+                break
+        towards = {"slower": 1, "faster": -1}.get(verdict, 0) * self._settings.sign
+        self._say(f"{after.short} beside {before.short}: {verdict} after {count} rounds")
+        return _Pair(values, None if verdict == "undecided" else towards, count)
+
+    def _rounds(self, test: str, revisions: Sequence[Revision]) -> Rounds:
+        def told(name: str, number: int) -> None:
+            if number % 5 == 0:
+                self._say(f"round {number + 1} of at most {self._settings.looks[-1]}")
+
+        return Rounds(test, revisions, self._runner, self._journal,
+                      seed=self._settings.seed, progress=told)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A comparison of two."""
+
+    values: Array
+    """Log ratios after / before."""
+    decided: int | None
+    """1: changed as looked for, -1: the other way, 0: equivalent; None: nobody can tell."""
+    rounds: int
+
+
+def _estimate(values: Array) -> tuple[float, float, float]:
+    """Hodges and Lehmann's estimate with an interval."""
+    averages = walsh_averages(values)
+    low, high = interval(averages, len(values), INTERVAL_ERROR)
+    return float(np.median(averages)), float(low), float(high)
+
+
+def _is_between(low: float | None, high: float | None) -> bool:
+    if low is None or high is None:
+        return False
+    return low > STEP_BETWEEN and high < 1 - STEP_BETWEEN
+
+
+def _or_none(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,189 @@
+"""Rounds of fresh runs: each revision once, in random order, until enough rounds are there.
+
+Note [Rounds]: what the machine does changes over minutes, so revisions are compared only within a
+round, in which each runs once. The order within rounds is drawn from a seed before the first run.
+Where all tell of their steps, these take turns (processes/turns.py).
+
+Note [State]: every round is written down at once. What was measured is found again by the name of
+its test and the number of its round, so an interrupted bisection is simply started again: it
+makes the same decisions from the same numbers, and measures from where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from torchtraceap.core.aliases import Array, PathLike
+from torchtraceap.core.writing import write_text
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.bench.revisions import Revision
+
+__all__ = ["Journal", "Rounds", "Runner"]
+
+STATE_SCHEMA = "torchtraceap.bisection_state/1"
+
+
+class Runner(Protocol):
+    """Measures revisions."""
+
+    def measure(self, revision: Revision) -> int:
+        """What one fresh run takes, ns, or bytes where memory is measured.
+
+        Raises:
+            UnusableRevisionError: It can't be built or run.
+        """
+
+    def measure_together(
+        self, revisions: Sequence[Revision], order: Sequence[int], seed: int
+    ) -> dict[str, int]:
+        """What one fresh run of each takes, by id: steps take turns where all tell of steps, else
+        one run behind the other.
+
+        Args:
+            revisions: Each was measured alone before.
+            order: In which they run, where they run one behind the other.
+            seed: Of who goes first in each exchange of steps.
+
+        Raises:
+            UnusableRevisionError: One can't be run.
+        """
+
+    def trace(self, revision: Revision, target: Path) -> Path | None:
+        """A recording, of a run that is not timed; None where there is none."""
+
+    def drop(self, revision: Revision) -> None:
+        """The revision is not needed for now."""
+
+
+class Journal:
+    """What was measured so far, in a file of JSON lines or in memory only."""
+
+    def __init__(self, path: PathLike | None, header: Mapping[str, Any]) -> None:
+        """
+        Args:
+            path: The file; None keeps nothing.
+            header: What is measured; a file with another header is of another bisection.
+
+        Raises:
+            OptionError: The file holds something else.
+        """
+        self._path = None if path is None else Path(path)
+        self._lines: list[dict[str, Any]] = [{"schema": STATE_SCHEMA, **header}]
+        self._rounds: dict[tuple[str, int], dict[str, int]] = {}
+        self._skipped: dict[str, str] = {}
+        if self._path is not None and self._path.exists():
+            self._read(self._path)
+        self.resumed = len(self._rounds)
+        """Rounds that were there already."""
+
+    def _read(self, path: Path) -> None:
+        try:
+            lines = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line]
+            first = lines[0] if lines else None
+            if first != json.loads(json.dumps(self._lines[0])):
+                raise OptionError(
+                    f"{path}: holds the state of another bisection; remove it or name another file"
+                )
+            for line in lines[1:]:
+                if "skip" in line:
+                    self._skipped[str(line["skip"])] = str(line["reason"])
+                else:
+                    ns = {str(name): int(value) for name, value in line["ns"].items()}
+                    self._rounds[str(line["test"]), int(line["round"])] = ns
+        except OptionError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise OptionError(f"{path}: holds no state of a bisection ({error})") from error
+        self._lines = lines
+
+    def round(self, test: str, number: int) -> dict[str, int] | None:
+        """What a round measured, by revision."""
+        return self._rounds.get((test, number))
+
+    def keep_round(self, test: str, number: int, ns: Mapping[str, int]) -> None:
+        self._rounds[test, number] = dict(ns)
+        self._keep({"test": test, "round": number, "ns": dict(ns)})
+
+    def skipped(self, revision: Revision) -> str | None:
+        """Why it can't be used, if it can't."""
+        return self._skipped.get(revision.id)
+
+    def keep_skipped(self, revision: Revision, reason: str) -> None:
+        self._skipped[revision.id] = reason
+        self._keep({"skip": revision.id, "reason": reason})
+
+    @property
+    def runs(self) -> int:
+        """Counted runs in all rounds."""
+        return sum(len(ns) for ns in self._rounds.values())
+
+    def _keep(self, line: dict[str, Any]) -> None:
+        self._lines.append(line)
+        if self._path is not None:
+            texts = (json.dumps(each, separators=(",", ":")) for each in self._lines)
+            write_text(self._path, "\n".join(texts) + "\n")
+
+
+class Rounds:
+    """Rounds of one test."""
+
+    def __init__(
+        self,
+        test: str,
+        revisions: Sequence[Revision],
+        runner: Runner,
+        journal: Journal,
+        *,
+        seed: int,
+        progress: Callable[[str, int], object],
+    ) -> None:
+        """
+        Args:
+            test: Names it in the journal.
+            revisions: At least two.
+            runner: Who measures.
+            journal: Where rounds are kept.
+            seed: Of the orders, with the name of the test.
+            progress: Called with the test and the number of the round that begins.
+        """
+        self._test = test
+        self._revisions = list(revisions)
+        self._runner = runner
+        self._journal = journal
+        self._progress = progress
+        digest = sha256(f"{seed} {test}".encode()).digest()
+        self._seed = int.from_bytes(digest[:8], "big")
+        self._orders = np.random.default_rng(self._seed)
+        self._logs: list[list[float]] = []
+        self._warm = False
+
+    def until(self, count: int) -> Array:
+        """Logarithms of what each revision took, float64 `[count, revisions]`.
+
+        Raises:
+            UnusableRevisionError: One of them can't be run.
+        """
+        while len(self._logs) < count:
+            order = self._orders.permutation(len(self._revisions)).tolist()
+            number = len(self._logs)
+            ns = self._journal.round(self._test, number)
+            if ns is None or any(revision.id not in ns for revision in self._revisions):
+                ns = self._run(number, order)
+            self._logs.append([float(np.log(max(1, ns[r.id]))) for r in self._revisions])
+        return np.asarray(self._logs[:count], np.float64)
+
+    def _run(self, number: int, order: Sequence[int]) -> dict[str, int]:
+        self._progress(self._test, number)
+        if not self._warm:  # files that nobody has read yet, and byte code that is not there
+            for place in order:
+                self._runner.measure(self._revisions[place])
+            self._warm = True
+        ns = self._runner.measure_together(self._revisions, order, self._seed + number)
+        self._journal.keep_round(self._test, number, ns)
+        return ns

@@ -1,0 +1,307 @@
+"""`calibrate`: how often this machine would raise a false alarm, measured by comparing a program
+with itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+import numpy as np
+
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.progress import stage
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.results import Result
+from torchtraceap.core.units import counted
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.bench.comparison.sides import (
+    ProgramSide,
+    Side,
+    run_side,
+    sides_can_take_turns,
+    steps_of_last_run,
+    take_turns,
+)
+from torchtraceap.lab.bench.statistics.replay import (
+    OURS,
+    Recorded,
+    Share,
+    least_effect,
+    replay_ours,
+    replay_rule,
+    share_of,
+)
+from torchtraceap.lab.bench.statistics.rules import RULES
+from torchtraceap.lab.bench.statistics.sequential import Plan
+
+__all__ = [
+    "PLANTED",
+    "Calibration",
+    "CalibrationRow",
+    "Noise",
+    "calibrate",
+    "calibration_of",
+    "noise_of",
+]
+
+PLANTED = (0.0, 0.02, 0.03, 0.05)
+"""Effects that rules are tried on; 0 is the comparison of the program with itself."""
+DEFAULT_COMPARISONS = 1000
+DEFAULT_RUNS = 160
+_ROBUST = 1.4826
+"""Median absolute deviation to standard deviation, for normal noise."""
+_SLOW_SIGMAS = 5.0
+
+_NOTES = (
+    "Orders of pairs are drawn anew for each comparison, which is what is random in bench "
+    "compare too; the runs are recorded once. {runs} runs hold {windows} of {width} that stand "
+    "apart; others overlap, and the intervals take comparisons as independent.",
+    "Effects are planted by multiplying recorded times of B: made up, on this machine's noise.",
+    "Other rules see their runs of A, then those of B, next to each other, as their tools run "
+    "them.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Noise(Result):
+    """What differs from run to run; fractions of what a run takes."""
+
+    run: float
+    """Standard deviation of a run beside its neighbours: successive differences, over root 2."""
+    whole: float
+    """Standard deviation over the whole sequence."""
+    drift: float
+    """What `whole` has beyond `run`."""
+    trend: float
+    """From the first run to the last, by the median slope (Theil and Sen)."""
+    lag_one: float
+    """Correlation of a run with the one before it."""
+    slow_runs: float
+    """Share of runs more than 5 robust standard deviations above the median."""
+    step: float | None
+    """Robust standard deviation of steps within a run; None where a run is one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationRow(Result):
+    """What one rule said of one effect."""
+
+    rule: str
+    effect: float
+    flagged: Any
+    """Slower or faster where nothing was planted; else slower."""
+    undecided: float
+    equivalent: float
+    pairs: float
+    """Used, on average; of other rules, runs a side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration(Result):
+    """What verdicts are worth on this machine."""
+
+    name: str
+    runs: int
+    comparisons: int
+    windows: int
+    """That do not overlap."""
+    minimal_effect: float
+    alpha: float
+    looks: tuple[int, ...]
+    seed: int
+    false_alarms: Any
+    """Of ours, with nothing planted."""
+    least_effect: float | None
+    """That 90 % of comparisons find, declared as minimal."""
+    noise: Noise
+    rows: tuple[CalibrationRow, ...]
+    median_ns: int
+    run_ns: tuple[int, ...]
+    """Median step of each run, in the order of time."""
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of `torchtraceap bench calibrate --json`."""
+        return {"schema": "torchtraceap.calibration/1", **Result.to_dict(self)}
+
+
+def calibrate(
+    side: Side,
+    *,
+    runs: int = DEFAULT_RUNS,
+    comparisons: int = DEFAULT_COMPARISONS,
+    plan: Plan | None = None,
+    seed: int = 0,
+) -> Calibration:
+    """Runs a program again and again, and says what rules would have made of it.
+
+    Args:
+        side: The program.
+        runs: Fresh processes, beside one that warms up the machine.
+        comparisons: Replays of each rule and effect.
+        plan: Of the comparisons; by default that of `compare`.
+        seed: Of windows and orders.
+
+    Raises:
+        OptionError: Too few runs for the last look.
+        ProgramError: A run failed twice.
+    """
+    plan = plan or Plan()
+    check_runs(runs, plan)
+    with stage("warming up"):
+        run_side(side, side.name)
+    steps: list[Array] = []
+    ratios: list[float] | None = None
+    if isinstance(side, ProgramSide) and sides_can_take_turns(side, side):
+        other, ratios = copy(side), []
+        for number in range(runs // 2):
+            with stage(f"pair {number + 1} of {runs // 2}"):
+                ratios.append(take_turns(side, other, seed + number)[0])
+            steps += [steps_of_last_run(each, 1) for each in (side, other)]
+    else:
+        for number in range(runs):
+            with stage(f"run {number + 1} of {runs}"):
+                median_ns = run_side(side, side.name)
+            steps.append(steps_of_last_run(side, median_ns))
+    return calibration_of(
+        side.name, steps, ratios=ratios, comparisons=comparisons, plan=plan, seed=seed
+    )
+
+
+def check_runs(runs: int, plan: Plan) -> None:
+    """
+    Raises:
+        OptionError: Too few runs for the last look.
+    """
+    if runs < 2 * plan.looks[-1]:
+        raise OptionError(
+            f"{runs} runs are too few: {plan.looks[-1]} pairs take {2 * plan.looks[-1]}"
+        )
+
+
+def calibration_of(
+    name: str,
+    steps: Sequence[Sequence[int] | Array],
+    *,
+    ratios: Sequence[float] | Array | None = None,
+    comparisons: int = DEFAULT_COMPARISONS,
+    plan: Plan | None = None,
+    seed: int = 0,
+) -> Calibration:
+    """A calibration of recorded runs; see Note [Replays].
+
+    Args:
+        name: Of the program.
+        steps: Steps of each run, ns, in the order of time.
+        ratios: Log ratios of runs that took turns, of each two of them; None: they ran one behind
+            the other.
+        comparisons: Replays of each rule and effect.
+        plan: Of the comparisons.
+        seed: Of windows and orders.
+
+    Raises:
+        OptionError: Too few runs for the last look, or no comparisons.
+    """
+    plan = plan or Plan()
+    check_runs(len(steps), plan)
+    if comparisons < 1:
+        raise OptionError(f"at least one comparison is needed, not {comparisons}")
+    arrays = [np.asarray(run, np.float64) for run in steps]
+    medians = np.array([np.median(run) for run in arrays])
+    logs, in_turns = np.log(medians), ratios is not None
+    if ratios is not None:  # the second of each two as it stands beside the first
+        logs = np.repeat(logs[0::2], 2)
+        logs[1::2] += np.asarray(ratios)
+    ours = Recorded(logs, in_turns)
+    rows = tuple(
+        row for effect in PLANTED for row in _rows(arrays, ours, effect, plan, comparisons, seed)
+    )
+    width = 2 * plan.looks[-1]
+    windows = len(steps) // width
+    return Calibration(
+        name=name,
+        runs=len(steps),
+        comparisons=comparisons,
+        windows=windows,
+        minimal_effect=plan.minimal_effect,
+        alpha=plan.alpha,
+        looks=plan.looks,
+        seed=seed,
+        false_alarms=rows[0].flagged,
+        least_effect=least_effect(ours, plan, comparisons, seed),
+        noise=noise_of(arrays),
+        rows=rows,
+        median_ns=round(float(np.median(medians))),
+        run_ns=tuple(round(float(ns)) for ns in medians),
+        notes=(
+            _NOTES[0].format(windows=counted(windows, "window"), width=width, runs=len(steps)),
+            *_NOTES[1:],
+        ),
+    )
+
+
+def _rows(
+    steps: Sequence[Array],
+    ours: Recorded,
+    effect: float,
+    plan: Plan,
+    comparisons: int,
+    seed: int,
+) -> list[CalibrationRow]:
+    counts, used = replay_ours(ours, effect, plan, comparisons, np.random.default_rng(seed))
+    rows = [
+        CalibrationRow(
+            OURS,
+            effect,
+            _flagged(counts, effect, comparisons),
+            counts["undecided"] / comparisons,
+            counts["equivalent"] / comparisons,
+            float(used.mean()),
+        )
+    ]
+    for rule in RULES.values():
+        if 2 * rule.runs > len(steps):
+            continue
+        said = replay_rule(steps, effect, rule, comparisons, np.random.default_rng(seed))
+        rows.append(
+            CalibrationRow(
+                rule.name, effect, _flagged(said, effect, comparisons), 0.0, 0.0, rule.runs
+            )
+        )
+    return rows
+
+
+def _flagged(counts: dict[str, int], effect: float, comparisons: int) -> Share:
+    alarms = counts["slower"] if effect else counts["slower"] + counts["faster"]
+    return share_of(alarms, comparisons)
+
+
+def noise_of(steps: Sequence[Array]) -> Noise:
+    """What differs from run to run in a sequence of runs of one program.
+
+    Args:
+        steps: Steps of each run, ns, in the order of time; three runs at least.
+    """
+    from scipy.stats import theilslopes
+
+    logs = np.log([float(np.median(run)) for run in steps])
+    run = math.sqrt(float(np.mean(np.diff(logs) ** 2)) / 2)
+    whole = float(np.std(logs, ddof=1))
+    centred = logs - logs.mean()
+    total = float(np.dot(centred, centred))
+    within = [_robust_sd(np.log(each)) for each in steps if len(each) > 2]
+    return Noise(
+        run=run,
+        whole=whole,
+        drift=math.sqrt(max(0.0, whole**2 - run**2)),
+        trend=float(theilslopes(logs).slope) * (len(logs) - 1),
+        lag_one=float(np.dot(centred[1:], centred[:-1])) / total if total else 0.0,
+        slow_runs=float(np.mean(logs > np.median(logs) + _SLOW_SIGMAS * _robust_sd(logs))),
+        step=float(np.median(within)) if within else None,
+    )
+
+
+def _robust_sd(values: Array) -> float:
+    return float(_ROBUST * np.median(np.abs(values - np.median(values))))

@@ -1,0 +1,419 @@
+"""`compare`: whether B is slower than A, faster, equivalent, or nobody can tell; and why.
+
+Note [Counts and clocks]: counts of a trace, such as launches or waits for the GPU, repeat exactly
+in steady state, so a count that differs is a change, told even if the times can't be told apart.
+Only times need statistics.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.progress import stage
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.results import Result
+from torchtraceap.core.units import counted
+from torchtraceap.errors import TraceError
+from torchtraceap.lab.bench.comparison.pairs import Pair, Pairs
+from torchtraceap.lab.bench.comparison.sides import ProgramSide, Side
+from torchtraceap.lab.bench.processes.environment import fingerprint
+from torchtraceap.lab.bench.statistics.rules import RULES
+from torchtraceap.lab.bench.statistics.sequential import (
+    DEFAULT_ALPHA,
+    DEFAULT_LOOKS,
+    DEFAULT_MINIMAL_EFFECT,
+    Look,
+    Plan,
+    look_at,
+    whole_p,
+)
+from torchtraceap.lab.bench.statistics.signed_rank import least_p
+
+if TYPE_CHECKING:
+    from torchtraceap.trace.trace import Trace
+
+__all__ = ["Comparison", "CountChange", "Evidence", "Sequential", "compare", "evidence_of"]
+
+_BUSY = 1.0
+"""Load beyond our own process from which it is told, in processors of the machine left over."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountChange(Result):
+    """An exact count of both traces; None where one does not know it."""
+
+    key: str
+    before: int | None
+    after: int | None
+
+    @property
+    def is_change(self) -> bool:
+        """Both know it, and it differs."""
+        return None not in (self.before, self.after) and self.before != self.after
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the two traces say."""
+
+    counts: tuple[CountChange, ...] = ()
+    counted_by: str = "step"
+    """"step" (the worst one) or "trace": what they are counts of."""
+    causes: tuple[dict[str, Any], ...] = ()
+    """As `bench.causes` has them; they sum to the difference of the two recordings."""
+    traced_difference_ns: int | None = None
+    """Of the median steps of the recordings, which are one run each."""
+    moved: tuple[dict[str, Any], ...] = ()
+    """Work that only changed its place."""
+    findings: Mapping[str, Any] | None = None
+    """That appeared, and that are gone."""
+    price: dict[str, Any] | None = None
+    """What fixing the costliest finding that appeared would save."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison(Result):
+    """A verdict with all that it rests on. Changes are fractions: 0.03 is 3 % slower."""
+
+    before: str
+    """Name of side A."""
+    after: str
+    verdict: str
+    """slower, faster, equivalent or undecided: what B is beside A."""
+    best: float
+    """Estimate of after / before - 1."""
+    low: float | None
+    """Of the interval; None where so few pairs say nothing."""
+    high: float | None
+    confidence: float
+    """That the interval holds, at this look."""
+    p: float
+    """Of the whole comparison, all looks together."""
+    looks: tuple[Look, ...]
+    """As log ratios."""
+    pairs: int
+    minimal_effect: float
+    alpha: float
+    seed: int
+    method: str
+    evidence: Evidence
+    notes: tuple[str, ...]
+    before_ns: int
+    """Median of the runs of A, of the median step of each."""
+    after_ns: int
+    raw: tuple[Pair, ...] = ()
+    """Empty for stored runs."""
+    rules: Mapping[str, dict[str, Any]] | None = None
+    """What named rules say of the same runs."""
+    environment: Any = None
+    reproduce: str = ""
+    """The command that makes this comparison."""
+
+    @property
+    def changed_counts(self) -> tuple[CountChange, ...]:
+        """Counts that both traces know and that differ."""
+        return tuple(count for count in self.evidence.counts if count.is_change)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of `torchtraceap bench compare --json`."""
+        return {
+            "schema": "torchtraceap.comparison/1",
+            "verdict": self.verdict,
+            "change": {"best": self.best, "low": self.low, "high": self.high},
+            "pairs": self.pairs,
+            "alpha": self.alpha,
+            "method": self.method,
+            "counts": [count.to_dict() for count in self.evidence.counts],
+            "causes": list(self.evidence.causes),
+            "before": {"name": self.before, "median_ns": self.before_ns},
+            "after": {"name": self.after, "median_ns": self.after_ns},
+            "minimal_effect": self.minimal_effect,
+            "confidence": self.confidence,
+            "p": self.p,
+            "looks": [_look_dict(look) for look in self.looks],
+            "seed": self.seed,
+            "counts_changed": [count.key for count in self.changed_counts],
+            "counted_by": self.evidence.counted_by,
+            "traced_difference_ns": self.evidence.traced_difference_ns,
+            "moved": list(self.evidence.moved),
+            "findings": dict(self.evidence.findings or {}),
+            "price": self.evidence.price,
+            "notes": list(self.notes),
+            "rules": dict(self.rules or {}),
+            "pairs_ns": [[pair.before_ns, pair.after_ns] for pair in self.raw],
+            "orders": [pair.order for pair in self.raw],
+            "load": [pair.load for pair in self.raw],
+            "step_ns": [[list(p.before_step_ns), list(p.after_step_ns)] for p in self.raw],
+            "environment": self.environment,
+            "reproduce": self.reproduce,
+        }
+
+
+def _look_dict(look: Look) -> dict[str, Any]:
+    return {
+        "pairs": look.pairs,
+        "verdict": look.verdict,
+        "p": look.p,
+        "level": look.level,
+        "best": change_of(look.best),
+        "low": change_of(look.low),
+        "high": change_of(look.high),
+    }
+
+
+def change_of(log_ratio: float) -> float | None:
+    """A log ratio as a fraction; None for an interval without an end."""
+    return math.expm1(log_ratio) if math.isfinite(log_ratio) else None
+
+
+class Sequential:
+    """A comparison at work: pairs are run from look to look until it is decided."""
+
+    def __init__(self, pairs: Pairs, plan: Plan) -> None:
+        self.pairs = pairs
+        self.plan = plan
+        self.looks: list[Look] = []
+
+    @property
+    def may_go_on(self) -> bool:
+        """There is another look."""
+        return len(self.looks) < len(self.plan.looks)
+
+    @property
+    def p(self) -> float:
+        """Of all looks so far together."""
+        return whole_p(self.looks, self.plan)
+
+    def look(self) -> Look:
+        """Takes the next look, for which the pairs that are missing are run.
+
+        Raises:
+            ProgramError: A run failed twice.
+        """
+        number = len(self.looks)
+        values = self.pairs.until(self.plan.looks[number])
+        self.looks.append(look_at(values, self.plan, number))
+        return self.looks[-1]
+
+    def decide(self) -> Look:
+        """Looks until it is decided, or the last look was taken."""
+        while True:
+            look = self.look()
+            if look.verdict != "undecided" or not self.may_go_on:
+                return look
+
+
+def compare(
+    side_a: Side,
+    side_b: Side,
+    *,
+    minimal_effect: float = DEFAULT_MINIMAL_EFFECT,
+    alpha: float = DEFAULT_ALPHA,
+    looks: Sequence[int] = DEFAULT_LOOKS,
+    seed: int = 0,
+    causes: bool = True,
+    kept: Path | None = None,
+    reproduce: str = "",
+) -> Comparison:
+    """Runs two sides in pairs of fresh processes until it can be said which is slower.
+
+    Args:
+        side_a: Before.
+        side_b: After.
+        minimal_effect: Fraction; changes below it do not matter.
+        alpha: Probability of a false alarm, over all looks together.
+        looks: Numbers of pairs after which it may be decided.
+        seed: Of the order within pairs.
+        causes: Record both sides at the end, for counts and causes.
+        kept: A file of JSON lines that keeps the pairs; a comparison goes on from it.
+        reproduce: The command to state.
+
+    Raises:
+        OptionError: A value makes no sense.
+        ProgramError: A run failed twice.
+    """
+    plan = Plan(minimal_effect, alpha, tuple(looks))
+    pairs = Pairs(side_a, side_b, most=plan.looks[-1], seed=seed, kept=kept)
+    sequential = Sequential(pairs, plan)
+    look = sequential.decide()
+    evidence = evidence_of_sides(side_a, side_b, look) if causes else Evidence()
+    return comparison_of(
+        sequential, side_a, side_b, evidence=evidence, seed=seed, reproduce=reproduce
+    )
+
+
+def comparison_of(
+    sequential: Sequential,
+    side_a: Side,
+    side_b: Side,
+    *,
+    evidence: Evidence,
+    seed: int,
+    reproduce: str = "",
+    verdict: str | None = None,
+    notes: Sequence[str] = (),
+) -> Comparison:
+    """The result of a comparison that ended; `verdict` where a suite takes it back."""
+    last, plan = sequential.looks[-1], sequential.plan
+    raw = tuple(sequential.pairs.pairs[: last.pairs])
+    return Comparison(
+        before=side_a.name,
+        after=side_b.name,
+        verdict=verdict or last.verdict,
+        best=math.expm1(last.best),
+        low=change_of(last.low),
+        high=change_of(last.high),
+        confidence=1 - last.error,
+        p=sequential.p,
+        looks=tuple(sequential.looks),
+        pairs=last.pairs,
+        minimal_effect=plan.minimal_effect,
+        alpha=plan.alpha,
+        seed=seed,
+        method=_method(plan, in_turns=any(pair.exchanges for pair in raw)),
+        evidence=evidence,
+        notes=(*_notes(sequential, raw, side_a, side_b), *notes, *evidence.notes),
+        before_ns=round(float(np.median([pair.before_ns for pair in raw]))),
+        after_ns=round(float(np.median([pair.after_ns for pair in raw]))),
+        raw=raw,
+        rules=rules_on(
+            [np.asarray(pair.before_step_ns, np.float64) for pair in raw],
+            [np.asarray(pair.after_step_ns, np.float64) for pair in raw],
+        ),
+        environment=fingerprint(),
+        reproduce=reproduce,
+    )
+
+
+def _method(plan: Plan, in_turns: bool) -> str:
+    looks = "/".join(map(str, plan.looks))
+    ways = ("median steps", "in random ABBA order"), ("steps", "whose steps take turns")
+    what, how = ways[in_turns]
+    return (
+        f"exact Wilcoxon signed rank test of log ratios of {what}, pairs of fresh processes "
+        f"{how}, Hodges-Lehmann interval; looks at {looks} pairs share alpha; "
+        "equivalence by two one-sided tests against the minimal effect"
+    )
+
+
+def _notes(sequential: Sequential, raw: Sequence[Pair], side_a: Side, side_b: Side) -> list[str]:
+    plan = sequential.plan
+    notes = []
+    if least_p(plan.looks[0]) > plan.levels[0]:
+        first = counted(plan.looks[0], "pair")
+        notes.append(
+            f"the least p of {first} is {least_p(plan.looks[0]):.2g}, more than the "
+            f"{plan.levels[0]:.2g} that this look may spend: it can't say slower or faster"
+        )
+    if sequential.pairs.resumed:
+        notes.append(f"{sequential.pairs.resumed} pairs are from a run that was interrupted")
+    busy = float(np.median([pair.load for pair in raw]))
+    if busy > (os.cpu_count() or 1) + _BUSY:
+        notes.append(
+            f"the machine was busy: a load of {busy:.1f} on {os.cpu_count()} processors; more "
+            "noise takes more pairs"
+        )
+    whole = [side.name for side in (side_a, side_b) if _is_whole(side)]
+    if whole:
+        notes.append(
+            f"no steps told by {' and '.join(whole)}: whole processes are compared, start-up and "
+            "imports included; a loop over ttap.measured(...) would tell of its steps"
+        )
+    return notes
+
+
+def _is_whole(side: Side) -> bool:
+    return isinstance(side, ProgramSide) and side.last is not None and not side.last.by_steps
+
+
+def rules_on(before: Sequence[Array], after: Sequence[Array]) -> dict[str, dict[str, Any]]:
+    """What named rules say of the same runs. In pairs they were taken in turn, which helps rules
+    that would run block after block.
+
+    Args:
+        before: Steps of each run of A, ns.
+        after: Of B.
+    """
+    said = {}
+    for rule in RULES.values():
+        if rule.runs <= min(len(before), len(after)):
+            answer = rule.say(before, after)
+            said[rule.name] = {
+                "says": answer.verdict,
+                "change": answer.change,
+                "runs": answer.runs,
+                "what": rule.what,
+            }
+    return said
+
+
+def evidence_of_sides(side_a: Side, side_b: Side, look: Look) -> Evidence:
+    """Records both sides, then as `evidence_of`."""
+    with stage("recording A"):
+        before = side_a.trace()
+    with stage("recording B"):
+        after = side_b.trace()
+    return evidence_of(before, after, look)
+
+
+def evidence_of(before: Path | None, after: Path | None, look: Look) -> Evidence:
+    """Counts and causes of the difference of two traces.
+
+    Args:
+        before: Trace of side A; None where there is none.
+        after: Of side B.
+        look: The last one: where it says slower or faster, that direction is explained.
+    """
+    missing = [name for name, path in (("A", before), ("B", after)) if path is None]
+    if before is None or after is None:
+        sides = " and ".join(missing)
+        return Evidence(notes=(f"no trace of side {sides}: no counts and no causes",))
+    from torchtraceap.trace.load import load
+
+    try:
+        traces = load(before), load(after)
+        counts, counted_by = _counts(*traces)
+    except TraceError as error:  # the verdict stands without it
+        return Evidence(notes=(f"no counts and no causes: {error}",))
+    try:
+        return _with_causes(counts, counted_by, *traces, look)
+    except TraceError as error:
+        return Evidence(counts, counted_by, notes=(f"no causes: {error}",))
+
+
+def _with_causes(
+    counts: tuple[CountChange, ...], counted_by: str, before: Trace, after: Trace, look: Look
+) -> Evidence:
+    from torchtraceap.lab.bench.causes import causes
+
+    is_changed = look.verdict in ("slower", "faster")
+    document = causes(before, after, change=math.expm1(look.best) if is_changed else None).to_dict()
+    return Evidence(
+        counts=counts,
+        counted_by=counted_by,
+        causes=tuple(document["causes"]),
+        traced_difference_ns=document["difference_ns"],
+        moved=tuple(document["moved"]),
+        findings=document["findings"],
+        price=document["price"],
+        notes=tuple(document["notes"]),
+    )
+
+
+def _counts(before: Trace, after: Trace) -> tuple[tuple[CountChange, ...], str]:
+    """Of a step where both have steps: recordings may hold different numbers of them."""
+    from torchtraceap.contracts.measures import counts
+
+    by_step = all(part.tree.steps for trace in (before, after) for part in trace.ranks)
+    a, b = counts(before, per_step=by_step), counts(after, per_step=by_step)
+    keys = [*a, *(key for key in b if key not in a)]
+    found = tuple(CountChange(key, a.get(key), b.get(key)) for key in keys)
+    return found, "step" if by_step else "trace"

@@ -1,0 +1,221 @@
+"""Several comparisons at once, with false discoveries under control; see Note [False
+discoveries]."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.results import Result
+from torchtraceap.errors import MissingFileError, OptionError
+from torchtraceap.lab.bench.comparison.compare import (
+    Comparison,
+    Evidence,
+    Sequential,
+    comparison_of,
+    evidence_of_sides,
+)
+from torchtraceap.lab.bench.comparison.pairs import Pairs
+from torchtraceap.lab.bench.comparison.sides import Side, open_sides, split_command
+from torchtraceap.lab.bench.comparison.storage import PAIRS, folder_of
+from torchtraceap.lab.bench.statistics.families import FDR, q_values
+from torchtraceap.lab.bench.statistics.sequential import Plan
+
+__all__ = ["Comparisons", "SuiteEntry", "compare_many", "opened", "read_suite"]
+
+_ALARMS = ("slower", "faster")
+_KEYS = {"name", "a", "b", "program", "setup", "minimal_effect"}
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteEntry:
+    """One comparison of a suite."""
+
+    name: str
+    side_a: Side
+    side_b: Side
+    plan: Plan
+    kept: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One comparison of a file of a suite."""
+
+    name: str
+    a: str
+    b: str
+    program: str | None = None
+    setup: str | None = None
+    minimal_effect: float | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparisons(Result):
+    """Verdicts of a suite."""
+
+    fdr: float
+    """False ones among the alarms, at most on average."""
+    comparisons: tuple[tuple[str, float, Comparison], ...]
+    """Name, q value, verdict; an alarm that the suite does not bear out is undecided."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of `torchtraceap bench compare --suite FILE --json`."""
+        return {
+            "schema": "torchtraceap.comparisons/1",
+            "fdr": self.fdr,
+            "slower": [name for name, _, each in self.comparisons if each.verdict == "slower"],
+            "faster": [name for name, _, each in self.comparisons if each.verdict == "faster"],
+            "comparisons": [
+                {"name": name, "q": q, **each.to_dict()} for name, q, each in self.comparisons
+            ],
+        }
+
+
+def compare_many(
+    entries: Sequence[SuiteEntry],
+    *,
+    seed: int = 0,
+    causes: bool = True,
+    fdr: float = FDR,
+    reproduce: str = "",
+) -> Comparisons:
+    """Makes the comparisons of a suite one after the other, then corrects for their number.
+
+    Args:
+        entries: What is compared; names are unique.
+        seed: Of the order within pairs.
+        causes: Record sides, for counts and causes.
+        fdr: False ones among the alarms, at most on average.
+        reproduce: The command to state.
+
+    Raises:
+        OptionError: There are none.
+        ProgramError: A run failed twice.
+    """
+    if not entries:
+        raise OptionError("a suite needs a comparison")
+    begun = []
+    for place, entry in enumerate(entries):
+        pairs = Pairs(
+            entry.side_a,
+            entry.side_b,
+            most=entry.plan.looks[-1],
+            seed=seed + place,  # orders of comparisons must not go together
+            kept=entry.kept,
+            name=entry.name,
+        )
+        begun.append(Sequential(pairs, entry.plan))
+    for each in begun:
+        each.decide()
+    q = _corrected(begun, fdr)
+    found = []
+    for place, (entry, each) in enumerate(zip(entries, begun, strict=True)):
+        sides = entry.side_a, entry.side_b
+        evidence = evidence_of_sides(*sides, each.looks[-1]) if causes else Evidence()
+        withdrawn = each.looks[-1].verdict in _ALARMS and q[place] > fdr
+        comparison = comparison_of(
+            each,
+            entry.side_a,
+            entry.side_b,
+            evidence=evidence,
+            seed=seed + place,
+            reproduce=reproduce,
+            verdict="undecided" if withdrawn else None,
+            notes=[_withdrawn(each, q[place], fdr)] if withdrawn else [],
+        )
+        found.append((entry.name, q[place], comparison))
+    return Comparisons(fdr, tuple(found))
+
+
+def _corrected(begun: Sequence[Sequential], fdr: float) -> list[float]:
+    """q values, after alarms that the number of comparisons made too weak took further looks."""
+    while True:
+        q = [float(each) for each in q_values([each.p for each in begun])]
+        weak = [
+            each
+            for each, value in zip(begun, q, strict=True)
+            if each.looks[-1].verdict in _ALARMS and value > fdr and each.may_go_on
+        ]
+        if not weak:
+            return q
+        for each in weak:
+            each.decide()
+
+
+def _withdrawn(each: Sequential, q: float, fdr: float) -> str:
+    return (
+        f"alone this would be {each.looks[-1].verdict}; among the comparisons of the suite its q "
+        f"is {q:.2g}, more than {fdr:.2g}"
+    )
+
+
+def read_suite(path: Path) -> tuple[Described, ...]:
+    """Reads a file of TOML with a table `[[compare]]` for each comparison.
+
+    Raises:
+        MissingFileError: There is no such file.
+        OptionError: It is something else; the message says what.
+    """
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise MissingFileError(f"{path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path}: is no TOML: {error}") from error
+    tables = document.get("compare")
+    if not isinstance(tables, list) or not tables or document.keys() != {"compare"}:
+        raise OptionError(f"{path}: a table [[compare]] for each comparison is needed, alone")
+    found = [_described(path, number, table) for number, table in enumerate(tables, 1)]
+    names = [each.name for each in found]
+    if len(set(names)) < len(names):
+        raise OptionError(f"{path}: two comparisons have the same name")
+    return tuple(found)
+
+
+def _described(path: Path, number: int, table: Any) -> Described:
+    where = f"{path}: comparison {number}"
+    if not isinstance(table, dict) or not {"a", "b"} <= table.keys():
+        raise OptionError(f"{where} needs a and b")
+    if unknown := table.keys() - _KEYS:
+        raise OptionError(f"{where} has {sorted(unknown)[0]!r}; known are {sorted(_KEYS)}")
+    texts = {key: value for key, value in table.items() if key != "minimal_effect"}
+    if any(not isinstance(value, str) for value in texts.values()):
+        raise OptionError(f"{where}: {', '.join(texts)} are texts")
+    name = texts.pop("name", f"{table['a']} | {table['b']}")
+    return Described(name=name, minimal_effect=table.get("minimal_effect"), **texts)
+
+
+def opened(
+    stack: ExitStack,
+    described: Described,
+    plan: Plan,
+    *,
+    parent: Path,
+    seed: int,
+    timeout_s: float | None = None,
+) -> SuiteEntry:
+    """The sides of a comparison, for as long as the stack is open.
+
+    Args:
+        stack: Takes what has to be tidied up.
+        described: From `read_suite`.
+        plan: With its own minimal effect.
+        parent: Where its folder is made.
+        seed: Of the order within pairs.
+        timeout_s: So long a run may take.
+
+    Raises:
+        OptionError: A side can't be run.
+    """
+    program = split_command(described.program) if described.program else None
+    sides = open_sides(
+        described.a, described.b, program=program, setup=described.setup, timeout_s=timeout_s
+    )
+    side_a, side_b = stack.enter_context(sides)
+    folder = folder_of(parent, side_a, side_b, [plan.looks, seed, described.name])
+    return SuiteEntry(described.name, side_a, side_b, plan, folder / PAIRS)

@@ -1,0 +1,170 @@
+"""Pairs of fresh runs, one of each side, in the order that a coin decided before the first one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.progress import stage
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.writing import write_text
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.bench.comparison.sides import (
+    ProgramSide,
+    Side,
+    run_side,
+    sides_can_take_turns,
+    steps_of_last_run,
+    take_turns,
+)
+from torchtraceap.lab.bench.processes.fresh import ProgramError
+from torchtraceap.lab.bench.statistics.orders import abba
+
+__all__ = ["Pair", "Pairs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One run of each side, next to each other in time."""
+
+    order: str
+    """AB or BA."""
+    before_ns: int
+    """Median step of A."""
+    after_ns: int
+    before_step_ns: tuple[int, ...]
+    """All steps of the run of A."""
+    after_step_ns: tuple[int, ...]
+    load: float
+    """Processes that wanted a processor before it began, over the last minute; our own count."""
+    log_ratio: float
+    """After / before: of the medians, or the median over steps that took turns."""
+    exchanges: int = 0
+    """Of steps that took turns; 0: one run behind the other."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a line of the file that keeps them."""
+        return {name: getattr(self, name) for name in _NAMES}
+
+
+_NAMES = ("order", "before_ns", "after_ns", "before_step_ns", "after_step_ns", "load", "log_ratio",
+          "exchanges")  # fmt: skip
+
+
+class Pairs:
+    """Runs two sides in turn, and keeps what they took."""
+
+    def __init__(
+        self,
+        side_a: Side,
+        side_b: Side,
+        *,
+        most: int,
+        seed: int,
+        kept: Path | None = None,
+        name: str = "",
+    ) -> None:
+        """
+        Args:
+            side_a: Before.
+            side_b: After.
+            most: Pairs that may be asked for.
+            seed: Of the orders.
+            kept: A file of JSON lines with the pairs so far; a comparison that was interrupted
+                goes on from it.
+            name: Of the comparison, for whoever watches.
+
+        Raises:
+            OptionError: The file is none of such pairs.
+        """
+        self._side_a, self._side_b = side_a, side_b
+        self._a_first = abba(most, np.random.default_rng(seed))
+        self._kept = kept
+        self._seed = seed
+        self._in_turns = False
+        self._most = most
+        self._name = f"{name}: " if name else ""
+        self._warm = False
+        self.pairs: list[Pair] = _read(kept, self._a_first) if kept and kept.exists() else []
+        self.resumed = len(self.pairs)
+        """Pairs that were there already."""
+
+    def until(self, count: int) -> Array:
+        """Log ratios after / before of so many pairs; those that are missing are run.
+
+        Raises:
+            ProgramError: A run failed twice.
+        """
+        if len(self.pairs) < count and not self._warm:
+            with stage(f"{self._name}warming up"):
+                self._run(True)  # not counted: files and pages that nobody has read yet
+            self._warm = True
+            self._in_turns = sides_can_take_turns(self._side_a, self._side_b)
+        while len(self.pairs) < count:
+            number = len(self.pairs)
+            with stage(f"{self._name}pair {number + 1} of at most {self._most}"):
+                self.pairs.append(self._run(bool(self._a_first[number])))
+            self._keep()
+        return np.array([pair.log_ratio for pair in self.pairs[:count]])
+
+    def _run(self, a_first: bool) -> Pair:
+        load = os.getloadavg()[0]
+        if self._in_turns:
+            return self._run_in_turns(a_first, load)
+        taken: dict[str, tuple[int, tuple[int, ...]]] = {}
+        for label in "AB" if a_first else "BA":
+            side = self._side_a if label == "A" else self._side_b
+            median_ns = max(1, run_side(side, f"side {label} ({side.name})"))
+            taken[label] = median_ns, tuple(steps_of_last_run(side, median_ns).tolist())
+        (before_ns, before), (after_ns, after) = taken["A"], taken["B"]
+        order, ratio = "AB" if a_first else "BA", float(np.log(after_ns / before_ns))
+        return Pair(order, before_ns, after_ns, before, after, round(load, 2), ratio)
+
+    def _run_in_turns(self, a_first: bool, load: float) -> Pair:
+        a, b = self._side_a, self._side_b
+        assert isinstance(a, ProgramSide) and isinstance(b, ProgramSide)
+        seed = len(self.pairs) + self._seed
+        try:
+            ratio, exchanges = take_turns(a, b, seed)
+        except ProgramError:  # a run that fails is tried once more
+            ratio, exchanges = take_turns(a, b, seed)
+        assert a.last is not None and b.last is not None
+        order = "AB" if a_first else "BA"
+        return Pair(
+            order, a.last.median_ns, b.last.median_ns, a.last.step_ns, b.last.step_ns,
+            round(load, 2), ratio, exchanges,
+        )  # fmt: skip
+
+    def _keep(self) -> None:
+        if self._kept is not None:
+            lines = (json.dumps(pair.to_dict(), separators=(",", ":")) for pair in self.pairs)
+            write_text(self._kept, "\n".join(lines) + "\n")
+
+
+def _read(path: Path, a_first: Array) -> list[Pair]:
+    try:
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line]
+        found = [
+            Pair(
+                row["order"],
+                int(row["before_ns"]),
+                int(row["after_ns"]),
+                tuple(row["before_step_ns"]),
+                tuple(row["after_step_ns"]),
+                float(row["load"]),
+                float(row["log_ratio"]),
+                int(row["exchanges"]),
+            )
+            for row in rows
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise OptionError(f"{path}: holds no pairs of runs ({error})") from error
+    for pair, first in zip(found, a_first, strict=False):
+        if (pair.order == "AB") != bool(first) or min(pair.before_ns, pair.after_ns) < 1:
+            raise OptionError(f"{path}: holds pairs of another comparison")
+    return found[: len(a_first)]

@@ -1,0 +1,376 @@
+"""What is compared: two sides, each of which can be run in a fresh process and recorded.
+
+Note [What A and B are]: the two words of a comparison are tried in this order. `workload:NAME` is
+one of the suite, with `,compile`, `,bf16` and such behind it. With a program behind ` -- ` both are
+git revisions, and the program runs in a checkout of each. Two ids of the store are stored runs, of
+which nothing runs any more. Else each is a command, split as a shell would split it, without a
+shell.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from shutil import which
+from typing import Any, Protocol
+
+import numpy as np
+
+from torchtraceap.core.aliases import Array
+from torchtraceap.errors import OptionError, TraceError
+from torchtraceap.lab.bench.processes.fresh import ProgramError, check_success, run_fresh
+from torchtraceap.lab.bench.processes.interleaved import can_take_turns, run_together
+from torchtraceap.lab.bench.processes.programs import ProgramRun, named, run_program, trace_program
+from torchtraceap.lab.bench.processes.turns import Turn
+from torchtraceap.lab.bench.revisions import Checkouts, Repository
+from torchtraceap.lab.bench.store.run_store import Store, StoredRun
+
+__all__ = [
+    "LOOP",
+    "WORKLOAD",
+    "ProgramSide",
+    "Side",
+    "key_of",
+    "open_sides",
+    "run_side",
+    "sides_can_take_turns",
+    "split_command",
+    "steps_of_last_run",
+    "stored_runs",
+    "take_turns",
+    "word_side",
+]
+
+WORKLOAD = "workload:"
+LOOP = (
+    sys.executable,
+    "-c",
+    "from torchtraceap.lab.bench.measured import measured\n"
+    "for _ in measured(range(12), warmup=2):\n"
+    "    sum(number * number for number in range(100_000))\n",
+)
+"""A program for those who name none: steps of plain Python."""
+_MOST_BYTES = 16 << 20
+"""Of a file that a command names, for its content to count: scripts, not data sets."""
+_TOLD_LINES = 5
+"""Of what a program that failed wrote to standard error."""
+
+
+class Side(Protocol):
+    """One of the two that are compared."""
+
+    @property
+    def name(self) -> str:
+        """How it is called in sentences."""
+
+    def run(self) -> int:
+        """Median step of one fresh process, ns.
+
+        Raises:
+            ProgramError: It failed.
+        """
+
+    def trace(self) -> Path | None:
+        """A recording of some steps, of a run that is not timed; None where there is none."""
+
+
+class ProgramSide:
+    """A program that runs in a fresh process each time."""
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str | None] | None = None,
+        timeout_s: float | None = None,
+        target: Path | None = None,
+        identity: str = "",
+    ) -> None:
+        """
+        Args:
+            name: How it is called in sentences.
+            argv: The program and its arguments.
+            cwd: Its folder [that of this process].
+            env: Environment variables beyond those of this process; None takes one away.
+            timeout_s: So long a run may take.
+            target: Where its trace goes; without it none is recorded.
+            identity: What stays the same if it is measured again, such as a commit [the program].
+        """
+        self.name = name
+        self.argv = list(argv)
+        self.identity = identity or _identity(self.argv, cwd or Path.cwd())
+        self.target = target
+        self.last: ProgramRun | None = None
+        self._cwd = cwd
+        self._env = env
+        self._timeout_s = timeout_s
+
+    def run(self) -> int:
+        """See `Side`; `last` has all of the run."""
+        self.last = run_program(self.argv, self._cwd, self._env, self._timeout_s)
+        return self.last.median_ns
+
+    def run_in_turn(self, turn: Turn) -> ProgramRun:
+        """A run whose steps take turns with those of other programs."""
+        return run_program(self.argv, self._cwd, self._env, self._timeout_s, turns=turn)
+
+    def trace(self) -> Path | None:
+        """See `Side`."""
+        if self.target is None:
+            return None
+        if self.target.exists():  # of an interrupted comparison that goes on
+            return self.target
+        return trace_program(self.argv, self._cwd, self._env, self._timeout_s, target=self.target)
+
+
+def _identity(argv: Sequence[str], folder: Path) -> str:
+    """Of a command: its words, and the contents of the files that they name."""
+    contents = [
+        sha256(path.read_bytes()).hexdigest()
+        for path in (folder / word for word in argv)
+        if "\0" not in str(path) and path.is_file() and path.stat().st_size <= _MOST_BYTES
+    ]
+    return json.dumps([list(argv), str(folder), contents])
+
+
+def run_side(side: Side, label: str) -> int:
+    """Median step of one fresh process; a run that fails is tried once more.
+
+    Args:
+        side: What runs.
+        label: How it is called if it fails again.
+
+    Raises:
+        ProgramError: It failed twice.
+    """
+    try:
+        return side.run()
+    except ProgramError:
+        try:
+            return side.run()
+        except ProgramError as error:
+            told = _end_of(error)
+            raise ProgramError(f"{label} failed twice: {error}{told}", error.finished) from error
+
+
+def take_turns(side_a: ProgramSide, side_b: ProgramSide, seed: int) -> tuple[float, int]:
+    """Runs both sides at the same time, step by step in turn (processes/turns.py); `last` of each
+    has its run.
+
+    Args:
+        side_a: Before; it ran alone before, as the other one.
+        side_b: After.
+        seed: Of who goes first in each exchange of steps.
+
+    Returns:
+        The median over exchanges of the log ratio after / before, and how many there were.
+
+    Raises:
+        ProgramError: A side failed, or they had no exchange behind their warm-up.
+    """
+    sides = side_a, side_b
+    before = [side.last for side in sides if side.last is not None]
+    (side_a.last, side_b.last), steps = run_together(
+        [side.run_in_turn for side in sides], before, seed
+    )
+    return float(np.median(np.log(steps[:, 1] / steps[:, 0]))), len(steps)
+
+
+def sides_can_take_turns(side_a: Side, side_b: Side) -> bool:
+    """Whether both told of steps when they ran last."""
+    sides = [side for side in (side_a, side_b) if isinstance(side, ProgramSide)]
+    return len(sides) == 2 and can_take_turns([side.last for side in sides])
+
+
+def _end_of(error: ProgramError) -> str:
+    lines = error.finished.stderr.strip().splitlines() if error.finished else []
+    return "".join(f"\n  {line}" for line in lines[-_TOLD_LINES:])
+
+
+def steps_of_last_run(side: Side, median_ns: int) -> Array:
+    """Steps of the run before, ns; the median alone of a side that does not keep them."""
+    last: ProgramRun | None = getattr(side, "last", None)
+    return np.asarray(last.step_ns if last else (median_ns,), np.int64)
+
+
+def key_of(side_a: ProgramSide, side_b: ProgramSide, settings: Sequence[Any]) -> str:
+    """Names what two sides and the settings of a comparison have to share for it to go on."""
+    text = json.dumps([side_a.identity, side_b.identity, *settings])
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+_ID = re.compile(r"[0-9a-f]{4,16}")
+
+
+def stored_runs(a: str, b: str, store: Store) -> tuple[StoredRun, StoredRun] | None:
+    """The runs that two words are ids of; None where one can't be meant so.
+
+    Raises:
+        OptionError: An id begins several runs, or one of the two is of no run.
+        StoreError: A manifest is damaged.
+    """
+    ids = [path.stem for path in (store.folder / "runs").glob("*.json")]
+    known = [bool(_ID.fullmatch(word)) and _begins(word, ids) for word in (a, b)]
+    if not any(known):
+        return None
+    for word, is_known in zip((a, b), known, strict=True):
+        if not is_known:
+            raise OptionError(f"{word}: is no run of {store.folder}, though the other side is one")
+    return store.load(a), store.load(b)
+
+
+def _begins(word: str, ids: Sequence[str]) -> bool:
+    return any(each.startswith(word) for each in ids)
+
+
+@contextmanager
+def open_sides(
+    a: str,
+    b: str,
+    *,
+    program: Sequence[str] | None = None,
+    setup: str | None = None,
+    timeout_s: float | None = None,
+) -> Iterator[tuple[ProgramSide, ProgramSide]]:
+    """The two sides that words stand for; see Note [What A and B are].
+
+    Args:
+        a: The side before.
+        b: The side after.
+        program: What runs in a checkout of each, where they are revisions.
+        setup: A command that runs once in each checkout.
+        timeout_s: So long a run may take.
+
+    Yields:
+        The sides; their checkouts are gone at the end.
+
+    Raises:
+        OptionError: A word stands for nothing that can run.
+        ProgramError: The setup failed.
+    """
+    if program:
+        with Repository().checkouts() as checkouts:
+            yield (
+                _revision_side(checkouts, a, program, setup, timeout_s),
+                _revision_side(checkouts, b, program, setup, timeout_s),
+            )
+        return
+    if program is not None:
+        raise OptionError("a program has to stand behind --")
+    if setup:
+        raise OptionError("--setup is for revisions, with a program behind --")
+    yield word_side(a, timeout_s), word_side(b, timeout_s)
+
+
+def _revision_side(
+    checkouts: Checkouts,
+    word: str,
+    program: Sequence[str],
+    setup: str | None,
+    timeout_s: float | None,
+) -> ProgramSide:
+    revision = Repository().commit(word)
+    place = checkouts.ready(revision)
+    if setup:
+        words = split_command(setup)
+        done = run_fresh(place.words(words), cwd=place.folder, env=place.env, timeout_s=None)
+        check_success(done, f"{named(words)} in {revision.short}")
+    shown = word if word == revision.short else f"{word} ({revision.short})"
+    return ProgramSide(
+        shown,
+        place.words(program),
+        cwd=place.folder,
+        env=place.env,
+        timeout_s=timeout_s,
+        identity=json.dumps([revision.id, list(program), setup]),
+    )
+
+
+def word_side(word: str, timeout_s: float | None = None) -> ProgramSide:
+    """A command, or a workload of the suite.
+
+    Raises:
+        OptionError: It is neither.
+    """
+    if word.startswith(WORKLOAD):
+        return ProgramSide(word, workload_program(word), timeout_s=timeout_s)
+    words = split_command(word)
+    if len(words) == 1 and which(words[0]) is None and _is_revision(word):
+        raise OptionError(
+            f"{word}: is a revision; say what runs in it: bench compare A B -- python script.py"
+        )
+    return ProgramSide(word, words, timeout_s=timeout_s)
+
+
+def _is_revision(word: str) -> bool:
+    with suppress(TraceError):
+        Repository().commit(word)
+        return True
+    return False
+
+
+def split_command(text: str) -> list[str]:
+    """The words of a command, as a shell would split it.
+
+    Raises:
+        OptionError: It has none, or a quote does not end.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise OptionError(f"{text!r}: can't be split into words: {error}") from error
+    if not words:
+        raise OptionError("a command is empty")
+    return words
+
+
+_WORDS: dict[str, dict[str, Any]] = {
+    "compile": {"compiled": True},
+    "train": {"mode": "train"},
+    "eval": {"mode": "eval"},
+    "fp32": {"precision": "fp32"},
+    "tf32": {"precision": "tf32"},
+    "bf16": {"precision": "bf16"},
+    "cpu": {"device": "cpu"},
+    "cuda": {"device": "cuda"},
+}
+_NUMBERS = ("batch", "steps", "warmup", "threads")
+
+
+def workload_program(word: str) -> list[str]:
+    """The program that runs a workload of the suite.
+
+    Args:
+        word: `workload:NAME`, then with commas words such as `compile`, `bf16`, `eval`, `cuda`,
+            and `batch=N`, `steps=N`, `warmup=N`, `threads=N`, `size=tiny`.
+
+    Raises:
+        OptionError: There is no such workload or word.
+    """
+    from torchtraceap.lab.bench.runs.child import Spec
+    from torchtraceap.lab.workloads.registry import find, workloads
+
+    name, *options = word.removeprefix(WORKLOAD).split(",")
+    if ":" not in name and all(entry.name != name for entry in workloads()):
+        find(name)  # says early, and better, what is wrong with a name
+    chosen: dict[str, Any] = {}
+    for option in options:
+        key, _, value = option.partition("=")
+        if option in _WORDS:
+            chosen |= _WORDS[option]
+        elif key in _NUMBERS and value.isdecimal():
+            chosen[key] = int(value)
+        elif key == "size" and value:
+            chosen[key] = value
+        else:
+            known = ", ".join((*_WORDS, *(f"{number}=N" for number in _NUMBERS), "size=NAME"))
+            raise OptionError(f"{word}: {option!r} is none of {known}")
+    return Spec(name, **chosen).command()

@@ -1,0 +1,463 @@
+"""What of PyTorch workloads use: functions, operators by type and direction, kernel families.
+
+Note [Coverage]: one step on the CPU is run twice. Once under a `TorchFunctionMode`, which sees
+Python functions of torch; those that `torch.overrides.get_testing_overrides()` lists are the
+surface, as in TorchBench's `userbenchmark/api-coverage` (so that shares compare). Once under a
+`TorchDispatchMode`, which sees ATen operators with a kernel of their own, in the backward pass too;
+an operator counts once for each type of its first tensor and each direction. What a mode hides
+from the other (fast paths ask for overrides) is why they are not run together.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.progress import stage
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.results import Result
+from torchtraceap.core.writing import write_text
+from torchtraceap.errors import OptionError, TraceError
+from torchtraceap.lab.workloads.registry import find, workloads
+from torchtraceap.ops.models.families import FAMILIES, family_of
+
+if TYPE_CHECKING:
+    from torchtraceap.lab.bench.store.run_store import Store
+    from torchtraceap.lab.workloads.registry import Source
+    from torchtraceap.lab.workloads.steps import Step
+
+__all__ = [
+    "KINDS",
+    "Coverage",
+    "Covered",
+    "Uncovered",
+    "all_types",
+    "found_types",
+    "measure_coverage",
+    "read_coverage",
+    "stored_coverage",
+    "write_coverage",
+]
+
+KINDS = ("functions", "ops", "families")
+"""By which workloads are compared: TorchBench's measure, and two of ours."""
+
+_SCHEMA = "torchtraceap.coverage/1"
+_FILE = "coverage.json"
+_TIMED_STEPS = 3
+_IMPORT_TIMEOUT_S = 600
+# An optimiser's first step imports as much again as torch does.
+_FIRST_STEP = (
+    "import torch; net = torch.nn.Linear(2, 2); net(torch.ones(1, 2)).sum().backward();"
+    "torch.optim.AdamW(net.parameters()).step()"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Covered(Result):
+    """One workload in one mode."""
+
+    name: str
+    mode: str
+    """train or eval."""
+    functions: tuple[str, ...]
+    """Of the surface: `torch.nn.functional.relu`, in order."""
+    ops: tuple[str, ...]
+    """`aten::addmm float32 forward`, in order."""
+    made_s: float
+    """To make it and run its first step, libraries imported before. As `step_s` in seconds of one
+    core, so that a machine that is busy otherwise doesn't count."""
+    step_s: float
+    """The median of some steps, on one thread."""
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Kernel families of its operators (`models.families`), in order."""
+        return tuple(sorted({family_of(op.partition(" ")[0]) for op in self.ops}))
+
+    def of(self, kind: str) -> tuple[str, ...]:
+        """What it covers of a kind of `KINDS`.
+
+        Raises:
+            OptionError: There is no such kind.
+        """
+        if kind not in KINDS:
+            raise OptionError(f"coverage is of {', '.join(KINDS)}, not of {kind!r}")
+        found: tuple[str, ...] = getattr(self, kind)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Uncovered(Result):
+    """One that could not be run."""
+
+    name: str
+    mode: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage(Result):
+    """Workloads, and all of what there is to be covered."""
+
+    torch: str
+    """Version, by which the surface and the names of operators are."""
+    surface: tuple[str, ...]
+    """Functions that may be overridden: TorchBench's denominator."""
+    operators: tuple[str, ...]
+    """ATen operators by name, without those that write into an output given."""
+    imports_s: dict[str, float]
+    """Seconds of a core that an import of torch and of each library took; empty where it was not
+    measured."""
+    rows: tuple[Covered, ...]
+    missing: tuple[Uncovered, ...] = ()
+
+    def union(self, kind: str) -> frozenset[str]:
+        """What all of them cover together."""
+        return frozenset(each for row in self.rows for each in row.of(kind))
+
+    def universe(self, kind: str) -> tuple[str, ...]:
+        """All that could be: functions, names of operators (not by type), families."""
+        return {
+            "functions": self.surface, "ops": self.operators, "families": FAMILIES
+        }[kind]  # fmt: skip
+
+    def reached(self, kind: str) -> frozenset[str]:
+        """Of `universe`, what all of them cover together."""
+        if kind != "ops":
+            return self.union(kind) & frozenset(self.universe(kind))
+        return frozenset(op.partition(" ")[0] for op in self.union(kind)) & frozenset(
+            self.operators
+        )
+
+    def unreached(self, kind: str) -> tuple[str, ...]:
+        """Of `universe`, what none of them covers, in order."""
+        return tuple(sorted(frozenset(self.universe(kind)) - self.reached(kind)))
+
+    def alone(self, kind: str) -> dict[str, tuple[str, ...]]:
+        """By workload, what no other covers; those with nothing are left out."""
+        by_name: dict[str, set[str]] = {}
+        for row in self.rows:
+            by_name.setdefault(row.name, set()).update(row.of(kind))
+        found = {}
+        for name, own in by_name.items():
+            others = set().union(*(each for other, each in by_name.items() if other != name))
+            if own - others:
+                found[name] = tuple(sorted(own - others))
+        return found
+
+    def with_rows_of(self, other: Coverage) -> Coverage:
+        """The same with another's rows before its own."""
+        return Coverage(
+            self.torch, self.surface, self.operators, {**other.imports_s, **self.imports_s},
+            (*other.rows, *self.rows), (*other.missing, *self.missing),
+        )  # fmt: skip
+
+    def only(self, names: Collection[str], modes: Collection[str]) -> Coverage:
+        """The same of some workloads and modes."""
+        return Coverage(
+            self.torch, self.surface, self.operators, self.imports_s,
+            tuple(row for row in self.rows if row.name in names and row.mode in modes),
+            tuple(row for row in self.missing if row.name in names and row.mode in modes),
+        )  # fmt: skip
+
+
+# ------------------------------------------------------------------------- files
+
+
+def stored_coverage() -> Coverage:
+    """That of the suite as it was measured when it was last changed, by the torch that it names.
+
+    Raises:
+        OptionError: The file is missing or of another kind.
+    """
+    from torchtraceap.lab.workloads import suite
+
+    return read_coverage(Path(suite.__path__[0]) / _FILE)
+
+
+def read_coverage(path: PathLike) -> Coverage:
+    """From a file that `write_coverage` wrote.
+
+    Raises:
+        OptionError: There is none, or it is of another kind.
+    """
+    try:
+        said = json.loads(Path(path).read_text("utf-8"))
+        if said["schema"] != _SCHEMA:
+            raise ValueError(said["schema"])
+        functions, ops = said["functions"], said["ops"]
+        surface = sorted([*functions, *said["functions_beside"]])
+        rows = [
+            Covered(
+                row["name"], row["mode"],
+                tuple(functions[place] for place in row["functions"]),
+                tuple(ops[place] for place in row["ops"]),
+                row["made_s"], row["step_s"],
+            )
+            for row in said["rows"]
+        ]  # fmt: skip
+        missing = tuple(Uncovered(**each) for each in said["missing"])
+        operators = tuple(said["operators"])
+        return Coverage(
+            said["torch"], tuple(surface), operators, said["imports_s"], tuple(rows), missing
+        )
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise OptionError(f"{path}: can't be read as a file of coverage") from error
+
+
+def write_coverage(coverage: Coverage, path: PathLike) -> None:
+    """Names are written once, and rows have their places."""
+    functions, ops = (sorted(coverage.union(kind)) for kind in ("functions", "ops"))
+    place_of = [{name: place for place, name in enumerate(names)} for names in (functions, ops)]
+    rows = [
+        {
+            "name": row.name, "mode": row.mode, "made_s": row.made_s, "step_s": row.step_s,
+            "functions": [place_of[0][name] for name in row.functions],
+            "ops": [place_of[1][name] for name in row.ops],
+        }
+        for row in coverage.rows
+    ]  # fmt: skip
+    document = {
+        "schema": _SCHEMA,
+        "torch": coverage.torch,
+        "imports_s": coverage.imports_s,
+        "missing": [each.to_dict() for each in coverage.missing],
+        "functions": functions,
+        "functions_beside": sorted(set(coverage.surface) - set(functions)),
+        "ops": ops,
+        "operators": coverage.operators,
+    }
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in document.items()]
+    listed = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
+    write_text(Path(path), "{" + ",\n".join([*lines, f'"rows": [\n{listed}\n]']) + "}\n")
+
+
+# ------------------------------------------------------------------------- measuring
+
+
+def measure_coverage(
+    names: Sequence[str] | None = None,
+    modes: Sequence[str] = ("train", "eval"),
+    *,
+    batch: int | None = None,
+    imports: bool = False,
+) -> Coverage:
+    """Runs some steps of each on the CPU, in this process, on one thread; see Note [Coverage].
+
+    Args:
+        names: As `workloads.registry.find` takes them; None: all that are listed.
+        modes: train, eval or both.
+        batch: Samples in a step; None: as each comes.
+        imports: Measure what imports take too, in processes of their own.
+
+    Raises:
+        OptionError: A name is of no workload.
+        MissingDependencyError: torch is not there, or what a named workload needs.
+    """
+    from torchtraceap.record.torch_access import import_torch
+
+    torch = import_torch()
+    sources = [find(name) for name in names] if names is not None else _available()
+    exec(_FIRST_STEP, {})  # what torch and libraries import is no workload's cost
+    needed = sorted({need for each in sources if each.entry for need in each.entry.needs})
+    for module in needed:
+        importlib.import_module(module)
+    imports_s = _timed_imports(needed) if imports else {}
+    rows, missing = list[Covered](), list[Uncovered]()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for source in sources:
+            for mode in modes:
+                with stage(f"covering {source.name} {mode}"):
+                    _try(source, mode, batch, rows, missing)
+    finally:
+        torch.set_num_threads(threads)
+    return Coverage(
+        torch.__version__, _surface(), _operators(), imports_s, tuple(rows), tuple(missing)
+    )
+
+
+def _available() -> list[Source]:
+    return [find(entry.name) for entry in workloads() if entry.available]
+
+
+def _timed_imports(needed: Iterable[str]) -> dict[str, float]:
+    empty = _seconds("")
+    programs = {"torch": _FIRST_STEP, **{module: f"import {module}" for module in needed}}
+    return {
+        module: round(max(0.0, _seconds(program) - empty), 3)
+        for module, program in programs.items()
+    }
+
+
+def _seconds(program: str) -> float:
+    """Of a core, in a process of its own."""
+    import resource
+
+    from torchtraceap.lab.bench.processes.fresh import run_fresh
+
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    before = spent()
+    run_fresh([sys.executable, "-c", program], timeout_s=_IMPORT_TIMEOUT_S)
+    return spent() - before
+
+
+def _try(
+    source: Source, mode: str, batch: int | None, rows: list[Covered], missing: list[Uncovered]
+) -> None:
+    try:
+        rows.append(_covered(source, mode, batch))
+    except TraceError as error:
+        missing.append(Uncovered(source.name, mode, str(error)))
+    except Exception as error:  # whatever a user's own workload raises
+        said = (str(error).strip() or "no reason given").splitlines()[0][:300]
+        missing.append(Uncovered(source.name, mode, f"{type(error).__name__}: {said}"))
+    gc.collect()
+
+
+def _covered(source: Source, mode: str, batch: int | None) -> Covered:
+    from torchtraceap.lab.workloads.steps import make_step
+
+    begun = time.process_time()
+    with make_step(source, mode=mode, batch=batch) as step:
+        step.step()
+        made_s = time.process_time() - begun
+        times = [_timed(step) for _ in range(_TIMED_STEPS)]
+        functions = _functions_in(step.step)
+        ops = _ops_in(step.step)
+    middle = sorted(times)[_TIMED_STEPS // 2]
+    return Covered(source.name, mode, functions, ops, round(made_s, 4), round(middle, 5))
+
+
+def _timed(step: Step) -> float:
+    begun = time.process_time()
+    step.step()
+    return time.process_time() - begun
+
+
+def _functions_in(run: Callable[[], Any]) -> tuple[str, ...]:
+    """Of the surface, those that a run calls."""
+    from torch.overrides import TorchFunctionMode
+
+    seen = set[str]()
+
+    class Seeing(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.add(_name(func))
+            return func(*args, **(kwargs or {}))
+
+    with Seeing():
+        run()
+    return tuple(sorted(seen & frozenset(_surface())))
+
+
+def _ops_in(run: Callable[[], Any]) -> tuple[str, ...]:
+    """`name type direction` of operators with kernels."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = set[str]()
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            given = kwargs or {}
+            if torch._C._dispatch_has_kernel_for_dispatch_key(
+                func.name(), "CompositeImplicitAutograd"
+            ):  # made of others, which is seen only where there is no autograd
+                with self:
+                    found = func.decompose(*args, **given)
+                if found is not NotImplemented:
+                    return found
+            found = func(*args, **given)
+            backward = torch._C._current_graph_task_id() != -1
+            dtype = _dtype((args, given)) or _dtype(found) or "none"
+            name = func._schema.name
+            if name.startswith("aten::"):
+                seen.add(f"{name} {dtype} {'backward' if backward else 'forward'}")
+            return found
+
+    with Seeing():
+        run()
+    return tuple(sorted(seen))
+
+
+def _dtype(value: Any) -> str | None:
+    """Of the first tensor."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype).removeprefix("torch.")
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (list, tuple)):
+        return next((found for each in value if (found := _dtype(each)) is not None), None)
+    return None
+
+
+@cache
+def _surface() -> tuple[str, ...]:
+    """Functions that may be overridden, by TorchBench's definition."""
+    from torch.overrides import get_testing_overrides
+
+    return tuple(sorted({_name(each) for each in get_testing_overrides()}))
+
+
+def _name(function: Any) -> str:
+    """Module and name, which is all that tells two functions apart there."""
+    if hasattr(function, "__module__"):
+        return f"{function.__module__ or ''}.{function.__name__}".lstrip(".")
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+@cache
+def _operators() -> tuple[str, ...]:
+    import torch
+
+    names = {
+        name.partition(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::") and not name.endswith(("out", "_out"))
+    }
+    return tuple(sorted(names))
+
+
+# ------------------------------------------------------------------------- findings
+
+
+def all_types() -> tuple[str, ...]:
+    """Every type of finding that there is, in order."""
+    from torchtraceap import _core
+
+    return tuple(sorted(rule.type for rule in _core.rules()))
+
+
+def found_types(store: Store) -> dict[str, tuple[str, ...]]:
+    """By workload, the types of findings in the diagnoses of its kept runs, in order.
+
+    Raises:
+        StoreError: A file of the store is damaged.
+    """
+    found: dict[str, set[str]] = {}
+    for run in store.runs():
+        diagnosis = run.diagnosis
+        if diagnosis is not None:
+            types = {str(each["type"]) for each in diagnosis.get("findings", ())}
+            found.setdefault(str(run.config.get("workload", run.name)), set()).update(types)
+    return {name: tuple(sorted(types)) for name, types in sorted(found.items())}

@@ -1,0 +1,190 @@
+"""`measured`: the loop whose steps a benchmark times. Outside of a benchmark it only iterates.
+
+Note [Protocol]: who measures a program starts it with environment variables, and the loop answers
+in files.
+
+- `TORCHTRACEAP_STEPS=FILE`: the times of all steps go there, as `torchtraceap.steps/1`.
+- `TORCHTRACEAP_FREE=1`: one wait for the GPU before the first step behind the warm-up and one
+  behind the last, instead of one behind each.
+- `TORCHTRACEAP_TRACE=FILE`: some steps behind the warm-up are recorded there. Such a run is not
+  timed.
+
+- `TORCHTRACEAP_TURNS=SOCKET`: steps take turns with those of another program
+  (lab/bench/processes/turns.py).
+
+A step begins where the one before it ended: what the iterable takes for its next item counts too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+__all__ = ["FREE", "STEPS", "STEPS_SCHEMA", "TRACE", "TURNS", "measured"]
+
+STEPS = "TORCHTRACEAP_STEPS"
+FREE = "TORCHTRACEAP_FREE"
+TRACE = "TORCHTRACEAP_TRACE"
+TURNS = "TORCHTRACEAP_TURNS"
+STEPS_SCHEMA = "torchtraceap.steps/1"
+
+_TRACED_STEPS = 8
+_RANK = "RANK"
+
+Item = TypeVar("Item")
+
+
+class _Times:
+    """Of all measured loops of this process: a program may have one for each epoch."""
+
+    def __init__(self) -> None:
+        self.step_ns: list[int] = []
+        self.warmup = 0
+        self.first_step_ns: int | None = None
+        self.traced = False
+
+
+_times = _Times()
+
+
+def measured(iterable: Iterable[Item], warmup: int = 3) -> Iterator[Item]:
+    """Iterates, and lets a benchmark time each turn of the loop.
+
+    ```python
+    for batch in ttap.measured(loader):
+        train(batch)
+    ```
+
+    Outside of `torchtraceap bench` nothing is timed, and torch is not imported.
+
+    Args:
+        iterable: What the loop goes over; use the items in a `for` loop.
+        warmup: Steps at the beginning that are not counted. Of a second loop in the same process
+            all count.
+
+    Yields:
+        The items.
+    """
+    if _is_rank_zero():
+        if target := os.environ.get(TRACE):
+            return _traced(iterable, warmup, target)
+        if target := os.environ.get(STEPS):
+            return _timed(iterable, warmup, target)
+    return iter(iterable)
+
+
+def _is_rank_zero() -> bool:
+    return os.environ.get(_RANK, "0") == "0"
+
+
+def _timed(iterable: Iterable[Item], warmup: int, target: str) -> Iterator[Item]:
+    free = os.environ.get(FREE) == "1"
+    steps = _times.step_ns
+    before = len(steps)
+    if not steps:
+        _times.warmup = max(0, warmup)
+    turns = _joined()
+    _wait_for_gpu()
+    last_ns = time.perf_counter_ns()
+    try:
+        if turns is not None:
+            turns.wait()
+            last_ns = time.perf_counter_ns()
+        for item in iterable:
+            try:
+                yield item
+            finally:  # the last step of a loop that breaks counts too
+                # The first steps are waited for in any case: what they leave is not of the others.
+                if not free or len(steps) < _times.warmup:
+                    _wait_for_gpu()
+                now_ns = time.perf_counter_ns()
+                steps.append(now_ns - last_ns)
+                last_ns = now_ns
+                if len(steps) == 1:
+                    _times.first_step_ns = now_ns
+            if turns is not None:
+                turns.pass_on()
+                turns.wait()
+                last_ns = time.perf_counter_ns()
+    finally:
+        if turns is not None:
+            turns.leave()
+        if free and len(steps) > before:
+            _wait_for_gpu()
+            steps[-1] += time.perf_counter_ns() - last_ns
+        if steps:
+            _write(target, free)
+
+
+def _joined() -> Any:
+    """Who says when it is our turn, where two programs take turns; of the first loop alone."""
+    path = os.environ.get(TURNS)
+    if not path or _times.step_ns:
+        return None
+    from torchtraceap.lab.bench.processes.turns import joined
+
+    return joined(path)
+
+
+def _wait_for_gpu() -> None:
+    """For all that was handed to the current device, if this process uses one."""
+    torch: Any = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        cuda.synchronize()
+
+
+def _write(target: str, free: bool) -> None:
+    import json
+
+    from torchtraceap.core.writing import write_text
+    from torchtraceap.lab.bench.processes.fresh import STARTED
+    from torchtraceap.lab.bench.processes.memory import peak_rss_bytes
+
+    document: dict[str, Any] = {
+        "schema": STEPS_SCHEMA,
+        "step_ns": _times.step_ns,
+        "warmup": _times.warmup,
+        "mode": "free" if free else "fenced",
+        "peak_rss_bytes": peak_rss_bytes(),
+    }
+    started = os.environ.get(STARTED, "")
+    if started.isdecimal() and _times.first_step_ns is not None:
+        document["first_step_after_ns"] = _times.first_step_ns - int(started)
+    write_text(target, json.dumps(document))
+
+
+def _traced(iterable: Iterable[Item], warmup: int, target: str) -> Iterator[Item]:
+    # A trace is of the first loop; without torch there is nothing to record with.
+    if _times.traced or find_spec("torch") is None:
+        yield from iterable
+        return
+    _times.traced = True
+    from torchtraceap.record.session import profile
+
+    wait, active = _planned(iterable, warmup)
+    with profile(
+        target, wait=wait, warmup=1, active=active, profile_memory=True, diagnose=False
+    ) as recording:
+        for item in iterable:
+            try:
+                yield item
+            except GeneratorExit:  # the loop breaks, which is no failure
+                recording.step()
+                return
+            recording.step()
+
+
+def _planned(iterable: Iterable[Any], warmup: int) -> tuple[int, int]:
+    """How many steps pass before the profiler warms up, and how many are recorded: less where the
+    loop is known to be short."""
+    try:
+        length = len(iterable)  # type: ignore[arg-type]
+    except TypeError:
+        return max(0, warmup), _TRACED_STEPS
+    active = max(1, min(_TRACED_STEPS, length - warmup - 1))
+    return max(0, min(warmup, length - active - 1)), active

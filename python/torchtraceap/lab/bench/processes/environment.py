@@ -1,0 +1,230 @@
+"""What a run was measured on: machine, drivers, libraries, settings; nothing that names a person.
+
+Note [Privacy]: no name of a host or a user, no serial number, and no path goes into a store that
+may be handed on. Environment variables are named one by one; of a value that is a path the last
+part is kept.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from torchtraceap._version import __version__
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.lab.bench.store.digests import content_hash
+
+__all__ = ["MOMENTARY", "environment_hash", "fingerprint"]
+
+MOMENTARY = "now"
+"""What changes from minute to minute stands under this key, and is not part of the hash."""
+
+_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES", "GOMP_CPU_AFFINITY", "HIP_VISIBLE_DEVICES",
+    "KMP_AFFINITY", "KMP_BLOCKTIME", "LD_PRELOAD", "MALLOC_ARENA_MAX", "MALLOC_CONF",
+    "MKL_NUM_THREADS", "NCCL_ALGO", "NCCL_PROTO", "NUMEXPR_NUM_THREADS", "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "OMP_SCHEDULE", "OMP_WAIT_POLICY",
+    "OPENBLAS_NUM_THREADS", "PYTHONDEVMODE", "PYTHONHASHSEED", "PYTHONMALLOC", "PYTHONOPTIMIZE",
+    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_JIT", "PYTORCH_NVFUSER_DISABLE",
+    "TORCHDYNAMO_DISABLE", "TORCHINDUCTOR_FREEZING", "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_CUDNN_V8_API_DISABLED", "TORCH_LOGS",
+    "TRITON_INTERPRET",
+)  # fmt: skip
+_LIBRARIES = (
+    "accelerate", "diffusers", "flash-attn", "nvidia-cublas-cu12", "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "numpy", "timm", "torchaudio",
+    "torchvision", "transformers", "triton", "xformers",
+)  # fmt: skip
+# Asked for together: of one that a driver does not know, none would be told.
+_GPU_FIXED = (
+    ("name", "driver_version", "memory.total"),
+    ("power.limit", "clocks.max.sm", "clocks.max.memory", "persistence_mode", "compute_mode"),
+    ("mig.mode.current", "ecc.mode.current"),
+)
+_GPU_NOW = (
+    ("pstate", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "utilization.gpu",
+     "memory.used"),
+    ("clocks_event_reasons.active",),
+    ("clocks_throttle_reasons.active",),  # its name before driver 535
+)  # fmt: skip
+_PATIENCE_S = 20.0
+"""For a program that is asked; `nvidia-smi` takes seconds where the driver sleeps."""
+
+
+def fingerprint(cwd: PathLike | None = None) -> dict[str, Any]:
+    """What may change how fast something runs here; torch is not imported.
+
+    Args:
+        cwd: Whose git commit is told [the current folder].
+
+    Returns:
+        Plain values, absent ones None. What is momentary stands under `MOMENTARY`.
+    """
+    fixed, now = _gpus(_GPU_FIXED), _gpus(_GPU_NOW)
+    return {
+        "cpu": _cpu(),
+        "memory_bytes": _meminfo("MemTotal"),
+        "gpus": fixed,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "torch": _torch(),
+        "libraries": _libraries(),
+        "torchtraceap": __version__,
+        "variables": {
+            name: _harmless(os.environ[name]) for name in _VARIABLES if name in os.environ
+        },
+        "git": _git(Path(cwd) if cwd is not None else Path.cwd()),
+        MOMENTARY: {
+            "load": _load(),
+            "memory_available_bytes": _meminfo("MemAvailable"),
+            "gpus": now,
+        },
+    }
+
+
+def environment_hash(environment: dict[str, Any]) -> str:
+    """Of what is not momentary: equal for runs that may be compared without a second look."""
+    return content_hash({k: v for k, v in environment.items() if k != MOMENTARY})
+
+
+def _cpu() -> dict[str, Any]:
+    info = _read("/proc/cpuinfo").splitlines()
+    model = next(
+        (line.partition(":")[2].strip() for line in info if line.startswith("model name")), ""
+    )
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    governor = _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip()
+    turbo = _read("/sys/devices/system/cpu/intel_pstate/no_turbo").strip()
+    return {
+        "model": model or platform.processor() or None,
+        "cores": os.cpu_count(),
+        "allowed_cores": allowed,
+        "quota": _read("/sys/fs/cgroup/cpu.max").strip() or None,
+        "governor": governor or None,
+        "no_turbo": {"1": True, "0": False}.get(turbo),
+        "smt": {"1": True, "0": False}.get(_read("/sys/devices/system/cpu/smt/active").strip()),
+    }
+
+
+def _load() -> list[float] | None:
+    """Mean numbers of runnable tasks over 1, 5 and 15 minutes."""
+    with contextlib.suppress(OSError):
+        return [round(each, 2) for each in os.getloadavg()]
+    return None
+
+
+def _meminfo(name: str) -> int | None:
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _gpus(wanted: tuple[tuple[str, ...], ...]) -> list[dict[str, str]]:
+    """As NVIDIA's tool tells of them; empty where there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    found: list[dict[str, str]] = []
+    for names in wanted:
+        query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
+        rows = [[cell.strip() for cell in line.split(",")] for line in _said(query).splitlines()]
+        if not rows or any(len(row) != len(names) for row in rows):
+            continue
+        found = found or [{} for _ in rows]
+        for gpu, row in zip(found, rows, strict=False):
+            gpu.update(zip(names, row, strict=True))
+    return found
+
+
+def _torch() -> dict[str, Any] | None:
+    """From its `version.py`, which is not run."""
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        return None
+    if spec is None or spec.origin is None:
+        return None
+    found = _assigned(_read(Path(spec.origin).parent / "version.py"))
+    return {
+        "version": found.get("__version__") or _version_of("torch"),
+        "git": found.get("git_version"),
+        "cuda": found.get("cuda"),
+        "hip": found.get("hip"),
+    }
+
+
+def _assigned(source: str) -> dict[str, Any]:
+    """Literals that a module assigns to names."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(SyntaxError):
+        for node in ast.parse(source).body:
+            targets = (
+                node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            )
+            value = getattr(node, "value", None)
+            if isinstance(value, ast.Constant):
+                found.update({t.id: value.value for t in targets if isinstance(t, ast.Name)})
+    return found
+
+
+def _libraries() -> dict[str, str]:
+    versions = {name: _version_of(name) for name in _LIBRARIES}
+    return {name: version for name, version in versions.items() if version}
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(folder: Path) -> dict[str, Any] | None:
+    """Commit, and a hash of what was changed since; None outside of a repository."""
+    if shutil.which("git") is None:
+        return None
+    commit = _said(["git", "rev-parse", "HEAD"], folder).strip()
+    if not commit:
+        return None
+    changes = _said(["git", "diff", "HEAD", "--no-ext-diff", "--no-color"], folder)
+    digest = hashlib.sha256(changes.encode("utf-8", "replace")).hexdigest()[:16]
+    return {"commit": commit, "dirty": bool(changes), "changes": digest if changes else None}
+
+
+def _said(command: list[str], folder: Path | None = None) -> str:
+    """What a program prints; empty where it fails."""
+    try:
+        ended = subprocess.run(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PATIENCE_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return ended.stdout.decode("utf-8", errors="replace")
+
+
+def _harmless(value: str) -> str:
+    """See Note [Privacy]."""
+    parts = value.split(os.pathsep) if os.sep in value else [value]
+    return os.pathsep.join(part.rstrip(os.sep).rpartition(os.sep)[2] for part in parts)
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text("utf-8", errors="replace")
+    except OSError:
+        return ""

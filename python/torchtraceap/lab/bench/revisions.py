@@ -1,0 +1,510 @@
+"""States of a project that can be run side by side: git commits, and versions of a package.
+
+Note [Nothing of the user's changes]: commits are checked out as git worktrees in a scratch folder,
+so neither the working tree nor the index nor a branch is touched, and no hook runs. The scratch
+folder and what git remembers of its worktrees are gone at the end, also after Ctrl-C; what a
+killed process leaves behind is removed by the next one.
+
+Note [Words of the user]: revisions and versions are words that others may have written. Git gets
+them behind `--end-of-options` and answers with a hash, which is all that is passed on; nothing
+goes through a shell.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.writing import staging, write_text
+from torchtraceap.errors import MissingDependencyError, OptionError
+
+__all__ = [
+    "Checkouts",
+    "Installs",
+    "Place",
+    "Places",
+    "Repository",
+    "Revision",
+    "Source",
+    "UnusableRevisionError",
+    "package_versions",
+    "repository_variables",
+]
+
+GIT_TIMEOUT_S = 600
+"""Of one call of git: a checkout of a large repository takes minutes."""
+INSTALL_TIMEOUT_S = 1800
+_REPOSITORY_VARIABLES = (
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_COMMON_DIR",
+    "GIT_NAMESPACE",
+    "GIT_PREFIX",
+)
+"""What git sets for hooks and aliases; a worktree of its own must not inherit it."""
+_OWNER = "owner"
+"""A file in the scratch folder with the number of its process."""
+_SCRATCH = re.compile(r"/\.torchtraceap-[^/]*\.partial/")
+
+
+class UnusableRevisionError(OptionError):
+    """A revision cannot be checked out, installed or built; others may do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A commit or a version."""
+
+    id: str
+    """The whole hash of a commit; a version."""
+    title: str = ""
+    """The first line of the commit's message."""
+    when: str = ""
+    """The date of the commit, ISO 8601."""
+
+    @property
+    def short(self) -> str:
+        """Ten digits of a hash; a version as it is."""
+        return self.id[:10] if _HASH.fullmatch(self.id) else self.id
+
+
+_HASH = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and how programs of a revision run."""
+
+    folder: Path | None
+    """The working directory; None: that of the caller."""
+    env: Mapping[str, str]
+    """Variables that differ from the caller's."""
+    python: str | None = None
+    """The interpreter that stands for ours."""
+
+    def words(self, program: Sequence[str]) -> list[str]:
+        """The program with its interpreter."""
+        first, *rest = program
+        named = Path(first).name in ("python", "python3") or first == sys.executable
+        return [self.python, *rest] if self.python and named else [first, *rest]
+
+
+class Places(Protocol):
+    """Revisions made ready to run, one by one."""
+
+    def ready(self, revision: Revision) -> Place:
+        """Where it runs.
+
+        Raises:
+            UnusableRevisionError: It can't be made.
+        """
+
+    def drop(self, revision: Revision) -> None:
+        """Frees what it takes; it can be made again."""
+
+
+# ---------------------------------------------------------------------------------- git
+
+
+class Repository:
+    """A git repository, by any folder inside it."""
+
+    def __init__(self, folder: PathLike = ".") -> None:
+        """
+        Args:
+            folder: In the repository; programs run in the same folder of each commit.
+
+        Raises:
+            OptionError: It is in none.
+            MissingDependencyError: There is no git.
+        """
+        self._folder = Path(folder)
+        if not self._folder.is_dir():
+            raise OptionError(f"{folder}: is no folder")
+        # The folder inside its repository comes last, and may be empty.
+        asked = ("rev-parse", "--show-toplevel", "--show-prefix")
+        answer = self._git(*asked, what=f"{folder}: is in no git repository").split("\n")
+        self.root = Path(answer[0])
+        self.prefix = answer[1] if len(answer) > 1 else ""
+        """The given folder below the root; empty, or ends with a slash."""
+
+    def git_path(self, name: str) -> Path:
+        """A place of ours among what git keeps."""
+        answer = self._git("rev-parse", "--git-path", name, what="git rev-parse failed")
+        return (self._folder / answer.rstrip("\n")).resolve()
+
+    def commit(self, revision: str) -> Revision:
+        """The commit that a name stands for.
+
+        Raises:
+            OptionError: There is none.
+        """
+        if not revision or "\0" in revision:
+            raise OptionError("a revision needs a name")
+        what = f"{revision}: is no commit of {self.root}"
+        wanted = f"{revision}^{{commit}}"
+        words = ("rev-parse", "--verify", "--quiet", "--end-of-options", wanted)
+        found = self._git(*words, what=what).strip()
+        if not _HASH.fullmatch(found):
+            raise OptionError(what)
+        return self._described([found])[0]
+
+    def range(self, text: str, *, first_parent: bool = True) -> list[Revision]:
+        """The commits of `A..B`, A first and B last.
+
+        Args:
+            text: Two revisions with two dots between; B may be left out, which is HEAD.
+            first_parent: Only those on the main line of B; otherwise all that are in B, not in A,
+                in an order in which parents come first.
+
+        Raises:
+            OptionError: It is no range, or A is not before B.
+        """
+        first, dots, last = text.partition("..")
+        if not dots or not first or last.startswith("."):
+            raise OptionError(f"{text}: a range is A..B, such as v1.0..HEAD")
+        return self.between(self.commit(first), self.commit(last or "HEAD"), first_parent)
+
+    def between(self, good: Revision, bad: Revision, first_parent: bool = True) -> list[Revision]:
+        """As `range`, of two commits."""
+        what = f"{good.short} is no ancestor of {bad.short}"
+        self._git("merge-base", "--is-ancestor", good.id, bad.id, what=what)
+        line = ["--first-parent"] if first_parent else ["--topo-order"]
+        words = ("rev-list", "--reverse", *line, f"{good.id}..{bad.id}", "--")
+        hashes = self._git(*words, what=what).split()
+        if not hashes:
+            raise OptionError(f"{good.short} and {bad.short} are the same commit")
+        return [good, *self._described(hashes)]
+
+    def _described(self, hashes: Sequence[str]) -> list[Revision]:
+        told = self._git(
+            "log",
+            "--no-walk=unsorted",
+            "--stdin",
+            "--format=%H%x00%s%x00%cI",
+            what="git log failed",
+            given="".join(f"{each}\n" for each in hashes),
+        )
+        lines = (line.split("\0") for line in told.splitlines() if line.count("\0") == 2)
+        known = {line[0]: Revision(line[0], line[1], line[2]) for line in lines}
+        return [known[each] for each in hashes]
+
+    @contextmanager
+    def checkouts(self) -> Iterator[Checkouts]:
+        """Worktrees of commits, which are gone at the end."""
+        self._remove_leftovers()
+        with staging(None) as scratch:
+            write_text(scratch / _OWNER, f"{os.getpid()}\n")
+            made = Checkouts(self, scratch)
+            try:
+                yield made
+            finally:
+                made.close()
+
+    def _remove_leftovers(self) -> None:
+        """Worktrees of processes of ours that were killed."""
+        told = self._git("worktree", "list", "--porcelain", what="git worktree failed")
+        for line in told.splitlines():
+            path = line.removeprefix("worktree ")
+            if path == line or not _SCRATCH.search(path):
+                continue
+            scratch = Path(path).parent
+            if not _is_alive(scratch / _OWNER):
+                self.forget(path)
+                _removed(scratch)
+
+    def add(self, commit: str, path: Path) -> None:
+        """A worktree of a commit.
+
+        Raises:
+            UnusableRevisionError: Git can't make it.
+        """
+        words = ("worktree", "add", "--quiet", "--detach", "--force", str(path), commit)
+        self._git(*words, what=f"{commit[:10]}: can't be checked out", error=UnusableRevisionError)
+
+    def forget(self, path: PathLike) -> None:
+        """Takes a worktree out of git's list; what is left of it is removed."""
+        words = ("worktree", "remove", "--force", "--force", os.fspath(path))
+        self._git(*words, what="git worktree failed", check=False)
+
+    def _git(
+        self,
+        *words: str,
+        what: str,
+        given: str = "",
+        check: bool = True,
+        error: type[OptionError] = OptionError,
+    ) -> str:
+        command = ["git", "-c", f"core.hooksPath={os.devnull}", "-C", str(self._folder), *words]
+        try:
+            done = subprocess.run(
+                command,
+                input=given,
+                capture_output=True,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                env={**without_repository(os.environ), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
+                timeout=GIT_TIMEOUT_S,
+                check=False,
+            )
+        except FileNotFoundError as missing:
+            raise MissingDependencyError("git is needed, and is not in PATH") from missing
+        except subprocess.TimeoutExpired as late:
+            raise error(f"{what}: git took more than {GIT_TIMEOUT_S} s") from late
+        if check and done.returncode:
+            reason = done.stderr.strip().splitlines()
+            raise error(f"{what}: {reason[-1]}" if reason else what)
+        return done.stdout
+
+
+def _is_alive(owner: Path) -> bool:
+    """Whether the process still runs whose number a file holds."""
+    try:
+        os.kill(int(owner.read_text("utf-8")), 0)
+    except PermissionError:
+        return True  # of another user
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def repository_variables() -> tuple[str, ...]:
+    """Names of the variables with which git tells programs of a repository."""
+    return _REPOSITORY_VARIABLES
+
+
+def without_repository(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables without those that name a repository of git."""
+    return {name: value for name, value in env.items() if name not in _REPOSITORY_VARIABLES}
+
+
+class Checkouts:
+    """Worktrees of the commits of a repository, made when they are asked for."""
+
+    def __init__(self, repository: Repository, scratch: Path) -> None:
+        self._repository = repository
+        self._scratch = scratch
+        self._made: dict[str, Path] = {}
+
+    def ready(self, revision: Revision) -> Place:
+        """The folder of a commit that the user's own stands for; see `Places`."""
+        path = self._made.get(revision.id)
+        if path is None:
+            path = self._scratch / revision.id[:12]
+            self._made[revision.id] = path
+            try:
+                self._repository.add(revision.id, path)
+            except UnusableRevisionError:
+                self.drop(revision)
+                raise
+        folder = path / self._repository.prefix
+        if not folder.is_dir():
+            raise UnusableRevisionError(
+                f"{revision.short}: has no folder {self._repository.prefix.rstrip('/')}"
+            )
+        return Place(folder, {})
+
+    def drop(self, revision: Revision) -> None:
+        """Removes the worktree of a commit."""
+        path = self._made.pop(revision.id, None)
+        if path is not None:
+            self._repository.forget(path)
+
+    def close(self) -> None:
+        """Removes all of them. Git's own list comes first, as little time may be left for it."""
+        gone = self._scratch / "gone"
+        gone.mkdir(parents=True, exist_ok=True)
+        for path in self._made.values():
+            if path.exists():
+                path.rename(gone / path.name)
+        for path in self._made.values():
+            self._repository.forget(path)
+        self._made.clear()
+
+
+# ---------------------------------------------------------------------------------- versions
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where versions of a package come from."""
+
+    package: str
+    find_links: str | None = None
+    """A folder (or page) of wheels, which is then the only source."""
+    with_dependencies: bool = False
+    """Install what it needs too; by default what is installed here serves all versions."""
+
+    def options(self) -> list[str]:
+        """As pip takes them."""
+        given = ["--no-index", "--find-links", self.find_links] if self.find_links else []
+        return given if self.with_dependencies else [*given, "--no-deps", "--ignore-installed"]
+
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
+
+
+def package_versions(source: Source, text: str) -> list[Revision]:
+    """The versions to look at, first to last.
+
+    Args:
+        source: Names the package.
+        text: `1.0..1.4`, all that the source has from one to the other; or `1.0,1.1,1.4`, these.
+
+    Raises:
+        OptionError: No such package or version, or they are no range.
+    """
+    if not _NAME.fullmatch(source.package):
+        raise OptionError(f"{source.package}: is no name of a package")
+    first, dots, last = text.partition("..")
+    named = [first, last] if dots else [part.strip() for part in text.split(",")]
+    for version in named:
+        if not _VERSION.fullmatch(version):
+            raise OptionError(f"{version!r}: is no version; write 1.0..1.4 or 1.0,1.1,1.4")
+    if len(named) < 2:
+        raise OptionError(f"{text}: two versions are needed, as in 1.0..1.4")
+    if not dots:
+        return [Revision(version) for version in named]
+    known = sorted(set(_known_versions(source)), key=version_key)
+    for version in named:
+        if version not in known:
+            listed = ", ".join(known[-20:]) or "none"
+            raise OptionError(f"{source.package} {version}: not found; there are {listed}")
+    begin, end = known.index(first), known.index(last)
+    if begin >= end:
+        raise OptionError(f"{first} is not before {last}")
+    return [Revision(version) for version in known[begin : end + 1]]
+
+
+def version_key(version: str) -> tuple[object, ...]:
+    """Puts versions in order: by number, and 1.0rc1 before 1.0 before 1.0.post1."""
+    main, *rest = re.split(r"(?=(?:\.?dev|a|b|rc|\.?post|\+))", version, maxsplit=1)
+    numbers = [int(part) for part in re.findall(r"\d+", main)]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    after = rest[0].lstrip(".") if rest else ""
+    kind = {"d": -4, "a": -3, "b": -2, "r": -1, "": 0, "+": 1, "p": 2}.get(after[:1], 0)
+    more = re.findall(r"\d+", after)
+    return tuple(numbers), kind, tuple(int(part) for part in more), after
+
+
+def _known_versions(source: Source) -> list[str]:
+    if source.find_links and Path(source.find_links).is_dir():
+        return _wheels(Path(source.find_links), source.package)
+    words = ["index", "versions", source.package, "--pre", "--disable-pip-version-check"]
+    given = source.options()[:3] if source.find_links else []
+    told = _pip([*words, *given], f"{source.package}: pip finds no versions")
+    found = re.search(r"Available versions:(.*)", told)
+    return [part.strip() for part in found[1].split(",")] if found else []
+
+
+def _wheels(folder: Path, package: str) -> list[str]:
+    """Versions among the file names of wheels."""
+    parts = (path.name.split("-") for path in folder.glob("*.whl"))
+    return [part[1] for part in parts if len(part) >= 5 and _plain(part[0]) == _plain(package)]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+class Installs:
+    """Versions of a package, each in a virtual environment that sees all that ours has."""
+
+    def __init__(self, source: Source, scratch: Path) -> None:
+        self._source = source
+        self._scratch = scratch
+        self._made: dict[str, Path] = {}
+
+    @staticmethod
+    @contextmanager
+    def of(source: Source) -> Iterator[Installs]:
+        """Environments that are gone at the end."""
+        with staging(None) as scratch:
+            yield Installs(source, scratch)
+
+    def ready(self, revision: Revision) -> Place:
+        """An environment with the version installed; see `Places`."""
+        path = self._made.get(revision.id)
+        if path is None:
+            path = self._scratch / f"v{len(self._made)}-{re.sub('[^0-9A-Za-z.]', '_', revision.id)}"
+            with ExitStack() as undo:
+                undo.callback(_removed, path)
+                self._make(path, revision)
+                undo.pop_all()
+            self._made[revision.id] = path
+        scripts = path / "bin"
+        paths = os.environ.get("PATH", os.defpath)
+        env = {"VIRTUAL_ENV": str(path), "PATH": f"{scripts}{os.pathsep}{paths}"}
+        return Place(None, env, str(scripts / "python"))
+
+    def drop(self, revision: Revision) -> None:
+        """Removes its environment."""
+        path = self._made.pop(revision.id, None)
+        if path is not None:
+            _removed(path)
+
+    def _make(self, path: Path, revision: Revision) -> None:
+        import venv
+
+        what = f"{self._source.package} {revision.id}: can't be installed"
+        try:
+            venv.create(path, system_site_packages=True, with_pip=False, symlinks=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise UnusableRevisionError(f"{what}: no virtual environment: {error}") from error
+        own = next(path.glob("lib*/python*/site-packages"))
+        # A virtual environment sees the packages of the interpreter that it is made from, not
+        # those of another environment that this one runs in.
+        write_text(own / "_around.pth", "".join(f"{each}\n" for each in _own_packages()))
+        wanted = f"{self._source.package}=={revision.id}"
+        words = ["--python", str(path / "bin" / "python"), "install", "--quiet"]
+        _pip(
+            [*words, "--disable-pip-version-check", *self._source.options(), wanted],
+            what,
+            UnusableRevisionError,
+        )
+
+
+def _own_packages() -> list[str]:
+    import sysconfig
+
+    paths = sysconfig.get_paths()
+    return list(dict.fromkeys(paths[key] for key in ("purelib", "platlib")))
+
+
+def _removed(path: Path) -> None:
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _pip(words: Sequence[str], what: str, error: type[OptionError] = OptionError) -> str:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=INSTALL_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise error(f"{what}: pip took more than {INSTALL_TIMEOUT_S} s") from late
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        reason = (lines or done.stderr.strip().splitlines() or ["pip failed"])[-1]
+        raise error(f"{what}: {reason.removeprefix('ERROR: ')}")
+    return done.stdout

@@ -1,0 +1,222 @@
+"""What is asked to be measured, and how: configurations, from options or from a file of TOML."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.records import dataclass
+from torchtraceap.errors import MissingFileError, OptionError
+from torchtraceap.lab.bench.store.digests import content_hash
+from torchtraceap.lab.workloads.registry import SIZES, Entry, workloads
+from torchtraceap.lab.workloads.steps import MODES, PRECISIONS
+
+__all__ = ["BOTH", "Asked", "Protocol", "chosen_names", "every_mode", "read_plan"]
+
+BOTH = "both"
+_DEVICES = ("cpu", "cuda")
+_LEAST_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A configuration of a workload."""
+
+    workload: str
+    """As `workloads.registry.find` takes it."""
+    mode: str = "train"
+    device: str = "cpu"
+    precision: str = "fp32"
+    compiled: bool = False
+    batch: int | None = None
+    """None: as the workload comes."""
+    size: str = "tiny"
+    threads: int | None = None
+    """Of an operator on the CPU; None: as torch chooses."""
+
+    def __post_init__(self) -> None:
+        for value, known in (
+            (self.mode, MODES),
+            (self.precision, PRECISIONS),
+            (self.size, SIZES),
+            (self.device.partition(":")[0], _DEVICES),
+        ):
+            if value not in known:
+                raise OptionError(f"there is no {value!r}: {', '.join(known)}")
+        for name, number in (("batch", self.batch), ("number of threads", self.threads)):
+            if number is not None and number < 1:
+                raise OptionError(f"a {name} of {number} makes no sense")
+
+    @property
+    def name(self) -> str:
+        """Of the workload, without the folders of a file."""
+        place, colon, function = self.workload.rpartition(":")
+        return f"{Path(place).name}:{function}" if colon and os.sep in place else self.workload
+
+    @property
+    def label(self) -> str:
+        """Of the configuration, for a person."""
+        return label_of(asdict(self) | {"workload": self.name})
+
+    def config(self) -> dict[str, Any]:
+        """Plain values that say what is run, with a hash of the file that makes it."""
+        return {**asdict(self), "workload": self.name, "code": _code_hash(self.workload)}
+
+    @property
+    def config_hash(self) -> str:
+        return content_hash(self.config())
+
+
+def label_of(config: Mapping[str, Any]) -> str:
+    """A configuration for a person, without what is as usual."""
+    words = [config["workload"], config["mode"], config["device"], config["precision"]]
+    words += ["compiled"] if config["compiled"] else []
+    words += [f"batch {config['batch']}"] if config.get("batch") else []
+    words += [config["size"]] if config.get("size") not in (None, "tiny") else []
+    return " ".join(map(str, words))
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """How a configuration is measured."""
+
+    processes: int = 3
+    steps: int = 20
+    """Of each process in each way of timing."""
+    warmup: int = 3
+    """Steps of each process before them."""
+    timeout_s: float = 600.0
+    """Of each process."""
+    trace: bool = True
+
+    def __post_init__(self) -> None:
+        if self.processes < 1 or self.steps < _LEAST_STEPS or self.warmup < 1:
+            raise OptionError(
+                f"at least 1 process, {_LEAST_STEPS} steps and 1 step to warm up are needed"
+            )
+        if not self.timeout_s > 0:
+            raise OptionError("a time-out is above 0 seconds")
+
+    def kept(self) -> dict[str, int]:
+        """What a run tells of it."""
+        return {"processes": self.processes, "steps": self.steps, "warmup": self.warmup}
+
+
+def chosen_names(
+    names: Sequence[str],
+    *,
+    everything: bool = False,
+    domain: str | None = None,
+    task: str | None = None,
+) -> list[str]:
+    """Names of workloads: those given, or those of the suite that fit.
+
+    Args:
+        names: As they are given; then nothing else may be.
+        everything: All that are known here.
+        domain: Those of a domain.
+        task: Those of a task.
+
+    Raises:
+        OptionError: Both ways are used, none is, none fits, or a name is of no workload.
+    """
+    by_kind = everything or domain is not None or task is not None
+    if bool(names) == by_kind:
+        raise OptionError("name workloads, or choose them by --all, --domain or --task")
+    known = workloads()
+    if names:
+        _check_names(names, [entry.name for entry in known])
+        return list(dict.fromkeys(names))
+    chosen = [
+        entry.name
+        for entry in known
+        if domain in (None, entry.domain) and task in (None, entry.task)
+    ]
+    if not chosen:
+        raise OptionError(f"no workload is of {_kinds(known, domain, task)}")
+    return chosen
+
+
+def _check_names(names: Sequence[str], known: Sequence[str]) -> None:
+    """Before hours go by: what has no colon is one that is listed."""
+    for name in names:
+        if ":" not in name and name not in known:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+            like = f", did you mean {' or '.join(near)}?" if near else ""
+            raise OptionError(f"there is no workload {name!r}{like or '; bench list names them'}")
+
+
+def _kinds(known: Sequence[Entry], domain: str | None, task: str | None) -> str:
+    wanted = " and ".join(
+        f"the {kind} {value!r}" for kind, value in (("domain", domain), ("task", task)) if value
+    )
+    domains = sorted({entry.domain for entry in known if entry.domain})
+    tasks = sorted({entry.task for entry in known if entry.task})
+    return f"{wanted} (domains: {', '.join(domains)}; tasks: {', '.join(tasks)})"
+
+
+def every_mode(asked: Asked, mode: str) -> list[Asked]:
+    """It in a mode, or in both."""
+    return [replace(asked, mode=each) for each in (MODES if mode == BOTH else (mode,))]
+
+
+def read_plan(path: PathLike) -> list[Asked]:
+    """Configurations from a file.
+
+    Keys at the top hold for all; each `[[run]]` has `names` (a list) and keys of its own: mode
+    (also "both"), device, precision, compiled, batch, size, threads.
+
+    Raises:
+        MissingFileError: There is no such file.
+        OptionError: It is no TOML, or has something else in it; the message names the file.
+    """
+    try:
+        document = tomllib.loads(Path(path).read_text("utf-8"))
+    except FileNotFoundError:
+        raise MissingFileError(f"{path}: there is no such file") from None
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{path}: can't be read as TOML ({error})") from error
+    runs = document.pop("run", None)
+    if not isinstance(runs, list) or not runs:
+        raise OptionError(f"{path}: has no [[run]]")
+    found: list[Asked] = []
+    for place, run in enumerate(runs, 1):
+        try:
+            found += _planned(document | dict(run))
+        except (OptionError, TypeError, ValueError) as error:
+            raise OptionError(f"{path}: run {place}: {error}") from error
+    return found
+
+
+def _planned(settings: dict[str, Any]) -> list[Asked]:
+    names, mode = settings.pop("names", None), settings.pop("mode", "train")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise OptionError("names is a list of workloads")
+    known = {each.name for each in fields(Asked)} - {"workload", "mode"}
+    unknown = sorted(settings.keys() - known)
+    if unknown:
+        raise OptionError(f"there is no key {unknown[0]!r} ({', '.join(sorted(known))})")
+    return [each for name in names for each in every_mode(Asked(name, **settings), mode)]
+
+
+def _code_hash(workload: str) -> str | None:
+    """Of the file that makes the workload, where it is known without running anybody's code."""
+    place, colon, _ = workload.rpartition(":")
+    if not colon:
+        entry = next((each for each in workloads() if each.name == workload), None)
+        if entry is None or entry.source != "suite":
+            return None
+        found = importlib.util.find_spec(entry.place.partition(":")[0])
+        place = found.origin if found is not None and found.origin else ""
+    try:
+        return hashlib.sha256(Path(place).read_bytes()).hexdigest()[:16]
+    except OSError:
+        return None

@@ -1,0 +1,209 @@
+"""The workloads that cover most in a given time.
+
+Note [Choosing]: which set covers most within a budget is NP-hard, and so is the cheapest set that
+covers all. Both are chosen greedily: again and again the one that adds most for its seconds.
+
+- Within a budget, the better of that and of the single one that covers most is at least
+  (1 - 1/e) / 2, 0.316, of the best that any choice could cover (Khuller, Moss and Naor, 1999). The
+  (1 - 1/e) of the textbooks holds where all cost the same.
+- For all, it costs at most 1 + ln(n) times the cheapest set, with n the most that one of them
+  covers (Chvatal, 1979).
+
+Both are far from what happens, so that a bound for the very choice is given too: no choice can
+cover more than the chosen ones and, of what others add to these, as much as the budget buys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.results import Result
+from torchtraceap.errors import OptionError
+
+__all__ = ["Candidate", "Chosen", "Selection", "select"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate(Result):
+    """What can be chosen."""
+
+    name: str
+    mode: str
+    seconds: float
+    """What it takes to run it."""
+    covers: frozenset[str]
+    measured: bool = False
+    """`seconds` come from a run that was kept, not from the suite's own file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen(Result):
+    """One that was chosen."""
+
+    name: str
+    mode: str
+    seconds: float
+    measured: bool
+    adds: int
+    """What those chosen before it don't cover."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection(Result):
+    """A choice, in the order in which it was made."""
+
+    budget_s: float | None
+    """None: as long as it takes to cover all."""
+    chosen: tuple[Chosen, ...]
+    seconds: float
+    covered: int
+    of: int
+    """What all candidates together cover."""
+    bound: int
+    """No choice in this budget covers more than that."""
+
+    @property
+    def share(self) -> float:
+        """Of what all candidates cover."""
+        return self.covered / self.of if self.of else 1.0
+
+
+def select(candidates: Sequence[Candidate], budget_s: float | None = None) -> Selection:
+    """Chooses as Note [Choosing] says; equal ones in the order of their names.
+
+    Args:
+        candidates: What there is.
+        budget_s: Seconds that the chosen may take together; None: all is to be covered, and one
+            that the others make needless is left out again.
+
+    Raises:
+        OptionError: The budget or a cost makes no sense.
+    """
+    if budget_s is not None and not 0 < budget_s < math.inf:
+        raise OptionError(f"a budget of {budget_s} seconds makes no sense")
+    for each in candidates:
+        if not 0 <= each.seconds < math.inf:
+            raise OptionError(f"{each.name} takes {each.seconds} seconds, which makes no sense")
+    ordered = sorted(candidates, key=lambda each: (each.name, each.mode))
+    limit = math.inf if budget_s is None else budget_s
+    chosen = _greedily(ordered, limit)
+    if budget_s is None:
+        chosen = _without_needless(chosen)
+    else:
+        single = [each for each in ordered if each.seconds <= limit]
+        best = max(single, key=lambda each: len(each.covers), default=None)
+        if best is not None and len(best.covers) > len(_union(chosen)):
+            chosen = _greedily(ordered, limit, first=best)
+    everything = _union(ordered)
+    return Selection(
+        budget_s,
+        _told(chosen),
+        sum(each.seconds for each in chosen),
+        len(_union(chosen)),
+        len(everything),
+        len(everything) if budget_s is None else _bound(chosen, ordered, budget_s),
+    )
+
+
+def _greedily(
+    ordered: Sequence[Candidate], limit: float, first: Candidate | None = None
+) -> list[Candidate]:
+    chosen = [] if first is None else [first]
+    left = [each for each in ordered if each is not first]
+    covered, spent = set(_union(chosen)), sum(each.seconds for each in chosen)
+    while True:
+        left = [each for each in left if each.covers - covered and spent + each.seconds <= limit]
+        if not left:
+            return chosen
+        best = max(left, key=lambda each: _worth(len(each.covers - covered), each.seconds))
+        chosen.append(best)
+        covered |= best.covers
+        spent += best.seconds
+        left.remove(best)
+
+
+def _worth(adds: int, seconds: float) -> tuple[float, int]:
+    return (adds / seconds if seconds else math.inf, adds)
+
+
+def _without_needless(chosen: Sequence[Candidate]) -> list[Candidate]:
+    """The dearest first: what others cover by now need not be run."""
+    kept = list(chosen)
+    for each in sorted(chosen, key=lambda one: -one.seconds):
+        others = [other for other in kept if other is not each]
+        if each.covers <= _union(others):
+            kept = others
+    return kept
+
+
+def _bound(chosen: Sequence[Candidate], ordered: Sequence[Candidate], budget_s: float) -> int:
+    """What is covered, and the best that the whole budget buys of what others add to it, the last
+    of them in part: what a choice adds is never more than the sum of what each of it adds."""
+    covered = _union(chosen)
+    adds = [
+        (len(each.covers - covered), each.seconds)
+        for each in ordered
+        if each.seconds <= budget_s and each.covers - covered
+    ]
+    found, left = float(len(covered)), budget_s
+    for gain, seconds in sorted(adds, key=lambda pair: _worth(*pair), reverse=True):
+        share = 1.0 if seconds <= left else left / seconds
+        found += share * gain
+        left -= share * seconds
+        if share < 1:
+            break
+    reachable = _union([each for each in ordered if each.seconds <= budget_s])
+    return min(math.floor(found + 1e-9), len(reachable))
+
+
+def _union(chosen: Sequence[Candidate]) -> frozenset[str]:
+    return frozenset(chain.from_iterable(each.covers for each in chosen))
+
+
+def _told(chosen: Sequence[Candidate]) -> tuple[Chosen, ...]:
+    covered, told = set[str](), []
+    for each in chosen:
+        adds = len(each.covers - covered)
+        told.append(Chosen(each.name, each.mode, each.seconds, each.measured, adds))
+        covered |= each.covers
+    return tuple(told)
+
+
+def seconds_of_run(
+    first_s: float, step_s: float, *, processes: int, steps: int, warmup: int
+) -> float:
+    """What `bench run` takes for a workload in one mode, its trace included but not read.
+
+    Args:
+        first_s: From the start of a process to the end of its first step.
+        step_s: Of each step after it.
+        processes, steps, warmup: Its options; steps are timed in two ways.
+    """
+    return (processes + 1) * first_s + processes * (warmup - 1 + 2 * steps) * step_s
+
+
+def measured_seconds(
+    runs: Sequence[Mapping[str, object]], *, processes: int, steps: int, warmup: int
+) -> dict[tuple[str, str], float]:
+    """`seconds_of_run` by workload and mode from kept runs on a CPU, the latest of each.
+
+    Args:
+        runs: `StoredRun.to_dict()`, in the order of time.
+        processes, steps, warmup: As they would be run.
+    """
+    found = {}
+    for run in runs:
+        config, metrics = run["config"], run["metrics"]
+        if not isinstance(config, dict) or not isinstance(metrics, dict):
+            continue
+        plain = config.get("device") == "cpu" and not config.get("compiled")
+        first, step = metrics.get("first_batch_ns"), metrics.get("step_ns")
+        if plain and isinstance(first, dict) and isinstance(step, dict):
+            found[str(config["workload"]), str(config["mode"])] = seconds_of_run(
+                first["total"] / 1e9, step["median"] / 1e9,
+                processes=processes, steps=steps, warmup=warmup,
+            )  # fmt: skip
+    return found

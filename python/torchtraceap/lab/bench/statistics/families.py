@@ -1,0 +1,28 @@
+"""Several comparisons at once: the share of false ones among the alarms of a suite.
+
+Note [False discoveries]: of sixty comparisons at alpha 0.01 without any change, every second suite
+would raise an alarm. By Benjamini and Hochberg (1995) the expected share of false ones among the
+alarms stays below `FDR`, and where nothing changed at all so does the probability of any alarm. It
+needs p values that hold for the whole sequential comparison (`whole_p`). Comparisons that stopped
+early have a p that is hardly below alpha; they go on, look by look, where the suite needs a smaller
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchtraceap.core.aliases import Array
+
+__all__ = ["FDR", "q_values"]
+
+FDR = 0.05
+"""False alarms among the alarms of a suite, at most on average."""
+
+
+def q_values(p: Sequence[float]) -> Array:
+    """Least rate of false discoveries at which each is still one (Benjamini and Hochberg)."""
+    from scipy.stats import false_discovery_control
+
+    found: Array = false_discovery_control(p)
+    return found

@@ -1,0 +1,382 @@
+"""Where runs are kept: small manifests, and objects that are named by their content.
+
+Note [Store]: `runs/<id>.json` is the manifest of a run; samples (Parquet), its trace and its
+diagnosis lie under `objects/` by their sha256, so that equal ones are kept once. Every file appears
+whole, and names follow from contents: several processes may write into one store at once. What is
+read is hashed again; an object that is not what its name says is an error that names the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import field
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from torchtraceap.core.aliases import Array, PathLike
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.writing import naming, replacing_stream, write_text
+from torchtraceap.errors import MissingDependencyError, OptionError, TraceError
+from torchtraceap.lab.bench.processes.environment import environment_hash
+from torchtraceap.lab.bench.store.digests import content_hash
+
+__all__ = [
+    "FOLDER_VARIABLE",
+    "MODES",
+    "MeasuredRun",
+    "Samples",
+    "Store",
+    "StoreError",
+    "StoredRun",
+    "default_folder",
+    "need_parquet",
+]
+
+FOLDER_VARIABLE = "TORCHTRACEAP_BENCH"
+MODES = ("fenced", "free")
+"""Of samples: the GPU was waited for behind each step, or once behind all."""
+
+_DEFAULT_FOLDER = "ttap_bench"
+_SCHEMA = "torchtraceap.run/1"
+_HASH_DIGITS = 64
+_BLOCK = 1 << 20
+
+
+class StoreError(TraceError, ValueError):
+    """A file of the store is missing, damaged or of another kind; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Every step that was measured, in the order of the processes."""
+
+    process: Array
+    """int64 `[n]`, from 0."""
+    mode: tuple[str, ...]
+    """`[n]`, of `MODES`."""
+    step: Array
+    """int64 `[n]`, from 0 in each process and mode; those of the warm-up are left out."""
+    ns: Array
+    """int64 `[n]`."""
+
+    def __len__(self) -> int:
+        return len(self.ns)
+
+    def of(self, mode: str) -> list[Array]:
+        """Times of the steps of a mode, ns, by process."""
+        chosen = np.array([each == mode for each in self.mode], dtype=bool)
+        return [
+            self.ns[chosen & (self.process == process)]
+            for process in np.unique(self.process[chosen])
+        ]
+
+    @classmethod
+    def of_processes(cls, processes: list[Mapping[str, list[int]]]) -> Samples:
+        """From the times of each process by mode."""
+        rows = [
+            (process, mode, step, ns)
+            for process, by_mode in enumerate(processes)
+            for mode in MODES
+            for step, ns in enumerate(by_mode.get(mode, ()))
+        ]
+        columns = list(zip(*rows, strict=True)) or [(), (), (), ()]
+        numbers = [np.array(columns[i], dtype=np.int64) for i in (0, 2, 3)]
+        return cls(numbers[0], tuple(columns[1]), numbers[1], numbers[2])
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run that is to be kept."""
+
+    name: str
+    when: str
+    """When it began, UTC, ISO 8601."""
+    config: dict[str, Any]
+    """What was run. "protocol" in it (processes, steps) says how it was measured."""
+    environment: dict[str, Any]
+    """As `environment.fingerprint` has it."""
+    metrics: dict[str, Any]
+    counts: dict[str, int]
+    samples: Samples
+    trace: Path | None = None
+    diagnosis: dict[str, Any] | None = None
+
+    @property
+    def config_hash(self) -> str:
+        """Of what was run, not of how often."""
+        return content_hash({k: v for k, v in self.config.items() if k != "protocol"})
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run that is kept; samples, trace and diagnosis are read when they are asked for."""
+
+    id: str
+    name: str
+    when: str
+    config: dict[str, Any]
+    config_hash: str
+    environment: dict[str, Any]
+    environment_hash: str
+    metrics: dict[str, Any]
+    counts: dict[str, int]
+    objects: dict[str, str]
+    """Hashes of "samples", "trace" and "diagnosis", as far as they are there."""
+    store: Store = field(repr=False, compare=False)
+
+    @cached_property
+    def samples(self) -> Samples:
+        """Every measured step.
+
+        Raises:
+            MissingDependencyError: pyarrow is not installed.
+            StoreError: The object is missing or damaged.
+        """
+        return _read_samples(self.store.path_of(self.objects["samples"]))
+
+    @property
+    def trace(self) -> Path | None:
+        """The recorded trace; None where there is none.
+
+        Raises:
+            StoreError: The object is missing or damaged.
+        """
+        found = self.objects.get("trace")
+        return self.store.path_of(found) if found else None
+
+    @cached_property
+    def diagnosis(self) -> dict[str, Any] | None:
+        """The document of `torchtraceap diagnose --json`; None where there is none.
+
+        Raises:
+            StoreError: The object is missing or damaged.
+        """
+        found = self.objects.get("diagnosis")
+        return dict(json.loads(self.store.path_of(found).read_text("utf-8"))) if found else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its manifest, with its id."""
+        return {"id": self.id, **_manifest_of(self)}
+
+
+_IN_MANIFEST = ("name", "when", "config", "config_hash", "environment", "environment_hash",
+                "metrics", "counts", "objects")  # fmt: skip
+
+
+def _manifest_of(run: StoredRun) -> dict[str, Any]:
+    return {"schema": _SCHEMA, **{name: getattr(run, name) for name in _IN_MANIFEST}}
+
+
+def default_folder() -> Path:
+    """`$TORCHTRACEAP_BENCH`, else `ttap_bench` here."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or _DEFAULT_FOLDER)
+
+
+def need_parquet() -> tuple[Any, Any]:
+    """pyarrow and its Parquet part.
+
+    Raises:
+        MissingDependencyError: They are not installed.
+    """
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingDependencyError(
+            "runs are kept as Parquet, by pyarrow: pip install 'torchtraceap[bench]'"
+        ) from None
+    return pa, parquet
+
+
+class Store:
+    """A folder of runs; see Note [Store].
+
+    Args:
+        folder: Made when the first run is saved [`default_folder()`].
+    """
+
+    def __init__(self, folder: PathLike | None = None) -> None:
+        self.folder = default_folder() if folder is None else Path(folder)
+        self._verified: set[Path] = set()
+
+    def save(self, run: MeasuredRun) -> StoredRun:
+        """Keeps a run, its objects first.
+
+        Raises:
+            MissingDependencyError: pyarrow is not installed.
+            OutputError: It can't be written.
+        """
+        objects = {"samples": self._keep_bytes(_samples_bytes(run.name, run.samples), ".parquet")}
+        if run.trace is not None:
+            objects["trace"] = self._keep_file(run.trace)
+        if run.diagnosis is not None:
+            text = json.dumps(run.diagnosis, separators=(",", ":"), allow_nan=False)
+            objects["diagnosis"] = self._keep_bytes(text.encode(), ".json")
+        kept = StoredRun(
+            id="",
+            name=run.name,
+            when=run.when,
+            config=run.config,
+            config_hash=run.config_hash,
+            environment=run.environment,
+            environment_hash=environment_hash(run.environment),
+            metrics=run.metrics,
+            counts=run.counts,
+            objects=objects,
+            store=self,
+        )
+        manifest = _manifest_of(kept)
+        name = content_hash(manifest)
+        place = self._runs / f"{name}.json"
+        self._made(place.parent)
+        write_text(place, json.dumps(manifest, indent=1, allow_nan=False) + "\n")
+        return self._read_manifest(place)
+
+    def load(self, name: str) -> StoredRun:
+        """The run of an id, of the beginning of one, or else the latest of a name.
+
+        Raises:
+            OptionError: There is none, or several ids begin so.
+            StoreError: Its manifest is damaged.
+        """
+        found = (
+            [place for place in self._manifests() if place.stem.startswith(name)] if name else []
+        )
+        if len(found) > 1:
+            listed = ", ".join(sorted(place.stem for place in found)[:5])
+            raise OptionError(f"{name!r} begins several runs: {listed}")
+        if found:
+            return self._read_manifest(found[0])
+        named = self.runs(name=name)
+        if not named:
+            raise OptionError(f"{self.folder}: there is no run {name!r}")
+        return named[-1]
+
+    def runs(
+        self, *, name: str | None = None, config_hash: str | None = None
+    ) -> tuple[StoredRun, ...]:
+        """Runs in the order in which they began.
+
+        Args:
+            name: Only those of that workload.
+            config_hash: Only those of that configuration.
+
+        Raises:
+            StoreError: A manifest is damaged.
+        """
+        every = (self._read_manifest(place) for place in self._manifests())
+        chosen = [
+            run
+            for run in every
+            if name in (None, run.name) and config_hash in (None, run.config_hash)
+        ]
+        return tuple(sorted(chosen, key=lambda run: (run.when, run.id)))
+
+    def path_of(self, name: str) -> Path:
+        """The file of an object, whose content was checked.
+
+        Args:
+            name: Its hash.
+
+        Raises:
+            StoreError: There is none, or its content is not what its name says.
+        """
+        found = sorted((self.folder / "objects" / name[:2]).glob(f"{name}*"))
+        if len(name) != _HASH_DIGITS or not found:
+            raise StoreError(f"{self.folder}: the object {name} is missing")
+        place = found[0]
+        if place not in self._verified:
+            with _reading(place), place.open("rb") as stream:
+                content = hashlib.file_digest(stream, "sha256").hexdigest()
+            if content != name:
+                raise StoreError(f"{place}: is damaged: its content is not what its name says")
+            self._verified.add(place)
+        return place
+
+    @property
+    def _runs(self) -> Path:
+        return self.folder / "runs"
+
+    def _manifests(self) -> list[Path]:
+        return sorted(self._runs.glob("*.json")) if self._runs.is_dir() else []
+
+    def _read_manifest(self, place: Path) -> StoredRun:
+        try:
+            with _reading(place):
+                document = json.loads(place.read_text("utf-8"))
+            intact = document["schema"] == _SCHEMA and content_hash(document) == place.stem
+            fields = {name: document[name] for name in _IN_MANIFEST}
+        except (ValueError, TypeError, KeyError) as error:
+            raise StoreError(f"{place}: can't be read as the manifest of a run") from error
+        if not intact:
+            raise StoreError(f"{place}: is damaged: its content is not what its name says")
+        return StoredRun(id=place.stem, store=self, **fields)
+
+    def _keep_bytes(self, content: bytes, suffix: str) -> str:
+        name = hashlib.sha256(content).hexdigest()
+        self._keep(name, suffix, lambda stream: stream.write(content))
+        return name
+
+    def _keep_file(self, path: Path) -> str:
+        suffix = ".json.gz" if path.name.endswith(".json.gz") else path.suffix
+        with path.open("rb") as source:
+            name = hashlib.file_digest(source, "sha256").hexdigest()
+            source.seek(0)
+            self._keep(name, suffix, lambda stream: shutil.copyfileobj(source, stream, _BLOCK))
+        return name
+
+    def _keep(self, name: str, suffix: str, write: Callable[[BinaryIO], object]) -> None:
+        place = self.folder / "objects" / name[:2] / f"{name}{suffix}"
+        if place.exists():
+            return
+        self._made(place.parent)
+        with replacing_stream(place) as stream:
+            write(stream)
+
+    def _made(self, folder: Path) -> None:
+        with naming(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def _reading(place: Path) -> Iterator[None]:
+    """Errors of the file system name the file."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{place}: can't be read: {error.strerror or error}") from error
+
+
+def _samples_bytes(run: str, samples: Samples) -> bytes:
+    pa, parquet = need_parquet()
+    rows = pa.table(
+        {
+            "run": pa.array([run] * len(samples), pa.string()).dictionary_encode(),
+            "process": pa.array(samples.process, pa.int64()),
+            "mode": pa.array(list(samples.mode), pa.string()).dictionary_encode(),
+            "step": pa.array(samples.step, pa.int64()),
+            "ns": pa.array(samples.ns, pa.int64()),
+        }
+    )
+    stream = BytesIO()
+    parquet.write_table(rows, stream)
+    return stream.getvalue()
+
+
+def _read_samples(place: Path) -> Samples:
+    pa, parquet = need_parquet()
+    try:
+        rows = parquet.read_table(BytesIO(place.read_bytes()))
+        process, step, ns = (rows[name].to_numpy() for name in ("process", "step", "ns"))
+        return Samples(process, tuple(rows["mode"].to_pylist()), step, ns)
+    except (pa.ArrowInvalid, KeyError) as error:
+        raise StoreError(f"{place}: can't be read as samples ({error})") from error

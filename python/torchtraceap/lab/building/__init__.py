@@ -1,0 +1,1 @@
+"""Data sets of labeled traces: planned, generated, written and described."""

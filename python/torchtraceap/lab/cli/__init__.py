@@ -1,0 +1,47 @@
+"""Commands of the lab. `torchtraceap.cli` finds `ENTRIES` by name."""
+
+from __future__ import annotations
+
+from torchtraceap.cli.catalog import Entry
+
+__all__ = ["ENTRIES"]
+
+ENTRIES = {
+    "predict": Entry(
+        "what a step of a model would take on a GPU where it never ran, and its trace",
+        "torchtraceap.lab.cli.predict",
+    ),
+    "parallelism": Entry(
+        "which split of a training job over GPUs is the fastest that fits, without a trace",
+        "torchtraceap.lab.cli.parallelism",
+    ),
+    "shard": Entry(
+        "which rank should hold which embedding table, by what a step would take",
+        "torchtraceap.lab.cli.shard",
+    ),
+    "bench": Entry(
+        "workloads and programs measured: suite, verdicts, causes, history",
+        "torchtraceap.lab.cli.bench",
+    ),
+    "collect": Entry(
+        "labelled traces of real runs: workloads with a fault, and their twins without",
+        "torchtraceap.lab.cli.collect",
+    ),
+    "generate": Entry(
+        "traces with faults whose place and cost are known, and their twins without",
+        "torchtraceap.lab.cli.generate",
+    ),
+    "dataset": Entry(
+        "labelled traces as a data set: built, described, exported, added to",
+        "torchtraceap.lab.cli.dataset",
+    ),
+    "train": Entry("a scorer from labelled traces", "torchtraceap.lab.cli.train"),
+    "evaluate": Entry(
+        "how well scorers and baselines find the windows of a data set's faults",
+        "torchtraceap.lab.cli.evaluate",
+    ),
+    "judge": Entry(
+        "how well what names segments of lost time does on labelled traces",
+        "torchtraceap.lab.cli.judge",
+    ),
+}

@@ -1,0 +1,20 @@
+"""`bench`: workloads measured, compared, traced to a cause; one module per group of actions."""
+
+from __future__ import annotations
+
+from torchtraceap.cli.parser import Command, command_of_actions
+from torchtraceap.lab.cli import ENTRIES
+from torchtraceap.lab.cli.bench.compare import COMPARE_ACTIONS
+from torchtraceap.lab.cli.bench.history import TRACK_ACTIONS
+from torchtraceap.lab.cli.bench.run import RUN_ACTIONS
+from torchtraceap.lab.cli.bench.select import SELECT_ACTIONS
+
+_ACTIONS = {**RUN_ACTIONS, **COMPARE_ACTIONS, **TRACK_ACTIONS, **SELECT_ACTIONS}
+
+COMMANDS: dict[str, Command] = {
+    "bench": command_of_actions(
+        ENTRIES["bench"].summary,
+        _ACTIONS,
+        tuple(example for action in _ACTIONS.values() for example in action.examples[:1]),
+    )
+}

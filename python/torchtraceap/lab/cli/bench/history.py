@@ -1,0 +1,305 @@
+"""`bench bisect` and `bench history`: which revision changed what a program takes, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchtraceap.cli.output import note, print_text
+from torchtraceap.cli.parser import (
+    FINE,
+    Command,
+    Options,
+    Parser,
+    UsageError,
+    add_json,
+    fraction,
+    seconds,
+)
+from torchtraceap.core.progress import stage
+
+if TYPE_CHECKING:
+    from torchtraceap.lab.bench.bisection.bisect import Bisection, Settings
+    from torchtraceap.lab.bench.bisection.rounds import Journal
+    from torchtraceap.lab.bench.revisions import Places, Repository, Revision
+
+_STATE_FOLDER = "torchtraceap-bisect"
+
+
+def _looks(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{text!r}: are no numbers of rounds; write 10,20,40") from None
+
+
+# ---------------------------------------------------------------------------------- bisect
+
+
+def _describe_bisect(parser: Parser) -> None:
+    parser.add_argument(
+        "range",
+        metavar="A..B",
+        nargs="?",
+        help="git commits, A with the old and B with the new behaviour [B: HEAD]",
+    )
+    parser.add_argument(
+        "--repo",
+        default=".",
+        metavar="FOLDER",
+        help="in the repository; the program runs there [.]",
+    )
+    parser.add_argument(
+        "--all-parents", action="store_true", help="all commits, not only those of the main line"
+    )
+    parser.add_argument(
+        "--package", metavar="NAME", help="versions of a package instead of commits"
+    )
+    parser.add_argument(
+        "--versions", metavar="V..W", help="of the package: 1.0..1.4, or 1.0,1.1,1.4"
+    )
+    parser.add_argument(
+        "--find-links", metavar="FOLDER", help="wheels of the package; no index is asked then"
+    )
+    parser.add_argument(
+        "--with-dependencies", action="store_true",
+        help="install what each version needs too [what is installed here serves all]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--setup", metavar="COMMAND", help="run once in each revision before the program, such as "
+        "a build; without a shell",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pythonpath", action="append", default=[], metavar="FOLDER",
+        help="of each commit, put first in PYTHONPATH; several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--improvement", action="store_true", help="look for what made it faster, or smaller"
+    )
+    parser.add_argument(
+        "--measure", choices=("time", "memory"), default="time",
+        help="the median step, or the peak of the resident set [time]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--minimal-effect", type=fraction, default=0.02, metavar="E",
+        help="changes below it do not matter [2%%]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--alpha", type=fraction, default=0.01, metavar="P",
+        help="false alarms of each comparison of two [0.01]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--looks", type=_looks, default=(10, 20, 40), metavar="N,N,...",
+        help="rounds after which it may be decided [10,20,40]",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the orders [0]")
+    parser.add_argument("--timeout", type=seconds, metavar="SECONDS", help="so long a run may take")
+    parser.add_argument(
+        "--state", metavar="FILE",
+        help="where runs are kept, to go on after an interruption [in .git, until it is done]",
+    )  # fmt: skip
+    parser.add_argument("--no-causes", action="store_true", help="record no traces at the end")
+    parser.add_argument("--quiet", action="store_true", help="say nothing on the way")
+    add_json(parser)
+
+
+def _bisect(options: Options) -> int:
+    from torchtraceap.lab.bench.bisection.bisect import bisect
+
+    if not options.program:
+        raise UsageError("bench bisect needs a program: bench bisect A..B -- python train.py")
+    if bool(options.range) == bool(options.package):
+        raise UsageError("bench bisect needs a range of commits A..B, or --package and --versions")
+    with ExitStack() as stack:
+        line, places, repository = _line(options, stack)
+        settings = _settings(options)
+        journal, temporary = _journal(options, line, repository)
+        if journal.resumed and not options.quiet:
+            note(f"goes on behind {journal.resumed} rounds that were measured before")
+        runner = _runner(options, places, [line[0], line[-1]])
+        traces = None if options.no_causes else stack.enter_context(_scratch())
+        with stage("bisecting"):
+            found = bisect(
+                line,
+                runner,
+                settings,
+                journal=journal,
+                progress=(lambda text: None) if options.quiet else note,
+                traces=traces,
+            )
+    if temporary is not None:
+        temporary.unlink(missing_ok=True)
+    print_text(found.to_json() if options.json else bisection_text(found))
+    return FINE
+
+
+def _line(options: Options, stack: ExitStack) -> tuple[list[Revision], Places, Repository | None]:
+    """The revisions, where they are made ready, and their repository."""
+    from torchtraceap.lab.bench.revisions import Installs, Repository, Source, package_versions
+
+    if options.package:
+        if not options.versions:
+            raise UsageError("--package needs --versions, such as 1.0..1.4")
+        source = Source(options.package, options.find_links, options.with_dependencies)
+        versions = package_versions(source, options.versions)
+        return versions, stack.enter_context(Installs.of(source)), None
+    repository = Repository(options.repo)
+    line = repository.range(options.range, first_parent=not options.all_parents)
+    return line, stack.enter_context(repository.checkouts()), repository
+
+
+def _settings(options: Options) -> Settings:
+    from torchtraceap.lab.bench.bisection.bisect import Settings
+
+    settings = Settings(
+        options.minimal_effect, options.alpha, options.looks, options.seed, options.improvement
+    )
+    _ = settings.plan  # says early what makes no sense
+    return settings
+
+
+def _runner(options: Options, places: Places, ends: Sequence[Revision]) -> Any:
+    from torchtraceap.lab.bench.bisection.revision_runs import RevisionRuns
+    from torchtraceap.lab.bench.comparison.sides import split_command
+
+    return RevisionRuns(
+        places,
+        options.program,
+        setup=split_command(options.setup) if options.setup else None,
+        measure=options.measure,
+        pythonpath=options.pythonpath,
+        timeout_s=options.timeout,
+        kept=ends,
+    )
+
+
+def _journal(
+    options: Options, line: Sequence[Revision], repository: Repository | None
+) -> tuple[Journal, Path | None]:
+    """The journal, and its file where that goes when the answer is there."""
+    import json
+    from hashlib import sha256
+
+    from torchtraceap.lab.bench.bisection.rounds import Journal
+
+    header = {
+        "revisions": [revision.id for revision in line],
+        "package": options.package,
+        "program": options.program,
+        "setup": options.setup,
+        "pythonpath": options.pythonpath,
+        "measure": options.measure,
+        "folder": repository.prefix if repository else "",
+        "looks": list(options.looks),
+        "seed": options.seed,
+        "improvement": options.improvement,
+    }
+    if options.state:
+        return Journal(options.state, header), None
+    if repository is None:
+        return Journal(None, header), None
+    key = sha256(json.dumps(header).encode()).hexdigest()[:16]
+    place = repository.git_path(_STATE_FOLDER) / f"{key}.jsonl"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return Journal(place, header), place
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    from torchtraceap.core.writing import staging
+
+    with staging(None) as folder:
+        yield folder
+
+
+def bisection_text(found: Bisection) -> str:
+    """The answer for a terminal."""
+    line = found.line
+    ends = f"{line[0].short}..{line[-1].short}"
+    lines = [f"{ends}: {len(line)} revisions, {found.runs} runs"]
+    if found.difference:
+        lines.append(f"difference of the ends: {_change(found.difference)}")
+    for each in found.tested:
+        where = "" if each.level is None else f", stands at {each.level:.2f} of the way"
+        reason = f" ({each.reason})" if each.reason else f" after {each.rounds} rounds{where}"
+        lines.append(f"  {each.commit[:10]}  {each.verdict}{reason}  {each.subject}")
+    if found.culprit is not None:
+        change = f": {_change(found.change)}" if found.change else ""
+        lines.append(f"culprit: {found.culprit.short} {found.culprit.title}{change}, confirmed")
+    elif found.verdict == "range":
+        lines.append("the culprit is one of:")
+        lines += [f"  {revision.short} {revision.title}" for revision in found.range]
+    else:
+        lines.append({"no_difference": "no difference", "undecided": "undecided"}[found.verdict])
+    lines += list(found.notes)
+    if found.causes:
+        from torchtraceap.lab.bench.causes import causes_text
+
+        lines.append(causes_text(found.causes))
+    return "\n".join(lines)
+
+
+def _change(change: Any) -> str:
+    if change.low is None or change.high is None:
+        return f"{100 * change.best:+.1f} %"
+    return f"{100 * change.best:+.1f} % ({100 * change.low:+.1f} to {100 * change.high:+.1f})"
+
+
+# ---------------------------------------------------------------------------------- history
+
+
+def _describe_history(parser: Parser) -> None:
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="of a workload or program [all that are kept]"
+    )
+    parser.add_argument(
+        "--store", metavar="FOLDER", help="where runs are kept [$TORCHTRACEAP_BENCH, ttap_bench]"
+    )
+    parser.add_argument(
+        "--minimal-effect", type=fraction, default=0.02, metavar="E",
+        help="smaller changes are not told [2%%]",
+    )  # fmt: skip
+    parser.add_argument("--html", metavar="FILE", help="write the chart as a page")
+    add_json(parser)
+
+
+def _history(options: Options) -> int:
+    from torchtraceap.lab.bench.store.history import histories, history_html, history_text
+
+    found = histories(options.store, name=options.name, minimal_effect=options.minimal_effect)
+    if options.html:
+        from torchtraceap.core.writing import write_text
+
+        write_text(options.html, history_html(found))
+        note(f"wrote {options.html}")
+    if options.json:
+        import json
+
+        document = {"schema": "torchtraceap.history/1", "series": [s.to_dict() for s in found]}
+        print_text(json.dumps(document, separators=(",", ":"), allow_nan=False))
+    else:
+        print_text(history_text(found))
+    return FINE
+
+
+TRACK_ACTIONS: dict[str, Command] = {
+    "bisect": Command(
+        "find the commit, or version, that changed what a program takes",
+        _describe_bisect,
+        _bisect,
+        (
+            "bench bisect v1.0..HEAD -- python train.py",
+            "bench bisect main~20.. --setup 'make' --minimal-effect 3% -- ./build/bench",
+            "bench bisect --package NAME --versions 1.0..1.4 --find-links wheels/ -- python b.py",
+        ),
+        takes_program=True,
+    ),
+    "history": Command(
+        "show how what is kept changed over time, and where it stepped",
+        _describe_history,
+        _history,
+        ("bench history", "bench history resnet50 --json"),
+    ),
+}

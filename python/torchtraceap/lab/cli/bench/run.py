@@ -1,0 +1,522 @@
+"""`bench list`, `run`, `show`, `table`, `breakdown`, `batch-size`: workloads measured and kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchtraceap.cli.output import note, print_tables, print_text
+from torchtraceap.cli.parser import (
+    FINDINGS,
+    FINE,
+    Command,
+    Options,
+    Parser,
+    UsageError,
+    add_json,
+    add_no_color,
+    positive,
+    seconds,
+    size,
+)
+from torchtraceap.cli.tables import add_table_output, check_table_output, give_table
+
+if TYPE_CHECKING:
+    from torchtraceap.lab.bench.runs.batch_size import BatchSearch
+    from torchtraceap.lab.bench.runs.config import Asked, Protocol
+    from torchtraceap.lab.bench.runs.run import Outcome
+    from torchtraceap.lab.bench.store.run_store import Store, StoredRun
+    from torchtraceap.lab.workloads.registry import Entry
+
+__all__ = ["RUN_ACTIONS", "SCHEMA", "add_store", "open_store"]
+
+SCHEMA = "torchtraceap.bench/1"
+_TABLES = ("eager-compiled", "devices")
+_STDERR_LINES = 5
+
+
+def add_store(parser: Parser) -> None:
+    """The option that names the store; the actions of `bench` share it."""
+    parser.add_argument(
+        "--store", metavar="DIR", help="where runs are kept [$TORCHTRACEAP_BENCH, else ttap_bench]"
+    )
+
+
+def open_store(options: Options) -> Store:
+    """The store of `--store`."""
+    from torchtraceap.lab.bench.store.run_store import Store
+
+    return Store(options.store)
+
+
+def _print_document(document: dict[str, Any]) -> None:
+    text = json.dumps({"schema": SCHEMA, **document}, separators=(",", ":"), allow_nan=False)
+    print_text(text)
+
+
+# ------------------------------------------------------------------------- list
+
+
+def _add_kinds(parser: Parser) -> None:
+    parser.add_argument("--domain", metavar="D", help="those of a domain, such as vision")
+    parser.add_argument("--task", metavar="T", help="those of a task, such as classification")
+
+
+def _describe_list(parser: Parser) -> None:
+    _add_kinds(parser)
+    add_json(parser)
+    add_no_color(parser)
+
+
+def _list(options: Options) -> int:
+    from torchtraceap.lab.workloads.registry import workloads
+
+    known = [
+        entry
+        for entry in workloads()
+        if options.domain in (None, entry.domain) and options.task in (None, entry.task)
+    ]
+    if options.json:
+        _print_document({"workloads": [entry.to_dict() for entry in known]})
+        return FINE
+    from torchtraceap.report.tables import TextTable
+
+    rows = [(each.name, each.domain, each.task, _available(each), each.exercises) for each in known]
+    columns = ("name", "domain", "task", "available", "exercises")
+    missing = sum(not entry.available for entry in known)
+    said = f"{len(known)} workloads, {missing} of which miss a library"
+    print_tables([TextTable("", columns, rows, said)], options.no_color)
+    return FINE
+
+
+def _available(entry: Entry) -> str:
+    return "yes" if entry.available else f"needs {', '.join(entry.missing)}"
+
+
+# ------------------------------------------------------------------------- run
+
+
+def _add_configuration(parser: Parser) -> None:
+    from torchtraceap.lab.workloads.registry import SIZES
+    from torchtraceap.lab.workloads.steps import PRECISIONS
+
+    parser.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda or cuda:1 [cpu]")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="fp32", help=f"{', '.join(PRECISIONS)} [fp32]"
+    )
+    parser.add_argument("--compile", action="store_true", help="through torch.compile")
+    parser.add_argument(
+        "--size",
+        choices=SIZES,
+        default="tiny",
+        help="of the suite's models: tiny for a CPU, full for a GPU [tiny]",
+    )
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="of an operator on the CPU [as torch does]"
+    )
+    parser.add_argument(
+        "--timeout", type=seconds, default=600.0, metavar="S", help="of each process [600]"
+    )
+
+
+def _add_steps(parser: Parser) -> None:
+    for flag, default, help_text in (
+        ("--steps", 20, "measured in each process"),
+        ("--warmup", 3, "steps before them"),
+    ):
+        parser.add_argument(
+            flag, type=positive, default=default, metavar="N", help=f"{help_text} [{default}]"
+        )
+
+
+def _add_processes(parser: Parser) -> None:
+    parser.add_argument(
+        "--processes", type=positive, default=3, metavar="N", help="fresh ones, each alone [3]"
+    )
+
+
+def _describe_run(parser: Parser) -> None:
+    from torchtraceap.lab.bench.runs.config import BOTH
+    from torchtraceap.lab.workloads.steps import MODES
+
+    parser.add_argument(
+        "names",
+        metavar="NAME",
+        nargs="*",
+        help="of the suite or of a package, FILE.py:FUNCTION, package.module:FUNCTION, "
+        "torchbench:MODEL",
+    )
+    parser.add_argument("--all", action="store_true", help="every workload that is listed")
+    _add_kinds(parser)
+    parser.add_argument("--plan", metavar="TOML", help="configurations from a file instead")
+    parser.add_argument(
+        "--mode", choices=(*MODES, BOTH), default="train", help="train, eval or both [train]"
+    )
+    parser.add_argument("--batch", type=positive, metavar="N", help="samples in a step")
+    _add_configuration(parser)
+    _add_processes(parser)
+    _add_steps(parser)
+    add_store(parser)
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="pass over what the store has of the same configuration and environment",
+    )
+    parser.add_argument("--no-trace", action="store_true", help="record no trace of each")
+    add_json(parser)
+    add_no_color(parser)
+
+
+def _run(options: Options) -> int:
+    from torchtraceap.errors import OptionError
+    from torchtraceap.lab.bench.runs.run import check_device, run_all
+
+    store, asked = open_store(options), _asked(options)
+    protocol = _protocol(options, processes=options.processes, trace=not options.no_trace)
+    for device in sorted({each.device for each in asked}):
+        check_device(device)
+    outcomes = []
+    for outcome in run_all(asked, protocol, store, resume=options.resume):
+        outcomes.append(outcome)
+        _tell(outcome, len(outcomes), len(asked))
+    unfit = [each for each in outcomes if each.unfit]
+    if unfit and len(unfit) == len(outcomes):
+        raise OptionError(f"nothing could be run: {unfit[0].reason}")
+    runs = [store.load(each.run) for each in outcomes if each.run]
+    if options.json:
+        _print_document(
+            {
+                "outcomes": [each.to_dict() for each in outcomes],
+                "runs": [run.to_dict() for run in runs],
+            }
+        )
+    elif runs:
+        _print_runs(runs, options)
+    return FINDINGS if any(each.failed for each in outcomes) else FINE
+
+
+def _asked(options: Options) -> list[Asked]:
+    from torchtraceap.lab.bench.runs.config import Asked, chosen_names, every_mode, read_plan
+
+    if options.plan is not None:
+        if options.names or options.all or options.domain or options.task:
+            raise UsageError("--plan says itself which workloads are run")
+        return read_plan(options.plan)
+    names = chosen_names(
+        options.names, everything=options.all, domain=options.domain, task=options.task
+    )
+    return [
+        each
+        for name in names
+        for each in every_mode(
+            Asked(name, batch=options.batch, **_configuration(options)), options.mode
+        )
+    ]
+
+
+def _configuration(options: Options) -> dict[str, Any]:
+    return {
+        "device": options.device,
+        "precision": options.precision,
+        "compiled": options.compile,
+        "size": options.size,
+        "threads": options.threads,
+    }
+
+
+def _protocol(options: Options, **more: Any) -> Protocol:
+    from torchtraceap.lab.bench.runs.config import Protocol
+
+    return Protocol(steps=options.steps, warmup=options.warmup, timeout_s=options.timeout, **more)
+
+
+def _tell(outcome: Outcome, place: int, number: int) -> None:
+    said = f"{place}/{number} {outcome.label}: {outcome.status}"
+    note(f"{said}: {outcome.reason}" if outcome.reason else said)
+    if outcome.failed and outcome.status != "timed out":
+        for line in outcome.stderr.splitlines()[-_STDERR_LINES:-1]:
+            note(f"  {line}")
+
+
+def _print_runs(runs: Sequence[StoredRun], options: Options) -> None:
+    from torchtraceap.lab.bench.store.tables import runs_table
+    from torchtraceap.report.tables import table_for_reading
+
+    print_tables([table_for_reading(runs_table(runs))], options.no_color)
+
+
+# ------------------------------------------------------------------------- show
+
+
+def _describe_show(parser: Parser) -> None:
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        help="an id, the beginning of one, or a workload's name for its latest; without, all "
+        "are listed",
+    )
+    add_store(parser)
+    add_json(parser)
+    add_no_color(parser)
+
+
+def _show(options: Options) -> int:
+    store = open_store(options)
+    runs = [store.load(name) for name in options.runs] or list(store.runs())
+    if options.json:
+        documents = [run.to_dict() for run in runs]
+        for run, document in zip(runs, documents, strict=True):
+            path = run.trace if options.runs else None
+            document["trace"] = str(path) if path else None
+        _print_document({"runs": documents})
+    elif options.runs:
+        print_text("\n\n".join(_described(run) for run in runs))
+    else:
+        _print_runs(runs, options)
+    return FINE
+
+
+def _described(run: StoredRun) -> str:
+    """A run for a person."""
+    from torchtraceap.core.units import format_bytes, format_ns, format_share
+    from torchtraceap.lab.bench.runs.config import label_of
+    from torchtraceap.lab.bench.store.tables import device_of
+
+    figures, step = run.metrics, run.metrics["step_ns"]
+    first, memory = figures["first_batch_ns"], figures["memory"]
+    lines = [
+        f"{run.id}  {label_of(run.config)}",
+        f"when         {run.when[:19].replace('T', ' ')} UTC, on {device_of(run)}",
+        f"step         {format_ns(step['median'])} (p10 {format_ns(step['p10'])}, "
+        f"p90 {format_ns(step['p90'])}); processes: "
+        + ", ".join(format_ns(ns) for ns in step["by_process"]),
+        f"free running {format_ns(figures['free_step_ns']['mean'])} a step; waiting behind each "
+        f"costs {format_share(figures['lost_overlap_share'])}",
+        f"first batch  {format_ns(first['total'])} from the start: import "
+        f"{format_ns(first['import'])}, construction {format_ns(first['construction'])}, first "
+        f"step {format_ns(first['first_step'])}",
+        f"memory       {format_bytes(memory['rss_peak_bytes'])} resident at most, "
+        f"{format_bytes(memory['rss_above_bytes'])} of it by the workload" + _gpu_memory(memory),
+    ]
+    if figures["samples_per_s"]:
+        lines.append(
+            f"throughput   {figures['samples_per_s']:.4g} samples/s, batch {figures['batch']}"
+        )
+    if figures["flops_per_step"]:
+        lines.append(
+            f"work         {figures['flops_per_step'] / 1e9:.4g} GFLOP a step, by "
+            f"{figures['flops_by']}"
+        )
+    if run.counts:
+        lines.append("counts       " + ", ".join(f"{k} {v}" for k, v in run.counts.items()))
+    if run.diagnosis:
+        found = [finding["type"] for finding in run.diagnosis["findings"]]
+        lines.append(f"findings     {', '.join(found) or 'none'}")
+    if run.trace:
+        lines.append(f"trace        {run.trace}")
+    return "\n".join([*lines, *(f"note         {text}" for text in figures["notes"])])
+
+
+def _gpu_memory(memory: dict[str, Any]) -> str:
+    from torchtraceap.core.units import format_bytes, format_share
+
+    if memory["allocated_peak_bytes"] is None:
+        return ""
+    return (
+        f"; GPU: {format_bytes(memory['allocated_peak_bytes'])} by tensors, "
+        f"{format_bytes(memory['reserved_peak_bytes'])} reserved, "
+        f"{format_share(memory['fragmentation'])} lost between"
+    )
+
+
+# ------------------------------------------------------------------------- table, breakdown
+
+
+def _describe_table(parser: Parser) -> None:
+    parser.add_argument("what", choices=_TABLES, metavar="WHAT", help=", ".join(_TABLES))
+    parser.add_argument(
+        "sides", nargs="*", metavar="DEVICE", help="devices: two names, such as A100 and H100"
+    )
+    add_store(parser)
+    add_table_output(parser)
+    add_no_color(parser)
+
+
+def _table(options: Options) -> int:
+    from torchtraceap.lab.bench.store.tables import devices_table, eager_compiled_table
+
+    wanted = 2 if options.what == "devices" else 0
+    if len(options.sides) != wanted:
+        raise UsageError(
+            "bench table devices A B compares two devices"
+            if wanted
+            else "bench table eager-compiled takes no further words"
+        )
+    check_table_output(options, [])
+    runs = open_store(options).runs()
+    if options.what == "devices":
+        return give_table(devices_table(runs, *options.sides), options)
+    return give_table(eager_compiled_table(runs), options)
+
+
+def _describe_breakdown(parser: Parser) -> None:
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="*", help="as show takes them [the latest of each kind]"
+    )
+    parser.add_argument(
+        "--by", choices=("run", "task"), default="run", metavar="WHAT", help="run, task [run]"
+    )
+    parser.add_argument("--html", metavar="FILE", help="draw it as a page")
+    add_store(parser)
+    add_table_output(parser)
+    add_no_color(parser)
+
+
+def _breakdown(options: Options) -> int:
+    from torchtraceap.core.writing import check_target
+    from torchtraceap.lab.bench.store.breakdown import break_down_runs, breakdown_table, task_table
+    from torchtraceap.lab.bench.store.charts import write_breakdown_page
+
+    check_table_output(options, [])
+    if options.html:
+        check_target(options.html)
+    store = open_store(options)
+    runs = [store.load(name) for name in options.runs] or list(
+        {run.config_hash: run for run in store.runs()}.values()
+    )
+    found, notes = break_down_runs(runs)
+    if options.html:
+        write_breakdown_page(found, options.html, notes)
+        note(f"wrote {options.html}")
+    if not options.html or options.json or options.csv or options.parquet:
+        make = task_table if options.by == "task" else breakdown_table
+        return give_table(make(found, notes), options)
+    return FINE
+
+
+# ------------------------------------------------------------------------- batch-size
+
+
+def _describe_batch_size(parser: Parser) -> None:
+    from torchtraceap.lab.workloads.steps import MODES
+
+    parser.add_argument("name", metavar="NAME", help="a workload, as run takes it")
+    parser.add_argument("--mode", choices=MODES, default="train", help="train or eval [train]")
+    parser.add_argument(
+        "--memory-ceiling",
+        type=size,
+        metavar="SIZE",
+        help="what a process may take, such as 8GiB: reserved on a GPU, else resident",
+    )
+    parser.add_argument("--start", type=positive, default=1, metavar="N", help="the first size [1]")
+    _add_configuration(parser)
+    _add_processes(parser)
+    _add_steps(parser)
+    add_store(parser)
+    parser.add_argument("--no-keep", action="store_true", help="only search, and keep no run")
+    add_json(parser)
+    add_no_color(parser)
+
+
+def _batch_size(options: Options) -> int:
+    import tempfile
+    from dataclasses import replace
+    from pathlib import Path
+
+    from torchtraceap.lab.bench.runs.batch_size import measure_batches, search_batch
+    from torchtraceap.lab.bench.runs.config import Asked
+    from torchtraceap.lab.bench.runs.run import check_device, measure
+    from torchtraceap.lab.bench.store.run_store import need_parquet
+
+    asked = Asked(options.name, mode=options.mode, **_configuration(options))
+    protocol = _protocol(options, processes=options.processes)
+    ceiling = None if options.memory_ceiling is None else int(options.memory_ceiling)
+    check_device(asked.device)
+    if not options.no_keep:
+        need_parquet()
+    kept = None
+    with tempfile.TemporaryDirectory(prefix="ttap-batch-") as name:
+        folder = Path(name)
+        found = search_batch(
+            measure_batches(asked, protocol, folder),
+            start=options.start,
+            memory_ceiling_bytes=ceiling,
+        )
+        if not options.no_keep:
+            run = measure(replace(asked, batch=found.batch), protocol, folder)
+            metrics = {**run.metrics, "batch_search": found.to_dict()}
+            kept = open_store(options).save(replace(run, metrics=metrics))
+    if options.json:
+        _print_document({"search": found.to_dict(), "run": kept.to_dict() if kept else None})
+    else:
+        _print_search(found, options)
+        if kept is not None:
+            note(f"kept as run {kept.id}")
+    return FINE
+
+
+def _print_search(found: BatchSearch, options: Options) -> None:
+    from torchtraceap.core.units import format_bytes, format_ns
+    from torchtraceap.report.tables import TextTable
+
+    rows = [
+        (point.batch, format_ns(round(point.step_ns)), f"{point.samples_per_s:.4g}",
+         format_bytes(point.memory_bytes), "<" if point.batch == found.batch else "")
+        for point in found.points
+    ]  # fmt: skip
+    said = [
+        f"batch {found.batch}: {found.why}",
+        f"a step takes about {format_ns(round(found.fixed_ns))} and "
+        f"{format_ns(round(found.sample_ns))} for each sample; at best "
+        f"{found.best_samples_per_s:.4g} samples/s",
+    ]
+    if found.stopped_at is not None:
+        said.append(f"a batch of {found.stopped_at} does not fit")
+    columns = ("batch", "step", "samples/s", "memory", "")
+    print_tables([TextTable("", columns, rows, "\n".join(said))], options.no_color)
+
+
+RUN_ACTIONS: dict[str, Command] = {
+    "list": Command(
+        "workloads that there are, and what each exercises",
+        _describe_list,
+        _list,
+        ("bench list", "bench list --domain vision --json"),
+    ),
+    "run": Command(
+        "measure workloads in fresh processes and keep samples, trace and environment",
+        _describe_run,
+        _run,
+        (
+            "bench run resnet --mode both",
+            "bench run --all --device cuda --size full --precision bf16 --resume",
+            "bench run train.py:workload --compile --batch 64",
+        ),
+    ),
+    "show": Command(
+        "runs that are kept",
+        _describe_show,
+        _show,
+        ("bench show", "bench show resnet", "bench show 3f2a --json"),
+    ),
+    "table": Command(
+        "runs beside each other: eager-compiled, devices A B",
+        _describe_table,
+        _table,
+        ("bench table eager-compiled", "bench table devices A100 H100 --csv devices.csv"),
+    ),
+    "breakdown": Command(
+        "active, data movement and idle time of a step, by workload and task",
+        _describe_breakdown,
+        _breakdown,
+        ("bench breakdown", "bench breakdown --by task --html breakdown.html"),
+    ),
+    "batch-size": Command(
+        "the smallest batch that reaches nearly all samples per second",
+        _describe_batch_size,
+        _batch_size,
+        ("bench batch-size resnet --memory-ceiling 8GiB",),
+    ),
+}

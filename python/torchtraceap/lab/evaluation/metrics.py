@@ -1,0 +1,278 @@
+"""Metrics of window scores (docs/benchmark.md has each definition).
+
+Note [Strict]: windows that a cost covers by 2 to 10 % are neither positive nor negative, and no
+metric here looks at them. No window is made right by a neighbour (no point adjustment).
+
+Note [AUC by groups]: an area under the curve counts pairs of a positive and a negative window that
+are in order. Counted once for each pair of groups (the runs on one base), it is a quotient of two
+sums, so that a resample of groups needs no sort (`bootstrap`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from torchtraceap.core.aliases import Array
+from torchtraceap.errors import OptionError
+
+__all__ = [
+    "RECALL",
+    "Scored",
+    "Typed",
+    "average_precision",
+    "calibration",
+    "confusion",
+    "event_hits",
+    "false_positive_rate",
+    "group_pairs",
+    "per_trace_auc",
+    "said_types",
+    "threshold_at",
+    "type_metrics",
+    "typed_given_window",
+    "window_auc",
+]
+
+RECALL = 0.8
+"""At which false alarms on good traces are counted."""
+_BINS = 10
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Windows of several traces with what a method says of them, without those to be ignored.
+
+    All arrays have one row for each window: `score` float64, `positive` bool, `bad` bool (the trace
+    has a fault), `trace` and `group` int64 codes from 0.
+    """
+
+    score: Array
+    positive: Array
+    bad: Array
+    trace: Array
+    group: Array
+
+    def part(self, rows: Array) -> Scored:
+        """Of some windows."""
+        return Scored(
+            self.score[rows],
+            self.positive[rows],
+            self.bad[rows],
+            self.trace[rows],
+            self.group[rows],
+        )
+
+    def bad_only(self) -> Scored:
+        """Of the traces with a fault."""
+        return self.part(self.bad)
+
+
+def window_auc(scored: Scored) -> float:
+    """Area under the ROC curve over all windows; NaN where one class is missing."""
+    from sklearn.metrics import roc_auc_score
+
+    if not _has_both(scored.positive):
+        return float("nan")
+    return float(roc_auc_score(scored.positive, scored.score))
+
+
+def average_precision(scored: Scored) -> float:
+    """Area under the precision-recall curve as scikit-learn sums it; NaN without a positive."""
+    from sklearn.metrics import average_precision_score
+
+    if not _has_both(scored.positive):
+        return float("nan")
+    return float(average_precision_score(scored.positive, scored.score))
+
+
+def per_trace_auc(scored: Scored) -> tuple[Array, Array]:
+    """Of each trace that has both classes.
+
+    Returns:
+        float64 AUC and int64 group of each such trace, in the order of their codes.
+    """
+    values, groups = [], []
+    for rows in _by_trace(scored.trace):
+        if _has_both(scored.positive[rows]):
+            values.append(window_auc(scored.part(rows)))
+            groups.append(int(scored.group[rows[0]]))
+    return np.array(values, dtype=np.float64), np.array(groups, dtype=np.int64)
+
+
+def _by_trace(trace: Array) -> list[Array]:
+    order = np.argsort(trace, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(trace[order])) + 1) if len(trace) else []
+
+
+def threshold_at(scored: Scored, recall: float = RECALL) -> float:
+    """The largest score at which so many of the positive windows are flagged; NaN without one."""
+    found = np.sort(scored.score[scored.positive])[::-1]
+    if not len(found):
+        return float("nan")
+    return float(found[max(0, int(np.ceil(recall * len(found))) - 1)])
+
+
+def false_positive_rate(scored: Scored, recall: float = RECALL) -> float:
+    """Share of the windows of good traces that are flagged at that recall; NaN without either."""
+    good = scored.score[~scored.bad]
+    threshold = threshold_at(scored, recall)
+    if not len(good) or np.isnan(threshold):
+        return float("nan")
+    return float(np.mean(good >= threshold))
+
+
+def group_pairs(scored: Scored, count: int) -> tuple[Array, Array]:
+    """Pairs in order, and all pairs, by groups. See Note [AUC by groups].
+
+    Args:
+        scored: Windows.
+        count: Of groups.
+
+    Returns:
+        Two float64 `[count, count]`: of positives of the row's group and negatives of the column's,
+        how many are in order (a tie counts half), and how many there are.
+    """
+    won = np.zeros((count, count))
+    below = [
+        np.sort(scored.score[(scored.group == group) & ~scored.positive]) for group in range(count)
+    ]
+    for group in range(count):
+        own = scored.score[(scored.group == group) & scored.positive]
+        for other, scores in enumerate(below):
+            sides = [np.searchsorted(scores, own, side=side).sum() for side in ("left", "right")]
+            won[group, other] = (sides[0] + sides[1]) / 2
+    positives = np.bincount(scored.group[scored.positive], minlength=count)
+    negatives = np.bincount(scored.group[~scored.positive], minlength=count)
+    return won, np.outer(positives, negatives).astype(np.float64)
+
+
+def event_hits(tops: Sequence[tuple[int, int] | None], costs: Sequence[Array]) -> float:
+    """Share of traces with a fault whose top event lies in its cost.
+
+    A method points at one GPU event or gap of a trace: the one that it gives the greatest part of
+    the score to, or, where it gives none, the one that takes most of the window with the highest
+    score (the first of equal ones). It is a hit where cost intervals cover half of it or more; one
+    without length where it begins inside. Nothing pointed at is a miss.
+
+    Args:
+        tops: Begin and end of it in ns, for each trace.
+        costs: int64 `[n, 2]` of each trace: begins and ends, apart from each other.
+
+    Returns:
+        NaN without a trace.
+    """
+    if len(tops) != len(costs):
+        raise OptionError(f"{len(tops)} events for {len(costs)} traces")
+    hits = [_is_hit(top, cost) for top, cost in zip(tops, costs, strict=True)]
+    return float(np.mean(hits)) if hits else float("nan")
+
+
+def _is_hit(top: tuple[int, int] | None, cost: Array) -> bool:
+    if top is None or not len(cost):
+        return False
+    begin, end = top
+    if end <= begin:
+        return bool(((cost[:, 0] <= begin) & (begin < cost[:, 1])).any())
+    inside = np.minimum(end, cost[:, 1]) - np.maximum(begin, cost[:, 0])
+    return bool(2 * np.maximum(inside, 0).sum() >= end - begin)
+
+
+# ------------------------------------------------------------------------- types
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What type of fault windows have and are said to have.
+
+    `truth` and `said`: int64 codes of types, -1 for none. `said` is the number of types where a
+    window is flagged and not named.
+    """
+
+    truth: Array
+    said: Array
+    types: tuple[str, ...]
+
+
+def typed_given_window(cost: Array, said: Array, positive: Array, types: tuple[str, ...]) -> Typed:
+    """The setting of the paper's Table 4: the type of windows that are known to be positive.
+
+    Args:
+        cost: `[n, T]`: how much of each window the cost of each type covers; the largest is the
+            type of the window.
+        said: `[n, T]`: what a method says of each.
+        positive: bool `[n]`.
+        types: Names of the T types.
+    """
+    return Typed(cost[positive].argmax(axis=1), said_types(said[positive]), types)
+
+
+def said_types(said: Array) -> Array:
+    """int64 `[n]`: the likeliest type of each row of `[n, T]`; T, which no window has, where a row
+    names none."""
+    found: Array = np.where(said.any(axis=1), said.argmax(axis=1), said.shape[1])
+    return found
+
+
+def type_metrics(typed: Typed) -> dict[str, float]:
+    """Accuracy and macro-F1, over the windows that have a type or are said to have one.
+
+    Where `none` is among them (end to end), a miss and a false alarm each count as an error. The
+    macro mean is over the types that occur in the truth.
+    """
+    from sklearn.metrics import accuracy_score, f1_score
+
+    rows = (typed.truth >= 0) | (typed.said >= 0)
+    truth, said = typed.truth[rows], typed.said[rows]
+    present = np.unique(truth[truth >= 0])
+    if not len(present):
+        return {"accuracy": float("nan"), "macro_f1": float("nan"), "windows": 0}
+    f1 = f1_score(truth, said, labels=present, average="macro", zero_division=0)
+    accuracy = accuracy_score(truth, said)
+    return {"accuracy": float(accuracy), "macro_f1": float(f1), "windows": int(rows.sum())}
+
+
+def confusion(typed: Typed) -> Array:
+    """int64 `[T + 1, T + 1]`: windows by their type and by that which is said; the last is none."""
+    count = len(typed.types) + 1
+    found = np.zeros((count, count), dtype=np.int64)  # said and not named is none, too
+    np.add.at(found, (typed.truth % count, typed.said % count), 1)
+    return found
+
+
+# ------------------------------------------------------------------------- calibration
+
+
+def calibration(score: Array, positive: Array) -> dict[str, float]:
+    """Of scores that claim to be probabilities: Brier score, and the expected calibration error.
+
+    The error is the difference of the mean score and the share of positives, in ten bins of equal
+    width, each weighed by its windows (Naeini et al. 2015).
+
+    Raises:
+        OptionError: A score is outside of [0, 1].
+    """
+    from sklearn.metrics import brier_score_loss
+
+    if not len(score):
+        return {"brier": float("nan"), "ece": float("nan")}
+    if score.min() < 0 or score.max() > 1:
+        raise OptionError("a probability lies between 0 and 1")
+    place = np.minimum((score * _BINS).astype(np.int64), _BINS - 1)
+    counts = np.bincount(place, minlength=_BINS)
+    off = np.abs(
+        np.bincount(place, weights=score, minlength=_BINS)
+        - np.bincount(place, weights=positive.astype(np.float64), minlength=_BINS)
+    )
+    brier = (
+        brier_score_loss(positive, score)
+        if _has_both(positive)
+        else np.mean((score - positive) ** 2)
+    )
+    return {"brier": float(brier), "ece": float(off.sum() / counts.sum())}
+
+
+def _has_both(positive: Array) -> bool:
+    return bool(positive.any() and not positive.all())

@@ -1,0 +1,377 @@
+"""`Program`: one rank of a run as injections see it, where work can be put and what it looks like.
+
+Note [Places]: work is put between two operators of a thread that lie in no other operator, right
+behind what comes before. On a stream it stands behind everything that was launched before that
+place and ahead of what was launched later.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from torchtraceap._core import EventKind, GpuClass, Phase
+from torchtraceap.core.aliases import Array
+from torchtraceap.lab.generation.noise import USUAL_VARIATION
+from torchtraceap.lab.prediction.timeline.profilers import Profiler, profiler_of
+from torchtraceap.simulation.edits.view import views
+from torchtraceap.simulation.run import SimulatedRun
+
+__all__ = ["Places", "Program", "Ticks"]
+
+LOADER = r"^enumerate\(DataLoader\)#"
+_RANGES = rf"{LOADER}|^(ProfilerStep#|Optimizer\.|DistributedDataParallel|Torch-Compiled|##)"
+"""Operators by category that are ranges around operators, as torch before 1.12 writes them."""
+_TICKS = 0.6
+"""Of the times, those that are whole ticks of a clock."""
+_LEAST_REPEATS = 4
+_FIRST = 64
+"""Of the operators of a thread, those that others are written like."""
+_LEAST_PLACES = 8
+_LEAST_NOISE = 0.15
+_GPU_NOISE = (0.005, 0.1)
+"""Bounds of the noise that is drawn: beyond them what repeats by name is not the same work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Places of one thread, by time. See Note [Places]."""
+
+    track: int
+    edge: Array
+    """int64 `[places]`: the graph's edge that is opened."""
+    source: Array
+    """int64 `[places]`: the point before."""
+    point: Array
+    """int64 `[places]`: the point behind."""
+    time_ns: Array
+    """int64 `[places]`, measured, on the graph's clock."""
+    step: Array
+    """int64 `[places]`: index of the run's step; -1 outside of all."""
+    phase: Array
+    """uint8 `[places]`: of the operator behind."""
+    parent: Array
+    """int64 `[places]`: row around the operator behind, or NO_ROW."""
+
+    def __len__(self) -> int:
+        return len(self.edge)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticks:
+    """In what steps a recording tells times."""
+
+    gpu_tick_ns: int
+    """Times of GPU work are multiples of it, but for a nanosecond of conversion."""
+    host_tick_ns: int
+    """Times of the host are."""
+    is_coarse: bool
+    """All times are multiples of the host's tick, starts of GPU work too."""
+
+    def written(self, ts_ns: Array, dur_ns: Array, is_work: Array) -> tuple[Array, Array]:
+        """Starts and lengths of the host's events and, where it is said, of GPU work."""
+        tick = np.where(is_work & (not self.is_coarse), 1, self.host_tick_ns)
+        starts: Array = ts_ns // tick * tick
+        lengths: Array = (ts_ns + dur_ns) // tick * tick - starts
+        if self.gpu_tick_ns == 1:
+            return starts, lengths
+        ticks = np.maximum(np.rint(dur_ns / self.gpu_tick_ns), 1).astype(np.int64)
+        of_gpu = ticks * self.gpu_tick_ns - (ts_ns % 7 == 0)
+        return starts, np.where(is_work, of_gpu, lengths)
+
+
+class Program:
+    """One rank of a run. Nothing here changes.
+
+    Args:
+        run: Of one rank, with GPU work.
+    """
+
+    def __init__(self, run: SimulatedRun) -> None:
+        self.run = run
+        self.view = views(run)[0]
+        self.table, self.tree, self.graph = self.view.table, self.view.tree, run.graph
+
+    # ------------------------------------------------------------------------- places
+
+    @cached_property
+    def main(self) -> Places:
+        """Of the thread that carries the steps."""
+        track = self.tree.main_track
+        return self._places_on(-1 if track is None else track)
+
+    @cached_property
+    def backward(self) -> Places:
+        """Of the thread that runs the backward pass; of the main thread where that does."""
+        ops = np.flatnonzero(self._is_op & (self.tree.phase == Phase.BACKWARD))
+        tracks, counts = np.unique(self.table.track[ops], return_counts=True)
+        if not len(tracks):
+            return self.main
+        track = int(tracks[counts.argmax()])
+        return self.main if track == self.main.track else self._places_on(track)
+
+    @cached_property
+    def _is_op(self) -> Array:
+        is_op: Array = self.view.is_kind(EventKind.CPU_OP) & self.view.has_points
+        return is_op & ~self.view.has_name(_RANGES)
+
+    def _places_on(self, track: int) -> Places:
+        view, graph = self.view, self.graph
+        ops = view.outermost(np.flatnonzero(self._is_op & (self.table.track == track)))
+        inside = view.inside(view.begin_of[ops].astype(np.int64), self.loader_rows)
+        ops = ops[inside < 0]
+        points = view.begin_of[ops].astype(np.int64)
+        edges = view.edges_into(points, "program_order")
+        ends = view.destination_of(edges).astype(np.int64)
+        # An outermost operator has one begin, and so one edge of its thread.
+        ops, points = ops[np.isin(points, ends)], points[np.isin(points, ends)]
+        edges = edges[np.searchsorted(ends, points)]
+        times = graph.time_ns[points]
+        return Places(
+            track, edges, graph.source[edges].astype(np.int64), points, times,
+            self._step_at(times), self.tree.phase[ops], self.tree.parent[ops].astype(np.int64),
+        )  # fmt: skip
+
+    def _step_at(self, times_ns: Array) -> Array:
+        begins, ends = self.step_bounds.T
+        if not len(begins):
+            return np.zeros(len(times_ns), dtype=np.int64)
+        place = np.searchsorted(begins, times_ns, side="right") - 1
+        inside = (place >= 0) & (times_ns <= ends[np.maximum(place, 0)])
+        return np.where(inside, place, -1)
+
+    @cached_property
+    def step_bounds(self) -> Array:
+        """int64 `[steps, 2]`: of the host's ranges, measured, on the graph's clock; none where the
+        whole trace is one."""
+        if not self.run.per_step:
+            return np.zeros((0, 2), dtype=np.int64)
+        times = self.graph.time_ns
+        bounds = [(times[step.begin], times[step.end]) for step in self.run.steps]
+        return np.array(bounds, dtype=np.int64).reshape(-1, 2)
+
+    @property
+    def is_usable(self) -> bool:
+        """It has places, and kernels with their launches."""
+        return len(self.main) >= _LEAST_PLACES and bool(self.steps) and len(self._kernels) > 0
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """Steps with places in them."""
+        return sorted({step for step in self.main.step.tolist() if step >= 0})
+
+    def step_of_rows(self, rows: Array) -> Array:
+        """int64: the step in which host rows begin; -1 outside of all."""
+        return self._step_at(self.graph.time_ns[self.view.begin_of[rows]])
+
+    @property
+    def step_ns(self) -> float:
+        """The mean iteration, measured."""
+        return float(self.run.mean_ns(self.run.measured_ns))
+
+    @cached_property
+    def loader_rows(self) -> Array:
+        """Ranges of torch's DataLoader, by start."""
+        rows = self.view.rows_named(LOADER, EventKind.CPU_OP, EventKind.USER_ANNOTATION)
+        rows = rows[self.view.has_points[rows]]
+        return self.view.outermost(rows)
+
+    # ------------------------------------------------------------------------- streams
+
+    @cached_property
+    def stream_rows(self) -> Array:
+        """GPU rows of the stream with most kernels, in its order."""
+        rows = self.view.gpu_rows
+        streams, counts = np.unique(self.tree.stream_of[rows], return_counts=True)
+        rows = rows[self.tree.stream_of[rows] == streams[counts.argmax()]]
+        in_order: Array = rows[np.argsort(self.view.begin_of[rows], kind="stable")]
+        return in_order
+
+    @cached_property
+    def _launched_ns(self) -> Array:
+        times = self.view.launch_times_ns(self.stream_rows) + self.run.offsets_ns[0]
+        launched: Array = np.maximum.accumulate(times)
+        return launched
+
+    def slots(self, times_ns: Array) -> Array:
+        """int64: index in `stream_rows` of the first work that is launched then or later."""
+        found: Array = np.searchsorted(self._launched_ns, times_ns)
+        return found
+
+    @cached_property
+    def launch_latency_ns(self) -> float:
+        """From the begin of a launch to that of its work on a stream that is free."""
+        return float(self.view.launch_latency_ns(np.zeros(0, dtype=np.int64)))
+
+    @cached_property
+    def backward_share(self) -> float:
+        """Of the launches, those of the backward pass."""
+        phases = self.view.phase_of(self.stream_rows)
+        return float((phases == Phase.BACKWARD).mean()) if len(phases) else 0.0
+
+    # ------------------------------------------------------------------------- other ranks
+
+    @cached_property
+    def collectives(self) -> Array:
+        """GPU rows of what it exchanges with other ranks, by launch."""
+        rows = self.view.gpu_rows
+        rows = rows[self.tree.gpu_class[rows] == GpuClass.COMMUNICATION]
+        in_order: Array = rows[np.argsort(self.view.begin_of[rows], kind="stable")]
+        return in_order
+
+    @cached_property
+    def edges_through_collectives(self) -> Array:
+        """int64: of each of these the edge from its begin to its end."""
+        begins = self.view.begin_of[self.collectives]
+        edges = self.view.edges_into(self.view.end_of[self.collectives], "execution")
+        edges = edges[np.isin(self.graph.source[edges], begins)]
+        order = np.searchsorted(self.view.destination_of(edges), self.view.end_of[self.collectives])
+        found: Array = edges[order]
+        return found
+
+    # ------------------------------------------------------------------------- noise
+
+    @cached_property
+    def gpu_noise(self) -> float:
+        """Coefficient of variation of kernels that repeat with the same name and grid: the median
+        over such."""
+        view = self.view
+        rows = view.gpu_rows[view.is_kind(EventKind.KERNEL)[view.gpu_rows]]
+        rows = rows[self.tree.gpu_class[rows] == GpuClass.COMPUTE]
+        grids, _ = self.table.text_codes("grid", rows)
+        key = self.table.name[rows].astype(np.int64) << 32 | (grids.astype(np.int64) + 1)
+        return _variation(key, self.table.dur_ns[rows], *_GPU_NOISE)
+
+    @cached_property
+    def host_noise(self) -> float:
+        """Share of the usual noise that makes its own variation up to it; a little in any case."""
+        calls = self.view.launch_of(self._kernels)
+        own = _variation(self.table.name[calls], self.table.dur_ns[calls], 0.0, USUAL_VARIATION)
+        return max(_LEAST_NOISE, math.sqrt(1 - (own / USUAL_VARIATION) ** 2))
+
+    # ------------------------------------------------------------------------- clock
+
+    @cached_property
+    def is_work(self) -> Array:
+        """bool `[rows]`: work of a GPU."""
+        kinds = (EventKind.KERNEL, EventKind.GPU_MEMCPY, EventKind.GPU_MEMSET)
+        found: Array = np.isin(self.table.kind, kinds)
+        return found
+
+    @cached_property
+    def ticks(self) -> Ticks:
+        """As its own times say."""
+        table = self.table
+        whole = np.concatenate([table.ts_ns, table.dur_ns])
+        if (whole % 1_000 == 0).mean() > _TICKS:
+            return Ticks(1, 1_000, True)
+        host, gpu = table.dur_ns[self._is_op], table.dur_ns[self.is_work]
+        of_host = 10 if len(host) and (host % 10 == 0).mean() > _TICKS else 1
+        for each in (40, 32) if len(gpu) else ():
+            if (np.minimum(gpu % each, -gpu % each) <= 1).mean() > _TICKS:
+                return Ticks(each, of_host, False)
+        return Ticks(1, of_host, False)
+
+    # ------------------------------------------------------------------------- looks
+
+    def like_op(self, track: int) -> dict[str, Any]:
+        """That of the first operators of a thread which says most, such as its inputs."""
+        rows = np.flatnonzero(self._is_op & (self.table.track == track))[:_FIRST]
+        return max((self._fields(row) for row in rows.tolist()), key=lambda of: len(of["args"]))
+
+    @cached_property
+    def like_annotation(self) -> dict[str, Any] | None:
+        """A range of the user, where they are no operators."""
+        rows = self.view.rows_named("", EventKind.USER_ANNOTATION)
+        return self._fields(int(rows[0])) if len(rows) else None
+
+    @cached_property
+    def like_call(self) -> dict[str, Any]:
+        """A call that launches a kernel."""
+        calls = self.view.launch_of(self._kernels)
+        of_runtime = calls[self.view.is_kind(EventKind.RUNTIME)[calls]]
+        return self._fields(int(of_runtime[0] if len(of_runtime) else calls[0]))
+
+    @cached_property
+    def like_kernel(self) -> dict[str, Any]:
+        """An element-wise kernel, else any short one."""
+        rows = self._kernels
+        pointwise = rows[self.view.has_name("elementwise")[rows]]
+        rows = pointwise if len(pointwise) else rows
+        return self._fields(int(rows[self.table.dur_ns[rows].argmin()]))
+
+    @cached_property
+    def like_copy(self) -> dict[str, Any]:
+        """A copy; where there is none, what a kernel says of its place."""
+        rows = self.view.gpu_rows[self.view.is_kind(EventKind.GPU_MEMCPY)[self.view.gpu_rows]]
+        if len(rows):
+            return self._fields(int(rows[0]))
+        fields = dict(self.like_kernel)
+        fields["cat"] = "gpu_memcpy" if fields["cat"] == "kernel" else "Memcpy"
+        kept = ("device", "context", "stream", "correlation", "external id", "External id")
+        fields["args"] = {key: fields["args"][key] for key in kept if key in fields["args"]}
+        fields["args"] |= {"bytes": 0, "memory bandwidth (GB/s)": 0.0}
+        return fields
+
+    @cached_property
+    def _kernels(self) -> Array:
+        rows = self.stream_rows
+        rows = rows[self.view.is_kind(EventKind.KERNEL)[rows]]
+        return rows[self.view.launch_of(rows) >= 0]
+
+    @cached_property
+    def arrows(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Of the arrow from a call to its work both ends, where the recording has such."""
+        found: dict[str, dict[str, Any]] = {}
+        ids = set(self.table.correlation[self._kernels[:2_000]].tolist())
+        for row in np.flatnonzero(self.table.kind == EventKind.FLOW).tolist():
+            fields = json.loads(self.table.event_json(row))
+            if fields.get("id") in ids and fields.get("cat") in ("ac2g", "async"):
+                found.setdefault(fields["ph"], fields)
+            if len(found) == 2:
+                return found["s"], found["f"]
+        return None
+
+    @cached_property
+    def profiler(self) -> Profiler:
+        """The version that writes most like the recording."""
+        return profiler_of(self.table)
+
+    @cached_property
+    def is_ancient(self) -> bool:
+        """It is of a torch before 1.12, with categories of its own."""
+        return self.like_kernel.get("cat") == "Kernel"
+
+    @cached_property
+    def runtime(self) -> str:
+        """Prefix of its calls: "cuda" or "hip"."""
+        return "hip" if re.match("hip", str(self.like_call["name"])) else "cuda"
+
+    def _fields(self, row: int) -> dict[str, Any]:
+        fields: dict[str, Any] = json.loads(self.table.event_json(row))
+        fields["ph"] = "X"
+        fields["args"] = dict(fields.get("args") or {})
+        return fields
+
+    @cached_property
+    def heads(self) -> tuple[Mapping[str, Any], ...]:
+        """Names of processes and threads."""
+        rows = np.flatnonzero(self.table.kind == EventKind.METADATA)
+        return tuple(json.loads(self.table.event_json(row)) for row in rows.tolist())
+
+
+def _variation(keys: Array, ns: Array, low: float, high: float) -> float:
+    """The median coefficient of variation of what has one key, in bounds."""
+    found = []
+    order = np.argsort(keys, kind="stable")
+    for group in np.split(ns[order], np.flatnonzero(np.diff(keys[order])) + 1):
+        if len(group) >= _LEAST_REPEATS and group.mean() > 0:
+            found.append(float(group.std() / group.mean()))
+    return min(max(float(np.median(found)), low), high) if found else low

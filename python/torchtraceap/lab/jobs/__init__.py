@@ -1,0 +1,34 @@
+"""Jobs with pipeline and data parallelism (docs/stragglers.md, docs/compositions.md)."""
+
+from torchtraceap.lab.jobs.composition import (
+    CalibratedJobs,
+    Coefficients,
+    Deviations,
+    calibrate,
+    choose_measurements,
+)
+from torchtraceap.lab.jobs.job_memory import JobMemory, job_memory
+from torchtraceap.lab.jobs.jobs import Machine, TrainingJob
+from torchtraceap.lab.jobs.op_trace import OperatorTrace, operator_trace, read_operator_trace
+from torchtraceap.lab.jobs.schedule import Schedule, build_schedule
+from torchtraceap.lab.jobs.stragglers import StragglerReport, ideal_work, what_if_stragglers
+
+__all__ = [
+    "CalibratedJobs",
+    "Coefficients",
+    "Deviations",
+    "JobMemory",
+    "Machine",
+    "OperatorTrace",
+    "Schedule",
+    "StragglerReport",
+    "TrainingJob",
+    "build_schedule",
+    "calibrate",
+    "choose_measurements",
+    "ideal_work",
+    "job_memory",
+    "operator_trace",
+    "read_operator_trace",
+    "what_if_stragglers",
+]

@@ -1,0 +1,387 @@
+"""Iteration times of Megatron-style jobs that nobody ran, from some that somebody did.
+
+Note [Composition]: all layers of a model are alike, and a step is made of few things: layers, the
+two ends of the model, the update of the weights. A job with pipeline stages p, chunks v on each,
+micro-batches m and layers l takes, with the last stage the slowest (it has the loss),
+
+    m (l / p c + e_last) + (p - 1) / v l / p c + (m v + p - 1) hop + e_first + update
+
+where c is the time of a layer and micro-batch, forward and backward, e that of the model's ends,
+and hop what lies between two stages, whose sends and receives block in Megatron. This is the
+longest path of the 1F1B schedule; interleaving makes its start and end v times shorter. `update`
+is the all-reduce of the gradients and the optimizer.
+
+c is the longer of two things: what the GPU does (products, attention, traffic, all-reduces within
+and between nodes, starts of kernels) and what the host does to launch it. Small layers take as long
+as their host, whatever their shape, so that a sum of both extrapolates wrongly to narrower ones.
+
+The logarithms of the coefficients have a normal prior: what data sheets suggest, or what other
+measured jobs said, made wider because another program runs elsewhere. Each shape deviates from
+the terms by a factor of its own for c and e_last, as kernels are not smooth in their sizes and
+hosts not in anything. The calibration finds the most probable values (Gauss and Newton) and their
+covariance there; the sizes of deviations and noise are chosen by the evidence.
+
+Note [Errors of errors]: a covariance says how sure the model is if its form is right. So parts of
+the measured jobs (one hidden size, one width of tensor parallelism, one micro-batch; or a fifth of
+the jobs) are left out in turn and predicted from the others, and all deviations are multiplied
+so that 8 of 10 of these errors lie within 1.28 of them: one factor for shapes that were measured,
+one for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.records import dataclass
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.jobs.jobs import Machine, TrainingJob
+from torchtraceap.lab.jobs.terms import (
+    COEFFICIENTS,
+    PRIOR_DEVIATIONS,
+    PRIOR_MEANS,
+    Parts,
+    Terms,
+    step_parts,
+)
+
+__all__ = ["CalibratedJobs", "Coefficients", "Deviations", "calibrate", "choose_measurements"]
+
+DEVIATIONS = (0.03, 0.07, 0.15)
+"""Relative deviations of a shape that `calibrate` chooses from, where the GPU sets the pace."""
+HOST_DEVIATIONS = (0.05, 0.15)
+"""The same where the host does."""
+END_DEVIATION = 2.0
+"""How much more the output layer deviates: of a few kernels, not of many."""
+NOISES = (0.004, 0.01, 0.03, 0.07)
+"""Relative errors of a measured time and of the composition itself, to choose from."""
+CARRIED = 0.2
+"""How far a coefficient (its logarithm) may move between programs and machines. Judged on how far
+those fitted to vTrain's one node and to its many nodes lie apart."""
+OTHER_GPU = 0.25
+"""How far all coefficients may move together from one GPU to another: a guess."""
+ROUNDS = 12
+"""Of Gauss and Newton, at most."""
+EIGHT_OF_TEN = 1.2816
+"""Standard deviations to either side that hold 80 % of a normal distribution."""
+FOLDS = 5
+LEAST_WIDTH = 0.8
+"""Those of shapes that were not measured are made smaller by no more than this."""
+FEW = 20
+"""Jobs, and errors of left-out ones, below which nothing is left out to judge deviations."""
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """What is known of the coefficients of the terms."""
+
+    mean: Array
+    """Float64 `[n]`: of their logarithms, in the order of `terms.COEFFICIENTS`."""
+    covariance: Array
+    """Float64 `[n, n]`."""
+
+    @classmethod
+    def prior(cls) -> Coefficients:
+        """What data sheets suggest."""
+        return cls(PRIOR_MEANS.copy(), np.diag(PRIOR_DEVIATIONS**2))
+
+    def carried_over(self) -> Coefficients:
+        """For another program on another machine."""
+        wider = self.covariance + CARRIED**2 * np.eye(len(self.mean))
+        return Coefficients(self.mean, wider)
+
+    def on_another_gpu(self) -> Coefficients:
+        """For a GPU that comes nearer to its peaks or less near, in all that it does."""
+        return Coefficients(self.mean, self.covariance + OTHER_GPU**2)
+
+
+class Deviations(NamedTuple):
+    """How far shapes and times are taken to deviate, relative."""
+
+    gpu: float
+    """A shape from the smooth terms, where the GPU sets the pace."""
+    host: float
+    """The same where the host does."""
+    noise: float
+    """A time from terms and shapes."""
+
+
+class CalibratedJobs:
+    """Predicts iteration times. Built by `calibrate`. See Note [Composition]."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        shapes: Sequence[object],
+        start: Coefficients,
+        deviations: Deviations,
+    ) -> None:
+        self.machine = machine
+        self.deviations = deviations
+        self._shapes = {shape: place for place, shape in enumerate(shapes)}
+        self._start = start
+        count = len(COEFFICIENTS)
+        self._mean: Array = np.concatenate([start.mean, np.zeros(2 * len(shapes))])
+        self._covariance: Array = np.zeros((len(self._mean), len(self._mean)))
+        self._covariance[:count, :count] = start.covariance
+        rest = np.arange(count, len(self._mean))
+        self._covariance[rest, rest] = deviations.gpu**2
+        self._widths = (1.0, 1.0)
+        """For shapes that were measured, and for others; Note [Errors of errors]."""
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """What the measured jobs leave of them."""
+        count = len(COEFFICIENTS)
+        return Coefficients(self._mean[:count].copy(), self._covariance[:count, :count].copy())
+
+    def predict(self, jobs: Sequence[TrainingJob]) -> tuple[Array, Array]:
+        """Float64 `[jobs]` twice: iteration times and their standard deviations, ns."""
+        times, relative = self._predict(jobs, Terms.of(jobs, self.machine))
+        return times, times * relative
+
+    def interval(self, jobs: Sequence[TrainingJob]) -> tuple[Array, Array, Array]:
+        """Float64 `[jobs]` thrice: iteration times and what 8 of 10 lie between, ns."""
+        times, relative = self._predict(jobs, Terms.of(jobs, self.machine))
+        factor = np.exp(EIGHT_OF_TEN * relative)
+        return times, times / factor, times * factor
+
+    def host_shares(self, jobs: Sequence[TrainingJob]) -> Array:
+        """Float64 `[jobs]`, 0 to 1: how far the host sets the pace of a layer."""
+        terms = Terms.of(jobs, self.machine)
+        return self._parts(self._mean, self._places(jobs), terms).host_share
+
+    def has_measured(self, job: TrainingJob) -> bool:
+        """Whether a job of the same shape was among the measured ones."""
+        return job.shape in self._shapes
+
+    def next_measurements(self, jobs: Sequence[TrainingJob], count: int) -> list[int]:
+        """Indices of the jobs whose times, one after the other, are the least certain."""
+        _, rows, _ = self._slopes(self._mean, self._places(jobs), Terms.of(jobs, self.machine))
+        covariance = self._covariance
+        chosen: list[int] = []
+        for _ in range(min(count, len(jobs))):
+            reach = rows @ covariance
+            variance = np.einsum("ij,ij->i", reach, rows)
+            variance[chosen] = -1.0
+            chosen.append(int(variance.argmax()))
+            row = reach[chosen[-1]]
+            covariance = covariance - np.outer(row, row) / (
+                variance[chosen[-1]] + self.deviations.noise**2
+            )
+        return chosen
+
+    def _begin_at(self, near: CalibratedJobs) -> None:
+        """Takes the values of another model as a first guess."""
+        count = len(COEFFICIENTS)
+        self._mean[:count] = near._mean[:count]
+        for shape, place in self._shapes.items():
+            other = near._shapes[shape]
+            ours, theirs = count + 2 * place, count + 2 * other
+            self._mean[ours : ours + 2] = near._mean[theirs : theirs + 2]
+
+    def learn(self, places: Rows, terms: Terms, times_ns: Array) -> float:
+        """Takes measured times in; returns the log evidence of what deviations are taken to be."""
+        count, noise = len(COEFFICIENTS), self.deviations.noise
+        inverse = np.linalg.inv(self._start.covariance)
+        known = np.log(times_ns)
+        mean = self._mean
+        for _ in range(ROUNDS):
+            parts, rows, spread = self._slopes(mean, places, terms)
+            precision: Array = np.zeros((len(mean), len(mean)))
+            precision[:count, :count] = inverse
+            rest = np.arange(count, len(mean))
+            precision[rest, rest] = 1 / spread**2
+            error = known - np.log(parts.total)
+            curve = precision + rows.T @ rows / noise**2
+            before = mean - np.concatenate([self._start.mean, np.zeros(len(rest))])
+            step = np.linalg.solve(curve, rows.T @ error / noise**2 - precision @ before)
+            mean = mean + np.clip(step, -1.0, 1.0)
+            if np.abs(step).max() < 1e-4:
+                break
+        self._mean = mean
+        self._covariance = np.linalg.inv(curve)
+        before = mean - np.concatenate([self._start.mean, np.zeros(len(rest))])
+        error = known - np.log(self._slopes(mean, places, terms)[0].total)
+        return float(
+            -0.5 * ((error / noise) ** 2).sum()
+            - 0.5 * before @ precision @ before
+            - 0.5 * np.linalg.slogdet(curve)[1]
+            + 0.5 * np.linalg.slogdet(precision)[1]
+            - len(error) * np.log(noise)
+        )
+
+    def _places(self, jobs: Sequence[TrainingJob]) -> Rows:
+        """Number of each job's shape; -1 for one that was not measured."""
+        return np.array([self._shapes.get(job.shape, -1) for job in jobs], dtype=np.int64)
+
+    def _parts(self, mean: Array, places: Rows, terms: Terms) -> Parts:
+        count = len(COEFFICIENTS)
+        factors = np.append(np.exp(mean[count:]), [1.0, 1.0]).reshape(-1, 2)
+        return step_parts(mean[:count], terms, factors[places, 0], factors[places, 1])
+
+    def _slopes(self, mean: Array, places: Rows, terms: Terms) -> tuple[Parts, Array, Array]:
+        """Parts; float64 `[jobs, unknowns]`: change of a time's logarithm with each unknown; and
+        float64 `[deviations]`: how far each deviation of a shape is taken to reach."""
+        count = len(COEFFICIENTS)
+        parts = self._parts(mean, places, terms)
+        rows = np.zeros((len(places), len(mean)))
+        rows[:, :count] = parts.slopes
+        seen = np.flatnonzero(places >= 0)
+        rows[seen, count + 2 * places[seen]] = (parts.layers / parts.total)[seen]
+        rows[seen, count + 2 * places[seen] + 1] = (parts.ends / parts.total)[seen]
+        spread = np.full((len(self._shapes), 2), END_DEVIATION * self.deviations.gpu)
+        spread[places[seen], 0] = self._layer_deviation(parts)[seen]
+        return parts, rows, spread.ravel()
+
+    def _layer_deviation(self, parts: Parts) -> Array:
+        """Of a shape's layers, by who sets the pace."""
+        host = parts.host_share
+        return np.sqrt((host * self.deviations.host) ** 2 + ((1 - host) * self.deviations.gpu) ** 2)
+
+    def _predict(self, jobs: Sequence[TrainingJob], terms: Terms) -> tuple[Array, Array]:
+        """Times in ns and relative deviations."""
+        places = self._places(jobs)
+        parts, rows, _ = self._slopes(self._mean, places, terms)
+        variance = np.einsum("ij,jk,ik->i", rows, self._covariance, rows)
+        own = (parts.layers / parts.total * self._layer_deviation(parts)) ** 2
+        own += (parts.ends / parts.total * END_DEVIATION * self.deviations.gpu) ** 2
+        variance = (
+            np.maximum(variance, 0.0) + self.deviations.noise**2 + np.where(places < 0, own, 0.0)
+        )
+        widths = np.where(places < 0, self._widths[1], self._widths[0])
+        return parts.total, widths * np.sqrt(variance)
+
+    def judge(self, jobs: Sequence[TrainingJob], times_ns: Array, terms: Terms) -> None:
+        """Sets how wide intervals are, from jobs left out; Note [Errors of errors]."""
+        if len(jobs) < FEW:
+            return
+        seen: list[float] = []
+        unseen: list[float] = []
+        for folds in _ways_to_leave_out(jobs):
+            inside: list[Array] = []
+            outside: list[Array] = []
+            if not folds:  # a size that never changes: nothing tells what another would do
+                unseen.append(1.0)
+            for test in folds:
+                score, new = self._scores(jobs, times_ns, terms, test)
+                inside.append(score[~new])
+                outside.append(score[new])
+            seen += _width(inside, 1.0)
+            unseen += _width(outside, LEAST_WIDTH)
+        self._widths = (max(seen, default=1.0), max(unseen, default=1.0))
+
+    def _scores(
+        self, jobs: Sequence[TrainingJob], times_ns: Array, terms: Terms, test: Rows
+    ) -> tuple[Array, npt.NDArray[np.bool_]]:
+        """How many deviations jobs are off that were not learned from, and whose shape is new."""
+        train = np.setdiff1d(np.arange(len(jobs)), test)
+        known = [jobs[i] for i in train]
+        part, _ = _learned(
+            self.machine,
+            known,
+            times_ns[train],
+            self._start,
+            self.deviations,
+            terms.take(train),
+            self,
+        )
+        left = [jobs[i] for i in test]
+        found, relative = part._predict(left, terms.take(test))
+        return np.abs(np.log(found / times_ns[test])) / relative, part._places(left) < 0
+
+
+def _width(scores: Sequence[Array], least: float) -> list[float]:
+    """What deviations have to be multiplied with so that 8 of 10 scores lie in the interval;
+    nothing where there are too few to tell."""
+    every = np.concatenate([np.empty(0), *scores])
+    if len(every) < FEW:
+        return []
+    return [max(least, float(np.quantile(every, 0.8)) / EIGHT_OF_TEN)]
+
+
+_BY: tuple[Callable[[TrainingJob], int], ...] = (
+    lambda job: job.hidden,
+    lambda job: job.tensor,
+    lambda job: job.micro_batch,
+)
+
+
+def _ways_to_leave_out(jobs: Sequence[TrainingJob]) -> Iterator[list[Rows]]:
+    """Ways to split jobs into groups that are left out in turn, as indices."""
+    every = np.arange(len(jobs))
+    for by in _BY:
+        values = np.array([by(job) for job in jobs])
+        groups = [every[values == value] for value in np.unique(values)]
+        yield [group for group in groups if len(every) - len(group) >= FEW // 2]
+    yield [every[every % FOLDS == fold] for fold in range(FOLDS)]
+
+
+def _learned(
+    machine: Machine,
+    jobs: Sequence[TrainingJob],
+    times_ns: Array,
+    start: Coefficients,
+    deviations: Deviations,
+    terms: Terms,
+    near: CalibratedJobs | None = None,
+) -> tuple[CalibratedJobs, float]:
+    """A model and its evidence; `near` is one of the same jobs or more, to begin with."""
+    shapes = list(dict.fromkeys(job.shape for job in jobs))
+    model = CalibratedJobs(machine, shapes, start, deviations)
+    if near is not None:
+        model._begin_at(near)
+    return model, model.learn(model._places(jobs), terms, times_ns)
+
+
+def calibrate(
+    machine: Machine,
+    jobs: Sequence[TrainingJob],
+    times_ns: npt.ArrayLike,
+    *,
+    start: Coefficients | None = None,
+) -> CalibratedJobs:
+    """A model of a machine from jobs that were measured on it.
+
+    How far shapes deviate from the smooth terms, and times from both, is chosen by the evidence.
+
+    Args:
+        machine: What the jobs ran on.
+        jobs: At least one.
+        times_ns: Their iteration times.
+        start: What is known of the coefficients beforehand; by default what data sheets suggest.
+
+    Raises:
+        OptionError: No job, or not a positive time for each.
+    """
+    times = np.asarray(times_ns, dtype=np.float64)
+    if not len(jobs) or times.shape != (len(jobs),) or not (times > 0).all():
+        raise OptionError("calibration needs at least one job and a positive time for each")
+    start = start or Coefficients.prior()
+    terms = Terms.of(jobs, machine)
+    choices = [Deviations(*values) for values in product(DEVIATIONS, HOST_DEVIATIONS, NOISES)]
+    models: list[tuple[CalibratedJobs, float]] = []
+    for choice in choices:
+        near = models[-1][0] if models else None  # its answer is a good first guess
+        models.append(_learned(machine, jobs, times, start, choice, terms, near))
+    best = max(models, key=lambda found: found[1])[0]
+    best.judge(jobs, times, terms)
+    return best
+
+
+def choose_measurements(machine: Machine, jobs: Sequence[TrainingJob], count: int) -> list[int]:
+    """Which jobs to run, as indices, so that the times of all of them can be predicted well.
+
+    Only shapes count, no measured time does.
+    """
+    shapes = list(dict.fromkeys(job.shape for job in jobs))
+    choice = Deviations(0.15, 0.15, 0.01)
+    return CalibratedJobs(machine, shapes, Coefficients.prior(), choice).next_measurements(
+        jobs, count
+    )

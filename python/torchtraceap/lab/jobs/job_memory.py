@@ -1,0 +1,88 @@
+"""Memory of a GPU of a training job, counted as Korthikanti et al. (2022) count it."""
+
+from __future__ import annotations
+
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.rendering import Shown
+from torchtraceap.lab.jobs.jobs import TrainingJob
+from torchtraceap.lab.jobs.terms import BYTES, LINEAR_BYTES, REPEATED_BYTES, SCORE_BYTES
+
+__all__ = ["JobMemory", "job_memory"]
+
+GRADIENT_BYTES = 4
+"""Megatron sums gradients in single precision."""
+STATE_BYTES = 12
+"""Of Adam: single-precision weights and two moments."""
+LOGIT_BYTES = 6
+"""Half-precision logits and their softmax in single precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobMemory(Shown):
+    """Bytes of the GPU that needs the most."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    """Kept for the backward pass, of all micro-batches on their way, and the layer at work."""
+
+    @property
+    def total(self) -> float:
+        return self.parameters + self.gradients + self.optimizer + self.activations
+
+    def to_dict(self) -> dict[str, int]:
+        """Whole bytes for JSON."""
+        parts = {name: round(getattr(self, name)) for name in self.__slots__}
+        return {**parts, "total": sum(parts.values())}
+
+
+def job_memory(job: TrainingJob) -> JobMemory:
+    """What the first or the last stage needs, whichever is more.
+
+    Not counted: what the framework, the libraries and fragmentation take.
+    """
+    parameters, data = job.stage_parameters, job.data
+    return JobMemory(
+        parameters=BYTES * parameters / (data if job.zero >= 3 else 1),
+        gradients=GRADIENT_BYTES * parameters / (data if job.zero >= 2 else 1),
+        optimizer=STATE_BYTES * parameters / (data if job.zero >= 1 else 1),
+        activations=max(_first_stage(job), _last_stage(job)),
+    )
+
+
+def _layer_bytes(job: TrainingJob, recompute: str) -> float:
+    """What a layer keeps of a micro-batch."""
+    split = job.tensor if job.sequence_parallel else 1
+    unit = float(job.tokens * job.hidden)
+    if recompute == "full":
+        return BYTES * unit / split
+    kept = unit * (LINEAR_BYTES / job.tensor + REPEATED_BYTES / split)
+    if recompute == "selective" or job.flash_attention:
+        return kept
+    scores = job.attention_heads * job.sequence * job.tokens / job.tensor
+    return kept + SCORE_BYTES * scores
+
+
+def _at_work(job: TrainingJob) -> float:
+    """What is computed again of the layer whose backward pass runs."""
+    return _layer_bytes(job, "none") if job.recompute != "none" else 0.0
+
+
+def _first_stage(job: TrainingJob) -> float:
+    """It starts as many micro-batches as there are stages before the first comes back."""
+    stages, chunks = job.pipeline, job.chunks
+    started = stages if chunks == 1 else stages + (stages - 1) / chunks
+    flying = min(started, float(job.microbatches))
+    ends = _logits(job) if stages == 1 else 0.0
+    layers = flying * job.layers / stages
+    return layers * _layer_bytes(job, job.recompute) + _at_work(job) + ends
+
+
+def _last_stage(job: TrainingJob) -> float:
+    layers = job.layers / job.pipeline
+    return layers * _layer_bytes(job, job.recompute) + _at_work(job) + _logits(job)
+
+
+def _logits(job: TrainingJob) -> float:
+    return LOGIT_BYTES * job.tokens * job.vocabulary / job.tensor

@@ -1,0 +1,283 @@
+"""What a step of a training job is made of, before any coefficient; see Note [Composition]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.records import dataclass
+from torchtraceap.lab.jobs.jobs import Machine, TrainingJob
+
+__all__ = ["COEFFICIENTS", "PRIOR_DEVIATIONS", "PRIOR_MEANS", "Parts", "Terms", "step_parts"]
+
+MS = 1e6
+BYTES = 2
+"""Of a half-precision number."""
+ADAM_BYTES = 16
+"""Read and written for a parameter: weight, gradient, moments and master copy."""
+LINEAR_BYTES, REPEATED_BYTES, SCORE_BYTES = 24, 10, 5
+"""Activations that a layer keeps (Korthikanti et al., 2022): per token and hidden unit, those that
+tensor parallelism divides and those that every rank repeats; and per score of attention."""
+FLASH_AGAIN = 0.5
+"""Forward passes of attention that flash attention's backward pass computes again: one of its two
+products."""
+LOSS_BYTES = 16
+"""Traffic per logit: half-precision logits, single-precision softmax, their gradient."""
+SHARPNESS = 6.0
+"""Of the maximum of what overlaps: (a^6 + b^6)^(1/6)."""
+
+# Name, prior mean and standard deviation of its logarithm. 1 is the machine's peak; host work in
+# ms. Means are what data sheets and one step of Megatron suggest; deviations say how little.
+_PRIOR = {
+    "host": (2.5, 0.5),
+    "host_collectives": (0.2, 1.0),
+    "products": (1.5, 0.4),
+    "attention": (2.0, 0.5),
+    "traffic": (1.5, 0.4),
+    "scores": (1.5, 0.5),
+    "exchange": (1.2, 0.4),
+    "node_exchange": (1.5, 0.5),
+    "starts": (0.2, 1.0),
+    "last_host": (2.0, 0.7),
+    "logits": (1.5, 0.4),
+    "loss_alone": (4.0, 0.7),
+    "loss_parallel": (2.0, 0.7),
+    "first_host": (0.3, 1.0),
+    "hop_host": (0.1, 1.0),
+    "hop_exchange": (1.0, 1.0),
+    "hop_node_exchange": (1.5, 1.0),
+    "update": (2.0, 0.4),
+    "gradients": (1.0, 0.4),
+    "node_gradients": (1.5, 0.5),
+}
+COEFFICIENTS = tuple(_PRIOR)
+PRIOR_MEANS = np.log(np.array([mean for mean, _ in _PRIOR.values()]))
+"""Of the logarithms."""
+PRIOR_DEVIATIONS = np.array([deviation for _, deviation in _PRIOR.values()])
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Float64 `[jobs]` each; times in ns at the machine's peaks."""
+
+    products: Array
+    attention: Array
+    traffic: Array
+    scores: Array
+    exchange: Array
+    node_exchange: Array
+    passes: Array
+    """Forward and backward passes of a layer; 1 is one of each, 4/3 computes forward twice."""
+    gathers: Array
+    """Of a layer's parameters, where replicas split them; overlaps computing."""
+    logits: Array
+    loss: Array
+    split: Array
+    """1 where there is tensor parallelism."""
+    hop: Array
+    node_hop: Array
+    update: Array
+    gradients: Array
+    node_gradients: Array
+    layer_count: Array
+    """Layers times micro-batches on the longest path."""
+    last_count: Array
+    first_count: Array
+    hop_count: Array
+
+    @classmethod
+    def of(cls, jobs: Sequence[TrainingJob], machine: Machine) -> Terms:
+        rows = np.array([_row(job, machine) for job in jobs], dtype=np.float64)
+        return cls(*rows.reshape(len(jobs), len(cls.__slots__)).T)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Terms:
+        """Those of some jobs."""
+        return Terms(*(getattr(self, name)[rows] for name in Terms.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Float64 `[jobs]` each, ns."""
+
+    total: Array
+    layers: Array
+    """What all layers add to the total."""
+    ends: Array
+    """What the output layer and the loss add."""
+    host_share: Array
+    """0 to 1: how far the host sets the pace of a layer."""
+    slopes: Array
+    """Float64 `[jobs, coefficients]`: change of the total's logarithm with theirs."""
+
+
+_LAYER_TERMS = ("products", "attention", "traffic", "scores", "exchange", "node_exchange")
+
+
+def step_parts(
+    coefficients: Array,
+    terms: Terms,
+    layer_factor: Array | float = 1.0,
+    end_factor: Array | float = 1.0,
+) -> Parts:
+    """Times of steps.
+
+    Args:
+        coefficients: Logarithms, in the order of `COEFFICIENTS`.
+        terms: Of the jobs.
+        layer_factor: What a layer of each job takes over what the terms say.
+        end_factor: The same for the output layer.
+    """
+    use = dict(zip(COEFFICIENTS, np.exp(coefficients).tolist(), strict=True))
+    adds: dict[str, Array] = {name: use[name] * getattr(terms, name) for name in _LAYER_TERMS}
+    adds["starts"] = MS * use["starts"] * terms.passes
+    gpu = np.sum(list(adds.values()), axis=0)
+    adds["host"] = MS * use["host"] * terms.passes
+    adds["host_collectives"] = MS * use["host_collectives"] * terms.passes * terms.split
+    host = adds["host"] + adds["host_collectives"]
+    layer = _longest(gpu, host, terms.gathers)
+    for names, time in (((*_LAYER_TERMS, "starts"), gpu), (("host", "host_collectives"), host)):
+        weight = terms.layer_count * layer_factor * (time / layer) ** (SHARPNESS - 1)
+        adds.update({name: weight * adds[name] for name in names})
+    end = _add_ends(use, terms, adds, terms.last_count * end_factor)
+    adds["first_host"] = MS * use["first_host"] * terms.first_count
+    adds["hop_host"] = MS * use["hop_host"] * terms.hop_count
+    adds["hop_exchange"] = use["hop_exchange"] * terms.hop * terms.hop_count
+    adds["hop_node_exchange"] = use["hop_node_exchange"] * terms.node_hop * terms.hop_count
+    for name in ("update", "gradients", "node_gradients"):
+        adds[name] = use[name] * getattr(terms, name)
+    layers, ends = terms.layer_count * layer_factor * layer, terms.last_count * end_factor * end
+    rest = [adds[name] for name in COEFFICIENTS[COEFFICIENTS.index("first_host") :]]
+    total = layers + ends + np.sum(rest, axis=0)
+    slopes = np.column_stack([adds[name] for name in COEFFICIENTS]) / total[:, None]
+    powers = (host / gpu) ** SHARPNESS
+    return Parts(total, layers, ends, powers / (powers + 1), slopes)
+
+
+def _add_ends(use: dict[str, float], terms: Terms, adds: dict[str, Array], weight: Array) -> Array:
+    """Time of the output layer and the loss; adds what each coefficient contributes to a step."""
+    logits = use["logits"] * terms.logits
+    alone = np.where(terms.split > 0, 0.0, use["loss_alone"] * terms.loss)
+    parallel = np.where(terms.split > 0, use["loss_parallel"] * terms.loss, 0.0)
+    host = np.full_like(logits, MS * use["last_host"])
+    gpu = logits + alone + parallel
+    end = _longest(gpu, host)
+    on_gpu = weight * (gpu / end) ** (SHARPNESS - 1)
+    adds.update(
+        logits=on_gpu * logits,
+        loss_alone=on_gpu * alone,
+        loss_parallel=on_gpu * parallel,
+        last_host=weight * (host / end) ** (SHARPNESS - 1) * host,
+    )
+    return end
+
+
+def _longest(*parts: Array) -> Array:
+    """About the longest of what overlaps."""
+    most = np.maximum.reduce(parts)
+    total = np.zeros_like(most)
+    for part in parts:
+        total = total + (part / most) ** SHARPNESS
+    return np.asarray(most * total ** (1 / SHARPNESS))
+
+
+def _row(job: TrainingJob, machine: Machine) -> tuple[float, ...]:
+    """The fields of `Terms` for one job, in their order."""
+    again = job.recompute == "full"
+    forward = 4 if again else 3  # a backward pass is two forward passes
+    core = 3.0 if job.recompute == "none" else 4.0
+    if job.flash_attention:
+        core += FLASH_AGAIN
+    products, attention = _layer_flops(job)
+    traffic, scores = _layer_traffic(job)
+    within, between = machine.all_reduces(
+        BYTES * job.tokens * job.hidden, job.tensor, machine.gpus_per_node
+    )
+    exchanges = 6 if again else 4
+    hop, node_hop = _hop(job, machine)
+    batches, stages = job.microbatches, job.pipeline
+    return (
+        forward * 1e9 * products / machine.flops,
+        core * 1e9 * attention / machine.flops,
+        forward * 1e9 * traffic / machine.bandwidth,
+        core * 1e9 * scores / machine.bandwidth,
+        exchanges * within,
+        exchanges * between,
+        forward / 3,
+        _gathers(job, machine),
+        *_last(job, machine),
+        float(job.tensor > 1),
+        hop,
+        node_hop,
+        *_update(job, machine),
+        (batches + (stages - 1) / job.chunks) * job.layers / stages,
+        float(batches),
+        float(batches if stages == 1 else 1),
+        float(0 if stages == 1 else batches * job.chunks + stages - 1),
+    )
+
+
+def _layer_flops(job: TrainingJob) -> tuple[float, float]:
+    """Of a forward pass: products with weights, and scores and sums of attention."""
+    weights = 2.0 * job.tokens * job.layer_parameters
+    return weights / job.tensor, 4.0 * job.tokens * job.sequence * job.attention_width / job.tensor
+
+
+def _layer_traffic(job: TrainingJob) -> tuple[float, float]:
+    """Bytes of a forward pass: activations, and scores of attention."""
+    repeated = REPEATED_BYTES / (job.tensor if job.sequence_parallel else 1)
+    activations = job.tokens * job.hidden * (LINEAR_BYTES / job.tensor + repeated)
+    if job.flash_attention:
+        return activations, 0.0
+    return activations, SCORE_BYTES * job.attention_heads * job.sequence * job.tokens / job.tensor
+
+
+def _last(job: TrainingJob, machine: Machine) -> tuple[float, float]:
+    """Of the output layer and the loss, for one micro-batch."""
+    logits = job.tokens * job.vocabulary / job.tensor
+    return (
+        1e9 * 6 * logits * job.hidden / machine.flops,
+        1e9 * LOSS_BYTES * logits / machine.bandwidth,
+    )
+
+
+def _hop(job: TrainingJob, machine: Machine) -> tuple[float, float]:
+    """What a micro-batch takes there and back between two stages, within and between nodes."""
+    exchanged = 2 * BYTES * job.tokens * job.hidden
+    exchanged //= job.tensor if job.sequence_parallel else 1
+    if job.pipeline == 1:
+        return 0.0, 0.0
+    if job.gpus > machine.gpus_per_node:  # the longest path crosses nodes
+        return 0.0, 1e9 * exchanged * machine.gpus_per_node / machine.node_bandwidth
+    return machine.all_reduce_ns(exchanged, 2), 0.0
+
+
+def _data_ranks_per_node(job: TrainingJob, machine: Machine) -> int:
+    """Tensor-parallel ranks stand next to each other, then replicas, then stages."""
+    return max(1, min(job.data, machine.gpus_per_node // job.tensor))
+
+
+def _update(job: TrainingJob, machine: Machine) -> tuple[float, float, float]:
+    """Of the weights of a rank: optimizer, all-reduce of gradients within and between nodes.
+
+    Split optimizer states change who updates what, not how much is exchanged: gradients are
+    reduced and scattered, new weights gathered.
+    """
+    parameters = job.stage_parameters
+    owned = parameters / (job.data if job.zero else 1)
+    traffic = 1e9 * ADAM_BYTES * owned / machine.bandwidth
+    if job.data == 1 or job.zero == 3:
+        return traffic, 0.0, 0.0
+    ranks = _data_ranks_per_node(job, machine)
+    return (traffic, *machine.all_reduces(BYTES * parameters, job.data, ranks))
+
+
+def _gathers(job: TrainingJob, machine: Machine) -> float:
+    """Two gathers of a layer's parameters and one reduction of its gradients."""
+    if job.zero < 3 or job.data == 1:
+        return 0.0
+    size = BYTES * job.layer_parameters / job.tensor
+    ranks = _data_ranks_per_node(job, machine)
+    return 1.5 * sum(machine.all_reduces(size, job.data, ranks))

@@ -1,0 +1,28 @@
+"""The virtual GPU: what a step of a model would do on a GPU where it never ran.
+
+The way of the data: a workload (workload.py) is captured without computing it (capture/), on one
+rank of each kind (parallel/); lifted to what a GPU would launch, with host and GPU times
+(lifting/); laid out in time and written as events (layout/); told as a `Prediction`
+(predicting.py).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchtraceap.lab.prediction.lowering.data_loading import Loading
+    from torchtraceap.lab.prediction.predictor import predict
+    from torchtraceap.lab.prediction.result import Prediction
+
+__all__ = ["Loading", "Prediction", "predict"]
+
+_MODULES = {"Loading": "lowering.data_loading", "Prediction": "result", "predict": "predictor"}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{module}"), name)

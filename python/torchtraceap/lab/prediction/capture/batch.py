@@ -1,0 +1,613 @@
+"""A recorded step at another batch size.
+
+Note [What scales]: a file says sizes, and not which of them are the batch. So the calls of the step
+are gone through in their order, each on two sets of tensors without values: those that were
+recorded, and those that there would be at the other batch size. What comes out of a call at both
+says what goes into the calls behind it. Where sizes are given as numbers (views, makers of tensors)
+`batch_arguments.py` says what they may become. A tensor that no call made is a parameter, where it
+stands for a weight or where a gradient of its shape is accumulated; else it scales if it has the
+leading dimension of the inputs.
+
+Note [Possible steps]: where sizes leave several possibilities, all are followed, each as a step of
+its own, until a call fits only one of them: an addition does not take 8 rows and 16. If more than
+one is left at the end the answer is refused, with the tensors that could be either.
+
+Note [Same sizes]: tensors of the same sizes and strides, of which one scales and another does not
+(a batch of 64 and 64 features), are told apart by what fits, and where several fit, up to the end
+of the backward pass it is the one that scales; behind it, where gradients are clipped, it is the
+one that does not.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
+from typing import Any, TypeAlias
+
+from torchtraceap.compat.replay.call import NotReplayableError, RecordedCall
+from torchtraceap.compat.replay.schema import match_operator
+from torchtraceap.core.dtypes import dtype_named, dtype_numbered
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.prediction.capture.batch_arguments import (
+    Sizes,
+    changed_numbers,
+    sees_through,
+)
+from torchtraceap.lab.prediction.capture.batch_sizes import (
+    Shape,
+    changed_strides,
+    contiguous,
+    viewed,
+)
+from torchtraceap.lab.prediction.capture.calls import Phase, TensorInfo
+from torchtraceap.lab.prediction.capture.reexecution import Again, calling_again
+
+__all__ = ["Asked", "ChangedBatch", "change_batch"]
+
+_WEIGHTS = re.compile(r"weight|bias|running_|^params$|^gamma$|^beta$|_w$|_b$")
+_INDICES = ("int64", "int32", "bool", "uint8")
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_MOST_STEPS = 8
+"""Possible steps that are followed."""
+_MOST_WAYS = 256
+"""In which the tensors of a call may be told."""
+_SAID = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A recorded call of which a capture took what it was given."""
+
+    row: int
+    call: RecordedCall
+    phase: Phase
+    is_needed: bool = True
+    """The capture has it; others only tell what comes of what."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedBatch:
+    """Calls of a step at another batch size."""
+
+    batch: int
+    """As recorded."""
+    calls: Mapping[int, RecordedCall]
+    """By row of the trace."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A tensor that a call made, or that was there."""
+
+    dtype: str
+    strides: Shape
+    """As recorded."""
+    changed: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A tensor among the arguments of a call."""
+
+    place: int
+    index: int | None
+    """In a list of tensors."""
+    argument: str
+    shape: Shape
+    strides: Shape | None
+    dtype: str
+
+    @property
+    def is_weight(self) -> bool:
+        return bool(_WEIGHTS.search(self.argument))
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What a tensor may become."""
+
+    shape: Shape
+    rank: int = 0
+    """Taken only if those with a lower one don't fit."""
+
+
+@dataclass
+class _Step:
+    """One of the possible steps."""
+
+    made: dict[Shape, dict[_Made, None]] = field(default_factory=dict)
+    inner: dict[int, frozenset[int]] = field(default_factory=dict)
+    leading: dict[int, frozenset[int]] = field(default_factory=dict)
+    """By size of a leading dimension: what it became, where it scales."""
+    calls: dict[int, RecordedCall] = field(default_factory=dict)
+
+    def copy(self) -> _Step:
+        made = {shape: dict(found) for shape, found in self.made.items()}
+        return _Step(made, dict(self.inner), dict(self.leading), dict(self.calls))
+
+    def add(self, shape: Shape, tensor: _Made) -> None:
+        self.made.setdefault(shape, {})[tensor] = None
+        before, after = shape[0], tensor.changed[0]
+        if before != after:
+            self.leading[before] = self.leading.get(before, frozenset()) | {after}
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A way to give a call its arguments."""
+
+    shapes: tuple[Shape, ...]
+    """Of each slot."""
+    call: RecordedCall
+    made: tuple[TensorInfo, ...]
+
+
+_Results: TypeAlias = "tuple[TensorInfo, ...] | None"
+
+
+def change_batch(
+    asked: Sequence[Asked], to: int, parameters: Sequence[Shape], where: str
+) -> ChangedBatch:
+    """The calls of a step at another batch size.
+
+    Args:
+        asked: The calls, in the order of the host.
+        to: The new leading dimension of the inputs.
+        parameters: Shapes of tensors that gradients are accumulated of.
+        where: What is said to hold the step.
+
+    Raises:
+        OptionError: It can't be told which sizes are the batch.
+    """
+    with calling_again() as again, _without_a_log():
+        return _Changing(asked, to, frozenset(parameters), where, again).changed()
+
+
+class _Changing:
+    """See Note [What scales]."""
+
+    def __init__(
+        self,
+        asked: Sequence[Asked],
+        to: int,
+        parameters: frozenset[Shape],
+        where: str,
+        again: Again,
+    ) -> None:
+        self._asked, self._to, self._where, self._again = asked, to, where, again
+        self._parameters = parameters | {
+            slot.shape for each in asked for slot in _slots(each.call) if slot.is_weight
+        }
+        self._trained = parameters
+        self._results: dict[str, _Results] = {}
+        self._input = self._input_shape()
+        self._batch = self._input[0]
+        backward = [k for k, each in enumerate(asked) if each.phase is Phase.BACKWARD]
+        self._last_backward = backward[-1] if backward else len(asked)
+        self._same: dict[Shape, None] = {}
+
+    def changed(self) -> ChangedBatch:
+        if self._batch == self._to:
+            return ChangedBatch(self._batch, {each.row: each.call for each in self._asked}, ())
+        steps = [_Step()]
+        for place, asked in enumerate(self._asked):
+            after = [new for step in steps for new in self._through(step, asked, place)]
+            if not after:
+                raise OptionError(
+                    f"{self._where}: the batch can't be changed from {self._batch} to {self._to}: "
+                    f"{asked.call.name} of {_said(asked.call)} takes no sizes that follow from it"
+                )
+            steps = _different(after, self._asked)
+            if self._to == 1:  # all that may be the batch is: one row goes with any number
+                steps = steps[:_MOST_STEPS]
+            if len(steps) > _MOST_STEPS:
+                self._refuse(steps)
+        if len(steps) > 1 and self._to > 1:
+            self._refuse(steps)
+        return ChangedBatch(self._batch, steps[0].calls, tuple(self._notes()))
+
+    def _notes(self) -> Iterator[str]:
+        if self._batch == 1:
+            yield (
+                "the step was recorded with a batch of one: what has the sizes of something that "
+                "grows with the batch is taken to grow with it, parameters without gradients too"
+            )
+        if self._same:
+            shapes = ", ".join(map(str, islice(self._same, _SAID)))
+            yield (
+                f"the batch was changed from {self._batch} to {self._to}; some tensors that scale "
+                f"with it have the sizes of others that don't ({shapes}), and are told by their use"
+            )
+
+    def _refuse(self, steps: Sequence[_Step]) -> None:
+        """Says which calls may be one or the other."""
+        first, *others = steps
+        unclear = [
+            each
+            for each in self._asked
+            if any(other.calls.get(each.row) != first.calls.get(each.row) for other in others)
+        ]
+        said = []
+        computing = [e for e in unclear if e.is_needed and not sees_through(_own_name(e.call))]
+        for each in computing or unclear:
+            found = dict.fromkeys(_said(step.calls.get(each.row, each.call)) for step in steps)
+            said.append(f"{each.call.name} of {' or '.join(islice(found, 3))}")
+        raise OptionError(
+            f"{self._where}: which sizes are the batch of {self._batch} is not clear: "
+            + "; ".join(said[:_SAID])
+            + ". A step that was recorded with another batch size than its other sizes, or a "
+            "workload, can be changed"
+        )
+
+    # --------------------------------------------------------------------------- one call
+
+    def _through(self, step: _Step, asked: Asked, place: int) -> Iterator[_Step]:
+        """The possible steps behind a call."""
+        call = asked.call
+        slots = _slots(call)
+        if asked.phase is Phase.OPTIMIZER:
+            step.calls[asked.row] = call
+            yield step
+            return
+        if not asked.is_needed and any(s.shape and s.shape not in step.made for s in slots):
+            yield step  # what only tells of tensors is not to guess what they are
+            return
+        recorded = self._made_by(call)
+        ways = self._ways(step, call, slots, recorded, place)
+        if not ways and not asked.is_needed:
+            yield step
+            return
+        if ways and (not asked.is_needed or sees_through(_own_name(call))):
+            for way in ways:
+                self._note_made(step, slots, way, recorded)
+            step.calls[asked.row] = ways[0].call
+            yield step
+            return
+        for number, way in enumerate(ways):
+            after = step if number == len(ways) - 1 else step.copy()
+            self._note_made(after, slots, way, recorded)
+            after.calls[asked.row] = way.call
+            yield after
+
+    def _note_made(
+        self, step: _Step, slots: Sequence[_Slot], way: _Way, recorded: _Results
+    ) -> None:
+        for slot, shape in zip(slots, way.shapes, strict=True):
+            if slot.shape and not any(m.changed == shape for m in step.made.get(slot.shape, ())):
+                strides = slot.strides or contiguous(slot.shape)
+                step.add(slot.shape, _Made(slot.dtype, strides, shape))
+        for before, after in zip(recorded or (), way.made, strict=False):
+            if before.shape:
+                step.add(before.shape, _Made(before.dtype.name, before.strides, after.shape))
+        if slots and sees_through(_own_name(way.call)) and recorded and len(recorded) == 1:
+            pair = (recorded[0], way.made[0])
+            self._learn(step, slots[0].shape, way.shapes[0], pair)
+
+    def _learn(
+        self, step: _Step, shape: Shape, changed: Shape, made: tuple[TensorInfo, TensorInfo]
+    ) -> None:
+        """Where the batch is in a dimension that a view made."""
+        before, after = made
+        if _elements(shape) != before.elements:
+            return
+        for sizes, seen in viewed(shape, changed, before.shape, self._batch, step.inner):
+            if sizes == after.shape:
+                for size, value in seen.items():
+                    step.inner[size] = step.inner.get(size, frozenset()) | {value}
+
+    def _ways(
+        self,
+        step: _Step,
+        call: RecordedCall,
+        slots: Sequence[_Slot],
+        recorded: _Results,
+        place: int,
+    ) -> list[_Way]:
+        """All ways that the operator takes."""
+        phase = self._asked[place].phase
+        choices = [self._choices(step, slot, phase) for slot in slots]
+        found: dict[tuple[Any, ...], _Way] = {}
+        best = None
+        for chosen in islice(product(*choices), _MOST_WAYS):
+            shapes, rank = tuple(c.shape for c in chosen), sum(c.rank for c in chosen)
+            if best is not None and rank > best:
+                continue
+            for changed in self._calls(step, call, slots, shapes):
+                made = self._made_by(changed)
+                if recorded is not None and not _alike(recorded, made):
+                    continue  # of what can't be called at all any way is taken
+                if best is not None and rank < best:
+                    found.clear()
+                best = rank
+                key = (shapes, repr(changed.values))
+                found[key] = _Way(shapes, changed, made or ())
+        return self._likelier(list(found.values()), slots, place)
+
+    def _likelier(self, ways: list[_Way], slots: Sequence[_Slot], place: int) -> list[_Way]:
+        """See Note [Same sizes]."""
+        if len(ways) < 2:
+            return ways
+
+        def still(way: _Way) -> int:
+            return sum(
+                slot.shape == shape and slot.shape in self._parameters and not slot.is_weight
+                for slot, shape in zip(slots, way.shapes, strict=True)
+            )
+
+        scored = [still(way) for way in ways]
+        best = min(scored) if place <= self._last_backward else max(scored)
+        if min(scored) != max(scored):
+            for slot in slots:
+                if slot.shape in self._parameters and not slot.is_weight:
+                    self._same[slot.shape] = None
+        return [way for way, score in zip(ways, scored, strict=True) if score == best]
+
+    def _choices(self, step: _Step, slot: _Slot, phase: Phase) -> list[_Choice]:
+        """What a tensor may become."""
+        if not slot.shape:
+            return [_Choice(())]
+        known = [made for made in step.made.get(slot.shape, ()) if slot.dtype in ("", made.dtype)]
+        near = [made for made in known if made.strides == slot.strides]
+        found = list(dict.fromkeys(made.changed for made in near or known))
+        if slot.is_weight:
+            others = (_Choice(shape, 1) for shape in found if shape != slot.shape)
+            return [_Choice(slot.shape), *others]
+        return [*map(_Choice, found)] or self._of_leaf(step, slot, phase)
+
+    def _of_leaf(self, step: _Step, slot: _Slot, phase: Phase) -> list[_Choice]:
+        """Of a tensor that no call made; what backward passes have of layers with the shape of a
+        parameter, such as means, is as large as that."""
+        is_trained = slot.shape in self._trained and slot.dtype not in _INDICES
+        is_input = slot.shape == self._input or slot.dtype in _INDICES
+        if is_trained and (phase is not Phase.FORWARD or (self._batch == 1 and not is_input)):
+            return [_Choice(slot.shape)]
+        rows, *rest = slot.shape
+        if slot.shape == self._input:
+            return [_Choice((self._to, *rest))]
+        leading = [self._to] if rows == self._batch else sorted(step.leading.get(rows, ()))
+        order = [
+            *((each, *rest) for each in leading),
+            slot.shape,
+            *(
+                (*slot.shape[:axis], self._to, *slot.shape[axis + 1 :])
+                for axis, size in enumerate(slot.shape)
+                if axis and size == self._batch
+            ),
+        ]
+        is_clear = self._batch > 1 or is_input
+        return [_Choice(shape, rank if is_clear else 0) for rank, shape in enumerate(order)]
+
+    # ----------------------------------------------------------------------- calls again
+
+    def _calls(
+        self, step: _Step, call: RecordedCall, slots: Sequence[_Slot], shapes: Sequence[Shape]
+    ) -> Iterator[RecordedCall]:
+        """The call with other tensors, and what follows for its numbers."""
+        changed = _with_shapes(call, slots, shapes)
+        names = _names(call)
+        if not names:
+            yield replace(changed, values=tuple(self._shape_of(step, v) for v in changed.values))
+            return
+        if not _fits(call, names, changed):
+            return
+        number = dict(zip(names, call.values, strict=False)).get("dtype")
+        numbered = dtype_numbered(number) if isinstance(number, int) else None
+        dtype = numbered.name if numbered else ""
+        of = Sizes(
+            _own_name(call),
+            {names[k]: call.values[k] for k in range(len(names)) if call.values[k] is not None},
+            _by_argument(slots, [slot.shape for slot in slots]),
+            _by_argument(slots, shapes),
+            self._batch,
+            self._to,
+            step.inner,
+            step.leading,
+            lambda shape: dict.fromkeys(
+                made.changed for made in step.made.get(shape, ()) if dtype in ("", made.dtype)
+            ),
+        )
+        for numbers in changed_numbers(of):
+            values = tuple(
+                numbers.get(names[k], value) if k < len(names) else value
+                for k, value in enumerate(changed.values)
+            )
+            yield replace(changed, values=tuple(map(_plain, values)))
+
+    def _shape_of(self, step: _Step, value: Any) -> Any:
+        """Of an operator that torch doesn't know: numbers that are the shape of a tensor."""
+        if not isinstance(value, list) or any(type(each) is not int for each in value):
+            return value
+        found = {made.changed for made in step.made.get(tuple(value), ())}
+        return list(found.pop()) if len(found) == 1 else value
+
+    def _made_by(self, call: RecordedCall) -> _Results:
+        """What comes out; None if it can't be called."""
+        key = repr((call.name, call.dims, call.types, call.strides, call.values))
+        if key not in self._results:
+            self._results[key] = self._again.outputs(call)
+        return self._results[key]
+
+    # ------------------------------------------------------------------------ the inputs
+
+    def _input_shape(self) -> Shape:
+        """Of the tensor that the first layer with weights works on, or of
+        the one that it is a view of; without such a layer of the first tensor."""
+        made: set[Shape] = set()
+        leaves: list[Shape] = []
+        for each in self._asked:
+            if each.phase is not Phase.FORWARD:
+                continue
+            slots = _slots(each.call)
+            given = [slot.shape for slot in slots if slot.shape and not slot.is_weight]
+            leaves += [s for s in given if s not in made and s not in self._trained]
+            if given and any(slot.is_weight for slot in slots):
+                return self._root(given[0], leaves)
+            made.update(out.shape for out in self._made_by(each.call) or ())
+        if not leaves:
+            raise OptionError(f"{self._where}: no input has a dimension that a batch could be")
+        return leaves[0]
+
+    def _root(self, given: Shape, leaves: Sequence[Shape]) -> Shape:
+        if given in leaves or not leaves:
+            return given
+        same = [leaf for leaf in leaves if _elements(leaf) == _elements(given)]
+        return same[0] if same else leaves[-1]
+
+
+# ---------------------------------------------------------------------------------- small helpers
+
+
+@contextmanager
+def _without_a_log() -> Iterator[None]:
+    """torch logs each call that does not take its arguments, which here is an answer."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def _by_argument(slots: Sequence[_Slot], shapes: Sequence[Shape]) -> dict[str, Shape]:
+    """Of a list the first."""
+    found: dict[str, Shape] = {}
+    for slot, shape in zip(slots, shapes, strict=True):
+        found.setdefault(slot.argument, shape)
+    return found
+
+
+def _different(steps: Sequence[_Step], asked: Sequence[Asked]) -> list[_Step]:
+    """Those that differ in a call that computes, or in what can come of what was made."""
+    if len(steps) < 2:
+        return list(steps)
+    silent = {
+        each.row for each in asked if not each.is_needed or sees_through(_own_name(each.call))
+    }
+    found: dict[str, _Step] = {}
+    for step in steps:
+        calls = {
+            row: (call.dims, call.values) for row, call in step.calls.items() if row not in silent
+        }
+        made = {shape: sorted({m.changed for m in each}) for shape, each in step.made.items()}
+        found.setdefault(repr((calls, sorted(made.items()))), step)
+    return list(found.values())
+
+
+def _alike(recorded: Sequence[TensorInfo], made: _Results) -> bool:
+    """The same number of tensors with as many dimensions."""
+    return (
+        made is not None
+        and len(made) == len(recorded)
+        and all(len(a.shape) == len(b.shape) for a, b in zip(recorded, made, strict=True))
+    )
+
+
+def _own_name(call: RecordedCall) -> str:
+    return call.name.partition("::")[2]
+
+
+def _names(call: RecordedCall) -> list[str]:
+    """Of the arguments, where torch knows an operator that fits."""
+    if "::" not in call.name:
+        return []
+    try:
+        return [argument.name for argument in match_operator(call).arguments][: len(call.types)]
+    except NotReplayableError:
+        return []
+
+
+def _slots(call: RecordedCall) -> list[_Slot]:
+    """The tensors of a call."""
+    names = _names(call)
+    found = []
+    for place, (dims, text) in enumerate(zip(call.dims, call.types, strict=True)):
+        argument = names[place] if place < len(names) else str(place)
+        strides = call.strides[place] if call.strides else None
+        dtype = dtype_named(text)
+        if dtype is not None and all(isinstance(size, int) for size in dims):
+            fits = strides is not None and len(strides) == len(dims)
+            given = strides if fits else contiguous(dims)
+            found.append(_Slot(place, None, argument, dims, given, dtype.name))
+        elif dims and all(isinstance(each, tuple) for each in dims):
+            found += [
+                _Slot(place, index, argument, each, _nested(strides, index, each), "")
+                for index, each in enumerate(dims)
+            ]
+    return found
+
+
+def _nested(strides: Any, index: int, shape: Shape) -> Shape:
+    if isinstance(strides, tuple) and index < len(strides) and isinstance(strides[index], tuple):
+        found: Shape = strides[index]
+        if len(found) == len(shape):
+            return found
+    return contiguous(shape)
+
+
+def _with_shapes(
+    call: RecordedCall, slots: Sequence[_Slot], shapes: Sequence[Shape]
+) -> RecordedCall:
+    dims: list[Any] = list(call.dims)
+    strides: list[Any] | None = None if call.strides is None else list(call.strides)
+    for slot, shape in zip(slots, shapes, strict=True):
+        given = slot.strides or contiguous(slot.shape)
+        stride = changed_strides(slot.shape, given, shape)
+        for of, new in ((dims, shape), (strides, stride)):
+            if of is None:
+                continue
+            if slot.index is None:
+                of[slot.place] = new
+            elif slot.index < len(of[slot.place]):
+                inner = list(of[slot.place])
+                inner[slot.index] = new
+                of[slot.place] = tuple(inner)
+    return replace(call, dims=tuple(dims), strides=None if strides is None else tuple(strides))
+
+
+def _fits(call: RecordedCall, names: Sequence[str], changed: RecordedCall) -> bool:
+    """Checks that torch leaves to others: states of recurrent layers have the batch; who takes
+    single rows of it goes through all of them, with other calls for other batches."""
+    if _own_name(call) in ("unbind", "select"):
+        return not _takes_rows(call, names, changed)
+    if _own_name(call) not in _RECURRENT or "hx" not in names:
+        return True
+    given = dict(zip(names, zip(changed.dims, changed.values, strict=True), strict=False))
+    shape, states = given.get("input", ((), None))[0], given["hx"][0]
+    if len(shape) != 3 or not states:
+        return True
+    batch = shape[0] if given.get("batch_first", ((), False))[1] else shape[1]
+    nested = states if isinstance(states[0], tuple) else (states,)
+    return all(len(state) != 3 or state[1] == batch for state in nested)
+
+
+def _takes_rows(call: RecordedCall, names: Sequence[str], changed: RecordedCall) -> bool:
+    given = dict(zip(names, call.values, strict=False))
+    dim, index, shape = given.get("dim", 0), given.get("index"), call.dims[0]
+    if type(dim) is not int or not -len(shape) <= dim < len(shape):
+        return False
+    return bool(shape[dim] != changed.dims[0][dim]) and index not in (0, -1)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _elements(shape: Shape) -> int:
+    found = 1
+    for size in shape:
+        found *= size
+    return found
+
+
+def _said(call: RecordedCall) -> str:
+    """Sizes of a call for a message."""
+    shapes = [slot.shape for slot in _slots(call) if slot.shape]
+    numbers = [value for value in call.values if isinstance(value, (list, tuple))]
+    texts = ["x".join(map(str, shape)) for shape in shapes] or [str(list(n)) for n in numbers]
+    return " and ".join(texts[:_SAID]) or "numbers"

@@ -1,0 +1,150 @@
+"""Collectives of an execution trace: which nodes start them, between whom, of what size.
+
+Note [Who takes part]: an operator of c10d has its process group as an object, which no file holds.
+How many take part is told by the list of groups that newer files begin with, by the splits of an
+all-to-all, or by how much more comes out of an all-gather than goes in. Where a file says it of no
+collective, who reads it has to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torchtraceap.core.dtypes import FP32, DType, dtype_named
+from torchtraceap.lab.prediction.capture.calls import Collective
+from torchtraceap.ops.durations import collective_kind
+from torchtraceap.trace.execution.reader import Access, Node
+
+__all__ = ["exchanges_of", "with_group"]
+
+_C10D, _COMMS, _GROUPS = "c10d::", "record_param_comms", "## process_group:init ##"
+_NO_EXCHANGES = ("barrier", "monitored_barrier_")
+_GROUP = "default_pg"
+_TENSOR = re.compile(r"Tensor\(([^()]*)\)")
+_MOST_RANKS = 1 << 20
+
+
+def exchanges_of(nodes: Sequence[Node]) -> dict[int, Collective]:
+    """The collectives that nodes start, by id of the node; `group` is empty where no file says it.
+
+    A collective is the outermost node that tells of it: c10d's operator, else what the process
+    group notes. Its `id` is that of the node.
+    """
+    known = {node.node: node for node in nodes}
+    found = {}
+    for node in nodes:
+        kind = _kind(node)
+        if kind is not None and not _is_inside(node, known):
+            found[node.node] = _exchange(node, kind)
+    world = max([_world_of_groups(nodes), *(len(each.group) for each in found.values())])
+    group = tuple(range(world))
+    return {
+        number: each if each.group or each.peer is not None else replace(each, group=group)
+        for number, each in found.items()
+    }
+
+
+def with_group(exchange: Collective, ranks: int) -> Collective:
+    """One whose group is not known, among so many ranks."""
+    return exchange if exchange.group else replace(exchange, group=tuple(range(ranks)))
+
+
+def _kind(node: Node) -> str | None:
+    """As Kineto's "Collective name"."""
+    if node.name.startswith(_C10D):
+        from torchtraceap.lab.prediction.capture.collectives import kind_of_operator
+
+        own = node.name.removeprefix(_C10D)
+        if own == "alltoall_base_":
+            return "all_to_allv" if any(_splits(node)) else "all_to_all"
+        return None if own in _NO_EXCHANGES else kind_of_operator(own)
+    if node.name != _COMMS or node.arguments is None:
+        return None
+    words = (value for value in node.arguments.values if isinstance(value, str))
+    return next((word for word in words if collective_kind(word) is not None), None)
+
+
+def _is_inside(node: Node, known: Mapping[int, Node]) -> bool:
+    """Another node above tells of the same."""
+    above = known.get(node.parent)
+    while above is not None:
+        if above.name == _COMMS or above.name.startswith(_C10D):
+            return True
+        above = known.get(above.parent)
+    return False
+
+
+def _exchange(node: Node, kind: str) -> Collective:
+    dtype = _dtype(node)
+    tensors = sorted({each.argument for each in node.inputs})
+    sizes = [_elements(node.inputs, place, dtype) for place in tensors[:2]] or [0]
+    if node.name == _COMMS:  # what goes in, and apart from it what comes out
+        given = sum(_elements(node.inputs, place, dtype) for place in tensors)
+        made = sum(_elements(node.outputs, p, dtype) for p in {a.argument for a in node.outputs})
+        sizes = [made or given, given]
+    written, read = sizes[0], sizes[-1]
+    peer = _peer(node, kind)
+    group = () if peer is not None else tuple(range(_ranks(node, kind, read, written)))
+    return Collective(kind, group, _GROUP, read, written, dtype, node.node, peer=peer)
+
+
+def _dtype(node: Node) -> DType:
+    texts = map(str, node.arguments.types if node.arguments else ())
+    names = (name for text in texts for name in _TENSOR.findall(text))
+    return next((dtype for name in names if (dtype := dtype_named(name))), FP32)
+
+
+def _elements(accesses: Iterable[Access], argument: int, dtype: DType) -> int:
+    size = sum(each.end - each.start for each in accesses if each.argument == argument)
+    return size // dtype.size
+
+
+def _splits(node: Node) -> list[list[Any]]:
+    """Lists of sizes among the arguments."""
+    values = node.arguments.values if node.arguments else ()
+    return [each for each in values if isinstance(each, list) and all(type(n) is int for n in each)]
+
+
+def _ranks(node: Node, kind: str, read: int, written: int) -> int:
+    """How many take part, as far as the node tells; else 0. See Note [Who takes part]."""
+    splits = [len(each) for each in _splits(node) if each]
+    if kind == "all_to_allv" and splits:
+        return min(max(splits), _MOST_RANKS)
+    if collective_kind(kind) in ("all_gather", "reduce_scatter") and min(read, written) > 0:
+        large, small = max(read, written), min(read, written)
+        return large // small if large % small == 0 and large // small <= _MOST_RANKS else 0
+    return 0
+
+
+def _peer(node: Node, kind: str) -> int | None:
+    """Of send and recv: the other rank."""
+    if kind not in ("send", "recv") or node.arguments is None:
+        return None
+    return next((value for value in node.arguments.values if type(value) is int), None)
+
+
+def _world_of_groups(nodes: Sequence[Node]) -> int:
+    """The size of the largest group in the list of groups."""
+    texts = (
+        value
+        for node in nodes
+        if node.name == _GROUPS and node.arguments
+        for value in node.arguments.values
+    )
+    sizes = [0]
+    for text in texts:
+        try:
+            groups = json.loads(text) if isinstance(text, str) else []
+        except ValueError:
+            continue
+        sizes += [
+            size
+            for group in (groups if isinstance(groups, list) else [])
+            if isinstance(group, dict) and type(size := group.get("group_size")) is int
+            if 0 < size <= _MOST_RANKS
+        ]
+    return max(sizes)

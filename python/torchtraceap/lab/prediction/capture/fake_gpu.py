@@ -1,0 +1,393 @@
+"""What a program asks of a GPU, answered where there is none.
+
+Tensors stay where they are when they are sent to a GPU: a capture takes everything for a GPU's, but
+for what the program sends to the host within a step (`moves.py`).
+Streams, events and synchronisation do nothing. What a program reads of tensors without values as an
+array or a list is ones.
+
+Note [Who asks]: a program is told that there is a GPU and that its tensors lie there, so that it
+goes the way that it goes on one. torch's own code is told the truth: it would call what a build for
+CPUs does not have.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial, partialmethod
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.utils import clip_grad
+from torch.optim import swa_utils
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader
+
+from torchtraceap.lab.prediction.capture.modes import asked_device
+from torchtraceap.lab.prediction.capture.source_lines import is_of_program, is_of_torch
+from torchtraceap.lab.prediction.capture.transfers import (
+    AskedMove,
+    asked_move,
+    is_made_of_numbers,
+    move_module,
+    moved,
+)
+
+if TYPE_CHECKING:
+    from torchtraceap.lab.prediction.capture.dispatch import Recorder
+
+__all__ = ["as_if_on_a_gpu", "taken_for_plain_tensors"]
+
+_GPUS = ("cuda", "xpu", "mps", "hip", "musa", "npu")
+_OPTIMIZERS = "torch.optim."
+_HOST = torch.device("cpu")
+_GPU = torch.device("cuda", 0)
+
+
+@contextmanager
+def as_if_on_a_gpu(
+    reads: Callable[[torch.Tensor], None],
+    said: Callable[[str], None],
+    recorder: Callable[[], Recorder | None] = lambda: None,
+) -> Iterator[None]:
+    """Within, programs for GPUs run on the host.
+
+    Args:
+        reads: Told of each tensor without values that the program reads as a whole.
+        said: Told what a person should know of the capture.
+        recorder: Of the step that is being run, if one is.
+    """
+    with ExitStack() as stack:
+        for name, value in _IN_CUDA.items():
+            stack.enter_context(_replaced(torch.cuda, name, value))
+        for name in ("range_push", "range_pop", "mark", "range"):
+            stack.enter_context(_replaced(torch.cuda.nvtx, name, _Nothing))
+        stack.enter_context(_replaced(torch.cuda, "is_available", _is_available))
+        stack.enter_context(_replaced(torch, "Generator", _Generator))
+        stack.enter_context(_replaced(torch, "set_default_device", _nothing))
+        stack.enter_context(_replaced(torch, "load", partial(_load, torch.load)))
+        scaler = partialmethod(_scaler, torch.amp.GradScaler.__init__)
+        stack.enter_context(_replaced(torch.amp.GradScaler, "__init__", scaler))
+        stack.enter_context(_replaced(torch, "compile", partial(_as_it_is, said)))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # of what is compiled already
+        for module in [each for name, each in sys.modules.items() if name.startswith(_OPTIMIZERS)]:
+            capturable = "_get_capturable_supported_devices"
+            stack.enter_context(_replaced(module, capturable, _always(["cpu", "cuda"])))
+        loader = partialmethod(_loader, DataLoader.__init__)
+        stack.enter_context(_replaced(DataLoader, "__init__", loader))
+        # Many tensors at once, as torch does on a GPU where it is not told otherwise.
+        stack.enter_context(_replaced(clip_grad, "_has_foreach_support", _are_dense))
+        supported = "_get_foreach_kernels_supported_devices"
+        stack.enter_context(_replaced(swa_utils, supported, lambda: ["cpu"]))
+        log = logging.getLogger("torch._subclasses.fake_tensor")
+        stack.callback(log.setLevel, log.level)
+        log.setLevel(logging.CRITICAL)  # what goes wrong there is raised as well
+        devices = _Devices(reads, recorder)
+        # A tensor without values would read its elements one by one.
+        stack.enter_context(
+            _replaced(FakeTensor, "tolist", lambda tensor: devices.read(tensor).tolist())
+        )
+        for name in ("to", "cpu", "cuda"):
+            own = devices.of_module(name, getattr(torch.nn.Module, name))
+            stack.enter_context(_replaced(torch.nn.Module, name, own))
+        # It answers this by itself, so that no mode is asked.
+        stack.enter_context(_replaced(FakeTensor, "device", property(devices.device_of)))
+        stack.enter_context(devices)
+        yield
+
+
+@contextmanager
+def taken_for_plain_tensors() -> Iterator[None]:
+    """Within, transformers does not take tensors without values for those of a compiler, for which
+    it would build other masks."""
+    module = sys.modules.get("transformers.utils.import_utils")
+    if module is None or not hasattr(module, "is_fake_tensor"):
+        yield
+        return
+    with _replaced(module, "is_fake_tensor", lambda _: False):
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name, None)
+    if before is None:
+        yield
+        return
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+class _Nothing:
+    """A stream, an event or a guard of either: every method does nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _: Any) -> float:
+        """Milliseconds; a program may divide by them."""
+        return 1.0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _nothing
+
+    def __enter__(self) -> _Nothing:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def _are_dense(tensors: Sequence[torch.Tensor | None], _: Any) -> bool:
+    return all(each is None or each.layout == torch.strided for each in tensors)
+
+
+class _Generator(torch.Generator):
+    def __new__(cls, device: Any = "cpu") -> Any:
+        make: Any = super().__new__
+        return make(cls, "cpu" if _is_gpu(device) else device)
+
+
+def _as_it_is(said: Callable[[str], None], model: Any = None, **_: Any) -> Any:
+    """In place of `torch.compile`."""
+    said("what torch.compile compiles is captured as if it was not compiled")
+    return (lambda function: function) if model is None else model
+
+
+def _is_available() -> bool:
+    """See Note [Who asks]."""
+    return not is_of_torch(sys._getframe(1))
+
+
+def _load(load: Callable[..., Any], file: Any, map_location: Any = None, **kwargs: Any) -> Any:
+    if callable(map_location) or isinstance(map_location, dict):
+        map_location = None
+    return load(file, _HOST if _is_gpu(map_location) else map_location or _HOST, **kwargs)
+
+
+def _scaler(
+    self: Any, begin: Callable[..., None], device: str = "cuda", *args: Any, **kwargs: Any
+) -> None:
+    """Scales gradients as on a GPU, and is not switched off for lack of one."""
+    begin(self, "cpu" if _is_gpu(device) else device, *args, **kwargs)
+
+
+_OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
+
+
+def _loader(self: Any, begin: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Loads in this process: tensors without values can't be sent from one to another."""
+    kwargs = {name: value for name, value in kwargs.items() if name not in _OF_WORKERS}
+    if len(args) > _PLACE_OF_WORKERS:
+        args = (*args[:_PLACE_OF_WORKERS], 0, *args[_PLACE_OF_WORKERS + 1 :])
+    else:
+        kwargs["num_workers"] = 0
+    if "pin_memory" in kwargs:
+        kwargs["pin_memory"] = False
+    begin(self, *args, **kwargs)
+
+
+_PLACE_OF_WORKERS = 5
+"""Among the arguments of a loader."""
+_MEMORY = 80 << 30
+_PROPERTIES = types.SimpleNamespace(
+    name="NVIDIA GPU", major=8, minor=0, total_memory=_MEMORY, multi_processor_count=108
+)
+"""Of a GPU as programs take for granted: its kind decides on nothing but kernels, which are chosen
+later, for the GPU that is asked for."""
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+_IN_CUDA: dict[str, Any] = {
+    **dict.fromkeys(
+        ("Stream", "Event", "stream", "current_stream", "default_stream", "device"), _Nothing
+    ),
+    # Functions of their own: torch.compile tells what it finds by the object.
+    **{
+        name: partial(_nothing)
+        for name in [
+            "synchronize",
+            "empty_cache",
+            "set_device",
+            "init",
+            "ipc_collect",
+            "manual_seed",
+            "manual_seed_all",
+            "reset_peak_memory_stats",
+            "set_rng_state",
+            "set_rng_state_all",
+        ]
+    },
+    **{
+        name: _always(0)
+        for name in [
+            "current_device",
+            "memory_allocated",
+            "max_memory_allocated",
+            "memory_reserved",
+            "max_memory_reserved",
+        ]
+    },
+    "device_count": _always(1),
+    "get_device_name": _always(_PROPERTIES.name),
+    "get_device_capability": _always((_PROPERTIES.major, _PROPERTIES.minor)),
+    "get_device_properties": _always(_PROPERTIES),
+    "get_rng_state": lambda *_: torch.get_rng_state(),
+    "get_rng_state_all": lambda: [torch.get_rng_state()],
+    "is_bf16_supported": _always(True),
+    "mem_get_info": _always((_MEMORY, _MEMORY)),
+}
+
+
+class _Devices(TorchFunctionMode):
+    """Puts the host wherever a GPU is named."""
+
+    def __init__(
+        self, reads: Callable[[torch.Tensor], None], recorder: Callable[[], Recorder | None]
+    ) -> None:
+        super().__init__()
+        self._reads, self._recorder = reads, recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _GETTERS:
+            return self._told(args[0], func(*args), sys._getframe(1))
+        args = self._on_its_side(func, args, kwargs, sys._getframe(1))
+        if func in _STAYS:
+            return args[0]
+        if func in _READS and isinstance(args[0], FakeTensor):
+            return self.read(args[0])
+        if is_made_of_numbers(func, args) and _is_gpu(kwargs.get("device")):
+            made = func(*args, **{**kwargs, "device": _HOST})
+            return self._uploaded(made) if is_of_program(sys._getframe(1)) else made
+        if "device" in kwargs and _is_gpu(kwargs["device"]):
+            kwargs = {**kwargs, "device": _HOST}
+        if any(isinstance(each, torch.device) and _is_gpu(each) for each in args):
+            args = tuple(_HOST if isinstance(a, torch.device) and _is_gpu(a) else a for a in args)
+        elif func is torch.Tensor.to and len(args) > 1 and _is_gpu(args[1]):
+            args = (args[0], _HOST, *args[2:])
+        return func(*args, **kwargs)
+
+    def device_of(self, tensor: FakeTensor) -> torch.device:
+        """Where a tensor without values says that it is."""
+        found = asked_device(tensor)
+        told = self._told(tensor, found, sys._getframe(1))
+        assert isinstance(told, torch.device)
+        return told
+
+    def _told(
+        self, tensor: torch.Tensor, found: bool | torch.device, asks: FrameType
+    ) -> bool | torch.device:
+        """See Note [Who asks]."""
+        is_true = not is_of_program(asks) or self._is_on_host(tensor)
+        return found if is_true else _as_of_a_gpu(found)
+
+    def _running(self) -> Recorder | None:
+        """Of the step that is being run, between what is made before it and what comes behind."""
+        recorder = self._recorder()
+        return recorder if recorder is not None and recorder.in_step else None
+
+    def _is_on_host(self, tensor: torch.Tensor) -> bool:
+        recorder = self._running()
+        return recorder is not None and recorder.is_kept_on_host(tensor)
+
+    def _on_its_side(
+        self, func: Any, args: tuple[Any, ...], kwargs: Any, caller: FrameType
+    ) -> tuple[Any, ...]:
+        """Arguments of a call, its first one where the call wants it to be."""
+        recorder = self._running()
+        if recorder is None or not args or not isinstance(args[0], torch.Tensor):
+            return args
+        on_host = recorder.is_kept_on_host(args[0])
+        if func is torch.Tensor.pin_memory and on_host:
+            recorder.pin(args[0])
+        asked = asked_move(func, args, kwargs)
+        if asked is None or not is_of_program(caller):
+            return args
+        device = asked.device
+        to_gpu = (
+            not self._is_on_host(device) if isinstance(device, torch.Tensor) else _is_gpu(device)
+        )
+        if to_gpu != on_host:
+            return args
+        return (moved(recorder, args[0], to_gpu, asked), *args[1:])
+
+    def of_module(self, name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
+        """`Module.to`, `cpu` or `cuda` that moves what the module has, where a step is run."""
+
+        def moves(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            recorder = self._running()
+            if recorder is None:
+                return usual(module, *args, **kwargs)
+            if name != "to":
+                move_module(recorder, module, name == "cuda", non_blocking=False)
+                return module
+            with torch._C.DisableTorchFunction():  # or the GPU would be replaced
+                device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
+            if device is not None:
+                move_module(recorder, module, _is_gpu(device), non_blocking=non_blocking)
+            if dtype is not None:
+                usual(module, dtype)
+            return module if layout is None else usual(module, memory_format=layout)
+
+        return moves
+
+    def _uploaded(self, made: torch.Tensor) -> torch.Tensor:
+        recorder = self._running()
+        if recorder is None:
+            return made
+        recorder.move_to_host(made)
+        return moved(recorder, made, True, AskedMove(_GPU, False))
+
+    def read(self, tensor: torch.Tensor) -> Any:
+        """Ones, as an array."""
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        self._reads(tensor)
+        plain = torch.float32 if tensor.dtype is torch.bfloat16 else tensor.dtype
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            return torch.ones((), dtype=plain).expand(tensor.shape).clone().numpy()
+
+
+_GETTERS = frozenset(getattr(torch.Tensor, name).__get__ for name in ("device", "is_cuda"))
+
+
+def _as_of_a_gpu(found: bool | torch.device) -> bool | torch.device:
+    if isinstance(found, torch.device):
+        return _GPU if found == _HOST else found
+    return True
+
+
+_STAYS = (torch.Tensor.cuda, torch.Tensor.pin_memory)
+_READS = (torch.Tensor.numpy, torch.Tensor.__array__)
+
+
+def _is_gpu(device: Any) -> bool:
+    """Whether something names a GPU; a bare number does."""
+    if isinstance(device, bool):
+        return False
+    if isinstance(device, torch.device):
+        return device.type in _GPUS
+    return isinstance(device, int) or (isinstance(device, str) and device.startswith(_GPUS))

@@ -1,0 +1,232 @@
+"""A step from a trace with a GPU: the operators that launched, and how long their work took."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.compat.replay.call import RecordedCall
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.core.records import dataclass
+from torchtraceap.lab.prediction.capture.batch import Asked, ChangedBatch, change_batch
+from torchtraceap.lab.prediction.capture.batch_arguments import turns
+from torchtraceap.lab.prediction.capture.calls import (
+    Call,
+    Capture,
+    CaptureError,
+    Collective,
+    Gradient,
+)
+from torchtraceap.lab.prediction.capture.recorded import named_inputs
+from torchtraceap.lab.prediction.capture.reexecution import is_registered
+from torchtraceap.lab.prediction.capture.rows import gradients_of, phase_of, placed, recorded_call
+from torchtraceap.lab.prediction.capture.steps import StepRows, steady_step
+from torchtraceap.trace.ranks import RankTrace
+
+__all__ = ["CapturedProfile", "capture_gpu_trace"]
+
+_KEYS = (
+    "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Process Group Ranks",
+    "Process Group Description", "Process Group Name",
+)  # fmt: skip
+
+
+_CLOCK_NS, _IDLE_NS, _GOES_ON_NS = 1_000, 2_000, 20_000
+"""A waiting stream goes on at the end of what it waits for, as far as clocks say, after it idled,
+and within what a launch takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedProfile:
+    """What launched in a step, and how long that took."""
+
+    capture: Capture
+    """Its calls launch under their own names (`Call.is_innermost`)."""
+    measured_ns: tuple[int, ...]
+    """Of each call: its GPU events, one after the other."""
+    kernels: tuple[tuple[str, ...], ...]
+    """Of each call: names of its GPU events, in the order of their launches."""
+    device: str | None
+    """The GPU as the trace names it."""
+    step_ns: int
+    """From the begin of the step to its end on the host."""
+    changed: Capture | None = None
+    """The capture at the batch size that was asked for."""
+
+
+def capture_gpu_trace(part: RankTrace, batch: int | None = None) -> CapturedProfile:
+    """The launching operators of a steady step.
+
+    Args:
+        part: Recorded with `record_shapes=True` and GPU activities.
+        batch: What the leading dimension of the inputs becomes; None as it was. Needs torch.
+
+    Raises:
+        CaptureError: Nothing on a GPU is recorded, or no shapes are.
+        OptionError: It can't be told which sizes are the batch.
+        MissingDependencyError: Torch is needed and not there.
+    """
+    step = steady_step(part)
+    events = _events_of(part, step)
+    if not len(events):
+        raise CaptureError(f"{part.path}: no GPU work with a launch is recorded in a step")
+    launches = part.tree.launch[events].astype(np.int64)
+    owners = part.tree.op[launches].astype(np.int64)
+    owners = np.where(owners == _core.NO_ROW, launches, owners)
+    order = np.lexsort((part.table.ts_ns[launches], part.table.ts_ns[owners]))
+    events, owners = events[order], owners[order]
+    begins = np.flatnonzero(np.diff(owners, prepend=-1))
+    groups = np.split(events, begins[1:])
+    rows = owners[begins].tolist()
+    calls = [_call(part, row, group, {}) for row, group in zip(rows, groups, strict=True)]
+    if not any(call.inputs for call in calls):
+        raise CaptureError(f"{part.path}: operators have no shapes; record with record_shapes=True")
+    begins_of = part.table.ts_ns[rows]
+    gradients = tuple(
+        Gradient(int(np.searchsorted(begins_of, part.table.ts_ns[row])), tensor)
+        for row, tensor in gradients_of(part, step.rows.tolist()).items()
+    )
+    waits = _waits(part, calls, groups)
+    changed = None
+    if batch is not None:
+        at_batch = _at_batch(part, step, rows, batch)
+        others = [
+            _call(part, row, group, at_batch.calls) for row, group in zip(rows, groups, strict=True)
+        ]
+        changed = Capture(
+            _with_waits(others, waits), (*step.notes, *at_batch.notes), gradients=gradients
+        )
+    devices = part.table.devices
+    return CapturedProfile(
+        Capture(_with_waits(calls, waits), step.notes, gradients=gradients),
+        tuple(int(part.table.dur_ns[group].sum()) for group in groups),
+        tuple(tuple(map(part.table.name_of, group.tolist())) for group in groups),
+        devices[0].name if devices else None,
+        step.end_ns - step.begin_ns,
+        changed,
+    )
+
+
+def _at_batch(part: RankTrace, step: StepRows, owners: Sequence[int], batch: int) -> ChangedBatch:
+    """All operators of the step, since those that launch nothing say what comes of what."""
+    needed = set(owners)
+    asked = []
+    for row in step.rows[part.table.kind[step.rows] == _core.EventKind.CPU_OP].tolist():
+        name = part.table.name_of(row)
+        parent = int(part.tree.parent[row])
+        inside = parent != _core.NO_ROW and is_registered(part.table.name_of(parent))
+        says = turns(name.partition("::")[2]) if inside else is_registered(name)
+        call = recorded_call(part, row) if row in needed or says else None
+        if call is not None:
+            tells = row in needed or not inside
+            asked.append(Asked(row, call, phase_of(part, row), tells))
+    shapes = [each.shape for each in gradients_of(part, step.rows.tolist()).values()]
+    return change_batch(asked, batch, shapes, part.path)
+
+
+def _waits(part: RankTrace, calls: Sequence[Call], groups: Sequence[Array]) -> dict[int, int]:
+    """By call: the collective that it waits for.
+
+    It is seen where a stream idles up to the end of a collective and goes on then. Where none is
+    seen to wait, what follows on the pass in which it was started does.
+    """
+    table = part.table
+    begin = np.array([table.ts_ns[group[0]] for group in groups])
+    end = np.array([(table.ts_ns[group] + table.dur_ns[group]).max() for group in groups])
+    streams = np.array([table.stream[group[0]] for group in groups])
+    free: dict[int, int] = {}
+    before = np.zeros(len(groups), dtype=np.int64)
+    for place, stream in enumerate(streams.tolist()):
+        before[place] = free.get(stream, 0)
+        free[stream] = max(free.get(stream, 0), int(end[place]))
+    found: dict[int, int] = {}
+    for place, call in enumerate(calls):
+        if call.collective is None:
+            continue
+        behind = np.arange(place + 1, len(calls))
+        behind = behind[streams[behind] != streams[place]]
+        late = behind[begin[behind] >= end[place] - _CLOCK_NS]
+        waiter = int(late[0]) if len(late) else None
+        if waiter is not None and not (
+            before[waiter] < end[place] - _IDLE_NS and begin[waiter] < end[place] + _GOES_ON_NS
+        ):
+            waiter = None
+        if waiter is None:
+            waiter = next((k for k in behind.tolist() if calls[k].phase != call.phase), None)
+        if waiter is not None:
+            found[waiter] = call.collective.id
+    return found
+
+
+def _with_waits(calls: Sequence[Call], waits: Mapping[int, int]) -> tuple[Call, ...]:
+    return tuple(
+        replace(call, waits_for=waits.get(place, call.waits_for))
+        for place, call in enumerate(calls)
+    )
+
+
+def _events_of(part: RankTrace, step: StepRows) -> Array:
+    """int64: GPU events whose launch belongs to the step."""
+    in_step = np.zeros(len(part.table) + 1, dtype=bool)
+    in_step[step.rows] = True
+    events = part.tree.gpu_rows.astype(np.int64)
+    launches = np.minimum(part.tree.launch[events].astype(np.int64), len(part.table))
+    return events[in_step[launches]]
+
+
+def _call(part: RankTrace, row: int, events: Array, changed: Mapping[int, RecordedCall]) -> Call:
+    """The operator; a launch without one is called by its first kernel."""
+    is_operator = part.table.kind[row] == _core.EventKind.CPU_OP
+    name = part.table.name_of(row if is_operator else int(events[0]))
+    recorded = (changed.get(row) or recorded_call(part, row)) if is_operator else None
+    inputs = {} if recorded is None else named_inputs(recorded)
+    call = Call(name, "default", inputs, (), phase_of(part, row), (), is_innermost=True)
+    call = replace(call, collective=_collective(part, row, int(events[0])))
+    return placed(part, [call], row)[0]
+
+
+def _collective(part: RankTrace, row: int, event: int) -> Collective | None:
+    """What ranks do together in the call, if they do."""
+    if part.tree.gpu_class[event] != _core.GpuClass.COMMUNICATION:
+        return None
+    said = _texts(part, event) or _texts(part, row)
+    dtype = dtype_named(said.get("dtype", ""))
+    if dtype is None or "Collective name" not in said:
+        return None
+    return Collective(
+        said["Collective name"],
+        _ranks(said.get("Process Group Ranks", "")),
+        said.get("Process Group Description") or said.get("Process Group Name", ""),
+        _count(said.get("In msg nelems")),
+        _count(said.get("Out msg nelems")),
+        dtype,
+        id=event,
+    )
+
+
+def _texts(part: RankTrace, row: int) -> dict[str, str]:
+    found = {}
+    for key in _KEYS:
+        codes, texts = part.table.text_codes(key, np.asarray([row], dtype=np.int64))
+        if codes[0] >= 0:
+            found[key] = texts[codes[0]]
+    return found if "Collective name" in found else {}
+
+
+def _count(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 20 else 0
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    """Of "[0, 1, 2]"; long lists are cut off by the profiler, and then not known."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return ()
+    whole = isinstance(found, list) and all(type(each) is int and each >= 0 for each in found)
+    return tuple(found) if whole else ()

@@ -1,0 +1,76 @@
+"""What an operator that is written down whole gives, where its inputs have values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+if TYPE_CHECKING:
+    from torchtraceap.lab.prediction.capture.dispatch import Recorder
+
+__all__ = ["Computed", "computed"]
+
+
+def computed(
+    recorder: Recorder, function: Any, tensors: Sequence[torch.Tensor], given: Any
+) -> Computed | None:
+    """Computes an operator by what a CPU takes it apart into, of which nothing is written down.
+
+    Args:
+        recorder: Of the calls.
+        function: The operator.
+        tensors: Of which gradients may be asked for.
+        given: All arguments by name, among them these tensors.
+
+    Returns:
+        None where one of the tensors has no values.
+    """
+    if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((tensors, given))):
+        return None
+    return Computed(recorder, function, tensors, given)
+
+
+class Computed:
+    """With what it takes for the backward pass."""
+
+    def __init__(
+        self, recorder: Recorder, function: Any, tensors: Sequence[torch.Tensor], given: Any
+    ) -> None:
+        self._recorder = recorder
+        leaves = {
+            id(tensor): tensor.detach().requires_grad_(tensor.is_floating_point())
+            for tensor in tensors
+        }
+        self._leaves = [leaves[id(tensor)] for tensor in tensors]
+        with recorder.off(), torch.enable_grad():
+            arguments = tree_map(lambda value: leaves.get(id(value), value), given)
+            found = function.decompose(**arguments)
+        self._outputs: tuple[torch.Tensor, ...] = found if isinstance(found, tuple) else (found,)
+
+    @property
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        return tuple(each.detach() for each in self._outputs)
+
+    def gradients(self, of_outputs: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+        """Of the tensors; zero for those that nothing depends on."""
+        pairs = [
+            (output, gradient)
+            for output, gradient in zip(self._outputs, of_outputs, strict=True)
+            if gradient is not None and output.requires_grad
+        ]
+        with self._recorder.off():
+            found = torch.autograd.grad(
+                [output for output, _ in pairs],
+                self._leaves,
+                [gradient for _, gradient in pairs],
+                allow_unused=True,
+                retain_graph=True,
+            )
+            return tuple(
+                torch.zeros_like(leaf) if gradient is None else gradient
+                for leaf, gradient in zip(self._leaves, found, strict=True)
+            )

@@ -1,0 +1,43 @@
+"""A recorded step with other floating point numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchtraceap.core.dtypes import DType, dtype_named
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.prediction.capture.calls import Call, Capture, TensorInfo, Value
+
+__all__ = ["with_dtype"]
+
+_CHANGED = ("float32", "float16", "bfloat16")
+
+
+def with_dtype(capture: Capture, dtype: str) -> Capture:
+    """The step as if its tensors of 16 and 32 bits were of another type.
+
+    Operators stay as they are: where a program mixes types, its conversions stay as copies.
+
+    Args:
+        capture: The step.
+        dtype: torch's name: float32, float16 or bfloat16.
+
+    Raises:
+        OptionError: Another type.
+    """
+    to = dtype_named(dtype)
+    if to is None or to.name not in _CHANGED:
+        raise OptionError(f"dtype {dtype!r}: one of {', '.join(_CHANGED)} is needed")
+    calls = tuple(_changed(call, to) for call in capture.calls)
+    return replace(capture, calls=calls, storages=None)
+
+
+def _changed(call: Call, to: DType) -> Call:
+    inputs = {name: _value(value, to) for name, value in call.inputs.items()}
+    return replace(call, inputs=inputs, outputs=tuple(_value(each, to) for each in call.outputs))
+
+
+def _value(value: Value, to: DType) -> Value:
+    if isinstance(value, TensorInfo):
+        return replace(value, dtype=to) if value.dtype.name in _CHANGED else value
+    return tuple(_value(each, to) for each in value) if isinstance(value, tuple) else value

@@ -1,0 +1,258 @@
+"""Operators that were recorded, called again on tensors without values.
+
+Note [Called again]: a record of a run on a CPU holds operators as a CPU takes them apart. The
+outermost ones are what the program called. Called again with the recorded shapes, strides, types
+and values, they are written down exactly as those of a model that is captured: attention, dropout
+and recurrent layers whole, with outputs, as a GPU would get them. Nothing is computed. Which
+operators may be called because a file names them: `torchtraceap.compat.replay` decides.
+
+Note [What attention gives]: on a CPU it lies in memory otherwise than on a GPU. So operators that
+follow with a view of it get what was made here, not a tensor with the recorded strides: no copy is
+made where a GPU would need none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torchtraceap.compat.replay.arguments import plan_call
+from torchtraceap.compat.replay.call import RecordedCall
+from torchtraceap.compat.replay.plan import CallPlan, DeviceName, Make, TorchName
+from torchtraceap.compat.replay.schema import registered_overloads, require_torch
+from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.lab.prediction.capture.calls import Call, Phase, TensorInfo
+from torchtraceap.lab.prediction.capture.composite_ops import ATTENTION
+from torchtraceap.lab.prediction.capture.dispatch import Recorder
+from torchtraceap.lab.prediction.capture.layers import LAYERS
+from torchtraceap.lab.prediction.capture.recorded import NO_STORAGE, named_inputs
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Again", "calling_again", "is_composite", "is_registered"]
+
+
+@contextmanager
+def calling_again() -> Iterator[Again]:
+    """Within, operators can be called again."""
+    torch = require_torch()
+    from torchtraceap.lab.prediction.capture.values import ValuesMode
+
+    with ValuesMode() as values:
+        recorder = values.recorder = Recorder(values.blank)
+        with torch.no_grad(), recorder.recording():
+            yield Again(recorder, values.fake)
+
+
+def is_registered(name: str) -> bool:
+    """Whether torch knows an operator of that name."""
+    return "::" in name and bool(registered_overloads(name))
+
+
+_IS_PARAMETER = re.compile("weight|bias")
+_MOST_KEPT = 3
+"""Gradients of query, key and value."""
+_CALLS_KEPT = 12
+"""What attention gave is used by one of so many calls behind it."""
+
+
+class _Kept:
+    """A tensor for a call that follows."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self._calls_left = _CALLS_KEPT
+
+    def grows_older(self) -> bool:
+        """Whether it may still be asked for."""
+        self._calls_left -= 1
+        return self._calls_left > 0
+
+    def stands_for(self, other: Any) -> bool:
+        """Whether the other, made of what was recorded, looks the same but for its strides."""
+        same_kind = hasattr(other, "stride") and other.dtype == self.tensor.dtype
+        return same_kind and other.shape == self.tensor.shape
+
+
+def is_composite(name: str) -> bool:
+    """Whether an operator is made of others on every device, so that these can stand for it."""
+    torch = require_torch()
+    key = "CompositeImplicitAutograd"
+    return any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(overload.full_name, key)
+        for overload in registered_overloads(name)
+    )
+
+
+class Again:
+    """Calls what was recorded again."""
+
+    def __init__(self, recorder: Recorder, fake: Any) -> None:
+        self._recorder, self._fake = recorder, fake
+        self._kept: list[_Kept] = []
+        self._followed = False
+        """The call that is being made takes something that was kept."""
+
+    def call(self, recorded: RecordedCall, phase: Phase, *, grad: bool) -> list[Call] | None:
+        """What the operator does, as calls; None if it can't be called with what is known.
+
+        Args:
+            recorded: The operator.
+            phase: Part of the step.
+            grad: Autograd was recording: some operators are taken apart in another way then.
+        """
+        runs = (self._with_grad, self._forward) if grad else (self._forward,)
+        for run in runs:  # what writes to its input can't be called on leaves that need gradients
+            found = self._written(recorded, phase, run)
+            if found is not None:
+                return found
+        return None
+
+    def backward(
+        self, recorded: RecordedCall, strides: tuple[int, ...] | None = None
+    ) -> list[Call] | None:
+        """What the backward pass of the operator does; None if it can't be called.
+
+        Args:
+            recorded: The operator of the forward pass.
+            strides: Of the gradient of its first output; by default those of that.
+        """
+        return self._written(recorded, Phase.BACKWARD, partial(self._backward, strides))
+
+    def outputs(self, recorded: RecordedCall) -> tuple[TensorInfo, ...] | None:
+        """The tensors that the operator gives, without writing it down; None if it can't be called.
+
+        Which of them share memory is not said.
+        """
+        try:
+            plan = plan_call(recorded, without_values=True)
+            nodes = (*plan.positional, *plan.keyword)
+            given = {name: self._value(node) for name, node in nodes}
+            with self._recorder.off():
+                made = _called(_function(plan), given, len(plan.positional))
+        except Exception:  # any error of torch's says that these arguments don't do
+            return None
+        return tuple(map(_info, _tensors_in(made)))
+
+    def as_recorded(self, recorded: RecordedCall, phase: Phase) -> Call:
+        """The call with what is known of it, of which nothing is called."""
+        return Call(recorded.name, "default", named_inputs(recorded), (), phase, ())
+
+    def _written(self, recorded: RecordedCall, phase: Phase, run: Any) -> list[Call] | None:
+        recorder = self._recorder
+        recorder.calls.clear()
+        try:
+            plan = plan_call(recorded, without_values=True)
+            nodes = (*plan.positional, *plan.keyword)
+            given = self._chained({name: self._value(node) for name, node in nodes})
+            with recorder.in_phase(phase):
+                run(_function(plan), given, len(plan.positional))
+        except Exception:  # any error of torch's says that these arguments don't do
+            return None
+        return list(recorder.calls)
+
+    def _forward(self, function: Any, given: dict[str, Any], order: int) -> None:
+        """Without autograd; parameters need gradients all the same, which operators ask."""
+        _need_gradients({name: given[name] for name in given if _IS_PARAMETER.search(name)})
+        self._keep(_called(function, given, order))
+
+    def _with_grad(self, function: Any, given: dict[str, Any], order: int) -> None:
+        with require_torch().enable_grad():
+            _need_gradients(given)
+            self._keep(_called(function, given, order))
+
+    def _backward(
+        self, strides: tuple[int, ...] | None, function: Any, given: dict[str, Any], order: int
+    ) -> None:
+        torch = require_torch()
+        with torch.enable_grad():
+            leaves = _need_gradients(given)
+            output = next(_tensors_in(_called(function, given, order)))
+            if strides is None or len(strides) != output.dim():
+                strides = output.stride()
+            gradient = self._empty(output.shape, strides, output.dtype)
+            self._recorder.calls.clear()
+            found = torch.autograd.grad([output], leaves, [gradient], allow_unused=True)
+            self._keep(found[:_MOST_KEPT])
+
+    def _keep(self, made: Any) -> None:
+        """See Note [What attention gives]."""
+        calls = [call for call in self._recorder.calls if not call.is_view]
+        if any(call.name.startswith(ATTENTION) for call in calls):
+            self._kept = [_Kept(each.detach()) for each in _tensors_in(made)]
+        elif self._followed and not calls:
+            self._kept += [_Kept(each.detach()) for each in _tensors_in(made)]
+
+    def _chained(self, given: dict[str, Any]) -> dict[str, Any]:
+        """See Note [What attention gives]."""
+        self._followed = False
+        self._kept = [kept for kept in self._kept if kept.grows_older()]
+        first = next(iter(given), None)
+        for kept in reversed(self._kept):  # what was made last is used first
+            if first is not None and kept.stands_for(given[first]):
+                self._kept.remove(kept)
+                self._followed = True
+                return given | {first: kept.tensor}
+        return given
+
+    def _value(self, node: Any) -> Any:
+        """What a node of a plan stands for."""
+        if isinstance(node, Make):
+            if node.device.host and not node.shape:
+                return 1 if node.dtype == "int64" else 1.0
+            return self._empty(node.shape, node.strides, getattr(require_torch(), node.dtype))
+        if isinstance(node, TorchName):
+            return getattr(require_torch(), node.name)
+        if isinstance(node, DeviceName):
+            return require_torch().device("cpu")
+        return [self._value(each) for each in node] if isinstance(node, list) else node
+
+    def _empty(self, shape: Sequence[int], strides: Sequence[int], dtype: Any) -> torch.Tensor:
+        """A tensor without values, of which nothing is written down."""
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with _disable_current_modes(), self._fake:
+            made: torch.Tensor = require_torch().empty_strided(shape, strides, dtype=dtype)
+        return made
+
+
+def _info(tensor: torch.Tensor) -> TensorInfo:
+    dtype = dtype_named(str(tensor.dtype))
+    assert dtype is not None  # what torch makes of types that a file names
+    return TensorInfo(tuple(tensor.shape), tuple(tensor.stride()), dtype, NO_STORAGE)
+
+
+def _called(function: Any, given: dict[str, Any], order: int) -> Any:
+    """Called with the first `order` arguments by position."""
+    names = list(given)
+    named = {name: given[name] for name in names[order:]}
+    return function(*(given[name] for name in names[:order]), **named)
+
+
+def _need_gradients(given: dict[str, Any]) -> list[torch.Tensor]:
+    leaves = [tensor for tensor in _tensors_in(list(given.values())) if tensor.is_floating_point()]
+    for tensor in leaves:
+        tensor.requires_grad_()
+    return leaves
+
+
+def _function(plan: CallPlan) -> Any:
+    operator = plan.operator
+    layer = LAYERS.get(operator.qualified)
+    if layer is not None:
+        return layer
+    packet = getattr(getattr(require_torch().ops, operator.namespace), operator.name)
+    return getattr(packet, operator.overload or "default")
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    torch = require_torch()
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors_in(each)

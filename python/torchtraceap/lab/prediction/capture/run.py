@@ -1,0 +1,247 @@
+"""Runs a step of a workload, as it goes once the first ones are over.
+
+Note [Steady state]: the first step of an optimiser makes its state, the later ones use it. What a
+model calls in its forward and backward pass is mostly the same from the first step on. So those are
+run once and written down, then the optimiser is run twice, and the second time is written down. A
+model that keeps something of its first pass, such as a table of positions, that leaves parameters
+on the host, or whose optimiser lets go of the gradients, is run once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.prediction.capture.calls import Phase
+from torchtraceap.lab.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+
+    from torchtraceap.lab.prediction.capture.dispatch import Recorder
+
+__all__ = [
+    "as_on_a_gpu",
+    "counts_of",
+    "run_step",
+    "tensors_of_inputs",
+    "unchanged",
+    "watched_optimizers",
+]
+
+
+def run_step(
+    workload: Workload,
+    recorder: Recorder,
+    passes: Callable[[], None] | None = None,
+    steps: int | None = None,
+) -> torch.nn.Module:
+    """Runs steps, of which the last is written down.
+
+    Args:
+        workload: What is run.
+        recorder: Of the calls.
+        passes: Forward and, with a loss, backward pass of a step; None as the workload has them.
+        steps: How many it takes until one is like the next; None: see Note [Steady state].
+
+    Returns:
+        The model.
+
+    Raises:
+        OptionError: What the workload has for an optimiser can't make a step.
+    """
+    model = workload.model
+    tensors = [*model.parameters(), *model.buffers(), *tensors_of_inputs(workload)]
+    passes = passes or (lambda: _passes(workload, recorder))
+    model.train(workload.loss is not None)
+    update = _update(workload, recorder)
+
+    def turn() -> None:
+        recorder.begin(tensors)
+        if workload.loss is not None:
+            with recorder.in_phase(Phase.OPTIMIZER):
+                model.zero_grad()
+        passes()
+
+    if steps is not None:
+        for _ in range(steps):
+            turn()
+            update()
+        return model
+    if _remembers(model, turn) or recorder.leaves_on_host(model):
+        turn()
+    with recorder.off():
+        had_gradients = _has_gradients(model)
+        update()
+    if had_gradients and not _has_gradients(model):
+        turn()
+    recorder.were_there(recorder.optimizer_state())
+    update()
+    return model
+
+
+def _passes(workload: Workload, recorder: Recorder) -> None:
+    import torch
+
+    if workload.loss is None:
+        with torch.no_grad():  # inference mode would keep composite operators in one piece
+            workload.forward()
+        return
+    loss = workload.loss(workload.forward())
+    if not isinstance(loss, torch.Tensor):
+        raise OptionError(f"the loss gives a {type(loss).__name__}, not a tensor")
+    if loss.numel() != 1:
+        raise OptionError(f"the loss gives {tuple(loss.shape)} numbers, not one; .mean() makes one")
+    if not loss.requires_grad:
+        raise OptionError("the loss does not depend on a parameter that is trained")
+    with recorder.in_phase(Phase.BACKWARD):
+        loss.backward()
+
+
+def tensors_of_inputs(workload: Workload) -> Iterator[torch.Tensor]:
+    """Tensors among the inputs."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return (leaf for leaf in tree_leaves(workload.inputs) if isinstance(leaf, torch.Tensor))
+
+
+def _has_gradients(model: torch.nn.Module) -> bool:
+    return any(each.grad is not None for each in model.parameters())
+
+
+def _remembers(model: torch.nn.Module, turn: Callable[[], None]) -> bool:
+    """Whether modules have something after a turn that they did not have before."""
+    before = _kept(model)
+    turn()
+    return _kept(model) != before
+
+
+def _kept(model: torch.nn.Module) -> list[dict[str, int]]:
+    """Of each module how much it keeps, by name; parameters and what counts batches stay."""
+    return [
+        {
+            name: _size(value)
+            for kept in (vars(module), module._buffers)
+            for name, value in kept.items()
+            if name not in _OF_EVERY_MODULE
+        }
+        for module in model.modules()
+    ]
+
+
+_OF_EVERY_MODULE = frozenset(("_parameters", "_buffers", "_modules", "training"))
+
+
+def _size(value: Any) -> int:
+    """Elements of a tensor, members of a list or a dict; of what is neither whether it is there."""
+    if hasattr(value, "numel") and callable(value.numel):
+        return int(value.numel())
+    if isinstance(value, (list, tuple, set, Mapping)):
+        return len(value)
+    return 0 if value is None else 1
+
+
+@contextmanager
+def unchanged(model: torch.nn.Module, *, with_parameters: bool) -> Iterator[None]:
+    """A model that somebody goes on with is after it what it was before.
+
+    Args:
+        model: The model.
+        with_parameters: What they hold, too.
+    """
+    import torch
+
+    kept = [*model.buffers(), *(model.parameters() if with_parameters else ())]
+    values = [(tensor, tensor.detach().clone()) for tensor in kept]
+    gradients = {id(each): each.grad for each in model.parameters() if each.grad is not None}
+    training = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in values:
+                tensor.copy_(value)
+        for parameter in model.parameters():
+            parameter.grad = gradients.get(id(parameter))
+        for module, was in training:
+            module.training = was
+
+
+# ------------------------------------------------------------------------------- optimisers
+
+
+def _update(workload: Workload, recorder: Recorder) -> Callable[[], None]:
+    """Makes the step of the workload's optimiser, or of several."""
+    if workload.loss is None or workload.optimizer is None:
+        return lambda: None
+    made = workload.optimizer(workload.model.parameters())
+    parts = [each for each in _members(made) if callable(getattr(each, "step", None))]
+    if not parts:
+        raise OptionError(
+            f"a workload's optimizer makes something with step(), not {type(made).__name__}"
+        )
+
+    def update() -> None:
+        with recorder.in_phase(Phase.OPTIMIZER):
+            for part in parts:
+                part.step()
+
+    return update
+
+
+def _members(made: Any) -> Iterable[Any]:
+    """A workload may have an optimiser, or several, with what changes their rates."""
+    if isinstance(made, Mapping):
+        return made.values()
+    return made if isinstance(made, (list, tuple)) else (made,)
+
+
+@contextmanager
+def watched_optimizers(recorder: Recorder) -> Iterator[None]:
+    """Whoever steps within, and whatever calls it: it steps as on a GPU, and what it calls belongs
+    to that part of the step."""
+    from torch.optim import optimizer as hooks
+
+    phases: list[Any] = []
+
+    def begin(optimizer: Any, *_: Any) -> None:
+        as_on_a_gpu(optimizer)
+        recorder.knows_optimizer(optimizer)
+        phases.append(recorder.in_phase(Phase.OPTIMIZER))
+        phases[-1].__enter__()
+
+    def end(optimizer: Any, *_: Any) -> None:
+        phases.pop().__exit__(None, None, None)
+        recorder.keep_on_host(counts_of(optimizer))
+
+    begins = hooks.register_optimizer_step_pre_hook(begin)
+    ends = hooks.register_optimizer_step_post_hook(end)
+    try:
+        yield
+    finally:
+        begins.remove()
+        ends.remove()
+
+
+def as_on_a_gpu(optimizer: torch.optim.Optimizer) -> None:
+    """On a GPU torch updates many tensors at once unless told otherwise; on a CPU it does not."""
+    for group in optimizer.param_groups:
+        if group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
+
+
+def counts_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """How many steps each parameter has seen: torch keeps that on the host, unless the optimiser is
+    fused or is to be captured in a CUDA graph."""
+    on_gpu = {
+        id(parameter)
+        for group in optimizer.param_groups
+        if group.get("fused") or group.get("capturable")
+        for parameter in group["params"]
+    }
+    for parameter, state in optimizer.state.items():
+        if "step" in state and id(parameter) not in on_gpu and hasattr(state["step"], "stride"):
+            yield state["step"]

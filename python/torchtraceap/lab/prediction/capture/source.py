@@ -1,0 +1,89 @@
+"""What a file or a name is that a step can be captured from, told by its content."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TypeAlias
+
+from torchtraceap.errors import MissingFileError, OptionError, ParseError
+from torchtraceap.lab.prediction.capture.calls import Capture
+from torchtraceap.lab.prediction.capture.dispatch import capture_step
+from torchtraceap.lab.prediction.capture.execution import capture_execution_trace
+from torchtraceap.lab.prediction.capture.gpu_trace import CapturedProfile, capture_gpu_trace
+from torchtraceap.lab.prediction.capture.profile import capture_profile
+from torchtraceap.lab.workloads.workload import find_workload
+from torchtraceap.trace.execution.text import open_text
+from torchtraceap.trace.load import load
+from torchtraceap.trace.ranks import RankTrace
+
+__all__ = ["Captured", "capture_source", "execution_traces_in"]
+
+Captured: TypeAlias = "Capture | CapturedProfile"
+_LONGEST_HEAD = 1 << 16
+"""Characters in which an execution trace says that it is one."""
+
+
+def capture_source(
+    source: str, rank: int | None = None, batch: int | None = None, ranks: int | None = None
+) -> tuple[str, Captured]:
+    """The kind of a source, and a step of it.
+
+    Args:
+        source: `FILE.py:FUNCTION`, or the path of a profile or an execution trace.
+        rank: Of a profile of several ranks; by default the first.
+        batch: Of a recorded step: what the leading dimension of its inputs becomes.
+        ranks: How many there are, where an execution trace with collectives doesn't say it.
+
+    Returns:
+        "workload", "cpu_profile" or "execution_trace" with a `Capture`, or "gpu_trace" with a
+        `CapturedProfile`.
+
+    Raises:
+        OptionError: It is none of these.
+        MissingFileError: There is no such file.
+        CaptureError: No step can be captured of it; the message says why.
+    """
+    path = Path(source)
+    if not path.exists():
+        if ":" not in source:
+            raise MissingFileError(f"no such file: {source}")
+        return "workload", capture_step(find_workload(source))
+    if path.suffix == ".py":
+        raise OptionError(f"{source}: which function? A workload is {source}:FUNCTION")
+    if path.is_file() and _is_execution_trace(path):
+        return "execution_trace", capture_execution_trace(path, batch, ranks)
+    part = load(source).rank(rank)
+    if _has_gpu_work(part):
+        return "gpu_trace", capture_gpu_trace(part, batch)
+    return "cpu_profile", capture_profile(part, batch)
+
+
+def execution_traces_in(source: str) -> list[Path]:
+    """The execution traces of a folder, by the last number in their names; else none."""
+    path = Path(source)
+    if not path.is_dir():
+        return []
+    files = [each for each in path.iterdir() if ".json" in each.name and each.is_file()]
+    found = [each for each in files if not each.name.startswith(".") and _is_execution_trace(each)]
+    return sorted(found, key=_number)
+
+
+def _number(path: Path) -> tuple[int, str]:
+    numbers = re.findall(r"[0-9]{1,9}", path.name)
+    return (int(numbers[-1]) if numbers else -1, path.name)
+
+
+def _has_gpu_work(part: RankTrace) -> bool:
+    return len(part.tree.gpu_rows) > 0
+
+
+def _is_execution_trace(path: Path) -> bool:
+    """Whether a list of nodes stands where a profile has its events."""
+    try:
+        with open_text(path) as text:
+            head = text.head(_LONGEST_HEAD)
+    except ParseError:
+        return False
+    nodes, events = head.find('"nodes"'), head.find('"traceEvents"')
+    return nodes >= 0 and (events < 0 or nodes < events)

@@ -1,0 +1,57 @@
+"""Which rows of a trace are those of a steady step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.core.aliases import Array
+from torchtraceap.trace.ranks import RankTrace
+
+__all__ = ["StepRows", "steady_step"]
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """A step of one rank."""
+
+    rows: Array
+    """int64: rows of the host that belong to it, by start; those of input pipelines left out."""
+    begin_ns: int
+    end_ns: int
+    notes: tuple[str, ...] = ()
+
+
+def steady_step(part: RankTrace) -> StepRows:
+    """The last of those steps that call the same operators as most do; all rows without steps."""
+    tree = part.tree
+    rows = tree.host_rows.astype(np.int64)
+    rows = rows[np.argsort(rows, kind="stable")]  # rows are sorted by start, longer first
+    rows = rows[_on_threads_of_the_step(part, rows) & (tree.phase[rows] != _core.Phase.INPUT)]
+    if not tree.steps:
+        begin, end = tree.profiled
+        return StepRows(rows, begin, end, ("no steps are recorded: the whole run is taken as one",))
+    of_step = [rows[tree.step[rows] == place] for place in range(len(tree.steps))]
+    kinds = [hash(_operators(part, each).tobytes()) for each in of_step]
+    usual = Counter(kinds).most_common(1)[0][0]
+    chosen = len(kinds) - 1 - kinds[::-1].index(usual)
+    step = tree.steps[chosen]
+    return StepRows(of_step[chosen], step.start_ns, step.end_ns)
+
+
+def _operators(part: RankTrace, rows: Array) -> Array:
+    """Names of the operators among rows, in order."""
+    names: Array = part.table.name[rows[part.table.kind[rows] == _core.EventKind.CPU_OP]]
+    return names
+
+
+def _on_threads_of_the_step(part: RankTrace, rows: Array) -> Array:
+    """bool `[rows]`: on the thread of the step, or part of its backward pass on another."""
+    main = part.tree.main_track
+    on_main = part.table.track[rows] == main
+    of_backward = part.tree.phase[rows] == _core.Phase.BACKWARD
+    found: Array = on_main | of_backward if main is not None else np.ones(len(rows), dtype=bool)
+    return found

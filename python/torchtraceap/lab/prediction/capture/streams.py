@@ -1,0 +1,103 @@
+"""Streams of a GPU as a host selects them, and what each is told to wait for.
+
+Note [Points]: a point in a stream, such as an event, is known by the calls that end before it, each
+by its index in the step. In the next step they are counted back from its first call, so that -1 is
+the last call of the step before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+
+from torchtraceap.lab.prediction.capture.calls import COMPUTE, Collective, TensorInfo
+
+__all__ = ["Streams"]
+
+
+class Streams:
+    """Of one process."""
+
+    def __init__(self) -> None:
+        self.current = COMPUTE
+        self._last: dict[str, int] = {}
+        """The call that each was given last, without collectives that it goes on beside."""
+        self._before: int | None = None
+        """What was the last one before the call that was given last of all."""
+        self._waits: dict[str, set[int]] = {}
+        """What comes next on a stream begins after these."""
+        self._collectives: set[int] = set()
+        self._unfinished: dict[int, int] = {}
+        """Storages that collectives write, and which; nobody has waited for those yet."""
+
+    @contextmanager
+    def selected(self, stream: str) -> Iterator[None]:
+        """What the GPU is given within goes to this stream."""
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def point(self, stream: str) -> frozenset[int]:
+        """Where it is now. See Note [Points]."""
+        last = {self._last[stream]} if stream in self._last else set()
+        return frozenset(last | self._waits.get(stream, set()))
+
+    def wait(self, stream: str, point: Collection[int]) -> None:
+        """Nothing that the stream is given from here on begins before that point is reached."""
+        self._waits.setdefault(stream, set()).update(point)
+        self._unfinished = {
+            storage: index for storage, index in self._unfinished.items() if index not in point
+        }
+
+    def given(
+        self, index: int, tensors: Iterable[TensorInfo]
+    ) -> tuple[int | None, tuple[int, ...]]:
+        """The current stream is given a call.
+
+        Args:
+            index: Of the call.
+            tensors: That it reads or writes.
+
+        Returns:
+            The collective that it waits for, and other calls.
+        """
+        waits = self._waits.pop(self.current, set())
+        for tensor in tensors:
+            if tensor.storage in self._unfinished:
+                waits.add(self._unfinished.pop(tensor.storage))
+        self._before = self._last.get(self.current)
+        self._last[self.current] = index
+        latest = max((each for each in waits & self._collectives if each >= 0), default=None)
+        return latest, tuple(sorted(waits - {latest}))
+
+    def starts(self, collective: Collective, writes: Iterable[TensorInfo], *, waits: bool) -> None:
+        """The call that the current stream was given last starts a collective.
+
+        Args:
+            collective: Which.
+            writes: What it writes.
+            waits: The stream goes on when it is over; else when something needs its result.
+        """
+        self._collectives.add(collective.id)
+        if waits:
+            self.wait(self.current, [collective.id])
+            return
+        self._unfinished.update((tensor.storage, collective.id) for tensor in writes)
+        del self._last[self.current]
+        if self._before is not None:
+            self._last[self.current] = self._before
+
+    def end_step(self, calls: int) -> None:
+        """A step of so many calls has ended. See Note [Points]; what is older is over."""
+
+        def back(points: set[int]) -> set[int]:
+            return {index - calls for index in points if index >= 0}
+
+        self._last = {name: last - calls for name, last in self._last.items() if last >= 0}
+        self._waits = {stream: back(waits) for stream, waits in self._waits.items()}
+        self._collectives = back(self._collectives)
+        self._unfinished = {
+            storage: index - calls for storage, index in self._unfinished.items() if index >= 0
+        }

@@ -1,0 +1,156 @@
+"""The step of an optimiser as a GPU runs it, from the one that a CPU ran.
+
+On a CPU torch's optimisers go from parameter to parameter, on a GPU they update many tensors at
+once, unless told otherwise. Which options an optimiser had is told from the operators that it
+called for each parameter: those settings are taken that give the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from torchtraceap.compat.replay.call import RecordedCall
+from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.lab.prediction.capture.calls import Call, tensors_in
+from torchtraceap.lab.prediction.capture.dispatch import Recorder
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["recorded_update"]
+
+# Options that change which operators are called, and the values that are tried.
+_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "weight_decay": (0.0, 0.01),
+    "momentum": (0.0, 0.9),
+    "nesterov": (False, True),
+    "amsgrad": (False, True),
+    "centered": (False, True),
+    "maximize": (False, True),
+    "decoupled_weight_decay": (False, True),
+    "lr_decay": (0.0, 0.1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """Options of an optimiser, and what it calls for one parameter."""
+
+    options: tuple[tuple[str, Any], ...]
+    names: tuple[str, ...]
+
+
+def recorded_update(annotation: str, recorded: Sequence[RecordedCall]) -> list[Call] | None:
+    """The calls of a GPU's step of an optimiser.
+
+    Args:
+        annotation: As the profiler writes it, `Optimizer.step#AdamW.step`.
+        recorded: The operators that it called.
+
+    Returns:
+        None if it is none of torch's own, called others, or already updated many tensors at once.
+    """
+    import torch
+
+    kind = annotation.removeprefix("Optimizer.step#").split(".")[0]
+    make = getattr(torch.optim, kind, None)
+    computing = [call for call in recorded if _computes(call)]
+    if not (isinstance(make, type) and issubclass(make, torch.optim.Optimizer)) or not computing:
+        return None
+    groups = _groups(computing, _settings(kind))
+    if groups is None:
+        return None
+    return _later_step(make, [_group(dict(s.options), shapes) for s, shapes in groups.items()])
+
+
+def _computes(call: RecordedCall) -> bool:
+    """It works on a parameter: what counts steps has no axes."""
+    sizes = [dims for dims, text in zip(call.dims, call.types, strict=True) if text]
+    return any(sizes) and not call.name.endswith(("::empty", "::empty_like", "::detach", "::view"))
+
+
+_Groups = dict[_Setting, list[tuple[tuple[int, ...], str]]]
+"""Shapes and types of the parameters by setting."""
+
+
+def _groups(computing: Sequence[RecordedCall], settings: Sequence[_Setting]) -> _Groups | None:
+    """Takes the calls apart into those of one parameter each."""
+    found: _Groups = {}
+    place, names = 0, [call.name for call in computing]
+    while place < len(names):
+        for setting in settings:
+            end = place + len(setting.names)
+            if tuple(names[place:end]) == setting.names:
+                last = computing[end - 1]
+                found.setdefault(setting, []).append((last.dims[0], last.types[0]))
+                place = end
+                break
+        else:
+            return None
+    return found
+
+
+@lru_cache(maxsize=32)
+def _settings(kind: str) -> tuple[_Setting, ...]:
+    """Settings that call different operators, those that call more first."""
+    import inspect
+
+    import torch
+
+    make = getattr(torch.optim, kind)
+    taken = inspect.signature(make).parameters
+    options = {name: values for name, values in _OPTIONS.items() if name in taken}
+    found: dict[tuple[str, ...], _Setting] = {}
+    for values in product(*options.values()):
+        given = dict(zip(options, values, strict=True))
+        names = _called(make, given)
+        if names:
+            found.setdefault(names, _Setting(tuple(given.items()), names))
+    return tuple(sorted(found.values(), key=lambda setting: -len(setting.names)))
+
+
+def _called(make: Any, options: dict[str, Any]) -> tuple[str, ...]:
+    """Operators of an update of one parameter in a later step."""
+    try:
+        calls = _later_step(make, [_group(options, [((2,), "float")])], foreach=False)
+    except (TypeError, ValueError, RuntimeError):  # options that exclude each other
+        return ()
+    return tuple(
+        call.name for call in calls if any(t.shape for t in tensors_in(call.inputs.values()))
+    )
+
+
+def _later_step(make: Any, groups: list[dict[str, Any]], **options: Any) -> list[Call]:
+    """What an optimiser calls once it has its state."""
+    from torchtraceap.lab.prediction.capture.values import ValuesMode
+
+    with ValuesMode() as values:
+        recorder = values.recorder = Recorder(values.blank)
+        for group in groups:
+            group["params"] = [_parameter(*each) for each in group["params"]]
+        optimizer = make(groups, lr=0.1, **options)
+        with recorder.recording():
+            with recorder.off():
+                optimizer.step()
+            optimizer.step()
+    return [call for call in recorder.calls if call.name.startswith("aten::")]
+
+
+def _group(
+    options: dict[str, Any], shapes: Sequence[tuple[tuple[int, ...], str]]
+) -> dict[str, Any]:
+    return {**options, "params": list(shapes)}
+
+
+def _parameter(shape: tuple[int, ...], type_text: str) -> torch.nn.Parameter:
+    import torch
+
+    dtype = dtype_named(type_text)
+    made = torch.empty(shape, dtype=getattr(torch, dtype.name if dtype else "float32"))
+    parameter = torch.nn.Parameter(made)
+    parameter.grad = torch.empty_like(made)
+    return parameter

@@ -1,0 +1,253 @@
+"""Small tensors with values, large ones without.
+
+Note [Which tensors have values]: parameters and what is computed of them has a shape alone, so that
+a model of any size is captured in seconds on a laptop. Small tensors, such as masks, positions and
+rates of layers, are computed: what the program reads of them decides what it does next. What is
+made of small ones and is large has no values either.
+
+Note [What is assumed]: a program may ask what a tensor without values holds. A number is one and a
+condition holds, but for one that is asked again and again in the same place, which is that of a
+loop. What has as many elements as values say (those that are not zero, those under a mask) has as
+many as there is room for. Both are kept in `assumed`, so that whoever runs the step can compute it
+instead (`dispatch.py`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._pytree import tree_leaves, tree_map
+
+from torchtraceap.lab.prediction.capture.bounds import is_usual, most_that_comes_out
+from torchtraceap.lab.prediction.capture.calls import CaptureError
+from torchtraceap.lab.prediction.capture.modes import PlainMode, asked_device, is_distributed
+from torchtraceap.lab.prediction.capture.source_lines import frame_of_program, place_of
+
+if TYPE_CHECKING:
+    from torchtraceap.lab.prediction.capture.dispatch import Recorder
+
+__all__ = ["MOST_ELEMENTS", "ValuesMode"]
+
+MOST_ELEMENTS = 1 << 16
+"""A tensor with more has no values."""
+
+
+class _FakeMode(FakeTensorMode):
+    def __deepcopy__(self, memo: dict[int, Any]) -> _FakeMode:
+        """Tensors refer to their mode, and a copy of one belongs to the same."""
+        return self
+
+
+class ValuesMode(PlainMode):
+    """What is called within computes on small tensors, and on others gives shapes."""
+
+    def __init__(self, *, computed: bool = False) -> None:
+        """Args:
+        computed: Everything has values, however large.
+        """
+        super().__init__()
+        self.recorder: Recorder | None = None
+        """While a step is recorded."""
+        self.assumed: dict[str, None] = {}
+        """What decides on what the program does and was not known, with its place; in order."""
+        self.notes: dict[str, None] = {}
+        """What a person should know of how it was run; in order."""
+        self._computed = computed
+        self._blank = False
+        self._asked: dict[tuple[Any, int], int] = {}
+        """How often a condition was asked, by place."""
+        self.fake = _FakeMode(allow_non_fake_inputs=True)
+
+    @contextmanager
+    def blank(self) -> Iterator[None]:
+        """What is made within has no values, small or not."""
+        before, self._blank = self._blank, True
+        try:
+            yield
+        finally:
+            self._blank = before
+
+    @contextmanager
+    def without_parameters(self, model: torch.nn.Module) -> Iterator[None]:
+        """Within, parameters have no values, however small; they stay the objects that they are,
+        whoever holds them, and get back what they held."""
+        swapped: list[tuple[weakref.ref[torch.nn.Parameter], torch.nn.Parameter]] = []
+        replaced: list[tuple[torch.nn.Parameter, torch.nn.Parameter]] = []
+        for parameter in {id(each): each for each in model.parameters()}.values():
+            if self._computed or isinstance(parameter, FakeTensor):
+                continue
+            plain = self.fake.from_tensor(parameter.detach(), static_shapes=True)
+            other = torch.nn.Parameter(plain, requires_grad=parameter.requires_grad)
+            # Large ones were there before, and who knows what follows them.
+            if parameter.numel() <= MOST_ELEMENTS and self._swaps(parameter, other):
+                swapped.append((weakref.ref(parameter), other))  # who shards a model frees them
+            else:
+                replaced.append((parameter, other))
+        _replace(model, replaced)
+        try:
+            yield
+        finally:
+            _replace(model, [(other, parameter) for parameter, other in replaced])
+            while swapped:
+                follows, other = swapped.pop()
+                left = follows()
+                del follows  # torch does not exchange what somebody follows
+                if left is not None:
+                    self._swaps(left, other)
+
+    def _swaps(self, one: torch.nn.Parameter, other: torch.nn.Parameter) -> bool:
+        """Makes one what the other was, and the other way round; False where torch can't, as
+        somebody follows the object's life."""
+        self._forget_tensors()
+        try:
+            torch.utils.swap_tensors(one, other)
+        except RuntimeError:
+            return False
+        return True
+
+    def _forget_tensors(self) -> None:
+        """Modules that change their type swap tensors, which must not be known elsewhere."""
+        converter = self.fake.fake_tensor_converter.meta_converter
+        converter.tensor_memo.clear()
+        converter.describer.lookup_tensor.clear()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if is_distributed(types):
+            return NotImplemented  # comes again, with what this rank has of them
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return asked_device(args[0])
+        if self._computed and not self._blank:
+            return func(*args, **kwargs)
+        args = tree_map(self._convertible, args)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        has_values = not (self._blank or any(isinstance(tensor, FakeTensor) for tensor in given))
+        if has_values and (_writes(func) or not self._is_large(func, args, kwargs)):
+            return func(*args, **kwargs)
+        return self._without_values(func, args, kwargs)
+
+    def _convertible(self, value: Any) -> Any:
+        """A view of reals as complex numbers can't be followed to what it is a view of."""
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            return value
+        if not value.is_complex() or not value._is_view():
+            return value
+        with self.fake:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+
+    def _without_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            # As in `with self.fake: func()`, without what entering it costs each call.
+            return self.fake.dispatch(func, (), args, kwargs)
+        except DataDependentOutputException:
+            kind = str(func._schema.returns[0].type)
+            if kind == "bool":
+                return self._read(torch.bool)
+            if func is not torch.ops.aten._local_scalar_dense.default:
+                raise CaptureError(f"{func} needs values that are not there") from None
+            return self._read(args[0].dtype)
+        except DynamicOutputShapeException as error:
+            return self._as_many_as_can_be(func, args, kwargs, error)
+        finally:
+            self._forget_tensors()
+
+    def _as_many_as_can_be(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+    ) -> Any:
+        """See Note [What is assumed]."""
+        with self.fake:
+            made = most_that_comes_out(func, args, kwargs)
+        if made is None:
+            raise CaptureError(f"the shape of what {func} gives depends on values") from error
+        if not is_usual(func, args):
+            self._assume(f"how much {func} gives")
+        return made
+
+    def _assume(self, what: str) -> None:
+        place = place_of(frame_of_program())
+        self.assumed[f"{what} at {place}" if place else what] = None
+
+    def note(self, text: str) -> None:
+        """Something is not as in the program."""
+        self.notes[text] = None
+
+    def read_as_a_whole(self, tensor: torch.Tensor) -> None:
+        """The host copies a tensor without values, as a list or an array."""
+        if self.recorder is not None:
+            self._read(tensor.dtype)
+            self.recorder.write("aten::_local_scalar_dense", "default", {"self": tensor}, ())
+
+    def _read(self, dtype: torch.dtype) -> bool | int | float | complex:
+        """What the host reads of a tensor without values, see Note [What is assumed]. A check in a
+        constructor finds nothing amiss."""
+        if self.recorder is None:
+            return False if dtype is torch.bool else 1
+        self.recorder.note(
+            "a value that the host reads from a large tensor is taken to be 1 or true"
+        )
+        if dtype is torch.bool:
+            self._assume("a condition")
+            return self._holds()
+        if not dtype.is_floating_point:
+            self._assume("a whole number")
+        return 1
+
+    def _holds(self) -> bool:
+        """Whether a condition does; in a loop it changes."""
+        frame = frame_of_program()
+        if frame is None:
+            return True
+        place = frame.f_code, frame.f_lasti
+        asked = self._asked[place] = self._asked.get(place, 0) + 1
+        if asked > _MOST_ASKED:
+            raise CaptureError(
+                f"how often the loop at {place_of(frame)} goes round depends on values"
+            )
+        return (asked - 1) // _ROUNDS % 2 == 0
+
+    def _is_large(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether something that comes out has too many elements for values."""
+        if func.is_view:
+            return False
+        try:
+            with self.fake:
+                found = func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            return False  # as large as what goes in, which is small
+        made = [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+        return any(tensor.numel() > MOST_ELEMENTS for tensor in made)
+
+
+_ROUNDS = 64
+"""A condition that is asked so often in one place changes: more than models have layers that ask
+it, so that only loops that wait for it are told otherwise."""
+_MOST_ASKED = 4096
+
+
+def _replace(
+    model: torch.nn.Module, pairs: list[tuple[torch.nn.Parameter, torch.nn.Parameter]]
+) -> None:
+    """Modules that have the first of a pair get the second."""
+    instead = {id(one): other for one, other in pairs}
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if id(parameter) in instead:
+                setattr(module, name, instead[id(parameter)])
+
+
+def _writes(func: Any) -> bool:
+    return any(
+        argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments
+    )

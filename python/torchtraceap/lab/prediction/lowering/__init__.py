@@ -1,0 +1,17 @@
+"""From the operators of a capture to what a GPU would do for them."""
+
+from torchtraceap.lab.prediction.lowering.durations import op_call, op_times
+from torchtraceap.lab.prediction.lowering.kernels import kernels_of
+from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, Libraries
+from torchtraceap.lab.prediction.lowering.operators import launching_ops
+from torchtraceap.lab.prediction.lowering.work import OpTime
+
+__all__ = [
+    "LaunchingOp",
+    "Libraries",
+    "OpTime",
+    "kernels_of",
+    "launching_ops",
+    "op_call",
+    "op_times",
+]

@@ -1,0 +1,290 @@
+"""Operators that call others of ATen to do their work: which of those launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torchtraceap.core.dtypes import BOOL, FP64, INT64
+from torchtraceap.lab.prediction.capture.calls import Call, TensorInfo, tensors_in
+from torchtraceap.lab.prediction.lowering.launching_op import (
+    LaunchedCall,
+    Libraries,
+    Rule,
+    copied,
+    filled,
+    flat,
+    itself,
+    like,
+)
+
+__all__ = ["RULES"]
+
+_MOST_LOOKUPS_AT_ONCE = 3_072
+_LONGEST_SORT_IN_BLOCK = 4_096
+_NUMBER = TensorInfo((), (), FP64, -1)
+"""As which ATen hands a number of Python to an operator of tensors."""
+
+
+def _copied(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
+    """What goes in is copied to what comes out."""
+    source, made = call.tensor("self"), call.output
+    return [] if made is None else [copied(made, source)]
+
+
+def _filled(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
+    made = call.output
+    return [] if made is None else [filled(made)]
+
+
+def _embedding(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
+    weight, indices, made = call.tensor("weight"), call.tensor("indices"), call.output
+    if weight is None or indices is None or made is None:
+        return []
+    return [("aten::index_select", (weight, 0, flat(indices)), (made,))]
+
+
+def _embedding_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """Into zeros; many lookups are numbered to be sorted."""
+    indices, made = call.tensor("indices"), call.output
+    if made is None or indices is None:
+        return itself(call, libraries)
+    many = indices.elements > _MOST_LOOKUPS_AT_ONCE
+    numbers = _positions(indices.elements) if many else []
+    return [filled(made), *numbers, *itself(call, libraries)]
+
+
+def _bag_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """Into zeros as large as the table; a sparse gradient has for each lookup the row of its
+    bag."""
+    gradient, lookups, made = call.tensor("grad"), call.tensor("indices"), call.output
+    if made is None or gradient is None or lookups is None:
+        return itself(call, libraries)
+    if call.inputs.get("sparse"):
+        return [("aten::index_select", (gradient, 0, flat(lookups)), (made,))]
+    taken = (
+        "grad indices offset2bag bag_size maximum_indices num_weights scale_grad_by_freq mode "
+        "per_sample_weights padding_idx"
+    )
+    inputs = tuple(call.inputs.get(name) for name in taken.split())
+    return [filled(made), ("aten::_embedding_bag_dense_backward", inputs, (made,))]
+
+
+def _masked_rows(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """The rows that a sparse tensor has of a dense one."""
+    own, rows, made = call.tensor("self"), call.tensor("mask"), call.output
+    if own is None or rows is None or made is None or not rows.shape:
+        return itself(call, libraries)
+    places = TensorInfo(rows.shape[:1], (1,), INT64, -1)
+    return [("aten::index_select", (own, 0, places), (made,))]
+
+
+def _added(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """A sparse tensor, which shows as its values, is added row by row."""
+    own, other = call.tensor("self"), call.tensor("other")
+    if own is None or other is None or not _has_rows_of(own, other):
+        return itself(call, libraries)
+    places = TensorInfo(other.shape[:1], (1,), INT64, -1)
+    inputs = (own, 0, places, other, call.inputs.get("alpha", 1))
+    return [("aten::index_add_", inputs, call.outputs)]
+
+
+def _has_rows_of(own: TensorInfo, other: TensorInfo) -> bool:
+    """Numbers of rows differ, which dense tensors that are added can't."""
+    if not own.shape or len(own.shape) != len(other.shape) or own.shape[1:] != other.shape[1:]:
+        return False
+    return own.shape[0] != other.shape[0] and 1 not in (own.shape[0], other.shape[0])
+
+
+def _positions(count: int) -> list[LaunchedCall]:
+    made = TensorInfo((count,), (1,), INT64, -1)
+    return [("aten::arange", (0, count, 1, made), (made,))]
+
+
+def _masked_fill(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
+    source, mask, made = call.tensor("self"), call.tensor("mask"), call.output
+    if made is None:
+        return []
+    value = call.inputs.get("value")
+    return [copied(made, source), ("aten::masked_fill_", (made, mask, value), (made,))]
+
+
+def _part_of_zeros(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
+    """Zeros, into a part of which something is copied."""
+    part, made = call.tensor("grad_output") or call.tensor("self"), call.output
+    if made is None or part is None:
+        return []
+    return [filled(made), copied(replace(part, storage=made.storage), part)]
+
+
+def _gather_copy_in(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
+    """What a rank keeps, copied to its place among what all ranks keep."""
+    inputs, place = call.inputs["all_gather_inputs"], call.output
+    if place is None or not isinstance(inputs, tuple):
+        return []
+    parts = tuple(replace(part, storage=place.storage) for part in tensors_in(inputs))
+    return [("aten::_foreach_copy_", (parts, inputs, False), parts)]
+
+
+def _stacked(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
+    tensors, axis = call.inputs["tensors"], call.inputs.get("dim", 0)
+    return [("aten::cat", (tensors, axis), call.outputs)]
+
+
+def _reversed_sub(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
+    own, other = call.inputs["self"], call.inputs["other"]
+    other = other if isinstance(other, TensorInfo) else _NUMBER
+    return [("aten::sub", (other, own, call.inputs.get("alpha", 1)), call.outputs)]
+
+
+def _into_copy(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """What is changed is copied before."""
+    source, made = call.tensor("self"), call.output
+    if source is None or made is None:
+        return itself(call, libraries)
+    return [copied(made, source), *itself(call, libraries)]
+
+
+def _put_into_copy(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    source, made = call.tensor("self"), call.output
+    if source is None or made is None:
+        return itself(call, libraries)
+    inputs = tuple(call.inputs.values())
+    return [copied(made, source), ("aten::_index_put_impl_", (made, *inputs[1:]), (made,))]
+
+
+def _into_zeros(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """What is added to begins as zeros."""
+    zeros = [filled(each) for each in call.outputs if isinstance(each, TensorInfo)]
+    return [*zeros, *itself(call, libraries)]
+
+
+def _padded(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
+    source, made = call.tensor("self"), call.output
+    if source is None or made is None:
+        return []
+    return [filled(made), copied(replace(source, strides=made.strides, storage=-1), source)]
+
+
+# ------------------------------------------------------------------------------------- losses
+
+
+def _mean_of(each: TensorInfo) -> LaunchedCall:
+    made = replace(each, shape=(), strides=(), storage=-1)
+    return "aten::mean", (each, None, False, None), (made,)
+
+
+def _sum_of(each: TensorInfo) -> LaunchedCall:
+    _, inputs, made = _mean_of(each)
+    return "aten::sum", inputs, made
+
+
+def _reduced(call: Call, each: TensorInfo) -> list[LaunchedCall]:
+    """What a loss does with its terms: 0 nothing, 1 the mean, 2 the sum."""
+    reduction = call.inputs.get("reduction", 1)
+    return [_mean_of(each)] if reduction == 1 else [_sum_of(each)] if reduction == 2 else []
+
+
+def _loss(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """Terms by elements, then their mean or sum."""
+    source = call.tensor("self")
+    if source is None:
+        return itself(call, libraries)
+    terms = like(source)
+    return [(call.name, tuple(call.inputs.values()), (terms,)), *_reduced(call, terms)]
+
+
+def _logits_loss(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """(1 - target) * x - log(sigmoid(x)), operator after operator."""
+    source, target = call.tensor("self"), call.tensor("target")
+    if source is None or target is None:
+        return itself(call, libraries)
+    terms = like(source)
+    weights = [call.tensor(name) for name in ("pos_weight", "weight")]
+    return [
+        ("aten::log_sigmoid_forward", (source,), (terms,)),
+        ("aten::sub", (_NUMBER, target, 1), (terms,)),
+        ("aten::mul_", (terms, source), (terms,)),
+        *[("aten::mul_", (terms, each), (terms,)) for each in weights if each is not None],
+        ("aten::sub_", (terms, terms, 1), (terms,)),
+        *_reduced(call, terms),
+    ]
+
+
+def _log_of_sum(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """Against overflow the greatest element is taken away first and added in the end."""
+    source, made = call.tensor("self"), call.output
+    if source is None or made is None:
+        return itself(call, libraries)
+    axes, terms = call.inputs.get("dim"), like(source)
+    mask = replace(made, dtype=BOOL, storage=-1)
+    return [
+        ("aten::amax", (source, axes, True), (made,)),
+        ("aten::abs", (made,), (made,)),
+        ("aten::eq", (made, 1.0), (mask,)),
+        ("aten::masked_fill_", (made, mask, 0), (made,)),
+        ("aten::sub", (source, replace(made, shape=(), strides=()) if not axes else made, 1),
+         (terms,)),
+        ("aten::exp_", (terms,), (terms,)),
+        ("aten::sum", (terms, axes, False, None), (made,)),
+        ("aten::log_", (made,), (made,)),
+        ("aten::add_", (made, made, 1), (made,)),
+    ]  # fmt: skip
+
+
+def _sorted(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """Short rows are sorted in place, with their numbers: both are copied before."""
+    source = call.tensor("self")
+    if source is None or not call.outputs or not source.shape:
+        return itself(call, libraries)
+    if source.shape[-1] > _LONGEST_SORT_IN_BLOCK:
+        return itself(call, libraries)
+    made = like(source)
+    order, length = replace(made, dtype=INT64), source.shape[-1]
+    row = TensorInfo((length,), (1,), INT64, -1)
+    spread = replace(row, shape=source.shape, strides=(0,) * (len(source.shape) - 1) + (1,))
+    return [
+        *_positions(length),
+        copied(order, spread),
+        copied(made, source),
+        *itself(call, libraries),
+    ]
+
+
+def _every(names: str, rule: Rule) -> dict[str, Rule]:
+    return {f"aten::{name}": rule for name in names.split()}
+
+
+RULES: dict[str, Rule] = {
+    **_every("clone _to_copy repeat contiguous", _copied),
+    **_every(
+        "full full_like zeros zeros_like ones ones_like new_full new_zeros new_ones scalar_tensor "
+        "zero_ eye",
+        _filled,
+    ),
+    **_every("slice_backward select_backward diagonal_backward", _part_of_zeros),
+    **_every(
+        "index_add index_copy index_fill scatter scatter_add scatter_reduce masked_scatter",
+        _into_copy,
+    ),
+    **_every("index_put _unsafe_index_put", _put_into_copy),
+    **_every(
+        "nll_loss_backward upsample_bilinear2d_backward upsample_bicubic2d_backward "
+        "grid_sampler_2d_backward grid_sampler_3d_backward col2im _embedding_bag_dense_backward",
+        _into_zeros,
+    ),
+    **_every("mse_loss smooth_l1_loss huber_loss binary_cross_entropy", _loss),
+    "aten::binary_cross_entropy_with_logits": _logits_loss,
+    "aten::logsumexp": _log_of_sum,
+    "aten::sort": _sorted,
+    "aten::embedding": _embedding,
+    "aten::embedding_dense_backward": _embedding_backward,
+    "aten::_embedding_bag_backward": _bag_backward,
+    "aten::add_": _added,
+    "aten::sparse_mask": _masked_rows,
+    "aten::masked_fill": _masked_fill,
+    "aten::constant_pad_nd": _padded,
+    "aten::stack": _stacked,
+    "aten::rsub": _reversed_sub,
+    "fsdp::all_gather_copy_in": _gather_copy_in,
+}

@@ -1,0 +1,126 @@
+"""How batches come to the GPU: torch's DataLoader, and copies of the inputs from the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+from torchtraceap.core.rendering import Shown
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.prediction.capture.calls import Call, Capture, Move, Phase, TensorInfo
+from torchtraceap.lab.prediction.lowering.call_context import UNKNOWN_CROSSING, Situation
+from torchtraceap.lab.prediction.lowering.copies import copied_across
+from torchtraceap.lab.prediction.lowering.host import HostModel
+from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.lowering.step import (
+    Around,
+    Fetch,
+    LiftedCall,
+    LiftedOp,
+    LiftedStep,
+)
+from torchtraceap.lab.prediction.lowering.step_parts import step_parts
+from torchtraceap.lab.prediction.lowering.work import HostTime, OpTime
+from torchtraceap.ops.devices import Device
+
+__all__ = ["Loading", "with_loading"]
+
+_MEMORY = ("pageable", "pinned")
+_FETCH = "enumerate(DataLoader)#_{}DataLoaderIter.__next__"
+_AHEAD = 2
+"""Batches that each worker of torch's loader may make ahead, unless told otherwise."""
+_TO_GPU = "aten::_to_copy"
+
+
+@dataclass(frozen=True, slots=True)
+class Loading(Shown):
+    """How the batches of a run are made and copied to the GPU.
+
+    Raises:
+        OptionError: A time or a number of workers below 0, or no such memory.
+    """
+
+    memory: str = "pageable"
+    """What batches are copied from: "pageable", or "pinned" with `non_blocking`."""
+    batch_ns: float = 0.0
+    """How long one process takes to make a batch."""
+    workers: int = 0
+    """Processes that do; 0: the program does it itself."""
+
+    def __post_init__(self) -> None:
+        if self.memory not in _MEMORY:
+            raise OptionError(f"batches come from {' or '.join(_MEMORY)} memory, not {self.memory}")
+        if not (isfinite(self.batch_ns) and self.batch_ns >= 0):
+            raise OptionError(f"a batch can't be made in {self.batch_ns} ns")
+        if self.workers < 0:
+            raise OptionError(f"a loader can't have {self.workers} workers")
+
+
+def with_loading(
+    step: LiftedStep, capture: Capture, loading: Loading, host: HostModel, device: Device
+) -> LiftedStep:
+    """A step with the loop around it: the fetch of a batch, copies of the inputs.
+
+    Args:
+        step: Lifted of the capture.
+        capture: Of a model whose inputs are known.
+        loading: How batches come.
+        host: Of the machine.
+        device: The GPU.
+
+    Raises:
+        OptionError: The inputs are not known.
+        UnknownDurationError: How fast the GPU's link to the host is, is not known.
+    """
+    if not capture.inputs:
+        raise OptionError("which inputs a recorded step copies to the GPU is not known")
+    uploads = _uploads(capture.inputs, loading, host, device)
+    moved = tuple(_behind(call, len(uploads)) for call in step.calls)
+    return replace(step, calls=(*uploads, *moved), around=_around(capture, loading, host))
+
+
+def _behind(lifted: LiftedCall, count: int) -> LiftedCall:
+    """A call with so many others before it in its step."""
+    after = tuple(index + count if index >= 0 else index for index in lifted.call.after)
+    return replace(lifted, call=replace(lifted.call, after=after))
+
+
+def _around(capture: Capture, loading: Loading, host: HostModel) -> Around:
+    held = capture.storages
+    trained = len(held.gradients) if held is not None else 0
+    parts = step_parts(host, parameters=trained, has_loader=loading.workers > 0)
+    ns = {part.name: part.estimate.ns for part in parts}
+    fetch = None
+    if loading.workers:
+        every = loading.batch_ns / loading.workers
+        fetch = Fetch(
+            _FETCH.format("MultiProcessing"), ns["loader"], every, _AHEAD * loading.workers
+        )
+    elif loading.batch_ns:
+        fetch = Fetch(_FETCH.format("SingleProcess"), loading.batch_ns)
+    begin = ns["begin_of_step"] + ns.get("zero_grad", 0.0)
+    return Around(ns["between_steps"], begin, ns["end_of_step"], fetch)
+
+
+def _uploads(
+    inputs: Sequence[TensorInfo], loading: Loading, host: HostModel, device: Device
+) -> list[LiftedCall]:
+    sized = [tensor for tensor in inputs if tensor.elements]
+    last = ["", *[_TO_GPU] * len(sized)]
+    calls = [Situation(_TO_GPU, before, Phase.FORWARD, UNKNOWN_CROSSING) for before in last[:-1]]
+    times = host.times_of(calls, [1] * len(sized)).calls
+    pairs = zip(sized, times, strict=True)
+    return [_upload(place, *pair, loading, device) for place, pair in enumerate(pairs)]
+
+
+def _upload(
+    place: int, tensor: TensorInfo, time: HostTime, loading: Loading, device: Device
+) -> LiftedCall:
+    """As a program with `non_blocking` copies it: see Note [Copies and the host]."""
+    copied = copied_across(tensor, Move(True, loading.memory == "pinned", True), device)
+    call = Call(_TO_GPU, "default", {"self": tensor}, (tensor,), Phase.FORWARD, ())
+    given = (tensor, tensor, loading.memory == "pinned")
+    op = LaunchingOp("aten::copy_", given, (tensor,), Phase.FORWARD, (), place)
+    lifted = LiftedOp(op, (copied.work,), OpTime(copied.work.estimate, True))
+    return LiftedCall(call, (lifted,), replace(time, launches=(copied.launch_ns,)))

@@ -1,0 +1,133 @@
+"""How long the GPU work of lifted operators takes, by the models of durations/."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torchtraceap.lab.prediction.capture.calls import TensorInfo, Value
+from torchtraceap.lab.prediction.lowering.fused_lookups import lookup_estimate
+from torchtraceap.lab.prediction.lowering.kernels import kernel_names
+from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, Libraries, libraries_of
+from torchtraceap.lab.prediction.lowering.recurrent import recurrent_of, recurrent_time
+from torchtraceap.lab.prediction.lowering.work import OpTime
+from torchtraceap.ops.devices import Device
+from torchtraceap.ops.durations import Calibration, Estimate, op_ns
+from torchtraceap.ops.durations.estimate import the_device
+from torchtraceap.ops.models import OpCall
+
+__all__ = ["op_call", "op_times", "recorded_arguments"]
+
+_LEAST_NS = 2_500.0
+"""Of a kernel that has next to nothing to do."""
+_NARROW_ELEMENT = 2
+_ASSUMED_SPREAD = 4.0
+"""Of what no model knows the time lies between a quarter and four times that of a copy of its
+tensors: nobody measured that."""
+
+_ROW_ELEMENTS = 128
+"""Of a row of a table, where nothing tells it: tables of recommendation models have 32 to 256."""
+
+
+def op_times(
+    ops: Sequence[LaunchingOp],
+    device: str | Device,
+    calibration: Calibration | None = None,
+    libraries: Libraries | None = None,
+) -> list[OpTime]:
+    """Time of each operator's GPU work, ns; how many kernels it has, and which loop, counts.
+
+    Args:
+        ops: As `launching_ops` gives them.
+        device: A GPU by name or id.
+        calibration: Of a trace from that device (`durations.calibrate`).
+        libraries: Which build of torch runs them; by default one for the device.
+
+    Raises:
+        OptionError: The device has several meanings.
+        UnknownDurationError: Nobody knows the device.
+    """
+    chip = the_device(device)
+    build = libraries or libraries_of(chip)
+    known: dict[tuple[Any, ...], OpTime] = {}
+    found = []
+    for op in ops:
+        key = (op.name, tuple(map(_key, op.inputs)))
+        if key not in known:
+            known[key] = _op_time(op, chip, calibration, build)
+        found.append(known[key])
+    return found
+
+
+def _key(value: Value) -> Any:
+    """Equal for tensors of the same shape, strides and type."""
+    if isinstance(value, TensorInfo):
+        return value.shape, value.strides, value.dtype.name
+    return tuple(map(_key, value)) if isinstance(value, tuple) else value
+
+
+def _op_time(
+    op: LaunchingOp, device: Device, calibration: Calibration | None, libraries: Libraries
+) -> OpTime:
+    layers = recurrent_of(op)
+    if layers is not None and (whole := recurrent_time(layers, device, calibration)) is not None:
+        return OpTime(whole, True)
+    lookup = lookup_estimate(op, device)
+    if lookup is not None:
+        return OpTime(lookup, True)
+    kernels = kernel_names(op, device, libraries)
+    # Reckoning indices costs by the element: of wide ones it hides behind the memory.
+    narrow = all(tensor.dtype.size <= _NARROW_ELEMENT for tensor in op.tensors)
+    call = OpCall(op.name, *recorded_arguments(op.inputs), kernels if narrow else ())
+    found = op_ns(call, device, kernels=max(1, len(kernels)), calibration=calibration)
+    return (
+        OpTime(_assumed(op, device, max(1, len(kernels))), False)
+        if found is None
+        else OpTime(found, True)
+    )
+
+
+def _most_moved(op: LaunchingOp, tensor: TensorInfo) -> int:
+    """Elements; of tables that another library looks up by index, a row for each index."""
+    if op.name.startswith("aten::") or not _is_float(tensor):
+        return tensor.elements
+    indices = [each.elements for each in op.tensors if not _is_float(each)]
+    return min(tensor.elements, _ROW_ELEMENTS * sum(indices)) if indices else tensor.elements
+
+
+def _is_float(tensor: TensorInfo) -> bool:
+    return tensor.dtype.rank > 1
+
+
+def _assumed(op: LaunchingOp, device: Device, kernels: int) -> Estimate:
+    moved = sum(_most_moved(op, tensor) * tensor.dtype.size for tensor in op.tensors)
+    ns = kernels * _LEAST_NS + moved / device.bandwidth * 1e9
+    low, high = ns / _ASSUMED_SPREAD, ns * _ASSUMED_SPREAD
+    return Estimate(ns, low, high, f"no model knows {op.name}: its tensors moved once")
+
+
+def op_call(op: LaunchingOp) -> OpCall:
+    """The operator as a trace would record it, types by the names that torch has for them."""
+    return OpCall(op.name, *recorded_arguments(op.inputs))
+
+
+def recorded_arguments(
+    inputs: Sequence[Value],
+) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """Dims, types, strides and concrete values, one each for every argument."""
+    arguments = [_recorded(value) for value in inputs]
+    dims, types, strides, concrete = ([each[k] for each in arguments] for k in range(4))
+    return dims, types, strides, concrete
+
+
+def _recorded(value: Value) -> tuple[Any, Any, Any, str]:
+    """Dims, type, strides and concrete value of one argument."""
+    if isinstance(value, TensorInfo):
+        return list(value.shape), value.dtype.name, list(value.strides), ""
+    if isinstance(value, tuple):
+        tensors = [each for each in value if isinstance(each, TensorInfo)]
+        if tensors and len(tensors) == len(value):
+            dims, types, strides, _ = zip(*map(_recorded, tensors), strict=True)
+            return list(dims), list(types), list(strides), ""
+        return [], "ScalarList", [], str(list(value))
+    return [], "" if value is None else "Scalar", [], "" if value is None else str(value)

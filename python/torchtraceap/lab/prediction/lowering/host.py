@@ -1,0 +1,493 @@
+"""How long the host takes for each call of a capture, from what real traces of GPU runs recorded.
+
+Note [Classes]: each time (before a call, to its first launch, ...) has a mean for the call's name
+in its surroundings, as far as traces show it, drawn towards the mean of its family, and that
+towards the mean of all. The means are those of a middling machine.
+
+Note [Factors]: a machine and its profiler make all Python between calls slower by one factor, all
+operators by another, all launches by a third. Their spread over the traces is what is not known
+beforehand; a trace from the machine (`calibrated`) settles it, a measurement on the machine's
+processor (`probe`) narrows it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cache
+from math import exp, sqrt
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from torchtraceap.core.aliases import Array
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.prediction.capture.calls import Capture
+from torchtraceap.lab.prediction.lowering.call_context import (
+    UNKNOWN_CROSSING,
+    Situation,
+    situations,
+)
+from torchtraceap.lab.prediction.lowering.recorded_host import RecordedCalls
+from torchtraceap.lab.prediction.lowering.work import HostTime
+from torchtraceap.ops.devices import Device
+
+__all__ = [
+    "GROUPS",
+    "PROFILERS",
+    "QUANTITIES",
+    "SCORES",
+    "TAIL",
+    "ExpectedMachine",
+    "HostModel",
+    "HostTable",
+    "HostTimes",
+    "Machine",
+    "PartMean",
+    "expected_machine",
+    "is_recent",
+    "log_ratios",
+    "shipped_table",
+    "weighted_median",
+]
+
+_DATA = Path(__file__).with_name("data") / "host_times.json"
+PROFILERS: Mapping[str, tuple[float, float, float]] = MappingProxyType(
+    {
+        "none": (0.85, 0.85, 0.95),
+        "plain": (1.0, 1.0, 1.0),
+        "stack": (1.75, 1.6, 1.0),
+        "full": (1.9, 1.6, 1.0),
+    }
+)
+"""What each of `GROUPS` takes against the profiler's default options: with stacks and shapes, with
+memory, modules and flops as well (benchmarks/prediction/profiler_factor.py, torch 2.13 on a CPU);
+without it, the middle of what others measured on GPU runs (1.1 to 1.25 times in all)."""
+_OTHER_AGE = 0.2
+_UNSEEN = 1e6
+"""Variance of what was not measured."""
+TAIL = 1.6449
+"""Standard deviations to either side that hold 90 % of a normal distribution."""
+_OF_SPREAD = 0.75
+"""Of what spreads of factors say, sums of host times have so much: for each of ten of the eleven
+machines of the table, and for all models on a machine that others calibrate, what was predicted
+without them lies within that range (benchmarks/prediction/host_times.py). The
+eleventh takes 5.6 times what is expected."""
+_OF_BOTH = 1.0
+"""Machines that are slower, and those that are faster, spread as all do: weight of that against
+one machine."""
+
+QUANTITIES = {
+    "before": "gaps",
+    "alone": "calls",
+    "to_launch": "calls",
+    "launch": "launches",
+    "between": "calls",
+    "after": "calls",
+}
+"""Each time, and the factor of a machine that it has (Note [Factors]); "alone" is the whole time of
+a call without launches."""
+SCORES = np.linspace(-3.0, 3.0, 25)
+"""Places in a distribution, as deviations of a normal one."""
+_WEIGHTS = np.exp(-(SCORES**2) / 2) / np.exp(-(SCORES**2) / 2).sum()
+GROUPS = ("gaps", "calls", "launches")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a machine took against the means."""
+
+    profiler: str
+    """One of `PROFILERS`."""
+    is_recent: bool
+    """Its GPU is, and so its processor will be; see `is_recent`."""
+    factors: Array
+    """float64 [3]: logarithms, by `GROUPS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartMean:
+    """A time around a step's calls, against the means of gaps between them."""
+
+    ns: float
+    deviation: float
+    """Of its logarithm over machines."""
+    machines: int
+
+
+def is_recent(device: Device) -> bool:
+    """Of 2022 or later: Ada, Hopper, CDNA 3 and what came after."""
+    first = {"nvidia": 8.9, "amd": 9.4}.get(device.vendor, np.inf)
+    try:
+        return float(device.architecture) >= first
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class HostTable:
+    """Means of host times by class, ns, and how far machines and calls spread around them."""
+
+    means: Mapping[str, Mapping[str, float]]
+    """By quantity, then class."""
+    crossings: Mapping[str, str]
+    """The usual crossing before a name, for calls whose modules are not known."""
+    machines: tuple[Machine, ...]
+    """Those that the means come from."""
+    model_covariance: Array
+    """float64 [3, 3]: of the logarithms of factors over models on one machine."""
+    residuals: Mapping[str, Array]
+    """By quantity: times of single calls over the mean of their class, at `SCORES`."""
+    correlation: float
+    """Of one call's residual with the next one's, as normal scores."""
+    parts: Mapping[str, PartMean]
+    """What surrounds a step's calls (step_parts.py)."""
+
+    @classmethod
+    def from_json(cls, text: Mapping[str, Any]) -> HostTable:
+        """Reads the text form."""
+        return cls(
+            means=text["means"],
+            crossings=text["crossings"],
+            machines=tuple(
+                Machine(each["profiler"], each["is_recent"], np.array(each["factors"]))
+                for each in text["machines"]
+            ),
+            model_covariance=np.array(text["model_covariance"]),
+            residuals={key: np.array(values) for key, values in text["residuals"].items()},
+            correlation=text["correlation"],
+            parts={name: PartMean(**each) for name, each in text["parts"].items()},
+        )
+
+    def mean(self, quantity: str, situation: Situation) -> float:
+        """Of the narrowest class that there is."""
+        if quantity == "alone" and situation.tensors:
+            # Without a launch a foreach operator is a loop on the host: counts of an optimiser.
+            return situation.tensors * self.mean(quantity, situation.of_one)
+        known = self.means[quantity]
+        if situation.crossing == UNKNOWN_CROSSING:
+            usual = self.crossings.get(situation.name, self.crossings[""])
+            situation = replace(situation, crossing=usual)
+        for key in reversed(situation.classes(quantity)):
+            if key in known:
+                return known[key] * situation.scale(quantity)
+        return known[""] * situation.scale(quantity)
+
+
+@cache
+def shipped_table() -> HostTable:
+    """That of the package."""
+    return HostTable.from_json(json.loads(_DATA.read_text("utf-8")))
+
+
+@dataclass(frozen=True, slots=True)
+class HostTimes:
+    """Host times of the calls of a capture, as they are expected, and how far they may be off."""
+
+    calls: tuple[HostTime, ...]
+    """One per call of the capture: means, so that sums are what a step is expected to take."""
+    low: float
+    """90 % of the cases lie between `low` and `high` times the sum: common to all calls."""
+    high: float
+    spread: tuple[float, ...]
+    """Per call: deviation of the logarithm of its time around the mean, from step to step."""
+    source: str
+    """What they rest on, for a person."""
+    table: HostTable
+
+    @property
+    def total_ns(self) -> float:
+        """The sum over all calls, launches included."""
+        return sum(call.total_ns for call in self.calls)
+
+    def sample(self, rng: np.random.Generator, *, common: float | None = None) -> HostTimes:
+        """One step as it might be: each time drawn around its mean, neighbours alike.
+
+        Args:
+            rng: Where chance comes from; the same state gives the same times.
+            common: What all times are multiplied with; by default it is drawn as well.
+        """
+        n = len(self.calls)
+        if common is None:
+            common = self.common_factor(rng)
+        score = _neighbouring(rng, n, self.table.correlation)
+        drawn = {quantity: self._ratios(quantity, score, rng) * common for quantity in QUANTITIES}
+        calls = tuple(_scaled(call, drawn, place) for place, call in enumerate(self.calls))
+        return replace(self, calls=calls, low=1.0, high=1.0)
+
+    def common_factor(self, rng: np.random.Generator) -> float:
+        """What all times of a machine are multiplied with, drawn from `low` and `high`."""
+        at = rng.standard_normal()
+        side = self.high if at > 0 else 1 / self.low
+        return float(side ** (at / TAIL))
+
+    def _ratios(self, quantity: str, score: Array, rng: np.random.Generator) -> Array:
+        """Of single times to their means, half of each call's chance shared by all its times."""
+        own = rng.standard_normal(len(score))
+        at = sqrt(0.5) * score + sqrt(0.5) * own
+        ratios: Array = np.interp(at, SCORES, self.table.residuals[quantity])
+        return ratios
+
+
+def _neighbouring(rng: np.random.Generator, n: int, correlation: float) -> Array:
+    """Normal scores, each like the one before to that degree."""
+    own = rng.standard_normal(n) * sqrt(1 - correlation**2)
+    scores = np.empty(n)
+    last = float(rng.standard_normal())
+    for place, each in enumerate(own.tolist()):
+        last = correlation * last + each
+        scores[place] = last
+    return scores
+
+
+def _scaled(time: HostTime, ratios: Mapping[str, Array], place: int) -> HostTime:
+    inside = "to_launch" if time.launches else "alone"
+    launch = float(ratios["launch"][place])
+    return HostTime(
+        before=time.before * float(ratios["before"][place]),
+        to_launch=time.to_launch * float(ratios[inside][place]),
+        launches=tuple(each * launch for each in time.launches),
+        between=time.between * float(ratios["between"][place]),
+        after=time.after * float(ratios["after"][place]),
+    )
+
+
+def log_ratios(table: HostTable, recorded: Sequence[RecordedCalls]) -> Array:
+    """Logarithms of measured over expected times by `GROUPS`; NaN where nothing was measured.
+
+    The median over classes, weighted by the time that is expected of each: a few slow places of a
+    model move it little.
+    """
+    found = np.full(len(GROUPS), np.nan)
+    for place, group in enumerate(GROUPS):
+        sums: dict[tuple[str, Situation], list[float]] = {}
+        for quantity in (each for each, of in QUANTITIES.items() if of == group):
+            for calls in recorded:
+                for index, value in zip(*calls.times(quantity), strict=True):
+                    situation = calls.situations[int(index)]
+                    entry = sums.setdefault((quantity, situation), [0.0, 0.0])
+                    entry[0] += float(value)
+                    entry[1] += table.mean(quantity, situation)
+        if sums:
+            measured, expected = np.array(list(sums.values())).T
+            found[place] = weighted_median(np.log(np.maximum(measured, 1) / expected), expected)
+    return found
+
+
+def weighted_median(values: Array, weights: Array) -> float:
+    """The value below and above which half of the weight lies."""
+    order = np.argsort(values, kind="stable")
+    shares = np.cumsum(weights[order]) / weights.sum()
+    place = min(int(np.searchsorted(shares, 0.5)), len(order) - 1)
+    return float(values[order][place])
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedMachine:
+    """What is known of a machine from others; factors by `GROUPS`, logarithms."""
+
+    factors: Array
+    """float64 [3]."""
+    covariance: Array
+    """float64 [3, 3]."""
+    deviations: Array
+    """float64 [machines, 3]: of the others from `factors`."""
+    weights: Array
+    """float64 [machines]: of these, 1 in all."""
+
+    def sides(self, shares: Array) -> tuple[float, float]:
+        """Deviations of the logarithm of a sum with such shares, downwards and upwards.
+
+        Hosts that are several times slower than the middle are as common as those that are a third
+        faster: one deviation for both would allow for what no machine does.
+        """
+        off = self.deviations @ shares
+        count = 1 / float(self.weights @ self.weights)
+        both = _OF_BOTH * float(self.weights @ off**2)
+
+        def side(chosen: Array) -> float:
+            weights = count * self.weights * chosen
+            return sqrt(float(weights @ off**2 + both) / float(weights.sum() + _OF_BOTH))
+
+        return side(off <= 0), side(off > 0)
+
+
+def expected_machine(
+    table: HostTable, device: Device | None = None, profiler: str | None = None
+) -> ExpectedMachine:
+    """A machine that was not measured.
+
+    It is in the middle of the table's machines; those of another age count `_OTHER_AGE`. With a
+    profiler theirs are taken off first, else they stay in, as traces are made.
+
+    Args:
+        table: Of the machines.
+        device: The GPU, whose age tells that of the processor.
+        profiler: One of `PROFILERS`.
+
+    Raises:
+        OptionError: Nobody knows such a profiler.
+    """
+    if profiler is not None and profiler not in PROFILERS:
+        raise OptionError(f"no profiler {profiler!r}; there are: {', '.join(PROFILERS)}")
+    rows = np.array(
+        [
+            machine.factors
+            + (0.0 if profiler is None else _log_profiler(profiler, machine.profiler))
+            for machine in table.machines
+        ]
+    )
+    recent = None if device is None else is_recent(device)
+    weights = np.array(
+        [1.0 if recent in (None, m.is_recent) else _OTHER_AGE for m in table.machines]
+    )
+    weights /= weights.sum()
+    # Their median: some public traces are of machines or builds several times slower than others.
+    middle = np.array([weighted_median(column, weights) for column in rows.T])
+    off = rows - middle
+    count = 1 / float(weights @ weights)
+    # The middle is not known better than from so many machines either.
+    more = (count + 1) / max(count - 1, 1.0)
+    return ExpectedMachine(middle, (off.T * weights) @ off * more, off * sqrt(more), weights)
+
+
+def _log_profiler(to: str, of: str) -> Array:
+    ratio: Array = np.log(np.array(PROFILERS[to]) / np.array(PROFILERS[of]))
+    return ratio
+
+
+class HostModel:
+    """Host times of captured calls on a machine.
+
+    Args:
+        device: The GPU; what is known of machines with one of its age then counts most.
+        profiler: One of `PROFILERS`, "none" for a step that nobody records; by default what public
+            traces were recorded with, mostly all that there is.
+        table: Means and spreads; by default those of the package.
+
+    Raises:
+        OptionError: Nobody knows such a profiler.
+    """
+
+    def __init__(
+        self,
+        device: Device | None = None,
+        profiler: str | None = None,
+        *,
+        table: HostTable | None = None,
+    ) -> None:
+        self.table = shipped_table() if table is None else table
+        self._expected: ExpectedMachine | None = expected_machine(self.table, device, profiler)
+        self.factors, self.covariance = self._expected.factors, self._expected.covariance
+        """Logarithms of what the machine takes against the means, by `GROUPS`, and how far these
+        may be off."""
+        self.source = f"{len(self.table.machines)} machines of public traces, none of them this one"
+
+    def times(self, capture: Capture, launches_per_call: Sequence[int]) -> HostTimes:
+        """Host times of every call: views, and what launches nothing, included.
+
+        Args:
+            capture: Of a step.
+            launches_per_call: How many launches each call makes.
+
+        Raises:
+            OptionError: There are not as many numbers as calls, or one is negative.
+        """
+        if len(launches_per_call) != len(capture.calls):
+            raise OptionError(
+                f"{len(capture.calls)} calls need as many numbers of launches, "
+                f"not {len(launches_per_call)}"
+            )
+        if any(count < 0 for count in launches_per_call):
+            raise OptionError("a call can't make less than no launch")
+        found = tuple(situations(capture.calls))
+        return self.times_of(found, launches_per_call)
+
+    def calibrated(
+        self, recorded: Iterable[RecordedCalls], *, source: str = "", deviation: float = 0.0
+    ) -> HostModel:
+        """The model of the machine that recorded these calls, under the profiler that it used.
+
+        How much of what they take more or less is the machine's, and not their model's own, follows
+        from how far models differ on one machine.
+
+        Args:
+            recorded: As `recorded_calls` finds them in a trace; without any call this model stays.
+            source: Of these, for a person.
+            deviation: Of the logarithm of what they take to what the machine does, where they are
+                of another one.
+        """
+        ratios = log_ratios(self.table, list(recorded))
+        is_seen = np.isfinite(ratios)
+        if not is_seen.any():
+            return self
+        noise = self.table.model_covariance + np.diag(np.where(is_seen, deviation**2, _UNSEEN))
+        gain = self.covariance @ np.linalg.inv(self.covariance + noise)
+        found = copy(self)
+        found._expected = None  # spread to either side alike is all that is known behind it
+        found.factors = self.factors + gain @ np.where(is_seen, ratios - self.factors, 0.0)
+        found.covariance = self.covariance - gain @ self.covariance
+        found.source = source or "a trace of the machine, with its profiler"
+        return found
+
+    def times_of(self, calls: Sequence[Situation], launches_per_call: Sequence[int]) -> HostTimes:
+        """The same for calls of which no more is known than their situations."""
+        factor = dict(zip(GROUPS, np.exp(self.factors).tolist(), strict=True))
+        known: dict[tuple[str, Situation], float] = {}
+
+        def mean(quantity: str, of: Situation) -> float:
+            if (quantity, of) not in known:
+                known[quantity, of] = self.table.mean(quantity, of) * factor[QUANTITIES[quantity]]
+            return known[quantity, of]
+
+        times = tuple(
+            HostTime(
+                before=mean("before", call) if call.last else 0.0,
+                to_launch=mean("to_launch" if count else "alone", call),
+                launches=(mean("launch", call),) * count,
+                between=mean("between", call) if count > 1 else 0.0,
+                after=mean("after", call) if count else 0.0,
+            )
+            for call, count in zip(calls, launches_per_call, strict=True)
+        )
+        low, high = self._range(times)
+        return HostTimes(times, low, high, self._spread(times), self.source, self.table)
+
+    def _range(self, times: Sequence[HostTime]) -> tuple[float, float]:
+        """Where 90 % of the cases lie, against the sum: by the factors' shares of it."""
+        gaps = sum(time.before for time in times)
+        launches = sum(sum(time.launches) for time in times)
+        total = sum(time.total_ns for time in times)
+        if total <= 0:
+            return 1.0, 1.0
+        shares = np.array([gaps, total - gaps - launches, launches]) / total
+        of_models = float(shares @ self.table.model_covariance @ shares)
+        below = above = sqrt(float(shares @ self.covariance @ shares))
+        if self._expected is not None:
+            below, above = self._expected.sides(shares)
+        down, up = (_OF_SPREAD * sqrt(each**2 + of_models) for each in (below, above))
+        return exp(-TAIL * down), exp(TAIL * up)
+
+    def _spread(self, times: Sequence[HostTime]) -> tuple[float, ...]:
+        """From the variances of a call's parts, as if each came on its own."""
+        variance = {
+            quantity: float(_WEIGHTS @ ratios**2 - (_WEIGHTS @ ratios) ** 2)
+            for quantity, ratios in self.table.residuals.items()
+        }
+
+        def of(time: HostTime) -> float:
+            total = time.total_ns
+            inside = "to_launch" if time.launches else "alone"
+            squares = (
+                time.before**2 * variance["before"]
+                + time.to_launch**2 * variance[inside]
+                + sum(each**2 for each in time.launches) * variance["launch"]
+                + time.after**2 * variance["after"]
+            )
+            return sqrt(np.log1p(squares / total**2)) if total > 0 else 0.0
+
+        return tuple(map(of, times))

@@ -1,0 +1,129 @@
+"""Which kernels, copies and memsets an operator puts on the GPU, and what Kineto would call them.
+
+One file for each family of operators. The rules are those of ATen's sources (which kernel is
+launched, with which grid) and of what its libraries do; none is a table of traces.
+
+Note [Shares]: `op_times` knows the time of an operator, not of its kernels. What helps the main
+kernel (a memset, a change of layout) is taken to move its bytes at the rate of the memory; the main
+kernels share what is left, at least half. Where no kernel is the main one, all share by their
+bytes.
+"""
+
+from __future__ import annotations
+
+from torchtraceap.lab.prediction.lowering.kernels import (
+    attention,
+    convolutions,
+    embeddings,
+    indexing,
+    lists,
+    normalization,
+    pointwise,
+    products,
+    recurrent,
+    reductions,
+    rows,
+)
+from torchtraceap.lab.prediction.lowering.kernels import (
+    miscellaneous as others,
+)
+from torchtraceap.lab.prediction.lowering.kernels.launch import Launch, Rule, Setting, bytes_of
+from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, Libraries
+from torchtraceap.lab.prediction.lowering.work import GpuWork, OpTime, WorkKind
+from torchtraceap.ops.devices import Device
+from torchtraceap.ops.durations import Estimate
+from torchtraceap.ops.models.families import family_of
+
+__all__ = ["RULED", "kernel_names", "kernels_of"]
+
+_START_NS = 1_000.0
+"""What the shortest kernels take."""
+_LEAST_OF_MAIN = 0.5
+
+
+def kernels_of(
+    op: LaunchingOp, device: Device, libraries: Libraries, time: OpTime
+) -> tuple[GpuWork, ...]:
+    """The GPU work of one operator, in the order of the stream.
+
+    Args:
+        op: As `launching_ops` gives it.
+        device: A GPU.
+        libraries: Which build of torch runs it.
+        time: Of all its GPU work; the times of the pieces add up to it.
+    """
+    setting = Setting(device, libraries)
+    launches = tuple(_launches(op, setting))
+    shares = _shares(launches, time.estimate.ns, device)
+    return tuple(map(_work, launches, shares, [time.estimate] * len(launches)))
+
+
+def kernel_names(op: LaunchingOp, device: Device, libraries: Libraries) -> tuple[str, ...]:
+    """Names of an operator's kernels, copies and memsets apart."""
+    launches = _launches(op, Setting(device, libraries))
+    return tuple(each.name for each in launches if each.kind is WorkKind.KERNEL)
+
+
+def _launches(op: LaunchingOp, setting: Setting) -> tuple[Launch, ...]:
+    base = op.name.removeprefix("aten::")
+    rule = _RULES.get(base) or _RULES.get(base.rstrip("_")) or pointwise.pointwise
+    found = tuple(rule(op, setting))
+    return found or (_unknown(op),)
+
+
+def _unknown(op: LaunchingOp) -> Launch:
+    """One kernel, whose name says the family and the operator."""
+    family = family_of(op.name)
+    elements = max((each.elements for each in op.tensors), default=1)
+    grid = (max(1, -(-elements // 512)), 1, 1)
+    return Launch(f"{family}_kernel<{op.name}>", grid, moved=bytes_of(*op.tensors))
+
+
+def _shares(launches: tuple[Launch, ...], ns: float, device: Device) -> list[float]:
+    """Parts of the operator's time; see Note [Shares]."""
+    alone = [_START_NS + 1e9 * (each.moved or 0.0) / device.bandwidth for each in launches]
+    mains = sum(each.moved is None for each in launches)
+    if not mains:
+        whole = sum(alone)
+        return [each / whole for each in alone]
+    helping = sum(t for t, each in zip(alone, launches, strict=True) if each.moved is not None)
+    helpers = min(helping / ns, 1.0 - _LEAST_OF_MAIN) if ns > 0 else 0.0
+    return [
+        (1.0 - helpers) / mains if each.moved is None else helpers * t / helping
+        for t, each in zip(alone, launches, strict=True)
+    ]
+
+
+def _work(launch: Launch, share: float, whole: Estimate) -> GpuWork:
+    part = Estimate(share * whole.ns, share * whole.low_ns, share * whole.high_ns, whole.source)
+    return GpuWork(
+        name=launch.name,
+        kind=launch.kind,
+        estimate=part,
+        bytes=launch.bytes,
+        grid=(max(1, launch.grid[0]), max(1, launch.grid[1]), max(1, launch.grid[2])),
+        block=launch.block,
+        registers=launch.registers,
+        shared_memory=launch.shared_memory,
+    )
+
+
+_RULES: dict[str, Rule] = {
+    "copy_": pointwise.copy,
+    "fill": pointwise.fill,
+    **products.RULES,
+    **reductions.RULES,
+    **rows.RULES,
+    **normalization.RULES,
+    **attention.RULES,
+    **convolutions.RULES,
+    **indexing.RULES,
+    **embeddings.RULES,
+    **lists.RULES,
+    **recurrent.RULES,
+    **others.RULES,
+}
+
+RULED = tuple(_RULES)
+"""Operators of ATen, and of torchvision, that have a rule of their own; others are loops over
+elements, or unknown."""

@@ -1,0 +1,150 @@
+"""FBGEMM's operators of embedding tables that are looked up together, as in TorchRec."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, log2
+
+from torchtraceap.lab.prediction.capture.calls import TensorInfo
+from torchtraceap.lab.prediction.lowering.fused_lookups import BACKWARD, FORWARD, fused_tables
+from torchtraceap.lab.prediction.lowering.kernels.launch import (
+    Launch,
+    Rule,
+    Setting,
+    bytes_of,
+    ceil_div,
+    cpp_name,
+    tensor,
+)
+from torchtraceap.lab.prediction.lowering.kernels.reductions import scanned
+from torchtraceap.lab.prediction.lowering.kernels.rows import sorted_pairs
+from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+
+__all__ = ["RULES"]
+
+_THREADS = 512
+_LANES = 32
+_VECTOR = 4
+_FEWEST_LANES = 8
+_ROW_THREADS = 1024
+_LONG_SEGMENTS = "find_long_segments"
+_PACKED = "at::GenericPackedTensorAccessor"
+
+
+def _accessor(t: str, dims: int = 1) -> str:
+    return f"{_PACKED}<{t}, {dims}ul, at::RestrictPtrTraits, long>"
+
+
+def _lookup(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    """A row of a bag by a warp, or by a part of one where rows are short."""
+    weights, indices, offsets = (tensor(op, place) for place in range(3))
+    if weights is None or indices is None or offsets is None:
+        return ()
+    t, lanes, rounds = _shape(op, weights)
+    name = (
+        f"void split_embedding_codegen_forward_unweighted_kernel<{t}, {t}, {t}, false, "
+        f"{cpp_name(indices.dtype)}, {rounds}ul, {lanes}ul>({_accessor(t)})"
+    )
+    rows = _THREADS // lanes
+    return [Launch(name, (ceil_div(offsets.elements, rows), 1, 1), (lanes, rows, 1), None, 40)]
+
+
+def _shape(op: LaunchingOp, weights: TensorInfo) -> tuple[str, int, int]:
+    """Type of elements, threads of a row, and how often those go along it."""
+    widest = max((table.columns for table in fused_tables(op.inputs)), default=_LANES)
+    lanes = min(_LANES, max(_FEWEST_LANES, 1 << ceil(log2(max(1, ceil_div(widest, _VECTOR))))))
+    return cpp_name(weights.dtype), lanes, max(1, ceil_div(widest, _VECTOR * lanes))
+
+
+def _update(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    """Indices are sorted and equal ones counted, then rows get the sums of their gradients: rows
+    with many by blocks, the others by warps."""
+    weights, indices = tensor(op, 1), tensor(op, 2)
+    if weights is None or indices is None:
+        return ()
+    t, lanes, rounds = _shape(op, weights)
+    i, count = cpp_name(indices.dtype), indices.elements
+    rows = sum(table.rows for table in fused_tables(op.inputs))
+    # "fbgemm::split_embedding_backward_codegen_sgd_unweighted_exact_cuda"
+    stem = op.name.removeprefix("fbgemm::").removesuffix("_exact_cuda")
+    by = f"<{t}, {t}, {t}, {rounds}ul, {lanes}>({_accessor(t, 2)})"
+    runs = (
+        f"void cub::DeviceReduceByKeyKernel<{i}*, {i}*, cub::ConstantInputIterator<int, int>, int*,"
+        f" int*, cub::Equality, cub::Sum, int>({i}*, {i}*, int)"
+    )
+    return [
+        Launch(f"void linearize_index_kernel<{i}>({_accessor(i)})",
+               (ceil_div(count, _ROW_THREADS), 1, 1), (_ROW_THREADS, 1, 1), 24.0 * count, 48),
+        *sorted_pairs(i, count, max(1, ceil(log2(max(rows, 2))))),
+        Launch("void cub::DeviceCompactInitKernel<cub::ReduceByKeyScanTileState<int, int, true>, "
+               "int*>(cub::ReduceByKeyScanTileState<int, int, true>, int, int*)",
+               (1, 1, 1), (128, 1, 1), 4.0, 16),
+        Launch(runs, (ceil_div(count, 128 * 8), 1, 1), (128, 1, 1), 24.0 * count, 64, 12_304),
+        *scanned("int", count, 8.0 * count),
+        Launch(f"{stem}_{_LONG_SEGMENTS}({_accessor('int')})",
+               (ceil_div(count, _ROW_THREADS), 1, 1), (_ROW_THREADS, 1, 1), 4.0 * count, 32),
+        Launch(f"void {stem}_kernel_cta_per_row_1{by}",
+               (setting.processors, 1, 1), (lanes, _ROW_THREADS // _LANES, 1), 0.0, 48, 16_384),
+        Launch(f"void {stem}_kernel_warp_per_row_1{by}",
+               (ceil_div(count, _THREADS // lanes), 1, 1), (lanes, _THREADS // lanes, 1), None, 32),
+    ]  # fmt: skip
+
+
+def _permuted(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    """Lengths, their sums before and after, and what they bound."""
+    lengths, values = tensor(op, 0), tensor(op, 1)
+    if lengths is None or values is None:
+        return ()
+    i, count = cpp_name(lengths.dtype), lengths.elements
+    moved, v = 2 * bytes_of(lengths), cpp_name(values.dtype)
+    return [
+        Launch(f"void fbgemm_gpu::permute_2D_lengths_kernel<{i}>(int, int, {i} const*, int const*,"
+               f" {i}*)", (ceil_div(count, 256), 1, 1), (256, 1, 1), moved, 28),
+        *scanned(i, count, moved),
+        *scanned(i, count, moved),
+        Launch(f"void fbgemm_gpu::permute_2D_data_kernel<false, {i}, {v}, decltype(nullptr)>(int, "
+               f"int, int, {v} const*, {v}*)", (ceil_div(count, 32), 1, 1), (32, 32, 1), None, 17),
+    ]  # fmt: skip
+
+
+def _sums(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    lengths = tensor(op, 0)
+    if lengths is None:
+        return ()
+    return scanned(cpp_name(lengths.dtype), lengths.elements, 2 * bytes_of(lengths))
+
+
+def _checked(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    indices, offsets = tensor(op, 0), tensor(op, 1)
+    if indices is None or offsets is None:
+        return ()
+    i = cpp_name(indices.dtype)
+    name = f"void bounds_check_indices_kernel<{i}, false>({_accessor(i)})"
+    return [Launch(name, (ceil_div(offsets.elements, 8), 1, 1), (32, 8, 1), None, 55)]
+
+
+def _by_owner(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    """How many indices of each bag a rank has, and those one after the other."""
+    lengths, values = tensor(op, 0), tensor(op, 1)
+    if lengths is None or values is None:
+        return ()
+    i, v = cpp_name(lengths.dtype), cpp_name(values.dtype)
+    grid = (ceil_div(lengths.elements, 256), 1, 1)
+    stem = "void fbgemm_gpu::_block_bucketize_sparse_features_cuda_kernel"
+    return [
+        Launch(f"{stem}1<{i}, {v}>(int, int, {v} const*, {i} const*, {v} const*, {i}*)",
+               grid, (256, 1, 1), bytes_of(lengths, values), 32),
+        *scanned(i, lengths.elements, 2 * bytes_of(lengths)),
+        Launch(f"{stem}2<false, {i}, {v}>(int, int, {v} const*, {i} const*, {v} const*, {v}*)",
+               grid, (256, 1, 1), None, 40),
+    ]  # fmt: skip
+
+
+RULES: dict[str, Rule] = {
+    FORWARD: _lookup,
+    **dict.fromkeys(BACKWARD.values(), _update),
+    "fbgemm::permute_2D_sparse_data": _permuted,
+    "fbgemm::asynchronous_complete_cumsum": _sums,
+    "fbgemm::bounds_check_indices": _checked,
+    "fbgemm::block_bucketize_sparse_features": _by_owner,
+}

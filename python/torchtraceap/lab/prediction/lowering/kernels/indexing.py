@@ -1,0 +1,337 @@
+"""Operators that read or write by index, and that join tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchtraceap.core.dtypes import BOOL
+from torchtraceap.lab.prediction.capture.calls import TensorInfo
+from torchtraceap.lab.prediction.lowering.kernels.launch import (
+    Launch,
+    Rule,
+    Setting,
+    bytes_of,
+    ceil_div,
+    computed_in,
+    cpp_name,
+    flag,
+    given,
+    memcpy,
+    number,
+    result,
+    tensor,
+)
+from torchtraceap.lab.prediction.lowering.kernels.pointwise import copying_loop
+from torchtraceap.lab.prediction.lowering.kernels.reductions import scanned
+from torchtraceap.lab.prediction.lowering.kernels.rows import sorted_pairs
+from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+
+__all__ = ["RULES"]
+
+_ANONYMOUS = "at::native::(anonymous namespace)::"
+_FEW_INDICES = 16
+_FEW_LOOKUPS = 3_072
+_MOST_JOINED, _MOST_JOINED_STRIDED = 128, 64
+_MOST_DIMS_JOINED = 4
+_LOAD_BYTES = 16
+
+
+def _opaque(each: TensorInfo) -> str:
+    return f"at::native::OpaqueType<{each.dtype.size}>"
+
+
+def _index(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    source = tensor(op, 0)
+    if source is None:
+        return ()
+    made = _selected(op, source)
+    return [_by_index("index_kernel_impl", source, made, 2.0 * made * source.dtype.size)]
+
+
+def _selected(op: LaunchingOp, source: TensorInfo) -> int:
+    """Elements that an index picks."""
+    known = result(op)
+    if known is not None:
+        return known.elements
+    indices = op.inputs[1] if len(op.inputs) > 1 else ()
+    listed = indices if isinstance(indices, tuple) else (indices,)
+    tensors = [each for each in listed if isinstance(each, TensorInfo) and each.dtype != BOOL]
+    picked = max((each.elements for each in tensors), default=source.elements)
+    return picked * max(1, source.elements // max(1, _leading(source, len(tensors))))
+
+
+def _leading(source: TensorInfo, count: int) -> int:
+    found = 1
+    for size in source.shape[: max(1, count)]:
+        found *= size
+    return found
+
+
+def _by_index(kind: str, source: TensorInfo, made: int, moved: float) -> Launch:
+    function = (
+        f"at::native::{kind}<{_opaque(source)} >(at::TensorIteratorBase&, c10::ArrayRef<long>, "
+        "c10::ArrayRef<long>)::{lambda(char*, char const*, long)#1}"
+    )
+    loop = (
+        f"at::native::gpu_index_kernel<{function}>(at::TensorIteratorBase&, c10::ArrayRef<long>, "
+        f"c10::ArrayRef<long>, {function} const&, bool)::{{lambda(int)#1}}"
+    )
+    name = f"void at::native::index_elementwise_kernel<128, 4, {loop}>(long, {loop})"
+    return Launch(name, (ceil_div(made, 512), 1, 1), (128, 1, 1), moved, 40)
+
+
+def _index_put(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    """Sums into the same place need the indices in order first."""
+    source, values = tensor(op, 0), tensor(op, 2)
+    if source is None:
+        return ()
+    count = values.elements if values is not None else source.elements
+    if not flag(op, 3):
+        return [_by_index("index_put_kernel_impl", source, count, 2.0 * count * source.dtype.size)]
+    t = cpp_name(source.dtype)
+    rows = max((each.elements for each in op.tensors[1:] if each.dtype.rank == 1), default=count)
+    name = (
+        f"void {_ANONYMOUS}indexing_backward_kernel<{t}, 4>(long const*, long const*, {t} const*, "
+        f"{t}*, long, long, long, long, bool)"
+    )
+    last = Launch(name, (ceil_div(rows, 4), 1, 1), (32, 4, 1), 3.0 * count * source.dtype.size, 34)
+    return [*sorted_pairs("long", rows, max(1, source.elements.bit_length())), last]
+
+
+def _index_select(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    source, indices = tensor(op, 0), tensor(op, 2)
+    if source is None or indices is None:
+        return ()
+    t, i = cpp_name(source.dtype), cpp_name(indices.dtype)
+    axis = int(number(op.inputs[1], 0)) % max(1, len(source.shape))
+    length = source.shape[axis] if source.shape else 1
+    made = source.elements // max(1, length) * indices.elements
+    dims = min(2, max(1, len(source.shape)))
+    small = indices.elements <= _FEW_INDICES
+    kind, order = ("Small", "") if small else ("Large", ", true")
+    info = f"at::cuda::detail::TensorInfo<{t}, unsigned int>"
+    name = (
+        f"void {_ANONYMOUS}indexSelect{kind}Index<{t}, {i}, unsigned int, {dims}, {dims}, "
+        f"-2{order}>"
+        f"({info}, {info}, at::cuda::detail::TensorInfo<{i} const, unsigned int>, int, int, "
+        "unsigned int, unsigned int, long)"
+    )
+    threads = 128 if small else 512
+    blocks = min(ceil_div(made, threads), 8 * setting.processors)
+    return [Launch(name, (blocks, 1, 1), (threads, 1, 1), 2.0 * made * source.dtype.size, 32)]
+
+
+def _index_add(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    source, indices, added = tensor(op, 0), tensor(op, 2), tensor(op, 3)
+    if source is None or indices is None:
+        return ()
+    t, i = cpp_name(source.dtype), cpp_name(indices.dtype)
+    kind = "Small" if indices.elements <= _FEW_INDICES else "Large"
+    moved = 2 * bytes_of(added or source)
+    count = (added or source).elements
+    name = (
+        f"void {_ANONYMOUS}indexFunc{kind}Index<{t}, {i}, unsigned int, 2, 2, -2, true, "
+        "at::native::ReduceAdd>(int)"
+    )
+    blocks = min(ceil_div(count, 128), 8 * setting.processors)
+    return [Launch(name, (blocks, 1, 1), (128, 1, 1), moved, 32)]
+
+
+def _scatter_gather(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    """One kernel over the indices."""
+    source, indices = tensor(op, 0), tensor(op, 2)
+    if source is None or indices is None:
+        return ()
+    is_gather = op.name == "aten::gather"
+    t = _opaque(source) if is_gather else cpp_name(source.dtype)
+    reduce_ = "ReduceAdd" if "add" in op.name else "TensorAssign"
+    way = "false" if is_gather else "true"
+    function = (
+        f"at::native::_cuda_scatter_gather_internal_kernel<{way}, {t}, long>::operator()<"
+        f"at::native::{reduce_} >(at::TensorIterator&, long, long, long, at::native::{reduce_} "
+        "const&)::{lambda(int)#1}"
+    )
+    name = (
+        f"void at::native::_scatter_gather_elementwise_kernel<128, 8, {function}>(int, {function})"
+    )
+    moved = indices.elements * (8.0 + 2.0 * source.dtype.size)
+    return [Launch(name, (ceil_div(indices.elements, 1024), 1, 1), (128, 1, 1), moved, 32)]
+
+
+# ------------------------------------------------------------------------------------- embedding
+
+
+def _embedding_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    """Few lookups add up in one kernel; many are sorted, and added up by rows in parts."""
+    grad, indices = tensor(op, 0), tensor(op, 1)
+    if grad is None or indices is None:
+        return ()
+    t, a, i = cpp_name(grad.dtype), computed_in(grad.dtype), cpp_name(indices.dtype)
+    width, count = grad.shape[-1] if grad.shape else 1, indices.elements
+    if count <= _FEW_LOOKUPS:
+        name = (
+            f"void {_ANONYMOUS}embedding_backward_feature_kernel<{t}, {a}, {i}>({i} const*, "
+            f"{t} const*, {t}*, int, long, int)"
+        )
+        return [Launch(name, (ceil_div(width, 32), 1, 1), (32, 32, 1), None, 40, 8192)]
+    return _summed_by_rows(grad, indices, int(given(op, 2, 1)))
+
+
+def _summed_by_rows(grad: TensorInfo, indices: TensorInfo, rows: int) -> list[Launch]:
+    t, a, i = cpp_name(grad.dtype), computed_in(grad.dtype), cpp_name(indices.dtype)
+    count = indices.elements
+    blocks = (ceil_div(count, 32), 1, 1)
+    scan = scanned(i, count, 16.0 * count)
+    return [
+        *sorted_pairs(i, count, max(1, rows.bit_length())),
+        Launch(f"void {_ANONYMOUS}krn_partials_per_segment<{i}>({i}*, {i} const*, int const*, "
+               "long)",
+               blocks, (32, 1, 1), 16.0 * count),
+        *scan,
+        Launch(f"void {_ANONYMOUS}krn_partial_segment_offset<{i}>({i}*, {i} const*, {i} const*, "
+               f"{i} const*, int const*)", blocks, (32, 1, 1), 32.0 * count),
+        Launch(f"void {_ANONYMOUS}compute_grad_weight<{t}, {i}>({i} const*, {t} const*, "
+               f"{i} const*, "
+               f"long, long, {i} const*, int const*, {a}*, long)", blocks, (1024, 1, 1), None, 32),
+        Launch(f"void {_ANONYMOUS}sum_and_scatter<{t}, {i}>({i} const*, {t}*, long, {i} const*, "
+               f"int const*, {a} const*, {i} const*, int const*, long, long)", blocks, (1024, 1, 1),
+               bytes_of(grad), 32),
+    ]  # fmt: skip
+
+
+_BAG_MODES = {0: "sum", 1: "mean", 2: "max"}
+
+
+def _embedding_bag(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    """Four bags for each block, one thread for each column."""
+    weight, indices, offsets = (tensor(op, place) for place in range(3))
+    if weight is None or indices is None or not weight.shape:
+        return ()
+    t, i = cpp_name(weight.dtype), cpp_name(indices.dtype)
+    mode = _BAG_MODES.get(int(given(op, 4, 0)), "sum")
+    kind = "max" if mode == "max" else "sum_mean"
+    name = (
+        f"void {_ANONYMOUS}EmbeddingBag_updateOutputKernel_{kind}<{t}, {i}>({i} const*, "
+        f"{i} const*, "
+        f"{t} const*, {t}*, {i}*, long, long, long, int, long, long, {t} const*, long, {i}*, long, "
+        "long)"
+    )
+    bags = offsets.elements if offsets is not None else 1
+    blocks = min(ceil_div(bags, 4) * ceil_div(weight.shape[-1], 64), 1024)
+    return [Launch(name, (blocks, 1, 1), (64, 4, 1), None, 32)]
+
+
+def _embedding_bag_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    """Lookups are sorted, counted, and added up by rows in parts."""
+    grad, indices = tensor(op, 0), tensor(op, 1)
+    if grad is None or indices is None:
+        return ()
+    return _summed_by_rows(grad, indices, int(given(op, 5, 1)))
+
+
+# ------------------------------------------------------------------------------------- joining
+
+
+def _cat(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    """Many tensors in one kernel; a kernel for each where their types differ or they have too many
+    dimensions, and a copy where only one has elements."""
+    listed = op.inputs[0] if op.inputs else ()
+    tensors = [
+        each
+        for each in (listed if isinstance(listed, tuple) else ())
+        if isinstance(each, TensorInfo) and each.elements
+    ]
+    if not tensors:
+        return ()
+    types, dims = {each.dtype for each in tensors}, len(tensors[0].shape)
+    if len(tensors) == 1 and tensors[0].is_contiguous:
+        return [memcpy(int(bytes_of(tensors[0])))]
+    if len(types) > 1 or dims > _MOST_DIMS_JOINED or len(tensors) == 1:
+        made = result(op)
+        to = made.dtype if made is not None else max(types, key=lambda t: (t.rank, t.size))
+        return [_part(each, TensorInfo(each.shape, each.strides, to, -1), setting)
+                for each in tensors]  # fmt: skip
+    return _joined(tensors, int(given(op, 1, 0)), setting)
+
+
+def _part(each: TensorInfo, to: TensorInfo, setting: Setting) -> Launch:
+    """Into a part of the result, whose rows are longer."""
+    strides = tuple(2 * stride for stride in to.strides[:-1]) + to.strides[-1:]
+    return copying_loop(TensorInfo(to.shape, strides, to.dtype, -1), each, setting)
+
+
+def _joined(tensors: Sequence[TensorInfo], axis: int, setting: Setting) -> list[Launch]:
+    """Contiguous tensors at 16 bytes at once where elements of more than 2 bytes fill them."""
+    contiguous = all(each.is_contiguous for each in tensors)
+    size, dims = tensors[0].dtype.size, len(tensors[0].shape)
+    whole = all(each.elements * size % _LOAD_BYTES == 0 for each in tensors)
+    wide = contiguous and whole and size > 2 and not setting.is_amd
+    most = _MOST_JOINED if contiguous else _MOST_JOINED_STRIDED
+    kind, last = ("_contig", "128, 1") if contiguous else ("", "64, 64")
+    kind = "_aligned16_contig" if wide else kind
+    t = f"{_ANONYMOUS}OpaqueType<{size}u>"
+    metadata = f"{_ANONYMOUS}CatArrInputTensorMetadata<{t}, unsigned int, {last}>"
+    name = (
+        f"void {_ANONYMOUS}CatArrayBatchedCopy{kind}<{t}, unsigned int, {dims}, {last}>({t}*, "
+        f"{metadata}, {_ANONYMOUS}TensorSizeStride<unsigned int, 4u>, int, unsigned int)"
+    )
+    threads, each_thread = (128, _LOAD_BYTES // size) if wide else (512, 1)
+    threads, each_thread = (256, 8) if setting.is_amd else (threads, each_thread)
+    found = []
+    for first in range(0, len(tensors), most):
+        some = tensors[first : first + most]
+        blocks = ceil_div(max(each.elements for each in some), threads * each_thread)
+        if not setting.is_amd and not wide:
+            blocks = min(blocks, 2 * setting.processors)
+        grid = (blocks, len(some), 1)
+        found.append(Launch(name, grid, (threads, 1, 1), 2 * bytes_of(*some), 21))
+    return found
+
+
+def _split_copy(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    """Parts of a tensor to as many tensors, in one kernel."""
+    source = tensor(op, 0)
+    if source is None:
+        return ()
+    name = (
+        "void at::native::detail::split_with_sizes_copy_out_contiguous_no_cast_kernel(char**, "
+        "char**, long*, long*, long*, long, long, long)"
+    )
+    size = bytes_of(source)
+    blocks = min(ceil_div(int(size), 512 * 16), 8 * setting.processors)
+    return [Launch(name, (blocks, 1, 1), (512, 1, 1), 2 * size, 32)]
+
+
+def _chunk_cat(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    """Parts of many tensors side by side, in one kernel."""
+    made, size = result(op), bytes_of(*op.tensors)
+    types = (op.tensors[0].dtype if op.tensors else None, made.dtype if made else None)
+    names = [cpp_name(each) if each is not None else "float" for each in types]
+    name = (
+        f"void at::native::detail::chunk_cat_cuda_kernel<{names[1]}, {names[0]}>({names[0]}**, "
+        f"{names[1]}*, long*, long*, long*, long*, long, long, long, long)"
+    )
+    blocks = min(ceil_div(int(size), 512 * 16), 8 * setting.processors)
+    return [Launch(name, (blocks, 1, 1), (512, 1, 1), 2 * size, 32)]
+
+
+RULES: dict[str, Rule] = {
+    "split_with_sizes_copy": _split_copy,
+    "_chunk_cat": _chunk_cat,
+    "index": _index,
+    "_index_put_impl_": _index_put,
+    "index_put_": _index_put,
+    "index_select": _index_select,
+    "index_add": _index_add,
+    "index_add_": _index_add,
+    "gather": _scatter_gather,
+    "scatter": _scatter_gather,
+    "scatter_": _scatter_gather,
+    "scatter_add": _scatter_gather,
+    "scatter_add_": _scatter_gather,
+    "embedding_dense_backward": _embedding_backward,
+    "_embedding_bag": _embedding_bag,
+    "_embedding_bag_forward_only": _embedding_bag,
+    "_embedding_bag_dense_backward": _embedding_bag_backward,
+    "cat": _cat,
+}

@@ -1,0 +1,174 @@
+"""What the rules for kernels share: a launch, where it happens, and names of types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torchtraceap.core.dtypes import DType
+from torchtraceap.lab.prediction.capture.calls import TensorInfo, Value
+from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, Libraries
+from torchtraceap.lab.prediction.lowering.work import WorkKind
+from torchtraceap.ops.devices import Device
+
+__all__ = [
+    "Grid",
+    "Launch",
+    "Rule",
+    "Setting",
+    "bytes_of",
+    "ceil_div",
+    "computed_in",
+    "cpp_name",
+    "flag",
+    "given",
+    "memcpy",
+    "memcpy_to_host",
+    "memset",
+    "next_power",
+    "number",
+    "result",
+    "tensor",
+]
+
+
+Grid: TypeAlias = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel, copy or memset, before its time is known."""
+
+    name: str
+    grid: Grid = (1, 1, 1)
+    block: Grid = (128, 1, 1)
+    moved: float | None = None
+    """Bytes that it reads and writes; None: it does the operator's main work."""
+    registers: int = 32
+    shared_memory: int = 0
+    kind: WorkKind = WorkKind.KERNEL
+    bytes: int = 0
+    """Of copies and memsets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where operators run."""
+
+    device: Device
+    libraries: Libraries
+
+    @property
+    def is_amd(self) -> bool:
+        return self.device.vendor == "amd"
+
+    @property
+    def generation(self) -> int:
+        """Major compute capability: 9 for an H100."""
+        major = self.device.architecture.partition(".")[0]
+        return int(major) if major.isdecimal() else 0
+
+    @property
+    def processors(self) -> int:
+        """Multiprocessors or compute units; of an unknown device those of an A100."""
+        return self.device.multiprocessors or 108
+
+    @property
+    def warp(self) -> int:
+        return 64 if self.is_amd else 32
+
+    def torch_from(self, major: int, minor: int) -> bool:
+        """Whether torch is of that version or a newer one."""
+        return self.libraries.torch >= (major, minor)
+
+
+Rule: TypeAlias = Callable[[LaunchingOp, Setting], Sequence[Launch]]
+
+_CPP_NAMES = {
+    "float32": "float",
+    "float64": "double",
+    "float16": "c10::Half",
+    "bfloat16": "c10::BFloat16",
+    "float8_e4m3fn": "c10::Float8_e4m3fn",
+    "float8_e5m2": "c10::Float8_e5m2",
+    "int64": "long",
+    "int32": "int",
+    "int16": "short",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "bool": "bool",
+    "complex64": "c10::complex<float>",
+    "complex128": "c10::complex<double>",
+    "complex32": "c10::complex<c10::Half>",
+}
+
+
+def cpp_name(dtype: DType) -> str:
+    """As demangled names of kernels write it."""
+    return _CPP_NAMES.get(dtype.name, dtype.name)
+
+
+def computed_in(dtype: DType) -> str:
+    """The type in which ATen's kernels add and multiply (`at::opmath_type`)."""
+    return "float" if dtype.name in ("float16", "bfloat16") else cpp_name(dtype)
+
+
+def tensor(op: LaunchingOp, place: int) -> TensorInfo | None:
+    """The input at a place, if it is a tensor."""
+    value = op.inputs[place] if place < len(op.inputs) else None
+    return value if isinstance(value, TensorInfo) else None
+
+
+def number(value: Value, default: float) -> float:
+    """A plain number, or the default."""
+    return float(value) if isinstance(value, (bool, int, float)) else default
+
+
+def given(op: LaunchingOp, place: int, default: float) -> float:
+    """The input at a place, if it is a number."""
+    return number(op.inputs[place], default) if place < len(op.inputs) else default
+
+
+def flag(op: LaunchingOp, place: int, *, default: bool = False) -> bool:
+    """The input at a place, if it says true or false."""
+    value = op.inputs[place] if place < len(op.inputs) else None
+    return value if isinstance(value, bool) else default
+
+
+def result(op: LaunchingOp) -> TensorInfo | None:
+    """The first output, if it is a tensor."""
+    first = op.outputs[0] if op.outputs else None
+    return first if isinstance(first, TensorInfo) else None
+
+
+def bytes_of(*tensors: TensorInfo | None) -> float:
+    """Of all their elements."""
+    return float(sum(t.elements * t.dtype.size for t in tensors if t is not None))
+
+
+def ceil_div(count: int, size: int) -> int:
+    """Blocks of a size that hold a count, at least one."""
+    return max(1, -(-count // max(1, size)))
+
+
+def next_power(count: int) -> int:
+    """The lowest power of 2 that is not below a count."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def memset(size: int) -> Launch:
+    """Bytes of zeros."""
+    return Launch("Memset (Device)", moved=size, kind=WorkKind.MEMSET, bytes=size)
+
+
+def memcpy(size: int) -> Launch:
+    """Bytes within the device."""
+    name = "Memcpy DtoD (Device -> Device)"
+    return Launch(name, moved=2.0 * size, kind=WorkKind.MEMCPY, bytes=size)
+
+
+def memcpy_to_host(size: int) -> Launch:
+    """Bytes to the host, which waits for them."""
+    name = "Memcpy DtoH (Device -> Pageable)"
+    return Launch(name, moved=float(size), kind=WorkKind.MEMCPY, bytes=size)

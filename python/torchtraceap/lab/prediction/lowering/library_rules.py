@@ -1,0 +1,286 @@
+"""Operators whose implementation a build of torch chooses: convolutions, batch norms, attention.
+
+Note [Implementations of attention]: of torch.nn.functional.scaled_dot_product_attention, in the
+order in which torch 2 asks them: flash (fp16 and bf16, no mask, up to 256 wide), memory efficient
+(a mask, or other types), else by products and softmax. AMD's build counts the rows of a causal mask
+in memory that is filled with 0 before.
+
+Note [Implementations of convolution]: as `select_conv_backend` of ATen chooses. Depthwise ones
+(one input channel for each group) have kernels of ATen, which add the bias themselves; where
+channels lie together cuDNN does them. Of one dimension they are of two, one of which is 1.
+
+Note [Implementations of batch norm]: as `_select_batch_norm_backend` of ATen chooses: the library
+for fp32 and fp16 with weights in fp32, running statistics in both cases or in none, and counts
+within its limits; else ATen's own kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torchtraceap.core.dtypes import INT32
+from torchtraceap.lab.prediction.capture.calls import Call, TensorInfo, Value
+from torchtraceap.lab.prediction.lowering.launching_op import (
+    LaunchedCall,
+    Libraries,
+    Rule,
+    filled,
+    itself,
+)
+
+__all__ = ["RULES"]
+
+_WIDEST_FLASH = 256
+
+
+# ------------------------------------------------------------------------------------- convolution
+
+
+def _convolution(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """The library's, then the bias as one value for each channel."""
+    given, weight, bias, made = (*map(call.tensor, ("input", "weight", "bias")), call.output)
+    if given is None or weight is None or made is None:
+        return []
+    padding, stride, dilation, groups, transposed, output_padding = (
+        call.inputs.get(name)
+        for name in ("padding", "stride", "dilation", "groups", "transposed", "output_padding")
+    )
+    if len(given.shape) == 3:
+        given, weight, made = (_two_dims(each) for each in (given, weight, made))
+        padding, dilation, output_padding = (
+            _before(0, padding), _before(1, dilation), _before(0, output_padding),
+        )  # fmt: skip
+        stride = _before(1, stride)
+    if not transposed and _is_depthwise(given, weight, groups):
+        found = _depthwise(given, weight, bias, made, (stride, padding, dilation), libraries)
+        if found:
+            return found
+    name = f"aten::{libraries.convolution}_convolution{'_transpose' if transposed else ''}"
+    own_bias = (None,) if libraries.for_amd else ()
+    around = (padding, output_padding) if transposed else (padding,)
+    inputs = (given, weight, *own_bias, *around, stride, dilation, groups, False, False)
+    launches: list[LaunchedCall] = [(name, inputs, (made,))]
+    if bias is not None:
+        launches.append(("aten::add_", (made, _per_channel(bias, made), 1), (made,)))
+    return launches
+
+
+def _two_dims(each: TensorInfo) -> TensorInfo:
+    """[batch, channels, length] as [batch, channels, 1, length]."""
+    shape = (*each.shape[:2], 1, *each.shape[2:])
+    strides = (*each.strides[:2], each.shape[-1] * each.strides[-1], *each.strides[2:])
+    return replace(each, shape=shape, strides=strides)
+
+
+def _before(first: int, value: Value) -> Value:
+    return (first, *value) if isinstance(value, tuple) and len(value) == 1 else value
+
+
+def _per_channel(bias: TensorInfo, made: TensorInfo) -> TensorInfo:
+    rest = (1,) * (len(made.shape) - 2)
+    return replace(bias, shape=(1, bias.elements, *rest), strides=(bias.elements, 1, *rest))
+
+
+def _is_depthwise(given: TensorInfo, weight: TensorInfo, groups: Value) -> bool:
+    channels = given.shape[1]
+    return groups == channels and channels > 1 and weight.shape[0] % channels == 0
+
+
+def _depthwise(
+    given: TensorInfo,
+    weight: TensorInfo,
+    bias: TensorInfo | None,
+    made: TensorInfo,
+    around: tuple[Value, Value, Value],
+    libraries: Libraries,
+) -> Sequence[LaunchedCall]:
+    """See Note [Implementations of convolution]; nothing if the library's usual one does it."""
+    stride, padding, dilation = around
+    if libraries.for_amd:
+        name, three = "aten::miopen_depthwise_convolution", len(given.shape) == 5
+        inputs: tuple[Value, ...] = (
+            given, weight, None, padding, stride, dilation, given.shape[1], False, False
+        )  # fmt: skip
+        launches: list[LaunchedCall] = [(name, inputs, (made,))]
+        if bias is not None:
+            launches.append(("aten::add_", (made, _per_channel(bias, made), 1), (made,)))
+        return [] if three else launches
+    if given.strides[1] == 1:
+        return []
+    name = "aten::conv_depthwise3d" if len(given.shape) == 5 else "aten::_conv_depthwise2d"
+    size = tuple(weight.shape[2:])
+    return [(name, (given, weight, size, bias, stride, padding, dilation), (made,))]
+
+
+def _convolution_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """Of input and weight in one operator, of the bias a sum."""
+    grad, bias = call.tensor("grad_output"), call.outputs[-1] if call.outputs else None
+    launches = itself(call, libraries)
+    if isinstance(bias, TensorInfo) and grad is not None:
+        axes = (0, *range(2, len(grad.shape)))
+        launches = [*launches, ("aten::sum", (grad, axes, False, None), (bias,))]
+    return launches
+
+
+# ------------------------------------------------------------------------------------- batch norm
+
+_MOST_IMAGES_TRAINING, _MOST_IMAGES = 880_801, 65_535
+_MOST_ROWS_TRAINING, _MOST_ROWS = 131_070, 262_136
+_LEAST_EPSILON = 1e-5
+
+
+def _batch_norm(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """See Note [Implementations of batch norm]."""
+    given = call.tensor("input")
+    if given is None or not _library_norms(call, given, libraries):
+        return itself(call, libraries)
+    names = ("weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
+    inputs = (given, *(call.inputs.get(name) for name in names))
+    return [(f"aten::{libraries.convolution}_batch_norm", inputs, call.outputs)]
+
+
+def _batch_norm_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """By the library that did the forward pass, if that was in training."""
+    given, grad = call.tensor("input"), call.tensor("grad_out")
+    training = call.inputs.get("train") is True
+    if given is None or grad is None or not training:
+        return itself(call, libraries)
+    if not _library_norms(call, given, libraries):
+        return itself(call, libraries)
+    names = ("weight", "running_mean", "running_var", "save_mean", "save_invstd", "eps")
+    inputs = (given, grad, *(call.inputs.get(name) for name in names))
+    return [(f"aten::{libraries.convolution}_batch_norm_backward", inputs, call.outputs)]
+
+
+def _library_norms(call: Call, given: TensorInfo, libraries: Libraries) -> bool:
+    weight, mean = call.tensor("weight"), call.tensor("running_mean")
+    training = call.inputs.get("training", call.inputs.get("train")) is True
+    types = ("float32",) if libraries.for_amd else ("float32", "float16")
+    if weight is None or weight.dtype.name != "float32" or given.dtype.name not in types:
+        return False
+    if mean is None and not training:
+        return False
+    epsilon = call.inputs.get("eps")
+    if isinstance(epsilon, float) and epsilon < _LEAST_EPSILON:
+        return False
+    count = given.shape[0]
+    if len(given.shape) == 2:
+        return count <= (_MOST_ROWS_TRAINING if training else _MOST_ROWS)
+    return count <= (_MOST_IMAGES_TRAINING if training else _MOST_IMAGES)
+
+
+# ------------------------------------------------------------------------------------- recurrent
+
+_LSTM = 2
+"""cuDNN's mode."""
+
+
+def _lstm(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """One layer in one direction, as the CPU is asked for it."""
+    given, weight = call.tensor("input"), call.tensor("weight1")
+    if given is None or weight is None:
+        return itself(call, libraries)
+    hidden = weight.shape[-1] if weight.shape else 1
+    backward = call.name.endswith("_backward")
+    state: tuple[Value, ...] = (None,) * (7 if backward else 3)
+    inputs = (given, weight, 4, *state, _LSTM, hidden, 0, 1, False, 0.0, backward, False, ())
+    return _rnn(f"aten::_cudnn_rnn{'_backward' * backward}", inputs, call.outputs, libraries)
+
+
+def _recurrent(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    return _rnn(call.name, tuple(call.inputs.values()), call.outputs, libraries)
+
+
+def _rnn(
+    name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], libraries: Libraries
+) -> Sequence[LaunchedCall]:
+    """cuDNN's operator, or MIOpen's, which has no projections and makes its own memory."""
+    if libraries.for_amd:
+        left_out = (12,) if name.endswith("_backward") else (3, 8)
+        inputs = tuple(each for at, each in enumerate(inputs) if at not in left_out)
+        name = name.replace("_cudnn_", "miopen_")
+    return [(name, inputs, outputs)]
+
+
+# ------------------------------------------------------------------------------------- attention
+
+
+def _attention(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
+    """See Note [Implementations of attention]."""
+    query, key, value = map(call.tensor, ("query", "key", "value"))
+    made = call.output
+    if query is None or key is None or value is None or made is None:
+        return []
+    mask, causal = call.tensor("attn_mask"), call.inputs["is_causal"]
+    dropout, scale = call.inputs["dropout_p"], call.inputs["scale"]
+    of_heads = tuple(map(_heads_last, (query, key, value)))
+    counter = [_counter(query)] if libraries.for_amd and causal else []
+    longest = _lengths(query, key)
+    if _takes_flash(query, key, mask):
+        inputs = (*of_heads, None, None, *longest, dropout, causal, False, scale)
+        name = "aten::_flash_attention_forward"
+    else:
+        kind = int(bool(causal))
+        inputs = (*of_heads, mask, None, None, *longest, dropout, kind, False, scale)
+        name = "aten::_efficient_attention_forward"
+    return [(name, inputs, (_heads_last(made),)), *counter]
+
+
+def _counter(query: TensorInfo) -> LaunchedCall:
+    """Filled inside of the attention, which has begun by then."""
+    return filled(replace(query, shape=(1,), strides=(1,), dtype=INT32, storage=-1))
+
+
+def _attention_backward(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
+    names = ("grad_out", "query", "key", "value", "out")
+    tensors = [tensor for tensor in map(call.tensor, names) if tensor is not None]
+    query, key, mask = map(call.tensor, ("query", "key", "attn_mask"))
+    if query is None or key is None or len(tensors) < len(names):
+        return []
+    grad, *of_heads, out = map(_heads_last, tensors)
+    dropout, causal, scale = map(call.inputs.get, ("dropout_p", "is_causal", "scale"))
+    longest = _lengths(query, key)
+    if _takes_flash(query, key, mask):
+        name = "_flash_attention_backward"
+        rest: tuple[Value, ...] = (None, *longest, dropout, causal, None, None, scale)
+        inputs = (grad, *of_heads, out, None, None, *rest)
+    else:
+        name = "_efficient_attention_backward"
+        rest = (*longest, None, dropout, None, None, int(bool(causal)), False, scale)
+        inputs = (grad, *of_heads, mask, out, None, None, *rest)
+    return [(f"aten::{name}", inputs, call.outputs)]
+
+
+def _takes_flash(query: TensorInfo, key: TensorInfo, mask: TensorInfo | None) -> bool:
+    is_half = query.dtype.name in ("float16", "bfloat16")
+    return is_half and mask is None and len(query.shape) == 4 and key.shape[-1] <= _WIDEST_FLASH
+
+
+def _heads_last(tensor: TensorInfo) -> TensorInfo:
+    """[batch, heads, length, width] as [batch, length, heads, width]."""
+    if len(tensor.shape) != 4:
+        return tensor
+    order = (0, 2, 1, 3)
+    shape = tuple(tensor.shape[axis] for axis in order)
+    return replace(tensor, shape=shape, strides=tuple(tensor.strides[axis] for axis in order))
+
+
+def _lengths(query: TensorInfo, key: TensorInfo) -> tuple[int, int]:
+    return query.shape[-2], key.shape[-2]
+
+
+RULES: dict[str, Rule] = {
+    "aten::convolution": _convolution,
+    "aten::_convolution": _convolution,
+    "aten::convolution_backward": _convolution_backward,
+    "aten::native_batch_norm": _batch_norm,
+    "aten::_native_batch_norm_legit": _batch_norm,
+    "aten::native_batch_norm_backward": _batch_norm_backward,
+    "aten::_cudnn_rnn": _recurrent,
+    "aten::_cudnn_rnn_backward": _recurrent,
+    "aten::mkldnn_rnn_layer": _lstm,
+    "aten::mkldnn_rnn_layer_backward": _lstm,
+    "aten::scaled_dot_product_attention": _attention,
+    "aten::scaled_dot_product_attention_backward": _attention_backward,
+}

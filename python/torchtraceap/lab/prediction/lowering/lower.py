@@ -1,0 +1,95 @@
+"""A captured step as what a host and a GPU would do: operators, kernels, times."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from itertools import starmap
+
+from torchtraceap.lab.prediction.capture.calls import Capture, TensorInfo
+from torchtraceap.lab.prediction.lowering.collectives import collective_time, collective_work
+from torchtraceap.lab.prediction.lowering.copies import copied_across
+from torchtraceap.lab.prediction.lowering.durations import op_times
+from torchtraceap.lab.prediction.lowering.host import HostModel
+from torchtraceap.lab.prediction.lowering.kernels import kernels_of
+from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, libraries_of
+from torchtraceap.lab.prediction.lowering.operators import launching_ops
+from torchtraceap.lab.prediction.lowering.step import LiftedCall, LiftedOp, LiftedStep
+from torchtraceap.lab.prediction.lowering.work import OpTime
+from torchtraceap.ops.devices import Device
+from torchtraceap.ops.durations import Calibration
+
+__all__ = ["lift"]
+
+
+def lift(
+    capture: Capture,
+    device: Device,
+    *,
+    host: HostModel | None = None,
+    calibration: Calibration | None = None,
+) -> LiftedStep:
+    """What a step would do on a GPU.
+
+    Args:
+        capture: Its calls.
+        device: The GPU.
+        host: How long the host takes; by default what machines with such a GPU take.
+        calibration: Of the durations, from a trace of the device.
+    """
+    libraries = libraries_of(device)
+    ops = launching_ops(capture, libraries)
+    times = op_times(ops, device, calibration, libraries)
+    by_call: dict[int, list[LiftedOp]] = defaultdict(list)
+    held_ns: dict[int, float] = {}
+    for op, time in zip(ops, times, strict=True):
+        move = capture.calls[op.call].move
+        if move is not None:
+            tensor = op.outputs[0]
+            assert isinstance(tensor, TensorInfo)
+            copied = copied_across(tensor, move, device)
+            work = replace(copied.work, lane=capture.calls[op.call].stream)
+            by_call[op.call].append(LiftedOp(op, (work,), OpTime(work.estimate, True)))
+            held_ns[op.call] = copied.launch_ns
+        elif capture.calls[op.call].collective is None:
+            stream = capture.calls[op.call].stream
+            works = tuple(
+                replace(work, lane=stream) for work in kernels_of(op, device, libraries, time)
+            )
+            by_call[op.call].append(LiftedOp(op, works, time))
+    for members in _launches(capture):
+        index = members[-1]
+        by_call[index].append(_lifted_collective(capture, members, device, calibration))
+    lifted = [tuple(by_call.get(index, ())) for index in range(len(capture.calls))]
+    launches = [sum(len(op.works) for op in of_call) for of_call in lifted]
+    times_of_host = (host or HostModel(device)).times(capture, launches)
+    of_calls = [*times_of_host.calls]
+    for index, launch_ns in held_ns.items():
+        of_calls[index] = replace(of_calls[index], launches=(launch_ns,))
+    calls = zip(capture.calls, lifted, of_calls, strict=True)
+    range_of_host = times_of_host.low, times_of_host.high
+    return LiftedStep(tuple(starmap(LiftedCall, calls)), range_of_host)
+
+
+def _launches(capture: Capture) -> list[list[int]]:
+    """Calls that start collectives, those of one launch together; the last of them launches."""
+    found: dict[int, list[int]] = {}
+    for index, call in enumerate(capture.calls):
+        if call.collective is not None:
+            batch = call.collective.batch
+            found.setdefault(index if batch is None else batch, []).append(index)
+    return list(found.values())
+
+
+def _lifted_collective(
+    capture: Capture, members: list[int], device: Device, calibration: Calibration | None
+) -> LiftedOp:
+    calls = [capture.calls[index] for index in members]
+    started = [call.collective for call in calls if call.collective is not None]
+    times = [collective_time(each, device, calibration) for each in started]
+    time = max(times, key=lambda each: each.estimate.ns)
+    call, index = calls[-1], members[-1]
+    inputs = tuple(call.inputs.values())
+    op = LaunchingOp("record_param_comms", inputs, call.outputs, call.phase, call.modules, index)
+    work = collective_work(started[-1], time, device)
+    return LiftedOp(op, (replace(work, also=tuple(started[:-1])),), time)

@@ -1,0 +1,79 @@
+"""A step that ran on a GPU, as another would do it: its own times, scaled by what models say.
+
+What was measured holds more than any model knows of the program: what its kernels really took. So
+a call takes its measured time, times the ratio of the models' times on both devices; on the same
+device, with the same types, that is the measured time. Collectives are the model's: what a rank
+measured of one is mostly waiting for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torchtraceap.lab.prediction.capture.calls import Capture
+from torchtraceap.lab.prediction.lowering.durations import op_times
+from torchtraceap.lab.prediction.lowering.launching_op import libraries_of
+from torchtraceap.lab.prediction.lowering.operators import launching_ops
+from torchtraceap.lab.prediction.lowering.step import LiftedCall, LiftedOp, LiftedStep
+from torchtraceap.ops.devices import Device
+from torchtraceap.ops.durations import Estimate
+from torchtraceap.ops.durations.scaling import ratio_of
+
+__all__ = ["with_measured_times"]
+
+_REPEATS = 1.1
+"""How far the same call may be off in another run, to either side."""
+
+
+def with_measured_times(
+    step: LiftedStep, recorded: Capture, measured_ns: Sequence[int], device: Device
+) -> LiftedStep:
+    """A lifted step with times that were measured on a GPU.
+
+    Args:
+        step: Of what was recorded, lifted to any GPU.
+        recorded: What ran, before types were changed; one call for each of the step.
+        measured_ns: Of each call: time of its GPU work.
+        device: Where it ran.
+    """
+    ops = launching_ops(recorded, libraries_of(device))
+    before = {op.call: time.estimate for op, time in zip(ops, op_times(ops, device), strict=True)}
+    calls = tuple(
+        _scaled(lifted, before.get(place), measured_ns[place])
+        for place, lifted in enumerate(step.calls)
+    )
+    return replace(step, calls=calls)
+
+
+def _scaled(lifted: LiftedCall, before: Estimate | None, measured_ns: int) -> LiftedCall:
+    if before is None or len(lifted.ops) != 1 or lifted.call.collective is not None:
+        return lifted
+    (op,) = lifted.ops
+    after = op.time.estimate
+    if before.ns <= 0 or after.ns <= 0 or measured_ns <= 0:
+        return lifted
+    return replace(lifted, ops=(_with_time(op, _measured(before, after, measured_ns)),))
+
+
+def _measured(before: Estimate, after: Estimate, ns: int) -> Estimate:
+    if before == after:
+        return Estimate.around(float(ns), _REPEATS, "measured: this call in the trace")
+    ratio = ratio_of(before, after)
+    low, high = ratio.low / _REPEATS, ratio.high * _REPEATS
+    return Estimate(
+        ns * ratio.value, ns * low, ns * high, f"measured in the trace, times {ratio.source}"
+    )
+
+
+def _with_time(op: LiftedOp, estimate: Estimate) -> LiftedOp:
+    """Its work takes the shares of it that it had."""
+    whole = sum(work.estimate.ns for work in op.works)
+    works = tuple(
+        replace(work, estimate=_share(estimate, work.estimate.ns / whole)) for work in op.works
+    )
+    return replace(op, works=works, time=replace(op.time, estimate=estimate, is_known=True))
+
+
+def _share(whole: Estimate, share: float) -> Estimate:
+    return Estimate(whole.ns * share, whole.low_ns * share, whole.high_ns * share, whole.source)

@@ -1,0 +1,64 @@
+"""Which operators launch GPU work, as Kineto would name them: the innermost ones.
+
+Note [Innermost operators]: a call that a capture shows is often not the operator under which a
+kernel is launched: `clone` launches in `copy_`, `embedding` in `index_select`. The rules follow
+what ATen does on a GPU, none is fitted to a trace. What has no rule launches under its own name,
+which holds for most of ATen: a kernel that is registered for CUDA launches itself.
+"""
+
+from __future__ import annotations
+
+from torchtraceap.lab.prediction.capture.calls import Capture, Value, tensors_in
+from torchtraceap.lab.prediction.lowering import composite_rules as composed_rules
+from torchtraceap.lab.prediction.lowering import library_rules
+from torchtraceap.lab.prediction.lowering.launching_op import (
+    LaunchingOp,
+    Libraries,
+    Rule,
+    itself,
+    named,
+    nothing,
+)
+
+__all__ = ["launching_ops"]
+
+
+_USUAL = Libraries()
+
+
+def launching_ops(capture: Capture, libraries: Libraries = _USUAL) -> tuple[LaunchingOp, ...]:
+    """The operators of a step that launch something, in the order of the host."""
+    found: list[LaunchingOp] = []
+    for index, call in enumerate(capture.calls):
+        if call.is_view or call.on_host:
+            continue
+        rule = itself if call.is_innermost else _RULES.get(call.name, itself)
+        for name, inputs, outputs in rule(call, libraries):
+            if _makes_nothing(outputs):
+                continue
+            found.append(LaunchingOp(name, inputs, outputs, call.phase, call.modules, index))
+    return tuple(found)
+
+
+def _makes_nothing(outputs: tuple[Value, ...]) -> bool:
+    """For tensors without elements nothing is launched."""
+    tensors = tuple(tensors_in(outputs))
+    return bool(tensors) and not any(each.elements for each in tensors)
+
+
+_SILENT = """empty empty_like empty_strided new_empty new_empty_strided empty_permuted _unsafe_view
+detach lift_fresh resize_ set_ sym_size sym_stride sym_numel _reshape_alias is_same_size
+unsafe_split unsafe_chunk unsafe_split_with_sizes
+_sparse_coo_tensor_with_dims_and_tensors is_coalesced _coalesced_ _indices _values _nnz"""
+
+_RULES: dict[str, Rule] = {
+    **{f"aten::{name}": nothing for name in _SILENT.split()},
+    "profiler::_record_function_enter_new": nothing,
+    "profiler::_record_function_exit": nothing,
+    **library_rules.RULES,
+    **composed_rules.RULES,
+    "aten::index_put_": named("aten::_index_put_impl_"),
+    "aten::_unsafe_index": named("aten::index"),
+    "fsdp::split_with_sizes_copy": named("aten::split_with_sizes_copy"),
+    "fsdp::chunk_cat": named("aten::_chunk_cat"),
+}

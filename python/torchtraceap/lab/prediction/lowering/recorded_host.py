@@ -1,0 +1,377 @@
+"""Host times of the operators that a trace recorded, in the terms of a capture.
+
+Note [Calls of a trace]: a capture writes down what reaches the dispatcher below autograd. In a
+trace that is the outermost operator that torch does not take apart above it: in `aten::linear` >
+`aten::addmm` it is `aten::addmm`, in `aten::clone` > `aten::copy_` it is `aten::clone`. What is
+taken apart is a wrapper: its own time belongs to the time before the operators in it. Attention is
+one call, whatever implements it, as in a capture.
+
+Note [Active time]: what the host waits is not its own time. Synchronisations, blocking copies,
+allocations from the driver, and launches into a full queue count with what such a call takes when
+it does not wait; the rest of them is cut out of the time axis before anything is measured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.codes import (
+    ALLOCATOR_CALLS,
+    COPY_CALLS,
+    LAUNCHES,
+    SYNCHRONISATIONS,
+    ApiClass,
+    EventKind,
+)
+from torchtraceap.lab.prediction.capture.calls import Phase
+from torchtraceap.lab.prediction.lowering.call_context import Situation, crossing, is_by_tensors
+from torchtraceap.trace.ranks import RankTrace
+
+__all__ = ["RecordedCalls", "call_name", "recorded_calls"]
+
+_WAITS = np.concatenate([SYNCHRONISATIONS, COPY_CALLS, ALLOCATOR_CALLS, [ApiClass.CODE_LOADING]])
+_MOST_COPY_NS = 15_000
+"""A copy or synchronisation that need not wait takes about as long."""
+_MOST_LAUNCH = 10.0
+"""A launch that takes so many times the median waits for room in the queue."""
+_OUTSIDE_NS = 1_000_000
+"""Nothing recorded for so long is no work between two operators of a model."""
+
+_WRAPPER_NAMES = """
+    __and__ __iand__ __ior__ __or__ __xor__ _batch_norm_impl_index _fused_rms_norm
+    _has_compatible_shallow_copy_type absolute absolute_ adaptive_avg_pool1d adaptive_avg_pool2d
+    adaptive_avg_pool3d adjoint alpha_dropout arccos arctan2 argwhere atleast_1d atleast_2d
+    batch_norm bilinear broadcast_tensors broadcast_to can_cast cartesian_prod cdist chain_matmul
+    chunk clip_ column_stack combinations concat concatenate conj contiguous conv1d conv2d conv3d
+    conv_transpose1d conv_transpose2d conv_transpose3d corrcoef cosine_embedding_loss
+    cosine_similarity cov cross cross_entropy_loss ctc_loss cumprod_backward cumulative_trapezoid
+    data det diag diff divide divide_ dropout dropout_ dsplit dstack einsum embedding_bag
+    embedding_sparse_backward expand_as feature_alpha_dropout feature_dropout fix flatten
+    flatten_dense_tensors float_power gather_backward ger gradient greater greater_ greater_equal
+    group_norm gru hinge_embedding_loss histogramdd hsplit hstack imag index_select_backward
+    infinitely_differentiable_gelu_backward inner instance_norm inverse is_complex is_floating_point
+    is_inference is_nonzero isclose isfinite istft item kl_div kron l1_loss layer_norm less less_
+    less_equal linalg_matmul linalg_multi_dot linalg_norm linalg_vecdot linear log_sigmoid
+    log_softmax logdet lstm mH mT margin_ranking_loss masked_select_backward matmul matrix_power
+    max_pool1d max_pool2d max_pool3d meshgrid moveaxis movedim msort multilabel_margin_loss multiply
+    multiply_ nanmean nanquantile narrow negative nll_loss nll_loss2d nll_loss_nd norm_except_dim
+    not_equal nuclear_norm numpy_T one_hot outer pad pairwise_distance pin_memory pinverse positive
+    prelu promote_types qr quantile ravel real relu6 relu6_ reshape reshape_as resolve_conj
+    resolve_neg result_type rms_norm rnn_relu rnn_tanh row_stack rrelu selu selu_ size slogdet smm
+    softmax square stft subtract subtract_ swapaxes swapdims take_along_dim tensor_split tensordot
+    tile to to_dense trace_backward trapz triplet_margin_loss true_divide type_as unflatten
+    unflatten_dense_tensors unsafe_chunk value_selecting_reduction_backward vander view_as vsplit
+    vstack
+"""
+_WRAPPERS = frozenset(f"aten::{name}" for name in _WRAPPER_NAMES.split())
+"""Operators that torch takes apart above autograd (CompositeImplicitAutograd)."""
+_MODULE = "nn.Module: "
+_NODE = re.compile(r"^(?!autograd::engine).*(Backward\d*$|AccumulateGrad|CppNode<)")
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+_NO_OPERATORS = ("autograd::", "torch::autograd::", "torch::distributed", "inductor::")
+_SAME = {
+    "cudnn_batch_norm": "native_batch_norm",
+    "miopen_batch_norm": "native_batch_norm",
+    "cudnn_batch_norm_backward": "native_batch_norm_backward",
+    "miopen_batch_norm_backward": "native_batch_norm_backward",
+    **{
+        f"_scaled_dot_product_{kind}_attention{way}": f"scaled_dot_product_attention{way}"
+        for kind in ("flash", "efficient", "cudnn")
+        for way in ("", "_backward")
+    },
+}
+_PHASES = {
+    _core.Phase.FORWARD: Phase.FORWARD,
+    _core.Phase.BACKWARD: Phase.BACKWARD,
+    _core.Phase.OPTIMIZER: Phase.OPTIMIZER,
+    _core.Phase.OTHER: Phase.FORWARD,
+}
+
+
+def call_name(name: str) -> str | None:
+    """What a capture would call an operator of a trace; None for what is no call."""
+    if "::" not in name or name in _WRAPPERS or name.startswith(_NO_OPERATORS):
+        return None
+    space, _, own = name.partition("::")
+    return f"{space}::{_SAME.get(own, own)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCalls:
+    """Calls in the order of the host; lists have one entry per call, times are active ns."""
+
+    rows: Array
+    """int64: rows of the trace."""
+    situations: tuple[Situation, ...]
+    before: Array
+    """float64: NaN for the first, behind a pause, or where threads ran at the same time."""
+    to_launch: Array
+    """float64: NaN where it is not to be used."""
+    launches: tuple[tuple[float, ...], ...]
+    between: Array
+    """float64: mean from one launch to the next; 0 with less than two."""
+    after: Array
+
+    def __len__(self) -> int:
+        return len(self.situations)
+
+    @property
+    def counts(self) -> Array:
+        """int64: how many launches each makes."""
+        return np.array(list(map(len, self.launches)), dtype=np.int64)
+
+    def times(self, quantity: str) -> tuple[Array, Array]:
+        """Calls that have one of the times of `host.QUANTITIES`, and how long it is.
+
+        Of launches, and from one to the next, the mean over the call.
+        """
+        counts = self.counts
+        if quantity == "before":
+            places = np.flatnonzero(np.isfinite(self.before))
+            return places, self.before[places]
+        if quantity == "alone":
+            places = np.flatnonzero((counts == 0) & np.isfinite(self.to_launch))
+            return places, self.to_launch[places]
+        places = np.flatnonzero(counts > (1 if quantity == "between" else 0))
+        if quantity == "launch":
+            means = [sum(self.launches[place]) / counts[place] for place in places.tolist()]
+            return places, np.array(means, dtype=np.float64)
+        values: Array = getattr(self, quantity)[places]
+        return places, values
+
+    @property
+    def total_ns(self) -> float:
+        """Of all calls, as far as their times are known."""
+        inside = (
+            np.nan_to_num(self.to_launch)
+            + self.between * np.maximum(self.counts - 1, 0)
+            + self.after
+        )
+        return float(np.nansum(self.before) + inside.sum() + sum(map(sum, self.launches)))
+
+
+def recorded_calls(part: RankTrace) -> RecordedCalls:
+    """What a rank's trace tells of the host times of its model's calls.
+
+    Kept is what is inside of a module (if any were recorded), an autograd node or the optimiser,
+    and inside of a step (if there are any).
+    """
+    table, tree = part.table, part.tree
+    host = tree.host_rows.astype(np.int64)
+    calls = _outermost_calls(part, host)
+    rows = host[calls]
+    keep = _wanted(part, rows)
+    rows, calls = rows[keep], calls[keep]
+    order = np.argsort(table.ts_ns[rows], kind="stable")
+    rows, calls = rows[order], calls[order]
+    if not len(rows):
+        none = np.zeros(0)
+        return RecordedCalls(rows, (), none, none, (), none, none)
+    clock = _ActiveClock(part, np.unique(table.track[rows]))
+    begin, end = clock(table.ts_ns[rows]), clock(table.ts_ns[rows] + table.dur_ns[rows])
+    to_launch, launches, between, after = _inside(part, clock, rows, calls, begin, end)
+    step = tree.step[rows].astype(np.int64)
+    texts = table.strings
+    phases = tuple(_PHASES[_core.Phase(phase)] for phase in tree.phase[rows].tolist())
+    names = [call_name(texts[code]) or "" for code in table.name[rows].tolist()]
+    crossings, tensors = _crossings(part, rows, phases), _tensors(part, rows, names)
+    found = list(map(Situation, names, ["", *names[:-1]], phases, crossings, tensors))
+    kept = np.flatnonzero(_in_model(part, rows, phases) & _in_steps(step))
+    return RecordedCalls(
+        rows[kept],
+        tuple(found[place] for place in kept.tolist()),
+        _before(begin, end, step)[kept],
+        to_launch[kept],
+        tuple(launches[place] for place in kept.tolist()),
+        between[kept],
+        after[kept],
+    )
+
+
+def _in_steps(step: Array) -> Array:
+    inside: Array = step != _core.NO_ROW
+    return inside if inside.any() else np.ones(len(step), dtype=bool)
+
+
+def _tensors(part: RankTrace, rows: Array, names: Sequence[str]) -> list[int]:
+    """Of foreach operators: as many as the step accumulates gradients of, as traces say nothing
+    of the lengths of lists."""
+    table, tree = part.table, part.tree
+    is_node = np.array([text == _ACCUMULATE for text in table.strings], dtype=bool)
+    nodes = np.flatnonzero(is_node[table.name] & (table.kind == EventKind.CPU_OP))
+    counts = np.bincount(tree.step[nodes][tree.step[nodes] != _core.NO_ROW], minlength=1)
+    most = int(np.median(counts[counts > 0])) if counts.any() else len(nodes)
+    return [most if is_by_tensors(name) else 0 for name in names]
+
+
+def _outermost_calls(part: RankTrace, host: Array) -> Array:
+    """Places in the host's rows."""
+    table = part.table
+    is_name = np.array([call_name(text) is not None for text in table.strings], dtype=bool)
+    places = np.flatnonzero((table.kind[host] == EventKind.CPU_OP) & is_name[table.name[host]])
+    ends = part.tree.subtree_end[places].astype(np.int64)
+    covered = np.maximum.accumulate(np.concatenate([[0], ends[:-1]])) if len(places) else ends
+    outermost: Array = places[places >= covered]
+    return outermost
+
+
+def _wanted(part: RankTrace, rows: Array) -> Array:
+    """Those of threads that launch something or carry the steps; not what loads the input."""
+    tree, table = part.tree, part.table
+    launching = table.track[tree.host_rows[np.isin(tree.api[tree.host_rows], LAUNCHES)]]
+    main = [] if tree.main_track is None else [tree.main_track]
+    on_thread = np.isin(table.track[rows], np.unique([*launching.tolist(), *main]))
+    wanted: Array = on_thread & (tree.phase[rows] != _core.Phase.INPUT)
+    return wanted
+
+
+class _ActiveClock:
+    """See Note [Active time]: from times of the trace to active times."""
+
+    def __init__(self, part: RankTrace, tracks: Array) -> None:
+        table, tree = part.table, part.tree
+        host = tree.host_rows.astype(np.int64)
+        rows = host[np.isin(table.track[host], tracks) & (tree.api[host] != ApiClass.NONE)]
+        length, api = table.dur_ns[rows], tree.api[rows]
+        is_launch = np.isin(api, LAUNCHES) & ~np.isin(api, _WAITS)
+        usual = float(np.median(length[is_launch])) if is_launch.any() else 0.0
+        most = np.where(is_launch, _MOST_LAUNCH * usual, float(_MOST_COPY_NS))
+        waits = (is_launch | np.isin(api, _WAITS)) & (length > most)
+        least = np.where(is_launch, usual, float(_MOST_COPY_NS))[waits]
+        end = table.ts_ns[rows][waits] + length[waits]
+        order = np.argsort(end, kind="stable")
+        self._end = end[order].astype(np.float64)
+        begin = (end - length[waits] + least)[order]
+        # What several threads wait at the same time is cut out once.
+        free = np.maximum.accumulate(np.concatenate([[-np.inf], self._end]))[:-1]
+        self._begin = np.minimum(np.maximum(begin, free), self._end)
+        self._lost = np.concatenate([[0.0], np.cumsum(self._end - self._begin)])
+
+    def __call__(self, ns: Array) -> Array:
+        """Active times, float64, relative to the first."""
+        at = np.asarray(ns, dtype=np.float64)
+        place = np.searchsorted(self._end, at, side="right")
+        lost = self._lost[place]
+        if len(self._end):
+            current = np.minimum(place, len(self._end) - 1)
+            inside = (place < len(self._end)) & (at > self._begin[current])
+            lost = lost + np.where(inside, at - self._begin[current], 0.0)
+        active: Array = at - lost
+        return active
+
+
+def _inside(
+    part: RankTrace, clock: _ActiveClock, rows: Array, places: Array, begin: Array, end: Array
+) -> tuple[Array, tuple[tuple[float, ...], ...], Array, Array]:
+    """Time to the first launch, of launches, between and after them."""
+    table, tree = part.table, part.tree
+    host = tree.host_rows.astype(np.int64)
+    is_launch = np.isin(tree.api[host], LAUNCHES)
+    if len(tree.linked_gpu_rows):  # a memset of no bytes launches nothing
+        is_launch &= np.diff(tree.launched_offsets.astype(np.int64))[host] > 0
+    launch_places = np.flatnonzero(is_launch)
+    nested = np.isin(tree.parent[host[launch_places]], host[launch_places])
+    launch_places = launch_places[~nested]
+    by_place = np.argsort(places, kind="stable")
+    owner = np.searchsorted(places[by_place], launch_places, side="right") - 1
+    owner_call = by_place[np.maximum(owner, 0)]
+    inside = (owner >= 0) & (launch_places < tree.subtree_end[places[owner_call]])
+    launch_rows, owner_call = host[launch_places[inside]], owner_call[inside]
+    first = clock(table.ts_ns[launch_rows])
+    last = clock(table.ts_ns[launch_rows] + table.dur_ns[launch_rows])
+    order = np.lexsort((first, owner_call))
+    first, last, owner_call = first[order], last[order], owner_call[order]
+    counts = np.bincount(owner_call, minlength=len(rows))
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    launches = tuple(
+        tuple((last[a:b] - first[a:b]).tolist())
+        for a, b in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)
+    )
+    to_launch, after, between = end - begin, np.zeros(len(rows)), np.zeros(len(rows))
+    has = np.flatnonzero(counts)
+    # The profiler reads the clock for nested ranges at different moments: ends may cross a little.
+    to_launch[has] = np.maximum(first[starts[has]] - begin[has], 0.0)
+    after[has] = np.maximum(end[has] - last[starts[has + 1] - 1], 0.0)
+    many = np.flatnonzero(counts > 1)
+    for call in many.tolist():
+        a, b = starts[call], starts[call + 1]
+        between[call] = max((first[a + 1 : b] - last[a : b - 1]).mean(), 0.0)
+    return to_launch, launches, between, after
+
+
+def _before(begin: Array, end: Array, step: Array) -> Array:
+    before = np.full(len(begin), np.nan)
+    if len(begin) > 1:
+        gap = begin[1:] - np.maximum.accumulate(end)[:-1]
+        usable = (gap >= 0) & (gap < _OUTSIDE_NS) & (step[1:] == step[:-1])
+        before[1:] = np.where(usable, gap, np.nan)
+    return before
+
+
+def _crossings(part: RankTrace, rows: Array, phases: Sequence[Phase]) -> tuple[str, ...]:
+    nodes = _innermost(part, rows, lambda text: _NODE.search(text) is not None)
+    modules = _modules(part, rows)
+    found = []
+    last_path: tuple[str, ...] | None = None
+    last_node, last_phase = int(_core.NO_ROW), None
+    for place, (phase, node) in enumerate(zip(phases, nodes, strict=True)):
+        path = modules[place] if modules else None
+        same = {"is_same_node": node == last_node, "is_same_phase": phase is last_phase}
+        found.append(crossing(phase, last_path, path, **same))
+        last_path, last_node, last_phase = path, node, phase
+    return tuple(found)
+
+
+def _in_model(part: RankTrace, rows: Array, phases: Sequence[Phase]) -> Array:
+    modules = _innermost(part, rows, lambda text: text.startswith(_MODULE))
+    outside = np.array(modules, dtype=np.int64) == _core.NO_ROW
+    forward = np.array([phase is Phase.FORWARD for phase in phases], dtype=bool)
+    inside: Array = ~(outside & forward) if not outside.all() else np.ones(len(rows), dtype=bool)
+    return inside
+
+
+def _innermost(part: RankTrace, rows: Array, holds: Callable[[str], bool]) -> list[int]:
+    """The innermost row around each whose name holds; `_core.NO_ROW` where there is none."""
+    table = part.table
+    marked = np.array([holds(text) for text in table.strings], dtype=np.uint8)[table.name]
+    found: list[int] = _core.innermost_marked(table, part.tree, marked)[rows].tolist()
+    return found
+
+
+def _modules(part: RankTrace, rows: Array) -> list[tuple[str, ...]]:
+    """Classes of the modules around each; empty if none were recorded."""
+    table, tree = part.table, part.tree
+    texts, name, parent = table.strings, table.name, tree.parent
+    is_module = np.array([text.startswith(_MODULE) for text in texts], dtype=bool)
+    marked = is_module[name] & (table.kind == EventKind.PYTHON_FUNCTION)
+    if not marked.any():
+        return []
+    innermost = _core.innermost_marked(table, tree, marked.astype(np.uint8))
+    none = int(_core.NO_ROW)
+    paths: dict[int, tuple[str, ...]] = {none: ()}
+
+    def path(row: int) -> tuple[str, ...]:
+        inside = []
+        while row not in paths:
+            inside.append(row)
+            above = int(parent[row])
+            row = none if above == none else int(innermost[above])
+        for each in reversed(inside):
+            paths[each] = (*paths[row], _class_of(texts[name[each]]))
+            row = each
+        return paths[row]
+
+    return [path(int(innermost[row])) for row in rows.tolist()]
+
+
+def _class_of(text: str) -> str:
+    """`nn.Module: Linear_12` is a Linear."""
+    name = text.removeprefix(_MODULE)
+    stem, _, number = name.rpartition("_")
+    return stem if stem and number.isdigit() else name

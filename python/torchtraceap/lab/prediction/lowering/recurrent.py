@@ -1,0 +1,217 @@
+"""Recurrent layers: the algorithm that a library takes for them, and the time of all their steps.
+
+Note [Steps of a recurrent layer]: The inputs of all steps meet their weights in one product; the
+states can't, since each is made of the one before it. cuDNN's standard algorithm, like MIOpen,
+launches for every step a small product and a kernel for the gates, so that a layer takes as many
+times the shortest kernels as it has steps, however small it is. Its persistent algorithms keep the
+weights on the chip and walk over all steps in one kernel, which waits for all its blocks once a
+step. Which is taken is decided in ATen (`get_algo` in `cudnn/RNN.cpp` of 2.7). Of the backward
+pass the states' gradients are such steps too; those of the weights and inputs are products over
+all steps at once. Layers and directions can overlap where the library runs them on streams of its
+own: the interval begins there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from torchtraceap.core.dtypes import DType
+from torchtraceap.lab.prediction.capture.calls import TensorInfo, Value
+from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.ops.devices import Device
+from torchtraceap.ops.durations import Calibration, Estimate, dtype_label, elementwise_ns, gemm_ns
+from torchtraceap.ops.durations.estimate import peak_rate
+
+__all__ = ["RECURRENT", "Recurrent", "recurrent_of", "recurrent_time"]
+
+_RELU, _TANH, _LSTM, _GRU = range(4)
+_GATES = {_LSTM: 4, _GRU: 3}
+"""Products with a state for each step; those of plain layers are one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the operator has what; see `torch.ops.aten._cudnn_rnn.default._schema`."""
+
+    mode: int
+    hidden: int
+    projected: int | None
+    layers: int
+    bidirectional: int
+    lengths: int
+
+
+_FORWARD = _Places(6, 7, 8, 9, 13, 14)
+_BACKWARD = _Places(10, 11, 12, 13, 17, 18)
+RECURRENT: Mapping[str, _Places] = MappingProxyType(
+    {
+        "aten::_cudnn_rnn": _FORWARD,
+        "aten::_cudnn_rnn_backward": _BACKWARD,
+        "aten::miopen_rnn": _Places(5, 6, None, 7, 11, 12),
+        "aten::miopen_rnn_backward": _Places(10, 11, None, 12, 16, 17),
+    }
+)
+"""Operators that run whole recurrent layers."""
+
+_BARRIER_NS = 3_000.0
+"""For all blocks of a kernel to wait for each other and to read each other's states, about: no
+public measurement is at hand, and `_SPREAD` is as wide as that."""
+_SPREAD = 3.0
+_WIDEST_SMALL = {False: {_RELU: 384, _TANH: 384, _LSTM: 192, _GRU: 192},
+                 True: {_RELU: 256, _TANH: 256, _LSTM: 128, _GRU: 128}}  # fmt: skip
+"""Hidden features up to which cuDNN's algorithm for small layers is taken; True: backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """One operator's layers."""
+
+    mode: int
+    """Of cudnnRNNMode_t."""
+    steps: int
+    batch: int
+    features: int
+    """Of the input."""
+    hidden: int
+    projected: bool
+    layers: int
+    directions: int
+    packed: bool
+    """The sequences have lengths of their own."""
+    dtype: DType
+    backward: bool
+
+    @property
+    def gates(self) -> int:
+        """Features for each hidden one."""
+        return _GATES.get(self.mode, 1)
+
+    def persistent(self, device: Device) -> bool:
+        """Whether one kernel walks over all steps of a layer; see Note [Steps of a recurrent
+        layer]."""
+        if device.vendor == "amd" or self.projected or self.packed:
+            return False
+        if self.dtype.name != "float64" and self.hidden <= _WIDEST_SMALL[self.backward][self.mode]:
+            return True
+        return self.dtype.name == "float16" and self._is_common() and self._is_held(device)
+
+    def _is_common(self) -> bool:
+        single = self.layers == 1 and self.directions == 1
+        return single and self.hidden <= 1024 and not (self.hidden % 128 or self.features % 128)
+
+    def _is_held(self, device: Device) -> bool:
+        """As measured for ATen on each generation."""
+        major, _, minor = device.architecture.partition(".")
+        batch, wide = self.batch, self.mode in (_RELU, _TANH) and self.hidden >= 896
+        if major == "7":
+            fits = (batch % 16 == 0 and batch not in (80, 112)) or batch == 8
+            long = ((40, 128), (20, 96), (10, 32))
+            enough = any(self.steps >= least and batch <= most for least, most in long)
+            return minor != "5" and fits and enough
+        if not major.isdecimal() or int(major) < 8 or minor == "6":
+            return False
+        fits = batch % 8 == 0 and batch <= (95 if wide else 128)
+        return self.mode != _GRU and fits and (device.multiprocessors or 0) >= 98
+
+
+def recurrent_of(op: LaunchingOp) -> Recurrent | None:
+    """The layers of an operator; None for others, and where the arguments say too little."""
+    places = RECURRENT.get(op.name)
+    source = op.inputs[0] if op.inputs else None
+    if places is None or not isinstance(source, TensorInfo) or len(source.shape) < 2:
+        return None
+    lengths = _at(op, places.lengths)
+    packed = isinstance(lengths, tuple) and bool(lengths)
+    steps = len(lengths) if isinstance(lengths, tuple) and lengths else source.shape[0]
+    rows = source.elements // max(1, source.shape[-1])
+    return Recurrent(
+        mode=mode if (mode := _number(op, places.mode, _LSTM)) in range(4) else _TANH,
+        steps=max(1, steps),
+        batch=max(1, -(-rows // max(1, steps))),
+        features=source.shape[-1],
+        hidden=max(1, _number(op, places.hidden, 1)),
+        projected=places.projected is not None and _number(op, places.projected, 0) > 0,
+        layers=max(1, _number(op, places.layers, 1)),
+        directions=2 if _at(op, places.bidirectional) is True else 1,
+        packed=packed,
+        dtype=source.dtype,
+        backward=op.name.endswith("_backward"),
+    )
+
+
+def _at(op: LaunchingOp, place: int) -> Value:
+    return op.inputs[place] if place < len(op.inputs) else None
+
+
+def _number(op: LaunchingOp, place: int, default: int) -> int:
+    value = _at(op, place)
+    return int(value) if isinstance(value, (int, float)) else default
+
+
+def recurrent_time(
+    layers: Recurrent, device: Device, calibration: Calibration | None
+) -> Estimate | None:
+    """All GPU work of the operator; None where the device does no products of the type."""
+    clock = _Clock(layers, device, calibration)
+    persistent = layers.persistent(device)
+    walked = clock.persistent() if persistent else clock.stepped()
+    if walked is None:
+        return None
+    alike = layers.layers * layers.directions
+    at_once = 0.0
+    for layer in range(layers.layers):
+        wide = layers.features if layer == 0 else layers.directions * layers.hidden
+        products = clock.products_of_all_steps(wide)
+        if products is None:
+            return None
+        at_once += layers.directions * products
+    total = at_once + alike * walked
+    overlapped = at_once + alike * walked / min(alike, 2)
+    way = "in one kernel" if persistent else "each a product and its gates"
+    source = f"{layers.steps} steps of {alike} recurrent layers, {way}, by models of those kernels"
+    return Estimate(total, overlapped / _SPREAD, total * _SPREAD, source)
+
+
+class _Clock:
+    """Times of the pieces, ns; None where nobody knows one."""
+
+    def __init__(self, layers: Recurrent, device: Device, calibration: Calibration | None) -> None:
+        self._layers, self._device, self._calibration = layers, device, calibration
+        half = layers.dtype.size <= 2
+        of_fp32 = "tf32" if "tf32" in device.matrix else "fp32"  # as torch.backends.cudnn allows
+        self._math = layers.dtype.name if half or layers.dtype.size > 4 else of_fp32
+
+    def products_of_all_steps(self, features: int) -> float | None:
+        """Of a layer and direction: the inputs', or the gradients' of inputs and both weights."""
+        of, gated = self._layers, self._layers.gates * self._layers.hidden
+        rows = of.steps * of.batch
+        if not of.backward:
+            return self._product(rows, gated, features)
+        found = (
+            self._product(rows, features, gated),
+            self._product(gated, features, rows),
+            self._product(gated, of.hidden, rows),
+        )
+        return sum(each for each in found if each is not None) if None not in found else None
+
+    def stepped(self) -> float | None:
+        """All steps of a layer, two kernels each."""
+        of = self._layers
+        product = self._product(of.batch, of.gates * of.hidden, of.hidden)
+        gates = elementwise_ns(
+            "add", of.batch * of.gates * of.hidden, of.dtype.name, self._device, calibration=None
+        )
+        return None if product is None or gates is None else of.steps * (product + gates.ns)
+
+    def persistent(self) -> float:
+        """All steps of a layer in one kernel, each at the chip's rate after a barrier."""
+        of = self._layers
+        rate = peak_rate(self._device, dtype_label(self._math))
+        flops = 2.0 * of.batch * of.gates * of.hidden * of.hidden
+        return of.steps * (_BARRIER_NS + 1e9 * flops / rate)
+
+    def _product(self, m: int, n: int, k: int) -> float | None:
+        found = gemm_ns(m, n, k, self._math, self._device, calibration=self._calibration)
+        return None if found is None else found.ns

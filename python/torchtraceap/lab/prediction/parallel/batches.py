@@ -1,0 +1,88 @@
+"""A batch in equal parts, that a pipeline works on one after the other."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.prediction.parallel.strategy import PIPELINE, Strategy
+from torchtraceap.lab.workloads.workload import Workload
+
+__all__ = ["number_of_parts", "parts_of"]
+
+_PARTS_PER_STAGE = 4
+
+
+def number_of_parts(workload: Workload, strategy: Strategy) -> int:
+    """Into how many parts a batch is split: as was asked for, else up to 4 for each stage.
+
+    Raises:
+        OptionError: The batch has no so many equal parts, or fewer than there are stages.
+    """
+    batch, stages = _batch(workload), strategy.size(PIPELINE)
+    if strategy.microbatches is None:
+        fit = range(min(batch, _PARTS_PER_STAGE * stages), stages - 1, -1)
+        found = next((parts for parts in fit if batch % parts == 0), None)
+        if found is None:
+            raise OptionError(
+                f"pp={stages} needs a batch of {stages} equal parts or more, not of {batch} rows"
+            )
+        return found
+    parts = strategy.microbatches
+    if parts < stages:
+        raise OptionError(f"pp={stages} needs {stages} microbatches or more, not {parts}")
+    if batch % parts:
+        raise OptionError(f"a batch of {batch} has no {parts} equal parts")
+    return parts
+
+
+def _batch(workload: Workload) -> int:
+    """Rows of the first tensor among the inputs."""
+    leaves = tree_leaves(workload.inputs)
+    rows = (leaf.shape[0] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim())
+    found: int = next(rows, 1)
+    return found
+
+
+def parts_of(workload: Workload, parts: int) -> list[Workload]:
+    """Workloads of a part of the batch each: inputs, and what the loss has of the batch."""
+    batch = _batch(workload)
+    return [
+        replace(
+            workload,
+            inputs=tree_map(functools.partial(_rows, batch, parts, index), workload.inputs),
+            loss=workload.loss and _loss_of(workload.loss, batch, parts, index),
+        )
+        for index in range(parts)
+    ]
+
+
+def _rows(batch: int, parts: int, index: int, value: Any) -> Any:
+    """Of a tensor that has a row for each of the batch, some."""
+    if not isinstance(value, torch.Tensor) or not value.dim() or value.shape[0] % batch:
+        return value
+    rows = value.shape[0] // parts
+    return value.narrow(0, index * rows, rows)
+
+
+def _loss_of(loss: Callable[..., Any], batch: int, parts: int, index: int) -> Callable[..., Any]:
+    """With rows of the targets that a function holds: in its closure, defaults or arguments."""
+    rows = functools.partial(tree_map, functools.partial(_rows, batch, parts, index))
+    if isinstance(loss, functools.partial):
+        inner = _loss_of(loss.func, batch, parts, index)
+        return functools.partial(inner, *rows(loss.args), **rows(loss.keywords))
+    if not isinstance(loss, types.FunctionType):
+        return loss
+    cells = tuple(types.CellType(rows(cell.cell_contents)) for cell in loss.__closure__ or ())
+    made = types.FunctionType(
+        loss.__code__, loss.__globals__, loss.__name__, rows(loss.__defaults__), cells
+    )
+    made.__kwdefaults__ = rows(loss.__kwdefaults__)
+    return made

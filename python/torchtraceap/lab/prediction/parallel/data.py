@@ -1,0 +1,97 @@
+"""Data parallelism, by torch's own code: DistributedDataParallel and fully_shard (FSDP2).
+
+Note [Buckets]: torch's reducer gathers all gradients in one bucket in the first step. Before the
+second it makes new buckets in the order in which gradients were ready (the first up to 1 MiB, the
+others up to 25 MiB), which the third step has from its beginning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.prediction.parallel.blocks import blocks_of
+from torchtraceap.lab.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = [
+    "STEPS_OF_COPIES",
+    "STEPS_OF_ONE",
+    "STEPS_OF_PARTS",
+    "STEPS_OF_SHARDS",
+    "shards_of",
+    "with_copies",
+    "with_shards",
+]
+
+STEPS_OF_COPIES = 3
+"""Until a step is like the next. See Note [Buckets]."""
+STEPS_OF_SHARDS = 3
+"""The first step makes streams, groups and state; what the next one waits for is counted back from
+the end of the step before, which has to be like it."""
+STEPS_OF_PARTS = 2
+"""With tensors that torch knows as shared among ranks: in the first step it finds out how."""
+STEPS_OF_ONE = 2
+"""Without copies: the first step makes the optimiser's state."""
+
+
+def with_copies(workload: Workload, group: ProcessGroup, *, finds_unused: bool = False) -> Workload:
+    """Every rank of the group has the model; gradients are averaged in the backward pass.
+
+    Args:
+        workload: What each rank runs.
+        group: The ranks.
+        finds_unused: Some parameters get no gradient.
+
+    Raises:
+        OptionError: Nothing of the model is trained.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    if not any(parameter.requires_grad for parameter in workload.model.parameters()):
+        raise OptionError("ddp averages gradients, and no parameter of the model has any")
+    model = DistributedDataParallel(
+        workload.model,
+        process_group=group,
+        init_sync=False,
+        find_unused_parameters=finds_unused,
+    )
+    return replace(workload, model=model)
+
+
+def with_shards(workload: Workload, mesh: DeviceMesh) -> Workload:
+    """Every rank keeps a part of each parameter; blocks are gathered when they are needed.
+
+    Args:
+        workload: Its model is changed: each block is sharded, and what is left at the root.
+        mesh: Of one dimension, or of two of which the first holds copies.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    for block in blocks_of(workload.model).values():
+        fully_shard(block, mesh=mesh)
+    fully_shard(workload.model, mesh=mesh)
+    return workload
+
+
+def shards_of(model: torch.nn.Module, parts: int, size: int, index: int) -> tuple[int, ...]:
+    """How many rows of each parameter a rank keeps: what tells its work from another's.
+
+    Args:
+        model: Not changed yet.
+        parts: Into how many layers are split; whether one is by rows is left open.
+        size: Number of ranks among which parameters are sharded.
+        index: Of one of them.
+    """
+    found = []
+    for parameter in model.parameters():
+        whole = parameter.shape[0] if parameter.dim() else 1
+        for rows in (whole, whole // parts):
+            each = -(-rows // size)
+            found.append(max(0, min(each, rows - index * each)))
+    return tuple(found)

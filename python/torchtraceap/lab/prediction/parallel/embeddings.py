@@ -1,0 +1,538 @@
+"""Embedding tables shared among ranks as in TorchRec, and the dense part copied.
+
+Note [A step]: the first table that a model asks has all of them looked up. Indices go to the ranks
+that have the tables (an exchange of the sizes, for which the host waits, one of the lengths of bags
+and one of the indices), each rank looks up its own for the samples of all in one fused kernel, and
+the pooled rows go back in an all-to-all; in the backward pass their gradients take the way back,
+and the lookup's backward updates the rows, so that tables have no gradients of their own. Of tables
+that are shared by rows every rank sums what it has, and a reduce-scatter brings the sums together;
+in the backward pass an all-gather brings each rank all gradients. Tables that are copied stay in
+the dense part, which is DistributedDataParallel's.
+
+Note [Groups]: tables are looked up together that lie in the same way, have elements of one type and
+as many bags.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.prediction.capture.dispatch import Recorder
+from torchtraceap.lab.prediction.capture.run import run_step
+from torchtraceap.lab.prediction.lowering.fused_lookups import BACKWARD, FORWARD
+from torchtraceap.lab.prediction.parallel.data import STEPS_OF_COPIES, with_copies
+from torchtraceap.lab.prediction.parallel.exchanges import gather, scatter_sums
+from torchtraceap.lab.prediction.parallel.placement import Lookup, Placement
+from torchtraceap.lab.workloads.workload import Workload
+
+__all__ = ["looked_up", "optimizer_of_tables", "run_shared_tables"]
+
+_STATE_OF_ELEMENTS = {"adagrad": 1, "adam": 2}
+_OPTIMIZERS = (
+    (torch.optim.SGD, "sgd"),
+    (torch.optim.Adagrad, "adagrad"),
+    ((torch.optim.Adam, torch.optim.AdamW), "adam"),
+)
+_OTHERWISE = "rowwise_adagrad"
+
+
+# ------------------------------------------------------------------------------- what is asked
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A use of a table."""
+
+    module: nn.Module
+    lookup: Lookup
+    indices: torch.Tensor
+    """[indices], int."""
+    bounds: torch.Tensor
+    """Offsets of bags, or of rows where every bag has as many."""
+    shape: tuple[int, ...]
+    """Of what comes out."""
+
+
+def looked_up(workload: Workload) -> tuple[Lookup, ...]:
+    """Uses of embedding tables in a step of a workload, in its order.
+
+    Raises:
+        OptionError: A table can't be shared; the message says why.
+    """
+    return tuple(each.lookup for each in _asked(workload))
+
+
+def optimizer_of_tables(workload: Workload) -> str:
+    """By the name that choose_sharding has for it: that of the workload, else row-wise Adagrad."""
+    if workload.optimizer is None:
+        return "sgd"
+    try:
+        made = workload.optimizer([nn.Parameter(torch.empty(1))])
+    except Exception:  # one that takes names or groups: its own run says what is wrong, if anything
+        return _OTHERWISE
+    members = made.values() if isinstance(made, Mapping) else made
+    first = next(iter(members), None) if isinstance(members, Iterable) else made
+    return next((name for kind, name in _OPTIMIZERS if isinstance(first, kind)), _OTHERWISE)
+
+
+def _asked(workload: Workload) -> list[_Asked]:
+    """Tables with what they are asked in a forward pass."""
+    found: list[_Asked] = []
+    tables = _tables(workload.model)
+
+    def ask(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        found.append(_use(name, module, args, kwargs))
+
+    with ExitStack() as stack:
+        for name, module in tables.items():
+            hook = module.register_forward_pre_hook(partial(ask, name), with_kwargs=True)
+            stack.callback(hook.remove)
+        stack.enter_context(torch.no_grad())
+        workload.forward()
+    return found
+
+
+def _tables(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules whose weight is theirs alone."""
+    owners: dict[int, int] = defaultdict(int)
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            owners[id(parameter)] += 1
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.EmbeddingBag, nn.Embedding)) and owners[id(module.weight)] == 1
+    }
+
+
+def _use(name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Asked:
+    names = ("input", "offsets", "per_sample_weights")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    indices, offsets = given["input"], given.get("offsets")
+    _check(name, module, given)
+    if isinstance(module, nn.Embedding):
+        bags, shape = indices.numel(), (*indices.shape, module.embedding_dim)
+    elif offsets is None:
+        bags, shape = indices.shape[0], (indices.shape[0], module.embedding_dim)
+    else:
+        bags = offsets.numel() - bool(module.include_last_offset)
+        shape = bags, module.embedding_dim
+    lookup = Lookup(
+        name,
+        module.num_embeddings,
+        module.embedding_dim,
+        str(module.weight.dtype).removeprefix("torch."),
+        bags,
+        indices.numel(),
+    )
+    return _Asked(
+        module, lookup, indices.reshape(-1), indices if offsets is None else offsets, shape
+    )
+
+
+def _check(name: str, module: Any, given: dict[str, Any]) -> None:
+    reasons = {
+        "it takes the largest of a bag": getattr(module, "mode", "sum") == "max",
+        "it has max_norm": module.max_norm is not None,
+        "its gradients are scaled by frequency": module.scale_grad_by_freq,
+        "its lookups have weights of their own": given.get("per_sample_weights") is not None,
+    }
+    reason = next((text for text, holds in reasons.items() if holds), None)
+    if reason:
+        raise OptionError(f"table {name} can't be shared among ranks: {reason}")
+
+
+# ------------------------------------------------------------------------------- geometry
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Columns of a use of a table, on one rank."""
+
+    use: int
+    """Index among the uses."""
+    rows: int
+    columns: int
+    indices: float
+    """Of one rank's samples that are looked up here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """See Note [Groups]."""
+
+    bags: int
+    """Of one rank's samples."""
+    dtype: torch.dtype
+    parts: tuple[tuple[_Part, ...], ...]
+    """Of each rank."""
+    is_by_rows: bool
+
+    def widths(self) -> list[int]:
+        """Columns of each rank."""
+        return [sum(part.columns for part in own) for own in self.parts]
+
+
+def _groups(asked: Sequence[_Asked], placement: Placement) -> list[_Group]:
+    members: dict[tuple[bool, int, torch.dtype], list[list[_Part]]] = {}
+    world = placement.world_size
+
+    def parts_of(is_by_rows: bool, use: _Asked) -> list[list[_Part]]:
+        dtype = use.module.get_parameter("weight").dtype
+        key = is_by_rows, use.lookup.bags, dtype
+        return members.setdefault(key, [[] for _ in range(world)])
+
+    for index, use in enumerate(asked):
+        lookup = use.lookup
+        if lookup.table in placement.by_rows:
+            each = -(-lookup.rows // world)
+            for rank, own in enumerate(parts_of(True, use)):
+                rows = max(0, min(each, lookup.rows - rank * each))
+                own.append(_Part(index, rows, lookup.columns, lookup.indices / world))
+        for piece in placement.pieces.get(lookup.table, ()):
+            part = _Part(index, lookup.rows, piece.columns, lookup.indices)
+            parts_of(False, use)[piece.rank].append(part)
+    return [
+        _Group(bags, dtype, tuple(map(tuple, parts)), is_by_rows)
+        for (is_by_rows, bags, dtype), parts in members.items()
+    ]
+
+
+# ------------------------------------------------------------------------------- lookups
+
+
+class _Fused(torch.autograd.Function):
+    """FBGEMM's lookup of several tables at once; its backward pass updates them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, owner: _SharedGroup, values: torch.Tensor, offsets: torch.Tensor, _: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.owner = owner
+        ctx.save_for_backward(values, offsets)
+        with owner.recorder.blank():
+            pooled = torch.empty(owner.bags, owner.width, dtype=owner.group.dtype)
+        given = {"dev_weights": owner.weights, "indices": values, "offsets": offsets}
+        if owner.width:
+            owner.recorder.write(FORWARD, "default", {**given, **owner.sizes()}, (pooled,))
+        return pooled
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        owner = ctx.owner
+        values, offsets = ctx.saved_tensors
+        given = {
+            "grad_output": grads[0],
+            "dev_weights": owner.weights,
+            "indices": values,
+            "offsets": offsets,
+            **{f"momentum{number}": each for number, each in enumerate(owner.state, 1)},
+            **owner.sizes(),
+        }
+        if owner.width:
+            owner.recorder.write(BACKWARD[owner.optimizer], "default", given, ())
+        return None, None, None, None
+
+
+class _PooledToSamples(torch.autograd.Function):
+    """Pooled rows go to the ranks of their samples, gradients come back."""
+
+    @staticmethod
+    def forward(ctx: Any, owner: _SharedGroup, pooled: torch.Tensor) -> torch.Tensor:
+        ctx.owner = owner
+        sent, received = owner.pooled_splits()
+        ctx.splits = sent, received
+        out = pooled.new_empty(sum(received))
+        dist.all_to_all_single(
+            out, pooled.view(-1), received, sent, group=owner.process_group, async_op=True
+        )
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        owner, (sent, received) = ctx.owner, ctx.splits
+        out = grads[0].new_empty(sum(sent))
+        dist.all_to_all_single(
+            out, grads[0].contiguous(), sent, received, group=owner.process_group, async_op=True
+        )
+        return None, out.div_(dist.get_world_size(owner.process_group)).view(
+            owner.bags, owner.width
+        )
+
+
+class _SumsToSamples(torch.autograd.Function):
+    """Sums of the rows of all ranks go to the ranks of their samples."""
+
+    @staticmethod
+    def forward(ctx: Any, owner: _SharedGroup, pooled: torch.Tensor) -> torch.Tensor:
+        ctx.owner = owner
+        return scatter_sums(pooled, owner.process_group, 0, async_op=True)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        owner = ctx.owner
+        out = gather(grads[0], owner.process_group, 0, async_op=True)
+        return None, out.div_(dist.get_world_size(owner.process_group))
+
+
+class _SharedGroup(nn.Module):
+    """What this rank has of a group of tables."""
+
+    def __init__(
+        self,
+        group: _Group,
+        asked: Sequence[_Asked],
+        process_group: dist.ProcessGroup,
+        recorder: Recorder,
+        optimizer: str,
+    ) -> None:
+        super().__init__()
+        self.group, self.process_group, self.recorder = group, process_group, recorder
+        self.optimizer = optimizer
+        self._asked = asked
+        self._own = group.parts[process_group.rank()]
+        self.bags = group.bags * process_group.size()
+        """Of all ranks' samples."""
+        self.width = sum(part.columns for part in self._own)
+        elements = sum(part.rows * part.columns for part in self._own)
+        kept = _STATE_OF_ELEMENTS.get(optimizer, 0)
+        with recorder.blank():
+            weights = torch.empty(elements, dtype=group.dtype)
+            self.weights = nn.Parameter(weights, requires_grad=False)
+            self.state = [torch.empty(elements) for _ in range(kept)]
+            if optimizer == _OTHERWISE:
+                self.state = [torch.empty(sum(part.rows for part in self._own))]
+        self._trained = torch.empty(0, requires_grad=True)
+
+    def sizes(self) -> dict[str, tuple[Any, ...]]:
+        """Of each table: rows, columns and indices of all ranks' samples."""
+        ranks = self.process_group.size()
+        return {
+            "rows": tuple(part.rows for part in self._own),
+            "columns": tuple(part.columns for part in self._own),
+            "lookups": tuple(part.indices * ranks for part in self._own),
+        }
+
+    def pooled_splits(self) -> tuple[list[int], list[int]]:
+        """Elements that go to and come from each rank."""
+        widths = self.group.widths()
+        sent = [self.group.bags * self.width] * len(widths)
+        return sent, [self.group.bags * width for width in widths]
+
+    def index_splits(self) -> tuple[list[int], list[int]]:
+        """Indices that go to and come from each rank."""
+        counts = [math.ceil(sum(part.indices for part in own)) for own in self.group.parts]
+        return counts, [counts[self.process_group.rank()]] * len(counts)
+
+    def length_splits(self) -> tuple[list[int], list[int]]:
+        """Bags that go to and come from each rank."""
+        counts = [len(own) * self.group.bags for own in self.group.parts]
+        return counts, [counts[self.process_group.rank()]] * len(counts)
+
+    def start(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Lengths of bags and indices in the order of the ranks that they go to."""
+        uses = [part.use for own in self.group.parts for part in own]
+        if self.group.is_by_rows:
+            uses = [part.use for part in self._own]
+        values = torch.cat([self._asked[use].indices for use in uses])
+        bounds = [self._asked[use].bounds.reshape(-1) for use in uses]
+        bags = self.group.bags
+        lengths = torch.cat([each[:bags] for each in bounds])
+        if self.group.is_by_rows:
+            return self._by_owner(lengths, values)
+        return lengths, values
+
+    def _by_owner(
+        self, lengths: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices of each bag sorted by the rank that has the row."""
+        with self.recorder.blank():
+            found = lengths.new_empty(sum(self.length_splits()[0]))
+            moved = values.new_empty(sum(self.index_splits()[0]))
+        given = {"lengths": lengths, "indices": values}
+        name = "fbgemm::block_bucketize_sparse_features"
+        self.recorder.write(name, "default", given, (found, moved))
+        return found, moved
+
+    def finish(self, lengths: torch.Tensor, values: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
+        """Exchanges and lookups; what comes out for each use, in parts by columns."""
+        mine, asked = (
+            self._sent(tensor, *splits)
+            for tensor, splits in (
+                (lengths, self.length_splits()),
+                (values, self.index_splits()),
+            )
+        )
+        offsets, indices = self._by_table(mine, asked)
+        pooled = _Fused.apply(self, indices, offsets, self._trained)
+        if self.group.is_by_rows:
+            out = _SumsToSamples.apply(self, pooled)
+        else:
+            out = self._joined(_PooledToSamples.apply(self, pooled))
+        return [*self._shared_out(out)]
+
+    def _sent(self, tensor: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        with self.recorder.blank():
+            out = tensor.new_empty(sum(received))
+        dist.all_to_all_single(out, tensor, received, sent, group=self.process_group, async_op=True)
+        return out
+
+    def _by_table(
+        self, lengths: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Offsets and indices in the order of tables: they came in the order of ranks."""
+        write = self.recorder.write
+        with self.recorder.blank():
+            ordered = lengths.new_empty(lengths.shape), values.new_empty(values.shape)
+            offsets = lengths.new_empty(lengths.numel() + 1)
+        if not self._own:
+            return offsets, ordered[1]
+        given = {"lengths": lengths, "values": values}
+        write("fbgemm::permute_2D_sparse_data", "default", given, ordered)
+        name = "fbgemm::asynchronous_complete_cumsum"
+        write(name, "default", {"t_in": ordered[0]}, (offsets,))
+        given = {"indices": ordered[1], "offsets": offsets}
+        write("fbgemm::bounds_check_indices", "default", given, (offsets,))
+        return offsets, ordered[1]
+
+    def _joined(self, out: torch.Tensor) -> torch.Tensor:
+        """Rows of each sample beside each other: [bags, columns of all ranks]."""
+        bags = self.group.bags
+        blocks = out.split([bags * width for width in self.group.widths()])
+        return torch.cat([block.view(bags, -1) for block in blocks if block.numel()], dim=1)
+
+    def _shared_out(self, out: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        parts = [part for own in self.group.parts for part in own]
+        if self.group.is_by_rows:
+            parts = [*self._own]
+        for part, rows in zip(parts, out.split([p.columns for p in parts], dim=1), strict=True):
+            yield part.use, rows
+
+
+# ------------------------------------------------------------------------------- the model
+
+
+class _SharedTables:
+    """Gives a model's tables what their ranks looked up. See Note [A step]."""
+
+    def __init__(
+        self, asked: Sequence[_Asked], groups: Sequence[_SharedGroup], recorder: Recorder
+    ) -> None:
+        self._asked, self._groups, self._recorder = asked, groups, recorder
+        self._found: dict[int, torch.Tensor] = {}
+        self._turns: dict[nn.Module, Iterator[int]] = {}
+
+    def begin(self, *_: Any) -> None:
+        """Of a forward pass."""
+        self._found.clear()
+        uses: dict[nn.Module, list[int]] = defaultdict(list)
+        for index, use in enumerate(self._asked):
+            uses[use.module].append(index)
+        self._turns = {module: iter(own) for module, own in uses.items()}
+
+    def answer(self, module: nn.Module, *_: Any, **__: Any) -> torch.Tensor:
+        """In place of a table's forward."""
+        use = next(self._turns[module])
+        if use not in self._found:
+            self._look_up()
+        return self._found[use].reshape(self._asked[use].shape)
+
+    def _look_up(self) -> None:
+        started = [group.start() for group in self._groups]
+        self._exchange_sizes()
+        parts: dict[int, list[torch.Tensor]] = defaultdict(list)
+        for group, (lengths, values) in zip(self._groups, started, strict=True):
+            for use, rows in group.finish(lengths, values):
+                parts[use].append(rows)
+        for use, own in parts.items():
+            self._found[use] = own[0] if len(own) == 1 else torch.cat(own, dim=1)
+
+    def _exchange_sizes(self) -> None:
+        """How much each rank will get from each; the host makes room for it.
+
+        Lengths, indices and samples of each group.
+        """
+        process_group = self._groups[0].process_group
+        count = 3 * len(self._groups) * process_group.size()
+        with self._recorder.blank():
+            sizes, out = (torch.empty(count, dtype=torch.int64) for _ in range(2))
+        dist.all_to_all_single(out, sizes, group=process_group, async_op=True)
+        out.tolist()
+
+
+def run_shared_tables(
+    workload: Workload,
+    placement: Placement,
+    process_group: dist.ProcessGroup,
+    recorder: Recorder,
+    *,
+    finds_unused: bool = False,
+) -> nn.Module:
+    """Runs steps of the current rank, see `run_step`.
+
+    Args:
+        workload: Its model is changed.
+        placement: Where tables lie.
+        process_group: All ranks.
+        recorder: Of the calls.
+        finds_unused: As of `with_copies`.
+
+    Raises:
+        OptionError: A table can't be shared.
+    """
+    for note in placement.notes:
+        recorder.note(note)
+    workload.model.train(workload.loss is not None)
+    with recorder.off():
+        asked = _asked(workload)
+    optimizer = optimizer_of_tables(workload) if workload.loss else "sgd"
+    if workload.optimizer is not None and optimizer == _OTHERWISE:
+        recorder.note("tables are updated by row-wise Adagrad")
+    groups = nn.ModuleList(
+        _SharedGroup(group, asked, process_group, recorder, optimizer)
+        for group in _groups(asked, placement)
+    )
+    shared = _SharedTables(asked, [*groups], recorder)
+    with recorder.off():
+        for use in asked:
+            if use.lookup.table not in placement.copied:
+                _let_answer(use.module, shared)
+    if groups:
+        workload.model.register_forward_pre_hook(shared.begin)
+    steps = None
+    if not any(parameter.requires_grad for parameter in workload.model.parameters()):
+        workload = replace(workload, optimizer=None)  # there are tables and nothing else
+    elif workload.loss is not None:
+        workload = with_copies(workload, process_group, finds_unused=finds_unused)
+        steps = STEPS_OF_COPIES
+    if groups:
+        recorder.knows_optimizer(_keeper([*groups]))
+    return nn.ModuleList([run_step(workload, recorder, steps=steps), groups])
+
+
+def _keeper(groups: Sequence[_SharedGroup]) -> torch.optim.Optimizer:
+    """What keeps the state of the tables, which their lookups update."""
+    keeper = torch.optim.SGD([group.weights for group in groups])
+    for group in groups:
+        keeper.state[group.weights] = dict(enumerate(group.state))
+    return keeper
+
+
+def _let_answer(module: nn.Module, shared: _SharedTables) -> None:
+    """The table's own weight is no parameter any more; its shape and type may be asked for."""
+    weight = module._parameters.pop("weight", None)
+    if weight is None:
+        return  # asked more than once
+    module.weight = weight.detach()
+    module.forward = partial(shared.answer, module)

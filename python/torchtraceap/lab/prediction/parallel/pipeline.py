@@ -1,0 +1,424 @@
+"""Pipeline parallelism: a rank has some of a model's blocks, and a batch goes through in parts.
+
+Note [A stage]: it begins with what the block before it gives, which is received, and ends with what
+its last block gives, which is sent. What a model does before its first block is the first stage's,
+what it does after the last one is the last stage's. The model's own forward is run on every rank:
+blocks of other stages give what they gave in a trial, and nothing around them is written down. So
+what later stages would compute again for themselves, such as positions and masks, is not counted.
+
+Note [Order]: one forward, one backward, as torch's Schedule1F1B: a stage begins as many parts as
+there are stages from it to the end, and then goes on with a backward and a forward pass in turn. It
+sends and receives in one batch what lies between the two, and waits for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils.flop_counter import FlopCounterMode
+
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.prediction.capture.calls import Phase
+from torchtraceap.lab.prediction.capture.dispatch import Recorder
+from torchtraceap.lab.prediction.capture.run import run_step
+from torchtraceap.lab.prediction.parallel.batches import number_of_parts, parts_of
+from torchtraceap.lab.prediction.parallel.blocks import blocks_of
+from torchtraceap.lab.prediction.parallel.data import STEPS_OF_COPIES, STEPS_OF_ONE, with_copies
+from torchtraceap.lab.prediction.parallel.strategy import DATA, PIPELINE, Strategy
+from torchtraceap.lab.workloads.workload import Workload
+
+__all__ = ["run_stage"]
+
+
+@dataclass
+class _Block:
+    name: str
+    module: nn.Module
+    output: Any
+    """What it gave in the trial."""
+    cost: int
+    """Operations on numbers up to its end, from the end of the block before."""
+
+
+def stage_of(workload: Workload, strategy: Strategy, index: int, recorder: Recorder) -> Stage:
+    """What a rank has of the model.
+
+    Args:
+        workload: Its model is changed.
+        strategy: How many stages there are.
+        index: Of this one.
+        recorder: Of the calls; what is tried here is not written down.
+
+    Raises:
+        OptionError: The model has fewer blocks, or does not go from one to the next.
+    """
+    parts = parts_of(workload, number_of_parts(workload, strategy))
+    workload.model.train(workload.loss is not None)
+    with recorder.off():
+        blocks, rest = _tried(parts[0])
+        stages = strategy.size(PIPELINE)
+        if len(blocks) < stages:
+            raise OptionError(
+                f"pp={stages} needs {stages} blocks or more, and the model has {len(blocks)}"
+            )
+        bounds = _bounds([block.cost for block in blocks], rest, stages)
+        return Stage(parts, blocks, bounds, index, recorder)
+
+
+def _tried(part: Workload) -> tuple[list[_Block], int]:
+    """Blocks in the order in which the model runs them, and the cost of what comes after."""
+    blocks: list[_Block] = []
+    done = 0
+    counter = FlopCounterMode(display=False)
+
+    def entered(block: nn.Module, args: Any, kwargs: Any) -> None:
+        given = {id(each) for each in tree_leaves((args, kwargs)) if _is_trained(each)}
+        if len(given) > 1:
+            raise OptionError(
+                f"a pipeline hands one tensor from block to block, and {names[block]} takes more"
+            )
+
+    def left(block: nn.Module, _args: Any, output: Any) -> None:
+        nonlocal done
+        if any(block is each.module for each in blocks):
+            raise OptionError(f"a pipeline runs each block once, and {names[block]} runs again")
+        total = counter.get_total_flops()
+        blocks.append(_Block(names[block], block, tree_map(_detached, output), total - done))
+        done = total
+
+    named = blocks_of(part.model)
+    names = {module: name for name, module in named.items()}
+    with ExitStack() as stack:
+        for module in named.values():
+            hooks = (
+                module.register_forward_pre_hook(entered, with_kwargs=True),
+                module.register_forward_hook(left),
+            )
+            for hook in hooks:
+                stack.callback(hook.remove)
+        stack.enter_context(counter)
+        stack.enter_context(torch.set_grad_enabled(part.loss is not None))
+        part.forward()
+    return blocks, counter.get_total_flops() - done
+
+
+def _is_trained(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _detached(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+def _bounds(costs: list[int], rest: int, stages: int) -> list[int]:
+    """Where stages begin and where the last one ends, so that the costliest costs least."""
+    costs = [cost + 1 for cost in costs]  # blocks without products are shared out too
+    costs[-1] += rest
+    sums = [0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+    count = len(costs)
+    best: list[tuple[int, list[int]]] = [(sums[end], [0, end]) for end in range(count + 1)]
+    for stage in range(2, stages + 1):
+        best = [
+            min(
+                (
+                    (max(best[cut][0], sums[end] - sums[cut]), [*best[cut][1], end])
+                    for cut in range(stage - 1, end)
+                ),
+                default=(sums[-1] + 1, []),
+            )
+            for end in range(count + 1)
+        ]
+    return best[count][1]
+
+
+def _handed(output: Any) -> torch.Tensor:
+    """What a block hands on: the first of its outputs with floating point numbers."""
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            return leaf
+    raise OptionError("a pipeline hands a tensor from block to block, and a block gives none")
+
+
+def _with_handed(output: Any, tensor: torch.Tensor) -> Any:
+    old = _handed(output)
+    leaves, structure = tree_flatten(output)
+    return tree_unflatten([tensor if leaf is old else leaf for leaf in leaves], structure)
+
+
+def _gives(output: Any) -> Callable[..., Any]:
+    return lambda *_args, **_kwargs: output
+
+
+class Stage(nn.Module):
+    """Some blocks, and the parameters that they train. Its forward takes the index of a part of the
+    batch and what was received for it; it gives what is to be sent, or the model's output."""
+
+    def __init__(
+        self,
+        parts: list[Workload],
+        blocks: list[_Block],
+        bounds: list[int],
+        index: int,
+        recorder: Recorder,
+    ) -> None:
+        super().__init__()
+        self.is_first, self.is_last = index == 0, index == len(bounds) - 2
+        self.after = len(bounds) - 2 - index
+        """Stages that come after this one."""
+        self.parts = parts
+        first, end = bounds[index : index + 2]
+        self._recorder, self._is_on = recorder, False
+        self._before = None if self.is_first else blocks[first - 1].output
+        self._last = blocks[end - 1].output
+        self._received: torch.Tensor | None = None
+        self._sent: torch.Tensor | None = None
+        for position, block in enumerate(blocks):
+            if position == first - 1:
+                block.module.forward = self._begin
+            elif not first <= position < end:
+                block.module.forward = _gives(block.output)
+            elif position == end - 1 and not self.is_last:
+                block.module.forward = self._ending(block.module.forward)
+        self._own(parts[0], [block.module for block in blocks[first:end]])
+
+    def _own(self, part: Workload, blocks: list[nn.Module]) -> None:
+        """Parameters that get a gradient here; where nothing is trained, those of the blocks."""
+        model = part.model
+        if part.loss is None:
+            own = {id(each) for block in blocks for each in block.parameters()}
+        else:
+            output = self(0, self.received())
+            (part.loss(output) if self.is_last else output.sum()).backward()
+            own = {id(each) for each in model.parameters() if each.grad is not None}
+            model.zero_grad()
+        for name, parameter in model.named_parameters():
+            if id(parameter) in own:
+                self.register_parameter(name.replace(".", "_"), parameter)
+
+    def received(self) -> torch.Tensor | None:
+        """Memory for what the stage before sends; None if this is the first."""
+        if self._before is None:
+            return None
+        handed = _handed(self._before)
+        return self._like(handed).requires_grad_(handed.requires_grad)
+
+    def gradient(self) -> torch.Tensor | None:
+        """Memory for what the stage after sends back; None if this is the last, or not trained."""
+        handed = None if self.is_last else _handed(self._last)
+        return self._like(handed) if handed is not None and handed.requires_grad else None
+
+    def _like(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self._recorder.blank():
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+    def forward(self, part: int, received: torch.Tensor | None) -> Any:
+        self._is_on, self._received = self._recorder.is_on, received
+        self._recorder.is_on = self._is_on and self.is_first
+        try:
+            output = self.parts[part].forward()
+        finally:
+            self._recorder.is_on = self._is_on
+        return output if self.is_last else self._sent
+
+    def _begin(self, *_args: Any, **_kwargs: Any) -> Any:
+        """In place of the block before."""
+        assert self._received is not None
+        self._recorder.is_on = self._is_on
+        return _with_handed(self._before, self._received)
+
+    def _ending(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def ending(*args: Any, **kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            self._sent = _handed(output)
+            self._recorder.is_on = False
+            return tree_map(_detached, output)
+
+        return ending
+
+
+class Pipeline:
+    """The passes of a stage over all parts of a batch. See Note [Order]."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        group: dist.ProcessGroup,
+        recorder: Recorder,
+        copies: DistributedDataParallel | None = None,
+    ) -> None:
+        """Of a rank.
+
+        Args:
+            stage: What it has of the model.
+            group: Ranks with the stages in order.
+            recorder: Of the calls.
+            copies: The stage, if its gradients are averaged among copies of it.
+        """
+        self._stage, self._group, self._recorder, self._copies = stage, group, recorder, copies
+        ranks = dist.get_process_group_ranks(group)
+        here = ranks.index(dist.get_rank())
+        self._previous, self._next = ranks[here - 1], ranks[(here + 1) % len(ranks)]
+        count = len(stage.parts)
+        self._inputs: list[torch.Tensor | None] = [None] * count
+        self._gradients: list[torch.Tensor | None] = [None] * count
+        with recorder.off():
+            for part in range(count):
+                self._inputs[part], self._gradients[part] = stage.received(), stage.gradient()
+        self._outputs: list[Any] = [None] * count
+
+    def warm_up(self) -> None:
+        """One part, of which nothing is written down: makes gradients for the optimiser, and the
+        buckets in which they are averaged."""
+        with self._recorder.off():
+            self._forward(0)
+            self._backward(0, is_last=True)
+
+    def infer(self) -> None:
+        """Forward passes, one part after the other."""
+        sent: list[int] = []
+        for part in range(len(self._outputs)):
+            self._wait(self._start(self._receives(part)))
+            self._forward(part)
+            self._wait(sent)
+            sent = self._start(self._sends(part))
+        self._wait(sent)
+
+    def train(self) -> None:
+        """Forward and backward passes; gradients are those of the mean over the parts."""
+        count = len(self._outputs)
+        begun = min(count, self._stage.after + 1)
+        sent: list[int] = []
+        for part in range(begun):
+            self._wait(self._start(self._receives(part)))
+            self._forward(part)
+            self._wait(sent)
+            if part < begun - 1:
+                sent = self._start(self._sends(part))
+        sends = self._sends(begun - 1)
+        for part in range(count):
+            self._wait(self._start([*sends, *self._receives_gradient(part)]))
+            self._backward(part, is_last=part == count - 1)
+            self._wait(sent)
+            sends, sent = self._sends_gradient(part), []
+            if begun < count:
+                self._wait(self._start([*sends, *self._receives(begun)]))
+                self._forward(begun)
+                sends = self._sends(begun)
+                begun += 1
+            else:
+                sends, sent = [], self._start(sends)
+        self._wait(sent)
+        with self._recorder.in_phase(Phase.BACKWARD):
+            for parameter in self._stage.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(count)
+
+    def _forward(self, part: int) -> None:
+        stage, received = self._stage, self._inputs[part]
+        if received is not None:
+            received.grad = None
+        with self._copies.no_sync() if self._copies else nullcontext():
+            output = (self._copies or stage)(part, received)
+        loss = stage.parts[part].loss
+        self._outputs[part] = loss(output) if stage.is_last and loss else output
+
+    def _backward(self, part: int, *, is_last: bool) -> None:
+        output, self._outputs[part] = self._outputs[part], None
+        if not output.requires_grad:
+            return
+        quiet: AbstractContextManager[None] = nullcontext()
+        if self._copies is not None and is_last:
+            self._copies.reducer.prepare_for_backward([output])
+        elif self._copies is not None:
+            quiet = self._copies.no_sync()
+        with quiet, self._recorder.in_phase(Phase.BACKWARD):
+            output.backward(self._gradients[part])
+
+    def _receives(self, part: int) -> list[_Exchange]:
+        received = self._inputs[part]
+        return [] if received is None else [_Exchange(dist.irecv, received, self._previous)]
+
+    def _sends(self, part: int) -> list[_Exchange]:
+        if self._stage.is_last:
+            return []
+        return [_Exchange(dist.isend, self._outputs[part], self._next)]
+
+    def _receives_gradient(self, part: int) -> list[_Exchange]:
+        gradient = self._gradients[part]
+        return [] if gradient is None else [_Exchange(dist.irecv, gradient, self._next)]
+
+    def _sends_gradient(self, part: int) -> list[_Exchange]:
+        received = self._inputs[part]
+        if received is None or received.grad is None:
+            return []
+        return [_Exchange(dist.isend, received.grad, self._previous)]
+
+    def _start(self, exchanges: list[_Exchange]) -> list[int]:
+        """All in one; returns what to wait for."""
+        with self._recorder.together() as started:
+            for exchange in exchanges:
+                exchange.start(exchange.tensor, exchange.peer, group=self._group)
+        return started
+
+    def _wait(self, started: list[int]) -> None:
+        streams = self._recorder.streams
+        streams.wait(streams.current, started)
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    start: Callable[..., Any]
+    """Of torch.distributed."""
+    tensor: torch.Tensor
+    peer: int
+
+
+def run_stage(
+    workload: Workload,
+    strategy: Strategy,
+    mesh: DeviceMesh,
+    recorder: Recorder,
+    *,
+    finds_unused: bool = False,
+) -> nn.Module:
+    """Runs steps of the current rank, see `run_step`.
+
+    Args:
+        workload: Its model is changed.
+        strategy: How ranks share the work.
+        mesh: Its groups.
+        recorder: Of the calls.
+        finds_unused: As of `with_copies`.
+
+    Raises:
+        OptionError: The model has fewer blocks than there are stages, or does not go from one to
+            the next, or its batch can't be split.
+    """
+    index = strategy.coordinate(dist.get_rank(), PIPELINE)
+    stage = stage_of(workload, strategy, index, recorder)
+    staged, steps = replace(workload, model=stage), None
+    copies = None
+    if strategy.size(DATA) > 1:
+        staged = with_copies(staged, mesh.get_group(DATA), finds_unused=finds_unused)
+        steps = STEPS_OF_COPIES
+        copies = cast(DistributedDataParallel, staged.model)
+    pipeline = Pipeline(stage, mesh.get_group(PIPELINE), recorder, copies)
+    passes = pipeline.infer if workload.loss is None else pipeline.train
+    warm_ups = [pipeline.warm_up] * ((steps or STEPS_OF_ONE) - 1) if workload.loss else []
+    turns = iter([*warm_ups, passes])
+    if strategy.microbatches is None:
+        recorder.note(f"the batch goes through the pipeline in {len(stage.parts)} parts")
+    return run_step(staged, recorder, lambda: next(turns)(), len(warm_ups) + 1)

@@ -1,0 +1,341 @@
+"""On which ranks the embedding tables of a model lie.
+
+Note [Ways]: a table lies whole on one rank, in parts by columns on several, in parts by rows on
+all of them, or as a copy on each (TorchRec's table-wise, column-wise, row-wise and data-parallel).
+What nobody says is chosen: a table that no GPU holds is shared by rows, the others are placed by
+the search of `choose_sharding`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from math import ceil
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torchtraceap.errors import MissingFileError, OptionError, ParseError
+from torchtraceap.lab.prediction.lowering.collectives import GPUS_PER_NODE, NETWORK
+from torchtraceap.lab.sharding import Cluster, Table, choose_sharding
+from torchtraceap.lab.sharding.cost import OPTIMIZERS
+from torchtraceap.lab.sharding.result import Candidate, Sharding
+from torchtraceap.ops.devices import Device
+
+__all__ = ["COPIED", "ROWS", "Lookup", "Piece", "Placement", "Plan", "placed", "read_plan"]
+
+ROWS, COPIED = "row_wise", "data_parallel"
+Plan: TypeAlias = "Mapping[str, int | Sequence[int | Piece] | str] | Sharding | Candidate"
+"""By name of a table, or pattern of names: a rank, the ranks of its parts by columns, "row_wise" or
+"data_parallel"; or what `choose_sharding` answers."""
+
+_MOST_PLAN_BYTES = 1 << 26
+_MOST_KINDS = 8
+"""Ranks with other tables are of other kinds, up to as many: each is captured by itself."""
+_NAMED = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """One use of a table in a step, by the samples of one rank."""
+
+    table: str
+    """Name of its module."""
+    rows: int
+    columns: int
+    dtype: str
+    """As torch names it, without "torch."."""
+    bags: int
+    indices: int
+    """In all bags together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Columns of a table on one rank."""
+
+    rank: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where each table of a model lies."""
+
+    world_size: int
+    pieces: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
+    """In the order of their columns; of tables that lie on single ranks."""
+    by_rows: frozenset[str] = frozenset()
+    copied: frozenset[str] = frozenset()
+    kinds: tuple[int, ...] = ()
+    """Of each rank which kind it is of: ranks with the same work are of one. Where there are more
+    than can be captured each by itself, those whose lookups move about as much are taken for
+    alike; the rank that moves most is a kind of its own."""
+    notes: tuple[str, ...] = ()
+
+
+def read_plan(path: str) -> dict[str, Any]:
+    """A plan from a JSON file: a mapping as in `Plan`, or what `torchtraceap shard --json` prints.
+
+    Raises:
+        MissingFileError: There is no such file.
+        ParseError: It is no JSON.
+        OptionError: It is no plan.
+    """
+    place = Path(path)
+    try:
+        if place.stat().st_size > _MOST_PLAN_BYTES:
+            raise OptionError(f"{path} is too large for a plan of a sharding")
+        document = json.loads(place.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MissingFileError(f"{path}: there is no such file") from None
+    except (ValueError, RecursionError) as error:
+        raise ParseError(f"{path} is no JSON: {error}") from None
+    except OSError as error:
+        raise OptionError(f"{path} can't be read: {error.strerror}") from None
+    if not isinstance(document, dict):
+        raise OptionError(f"{path} is no plan: an object with a rank for each table is needed")
+    if "ranking" not in document:
+        return document
+    try:
+        return _by_table(
+            (part["table"], part["first_column"], Piece(rank["rank"], part["columns"]))
+            for rank in document["ranking"][0]["ranks"]
+            for part in rank["parts"]
+        )
+    except (KeyError, IndexError, TypeError):
+        raise OptionError(f"{path} is no plan: its ranking is not that of a sharding") from None
+
+
+def _by_table(parts: Iterable[tuple[str, int, Piece]]) -> dict[str, tuple[Piece, ...]]:
+    """Pieces of each table in the order of their first columns."""
+    found: dict[str, list[tuple[int, Piece]]] = defaultdict(list)
+    for table, column, piece in parts:
+        found[table].append((column, piece))
+    return {
+        table: tuple(piece for _, piece in sorted(own, key=lambda each: each[0]))
+        for table, own in found.items()
+    }
+
+
+def placed(
+    lookups: Sequence[Lookup],
+    world_size: int,
+    device: str | Device,
+    plan: Plan | None = None,
+    optimizer: str = "sgd",
+) -> Placement:
+    """Where the tables that a model looks up lie.
+
+    Args:
+        lookups: Of one rank's step.
+        world_size: Number of ranks.
+        device: What ranks run on, by which the rest is chosen.
+        plan: Where tables shall lie; tables that it does not name are placed by the search.
+        optimizer: Of the tables, which has memory too; as of `choose_sharding`.
+
+    Raises:
+        OptionError: There are no tables, they don't fit, or the plan can't be.
+    """
+    if not lookups:
+        raise OptionError(
+            "embedding shares tables (nn.EmbeddingBag, nn.Embedding) among ranks, and the model "
+            "looks up none of its own"
+        )
+    tables = {lookup.table: lookup for lookup in lookups}
+    said = _said(plan, tables, world_size)
+    left = [name for name in tables if name not in said]
+    copied = frozenset(name for name, where in said.items() if where == COPIED)
+    by_rows = frozenset(name for name, where in said.items() if where == ROWS)
+    pieces = {name: where for name, where in said.items() if not isinstance(where, str)}
+    notes: list[str] = []
+    if left:
+        too_large, chosen = _chosen(lookups, left, world_size, device, optimizer)
+        by_rows |= too_large
+        pieces |= chosen
+        if too_large:
+            notes.append(f"no GPU holds {_listed(sorted(too_large))}: shared by rows")
+    for name in by_rows:
+        if tables[name].rows < world_size:
+            raise OptionError(
+                f"table {name} has {tables[name].rows} rows, too few for {world_size} ranks"
+            )
+    holding = {piece.rank for own in pieces.values() for piece in own}
+    if plan is None and not by_rows and len(holding) < world_size:
+        raise OptionError(
+            f"{len(tables)} tables and their parts go to {len(holding)} of {world_size} ranks: "
+            "fewer ranks, or a plan that shares tables by rows (row_wise)"
+        )
+    notes.append(_told(pieces, by_rows, copied, world_size))
+    kinds = _kinds(pieces, lookups, world_size)
+    return Placement(world_size, pieces, by_rows, copied, kinds, tuple(notes))
+
+
+def _kinds(
+    pieces: Mapping[str, tuple[Piece, ...]], lookups: Sequence[Lookup], world_size: int
+) -> tuple[int, ...]:
+    """As in `Placement`."""
+    work: list[list[tuple[int, ...]]] = [[] for _ in range(world_size)]
+    for lookup in lookups:
+        for piece in pieces.get(lookup.table, ()):
+            own = lookup.rows, piece.columns, lookup.bags, lookup.indices
+            work[piece.rank].append(own)
+    keys = [tuple(sorted(own)) for own in work]
+    if len(set(keys)) <= _MOST_KINDS:
+        return _numbered(keys)
+    moved = [sum(columns * indices for _, columns, _, indices in key) for key in keys]
+    order = sorted(range(world_size), key=lambda rank: -moved[rank])
+    in_group = ceil((world_size - 1) / (_MOST_KINDS - 1))
+    return _numbered([ceil(order.index(rank) / in_group) for rank in range(world_size)])
+
+
+def _numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
+    """Equal ones get the same number, from 0 in the order in which they come."""
+    known: dict[Hashable, int] = {}
+    return tuple(known.setdefault(key, len(known)) for key in keys)
+
+
+def _said(
+    plan: Plan | None, tables: Mapping[str, Lookup], world_size: int
+) -> dict[str, tuple[Piece, ...] | str]:
+    """What a plan says of each table, checked."""
+    if plan is None:
+        return {}
+    chosen = plan.best if isinstance(plan, Sharding) else plan
+    if isinstance(chosen, Candidate):
+        plan = _of_candidate(chosen)
+    if not isinstance(plan, Mapping):
+        raise OptionError(
+            f"a plan is a mapping of tables to ranks or a sharding, not {type(plan).__name__}"
+        )
+    found: dict[str, tuple[Piece, ...] | str] = {}
+    for pattern, where in plan.items():
+        names = [pattern] if pattern in tables else _matching(str(pattern), tables)
+        if not names:
+            raise OptionError(
+                f"the plan has a table {pattern!r}, and the model has {_listed(sorted(tables))}"
+            )
+        for name in names:
+            if pattern == name or name not in found:
+                found[name] = _checked(name, where, tables[name], world_size)
+    return found
+
+
+def _matching(pattern: str, tables: Mapping[str, Lookup]) -> list[str]:
+    return [name for name in tables if fnmatchcase(name, pattern)]
+
+
+def _of_candidate(candidate: Candidate) -> dict[str, tuple[Piece, ...]]:
+    return _by_table(
+        (part.table, part.first_column, Piece(load.rank, part.columns))
+        for load in candidate.ranks
+        for part in load.parts
+    )
+
+
+def _checked(name: str, where: Any, table: Lookup, world_size: int) -> tuple[Piece, ...] | str:
+    if isinstance(where, str) and where in (ROWS, COPIED):
+        return where
+    listed = [where] if type(where) is int else where
+    is_list = isinstance(listed, (list, tuple)) and len(listed) > 0
+    if not is_list or not all(type(each) in (int, Piece) for each in listed):
+        raise OptionError(
+            f"table {name}: a rank, a list of ranks, {ROWS} or {COPIED} is meant, not {where!r}"
+        )
+    if len(listed) > table.columns:
+        raise OptionError(f"table {name} has {table.columns} columns, too few for {len(listed)}")
+    least, rest = divmod(table.columns, len(listed))
+    pieces = tuple(
+        each if isinstance(each, Piece) else Piece(each, least + (place < rest))
+        for place, each in enumerate(listed)
+    )
+    for piece in pieces:
+        if type(piece.rank) is not int or not 0 <= piece.rank < world_size:
+            raise OptionError(f"table {name}: there is no rank {piece.rank!r} among {world_size}")
+    columns = sum(piece.columns for piece in pieces)
+    if columns != table.columns:
+        raise OptionError(
+            f"the plan has {columns} columns of table {name}, and the model {table.columns}"
+        )
+    return pieces
+
+
+def _chosen(
+    lookups: Sequence[Lookup],
+    names: Sequence[str],
+    world_size: int,
+    device: str | Device,
+    optimizer: str,
+) -> tuple[frozenset[str], dict[str, tuple[Piece, ...]]]:
+    """Tables that no GPU holds, and pieces of the others."""
+    nodes = ceil(world_size / GPUS_PER_NODE)
+    even = nodes > 1 and world_size % nodes == 0
+    network = NETWORK * world_size / nodes if even else None
+    cluster = Cluster(device, world_size, nodes, node_bandwidth=network)
+    asked = {name: _asked(name, lookups) for name in names}
+    batch = Counter(lookup.bags for lookup in lookups).most_common(1)[0][0]
+    by_row, by_element = OPTIMIZERS[optimizer]
+    held = {
+        name: table.rows * (table.dim * (table.element_bytes + by_element) + by_row)
+        for name, table in asked.items()
+    }
+    limit = cluster.table_bytes
+    too_large = frozenset(name for name, size in held.items() if size > limit)
+    taken = sum(held[name] for name in too_large) // world_size
+    if taken >= limit:
+        raise OptionError(
+            f"{_listed(sorted(too_large))}: {world_size} GPUs don't hold these tables, shared by "
+            "rows"
+        )
+    rest = [table for name, table in asked.items() if name not in too_large]
+    if not rest:
+        return too_large, {}
+    found = choose_sharding(
+        rest,
+        replace(cluster, memory_bytes=limit - taken),
+        batch=batch,
+        optimizer=optimizer,
+        column_wise=True,
+        exchange_indices=True,
+    )
+    return too_large, _of_candidate(found.best)
+
+
+def _asked(name: str, lookups: Sequence[Lookup]) -> Table:
+    """A table with all that a step looks up in it."""
+    own = [lookup for lookup in lookups if lookup.table == name]
+    pooling = sum(each.indices / max(each.bags, 1) for each in own)
+    first = own[0]
+    return Table(name, first.rows, first.columns, max(pooling, 1e-3), dtype=first.dtype)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _told(
+    pieces: Mapping[str, tuple[Piece, ...]],
+    by_rows: frozenset[str],
+    copied: frozenset[str],
+    world_size: int,
+) -> str:
+    """Which rank has which tables, in a line."""
+    of_rank: dict[int, list[str]] = {rank: [] for rank in range(world_size)}
+    for name, own in pieces.items():
+        for piece in own:
+            of_rank[piece.rank].append(name if len(own) == 1 else f"{name} ({piece.columns})")
+    said = [
+        f"rank {rank} {_listed(names) or 'none'}"
+        for rank, names in of_rank.items()
+        if pieces and rank < _NAMED
+    ]
+    if pieces and world_size > _NAMED:
+        said.append(f"{world_size - _NAMED} more ranks")
+    if by_rows:
+        said.append(f"by rows on all {_listed(sorted(by_rows))}")
+    if copied:
+        said.append(f"a copy on each {_listed(sorted(copied))}")
+    return f"embedding tables (columns of parts): {'; '.join(said)}"

@@ -1,0 +1,284 @@
+"""The step of each rank of a job: of one rank of each kind, from which follow the others."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.prediction.capture.calls import Call, Capture, CaptureError
+from torchtraceap.lab.prediction.capture.dispatch import Recorder, Run, capture_step, survey
+from torchtraceap.lab.prediction.capture.run import run_step
+from torchtraceap.lab.prediction.parallel.data import (
+    STEPS_OF_COPIES,
+    STEPS_OF_PARTS,
+    STEPS_OF_SHARDS,
+    shards_of,
+    with_copies,
+    with_shards,
+)
+from torchtraceap.lab.prediction.parallel.placement import Placement, Plan, placed
+from torchtraceap.lab.prediction.parallel.sharded_device import as_on_a_gpu
+from torchtraceap.lab.prediction.parallel.strategy import (
+    DATA,
+    EMBEDDING,
+    PIPELINE,
+    SHARDED,
+    TENSOR,
+    Strategy,
+)
+from torchtraceap.lab.prediction.parallel.world import mesh_of, one_rank
+from torchtraceap.lab.workloads.workload import Workload, made_workload
+from torchtraceap.ops.devices import Device
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["RankCaptures", "capture_ranks", "place_tables"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankCaptures:
+    """Steps of all ranks; those that do the same on the same shapes share one."""
+
+    strategy: Strategy
+    captures: tuple[Capture, ...]
+    """Of the first rank of each kind."""
+    kind_of_rank: tuple[int, ...]
+    """Of each rank its index in `captures`."""
+
+    def of_rank(self, rank: int) -> Capture:
+        """The step of a rank, with the process groups that it is in."""
+        kind = self.kind_of_rank[rank]
+        example, capture = self.kind_of_rank.index(kind), self.captures[kind]
+        if rank == example:
+            return capture
+        calls = (self._seen_from(rank, call, example) for call in capture.calls)
+        return replace(capture, calls=tuple(calls))
+
+    def _seen_from(self, rank: int, call: Call, example: int) -> Call:
+        if call.collective is None:
+            return call
+
+        met = call.collective
+        group = self.strategy.seen_from(rank, met.group, example)
+        peer = met.peer
+        if peer is not None:
+            (peer,) = self.strategy.seen_from(rank, (peer,), example)
+        return replace(call, collective=replace(met, group=group, peer=peer))
+
+
+def place_tables(
+    make: Callable[[], Any],
+    world_size: int,
+    device: str | Device,
+    plan: Plan | None = None,
+) -> Placement:
+    """Where the embedding tables of a workload lie.
+
+    Args:
+        make: Makes the workload.
+        world_size: Number of ranks.
+        device: What ranks run on, by which the places of tables are chosen.
+        plan: Where tables shall lie, see `Plan`.
+
+    Raises:
+        OptionError: There are no tables, they don't fit, or the plan can't be.
+        CaptureError: The model needs values that fake tensors don't have.
+    """
+    from torchtraceap.lab.prediction.parallel.embeddings import looked_up, optimizer_of_tables
+
+    lookups, optimizer = survey(
+        make, lambda workload: (looked_up(workload), optimizer_of_tables(workload))
+    )
+    return placed(lookups, world_size, device, plan, optimizer)
+
+
+def capture_ranks(
+    make: Callable[[], Any], strategy: Strategy, placement: Placement | None = None
+) -> RankCaptures:
+    """One step of each rank, of which nothing is computed or sent.
+
+    Args:
+        make: Makes the workload, see `Workload`. Its inputs are those of one rank.
+        strategy: How the ranks share the work.
+        placement: Of embedding tables that they share.
+
+    Raises:
+        OptionError: It makes no workload, or one that can't be shared so; the message says why.
+        CaptureError: The model needs values that fake tensors don't have.
+    """
+    if strategy.world_size == 1:
+        return RankCaptures(strategy, (capture_step(make),), (0,))
+    placed_for = None if placement is None else placement.world_size
+    if strategy.size(EMBEDDING) > 1 and placed_for != strategy.world_size:
+        raise OptionError("embedding needs the places of the tables (place_tables)")
+    make = _own_model_each_time(make)
+
+    def kinds_of(workload: Workload) -> tuple[int, ...]:
+        return placement.kinds if placement is not None else _kinds(workload.model, strategy)
+
+    kinds = survey(make, kinds_of)
+    examples = [kinds.index(kind) for kind in sorted(set(kinds))]
+    captures = tuple(_capture(make, strategy, each, placement) for each in examples)
+    return RankCaptures(strategy, captures, kinds)
+
+
+def _own_model_each_time(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Copies of a model that is there from the second time on: what shares it among ranks changes
+    it, and another rank begins with it as it was. The first look must not change it."""
+    seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def made() -> Workload:
+        workload = made_workload(make())
+        if workload.model in seen:
+            return replace(workload, model=deepcopy(workload.model))
+        seen.add(workload.model)
+        return workload
+
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a strategy is carried out: as it usually is, or as a model needs it."""
+
+    attention: bool = True
+    """Tensor parallelism splits it."""
+    splits_loss: bool = True
+    """A split vocabulary's loss takes each rank's words."""
+    gathers_late: bool = True
+    """With some of the tokens on each rank, the head of a split vocabulary gathers them, and not
+    the last block."""
+    finds_unused: bool = False
+    """Copies wait for no gradient of parameters that are not used."""
+    notes: tuple[str, ...] = ()
+    """What is to be said of it."""
+
+
+def _capture(
+    make: Callable[[], Any], strategy: Strategy, rank: int, placement: Placement | None
+) -> Capture:
+    way = _Way()
+    while True:
+        with one_rank(rank, strategy.world_size):
+            try:
+                capture = capture_step(make, _runs(strategy, way, placement))
+            except CaptureError as error:
+                way = _other_way(way, strategy, error)
+                continue
+        return replace(capture, notes=(*capture.notes, *way.notes))
+
+
+def _other_way(way: _Way, strategy: Strategy, error: CaptureError) -> _Way:
+    """The next to try after an error; raises the error if there is none."""
+    if not isinstance(error.__cause__, RuntimeError):
+        raise error
+    said = str(error.__cause__)
+    if "find_unused_parameters" in said and not way.finds_unused:
+        note = "not every parameter gets a gradient, for which ddp has find_unused_parameters=True"
+        return replace(way, finds_unused=True, notes=(*way.notes, note))
+    if strategy.by_words and strategy.by_sequence and way.gathers_late:
+        return replace(way, gathers_late=False)  # what lies between takes all tokens
+    if strategy.by_words and way.splits_loss:
+        note = "logits of all words are gathered, as the loss can't take some of them"
+        note = f"{note}: {said.partition(chr(10))[0]}"
+        return replace(way, splits_loss=False, notes=(*way.notes, note))
+    # With some of the tokens on each rank, attention that is whole would miss the others.
+    if strategy.size(TENSOR) > 1 and way.attention and not strategy.by_sequence:
+        whole = "attention is whole on every rank, as the model can't run with some heads"
+        note = f"{whole}: {said.partition(chr(10))[0]}"
+        return replace(way, attention=False, splits_loss=True, notes=(note,))
+    raise error
+
+
+def _kinds(model: torch.nn.Module, strategy: Strategy) -> tuple[int, ...]:
+    """Ranks of one stage that keep as many rows of each parameter are of one kind."""
+    known: dict[tuple[int, tuple[int, ...]], int] = {}
+    kinds = []
+    for rank in range(strategy.world_size):
+        index = strategy.coordinate(rank, SHARDED)
+        shards = shards_of(model, strategy.size(TENSOR), strategy.size(SHARDED), index)
+        key = strategy.coordinate(rank, PIPELINE), shards
+        kinds.append(known.setdefault(key, len(known)))
+    return tuple(kinds)
+
+
+def _runs(strategy: Strategy, way: _Way, placement: Placement | None) -> Run:
+    """How the current rank runs a step."""
+
+    def run(workload: Workload, recorder: Recorder) -> torch.nn.Module:
+        mesh = mesh_of(strategy)
+        if placement is not None:
+            from torchtraceap.lab.prediction.parallel.embeddings import run_shared_tables
+
+            group = mesh.get_group(EMBEDDING)
+            unused = way.finds_unused
+            return run_shared_tables(workload, placement, group, recorder, finds_unused=unused)
+        if strategy.size(TENSOR) > 1:
+            with recorder.off():
+                _split(workload, strategy, mesh[TENSOR], way)
+        if strategy.by_words and way.splits_loss:
+            from torchtraceap.lab.prediction.parallel.vocabulary import loss_of_parts
+
+            with loss_of_parts():
+                return _run(workload, strategy, mesh, recorder, way)
+        return _run(workload, strategy, mesh, recorder, way)
+
+    return run
+
+
+def _run(
+    workload: Workload, strategy: Strategy, mesh: DeviceMesh, recorder: Recorder, way: _Way
+) -> torch.nn.Module:
+    """Steps of the current rank, whose layers are split as they should be."""
+    from torchtraceap.lab.prediction.parallel.pipeline import run_stage
+
+    steps = STEPS_OF_PARTS if strategy.by_words else None
+    if strategy.size(PIPELINE) > 1:
+        return run_stage(workload, strategy, mesh, recorder, finds_unused=way.finds_unused)
+    if strategy.size(SHARDED) > 1:
+        names = (DATA, SHARDED) if strategy.size(DATA) > 1 else (SHARDED,)
+        with as_on_a_gpu(recorder):
+            workload = with_shards(workload, mesh[names])
+            return run_step(workload, recorder, steps=STEPS_OF_SHARDS)
+    if strategy.size(DATA) > 1:
+        group = mesh.get_group(DATA)
+        workload = with_copies(workload, group, finds_unused=way.finds_unused)
+        steps = STEPS_OF_COPIES
+    return run_step(workload, recorder, steps=steps)
+
+
+def _split(workload: Workload, strategy: Strategy, mesh: DeviceMesh, way: _Way) -> None:
+    """Layers, and what else the strategy splits, among the ranks of tensor parallelism."""
+    from torchtraceap.lab.prediction.parallel.sequence import (
+        share_tokens,
+        stacks_of,
+        sum_gradients,
+    )
+    from torchtraceap.lab.prediction.parallel.tensor import split_layers
+    from torchtraceap.lab.prediction.parallel.vocabulary import share_words, words_of
+
+    model, group, by_sequence = workload.model, mesh.get_group(), strategy.by_sequence
+    stacks = stacks_of(model) if by_sequence else []
+    ends = [stacks[0][0], stacks[-1][-1]] if stacks else []
+    words = words_of(workload, ends) if strategy.by_words else None
+    if words is not None and not way.gathers_late:
+        words = replace(words, leaves_blocks=False)
+    unsplit = set(model.parameters())
+    split_layers(model, group, attention=way.attention, by_sequence=by_sequence)
+    if words is not None:
+        splits_loss = way.splits_loss and workload.loss is not None
+        share_words(words, mesh, by_sequence=by_sequence, splits_loss=splits_loss)
+    if by_sequence:
+        summed, whole = (
+            words is None or not words.enters_blocks,
+            words is None or not words.leaves_blocks,
+        )
+        share_tokens(stacks, group, unsplit, enters_summed=summed, leaves_whole=whole)
+        if words is not None and not whole:
+            sum_gradients(words.between, group, unsplit)

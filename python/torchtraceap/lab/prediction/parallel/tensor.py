@@ -1,0 +1,467 @@
+"""Tensor parallelism as in Megatron: of each layer a rank has a part.
+
+Note [Pairs]: of two layers of which the second reads what comes of the first, the first is split by
+what comes out (columns) and the second by what goes in (rows). Nothing is exchanged between them.
+After the second what the ranks have is summed; in the backward pass the gradient of the input of
+the first is. Attention is such a pair (queries, keys and values; output), each rank having some of
+the heads, and so is a multi-layer perceptron. Embeddings, norms and the head of a model are whole
+on every rank. Pairs are found by the names that models give to their layers, and in sequences of
+layers with nothing but element by element between.
+
+Note [Sequence]: with sequence parallelism a rank has some of the tokens of what lies between pairs
+(norms, dropout, sums). They are gathered before a pair, in place of the sum of gradients there, and
+after it each rank keeps its part of the sum (Korthikanti et al., 2022). Attention gathers what goes
+into its module, which counts tokens; a perceptron what goes into its first layers.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.prediction.parallel.exchanges import entered, gathered, left, scattered
+
+__all__ = ["Pair", "axis_of_tokens", "pairs_of", "split_layers"]
+
+_ATTENTION = (
+    ("q_proj k_proj v_proj", "o_proj out_proj dense c_proj wo proj"),
+    ("q k v", "o proj out out_proj"),
+    ("query key value", "out proj out_proj dense output"),
+    ("self.query self.key self.value", "output.dense"),
+    ("attention.query attention.key attention.value", "output.dense"),
+    ("q_lin k_lin v_lin", "out_lin"),
+    ("to_q to_k to_v", "to_out.0 to_out"),
+    ("wq wk wv", "wo"),
+    ("c_attn", "c_proj"),
+    ("qkv", "proj out_proj out"),
+    ("qkv_proj", "o_proj out_proj"),
+    ("query_key_value", "dense"),
+    ("Wqkv", "out_proj Wo"),
+)
+_PERCEPTRONS = (
+    ("gate_proj up_proj", "down_proj"),
+    ("gate_up_proj", "down_proj"),
+    ("up_proj", "down_proj"),
+    ("c_fc", "c_proj"),
+    ("fc1", "fc2"),
+    ("linear1", "linear2"),
+    ("w1 w3", "w2"),
+    ("w1", "w2"),
+    ("wi_0 wi_1", "wo"),
+    ("wi", "wo"),
+    ("lin1", "lin2"),
+    ("fc_in", "fc_out"),
+    ("dense_h_to_4h", "dense_4h_to_h"),
+    ("intermediate.dense", "output.dense"),
+)
+"""Names of the layers of a pair: all of the first, any of the second. Those of transformers, of
+timm and of common examples."""
+_HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nheads", "heads")
+_KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+_WIDTHS = ("all_head_size", "split_size", "inner_dim", "embed_dim", "n_embd", "hidden_size")
+"""Attributes of attention that count heads, those of keys, and elements of all heads."""
+_WIDTHS_OF_HEADS = (
+    "head_dim",
+    "attention_head_size",
+    "dim_head",
+    "key_value_proj_dim",
+    "head_size",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two layers that are split together. See Note [Pairs]."""
+
+    name: str
+    """Of the module that holds them."""
+    columns: tuple[nn.Module, ...]
+    rows: nn.Module
+    heads: nn.Module | None = None
+    """Attention: the module that shares its heads out."""
+
+
+def pairs_of(model: nn.Module) -> tuple[Pair, ...]:
+    """Pairs in the order of the model; no layer is in two."""
+    found: list[Pair] = []
+    taken: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        for pair in _pairs_in(name, module):
+            layers = {*pair.columns, pair.rows}
+            if not layers & taken:
+                taken |= layers
+                found.append(pair)
+    return tuple(found)
+
+
+def _pairs_in(name: str, module: nn.Module) -> Iterator[Pair]:
+    if isinstance(module, nn.MultiheadAttention):
+        if module.in_proj_weight is not None:
+            yield Pair(name, (module,), module.out_proj, module)
+        return
+    for names, is_attention in ((_ATTENTION, True), (_PERCEPTRONS, False)):
+        for columns, rows in names:
+            layers = [_layer(module, each) for each in columns.split()]
+            last = next(filter(None, (_layer(module, each) for each in rows.split())), None)
+            if last is None or not all(layers):
+                continue
+            owner = module.get_submodule(columns.split()[0].rpartition(".")[0])
+            if not is_attention:
+                yield Pair(name, tuple(filter(None, layers)), last)
+            elif _count(owner, (*_HEADS, *_WIDTHS_OF_HEADS)):
+                yield Pair(name, tuple(filter(None, layers)), last, owner)
+    if isinstance(module, nn.Sequential):
+        yield from _pairs_in_sequence(name, module)
+
+
+def _layer(module: nn.Module, path: str) -> nn.Module | None:
+    for name in path.split("."):
+        child = getattr(module, name, None)
+        if not isinstance(child, nn.Module):
+            return None
+        module = child
+    return module if _is_linear(module) else None
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or _is_transposed(module)
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """GPT-2's: a linear layer whose weight is [in, out]."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def _pairs_in_sequence(name: str, sequence: nn.Sequential) -> Iterator[Pair]:
+    """Layers with nothing but element by element between; the last of a pair begins none."""
+    first: nn.Module | None = None
+    for layer in sequence:
+        if _is_linear(layer):
+            if first is not None:
+                yield Pair(name, (first,), layer)
+                first = None
+            else:
+                first = layer
+        elif not _is_by_element(layer):
+            first = None
+
+
+def _is_by_element(layer: nn.Module) -> bool:
+    from torch.nn.modules import activation, dropout
+
+    known = layer.__class__.__module__ in (activation.__name__, dropout.__name__)
+    mixes = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d, nn.GLU, nn.MultiheadAttention)
+    return isinstance(layer, nn.Identity) or (known and not isinstance(layer, mixes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranks:
+    """The ranks that have parts of layers, and what they exchange."""
+
+    group: dist.ProcessGroup
+    by_sequence: bool
+    """See Note [Sequence]."""
+
+    def enter(self, given: torch.Tensor, axis: int | None = None) -> torch.Tensor:
+        """What goes into a pair; of parts along the dimension of the tokens the whole."""
+        if not self.by_sequence:
+            return entered(given, self.group)
+        return gathered(given, self.group, axis_of_tokens(given) if axis is None else axis)
+
+    def leave(self, product: torch.Tensor, axis: int | None = None) -> torch.Tensor:
+        """What comes of a pair."""
+        if not self.by_sequence:
+            return left(product, self.group)
+        return scattered(product, self.group, axis_of_tokens(product) if axis is None else axis)
+
+
+def axis_of_tokens(activations: torch.Tensor) -> int:
+    """[batch, tokens, features], or without a batch."""
+    return 1 if activations.dim() > 2 else 0
+
+
+def split_layers(
+    model: nn.Module,
+    group: dist.ProcessGroup,
+    *,
+    attention: bool = True,
+    by_sequence: bool = False,
+) -> None:
+    """Leaves of each layer what this rank has.
+
+    Args:
+        model: Is changed.
+        group: The ranks among which layers are split.
+        attention: It is split too.
+        by_sequence: What goes into a pair and comes out has some of the tokens.
+
+    Raises:
+        OptionError: There is nothing to split, or heads or features of a layer are no multiple of
+            the ranks.
+    """
+    parts = group.size()
+    pairs = [pair for pair in pairs_of(model) if attention or pair.heads is None]
+    if not pairs:
+        raise OptionError(
+            "tp splits attention and pairs of linear layers, and finds none in the model that it "
+            "knows by their names"
+        )
+    for pair in pairs:
+        _check(pair, parts)
+    ranks = _Ranks(group, by_sequence)
+    for pair in pairs:
+        if isinstance(pair.heads, nn.MultiheadAttention):
+            _split_attention(pair.heads, ranks)
+            continue
+        enter = _entrance(pair, ranks)
+        for layer in pair.columns:
+            _split_columns(layer, group, enter)
+        _split_rows(pair.rows, ranks)
+        if pair.heads is not None:
+            _split_biases(pair.heads, group)
+            for name in (*_HEADS, *_KEY_HEADS, *_WIDTHS):
+                _divide(pair.heads, name, parts)
+
+
+def _check(pair: Pair, parts: int) -> None:
+    place = pair.name or "the model"
+    if pair.heads is not None:
+        for heads in _heads(pair.heads, pair.columns):
+            if heads % parts:
+                raise OptionError(f"tp={parts} does not divide the {heads} heads of {place}")
+    for layer in pair.columns:
+        if not isinstance(layer, nn.MultiheadAttention) and _widths(layer)[1] % parts:
+            raise OptionError(
+                f"tp={parts} does not divide the {_widths(layer)[1]} features of {place}"
+            )
+    if _widths(pair.rows)[0] % parts:
+        raise OptionError(f"tp={parts} does not divide the {_widths(pair.rows)[0]} of {place}")
+
+
+def _heads(attention: nn.Module, columns: tuple[nn.Module, ...]) -> Iterator[int]:
+    """Numbers of heads: of queries, and of keys and values where those have their own."""
+    counted = [_count(attention, names) for names in (_HEADS, _KEY_HEADS)]
+    yield from filter(None, counted)
+    width = _count(attention, _WIDTHS_OF_HEADS)
+    if not any(counted) and width:
+        yield from (_widths(layer)[1] // width for layer in columns)
+
+
+def _count(module: nn.Module, names: tuple[str, ...]) -> int:
+    found = (getattr(module, name, None) for name in names)
+    return next((each for each in found if type(each) is int and each > 0), 0)
+
+
+def _widths(layer: nn.Module) -> tuple[int, int]:
+    """Features that go in and come out."""
+    rows, columns = layer.get_parameter("weight").shape
+    return (rows, columns) if _is_transposed(layer) else (columns, rows)
+
+
+def _split_biases(attention: nn.Module, group: dist.ProcessGroup) -> None:
+    """T5's: an embedding of distances with a number for each head."""
+    heads = _count(attention, _HEADS)
+    for child in attention.children():
+        if isinstance(child, nn.Embedding) and child.embedding_dim == heads:
+            _cut(child, "weight", 1, group.size())
+            _divide(child, "embedding_dim", group.size())
+
+
+def _divide(module: nn.Module, name: str, parts: int) -> None:
+    count = getattr(module, name, None)
+    if isinstance(count, int) and not isinstance(count, bool) and count % parts == 0:
+        setattr(module, name, count // parts)
+
+
+# ------------------------------------------------------------------------------- layers
+
+
+def _entrance(pair: Pair, ranks: _Ranks) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What each of the first layers does with its input. See Note [Sequence]."""
+    if not ranks.by_sequence:
+        return ranks.enter
+    if pair.heads is not None:
+        pair.heads.register_forward_pre_hook(
+            functools.partial(_gather_first, ranks), with_kwargs=True
+        )
+        return lambda given: given
+    return _Once(ranks.enter)
+
+
+def _gather_first(ranks: _Ranks, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The first of a module's tensors has some of the tokens; others are whole, such as what
+    another stack of layers gave."""
+    leaves, structure = tree_flatten((args, kwargs))
+    first = next((each for each in leaves if _is_activation(each)), None)
+
+    def enter(each: Any) -> Any:
+        if each is first and first is not None:
+            return ranks.enter(each)
+        return entered(each, ranks.group) if _is_trained(each) else each
+
+    found: tuple[Any, Any] = tree_unflatten([enter(each) for each in leaves], structure)
+    return found
+
+
+def _is_activation(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 1
+
+
+def _is_trained(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+class _Once:
+    """Layers that take the same input enter together."""
+
+    def __init__(self, enter: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._enter = enter
+        self._known: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None = None
+
+    def __call__(self, given: torch.Tensor) -> torch.Tensor:
+        if self._known is not None:
+            before, found = (each() for each in self._known)
+            if before is given and found is not None:
+                return found
+        found = self._enter(given)
+        self._known = weakref.ref(given), weakref.ref(found)
+        return found
+
+
+def _split_columns(
+    layer: nn.Module, group: dist.ProcessGroup, enter: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    _cut(layer, "weight", 1 if _is_transposed(layer) else 0, group.size())
+    if getattr(layer, "bias", None) is not None:
+        _cut(layer, "bias", 0, group.size())
+    for name in ("out_features", "nf"):
+        _divide(layer, name, group.size())
+    _forward_by(layer, lambda whole, given: whole(enter(given)))
+
+
+def _split_rows(layer: nn.Module, ranks: _Ranks) -> None:
+    _cut(layer, "weight", 0 if _is_transposed(layer) else 1, ranks.group.size())
+    _divide(layer, "in_features", ranks.group.size())
+
+    def forward(_: Callable[..., Any], given: torch.Tensor) -> torch.Tensor:
+        matrix = layer.get_parameter("weight")
+        product = functional.linear(given, matrix.t() if _is_transposed(layer) else matrix)
+        return _summed(product, getattr(layer, "bias", None), ranks)
+
+    _forward_by(layer, forward)
+
+
+def _summed(
+    product: torch.Tensor, bias: torch.Tensor | None, ranks: _Ranks, axis: int | None = None
+) -> torch.Tensor:
+    """The bias is added once."""
+    total = ranks.leave(product, axis)
+    return total if bias is None else total + bias
+
+
+def _cut(layer: nn.Module, name: str, axis: int, parts: int) -> None:
+    whole = layer.get_parameter(name)
+    part = whole.detach().narrow(axis, 0, whole.shape[axis] // parts).clone()
+    layer.register_parameter(name, nn.Parameter(part, requires_grad=whole.requires_grad))
+
+
+def _forward_by(layer: nn.Module, forward: Callable[..., Any]) -> None:
+    layer.forward = functools.partial(forward, layer.forward)
+
+
+# ------------------------------------------------------------------------------- torch's attention
+
+
+def _split_attention(attention: nn.MultiheadAttention, ranks: _Ranks) -> None:
+    """Its own forward takes the number of all heads from its input."""
+    group = ranks.group
+    _cut(attention, "in_proj_weight", 0, group.size())
+    if attention.in_proj_bias is not None:
+        _cut(attention, "in_proj_bias", 0, group.size())
+    _cut(attention.out_proj, "weight", 1, group.size())
+    attention.num_heads //= group.size()
+    attention._qkv_same_embed_dim = False  # so that nobody takes the whole layer's fast path
+    _forward_by(attention, functools.partial(_attention, attention, ranks))
+
+
+def _attention(
+    attention: nn.MultiheadAttention,
+    ranks: _Ranks,
+    _: Callable[..., Any],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_padding_mask: torch.Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: torch.Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[torch.Tensor, None]:
+    """As torch.nn.functional.multi_head_attention_forward without weights, for some heads."""
+    if query.dim() != 3 or attention.bias_k is not None:
+        raise OptionError("tp splits attention over batches, without biases of keys and values")
+    order = (
+        (lambda tensor: tensor.transpose(0, 1)) if attention.batch_first else lambda tensor: tensor
+    )
+    axis = 1 if attention.batch_first else 0
+    inputs = {
+        id(each): order(entered(each, ranks.group)) for each in (key, value) if each is not query
+    }
+    inputs[id(query)] = order(ranks.enter(query, axis))
+    heads, width = attention.num_heads, attention.head_dim
+    query, key, value = (
+        _heads_of(part, heads, width)
+        for part in _projected(attention, *(inputs[id(each)] for each in (query, key, value)))
+    )
+    mask = _mask(attn_mask, key_padding_mask, heads)
+    dropout = attention.dropout if attention.training else 0.0
+    found = functional.scaled_dot_product_attention(
+        query, key, value, mask, dropout, is_causal and mask is None
+    )
+    batch, _heads, length, _width = found.shape
+    found = found.permute(2, 0, 1, 3).contiguous().view(batch * length, heads * width)
+    out = attention.out_proj
+    product = functional.linear(found, out.weight).view(length, batch, -1)
+    return order(_summed(product, out.bias, ranks, 0)), None
+
+
+def _projected(
+    attention: nn.MultiheadAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    weight, bias = attention.in_proj_weight, attention.in_proj_bias
+    if query is key and key is value:
+        whole = functional.linear(query, weight, bias).unflatten(-1, (3, -1)).unsqueeze(0)
+        return tuple(whole.transpose(0, -2).squeeze(-2).contiguous())
+    biases = [None] * 3 if bias is None else bias.chunk(3)
+    return tuple(
+        functional.linear(given, part, own)
+        for given, part, own in zip((query, key, value), weight.chunk(3), biases, strict=True)
+    )
+
+
+def _heads_of(part: torch.Tensor, heads: int, width: int) -> torch.Tensor:
+    """[length, batch, elements] as [batch, heads, length, width]."""
+    length, batch, _ = part.shape
+    by_head = part.view(length, batch * heads, width).transpose(0, 1)
+    return by_head.view(batch, heads, length, width)
+
+
+def _mask(
+    mask: torch.Tensor | None, padding: torch.Tensor | None, heads: int
+) -> torch.Tensor | None:
+    if mask is not None and mask.dim() == 3:
+        raise OptionError("tp can't split a mask that has heads of its own")
+    if padding is not None:
+        by_key = padding[:, None, None, :].expand(-1, heads, -1, -1)
+        return by_key if mask is None else by_key + mask
+    return mask

@@ -1,0 +1,46 @@
+"""A process group that sends nothing: one process that takes itself for a rank among many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.lab.prediction.parallel.strategy import Strategy
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["mesh_of", "one_rank"]
+
+
+@contextmanager
+def one_rank(rank: int, world_size: int) -> Iterator[None]:
+    """Within, this process is a rank of torch's `fake` back end.
+
+    Raises:
+        OptionError: It is one of a real job.
+        MissingDependencyError: This build of torch has no torch.distributed.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise MissingDependencyError("this build of torch has no torch.distributed")
+    if dist.is_initialized():
+        raise OptionError("ranks are captured in a process that has no process group of its own")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def mesh_of(strategy: Strategy) -> DeviceMesh:
+    """The ranks as torch has them; its groups are those of the strategy's dimensions."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    names = tuple(name for name, _ in strategy.dimensions)
+    return init_device_mesh("cpu", strategy.shape, mesh_dim_names=names)

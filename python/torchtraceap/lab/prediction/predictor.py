@@ -1,0 +1,337 @@
+"""`predict`: what a step of a model would take on a GPU, and the trace that it would write."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchtraceap._version import __version__
+from torchtraceap.core.results import Timeline
+from torchtraceap.core.units import format_ns
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.prediction.capture.calls import Capture, TensorInfo, Value, tensors_in
+from torchtraceap.lab.prediction.intervals import step_interval
+from torchtraceap.lab.prediction.lowering.data_loading import Loading, with_loading
+from torchtraceap.lab.prediction.lowering.host import HostModel
+from torchtraceap.lab.prediction.lowering.lower import lift
+from torchtraceap.lab.prediction.lowering.measured import with_measured_times
+from torchtraceap.lab.prediction.lowering.probe import PROBE_DEVIATION
+from torchtraceap.lab.prediction.lowering.recorded_host import RecordedCalls, recorded_calls
+from torchtraceap.lab.prediction.lowering.step import LiftedOp, LiftedStep
+from torchtraceap.lab.prediction.memory import MemoryNeed, known_memory, memory_need
+from torchtraceap.lab.prediction.result import (
+    GpuShare,
+    OpShare,
+    PredictedStep,
+    Prediction,
+    UnknownOp,
+)
+from torchtraceap.lab.prediction.sources import captured_step
+from torchtraceap.lab.prediction.timeline import (
+    Recording,
+    lay_out,
+    rank_trace,
+    with_slowest,
+    with_steady_loader,
+)
+from torchtraceap.ops.devices import Device, device_named, find_device
+from torchtraceap.ops.durations import Calibration
+from torchtraceap.ops.durations.calibration import KindTimes, fit_calibration
+from torchtraceap.tables.steps.iterations import step_time
+from torchtraceap.trace.load import load
+from torchtraceap.trace.trace import Trace
+
+if TYPE_CHECKING:
+    import torch
+
+    from torchtraceap.lab.prediction.capture.gpu_trace import CapturedProfile
+    from torchtraceap.lab.prediction.parallel.placement import Plan
+
+__all__ = ["lifted_steps", "predict"]
+
+_BUSY, _IDLE = 0.9, 0.6
+"""Shares of the step that the GPU is busy: above the first it decides, below the second the host.
+Between them errors of either may turn the answer."""
+_LIBRARIES = ("torch", "torchvision", "transformers", "timm", "diffusers")
+
+
+def predict(
+    source: Any,
+    inputs: Any = None,
+    *,
+    device: str | Device,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+    dtype: object = None,
+    world_size: int = 1,
+    strategy: str | None = None,
+    batch: int | None = None,
+    steps: int = 3,
+    calibrate: Iterable[Trace] = (),
+    loading: Loading | None = None,
+    probed: RecordedCalls | None = None,
+    sharding: Plan | None = None,
+) -> Prediction:
+    """What a step would take on a GPU, without one and without running the model.
+
+    Args:
+        source: A model (`torch.nn.Module`) with `inputs`; a function that makes a workload, or its
+            name, `FILE.py:FUNCTION`; or the path of a profile (of a CPU or a GPU) or of an
+            execution trace of a step.
+        inputs: Of a model: a tuple of arguments, or a dict by name.
+        device: A GPU by name or id.
+        loss: Takes the model's output; with it a step is forward, backward and optimiser.
+        optimizer: Takes the parameters.
+        dtype: What the model's and the inputs' floating point numbers are converted to.
+        world_size: How many GPUs.
+        strategy: How they share the work: ddp, fsdp2, tp, tp=8,sequence,vocabulary, embedding,
+            pp=4,dp=2, ...
+        batch: What the leading dimension of the inputs becomes.
+        steps: How many are laid out.
+        calibrate: Loaded traces from the device, which correct durations and host times.
+        loading: How batches come to the GPU; None: the inputs are there, and no loop is around
+            the step.
+        sharding: Of the strategy embedding: on which ranks tables lie, by name of the table's
+            module or pattern of names, as a rank, the ranks of its parts by columns, "row_wise" or
+            "data_parallel"; or what `choose_sharding` answers. Others are placed by the search.
+        probed: What `probe` of lifting/probe.py recorded on this machine, whose processor is then
+            taken for one like that of the GPU's host.
+
+    Raises:
+        OptionError: Options that make no sense, or no workload.
+        CaptureError: The step can't be run without values.
+        MissingDependencyError: Without torch.
+    """
+    if steps < 1:
+        raise OptionError(f"at least one step is needed, not {steps}")
+    chip = device if isinstance(device, Device) else device_named(device)
+    captured = captured_step(
+        source, inputs, loss=loss, optimizer=optimizer, dtype=dtype, batch=batch,
+        world_size=world_size, strategy=strategy, device=chip, sharding=sharding,
+    )  # fmt: skip
+    traces = tuple(calibrate)
+    ran_on = _device_of(captured.profile)
+    own = [load(source)] if ran_on is chip else []  # its machine is the one that is asked for
+    lifted = lifted_steps(
+        captured.captures, chip, traces, hosts=[*own, *traces], loading=loading, probed=probed
+    )
+    if captured.profile is not None and ran_on is not None:
+        profile = captured.profile
+        lifted = [with_measured_times(lifted[0], profile.capture, profile.measured_ns, ran_on)]
+    trace, fetch_ns = _laid_out(lifted, captured.kind_of_rank, chip, steps)
+    step = step_time(trace.ranks)
+    assert step is not None  # every step is marked
+    predicted = step.measured_ns
+    low, high = step_interval(lifted, captured.kind_of_rank, predicted)
+    gpu = _gpu_share(trace, predicted, steps)
+    ops = [op for op in lifted[0].ops() if op.works]
+    return Prediction(
+        source=captured.source,
+        device=chip.name,
+        dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+        world_size=len(captured.kind_of_rank),
+        strategy=strategy,
+        calibrated_by=tuple(trace.ranks[0].path for trace in traces),
+        versions=_versions(),
+        step=PredictedStep(predicted, round(low), round(high)),
+        gpu=gpu,
+        host_ns=round(lifted[0].host_ns),
+        bound_by=_bound_by(gpu, predicted, fetch_ns),
+        memory_bytes=_memory(captured.captures),
+        ops=_ops(ops),
+        sequence=tuple(op.op.name for op in ops),
+        unknown=_unknown(ops),
+        notes=(*_notes_of(captured.captures[0]), *_notes(chip, traces, loading, fetch_ns, probed)),
+        trace=trace,
+    )
+
+
+def _notes_of(capture: Capture) -> tuple[str, ...]:
+    """What its source says, and what it tells of memory where that is not all known."""
+    said = known_memory(capture) if capture.storages is None else None
+    return capture.notes if said is None else (*capture.notes, said)
+
+
+def _device_of(profile: CapturedProfile | None) -> Device | None:
+    """Where a trace was recorded, as far as it says so."""
+    return None if profile is None or profile.device is None else find_device(profile.device)
+
+
+def lifted_steps(
+    captures: Iterable[Capture],
+    device: Device,
+    calibrate: Sequence[Trace] = (),
+    *,
+    hosts: Sequence[Trace] | None = None,
+    loading: Loading | None = None,
+    probed: RecordedCalls | None = None,
+) -> list[LiftedStep]:
+    """Captured steps as a GPU would do them.
+
+    Args:
+        captures: The steps.
+        device: The GPU.
+        calibrate: Traces of the device, which correct durations.
+        hosts: Traces of the machine, which correct host times; by default the same.
+        loading: How batches come; None: they are there.
+        probed: Recorded on a processor like that of the machine.
+    """
+    calibration, host = _calibration(calibrate), HostModel(device)
+    if probed is not None:
+        host = host.calibrated([probed], source="a probe", deviation=PROBE_DEVIATION)
+    parts = [part for trace in (calibrate if hosts is None else hosts) for part in trace.ranks]
+    if parts:
+        host = host.calibrated([recorded_calls(part) for part in parts])
+    found = []
+    for capture in captures:
+        step = lift(capture, device, host=host, calibration=calibration)
+        found.append(
+            step if loading is None else with_loading(step, capture, loading, host, device)
+        )
+    return found
+
+
+def _calibration(traces: Sequence[Trace]) -> Calibration | None:
+    if not traces:
+        return None
+    times = KindTimes.pooled([trace.kind_times() for trace in traces])
+    return fit_calibration(times, of_other_program=True)
+
+
+def _laid_out(
+    lifted: Sequence[LiftedStep], kind_of_rank: Sequence[int], device: Device, steps: int
+) -> tuple[Trace, float]:
+    """One rank of each kind as a trace, and what the fetch of a batch takes, ns."""
+    # While a batch is fetched the GPU may do what the step before gave it.
+    warm_up = int(any(step.around.fetch for step in lifted))
+    together, kinds = with_slowest(lifted, kind_of_rank)
+    schedule = lay_out(with_steady_loader(together, kinds), kinds, count=steps + warm_up)
+    draw, parts, fetched = _draw(lifted), [], [0.0]
+    for kind, times in enumerate(schedule.ranks[: len(lifted)]):
+        rank = tuple(kind_of_rank).index(kind)
+        recording = Recording(
+            device, rank, len(kind_of_rank), draw, warm_up=warm_up, metadata=_metadata()
+        )
+        parts.append(rank_trace(lifted[kind], times, recording))
+        if times.fetch_begin is not None and times.fetch_end is not None:
+            fetched.append(float((times.fetch_end - times.fetch_begin)[warm_up:].mean()))
+    return Trace(parts), max(fetched)
+
+
+def _draw(lifted: Sequence[LiftedStep]) -> int:
+    """A number that the same steps always have: process, clock and such are drawn from it."""
+    times = [work.estimate.ns for step in lifted for work in step.works()]
+    return zlib.crc32(np.array([len(lifted[0].calls), *times]).tobytes())
+
+
+def _metadata() -> dict[str, Any]:
+    return {"predicted_by": f"torchtraceap {__version__}"}
+
+
+def _gpu_share(trace: Trace, predicted_ns: int, steps: int) -> GpuShare:
+    """The mean of ranks and steps."""
+    whole: Timeline = trace.timeline(linked_only=True)  # without what earlier steps launched
+    count = steps * len(trace.ranks)
+    busy = min(round(whole.busy_ns / count), predicted_ns)
+    return GpuShare(
+        busy_ns=busy,
+        compute_ns=round(whole.compute_ns / count),
+        communication_ns=round(whole.communication_ns / count),
+        exposed_communication_ns=round(whole.exposed_communication_ns / count),
+        memcpy_ns=round(whole.memcpy_ns / count),
+        exposed_memcpy_ns=round(whole.exposed_memcpy_ns / count),
+        idle_ns=predicted_ns - busy,
+    )
+
+
+def _bound_by(gpu: GpuShare, predicted_ns: int, fetch_ns: float) -> str:
+    fetched = min(fetch_ns, gpu.idle_ns)
+    if gpu.exposed_communication_ns > max(gpu.compute_ns, gpu.idle_ns):
+        return "communication"
+    if gpu.exposed_memcpy_ns + fetched > max(gpu.compute_ns, gpu.idle_ns - fetched):
+        return "data"
+    busy = gpu.busy_ns / max(predicted_ns, 1)
+    return "gpu" if busy >= _BUSY else "host" if busy < _IDLE else "borderline"
+
+
+def _memory(captures: Sequence[Capture]) -> MemoryNeed | None:
+    """Of the kind of rank that needs most."""
+    found = [need for need in map(memory_need, captures) if need is not None]
+    return max(found, key=lambda need: need.peak, default=None)
+
+
+def _ops(ops: Sequence[LiftedOp]) -> tuple[OpShare, ...]:
+    groups: dict[tuple[Any, ...], list[LiftedOp]] = {}
+    for op in ops:
+        groups.setdefault((op.op.name, _shapes(op.op.inputs)), []).append(op)
+    found = [_op_share(name, shapes, members) for (name, shapes), members in groups.items()]
+    return tuple(sorted(found, key=lambda share: -share.gpu_ns))
+
+
+def _op_share(name: str, shapes: tuple[Any, ...], members: Sequence[LiftedOp]) -> OpShare:
+    estimates = [work.estimate for op in members for work in op.works]
+    ns, low_ns, high_ns = (
+        round(sum(getattr(each, side) for each in estimates))
+        for side in ("ns", "low_ns", "high_ns")
+    )
+    method = _method(members[0])
+    return OpShare(name, shapes, len(members), len(estimates), ns, low_ns, high_ns, method)
+
+
+def _shapes(inputs: tuple[Value, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tensor.shape for tensor in tensors_in(inputs) if isinstance(tensor, TensorInfo))
+
+
+def _method(op: LiftedOp) -> str:
+    if not op.time.is_known:
+        return "assumed"
+    source = op.time.estimate.source
+    if "of this trace's" in source or "in the trace" in source:
+        return "calibrated"
+    return "table" if "measured" in source.replace("not measured", "") else "model"
+
+
+def _unknown(ops: Sequence[LiftedOp]) -> tuple[UnknownOp, ...]:
+    assumed: dict[str, list[LiftedOp]] = {}
+    for op in ops:
+        if not op.time.is_known:
+            assumed.setdefault(op.op.name, []).append(op)
+    return tuple(
+        UnknownOp(name, len(members), round(sum(op.time.estimate.ns for op in members)))
+        for name, members in assumed.items()
+    )
+
+
+def _notes(
+    device: Device,
+    traces: Sequence[Trace],
+    loading: Loading | None,
+    fetch_ns: float,
+    probed: RecordedCalls | None,
+) -> tuple[str, ...]:
+    notes = ["Times are those of a run that is being profiled"]
+    if loading is None:
+        notes[0] += "; the program around the step (loading, copies from the host) is not in it."
+    else:
+        notes[0] += f", with the loop around the step; inputs are copied from {loading.memory} "
+        notes[0] += f"memory, taking a batch holds the host for {format_ns(round(fetch_ns))}."
+    if probed is not None:
+        notes.append(
+            "This machine's processor was probed and is taken for one like that of the GPU's host."
+        )
+    if not traces:
+        notes.append(
+            f"No trace of {device.name} corrects durations and host times; --calibrate takes one."
+        )
+    return tuple(notes)
+
+
+def _versions() -> Mapping[str, str]:
+    """Of what the capture ran with."""
+    loaded = ((name, sys.modules.get(name)) for name in _LIBRARIES)
+    found = {name: str(getattr(module, "__version__", "")) for name, module in loaded if module}
+    return {"torchtraceap": __version__, **found}

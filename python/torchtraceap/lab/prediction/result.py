@@ -1,0 +1,175 @@
+"""What is predicted of a step: the document of `torchtraceap predict --json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.columns import Column
+from torchtraceap.core.rendering import add_renderer, imported_later
+from torchtraceap.core.results import Json, Result
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.core.writing import replacing, write_paths
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.prediction.memory import MemoryNeed
+from torchtraceap.trace.files import looks_like_trace_name
+
+if TYPE_CHECKING:
+    from torchtraceap.diagnosis.result import Diagnosis
+    from torchtraceap.trace.trace import Trace
+
+__all__ = ["GpuShare", "OpShare", "PredictedStep", "Prediction", "UnknownOp"]
+
+SCHEMA = "torchtraceap.prediction/1"
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedStep(Result):
+    """Wall time of a step in the steady state, while it is profiled."""
+
+    predicted_ns: int
+    low_ns: int
+    """In 5 of 100 cases it is shorter."""
+    high_ns: int
+    """In 5 of 100 cases it is longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuShare(Result):
+    """GPU time of a step, ns, by the definitions of `summary`; the mean over the steps."""
+
+    busy_ns: int
+    compute_ns: int
+    communication_ns: int
+    exposed_communication_ns: int
+    memcpy_ns: int
+    exposed_memcpy_ns: int
+    idle_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpShare(Result):
+    """Calls of one launching operator with the same shapes."""
+
+    name: str
+    shapes: tuple[Any, ...]
+    count: int
+    kernels: int
+    """Pieces of GPU work of all of them."""
+    gpu_ns: int
+    low_ns: int
+    high_ns: int
+    method: str
+    """"table": measured on the device; "model": work over the device's rates; "calibrated": by a
+    trace; "assumed": no model knows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownOp(Result):
+    """An operator that no model knows."""
+
+    name: str
+    count: int
+    assumed_ns: int
+    """Of all its calls."""
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction(Result):
+    """A step of a model on a GPU where it did not run."""
+
+    source: str
+    """workload, cpu_profile, gpu_trace or execution_trace."""
+    device: str
+    dtype: str | None
+    """What the model was converted to; None: left as it is."""
+    world_size: int
+    strategy: str | None
+    calibrated_by: tuple[str, ...]
+    versions: Mapping[str, str]
+    step: PredictedStep
+    gpu: GpuShare
+    host_ns: int
+    """What the host takes for a step if it never waits."""
+    bound_by: str
+    """gpu, host, borderline, communication or data."""
+    memory_bytes: MemoryNeed | None
+    ops: tuple[OpShare, ...]
+    sequence: tuple[str, ...]
+    """Launching operators of a step in the order of the host."""
+    unknown: tuple[UnknownOp, ...]
+    notes: tuple[str, ...]
+    trace: Trace = field(compare=False)
+    """The predicted steps as a profiler would have recorded them, one rank of each kind."""
+
+    def to_dict(self) -> Json:
+        """The document of `torchtraceap predict --json`."""
+        found = {key: value for key, value in Result.to_dict(self).items() if key != "trace"}
+        return {"schema": SCHEMA, **found, "versions": dict(self.versions)}
+
+    def diagnose(self) -> Diagnosis:
+        """What would cost time, on what evidence, and what to change."""
+        return self.trace.diagnose()
+
+    def table(self) -> ColumnTable:
+        """The launching operators, the longest first."""
+        texts = {
+            "op": [op.name for op in self.ops],
+            "shapes": [_shapes(op.shapes) for op in self.ops],
+            "method": [op.method for op in self.ops],
+        }
+        figures = ("count", "kernels", "gpu_ns", "low_ns", "high_ns")
+        columns: dict[str, Column] = {key: np.array(found) for key, found in texts.items()}
+        for name in figures:
+            columns[name] = np.array([getattr(op, name) for op in self.ops], dtype=np.int64)
+        return ColumnTable(
+            columns,
+            shown=("op", "shapes", *figures, "method"),
+            first=("op", "gpu_ns", "count", "method"),
+        )
+
+    def write_trace(self, path: PathLike) -> list[Path]:
+        """Writes the predicted steps as Kineto would.
+
+        Args:
+            path: `.json` or `.json.gz` for the first rank; else a folder with a file for one rank
+                of each kind.
+
+        Raises:
+            OptionError: Another ending.
+            OutputError: It can't be written.
+        """
+        if looks_like_trace_name(Path(path)):
+            if not str(path).endswith((".json", ".json.gz")):
+                raise OptionError(f"{path}: a trace is written as .json or .json.gz")
+            with replacing(path) as staged:
+                _core.write_trace(self.trace.ranks[0].table, staged)
+            return [Path(path)]
+        writers = [partial(_core.write_trace, rank.table) for rank in self.trace.ranks]
+        names = [f"rank_{rank.rank or 0}.json.gz" for rank in self.trace.ranks]
+        return write_paths(path, zip(names, writers, strict=True))
+
+    def __repr__(self) -> str:
+        step = self.step
+        return (
+            f"Prediction(device={self.device!r}, step_ns={step.predicted_ns}, "
+            f"low_ns={step.low_ns}, high_ns={step.high_ns}, bound_by={self.bound_by!r})"
+        )
+
+
+def _shapes(shapes: tuple[Any, ...]) -> str:
+    return " ".join("x".join(map(str, each)) or "scalar" for each in shapes)
+
+
+add_renderer(
+    f"{__name__}.Prediction",
+    "tables",
+    imported_later("torchtraceap.lab.prediction.text", "prediction_tables"),
+)

@@ -1,0 +1,276 @@
+"""What a prediction can start from: a model, a workload, or a file that recorded a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.errors import MissingDependencyError, OptionError, TraceError
+from torchtraceap.lab.prediction.capture.calls import Capture, CaptureError
+from torchtraceap.lab.workloads.workload import Workload, find_workload, made_workload
+
+if TYPE_CHECKING:
+    import torch
+
+    from torchtraceap.lab.prediction.capture.gpu_trace import CapturedProfile
+    from torchtraceap.lab.prediction.parallel.placement import Plan
+    from torchtraceap.lab.prediction.parallel.recorded import OtherRanks
+    from torchtraceap.lab.prediction.parallel.strategy import Strategy
+    from torchtraceap.ops.devices import Device
+
+__all__ = ["CapturedStep", "captured_step"]
+
+_MOST_SAID = 400
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedStep:
+    """A captured step of each kind of rank."""
+
+    source: str
+    """workload, cpu_profile, gpu_trace or execution_trace."""
+    captures: tuple[Capture, ...]
+    kind_of_rank: tuple[int, ...]
+    profile: CapturedProfile | None = None
+    """Of a trace with a GPU: what was measured there."""
+
+
+def captured_step(
+    source: Any,
+    inputs: Any = None,
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+    dtype: object = None,
+    batch: int | None = None,
+    world_size: int = 1,
+    strategy: str | None = None,
+    device: str | Device,
+    sharding: Plan | None = None,
+) -> CapturedStep:
+    """A step of any source, as `predict` takes them.
+
+    Raises:
+        OptionError: No source, or options that it can't take.
+        CaptureError: No step can be captured of it.
+        MissingDependencyError: Torch is needed and not there.
+    """
+    from torchtraceap.lab.prediction.parallel import capture_ranks, parse_strategy, place_tables
+    from torchtraceap.lab.prediction.parallel.strategy import EMBEDDING
+
+    plan = parse_strategy(strategy or ("ddp" if world_size > 1 else None), world_size)
+    shares_tables = plan.size(EMBEDDING) > 1
+    if sharding is not None and not shares_tables:
+        raise OptionError("a plan of a sharding is for the strategy embedding of several ranks")
+    if batch is not None and batch < 1:
+        raise OptionError(f"a batch of {batch} makes no sense")
+    if isinstance(source, (str, Path)) and _is_file(source):
+        if inputs is not None or loss is not None or optimizer is not None:
+            raise OptionError("inputs, loss and optimizer are of a model; a recorded step has them")
+        return _recorded_step(str(source), dtype, batch, world_size, strategy)
+    make = prepared_workload(source, inputs, loss, optimizer, dtype, batch)
+    try:
+        placement = place_tables(make, world_size, device, sharding) if shares_tables else None
+        found = capture_ranks(make, plan, placement)
+    except TraceError:
+        raise
+    except Exception as error:  # whatever a user's own program raises
+        said = " ".join(str(error).split())
+        raise CaptureError(
+            f"the step could not be run: {type(error).__name__}: {said[:_MOST_SAID]}"
+        ) from error
+    return CapturedStep("workload", found.captures, found.kind_of_rank)
+
+
+def _is_file(source: str | Path) -> bool:
+    """A path that is there, or can't be the name of a workload."""
+    return Path(source).exists() or ":" not in str(source)
+
+
+def _recorded_step(
+    path: str, dtype: object, batch: int | None, world_size: int, strategy: str | None
+) -> CapturedStep:
+    from torchtraceap.lab.prediction.capture.gpu_trace import CapturedProfile
+    from torchtraceap.lab.prediction.capture.precision import with_dtype
+    from torchtraceap.lab.prediction.capture.source import capture_source, execution_traces_in
+    from torchtraceap.lab.prediction.parallel.recorded import ranks_of, with_other_ranks
+    from torchtraceap.lab.prediction.parallel.strategy import parse_strategy
+
+    files = execution_traces_in(path)
+    if files:
+        return _all_ranks(files, path, dtype, batch, world_size, strategy)
+    kind, found = capture_source(path, batch=batch, ranks=world_size if world_size > 1 else None)
+    profile = found if isinstance(found, CapturedProfile) else None
+    capture = found.changed or found.capture if isinstance(found, CapturedProfile) else found
+    ranks = ranks_of(capture)
+    if strategy is not None or world_size not in (1, ranks):
+        plan = parse_strategy(strategy or "ddp", world_size)
+        other = with_other_ranks(capture, plan, path)
+        capture, ranks = other.capture, plan.world_size
+        if profile is not None:
+            profile = _of_other_ranks(profile, plan, other, path)
+    if dtype is not None:
+        capture = with_dtype(capture, _dtype_name(dtype))
+    return CapturedStep(kind, (capture,), (0,) * ranks, profile)
+
+
+def _all_ranks(
+    files: Sequence[Path],
+    path: str,
+    dtype: object,
+    batch: int | None,
+    world_size: int,
+    strategy: str | None,
+) -> CapturedStep:
+    """A step of ranks that recorded an execution trace each."""
+    from torchtraceap.lab.prediction.capture.execution import capture_execution_trace
+    from torchtraceap.lab.prediction.capture.precision import with_dtype
+    from torchtraceap.lab.prediction.parallel.recorded import ranks_of
+
+    if strategy is not None or world_size not in (1, len(files)):
+        raise OptionError(
+            f"{path} holds the execution traces of {len(files)} ranks; another number or strategy "
+            "is predicted from the trace of one of them, or from a workload"
+        )
+    captures = [capture_execution_trace(file, batch, len(files)) for file in files]
+    most = max(map(ranks_of, captures))
+    if most > len(files):
+        raise OptionError(
+            f"{path} holds the execution traces of {len(files)} ranks, and their collectives are "
+            f"among {most}: all are needed, or one file alone"
+        )
+    if dtype is not None:
+        captures = [with_dtype(capture, _dtype_name(dtype)) for capture in captures]
+    return CapturedStep("execution_trace", tuple(captures), tuple(range(len(files))))
+
+
+def _of_other_ranks(
+    profile: CapturedProfile, plan: Strategy, other: OtherRanks, path: str
+) -> CapturedProfile:
+    """What was measured, for the calls that there are now."""
+    from torchtraceap.lab.prediction.parallel.recorded import expanded, with_other_ranks
+
+    places = [place for place in other.places if place is not None]
+    has_new = len(places) < len(other.places)
+    recorded = with_other_ranks(profile.capture, plan, path).capture if has_new else profile.capture
+    return replace(
+        profile, capture=recorded, measured_ns=tuple(expanded(profile.measured_ns, other.places))
+    )
+
+
+def prepared_workload(
+    source: Any,
+    inputs: Any,
+    loss: Callable[[Any], torch.Tensor] | None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None,
+    dtype: object,
+    batch: int | None,
+) -> Callable[[], Workload]:
+    """A workload of the model, converted as it is asked for.
+
+    Args:
+        source: A model, a function that makes a workload, or the name of one.
+        inputs, loss, optimizer: Of a model.
+        dtype: For all floating point numbers.
+        batch: For the leading dimension of the inputs.
+
+    Raises:
+        OptionError: None of these.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependencyError(
+            "a prediction runs the model, for which torch is needed"
+        ) from error
+    is_model = isinstance(source, torch.nn.Module)
+    if is_model and inputs is None:
+        raise OptionError("a model needs inputs: a tuple of arguments, or a dict by name")
+    if not is_model and (inputs is not None or loss is not None or optimizer is not None):
+        raise OptionError("inputs, loss and optimizer are of a model; a workload has its own")
+    make = _maker(source, inputs, loss, optimizer, is_model)
+    to = None if dtype is None else _torch_dtype(dtype)
+
+    def prepared() -> Workload:
+        workload = made_workload(make())
+        if to is not None:
+            workload = _converted(workload, to)
+        return workload if batch is None else _with_batch(workload, batch)
+
+    return prepared
+
+
+def _maker(
+    source: Any, inputs: Any, loss: Any, optimizer: Any, is_model: bool
+) -> Callable[[], Any]:
+    if is_model:
+        given = {"model": source, "inputs": inputs, "loss": loss, "optimizer": optimizer}
+        return lambda: given
+    if isinstance(source, str):
+        return find_workload(source)
+    if callable(source):
+        made: Callable[[], Any] = source
+        return made
+    raise OptionError(
+        "a model, a function that makes a workload or its name is needed, "
+        f"not {type(source).__name__}"
+    )
+
+
+_LABELS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+
+
+def _dtype_name(dtype: object) -> str:
+    """torch's name of a type of floating point numbers."""
+    known = dtype_named(str(dtype))
+    name = _LABELS.get(str(dtype), known.name if known else "")
+    if name not in _LABELS.values():
+        raise OptionError(f"dtype {dtype!r}: one of {', '.join(_LABELS)} is needed")
+    return name
+
+
+def _torch_dtype(dtype: object) -> torch.dtype:
+    import torch
+
+    found: torch.dtype = getattr(torch, _dtype_name(dtype))
+    return found
+
+
+def _converted(workload: Workload, dtype: torch.dtype) -> Workload:
+    """Model and inputs with other floating point numbers."""
+
+    def convert(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return replace(
+        workload, model=workload.model.to(dtype), inputs=_of_tensors(workload.inputs, convert)
+    )
+
+
+def _with_batch(workload: Workload, batch: int) -> Workload:
+    """Inputs with another leading dimension, those that share the one of the first."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    tensors = [each for each in tree_leaves(workload.inputs) if isinstance(each, torch.Tensor)]
+    before = next((tensor.shape[0] for tensor in tensors if tensor.dim()), None)
+    if before is None:
+        raise OptionError("no input has a leading dimension that a batch could be")
+
+    def resized(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.dim() or tensor.shape[0] != before:
+            return tensor
+        return tensor[:1].expand(batch, *tensor.shape[1:]).contiguous()
+
+    return replace(workload, inputs=_of_tensors(workload.inputs, resized))
+
+
+def _of_tensors(inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    found = tree_map_only(torch.Tensor, change, inputs)
+    return dict(found) if isinstance(found, Mapping) else found

@@ -1,0 +1,151 @@
+"""A prediction as a person reads it: the step, who decides it, its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torchtraceap.core.units import format_bytes, format_count, format_ns
+from torchtraceap.core.words import format_percent, one_line
+from torchtraceap.report.tables import TextTable
+
+if TYPE_CHECKING:
+    from torchtraceap.lab.prediction.result import Prediction
+
+__all__ = ["BOUND", "comparison_table", "parts_of", "prediction_tables"]
+
+_MOST_OPS = 15
+_WIDTH = 60
+BOUND = {
+    "gpu": "the GPU",
+    "host": "the host",
+    "borderline": "the GPU or the host: too near to tell",
+    "communication": "communication",
+    "data": "batches: loading and copies",
+}
+_SIGNS = "█▒▚░"
+_PARTS = ("compute", "communication", "memcpy", "unknown")
+_LABELS = ("compute", "exposed communication", "exposed copies", "idle")
+
+
+def prediction_tables(found: Prediction) -> list[TextTable]:
+    """The step with its parts; memory; operators."""
+    tables = [_step_table(found)]
+    if found.memory_bytes is not None:
+        tables.append(_memory_table(found))
+    return [*tables, _ops_table(found)]
+
+
+def _step_table(found: Prediction) -> TextTable:
+    step, gpu = found.step, found.gpu
+    job = "" if found.world_size == 1 else f", {found.world_size} GPUs, {found.strategy or 'ddp'}"
+    bound = BOUND[found.bound_by]
+    title = f"Step {_time(step.predicted_ns)} on {found.device}{job}, bound by {bound}"
+    rows = [
+        ("step", _time(step.predicted_ns), f"9 of 10 between {_span(found)}"),
+        ("GPU busy", _time(gpu.busy_ns), _share(gpu.busy_ns, found)),
+        ("host", _time(found.host_ns), "if it never waits"),
+    ]
+    if gpu.communication_ns:
+        rows.append(
+            (
+                "communication",
+                _time(gpu.communication_ns),
+                f"{_time(gpu.exposed_communication_ns)} beside no computation",
+            )
+        )
+    return TextTable(title, ("", "time", ""), rows, _bar(found))
+
+
+def _bar(found: Prediction) -> str:
+    """Parts of the step, and what they are."""
+    whole = max(found.step.predicted_ns, 1)
+    parts = parts_of(found)
+    bar = "".join(
+        sign * round(_WIDTH * ns / whole) for sign, (_, _, ns) in zip(_SIGNS, parts, strict=True)
+    )
+    words = "   ".join(
+        f"{sign} {word} {format_percent(ns / whole)}"
+        for sign, (_, word, ns) in zip(_SIGNS, parts, strict=True)
+        if ns
+    )
+    notes = "\n".join(one_line(note, 400) for note in found.notes)
+    return f"{bar}\n{words}\n{notes}"
+
+
+def parts_of(found: Prediction) -> list[tuple[str, str, int]]:
+    """Parts of the step: colour on a page, label, ns."""
+    gpu = found.gpu
+    exposed = gpu.exposed_communication_ns, gpu.exposed_memcpy_ns
+    times = max(gpu.busy_ns - sum(exposed), 0), *exposed, gpu.idle_ns
+    return list(zip(_PARTS, _LABELS, times, strict=True))
+
+
+def _memory_table(found: Prediction) -> TextTable:
+    need = found.memory_bytes
+    assert need is not None
+    rows = [(name, format_bytes(size)) for name, size in need.to_dict().items()]
+    return TextTable("Memory of its tensors", ("", "bytes"), rows)
+
+
+def _ops_table(found: Prediction) -> TextTable:
+    rows = [
+        (
+            op.name,
+            " ".join("x".join(map(str, shape)) or "scalar" for shape in op.shapes[:3]),
+            format_count(op.count),
+            format_count(op.kernels),
+            _time(op.gpu_ns),
+            f"{_time(op.low_ns)} to {_time(op.high_ns)}",
+            op.method,
+        )
+        for op in found.ops[:_MOST_OPS]
+    ]
+    left = len(found.ops) - len(rows)
+    note = f"{format_count(left)} more in --json" if left > 0 else ""
+    if found.unknown:
+        names = ", ".join(op.name for op in found.unknown[:5])
+        note += f"\nNo model knows these, they are taken to move their tensors once: {names}"
+    columns = ("operator", "shapes", "calls", "kernels", "GPU time", "8 of 10 between", "by")
+    return TextTable("Operators", columns, rows, note.strip(), first=(0, 4, 2))
+
+
+def comparison_table(found: Sequence[Prediction]) -> TextTable:
+    """Devices and strategies beside each other, the fastest first; bars are to scale."""
+    longest = max(each.step.predicted_ns for each in found)
+    rows = [
+        (
+            each.device,
+            each.strategy or "",
+            _time(each.step.predicted_ns),
+            _span(each),
+            "█" * max(1, round(20 * each.step.predicted_ns / max(longest, 1))),
+            _share(each.gpu.busy_ns, each),
+            each.bound_by,
+            "" if each.memory_bytes is None else format_bytes(each.memory_bytes.peak),
+        )
+        for each in sorted(found, key=lambda each: each.step.predicted_ns)
+    ]
+    columns = (
+        "device",
+        "strategy",
+        "step",
+        "9 of 10 between",
+        "",
+        "GPU busy",
+        "bound by",
+        "memory",
+    )
+    return TextTable("", columns, rows, first=(0, 1, 2, 3))
+
+
+def _time(ns: int) -> str:
+    return format_ns(ns)
+
+
+def _span(found: Prediction) -> str:
+    return f"{_time(found.step.low_ns)} and {_time(found.step.high_ns)}"
+
+
+def _share(ns: int, found: Prediction) -> str:
+    return f"{format_percent(ns / max(found.step.predicted_ns, 1))} of the step"

@@ -1,0 +1,402 @@
+"""A schedule as the events that a profiler would write.
+
+What does not change from step to step (names, shapes, grids) is laid out once; times and the
+numbers that link events are added for each step.
+
+Note [Profiler]: fields are those of PyTorch 2.6 to 2.9 with CUDA 12, or ROCm 6, recorded with
+`record_shapes` and without stacks; the metadata says so, and that the run was predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.lab.prediction.capture.calls import COMPUTE, Call, Phase, Value
+from torchtraceap.lab.prediction.lowering.durations import recorded_arguments
+from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.lowering.step import LiftedCall, LiftedOp, LiftedStep
+from torchtraceap.lab.prediction.lowering.work import GpuWork, WorkKind
+from torchtraceap.lab.prediction.timeline.columns import AUTOGRAD, MAIN, Columns, Entry
+from torchtraceap.lab.prediction.timeline.event_names import (
+    annotation_of,
+    callers_of,
+    collective_arguments,
+    launch_name,
+)
+from torchtraceap.lab.prediction.timeline.frame import Recording, shared_memory_bytes, threads
+from torchtraceap.lab.prediction.timeline.library_calls import calls_ahead
+from torchtraceap.lab.prediction.timeline.nested_ops import INSIDE, WRAPPED, Inside, arguments_of
+from torchtraceap.lab.prediction.timeline.schedule import RankTimes
+from torchtraceap.ops.devices import Device
+from torchtraceap.tables.gpu.occupancy import Multiprocessor, resident_blocks
+from torchtraceap.trace.ranks import RankTrace
+
+__all__ = ["Recording", "rank_trace"]
+
+_STREAMS = {"amd": (0, 4)}
+"""Numbers of the main stream and of the first other one; 7 and 20 on NVIDIA's."""
+_CALL_NS, _BETWEEN_CALLS_NS = 700, 300
+"""Of calls that begin no work (the median of ten public traces), and from one to the next."""
+_SYNC = "StreamSynchronize"
+_ENTER, _EXIT = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
+
+
+def rank_trace(step: LiftedStep, times: RankTimes, recording: Recording) -> RankTrace:
+    """The events of one rank as a trace."""
+    template = _Template(times, recording)
+    template.add_step(step)
+    table = template.table()
+    return RankTrace(table, rank=recording.rank if recording.world_size > 1 else None)
+
+
+class _Template:
+    """Events of one step, with their times in all."""
+
+    def __init__(self, times: RankTimes, recording: Recording) -> None:
+        self._times, self._recording = times, recording
+        self._entries: list[Entry] = []
+        self._ops = 0
+        self._work, self._links = 0, 0
+        self._compute, self._other = _STREAMS.get(recording.device.vendor, (7, 20))
+        self._streams: dict[str, int] = {COMPUTE: self._compute}
+        self._on_compute: list[int] = []
+        self._first = times.step_begin if times.fetch_end is None else times.fetch_end
+
+    # ------------------------------------------------------------------------- host
+
+    def add_step(self, step: LiftedStep) -> None:
+        """All events of a step."""
+        begin, end = self._times.step_begin, self._times.step_end
+        whole = self._next_op()
+        self._add("", "user_annotation", MAIN, begin, end, op=whole).step_name = "ProfilerStep#"
+        self._add_fetch(step)
+        for thread, calls in groupby(enumerate(step.calls), key=lambda item: _thread(item[1].call)):
+            self._add_thread(thread, [*calls])
+        self._add_on_gpu("", whole, 0, "ProfilerStep#")
+
+    def _add_fetch(self, step: LiftedStep) -> None:
+        times, fetch = self._times, step.around.fetch
+        if fetch is None or times.fetch_begin is None or times.fetch_end is None:
+            return
+        begin, end = times.fetch_begin, times.fetch_end
+        self._add(fetch.name, "user_annotation", MAIN, begin, end, op=self._next_op())
+
+    def _add_thread(self, thread: int, calls: Sequence[tuple[int, LiftedCall]]) -> None:
+        if thread == AUTOGRAD:
+            for _, of_node in groupby(calls, key=lambda item: _node(item[1].call)):
+                self._add_node([*of_node])
+            return
+        ranges: list[tuple[str, int, int]] = []
+        for index, lifted in calls:
+            if lifted.call.name == _ENTER:
+                ranges.append((_range_name(lifted.call), index, self._work))
+            elif lifted.call.name == _EXIT:
+                if ranges:
+                    name, first, work = ranges.pop()
+                    begin, end = self._times.call_begin[:, first], self._times.call_end[:, index]
+                    own = self._next_op()
+                    self._add(name, "user_annotation", thread, begin, end, op=own)
+                    self._add_on_gpu(name, own, work)
+            else:
+                self._add_call(thread, index, lifted)
+
+    def _add_on_gpu(self, name: str, op: int, first: int, step_name: str = "") -> None:
+        """A range over the main stream's work that was launched since one."""
+        works = [work for work in self._on_compute if work >= first]
+        if works:
+            begin = self._times.work_begin[:, works[0]]
+            end = self._times.work_end[:, works].max(axis=1)
+            made = self._add(name, "gpu_user_annotation", self._compute, begin, end, {}, op)
+            made.is_gpu, made.step_name = True, step_name
+
+    def _add_node(self, calls: Sequence[tuple[int, LiftedCall]]) -> None:
+        """An autograd node with the calls that it makes."""
+        name, sequence = _node(calls[0][1].call)
+        if name:
+            begin = self._early(calls[0][0], 0.5)
+            end = self._late(calls[-1][0], 0.3)
+            args = {"Fwd thread id": 1} if sequence is not None else {}
+            outer = f"autograd::engine::evaluate_function: {name}"
+            self._add(
+                outer, "cpu_op", AUTOGRAD, begin, end, args, self._next_op(), sequence=sequence
+            )
+            self._add(
+                name, "cpu_op", AUTOGRAD, self._early(calls[0][0], 0.25),
+                self._late(calls[-1][0], 0.15), args, self._next_op(), sequence=sequence,
+            ).is_node = True  # fmt: skip
+        for index, lifted in calls:
+            self._add_call(AUTOGRAD, index, lifted)
+
+    def _early(self, call: int, share: float) -> Array:
+        """So much of the gap before a call earlier."""
+        begin = self._times.call_begin[:, call]
+        before = self._times.call_end[:, call - 1] if call else self._first
+        return begin - np.round((begin - before) * share).astype(np.int64)
+
+    def _late(self, call: int, share: float) -> Array:
+        end = self._times.call_end[:, call]
+        is_last = call + 1 >= self._times.call_begin.shape[1]
+        behind = self._times.step_end if is_last else self._times.call_begin[:, call + 1]
+        return end + np.round((behind - end) * share).astype(np.int64)
+
+    def _add_call(self, thread: int, index: int, lifted: LiftedCall) -> None:
+        call = lifted.call
+        begin, end = self._times.call_begin[:, index], self._times.call_end[:, index]
+        recorded = _recorded(call)
+        callers = callers_of(call)
+        sequence = call.sequence if call.phase is Phase.FORWARD else None
+        if sequence is not None:
+            recorded = {**recorded, "Fwd thread id": 0}
+        for depth, caller in enumerate(callers):
+            share = 0.2 * (len(callers) - depth) / len(callers)
+            self._add(
+                caller, "cpu_op", thread, self._early(index, share), self._late(index, share),
+                recorded, self._next_op(), sequence=sequence,
+            )  # fmt: skip
+        own = self._next_op()
+        self._add(call.name, "cpu_op", thread, begin, end, recorded, own, sequence=sequence)
+        is_itself = len(lifted.ops) == 1 and lifted.ops[0].op.name == call.name
+        launching = [op for op in lifted.ops if op.works]
+        if launching and call.name in WRAPPED:
+            self._add_wrapped(thread, WRAPPED[call.name], launching, begin, end, recorded)
+        if not launching and call.name in INSIDE:
+            self._add_inside(thread, INSIDE[call.name].ahead, begin, end, recorded)
+        for place, op in enumerate(launching):
+            behind = self._work + len(op.works)
+            is_last = place + 1 == len(launching)
+            bound = end if is_last else self._times.launch_begin[:, behind]
+            begin = self._add_op(thread, op, begin, bound, own if is_itself else None)
+
+    def _add_wrapped(
+        self,
+        thread: int,
+        name: str,
+        ops: Sequence[LiftedOp],
+        begin: Array,
+        end: Array,
+        args: dict[str, Any],
+    ) -> None:
+        """An operator between a call and those that launch for it."""
+        times, first = self._times, self._work
+        last = first + sum(len(op.works) for op in ops) - 1
+        start = begin + (times.launch_begin[:, first] - begin) // 6
+        stop = end - np.maximum(end - times.wait_end[:, last], 0) // 4
+        inner = {key: value for key, value in args.items() if key != "Fwd thread id"}
+        self._add(name, "cpu_op", thread, start, stop, inner, self._next_op())
+
+    def _add_op(
+        self,
+        thread: int,
+        op: LiftedOp,
+        begin: Array,
+        end: Array,
+        own: int | None,
+    ) -> Array:
+        """A launching operator with its launches, between two times; returns its end.
+
+        Args:
+            thread, op, begin, end: As they say.
+            own: Number of the call, where the operator is that.
+        """
+        times = self._times
+        first, last = self._work, self._work + len(op.works) - 1
+        begin = begin + (times.launch_begin[:, first] - begin) // 3
+        end = times.wait_end[:, last] + np.maximum(end - times.wait_end[:, last], 0) // 2
+        number = own
+        if number is None:
+            number = self._next_op()
+            args = _recorded(op.op)
+            if op.works[0].collective is not None:
+                args |= collective_arguments(op.works[0])
+            self._add(op.op.name, "cpu_op", thread, begin, end, args, number)
+        inside = INSIDE.get(op.op.name, Inside(()))
+        free = self._add_allocated(thread, inside.ahead, begin, _recorded(op.op))
+        self._add_inside(thread, inside.behind, times.wait_end[:, last], end, _recorded(op.op))
+        for place, work in enumerate(op.works):
+            ahead = calls_ahead(op.op.name, op.works, place, self._recording.device.vendor)
+            self._add_ahead(thread, ahead, free, number)
+            free = times.launch_end[:, self._work]
+            self._add_work(thread, work, number)
+        if op.host_waits:
+            vendor = "hip" if self._recording.device.vendor == "amd" else "cuda"
+            start = times.launch_end[:, last] + 500
+            done = np.maximum(times.wait_end[:, last], start)
+            link = self._next_link()
+            self._add(f"{vendor}{_SYNC}", "cuda_runtime", thread, start, done, {}, number, link)
+        return end
+
+    def _add_allocated(
+        self, thread: int, names: Sequence[str], begin: Array, around: dict[str, Any]
+    ) -> Array:
+        """What an operator calls in the first two thirds of the time up to its first launch;
+        returns when that is over."""
+        if not names:
+            return begin
+        ahead = np.maximum(self._times.launch_begin[:, self._work] - begin, 0)
+        end: Array = begin + ahead * 2 // 3
+        self._add_inside(thread, names, begin, end, around)
+        return end
+
+    def _add_inside(
+        self, thread: int, names: Sequence[str], begin: Array, end: Array, around: dict[str, Any]
+    ) -> None:
+        """Operators one behind the other, evenly spread between two times."""
+        each = (end - begin) // (len(names) + 1)
+        for place, name in enumerate(names):
+            outer, _, inner = name.partition("/")
+            start = begin + each * place + each * 3 // 5
+            stop = start + each * 4 // 5
+            args = arguments_of(outer, around)
+            self._add(outer, "cpu_op", thread, start, stop, args, self._next_op())
+            if inner:
+                self._add_inside(thread, (inner,), start, stop, around)
+
+    def _add_ahead(self, thread: int, names: Sequence[str], free: Array, op: int) -> None:
+        """Calls in the time from one on up to the next launch, where there is some."""
+        launch = self._times.launch_begin[:, self._work]
+        room = np.maximum(launch - free, 0)
+        each = np.minimum(room // (len(names) + 1), _CALL_NS + _BETWEEN_CALLS_NS)
+        for place, name in enumerate(names):
+            begin = launch - each * (len(names) - place)
+            end = begin + each * _CALL_NS // (_CALL_NS + _BETWEEN_CALLS_NS)
+            self._add(name, "cuda_runtime", thread, begin, end, {}, op, self._next_link())
+
+    # ------------------------------------------------------------------------- GPU
+
+    def _add_work(self, thread: int, work: GpuWork, op: int) -> None:
+        times, place, link = self._times, self._work, self._next_link()
+        self._work += 1
+        category, name = launch_name(work, self._recording.device)
+        begin, end = times.launch_begin[:, place], times.launch_end[:, place]
+        self._add(name, category, thread, begin, end, {}, op, link)
+        stream = self._streams.setdefault(work.lane, self._other + 4 * (len(self._streams) - 1))
+        args = _work_arguments(work, self._recording.device, stream)
+        began, ended = times.work_begin[:, place], times.work_end[:, place]
+        made = self._add(work.name, work.kind.value, stream, began, ended, args, op, link)
+        made.is_gpu = True
+        if stream == self._compute:
+            self._on_compute.append(place)
+        if work.collective is not None:
+            label = annotation_of(work)
+            around = self._next_op()
+            self._add(label, "user_annotation", thread, begin - 1_000, end + 1_000, {}, around)
+            gpu = self._add(label, "gpu_user_annotation", stream, began, ended, {}, around)
+            gpu.is_gpu = True
+
+    # ------------------------------------------------------------------------- all
+
+    def _next_op(self) -> int:
+        self._ops += 1
+        return self._ops
+
+    def _next_link(self) -> int:
+        self._links += 1
+        return self._links - 1
+
+    def _add(
+        self,
+        name: str,
+        category: str,
+        thread: int,
+        begin: Array,
+        end: Array,
+        args: dict[str, Any] | None = None,
+        op: int | None = None,
+        link: int | None = None,
+        *,
+        sequence: int | None = None,
+    ) -> Entry:
+        entry = Entry(name, category, thread, begin, end, args or {}, op, link, sequence)
+        self._entries.append(entry)
+        return entry
+
+    def table(self) -> Any:
+        """The `EventTable` of all steps."""
+        return Columns(self._entries, self._recording, self._ops, self._links).table()
+
+
+def _thread(call: Call) -> int:
+    return AUTOGRAD if call.phase is Phase.BACKWARD else MAIN
+
+
+def _node(call: Call) -> tuple[str, int | None]:
+    return call.node, call.sequence if call.node else None
+
+
+def _range_name(call: Call) -> str:
+    name = call.inputs.get("name")
+    return name if isinstance(name, str) else "record_function"
+
+
+def _recorded(call: Call | LaunchingOp) -> dict[str, Any]:
+    """Shapes, types and values of the arguments, as `record_shapes` writes them."""
+    inputs: tuple[Value, ...]
+    inputs = tuple(call.inputs.values()) if isinstance(call, Call) else call.inputs
+    if not inputs:
+        return {}
+    dims, types, strides, concrete = recorded_arguments(inputs)
+    return {
+        "Concrete Inputs": concrete,
+        "Input type": [_cxx_name(each) for each in types],
+        "Input Strides": strides,
+        "Input Dims": dims,
+    }
+
+
+def _cxx_name(of: Any) -> Any:
+    """A type as C++ names it, and so the profiler."""
+    if isinstance(of, list):
+        return [_cxx_name(each) for each in of]
+    known = dtype_named(of)
+    return known.cxx_name if known else of
+
+
+def _work_arguments(work: GpuWork, device: Device, stream: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"device": 0, "stream": stream}
+    if device.vendor != "amd":
+        found |= {"context": 1}
+    if work.kind is not WorkKind.KERNEL:
+        return {**found, "bytes": work.bytes}
+    if device.vendor == "amd":
+        found |= {"kind": "Dispatch Kernel"}
+    else:
+        found |= {
+            "queued": 0,
+            "registers per thread": work.registers,
+            "shared memory": work.shared_memory,
+            **_occupancy(work, device),
+        }
+    found |= {"grid": list(work.grid), "block": list(work.block)}
+    return {**found, **collective_arguments(work)} if work.collective is not None else found
+
+
+def _occupancy(work: GpuWork, device: Device) -> dict[str, float]:
+    """As Kineto calculates them: blocks and warps of the grid for each multiprocessor."""
+    count = max(device.multiprocessors, 1)
+    size = work.block[0] * work.block[1] * work.block[2]
+    blocks = work.grid[0] * work.grid[1] * work.grid[2] / count
+    warps = blocks * max(1, size // 32)
+    held = min(blocks, _resident(work, size, device)) * size / threads(device)
+    return {
+        "blocks per SM": round(blocks, 6),
+        "warps per SM": round(warps, 6),
+        "est. achieved occupancy %": min(100, round(100 * held)),
+    }
+
+
+def _resident(work: GpuWork, size: int, device: Device) -> float:
+    """Blocks that a multiprocessor holds at once."""
+    major, _, minor = device.architecture.partition(".")
+    capability = (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
+    on = Multiprocessor(
+        device.multiprocessors, threads(device), 65_536, shared_memory_bytes(device), 32, capability
+    )
+    given = (size, work.registers, work.shared_memory)
+    found, _ = resident_blocks(on, *(np.array([float(each)]) for each in given))
+    return float(np.nan_to_num(found[0], nan=1.0))

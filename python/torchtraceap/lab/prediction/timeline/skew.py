@@ -1,0 +1,83 @@
+"""Ranks that do the same don't take the same: collectives wait for the slowest.
+
+Note [Skew]: beside each kind of rank that several are of stands another that does the same in the
+time of the slowest of them; the two meet at every collective. So a step takes as long as the
+slowest needs, and its collectives on a usual rank last from its arrival on. How much slower the
+slowest of n is on average follows from how steps of one rank vary in public traces, as if ranks in
+a step varied as a rank does from step to step: what makes a rank slower in all steps, or gives it
+other inputs, is not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from torchtraceap.lab.prediction.lowering.step import LiftedStep
+
+__all__ = ["expected_most", "with_slowest"]
+
+# Steps of seven public traces (A100, V100, H100, MI300X; benchmarks/prediction/step_noise.py) over
+# the median of their trace: host times without waits, GPU times without collectives and copies.
+_HOST = (
+    0.914, 0.96, 0.961, 0.966, 0.966, 0.981, 0.985, 0.988, 0.989, 0.989, 0.997, 0.997, 0.998, 1.0,
+    1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.002, 1.013, 1.015, 1.019, 1.021, 1.028, 1.031, 1.036, 1.042,
+    1.051, 1.08, 1.116, 1.247,
+)  # fmt: skip
+_GPU = (
+    0.961, 0.987, 0.988, 0.995, 0.996, 0.997, 0.997, 0.998, 0.999, 0.999, 0.999, 1.0, 1.0, 1.0,
+    1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.001, 1.002, 1.005, 1.006, 1.007,
+    1.007, 1.018, 1.026,
+)  # fmt: skip
+
+
+def expected_most(ratios: Sequence[float], count: int) -> float:
+    """The mean of the largest of `count` draws from these values; 1 of none."""
+    if count < 1:
+        return 1.0
+    shares = np.arange(len(ratios) + 1) / len(ratios)
+    return float(np.diff(shares**count) @ np.sort(ratios))
+
+
+def with_slowest(
+    steps: Sequence[LiftedStep], kind_of_rank: Sequence[int]
+) -> tuple[list[LiftedStep], tuple[int, ...]]:
+    """Steps with those of the slowest of each kind behind them, and the kind of each rank.
+
+    Unchanged where the slowest of a kind would meet others than the usual one does: where ranks
+    never meet, in pipelines whose stages have not as many ranks, in groups without two of a kind.
+    """
+    ranks = [list(kind_of_rank).count(kind) for kind in range(len(steps))]
+    if len({*ranks}) > 1 and _talk(steps):
+        return list(steps), tuple(kind_of_rank)
+    slowest = {
+        kind: len(steps) + place
+        for place, kind in enumerate(kind for kind, count in enumerate(ranks) if count > 1)
+    }
+    found = list(steps)
+    for kind in slowest:
+        factors = expected_most(_HOST, ranks[kind]), expected_most(_GPU, ranks[kind])
+        found.append(replace(steps[kind], slower=factors, beside=kind))
+    first = {kind: list(kind_of_rank).index(kind) for kind in slowest}
+    kinds = tuple(
+        kind if rank == first.get(kind, rank) else slowest[kind]
+        for rank, kind in enumerate(kind_of_rank)
+    )
+    meets = all(_meets(kind, step, kinds) for kind, step in enumerate(found))
+    return (found, kinds) if slowest and meets else (list(steps), tuple(kind_of_rank))
+
+
+def _talk(steps: Sequence[LiftedStep]) -> bool:
+    """Pairs of ranks send and receive."""
+    works = (work for step in steps for work in step.works())
+    return any(each.peer is not None for work in works for each in work.collectives)
+
+
+def _meets(kind: int, step: LiftedStep, kinds: Sequence[int]) -> bool:
+    """It has collectives, and takes part in those of groups."""
+    met = [each for work in step.works() for each in work.collectives]
+    return bool(met) and all(
+        each.peer is not None or kind in {kinds[rank] for rank in each.group} for each in met
+    )

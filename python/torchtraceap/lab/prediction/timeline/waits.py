@@ -1,0 +1,83 @@
+"""Which GPU work waits for work on other streams.
+
+Work is known by its place among the works of a step: below 0 it is of the step before, beyond the
+last of the one after.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from torchtraceap.lab.prediction.lowering.step import LiftedCall, LiftedStep
+
+__all__ = ["stream_waits"]
+
+
+def stream_waits(step: LiftedStep) -> list[tuple[int, int]]:
+    """Pairs of works: of each the second begins when the first has ended."""
+    return _Waits(step).pairs
+
+
+class _Waits:
+    """What each stream is told to wait for, followed through a step.
+
+    Where the host says that what a stream is given from here on waits, the next work that it gets
+    does; those behind it follow in the stream's order. A collective waits for what the stream from
+    which it is started was given before, and the stream goes on beside it.
+    """
+
+    def __init__(self, step: LiftedStep) -> None:
+        self._count = sum(1 for _ in step.works())
+        self._of_collective = {
+            each.id: place for place, work in enumerate(step.works()) for each in work.collectives
+        }
+        self._reached = _reached(step, self._of_collective)
+        self._place = 0
+        self._last: dict[str, int] = {}
+        self._first: dict[str, int] = {}
+        self._pending: dict[str, set[int]] = defaultdict(set)
+        self.pairs: list[tuple[int, int]] = []
+        for lifted in step.calls:
+            self._follow(lifted)
+        for stream, sources in self._pending.items():
+            if stream in self._first:
+                self._let_wait(self._count + self._first[stream], sources)
+
+    def _follow(self, lifted: LiftedCall) -> None:
+        call = lifted.call
+        pending = self._pending[call.stream]
+        if call.waits_for in self._of_collective:
+            pending.add(self._of_collective[call.waits_for])
+        for index in call.after:
+            before = 0 if index >= 0 else self._count
+            pending.update(place - before for place in self._reached[index])
+        for op in lifted.ops:
+            for work in op.works:
+                self._let_wait(self._place, pending)
+                if work.collective is None:
+                    pending.clear()
+                    self._last[call.stream] = self._place
+                    self._first.setdefault(call.stream, self._place)
+                elif call.stream in self._last:
+                    self.pairs.append((self._last[call.stream], self._place))
+                self._place += 1
+
+    def _let_wait(self, place: int, sources: set[int]) -> None:
+        self.pairs += [(source, place) for source in sorted(sources) if source != place]
+
+
+def _reached(step: LiftedStep, of_collective: dict[int, int]) -> list[tuple[int, ...]]:
+    """By call: the last work that its stream was given by then, and the collective it starts."""
+    found: list[tuple[int, ...]] = []
+    last: dict[str, int] = {}
+    place = 0
+    for lifted in step.calls:
+        for op in lifted.ops:
+            for work in op.works:
+                if work.collective is None:
+                    last[lifted.call.stream] = place
+                place += 1
+        own = [last[lifted.call.stream]] if lifted.call.stream in last else []
+        started = lifted.call.collective
+        found.append((*own, *([of_collective[started.id]] if started else [])))
+    return found

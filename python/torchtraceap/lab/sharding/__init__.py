@@ -1,0 +1,22 @@
+"""Which rank holds which embedding table, chosen by what a step would take.
+
+tables.py and cluster.py say what there is, cost.py what an assignment costs, sharders.py and
+search.py make assignments, choose.py ranks them.
+"""
+
+from torchtraceap.lab.sharding.choose import SHARDERS, choose_sharding
+from torchtraceap.lab.sharding.cluster import Cluster
+from torchtraceap.lab.sharding.result import Candidate, Part, RankLoad, Sharding
+from torchtraceap.lab.sharding.tables import Table, read_tables
+
+__all__ = [
+    "SHARDERS",
+    "Candidate",
+    "Cluster",
+    "Part",
+    "RankLoad",
+    "Sharding",
+    "Table",
+    "choose_sharding",
+    "read_tables",
+]

@@ -1,0 +1,287 @@
+"""What an assignment of tables to ranks costs: lookups, exchanges, memory.
+
+Note [A step]: every rank looks up its own tables for the samples of all ranks in one fused kernel;
+an all-to-all brings each rank the pooled rows of its own samples; the dense part runs; another
+all-to-all takes the gradients back; each rank updates its rows. From the second exchange to the
+first of the next step no rank waits for another, so the slowest rank is that of the longest
+backward and forward together:
+
+    step = max over ranks (backward + forward) + 2 x all-to-all + dense
+
+Where each rank reads its own samples with the indices of all tables, as in TorchRec, one more
+all-to-all brings the indices to the ranks that look them up.
+
+Note [Max of max]: an exchange in unequal parts takes as long as one in equal parts of which every
+rank sends, or receives, what the most burdened one does: the most over ranks of what it sends,
+(ranks - 1) x its own rows, and of what it receives, the rows of all others (Lin et al., IEEE TPDS
+2024).
+
+Note [Tables at once]: blocks of a fused kernel run table by table, so that as many tables share the
+L2 as it takes to fill the GPU with warps, one for each bag (Lin et al., ISPASS 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.sharding.cluster import Cluster
+from torchtraceap.lab.sharding.result import Candidate, Part, RankLoad
+from torchtraceap.lab.sharding.tables import Table
+from torchtraceap.ops.durations import EmbeddingTable, Estimates, UnknownDurationError
+from torchtraceap.ops.durations.collectives import estimate_collectives
+from torchtraceap.ops.durations.embedding import START_NS, estimate_embedding_bags
+
+__all__ = ["OPTIMIZERS", "Costs", "Lookups", "whole_tables"]
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+# Bytes of state: for each row, and for each element.
+OPTIMIZERS = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8)}
+_PARTS_OF_EXCHANGE = 2
+_INDEX_BYTES = 8
+_WARPS_PER_MULTIPROCESSOR = 64
+# Guesses: no all-to-all over a network was measured.
+_NETWORK_LATENCY_NS = 40_000.0
+_NETWORK_SPREAD = 2.0
+
+
+def whole_tables(tables: Sequence[Table]) -> list[Part]:
+    """Every table in one part."""
+    return [Part(table.name, 0, table.dim) for table in tables]
+
+
+class Lookups:
+    """Times of the lookups of any columns of the tables, asked for once for each width."""
+
+    def __init__(self, tables: Sequence[Table], cluster: Cluster, batch: int) -> None:
+        self.tables = {table.name: table for table in tables}
+        self.cluster = cluster
+        self.batch = batch
+        """Samples of one rank."""
+        self._chip = cluster.chip
+        self._known: dict[tuple[str, int], tuple[float, float]] = {}
+        warps = _WARPS_PER_MULTIPROCESSOR * max(1, self._chip.multiprocessors)
+        most = ceil(len(tables) / cluster.ranks)
+        self._at_once = min(max(1, ceil(warps / self.bags)), most)
+        self.spread = (1.0, 1.0)
+        """The model's interval over its estimate, below and above."""
+
+    @property
+    def bags(self) -> int:
+        """Of each table: the samples of all ranks."""
+        return self.batch * self.cluster.ranks
+
+    def of(self, parts: Sequence[Part]) -> tuple[FloatArray, FloatArray]:
+        """ns of forward and backward of each part, without the start of the kernel.
+
+        Raises:
+            OptionError: The device's cache is not known.
+        """
+        missing = {(p.table, p.columns) for p in parts} - self._known.keys()
+        groups: dict[object, list[tuple[str, int]]] = {}
+        for name, columns in sorted(missing):
+            table = self.tables[name]
+            groups.setdefault((table.histogram, table.element_bytes), []).append((name, columns))
+        for group in groups.values():
+            self._ask(group)
+        times = np.array([self._known[p.table, p.columns] for p in parts]).reshape(-1, 2)
+        return times[:, 0], times[:, 1]
+
+    def _ask(self, group: list[tuple[str, int]]) -> None:
+        """For parts of tables that are looked up alike: one question."""
+        tables = [self.tables[name] for name, _ in group]
+        asked = EmbeddingTable(
+            np.array([table.rows for table in tables], np.float64),
+            np.array([columns for _, columns in group], np.float64),
+            np.array([table.pooling_factor for table in tables], np.float64),
+            tables[0].histogram,
+            tables[0].element_bytes,
+        )
+        bags = np.full(len(group), self.bags, np.float64)
+        both = []
+        for backward in (False, True):
+            try:
+                found = estimate_embedding_bags(
+                    [asked], bags, self._chip, backward=backward, at_once=self._at_once
+                )
+            except UnknownDurationError as error:
+                raise OptionError(f"lookups can't be estimated: {error}") from None
+            self._widen(found)
+            both.append((found.ns - START_NS).tolist())
+        self._known.update(zip(group, zip(*both, strict=True), strict=True))
+
+    def _widen(self, found: Estimates) -> None:
+        low, high = self.spread
+        self.spread = (
+            min(low, float((found.low_ns / found.ns).min())),
+            max(high, float((found.high_ns / found.ns).max())),
+        )
+
+
+class Costs:
+    """The costs of all assignments of some parts."""
+
+    def __init__(
+        self,
+        lookups: Lookups,
+        parts: Sequence[Part],
+        optimizer: str,
+        dense_ns: float,
+        *,
+        with_indices: bool,
+    ) -> None:
+        if optimizer not in OPTIMIZERS:
+            raise OptionError(f"optimizer {optimizer!r}: one of {', '.join(OPTIMIZERS)}")
+        self.lookups = lookups
+        self.parts = list(parts)
+        self.ranks = lookups.cluster.ranks
+        self.optimizer = optimizer
+        self.dense_ns = dense_ns
+        self.with_indices = with_indices
+        self.forward_ns, self.backward_ns = lookups.of(parts)
+        """float64 `[parts]`, both."""
+        tables = [lookups.tables[part.table] for part in parts]
+        columns = np.array([part.columns for part in parts], np.float64)
+        self.width = columns * [table.element_bytes for table in tables]
+        """Bytes of a pooled row, `[parts]`."""
+        per_sample = np.array([table.pooling_factor for table in tables], np.float64)
+        self.index_width = _INDEX_BYTES * per_sample * with_indices
+        """Bytes of the indices of a sample, `[parts]`; 0 where they are not exchanged."""
+        rows = np.array([table.rows for table in tables], np.float64)
+        by_row, by_element = OPTIMIZERS[optimizer]
+        # What is sent forward, and its gradient, which comes back.
+        sent = 2.0 * lookups.bags * self.width
+        self.memory = rows * (self.width + by_row + by_element * columns) + sent
+        """Bytes that a part takes where it lies, `[parts]`."""
+        self.received = 2.0 * lookups.batch * float(self.width.sum())
+        """Bytes on every rank: the rows of its samples, and their gradients."""
+        self.limit = lookups.cluster.table_bytes
+        self.exchange_source = ""
+        """What tells the times of exchanges, once they were asked for."""
+
+    @property
+    def time(self) -> FloatArray:
+        """ns of forward and backward of each part."""
+        return self.forward_ns + self.backward_ns
+
+    def sums(self, values: FloatArray, ranks: IntArray) -> FloatArray:
+        """Of the parts of each rank, `[ranks]`."""
+        return np.bincount(ranks, weights=values, minlength=self.ranks).astype(np.float64)
+
+    def too_full(self, ranks: IntArray) -> str | None:
+        """Why an assignment can't be, or None."""
+        held = self.sums(self.memory, ranks) + self.received
+        worst = int(held.argmax())
+        if held[worst] <= self.limit:
+            return None
+        return (
+            f"rank {worst} would hold {held[worst] / 2**30:.1f} GiB of {self.limit / 2**30:.1f} GiB"
+        )
+
+    def exchanged(self, widths: FloatArray, index_widths: FloatArray) -> FloatArray:
+        """All exchanges of a step; see Note [Max of max].
+
+        Args:
+            widths: `[n, ranks]`: bytes of the pooled rows of each rank, for one sample.
+            index_widths: `[n, ranks]`: of its indices.
+
+        Returns:
+            `[3, n]`: ns as estimated, at least and at most.
+
+        Raises:
+            OptionError: No model of the links answers.
+        """
+        if self.ranks == 1:
+            return np.zeros((3, len(widths)))
+        # Indices travel from the samples to the tables, the other way round than rows: each rank
+        # sends as much to another as it holds of it, so that the most burdened one is the same.
+        found = _PARTS_OF_EXCHANGE * self._one_exchange(widths)
+        return found + self._one_exchange(index_widths) if self.with_indices else found
+
+    def _one_exchange(self, widths: FloatArray) -> FloatArray:
+        others = self.ranks - 1
+        most = np.maximum(others * widths.max(axis=1), widths.sum(axis=1) - widths.min(axis=1))
+        sizes = self.lookups.batch * most * self.ranks / others
+        cluster = self.lookups.cluster
+        if cluster.nodes > 1 and cluster.node_bandwidth is not None:
+            self.exchange_source = (
+                "reckoned from the rate of the network, of which none was measured"
+            )
+            return self._over_network(sizes, cluster.node_bandwidth)
+        try:
+            found = estimate_collectives(
+                "all_to_all", sizes, self.ranks, cluster.chip, cluster.nodes
+            )
+        except UnknownDurationError as error:
+            hint = "; node_bandwidth tells the rate of a network" if cluster.nodes > 1 else ""
+            raise OptionError(f"the exchange can't be estimated: {error}{hint}") from None
+        unknown = np.flatnonzero(~np.isfinite(found.ns))
+        if len(unknown):
+            raise OptionError(f"the exchange can't be estimated: {found[int(unknown[0])].source}")
+        self.exchange_source = found[0].source
+        return np.stack([found.ns, found.low_ns, found.high_ns])
+
+    def _over_network(self, sizes: FloatArray, bandwidth: float) -> FloatArray:
+        """Of exchanges of so many bytes over machines: what stays within one goes over its links
+        while the rest goes over its share of the network."""
+        cluster = self.lookups.cluster
+        of_node = self.ranks // cluster.nodes
+        away = sizes * (self.ranks - of_node) / self.ranks
+        ns = _NETWORK_LATENCY_NS + away * of_node / bandwidth * 1e9
+        if of_node > 1:
+            within = estimate_collectives(
+                "all_to_all", sizes * of_node / self.ranks, of_node, cluster.chip
+            )
+            ns = np.fmax(ns, within.ns)
+        return np.stack([ns, ns / _NETWORK_SPREAD, ns * _NETWORK_SPREAD])
+
+    def step_ns(
+        self, times: FloatArray, widths: FloatArray, index_widths: FloatArray
+    ) -> FloatArray:
+        """Of assignments with these sums; see Note [A step].
+
+        Args:
+            times: `[n, ranks]`: of lookups.
+            widths, index_widths: As in `exchanged`.
+        """
+        exchanged = self.exchanged(widths, index_widths)[0]
+        return np.asarray(times.max(axis=1) + 2.0 * START_NS + exchanged + self.dense_ns)
+
+    def of(self, ranks: IntArray) -> float:
+        """ns of a step of one assignment."""
+        sums = (self.sums(v, ranks)[None] for v in (self.time, self.width, self.index_width))
+        return float(self.step_ns(*sums)[0])
+
+    def candidate(self, sharder: str, ranks: IntArray) -> Candidate:
+        """One assignment with everything that is known of it."""
+        sums = (self.sums(values, ranks)[None] for values in (self.width, self.index_width))
+        exchanged, least, most = self.exchanged(*sums)[:, 0].tolist()
+        loads = tuple(self._load(rank, ranks) for rank in range(self.ranks))
+        lookup = max(load.forward_ns + load.backward_ns for load in loads)
+        low, high = self.lookups.spread
+        return Candidate(
+            sharder=sharder,
+            step_ns=lookup + exchanged + self.dense_ns,
+            low_ns=low * lookup + least + self.dense_ns,
+            high_ns=high * lookup + most + self.dense_ns,
+            lookup_ns=lookup,
+            all_to_all_ns=exchanged,
+            ranks=loads,
+        )
+
+    def _load(self, rank: int, ranks: IntArray) -> RankLoad:
+        own = np.flatnonzero(ranks == rank)
+        start = START_NS if len(own) else 0.0
+        return RankLoad(
+            rank=rank,
+            parts=tuple(self.parts[at] for at in own.tolist()),
+            forward_ns=start + float(self.forward_ns[own].sum()),
+            backward_ns=start + float(self.backward_ns[own].sum()),
+            memory_bytes=int(self.memory[own].sum() + self.received),
+        )

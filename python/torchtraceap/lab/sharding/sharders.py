@@ -1,0 +1,126 @@
+"""The seven sharders that a search is measured against (Lin et al., IEEE TPDS 2024).
+
+Each gives every part a rank. Greedy ones go through the parts from the largest cost to the smallest
+and give each to the rank with the least sum of costs among those that have memory for it (Zha et
+al., AutoShard, KDD 2022); they differ in what they take for the cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtraceap.lab.sharding.cost import Costs
+from torchtraceap.lab.sharding.tables import Table
+
+__all__ = ["SEVEN", "NoRoomError", "greedy"]
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+class NoRoomError(Exception):
+    """No rank has memory left; the message says for which part."""
+
+
+def greedy(costs: Costs, weights: FloatArray) -> IntArray:
+    """Parts from the heaviest to the lightest, each to the lightest rank that has memory for it.
+
+    Raises:
+        NoRoomError: There is none.
+    """
+    sums, held = np.zeros(costs.ranks), np.full(costs.ranks, costs.received)
+    found = np.empty(len(costs.parts), np.int64)
+    for part in np.lexsort((-costs.memory, -weights)).tolist():
+        fits = held + costs.memory[part] <= costs.limit
+        if not fits.any():
+            raise NoRoomError(f"no rank has memory left for {costs.parts[part].table}")
+        order = np.lexsort((held, sums))
+        rank = int(order[fits[order]][0])
+        found[part] = rank
+        sums[rank] += weights[part]
+        held[rank] += costs.memory[part]
+    return found
+
+
+def _naive(costs: Costs, _: int) -> IntArray:
+    """Dealt out in turn."""
+    return np.arange(len(costs.parts)) % costs.ranks
+
+
+def _naive_chunk(costs: Costs, _: int) -> IntArray:
+    """As many consecutive parts for each."""
+    sizes = [len(chunk) for chunk in np.array_split(np.arange(len(costs.parts)), costs.ranks)]
+    return np.repeat(np.arange(costs.ranks), sizes)
+
+
+def _random(costs: Costs, seed: int) -> IntArray:
+    """Any rank, of those that have memory for it."""
+    random, held = np.random.default_rng(seed), np.full(costs.ranks, costs.received)
+    found = np.empty(len(costs.parts), np.int64)
+    for part, memory in enumerate(costs.memory.tolist()):
+        fits = np.flatnonzero(held + memory <= costs.limit)
+        if not len(fits):
+            raise NoRoomError(f"no rank has memory left for {costs.parts[part].table}")
+        found[part] = random.choice(fits)
+        held[found[part]] += memory
+    return found
+
+
+def _size(costs: Costs) -> FloatArray:
+    """Bytes of the weights."""
+    return costs.width * _of_tables(costs, lambda table: float(table.rows))
+
+
+def _lookup(costs: Costs) -> FloatArray:
+    """Lookups of a sample x elements of a row."""
+    columns = np.array([part.columns for part in costs.parts], np.float64)
+    return columns * _of_tables(costs, lambda table: table.pooling_factor)
+
+
+def _norm_lookup(costs: Costs) -> FloatArray:
+    """The same over the lookups of a distinct row: a row counts once in a batch.
+
+    The source names this sharder without saying what it normalises by.
+    """
+    return _lookup(costs) / _of_tables(costs, lambda table: _reuse(table, costs.lookups.bags))
+
+
+def _size_lookup(costs: Costs) -> FloatArray:
+    """Lookups of a sample x elements of a row x the decimal logarithm of the rows."""
+    return _lookup(costs) * _of_tables(costs, lambda table: float(np.log10(max(table.rows, 2))))
+
+
+def _of_tables(costs: Costs, value: Callable[..., float]) -> FloatArray:
+    return np.array([value(costs.lookups.tables[part.table]) for part in costs.parts], np.float64)
+
+
+def _reuse(table: Table, bags: int) -> float:
+    """Mean lookups of a distinct row of a batch."""
+    asked = bags * table.pooling_factor
+    if table.histogram is not None:
+        counts, shares = table.histogram.counts()
+        return float((counts * shares).sum())
+    missing = np.exp(asked * np.log1p(-1.0 / table.rows)) if table.rows > 1 else 0.0
+    return max(1.0, float(asked / (table.rows * (1.0 - missing))))
+
+
+def _by(weights: Callable[[Costs], FloatArray]) -> Callable[[Costs, int], IntArray]:
+    return lambda costs, _: greedy(costs, weights(costs))
+
+
+SEVEN = MappingProxyType(
+    {
+        "naive": _naive,
+        "naive_chunk": _naive_chunk,
+        "random": _random,
+        "size_greedy": _by(_size),
+        "lookup_greedy": _by(_lookup),
+        "norm_lookup_greedy": _by(_norm_lookup),
+        "size_lookup_greedy": _by(_size_lookup),
+    }
+)
+"""By name; each takes the costs and a seed, and raises `NoRoomError`."""

@@ -1,0 +1,69 @@
+"""Trains scorers: docs/training.md. Each module of `TRAINERS` has a `train`, and is imported when
+it is asked for: not all need torch."""
+
+from __future__ import annotations
+
+import difflib
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.writing import naming
+from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.lab.training.result import Trained
+from torchtraceap.lab.training.settings import read_toml
+
+__all__ = ["TRAINERS", "Trained", "train"]
+
+TRAINERS = ("structural", "fused", "paper", "v2")
+_NEEDED = {"torch", "safetensors", "sklearn", "lightgbm", "pyarrow"}
+
+
+def train(
+    name: str,
+    dataset: PathLike,
+    out: PathLike,
+    *,
+    config: PathLike | None = None,
+    seed: int = 0,
+    resume: bool = False,
+    minutes: float | None = None,
+) -> Trained:
+    """Trains a scorer on the split "train" of a data set; "validation" decides, no other is read.
+
+    Args:
+        name: One of `TRAINERS`.
+        dataset: A folder that `dataset build` or `generate` made.
+        out: A folder for the weights, figures, logs and the checkpoint; it is made.
+        config: A TOML file of settings; what it lacks has its default.
+        seed: Of everything that is drawn: the same one gives the same weights on one machine.
+        resume: Go on from the checkpoint that `out` holds, if any.
+        minutes: How long this call may take; what is left is done by a call that resumes.
+
+    Raises:
+        OptionError: An unknown scorer, settings that make no sense, or a folder in use.
+        MissingFileError: The data set or the file of settings does not exist.
+        MissingDependencyError: A package that it needs is not installed.
+        SchemaError: The checkpoint is of other settings or data.
+        OutputError: `out` can't be written.
+    """
+    if name not in TRAINERS:
+        near = difflib.get_close_matches(name, TRAINERS, n=1)
+        guess = f", did you mean {near[0]!r}?" if near else ""
+        raise OptionError(f"no scorer {name!r} can be trained{guess} ({', '.join(TRAINERS)})")
+    tables = read_toml(config)
+    try:
+        trainer = import_module(f"torchtraceap.lab.training.{name}")
+    except ModuleNotFoundError as error:
+        if error.name not in _NEEDED:
+            raise
+        raise MissingDependencyError(
+            f"training needs {error.name}: pip install 'torchtraceap[train]'"
+        ) from error
+    with naming(out):
+        Path(out).mkdir(parents=True, exist_ok=True)
+    return cast(
+        "Trained",
+        trainer.train(dataset, out, tables, seed=seed, resume=resume, minutes=minutes),
+    )

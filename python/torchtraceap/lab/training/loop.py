@@ -1,0 +1,333 @@
+"""The loop that trains networks: epochs, checkpoints, validation, early end, logs.
+
+Note [Exact resumption]: what a step draws depends on the seed, the epoch and the step alone (torch
+is seeded anew at each), and a checkpoint holds parameters, moments of the optimiser and the place.
+So training that was broken off anywhere ends with the same bits as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.progress import stage
+from torchtraceap.core.writing import replacing, replacing_stream, write_text
+from torchtraceap.errors import OptionError, SchemaError
+from torchtraceap.lab.training.event_file import event_file
+from torchtraceap.lab.training.processes import Processes
+from torchtraceap.lab.training.result import Trained
+from torchtraceap.lab.training.settings import LoopSettings
+
+__all__ = ["CHECKPOINT", "WEIGHTS", "Fitted", "Learner", "fit", "fit_and_save", "step_seed"]
+
+CHECKPOINT = "checkpoint.safetensors"
+WEIGHTS = "weights.safetensors"
+_LOG, _EVENTS = "log.jsonl", "events.out.tfevents.0"
+_VERSION = 1
+
+
+class Learner(Protocol):
+    """What the loop trains."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The parameters, and buffers that belong to them."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Settings and data in JSON: a checkpoint is of these and goes on with no others."""
+
+    def begin(self, epoch: int) -> None:
+        """Before an epoch's first step, and before its next one after a break: draws the order of
+        the data, makes new pseudo-labels. Depends on the module and `epoch` alone."""
+
+    def steps(self, epoch: int) -> int:
+        """Batches in an epoch, the same in all processes."""
+
+    def loss(self, epoch: int, step: int) -> tuple[Tensor, float]:
+        """The sum of losses over this process's share of a batch, and the weight of the share."""
+
+    def validate(self) -> dict[str, float]:
+        """Figures of the validation split; the first is the criterion, higher is better."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What else a checkpoint has to hold, such as pseudo-labels."""
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """The reverse of `state`."""
+
+    def save(self, path: Path, fitted: Fitted) -> None:
+        """Writes the weights, with what is needed to use them."""
+
+
+@dataclass
+class Fitted:
+    """How training went."""
+
+    finished: bool = False
+    """False where the time was up: it can be resumed."""
+    epoch: int = 0
+    step: int = 0
+    """Of the epoch: the next one."""
+    best_epoch: int = -1
+    best: float = -math.inf
+    loss_sum: float = 0.0
+    weight_sum: float = 0.0
+    records: list[dict[str, float]] = field(default_factory=list)
+    """One for each epoch: epoch, loss, seconds and the validation figures."""
+
+    def best_figures(self) -> dict[str, float]:
+        """The record of the best epoch, without when it was."""
+        best = self.records[self.best_epoch]
+        return {name: value for name, value in best.items() if name != "wall_time_s"}
+
+
+def step_seed(seed: int, *place: int) -> int:
+    """A seed of 63 bits for an epoch, a step or an item of it."""
+    mixed = seed & 0xFFFFFFFFFFFFFFFF
+    for part in place:  # splitmix64: neighbouring places have unrelated seeds
+        mixed = (mixed + 0x9E3779B97F4A7C15 * (part + 1)) & 0xFFFFFFFFFFFFFFFF
+        mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        mixed ^= mixed >> 31
+    return mixed >> 1
+
+
+def fit(
+    learner: Learner,
+    settings: LoopSettings,
+    out: PathLike,
+    *,
+    seed: int = 0,
+    resume: bool = False,
+    minutes: float | None = None,
+    processes: Processes | None = None,
+) -> Fitted:
+    """Trains until the last epoch, until validation stops getting better, or until time is up.
+
+    The learner's module ends with the parameters of the best epoch; where time was up, with those
+    of the best epoch until then.
+
+    Args:
+        learner: What is trained.
+        settings: How long and how fast.
+        out: A folder that is there, for the checkpoint and the logs.
+        seed: Of everything that is drawn.
+        resume: Go on from the folder's checkpoint, where it has one.
+        minutes: How long this call may take.
+        processes: Of a group, which this is.
+
+    Raises:
+        OptionError: The folder has a checkpoint and `resume` is not set, or `minutes` is not above
+            0.
+        SchemaError: The checkpoint is of other settings or data, or is damaged.
+        OutputError: The folder can't be written.
+    """
+    return _Run(learner, settings, Path(out), seed, processes or Processes()).go(resume, minutes)
+
+
+def fit_and_save(
+    learner: Learner,
+    settings: LoopSettings,
+    out: PathLike,
+    *,
+    seed: int,
+    resume: bool,
+    minutes: float | None,
+    processes: Processes,
+) -> Trained:
+    """`fit`, and what the first process of the group wrote then; the others have no weights."""
+    fitted = fit(
+        learner, settings, out, seed=seed, resume=resume, minutes=minutes, processes=processes
+    )
+    if fitted.best_epoch < 0 or not processes.is_first:
+        return Trained(None, {}, fitted.finished)
+    weights = Path(out) / WEIGHTS
+    learner.save(weights, fitted)
+    return Trained(weights, fitted.best_figures(), fitted.finished)
+
+
+class _Run:
+    """One call of `fit`."""
+
+    def __init__(
+        self, learner: Learner, settings: LoopSettings, out: Path, seed: int, processes: Processes
+    ) -> None:
+        self.learner, self.settings, self.out, self.seed = learner, settings, out, seed
+        self.processes = processes
+        self.named = dict(learner.module.named_parameters())
+        self.optimizer = torch.optim.AdamW(
+            self.named.values(), settings.learning_rate, weight_decay=settings.weight_decay
+        )
+        self.fitted = Fitted()
+        self.best: dict[str, Tensor] = {}
+        self.saved_at = time.monotonic()
+
+    def go(self, resume: bool, minutes: float | None) -> Fitted:
+        if minutes is not None and not minutes > 0:
+            raise OptionError(f"{minutes} minutes make no sense")
+        until = math.inf if minutes is None else time.monotonic() + 60 * minutes
+        self._take_over(resume)
+        while not self.fitted.finished:
+            with stage(f"epoch {self.fitted.epoch + 1} of up to {self.settings.epochs}"):
+                if not self._epoch(until):
+                    break
+        if self.best:
+            self.learner.module.load_state_dict(self.best)
+        return self.fitted
+
+    def _take_over(self, resume: bool) -> None:
+        place = self.out / CHECKPOINT
+        if not place.exists():
+            return
+        if not resume:
+            raise OptionError(f"{self.out}: holds a checkpoint; resume it, or give a new folder")
+        self._restore(place)
+
+    def _epoch(self, until: float) -> bool:
+        """Whether there was time for all of its steps."""
+        fitted, began = self.fitted, time.monotonic()
+        self.learner.begin(fitted.epoch)
+        steps = self.learner.steps(fitted.epoch)
+        while fitted.step < steps:
+            if self.processes.agree(time.monotonic() > until):
+                self._save()
+                return False
+            self._step(steps)
+            due = time.monotonic() - self.saved_at > self.settings.checkpoint_s
+            if self.processes.agree(due):
+                self._save()
+        self._end_epoch(time.monotonic() - began)
+        return True
+
+    def _step(self, steps: int) -> None:
+        fitted, settings = self.fitted, self.settings
+        torch.manual_seed(step_seed(self.seed, fitted.epoch, fitted.step, self.processes.rank))
+        self._set_rate((fitted.epoch + fitted.step / steps) / settings.epochs)
+        self.learner.module.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, weight = self.learner.loss(fitted.epoch, fitted.step)
+        if weight > 0:
+            loss.backward()
+        self.processes.sum_gradients(self.named.values(), weight)
+        nn.utils.clip_grad_norm_(self.named.values(), settings.clip)
+        self.optimizer.step()
+        loss_sum, weight_sum = self.processes.sum([float(loss.detach()), weight])
+        fitted.loss_sum += loss_sum
+        fitted.weight_sum += weight_sum
+        fitted.step += 1
+
+    def _set_rate(self, done: float) -> None:
+        warmup = self.settings.warmup
+        if done < warmup:
+            share = (done + 1e-3) / (warmup + 1e-3)
+        else:
+            share = 0.5 * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * share
+
+    def _end_epoch(self, seconds: float) -> None:
+        fitted = self.fitted
+        self.learner.module.eval()
+        with torch.no_grad():
+            figures = self.learner.validate()
+        criterion = next(iter(figures.values()))
+        if criterion > fitted.best or not self.best:
+            fitted.best, fitted.best_epoch = criterion, fitted.epoch
+            state = self.learner.module.state_dict()
+            self.best = {name: tensor.detach().clone() for name, tensor in state.items()}
+        fitted.records.append(
+            {
+                "epoch": fitted.epoch,
+                "wall_time_s": time.time(),
+                "seconds": seconds,
+                "loss": fitted.loss_sum / max(fitted.weight_sum, 1e-12),
+                **figures,
+            }
+        )
+        fitted.epoch, fitted.step = fitted.epoch + 1, 0
+        fitted.loss_sum = fitted.weight_sum = 0.0
+        waited = fitted.epoch - 1 - fitted.best_epoch
+        fitted.finished = fitted.epoch >= self.settings.epochs or waited >= self.settings.patience
+        self._save()
+        self._log()
+
+    # --------------------------------------------------------------------------- files
+
+    def _log(self) -> None:
+        if not self.processes.is_first:
+            return
+        records = self.fitted.records
+        write_text(self.out / _LOG, "".join(json.dumps(each) + "\n" for each in records))
+        rows = [
+            (
+                each["wall_time_s"],
+                int(each["epoch"]),
+                {k: v for k, v in each.items() if k not in ("epoch", "wall_time_s")},
+            )
+            for each in records
+        ]
+        with replacing_stream(self.out / _EVENTS) as stream:
+            stream.write(event_file(rows))
+
+    def _save(self) -> None:
+        from safetensors.torch import save_file
+
+        self.saved_at = time.monotonic()
+        if not self.processes.is_first:
+            return
+        tensors = {f"module.{k}": v for k, v in self.learner.module.state_dict().items()}
+        tensors |= {f"best.{k}": v for k, v in self.best.items()}
+        tensors |= {f"learner.{k}": v for k, v in self.learner.state().items()}
+        for name, parameter in self.named.items():
+            for moment, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer.{moment}.{name}"] = value
+        whole = {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}
+        about = {"version": str(_VERSION), "fitted": json.dumps(asdict(self.fitted))}
+        about["identity"] = self._identity()
+        with replacing(self.out / CHECKPOINT) as staged:
+            save_file(whole, staged, metadata=about)
+
+    def _identity(self) -> str:
+        about = {"settings": asdict(self.settings), "seed": self.seed, **self.learner.identity}
+        return json.dumps(about, sort_keys=True)
+
+    def _restore(self, place: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(place, "pt") as file:
+                about = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise SchemaError(f"{place}: can't be read as a checkpoint: {error}") from error
+        if about.get("version") != str(_VERSION) or about.get("identity") != self._identity():
+            raise SchemaError(f"{place}: is of other settings or data than these")
+        self.fitted = Fitted(**json.loads(about["fitted"]))
+        try:
+            self.learner.module.load_state_dict(_below(tensors, "module."))
+        except RuntimeError as error:
+            raise SchemaError(f"{place}: has parameters of other shapes") from error
+        self.best = _below(tensors, "best.")
+        self.learner.restore(_below(tensors, "learner."))
+        moments = ("step", "exp_avg", "exp_avg_sq")
+        for name, parameter in self.named.items():
+            keys = {moment: f"optimizer.{moment}.{name}" for moment in moments}
+            if tensors.keys() >= set(keys.values()):
+                self.optimizer.state[parameter] = {
+                    moment: tensors[key].to("cpu" if moment == "step" else parameter.device)
+                    for moment, key in keys.items()
+                }
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

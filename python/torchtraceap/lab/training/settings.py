@@ -1,0 +1,91 @@
+"""Settings of training, from TOML files and defaults."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.errors import MissingFileError, OptionError
+
+__all__ = ["LoopSettings", "read_toml", "take"]
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """How long and how fast the loop learns; `[loop]` in a file."""
+
+    epochs: int = 12
+    learning_rate: float = 2e-3
+    """At its highest: it rises over the first `warmup` of all steps and falls by a cosine."""
+    weight_decay: float = 0.05
+    warmup: float = 0.1
+    clip: float = 1.0
+    """Longest gradient."""
+    patience: int = 6
+    """Epochs without a better validation figure, after which training ends."""
+    checkpoint_s: float = 60.0
+    """Longest time between checkpoints: what a break costs."""
+
+    def __post_init__(self) -> None:
+        positive = (self.epochs, self.learning_rate, self.clip, self.patience, self.checkpoint_s)
+        if min(positive) <= 0 or self.weight_decay < 0 or not 0 <= self.warmup < 1:
+            raise OptionError(f"[loop]: these settings make no sense: {self}")
+
+
+def read_toml(path: PathLike | None) -> dict[str, Any]:
+    """The tables of a file; none without one.
+
+    Raises:
+        MissingFileError: It does not exist.
+        OptionError: It can't be read, or is no TOML.
+    """
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(Path(path).read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise MissingFileError(f"{path}: no such file") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise OptionError(f"{path}: can't be read as TOML: {error}") from error
+
+
+def take(kind: type[S], tables: Mapping[str, Any], name: str) -> S:
+    """A dataclass of settings from a table of a file; what the table lacks has its default.
+
+    Raises:
+        OptionError: An unknown setting, or a value of another type.
+    """
+    table = tables.get(name, {})
+    if not isinstance(table, Mapping):
+        raise OptionError(f"{name}: a table [{name}] is needed")
+    hints = get_type_hints(kind)
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    for key, value in table.items():
+        if key not in known:
+            raise OptionError(f"[{name}]: no setting {key!r}; there are {', '.join(sorted(known))}")
+        if not _fits(value, hints[key]):
+            raise OptionError(f"[{name}]: {key} = {value!r} is no {hints[key]}")
+    found = {key: _converted(value, hints[key]) for key, value in table.items()}
+    return kind(**found)
+
+
+def _fits(value: object, hint: object) -> bool:
+    if isinstance(value, bool) or hint is bool:
+        return isinstance(value, bool) and hint is bool
+    if hint is float:
+        return isinstance(value, (int, float))
+    if hint is int or hint is str:
+        return isinstance(value, hint)
+    return isinstance(value, list) and all(type(each) is type(value[0]) for each in value)
+
+
+def _converted(value: Any, hint: object) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    return float(value) if hint is float else value

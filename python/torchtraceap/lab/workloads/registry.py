@@ -1,0 +1,276 @@
+"""Workloads by name: those of the suite, of other packages, of files, and of TorchBench.
+
+Listing them imports neither torch nor what they need: the suite's own are read from its source,
+those of other packages from what these declare.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchtraceap.core.records import dataclass
+from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.lab.workloads.declaration import declared
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from torchtraceap.lab.workloads.workload import Workload
+
+__all__ = ["GROUP", "SIZES", "TORCHBENCH", "Entry", "Source", "find", "table", "workloads"]
+
+GROUP = "torchtraceap.lab.workloads"
+"""Of the entry points by which a package adds its own."""
+TORCHBENCH = "torchbench"
+"""Before the colon: a model of a TorchBench checkout."""
+SIZES = ("tiny", "full")
+"""For a step in milliseconds on one core, and for a GPU."""
+
+_SUITE = "torchtraceap.lab.workloads.suite"
+_EXTRAS = {"transformers": "bench", "diffusers": "collect", "timm": "collect",
+           "torchvision": "collect"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A workload that can be asked for by its name."""
+
+    name: str
+    domain: str
+    """Empty where a package doesn't say, as the next three."""
+    task: str
+    exercises: str
+    needs: tuple[str, ...]
+    """Modules beside torch."""
+    missing: tuple[str, ...]
+    """Those, and torch, that are not installed here."""
+    sized: bool
+    """It is made in another size than "tiny" too."""
+    source: str
+    """`suite`, or the package that adds it."""
+    place: str
+    """`module:function`."""
+
+    @property
+    def available(self) -> bool:
+        """Everything that it needs is installed."""
+        return not self.missing
+
+    @property
+    def why_not(self) -> str:
+        """What to install; empty where it is available."""
+        if not self.missing:
+            return ""
+        return f"{self.name} needs {' and '.join(self.missing)}: {_how_to_install(self.missing)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the command line lists it."""
+        return {
+            "name": self.name,
+            "domain": self.domain,
+            "task": self.task,
+            "exercises": self.exercises,
+            "needs": list(self.needs),
+            "available": self.available,
+            "missing": list(self.missing),
+            "sized": self.sized,
+            "source": self.source,
+            "place": self.place,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a name means: a function that makes a workload, or a model of TorchBench."""
+
+    name: str
+    entry: Entry | None
+    """Of the suite or of a package; None for a file, a module and TorchBench."""
+    making: Callable[..., Any]
+    """Makes the workload; of TorchBench its class `Model`."""
+    is_torchbench: bool = False
+
+    def make(self, batch: int | None = None, size: str = "tiny") -> Workload:
+        """The workload, with the same weights and data each time that it is made.
+
+        Args:
+            batch: Samples in a step; None: as it comes.
+            size: "tiny" or "full".
+
+        Raises:
+            OptionError: It can't be made so, or is no workload.
+        """
+        from torchtraceap.lab.workloads.workload import made_workload
+
+        if self.is_torchbench:
+            raise OptionError(f"{self.name} is a model of TorchBench, which makes its own steps")
+        return made_workload(_called(self, self._options(batch, size)))
+
+    def batch(self, asked: int | None = None) -> int | None:
+        """Samples in a step; None where the function doesn't say."""
+        if asked is not None:
+            return asked
+        parameter = inspect.signature(self.making).parameters.get("batch")
+        default = None if parameter is None else parameter.default
+        return default if isinstance(default, int) else None
+
+    def _options(self, batch: int | None, size: str) -> dict[str, Any]:
+        if size not in SIZES:
+            raise OptionError(f"a size is {' or '.join(SIZES)}, not {size!r}")
+        if batch is not None and batch < 1:
+            raise OptionError(f"a batch of {batch} makes no sense")
+        takes = inspect.signature(self.making).parameters
+        if batch is not None and "batch" not in takes:
+            raise OptionError(f"{self.name} takes no batch: its function has no such argument")
+        if size != "tiny" and "size" not in takes:
+            raise OptionError(f"{self.name} has one size: its function has no argument 'size'")
+        options: dict[str, Any] = {} if batch is None else {"batch": batch}
+        return {**options, "size": size} if "size" in takes else options
+
+
+def workloads() -> tuple[Entry, ...]:
+    """Those of the suite, then those that installed packages add, each in order of its name."""
+    own = _suite()
+    names = {entry.name for entry in own}
+    return (*own, *(each for each in _added() if each.name not in names))
+
+
+def table() -> list[dict[str, Any]]:
+    """`workloads()` as rows of plain values."""
+    return [entry.to_dict() for entry in workloads()]
+
+
+def find(name: str) -> Source:
+    """What a name means; importing it runs its module.
+
+    Args:
+        name: A workload of the suite or of a package, `FILE.py:FUNCTION`,
+            `package.module:FUNCTION`, or `torchbench:MODEL`.
+
+    Raises:
+        OptionError: There is none; the message says what is like it.
+        MissingDependencyError: It needs what is not installed; the message says how to get it.
+    """
+    from torchtraceap.lab.workloads.workload import find_workload
+
+    head, colon, rest = name.partition(":")
+    if colon and head == TORCHBENCH:
+        from torchtraceap.lab.workloads.torchbench import torchbench_model
+
+        return Source(name, None, torchbench_model(rest), is_torchbench=True)
+    if colon:
+        return Source(name, None, find_workload(name))
+    entry = next((each for each in workloads() if each.name == name), None)
+    if entry is None:
+        raise OptionError(f"there is no workload {name!r}{_like(name)}")
+    if entry.missing:
+        raise MissingDependencyError(entry.why_not)
+    return Source(name, entry, find_workload(entry.place))
+
+
+def _like(name: str) -> str:
+    known = [entry.name for entry in workloads()]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if near:
+        return f", did you mean {' or '.join(near)}?"
+    return "; `torchtraceap bench list` names them, and FILE.py:FUNCTION is one of your own"
+
+
+def _called(source: Source, options: dict[str, Any]) -> Any:
+    """Seeded, without a change of the random numbers that come afterwards."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            return source.making(**options)
+        except (OptionError, MissingDependencyError):
+            raise
+        except ImportError as error:
+            missing = getattr(error, "name", None) or str(error).splitlines()[0]
+            raise MissingDependencyError(
+                f"{source.name} needs {missing}: {_how_to_install((str(missing),))}"
+            ) from error
+
+
+def _how_to_install(modules: Sequence[str]) -> str:
+    tops = [module.partition(".")[0] for module in modules]
+    extras = sorted({_EXTRAS[top] for top in tops if top in _EXTRAS})
+    ways = [f"pip install 'torchtraceap[{','.join(extras)}]'"] if extras else []
+    others = [top for top in tops if top not in _EXTRAS]
+    if others:
+        ways.append(f"pip install {' '.join(others)}")
+    return " and ".join(ways)
+
+
+# ------------------------------------------------------------------------- of the suite
+
+
+@cache
+def _suite() -> tuple[Entry, ...]:
+    folder = Path(__file__).parent / "suite"
+    found = [each for path in sorted(folder.glob("*.py")) for each in _in_file(path)]
+    return tuple(sorted(found, key=lambda entry: entry.name))
+
+
+def _in_file(path: Path) -> Iterator[Entry]:
+    for node in ast.parse(path.read_text("utf-8"), str(path)).body:
+        if isinstance(node, ast.FunctionDef):
+            said = _said(node)
+            if said is not None:
+                sized = any(argument.arg == "size" for argument in node.args.args)
+                place = f"{_SUITE}.{path.stem}:{node.name}"
+                yield _entry(node.name, said, sized, "suite", place)
+
+
+def _said(function: ast.FunctionDef) -> dict[str, Any] | None:
+    """What its `@workload` is given."""
+    for each in function.decorator_list:
+        if isinstance(each, ast.Call) and getattr(each.func, "id", "") == "workload":
+            return {key.arg or "": ast.literal_eval(key.value) for key in each.keywords}
+    return None
+
+
+def _entry(name: str, said: dict[str, Any], sized: bool, source: str, place: str) -> Entry:
+    needs = tuple(said.get("needs", ()))
+    missing = tuple(each for each in ("torch", *needs) if not _is_installed(each))
+    domain, task, exercises = (str(said.get(key, "")) for key in ("domain", "task", "exercises"))
+    return Entry(name, domain, task, exercises, needs, missing, sized, source, place)
+
+
+@cache
+def _is_installed(module: str) -> bool:
+    """Whether it would be found; nothing is imported but the packages around it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+# ------------------------------------------------------------------------- of other packages
+
+
+def _added() -> tuple[Entry, ...]:
+    from importlib.metadata import entry_points
+
+    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    return tuple(_of_entry_point(point) for point in points)
+
+
+def _of_entry_point(point: EntryPoint) -> Entry:
+    """What it says is known only if its module is loaded already: listing runs nobody's code."""
+    import sys
+
+    module, _, function = point.value.partition(":")
+    making = getattr(sys.modules.get(module), function, None)
+    package = point.dist.name if point.dist is not None else module.partition(".")[0]
+    sized = making is not None and "size" in inspect.signature(making).parameters
+    return _entry(point.name, declared(making), sized, package, point.value)

@@ -1,0 +1,305 @@
+"""A step of a workload that can be run again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.lab.workloads.registry import Source, find
+from torchtraceap.lab.workloads.workload import Workload, made_workload
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["MODES", "PRECISIONS", "Step", "make_step", "on_device"]
+
+MODES = ("train", "eval")
+PRECISIONS = ("fp32", "tf32", "bf16")
+
+
+class _Runnable(Protocol):
+    """What makes steps: of a workload, or of a model of TorchBench."""
+
+    batch: int | None
+    model: Any
+
+    def step(self) -> Any: ...
+
+
+class Step:
+    """A step to run. As a context manager, or with `close()`, it puts settings of torch back."""
+
+    def __init__(self, runs: _Runnable, device: torch.device, settings: ExitStack) -> None:
+        self.batch = runs.batch
+        """Samples in a step; None where nothing says."""
+        self.model = runs.model
+        """The module that is run, on its device; None of a TorchBench model without one."""
+        self.device = device
+        self._runs: _Runnable | None = runs
+        self._settings = settings
+
+    def step(self) -> Any:
+        """Runs one and gives its loss, or the model's output; a GPU may still be at it.
+
+        Raises:
+            OptionError: It is closed.
+        """
+        if self._runs is None:
+            raise OptionError("this step is closed")
+        return self._runs.step()
+
+    def synchronize(self) -> None:
+        """Waits for the device."""
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self.device)
+
+    def close(self) -> None:
+        """Puts settings of torch back as they were, and lets go of model and data."""
+        self._runs, self.model = None, None
+        self._settings.close()
+
+    def __enter__(self) -> Step:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def make_step(
+    workload: str | Source | Workload | Mapping[str, Any],
+    *,
+    mode: str = "train",
+    device: str = "cpu",
+    precision: str = "fp32",
+    compiled: bool = False,
+    batch: int | None = None,
+    size: str = "tiny",
+) -> Step:
+    """A step of a workload, ready to run.
+
+    A step of training is forward, loss, backward, optimiser, and gradients set to None; one of
+    evaluation is a forward pass under `inference_mode`.
+
+    Args:
+        workload: Its name (`registry.find`), or what was found or made.
+        mode: "train" or "eval".
+        device: "cpu", "cuda" or "cuda:1".
+        precision: "fp32" (on a GPU without TF32 anywhere), "tf32" (a GPU's matrix products and
+            convolutions), "bf16" (by autocast: weights stay in fp32).
+        compiled: The model goes through `torch.compile`.
+        batch: Samples in a step; None: as the workload comes.
+        size: "tiny" or "full", where the workload has both.
+
+    Raises:
+        OptionError: There is no such workload, or it can't be run so here.
+        MissingDependencyError: It needs what is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependencyError("a workload is run by torch, which is not there") from error
+    _check(mode, precision)
+    target = _device(device)
+    if precision == "tf32" and target.type != "cuda":
+        raise OptionError("tf32 is a mode of NVIDIA's tensor cores: on a CPU take fp32 or bf16")
+    if isinstance(workload, str):
+        workload = find(workload)
+    with ExitStack() as settings:
+        if target.type == "cuda":
+            settings.enter_context(_tf32(precision == "tf32"))
+        runs: _Runnable
+        if isinstance(workload, Source) and workload.is_torchbench:
+            from torchtraceap.lab.workloads.torchbench import TorchBenchRuns
+
+            _refuse_size(size)
+            runs = TorchBenchRuns(workload.making, mode, target, precision, compiled, batch)
+        else:
+            made, samples = _made(workload, target, batch, size)
+            autocast = _autocast(target, precision)
+            kind = _Training if mode == "train" else _Forward
+            runs = kind(made, samples, autocast, compiled, target)
+        torch.manual_seed(0)  # dropout and the like: the same in each process
+        return Step(runs, target, settings.pop_all())
+
+
+def on_device(value: Any, device: Any) -> Any:
+    """The same with all its tensors there: through tuples, lists, dicts and data classes' dicts."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: on_device(each, device) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        moved = [on_device(each, device) for each in value]
+        return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
+    return value
+
+
+# ------------------------------------------------------------------------- what runs
+
+
+class _Forward:
+    """A forward pass, nothing kept for a backward one."""
+
+    def __init__(
+        self,
+        made: Workload,
+        batch: int | None,
+        autocast: Callable[[], AbstractContextManager[Any]],
+        compiled: bool,
+        device: torch.device,
+    ) -> None:
+        self.batch = batch
+        self.model = made.model.to(device).train(self._trains(made))
+        self._inputs = on_device(made.inputs, device)
+        self._autocast = autocast
+        self._call = _compiled(self.model) if compiled else self.model
+
+    def _trains(self, made: Workload) -> bool:
+        return False
+
+    def step(self) -> Any:
+        """The output."""
+        import torch
+
+        with torch.inference_mode(), self._autocast():
+            return self._output()
+
+    def _output(self) -> Any:
+        if isinstance(self._inputs, dict):
+            return self._call(**self._inputs)
+        return self._call(*self._inputs)
+
+
+class _Training(_Forward):
+    """Forward, loss, backward, optimiser."""
+
+    def __init__(self, made: Workload, *rest: Any) -> None:
+        super().__init__(made, *rest)
+        loss = made.loss
+        if loss is None:
+            raise OptionError("this workload has no loss, so that it can't be trained: take eval")
+        self._loss = loss
+        trained = [each for each in self.model.parameters() if each.requires_grad]
+        if made.optimizer is None or not trained:
+            self._optimizer = None
+        else:
+            self._optimizer = made.optimizer(trained)
+
+    def _trains(self, made: Workload) -> bool:
+        return True
+
+    def step(self) -> Any:
+        """The loss, detached."""
+        with self._autocast():
+            loss = self._loss(self._output())
+        loss.backward()
+        if self._optimizer is not None:
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+        else:
+            self.model.zero_grad(set_to_none=True)
+        return loss.detach()
+
+
+# ------------------------------------------------------------------------- options
+
+
+def _check(mode: str, precision: str) -> None:
+    if mode not in MODES:
+        raise OptionError(f"a step is {' or '.join(MODES)}, not {mode!r}")
+    if precision not in PRECISIONS:
+        raise OptionError(f"a precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
+
+
+def _refuse_size(size: str) -> None:
+    if size != "tiny":
+        raise OptionError("models of TorchBench have one size")
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise OptionError(f"a device is cpu or cuda, not {name!r}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise OptionError(f"a device is cpu or cuda, not {name!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise OptionError("there is no GPU that this build of torch can use: take cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise OptionError(f"there is no {name}: GPUs here: {torch.cuda.device_count()}")
+    return device
+
+
+def _made(
+    workload: Any, device: torch.device, batch: int | None, size: str
+) -> tuple[Workload, int | None]:
+    """It, and samples in a step. A user's is made where it runs, so that what its loss holds is
+    there too; the suite's, whose losses hold nothing, on the host: the same numbers everywhere."""
+    import torch
+
+    if not isinstance(workload, Source):
+        if batch is not None or size != "tiny":
+            raise OptionError("a batch or a size is of a workload by name, not of one that is made")
+        made = made_workload(workload)
+        return made, _leading(made.inputs)
+    own = workload.entry is not None and workload.entry.source == "suite"
+    with nullcontext() if own or device.type == "cpu" else torch.device(device):
+        made = workload.make(batch, size)
+    return made, workload.batch(batch) or _leading(made.inputs)
+
+
+def _leading(value: Any) -> int | None:
+    """The first dimension of the first tensor."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return int(value.shape[0]) if value.ndim else None
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (list, tuple)):
+        return next((found for each in value if (found := _leading(each)) is not None), None)
+    return None
+
+
+def _autocast(device: torch.device, precision: str) -> Callable[[], AbstractContextManager[Any]]:
+    if precision != "bf16":
+        return nullcontext
+    import torch
+
+    return lambda: torch.autocast(device.type, torch.bfloat16)
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Products and convolutions of a GPU in TF32, or nothing in it; as before afterwards."""
+    import torch
+
+    places = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [place.allow_tf32 for place in places]
+    for place in places:
+        place.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        for place, was in zip(places, before, strict=True):
+            place.allow_tf32 = was
+
+
+def _compiled(model: Any) -> Any:
+    import torch
+
+    return torch.compile(model)

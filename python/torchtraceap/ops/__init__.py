@@ -1,0 +1,1 @@
+"""What operators, kernels and devices are, and what they cost: models, durations, devices."""

@@ -1,0 +1,57 @@
+"""What an operator computes: its family, floating-point operations and bytes.
+
+A user's own operator gets a model in a line:
+
+    import torchtraceap as ttap
+    from torchtraceap.ops.models import Work, register
+
+    register("mylib::op")(lambda call: Work(flops=2 * call.tensor(0).elements, ...))
+"""
+
+from torchtraceap.core.dtypes import DType
+from torchtraceap.ops.models import (  # noqa: F401  (importing them registers their models)
+    attention,
+    convolution,
+    copies,
+    custom_collectives,
+    elementwise,
+    embedding,
+    fused_norm,
+    gated,
+    gemm,
+    hyper_connections,
+    indexing,
+    kv_cache,
+    library_gemm,
+    moe,
+    normalization,
+    optimizer,
+    paged_attention,
+    pooling,
+    quantization,
+    reduction,
+    rotary,
+    sampling,
+    softmax,
+    state_space,
+    triton,
+)
+from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
+from torchtraceap.ops.models.families import FAMILIES, family_of
+from torchtraceap.ops.models.paged_attention import BATCH
+from torchtraceap.ops.models.registry import Model, Work, model_of, register, work_of
+
+__all__ = [
+    "BATCH",
+    "FAMILIES",
+    "DType",
+    "Model",
+    "OpCall",
+    "Tensor",
+    "UnknownWorkError",
+    "Work",
+    "family_of",
+    "model_of",
+    "register",
+    "work_of",
+]

@@ -1,0 +1,84 @@
+"""Copies, fills, concatenation and random numbers: bytes without arithmetic.
+
+A copy between host and device crosses a link, not only the device's memory; the roofline leaves
+it out by its GPU events.
+"""
+
+from __future__ import annotations
+
+from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
+from torchtraceap.ops.models.registry import Work, register
+
+
+@register("aten::copy", composite=True)
+@register("aten::copy_")
+def copy(call: OpCall) -> Work:
+    """(self, source): read in its own type, written in that of the target."""
+    target, source = call.tensor(0), call.tensor(1)
+    return Work(0, source.bytes, target.bytes)
+
+
+@register("aten::clone", "aten::contiguous", composite=True)
+def clone(call: OpCall) -> Work:
+    x = call.tensor(0)
+    return Work(0, x.bytes, x.elements * x.dtype.size)
+
+
+@register("aten::repeat", composite=True)
+def repeat(call: OpCall) -> Work:
+    """(self, repeats)"""
+    x = call.tensor(0)
+    times = 1
+    for count in call.integers(1):
+        times *= max(count, 0)
+    return Work(0, x.bytes, x.elements * times * x.dtype.size)
+
+
+@register("aten::fill_", "aten::zero_")
+@register("aten::uniform_", "aten::normal_", "aten::random_", "aten::exponential_",
+          "aten::bernoulli_", "aten::geometric_", "aten::log_normal_", "aten::cauchy_")  # fmt: skip
+def fill(call: OpCall) -> Work:
+    return Work(0, 0, call.tensor(0).bytes)
+
+
+@register("aten::arange", composite=True)
+def arange(call: OpCall) -> Work:
+    """(start, end, step, out): a trace shows `out` before it has its size."""
+    out = call.tensor(3)
+    count = out.elements
+    if not count:
+        start, end, step = (call.integer(place) for place in range(3))
+        if not step:
+            raise UnknownWorkError("the trace has no step")
+        count = max(0, -(-(end - start) // step))
+    return Work(0, 0, count * out.dtype.size)
+
+
+@register("aten::cat", "aten::_cat", "aten::concat", "aten::stack", composite=True)
+def concatenate(call: OpCall) -> Work:
+    parts = call.tensor_list(0)
+    read = sum(part.bytes for part in parts)
+    return Work(0, read, _total_bytes(parts))
+
+
+@register("aten::_chunk_cat")
+def chunk_cat(call: OpCall) -> Work:
+    """(tensors, dim, num_chunks, out): chunks of all, one after the other, padded to one size."""
+    parts, out = call.tensor_list(0), call.optional_tensor(3)
+    written = _total_bytes(parts) if out is None else out.elements * out.dtype.size
+    return Work(0, sum(part.bytes for part in parts), written)
+
+
+@register("aten::split_with_sizes_copy")
+def split_copy(call: OpCall) -> Work:
+    """(self, split_sizes, dim, out)"""
+    x = call.tensor(0)
+    return Work(0, x.bytes, x.elements * x.dtype.size)
+
+
+def _total_bytes(parts: list[Tensor]) -> int:
+    """An empty part of one dimension is left out, as torch does."""
+    if not parts:
+        raise UnknownWorkError("a list without tensors")
+    size = max(part.dtype.size for part in parts)
+    return sum(part.elements for part in parts) * size

@@ -1,0 +1,217 @@
+"""Operations element by element, activations and dropout among them.
+
+Each input is read once, as far as it is stored (a broadcast input is smaller than the result),
+and the result is written. An operation such as `exp` or `gelu` counts as one; those that combine
+several (`addcmul`, `lerp`) count these.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from torchtraceap.core.dtypes import BOOL, FP32, DType
+from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError, promote
+from torchtraceap.ops.models.gemm import broadcast
+from torchtraceap.ops.models.registry import Work, register
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(f"aten::{name}" for name in text.split())
+
+
+_UNARY_TEXT = """
+abs absolute bitwise_not ceil clamp_max clamp_min clip floor frac hardshrink hardtanh leaky_relu
+logical_not masked_scale nan_to_num neg negative positive relu relu6 round rrelu sgn sign square
+threshold trunc fix hardswish hardsigmoid softshrink
+"""
+_UNARY_TO_FLOAT_TEXT = """
+acos acosh arccos arcsin arctan asin asinh atan atanh celu cos cosh deg2rad digamma elu erf erfc
+erfinv exp exp2 expm1 gelu i0 lgamma log log10 log1p log2 log_sigmoid logit mish mvlgamma
+rad2deg reciprocal rsqrt selu sigmoid silu sin sinc sinh softplus special_expit sqrt tan tanh
+"""
+_UNARY_TO_BOOL_TEXT = "isfinite isinf isnan isneginf isposinf signbit"
+_BINARY_TEXT = """
+add bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor copysign
+floor_divide fmax fmin fmod gcd heaviside hypot lcm ldexp maximum minimum mul multiply nextafter
+pow remainder rsub sub subtract xlogy __and__ __iand__ __or__ __ior__ __xor__ __ixor__ __lshift__
+__rshift__ prelu _prelu_kernel
+"""
+_BINARY_TO_FLOAT_TEXT = "atan2 arctan2 div divide float_power logaddexp logaddexp2 true_divide"
+_BINARY_TO_BOOL_TEXT = """
+eq ge gt le lt ne greater greater_equal less less_equal not_equal logical_and logical_or
+logical_xor isclose
+"""
+
+
+def _result(tensors: list[Tensor], dtype: DType, flops: int, *, shape: tuple[int, ...]) -> Work:
+    arithmetic = dtype if dtype.rank >= 2 else promote([tensor.dtype for tensor in tensors])
+    return Work(
+        flops=flops * prod(shape),
+        bytes_read=sum(tensor.bytes for tensor in tensors),
+        bytes_written=prod(shape) * dtype.size,
+        dtype=_vector_type(arithmetic),
+    )
+
+
+def _vector_type(dtype: DType) -> str:
+    """Half types are computed in fp32, as torch's kernels do; integers have no peak here."""
+    return "fp32" if dtype.label in ("fp16", "bf16", "fp8") else dtype.label
+
+
+def _promoted(tensors: list[Tensor]) -> DType:
+    """Tensors without dimensions (wrapped numbers) count only if their kind is a higher one."""
+    sized = [tensor.dtype for tensor in tensors if tensor.shape]
+    single = [tensor.dtype for tensor in tensors if not tensor.shape]
+    if not sized:
+        return promote(single)
+    own = promote(sized)
+    higher = [dtype for dtype in single if dtype.rank > own.rank]
+    if not higher:
+        return own
+    found = promote(higher)
+    return FP32 if found.label == "fp64" else found
+
+
+def _inputs(call: OpCall, *positions: int) -> list[Tensor]:
+    found = [t for i in positions if (t := call.optional_tensor(i)) is not None]
+    if not found:
+        raise UnknownWorkError("no argument is a tensor of a known type")
+    return found
+
+
+def _shape(call: OpCall, tensors: list[Tensor]) -> tuple[int, ...]:
+    if call.in_place:
+        return tensors[0].shape
+    return broadcast(*(tensor.shape for tensor in tensors))
+
+
+def _same(call: OpCall, *positions: int, flops: int = 1) -> Work:
+    tensors = _inputs(call, *positions)
+    dtype = tensors[0].dtype if call.in_place else _promoted(tensors)
+    return _result(tensors, dtype, flops, shape=_shape(call, tensors))
+
+
+def _floating(call: OpCall, *positions: int) -> Work:
+    tensors = _inputs(call, *positions)
+    promoted = _promoted(tensors)
+    dtype = promoted if promoted.rank >= 2 else FP32
+    if call.in_place:
+        dtype = tensors[0].dtype
+    return _result(tensors, dtype, 1, shape=_shape(call, tensors))
+
+
+def _boolean(call: OpCall, *positions: int) -> Work:
+    tensors = _inputs(call, *positions)
+    dtype = tensors[0].dtype if call.in_place else BOOL
+    return _result(tensors, dtype, 1, shape=_shape(call, tensors))
+
+
+@register(*_names(_UNARY_TEXT))
+def unary(call: OpCall) -> Work:
+    return _same(call, 0)
+
+
+@register(*_names(_UNARY_TO_FLOAT_TEXT))
+def unary_to_float(call: OpCall) -> Work:
+    return _floating(call, 0)
+
+
+@register(*_names(_UNARY_TO_BOOL_TEXT))
+def unary_to_bool(call: OpCall) -> Work:
+    return _boolean(call, 0)
+
+
+@register(*_names(_BINARY_TEXT))
+def binary(call: OpCall) -> Work:
+    return _same(call, 0, 1)
+
+
+@register(*_names(_BINARY_TO_FLOAT_TEXT))
+def binary_to_float(call: OpCall) -> Work:
+    return _floating(call, 0, 1)
+
+
+@register(*_names(_BINARY_TO_BOOL_TEXT))
+def binary_to_bool(call: OpCall) -> Work:
+    return _boolean(call, 0, 1)
+
+
+@register("aten::clamp")
+def clamp(call: OpCall) -> Work:
+    return _same(call, 0, 1, 2)
+
+
+@register("aten::lerp", "aten::addcmul", "aten::addcdiv")
+def three_operations(call: OpCall) -> Work:
+    return _same(call, 0, 1, 2, flops=3)
+
+
+@register("aten::where")
+def where(call: OpCall) -> Work:
+    """(condition, self, other); with the condition alone it is `nonzero`."""
+    condition, values = call.tensor(0), _inputs(call, 1, 2)
+    shape = broadcast(condition.shape, *(tensor.shape for tensor in values))
+    return _result([condition, *values], _promoted(values), 1, shape=shape)
+
+
+@register("aten::masked_fill")
+def masked_fill(call: OpCall) -> Work:
+    x, mask = call.tensor(0), call.tensor(1)
+    shape = x.shape if call.in_place else broadcast(x.shape, mask.shape)
+    return _result([x, mask], x.dtype, 1, shape=shape)
+
+
+_GRADIENTS = {
+    "sigmoid": 3,
+    "tanh": 3,
+    "threshold": 1,
+    "gelu": 1,
+    "silu": 1,
+    "mish": 1,
+    "hardtanh": 1,
+    "hardswish": 1,
+    "hardsigmoid": 1,
+    "hardshrink": 1,
+    "softshrink": 1,
+    "softplus": 1,
+    "leaky_relu": 2,
+    "logit": 3,
+    "log_sigmoid": 2,
+}
+
+
+@register(*(f"aten::{name}_backward" for name in _GRADIENTS))
+def activation_backward(call: OpCall) -> Work:
+    """(grad, input or output, ...)"""
+    base = call.name.removeprefix("aten::").removesuffix("_backward")
+    return _same(call, 0, 1, flops=_GRADIENTS[base])
+
+
+@register("aten::elu_backward")
+def elu_backward(call: OpCall) -> Work:
+    return _same(call, 0, 5)
+
+
+@register("aten::glu")
+def glu(call: OpCall) -> Work:
+    """Half of the elements gate the other half."""
+    x = call.tensor(0)
+    return Work(x.elements, x.bytes, x.elements // 2 * x.dtype.size)
+
+
+@register("aten::glu_backward")
+def glu_backward(call: OpCall) -> Work:
+    grad, x = call.tensor(0), call.tensor(1)
+    return Work(3 * x.elements, grad.bytes + x.bytes, x.elements * x.dtype.size)
+
+
+@register("aten::native_dropout", "aten::_fused_dropout")
+def dropout(call: OpCall) -> Work:
+    """Writes the result and a mask of a byte per element."""
+    x = call.tensor(0)
+    return Work(2 * x.elements, x.bytes, x.elements * (x.dtype.size + 1))
+
+
+@register("aten::native_dropout_backward", "aten::_masked_scale")
+def dropout_backward(call: OpCall) -> Work:
+    return _same(call, 0, 1, flops=2)

@@ -1,0 +1,137 @@
+"""Picking and placing elements. What indices name is counted once for each index, though equal
+ones may come from a cache; where the indices themselves are not recorded there is no number."""
+
+from __future__ import annotations
+
+from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
+from torchtraceap.ops.models.registry import Work, register
+
+_NOTE = "rows are counted once per index: repeated ones may come from a cache"
+
+
+def _picked(source: Tensor, elements: int) -> int:
+    """Bytes read for `elements` of a source, at most all of it."""
+    return min(elements, source.stored) * source.dtype.size
+
+
+@register("aten::index_select")
+def index_select(call: OpCall) -> Work:
+    """(self, dim, index)"""
+    x, index = call.tensor(0), call.tensor(2)
+    dim = 0 if len(x.shape) <= 1 else call.integer(1)
+    if x.shape and not -len(x.shape) <= dim < len(x.shape):
+        raise UnknownWorkError("a dimension that the input does not have")
+    size = x.shape[dim] if x.shape else 1
+    elements = x.elements // size * index.elements if size else 0
+    return Work(
+        0,
+        _picked(x, elements) + index.bytes,
+        elements * x.dtype.size,
+        upper_bound=True,
+        notes=(_NOTE,),
+    )
+
+
+@register("aten::gather", "aten::take_along_dim")
+def gather(call: OpCall) -> Work:
+    """(self, dim, index)"""
+    at = 1 if call.name.endswith("dim") else 2
+    x, index = call.tensor(0), call.tensor(at)
+    return Work(
+        0,
+        _picked(x, index.elements) + index.bytes,
+        index.elements * x.dtype.size,
+        upper_bound=True,
+        notes=(_NOTE,),
+    )
+
+
+@register("aten::take")
+def take(call: OpCall) -> Work:
+    x, index = call.tensor(0), call.tensor(1)
+    return Work(0, _picked(x, index.elements) + index.bytes, index.elements * x.dtype.size)
+
+
+@register("aten::scatter_", "aten::scatter_add_", "aten::scatter_reduce_", "aten::scatter",
+          "aten::scatter_add")  # fmt: skip
+def scatter(call: OpCall) -> Work:
+    """(self, dim, index, src): what the indices name is written (and read to add). Not in place,
+    an operator of its own copies what is written to."""
+    x, index, source = call.tensor(0), call.tensor(2), call.optional_tensor(3)
+    adds = "add" in call.name or "reduce" in call.name
+    touched = _picked(x, index.elements)
+    read = index.bytes + touched * adds
+    if source is not None:
+        read += index.elements * source.dtype.size
+    return Work(index.elements * adds, read, touched, upper_bound=True, notes=(_NOTE,))
+
+
+@register("aten::index_add_", "aten::index_copy_", "aten::index_fill_")
+def index_write(call: OpCall) -> Work:
+    """(self, dim, index, source)"""
+    x, index, source = call.tensor(0), call.tensor(2), call.optional_tensor(3)
+    if source is None or (source.shape == () and x.shape):
+        raise UnknownWorkError("the number of written elements is not recorded")
+    adds = call.name == "aten::index_add_"
+    touched = _picked(x, source.elements)
+    read = index.bytes + source.bytes + touched * adds
+    return Work(source.elements * adds, read, touched, upper_bound=True, notes=(_NOTE,))
+
+
+@register("aten::index", "aten::_unsafe_index")
+def index(call: OpCall) -> Work:
+    """(self, indices): indices broadcast to the leading shape of the result."""
+    x, indices = call.tensor(0), _index_shapes(call)
+    if len(indices) != 1 or not x.shape:
+        raise UnknownWorkError("several index tensors: the shape of the result is not certain")
+    row = x.elements // x.shape[0] if x.shape[0] else 0
+    count = 1
+    for size in indices[0]:
+        count *= size
+    return Work(
+        0,
+        _picked(x, row * count) + 8 * count,
+        row * count * x.dtype.size,
+        upper_bound=True,
+        notes=(_NOTE,),
+    )
+
+
+def _index_shapes(call: OpCall) -> list[tuple[int, ...]]:
+    """Most profilers do not record lists of optional tensors."""
+    found = call.argument(1).tensors
+    if found is None:
+        raise UnknownWorkError("the indices are not in the trace")
+    return [item.shape if isinstance(item, Tensor) else item for item in found]
+
+
+@register("aten::index_put_", "aten::_index_put_impl_", composite=True)
+def index_put(call: OpCall) -> Work:
+    """(self, indices, values, accumulate): without the indices, which are not recorded."""
+    x, values = call.tensor(0), call.tensor(2)
+    if values.elements <= 1:
+        raise UnknownWorkError("the number of written elements is not recorded")
+    adds = call.boolean(3)
+    touched = _picked(x, values.elements)
+    return Work(
+        values.elements * adds,
+        values.bytes + touched * adds,
+        touched,
+        notes=("without the indices, whose size is not recorded",),
+    )
+
+
+@register("aten::nonzero")
+def nonzero(call: OpCall) -> Work:
+    raise UnknownWorkError("the size of its result depends on the data")
+
+
+@register("aten::masked_select")
+def masked_select(call: OpCall) -> Work:
+    raise UnknownWorkError("the size of its result depends on the data")
+
+
+@register("aten::flip", "aten::roll", "aten::rot90", "aten::tril", "aten::triu")
+def rearrange(call: OpCall) -> Work:
+    x = call.tensor(0)
+    return Work(0, x.bytes, x.elements * x.dtype.size)

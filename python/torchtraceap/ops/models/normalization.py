@@ -1,0 +1,286 @@
+"""Normalisations. Statistics take 4 operations per element, scaling and shifting by them 2."""
+
+from __future__ import annotations
+
+from math import prod
+
+from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
+from torchtraceap.ops.models.registry import Work, register, without_work
+
+_STATISTICS = 4  # sum; subtract, square, sum
+_NORMALIZE = 2  # subtract, multiply
+_FP32_BYTES = 4
+# Per element: dy * x_hat and its sum, the sum of dy, and four for the gradient of the input.
+_BACKWARD_SUMS = 3
+_BACKWARD_INPUT = 4
+
+
+def _bytes(*tensors: Tensor | None) -> int:
+    return sum(tensor.bytes for tensor in tensors if tensor is not None)
+
+
+def _forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    statistics: int,
+    running: int = 0,
+    saved: int = 0,
+) -> Work:
+    """`running` and `saved` are bytes of statistics: read; written."""
+    per_element = statistics + _NORMALIZE + (weight is not None) + (bias is not None)
+    return Work(
+        flops=x.elements * per_element,
+        bytes_read=_bytes(x, weight, bias) + running,
+        bytes_written=x.elements * x.dtype.size + saved,
+    )
+
+
+def _groups(x: Tensor, normalized: tuple[int, ...]) -> int:
+    """How many groups of elements have statistics of their own."""
+    inner = prod(normalized)
+    if not normalized or x.shape[len(x.shape) - len(normalized) :] != normalized:
+        raise UnknownWorkError("the normalised shape does not end the input's")
+    return x.elements // inner if inner else 0
+
+
+@register("aten::native_layer_norm")
+def layer_norm(call: OpCall) -> Work:
+    return _layer_norm(call, call.optional_tensor(2), call.optional_tensor(3))
+
+
+@register("aten::layer_norm", composite=True)
+def layer_norm_outer(call: OpCall) -> Work:
+    return _layer_norm(call, call.optional_tensor(2), call.optional_tensor(3))
+
+
+def _layer_norm(call: OpCall, weight: Tensor | None, bias: Tensor | None) -> Work:
+    x = call.tensor(0)
+    affine = weight or bias
+    normalized = affine.shape if affine is not None else call.integers(1)
+    saved = 2 * _groups(x, normalized) * _FP32_BYTES
+    return _forward(x, weight, bias, statistics=_STATISTICS, saved=saved)
+
+
+@register("aten::_fused_rms_norm", "aten::rms_norm", composite=True)
+def rms_norm(call: OpCall) -> Work:
+    """(input, normalized_shape, weight, eps): one sum of squares, no mean, no bias."""
+    x, weight = call.tensor(0), call.optional_tensor(2)
+    normalized = weight.shape if weight is not None else call.integers(1)
+    saved = _groups(x, normalized) * _FP32_BYTES
+    return _rms(x, weight, saved)
+
+
+def _rms(x: Tensor, weight: Tensor | None, saved: int) -> Work:
+    return Work(
+        flops=x.elements * (3 + (weight is not None)),
+        bytes_read=_bytes(x, weight),
+        bytes_written=x.elements * x.dtype.size + saved,
+    )
+
+
+without_work(
+    "the order of its arguments is not known", "fb::rms_norm", "primus::fused_ln_modulate_backward"
+)
+
+
+@register("aten::native_group_norm")
+def group_norm(call: OpCall) -> Work:
+    """(input, weight, bias, N, C, HxW, groups, eps)"""
+    groups = call.integer(3) * call.integer(6)
+    return _forward(
+        call.tensor(0),
+        call.optional_tensor(1),
+        call.optional_tensor(2),
+        statistics=_STATISTICS,
+        saved=2 * max(groups, 0) * call.tensor(0).dtype.size,
+    )
+
+
+@register("aten::group_norm", composite=True)
+def group_norm_outer(call: OpCall) -> Work:
+    """(input, groups, weight, bias, eps, cudnn_enabled)"""
+    x, groups = call.tensor(0), call.integer(1)
+    if len(x.shape) < 2 or groups < 1:
+        raise UnknownWorkError("an input without channels")
+    saved = 2 * x.shape[0] * groups * x.dtype.size
+    weight, bias = call.optional_tensor(2), call.optional_tensor(3)
+    return _forward(x, weight, bias, statistics=_STATISTICS, saved=saved)
+
+
+@register("aten::instance_norm", composite=True)
+def instance_norm(call: OpCall) -> Work:
+    """(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn)
+
+    Statistics are those of each sample and channel; running ones are read and written.
+    """
+    x = call.tensor(0)
+    if len(x.shape) < 2:
+        raise UnknownWorkError("an input without channels")
+    running = _bytes(call.optional_tensor(3), call.optional_tensor(4))
+    own = call.boolean(5)
+    return _forward(
+        x,
+        call.optional_tensor(1),
+        call.optional_tensor(2),
+        statistics=_STATISTICS if own else 0,
+        running=running,
+        saved=(2 * x.shape[0] * x.shape[1] * _FP32_BYTES + running) if own else 0,
+    )
+
+
+@register(
+    "aten::native_batch_norm",
+    "aten::cudnn_batch_norm",
+    "aten::miopen_batch_norm",
+    "aten::_native_batch_norm_legit",
+)
+def batch_norm(call: OpCall) -> Work:
+    """(input, weight, bias, running_mean, running_var, training, momentum, eps)
+
+    In training, statistics are computed and saved, and running ones read and written; else the
+    running ones are read.
+    """
+    return _batch_norm(call, training=call.boolean(5))
+
+
+@register("aten::_native_batch_norm_legit_no_training")
+def batch_norm_inference(call: OpCall) -> Work:
+    return _batch_norm(call, training=False)
+
+
+@register("aten::_batch_norm_with_update")
+def batch_norm_training(call: OpCall) -> Work:
+    return _batch_norm(call, training=True)
+
+
+@register("aten::batch_norm", "aten::_batch_norm_impl_index", composite=True)
+def batch_norm_outer(call: OpCall) -> Work:
+    return _batch_norm(call, training=call.boolean(5))
+
+
+def _batch_norm(call: OpCall, *, training: bool) -> Work:
+    x = call.tensor(0)
+    if len(x.shape) < 2:
+        raise UnknownWorkError("an input without channels")
+    running = _bytes(call.optional_tensor(3), call.optional_tensor(4))
+    saved = 2 * x.shape[1] * _FP32_BYTES + running if training else 0
+    return _forward(
+        x,
+        call.optional_tensor(1),
+        call.optional_tensor(2),
+        statistics=_STATISTICS if training else 0,
+        running=running,
+        saved=saved,
+    )
+
+
+# ------------------------------------------------------------------------------- backward
+
+
+def _backward(
+    grad: Tensor,
+    x: Tensor,
+    statistics: int,
+    weight: Tensor | None,
+    wants: tuple[bool, bool, bool],
+    channels: int,
+) -> Work:
+    """`wants`: gradients of input, weight, bias; `statistics`: bytes that are read."""
+    parameter = weight.dtype.size if weight is not None else _FP32_BYTES
+    sums = _BACKWARD_SUMS if wants[0] or wants[1] else int(wants[2])
+    needs_x = wants[0] or wants[1]
+    return Work(
+        flops=x.elements * (sums + _BACKWARD_INPUT * wants[0]),
+        bytes_read=grad.bytes + (x.bytes + statistics) * needs_x + _bytes(weight) * wants[0],
+        bytes_written=x.elements * x.dtype.size * wants[0]
+        + channels * parameter * (int(wants[1]) + int(wants[2])),
+    )
+
+
+def _mask(call: OpCall, position: int, length: int = 3) -> tuple[bool, bool, bool]:
+    mask = call.booleans(position)
+    if len(mask) != length:
+        raise UnknownWorkError("the mask of wanted gradients has another length")
+    return (mask[0], mask[1], mask[2] if length > 2 else False)
+
+
+@register("aten::native_layer_norm_backward")
+def layer_norm_backward(call: OpCall) -> Work:
+    """(grad, input, normalized_shape, mean, rstd, weight, bias, output_mask)"""
+    weight = call.optional_tensor(5)
+    channels = weight.elements if weight is not None else prod(call.integers(2))
+    statistics = _bytes(call.optional_tensor(3), call.optional_tensor(4))
+    return _backward(call.tensor(0), call.tensor(1), statistics, weight, _mask(call, 7), channels)
+
+
+@register("aten::_fused_rms_norm_backward")
+def rms_norm_backward(call: OpCall) -> Work:
+    """(grad, input, normalized_shape, rstd, weight, output_mask)"""
+    weight = call.optional_tensor(4)
+    channels = weight.elements if weight is not None else prod(call.integers(2))
+    return _backward(
+        call.tensor(0),
+        call.tensor(1),
+        _bytes(call.optional_tensor(3)),
+        weight,
+        _mask(call, 5, 2),
+        channels,
+    )
+
+
+@register("aten::native_group_norm_backward")
+def group_norm_backward(call: OpCall) -> Work:
+    """(grad, input, mean, rstd, weight, N, C, HxW, groups, output_mask)"""
+    statistics = _bytes(call.optional_tensor(2), call.optional_tensor(3))
+    return _backward(
+        call.tensor(0),
+        call.tensor(1),
+        statistics,
+        call.optional_tensor(4),
+        _mask(call, 9),
+        max(call.integer(6), 0),
+    )
+
+
+@register("aten::batch_norm_backward", composite=True)
+@register("aten::native_batch_norm_backward")
+def batch_norm_backward(call: OpCall) -> Work:
+    """(grad, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, mask)
+
+    In training the saved statistics are read, else the running ones.
+    """
+    training = call.boolean(7)
+    positions = (5, 6) if training else (3, 4)
+    statistics = _bytes(*(call.optional_tensor(i) for i in positions))
+    weight = call.optional_tensor(2)
+    work = _backward(
+        call.tensor(0), call.tensor(1), statistics, weight, _mask(call, 9), _channels(call)
+    )
+    if training or not call.booleans(9)[0]:
+        return work
+    # Without batch statistics the input's gradient is dy times a constant.
+    extra = call.tensor(1).elements * (_BACKWARD_INPUT - 1)
+    return Work((work.flops or 0) - extra, work.bytes_read, work.bytes_written)
+
+
+@register("aten::cudnn_batch_norm_backward", "aten::miopen_batch_norm_backward")
+def library_batch_norm_backward(call: OpCall) -> Work:
+    """(input, grad, weight, running_mean, running_var, save_mean, save_var, eps, ...): all three"""
+    statistics = _bytes(call.optional_tensor(5), call.optional_tensor(6))
+    return _backward(
+        call.tensor(1),
+        call.tensor(0),
+        statistics,
+        call.tensor(2),
+        (True, True, True),
+        _channels(call),
+    )
+
+
+def _channels(call: OpCall) -> int:
+    shape = call.tensor(1).shape
+    if len(shape) < 2:
+        raise UnknownWorkError("an input without channels")
+    return shape[1]

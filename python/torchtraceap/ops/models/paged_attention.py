@@ -1,0 +1,297 @@
+"""Attention over a cache of keys and values in pages.
+
+The lengths in use are data. What a call names of them (the longest sequence, the pages that are
+read) gives the most that it can be; without that there is no number. The tensor of the cache says
+nothing: it is as large as the memory allows.
+"""
+
+from __future__ import annotations
+
+import re
+
+from torchtraceap.core.records import dataclass
+from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
+from torchtraceap.ops.models.attention import Heads, Mask, flash, tile_padding, varlen
+from torchtraceap.ops.models.registry import Work, register, without_work
+from torchtraceap.ops.models.streams import optional_bytes
+
+__all__ = ["BATCH"]
+
+_NO_LENGTHS = "how much of the cache of keys and values is used is not recorded"
+_NOTE = "the lengths in use of the cache are not recorded: at most the longest for each sequence"
+_PAGES_NOTE = "the last page of a sequence is counted whole"
+_INDICES_NOTE = "every index is counted, though lists may be padded"
+_MISFIT = "queries and cache do not fit together"
+
+
+def _row_bytes(keys: Tensor, values: Tensor, page: int) -> float:
+    """Of keys and values of one position, whatever the layout within a page."""
+    rows = keys.shape[0] * page if keys.shape else 0
+    if not rows or values.shape[:1] != keys.shape[:1] or keys.elements % rows:
+        raise UnknownWorkError(_MISFIT)
+    return (keys.elements * keys.dtype.size + values.elements * values.dtype.size) / rows
+
+
+def _decode(
+    query: Tensor, out: Tensor, row_bytes: float, met: int, other: int, note: str, *, exact: bool
+) -> Work:
+    """One query of (heads, depth) for each sequence; `met` pairs of a query and a position."""
+    if len(query.shape) != 3 or out.elements != query.elements:
+        raise UnknownWorkError(_MISFIT)
+    sequences, heads, depth = query.shape
+    keys = met / sequences if sequences else 0
+    return Work(
+        flops=2 * heads * met * 2 * depth,
+        bytes_read=query.bytes + met * row_bytes + other,
+        bytes_written=out.bytes,
+        dtype=query.dtype.label,
+        unit="matrix",
+        upper_bound=not exact,
+        notes=() if exact else (note,),
+        padding=tile_padding(1, keys, depth) if min(keys, depth) > 0 else 1.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Paged:
+    """Where the arguments of vLLM's paged attention stand."""
+
+    query: int
+    tables: int
+    block: int
+    longest: int
+
+
+_PAGED = {
+    "_C::paged_attention_v1": _Paged(1, 6, 8, 9),
+    "_C::paged_attention_v2": _Paged(4, 9, 11, 12),
+    "_rocm_C::paged_attention": _Paged(4, 9, 12, 13),
+}
+
+
+@register(*_PAGED)
+def paged(call: OpCall) -> Work:
+    """(out, ..., query, key_cache, value_cache, kv_heads, scale, block_tables, lengths, block_size,
+    longest, ...); on ROCm later releases have the starts of queries before the block size."""
+    places = _PAGED[call.name]
+    shift = 0
+    if call.name.startswith("_rocm_C") and call.integer(11, 0) > 0:
+        shift = -1
+    out, tables = call.tensor(0), call.tensor(places.tables)
+    query, keys, values = (call.tensor(places.query + i) for i in range(3))
+    block, longest = call.integer(places.block + shift), call.integer(places.longest + shift)
+    if len(tables.shape) != 2 or block < 1 or tables.shape[0] != query.shape[0]:
+        raise UnknownWorkError(_MISFIT)
+    length = min(longest, tables.shape[1] * block)
+    if length < 1:
+        raise UnknownWorkError(_NO_LENGTHS)
+    met = query.shape[0] * length
+    other = optional_bytes(call, (places.tables, places.tables + 1))
+    row_bytes = _row_bytes(keys, values, block)
+    return _decode(query, out, row_bytes, met, other, _NOTE, exact=query.shape[0] == 1)
+
+
+@register("sglang_profiler::attention_paged_attention_ragged", "aiter::paged_attention_ragged",
+          composite=True)  # fmt: skip
+def paged_ragged(call: OpCall) -> Work:
+    """(out, workspace, query, key_cache, value_cache, scale, kv_indptr, page_indices, last_lengths,
+    block_size, ...): the pages of all sequences are listed."""
+    out, query, keys, values = (call.tensor(i) for i in (0, 2, 3, 4))
+    starts, pages, block = call.tensor(6), call.tensor(7), call.integer(9)
+    if not query.shape or starts.elements != query.shape[0] + 1 or block < 1:
+        raise UnknownWorkError(_MISFIT)
+    row_bytes = _row_bytes(keys, values, block)
+    other = pages.bytes + starts.bytes
+    return _decode(query, out, row_bytes, pages.elements * block, other, _PAGES_NOTE, exact=False)
+
+
+# ------------------------------------------------------------------- several queries a sequence
+
+
+def _cached(
+    call: OpCall, lengths_at: int, longest: tuple[int, int], table: Tensor | None, mask: Mask
+) -> Work:
+    """Queries of (all, heads, depth), a cache of (pages, page, heads, depth) or (rows, heads,
+    depth)."""
+    query, keys, values = (call.tensor(i) for i in range(3))
+    starts = call.tensor(lengths_at)
+    count = starts.elements - 1
+    if len(query.shape) != 3 or len(keys.shape) not in (3, 4) or count < 1 or longest[1] < 1:
+        raise UnknownWorkError(_NO_LENGTHS if longest[1] < 1 else _MISFIT)
+    if query.shape[-1] != keys.shape[-1] or not values.shape:
+        raise UnknownWorkError(_MISFIT)
+    page = keys.shape[1] if len(keys.shape) == 4 else 1
+    length = longest[1]
+    if table is not None and len(table.shape) == 2:
+        length = min(length, table.shape[1] * page)
+    sizes = Heads(1, query.shape[0], count * length, query.shape[1], query.shape[2],
+                  values.shape[-1])  # fmt: skip
+    met, _ = varlen(sizes, count, [longest[0], length], mask)
+    written = query.elements // max(sizes.depth, 1) * sizes.value_depth * query.dtype.size
+    table_bytes = 0 if table is None else table.bytes
+    exact = count == 1
+    return Work(
+        flops=2 * sizes.heads * met * (sizes.depth + sizes.value_depth),
+        bytes_read=query.bytes + sizes.keys * _row_bytes(keys, values, page) + table_bytes,
+        bytes_written=written,
+        dtype=query.dtype.label,
+        unit="matrix",
+        upper_bound=not exact,
+        notes=() if exact else (_NOTE,),
+        padding=tile_padding(max(longest[0], 1), length, max(sizes.depth, 1)),
+    )
+
+
+@register("flash_attn_3::fwd", "_vllm_fa3_C::fwd", "sgl_kernel::fwd")
+def flash_attn_3(call: OpCall) -> Work:
+    """(q, k, v, k_new, v_new, qv, out, cu_q, cu_k, cu_k_new, used_q, used_k, max_q, max_k,
+    page_table, ... scale at 23, causal, window_left, window_right, ...)"""
+    mask = Mask(call.boolean(24), True, call.integer(25, -1), call.integer(26, -1))
+    table = call.optional_tensor(14)
+    if any(call.optional_tensor(i) is not None for i in (3, 4, 10)):
+        raise UnknownWorkError(_NO_LENGTHS)
+    if table is not None:
+        return _cached(call, 7, (call.integer(12, 0), call.integer(13, 0)), table, mask)
+    if call.optional_tensor(11) is not None:
+        raise UnknownWorkError(_NO_LENGTHS)
+    return flash(call, 0, (7, 8), (12, 13), mask)
+
+
+@register("_vllm_fa2_C::varlen_fwd")
+def flash_attn_2(call: OpCall) -> Work:
+    """(q, k, v, out, cu_q, cu_k, used_k, leftpad_k, block_table, alibi, max_q, max_k, dropout,
+    scale, zero_tensors, causal, window_left, window_right, ...)"""
+    mask = Mask(call.boolean(15), True, call.integer(16, -1), call.integer(17, -1))
+    table = call.optional_tensor(8)
+    if table is not None:
+        return _cached(call, 4, (call.integer(10, 0), call.integer(11, 0)), table, mask)
+    if call.optional_tensor(6) is not None:
+        raise UnknownWorkError(_NO_LENGTHS)
+    return flash(call, 0, (4, 5), (10, 11), mask)
+
+
+@register("aiter::mha_varlen_fwd", "aiter::fmha_v3_varlen_fwd")
+def aiter_packed(call: OpCall) -> Work:
+    """(q, k, v, cu_q, cu_k, max_q, max_k, min_q, dropout, scale, soft_cap, zero_tensors, causal,
+    window_left, window_right, ...)"""
+    if len(call.tensor(1).shape) != 3:
+        raise UnknownWorkError(_NO_LENGTHS)
+    mask = Mask(call.boolean(12), True, call.integer(13, -1), call.integer(14, -1))
+    return flash(call, 0, (3, 4), (5, 6), mask)
+
+
+@register("aiter::mha_batch_prefill")
+def aiter_prefill(call: OpCall) -> Work:
+    """(q, k, v, cu_q, kv_indptr, page_indices, max_q, max_k, dropout, scale, soft_cap,
+    zero_tensors, causal, window_left, window_right, ...)"""
+    mask = Mask(call.boolean(12), True, call.integer(13, -1), call.integer(14, -1))
+    longest = call.integer(6, 0), call.integer(7, 0)
+    return _cached(call, 3, longest, None, mask)
+
+
+# ------------------------------------------------------------------ queries that pick their keys
+
+
+def _picked(query: Tensor, rows: Tensor, met: int, value_depth: int, other: int) -> Work:
+    """Latent keys of (rows, ..., depth), whose first `value_depth` elements are the values."""
+    tokens, heads, depth = query.shape
+    if not rows.shape or rows.shape[-1] != depth or not 0 < value_depth <= depth:
+        raise UnknownWorkError(_MISFIT)
+    read = min(met, rows.elements // depth) * depth * rows.dtype.size
+    return Work(
+        flops=2 * heads * met * (depth + value_depth),
+        bytes_read=query.bytes + read + other,
+        bytes_written=tokens * heads * value_depth * query.dtype.size,
+        dtype=query.dtype.label,
+        unit="matrix",
+        upper_bound=True,
+        notes=(_INDICES_NOTE,),
+    )
+
+
+@register("sglang_profiler::tilelang_kernel_tilelang_sparse_fwd", composite=True)
+def sparse_latent(call: OpCall) -> Work:
+    """(q, kv, indices, scale, value_depth): each query has a list of positions."""
+    query, rows, indices = (call.tensor(i) for i in range(3))
+    if not len(query.shape) == len(rows.shape) == len(indices.shape) == 3:
+        raise UnknownWorkError(_MISFIT)
+    return _picked(query, rows, indices.elements, call.integer(4), indices.bytes)
+
+
+@register("aiter::pa_sparse_prefill_opus_fwd")
+def sparse_prefill(call: OpCall) -> Work:
+    """(q, unified_kv, prefix_indices, prefix_starts, kv, extend_indices, extend_starts, sink, out,
+    scale): lists of positions in a cache, and in the keys of these tokens."""
+    query, cache, prefix, own, extend = (call.tensor(i) for i in (0, 1, 2, 4, 5))
+    if len(query.shape) != 3:
+        raise UnknownWorkError(_MISFIT)
+    depth = query.shape[2]
+    first = _picked(query, cache, prefix.elements, depth, prefix.bytes)
+    second = _picked(query, own, extend.elements, depth, extend.bytes)
+    return Work(
+        (first.flops or 0) + (second.flops or 0),
+        first.bytes_read + second.bytes_read - query.bytes,
+        first.bytes_written,
+        first.dtype,
+        "matrix",
+        upper_bound=True,
+        notes=first.notes,
+    )
+
+
+# ----------------------------------------------------------- lengths that the engine's range names
+
+_LENGTHS = r"\(sq(\d{1,15})sk(\d{1,15})sqsq(\d{1,15})sqsk(\d{1,15})\)"
+BATCH = re.compile(rf"context_\d+{_LENGTHS}_generation_\d+{_LENGTHS}")
+"""A range of a serving engine that names, of the sequences that it works on, the sums of queries,
+of keys, of squares of queries, and of products of both: of prompts, and of those that go on."""
+
+
+@register("vllm::unified_attention", "vllm::unified_attention_with_output", composite=True,
+          of_batch=True)  # fmt: skip
+def attention_of_batch(call: OpCall) -> Work:
+    """(query, key, value, output, ...), of (tokens, heads, depth), the tokens of all sequences.
+
+    A query meets what its sequence has up to itself. Keys are read from the cache, which is in the
+    type of the queries where these are in 8 bits.
+    """
+    named = BATCH.search(call.batch or "")
+    if named is None:
+        raise UnknownWorkError(_NO_LENGTHS)
+    query, key, value = (call.tensor(i) for i in range(3))
+    if not len(query.shape) == len(key.shape) == len(value.shape) == 3:
+        raise UnknownWorkError(_MISFIT)
+    numbers = [int(text) for text in named.groups()]
+    parts = [numbers[:4], numbers[4:]]
+    queries, keys = (sum(part[i] for part in parts) for i in range(2))
+    if queries > query.shape[0]:
+        raise UnknownWorkError(_MISFIT)
+    met = sum(products - (squares - own) / 2 for own, _, squares, products in parts)
+    heads, depth, value_depth = query.shape[1], query.shape[2], value.shape[2]
+    cached = query.dtype if query.dtype.size == 1 else key.dtype
+    row = key.shape[1] * key.shape[2] + value.shape[1] * value_depth
+    out = call.optional_tensor(3)
+    return Work(
+        flops=2 * heads * met * (depth + value_depth),
+        bytes_read=queries * heads * depth * query.dtype.size + keys * row * cached.size,
+        bytes_written=queries * heads * value_depth * (out or query).dtype.size,
+        dtype=query.dtype.label,
+        unit="matrix",
+        upper_bound=True,
+        notes=("windows of layers are not recorded: at most this",),
+    )
+
+
+without_work(
+    _NO_LENGTHS,
+    "vllm::unified_mla_attention",
+    "vllm::unified_mla_attention_with_output",
+    "sglang::unified_attention_with_output",
+    "aiter::unified_attention_with_output_base",
+    "aiter::pa_decode_gluon",
+)
+without_work(
+    "its state and lengths are not among its arguments",
+    "vllm::gdn_attention_core",
+    "aiter::linear_attention_with_output_base",
+)

@@ -1,0 +1,62 @@
+"""Kernels that pass once over their tensors: what they read and write, operations per element.
+
+Operators of libraries differ in the order of their arguments, which changes between releases too.
+A model says where it takes each argument from and checks that these fit together: an operator with
+another order has no numbers then, rather than wrong ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
+
+__all__ = ["check_width", "group_scales", "half_byte_pairs", "optional_bytes", "packed_elements"]
+
+MX_GROUP = 32
+"""Elements that share a scale of a byte in the MX formats of the Open Compute Project."""
+_BYTES_LIKE = ("uint8", "int8", "fp4")
+
+
+def optional_bytes(call: OpCall, positions: Sequence[int]) -> int:
+    """Of the tensors at these positions; what was not passed has none."""
+    found = (call.optional_tensor(position) for position in positions)
+    return sum(tensor.bytes for tensor in found if tensor is not None)
+
+
+def check_width(x: Tensor, weight: Tensor) -> None:
+    """A weight holds one value for each element of a row.
+
+    Raises:
+        UnknownWorkError: It does not.
+    """
+    if not x.shape or weight.elements != x.shape[-1]:
+        raise UnknownWorkError("its weight does not fit the rows of its input")
+
+
+def group_scales(x: Tensor, group: int) -> int:
+    """How many scales the rows of a tensor have, one for each `group` elements of a row.
+
+    Raises:
+        UnknownWorkError: The tensor has no rows, or the group no elements.
+    """
+    if not x.shape or group < 1:
+        raise UnknownWorkError("the groups that share a scale are not known")
+    return prod(x.shape[:-1]) * -(-x.shape[-1] // group)
+
+
+def packed_elements(x: Tensor, out: Tensor) -> None:
+    """Checks that `out` holds the elements of `x`, one or two in a byte.
+
+    Raises:
+        UnknownWorkError: It does not.
+    """
+    holds = 2 * out.elements if out.dtype.label in _BYTES_LIKE else out.elements
+    if x.elements not in (out.elements, holds):
+        raise UnknownWorkError("its output does not fit its input")
+
+
+def half_byte_pairs(x: Tensor) -> float:
+    """Bytes of a tensor's elements in 4 bits each, with a byte for each group of `MX_GROUP`."""
+    return x.elements / 2 + group_scales(x, MX_GROUP)

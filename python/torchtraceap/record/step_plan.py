@@ -1,0 +1,133 @@
+"""How many steps pass, warm up and are recorded: as asked for, or by the time that they take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+from torchtraceap.core.records import dataclass
+from torchtraceap.errors import OptionError
+
+__all__ = ["AUTO", "ENOUGH_STEPS", "AutoPlan", "StepPlan", "make_profiler"]
+
+AUTO = "auto"
+ENOUGH_STEPS = 3
+"""Fewer say little of what a step is like: two may be odd ones, and neither is seen to be."""
+MOST_STEPS = 20
+"""More say no more of what the steps have in common."""
+RECORDED_S = 2.0
+RECORDED_EVENTS = 300_000
+"""A recording is to take no longer and hold no more; some 30 MB of JSON, diagnosed in a second."""
+MEASURED_S = 0.2
+"""Steps are measured until they took so long together: single short ones vary by their half."""
+FEWEST_MEASURED = 2
+MOST_MEASURED = 20
+SETTLED = 0.8
+"""A step that takes less than this part of the one before: compilers and caches still warm up."""
+WARM_UP_S = 0.05
+MOST_WARM_UP = 5
+"""The first steps under a profiler take longer: a short step is over before it is warm."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """How many steps to let pass, to warm the profiler up, and to record."""
+
+    wait: int
+    warmup: int
+    active: int
+
+    def __post_init__(self) -> None:
+        for name in ("wait", "warmup", "active"):
+            value = getattr(self, name)
+            least = 1 if name == "active" else 0
+            if not isinstance(value, int) or value < least:
+                raise OptionError(f"{name} must be an integer of at least {least}, not {value!r}")
+
+    @property
+    def skipped(self) -> int:
+        return self.wait + self.warmup
+
+    def after_first_step(self) -> StepPlan:
+        """The plan that is left when one step has gone by (a waiting one, if there are any)."""
+        if self.wait > 0:
+            return StepPlan(self.wait - 1, self.warmup, self.active)
+        return StepPlan(0, max(0, self.warmup - 1), self.active)
+
+    def after_a_pause(self) -> StepPlan:
+        """The plan anew, when the step that follows is no typical one."""
+        return StepPlan(1, self.warmup, self.active)
+
+    def as_schedule(self, actions: Any) -> Callable[[int], Any]:
+        """The schedule for `torch.profiler.profile`: one cycle, then nothing.
+
+        torch's own `schedule` starts over unless told otherwise, and the next cycle throws away
+        what the last one recorded.
+        """
+
+        def action(step: int) -> Any:
+            if step < self.wait or step >= self.skipped + self.active:
+                return actions.NONE
+            if step < self.skipped:
+                return actions.WARMUP
+            is_last = step == self.skipped + self.active - 1
+            return actions.RECORD_AND_SAVE if is_last else actions.RECORD
+
+        return action
+
+    def recorded(self, steps: int) -> int:
+        """How many whole steps are recorded when `steps` have ended."""
+        return max(0, min(self.active, steps - self.skipped))
+
+
+@dataclass(frozen=True, slots=True)
+class AutoPlan:
+    """Chooses a plan by what steps take: at least three are recorded, and of short ones so many as
+    stay within two seconds and the events of a trace that is handled at once."""
+
+    wait: int
+    """The least steps to let pass."""
+    warmup: int
+    """The least steps to warm up."""
+
+    def is_enough(self, measured_s: Sequence[float]) -> bool:
+        """Whether these steps say what a step takes."""
+        if len(measured_s) < FEWEST_MEASURED or 1 + len(measured_s) < self.wait:
+            return False
+        settled = measured_s[-1] >= SETTLED * measured_s[-2] and sum(measured_s) >= MEASURED_S
+        return settled or len(measured_s) >= MOST_MEASURED
+
+    def choose(self, measured_s: Sequence[float], events: int) -> StepPlan:
+        """The plan for the steps that follow.
+
+        Args:
+            measured_s: Seconds of the steps so far without a profiler, not empty.
+            events: What one step writes into a trace; 0 if it isn't known.
+        """
+        step_s = max(median(measured_s[-5:]), 1e-6)
+        fitting = RECORDED_S / step_s
+        if events:
+            fitting = min(fitting, RECORDED_EVENTS / events)
+        active = max(ENOUGH_STEPS, min(MOST_STEPS, int(fitting)))
+        warmup = max(self.warmup, min(MOST_WARM_UP, math.ceil(WARM_UP_S / step_s)))
+        return StepPlan(0, warmup, active)
+
+
+def make_profiler(
+    torch: Any,
+    plan: StepPlan | None,
+    *,
+    activities: Sequence[Any],
+    options: dict[str, bool],
+    ready: Callable[[Any], None] | None,
+) -> Any:
+    """A profiler of torch that records the planned steps once, or from its start to its end."""
+    profiler = torch.profiler
+    return profiler.profile(
+        activities=list(activities),
+        schedule=None if plan is None else plan.as_schedule(profiler.ProfilerAction),
+        on_trace_ready=ready,
+        **options,
+    )

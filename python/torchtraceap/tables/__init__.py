@@ -1,0 +1,1 @@
+"""The tables: one module each, with a function `build_<table>` that gives a `ColumnTable`."""

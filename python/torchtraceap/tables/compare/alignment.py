@@ -1,0 +1,206 @@
+"""Two traces made comparable: ranks paired, steps chosen, each step cut into pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.units import format_ns
+from torchtraceap.tables.steps.pieces import (
+    Bounds,
+    Cut,
+    cut,
+    joined,
+    median_ns,
+    step_bounds,
+    whole_steps,
+)
+
+if TYPE_CHECKING:
+    from torchtraceap.trace.ranks import Ranks, RankTrace
+
+__all__ = ["Comparison", "Side", "compare"]
+
+SLOW_STEP = 1.5
+"""Times the median: a step that TraceLens and traceml too would call slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One recording: its compared ranks, each cut into steps; steps are numbered over all ranks."""
+
+    recording: Ranks
+    """All of it, ranks without a partner included."""
+    cuts: tuple[Cut, ...]
+    bounds: tuple[Bounds, ...]
+
+    @property
+    def first_step(self) -> Array:
+        """int64 `[ranks]`: number of each rank's first step."""
+        counts = [len(bounds) for bounds in self.bounds]
+        return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
+
+    @property
+    def durations(self) -> Array:
+        """int64 `[steps]`."""
+        return joined([part.durations for part in self.cuts], np.int64)
+
+    @property
+    def step(self) -> Array:
+        """int64 `[pieces]`: number of each piece's step."""
+        firsts = self.first_step
+        return joined(
+            [c.step + first for c, first in zip(self.cuts, firsts, strict=True)], np.int64
+        )
+
+    def column(self, name: str, dtype: Any) -> Array:
+        """A column of the pieces over all ranks."""
+        return joined([getattr(part, name) for part in self.cuts], dtype)
+
+    @property
+    def has_gpu(self) -> bool:
+        return any(len(part.part.tree.gpu_rows) for part in self.cuts)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two sides with the same ranks in the same order."""
+
+    before: Side
+    after: Side
+    basis: str
+    """"whole steps", "inferred steps" or "profiled range"."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.before, self.after
+
+    @property
+    def step_ns(self) -> tuple[int, int]:
+        """The median step of either side."""
+        return median_ns(self.before.durations), median_ns(self.after.durations)
+
+    @property
+    def difference_ns(self) -> int:
+        return self.step_ns[1] - self.step_ns[0]
+
+
+def compare(before: Ranks, after: Ranks) -> Comparison:
+    """Pairs the ranks, chooses what is compared and cuts it into pieces."""
+    notes: list[str] = []
+    pairs = _pair_ranks(before, after, notes)
+    basis = _basis(pairs)
+    sides = []
+    for recording, parts in zip((before, after), zip(*pairs, strict=True), strict=True):
+        bounds = tuple(_compared_bounds(part, basis) for part in parts)
+        sides.append(Side(recording, tuple(map(cut, parts, bounds)), bounds))
+    comparison = Comparison(sides[0], sides[1], basis, notes)
+    notes[:0] = _describe(comparison, pairs)
+    return comparison
+
+
+def _pair_ranks(before: Ranks, after: Ranks, notes: list[str]) -> list[tuple[RankTrace, RankTrace]]:
+    if len(before.ranks) == len(after.ranks) == 1:
+        return [(before.ranks[0], after.ranks[0])]
+    by_number = {part.rank: part for part in after.ranks}
+    pairs = [(part, by_number[part.rank]) for part in before.ranks if part.rank in by_number]
+    if not pairs:
+        pairs = list(zip(before.ranks, after.ranks, strict=False))
+        notes.append("No rank is in both; they are paired in order.")
+    left = len(before.ranks) + len(after.ranks) - 2 * len(pairs)
+    if left:
+        notes.append(f"{left} ranks have no partner in the other and are left out.")
+    return pairs
+
+
+def _basis(pairs: Sequence[tuple[RankTrace, RankTrace]]) -> str:
+    trees = [part.tree for pair in pairs for part in pair]
+    if not all(tree.steps for tree in trees):
+        return "profiled range"
+    return "inferred steps" if any(tree.steps_inferred for tree in trees) else "whole steps"
+
+
+def _compared_bounds(part: RankTrace, basis: str) -> Bounds:
+    if basis == "profiled range":
+        return [part.tree.profiled]
+    bounds = step_bounds(part)
+    return bounds[whole_steps(len(bounds))]
+
+
+def _describe(comparison: Comparison, pairs: Sequence[tuple[RankTrace, RankTrace]]) -> list[str]:
+    """What the comparison rests on, for a person."""
+    step_ns, difference = comparison.step_ns, comparison.difference_ns
+    counts = [len(side.durations) for side in comparison.sides]
+    what = "profiled range" if comparison.basis == "profiled range" else "median step"
+    change = f" ({100 * difference / step_ns[0]:+.1f} %)" if step_ns[0] else ""
+    notes = [
+        f"The {what} takes {format_ns(step_ns[0])} before and {format_ns(step_ns[1])} after: "
+        f"{_signed(difference)}{change}; rows sum to it."
+    ]
+    if comparison.basis == "profiled range":
+        steps = [any(part.tree.steps for part in parts) for parts in zip(*pairs, strict=True)]
+        whose = "Neither has" if not any(steps) else "Only one of the two has"
+        notes.append(f"{whose} steps: the whole profiled ranges are compared, whatever they hold.")
+    else:
+        notes.append(_steps_note(comparison, counts))
+        slow = [
+            int(np.sum(s.durations > SLOW_STEP * np.median(s.durations))) for s in comparison.sides
+        ]
+        if any(slow):
+            notes.append(
+                f"Steps longer than {SLOW_STEP} times the median (warm-up, checkpoints): "
+                f"{slow[0]} before, {slow[1]} after; medians do not follow them."
+            )
+    return notes + _mismatch_notes(comparison, pairs)
+
+
+def _signed(ns: int) -> str:
+    return ("+" if ns > 0 else "") + format_ns(ns)
+
+
+def _steps_note(comparison: Comparison, counts: Sequence[int]) -> str:
+    inferred = "; steps were inferred from a repeated pattern" * (
+        comparison.basis == "inferred steps"
+    )
+    return (
+        f"Whole steps: {counts[0]} before, {counts[1]} after (the first and last of a rank are "
+        f"left out where it has more than two){inferred}."
+    )
+
+
+def _mismatch_notes(
+    comparison: Comparison, pairs: Sequence[tuple[RankTrace, RankTrace]]
+) -> list[str]:
+    notes = []
+    gpu = [side.has_gpu for side in comparison.sides]
+    if not any(gpu):
+        notes.append("No GPU events in either: the time is that of the main thread.")
+    elif not all(gpu):
+        lacking = "before" if gpu[1] else "after"
+        notes.append(
+            f"The trace {lacking} has no GPU events: its time is that of the main thread and has "
+            "no counterpart in the other."
+        )
+    names = [_device_names(parts) for parts in zip(*pairs, strict=True)]
+    if all(names) and names[0] != names[1]:
+        notes.append(
+            f"Different devices: {', '.join(names[0])} before, {', '.join(names[1])} after."
+        )
+    empty = [not any(len(part.table) for part in parts) for parts in zip(*pairs, strict=True)]
+    notes += [
+        f"The trace {when} holds no events." for when, e in zip(_WHEN, empty, strict=True) if e
+    ]
+    return notes
+
+
+_WHEN = ("before", "after")
+
+
+def _device_names(parts: Sequence[RankTrace]) -> list[str]:
+    return sorted({device.name for part in parts for device in part.table.devices if device.name})

@@ -1,0 +1,80 @@
+"""`detect`: every rule on every rank, and one verdict for all of them.
+
+The only place that runs the rules: `diagnose` merges what they say into findings, `diff` compares
+what they say of two recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torchtraceap import _core
+from torchtraceap.core.threads import map_on_threads
+from torchtraceap.tables.gpu.recorded_device import matrix_units
+
+if TYPE_CHECKING:
+    from torchtraceap.trace.ranks import Ranks, RankTrace
+
+__all__ = ["PerRank", "detect", "judge", "known", "present_findings"]
+
+PerRank = Sequence[tuple["RankTrace", _core.Finding]]
+"""What one rule says of each rank."""
+
+
+def detect(trace: Ranks) -> dict[str, PerRank]:
+    """What each rule says of each rank, by type; ranks see what the others' traces tell of them.
+    Computed once."""
+    return trace.remember("what the rules say", lambda: _detect(trace))
+
+
+def _detect(trace: Ranks) -> dict[str, PerRank]:
+    peers: Sequence[_core.PeerView | None] = [None] * len(trace.ranks)
+    if len(trace.ranks) > 1:
+        from torchtraceap.tables.ranks.lateness import peer_views
+
+        peers = peer_views(trace)
+
+    def detect_one(index: int) -> list[_core.Finding]:
+        rank, view = trace.ranks[index], peers[index]
+        units = matrix_units(rank.table)
+        return _core.detect(rank.table, rank.tree, peers=view, matrix_units=units)
+
+    by_rank = map_on_threads(detect_one, range(len(trace.ranks)))
+    return {
+        parts[0].type: list(zip(trace.ranks, parts, strict=True))
+        for parts in zip(*by_rank, strict=True)
+    }
+
+
+def present_findings(trace: Ranks) -> dict[str, PerRank]:
+    """What the rules say of the types that are present, by type."""
+    return {name: parts for name, parts in detect(trace).items() if judge(parts) == "present"}
+
+
+def known(parts: PerRank) -> PerRank:
+    """The ranks whose trace has the signal."""
+    return [(rank, found) for rank, found in parts if found.verdict != "unknown"]
+
+
+def judge(parts: PerRank) -> str:
+    """One verdict for all ranks: "present", "absent" or "unknown".
+
+    A rule's word stands for a lone rank. For several, present means that a rank says so and that
+    the summed cost is material; absent, that it stays immaterial even if the ranks that could not
+    be checked were lost as a whole.
+    """
+    if len(parts) == 1:
+        return parts[0][1].verdict
+    material_ns = _core.MATERIAL_SHARE * sum(rank.profiled_ns for rank, _ in parts)
+    checked = known(parts)
+    cost_ns = sum(found.cost_ns for _, found in checked)
+    if any(found.verdict == "present" for _, found in checked):
+        if cost_ns >= material_ns:
+            return "present"
+    else:
+        cost_ns = 0
+    hidden_ns = sum(rank.profiled_ns for rank, found in parts if found.verdict == "unknown")
+    if not checked or (hidden_ns and cost_ns + hidden_ns >= material_ns):
+        return "unknown"
+    return "absent"

@@ -1,0 +1,1 @@
+"""Tables of what GPUs did: kernels, copies, memory, idle time."""

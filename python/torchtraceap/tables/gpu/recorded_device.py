@@ -1,0 +1,162 @@
+"""Which device of the database a trace was recorded on, and what it gains in matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchtraceap import _core
+from torchtraceap.core.order import distinct
+from torchtraceap.errors import OptionError
+from torchtraceap.ops.devices import Device, device_named, find_device, load_devices
+from torchtraceap.trace.ranks import RankTrace
+
+__all__ = ["chosen_device", "matrix_types", "matrix_units", "recorded_device"]
+
+_AMD = ("amd", "radeon", "instinct", "gfx")
+
+
+def recorded_device(entry: _core.Device) -> Device | None:
+    """The device that an entry of `deviceProperties` describes, or None rather than a guess."""
+    return find_device(
+        entry.name,
+        multiprocessors=entry.sm_count,
+        memory_bytes=entry.memory_bytes,
+        architecture=_architecture(entry),
+    )
+
+
+def chosen_device(part: RankTrace, device: Any = None) -> tuple[Device | None, str]:
+    """The device that a caller names, else that of the rank; or None and a note why.
+
+    Args:
+        part: The rank.
+        device: A name of the device database or a `Device`; by default what the trace says.
+
+    Raises:
+        OptionError: Of that name there is none, or there are several.
+    """
+    if isinstance(device, Device):
+        return device, ""
+    if isinstance(device, str):
+        return device_named(device), ""
+    if device is not None:
+        raise OptionError("device must be a name or a torchtraceap.ops.devices.Device")
+    used = {int(number) for number in distinct(part.table.device[part.tree.gpu_rows])}
+    entries = part.table.devices
+    listed = [entry for entry in entries if entry.id in used] or entries[:1]
+    if not listed:
+        return None, (
+            "The trace does not say which GPU it is of, so nothing is compared with a peak; name "
+            "one with `device`."
+        )
+    found = {recorded_device(entry) for entry in listed}
+    if len(found) == 1 and (only := found.pop()) is not None:
+        return only, ""
+    names = sorted({entry.name for entry in listed})
+    said = ", ".join(repr(name) for name in names)
+    reason = "GPUs of several kinds" if len(names) > 1 else "a GPU that is not told by its name"
+    return None, (
+        f"The trace is of {reason} ({said}), so nothing is compared with a peak; name one with "
+        "`device`."
+    )
+
+
+def plausible_devices(table: _core.EventTable) -> tuple[Device, ...]:
+    """What a trace may have been recorded on: the device where it is known, the whole of which it
+    is a part, else all of its architecture; all where the trace says nothing."""
+    database = tuple(load_devices().values())
+    for entry in table.devices:
+        device = recorded_device(entry) or find_device(entry.name)
+        if device is not None:
+            return (device,)
+        is_amd = any(word in entry.name.lower() for word in _AMD)
+        vendor, architecture = "amd" if is_amd else "nvidia", _architecture(entry)
+        same = [d for d in database if (d.vendor, d.architecture) == (vendor, architecture)]
+        if same:
+            return tuple(same)
+    return database
+
+
+def matrix_units(table: _core.EventTable) -> _core.MatrixUnits | None:
+    """Matrix units relative to plain fp32, of the trace's device that has the most to gain.
+
+    A device that the database lacks gets the least favourable ratios of its architecture, or of
+    the newest before it. None where the trace describes no device that could be told so.
+    """
+    best: tuple[float, float, str] | None = None
+    for entry in table.devices:
+        ratios = _ratios_of(entry)
+        if ratios and (best is None or ratios[0] > best[0]):
+            best = (*ratios, entry.name)
+    if best is None:
+        return None
+    half, tf32, name = best
+    return _core.MatrixUnits(half_ratio=half, tf32_ratio=tf32, device=name)
+
+
+def matrix_types(table: _core.EventTable) -> frozenset[str] | None:
+    """Number types that the matrix units of all devices of the trace take, such as "bf16".
+
+    "tf32" only where PyTorch's setting turns it on. None where the trace describes no device that
+    could be told so.
+    """
+    common: frozenset[str] | None = None
+    for entry in table.devices:
+        devices = _alike(entry)
+        if devices is not None:
+            taken = [_types(device) for device in devices] or [frozenset[str]()]
+            common = frozenset.intersection(*taken, *([] if common is None else [common]))
+    return common
+
+
+def _types(device: Device) -> frozenset[str]:
+    types = frozenset(device.matrix)
+    return types if device.vendor == "nvidia" else types - {"tf32"}
+
+
+def _ratios_of(entry: _core.Device) -> tuple[float, float] | None:
+    devices = _alike(entry)
+    if devices is None:
+        return None
+    return min((_ratios(device) for device in devices), default=(0.0, 0.0))
+
+
+def _alike(entry: _core.Device) -> list[Device] | None:
+    """The device; of one that the database lacks, those of its architecture or the newest before
+    it, none if it is older than matrix units. None where it could not be told."""
+    # A part of a GPU (MIG, a partition) has the units of the whole.
+    device = recorded_device(entry) or find_device(entry.name)
+    if device is not None:
+        return [device]
+    name, version = entry.name.lower(), _version(_architecture(entry))
+    if not name or version is None or any(word in name for word in _AMD):
+        return None
+    known = [d for d in load_devices().values() if d.vendor == "nvidia"]
+    older = [v for d in known if (v := _version(d.architecture)) is not None and v <= version]
+    newest = max(older, default=None)
+    return [d for d in known if newest and _version(d.architecture) == newest]
+
+
+def _ratios(device: Device) -> tuple[float, float]:
+    """Half precision and TF32 over plain fp32; 0 where there is none.
+
+    AMD's fp32 products run on matrix units too. Its TF32 is behind a switch of hipBLASLt and not
+    what PyTorch's setting turns on, so that it is left out.
+    """
+    plain = max(device.matrix.get("fp32", 0.0), device.vector.get("fp32", 0.0))
+    halves = [device.matrix[name] for name in ("fp16", "bf16") if name in device.matrix]
+    tf32 = device.matrix.get("tf32", 0.0) if device.vendor == "nvidia" else 0.0
+    return (min(halves) / plain, tf32 / plain) if plain and halves else (0.0, 0.0)
+
+
+def _architecture(entry: _core.Device) -> str | None:
+    if entry.compute_major is None or entry.compute_minor is None:
+        return None
+    return f"{entry.compute_major}.{entry.compute_minor}"
+
+
+def _version(architecture: str | None) -> tuple[int, int] | None:
+    if not architecture:
+        return None
+    major, _, minor = architecture.partition(".")
+    return int(major), int(minor or 0)

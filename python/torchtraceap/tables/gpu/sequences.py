@@ -1,0 +1,151 @@
+"""Sequences of kernels that repeat on a stream, and what fusing each would remove."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.columns import Column, encode_json
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.errors import OptionError
+from torchtraceap.ops.kernel_names import canonical_name, triton_name
+from torchtraceap.tables.gpu.gpu_events import GpuEvents, device_and_stream, gpu_notes
+from torchtraceap.tables.grouping import Groups
+from torchtraceap.tables.spec import Option, PageView, TableSpec
+from torchtraceap.trace.ranks import RankTrace
+
+__all__ = ["TABLE", "build_sequences"]
+
+T = TypeVar("T")
+
+_SHOWN = (
+    "length", "count", "removable_ns", "launch_ns", "gap_ns", "gpu_ns", "op", "kernels", "ops"
+)  # fmt: skip
+_LIMIT = 1000
+_LONGEST = 100_000
+
+
+def build_sequences(part: RankTrace, *, length: int = 0) -> ColumnTable:
+    """Maximal repeated sequences of compute kernels, most removable time first.
+
+    Kernels are equal if their names are, but for the numbers of generated kernels.
+
+    Args:
+        part: The rank.
+        length: Kernels in a sequence; 0 looks for every length from 2 to 64.
+
+    Returns:
+        At most 1000 rows with columns as docs/kernels.md lists them.
+
+    Raises:
+        OptionError: `length` is negative or 1, or too large.
+    """
+    if length < 0 or length == 1 or length > _LONGEST:
+        raise OptionError(f"length must be 0 or between 2 and {_LONGEST}, not {length}")
+    events = GpuEvents.of(part)
+    symbols, labels = _symbols(events)
+    found = _core.kernel_sequences(part.table, part.tree, symbols, length=length, limit=_LIMIT)
+    columns: dict[str, Column] = {
+        "kernels": encode_json(_label_lists(found, events, symbols, labels)),
+        "length": found.length.astype(np.int64),
+        "count": found.count.astype(np.int64),
+        "removable_ns": found.removable_ns,
+        "launch_ns": found.launch_ns,
+        "launches": found.launches.astype(np.int64),
+        "gap_ns": found.gap_ns,
+        "gpu_ns": found.gpu_ns,
+        "op": events.names_of(found.op),
+        **device_and_stream(part, found.stream.astype(np.int64)),
+        "first_row": found.first_row.astype(np.int64),
+        "ops": encode_json(_op_lists(found, events)),
+        "names": encode_json(_name_lists(found, events)),
+    }
+    return ColumnTable(columns, shown=_SHOWN, notes=_notes(events, found))
+
+
+def _symbols(events: GpuEvents) -> tuple[Array, list[str]]:
+    """int32 per GPU event, negative for what is no compute; and the label of each symbol."""
+    pairs = Groups(events.name, events.op.codes)
+    kernels, ops = events.name[pairs.first], events.op.codes[pairs.first]
+    distinct: dict[str, int] = {}
+    codes = [
+        distinct.setdefault(_key(events.texts, kernel, op), len(distinct))
+        for kernel, op in zip(kernels.tolist(), ops.tolist(), strict=True)
+    ]
+    symbols = np.array(codes, dtype=np.int32)[pairs.index]
+    compute = events.gpu_class.codes == _core.GpuClass.COMPUTE
+    labels = [canonical_name(key) for key in distinct]
+    return np.where(compute, symbols, -1).astype(np.int32), labels
+
+
+def _key(texts: list[str], kernel: int, op: int) -> str:
+    """What makes kernels equal: the name with its template arguments, without a serial number.
+
+    Where all Triton kernels are called `triton__0d1d2`, the operator's name tells them apart.
+    """
+    name = texts[kernel]
+    triton = triton_name(name)
+    if triton and not triton.source_ops and op >= 0 and triton_name(texts[op]):
+        return canonical_name(texts[op])
+    return name if "<" in name or "(" in name else canonical_name(name)
+
+
+def _label_lists(
+    found: _core.KernelSequences, events: GpuEvents, symbols: Array, labels: list[str]
+) -> list[list[str]]:
+    """Canonical names of each sequence's kernels."""
+    by_row = np.full(len(events.part.table), -1, dtype=np.int32)
+    by_row[events.rows] = symbols
+    return _split(found, [labels[i] for i in by_row[found.kernel_rows].tolist()])
+
+
+def _name_lists(found: _core.KernelSequences, events: GpuEvents) -> list[list[str]]:
+    """Names of the kernels of one occurrence, as written."""
+    texts = events.texts
+    return _split(found, [texts[i] for i in events.part.table.name[found.kernel_rows].tolist()])
+
+
+def _op_lists(found: _core.KernelSequences, events: GpuEvents) -> list[list[str | None]]:
+    """Names of the operators that own the kernels of one occurrence."""
+    return _split(found, events.names_of(events.part.costs.owner[found.kernel_rows]).to_list())
+
+
+def _split(found: _core.KernelSequences, values: list[T]) -> list[list[T]]:
+    ends = np.cumsum(found.length, dtype=np.int64).tolist()
+    return [values[a:b] for a, b in pairwise([0, *ends])]
+
+
+def _notes(events: GpuEvents, found: _core.KernelSequences) -> list[str]:
+    if not len(events):
+        return gpu_notes(events)
+    if not len(found):
+        return ["No sequence of two or more kernels repeats."]
+    notes = [
+        "Rows overlap: a kernel may be part of several sequences, so don't add them up. Removable "
+        "are the gaps between the kernels, or the launch calls where the GPU waited for the host; "
+        "memory traffic between the kernels, which fusing saves as well, is not in it."
+    ]
+    if len(found) == _LIMIT:
+        notes.append(f"Only the {_LIMIT} sequences that would remove most are listed.")
+    return notes
+
+
+TABLE = TableSpec(
+    build=build_sequences,
+    options=(
+        Option("length", "--length", "kernels in a sequence [all lengths]", "integer", 0, "N"),
+    ),
+    sql={"sequences": {}},
+    page=(
+        PageView(
+            "kernels",
+            "sequences",
+            hint="Kernels that follow each other over and over, and what fusing them would remove.",
+        ),
+    ),
+    first=("kernels", "removable_ns", "count", "length", "gpu_ns"),
+)

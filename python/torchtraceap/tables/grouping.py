@@ -1,0 +1,93 @@
+"""Rows grouped by equal keys, and statistics of each group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.sums import MOST, of_groups
+
+__all__ = ["Groups", "order_by", "rows_by_key"]
+
+
+class Groups:
+    """Groups in order of their first row; groups are never empty. Arrays are read-only.
+
+    Args:
+        keys: Integer arrays `[n]`, one or several; rows with all keys equal form a group.
+    """
+
+    def __init__(self, *keys: Array) -> None:
+        self._core = _core.group_rows(list(keys))
+        self.first: Array = self._core.first
+        """int64 `[groups]`: first row of each group."""
+        self.index: Array = self._core.index
+        """int64 `[n]`: group of each row."""
+        self.count: Array = np.diff(self._core.offsets)
+        """int64 `[groups]`."""
+        self._sorted, self._starts = self._core.rows, self._core.offsets[:-1]
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def rows(self, group: int) -> Array:
+        """Rows of one group, in order."""
+        start = self._starts[group]
+        return self._sorted[start : start + self.count[group]]
+
+    def sum(self, values: Array) -> Array:
+        """Exact for integers, up to the ends of 64 bits."""
+        if not len(self):
+            return np.zeros(0, dtype=values.dtype)
+        return of_groups(values[self._sorted], self._starts)
+
+    def minimum(self, values: Array) -> Array:
+        return self._reduce(np.minimum, values)
+
+    def maximum(self, values: Array) -> Array:
+        return self._reduce(np.maximum, values)
+
+    def mean(self, values: Array) -> Array:
+        """float64 `[groups]`."""
+        sums = self.sum(values)
+        if values.dtype.kind == "i" and np.abs(sums).max(initial=0) >= MOST:
+            sums = self.sum(values.astype(np.float64))
+        means: Array = sums / self.count
+        return means
+
+    def std(self, values: Array, *, ddof: int = 0) -> Array:
+        """float64 `[groups]`; NaN where the group is not larger than `ddof`."""
+        squares = self.sum((values - self.mean(values)[self.index]) ** 2)
+        left = self.count - ddof
+        deviations: Array = np.sqrt(squares / np.where(left > 0, left, np.nan))
+        return deviations
+
+    def median(self, values: Array) -> Array:
+        return self.quantile(values, 0.5)
+
+    def quantile(self, values: Array, q: float) -> Array:
+        """float64 `[groups]`, linear between neighbours (NumPy's default)."""
+        return self._core.quantiles(values, q)
+
+    def _reduce(self, function: np.ufunc, values: Array) -> Array:
+        if not len(self):
+            return np.zeros(0, dtype=values.dtype)
+        reduced: Array = function.reduceat(values[self._sorted], self._starts)
+        return reduced
+
+
+def rows_by_key(keys: Array) -> Iterator[tuple[int, Array]]:
+    """Each value of an integer array `[n]` with its rows, in order of its first row."""
+    groups = Groups(keys)
+    for group, key in enumerate(keys[groups.first].tolist()):
+        yield key, groups.rows(group)
+
+
+def order_by(*keys: Array, descending: Sequence[bool] = ()) -> Array:
+    """Stable order of rows by the first key, ties by the next ones."""
+    flips = [*descending, *[False] * (len(keys) - len(descending))]
+    signed = [-key if flip else key for key, flip in zip(keys, flips, strict=True)]
+    return np.lexsort(signed[::-1])

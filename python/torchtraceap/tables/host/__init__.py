@@ -1,0 +1,1 @@
+"""Tables of what the host did: threads, calls, launches."""

@@ -1,0 +1,221 @@
+"""What the CPU threads did, and what they did while the GPU had nothing to do."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.columns import Column, TextCodes, encode_texts
+from torchtraceap.core.sums import total, totals
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.tables.grouping import Groups, order_by
+from torchtraceap.tables.labels import check_choice, names_without_addresses, thread_names
+from torchtraceap.tables.spec import PageView, TableSpec
+from torchtraceap.trace.ranks import RankTrace
+
+__all__ = ["TABLE", "build_host"]
+
+
+def build_host(part: RankTrace, *, by: str = "thread") -> ColumnTable:
+    """The CPU threads of one rank over its profiled time.
+
+    Args:
+        part: The rank.
+        by: "thread", "op" (names of host rows by self time) or "frame" (Python frames by self
+            time, operators and calls that they make directly included).
+
+    Returns:
+        Sorted by time while the GPU was idle. Threads run at the same time, so rows may sum to
+        more than the fact `idle_ns`; over one thread they sum to it exactly, with its silent
+        time. docs/operators.md has the columns.
+
+    Raises:
+        OptionError: `by` is something else.
+    """
+    check_choice("by", by, TABLE.views)
+    idle = part.idle(part.tree.profiled)
+    if by == "thread":
+        columns, shown, notes = _by_thread(part, idle)
+    else:
+        columns, shown, notes = _by_name(part, idle, frames=by == "frame")
+    timeline = part.profiled_timeline()
+    facts = {
+        "profiled_ns": part.profiled_ns,
+        "idle_ns": timeline.idle_ns,
+        "idle_by_cause_ns": idle.totals,
+    }
+    return ColumnTable(columns, shown=shown, facts=facts, notes=[*_idle_notes(part), *notes])
+
+
+View = tuple[dict[str, Column], tuple[str, ...], list[str]]
+"""Columns, those shown first, further notes."""
+
+
+# ---------------------------------------------------------------------------------- threads
+
+
+def _by_thread(part: RankTrace, idle: _core.IdleBreakdown) -> View:
+    table, tree = part.table, part.tree
+    host_rows = tree.host_rows
+    groups = Groups(table.track[host_rows], table.kind[host_rows], table.name[host_rows])
+    host = _host_idle(part, idle, host_rows, groups)
+    track = host.track.astype(np.int64)
+    rows_of_track = np.bincount(table.track[host_rows], minlength=len(table.tracks))
+    launches = np.diff(tree.launched_offsets.astype(np.int64))[host_rows] > 0
+    launches_of_track = np.bincount(table.track[host_rows[launches]], minlength=len(table.tracks))
+    top, top_ns = _top_names(part, host, groups, host_rows, track)
+    busy_idle = totals(host.busy_idle_ns, 1)
+    columns: dict[str, Column] = {
+        "thread": TextCodes(track.astype(np.int32), thread_names(part)),
+        "is_main": track == (-1 if tree.main_track is None else tree.main_track),
+        "events": rows_of_track[track],
+        "launches": launches_of_track[track],
+        "busy_ns": host.busy_ns,
+        "profiled_share": _share(host.busy_ns, part.profiled_ns),
+        "busy_gpu_idle_ns": busy_idle,
+        "blocked_gpu_idle_ns": host.blocked_idle_ns,
+        "silent_gpu_idle_ns": totals(host.silent_idle_ns, 1),
+        "top_op": top,
+        "top_op_gpu_idle_ns": top_ns,
+        **_cause_columns(host.busy_idle_ns),
+    }
+    columns = _take(columns, order_by(busy_idle, host.busy_ns, track, descending=[True, True]))
+    shown = ("thread", "events", "launches", "busy_ns", "profiled_share", "busy_gpu_idle_ns")
+    return columns, (*shown, "blocked_gpu_idle_ns", "silent_gpu_idle_ns", "top_op"), []
+
+
+def _top_names(
+    part: RankTrace, host: _core.HostIdle, groups: Groups, host_rows: Array, track: Array
+) -> tuple[TextCodes, Array]:
+    """For each thread the name with most self time while the GPU was idle, and that time."""
+    idle_ns = totals(host.idle_self_ns[:-1], 1)
+    best = np.full(len(part.table.tracks), -1, dtype=np.int64)
+    order = np.argsort(idle_ns, kind="stable")
+    # Ascending: the last write, of the largest, stays.
+    best[part.table.track[host_rows[groups.first[order]]]] = order
+    chosen = best[track]
+    has_any = (chosen >= 0) & (idle_ns[chosen] > 0) if len(idle_ns) else chosen >= 0
+    codes = part.table.name[host_rows[groups.first[chosen]]] if len(groups) else chosen
+    texts = part.table.strings
+    names = encode_texts(
+        texts[code] if known else None
+        for code, known in zip(codes.tolist(), has_any.tolist(), strict=True)
+    )
+    return names, np.where(has_any, idle_ns[chosen], 0) if len(idle_ns) else chosen
+
+
+# ------------------------------------------------------------------------------------ names
+
+
+def _by_name(part: RankTrace, idle: _core.IdleBreakdown, *, frames: bool) -> View:
+    table = part.table
+    rows = part.tree.host_rows
+    if frames:
+        rows = rows[table.kind[rows] == _core.EventKind.PYTHON_FUNCTION]
+    names = names_without_addresses(part, rows)
+    groups = Groups(table.kind[rows], names.codes)
+    host = _host_idle(part, idle, rows, groups)
+    first = rows[groups.first]
+    idle_by_cause = host.idle_self_ns[:-1]
+    idle_ns, self_ns = totals(idle_by_cause, 1), host.self_ns[:-1]
+    threads = _thread_counts(groups, table.track[rows])
+    columns: dict[str, Column] = {
+        "name": names.take(groups.first),
+        "kind": TextCodes(table.kind[first].astype(np.int8), _core.kind_names()),
+        "count": groups.count,
+        "threads": threads,
+        "self_ns": self_ns,
+        "gpu_idle_ns": idle_ns,
+        "idle_share": _share(idle_ns, sum(idle.totals.values()) * threads),
+        "main_cause": _main_causes(idle_by_cause),
+        **_cause_columns(idle_by_cause),
+    }
+    columns = _take(columns, order_by(idle_ns, self_ns, descending=[True, True]))
+    shown: tuple[str, ...] = ("name", "count", "self_ns", "gpu_idle_ns", "idle_share", "main_cause")
+    notes = []
+    if frames and not len(rows):
+        notes.append("Python frames were not recorded (with_stack=True records them).")
+    elif frames:
+        notes.append("Time of a frame includes the operators and calls that it makes itself.")
+    else:
+        shown = ("name", "kind", *shown[1:])
+    if total(idle_ns) > sum(idle.totals.values()):
+        notes.append("Threads run at the same time: the rows sum to more than the idle time.")
+    return columns, shown, notes
+
+
+def _thread_counts(groups: Groups, track: Array) -> Array:
+    """On how many threads the rows of each group are."""
+    pairs = Groups(groups.index, track)
+    counts: Array = np.bincount(groups.index[pairs.first], minlength=len(groups))
+    return counts
+
+
+def _main_causes(by_cause: Array) -> TextCodes:
+    """The cause with most time; absent where there is no time."""
+    codes = by_cause.argmax(axis=1) if len(by_cause) else np.zeros(0, dtype=np.int64)
+    return TextCodes(
+        np.where(by_cause.any(axis=1), codes, -1).astype(np.int8), _core.idle_cause_names()
+    )
+
+
+# ----------------------------------------------------------------------------------- shared
+
+
+def _host_idle(
+    part: RankTrace, idle: _core.IdleBreakdown, rows: Array, groups: Groups
+) -> _core.HostIdle:
+    group_of = np.full(len(part.table), -1, dtype=np.int32)
+    group_of[rows] = groups.index
+    return _core.host_idle(part.table, part.tree, idle, part.tree.profiled, group_of, len(groups))
+
+
+def _cause_columns(by_cause: Array) -> dict[str, Column]:
+    """A column for each cause that occurs, `[rows, causes]` before."""
+    return {f"{name}_ns": by_cause[:, i] for i, name in enumerate(_core.idle_cause_names())}
+
+
+def _take(columns: dict[str, Column], order: Array) -> dict[str, Column]:
+    return {
+        name: column.take(order) if isinstance(column, TextCodes) else column[order]
+        for name, column in columns.items()
+    }
+
+
+def _share(values: Array, total_ns: int | Array) -> Array:
+    totals = np.broadcast_to(np.asarray(total_ns, dtype=np.float64), values.shape)
+    shares: Array = values / np.where(totals > 0, totals, np.nan)
+    return shares
+
+
+def _idle_notes(part: RankTrace) -> list[str]:
+    if not len(part.tree.host_rows):
+        return ["The trace has no host events: nothing is known of the CPU threads."]
+    if not len(part.tree.gpu_rows):
+        return ["The trace has no GPU events: all of its profiled time counts as GPU idle."]
+    return []
+
+
+TABLE = TableSpec(
+    build=build_host,
+    views=("thread", "op", "frame"),
+    sql={"host": {"by": "op"}},
+    page=(
+        PageView("host", "by thread"),
+        PageView(
+            "host",
+            "by event",
+            {"by": "op"},
+            "Self time on the host, and the part of it in which the GPU had nothing to do.",
+            find="name",
+            meter="idle_share",
+        ),
+        PageView("host", "by Python frame", {"by": "frame"}, find="name", meter="idle_share"),
+    ),
+    first={
+        "thread": ("thread", "busy_ns", "busy_gpu_idle_ns", "top_op"),
+        "op": ("name", "self_ns", "gpu_idle_ns", "idle_share", "main_cause"),
+        "frame": ("name", "self_ns", "gpu_idle_ns", "idle_share", "main_cause"),
+    },
+)

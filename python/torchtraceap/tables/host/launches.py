@@ -1,0 +1,384 @@
+"""Launch calls of CUDA and HIP: what they cost the host, how long work waits, queue lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.columns import Column, TextCodes
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.sums import total
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.core.units import format_ns
+from torchtraceap.tables.gpu.gpu_events import (
+    GpuEvents,
+    device_and_stream,
+    gpu_notes,
+    most_frequent,
+    optional,
+)
+from torchtraceap.tables.gpu.stream_idle import idle_by_stream
+from torchtraceap.tables.grouping import Groups, order_by
+from torchtraceap.tables.labels import check_choice, steps_of, threads_of
+from torchtraceap.tables.ops.op_launches import launches_by_op
+from torchtraceap.tables.spec import PageView, TableSpec
+from torchtraceap.trace.ranks import RankTrace
+
+__all__ = ["FULL_QUEUE", "TABLE", "build_launches"]
+
+FULL_QUEUE = _core.QUEUE_DEPTH * 49 // 50
+"""Launches in a stream's queue from which it counts as full: within 2 % of its depth, since the
+next call returns some time after a place is free."""
+
+# Other runtimes hold other numbers: a queue is full as well where it stays at its longest.
+_PLATEAU_HEIGHT = 32
+_PLATEAU_LAUNCHES = 64
+_PLATEAU_SHARE = 0.1
+_PLATEAU_BELOW_MAX = 2
+
+
+@dataclass(frozen=True)
+class Launches:
+    """The linked GPU events of a rank and the queues of its streams."""
+
+    events: GpuEvents
+    queue: _core.LaunchQueue
+
+    @property
+    def found(self) -> Array:
+        """int64: what the launch of each event found in its stream's queue."""
+        found: Array = self.queue.found[self.events.places].astype(np.int64)
+        return found
+
+    def where(self, mask: Array) -> Launches:
+        return Launches(self.events.where(mask), self.queue)
+
+    @property
+    def is_short(self) -> Array:
+        """The event is shorter than the call that launched it, and the call launched no other."""
+        events = self.events
+        alone: Array = events.events_of_launch == 1
+        return alone & (events.duration_ns < events.call_ns)
+
+    @property
+    def first_of_call(self) -> Array:
+        """bool: the first event of each launch call, so that calls count once."""
+        _, first = np.unique(self.events.launch, return_index=True)
+        mask = np.zeros(len(self.events), dtype=bool)
+        mask[first] = True
+        return mask
+
+
+def build_launches(part: RankTrace, *, by: str = "call") -> ColumnTable:
+    """Launch calls joined with their GPU events.
+
+    Args:
+        part: The rank.
+        by: "call" (name of the call), "kernel" (name of the event), "op" (operator and what a call
+            of it launches), "stream", "idle" (gaps of each stream by cause), "event" (each) or
+            "queue" (every change of a queue's length).
+
+    Returns:
+        Columns as docs/kernels.md lists them; `delay_ns` is from the end of a call to the start
+        of its event, at least 0, clocks corrected.
+
+    Raises:
+        OptionError: `by` is something else.
+    """
+    check_choice("by", by, TABLE.views)
+    every = GpuEvents.of(part)
+    launches = Launches(every.where(every.is_linked), _core.launch_queue(part.table, part.tree))
+    build: Callable[[Launches], View] = {
+        "call": _by_call,
+        "kernel": _by_kernel,
+        "op": lambda launches: launches_by_op(launches.events),
+        "stream": _by_stream,
+        "idle": lambda _: idle_by_stream(every),
+        "event": _by_event,
+        "queue": _by_queue,
+    }[by]
+    columns, shown = build(launches)
+    facts = _facts(launches, len(every))
+    notes = _notes(every, launches, facts, with_durations=by not in ("stream", "idle", "queue"))
+    return ColumnTable(columns, shown=shown, facts=facts, notes=notes)
+
+
+View = tuple[dict[str, Column], tuple[str, ...]]
+
+
+def _by_call(launches: Launches) -> View:
+    """Calls that launched something, and calls of the same names that did not. Delays are those
+    of the first event of a call: what follows in a graph waits for the graph."""
+    events = launches.events
+    calls = launches.where(launches.first_of_call)
+    names = events.names_of(events.launch)
+    groups = Groups(names.codes)
+    of_calls = Groups(calls.events.names_of(calls.events.launch).codes)  # in the same order
+    order = order_by(of_calls.count, descending=[True])
+    recorded = _recorded_calls(events)[names.codes[groups.first]]
+    columns: dict[str, Column] = {
+        "call": names.take(groups.first[order]),
+        "calls": of_calls.count[order],
+        "calls_without_event": (recorded - of_calls.count)[order],
+        "gpu_events": groups.count[order],
+        **_host_cost(of_calls, calls.events.call_ns, order),
+        **_delays(calls, of_calls, order),
+        **_gpu_times(launches, groups, order),
+    }
+    shown = ("call", "calls", "gpu_events", "host_sum_ns", "host_median_ns", "host_p95_ns")
+    return columns, (*shown, *_SHOWN_WAITING)
+
+
+def _recorded_calls(events: GpuEvents) -> Array:
+    """int64 by string: API calls of that name, with and without GPU events."""
+    table = events.part.table
+    api = events.part.tree.api != _core.ApiClass.NONE
+    return np.bincount(table.name[api], minlength=len(events.texts))
+
+
+def _by_kernel(launches: Launches) -> View:
+    events = launches.events
+    groups = Groups(events.name)
+    order = order_by(groups.count, descending=[True])
+    call, _ = most_frequent(groups, events.names_of(events.launch).codes)
+    columns: dict[str, Column] = {
+        "name": events.names.take(groups.first[order]),
+        "canonical": events.canonical.take(groups.first[order]),
+        "call": TextCodes(call[order], events.texts),
+        "gpu_events": groups.count[order],
+        **_host_cost(groups, events.call_ns, order),
+        **_delays(launches, groups, order),
+        **_gpu_times(launches, groups, order),
+    }
+    shown = ("name", "call", "gpu_events", "host_median_ns")
+    return columns, (*shown, *_SHOWN_WAITING)
+
+
+def _host_cost(groups: Groups, call_ns: Array, order: Array) -> dict[str, Column]:
+    """Durations of calls."""
+    return {
+        "host_sum_ns": groups.sum(call_ns)[order],
+        "host_mean_ns": groups.mean(call_ns)[order],
+        "host_median_ns": groups.median(call_ns)[order],
+        "host_p95_ns": groups.quantile(call_ns, 0.95)[order],
+        "host_max_ns": groups.maximum(call_ns)[order],
+    }
+
+
+_SHOWN_WAITING = ("delay_median_ns", "gpu_median_ns", "short", "queue_mean", "queue_max")
+
+
+def _delays(launches: Launches, groups: Groups, order: Array) -> dict[str, Column]:
+    """Delays, and what the launches found queued."""
+    delay_ns, found = np.ma.getdata(launches.events.delay_ns), launches.found
+    return {
+        "delay_mean_ns": groups.mean(delay_ns)[order],
+        "delay_median_ns": groups.median(delay_ns)[order],
+        "delay_p95_ns": groups.quantile(delay_ns, 0.95)[order],
+        "delay_max_ns": groups.maximum(delay_ns)[order],
+        "queue_mean": groups.mean(found)[order],
+        "queue_max": groups.maximum(found)[order],
+    }
+
+
+def _gpu_times(launches: Launches, groups: Groups, order: Array) -> dict[str, Column]:
+    """Durations on the GPU, and how many are shorter than their launch call."""
+    duration_ns = launches.events.duration_ns
+    return {
+        "gpu_sum_ns": groups.sum(duration_ns)[order],
+        "gpu_mean_ns": groups.mean(duration_ns)[order],
+        "gpu_median_ns": groups.median(duration_ns)[order],
+        "short": groups.sum(launches.is_short.astype(np.int64))[order],
+    }
+
+
+def _by_stream(launches: Launches) -> View:
+    """Statistics of the queue's length, over time and over its changes."""
+    events, queue = launches.events, launches.queue
+    groups = Groups(events.stream)
+    order = np.argsort(events.stream[groups.first], kind="stable")
+    streams = events.stream[groups.first][order]
+    statistics = [_queue_statistics(queue, int(stream)) for stream in streams]
+    delays = _delays(launches, groups, order)
+    columns: dict[str, Column] = {
+        **device_and_stream(events.part, streams),
+        "gpu_events": groups.count[order],
+        "changes": np.array([row.changes for row in statistics], dtype=np.int64),
+        "mean_length": np.array([row.mean for row in statistics], dtype=np.float64),
+        "mean_length_at_change": np.array([row.mean_at_change for row in statistics], dtype=float),
+        "max_length": np.array([row.longest for row in statistics], dtype=np.int64),
+        "waiting_ns": np.array([row.waiting_ns for row in statistics], dtype=np.int64),
+        "full_length": optional([row.full_length for row in statistics]),
+        "full_ns": np.array([row.full_ns for row in statistics], dtype=np.int64),
+        **{name: delays[name] for name in delays if not name.startswith("queue")},
+        **_gpu_times(launches, groups, order),
+    }
+    shown = ("device", "stream", "gpu_events", "mean_length", "max_length", "waiting_ns")
+    return columns, (*shown, "full_length", "full_ns", "delay_median_ns", "gpu_median_ns", "short")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatistics:
+    """The queue of one stream, from its first to its last change."""
+
+    changes: int
+    mean: float
+    """Over time."""
+    mean_at_change: float
+    """Over the changes, whatever time lies between (as HTA has it)."""
+    longest: int
+    waiting_ns: int
+    """Time with anything queued."""
+    full_length: int | None
+    """Length from which the queue counts as full; None if it never was."""
+    full_ns: int
+    """Time at that length or above."""
+
+
+def _queue_statistics(queue: _core.LaunchQueue, stream: int) -> QueueStatistics:
+    begin, end = int(queue.offsets[stream]), int(queue.offsets[stream + 1])
+    length = queue.length[begin:end].astype(np.int64)
+    lasts_ns = np.diff(queue.time_ns[begin:end])
+    during = length[:-1]
+    span_ns = max(1, total(lasts_ns))
+    full_length = _full_length(length)
+    full = during >= full_length if full_length else np.zeros(len(during), dtype=bool)
+    return QueueStatistics(
+        changes=len(length),
+        mean=float((during * lasts_ns.astype(np.float64)).sum()) / span_ns,
+        mean_at_change=float(length.mean()) if len(length) else 0.0,
+        longest=int(length.max(initial=0)),
+        waiting_ns=total(lasts_ns[during > 0]),
+        full_length=full_length,
+        full_ns=total(lasts_ns[full]),
+    )
+
+
+def _full_length(length: Array) -> int | None:
+    longest = int(length.max(initial=0))
+    if longest >= FULL_QUEUE:
+        return FULL_QUEUE
+    plateau = longest - _PLATEAU_BELOW_MAX
+    launches = length[np.diff(length, prepend=0) > 0]
+    at_plateau = int((launches >= plateau).sum())
+    is_plateau = at_plateau >= max(_PLATEAU_LAUNCHES, _PLATEAU_SHARE * len(launches))
+    return plateau if longest >= _PLATEAU_HEIGHT and is_plateau else None
+
+
+def _by_event(launches: Launches) -> View:
+    events = launches.events
+    part = events.part
+    calls = events.launch.astype(np.int64)
+    columns: dict[str, Column] = {
+        "call_row": calls,
+        "call": events.names_of(events.launch),
+        "thread": threads_of(part, calls),
+        "step": steps_of(part, calls),
+        "op": events.op,
+        "row": events.rows,
+        "name": events.names,
+        **device_and_stream(part, events.stream),
+        "correlation": _known(part.table.correlation[events.rows]),
+        "call_start_ns": part.table.ts_ns[calls],
+        "since_first_ns": part.table.ts_ns[calls] - events.first_ns,
+        "host_ns": events.call_ns,
+        "delay_ns": np.ma.getdata(events.delay_ns),
+        "start_delay_ns": part.tree.launch_delays_ns()[events.places],
+        "gpu_ns": events.duration_ns,
+        "queue_found": launches.found,
+        "events_of_call": events.events_of_launch,
+        "short": launches.is_short,
+    }
+    shown = ("call_row", "call", "op", "name", "stream", "since_first_ns", "host_ns")
+    return columns, (*shown, "delay_ns", "gpu_ns", "queue_found")
+
+
+def _known(ids: Array) -> np.ma.MaskedArray[Any, Any]:
+    missing = ids == _core.NO_ID
+    return np.ma.array(np.where(missing, 0, ids), mask=missing)
+
+
+def _by_queue(launches: Launches) -> View:
+    queue, events = launches.queue, launches.events
+    changes: Array = np.diff(queue.offsets.astype(np.int64))
+    stream = np.repeat(np.arange(len(changes)), changes)
+    columns: dict[str, Column] = {
+        **device_and_stream(events.part, stream),
+        "time_ns": queue.time_ns,
+        "since_first_ns": queue.time_ns - events.first_ns,
+        "length": queue.length.astype(np.int64),
+        "row": queue.row.astype(np.int64),
+        "name": events.names_of(queue.row),
+    }
+    return columns, ("device", "stream", "since_first_ns", "length", "name")
+
+
+def _facts(launches: Launches, gpu_events: int) -> dict[str, Any]:
+    events, queue = launches.events, launches.queue
+    streams = [_queue_statistics(queue, i) for i in range(len(queue.offsets) - 1)]
+    calls = launches.first_of_call
+    return {
+        "gpu_events": gpu_events,
+        "linked_gpu_events": len(events),
+        "calls": int(calls.sum()),
+        "host_ns": total(events.call_ns[calls]),
+        "short": int(launches.is_short.sum()),
+        "max_queue_length": max((row.longest for row in streams), default=0),
+        "full_queue_ns": sum(row.full_ns for row in streams),
+        "launch_delay_correction_ns": events.part.tree.launch_delay_correction_ns,
+    }
+
+
+def _notes(
+    every: GpuEvents, launches: Launches, facts: dict[str, Any], *, with_durations: bool
+) -> list[str]:
+    notes = gpu_notes(every)
+    if not len(launches.events):
+        return notes
+    if facts["short"] and with_durations:
+        notes.append(
+            f"{facts['short']} of {len(launches.events)} GPU events are shorter than the call that "
+            "launched them."
+        )
+    if facts["full_queue_ns"]:
+        notes.append(
+            f"Queues were full for {format_ns(facts['full_queue_ns'])}: launch calls then block "
+            "until the GPU takes work, so that time on the host is no cost of launching; the GPU "
+            "is the limit."
+        )
+    if facts["launch_delay_correction_ns"]:
+        notes.append(
+            "Host and GPU clocks disagree: delays and queue lengths are corrected by "
+            f"{format_ns(facts['launch_delay_correction_ns'])}."
+        )
+    return notes
+
+
+TABLE = TableSpec(
+    build=build_launches,
+    views=("call", "kernel", "op", "stream", "idle", "event", "queue"),
+    sql={"launches": {"by": "event"}, "queue": {"by": "queue"}},
+    page=(
+        PageView(
+            "launches",
+            "by call",
+            hint="Delay: from the call to the start on the GPU. Queue: launches that wait.",
+            find="call",
+        ),
+        PageView("launches", "by kernel", {"by": "kernel"}),
+        PageView("launches", "by stream", {"by": "stream"}),
+    ),
+    first={
+        "call": ("call", "calls", "host_sum_ns", "host_median_ns"),
+        "kernel": ("name", "gpu_events", "host_median_ns", "gpu_median_ns", "delay_median_ns"),
+        "op": ("op", "calls", "op_delay_mean_ns", "start_delay_mean_ns", "kernels"),
+        "stream": ("stream", "gpu_events", "mean_length", "waiting_ns"),
+        "idle": ("stream", "cause", "idle_ns", "gaps", "stream_share"),
+        "event": ("name", "host_ns", "delay_ns", "gpu_ns", "call", "call_row"),
+        "queue": ("since_first_ns", "stream", "length", "name"),
+    },
+)

@@ -1,0 +1,149 @@
+"""`match_collectives`: what every table over several ranks starts from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from operator import add
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchtraceap import _core
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.order import distinct
+
+if TYPE_CHECKING:
+    from torchtraceap.trace.ranks import Ranks
+
+__all__ = ["MatchedCollectives", "match_collectives", "rank_collectives"]
+
+# tensorboard_trace_handler's file names: host_pid.time.pt.trace.json[.gz]
+_HOST_IN_NAME = re.compile(r"^(?P<host>.+)_\d+\.\d+\.pt\.trace\.json(?:\.gz)?$")
+
+
+def match_collectives(trace: Ranks) -> MatchedCollectives:
+    """Matches the collectives of all ranks and aligns their clocks. O(n) in practice."""
+    return MatchedCollectives(trace, rank_collectives(trace))
+
+
+def rank_collectives(trace: Ranks) -> _core.RankCollectives:
+    """The matches and clocks as the core gives them; made once for a trace."""
+    return trace.remember(
+        "collectives",
+        lambda: _core.collectives([(rank.table, rank.tree, rank.rank) for rank in trace.ranks]),
+    )
+
+
+@dataclass(frozen=True)
+class MatchedCollectives:
+    """Columns by part (one rank's share in one match), sorted by match, then rank."""
+
+    trace: Ranks
+    core: _core.RankCollectives
+
+    @property
+    def matches(self) -> int:
+        return self.core.matches
+
+    # The core hands out new lists each time: asked for by match, that would be quadratic.
+
+    @cached_property
+    def groups(self) -> list[_core.ProcessGroup]:
+        """Process groups, as `group_of` counts them."""
+        return self.core.groups
+
+    @cached_property
+    def clocks(self) -> list[_core.ClockFit]:
+        """One for each rank."""
+        return self.core.clocks
+
+    @cached_property
+    def duration_ns(self) -> Array:
+        return self.core.end_ns - self.core.start_ns
+
+    @cached_property
+    def transfer_ns(self) -> Array:
+        """int64 `[parts]`: duration - wait."""
+        transfer: Array = self.duration_ns - self.core.wait_ns
+        return transfer
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        """`[matches]`: the kind, by the ranks that know it; send_recv for a matched pair."""
+        names = _core.collective_kind_names()
+        return [names[kind] for kind in self.core.kind_of.tolist()]
+
+    @cached_property
+    def parts_by_match(self) -> list[slice]:
+        first, count = self.core.first.tolist(), self.core.count.tolist()
+        pairs = zip(first, map(add, first, count), strict=True)
+        return [slice(begin, end) for begin, end in pairs]
+
+    @cached_property
+    def rank_numbers(self) -> list[int]:
+        """Number of each rank; its place where the trace does not say."""
+        return [i if rank.rank is None else rank.rank for i, rank in enumerate(self.trace.ranks)]
+
+    @cached_property
+    def expected_ranks(self) -> list[list[int]]:
+        """Of each group: the ranks in it, as recorded, else all of the trace that use it."""
+        return self.core.expected_ranks
+
+    @cached_property
+    def world_size(self) -> int | None:
+        """The largest that a file names."""
+        sizes = [rank.world_size for rank in self.trace.ranks if rank.world_size is not None]
+        return max(sizes, default=None)
+
+    @cached_property
+    def absent_ranks(self) -> list[int]:
+        """Ranks of the job without a file."""
+        return sorted(set(range(min(self.world_size or 0, 1 << 20))) - set(self.rank_numbers))
+
+    def group_size(self, match: int) -> int | None:
+        """Ranks in the group; None where a file that is not there could have joined."""
+        number = int(self.core.group_of[match])
+        group = self.groups[number]
+        if group.size:
+            return group.size
+        return None if self.absent_ranks else len(self.expected_ranks[number])
+
+    @cached_property
+    def missing_ranks(self) -> list[list[int]]:
+        """`[matches]`: ranks of the group (of the pair, for send and recv) without a part.
+
+        Equal ones are the same object: in a large job there are few, and each is long.
+        """
+        missing = self.core.missing_ranks()
+        lists = missing.lists
+        return [lists[number] for number in missing.list_of.tolist()]
+
+    @cached_property
+    def recorded_ns(self) -> Array:
+        """int64 `[ranks, 2]`: what each file covers, on the common clock."""
+        return self.core.recorded_ns
+
+    @cached_property
+    def nodes(self) -> list[str | None]:
+        """The machine of each rank; None where the trace does not tell.
+
+        By the host name that tensorboard_trace_handler puts into file names; else by rank and the
+        number of GPUs that each machine shows, if every rank sits on the GPU which that predicts.
+        """
+        hosts = [_HOST_IN_NAME.match(Path(rank.path).name) for rank in self.trace.ranks]
+        if all(hosts):
+            return [match["host"] for match in hosts if match]
+        counts = {len(rank.table.devices) for rank in self.trace.ranks}
+        per_node = counts.pop() if len(counts) == 1 else 0
+        if per_node < 2 or not self._on_predicted_device(per_node):
+            return [None] * len(hosts)
+        return [f"node {number // per_node}" for number in self.rank_numbers]
+
+    def _on_predicted_device(self, per_node: int) -> bool:
+        for number, rank in zip(self.rank_numbers, self.trace.ranks, strict=True):
+            rows = rank.tree.gpu_rows
+            devices = distinct(rank.table.device[rows])
+            if devices.tolist() != [number % per_node]:
+                return False
+        return True

@@ -1,0 +1,273 @@
+"""SQL over every table of a trace, with DuckDB; columns go there through Arrow without a copy.
+
+A query reads these tables and does nothing else: it is one statement that selects, calls no
+function that reaches files, settings, memory addresses or other queries, and meets a DuckDB
+without files, network, extensions and ways to change that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from functools import partial
+from itertools import chain, count, pairwise
+from math import isfinite
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchtraceap.core.columns import Column, encode_json, encode_texts
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.core.threads import core_count
+from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.tables.catalog import TABLES, table_spec
+from torchtraceap.trace.ranks import Ranks
+
+__all__ = ["run_sql", "sql_tables"]
+
+MAX_QUERY = 20_000  # characters: the plan of 90,000 takes five seconds and can't be interrupted
+MAX_VALUES = 20_000_000  # of an answer, which is Python's objects for a while: about 2 GB
+MAX_THREADS = 8
+FETCHED_VALUES = 50_000  # about as many at once
+FETCHED_ROWS = 10_000  # at once at most
+MEMORY_SHARE = 4  # DuckDB gets one part in so many
+STOP_SECONDS = 0.8  # for a query to notice that it is interrupted
+
+_CLOSED = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "allow_persistent_secrets": "false",
+    "python_enable_replacements": "false",  # variables of the caller are no tables
+    "temp_directory": "",
+}
+# The progress bar is drawn on standard output.
+_SETTINGS = ("set enable_progress_bar = false", "set lock_configuration = true")
+
+_FIRST_WORDS = {"select", "with", "from", "values", "table", "pivot", "pivot_wider", "unpivot",
+                "pivot_longer", "summarize", "describe", "desc", "show", "("}  # fmt: skip
+# PIVOT makes an enumeration of its values first, or is a statement of its own kind.
+_STATEMENTS = {"SELECT", "CREATE", "MULTI"}
+_TABLE_FUNCTIONS = {"range", "generate_series", "unnest", "repeat", "repeat_row", "json_each",
+                    "json_tree", "histogram", "histogram_values", "summary"}  # fmt: skip
+# Those that read settings or the environment, wait, count on, log, or take the inner state of an
+# aggregate from anywhere.
+_OTHER_FUNCTIONS = {"getenv", "current_setting", "getvariable", "write_log", "sleep_ms",
+                    "parse_duckdb_log_message", "pg_sleep", "nextval", "currval", "setval",
+                    "setseed", "combine", "finalize", "to_aggregate_state", "stats", "vector_type",
+                    "json_serialize_plan", "json_execute_serialized_sql"}  # fmt: skip
+_INTERNAL = "__internal"
+_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
+MAX_MESSAGE = 600  # an internal error brings its stack along
+
+
+def sql_tables() -> dict[str, Callable[[Ranks], ColumnTable]]:
+    """What a query may name; a table is made only when the query names it."""
+    return {
+        name: partial(spec.make, **options)
+        for spec in map(table_spec, TABLES)
+        for name, options in spec.sql.items()
+    }
+
+
+def run_sql(trace: Ranks, query: str) -> ColumnTable:
+    """Runs one query over the tables of a trace.
+
+    Args:
+        trace: What to query.
+        query: One statement of DuckDB's SQL that selects; tables are those of `sql_tables`. Files,
+            networks, settings and extensions are out of reach.
+
+    Raises:
+        OptionError: DuckDB does not understand the query, it does more than select, or its answer
+            has more than `MAX_VALUES` values.
+        MissingDependencyError: DuckDB is not installed.
+    """
+    try:
+        import duckdb
+    except ImportError:
+        raise MissingDependencyError("SQL needs DuckDB: pip install 'torchtraceap[sql]'") from None
+    tables = sql_tables()
+    words = set(re.findall(r"\w+", query.lower()))
+    try:
+        connection = _connect(duckdb)
+        _check(duckdb, connection, query)
+        for name in tables.keys() & words:
+            connection.register(name, tables[name](trace))
+        return _to_table(*_answer(connection, query))
+    except duckdb.Error as error:
+        names = ", ".join(tables)
+        message = " ".join(str(error).split())[:MAX_MESSAGE]
+        raise OptionError(f"SQL: {message} (tables: {names})") from None
+
+
+def _connect(duckdb: Any) -> Any:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MEMORY_SHARE
+    limits = {
+        "threads": min(core_count(), MAX_THREADS),
+        "memory_limit": f"{memory >> 20}MiB",
+    }
+    connection = duckdb.connect(config={**_CLOSED, **limits})
+    for statement in _SETTINGS:
+        connection.execute(statement)
+    return connection
+
+
+# ------------------------------------------------------------------------------ what may be asked
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+
+
+def _check(duckdb: Any, connection: Any, query: str) -> None:
+    """Refuses whatever does more than select from the tables."""
+    if len(query) > MAX_QUERY:
+        raise OptionError(f"SQL: a query has at most {MAX_QUERY} characters, not {len(query)}")
+    statements = connection.extract_statements(query)
+    tokens = list(_tokens(duckdb, query))
+    while tokens and tokens[-1].text == ";":
+        tokens.pop()
+    if not tokens:
+        raise OptionError("SQL: the query gives no rows")
+    if any(token == _Token("operator", ";") for token in tokens):
+        raise OptionError("SQL: one statement at a time")
+    kinds = {statement.type.name for statement in statements}
+    if tokens[0].text.lower() not in _FIRST_WORDS or not kinds <= _STATEMENTS:
+        raise OptionError(f"SQL: a query selects; {tokens[0].text.upper()} does something else")
+    _check_functions(connection, tokens)
+
+
+def _tokens(duckdb: Any, query: str) -> Iterator[_Token]:
+    """Without comments; names without their quotes."""
+    text = query.encode()
+    entries = duckdb.tokenize(query)
+    for (start, kind), (end, _) in pairwise([*entries, (len(text), None)]):
+        token = text[start:end].decode(errors="replace").strip()
+        name = getattr(kind, "name", str(kind)).rpartition(".")[2]
+        if name == "comment":
+            continue
+        if name == "identifier" and (quoted := _QUOTED.match(token)):
+            token = quoted[1].replace('""', '"')
+        yield _Token(name, token)
+
+
+def _check_functions(connection: Any, tokens: list[_Token]) -> None:
+    tables = connection.execute(
+        "select distinct lower(function_name) from duckdb_functions() "
+        "where function_type in ('table', 'table_macro', 'pragma')"
+    ).fetchall()
+    refused = {name for (name,) in tables} - _TABLE_FUNCTIONS | _OTHER_FUNCTIONS
+    for token, following in pairwise(tokens):
+        name = token.text.lower()
+        called = following == _Token("operator", "(") and token.kind in ("identifier", "keyword")
+        if called and (name in refused or name.startswith(_INTERNAL)):
+            raise OptionError(f"SQL: {name}() is disabled: a query reads the trace's tables alone")
+
+
+# ------------------------------------------------------------------------------ the answer
+
+_Rows = list[tuple[Any, ...]]
+
+
+def _answer(connection: Any, query: str) -> tuple[list[str], _Rows]:
+    """Names and rows. On a thread of its own: a signal reaches Python only where Python runs."""
+    outcome: list[tuple[list[str], _Rows]] = []
+    failure: list[BaseException] = []
+    stopped, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        try:
+            result = connection.execute(query)
+            names = [entry[0] for entry in result.description or ()]
+            outcome.append((names, _fetch(result, stopped)))
+        except BaseException as error:
+            failure.append(error)
+        finally:
+            connection.close()
+            done.set()
+
+    thread = threading.Thread(target=work, daemon=True, name="torchtraceap-sql")
+    thread.start()
+    try:
+        done.wait()  # a join that is interrupted takes the thread for finished
+    except BaseException:
+        stopped.set()
+        connection.interrupt()
+        done.wait(STOP_SECONDS)
+        raise
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
+def _fetch(result: Any, stopped: threading.Event) -> _Rows:
+    """All rows; a row may hold a list of millions, so few are taken until their size is known."""
+    rows: _Rows = []
+    values, at_once = 0, 1
+    while not stopped.is_set() and (more := result.fetchmany(at_once)):
+        size = sum(map(_size, more))
+        rows += more
+        values += size
+        if values > MAX_VALUES:
+            raise OptionError(f"SQL: more than {MAX_VALUES} values; add a LIMIT, or aggregate")
+        at_once = max(1, min(FETCHED_ROWS, len(more) * FETCHED_VALUES // size))
+    return rows
+
+
+def _size(value: Any) -> int:
+    """Values in a row, lists and structures taken apart."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return sum(map(_size, value)) + 1 if isinstance(value, (list, tuple)) else 1
+
+
+def _to_table(given: list[str], rows: _Rows) -> ColumnTable:
+    if not given:
+        raise OptionError("SQL: the query gives no rows")
+    names = _unique(given)
+    columns = zip(*rows, strict=True) if rows else ([] for _ in names)
+    return ColumnTable(
+        {name: _column(list(values)) for name, values in zip(names, columns, strict=True)}
+    )
+
+
+def _unique(names: list[str]) -> list[str]:
+    """`select a, a` gives two columns of one name."""
+    result: dict[str, None] = {}
+    for name in names:
+        others = (f"{name}_{number}" for number in count(1))
+        result[next(n for n in chain([name], others) if n not in result)] = None
+    return list(result)
+
+
+def _column(values: list[Any]) -> Column:
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int} and all(-(2**63) <= v < 2**63 for v in values if v is not None):
+        absent = [value is None for value in values]
+        plain = [0 if value is None else value for value in values]
+        return np.ma.array(plain, mask=absent, dtype=np.int64)
+    if kinds <= {int, float, Decimal}:
+        return np.array([np.nan if v is None else float(v) for v in values])
+    if kinds == {bool}:
+        return encode_texts(None if v is None else str(v).lower() for v in values)
+    if kinds & {list, dict, tuple}:
+        return encode_json(map(_json_value, values))
+    return encode_texts(None if value is None else str(value) for value in values)
+
+
+def _json_value(value: Any) -> Any:
+    """What JSON has a form for; NaN and infinities are absent, other things text."""
+    if isinstance(value, dict):
+        return {str(key): _json_value(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_value(inner) for inner in value]
+    if isinstance(value, (float, Decimal)):
+        return float(value) if isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int)) else str(value)

@@ -1,0 +1,1 @@
+"""Tables of steps, and of what decides how long a step takes."""

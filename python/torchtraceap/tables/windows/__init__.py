@@ -1,0 +1,1 @@
+"""Windows of equal time, and the events and features of each."""

@@ -1,0 +1,135 @@
+"""The events of each window as arrays, with canonical names: what models of events read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.core.aliases import Array
+from torchtraceap.errors import OptionError
+from torchtraceap.ops.kernel_names import canonical_name
+from torchtraceap.tables.windows.windows import build_windows
+from torchtraceap.trace.ranks import RankTrace
+
+__all__ = ["MOST_TOKENS", "Tokens", "build_tokens"]
+
+MOST_TOKENS = 65536
+"""The largest cap of a window."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """n tokens in W windows, by window and start. docs/features.md defines the columns."""
+
+    offsets: Array
+    """uint32 `[W + 1]`: into the columns."""
+    folded: Array
+    """uint32 `[W]`: events left out by the cap."""
+    row: Array
+    """uint32 `[n]`: the event; of gaps what explains them."""
+    kind: Array
+    """uint8 `[n]`: `_core.TokenKind`."""
+    class_code: Array
+    """uint8 `[n]`: in `_core.token_class_names()`."""
+    flags: Array
+    """uint8 `[n]`: 1 continued, 2 in a graph, 4 backward, 8 in a compiled region."""
+    start_ns: Array
+    """int64 `[n]`: of the whole event."""
+    dur_ns: Array
+    """int64 `[n]`: of the whole event."""
+    position: Array
+    """float32 `[n]`: start within the window, 0 to 1000."""
+    name: Array
+    """int32 `[n]`: in `names`."""
+    cpu_name: Array
+    """int32 `[n]`: of the innermost operator above the launch, in `names`."""
+    delay_code: Array
+    """int16 `[n]`: of the launch delay, 0 to 255; 256 without one."""
+    duration_code: Array
+    """int16 `[n]`: 0 to 255."""
+    stream: Array
+    """int32 `[n]`: index of the stream; -1 for gaps and host rows."""
+    stream_role: Array
+    """uint8 `[n]`: 0 compute, 1 communication, 2 copy, 3 none."""
+    bytes: Array
+    """int64 `[n]`: of copies, memsets and collectives; 0 if not told."""
+    grid_blocks: Array
+    """int64 `[n]`: of kernels; 0 if not told."""
+    queue_depth: Array
+    """int32 `[n]`: what the launch found queued; -1 if unknown."""
+    stream_gap_ns: Array
+    """int64 `[n]`: since the event before on the stream; -1 if none."""
+    launch_dur_ns: Array
+    """int64 `[n]`: of the launch call; -1 without one."""
+    names: tuple[str, ...]
+    """Distinct canonical names; [0] stands for none, [1] for an event without launch."""
+
+    @property
+    def window_count(self) -> int:
+        return len(self.folded)
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def arrays(self) -> dict[str, Array]:
+        """All fields, for a file: the names as an array of text."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**fields, "names": np.array(self.names, dtype=np.str_)}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, Array]) -> Tokens:
+        """What `arrays` gave."""
+        found: dict[str, Any] = {
+            field.name: arrays[field.name] for field in dataclasses.fields(cls)
+        }
+        return cls(**{**found, "names": tuple(str(name) for name in found["names"])})
+
+
+def build_tokens(
+    part: RankTrace,
+    *,
+    windows: int | _core.WindowSet = 100,
+    cap: int = 128,
+    gaps: bool = True,
+    host: bool = True,
+    continued: bool = True,
+) -> Tokens:
+    """The events of every window of one rank.
+
+    Args:
+        part: The rank.
+        windows: How many of equal time, or windows that were built from the same tree.
+        cap: Most tokens of a window: of fuller ones the rarest classes are kept whole, the others
+            evenly thinned.
+        gaps: With a token for each longer time in which the GPU is idle.
+        host: With tokens of what the host waits for, and of compiled regions.
+        continued: Events are tokens of every window that they reach into, not of the first alone.
+
+    Raises:
+        OptionError: A number that makes no sense.
+    """
+    if not 1 <= cap <= MOST_TOKENS:
+        raise OptionError(f"cap must be a number from 1 to {MOST_TOKENS}, not {cap!r}")
+    made = build_windows(part, count=windows) if isinstance(windows, int) else windows
+    found = _core.build_tokens(
+        part.table, part.tree, made, cap=cap, gaps=gaps, host=host, continued=continued
+    )
+    names, places = _canonical(found.names)
+    columns = {
+        field.name: getattr(found, field.name)
+        for field in dataclasses.fields(Tokens)
+        if field.name not in ("names", "name", "cpu_name")
+    }
+    return Tokens(**columns, name=places[found.name], cpu_name=places[found.cpu_name], names=names)
+
+
+def _canonical(names: list[str]) -> tuple[tuple[str, ...], Array]:
+    """Distinct canonical names, and int32: where each name is among them."""
+    distinct: dict[str, int] = {}
+    places = [distinct.setdefault(canonical_name(name), len(distinct)) for name in names]
+    return tuple(distinct), np.array(places, dtype=np.int32)

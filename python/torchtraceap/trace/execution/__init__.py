@@ -1,0 +1,253 @@
+"""PyTorch execution traces: which call wrote what another reads, exactly.
+
+    execution = load_execution_trace("execution_trace.json")
+    execution.nodes, execution.dependencies             # tables
+    linked = execution.link(trace)                      # the Kineto trace of the same run
+    linked.gpu_dependencies                             # between GPU events
+
+What counts as a dependency: docs/execution_traces.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.columns import Column, TextCodes, encode_texts
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.rendering import Shown
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.errors import ParseError
+from torchtraceap.trace.execution.dependencies import (
+    KINDS,
+    MAX_DEPENDENCIES,
+    MAX_VISITS,
+    Dependency,
+    find_dependencies,
+)
+from torchtraceap.trace.execution.link import GpuRows, match_nodes
+from torchtraceap.trace.execution.reader import Node, NodeFile, read_nodes
+from torchtraceap.trace.ranks import Ranks, RankTrace
+
+__all__ = ["ExecutionTrace", "LinkedExecution", "load_execution_trace"]
+
+_HOWS = {
+    "record_function_id": "nodes and events were matched by record function id",
+    "external_id": "nodes and events were matched by External id",
+    "order": "the traces share no ids: nodes and events were matched by the order of names",
+}
+
+
+def load_execution_trace(path: str | os.PathLike[str]) -> ExecutionTrace:
+    """Reads an execution trace, JSON or gzip, schemas 1.0.1 to 1.1.x (Chakra).
+
+    Raises:
+        MissingFileError: There is no such file.
+        ParseError: It is no execution trace, or its nodes contradict each other.
+    """
+    return ExecutionTrace(Path(path), read_nodes(Path(path)))
+
+
+class ExecutionTrace(Shown):
+    """Nodes and tensor dependencies of one process."""
+
+    def __init__(self, path: Path, file: NodeFile) -> None:
+        self.path = str(path)
+        self.schema = file.schema
+        """As the file says, such as "1.1.1-chakra.0.0.4"."""
+        self.pid = file.pid
+        """-1 if absent."""
+        self._nodes = file.nodes
+        try:
+            self._found = find_dependencies(file.nodes)
+        except ParseError as error:
+            raise ParseError(f"{path}: {error}") from None
+        self.nodes = _node_table(file, self._found)
+        """One row per call: node, name, parent, rf_id, thread, ..., by id."""
+        self.dependencies = _dependency_table(file.nodes, self._found)
+        """One row per producer, consumer, kind and storage."""
+
+    def __repr__(self) -> str:
+        return (
+            f"ExecutionTrace(nodes={self.nodes.num_rows}, "
+            f"dependencies={self.dependencies.num_rows}, path={self.path!r})"
+        )
+
+    def link(self, trace: Ranks, rank: int | None = None) -> LinkedExecution:
+        """Matches the nodes with the events of a Kineto trace of the same run.
+
+        Args:
+            trace: The Kineto trace.
+            rank: Its rank of this process; by default the first.
+        """
+        part = trace.rank(rank)
+        rows, how = match_nodes(self._nodes, part)
+        matches = _match_table(self._nodes, part, rows, how)
+        return LinkedExecution(rows, matches, _gpu_dependency_table(part, self._found, rows))
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedExecution(Shown):
+    """An execution trace and the Kineto trace of the same run."""
+
+    rows: dict[int, int]
+    """Row of the event table by node."""
+    matches: ColumnTable
+    """By thread: nodes, how many of them are events of the Kineto trace."""
+    gpu_dependencies: ColumnTable
+    """One row per pair of GPU events of which one needs the other's end."""
+
+
+def _node_table(file: NodeFile, found: Sequence[Dependency]) -> ColumnTable:
+    nodes = file.nodes
+    after = {dependency.consumer for dependency in found}
+    before = {dependency.producer for dependency in found}
+    columns: dict[str, Column] = {
+        "node": _ints(node.node for node in nodes),
+        "name": encode_texts(node.name for node in nodes),
+        "parent": _maybe(nodes, "parent"),
+        "rf_id": _maybe(nodes, "rf_id"),
+        "thread": _maybe(nodes, "thread"),
+        "forward_parent": _ints(node.forward_parent for node in nodes),
+        "forward_thread": _ints(node.forward_thread for node in nodes),
+        "sequence": _maybe(nodes, "sequence"),
+        "scope": _maybe(nodes, "scope"),
+        "op_schema": encode_texts(node.schema or None for node in nodes),
+        "input_bytes": _ints(_bytes_of(node.inputs) for node in nodes),
+        "output_bytes": _ints(_bytes_of(node.outputs) for node in nodes),
+        "produces": np.array([node.node in before for node in nodes], dtype=bool),
+        "consumes": np.array([node.node in after for node in nodes], dtype=bool),
+    }
+    facts = {"execution_trace_schema": file.schema, "nodes": len(nodes), "dependencies": len(found)}
+    shown = ("node", "name", "parent", "thread", "input_bytes", "output_bytes")
+    return ColumnTable(columns, shown=shown, facts=facts, notes=file.notes)
+
+
+def _bytes_of(accesses: Sequence[Any]) -> int:
+    return sum(access.end - access.start for access in accesses)
+
+
+def _dependency_table(nodes: Sequence[Node], found: Sequence[Dependency]) -> ColumnTable:
+    names = {node.node: node.name for node in nodes}
+    columns: dict[str, Column] = {
+        "producer": _ints(d.producer for d in found),
+        "consumer": _ints(d.consumer for d in found),
+        "kind": TextCodes(_ints(d.kind for d in found), KINDS),
+        "producer_name": encode_texts(names[d.producer] for d in found),
+        "consumer_name": encode_texts(names[d.consumer] for d in found),
+        "storage": _ints(d.storage for d in found),
+        "consumer_bytes": _ints(d.overlap_bytes for d in found),
+        "device": encode_texts(d.device for d in found),
+    }
+    counts = {kind: sum(d.kind == code for d in found) for code, kind in enumerate(KINDS)}
+    shown = ("producer_name", "consumer_name", "kind", "consumer_bytes", "device")
+    return ColumnTable(columns, shown=shown, facts=counts)
+
+
+def _match_table(
+    nodes: Sequence[Node], rank: RankTrace, rows: dict[int, int], how: str
+) -> ColumnTable:
+    calls = [node for node in nodes if node.rf_id != 0]
+    by_thread: dict[int, list[int]] = {}
+    for node in calls:
+        by_thread.setdefault(node.thread, []).append(node.node)
+    threads = sorted(by_thread)
+    found = [[rows[n] for n in by_thread[t] if n in rows] for t in threads]
+    columns: dict[str, Column] = {
+        "thread": _ints(threads),
+        "nodes": _ints(len(by_thread[t]) for t in threads),
+        "matched": _ints(len(part) for part in found),
+        "tracks": _ints(len(np.unique(rank.table.track[part])) for part in found),
+    }
+    matched = sum(len(part) for part in found)
+    notes = [_HOWS.get(how, "nothing matches: the traces are of different runs or processes")]
+    if how and matched < len(calls):
+        notes.append(f"{len(calls) - matched} of {len(calls)} nodes have no event")
+    facts = {"nodes": len(calls), "matched": matched, "matched_by": how or None}
+    return ColumnTable(columns, facts=facts, notes=notes)
+
+
+def _gpu_dependency_table(
+    rank: RankTrace, found: Sequence[Dependency], rows: dict[int, int]
+) -> ColumnTable:
+    ends = _Ends(rank, rows)
+    pairs: dict[tuple[int, int], int] = {}
+    for dependency in found:
+        for pair in ends.facing(dependency.producer, dependency.consumer):
+            pairs[pair] = min(pairs.get(pair, dependency.kind), dependency.kind)
+        if len(pairs) > MAX_DEPENDENCIES:
+            raise ParseError(f"GPU events depend on each other in over {MAX_DEPENDENCIES:,} ways")
+    table = rank.table
+    producers = np.array([pair[0] for pair in pairs], dtype=np.int64)
+    consumers = np.array([pair[1] for pair in pairs], dtype=np.int64)
+    slack = table.ts_ns[consumers] - (table.ts_ns[producers] + table.dur_ns[producers])
+    kinds = np.array(list(pairs.values()), dtype=np.int64)
+    names = table.strings
+    columns: dict[str, Column] = {
+        "producer_row": producers,
+        "consumer_row": consumers,
+        "kind": TextCodes(kinds, KINDS),
+        "producer_name": encode_texts(names[table.name[row]] for row in producers),
+        "consumer_name": encode_texts(names[table.name[row]] for row in consumers),
+        "same_stream": table.stream[producers] == table.stream[consumers],
+        "slack_ns": slack,
+    }
+    early = int((slack < 0).sum())
+    notes = []
+    if early:
+        notes.append(
+            f"{early} events begin before one that they need has ended: the traces are of "
+            "different runs, or streams were not synchronised"
+        )
+    facts = {"gpu_dependencies": len(pairs), "begin_early": early}
+    shown = ("producer_name", "consumer_name", "kind", "same_stream", "slack_ns")
+    return ColumnTable(columns, shown=shown, facts=facts, notes=notes)
+
+
+class _Ends:
+    """The first and the last GPU events of calls, by stream; looked for once for each call."""
+
+    def __init__(self, rank: RankTrace, rows: dict[int, int]) -> None:
+        self._gpu = GpuRows(rank)
+        self._stream_of = rank.tree.stream_of
+        self._rows = rows
+        self._known: dict[int, tuple[list[int], list[int]]] = {}
+        self._pairs = 0
+
+    def facing(self, producer: int, consumer: int) -> list[tuple[int, int]]:
+        """The last events of the producer on each stream with the first of the consumer on each."""
+        before, after = self._rows.get(producer), self._rows.get(consumer)
+        if before is None or after is None or before == after:
+            return []
+        last, first = self._of(before)[1], self._of(after)[0]
+        self._pairs += len(last) * len(first)
+        if self._pairs > MAX_VISITS:
+            raise ParseError(f"calls that depend on each other face on over {MAX_VISITS:,} streams")
+        return [(p, c) for p in last for c in first if p != c]
+
+    def _of(self, row: int) -> tuple[list[int], list[int]]:
+        if row not in self._known:
+            events = np.unique(self._gpu.of(row))
+            streams = self._stream_of[events]
+            first = np.unique(streams, return_index=True)[1]
+            last = len(events) - 1 - np.unique(streams[::-1], return_index=True)[1]
+            self._known[row] = (
+                events[first[np.argsort(-last)]].tolist(),
+                events[last[np.argsort(first)]].tolist(),
+            )
+        return self._known[row]
+
+
+def _ints(values: Any) -> Array:
+    return np.fromiter(values, dtype=np.int64)
+
+
+def _maybe(nodes: Sequence[Node], name: str) -> Array:
+    """A column of ids, masked where absent."""
+    values = _ints(getattr(node, name) for node in nodes)
+    return np.ma.array(values, mask=values < 0)

@@ -1,0 +1,344 @@
+"""Reading a PyTorch execution trace: its nodes, checked.
+
+Two layouts of a node exist: `parent`, `inputs`, `rf_id`, ... beside each other (schemas up to
+1.0.x), and Chakra's `ctrl_deps`, `inputs.values` and a list `attrs` (from 1.0.2-chakra on).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchtraceap.core.records import dataclass
+from torchtraceap.errors import ParseError
+from torchtraceap.trace.execution.text import DamageError, Text, open_text
+
+__all__ = ["MAX_ENTRIES", "MAX_TENSORS", "Access", "Arguments", "Node", "NodeFile", "read_nodes"]
+
+MAX_ENTRIES = 1 << 22
+"""In the list of nodes; long trainings record a hundred thousand."""
+MAX_TENSORS = 1 << 23
+"""Arguments of all nodes that are tensors."""
+_MAX_DEPTH = 16
+_NO_ID = -1
+_INTEGER = re.compile(r"-?[0-9]{1,40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A tensor among the arguments: the bytes of its storage from the first to the last element."""
+
+    storage: int
+    start: int
+    end: int
+    argument: int
+    """Its place among the arguments."""
+    device: str
+
+    @property
+    def is_empty(self) -> bool:
+        return self.end <= self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The inputs of a call as the file has them, by position."""
+
+    values: tuple[Any, ...]
+    """Tensors are lists of ids; plain values as they are, None as "<None>"."""
+    shapes: tuple[Any, ...]
+    types: tuple[Any, ...]
+    """Such as "Tensor(float)", "GenericList[Tensor(float)]", "Int"."""
+    strides: tuple[Any, ...] = ()
+    """Empty before schema 1.1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One recorded call."""
+
+    node: int
+    name: str
+    parent: int
+    """-1 for a root."""
+    rf_id: int
+    """Id of its record function, by which Kineto knows it too; -1 if absent."""
+    thread: int
+    forward_parent: int
+    forward_thread: int
+    sequence: int
+    scope: int
+    """Of RecordFunction: 0 operator, 1 backward node, 7 annotation."""
+    schema: str
+    inputs: tuple[Access, ...]
+    outputs: tuple[Access, ...]
+    arguments: Arguments | None = None
+    """None unless asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFile:
+    """What a file holds."""
+
+    schema: str
+    pid: int
+    nodes: tuple[Node, ...]
+    """By id, that is, in the order in which the calls began."""
+    notes: tuple[str, ...]
+
+
+def read_nodes(path: Path, *, with_arguments: bool = False) -> NodeFile:
+    """Reads a file, JSON or gzip.
+
+    Args:
+        path: The file.
+        with_arguments: Whether nodes keep the values, shapes and types of their inputs, which take
+            several times the memory of all the rest.
+
+    A file that ends early (the observer was never unregistered) gives the nodes that are whole.
+
+    Raises:
+        MissingFileError: There is no such file.
+        ParseError: It is no execution trace, or its nodes contradict each other.
+    """
+    with open_text(path) as text:
+        reader = _Reader(path, with_arguments)
+        damage = reader.read(text)
+    nodes = reader.by_id
+    if not reader.has_list and not damage:
+        raise ParseError(f"{path} is no execution trace: it has no list 'nodes'")
+    if damage and not reader.entries:
+        raise ParseError(f"{path} is no JSON: {damage}")
+    if not nodes:
+        raise ParseError(
+            f"{path} is no execution trace: none of its {reader.entries} nodes is valid"
+        )
+    _check_cycles(nodes, path)
+    pid = reader.integer(reader.members.get("pid"), _NO_ID, "pid")
+    schema = _text(reader.members.get("schema"))
+    ordered = tuple(nodes[key] for key in sorted(nodes))
+    return NodeFile(schema, pid, ordered, tuple(reader.notes(damage)))
+
+
+class _Reader:
+    """Goes through the file entry by entry, so that only its nodes are kept."""
+
+    def __init__(self, path: Path, with_arguments: bool) -> None:
+        self._path = path
+        self._with_arguments = with_arguments
+        self._where = ""
+        self._tensors = self._bad = self._repeated = 0
+        self.by_id: dict[int, Node] = {}
+        self.members: dict[str, Any] = {}
+        """Of the file beside its nodes: schema, pid."""
+        self.entries = 0
+        self.has_list = False
+
+    def read(self, text: Text) -> DamageError | None:
+        """Reads on to the end, or to what is damaged."""
+        try:
+            self._read_document(text)
+        except DamageError as damage:
+            if self.has_list or not text.find('"nodes"'):
+                return damage
+            try:
+                text.find("[")
+                self._read_entries(text)
+            except DamageError:
+                pass
+            return damage
+        return None
+
+    def notes(self, damage: DamageError | None) -> list[str]:
+        notes = []
+        if damage:
+            notes.append(
+                f"the file is damaged or ends early: its first {self.entries} nodes are read"
+            )
+        if self._bad:
+            notes.append(f"{self._bad} entries are no nodes and were left out")
+        if self._repeated:
+            notes.append(f"{self._repeated} nodes repeat the id of another and were left out")
+        return notes
+
+    def _read_document(self, text: Text) -> None:
+        if not text.skip("{"):
+            text.value()
+        else:
+            while not text.skip("}"):
+                key = text.key()
+                if key == "nodes" and text.skip("["):
+                    self._read_entries(text)
+                else:
+                    value = text.value()
+                    if key in ("schema", "pid"):
+                        self.members[key] = value
+                text.skip(",")
+        text.expect_end()
+
+    def _read_entries(self, text: Text) -> None:
+        self.has_list = True
+        while not text.skip("]"):
+            entry = text.value()
+            text.skip(",")
+            self.entries += 1
+            if self.entries > MAX_ENTRIES:
+                raise ParseError(f"{self._path} has more than {MAX_ENTRIES:,} nodes")
+            node = self._node(entry) if isinstance(entry, dict) else None
+            if node is None:
+                self._bad += 1
+            elif self.by_id.setdefault(node.node, node) is not node:
+                self._repeated += 1
+
+    def _node(self, entry: Mapping[str, Any]) -> Node | None:
+        identity, name = _whole(entry.get("id")), entry.get("name")
+        if identity is None or not 0 <= identity < 1 << 63 or not isinstance(name, str):
+            return None
+        self._where = f"node {identity}, "
+        attributes = _attributes(entry)
+        parent = self.integer(entry.get("ctrl_deps", entry.get("parent")), _NO_ID, "parent")
+
+        def attribute(key: str, default: int = _NO_ID) -> int:
+            return self.integer(attributes.get(key), default, key)
+
+        return Node(
+            identity,
+            name,
+            _NO_ID if parent == identity else parent,
+            attribute("rf_id"),
+            attribute("tid"),
+            attribute("fw_parent", 0),
+            attribute("fw_tid", 0),
+            attribute("seq_id"),
+            attribute("scope"),
+            _text(attributes.get("op_schema")),
+            self._accesses(entry, "input"),
+            self._accesses(entry, "output"),
+            _arguments(entry) if self._with_arguments else None,
+        )
+
+    def integer(self, value: Any, default: int, what: str) -> int:
+        """The integer that a value stands for; `default` if it is none.
+
+        Raises:
+            ParseError: It takes more than 64 bits.
+        """
+        whole = _whole(value)
+        if whole is None:
+            return default
+        if not -(1 << 63) <= whole < 1 << 63:
+            raise self._out_of_range(what, whole)
+        return whole
+
+    def _out_of_range(self, what: str, value: int) -> ParseError:
+        shown = str(value) if abs(value) < 10**40 else f"one of {value.bit_length()} bits"
+        return ParseError(
+            f"{self._path}: {self._where}{what}: expected an integer of 64 bits, found {shown}"
+        )
+
+    def _accesses(self, entry: Mapping[str, Any], which: str) -> tuple[Access, ...]:
+        both = entry.get(which + "s")
+        if isinstance(both, dict):
+            values, shapes, strides = (both.get(key) for key in ("values", "shapes", "strides"))
+        else:
+            values, shapes, strides = both, entry.get(which + "_shapes"), None
+        if not isinstance(values, list):
+            return ()
+        found: list[Access] = []
+        for place, value in enumerate(values):
+            what = f"{which}s[{place}]"
+            self._collect(value, _at(shapes, place), _at(strides, place), place, found, what)
+        self._check_bytes(found, which)
+        return tuple(found)
+
+    def _collect(
+        self, value: Any, shape: Any, stride: Any, argument: int, found: list[Access], what: str,
+        depth: int = 0,
+    ) -> None:  # fmt: skip
+        """Tensors in a value: [tensor id, storage id, offset, elements, bytes of one, device]."""
+        if not isinstance(value, list) or depth > _MAX_DEPTH:
+            return
+        if len(value) == 6 and isinstance(value[5], str) and all(type(v) is int for v in value[:5]):
+            access = _access(value, shape, stride, argument)
+            for part in (access.storage, access.start, access.end):
+                if not -(1 << 63) <= part < 1 << 63:
+                    raise self._out_of_range(what, part)
+            self._tensors += 1
+            if self._tensors > MAX_TENSORS:
+                raise ParseError(f"{self._path} has more than {MAX_TENSORS:,} tensors")
+            if not access.is_empty:
+                found.append(access)
+            return
+        for place, inner in enumerate(value):
+            inner_shape, inner_stride = _at(shape, place), _at(stride, place)
+            self._collect(inner, inner_shape, inner_stride, argument, found, what, depth + 1)
+
+    def _check_bytes(self, found: list[Access], which: str) -> None:
+        total = sum(access.end - access.start for access in found)
+        if total >= 1 << 63:
+            raise self._out_of_range(f"bytes of the {which}s", total)
+
+
+def _arguments(entry: Mapping[str, Any]) -> Arguments:
+    both = entry.get("inputs")
+    if isinstance(both, dict):
+        lists = [both.get(key) for key in ("values", "shapes", "types", "strides")]
+    else:
+        lists = [both, entry.get("input_shapes"), entry.get("input_types"), None]
+    return Arguments(*(tuple(each) if isinstance(each, list) else () for each in lists))
+
+
+def _attributes(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    attributes = entry.get("attrs")
+    if not isinstance(attributes, list):
+        return entry
+    pairs = (pair for pair in attributes if isinstance(pair, dict))
+    return {str(pair.get("name")): pair.get("value") for pair in pairs}
+
+
+def _whole(value: Any) -> int | None:
+    """Ids are numbers, in some versions written as texts or as a list of one."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, str) and _INTEGER.fullmatch(value):
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, str | int | float) else ""
+
+
+def _at(values: Any, place: int) -> Any:
+    return values[place] if isinstance(values, list) and place < len(values) else None
+
+
+def _access(value: list[Any], shape: Any, stride: Any, argument: int) -> Access:
+    _, storage, offset, elements, item_bytes, device = value
+    extent = elements
+    if _are_sizes(shape) and _are_sizes(stride) and len(shape) == len(stride) and 0 not in shape:
+        extent = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+    start = offset * item_bytes
+    return Access(storage, start, start + max(extent, 0) * item_bytes, argument, device)
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
+
+
+def _check_cycles(nodes: Mapping[int, Node], path: Path) -> None:
+    """Raises ParseError if some nodes are each other's ancestors."""
+    checked: set[int] = set()
+    for start in nodes:
+        chain: list[int] = []
+        current = start
+        on_chain: set[int] = set()
+        while current in nodes and current not in checked:
+            if current in on_chain:
+                raise ParseError(f"{path}: node {current} is its own ancestor")
+            on_chain.add(current)
+            chain.append(current)
+            current = nodes[current].parent
+        checked.update(chain)

@@ -1,0 +1,235 @@
+"""Which files make up a trace, and which rank each of them is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.results import Diagnostic
+from torchtraceap.errors import MissingFileError, ParseError
+
+__all__ = [
+    "RankClaim",
+    "assign_ranks",
+    "check_one_run",
+    "expand_paths",
+    "files_read",
+    "looks_like_trace_name",
+    "natural_key",
+]
+
+_TRACE_SUFFIXES = (".json", ".json.gz", ".json.zst")
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_ZSTD_SKIPPABLE = tuple(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))
+_MAGIC = (_GZIP, _ZSTD, *_ZSTD_SKIPPABLE)
+_RANK_IN_NAME = re.compile(r"(?<![a-z])rank[-_ .=]?(\d{1,9})(?!\d)", re.IGNORECASE)
+
+
+MOST_NAMED = 8
+"""Folders in a sentence."""
+DEEPEST = 4
+"""Folders below a given one that are looked into."""
+
+
+def natural_key(path: Path) -> list[tuple[int, int, str]]:
+    """Sorts rank2 before rank10."""
+    parts = re.split(r"(\d+)", str(path))
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
+
+
+def expand_paths(
+    given: PathLike | Iterable[PathLike], *, deep: bool = False
+) -> tuple[list[Path], bool]:
+    """The files to read, and whether one that is no trace may be skipped (it came from a folder).
+
+    A folder stands for what looks like a trace in it, or where nothing does, and if `deep`, for
+    those in its folders.
+
+    Raises:
+        MissingFileError: A path does not exist.
+        ParseError: A folder without anything that looks like a trace, or an empty list.
+    """
+    paths = [Path(given)] if isinstance(given, (str, os.PathLike)) else [Path(p) for p in given]
+    if not paths:
+        raise ParseError("no path was given")
+    for path in paths:
+        if not path.exists():
+            raise MissingFileError(f"{path}: no such file or folder")
+    folders = [path for path in paths if path.is_dir()]
+    files = [f for path in paths for f in (_files_of(path, deep) if path.is_dir() else [path])]
+    return list(dict.fromkeys(files)), bool(folders)
+
+
+def files_read(given: Iterable[PathLike]) -> list[Path]:
+    """The files that paths stand for, as far as there are any."""
+    files = []
+    for path in given:
+        with contextlib.suppress(ParseError, OSError):
+            files += expand_paths(path)[0]
+    return files
+
+
+def looks_like_trace_name(path: PathLike) -> bool:
+    """Whether a folder with such a file in it has it read as a rank."""
+    name = Path(path).name
+    return name.lower().endswith(_TRACE_SUFFIXES) and not name.startswith(".")
+
+
+def _files_of(folder: Path, deep: bool) -> list[Path]:
+    files = list(_walk(folder, deep, DEEPEST))
+    if not files:
+        raise ParseError(
+            f"{folder}: no trace file (.json, .json.gz, .json.zst) in it or in its folders"
+        )
+    return files
+
+
+def _walk(folder: Path, deep: bool, depth: int) -> Iterator[Path]:
+    try:
+        entries = sorted((p for p in folder.iterdir() if p.name[0] != "."), key=natural_key)
+    except OSError as error:
+        raise ParseError(f"{folder}: {error.strerror}") from None
+    files = [path for path in entries if path.is_file() and _looks_like_trace(path)]
+    yield from files
+    if depth and (deep or not files):
+        for inner in entries:
+            if inner.is_dir() and not inner.is_symlink():
+                yield from _walk(inner, deep, depth - 1)
+
+
+def _looks_like_trace(path: Path) -> bool:
+    """By name, else by content: compressed, or an object or array."""
+    if looks_like_trace_name(path):
+        return True
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError:
+        return False
+    return head.startswith(_MAGIC) or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+
+
+def rank_in_name(path: Path) -> int | None:
+    """The number behind "rank" in the file's name, else in its folder's."""
+    for part in (path.name, path.parent.name):
+        if found := _RANK_IN_NAME.findall(part):
+            return int(found[-1])
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class RankClaim:
+    """What a file says of its rank in `distributedInfo`."""
+
+    path: Path
+    rank: int | None
+    world_size: int | None
+
+
+def assign_ranks(claims: Sequence[RankClaim]) -> tuple[list[int | None], list[Diagnostic]]:
+    """A rank for each file, different from each other, and how they were found.
+
+    From `distributedInfo`; where that is missing or repeats, from the file name; else the lowest
+    number that is free, in the order of the files. A lone file that says nothing has no rank.
+    """
+    if len(claims) == 1:
+        return _lone_rank(claims[0])
+    said = [claim.rank for claim in claims]
+    named = [rank_in_name(claim.path) for claim in claims]
+    if len(set(said)) < len(said) and None not in named and len(set(named)) == len(named):
+        ranks: list[int | None] = list(named)
+        diagnostics = _from_name_note(
+            [c for c, r in zip(claims, ranks, strict=True) if c.rank != r]
+        )
+    else:
+        ranks, diagnostics = _claim_in_order(claims, said, named)
+    return ranks, [*diagnostics, *_world_notes(claims, ranks)]
+
+
+_NUMBERED = ("duplicate_rank", "rank_from_order")  # files whose rank is no more than their place
+
+
+def check_one_run(
+    given: PathLike | Iterable[PathLike],
+    claims: Sequence[RankClaim],
+    diagnostics: Iterable[Diagnostic],
+) -> None:
+    """Folders in a given folder may hold a rank or some ranks of a job each, but not each a job.
+
+    Raises:
+        ParseError: Several of them hold the same rank, or it isn't said which ranks they hold.
+    """
+    folders = list(dict.fromkeys(claim.path.parent for claim in claims))
+    if not isinstance(given, (str, os.PathLike)) or len(folders) < 2:
+        return
+    numbered = [entry.code for entry in diagnostics if entry.code in _NUMBERED]
+    if numbered:
+        what = {"duplicate_rank": "hold the same ranks, so they are several runs"}
+        why = what.get(numbered[0], "do not say their ranks, so they may be several runs")
+        names = ", ".join(str(folder) for folder in folders[:MOST_NAMED])
+        more = f" and {len(folders) - MOST_NAMED} more" if len(folders) > MOST_NAMED else ""
+        raise ParseError(f"{os.fspath(given)}: its folders {why}; give one of them: {names}{more}")
+
+
+def _lone_rank(claim: RankClaim) -> tuple[list[int | None], list[Diagnostic]]:
+    if claim.rank is not None:
+        return [claim.rank], []
+    rank = rank_in_name(claim.path)
+    return [rank], _from_name_note([claim]) if rank is not None else []
+
+
+def _claim_in_order(
+    claims: Sequence[RankClaim], said: Sequence[int | None], named: Sequence[int | None]
+) -> tuple[list[int | None], list[Diagnostic]]:
+    ranks: list[int | None] = []
+    from_name, repeated, silent = [], [], []
+    taken: set[int] = set()
+    for claim, by_file, by_name in zip(claims, said, named, strict=True):
+        rank = by_file if by_file is not None else by_name
+        if rank is None:
+            silent.append(claim)
+        elif rank in taken:
+            repeated.append(claim)
+            rank = None
+        elif by_file is None:
+            from_name.append(claim)
+        ranks.append(rank)
+        if rank is not None:
+            taken.add(rank)
+    free = (number for number in range(len(claims) + len(taken)) if number not in taken)
+    ranks = [rank if rank is not None else next(free) for rank in ranks]
+    notes = _from_name_note(from_name)
+    notes += _note("duplicate_rank", repeated, "name the rank of another file: numbered in order")
+    notes += _note("rank_from_order", silent, "do not say their rank: numbered in order")
+    return ranks, notes
+
+
+def _from_name_note(claims: Sequence[RankClaim]) -> list[Diagnostic]:
+    return _note("rank_from_file_name", claims, "say their rank only in the file name")
+
+
+def _note(code: str, claims: Sequence[RankClaim], what: str) -> list[Diagnostic]:
+    if not claims:
+        return []
+    return [Diagnostic(code, len(claims), None, f"files that {what} ({claims[0].path.name}, ...)")]
+
+
+def _world_notes(claims: Sequence[RankClaim], ranks: Sequence[int | None]) -> list[Diagnostic]:
+    sizes = sorted({claim.world_size for claim in claims if claim.world_size is not None})
+    if not sizes:
+        return []
+    notes = []
+    if len(sizes) > 1:
+        text = f"files disagree on the world size: {sizes[0]} to {sizes[-1]}"
+        notes.append(Diagnostic("world_size_mismatch", len(sizes), None, text))
+    present = {rank for rank in ranks if rank is not None and 0 <= rank < sizes[-1]}
+    if missing := sizes[-1] - len(present):
+        first = next(rank for rank in range(len(present) + 1) if rank not in present)
+        text = f"ranks of {sizes[-1]} without a file, the first is {first}"
+        notes.append(Diagnostic("missing_ranks", missing, None, text))
+    return notes

@@ -1,0 +1,128 @@
+"""`load`: files to a `Trace`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from threading import Lock
+
+from torchtraceap import _core
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.results import Diagnostic
+from torchtraceap.core.threads import core_count, map_on_threads
+from torchtraceap.errors import OptionError, ParseError
+from torchtraceap.trace.files import RankClaim, assign_ranks, check_one_run, expand_paths
+from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace.trace import Trace
+
+__all__ = ["Progress", "load"]
+
+Progress = Callable[[int, int], object]
+"""Called now and then with (compressed bytes read, in all)."""
+
+
+def load(
+    path: PathLike | Sequence[PathLike],
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Trace:
+    """Reads a trace: a file, a folder with a file per rank, or a list of files.
+
+    JSON, gzip and zstd are told apart by content. A damaged file is read as far as it makes sense;
+    what could not be taken at face value is counted in `Trace.diagnostics`.
+
+    Args:
+        path: Where it is. In a folder, files that hold no trace are skipped, with a diagnostic;
+            where it has none, those in its folders are read.
+        threads: Parsing threads; by default as many as there are cores.
+        progress: Called now and then with (compressed bytes read, in all).
+
+    Returns:
+        One `Trace`, whose ranks come from `distributedInfo`, else from the file names, else from
+        the order of the files; the diagnostics say which. What `Trace.merge` wrote is taken apart
+        into its ranks, on their common clock.
+
+    Raises:
+        MissingFileError: A path does not exist.
+        ParseError: A file without a single event, a folder without any trace, or one with folders
+            that hold the same ranks and so several runs.
+        OptionError: A negative number of threads, or something that is no path.
+    """
+    if threads is not None and threads < 0:
+        raise OptionError(f"threads must not be negative, not {threads}")
+    if not isinstance(path, (str, os.PathLike, Iterable)):
+        raise OptionError(f"a trace is a file, a folder or a list of files, not {path!r}")
+    tables, skipped = _read_given(path, threads or 0, progress)
+    claims = [RankClaim(p, rank, table.world_size) for p, rank, table in tables]
+    numbers, diagnostics = assign_ranks(claims)
+    check_one_run(path, claims, diagnostics)
+    ranks = [
+        RankTrace(table, number) for (_, _, table), number in zip(tables, numbers, strict=True)
+    ]
+    ranks.sort(key=lambda rank: -1 if rank.rank is None else rank.rank)
+    return Trace(ranks, [*skipped, *diagnostics])
+
+
+_Read = tuple[Path, int | None, _core.EventTable]
+"""A file, the rank that it or the record of a merged trace says, and what it holds of that rank."""
+
+
+def _read_given(
+    given: PathLike | Sequence[PathLike], threads: int, progress: Progress | None
+) -> tuple[list[_Read], list[Diagnostic]]:
+    files, from_folder = expand_paths(given)
+    try:
+        return _read_all(files, threads, progress, skip=from_folder)
+    except ParseError:
+        # Perhaps settings or results lie beside the folders of the traces.
+        every = expand_paths(given, deep=True)[0] if from_folder else files
+        if every == files:
+            raise
+        return _read_all(every, threads, progress, skip=True)
+
+
+def _read_all(
+    files: Sequence[Path], threads: int, progress: Progress | None, *, skip: bool
+) -> tuple[list[_Read], list[Diagnostic]]:
+    at_once = min(threads or core_count(), len(files))
+    each = max(1, (threads or core_count()) // at_once)
+    reports = _shared(progress, files) if progress else [None] * len(files)
+
+    def read(index: int) -> list[_Read] | ParseError:
+        path = files[index]
+        try:
+            table = _core.read_trace(path, threads=each, progress=reports[index])
+            split = _core.split_merged_trace(table, threads=each)
+        except ParseError as error:
+            if not skip:
+                raise
+            return error
+        return [(path, rank, part) for rank, part in split] or [(path, table.rank, table)]
+
+    read_files = map_on_threads(read, range(len(files)), threads=at_once)
+    tables = [one for found in read_files if not isinstance(found, ParseError) for one in found]
+    failures = [found for found in read_files if isinstance(found, ParseError)]
+    if not tables:
+        first = f": {failures[0]}" if failures else ""
+        raise ParseError(f"none of {len(files)} files is a trace{first}")
+    if not failures:
+        return tables, []
+    message = f"files of the folder that hold no trace were skipped, the first: {failures[0]}"
+    return tables, [Diagnostic("skipped_file", len(failures), None, message)]
+
+
+def _shared(progress: Progress, files: Sequence[Path]) -> list[Progress]:
+    """A report for each file, which adds up what was read of all."""
+    total = sum(os.stat(path).st_size for path in files)
+    done = [0] * len(files)
+    lock = Lock()
+
+    def report(index: int, read: int, _: int) -> object:
+        with lock:
+            done[index] = read
+            return progress(sum(done), total)
+
+    return [partial(report, index) for index in range(len(files))]

@@ -1,0 +1,178 @@
+"""The data of a trace: one or several ranks, each with its event table and its tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torchtraceap import _core
+from torchtraceap.core.memory_cache import Memory
+from torchtraceap.core.progress import stage
+from torchtraceap.core.rendering import Shown
+from torchtraceap.core.results import Diagnostic, Timeline, TraceFile
+from torchtraceap.errors import OptionError
+
+__all__ = ["RankTrace", "Ranks", "from_core_timeline"]
+
+
+class RankTrace(Shown):
+    """One rank: its event table, and its tree once something asks for it."""
+
+    __slots__ = ("path", "rank", "remember", "table", "world_size")
+
+    def __init__(
+        self, table: _core.EventTable, rank: int | None, tree: _core.EventTree | None = None
+    ) -> None:
+        self.path: str = table.path
+        self.rank = rank
+        self.world_size: int | None = table.world_size
+        self.table = table
+        self.remember = Memory()
+        """What several tables need of the rank."""
+        if tree is not None:
+            self.remember("tree", lambda: tree)
+
+    @property
+    def tree(self) -> _core.EventTree:
+        """The links between the rows, built at the first use."""
+        return self.remember("tree", self._build_tree)
+
+    def _build_tree(self) -> _core.EventTree:
+        with stage("linking events"):
+            return _core.build_tree(self.table)
+
+    @property
+    def costs(self) -> _core.GpuCosts:
+        """GPU and host time of every row, computed at the first use."""
+        return self.remember("costs", lambda: _core.gpu_costs(self.table, self.tree))
+
+    def idle(self, bounds: tuple[int, int] | None) -> _core.IdleBreakdown:
+        """Idle intervals and their causes within `bounds` (start_ns, end_ns), or from the first to
+        the last GPU event; computed once."""
+        return _core.explain_idle(self.table, self.tree, bounds=bounds)
+
+    @property
+    def computes_on_host(self) -> bool:
+        """Nothing of a GPU is recorded, and operators do the work on the host; computed once."""
+        return self.remember("on host", lambda: _core.runs_on_host(self.table, self.tree))
+
+    @property
+    def file(self) -> TraceFile:
+        return TraceFile(self.path, self.rank, self.world_size)
+
+    @property
+    def profiled_ns(self) -> int:
+        """First to last profiled step, else first to last complete event."""
+        start_ns, end_ns = self.tree.profiled
+        return end_ns - start_ns
+
+    def step_bounds(self, step: str | int | None) -> tuple[int, int] | None:
+        """Start and end of a step, by name or by place (0 is the first); None for no step.
+
+        Raises:
+            OptionError: There is no such step.
+        """
+        if step is None:
+            return None
+        for place, candidate in enumerate(self.tree.steps):
+            if step in (candidate.name, place):
+                return candidate.start_ns, candidate.end_ns
+        known = ", ".join(candidate.name for candidate in self.tree.steps[:8]) or "none"
+        raise OptionError(f"no step {step!r} in this trace; there are: {known}")
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """Of reading, then of linking."""
+        entries = [*self.table.diagnostics, *self.tree.diagnostics]
+        return tuple(
+            Diagnostic(entry.code, entry.count, entry.first_byte_offset, entry.message)
+            for entry in entries
+        )
+
+    def timeline(
+        self,
+        *,
+        linked_only: bool = False,
+        device: int | None = None,
+        bounds: tuple[int, int] | None = None,
+    ) -> Timeline:
+        """GPU time by class, over its own span or clipped to `bounds` (start_ns, end_ns)."""
+        core = _core.timeline(
+            self.table,
+            self.tree,
+            linked_only=linked_only,
+            device=-1 if device is None else device,
+            bounds=bounds,
+        )
+        return from_core_timeline(core)
+
+    def profiled_timeline(self) -> Timeline:
+        """The timeline clipped to the profiled time."""
+        return self.timeline(bounds=self.tree.profiled)
+
+    def __repr__(self) -> str:
+        return f"RankTrace(rank={self.rank}, events={len(self.table)}, path={self.path!r})"
+
+
+def from_core_timeline(core: _core.Timeline) -> Timeline:
+    return Timeline(
+        core.span_ns,
+        core.busy_ns,
+        core.idle_ns,
+        core.compute_ns,
+        core.communication_ns,
+        core.memcpy_ns,
+        core.exposed_communication_ns,
+        core.exposed_memcpy_ns,
+    )
+
+
+class Ranks(Shown):
+    """One or several ranks of a job, without the views that `torchtraceap.Trace` has of them."""
+
+    def __init__(self, ranks: Iterable[RankTrace], diagnostics: Iterable[Diagnostic] = ()) -> None:
+        self.ranks: tuple[RankTrace, ...] = tuple(ranks)
+        """By rank number."""
+        self.remember = Memory()
+        """What several tables need of all ranks together."""
+        self._load_diagnostics = tuple(diagnostics)
+        if not self.ranks:
+            raise OptionError("a trace has at least one rank")
+
+    def __repr__(self) -> str:
+        events = sum(len(rank.table) for rank in self.ranks)
+        name, path = type(self).__name__, self.ranks[0].path
+        return f"{name}(ranks={len(self.ranks)}, events={events}, path={path!r})"
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """Of choosing files, reading and linking; counts of one code are summed over the ranks."""
+        merged: dict[str, Diagnostic] = {}
+        for entry in (*self._load_diagnostics, *(d for r in self.ranks for d in r.diagnostics)):
+            seen = merged.get(entry.code)
+            merged[entry.code] = entry if seen is None else _add(seen, entry)
+        return tuple(merged.values())
+
+    def rank(self, rank: int | None = None) -> RankTrace:
+        """The rank of that number; by default the first.
+
+        Raises:
+            OptionError: There is no such rank.
+        """
+        if rank is None:
+            return self.ranks[0]
+        for candidate in self.ranks:
+            if candidate.rank == rank:
+                return candidate
+        known = ", ".join(str(c.rank) for c in self.ranks[:16] if c.rank is not None)
+        there = f"there are: {known}" if known else "it does not say which rank it is of"
+        raise OptionError(f"no rank {rank} in this trace; {there}")
+
+    def timeline(self, *, linked_only: bool = False) -> Timeline:
+        """GPU time by class, all devices of a rank in one union, summed over the ranks."""
+        parts = (rank.timeline(linked_only=linked_only) for rank in self.ranks)
+        return sum(parts, Timeline())
+
+
+def _add(a: Diagnostic, b: Diagnostic) -> Diagnostic:
+    offsets = [d.first_byte_offset for d in (a, b) if d.first_byte_offset is not None]
+    return Diagnostic(a.code, a.count + b.count, min(offsets, default=None), a.message)

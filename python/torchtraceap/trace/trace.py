@@ -1,0 +1,460 @@
+"""`Trace`: the ranks of a trace with a method for every view of them.
+
+This is the top floor: what a view needs is imported when it is called, and nothing below imports
+this module.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.results import Summary, Windows
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.errors import ParseError
+from torchtraceap.trace.ranks import Ranks
+
+if TYPE_CHECKING:
+    from torchtraceap import _core
+    from torchtraceap.compat.replay import ReplayResult
+    from torchtraceap.diagnosis.result import Diagnosis
+    from torchtraceap.explanation.explanation import Explanation, Response
+    from torchtraceap.explanation.settings import ModelSettings
+    from torchtraceap.ops.durations.calibration import Calibration, KindTimes
+    from torchtraceap.simulation.edits.base import Edit
+    from torchtraceap.simulation.simulate import Simulation
+    from torchtraceap.tables.events import EventRows
+    from torchtraceap.tables.gpu.idle import IdleTable
+    from torchtraceap.tables.tree import TreeView
+    from torchtraceap.tables.windows.windows import FeatureTable
+
+__all__ = ["Trace"]
+
+
+class Trace(Ranks):
+    """A trace of one or several ranks with a method for each view of it; `ttap.load` makes it.
+
+    Methods that take `rank` use the only (or first) rank where it is left out; tables then cover
+    all of them.
+    """
+
+    def summary(self, *, linked_only: bool = False) -> Summary:
+        """What is in the trace and where its GPU time goes.
+
+        Args:
+            linked_only: Leave GPU events out whose launch the trace does not hold.
+        """
+        from torchtraceap.tables.summary import build_summary
+
+        return build_summary(self, linked_only=linked_only)
+
+    def diagnose(self, *, windows: int = 100, scorer: str | None = None) -> Diagnosis:
+        """Which anti-patterns cost time, on what evidence, and what to change.
+
+        Args:
+            windows: Number of windows of equal time that get scores.
+            scorer: Who scores them (docs/scorers.md); the default one for None.
+        """
+        from torchtraceap.diagnosis.diagnose import build_diagnosis
+
+        return build_diagnosis(self, windows=windows, scorer=scorer)
+
+    def explain(
+        self,
+        *,
+        question: str | None = None,
+        model: ModelSettings | None = None,
+        redacted: bool = True,
+        diagnosis: Diagnosis | None = None,
+    ) -> Explanation:
+        """What happens in the suspicious parts, why it costs, what to change, how to check it.
+
+        Args:
+            question: To be answered beside it.
+            model: A language model that judges and answers (docs/llm.md); None: offline.
+            redacted: Names of the trace are hidden from the model.
+            diagnosis: What is explained; None: it is made.
+        """
+        from torchtraceap.explanation.second_stage import explain
+
+        known = diagnosis or self.diagnose()
+        return explain(known, question=question, settings=model, redacted=redacted)
+
+    def ask(
+        self,
+        question: str,
+        *,
+        model: ModelSettings | None = None,
+        redacted: bool = True,
+        diagnosis: Diagnosis | None = None,
+    ) -> Response:
+        """The answer to a question about the trace, from numbers of the trace.
+
+        Args:
+            question: In any words.
+            model: A language model that may call read-only tools; None: what the words lead to.
+            redacted: Names of the trace are hidden from the model.
+            diagnosis: Of the trace; None: it is made.
+        """
+        from torchtraceap.explanation.second_stage import answer
+
+        return answer(diagnosis or self.diagnose(), question, settings=model, redacted=redacted)
+
+    def score(self, *, windows: int = 100, scorer: str | None = None) -> Windows:
+        """How likely each window of equal time holds lost time, in all and by type.
+
+        Args:
+            windows: How many.
+            scorer: Who scores them (docs/scorers.md); the default one for None.
+        """
+        from torchtraceap.diagnosis.scoring import load_scorer
+        from torchtraceap.tables.windows.windows import check_count
+
+        check_count("windows", windows)
+        return load_scorer(scorer).score(self, windows)
+
+    def tree(self, rank: int | None = None) -> TreeView:
+        """Host stacks with the kernels that they launched."""
+        from torchtraceap.tables.tree import TreeView
+
+        return TreeView(self.rank(rank))
+
+    def event(self, row: int, rank: int | None = None) -> dict[str, Any]:
+        """One event with every key that it had in the file."""
+        return _parse(self.rank(rank).table.event_json(row), row)
+
+    def args(self, row: int, rank: int | None = None) -> dict[str, Any]:
+        """The `args` of one event."""
+        return _parse(self.rank(rank).table.args_json(row), row)
+
+    def idle(self, rank: int | None = None, *, profiled: bool = False) -> IdleTable:
+        """Every interval in which the GPU idles, with its cause and the host event behind it.
+
+        Args:
+            rank: Which rank.
+            profiled: Over the profiled time; by default from the first to the last GPU event,
+                which makes the causes sum to the timeline's `idle_ns`.
+        """
+        from torchtraceap.tables.gpu.idle import build_idle
+
+        return build_idle(self.rank(rank), profiled=profiled)
+
+    def windows(
+        self, *, count: int = 100, length_ns: int = 0, rank: int | None = None
+    ) -> _core.WindowSet:
+        """Windows of equal time (or of `length_ns`) over the profiled time, with their rows."""
+        from torchtraceap.tables.windows.windows import build_windows
+
+        return build_windows(self.rank(rank), count=count, length_ns=length_ns)
+
+    def features(self, *, count: int = 100, rank: int | None = None) -> FeatureTable:
+        """Numbers per window, and their robust z-scores."""
+        from torchtraceap.tables.windows.windows import build_features
+
+        return build_features(self.rank(rank), count=count)
+
+    # ------------------------------------------------------------------------------ tables
+    # Of every rank under each other, with a first column `rank`, unless one is named. The spec of
+    # each, beside the function that builds it, has the same options; a test compares.
+
+    def _table(self, name: str, rank: int | None = None, /, **options: Any) -> ColumnTable:
+        from torchtraceap.tables.catalog import table_spec
+
+        return table_spec(name).make(self, rank=rank, **options)
+
+    def events(
+        self,
+        rank: int | None = None,
+        *,
+        name: str = "",
+        kind: str = "",
+        longest: bool = False,
+        with_args: bool = False,
+    ) -> EventRows:
+        """The events, by start.
+
+        Args:
+            rank: Only this rank.
+            name: Only events whose name holds this, in any case.
+            kind: Only events of this kind, such as "kernel".
+            longest: Longest first.
+            with_args: A last column `args`, JSON.
+        """
+        chosen = {"name": name, "kind": kind, "longest": longest, "with_args": with_args}
+        return cast("EventRows", self._table("events", rank, **chosen))
+
+    def tree_rows(
+        self,
+        *,
+        step: str | int | None = None,
+        max_depth: int = 6,
+        min_duration_ns: int = 0,
+        kernels: bool = True,
+        rank: int | None = None,
+    ) -> ColumnTable:
+        """The call tree as rows by time; a GPU event's parent is the call that launched it.
+
+        Args:
+            step: Only what starts in this step, by name or by place (0 is the first).
+            max_depth: Deepest level of host calls.
+            min_duration_ns: Leave shorter host events out.
+            kernels: List GPU events too.
+            rank: Only this rank.
+        """
+        return self._table(
+            "tree",
+            rank,
+            step=step,
+            max_depth=max_depth,
+            min_duration_ns=min_duration_ns,
+            kernels=kernels,
+        )
+
+    def ops(self, *, by: str = "name", rank: int | None = None) -> ColumnTable:
+        """GPU and host time of operators; forward and backward joined.
+
+        Args:
+            by: "name", "category", "args" (name, shapes, dtypes, strides, concrete inputs) or
+                "call" (every call).
+            rank: Only this rank.
+        """
+        return self._table("ops", rank, by=by)
+
+    def modules(self, *, rank: int | None = None) -> ColumnTable:
+        """The tree of `nn.Module` calls with GPU and host time, backward included."""
+        return self._table("modules", rank)
+
+    def stacks(self, *, by: str = "gpu", rank: int | None = None) -> ColumnTable:
+        """Calls merged by who called them, with self time: what a flame graph draws.
+
+        Args:
+            by: "gpu" (exclusive time of GPU events, below the calls that launched them) or "host"
+                (time of host calls).
+            rank: Only this rank.
+        """
+        return self._table("stacks", rank, by=by)
+
+    def kernels(self, *, by: str = "name", rank: int | None = None) -> ColumnTable:
+        """GPU events by name, op and stream: counts, times, grid, block.
+
+        Args:
+            by: "name" (as the trace writes it), "canonical" (without template arguments and
+                numbers), "overlap" (operators, with what runs at the same time) or "event"
+                (every event).
+            rank: Only this rank.
+        """
+        return self._table("kernels", rank, by=by)
+
+    def short_kernels(self, *, below_ns: int = 10_000, rank: int | None = None) -> ColumnTable:
+        """Kernels shorter than `below_ns` by owner, with what launching them costs."""
+        return self._table("kernels", rank, short=True, below_ns=below_ns)
+
+    def sequences(self, *, length: int = 0, rank: int | None = None) -> ColumnTable:
+        """Sequences of kernels that repeat, with what fusing each would remove.
+
+        Args:
+            length: Kernels in a sequence; 0 looks for all lengths.
+            rank: Only this rank.
+        """
+        return self._table("sequences", rank, length=length)
+
+    def grids(self, *, by: str = "name", rank: int | None = None) -> ColumnTable:
+        """Kernels by the size of their grid: waves on the device, how empty the last one is.
+
+        Args:
+            by: "name" (canonical), "grid" (name and launch shape) or "event" (every kernel).
+            rank: Only this rank.
+        """
+        return self._table("grids", rank, by=by)
+
+    def launches(self, *, by: str = "call", rank: int | None = None) -> ColumnTable:
+        """Launch calls, CUDA and HIP: their cost on the host, delay, queue length.
+
+        Args:
+            by: "call" (name of the launch call), "kernel", "op" (operators by what they launch),
+                "stream", "idle" (gaps of each stream by cause), "event" (every launch) or "queue"
+                (queue length over time).
+            rank: Only this rank.
+        """
+        return self._table("launches", rank, by=by)
+
+    def roofline(
+        self,
+        *,
+        device: Any = None,
+        by: str = "args",
+        compat: str | None = None,
+        rank: int | None = None,
+    ) -> ColumnTable:
+        """FLOPs, bytes, achieved and possible rates of every modelled operator.
+
+        Args:
+            device: A name of the device database or a `Device`; by default the trace's own.
+            by: "args" (unique arguments), "family" or "call".
+            compat: "tracelens" for the numbers of its models.
+            rank: Only this rank.
+        """
+        return self._table("roofline", rank, by=by, device=device, compat=compat)
+
+    def expected(
+        self,
+        *,
+        device: Any = None,
+        by: str = "args",
+        calibrated: bool = False,
+        calibration: Calibration | None = None,
+        rank: int | None = None,
+    ) -> ColumnTable:
+        """Time of GPU work against what the duration models expect of it.
+
+        Args:
+            device: What is expected there: a name of the device database or a `Device`; by default
+                the trace's own.
+            by: "args", "class" (what is calibrated together) or "event".
+            calibrated: Apply the ratios of the trace's own kernels to the models.
+            calibration: Ratios of another trace (`torchtraceap.ops.durations.calibrate`) instead.
+            rank: Only this rank.
+        """
+        chosen = {"device": device, "calibrated": calibrated}
+        given = {} if calibration is None else {"calibration": calibration}
+        return self._table("expected", rank, by=by, **chosen, **given)
+
+    def kind_times(self, rank: int | None = None) -> KindTimes:
+        """Measured and estimated times, as `torchtraceap.ops.durations.calibrate` takes them.
+
+        Args:
+            rank: Only this rank.
+        """
+        from torchtraceap.tables.ops.expected import kind_times
+
+        return kind_times(self.ranks if rank is None else [self.rank(rank)])
+
+    def memory(self, *, by: str = "direction", rank: int | None = None) -> ColumnTable:
+        """Copies and the memory of the device.
+
+        Args:
+            by: "direction", "copy" (every copy with its bandwidth), "bandwidth" (over time),
+                "counter" (every change of the bandwidth), "allocator" (allocator calls),
+                "timeline" (`[memory]` events).
+            rank: Only this rank.
+        """
+        return self._table("memory", rank, by=by)
+
+    def host(self, *, by: str = "thread", rank: int | None = None) -> ColumnTable:
+        """What the CPU threads did while the GPU waited.
+
+        Args:
+            by: "thread", "op" (names by self time) or "frame" (Python frames).
+            rank: Only this rank.
+        """
+        return self._table("host", rank, by=by)
+
+    def steps(self, *, rank: int | None = None) -> ColumnTable:
+        """Every step with its timeline, how unusual it is and what differs in it."""
+        return self._table("steps", rank)
+
+    def collectives(self) -> ColumnTable:
+        """Collectives matched across the ranks: bytes, transfer, wait of each rank, bandwidth."""
+        return self._table("collectives")
+
+    def ranks_table(self, *, by: str = "rank") -> ColumnTable:
+        """Ranks compared: who arrives last, how often and because of what.
+
+        Args:
+            by: "rank", "op" (equal operators), "alltoall" (bytes from rank to rank) or "clock".
+        """
+        return self._table("ranks", by=by)
+
+    def critical_path(
+        self, *, step: str | int | None = None, by: str = "cause", compat: str | None = None
+    ) -> ColumnTable:
+        """The longest chain of dependent work, and what it consists of.
+
+        Args:
+            step: Only this step, by name or place; by default all steps, else the whole trace.
+            by: "cause" (shares), "name" or "event" (the path itself).
+            compat: "hta" for the graph that HTA builds.
+        """
+        return self._table("critical-path", step=step, by=by, compat=compat)
+
+    def explain_idle(
+        self, start_ns: int, end_ns: int | None = None, *, rank: int | None = None
+    ) -> ColumnTable:
+        """The chain of work that the longest idle interval of a range waits for.
+
+        Args:
+            start_ns: Where the range begins, in the clock of the rank.
+            end_ns: Where it ends; by default it is an instant.
+            rank: Whose GPU idles.
+        """
+        from torchtraceap.simulation.idle_chain import build_idle_chain
+
+        return build_idle_chain(self, start_ns, start_ns if end_ns is None else end_ns, rank=rank)
+
+    def simulate(self, edits: Iterable[str | Edit] | None = None) -> Simulation:
+        """What a step would take if findings were fixed, replayed from its dependencies.
+
+        Args:
+            edits: Names such as "loader_workers=4" (`torchtraceap simulate --list`), or objects of
+                your own; by default every fix that needs no decision.
+        """
+        from torchtraceap.simulation.simulate import simulate
+
+        return simulate(self, edits)
+
+    # ------------------------------------------------------------------------------ ways out
+
+    def sql(self, query: str) -> ColumnTable:
+        """One query of DuckDB's SQL over all tables, which `tables.sql.sql_tables` lists."""
+        from torchtraceap.tables.sql import run_sql
+
+        return run_sql(self, query)
+
+    def annotate(self, path: PathLike, *, rank: int | None = None) -> None:
+        """Writes the trace for Perfetto, with findings, idle causes, critical path and counters.
+
+        Args:
+            path: Ends in `.json`, `.json.gz` or, with the package `perfetto`, `.pftrace`.
+            rank: Which of several ranks.
+        """
+        from torchtraceap.report.annotate import annotate
+
+        annotate(self, path, rank=rank)
+
+    def merge(self, path: PathLike) -> None:
+        """Writes all ranks into one file for Perfetto, their clocks aligned."""
+        from torchtraceap.tables.ranks.merge import merge_ranks
+
+        merge_ranks(self, path)
+
+    def replay(
+        self,
+        row: int | None = None,
+        *,
+        op: str | None = None,
+        rank: int | None = None,
+        device: str = "cpu",
+    ) -> ReplayResult:
+        """Runs an operator of the trace again, here, and times it; needs torch.
+
+        Args:
+            row: The call's row, or
+            op: a name such as "aten::mm": its longest call.
+            rank: Which rank.
+            device: Where to run it.
+        """
+        from torchtraceap.compat.replay import replay
+
+        return replay(self, row, op=op, rank=rank, device=device)
+
+
+def _parse(text: str, row: int) -> dict[str, Any]:
+    try:
+        parsed: dict[str, Any] = json.loads(text, strict=False)
+    except RecursionError:
+        raise ParseError(f"row {row}: nested too deeply for Python's objects") from None
+    except ValueError as error:  # a number of more digits than Python reads
+        raise ParseError(f"row {row}: {error}") from None
+    return parsed
