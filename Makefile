@@ -130,7 +130,7 @@ test-wheel: install-test ## install a wheel of what was built into an empty virt
 	  --config-settings=cmake.define.TRACEAP_BUILD_TESTS=ON .
 	@tools/check_wheel.sh $(BIN)/python build/wheel/torchtraceap-*.whl $(TRACE)
 
-# Code for GPUs is compiled here and runs nowhere: `benchmarks/device/check_cuda.sh` is for that.
+# Code for GPUs is compiled here and runs nowhere: `benchmarks/device/all.sh` is for that.
 NVCC ?= $(shell command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | tail -n 1)
 .PHONY: cuda-check
 cuda-check: ## compile the kernels for GPUs of three generations, where there is nvcc

@@ -7,19 +7,25 @@ On a machine with a GPU, from the root of the repository (PyTorch is all it need
 
 writes one CSV per part and machine.json: products of matrices (600 rows), element-wise kernels
 (500), norms, softmax and attention (300), copies (300), embedding bags forward and backward with
-chosen histograms of reuse (300), two kernels at once on two streams (60), and what the profiler
-adds to a launch (20). Each part has its share of the time and its rows are in random order, so that
-stopping early leaves a fair sample. On a CPU (`--device cpu --rows 3`) the same code runs with tiny
-sizes; those times mean nothing.
+chosen histograms of reuse (300), two kernels at once on two streams (60), what the profiler adds to
+a launch (20), and what no public measurement covers: the backward passes of batch norm and of
+pooling (200), convolutions forward and backward, many of them first layers with three channels
+(200), softmax of long and of many rows (150), batches of tiny products (150), and one product in
+fp32 without and with TF32, bf16 and fp8 (60 shapes). Each part has its share of the time and its
+rows are in random order, so that stopping early leaves a fair sample. On a CPU (`--device cpu
+--rows 3`) the same code runs with tiny sizes; those times mean nothing.
 
 Times are those of the GPU alone: repetitions are captured in a CUDA graph, so that launching does
 not count, and they go through several sets of operands, so that L2 holds none of them
-(`sets` = 1: the operands alone are larger than four caches, or there was no room for more).
+(`sets` = 1: the operands alone are larger than four caches, or there was no room for more). Where
+NVML answers (the package nvidia-ml-py), each row has the clocks of multiprocessors and memory, MHz,
+and the power, W, while its kernel ran.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import math
@@ -58,6 +64,8 @@ class Bench:
     graphs: bool = True
     """Whether kernels are timed in CUDA graphs; off once the device refuses one."""
     notes: list[str] = field(default_factory=list)
+    sensors: Callable[[], Row] = dict
+    """Clocks and power at this moment; nothing where NVML does not answer."""
 
     @property
     def cuda(self) -> bool:
@@ -114,12 +122,33 @@ def measured(bench: Bench, work: Work, sets: int = 1) -> Row:
     run()
     times = [burst_ns(bench, run) / repeats for _ in range(BURSTS)]
     middle = statistics.median(times)
+    run()
+    seen = bench.sensors()
+    bench.synchronize()
     return {
         "ns": round(middle, 1),
         "spread": round((max(times) - min(times)) / middle, 4) if middle else 0.0,
         "repeats": repeats,
         "sets": sets,
         "graph": int(bench.cuda and bench.graphs),
+        **seen,
+    }
+
+
+def sensors() -> Callable[[], Row]:
+    """Reads clocks and power of the first GPU through NVML."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+    except Exception as error:  # no package, no driver: the rows go without
+        print(f"no clocks and no power: {type(error).__name__}: {error}", file=sys.stderr)
+        return dict
+    return lambda: {
+        "sm_mhz": pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM),
+        "memory_mhz": pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_MEM),
+        "watts": pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
     }
 
 
@@ -415,6 +444,190 @@ def _host_ns(bench: Bench, x: torch.Tensor, calls: int) -> float:
     return took / calls
 
 
+def backward_passes(bench: Bench, rows: int) -> Iterator[Row]:
+    """Batch norm in training, and pooling: their backward kernels alone."""
+    aten = torch.ops.aten
+    for _ in range(rows):
+        op = bench.rng.choice(("batch_norm", "batch_norm", "max_pool", "avg_pool", "adaptive_pool"))
+        dtype = bench.rng.choice(("fp32", "bf16"))
+        batch, channels, side = (
+            (log_uniform(bench, 2, 128), near(bench, log_uniform(bench, 16, 1024)),
+             bench.rng.choice((7, 14, 28, 56, 112)))
+            if bench.cuda else (2, 8, 8)
+        )  # fmt: skip
+        if 4.0 * batch * channels * side**2 > bench.most_bytes / 8:
+            continue
+        last = int(bench.rng.random() < 0.5)
+        x = _filled(bench, (batch, channels, side, side), dtype)
+        x = x.to(memory_format=torch.channels_last) if last else x
+        if op == "batch_norm":
+            weight, mean, variance = (torch.ones(channels, device=bench.device) for _ in range(3))
+            kept = (mean, variance, True)
+            _, save_mean, save_invstd, reserve, impl = aten._batch_norm_impl_index(
+                x, weight, weight, *kept, 0.1, 1e-5, True
+            )
+            saved = (save_mean, save_invstd, True, 1e-5, [True] * 3, reserve)
+
+            def work(
+                _: int, x: Any = x, i: int = impl, k: Any = kept, s: Any = saved, w: Any = weight
+            ) -> Any:
+                return aten._batch_norm_impl_index_backward(i, x, x, w, *k[:2], *s)  # fmt: skip
+        elif op == "max_pool":
+            out, where = aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])
+
+            def work(_: int, x: Any = x, g: Any = out, w: Any = where) -> Any:
+                return aten.max_pool2d_with_indices_backward(
+                    g, x, [3, 3], [2, 2], [1, 1], [1, 1], False, w
+                )
+        elif op == "avg_pool":
+            out = aten.avg_pool2d(x, [2, 2], [2, 2])
+
+            def work(_: int, x: Any = x, g: Any = out) -> Any:
+                return aten.avg_pool2d_backward(g, x, [2, 2], [2, 2], [0, 0], False, True, None)
+        else:
+            out = aten._adaptive_avg_pool2d(x, [1, 1])
+
+            def work(_: int, x: Any = x, g: Any = out) -> Any:
+                return aten._adaptive_avg_pool2d_backward(g, x)
+
+        shape = {"op": f"{op}_backward", "dtype": dtype, "channels_last": last, "batch": batch}
+        yield shape | {"channels": channels, "side": side} | measured(bench, work)
+
+
+def convolutions(bench: Bench, rows: int) -> Iterator[Row]:
+    """Forward, and backward to weights and inputs; half of them first layers of a network."""
+    aten = torch.ops.aten
+    firsts = ((7, 2, 64), (3, 2, 32), (4, 4, 96), (16, 16, 768))
+    for _ in range(rows):
+        first = bench.rng.random() < 0.5
+        dtype = bench.rng.choice(("fp32", "tf32", "bf16"))
+        if bench.cuda:
+            batch = log_uniform(bench, 1, 128)
+            kernel, stride, outputs = bench.rng.choice(firsts)
+            inputs, side = 3, bench.rng.choice((128, 224, 256))
+            if not first:
+                kernel, stride = bench.rng.choice(((1, 1), (3, 1), (3, 2)))
+                inputs, outputs = (near(bench, log_uniform(bench, 16, 1024)) for _ in range(2))
+                side = bench.rng.choice((7, 14, 28, 56))
+        else:
+            batch, kernel, stride, inputs, outputs, side = 1, 3, 2, 3, 4, 16
+        if 4.0 * batch * side**2 * max(inputs, outputs) > bench.most_bytes / 8:
+            continue
+        last, pad = int(bench.rng.random() < 0.5), 0 if kernel == stride else kernel // 2
+        x = _filled(bench, (batch, inputs, side, side), "bf16" if dtype == "bf16" else "fp32")
+        weight = torch.ones(outputs, inputs, kernel, kernel, device=bench.device, dtype=x.dtype)
+        if last:
+            x, weight = (each.to(memory_format=torch.channels_last) for each in (x, weight))
+        shape = {"dtype": dtype, "channels_last": last, "batch": batch, "inputs": inputs,
+                 "outputs": outputs, "kernel": kernel, "stride": stride, "side": side}  # fmt: skip
+        layout = ([stride] * 2, [pad] * 2, [1, 1], False, [0, 0], 1)
+        with _tf32(dtype == "tf32"):
+            out = aten.convolution(x, weight, None, *layout)
+
+            def forward(_: int, x: Any = x, w: Any = weight, rest: Any = layout) -> Any:
+                return aten.convolution(x, w, None, *rest)
+
+            def backward(
+                _: int,
+                x: Any = x,
+                w: Any = weight,
+                g: Any = out,
+                rest: Any = layout,
+                mask: Any = (not first, True, False),
+            ) -> Any:
+                return aten.convolution_backward(g, x, w, None, *rest, list(mask))  # fmt: skip
+
+            yield shape | {"pass": "forward"} | measured(bench, forward)
+            yield shape | {"pass": "backward"} | measured(bench, backward)
+
+
+def softmaxes(bench: Bench, rows: int) -> Iterator[Row]:
+    """Forward and backward over long rows, and over very many short ones."""
+    for _ in range(rows):
+        long = bench.rng.random() < 0.5
+        dtype = bench.rng.choice(("fp32", "bf16"))
+        ends = ((4096, 1 << 18) if long else (8, 1024)) if bench.cuda else (16, 64)
+        columns = near(bench, log_uniform(bench, *ends))
+        most = max(2.0, bench.most_bytes / 32 / columns)
+        count = log_uniform(bench, 1, min(most, 4096 if long else 1 << 22))
+        sets = bench.sets(8 * count * columns)
+        data = [_filled(bench, (count, columns), dtype) for _ in range(sets)]
+        back = bench.rng.random() < 0.5
+
+        def work(number: int, x: Any = data, back: bool = back) -> Any:
+            if back:
+                return torch.ops.aten._softmax_backward_data(x[number], x[number], -1, x[0].dtype)
+            return torch.softmax(x[number], -1)
+
+        shape = {"op": "softmax_backward" if back else "softmax", "dtype": dtype}
+        yield shape | {"rows": count, "columns": columns} | measured(bench, work, sets)
+
+
+def tiny_products(bench: Bench, rows: int) -> Iterator[Row]:
+    """Batches of many products of small matrices."""
+    for _ in range(rows):
+        dtype = bench.rng.choice(("fp32", "bf16"))
+        m, n, k = (bench.rng.choice((4, 8, 16, 26, 32, 64, 128)) for _ in range(3))
+        batch = log_uniform(
+            bench, 64, min(1 << 16, bench.most_bytes / 32 / max(m * n, n * k, m * k))
+        )
+        left, right = _filled(bench, (batch, m, k), dtype), _filled(bench, (batch, k, n), dtype)
+
+        def work(_: int, a: Any = left, b: Any = right) -> Any:
+            return torch.bmm(a, b)
+
+        shape = {"dtype": dtype, "batch": batch, "m": m, "n": n, "k": k}
+        yield shape | measured(bench, work)
+
+
+def precisions(bench: Bench, rows: int) -> Iterator[Row]:
+    """One product in fp32 without and with TF32, in bf16 and in fp8 with one scale a tensor."""
+    for _ in range(rows):
+        m, n, k = (
+            16 * max(1, log_uniform(bench, 16, 16384 if bench.cuda else 64) // 16) for _ in range(3)
+        )
+        shape = {"m": m, "n": n, "k": k}
+        for dtype in ("fp32", "tf32", "bf16", "fp8"):
+            try:
+                found = _in_precision(bench, dtype, m, n, k)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # fp8 needs hardware
+                bench.notes.append(f"{dtype}: {str(error).splitlines()[0]}")
+                continue
+            yield {"dtype": dtype} | shape | found
+
+
+def _in_precision(bench: Bench, dtype: str, m: int, n: int, k: int) -> Row:
+    if dtype == "fp8":
+        a = _filled(bench, (m, k), "bf16").to(torch.float8_e4m3fn)
+        b = _filled(bench, (n, k), "bf16").to(torch.float8_e4m3fn).t()
+        one = torch.ones((), device=bench.device)
+
+        def scaled(_: int) -> Any:
+            return torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+        return measured(bench, scaled)
+    kind = "bf16" if dtype == "bf16" else "fp32"
+    left, right = _filled(bench, (m, k), kind), _filled(bench, (n, k), kind).t()
+    with _tf32(dtype == "tf32"):
+        return measured(bench, lambda _: torch.matmul(left, right))
+
+
+@contextlib.contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Products and convolutions in TF32, or nothing in it."""
+    places = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [place.allow_tf32 for place in places]
+    try:
+        for place in places:
+            place.allow_tf32 = allowed
+        yield
+    finally:
+        for place, was in zip(places, before, strict=True):
+            place.allow_tf32 = was
+
+
 def _filled(bench: Bench, shape: Sequence[int], dtype: str) -> torch.Tensor:
     return torch.empty(*shape, device=bench.device, dtype=DTYPES[dtype]).uniform_(0.5, 1.0)
 
@@ -435,6 +648,11 @@ PARTS = {
     "embedding_bag": Part(embedding_bags, 300, 0.20),
     "contention": Part(contention, 60, 0.05),
     "profiler": Part(profiler_overhead, 20, 0.05),
+    "backward": Part(backward_passes, 200, 0.15),
+    "convolutions": Part(convolutions, 200, 0.2),
+    "softmax": Part(softmaxes, 150, 0.1),
+    "tiny_products": Part(tiny_products, 150, 0.1),
+    "precisions": Part(precisions, 60, 0.15),
 }
 
 
@@ -518,6 +736,8 @@ def main(arguments: list[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     bench = Bench(torch.device(options.device), random.Random(options.seed))
+    if bench.cuda:
+        bench.sensors = sensors()
     machine = describe(bench) | {"seed": options.seed, "rows": {}}
     total = sum(PARTS[name].share for name in options.only)
     left = 60.0 * options.minutes

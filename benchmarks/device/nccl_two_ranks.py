@@ -6,8 +6,8 @@ NCCL refuses two ranks on one device of one host, and takes `NCCL_HOSTID` for th
 sets its own, and they meet over a socket of the loopback interface. Rank 0 trains; rank 1 is a
 ghost: it computes nothing, and enters a collective when rank 0 has told it over a pipe, so that
 what it does on the GPU is the other half of the same collective. A collective that never ends ends
-with the timeout. The last line is a JSON object that says what was found; with `--out` rank 0's
-trace lies there. `--backend gloo` tries the same program on a CPU.
+with the timeout. The last line is a JSON object that says what was found; with `--out` that lies
+there as result.json, with rank 0's trace. `--backend gloo` tries the same program on a CPU.
 
 Exit code: 0 it works, 1 it does not, 2 there is nothing to try it on.
 """
@@ -37,11 +37,11 @@ def main() -> int:
     import torch
 
     if asked.backend == "nccl" and not torch.cuda.is_available():
-        return finish({"works": None, "why": "there is no GPU of CUDA"}, 2)
+        return finish({"works": None, "why": "there is no GPU of CUDA"}, 2, asked.out)
     found = tried(asked.backend, asked.timeout, asked.out)
     if asked.backend == "nccl":
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return finish({"torch": torch.__version__, **found}, 0 if found["works"] else 1)
+    return finish({"torch": torch.__version__, **found}, 0 if found["works"] else 1, asked.out)
 
 
 def parsed_arguments() -> argparse.Namespace:
@@ -52,10 +52,13 @@ def parsed_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def finish(found: dict[str, Any], code: int) -> int:
+def finish(found: dict[str, Any], code: int, out: Path | None) -> int:
     words = {True: "two ranks ran", False: "two ranks did not run", None: "not tried"}
     print(f"{words[found['works']]}: {found['why']}")
     print(json.dumps(found))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "result.json").write_text(json.dumps(found) + "\n", "utf-8")
     return code
 
 

@@ -192,7 +192,7 @@ def _measured(stage: Stage, model: str, precision: str) -> dict[str, Any]:
     if stage.on_gpu:
         torch.cuda.reset_peak_memory_stats()
     with make_step(model, device=stage.device, precision=precision, size=stage.size) as step:
-        # The prediction follows PyTorch's defaults, and make_step's "fp32" turns TF32 off everywhere.
+        # A prediction follows PyTorch's defaults; make_step's "fp32" turns TF32 off everywhere.
         torch.backends.cudnn.allow_tf32 = True
         for _ in range(_WARM_UP):
             step.step()

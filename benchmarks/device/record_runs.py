@@ -117,9 +117,7 @@ def _decode(stage: Stage) -> dict[str, Any]:
     from torch.nn import functional
 
     torch.manual_seed(0)
-    width, layers, heads, most, batch = (
-        (32, 2, 2, 64, 2) if stage.tiny else (1024, 12, 16, 512, 8)
-    )
+    width, layers, heads, most, batch = (32, 2, 2, 64, 2) if stage.tiny else (1024, 12, 16, 512, 8)
     kind = {"device": stage.device, "dtype": torch.bfloat16 if stage.on_gpu else torch.float32}
 
     class Block(nn.Module):

@@ -5,8 +5,8 @@ reads the traces of `examples/traces`, in 100 windows each. Ways:
 
 - `cpu`: `PaperScorer`, the network in LibTorch, with as many threads as PyTorch takes;
 - `cuda`: the same on the GPU, in float32 and bfloat16, traces one by one and eight at once;
-- `pytorch`: the paper's recipe in plain PyTorch on the same device (`training/paper_net.py`), eager,
-  one trace after the other.
+- `pytorch`: the paper's recipe in plain PyTorch on the same device (`training/paper_net.py`),
+  eager, one trace after the other.
 
 The time is from tokens on the host to scores on the host. `share_of_bound` divides the least time
 that the network's arithmetic takes at the device's peak (FLOPs as PyTorch counts them, over the
@@ -98,9 +98,7 @@ def _tokens(config: Any, windows: int) -> list[Any]:
     from torchtraceap.scoring.paper import paper_tokens
 
     traces = [ttap.load(path) for path in sorted((ROOT / "examples/traces").glob("*.json.gz"))]
-    return [
-        paper_tokens(each.ranks[0], common_bounds(each, windows), config) for each in traces
-    ]
+    return [paper_tokens(each.ranks[0], common_bounds(each, windows), config) for each in traces]
 
 
 def _in_pytorch(network: Any, config: Any, traces: Sequence[Any], stage: Stage) -> list[Any]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
-for _place in (ROOT / "benchmarks/wins", ROOT / "benchmarks", ROOT / "python"):
+for _place in (ROOT / "benchmarks/wins", ROOT / "benchmarks"):
     sys.path.insert(0, str(_place))
 
 SCHEMA = "torchtraceap.device/1"
@@ -93,7 +93,7 @@ class Stage:
             yield item
 
     def attempt(self, what: str, work: Callable[[], Any]) -> Any:
-        """Runs one item. Returns None where it fails; the failure is noted, and the rest goes on."""
+        """Runs one item; returns None where it fails, which is noted, and the rest goes on."""
         began = time.monotonic()
         try:
             found = work()

@@ -7,9 +7,8 @@ that `torchtraceap train` takes. Each run and seed has its folder in OUT. A call
 last one stopped and ends in time; OUT/figures.json has what is finished, with the figures of the
 validation split. Exit code 3: there is more to do.
 
-On a machine with a GPU that is lent for ten minutes at a time, with the data set carried along:
-
-    python benchmarks/device/train_detectors.py mini/ "$OUT" --plan benchmarks/device/full_size.toml
+`all.py` calls it with the plan full_size.toml, on the minutes that are left of a machine with a
+GPU.
 
 `--tiny` trains one epoch of small networks, to see that the code runs.
 """
@@ -35,14 +34,18 @@ LEAST_MINUTES = 0.2  # loading a data set and a checkpoint takes about this long
 TINY = {
     "loop": {"epochs": 1, "patience": 1},
     "v2": {"width": 16, "heads": 2, "layers": 1, "token_width": 8, "grids": [50], "validated": 50},
+    "paper": {"width": 8, "layers": 1, "heads": 2, "feed_forward": 16, "cap": 4, "windows": 20},
 }
 
 
 def main() -> int:
     options = parsed()
     plan = tomllib.loads(options.plan.read_text("utf-8"))["run"]
+    plan = [run for run in plan if options.only in (None, run["name"])]
     until = time.monotonic() + 60 * options.minutes
-    todo = [(run, seed) for run in plan for seed in run.get("seeds", [0])]
+    todo = [
+        (run, seed) for run in plan for seed in run.get("seeds", [0])[: 1 if options.tiny else None]
+    ]
     finished: dict[str, dict[str, Any]] = {}
     for run, seed in todo:
         left = (until - time.monotonic()) / 60
@@ -115,6 +118,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("out", type=Path)
     parser.add_argument("--plan", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=9.5)
+    parser.add_argument("--only", metavar="RUN", help="the run of this name alone")
     parser.add_argument("--tiny", action="store_true")
     return parser.parse_args()
 

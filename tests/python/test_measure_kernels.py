@@ -35,7 +35,7 @@ def test_every_part_writes_its_rows(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     machine = json.loads((tmp_path / "machine.json").read_text())
     assert machine["device"] == "cpu" and machine["notes"] == []
-    for part in ("gemm", "elementwise", "rows", "copies", "embedding_bag"):
+    for part in ("gemm", "elementwise", "rows", "copies", "embedding_bag", "softmax"):
         found = rows(tmp_path / f"{part}.csv")
         assert len(found) == machine["rows"][part] == 6
         assert all(float(row["ns"]) > 0 and int(row["repeats"]) > 0 for row in found)
