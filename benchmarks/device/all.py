@@ -47,7 +47,9 @@ _CARRIED_BYTES = 1 << 18
 """A file that is larger does not travel to the next call."""
 _PACKING_S = 5.0
 _NOT_PACKED = ("checkpoint.safetensors", "result.json.part")
-_STATUS = {2: "nothing here to try it on", 3: "unfinished"}
+_COMPLETE, _FAILED, _STOPPED = "complete", "failed", "stopped at its limit"
+_STATUS = {2: "nothing here to try it on", 3: "unfinished", 4: "complete but for what it left out"}
+_LAST = "training"
 _LIBRARIES = ("torch", "numpy", "triton", "transformers", "pyarrow", "nvidia-ml-py", "scikit-learn")
 
 
@@ -73,12 +75,12 @@ STAGES = (
     Entry("emulated", "a", "check_emulated.py", 60, 15),
     Entry("nccl_two_ranks", "a", "nccl_two_ranks.py", 45, 15, answers=(0, 1)),
     Entry("scoring", "b", "score.py", 60, 15),
-    Entry("predictions", "e", "predictions.py", 110, 20),
-    Entry("runs", "c", "record_runs.py", 130, 20),
-    Entry("pairs", "c", "record_pairs.py", 150, 45),
-    Entry("kernel_times", "d", "measure_kernels.py", 75, 15, "machine.json"),
-    Entry("products", "f", "products.py", 75, 20),
-    Entry("training", "g", "train_detectors.py", 600, 20, "figures.json"),
+    Entry("predictions", "e", "predictions.py", 100, 20),
+    Entry("runs", "c", "record_runs.py", 110, 20),
+    Entry("pairs", "c", "record_pairs.py", 110, 45),
+    Entry("kernel_times", "d", "measure_kernels.py", 60, 15, "machine.json"),
+    Entry("products", "f", "products.py", 60, 20),
+    Entry(_LAST, "g", "train_detectors.py", 600, 25, "figures.json"),
 )
 """Predictions go before recordings, since both record models and only predictions can be wrong."""
 
@@ -184,15 +186,17 @@ def run_all(options: Options, names: list[str], minutes: float, again: bool) -> 
     for problem in state["problems"]:
         print(f"PROBLEM: {problem}", flush=True)
     state |= {"device": options.device, "tiny": options.tiny, "commit": _commit()}
-    for entry in STAGES:
-        before = state["stages"].get(entry.name, {})
-        if entry.name not in names or (before.get("status") == "complete" and not again):
+    for entry in _in_order(state["stages"]):
+        status = state["stages"].get(entry.name, {}).get("status", "")
+        if entry.name not in names or (status.startswith(_COMPLETE) and not again):
             continue
         left = ends - time.monotonic() - _PACKING_S
         if left < entry.least_s and not options.tiny:
             print(f"==> {entry.name}: {left:.0f} s are left, {entry.least_s:.0f} are needed")
             state["stages"].setdefault(entry.name, {"status": "no time was left"})
             continue
+        if again:
+            shutil.rmtree(options.work / entry.name, ignore_errors=True)
         seconds = 600.0 if options.tiny else min(entry.limit_s, left)
         print(f"==> {entry.name} ({entry.letter}): {seconds:.0f} s at most", flush=True)
         state["stages"][entry.name] = _run_stage(entry, seconds, options)
@@ -201,10 +205,15 @@ def run_all(options: Options, names: list[str], minutes: float, again: bool) -> 
         pack(options, state)
     _write_state(options.work, state)
     pack(options, state)
-    statuses = [state["stages"].get(name, {}).get("status") for name in names]
-    if "failed" in statuses or "stopped at its limit" in statuses:
+    statuses = [state["stages"].get(name, {}).get("status", "") for name in names]
+    if _FAILED in statuses or _STOPPED in statuses:
         return 1
-    return 0 if all(status == "complete" for status in statuses) else 3
+    return 0 if all(status.startswith(_COMPLETE) for status in statuses) else 3
+
+
+def _in_order(before: dict[str, Any]) -> list[Entry]:
+    """Stages that never ran go before those that an earlier call began; training takes the rest."""
+    return sorted(STAGES, key=lambda e: (e.name == _LAST, "exit_code" in before.get(e.name, {})))
 
 
 def _run_stage(entry: Entry, seconds: float, options: Options) -> dict[str, Any]:
@@ -226,8 +235,8 @@ def _run_stage(entry: Entry, seconds: float, options: Options) -> dict[str, Any]
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    status = "stopped at its limit" if code is None else _STATUS.get(code, "failed")
-    status = "complete" if code in entry.answers else status
+    status = _STOPPED if code is None else _STATUS.get(code, _FAILED)
+    status = _COMPLETE if code in entry.answers else status
     return {
         "status": status,
         "exit_code": code,
@@ -264,9 +273,16 @@ def _take_over(work: Path) -> None:
 
 
 def _commit() -> str | None:
-    asked = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
+    """Of the tree, or where no git is here, of what was packed."""
+    try:
+        asked = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        done = None
+    if done is not None and done.returncode == 0:
+        return done.stdout.strip()
+    about = PACK / "built.json"
+    return json.loads(about.read_text("utf-8")).get("commit") if about.is_file() else None
 
 
 # ------------------------------------------------------------------------- what comes back

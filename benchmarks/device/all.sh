@@ -37,10 +37,10 @@ pack() {
   cp "python/torchtraceap/_model/native$suffix" "$PACK/built/_model"
   ldd "$PACK/built/_core$suffix" | sed -nE 's/.*=> ([^ ]*lib(simdjson|isal|zstd|z)\.so[^ ]*).*/\1/p' |
     xargs -r cp -L -t "$PACK/built/lib"
-  "$venv/bin/python" - "$torch" > "$PACK/built.json" <<'ABOUT'
+  "$venv/bin/python" - "$torch" "$(git rev-parse HEAD)" > "$PACK/built.json" <<'ABOUT'
 import json, sys
 torch = ".".join(sys.argv[1].split(".")[:2])
-print(json.dumps({"python": "%d.%d" % sys.version_info[:2], "torch": torch}))
+print(json.dumps({"python": "%d.%d" % sys.version_info[:2], "torch": torch, "commit": sys.argv[2]}))
 ABOUT
   "$nvcc" -std=c++20 -O3 --expt-relaxed-constexpr -Icpp -arch="$arch" -o "$PACK/cuda_parity" \
     cpp/traceap/cuda/on_gpu.cu cpp/traceap/cuda/on_cpu.cpp benchmarks/device/cuda_parity.cu

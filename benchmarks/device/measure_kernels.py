@@ -51,6 +51,8 @@ COLD_CACHES = 4
 MOST_SETS = 8
 BURST_NS = 2e6
 BURSTS = 5
+MOST_REFUSED = 20
+"""Rows of a part that may fail before it is given up."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -662,7 +664,7 @@ PARTS = {
 def write_part(bench: Bench, part: Part, rows: int, path: Path) -> int:
     """Rows as they are measured, until they or the time are at an end; returns how many."""
     names: list[str] = []
-    count = 0
+    count = refused = 0
     with path.open("w", newline="") as file:
         measured_rows = part.run(bench, rows)
         while time.monotonic() < bench.end:
@@ -670,9 +672,13 @@ def write_part(bench: Bench, part: Part, rows: int, path: Path) -> int:
                 row = next(measured_rows)
             except StopIteration:
                 break
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:  # no room, or a kernel that refuses the operands
                 bench.notes.append(f"{path.stem}: {str(error).splitlines()[0]}")
-                torch.cuda.empty_cache()
+                refused += 1
+                if refused > MOST_REFUSED:
+                    break
+                if isinstance(error, torch.OutOfMemoryError):
+                    torch.cuda.empty_cache()
                 measured_rows = part.run(bench, rows - count)
                 continue
             if not set(row) <= set(names):

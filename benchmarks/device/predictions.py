@@ -17,6 +17,7 @@ autocast. TF32 for products can't be asked for: `predict` takes no such setting.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import subprocess
@@ -164,11 +165,13 @@ def _commit() -> str:
 
 def measure(stage: Stage) -> None:
     """Measures the steps that `predicted.json` has."""
-    rows: list[dict[str, Any]] = []
+    rows = stage.rows("rows")
+    known = {(row["model"], row["precision"]) for row in rows}
     pairs = [
         (model, precision)
         for precision in PRECISIONS
         for model in (_TINY_MODELS if stage.tiny else MODELS)
+        if (model, precision) not in known
     ]
     for model, precision in stage.each(pairs, 8.0):
         row = stage.attempt(
@@ -190,6 +193,8 @@ def _measured(stage: Stage, model: str, precision: str) -> dict[str, Any]:
     path = stage.out / f"{model}_{precision}.json.gz"
     path.unlink(missing_ok=True)
     if stage.on_gpu:
+        gc.collect()  # the model before this one
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     with make_step(model, device=stage.device, precision=precision, size=stage.size) as step:
         # A prediction follows PyTorch's defaults; make_step's "fp32" turns TF32 off everywhere.

@@ -67,8 +67,10 @@ def _timed_ns(stage: Stage, step: Callable[[], Any], synchronize: Callable[[], N
 def wins(stage: Stage) -> None:
     from measure import ALL
 
-    rows: list[dict[str, Any]] = []
-    for win in stage.each(ALL[-2:] if stage.tiny else ALL, 10.0):
+    rows = stage.rows("wins")
+    known = {row["win"] for row in rows}
+    listed = [win for win in (ALL[-2:] if stage.tiny else ALL) if win.name not in known]
+    for win in stage.each(listed, 10.0):
         row = stage.attempt(f"win {win.name}", lambda win=win: _win(stage, win))
         if row is not None:
             rows.append(row)
@@ -105,7 +107,7 @@ def _win(stage: Stage, win: Any) -> dict[str, Any]:
 
 
 def served(stage: Stage) -> None:
-    for _ in stage.each(["the decode loop"], 8.0):
+    for _ in stage.each([] if "served" in stage.found else ["the decode loop"], 8.0):
         found = stage.attempt("decode loop", lambda: _decode(stage))
         if found is not None:
             stage.keep(served=found)
@@ -208,16 +210,18 @@ def _capture(stage: Stage, work: Callable[[], None]) -> Callable[[], None]:
 
 
 def models(stage: Stage) -> None:
-    rows: list[dict[str, Any]] = []
+    rows = stage.rows("models")
+    known = {(row["model"], row["way"]) for row in rows}
     names = MODELS[2:3] if stage.tiny else MODELS
-    asked = [(name, "eager") for name in names]
-    if stage.on_gpu:
-        asked += [(name, "graph") for name in names]
-    for name, way in stage.each(asked, _EAGER_S):
-        _model(stage, rows, name, way)
-    if stage.on_gpu:
-        for name in stage.each(names, _COMPILED_S):
-            _model(stage, rows, name, "compiled")
+    for ways, least_s in ((("eager", "graph"), _EAGER_S), (("compiled",), _COMPILED_S)):
+        asked = [
+            (name, way)
+            for way in ways
+            for name in names
+            if (stage.on_gpu or way == "eager") and (name, way) not in known
+        ]
+        for name, way in stage.each(asked, least_s):
+            _model(stage, rows, name, way)
 
 
 def _model(stage: Stage, rows: list[dict[str, Any]], name: str, way: str) -> None:

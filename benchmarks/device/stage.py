@@ -5,8 +5,9 @@ A stage is a program that is started as
     python benchmarks/device/STAGE.py --out FOLDER [--device cuda|cpu] [--seconds N] [--tiny]
 
 and writes `FOLDER/result.json` after each item that it has finished, so that what was measured
-before a time-out stays. Exit code: 0 everything is done, 1 something is wrong, 2 there is nothing
-here to try it on, 3 the time was over and something is left to do.
+before a time-out stays, and another call goes on behind it. Exit code: 0 everything is done, 1
+something is wrong, 2 there is nothing here to try it on, 3 the time was over and something is left
+to do, 4 everything was tried and some items could not be measured (`left_out` says why).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ for _place in (ROOT / "benchmarks/wins", ROOT / "benchmarks"):
     sys.path.insert(0, str(_place))
 
 SCHEMA = "torchtraceap.device/1"
-DONE, WRONG, NOTHING_HERE, UNFINISHED = 0, 1, 2, 3
+DONE, WRONG, NOTHING_HERE, UNFINISHED, PARTLY = range(5)
 RESULT = "result.json"
 
 Item = TypeVar("Item")
@@ -52,7 +53,10 @@ class Stage:
     left_out: list[str] = field(default_factory=list)
     """What was not measured, and why."""
     failed: bool = False
+    """A check does not hold."""
     unfinished: bool = False
+    partly: bool = False
+    """An item could not be measured."""
 
     @property
     def on_gpu(self) -> bool:
@@ -81,6 +85,10 @@ class Stage:
         partial.write_text(json.dumps(document, indent=1, default=str) + "\n", "utf-8")
         partial.replace(self.out / RESULT)
 
+    def rows(self, key: str) -> list[dict[str, Any]]:
+        """What an earlier call found under a key, to be added to."""
+        return list(self.found.get(key, []))
+
     def each(self, items: Iterable[Item], least_s: float = 5.0) -> Iterator[Item]:
         """Yields items as long as there is time for another one; tiny ones always."""
         listed: Sequence[Item] = list(items)
@@ -101,7 +109,7 @@ class Stage:
             traceback.print_exc()
             first = (str(error).strip() or "no reason given").splitlines()[0][:300]
             self.left_out.append(f"{what}: {type(error).__name__}: {first}")
-            self.failed = True
+            self.partly = True
             return None
         print(f"{what}: {time.monotonic() - began:.1f} s", flush=True)
         return found
@@ -134,7 +142,8 @@ def run_stage(document: str | None, work: Callable[[Stage], None]) -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    stage = Stage(options.device, options.tiny, options.out, time.monotonic() + options.seconds)
+    ends = time.monotonic() + options.seconds
+    stage = Stage(options.device, options.tiny, options.out, ends, _found_before(options.out))
     if stage.on_gpu:
         import torch
 
@@ -157,4 +166,15 @@ def run_stage(document: str | None, work: Callable[[Stage], None]) -> int:
         print(f"left out: {reason}", flush=True)
     if stage.failed:
         return WRONG
-    return UNFINISHED if stage.unfinished else DONE
+    if stage.unfinished:
+        return UNFINISHED
+    return PARTLY if stage.partly else DONE
+
+
+def _found_before(out: Path) -> dict[str, Any]:
+    """What an earlier call of this stage found."""
+    path = out / RESULT
+    if not path.is_file():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))["found"]
+    return found

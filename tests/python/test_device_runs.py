@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import gzip
+import importlib
 import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the stages run models")
 pytest.importorskip("pyarrow", reason="a data set is written")
+
+from torchtraceap.errors import MissingDependencyError
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = ROOT / "benchmarks/device"
@@ -81,8 +85,10 @@ def test_emulated_collectives_and_two_ranks(run: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_both_networks_score_alike(run: dict[str, Any]) -> None:
-    if importlib.util.find_spec("torchtraceap._model.native") is None:
-        pytest.skip("the networks are not built")
+    try:
+        importlib.import_module("torchtraceap._model")
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
     rows = {row["way"]: row for row in found(run, "scoring")["rows"]}
     assert set(rows) == {"pytorch", "cpu"}
     assert rows["cpu"]["largest_difference"] < 1e-3
@@ -319,3 +325,28 @@ def load_driver() -> Any:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def test_what_never_ran_goes_first_and_training_last() -> None:
+    driver = load_driver()
+    before = {"kernels_parity": {"exit_code": 3}, "products": {"status": "no time was left"}}
+    names = [entry.name for entry in driver._in_order(before)]
+    assert names[0] == "emulated" and names[-2:] == ["kernels_parity", "training"]
+
+
+def test_a_stage_that_hangs_is_stopped_with_what_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = load_driver()
+    hangs = (
+        "import subprocess as s; p = s.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    )
+    monkeypatch.setattr(driver, "command", lambda *_: [sys.executable, "-c", hangs])
+    options = driver.Options("cpu", True, tmp_path, tmp_path / "out")
+    told = driver._run_stage(driver.STAGES[0], 2.0, options)
+    assert told["status"] == "stopped at its limit" and told["seconds"] < 20
+    child = int((tmp_path / "kernels_parity/log.txt").read_text("utf-8").split()[0])
+    with pytest.raises(ProcessLookupError):
+        for _ in range(50):
+            os.kill(child, 0)
+            time.sleep(0.1)
