@@ -45,7 +45,7 @@ ABOUT
   "$nvcc" -std=c++20 -O3 --expt-relaxed-constexpr -Icpp -arch="$arch" -o "$PACK/cuda_parity" \
     cpp/traceap/cuda/on_gpu.cu cpp/traceap/cuda/on_cpu.cpp benchmarks/device/cuda_parity.cu
   "$nvcc" -std=c++17 -O2 -shared -Xcompiler -fPIC -arch="$arch" -o "$PACK/emulated.so" \
-    python/torchtraceap/collect/emulated/kernels.cu
+    python/torchtraceap/lab/collection/emulated/kernels.cu
   if [ -n "${WHEELS:-}" ]; then
     # shellcheck disable=SC2086
     "$venv/bin/python" -m pip download -q --no-deps --only-binary=:all: -d "$PACK/wheels" $WHEELS

@@ -85,8 +85,8 @@ def workload_of(model: str, precision: str) -> Callable[[], Any]:
     import torch
     from torch import nn
 
-    from torchtraceap.workloads.registry import find
-    from torchtraceap.workloads.workload import Workload, made_workload
+    from torchtraceap.lab.workloads.registry import find
+    from torchtraceap.lab.workloads.workload import Workload, made_workload
 
     class Autocast(nn.Module):
         """The model, whose forward pass runs as autocast would have it on a GPU."""
@@ -187,7 +187,7 @@ def _measured(stage: Stage, model: str, precision: str) -> dict[str, Any]:
     import torch
 
     import torchtraceap as ttap
-    from torchtraceap.workloads.steps import make_step
+    from torchtraceap.lab.workloads.steps import make_step
 
     steps = 3 if stage.tiny else _STEPS
     path = stage.out / f"{model}_{precision}.json.gz"

@@ -59,7 +59,7 @@ def _steps_ns(step: Any, after: Callable[[], Any], count: int) -> float:
 
 def contracts(stage: Stage) -> dict[str, Any]:
     import torchtraceap as ttap
-    from torchtraceap.workloads.steps import make_step
+    from torchtraceap.lab.workloads.steps import make_step
 
     count = 4 if stage.tiny else 20
     checked = {}
@@ -107,8 +107,8 @@ def contracts(stage: Stage) -> dict[str, Any]:
 
 def replays(stage: Stage) -> dict[str, Any]:
     import torchtraceap as ttap
-    from torchtraceap.replay import find_replayable, replay
-    from torchtraceap.workloads.steps import make_step
+    from torchtraceap.compat.replay import find_replayable, replay
+    from torchtraceap.lab.workloads.steps import make_step
 
     path = stage.out / "replayed.json.gz"
     path.unlink(missing_ok=True)
@@ -145,7 +145,7 @@ def replays(stage: Stage) -> dict[str, Any]:
 
 def watching(stage: Stage) -> dict[str, Any]:
     import torchtraceap as ttap
-    from torchtraceap.workloads.steps import make_step
+    from torchtraceap.lab.workloads.steps import make_step
 
     seconds = 2.0 if stage.tiny else min(8.0, max(2.0, stage.left_s() / 8))
     shares: list[float] = []
@@ -165,8 +165,8 @@ def watching(stage: Stage) -> dict[str, Any]:
 
 
 def fences(stage: Stage) -> list[dict[str, Any]]:
-    from torchtraceap.bench.runs.asked import Asked, Protocol
-    from torchtraceap.bench.runs.running import measure as measure_run
+    from torchtraceap.lab.bench.runs.config import Asked, Protocol
+    from torchtraceap.lab.bench.runs.run import measure as measure_run
 
     rows = []
     protocol = Protocol(processes=1, steps=4 if stage.tiny else 20, trace=False, timeout_s=120.0)

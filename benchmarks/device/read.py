@@ -219,7 +219,7 @@ def predictions(back: Back, predicted: Row) -> Iterator[str]:
 
 def compared(back: Back, predicted: Row) -> Iterator[tuple[Row, Row]]:
     """Predictions for the device of the run with what was measured of them."""
-    from torchtraceap.devices import find_device
+    from torchtraceap.ops.devices import find_device
 
     here = find_device(back.device)
     asked = {
@@ -320,7 +320,7 @@ def kernel_times(back: Back, _: Row) -> Iterator[str]:
 
 def _by_kind(back: Back) -> dict[tuple[str, str], list[tuple[float, Any]]]:
     """(measured ns, estimate) by part and by operator and type."""
-    from torchtraceap.devices import find_device
+    from torchtraceap.ops.devices import find_device
 
     found: dict[tuple[str, str], list[tuple[float, Any]]] = defaultdict(list)
     device = find_device(back.device)
@@ -408,7 +408,7 @@ def _operator(
 ) -> Any:
     """An operator whose arguments are tensors, values and perhaps one more tensor at the end."""
     from torchtraceap import durations
-    from torchtraceap.models import OpCall
+    from torchtraceap.ops.models import OpCall
 
     behind, kinds = ([last[0]], [last[1]]) if last else ([], [])
     call = OpCall(

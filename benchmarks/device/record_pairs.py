@@ -17,8 +17,8 @@ _TINY = ("item_per_layer", "unfused_optimizer", "tiny_buckets")
 
 
 def record(stage: Stage) -> None:
-    from torchtraceap.collect.collecting import collect
-    from torchtraceap.collect.manifest import read_manifest
+    from torchtraceap.lab.collection.collect import collect
+    from torchtraceap.lab.collection.manifest import read_manifest
 
     entries = read_manifest(FORMS)
     if stage.tiny:

@@ -80,7 +80,7 @@ def wins(stage: Stage) -> None:
 def _win(stage: Stage, win: Any) -> dict[str, Any]:
     from measure import Row, judge
 
-    from torchtraceap.workloads.steps import make_step
+    from torchtraceap.lab.workloads.steps import make_step
 
     sides: dict[str, Any] = {}
     clock: dict[str, int] = {}
@@ -236,9 +236,9 @@ def _recorded_model(stage: Stage, name: str, way: str) -> dict[str, Any]:
     import torch
     from torch.profiler import record_function
 
-    from torchtraceap.workloads.registry import find
-    from torchtraceap.workloads.steps import on_device
-    from torchtraceap.workloads.workload import made_workload
+    from torchtraceap.lab.workloads.registry import find
+    from torchtraceap.lab.workloads.steps import on_device
+    from torchtraceap.lab.workloads.workload import made_workload
 
     made = made_workload(find(name).make(None, stage.size))
     assert made.loss is not None

@@ -5,7 +5,7 @@ reads the traces of `examples/traces`, in 100 windows each. Ways:
 
 - `cpu`: `PaperScorer`, the network in LibTorch, with as many threads as PyTorch takes;
 - `cuda`: the same on the GPU, in float32 and bfloat16, traces one by one and eight at once;
-- `pytorch`: the paper's recipe in plain PyTorch on the same device (`training/paper_net.py`),
+- `pytorch`: the paper's recipe in plain PyTorch on the same device (`lab/training/paper_net.py`),
   eager, one trace after the other.
 
 The time is from tokens on the host to scores on the host. `share_of_bound` divides the least time
@@ -34,8 +34,8 @@ _TINY = {"width": 16, "layers": 1, "heads": 2, "feed_forward": 32, "cap": 8}
 def score(stage: Stage) -> None:
     import torch
 
-    from torchtraceap.scoring.paper_config import PaperConfig
-    from torchtraceap.training.paper_net import PaperNet
+    from torchtraceap.diagnosis.scoring.paper_config import PaperConfig
+    from torchtraceap.lab.training.paper_net import PaperNet
 
     torch.manual_seed(0)
     config = PaperConfig(**(_TINY if stage.tiny else {}))
@@ -74,7 +74,7 @@ def score(stage: Stage) -> None:
         stage.keep(**about, rows=[{k: v for k, v in r.items() if k != "scores"} for r in rows])
 
     def by_scorer(way: str, precision: str, together: int) -> None:
-        from torchtraceap.scoring.paper import PaperScorer
+        from torchtraceap.diagnosis.scoring.paper import PaperScorer
 
         scorer = PaperScorer(config, network.arrays(), precision=precision, device=way)
         measured(way, precision, together, scorer.score_tokens)
@@ -94,8 +94,8 @@ def score(stage: Stage) -> None:
 
 def _tokens(config: Any, windows: int) -> list[Any]:
     import torchtraceap as ttap
-    from torchtraceap.scoring.base import common_bounds
-    from torchtraceap.scoring.paper import paper_tokens
+    from torchtraceap.diagnosis.scoring.base import common_bounds
+    from torchtraceap.diagnosis.scoring.paper import paper_tokens
 
     traces = [ttap.load(path) for path in sorted((ROOT / "examples/traces").glob("*.json.gz"))]
     return [paper_tokens(each.ranks[0], common_bounds(each, windows), config) for each in traces]
@@ -104,9 +104,9 @@ def _tokens(config: Any, windows: int) -> list[Any]:
 def _in_pytorch(network: Any, config: Any, traces: Sequence[Any], stage: Stage) -> list[Any]:
     import torch
 
-    from torchtraceap.scoring.paper_inputs import join_traces
-    from torchtraceap.scoring.text_encoders import text_encoder
-    from torchtraceap.training.paper_net import batch_of
+    from torchtraceap.diagnosis.scoring.paper_inputs import join_traces
+    from torchtraceap.diagnosis.scoring.text_encoders import text_encoder
+    from torchtraceap.lab.training.paper_net import batch_of
 
     encoder = text_encoder(config.text_encoder)
     with torch.inference_mode():
@@ -141,9 +141,9 @@ def _flops(network: Any, config: Any, traces: Sequence[Any]) -> float:
     """Of a forward pass, mean over the traces, as PyTorch counts products and attention."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from torchtraceap.scoring.paper_inputs import join_traces
-    from torchtraceap.scoring.text_encoders import text_encoder
-    from torchtraceap.training.paper_net import batch_of
+    from torchtraceap.diagnosis.scoring.paper_inputs import join_traces
+    from torchtraceap.diagnosis.scoring.text_encoders import text_encoder
+    from torchtraceap.lab.training.paper_net import batch_of
 
     encoder = text_encoder(config.text_encoder)
     with FlopCounterMode(display=False) as counter:
@@ -153,7 +153,7 @@ def _flops(network: Any, config: Any, traces: Sequence[Any]) -> float:
 
 
 def _bound_s(device: str, precision: str, about: dict[str, Any]) -> float | None:
-    from torchtraceap.devices import find_device
+    from torchtraceap.ops.devices import find_device
 
     found = None if device == "cpu" else find_device(device_name(device))
     if found is None:
