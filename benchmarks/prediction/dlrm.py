@@ -32,15 +32,15 @@ import host_data
 import numpy as np
 import sharding_choice
 from dlrm_replay import replay
-
-import torchtraceap as ttap
-from torchtraceap import _core
-from torchtraceap.lab.prediction.baseline import (
+from lin2024 import (
     launches_by_name,
     measure_overheads,
     ops_of_ranks,
     simulate,
 )
+
+import torchtraceap as ttap
+from torchtraceap import _core
 from torchtraceap.lab.prediction.lowering.host import HostModel
 from torchtraceap.ops.devices import load_devices
 from torchtraceap.trace.execution.reader import NodeFile, read_nodes

@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from torchtraceap import _core
-from torchtraceap.lab.prediction.baseline.execution import (
+from lin2024.execution import (
     CallTree,
     collective_of,
     copy_direction,
@@ -21,6 +19,8 @@ from torchtraceap.lab.prediction.baseline.execution import (
     on_gpu,
     transfers_of_ranks,
 )
+
+from torchtraceap import _core
 from torchtraceap.lab.prediction.capture.calls import Phase
 from torchtraceap.lab.prediction.lowering.call_context import Situation, crossing
 from torchtraceap.lab.prediction.lowering.host import HostModel

@@ -4,6 +4,7 @@ trace."""
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,13 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.prediction.baseline import (
+from torchtraceap.ops.durations import elementwise_ns, gemm_ns
+from torchtraceap.ops.durations.collectives import estimate_collective
+from torchtraceap.trace.execution.reader import NodeFile, read_nodes
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "prediction"))
+
+from lin2024 import (
     BaselineOp,
     Overheads,
     Piece,
@@ -20,9 +27,6 @@ from torchtraceap.lab.prediction.baseline import (
     ops_of_ranks,
     simulate,
 )
-from torchtraceap.ops.durations import elementwise_ns, gemm_ns
-from torchtraceap.ops.durations.collectives import estimate_collective
-from torchtraceap.trace.execution.reader import NodeFile, read_nodes
 
 TIMES = Overheads(
     t1=5_000.0,

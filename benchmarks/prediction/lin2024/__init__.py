@@ -6,13 +6,13 @@ fronts of two streams, host overheads T1 to T5, and two rules of synchronisation
 not the source's (its nets and tables are not public) but those of durations/.
 """
 
-from torchtraceap.lab.prediction.baseline.execution import ops_of_ranks
-from torchtraceap.lab.prediction.baseline.overheads import (
+from lin2024.execution import ops_of_ranks
+from lin2024.overheads import (
     Overheads,
     launches_by_name,
     measure_overheads,
 )
-from torchtraceap.lab.prediction.baseline.simulate import (
+from lin2024.simulate import (
     BaselineOp,
     BaselineTimes,
     Piece,

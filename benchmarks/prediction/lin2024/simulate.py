@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
+from lin2024.overheads import Overheads
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.prediction.baseline.overheads import Overheads
 
 __all__ = ["BaselineOp", "BaselineTimes", "Piece", "simulate"]
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lin2024.overheads import is_marker
+from lin2024.simulate import BaselineOp, Piece
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.prediction.baseline.overheads import is_marker
-from torchtraceap.lab.prediction.baseline.simulate import BaselineOp, Piece
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import UnknownDurationError, collective_kind, copy_ns, op_ns
 from torchtraceap.ops.durations.collectives import estimate_collective
