@@ -108,11 +108,11 @@ def captured(path: str) -> tuple[Any, list[int]]:
     import public_models
 
     from torchtraceap.lab.prediction.capture import capture_step
-    from torchtraceap.lab.prediction.predictor import lifted_steps
+    from torchtraceap.lab.prediction.predictor import lower_steps
 
     make, device = public_models.MODELS[path]
     capture = capture_step(make)
-    (step,) = lifted_steps([capture], device_named(device))
+    (step,) = lower_steps([capture], device_named(device))
     return capture, [sum(len(op.works) for op in call.ops) for call in step.calls]
 
 

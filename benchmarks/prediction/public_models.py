@@ -25,8 +25,8 @@ import transformers
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.lab.prediction.capture import capture_step
-from torchtraceap.lab.prediction.lowering.step import LiftedStep
-from torchtraceap.lab.prediction.predictor import lifted_steps, predict
+from torchtraceap.lab.prediction.lowering.step import LoweredStep
+from torchtraceap.lab.prediction.predictor import lower_steps, predict
 from torchtraceap.ops.devices import device_named
 from torchtraceap.ops.models.families import family_of
 from torchtraceap.trace.ranks import RankTrace
@@ -132,7 +132,7 @@ def _plain(dims: list[Any]) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
-class Lifted:
+class Lowered:
     """The same of a prediction."""
 
     name: str
@@ -145,8 +145,8 @@ class Lifted:
     family: str
 
 
-def lifted(step: LiftedStep) -> list[Lifted]:
-    """Launching operators of a lifted step."""
+def lowered(step: LoweredStep) -> list[Lowered]:
+    """Launching operators of a lowered step."""
     found = []
     for op in step.ops():
         works = op.works
@@ -155,7 +155,7 @@ def lifted(step: LiftedStep) -> list[Lifted]:
         sets = sum(work.kind.name == "MEMSET" for work in works)
         kernels = [work.name for work in works if work.kind.name != "MEMSET"]
         found.append(
-            Lifted(
+            Lowered(
                 op.op.name,
                 str([list(tensor.shape) for tensor in op.op.tensors if tensor.shape]),
                 len(works) - sets,
@@ -169,7 +169,7 @@ def lifted(step: LiftedStep) -> list[Lifted]:
     return found
 
 
-def aligned(ours: Sequence[Lifted], theirs: Sequence[Recorded]) -> list[tuple[int, int]]:
+def aligned(ours: Sequence[Lowered], theirs: Sequence[Recorded]) -> list[tuple[int, int]]:
     """Pairs of places of operators of one name, in order."""
     matcher = SequenceMatcher(
         None, [op.name for op in ours], [op.name for op in theirs], autojunk=False
@@ -189,8 +189,8 @@ def compared(path: str, corpus: Path, others: Sequence[ttap.Trace]) -> dict[str,
     row: dict[str, Any] = {"trace": path, "device": device}
     for name, traces in (("alone", ()), ("calibrated", tuple(others))):
         prediction = predict(make, device=device, calibrate=traces)
-        (step,) = lifted_steps([capture_step(make)], device_named(device), traces)
-        ours = lifted(step)
+        (step,) = lower_steps([capture_step(make)], device_named(device), traces)
+        ours = lowered(step)
         pairs = aligned(ours, theirs)
         mine, real = [ours[a] for a, _ in pairs], [theirs[b] for _, b in pairs]
         measured = sum(op.gpu_ns for op in real)

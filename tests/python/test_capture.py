@@ -102,7 +102,7 @@ def test_a_convolution_adds_its_bias_by_channel() -> None:
         assert [tensor.shape for tensor in bias.tensors] == [(8, 64, 58, 58), (1, 64, 1, 1)]
 
 
-def lifted_names(made: Capture, libraries: Libraries) -> list[str]:
+def lowered_names(made: Capture, libraries: Libraries) -> list[str]:
     return [op.name.removeprefix("aten::") for op in launching_ops(made, libraries)]
 
 
@@ -118,12 +118,12 @@ def test_depthwise_convolutions_are_atens_where_channels_lie_apart() -> None:
         return nn.Conv2d(64, 64, 3, groups=64)
 
     made = captured(model, image(2, 64, 16, 16))
-    assert lifted_names(made, CUDNN) == ["_conv_depthwise2d"]  # which adds the bias itself
-    assert lifted_names(made, MIOPEN) == ["miopen_depthwise_convolution", "add_"]
+    assert lowered_names(made, CUDNN) == ["_conv_depthwise2d"]  # which adds the bias itself
+    assert lowered_names(made, MIOPEN) == ["miopen_depthwise_convolution", "add_"]
     together = captured(
         model, lambda: torch.randn(2, 64, 16, 16).to(memory_format=torch.channels_last)
     )
-    assert lifted_names(together, CUDNN) == ["cudnn_convolution", "add_"]
+    assert lowered_names(together, CUDNN) == ["cudnn_convolution", "add_"]
 
 
 def test_convolutions_of_one_dimension_are_of_two() -> None:
@@ -135,12 +135,12 @@ def test_convolutions_of_one_dimension_are_of_two() -> None:
 
 def test_batch_norms_go_to_the_library_that_takes_their_types() -> None:
     single = captured(lambda: nn.BatchNorm2d(8), image(2, 8, 4, 4))
-    assert lifted_names(single, CUDNN)[-1] == "cudnn_batch_norm"
-    assert lifted_names(single, MIOPEN)[-1] == "miopen_batch_norm"
+    assert lowered_names(single, CUDNN)[-1] == "cudnn_batch_norm"
+    assert lowered_names(single, MIOPEN)[-1] == "miopen_batch_norm"
     bare = captured(lambda: nn.BatchNorm2d(8, affine=False), image(2, 8, 4, 4))
-    assert lifted_names(bare, CUDNN)[-1] == "native_batch_norm"
+    assert lowered_names(bare, CUDNN)[-1] == "native_batch_norm"
     halves = captured(lambda: nn.BatchNorm2d(8).to(torch.bfloat16), half(2, 8, 4, 4))
-    assert lifted_names(halves, CUDNN)[-1] == "native_batch_norm"
+    assert lowered_names(halves, CUDNN)[-1] == "native_batch_norm"
 
 
 def test_amd_fills_a_counter_of_causal_attention() -> None:
@@ -149,8 +149,8 @@ def test_amd_fills_a_counter_of_causal_attention() -> None:
         return functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
 
     made = captured(lambda: Calls(causal), half(4, 128, 512))
-    assert lifted_names(made, CUDNN) == ["_flash_attention_forward"]
-    assert lifted_names(made, MIOPEN) == ["_flash_attention_forward", "fill_"]
+    assert lowered_names(made, CUDNN) == ["_flash_attention_forward"]
+    assert lowered_names(made, MIOPEN) == ["_flash_attention_forward", "fill_"]
 
 
 @pytest.mark.parametrize(

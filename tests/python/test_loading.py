@@ -13,27 +13,27 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Capture, TensorInfo
 from torchtraceap.lab.prediction.lowering.data_loading import Loading, with_loading
 from torchtraceap.lab.prediction.lowering.host import HostModel
-from torchtraceap.lab.prediction.lowering.lower import lift
-from torchtraceap.lab.prediction.lowering.step import LiftedStep
-from torchtraceap.lab.prediction.timeline import lay_out, with_steady_loader
+from torchtraceap.lab.prediction.lowering.lower import lower
+from torchtraceap.lab.prediction.lowering.step import LoweredStep
+from torchtraceap.lab.prediction.timeline import schedule_steps, with_steady_loader
 from torchtraceap.ops.devices import device_named
 
 GPU = "A100 SXM 40GB"
 
 
-def loaded(loading: Loading, size: int = 38_535_168) -> LiftedStep:
+def loaded(loading: Loading, size: int = 38_535_168) -> LoweredStep:
     """Nothing but the loop around a step with one input of so many floats."""
     dtype = dtype_named("float32")
     assert dtype is not None
     tensor = TensorInfo((size,), (1,), dtype, 1)
     capture, device = Capture((), inputs=(tensor,)), device_named(GPU)
     host = HostModel(device)
-    return with_loading(lift(capture, device, host=host), capture, loading, host, device)
+    return with_loading(lower(capture, device, host=host), capture, loading, host, device)
 
 
 def held_ns(loading: Loading, size: int = 38_535_168) -> int:
     """How long the copy holds the host."""
-    (times,) = lay_out([loaded(loading, size)], count=1).ranks
+    (times,) = schedule_steps([loaded(loading, size)], count=1).ranks
     return int(times.wait_end[0, 0] - times.launch_begin[0, 0])
 
 
@@ -45,7 +45,7 @@ def test_a_copy_holds_the_host_unless_it_is_pinned() -> None:
 
 
 def length_ns(loading: Loading) -> int:
-    (times,) = lay_out(with_steady_loader([loaded(loading)]), count=4).ranks
+    (times,) = schedule_steps(with_steady_loader([loaded(loading)]), count=4).ranks
     return times.step_length_ns()
 
 
@@ -61,7 +61,7 @@ def test_the_slower_of_loader_and_step_decides() -> None:
 
 def test_batches_that_come_in_time_are_not_waited_for() -> None:
     step = loaded(Loading("pageable", 30e6, 2))
-    (times,) = lay_out(with_steady_loader([step]), count=3).ranks
+    (times,) = schedule_steps(with_steady_loader([step]), count=3).ranks
     assert times.fetch_begin is not None and times.fetch_end is not None
     fetch = step.around.fetch
     assert fetch is not None
@@ -76,7 +76,7 @@ def test_what_makes_no_sense_is_refused() -> None:
     host = HostModel(device)
     nothing = Capture(())
     with pytest.raises(OptionError, match="inputs"):
-        with_loading(lift(nothing, device), nothing, Loading(), host, device)
+        with_loading(lower(nothing, device), nothing, Loading(), host, device)
 
 
 # --------------------------------------------------------------------------- whole predictions

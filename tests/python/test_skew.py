@@ -7,27 +7,27 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from test_prediction_layout import HOST, call, collective, launching
+from test_prediction_timeline import HOST, call, collective, launching
 
-from torchtraceap.lab.prediction.lowering.step import LiftedCall, LiftedStep
+from torchtraceap.lab.prediction.lowering.step import LoweredCall, LoweredStep
 from torchtraceap.lab.prediction.lowering.work import HostTime
-from torchtraceap.lab.prediction.timeline import lay_out, with_slowest
+from torchtraceap.lab.prediction.timeline import schedule_steps, with_slowest
 from torchtraceap.lab.prediction.timeline.skew import expected_most
 
 
-def step_of(ranks: int, ns: float, host_ns: float = 4_000.0) -> LiftedStep:
+def step_of(ranks: int, ns: float, host_ns: float = 4_000.0) -> LoweredStep:
     """Ten kernels, and a collective of 50 us that the first one of the next step waits for."""
     host = replace(HOST, launches=(host_ns,))
     meets = collective(10, tuple(range(ranks)))
     kernels = [launching(ns, host) for _ in range(10)]
-    wait = LiftedCall(call("aten::view", waits_for=10), (), HostTime(1_000.0, 1_000.0))
-    return LiftedStep((*kernels, launching(50_000.0, host, collective=meets), wait))
+    wait = LoweredCall(call("aten::view", waits_for=10), (), HostTime(1_000.0, 1_000.0))
+    return LoweredStep((*kernels, launching(50_000.0, host, collective=meets), wait))
 
 
 def length_ns(ranks: int, ns: float, host_ns: float = 4_000.0) -> tuple[int, int]:
     """Of the step, and of the collective on a usual rank."""
     steps, kinds = with_slowest([step_of(ranks, ns, host_ns)], (0,) * ranks)
-    usual = lay_out(steps, kinds, count=3).ranks[0]
+    usual = schedule_steps(steps, kinds, count=3).ranks[0]
     return usual.step_length_ns(), int(usual.work_end[-1, -1] - usual.work_begin[-1, -1])
 
 
@@ -63,7 +63,7 @@ def test_hosts_vary_more_than_gpus() -> None:
 
 
 def test_ranks_that_never_meet_do_not_wait() -> None:
-    step = LiftedStep((launching(1_000.0),))
+    step = LoweredStep((launching(1_000.0),))
     assert with_slowest([step], (0, 0, 0)) == ([step], (0, 0, 0))
     shared = step_of(4, 1_000.0)
     steps, kinds = with_slowest([shared], (0,) * 4)
@@ -74,7 +74,7 @@ def test_ranks_that_never_meet_do_not_wait() -> None:
     assert with_slowest([pair], (0, 0))[1] == (0, 0)
 
 
-def stages(ranks: int) -> list[LiftedStep]:
+def stages(ranks: int) -> list[LoweredStep]:
     """Two stages of a pipeline with so many ranks each; each adds up gradients of its own."""
     found = []
     for number, way in enumerate(("send", "recv")):
@@ -83,14 +83,14 @@ def stages(ranks: int) -> list[LiftedStep]:
         own = tuple(range(number * ranks, (number + 1) * ranks))
         shares = launching(50_000.0, collective=collective(2, own))
         kernels = [launching(500_000.0), talks]
-        found.append(LiftedStep((*(kernels if way == "send" else reversed(kernels)), shares)))
+        found.append(LoweredStep((*(kernels if way == "send" else reversed(kernels)), shares)))
     return found
 
 
 def test_the_slowest_of_stages_talk_to_each_other() -> None:
     steps, kinds = with_slowest(stages(4), (0,) * 4 + (1,) * 4)
     assert kinds == (0, 2, 2, 2, 1, 3, 3, 3)
-    ranks = lay_out(steps, kinds, count=2).ranks
+    ranks = schedule_steps(steps, kinds, count=2).ranks
     assert len(ranks) == 4
     assert (ranks[0].work_end[:, 1] == ranks[1].work_end[:, 0]).all()
     assert (ranks[2].work_end[:, 1] == ranks[3].work_end[:, 0]).all()

@@ -29,8 +29,8 @@ from torchtraceap.lab.prediction.parallel import (  # noqa: E402
     parse_strategy,
 )
 from torchtraceap.lab.prediction.parallel.blocks import blocks_of  # noqa: E402
-from torchtraceap.lab.prediction.predictor import lifted_steps  # noqa: E402
-from torchtraceap.lab.prediction.timeline import lay_out  # noqa: E402
+from torchtraceap.lab.prediction.predictor import lower_steps  # noqa: E402
+from torchtraceap.lab.prediction.timeline import schedule_steps  # noqa: E402
 from torchtraceap.lab.workloads.workload import find_workload  # noqa: E402
 
 Make = Callable[[], dict[str, Any]]
@@ -613,14 +613,14 @@ def test_forward_and_backward_passes_take_turns() -> None:
 
 def test_a_stage_begins_when_it_has_received() -> None:
     found = ranks_of(trained(tower, 32, 128), parse_strategy("pp=2,microbatches=4", 2))
-    lifted = lifted_steps(found.captures, device_named("H100-SXM"))
-    schedule = lay_out(lifted, found.kind_of_rank, count=2)
+    lowered = lower_steps(found.captures, device_named("H100-SXM"))
+    schedule = schedule_steps(lowered, found.kind_of_rank, count=2)
     first, second = (
         [index for index, work in enumerate(step.works()) if not work.collectives]
-        for step in lifted
+        for step in lowered
     )
-    sends = [index for index, work in enumerate(lifted[0].works()) if work.collectives]
-    met = [len(work.collectives) for work in lifted[0].works() if work.collectives]
+    sends = [index for index, work in enumerate(lowered[0].works()) if work.collectives]
+    met = [len(work.collectives) for work in lowered[0].works() if work.collectives]
     # One alone, three with a gradient that comes back, and what is left of those.
     assert met == [1, 2, 2, 2, 1]
     begins, ends = schedule.ranks[1].work_begin[0], schedule.ranks[0].work_end[0]

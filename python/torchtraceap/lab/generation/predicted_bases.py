@@ -13,10 +13,10 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.datasets.types import TASKS
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.generation.bases import Base
-from torchtraceap.lab.prediction.lowering.step import LiftedStep
-from torchtraceap.lab.prediction.predictor import lifted_steps
+from torchtraceap.lab.prediction.lowering.step import LoweredStep
+from torchtraceap.lab.prediction.predictor import lower_steps
 from torchtraceap.lab.prediction.sources import captured_step
-from torchtraceap.lab.prediction.timeline import Recording, lay_out, rank_trace
+from torchtraceap.lab.prediction.timeline import Recording, rank_trace, schedule_steps
 from torchtraceap.lab.prediction.timeline.profilers import PROFILERS, Profiler, as_profiled
 from torchtraceap.lab.prediction.timeline.waits import stream_waits
 from torchtraceap.ops.devices import device_named
@@ -99,8 +99,8 @@ def _run(drawn: Drawn, profiler: Profiler, seed: int) -> Base:
         drawn.make, None, loss=None, optimizer=None, dtype=drawn.dtype, batch=None,
         world_size=drawn.world_size, strategy=drawn.strategy, device=device,
     )  # fmt: skip
-    step = lifted_steps(captured.captures[:1], device)[0]
-    times = lay_out([step], [0] * drawn.world_size, count=drawn.steps).ranks[0]
+    step = lower_steps(captured.captures[:1], device)[0]
+    times = schedule_steps([step], [0] * drawn.world_size, count=drawn.steps).ranks[0]
     newest = rank_trace(step, times, Recording(device, 0, drawn.world_size, seed))
     part = RankTrace(as_profiled(newest.table, profiler), newest.rank)
     types = frozenset(present_findings(Ranks([part])))
@@ -110,7 +110,7 @@ def _run(drawn: Drawn, profiler: Profiler, seed: int) -> Base:
     )  # fmt: skip
 
 
-def _waits(step: LiftedStep, part: RankTrace, steps: int) -> Array:
+def _waits(step: LoweredStep, part: RankTrace, steps: int) -> Array:
     """int64 `[n, 2]`: see `Base.waits`. Calls that launch have their numbers in order."""
     pairs = np.array(stream_waits(step), dtype=np.int64).reshape(-1, 2)
     count = sum(1 for _ in step.works())

@@ -1,8 +1,8 @@
 """The virtual GPU: what a step of a model would do on a GPU where it never ran.
 
 The way of the data: a workload (workload.py) is captured without computing it (capture/), on one
-rank of each kind (parallel/); lifted to what a GPU would launch, with host and GPU times
-(lifting/); laid out in time and written as events (layout/); told as a `Prediction`
+rank of each kind (parallel/); lowered to what a GPU would launch, with host and GPU times
+(lowering/); scheduled and written as events (timeline/); told as a `Prediction`
 (predicting.py).
 """
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.lab.prediction.lowering.host import TAIL
-from torchtraceap.lab.prediction.lowering.step import LiftedStep
-from torchtraceap.lab.prediction.timeline import lay_out, with_slowest
+from torchtraceap.lab.prediction.lowering.step import LoweredStep
+from torchtraceap.lab.prediction.timeline import schedule_steps, with_slowest
 
 __all__ = ["step_interval"]
 
@@ -35,7 +35,7 @@ _OF_INTERVAL = 0.4
 
 
 def step_interval(
-    steps: Sequence[LiftedStep],
+    steps: Sequence[LoweredStep],
     kind_of_rank: Sequence[int],
     predicted_ns: float,
     *,
@@ -59,7 +59,7 @@ def step_interval(
         gpu_ns = [each.drawn(device, scores, rng) for each in works]
         at = of_host / TAIL
         host = (1 / low) ** at if at < 0 else high**at
-        times = lay_out(steps, kind_of_rank, count=2, gpu_ns=gpu_ns, host_factor=host).ranks
+        times = schedule_steps(steps, kind_of_rank, count=2, gpu_ns=gpu_ns, host_factor=host).ranks
         found.append(max(rank.step_length_ns() for rank in times))
     least, most = np.quantile(found, _HELD).tolist()
     return min(least, predicted_ns), max(most, predicted_ns)
@@ -75,7 +75,7 @@ def _even_scores(rng: np.random.Generator) -> list[float]:
 class _Works:
     """Times of all work of a step, and how far they may be off."""
 
-    def __init__(self, step: LiftedStep) -> None:
+    def __init__(self, step: LoweredStep) -> None:
         works = [(op.op, work) for op in step.ops() for work in op.works]
         self.ns = np.array([work.estimate.ns for _, work in works])
         self._names = [(op.name, work.kind) for op, work in works]

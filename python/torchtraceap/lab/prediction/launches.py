@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchtraceap.lab.prediction.capture.profile import capture_profile
-from torchtraceap.lab.prediction.lowering.lower import lift
+from torchtraceap.lab.prediction.lowering.lower import lower
 from torchtraceap.lab.prediction.lowering.work import WorkKind
 from torchtraceap.ops.devices import Device
 from torchtraceap.trace.ranks import RankTrace
@@ -18,7 +18,7 @@ def launching_operators(part: RankTrace, device: Device) -> tuple[str, ...]:
         MissingDependencyError: torch is absent; its rules take operators apart.
         TraceError: The step can't be lowered, as where shapes are missing or code is compiled.
     """
-    lowered = lift(capture_profile(part), device)
+    lowered = lower(capture_profile(part), device)
     return tuple(
         op.op.name for op in lowered.ops() for work in op.works if work.kind is WorkKind.KERNEL
     )

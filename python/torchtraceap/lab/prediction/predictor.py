@@ -17,11 +17,11 @@ from torchtraceap.lab.prediction.capture.calls import Capture, TensorInfo, Value
 from torchtraceap.lab.prediction.intervals import step_interval
 from torchtraceap.lab.prediction.lowering.data_loading import Loading, with_loading
 from torchtraceap.lab.prediction.lowering.host import HostModel
-from torchtraceap.lab.prediction.lowering.lower import lift
+from torchtraceap.lab.prediction.lowering.lower import lower
 from torchtraceap.lab.prediction.lowering.measured import with_measured_times
 from torchtraceap.lab.prediction.lowering.probe import PROBE_DEVIATION
 from torchtraceap.lab.prediction.lowering.recorded_host import RecordedCalls, recorded_calls
-from torchtraceap.lab.prediction.lowering.step import LiftedOp, LiftedStep
+from torchtraceap.lab.prediction.lowering.step import LoweredOp, LoweredStep
 from torchtraceap.lab.prediction.memory import MemoryNeed, known_memory, memory_need
 from torchtraceap.lab.prediction.result import (
     GpuShare,
@@ -33,8 +33,8 @@ from torchtraceap.lab.prediction.result import (
 from torchtraceap.lab.prediction.sources import captured_step
 from torchtraceap.lab.prediction.timeline import (
     Recording,
-    lay_out,
     rank_trace,
+    schedule_steps,
     with_slowest,
     with_steady_loader,
 )
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from torchtraceap.lab.prediction.capture.gpu_trace import CapturedProfile
     from torchtraceap.lab.prediction.parallel.placement import Plan
 
-__all__ = ["lifted_steps", "predict"]
+__all__ = ["lower_steps", "predict"]
 
 _BUSY, _IDLE = 0.9, 0.6
 """Shares of the step that the GPU is busy: above the first it decides, below the second the host.
@@ -98,7 +98,7 @@ def predict(
         sharding: Of the strategy embedding: on which ranks tables lie, by name of the table's
             module or pattern of names, as a rank, the ranks of its parts by columns, "row_wise" or
             "data_parallel"; or what `choose_sharding` answers. Others are placed by the search.
-        probed: What `probe` of lifting/probe.py recorded on this machine, whose processor is then
+        probed: What `probe` of lowering/probe.py recorded on this machine, whose processor is then
             taken for one like that of the GPU's host.
 
     Raises:
@@ -116,19 +116,19 @@ def predict(
     traces = tuple(calibrate)
     ran_on = _device_of(captured.profile)
     own = [load(source)] if ran_on is chip else []  # its machine is the one that is asked for
-    lifted = lifted_steps(
+    lowered = lower_steps(
         captured.captures, chip, traces, hosts=[*own, *traces], loading=loading, probed=probed
     )
     if captured.profile is not None and ran_on is not None:
         profile = captured.profile
-        lifted = [with_measured_times(lifted[0], profile.capture, profile.measured_ns, ran_on)]
-    trace, fetch_ns = _laid_out(lifted, captured.kind_of_rank, chip, steps)
+        lowered = [with_measured_times(lowered[0], profile.capture, profile.measured_ns, ran_on)]
+    trace, fetch_ns = _synthesize(lowered, captured.kind_of_rank, chip, steps)
     step = step_time(trace.ranks)
     assert step is not None  # every step is marked
     predicted = step.measured_ns
-    low, high = step_interval(lifted, captured.kind_of_rank, predicted)
+    low, high = step_interval(lowered, captured.kind_of_rank, predicted)
     gpu = _gpu_share(trace, predicted, steps)
-    ops = [op for op in lifted[0].ops() if op.works]
+    ops = [op for op in lowered[0].ops() if op.works]
     return Prediction(
         source=captured.source,
         device=chip.name,
@@ -139,7 +139,7 @@ def predict(
         versions=_versions(),
         step=PredictedStep(predicted, round(low), round(high)),
         gpu=gpu,
-        host_ns=round(lifted[0].host_ns),
+        host_ns=round(lowered[0].host_ns),
         bound_by=_bound_by(gpu, predicted, fetch_ns),
         memory_bytes=_memory(captured.captures),
         ops=_ops(ops),
@@ -161,7 +161,7 @@ def _device_of(profile: CapturedProfile | None) -> Device | None:
     return None if profile is None or profile.device is None else find_device(profile.device)
 
 
-def lifted_steps(
+def lower_steps(
     captures: Iterable[Capture],
     device: Device,
     calibrate: Sequence[Trace] = (),
@@ -169,7 +169,7 @@ def lifted_steps(
     hosts: Sequence[Trace] | None = None,
     loading: Loading | None = None,
     probed: RecordedCalls | None = None,
-) -> list[LiftedStep]:
+) -> list[LoweredStep]:
     """Captured steps as a GPU would do them.
 
     Args:
@@ -188,7 +188,7 @@ def lifted_steps(
         host = host.calibrated([recorded_calls(part) for part in parts])
     found = []
     for capture in captures:
-        step = lift(capture, device, host=host, calibration=calibration)
+        step = lower(capture, device, host=host, calibration=calibration)
         found.append(
             step if loading is None else with_loading(step, capture, loading, host, device)
         )
@@ -202,30 +202,30 @@ def _calibration(traces: Sequence[Trace]) -> Calibration | None:
     return fit_calibration(times, of_other_program=True)
 
 
-def _laid_out(
-    lifted: Sequence[LiftedStep], kind_of_rank: Sequence[int], device: Device, steps: int
+def _synthesize(
+    lowered: Sequence[LoweredStep], kind_of_rank: Sequence[int], device: Device, steps: int
 ) -> tuple[Trace, float]:
     """One rank of each kind as a trace, and what the fetch of a batch takes, ns."""
     # While a batch is fetched the GPU may do what the step before gave it.
-    warm_up = int(any(step.around.fetch for step in lifted))
-    together, kinds = with_slowest(lifted, kind_of_rank)
-    schedule = lay_out(with_steady_loader(together, kinds), kinds, count=steps + warm_up)
-    draw, parts, fetched = _draw(lifted), [], [0.0]
-    for kind, times in enumerate(schedule.ranks[: len(lifted)]):
+    warm_up = int(any(step.around.fetch for step in lowered))
+    together, kinds = with_slowest(lowered, kind_of_rank)
+    schedule = schedule_steps(with_steady_loader(together, kinds), kinds, count=steps + warm_up)
+    draw, parts, fetched = _draw(lowered), [], [0.0]
+    for kind, times in enumerate(schedule.ranks[: len(lowered)]):
         rank = tuple(kind_of_rank).index(kind)
         recording = Recording(
             device, rank, len(kind_of_rank), draw, warm_up=warm_up, metadata=_metadata()
         )
-        parts.append(rank_trace(lifted[kind], times, recording))
+        parts.append(rank_trace(lowered[kind], times, recording))
         if times.fetch_begin is not None and times.fetch_end is not None:
             fetched.append(float((times.fetch_end - times.fetch_begin)[warm_up:].mean()))
     return Trace(parts), max(fetched)
 
 
-def _draw(lifted: Sequence[LiftedStep]) -> int:
+def _draw(lowered: Sequence[LoweredStep]) -> int:
     """A number that the same steps always have: process, clock and such are drawn from it."""
-    times = [work.estimate.ns for step in lifted for work in step.works()]
-    return zlib.crc32(np.array([len(lifted[0].calls), *times]).tobytes())
+    times = [work.estimate.ns for step in lowered for work in step.works()]
+    return zlib.crc32(np.array([len(lowered[0].calls), *times]).tobytes())
 
 
 def _metadata() -> dict[str, Any]:
@@ -264,15 +264,15 @@ def _memory(captures: Sequence[Capture]) -> MemoryNeed | None:
     return max(found, key=lambda need: need.peak, default=None)
 
 
-def _ops(ops: Sequence[LiftedOp]) -> tuple[OpShare, ...]:
-    groups: dict[tuple[Any, ...], list[LiftedOp]] = {}
+def _ops(ops: Sequence[LoweredOp]) -> tuple[OpShare, ...]:
+    groups: dict[tuple[Any, ...], list[LoweredOp]] = {}
     for op in ops:
         groups.setdefault((op.op.name, _shapes(op.op.inputs)), []).append(op)
     found = [_op_share(name, shapes, members) for (name, shapes), members in groups.items()]
     return tuple(sorted(found, key=lambda share: -share.gpu_ns))
 
 
-def _op_share(name: str, shapes: tuple[Any, ...], members: Sequence[LiftedOp]) -> OpShare:
+def _op_share(name: str, shapes: tuple[Any, ...], members: Sequence[LoweredOp]) -> OpShare:
     estimates = [work.estimate for op in members for work in op.works]
     ns, low_ns, high_ns = (
         round(sum(getattr(each, side) for each in estimates))
@@ -286,7 +286,7 @@ def _shapes(inputs: tuple[Value, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(tensor.shape for tensor in tensors_in(inputs) if isinstance(tensor, TensorInfo))
 
 
-def _method(op: LiftedOp) -> str:
+def _method(op: LoweredOp) -> str:
     if not op.time.is_known:
         return "assumed"
     source = op.time.estimate.source
@@ -295,8 +295,8 @@ def _method(op: LiftedOp) -> str:
     return "table" if "measured" in source.replace("not measured", "") else "model"
 
 
-def _unknown(ops: Sequence[LiftedOp]) -> tuple[UnknownOp, ...]:
-    assumed: dict[str, list[LiftedOp]] = {}
+def _unknown(ops: Sequence[LoweredOp]) -> tuple[UnknownOp, ...]:
+    assumed: dict[str, list[LoweredOp]] = {}
     for op in ops:
         if not op.time.is_known:
             assumed.setdefault(op.op.name, []).append(op)

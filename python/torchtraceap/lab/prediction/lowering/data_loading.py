@@ -16,9 +16,9 @@ from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 from torchtraceap.lab.prediction.lowering.step import (
     Around,
     Fetch,
-    LiftedCall,
-    LiftedOp,
-    LiftedStep,
+    LoweredCall,
+    LoweredOp,
+    LoweredStep,
 )
 from torchtraceap.lab.prediction.lowering.step_parts import step_parts
 from torchtraceap.lab.prediction.lowering.work import HostTime, OpTime
@@ -58,12 +58,12 @@ class Loading(Shown):
 
 
 def with_loading(
-    step: LiftedStep, capture: Capture, loading: Loading, host: HostModel, device: Device
-) -> LiftedStep:
+    step: LoweredStep, capture: Capture, loading: Loading, host: HostModel, device: Device
+) -> LoweredStep:
     """A step with the loop around it: the fetch of a batch, copies of the inputs.
 
     Args:
-        step: Lifted of the capture.
+        step: Lowered from the capture.
         capture: Of a model whose inputs are known.
         loading: How batches come.
         host: Of the machine.
@@ -80,10 +80,10 @@ def with_loading(
     return replace(step, calls=(*uploads, *moved), around=_around(capture, loading, host))
 
 
-def _behind(lifted: LiftedCall, count: int) -> LiftedCall:
+def _behind(lowered: LoweredCall, count: int) -> LoweredCall:
     """A call with so many others before it in its step."""
-    after = tuple(index + count if index >= 0 else index for index in lifted.call.after)
-    return replace(lifted, call=replace(lifted.call, after=after))
+    after = tuple(index + count if index >= 0 else index for index in lowered.call.after)
+    return replace(lowered, call=replace(lowered.call, after=after))
 
 
 def _around(capture: Capture, loading: Loading, host: HostModel) -> Around:
@@ -105,7 +105,7 @@ def _around(capture: Capture, loading: Loading, host: HostModel) -> Around:
 
 def _uploads(
     inputs: Sequence[TensorInfo], loading: Loading, host: HostModel, device: Device
-) -> list[LiftedCall]:
+) -> list[LoweredCall]:
     sized = [tensor for tensor in inputs if tensor.elements]
     last = ["", *[_TO_GPU] * len(sized)]
     calls = [Situation(_TO_GPU, before, Phase.FORWARD, UNKNOWN_CROSSING) for before in last[:-1]]
@@ -116,11 +116,11 @@ def _uploads(
 
 def _upload(
     place: int, tensor: TensorInfo, time: HostTime, loading: Loading, device: Device
-) -> LiftedCall:
+) -> LoweredCall:
     """As a program with `non_blocking` copies it: see Note [Copies and the host]."""
     copied = copied_across(tensor, Move(True, loading.memory == "pinned", True), device)
     call = Call(_TO_GPU, "default", {"self": tensor}, (tensor,), Phase.FORWARD, ())
     given = (tensor, tensor, loading.memory == "pinned")
     op = LaunchingOp("aten::copy_", given, (tensor,), Phase.FORWARD, (), place)
-    lifted = LiftedOp(op, (copied.work,), OpTime(copied.work.estimate, True))
-    return LiftedCall(call, (lifted,), replace(time, launches=(copied.launch_ns,)))
+    lowered = LoweredOp(op, (copied.work,), OpTime(copied.work.estimate, True))
+    return LoweredCall(call, (lowered,), replace(time, launches=(copied.launch_ns,)))

@@ -1,4 +1,4 @@
-"""How long the GPU work of lifted operators takes, by the models of durations/."""
+"""How long the GPU work of lowered operators takes, by the models of durations/."""
 
 from __future__ import annotations
 

@@ -14,21 +14,21 @@ from torchtraceap.lab.prediction.lowering.host import HostModel
 from torchtraceap.lab.prediction.lowering.kernels import kernels_of
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, libraries_of
 from torchtraceap.lab.prediction.lowering.operators import launching_ops
-from torchtraceap.lab.prediction.lowering.step import LiftedCall, LiftedOp, LiftedStep
+from torchtraceap.lab.prediction.lowering.step import LoweredCall, LoweredOp, LoweredStep
 from torchtraceap.lab.prediction.lowering.work import OpTime
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import Calibration
 
-__all__ = ["lift"]
+__all__ = ["lower"]
 
 
-def lift(
+def lower(
     capture: Capture,
     device: Device,
     *,
     host: HostModel | None = None,
     calibration: Calibration | None = None,
-) -> LiftedStep:
+) -> LoweredStep:
     """What a step would do on a GPU.
 
     Args:
@@ -40,7 +40,7 @@ def lift(
     libraries = libraries_of(device)
     ops = launching_ops(capture, libraries)
     times = op_times(ops, device, calibration, libraries)
-    by_call: dict[int, list[LiftedOp]] = defaultdict(list)
+    by_call: dict[int, list[LoweredOp]] = defaultdict(list)
     held_ns: dict[int, float] = {}
     for op, time in zip(ops, times, strict=True):
         move = capture.calls[op.call].move
@@ -49,26 +49,26 @@ def lift(
             assert isinstance(tensor, TensorInfo)
             copied = copied_across(tensor, move, device)
             work = replace(copied.work, lane=capture.calls[op.call].stream)
-            by_call[op.call].append(LiftedOp(op, (work,), OpTime(work.estimate, True)))
+            by_call[op.call].append(LoweredOp(op, (work,), OpTime(work.estimate, True)))
             held_ns[op.call] = copied.launch_ns
         elif capture.calls[op.call].collective is None:
             stream = capture.calls[op.call].stream
             works = tuple(
                 replace(work, lane=stream) for work in kernels_of(op, device, libraries, time)
             )
-            by_call[op.call].append(LiftedOp(op, works, time))
+            by_call[op.call].append(LoweredOp(op, works, time))
     for members in _launches(capture):
         index = members[-1]
-        by_call[index].append(_lifted_collective(capture, members, device, calibration))
-    lifted = [tuple(by_call.get(index, ())) for index in range(len(capture.calls))]
-    launches = [sum(len(op.works) for op in of_call) for of_call in lifted]
+        by_call[index].append(_lower_collective(capture, members, device, calibration))
+    lowered = [tuple(by_call.get(index, ())) for index in range(len(capture.calls))]
+    launches = [sum(len(op.works) for op in of_call) for of_call in lowered]
     times_of_host = (host or HostModel(device)).times(capture, launches)
     of_calls = [*times_of_host.calls]
     for index, launch_ns in held_ns.items():
         of_calls[index] = replace(of_calls[index], launches=(launch_ns,))
-    calls = zip(capture.calls, lifted, of_calls, strict=True)
+    calls = zip(capture.calls, lowered, of_calls, strict=True)
     range_of_host = times_of_host.low, times_of_host.high
-    return LiftedStep(tuple(starmap(LiftedCall, calls)), range_of_host)
+    return LoweredStep(tuple(starmap(LoweredCall, calls)), range_of_host)
 
 
 def _launches(capture: Capture) -> list[list[int]]:
@@ -81,9 +81,9 @@ def _launches(capture: Capture) -> list[list[int]]:
     return list(found.values())
 
 
-def _lifted_collective(
+def _lower_collective(
     capture: Capture, members: list[int], device: Device, calibration: Calibration | None
-) -> LiftedOp:
+) -> LoweredOp:
     calls = [capture.calls[index] for index in members]
     started = [call.collective for call in calls if call.collective is not None]
     times = [collective_time(each, device, calibration) for each in started]
@@ -92,4 +92,4 @@ def _lifted_collective(
     inputs = tuple(call.inputs.values())
     op = LaunchingOp("record_param_comms", inputs, call.outputs, call.phase, call.modules, index)
     work = collective_work(started[-1], time, device)
-    return LiftedOp(op, (replace(work, also=tuple(started[:-1])),), time)
+    return LoweredOp(op, (replace(work, also=tuple(started[:-1])),), time)

@@ -15,7 +15,7 @@ from torchtraceap.lab.prediction.capture.calls import Capture
 from torchtraceap.lab.prediction.lowering.durations import op_times
 from torchtraceap.lab.prediction.lowering.launching_op import libraries_of
 from torchtraceap.lab.prediction.lowering.operators import launching_ops
-from torchtraceap.lab.prediction.lowering.step import LiftedCall, LiftedOp, LiftedStep
+from torchtraceap.lab.prediction.lowering.step import LoweredCall, LoweredOp, LoweredStep
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import Estimate
 from torchtraceap.ops.durations.scaling import ratio_of
@@ -27,12 +27,12 @@ _REPEATS = 1.1
 
 
 def with_measured_times(
-    step: LiftedStep, recorded: Capture, measured_ns: Sequence[int], device: Device
-) -> LiftedStep:
-    """A lifted step with times that were measured on a GPU.
+    step: LoweredStep, recorded: Capture, measured_ns: Sequence[int], device: Device
+) -> LoweredStep:
+    """A lowered step with times that were measured on a GPU.
 
     Args:
-        step: Of what was recorded, lifted to any GPU.
+        step: Of what was recorded, lowered to any GPU.
         recorded: What ran, before types were changed; one call for each of the step.
         measured_ns: Of each call: time of its GPU work.
         device: Where it ran.
@@ -40,20 +40,20 @@ def with_measured_times(
     ops = launching_ops(recorded, libraries_of(device))
     before = {op.call: time.estimate for op, time in zip(ops, op_times(ops, device), strict=True)}
     calls = tuple(
-        _scaled(lifted, before.get(place), measured_ns[place])
-        for place, lifted in enumerate(step.calls)
+        _scaled(lowered, before.get(place), measured_ns[place])
+        for place, lowered in enumerate(step.calls)
     )
     return replace(step, calls=calls)
 
 
-def _scaled(lifted: LiftedCall, before: Estimate | None, measured_ns: int) -> LiftedCall:
-    if before is None or len(lifted.ops) != 1 or lifted.call.collective is not None:
-        return lifted
-    (op,) = lifted.ops
+def _scaled(lowered: LoweredCall, before: Estimate | None, measured_ns: int) -> LoweredCall:
+    if before is None or len(lowered.ops) != 1 or lowered.call.collective is not None:
+        return lowered
+    (op,) = lowered.ops
     after = op.time.estimate
     if before.ns <= 0 or after.ns <= 0 or measured_ns <= 0:
-        return lifted
-    return replace(lifted, ops=(_with_time(op, _measured(before, after, measured_ns)),))
+        return lowered
+    return replace(lowered, ops=(_with_time(op, _measured(before, after, measured_ns)),))
 
 
 def _measured(before: Estimate, after: Estimate, ns: int) -> Estimate:
@@ -66,7 +66,7 @@ def _measured(before: Estimate, after: Estimate, ns: int) -> Estimate:
     )
 
 
-def _with_time(op: LiftedOp, estimate: Estimate) -> LiftedOp:
+def _with_time(op: LoweredOp, estimate: Estimate) -> LoweredOp:
     """Its work takes the shares of it that it had."""
     whole = sum(work.estimate.ns for work in op.works)
     works = tuple(

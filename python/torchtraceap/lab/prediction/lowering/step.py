@@ -1,4 +1,4 @@
-"""A lifted step: calls of the host with what each gives the GPU."""
+"""A lowered step: calls of the host with what each gives the GPU."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torchtraceap.lab.prediction.capture.calls import Call
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 from torchtraceap.lab.prediction.lowering.work import GpuWork, HostTime, OpTime
 
-__all__ = ["Around", "Fetch", "LiftedCall", "LiftedOp", "LiftedStep"]
+__all__ = ["Around", "Fetch", "LoweredCall", "LoweredOp", "LoweredStep"]
 
 _WAITING = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
 """Operators that read back what the GPU made: the host waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
-class LiftedOp:
+class LoweredOp:
     """A launching operator with its work."""
 
     op: LaunchingOp
@@ -31,11 +31,11 @@ class LiftedOp:
 
 
 @dataclass(frozen=True, slots=True)
-class LiftedCall:
+class LoweredCall:
     """A call with the operators that launch for it."""
 
     call: Call
-    ops: tuple[LiftedOp, ...]
+    ops: tuple[LoweredOp, ...]
     host: HostTime
 
 
@@ -74,10 +74,10 @@ class Around:
 
 
 @dataclass(frozen=True, slots=True)
-class LiftedStep:
+class LoweredStep:
     """A step of one rank."""
 
-    calls: tuple[LiftedCall, ...]
+    calls: tuple[LoweredCall, ...]
     host_range: tuple[float, float] = (1.0, 1.0)
     """90 of 100 machines take between these times the host times of the calls."""
 
@@ -92,7 +92,7 @@ class LiftedStep:
         """What the host takes for the step if it never waits."""
         return sum(call.host.total_ns for call in self.calls) + self.around.total_ns
 
-    def ops(self) -> Iterator[LiftedOp]:
+    def ops(self) -> Iterator[LoweredOp]:
         """All launching operators, in the order of the host."""
         for call in self.calls:
             yield from call.ops

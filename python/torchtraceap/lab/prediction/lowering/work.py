@@ -1,4 +1,4 @@
-"""What a GPU is given to do, and by which operator: what lifting makes and the layout takes."""
+"""GPU work and host times: the output of lowering and the input of timeline synthesis."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""From lifted steps to times: what happens when, and the trace that a profiler would write."""
+"""Timeline synthesis: schedule lowered steps and write the trace a profiler would record."""
 
 from torchtraceap.lab.prediction.timeline.events import rank_trace
 from torchtraceap.lab.prediction.timeline.frame import Recording
 from torchtraceap.lab.prediction.timeline.schedule import (
     RankTimes,
     Schedule,
-    lay_out,
+    schedule_steps,
     with_steady_loader,
 )
 from torchtraceap.lab.prediction.timeline.skew import with_slowest
@@ -14,8 +14,8 @@ __all__ = [
     "RankTimes",
     "Recording",
     "Schedule",
-    "lay_out",
     "rank_trace",
+    "schedule_steps",
     "with_slowest",
     "with_steady_loader",
 ]

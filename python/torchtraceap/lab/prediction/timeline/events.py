@@ -20,7 +20,7 @@ from torchtraceap.core.dtypes import dtype_named
 from torchtraceap.lab.prediction.capture.calls import COMPUTE, Call, Phase, Value
 from torchtraceap.lab.prediction.lowering.durations import recorded_arguments
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
-from torchtraceap.lab.prediction.lowering.step import LiftedCall, LiftedOp, LiftedStep
+from torchtraceap.lab.prediction.lowering.step import LoweredCall, LoweredOp, LoweredStep
 from torchtraceap.lab.prediction.lowering.work import GpuWork, WorkKind
 from torchtraceap.lab.prediction.timeline.columns import AUTOGRAD, MAIN, Columns, Entry
 from torchtraceap.lab.prediction.timeline.event_names import (
@@ -47,7 +47,7 @@ _SYNC = "StreamSynchronize"
 _ENTER, _EXIT = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
 
 
-def rank_trace(step: LiftedStep, times: RankTimes, recording: Recording) -> RankTrace:
+def rank_trace(step: LoweredStep, times: RankTimes, recording: Recording) -> RankTrace:
     """The events of one rank as a trace."""
     template = _Template(times, recording)
     template.add_step(step)
@@ -70,7 +70,7 @@ class _Template:
 
     # ------------------------------------------------------------------------- host
 
-    def add_step(self, step: LiftedStep) -> None:
+    def add_step(self, step: LoweredStep) -> None:
         """All events of a step."""
         begin, end = self._times.step_begin, self._times.step_end
         whole = self._next_op()
@@ -80,23 +80,23 @@ class _Template:
             self._add_thread(thread, [*calls])
         self._add_on_gpu("", whole, 0, "ProfilerStep#")
 
-    def _add_fetch(self, step: LiftedStep) -> None:
+    def _add_fetch(self, step: LoweredStep) -> None:
         times, fetch = self._times, step.around.fetch
         if fetch is None or times.fetch_begin is None or times.fetch_end is None:
             return
         begin, end = times.fetch_begin, times.fetch_end
         self._add(fetch.name, "user_annotation", MAIN, begin, end, op=self._next_op())
 
-    def _add_thread(self, thread: int, calls: Sequence[tuple[int, LiftedCall]]) -> None:
+    def _add_thread(self, thread: int, calls: Sequence[tuple[int, LoweredCall]]) -> None:
         if thread == AUTOGRAD:
             for _, of_node in groupby(calls, key=lambda item: _node(item[1].call)):
                 self._add_node([*of_node])
             return
         ranges: list[tuple[str, int, int]] = []
-        for index, lifted in calls:
-            if lifted.call.name == _ENTER:
-                ranges.append((_range_name(lifted.call), index, self._work))
-            elif lifted.call.name == _EXIT:
+        for index, lowered in calls:
+            if lowered.call.name == _ENTER:
+                ranges.append((_range_name(lowered.call), index, self._work))
+            elif lowered.call.name == _EXIT:
                 if ranges:
                     name, first, work = ranges.pop()
                     begin, end = self._times.call_begin[:, first], self._times.call_end[:, index]
@@ -104,7 +104,7 @@ class _Template:
                     self._add(name, "user_annotation", thread, begin, end, op=own)
                     self._add_on_gpu(name, own, work)
             else:
-                self._add_call(thread, index, lifted)
+                self._add_call(thread, index, lowered)
 
     def _add_on_gpu(self, name: str, op: int, first: int, step_name: str = "") -> None:
         """A range over the main stream's work that was launched since one."""
@@ -115,7 +115,7 @@ class _Template:
             made = self._add(name, "gpu_user_annotation", self._compute, begin, end, {}, op)
             made.is_gpu, made.step_name = True, step_name
 
-    def _add_node(self, calls: Sequence[tuple[int, LiftedCall]]) -> None:
+    def _add_node(self, calls: Sequence[tuple[int, LoweredCall]]) -> None:
         """An autograd node with the calls that it makes."""
         name, sequence = _node(calls[0][1].call)
         if name:
@@ -130,8 +130,8 @@ class _Template:
                 name, "cpu_op", AUTOGRAD, self._early(calls[0][0], 0.25),
                 self._late(calls[-1][0], 0.15), args, self._next_op(), sequence=sequence,
             ).is_node = True  # fmt: skip
-        for index, lifted in calls:
-            self._add_call(AUTOGRAD, index, lifted)
+        for index, lowered in calls:
+            self._add_call(AUTOGRAD, index, lowered)
 
     def _early(self, call: int, share: float) -> Array:
         """So much of the gap before a call earlier."""
@@ -145,8 +145,8 @@ class _Template:
         behind = self._times.step_end if is_last else self._times.call_begin[:, call + 1]
         return end + np.round((behind - end) * share).astype(np.int64)
 
-    def _add_call(self, thread: int, index: int, lifted: LiftedCall) -> None:
-        call = lifted.call
+    def _add_call(self, thread: int, index: int, lowered: LoweredCall) -> None:
+        call = lowered.call
         begin, end = self._times.call_begin[:, index], self._times.call_end[:, index]
         recorded = _recorded(call)
         callers = callers_of(call)
@@ -161,8 +161,8 @@ class _Template:
             )  # fmt: skip
         own = self._next_op()
         self._add(call.name, "cpu_op", thread, begin, end, recorded, own, sequence=sequence)
-        is_itself = len(lifted.ops) == 1 and lifted.ops[0].op.name == call.name
-        launching = [op for op in lifted.ops if op.works]
+        is_itself = len(lowered.ops) == 1 and lowered.ops[0].op.name == call.name
+        launching = [op for op in lowered.ops if op.works]
         if launching and call.name in WRAPPED:
             self._add_wrapped(thread, WRAPPED[call.name], launching, begin, end, recorded)
         if not launching and call.name in INSIDE:
@@ -177,7 +177,7 @@ class _Template:
         self,
         thread: int,
         name: str,
-        ops: Sequence[LiftedOp],
+        ops: Sequence[LoweredOp],
         begin: Array,
         end: Array,
         args: dict[str, Any],
@@ -193,7 +193,7 @@ class _Template:
     def _add_op(
         self,
         thread: int,
-        op: LiftedOp,
+        op: LoweredOp,
         begin: Array,
         end: Array,
         own: int | None,

@@ -23,12 +23,12 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import COMPUTE, Collective
-from torchtraceap.lab.prediction.lowering.step import LiftedCall, LiftedStep
+from torchtraceap.lab.prediction.lowering.step import LoweredCall, LoweredStep
 from torchtraceap.lab.prediction.lowering.work import GpuWork
 from torchtraceap.lab.prediction.timeline.waits import stream_waits
 from torchtraceap.simulation.graph_builder import MEETING, STREAM, THREAD, GraphBuilder, Work
 
-__all__ = ["RETURN_NS", "RankTimes", "Schedule", "lay_out", "with_steady_loader"]
+__all__ = ["RETURN_NS", "RankTimes", "Schedule", "schedule_steps", "with_steady_loader"]
 
 _LAUNCH_TO_START_NS = 3_000
 """From the end of a launch call to the begin of its work on a stream that is idle: about the least
@@ -55,7 +55,7 @@ class RankTimes:
     call_begin: Array
     call_end: Array
     launch_begin: Array
-    """Of the call that launches each work, in the order of `LiftedStep.works`."""
+    """Of the call that launches each work, in the order of `LoweredStep.works`."""
     launch_end: Array
     wait_end: Array
     """Of the wait behind a launch for its work, where the host waits; else as `launch_end`."""
@@ -81,14 +81,14 @@ class RankTimes:
 class Schedule:
     """Steps of ranks in time."""
 
-    steps: tuple[LiftedStep, ...]
+    steps: tuple[LoweredStep, ...]
     """Of each kind of rank."""
     ranks: tuple[RankTimes, ...]
     """For each kind."""
 
 
-def lay_out(
-    steps: Sequence[LiftedStep],
+def schedule_steps(
+    steps: Sequence[LoweredStep],
     kind_of_rank: Sequence[int] = (0,),
     *,
     count: int = 3,
@@ -126,8 +126,8 @@ def lay_out(
 
 
 def with_steady_loader(
-    steps: Sequence[LiftedStep], kind_of_rank: Sequence[int] = (0,)
-) -> list[LiftedStep]:
+    steps: Sequence[LoweredStep], kind_of_rank: Sequence[int] = (0,)
+) -> list[LoweredStep]:
     """Steps with as many batches ready as in the midst of a run: all that workers may make ahead
     where they are faster than the steps, else none but the first."""
     fetches = [step.around.fetch for step in steps]
@@ -135,13 +135,15 @@ def with_steady_loader(
     if not most:
         return list(steps)
     free = [_with_fetch(step, every_ns=0.0) for step in steps]
-    length = max(rank.step_length_ns() for rank in lay_out(free, kind_of_rank, count=2).ranks)
+    length = max(
+        rank.step_length_ns() for rank in schedule_steps(free, kind_of_rank, count=2).ranks
+    )
     if most > length:
         return list(steps)
     return [_with_fetch(s, ready=f.ahead) if f else s for s, f in zip(steps, fetches, strict=True)]
 
 
-def _with_fetch(step: LiftedStep, **changes: Any) -> LiftedStep:
+def _with_fetch(step: LoweredStep, **changes: Any) -> LoweredStep:
     fetch = step.around.fetch
     if fetch is None:
         return step
@@ -158,7 +160,7 @@ class _RankLanes:
         self,
         builder: GraphBuilder,
         kind: int,
-        step: LiftedStep,
+        step: LoweredStep,
         count: int,
         gpu_ns: Array,
         host_factor: float,
@@ -218,7 +220,7 @@ class _RankLanes:
                     meetings.add(kind, each, int(begin[place]), int(end[place]), transfer)
         return begin, end
 
-    def _add_workers(self, kind: int, step: LiftedStep) -> None:
+    def _add_workers(self, kind: int, step: LoweredStep) -> None:
         """Processes that make batches."""
         fetch, count = step.around.fetch, self._count
         if fetch is None or not fetch.every_ns:
@@ -229,7 +231,7 @@ class _RankLanes:
         pieces = _FETCH + len(self._pieces.length) * np.arange(count)
         self._builder.add_edges(made.end, self._host.end[pieces], 0, kind="host_wait")
 
-    def _link(self, step: LiftedStep, works: Sequence[GpuWork]) -> None:
+    def _link(self, step: LoweredStep, works: Sequence[GpuWork]) -> None:
         """Launches, the streams' waits for each other, the host's waits, the queue's limit."""
         builder, count, pieces = self._builder, self._count, self._pieces
         begin, end = self._work
@@ -305,7 +307,7 @@ class _Pieces:
     """int64 `[works]`: the piece that waits for it; -1 for none."""
 
 
-def _host_pieces(step: LiftedStep) -> _Pieces:
+def _host_pieces(step: LoweredStep) -> _Pieces:
     made = _Cut()
     around = step.around
     made.add(0.0, around.between_ns)  # where the step's range begins
@@ -313,13 +315,13 @@ def _host_pieces(step: LiftedStep) -> _Pieces:
         made.add(0.0, given=around.fetch.host_ns)
     made.ahead = around.begin_ns
     first, last, lead, tail = [], [], [], []
-    for lifted in step.calls:
-        host = lifted.host
+    for lowered in step.calls:
+        host = lowered.host
         first.append(len(made.length))
         made.ahead += host.before
-        if any(op.works for op in lifted.ops):
+        if any(op.works for op in lowered.ops):
             made.ahead += host.to_launch
-            made.add_launches(lifted)
+            made.add_launches(lowered)
             lead.append(host.to_launch)
             tail.append(host.after)
         else:
@@ -355,12 +357,12 @@ class _Cut:
         self.gap.append(self.ahead + more)
         self.ahead = 0.0
 
-    def add_launches(self, lifted: LiftedCall) -> None:
-        lengths = iter(lifted.host.launches)
+    def add_launches(self, lowered: LoweredCall) -> None:
+        lengths = iter(lowered.host.launches)
         is_first = True
-        for op in lifted.ops:
+        for op in lowered.ops:
             for _ in op.works:
-                self.ahead += 0.0 if is_first else lifted.host.between
+                self.ahead += 0.0 if is_first else lowered.host.between
                 is_first = False
                 self.launch_of.append(len(self.length))
                 self.wait_of.append(-1)
@@ -376,7 +378,7 @@ class _Cut:
 class _Meetings:
     """Collectives at which several kinds of ranks meet; see Note [Kinds of ranks]."""
 
-    def __init__(self, kind_of_rank: Sequence[int], steps: Sequence[LiftedStep]) -> None:
+    def __init__(self, kind_of_rank: Sequence[int], steps: Sequence[LoweredStep]) -> None:
         self._kind_of_rank = kind_of_rank
         self._beside = {
             kind: step.beside for kind, step in enumerate(steps) if step.beside is not None

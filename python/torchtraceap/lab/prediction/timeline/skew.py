@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from torchtraceap.lab.prediction.lowering.step import LiftedStep
+from torchtraceap.lab.prediction.lowering.step import LoweredStep
 
 __all__ = ["expected_most", "with_slowest"]
 
@@ -42,8 +42,8 @@ def expected_most(ratios: Sequence[float], count: int) -> float:
 
 
 def with_slowest(
-    steps: Sequence[LiftedStep], kind_of_rank: Sequence[int]
-) -> tuple[list[LiftedStep], tuple[int, ...]]:
+    steps: Sequence[LoweredStep], kind_of_rank: Sequence[int]
+) -> tuple[list[LoweredStep], tuple[int, ...]]:
     """Steps with those of the slowest of each kind behind them, and the kind of each rank.
 
     Unchanged where the slowest of a kind would meet others than the usual one does: where ranks
@@ -69,13 +69,13 @@ def with_slowest(
     return (found, kinds) if slowest and meets else (list(steps), tuple(kind_of_rank))
 
 
-def _talk(steps: Sequence[LiftedStep]) -> bool:
+def _talk(steps: Sequence[LoweredStep]) -> bool:
     """Pairs of ranks send and receive."""
     works = (work for step in steps for work in step.works())
     return any(each.peer is not None for work in works for each in work.collectives)
 
 
-def _meets(kind: int, step: LiftedStep, kinds: Sequence[int]) -> bool:
+def _meets(kind: int, step: LoweredStep, kinds: Sequence[int]) -> bool:
     """It has collectives, and takes part in those of groups."""
     met = [each for work in step.works() for each in work.collectives]
     return bool(met) and all(

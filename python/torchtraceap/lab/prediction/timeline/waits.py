@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from torchtraceap.lab.prediction.lowering.step import LiftedCall, LiftedStep
+from torchtraceap.lab.prediction.lowering.step import LoweredCall, LoweredStep
 
 __all__ = ["stream_waits"]
 
 
-def stream_waits(step: LiftedStep) -> list[tuple[int, int]]:
+def stream_waits(step: LoweredStep) -> list[tuple[int, int]]:
     """Pairs of works: of each the second begins when the first has ended."""
     return _Waits(step).pairs
 
@@ -26,7 +26,7 @@ class _Waits:
     which it is started was given before, and the stream goes on beside it.
     """
 
-    def __init__(self, step: LiftedStep) -> None:
+    def __init__(self, step: LoweredStep) -> None:
         self._count = sum(1 for _ in step.works())
         self._of_collective = {
             each.id: place for place, work in enumerate(step.works()) for each in work.collectives
@@ -37,21 +37,21 @@ class _Waits:
         self._first: dict[str, int] = {}
         self._pending: dict[str, set[int]] = defaultdict(set)
         self.pairs: list[tuple[int, int]] = []
-        for lifted in step.calls:
-            self._follow(lifted)
+        for lowered in step.calls:
+            self._follow(lowered)
         for stream, sources in self._pending.items():
             if stream in self._first:
                 self._let_wait(self._count + self._first[stream], sources)
 
-    def _follow(self, lifted: LiftedCall) -> None:
-        call = lifted.call
+    def _follow(self, lowered: LoweredCall) -> None:
+        call = lowered.call
         pending = self._pending[call.stream]
         if call.waits_for in self._of_collective:
             pending.add(self._of_collective[call.waits_for])
         for index in call.after:
             before = 0 if index >= 0 else self._count
             pending.update(place - before for place in self._reached[index])
-        for op in lifted.ops:
+        for op in lowered.ops:
             for work in op.works:
                 self._let_wait(self._place, pending)
                 if work.collective is None:
@@ -66,18 +66,18 @@ class _Waits:
         self.pairs += [(source, place) for source in sorted(sources) if source != place]
 
 
-def _reached(step: LiftedStep, of_collective: dict[int, int]) -> list[tuple[int, ...]]:
+def _reached(step: LoweredStep, of_collective: dict[int, int]) -> list[tuple[int, ...]]:
     """By call: the last work that its stream was given by then, and the collective it starts."""
     found: list[tuple[int, ...]] = []
     last: dict[str, int] = {}
     place = 0
-    for lifted in step.calls:
-        for op in lifted.ops:
+    for lowered in step.calls:
+        for op in lowered.ops:
             for work in op.works:
                 if work.collective is None:
-                    last[lifted.call.stream] = place
+                    last[lowered.call.stream] = place
                 place += 1
-        own = [last[lifted.call.stream]] if lifted.call.stream in last else []
-        started = lifted.call.collective
+        own = [last[lowered.call.stream]] if lowered.call.stream in last else []
+        started = lowered.call.collective
         found.append((*own, *([of_collective[started.id]] if started else [])))
     return found

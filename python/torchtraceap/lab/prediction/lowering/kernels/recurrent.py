@@ -1,4 +1,4 @@
-"""Kernels of recurrent layers; see Note [Steps of a recurrent layer] in lifting/recurrent.py."""
+"""Kernels of recurrent layers; see Note [Steps of a recurrent layer] in lowering/recurrent.py."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Call, Collective, Phase
 from torchtraceap.lab.prediction.lowering.durations import OpTime
 from torchtraceap.lab.prediction.lowering.operators import LaunchingOp
-from torchtraceap.lab.prediction.lowering.step import LiftedCall, LiftedOp, LiftedStep
+from torchtraceap.lab.prediction.lowering.step import LoweredCall, LoweredOp, LoweredStep
 from torchtraceap.lab.prediction.lowering.work import GpuWork, HostTime, WorkKind
-from torchtraceap.lab.prediction.timeline import lay_out
+from torchtraceap.lab.prediction.timeline import schedule_steps
 from torchtraceap.lab.prediction.timeline.waits import stream_waits
 from torchtraceap.ops.durations import Estimate
 
@@ -29,14 +29,14 @@ def call(name: str = "aten::relu", **more: object) -> Call:
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
-def launching(ns: float, host: HostTime = HOST, **more: object) -> LiftedCall:
+def launching(ns: float, host: HostTime = HOST, **more: object) -> LoweredCall:
     """A call with one kernel."""
     made = call(**more)  # type: ignore[arg-type]
     estimate = Estimate(ns, ns, ns, "given")
     lane = made.stream if made.collective is None else made.collective.group_name
     work = GpuWork("kernel", WorkKind.KERNEL, estimate, collective=made.collective, lane=lane)
     op = LaunchingOp(made.name, (), (), Phase.FORWARD, (), 0)
-    return LiftedCall(made, (LiftedOp(op, (work,), OpTime(estimate, True)),), host)
+    return LoweredCall(made, (LoweredOp(op, (work,), OpTime(estimate, True)),), host)
 
 
 def collective(number: int, group: tuple[int, ...] = (0, 1), **more: object) -> Collective:
@@ -45,8 +45,8 @@ def collective(number: int, group: tuple[int, ...] = (0, 1), **more: object) -> 
 
 
 def test_a_slow_gpu_decides_the_step() -> None:
-    step = LiftedStep(tuple(launching(100_000.0) for _ in range(4)))
-    (times,) = lay_out([step]).ranks
+    step = LoweredStep(tuple(launching(100_000.0) for _ in range(4)))
+    (times,) = schedule_steps([step]).ranks
     assert times.work_end.shape == (3, 4)
     # 1 us between pieces of work on a busy stream
     assert times.step_length_ns() == 4 * 101_000
@@ -54,27 +54,27 @@ def test_a_slow_gpu_decides_the_step() -> None:
 
 
 def test_a_slow_host_decides_the_step() -> None:
-    step = LiftedStep(tuple(launching(1_000.0) for _ in range(4)))
-    (times,) = lay_out([step]).ranks
+    step = LoweredStep(tuple(launching(1_000.0) for _ in range(4)))
+    (times,) = schedule_steps([step]).ranks
     assert times.step_length_ns() == 4 * LAUNCH_NS + 20_000  # and what is between steps
     assert (times.work_begin - times.launch_end == 3_000).all()
 
 
 def test_host_times_are_scaled() -> None:
-    step = LiftedStep(tuple(launching(1_000.0) for _ in range(4)))
-    (times,) = lay_out([step], host_factor=2.0).ranks
+    step = LoweredStep(tuple(launching(1_000.0) for _ in range(4)))
+    (times,) = schedule_steps([step], host_factor=2.0).ranks
     assert times.step_length_ns() == 2 * (4 * LAUNCH_NS + 20_000)
 
 
 def test_times_of_work_may_be_others() -> None:
-    step = LiftedStep((launching(1_000.0), launching(1_000.0)))
-    (times,) = lay_out([step], gpu_ns=[np.array([300_000, 5_000])]).ranks
+    step = LoweredStep((launching(1_000.0), launching(1_000.0)))
+    (times,) = schedule_steps([step], gpu_ns=[np.array([300_000, 5_000])]).ranks
     assert (times.work_end - times.work_begin).tolist() == [[300_000, 5_000]] * 3
 
 
 def test_a_full_queue_holds_the_host_up() -> None:
-    step = LiftedStep(tuple(launching(50_000.0) for _ in range(2_000)))
-    (times,) = lay_out([step], count=1).ranks
+    step = LoweredStep(tuple(launching(50_000.0) for _ in range(2_000)))
+    (times,) = schedule_steps([step], count=1).ranks
     ahead = times.work_begin[0, :-1_021] - times.launch_end[0, 1_021:]
     assert ahead.max() <= 0  # so many launches later the work has begun
     assert times.launch_end[0, 500] - times.launch_begin[0, 500] == 4_000
@@ -82,15 +82,15 @@ def test_a_full_queue_holds_the_host_up() -> None:
 
 
 def test_the_host_waits_for_what_it_reads() -> None:
-    step = LiftedStep((launching(500_000.0), launching(2_000.0, name="aten::_local_scalar_dense")))
-    (times,) = lay_out([step], count=2).ranks
+    step = LoweredStep((launching(500_000.0), launching(2_000.0, name="aten::_local_scalar_dense")))
+    (times,) = schedule_steps([step], count=2).ranks
     assert (times.wait_end[:, 1] > times.work_end[:, 1]).all()
     assert (times.wait_end[:, 0] == times.launch_end[:, 0]).all()
     assert (times.step_end > times.work_end.max(axis=1)).all()
 
 
 def test_a_collective_runs_beside_what_comes_after_it() -> None:
-    step = LiftedStep(
+    step = LoweredStep(
         (
             launching(100_000.0),
             launching(300_000.0, collective=collective(1)),
@@ -98,7 +98,7 @@ def test_a_collective_runs_beside_what_comes_after_it() -> None:
             launching(50_000.0, waits_for=1),
         )
     )
-    (times,) = lay_out([step], kind_of_rank=(0, 0), count=1).ranks
+    (times,) = schedule_steps([step], kind_of_rank=(0, 0), count=1).ranks
     first, sent, beside, last = zip(times.work_begin[0], times.work_end[0], strict=True)
     assert sent[0] >= first[1]
     assert beside[0] < sent[1]
@@ -106,7 +106,7 @@ def test_a_collective_runs_beside_what_comes_after_it() -> None:
 
 
 def test_streams_wait_for_calls_that_they_are_told_of() -> None:
-    step = LiftedStep(
+    step = LoweredStep(
         (
             launching(10_000.0),
             launching(10_000.0, stream="copy"),
@@ -119,25 +119,25 @@ def test_streams_wait_for_calls_that_they_are_told_of() -> None:
 
 
 def test_a_wait_at_the_end_holds_up_the_next_step() -> None:
-    step = LiftedStep(
+    step = LoweredStep(
         (
             launching(10_000.0),
             launching(10_000.0, collective=collective(1)),
-            LiftedCall(call("aten::view", waits_for=1), (), HostTime(1_000.0, 1_000.0)),
+            LoweredCall(call("aten::view", waits_for=1), (), HostTime(1_000.0, 1_000.0)),
         )
     )
     assert stream_waits(step) == [(0, 1), (1, 2)]
 
 
-def stage(number: int, way: str) -> LiftedStep:
+def stage(number: int, way: str) -> LoweredStep:
     """Of a pipeline of two: computes, and sends or receives."""
     meets = collective(1, (0, 1), kind=way, peer=1 - number)
     parts = [launching(100_000.0), launching(20_000.0, collective=meets)]
-    return LiftedStep(tuple(parts if way == "send" else reversed(parts)))
+    return LoweredStep(tuple(parts if way == "send" else reversed(parts)))
 
 
 def test_ranks_of_two_kinds_meet() -> None:
-    first, second = lay_out([stage(0, "send"), stage(1, "recv")], (0, 1), count=1).ranks
+    first, second = schedule_steps([stage(0, "send"), stage(1, "recv")], (0, 1), count=1).ranks
     sent, received = first.work_end[0, 1], second.work_end[0, 0]
     assert sent == received
     assert sent >= first.work_end[0, 0] + 20_000  # once the sender has computed
@@ -145,9 +145,9 @@ def test_ranks_of_two_kinds_meet() -> None:
 
 def test_what_is_sent_has_to_be_received() -> None:
     with pytest.raises(OptionError, match="1 of 2 sides"):
-        lay_out([stage(0, "send"), LiftedStep((launching(1_000.0),))], (0, 1))
+        schedule_steps([stage(0, "send"), LoweredStep((launching(1_000.0),))], (0, 1))
 
 
 def test_a_step_is_needed() -> None:
     with pytest.raises(OptionError, match="at least one step"):
-        lay_out([LiftedStep((launching(1_000.0),))], count=0)
+        schedule_steps([LoweredStep((launching(1_000.0),))], count=0)
