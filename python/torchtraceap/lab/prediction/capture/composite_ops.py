@@ -22,7 +22,7 @@ from torchtraceap.lab.prediction.capture.known_values import computed
 from torchtraceap.lab.prediction.capture.recurrent import RECURRENT, recurrent
 
 if TYPE_CHECKING:
-    from torchtraceap.lab.prediction.capture.dispatch import Recorder
+    from torchtraceap.lab.prediction.capture.recorder import Recorder
 
 __all__ = ["ATTENTION", "whole_calls"]
 

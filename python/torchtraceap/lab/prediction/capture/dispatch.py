@@ -7,29 +7,15 @@ is still whole: attention and dropout, which on a CPU become several operators (
 
 from __future__ import annotations
 
-import re
 import warnings
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from torchtraceap.core.dtypes import DType, dtype_named
 from torchtraceap.errors import MissingDependencyError, OptionError, TraceError
-from torchtraceap.lab.prediction.capture.calls import (
-    Call,
-    Capture,
-    CaptureError,
-    Collective,
-    Move,
-    Phase,
-    Storages,
-    TensorInfo,
-    Value,
-    tensors_in,
-)
+from torchtraceap.lab.prediction.capture.calls import Capture, CaptureError
+from torchtraceap.lab.prediction.capture.recorder import Recorder
 from torchtraceap.lab.prediction.capture.run import (
     run_step,
     tensors_of_inputs,
@@ -37,23 +23,20 @@ from torchtraceap.lab.prediction.capture.run import (
     watched_optimizers,
 )
 from torchtraceap.lab.prediction.capture.source_lines import place_of_error
-from torchtraceap.lab.prediction.capture.streams import Streams
 from torchtraceap.lab.workloads.workload import Workload, made_workload
 
 if TYPE_CHECKING:
     import torch
 
-    from torchtraceap.lab.prediction.capture.collectives import Exchange
     from torchtraceap.lab.prediction.capture.values import ValuesMode
 
 Run: TypeAlias = "Callable[[Workload, Recorder], torch.nn.Module]"
 """Runs steps of a workload, the last one to be written down; returns the model that the process
 holds."""
 
-__all__ = ["Recorder", "Run", "capture_step", "survey"]
+__all__ = ["Run", "capture_step", "recording", "survey"]
 
 T = TypeVar("T")
-_IN_NAMES = re.compile(r"[^\w.\[\]-]+")
 
 
 def capture_step(make: Callable[[], Any], run: Run | None = None) -> Capture:
@@ -130,12 +113,13 @@ def _tried(make: Callable[[], Any], run: Run | None, *, computed: bool = False) 
                 stack.enter_context(values.without_parameters(workload.model))
                 doing = "the step could not be run"
                 recorder = values.recorder = Recorder(values.blank)
-                recorder.ends = monotonic() + _MOST_SECONDS if computed else None
+                if computed:
+                    recorder.limit_time(_MOST_SECONDS)
                 stack.enter_context(taken_for_plain_tensors())
-                stack.enter_context(recorder.recording())
+                stack.enter_context(recording(recorder))
                 model = (run or run_step)(workload, recorder)
-                held = recorder.storages_of(model)
-                inputs = recorder.described(tensors_of_inputs(workload))
+                held = recorder.storages(model)
+                inputs = recorder.describe(tensors_of_inputs(workload))
         except OptionError:
             raise
         except Exception as error:  # whatever a program raises
@@ -240,421 +224,17 @@ def _require_torch() -> None:
         ) from error
 
 
-class Recorder:
-    """Writes down calls while `recording()`."""
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Record the operators that are called within."""
+    from torchtraceap.lab.prediction.capture.composite_ops import whole_calls
+    from torchtraceap.lab.prediction.capture.modes import dispatch_mode
 
-    def __init__(self, blank: Callable[[], AbstractContextManager[None]]) -> None:
-        self.blank = blank
-        """What is made within has no values."""
-        self.calls: list[Call] = []
-        self.notes: dict[str, None] = {}
-        """What was assumed; each once, in order."""
-        self._phase = Phase.FORWARD
-        self._modules: list[str] = []
-        self._freed: list[tuple[int, int]] = []
-        self._storages = _Storages(lambda number: self._freed.append((len(self.calls), number)))
-        self._at_begin: tuple[int, ...] = ()
-        self._on_host: set[int] = set()
-        self._moved: set[int] = set()
-        """Of those: what the program sent there, and what was made of it alone."""
-        self._pinned: set[int] = set()
-        self._optimizers: dict[int, torch.optim.Optimizer] = {}
-        self.streams = Streams()
-        self.ends: float | None = None
-        """When it has to be over, by the monotonic clock."""
-        self.is_on = True
-        """Calls are written down, and not only answered."""
-        self.in_step = False
-        """What the program moves now moves in each step."""
-        self._batch: int | None = None
-
-    def begin(self, tensors: Iterable[torch.Tensor]) -> None:
-        """A step begins: what was written down before is forgotten.
-
-        Args:
-            tensors: That are there before it.
-        """
-        self.streams.end_step(len(self.calls))
-        self.calls.clear()
-        self._freed.clear()
-        for tensor in tensors:
-            self._storages.number(tensor)
-        self._at_begin = self._storages.alive()
-
-    def were_there(self, tensors: Iterable[torch.Tensor]) -> None:
-        """These are there before a step once it is like the next."""
-        numbers = map(self._storages.number, tensors)
-        self._at_begin = tuple(dict.fromkeys((*self._at_begin, *numbers)))
-
-    def knows_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """It takes part in the step."""
-        self._optimizers[id(optimizer)] = optimizer
-
-    def optimizer_state(self) -> list[torch.Tensor]:
-        """What optimisers keep from step to step."""
-        return [
-            value
-            for optimizer in self._optimizers.values()
-            for of_parameter in optimizer.state.values()
-            for value in of_parameter.values()
-            if hasattr(value, "untyped_storage")
-        ]
-
-    def storages_of(self, model: torch.nn.Module) -> Storages:
-        """The memory of the step."""
-        parameters = [*model.parameters(), *model.buffers()]
-        gradients = [each.grad for each in parameters if each.grad is not None]
-        state = self.optimizer_state()
-        of_model, of_gradients, of_optimizer = (
-            frozenset(map(self._storages.number, tensors))
-            for tensors in (parameters, gradients, state)
-        )
-        on_host = frozenset(self._on_host)
-        return Storages(
-            self._storages.bytes,
-            tuple(each for each in self._at_begin if each not in on_host),
-            tuple(self._freed),
-            of_model,
-            of_gradients,
-            of_optimizer - on_host,
-        )
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Of what is called within."""
-        from torchtraceap.lab.prediction.capture.composite_ops import whole_calls
-        from torchtraceap.lab.prediction.capture.modes import dispatch_mode
-
-        with ExitStack() as stack:
-            stack.enter_context(self._watched_modules())
-            stack.enter_context(watched_optimizers(self))
-            stack.enter_context(whole_calls(self))
-            stack.enter_context(dispatch_mode(self))
-            self.in_step = True
-            stack.callback(setattr, self, "in_step", False)
-            yield
-
-    @contextmanager
-    def in_phase(self, phase: Phase) -> Iterator[None]:
-        """What is called within belongs to this part of the step."""
-        before, self._phase = self._phase, phase
-        try:
-            yield
-        finally:
-            self._phase = before
-
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        """What is called within is not written down."""
-        before, self.is_on = self.is_on, False
-        try:
-            yield
-        finally:
-            self.is_on = before
-
-    @contextmanager
-    def together(self) -> Iterator[list[int]]:
-        """Collectives that are started within are one launch; they are told when all are."""
-        started: list[int] = []
-        first = len(self.calls)
-        self._batch = first
-        try:
-            yield started
-        finally:
-            self._batch = None
-        started += [call.collective.id for call in self.calls[first:] if call.collective]
-
-    @contextmanager
-    def _watched_modules(self) -> Iterator[None]:
-        from torch.nn.modules import module as hooks
-
-        def enter(module: torch.nn.Module, _: Any) -> None:
-            self._modules.append(type(module).__name__)
-
-        def leave(*_: Any) -> None:
-            self._modules.pop()
-
-        entered = hooks.register_module_forward_pre_hook(enter)
-        left = hooks.register_module_forward_hook(leave, always_call=True)
-        try:
-            yield
-        finally:
-            entered.remove()
-            left.remove()
-
-    def frees(self, tensor: torch.Tensor) -> None:
-        """Its memory is given back, and the tensor stays."""
-        self._storages.give_back(tensor)
-
-    def keep_on_host(self, tensors: Iterable[torch.Tensor]) -> None:
-        """These are on the host even where the model is on a GPU."""
-        self._on_host.update(map(self._storages.number, tensors))
-
-    def is_kept_on_host(self, tensor: torch.Tensor) -> bool:
-        """The program moved it there, or it was made there of what is there."""
-        return bool(self._moved) and self._storages.number(tensor) in self._moved
-
-    def move_to_host(self, tensor: torch.Tensor) -> None:
-        """The program keeps it there from now on."""
-        number = self._storages.number(tensor)
-        self._moved.add(number)
-        self._on_host.add(number)
-
-    def pin(self, tensor: torch.Tensor) -> None:
-        """Its memory on the host is page-locked."""
-        self._pinned.add(self._storages.number(tensor))
-
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether its memory on the host is page-locked."""
-        return bool(self._pinned) and self._storages.number(tensor) in self._pinned
-
-    def leaves_on_host(self, model: torch.nn.Module) -> bool:
-        """Whether a model's parameters or buffers are there after what was run: the next step
-        begins otherwise than this one did."""
-        return any(map(self.is_kept_on_host, (*model.parameters(), *model.buffers())))
-
-    def described(self, tensors: Iterable[torch.Tensor]) -> tuple[TensorInfo, ...]:
-        """These tensors as calls have them."""
-        return tuple(map(self._tensor, tensors))
-
-    def note(self, text: str) -> None:
-        """Something was assumed."""
-        self.notes[text] = None
-
-    def write(
-        self,
-        name: str,
-        overload: str,
-        inputs: dict[str, Any],
-        outputs: tuple[Any, ...],
-        *,
-        is_view: bool = False,
-        move: Move | None = None,
-    ) -> None:
-        """Writes a call down.
-
-        Args:
-            name: As Kineto names the operator.
-            overload: Of its schema.
-            inputs: By names of the schema.
-            outputs: What it returned.
-            is_view: It computes nothing.
-            move: It copies between host and GPU.
-        """
-        if self.ends is not None and monotonic() > self.ends:
-            raise CaptureError(f"it takes over {_MOST_SECONDS:.0f} s")
-        if not self.is_on:
-            return
-        given = {key: self._value(value) for key, value in inputs.items()}
-        made = tuple(map(self._value, outputs))
-        move = move or self._move_into(name, given)
-        on_host = move is None and self._stays_on_host(given, made)
-        node, sequence = _autograd()
-        call = Call(
-            name,
-            overload,
-            given,
-            made,
-            self._phase,
-            tuple(self._modules),
-            is_view,
-            on_host,
-            move=move,
-            node=node,
-            sequence=sequence,
-            stream=self.streams.current,
-        )
-        if not (is_view or on_host or _GIVES_NO_WORK.match(name)):
-            touched = tensors_in((*given.values(), *made))
-            waits_for, after = self.streams.given(len(self.calls), touched)
-            call = replace(call, waits_for=waits_for, after=after)
-        self.calls.append(call)
-
-    def write_move(self, source: torch.Tensor, made: torch.Tensor, move: Move) -> None:
-        """Writes a copy between host and GPU down.
-
-        Args:
-            source: What is copied.
-            made: The copy.
-            move: Which way.
-        """
-        if not move.to_gpu:
-            self.move_to_host(made)
-        inputs = {"self": source, "non_blocking": move.non_blocking}
-        self.write("aten::_to_copy", "default", inputs, (made,), move=move)
-
-    def write_move_of(self, tensor: torch.Tensor, move: Move) -> None:
-        """Writes down that a tensor is on the other side from here on, and stays the object that
-        it is: a module's parameter."""
-        number = self._storages.number(tensor)
-        inputs = {"self": tensor, "non_blocking": move.non_blocking}
-        self.write("aten::_to_copy", "default", inputs, (tensor,), move=move)
-        if move.to_gpu:
-            self._moved.discard(number)
-            self._on_host.discard(number)
-        else:
-            self.move_to_host(tensor)
-
-    def write_exchange(self, name: str, arguments: dict[str, Any], exchange: Exchange) -> None:
-        """Writes a call down that starts a collective.
-
-        Args:
-            name: As Kineto names the operator.
-            arguments: By names of the schema.
-            exchange: What it does.
-        """
-        if not self.is_on:
-            return
-        self.write(name, "default", arguments, ())
-        index, call = len(self.calls) - 1, self.calls[-1]
-        read, written = (
-            [*tensors_in(map(self._value, tensors))]
-            for tensors in (exchange.read, exchange.written)
-        )
-        collective = Collective(
-            exchange.kind,
-            exchange.group,
-            exchange.group_name,
-            sum(tensor.elements for tensor in read),
-            sum(tensor.elements for tensor in written),
-            (*read, *written)[0].dtype,
-            index,
-            exchange.peer,
-            self._batch,
-            tuple(arguments.get("input_split_sizes") or ()),
-            tuple(arguments.get("output_split_sizes") or ()),
-        )
-        self.calls[-1] = replace(call, collective=collective)
-        changed = () if collective.kind == "send" else written
-        self.streams.starts(collective, changed, waits=exchange.waits)
-
-    def _stays_on_host(self, given: dict[str, Value], made: Sequence[Value]) -> bool:
-        """What is made of tensors of the host alone is there too. Single numbers of the host meet
-        others; with a tensor of a GPU they go to the GPU."""
-        taken, found = [*tensors_in(given.values())], [*tensors_in(made)]
-        if self._moved and taken and all(tensor.storage in self._moved for tensor in taken):
-            numbers = [tensor.storage for tensor in found]
-            self._moved.update(numbers)
-            self._on_host.update(numbers)
-            return True
-        tensors = (*taken, *found)
-        is_number = all(not tensor.shape for tensor in tensors)
-        return is_number and any(tensor.storage in self._on_host for tensor in tensors)
-
-    def _move_into(self, name: str, given: dict[str, Value]) -> Move | None:
-        """What is written from one side into a tensor of the other."""
-        own, source = given.get("self"), given.get("src")
-        if name != "aten::copy_" or not self._moved:
-            return None
-        if not isinstance(own, TensorInfo) or not isinstance(source, TensorInfo):
-            return None
-        to_gpu = own.storage not in self._moved
-        if to_gpu == (source.storage not in self._moved):
-            return None
-        host = source if to_gpu else own
-        return Move(to_gpu, host.storage in self._pinned, given.get("non_blocking") is True)
-
-    def _tensor(self, tensor: torch.Tensor) -> TensorInfo:
-        dense = _dense(tensor)
-        if dense is not tensor:
-            self.note("a sparse gradient is taken to have a row for every lookup, none twice")
-        return TensorInfo(
-            tuple(map(int, dense.shape)),
-            tuple(map(int, dense.stride())),
-            _dtype(dense.dtype),
-            self._storages.number(dense),
-        )
-
-    def _value(self, value: Any) -> Value:
-        import torch
-
-        if isinstance(value, torch.Tensor):
-            return self._tensor(value)
-        if isinstance(value, (list, tuple)):
-            return tuple(map(self._value, value))
-        if isinstance(value, (bool, int, float, str)) or value is None:
-            return value
-        if isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat)):
-            raise CaptureError("a size that depends on values can't be captured without them")
-        return _IN_NAMES.sub(" ", str(value))[:100]
-
-
-_GIVES_NO_WORK = re.compile("profiler::|aten::(new_)?empty")
-
-
-def _autograd() -> tuple[str, int | None]:
-    """The node that is calling, and its number; in the forward pass that of the node made last, of
-    which a pass without gradients makes none."""
-    import torch
-
-    node = torch._C._current_autograd_node()
-    if node is None and not torch.is_grad_enabled():
-        return "", None
-    if node is None:
-        made: int = torch.autograd._get_sequence_nr()
-        return "", made - 1 if made else None
-    number = node._sequence_nr()
-    return node.name(), number if number < _NO_SEQUENCE else None
-
-
-_NO_SEQUENCE = (1 << 64) - 1
-"""Of nodes that add up gradients: no operator of the forward pass made them."""
-
-
-class _Storages:
-    """Numbers of storages. Those that are gone lose theirs: their place in memory is used again."""
-
-    def __init__(self, freed: Callable[[int], None]) -> None:
-        self.bytes: dict[int, int] = {}
-        """Of all that there were, by number."""
-        self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
-        self._freed = freed
-
-    def alive(self) -> tuple[int, ...]:
-        """Numbers of those that are there."""
-        return tuple(number for number, _ in self._alive.values())
-
-    def number(self, tensor: torch.Tensor) -> int:
-        storage = _dense(_own(tensor)).untyped_storage()
-        key = storage._cdata
-        if key not in self._alive:
-            number = len(self.bytes) + 1
-            self.bytes[number] = storage.nbytes()
-            self._alive[key] = number, weakref.ref(storage, lambda _: self._gone(key))
-        return self._alive[key][0]
-
-    def give_back(self, tensor: torch.Tensor) -> None:
-        """Should it have memory again, that has another number."""
-        key = tensor.untyped_storage()._cdata
-        if key in self._alive:
-            self._gone(key)
-
-    def _gone(self, key: int) -> None:
-        number, _ = self._alive.pop(key)
-        self._freed(number)
-
-
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a tensor that is shared among ranks."""
-    own: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return own
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or the values of a sparse one: they are what operators move."""
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    if tensor.layout == torch.strided:
-        return tensor
-    if tensor.layout != torch.sparse_coo:
-        raise CaptureError(f"tensors of the layout {tensor.layout} can't be captured")
-    with _disable_current_modes():
-        return tensor._values()
-
-
-def _dtype(dtype: torch.dtype) -> DType:
-    found = dtype_named(str(dtype))
-    if found is None:
-        raise CaptureError(f"tensors of {dtype} are not known")
-    return found
+    with ExitStack() as stack:
+        stack.enter_context(recorder.watched_modules())
+        stack.enter_context(watched_optimizers(recorder))
+        stack.enter_context(whole_calls(recorder))
+        stack.enter_context(dispatch_mode(recorder))
+        recorder.in_step = True
+        stack.callback(setattr, recorder, "in_step", False)
+        yield

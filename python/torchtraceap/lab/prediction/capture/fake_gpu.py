@@ -39,7 +39,7 @@ from torchtraceap.lab.prediction.capture.transfers import (
 )
 
 if TYPE_CHECKING:
-    from torchtraceap.lab.prediction.capture.dispatch import Recorder
+    from torchtraceap.lab.prediction.capture.recorder import Recorder
 
 __all__ = ["as_if_on_a_gpu", "taken_for_plain_tensors"]
 

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
-    from torchtraceap.lab.prediction.capture.dispatch import Recorder
+    from torchtraceap.lab.prediction.capture.recorder import Recorder
 
 __all__ = ["Computed", "computed"]
 
@@ -46,7 +46,7 @@ class Computed:
             for tensor in tensors
         }
         self._leaves = [leaves[id(tensor)] for tensor in tensors]
-        with recorder.off(), torch.enable_grad():
+        with recorder.paused(), torch.enable_grad():
             arguments = tree_map(lambda value: leaves.get(id(value), value), given)
             found = function.decompose(**arguments)
         self._outputs: tuple[torch.Tensor, ...] = found if isinstance(found, tuple) else (found,)
@@ -62,7 +62,7 @@ class Computed:
             for output, gradient in zip(self._outputs, of_outputs, strict=True)
             if gradient is not None and output.requires_grad
         ]
-        with self._recorder.off():
+        with self._recorder.paused():
             found = torch.autograd.grad(
                 [output for output, _ in pairs],
                 self._leaves,

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchtraceap.lab.prediction.capture.sparse import with_its_rows
 
 if TYPE_CHECKING:
-    from torchtraceap.lab.prediction.capture.dispatch import Recorder
+    from torchtraceap.lab.prediction.capture.recorder import Recorder
 
 __all__ = ["PlainMode", "all_arguments", "asked_device", "dispatch_mode", "is_distributed"]
 

@@ -17,7 +17,7 @@ from torchtraceap.lab.prediction.capture.known_values import Computed, computed
 from torchtraceap.lab.prediction.capture.modes import all_arguments
 
 if TYPE_CHECKING:
-    from torchtraceap.lab.prediction.capture.dispatch import Recorder
+    from torchtraceap.lab.prediction.capture.recorder import Recorder
 
 __all__ = ["RECURRENT", "recurrent"]
 

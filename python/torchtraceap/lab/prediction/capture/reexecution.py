@@ -26,9 +26,10 @@ from torchtraceap.compat.replay.schema import registered_overloads, require_torc
 from torchtraceap.core.dtypes import dtype_named
 from torchtraceap.lab.prediction.capture.calls import Call, Phase, TensorInfo
 from torchtraceap.lab.prediction.capture.composite_ops import ATTENTION
-from torchtraceap.lab.prediction.capture.dispatch import Recorder
+from torchtraceap.lab.prediction.capture.dispatch import recording
 from torchtraceap.lab.prediction.capture.layers import LAYERS
 from torchtraceap.lab.prediction.capture.recorded import NO_STORAGE, named_inputs
+from torchtraceap.lab.prediction.capture.recorder import Recorder
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +45,7 @@ def calling_again() -> Iterator[Again]:
 
     with ValuesMode() as values:
         recorder = values.recorder = Recorder(values.blank)
-        with torch.no_grad(), recorder.recording():
+        with torch.no_grad(), recording(recorder):
             yield Again(recorder, values.fake)
 
 
@@ -132,7 +133,7 @@ class Again:
             plan = plan_call(recorded, without_values=True)
             nodes = (*plan.positional, *plan.keyword)
             given = {name: self._value(node) for name, node in nodes}
-            with self._recorder.off():
+            with self._recorder.paused():
                 made = _called(_function(plan), given, len(plan.positional))
         except Exception:  # any error of torch's says that these arguments don't do
             return None

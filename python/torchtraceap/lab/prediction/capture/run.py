@@ -20,7 +20,7 @@ from torchtraceap.lab.workloads.workload import Workload
 if TYPE_CHECKING:
     import torch
 
-    from torchtraceap.lab.prediction.capture.dispatch import Recorder
+    from torchtraceap.lab.prediction.capture.recorder import Recorder
 
 __all__ = [
     "as_on_a_gpu",
@@ -59,7 +59,7 @@ def run_step(
     update = _update(workload, recorder)
 
     def turn() -> None:
-        recorder.begin(tensors)
+        recorder.begin_step(tensors)
         if workload.loss is not None:
             with recorder.in_phase(Phase.OPTIMIZER):
                 model.zero_grad()
@@ -72,12 +72,12 @@ def run_step(
         return model
     if _remembers(model, turn) or recorder.leaves_on_host(model):
         turn()
-    with recorder.off():
+    with recorder.paused():
         had_gradients = _has_gradients(model)
         update()
     if had_gradients and not _has_gradients(model):
         turn()
-    recorder.were_there(recorder.optimizer_state())
+    recorder.add_initial(recorder.optimizer_state())
     update()
     return model
 
@@ -209,7 +209,7 @@ def watched_optimizers(recorder: Recorder) -> Iterator[None]:
 
     def begin(optimizer: Any, *_: Any) -> None:
         as_on_a_gpu(optimizer)
-        recorder.knows_optimizer(optimizer)
+        recorder.add_optimizer(optimizer)
         phases.append(recorder.in_phase(Phase.OPTIMIZER))
         phases[-1].__enter__()
 

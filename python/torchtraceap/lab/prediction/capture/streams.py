@@ -51,7 +51,7 @@ class Streams:
             storage: index for storage, index in self._unfinished.items() if index not in point
         }
 
-    def given(
+    def add_call(
         self, index: int, tensors: Iterable[TensorInfo]
     ) -> tuple[int | None, tuple[int, ...]]:
         """The current stream is given a call.
@@ -72,7 +72,9 @@ class Streams:
         latest = max((each for each in waits & self._collectives if each >= 0), default=None)
         return latest, tuple(sorted(waits - {latest}))
 
-    def starts(self, collective: Collective, writes: Iterable[TensorInfo], *, waits: bool) -> None:
+    def start_collective(
+        self, collective: Collective, writes: Iterable[TensorInfo], *, waits: bool
+    ) -> None:
         """The call that the current stream was given last starts a collective.
 
         Args:

@@ -19,7 +19,7 @@ import torch
 from torchtraceap.lab.prediction.capture.calls import Move
 
 if TYPE_CHECKING:
-    from torchtraceap.lab.prediction.capture.dispatch import Recorder
+    from torchtraceap.lab.prediction.capture.recorder import Recorder
 
 __all__ = ["AskedMove", "asked_move", "is_made_of_numbers", "move_module", "moved"]
 
@@ -100,7 +100,7 @@ class ToCopy(torch.autograd.Function):
 def _copied(
     recorder: Recorder, tensor: torch.Tensor, to_gpu: bool, asked: AskedMove
 ) -> torch.Tensor:
-    with recorder.off():
+    with recorder.paused():
         made = tensor.detach().clone()
     pinned = recorder.is_pinned(tensor)
     recorder.write_move(tensor, made, Move(to_gpu, pinned, asked.non_blocking))

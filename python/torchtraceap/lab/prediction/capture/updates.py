@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from torchtraceap.compat.replay.call import RecordedCall
 from torchtraceap.core.dtypes import dtype_named
 from torchtraceap.lab.prediction.capture.calls import Call, tensors_in
-from torchtraceap.lab.prediction.capture.dispatch import Recorder
+from torchtraceap.lab.prediction.capture.dispatch import recording
+from torchtraceap.lab.prediction.capture.recorder import Recorder
 
 if TYPE_CHECKING:
     import torch
@@ -133,8 +134,8 @@ def _later_step(make: Any, groups: list[dict[str, Any]], **options: Any) -> list
         for group in groups:
             group["params"] = [_parameter(*each) for each in group["params"]]
         optimizer = make(groups, lr=0.1, **options)
-        with recorder.recording():
-            with recorder.off():
+        with recording(recorder):
+            with recorder.paused():
                 optimizer.step()
             optimizer.step()
     return [call for call in recorder.calls if call.name.startswith("aten::")]

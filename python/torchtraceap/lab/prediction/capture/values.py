@@ -34,7 +34,7 @@ from torchtraceap.lab.prediction.capture.modes import PlainMode, asked_device, i
 from torchtraceap.lab.prediction.capture.source_lines import frame_of_program, place_of
 
 if TYPE_CHECKING:
-    from torchtraceap.lab.prediction.capture.dispatch import Recorder
+    from torchtraceap.lab.prediction.capture.recorder import Recorder
 
 __all__ = ["MOST_ELEMENTS", "ValuesMode"]
 

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import nn
 
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.prediction.capture.dispatch import Recorder
+from torchtraceap.lab.prediction.capture.recorder import Recorder
 from torchtraceap.lab.prediction.capture.run import run_step
 from torchtraceap.lab.prediction.lowering.fused_lookups import BACKWARD, FORWARD
 from torchtraceap.lab.prediction.parallel.data import STEPS_OF_COPIES, with_copies
@@ -494,7 +494,7 @@ def run_shared_tables(
     for note in placement.notes:
         recorder.note(note)
     workload.model.train(workload.loss is not None)
-    with recorder.off():
+    with recorder.paused():
         asked = _asked(workload)
     optimizer = optimizer_of_tables(workload) if workload.loss else "sgd"
     if workload.optimizer is not None and optimizer == _OTHERWISE:
@@ -504,7 +504,7 @@ def run_shared_tables(
         for group in _groups(asked, placement)
     )
     shared = _SharedTables(asked, [*groups], recorder)
-    with recorder.off():
+    with recorder.paused():
         for use in asked:
             if use.lookup.table not in placement.copied:
                 _let_answer(use.module, shared)
@@ -517,7 +517,7 @@ def run_shared_tables(
         workload = with_copies(workload, process_group, finds_unused=finds_unused)
         steps = STEPS_OF_COPIES
     if groups:
-        recorder.knows_optimizer(_keeper([*groups]))
+        recorder.add_optimizer(_keeper([*groups]))
     return nn.ModuleList([run_step(workload, recorder, steps=steps), groups])
 
 

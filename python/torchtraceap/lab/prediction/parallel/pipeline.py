@@ -28,7 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Phase
-from torchtraceap.lab.prediction.capture.dispatch import Recorder
+from torchtraceap.lab.prediction.capture.recorder import Recorder
 from torchtraceap.lab.prediction.capture.run import run_step
 from torchtraceap.lab.prediction.parallel.batches import number_of_parts, parts_of
 from torchtraceap.lab.prediction.parallel.blocks import blocks_of
@@ -63,7 +63,7 @@ def stage_of(workload: Workload, strategy: Strategy, index: int, recorder: Recor
     """
     parts = parts_of(workload, number_of_parts(workload, strategy))
     workload.model.train(workload.loss is not None)
-    with recorder.off():
+    with recorder.paused():
         blocks, rest = _tried(parts[0])
         stages = strategy.size(PIPELINE)
         if len(blocks) < stages:
@@ -274,7 +274,7 @@ class Pipeline:
         count = len(stage.parts)
         self._inputs: list[torch.Tensor | None] = [None] * count
         self._gradients: list[torch.Tensor | None] = [None] * count
-        with recorder.off():
+        with recorder.paused():
             for part in range(count):
                 self._inputs[part], self._gradients[part] = stage.received(), stage.gradient()
         self._outputs: list[Any] = [None] * count
@@ -282,7 +282,7 @@ class Pipeline:
     def warm_up(self) -> None:
         """One part, of which nothing is written down: makes gradients for the optimiser, and the
         buckets in which they are averaged."""
-        with self._recorder.off():
+        with self._recorder.paused():
             self._forward(0)
             self._backward(0, is_last=True)
 
@@ -368,7 +368,7 @@ class Pipeline:
 
     def _start(self, exchanges: list[_Exchange]) -> list[int]:
         """All in one; returns what to wait for."""
-        with self._recorder.together() as started:
+        with self._recorder.one_launch() as started:
             for exchange in exchanges:
                 exchange.start(exchange.tensor, exchange.peer, group=self._group)
         return started

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Call, Capture, CaptureError
-from torchtraceap.lab.prediction.capture.dispatch import Recorder, Run, capture_step, survey
+from torchtraceap.lab.prediction.capture.dispatch import Run, capture_step, survey
+from torchtraceap.lab.prediction.capture.recorder import Recorder
 from torchtraceap.lab.prediction.capture.run import run_step
 from torchtraceap.lab.prediction.parallel.data import (
     STEPS_OF_COPIES,
@@ -220,7 +221,7 @@ def _runs(strategy: Strategy, way: _Way, placement: Placement | None) -> Run:
             unused = way.finds_unused
             return run_shared_tables(workload, placement, group, recorder, finds_unused=unused)
         if strategy.size(TENSOR) > 1:
-            with recorder.off():
+            with recorder.paused():
                 _split(workload, strategy, mesh[TENSOR], way)
         if strategy.by_words and way.splits_loss:
             from torchtraceap.lab.prediction.parallel.vocabulary import loss_of_parts

@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from torchtraceap.lab.prediction.capture.calls import COMPUTE
-from torchtraceap.lab.prediction.capture.dispatch import Recorder
+from torchtraceap.lab.prediction.capture.recorder import Recorder
 from torchtraceap.lab.prediction.capture.streams import Streams
 
 __all__ = ["as_on_a_gpu"]
@@ -39,7 +39,7 @@ def as_on_a_gpu(recorder: Recorder) -> Iterator[None]:
 
     def freed(tensor: Any) -> None:
         if tensor.untyped_storage().size():
-            recorder.frees(tensor)
+            recorder.free(tensor)
         free(tensor)
 
     with ExitStack() as stack:
